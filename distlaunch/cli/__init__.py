@@ -1,1 +1,1 @@
-"""The command line: Typer, exit statuses, rendering."""
+"""The command line: commands, options, and the printing of results."""

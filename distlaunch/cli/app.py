@@ -1,10 +1,11 @@
-"""The Typer application: options and exit statuses; each command's work is elsewhere."""
+"""The Typer application: commands with their options. Other modules do the work."""
 
 from collections.abc import Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Argument, Option
 
 from distlaunch import __version__
 from distlaunch.cli.options import Args, Call, Fold, Job, Json, Set, SshConfig
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class PlanFormat(str, Enum):
-    """How `dry-run` prints a plan."""
+    """The formats in which `dry-run` prints a plan."""
 
     table = "table"
     shell = "shell"
@@ -33,15 +34,18 @@ class PlanFormat(str, Enum):
 
 
 def run_app(words: Sequence[str], early: "Link | None" = None) -> int:
-    """Run the command line; the exit status. `early` is an agent opened ahead. Raises `DistlaunchError`."""
+    """Run the command line; return its exit status. `early` is an agent opened ahead.
+
+    Raises `DistlaunchError`.
+    """
     if words and words[0].endswith((".yaml", ".yml")):
         say(f"no command {words[0]!r}: `distlaunch run {words[0]}` runs a job")
         return Exit.USAGE
     if words[:1] not in [[command.name] for command in app.registered_commands]:
-        _add_other_commands()  # the ones here pay for nothing that they don't use
+        _add_other_commands()  # these don't import what they don't use
     try:
         app(list(words), obj=Call(tuple(words), early))
-    except SystemExit as end:  # how Typer ends, always with a number
+    except SystemExit as end:  # Typer always exits with a number
         return end.code if isinstance(end.code, int) else Exit.OK
     return Exit.OK
 
@@ -67,14 +71,26 @@ def _show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
+Version = Annotated[
+    bool, Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
+]
+
+
 @app.callback()
-def _options(
-    version: Annotated[
-        bool,
-        typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit."),
-    ] = False,
-) -> None:
+def _options(version: Version = False) -> None:
     pass
+
+
+Quiet = Annotated[
+    bool, Option("--quiet", "-q", help="Hide distlaunch's own messages, except warnings and errors.")
+]
+_DETACH = "Return once all ranks have started, print the run's id, and keep the run going in the background."
+Detach = Annotated[bool, Option("--detach", "-d", help=_DETACH)]
+View = Annotated[
+    bool, Option("--view", help="Show the run full-screen, as `distlaunch view` does; but q stops it.")
+]
+_ON = "Control the run from HOST, reached over ssh, so that this machine can sleep or disconnect."
+On = Annotated[str | None, Option("--on", metavar="HOST", help=_ON)]
 
 
 @app.command("run")
@@ -83,33 +99,12 @@ def run(
     job: Job,
     args: Args = None,
     overrides: Set = None,
-    quiet: Annotated[
-        bool,
-        typer.Option("--quiet", "-q", help="Hide distlaunch's own messages, except warnings and errors."),
-    ] = False,
+    quiet: Quiet = False,
     as_json: Json = False,
-    detach: Annotated[
-        bool,
-        typer.Option(
-            "--detach",
-            "-d",
-            help="Return once all ranks have started, print the run's id, and keep the run going in the "
-            "background.",
-        ),
-    ] = False,
+    detach: Detach = False,
     fold: Fold = False,
-    view: Annotated[
-        bool,
-        typer.Option("--view", help="Show the run full-screen, as `distlaunch view` does; but q stops it."),
-    ] = False,
-    on: Annotated[
-        str | None,
-        typer.Option(
-            "--on",
-            metavar="HOST",
-            help="Control the run from HOST, reached over ssh, so that this machine can sleep or disconnect.",
-        ),
-    ] = None,
+    view: View = False,
+    on: On = None,
 ) -> None:
     """Run a job; the exit status is that of the first worker that failed."""
     from distlaunch.cli.run import RunOptions, run_with
@@ -120,13 +115,14 @@ def run(
     raise typer.Exit(run_with(options, context.obj.early))
 
 
+Style = Annotated[PlanFormat, Option("--format", "-f", help="The output format.")]
+
+
 @app.command("dry-run")
 def dry_run(
     job: Job,
     args: Args = None,
-    style: Annotated[
-        PlanFormat, typer.Option("--format", "-f", help="The output format.")
-    ] = PlanFormat.table,
+    style: Style = PlanFormat.table,
     overrides: Set = None,
     as_json: Json = False,
 ) -> None:
@@ -141,7 +137,7 @@ def dry_run(
     print_plan(plan_without_nodes(spec), "json" if as_json else style.value)
 
 
-# `__main__` runs these two before Typer is imported; here they are for the help.
+# For help only: `__main__` runs these two without importing Typer.
 
 
 @app.command("torchrun")
@@ -154,12 +150,14 @@ def exec_task() -> None:
     """Run a program as one rank, inside a task of srun or mpirun."""
 
 
+Targets = Annotated[
+    list[str], Argument(metavar="JOB.YAML | HOST:PORT …", help="A job file, or ports to test.")
+]
+
+
 @app.command("check-port")
 def check_port(
-    targets: Annotated[
-        list[str],
-        typer.Argument(metavar="JOB.YAML | HOST:PORT …", help="A job file, or ports to test."),
-    ],
+    targets: Targets,
     overrides: Set = None,
     ssh_config: SshConfig = None,
     as_json: Json = False,

@@ -1,4 +1,4 @@
-"""`distlaunch exec -- PROGRAM ARGS…`: runs the program as the rank that this task is."""
+"""`distlaunch exec -- PROGRAM ARGS…`: runs a program as one rank, inside a task of srun or mpirun."""
 
 import os
 import re
@@ -34,7 +34,7 @@ The task of rank 0 controls all: when a rank fails, the others are stopped, and 
 
 
 def run_exec(words: Sequence[str]) -> int:
-    """Run the program as this task's rank; the exit status. Raises `DistlaunchError`."""
+    """Run the program as the rank of this task; return its exit status. Raises `DistlaunchError`."""
     virtual, argv = _parsed(words)
     if not argv:
         print_text(HELP)
@@ -50,7 +50,7 @@ def run_exec(words: Sequence[str]) -> int:
 
 
 def gathering_of(task: Task, virtual: bool, environ: Mapping[str, str]) -> Gathering:
-    """How the tasks of a step come together: at the user's endpoint, else at a port that all draw alike."""
+    """Describe how the tasks of a step gather: at the user's endpoint, or at ports computed alike by all."""
     job = f"{task.step} {task.restarts} {os.getuid()}"
     port = environ.get("MASTER_PORT")
     local_rank = 0 if virtual else task.local_rank
@@ -75,18 +75,18 @@ def _run(task: Task, argv: list[str], gathering: Gathering) -> int:
             from distlaunch.cli.run import run_controller
             from distlaunch.launch.gather import Gathered, gather
 
-            met = gather(job_of(task, argv, gathering.arrival), gathering, signals, say)
-            assert isinstance(met, Gathered)
-            return run_controller(met.spec, met.door, signals)
+            gathered = gather(job_of(task, argv, gathering.arrival), gathering, signals, say)
+            assert isinstance(gathered, Gathered)
+            return run_controller(gathered.spec, gathered.door, signals)
         seat = Launcher(gathering, Prover(os.environ, gathering.arrival.name), signals, say).seated()
         blocked(signals.watched)
-    from distlaunch.launch.joined import OneRank, serve  # the sooner the tasks have met the better
+    from distlaunch.launch.joined import OneRank, serve  # late: gathering comes first
 
     return serve(seat, OneRank(argv, scans=task.local_rank == 0), signals.watched, own_first=True)
 
 
 def job_of(task: Task, argv: list[str], arrival: Arrival) -> "JobSpec":
-    """The part of this task in the job: a node with one rank."""
+    """Return this task's part of the job: a node with one rank."""
     from distlaunch.agent import scratch
     from distlaunch.job.spec import Earlier, Invocation, JobSpec, Logs, NodeSpec, Program, TorchrunLogs
 
@@ -107,7 +107,10 @@ def job_of(task: Task, argv: list[str], arrival: Arrival) -> "JobSpec":
 
 
 def _parsed(words: Sequence[str]) -> tuple[bool, list[str]]:
-    """Whether a task sees only its own GPU, and the program, none if help is wanted. Raises `UsageError`."""
+    """Parse the options: whether a task sees only its own GPU, and the program; no program for help.
+
+    Raises `UsageError`.
+    """
     dashes = list(words).index("--") if "--" in words else len(words)
     options, argv = words[:dashes], list(words[dashes + 1 :])
     if {"-h", "--help"}.intersection(options):
@@ -119,7 +122,7 @@ def _parsed(words: Sequence[str]) -> tuple[bool, list[str]]:
 
 
 def task_of(environ: Mapping[str, str]) -> Task:
-    """mpirun's before the scheduler's, which may have started one task for all of it."""
+    """Return the task: that of mpirun if there is one, as one task of the scheduler may run all of it."""
     if task := mpi_task(environ):
         if task.manager is None or environ.get("MASTER_PORT"):
             return task
@@ -128,9 +131,9 @@ def task_of(environ: Mapping[str, str]) -> Task:
 
 
 def _hosts(task: Task, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """By which rank 0's host is reached: the user's, else what the task knows."""
-    if told := environ.get("MASTER_ADDR"):
-        return (told,)
+    """Return the hosts at which to reach rank 0: the user's choice, or those known to the task."""
+    if given := environ.get("MASTER_ADDR"):
+        return (given,)
     if task.on_one_node:
         return ("127.0.0.1",)
     if not task.addresses:
@@ -138,18 +141,18 @@ def _hosts(task: Task, environ: Mapping[str, str]) -> tuple[str, ...]:
     return task.addresses
 
 
-# MPICH's process manager (PMI-1), by which tasks learn of each other. They talk in lines such as
-# `cmd=get kvsname=kvs_1 key=a` on a socket whose descriptor PMI_FD has. The program that follows uses
-# it, too: nothing is initialized here.
+# The process manager of MPICH (PMI-1), through which tasks exchange addresses. The protocol has lines such as
+# `cmd=get kvsname=kvs_1 key=a`, on the socket with the descriptor PMI_FD. The program uses it later, too, so
+# nothing is initialized here.
 
 PATIENCE_S = 2.0
 KEY = "distlaunch"
 HOST = "MPIR_CVAR_CH3_INTERFACE_HOSTNAME"
-"""The name by which mpirun knows this host, and so do the others."""
+"""The variable with the name that mpirun and the other hosts use for this host."""
 
 
 def located(task: Task, descriptor: int) -> Task:
-    """The task with what its process manager tells: the job's name, its node, and the host of rank 0."""
+    """Complete the task with facts from its process manager: the job, its node, and the host of rank 0."""
     with socket.socket(fileno=os.dup(descriptor)) as manager:
         job = _ask(manager, "cmd=get_my_kvsname")["kvsname"]
         if task.rank == 0:
@@ -165,8 +168,8 @@ def located(task: Task, descriptor: int) -> Task:
 def finalize(descriptor: int) -> None:
     """Sign off from the process manager, unless the program has.
 
-    Hydra takes a connection that ends without this for a crash. When it sees that before it has reaped the
-    task, mpirun ends with status 1, whatever the task's was.
+    Hydra takes a connection that ends without this for a crash. If it sees that before it has reaped the
+    task, mpirun ends with status 1, whatever the status of the task.
     """
     with suppress(OSError, DistlaunchError), socket.socket(fileno=os.dup(descriptor)) as manager:
         manager.settimeout(PATIENCE_S)
@@ -174,9 +177,9 @@ def finalize(descriptor: int) -> None:
 
 
 def node_of(mapping: str, rank: int) -> tuple[int, int] | None:
-    """The rank's node and the number of nodes, from a mapping such as ``(vector,(0,2,8),(2,1,4))``.
+    """Return a rank's node and the number of nodes from a mapping such as ``(vector,(0,2,8),(2,1,4))``.
 
-    Each block is (first node, nodes, ranks on each); the blocks are dealt again and again.
+    Each block is (first node, nodes, ranks on each). Ranks are assigned to the blocks cyclically.
     """
     blocks = [tuple(map(int, found)) for found in re.findall(r"\((\d+),(\d+),(\d+)\)", mapping)]
     dealt = [
@@ -187,13 +190,13 @@ def node_of(mapping: str, rank: int) -> tuple[int, int] | None:
 
 def _ask(manager: socket.socket, line: str) -> dict[str, str]:
     manager.sendall(line.encode() + b"\n")
-    said = b""
-    while not said.endswith(b"\n"):
-        piece = manager.recv(1)  # no more than the answer: the rest is the program's
+    answer = b""
+    while not answer.endswith(b"\n"):
+        piece = manager.recv(1)  # only the answer: later bytes belong to the program
         if not piece:
             raise DistlaunchError("mpirun's process manager has exited")
-        said += piece
-    text = said.decode(errors="replace").strip()
+        answer += piece
+    text = answer.decode(errors="replace").strip()
     fields = dict(word.partition("=")[::2] for word in text.split())
     if fields.get("rc", "0") != "0":
         raise DistlaunchError(f"mpirun's process manager refused `{line}`: {text}")

@@ -1,8 +1,9 @@
-"""`distlaunch import`: job files from what other launchers read."""
+"""`distlaunch import`: makes job files from the files and command lines of other launchers."""
 
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Argument
 
 from distlaunch.cli.options import Json
 from distlaunch.cli.output import print_json, print_text
@@ -15,22 +16,19 @@ imports = typer.Typer(
     help="Print a job file for another launcher's command or file. Each command takes --json.",
     no_args_is_help=True,
 )
-Program = Annotated[
-    list[str] | None, typer.Argument(metavar="[-- SCRIPT ARGS…]", help="The script and its arguments.")
-]
+_WORDS = "The whole command, quoted, or its words after `--`; - reads it from standard input."
+Words = Annotated[list[str], Argument(metavar="'COMMAND LINE' | - | -- WORDS…", help=_WORDS)]
+Script = Annotated[str, Argument(metavar="SCRIPT", help="The batch script, or - for standard input.")]
+_CONFIG = "The file from `accelerate config`, or - for standard input."
+Config = Annotated[str, Argument(metavar="CONFIG.YAML", help=_CONFIG)]
+_HOSTS = "An Open MPI, DeepSpeed or Horovod hostfile, or - for standard input."
+Hosts = Annotated[str, Argument(metavar="HOSTS", help=_HOSTS)]
+_PROGRAM = "The script and its arguments."
+Program = Annotated[list[str] | None, Argument(metavar="[-- SCRIPT ARGS…]", help=_PROGRAM)]
 
 
 @imports.command("torchrun")
-def from_torchrun(
-    words: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="'COMMAND LINE' | - | -- WORDS…",
-            help="The whole command, quoted, or its words after `--`; - reads it from standard input.",
-        ),
-    ],
-    as_json: Json = False,
-) -> None:
+def from_torchrun(words: Words, as_json: Json = False) -> None:
     """Print a job file for a torchrun command."""
     from distlaunch.compat.from_torchrun import command_draft
     from distlaunch.here import cpu_count
@@ -41,12 +39,7 @@ def from_torchrun(
 
 
 @imports.command("sbatch")
-def from_sbatch(
-    script: Annotated[
-        str, typer.Argument(metavar="SCRIPT", help="The batch script, or - for standard input.")
-    ],
-    as_json: Json = False,
-) -> None:
+def from_sbatch(script: Script, as_json: Json = False) -> None:
     """Print a job file for a Slurm batch script."""
     from distlaunch.compat.from_sbatch import sbatch_draft
     from distlaunch.here import cpu_count
@@ -56,16 +49,7 @@ def from_sbatch(
 
 
 @imports.command("accelerate")
-def from_accelerate(
-    config: Annotated[
-        str,
-        typer.Argument(
-            metavar="CONFIG.YAML", help="The file from `accelerate config`, or - for standard input."
-        ),
-    ],
-    program: Program = None,
-    as_json: Json = False,
-) -> None:
+def from_accelerate(config: Config, program: Program = None, as_json: Json = False) -> None:
     """Print a job file for an accelerate config."""
     from distlaunch.compat.from_accelerate import accelerate_draft
     from distlaunch.job.file import read_text, source_of
@@ -76,16 +60,7 @@ def from_accelerate(
 
 
 @imports.command("hostfile")
-def from_hostfile(
-    hosts: Annotated[
-        str,
-        typer.Argument(
-            metavar="HOSTS", help="An Open MPI, DeepSpeed or Horovod hostfile, or - for standard input."
-        ),
-    ],
-    program: Program = None,
-    as_json: Json = False,
-) -> None:
+def from_hostfile(hosts: Hosts, program: Program = None, as_json: Json = False) -> None:
     """Print a job file for the hosts of a hostfile."""
     from distlaunch.compat.draft import hostfile_draft
     from distlaunch.job.file import read_text, source_of

@@ -1,8 +1,9 @@
-"""Arguments and options that several commands have."""
+"""Arguments and options shared by several commands."""
 
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
+from typer import Argument, Option
 
 from distlaunch.errors import UsageError
 
@@ -11,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Call(NamedTuple):
-    """What a command may want to know beside its arguments; Typer's `obj`."""
+    """The Typer context object: facts about a command beside its arguments."""
 
     words: tuple[str, ...]
     """The whole command line."""
@@ -20,38 +21,23 @@ class Call(NamedTuple):
 
 
 def _check_dashes(context: typer.Context, args: list[str] | None) -> list[str] | None:
-    """Refuse a second word, which is more likely a slip than the script's. Raises `UsageError`."""
+    """Reject arguments without `--`, which are probably a mistake. Raises `UsageError`."""
     if args and "--" not in context.obj.words:
         what = "use --set to override a key" if "=" in args[0] else "put the script's arguments after --"
         raise UsageError(f"unexpected argument {args[0]!r}: {what}")
     return args
 
 
-Job = Annotated[
-    str, typer.Argument(metavar="JOB.YAML", help="The job file, or - for standard input.", show_default=False)
-]
-Args = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="[-- ARGS…]",
-        help="Arguments for the script, added to those in the job file.",
-        callback=_check_dashes,
-    ),
-]
-Set = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="KEY=VALUE",
-        help="Override a key of the job file, e.g. --set timeouts.job=1h; null removes it. "
-        "--set env.NAME=null passes on NAME from your shell if the file does not set it.",
-    ),
-]
-Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
-Fold = Annotated[bool, typer.Option("--fold", help="Collapse identical lines from several ranks.")]
-SshConfig = Annotated[
-    str | None,
-    typer.Option(
-        "--ssh-config", metavar="FILE", help="The ssh_config file to reach HOST with, as with ssh -F."
-    ),
-]
+_JOB = "The job file, or - for standard input."
+Job = Annotated[str, Argument(metavar="JOB.YAML", help=_JOB, show_default=False)]
+_ARGS = "Arguments for the script, added to those in the job file."
+Args = Annotated[list[str] | None, Argument(metavar="[-- ARGS…]", help=_ARGS, callback=_check_dashes)]
+_SET = (
+    "Override a key of the job file, e.g. --set timeouts.job=1h; null removes it. "
+    "--set env.NAME=null passes on NAME from your shell if the file does not set it."
+)
+Set = Annotated[list[str] | None, Option("--set", metavar="KEY=VALUE", help=_SET)]
+Json = Annotated[bool, Option("--json", help="Print the result as JSON.")]
+Fold = Annotated[bool, Option("--fold", help="Collapse identical lines from several ranks.")]
+_SSH = "The ssh_config file to reach HOST with, as with ssh -F."
+SshConfig = Annotated[str | None, Option("--ssh-config", metavar="FILE", help=_SSH)]

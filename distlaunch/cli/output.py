@@ -1,40 +1,44 @@
-"""What the command line prints: results on stdout, its own words on stderr."""
+"""Prints results on stdout and messages on stderr."""
 
+import contextlib
 import os
 import sys
+from collections.abc import Iterator
 
 from distlaunch.errors import DistlaunchError, Exit
 from distlaunch.wording import json_text
 
 
 class ReaderLeftError(DistlaunchError):
-    """Whoever read our output has left: there is nobody to tell, and nothing to do."""
+    """The reader of stdout has closed the pipe: there is nothing left to do or to report."""
 
     exit_status = Exit.BROKEN_PIPE
 
 
-def reader_left() -> ReaderLeftError:
-    """The error to raise; what is still buffered is not tried again."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    return ReaderLeftError()
+@contextlib.contextmanager
+def while_read() -> Iterator[None]:
+    """Raise `ReaderLeftError` if the reader of stdout leaves. Buffered output is dropped."""
+    try:
+        yield
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        raise ReaderLeftError from None
 
 
 def print_json(document: object) -> None:
-    """One JSON document on stdout."""
+    """Print a JSON document on stdout."""
     print_text(json_text(document, indent=2))
 
 
 def print_text(text: str) -> None:
-    """`text` on stdout; a reader that leaves ends the command, with the status that a shell gives it."""
-    try:
+    """Print `text` on stdout. If the reader leaves, the command ends with the status that shells use."""
+    with while_read():
         sys.stdout.write(text)
         sys.stdout.flush()
-    except BrokenPipeError:
-        raise reader_left() from None
 
 
 def say(text: str) -> None:
-    """Print `text` on stderr, each line as ours; escaped on a terminal: messages quote files."""
+    """Print a message on stderr; escaped on a terminal, as messages may quote files."""
     if sys.stderr.isatty():
         from distlaunch.observers.console import escape
 

@@ -1,34 +1,34 @@
-"""This program, for a machine that has nothing but Python: with what it imports, or `torchrun` alone."""
+"""Archives of this program for machines that have only Python: complete, or `torchrun` alone."""
 
-import ast
 import hashlib
 import importlib.util
 import io
 import tarfile
 import zipfile
 from collections.abc import Iterator
+from modulefinder import ModuleFinder
 from pathlib import Path
 
 PACKAGES = (
     *("distlaunch", "yaml", "typer", "click", "shellingham", "annotated_doc", "typing_extensions"),
     *("rich", "markdown_it", "mdurl"),
 )
-"""Those that commands there need; which of them Typer is made of depends on its version."""
+"""Packages that commands on the other machine need. Some Typer versions don't use all of them."""
 
 _MAIN = "from distlaunch.__main__ import main\nmain()\n"
-"""What makes the unpacked folder a program: `python3 FOLDER`."""
+"""The main module of the unpacked directory, for `python3 DIRECTORY`."""
 
 _TOP = Path(__file__).parents[1]
-_ROOTS = ("distlaunch.cli.torchrun", "distlaunch.transports.opening")
+_ROOTS = ("distlaunch.__main__", "distlaunch.cli.torchrun", "distlaunch.transports.opening")
 _UNUSED = (
-    *("distlaunch.cli.remote", "distlaunch.runs.starts", "distlaunch.job.file"),
-    "distlaunch.view.watching",
+    *("distlaunch.cli.app", "distlaunch.cli.exec_task", "distlaunch.cli.remote", "distlaunch.view"),
+    *("distlaunch.job.file", "distlaunch.runs.starts"),
 )
-"""What its imports name for other commands: `run` with its options, and jobs that Slurm starts again."""
+"""Modules imported only by other commands: `run` with its options, and jobs that Slurm starts again."""
 
 
 def payload_key() -> str:
-    """What changes when any of its files does."""
+    """Return a digest that changes with any of the files."""
     known = hashlib.sha256(_MAIN.encode())
     for name, path in _files():
         status = path.stat()
@@ -37,7 +37,7 @@ def payload_key() -> str:
 
 
 def payload() -> bytes:
-    """The zip."""
+    """Return the complete program as a zip."""
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, path in _files():
@@ -47,7 +47,7 @@ def payload() -> bytes:
 
 
 def torchrun_payload() -> bytes:
-    """A .tar.xz, the same for the same sources, of what `distlaunch torchrun` needs, as source."""
+    """Return the sources for `distlaunch torchrun` as a reproducible .tar.xz."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w:xz", preset=9) as archive:
         sources = [(name, path.read_bytes()) for name, path in torchrun_modules()]
@@ -59,7 +59,7 @@ def torchrun_payload() -> bytes:
 
 
 def _files() -> Iterator[tuple[str, Path]]:
-    """(name in the zip, file) of every module, as source."""
+    """Yield (name in the zip, source file) of every module."""
     for package in PACKAGES:
         spec = importlib.util.find_spec(package)
         if spec is None or spec.origin is None:
@@ -73,34 +73,10 @@ def _files() -> Iterator[tuple[str, Path]]:
 
 
 def torchrun_modules() -> list[tuple[str, Path]]:
-    """(path below the folder of the package, file) of each; agents are sent all of `agent`."""
-    files = {_name(path): path for path in sorted(_TOP.rglob("*.py"))}
-    agents = [name for name in files if name.startswith("distlaunch.agent")]
-    wanted = {"distlaunch.__main__"} | _reached([*_ROOTS, *agents], files)
-    return [(str(files[name].relative_to(_TOP.parent)), files[name]) for name in sorted(wanted)]
-
-
-def _reached(names: list[str], files: dict[str, Path]) -> set[str]:
-    found: set[str] = set()
-    while names:
-        name = names.pop()
-        if name in found or name not in files or name in _UNUSED:
-            continue
-        found.add(name)
-        names += [name.rpartition(".")[0], *_imports(files[name])]
-    return found
-
-
-def _imports(path: Path) -> Iterator[str]:
-    """What a module imports, wherever in it; a name that it imports from a package may be a module."""
-    for node in ast.walk(ast.parse(path.read_bytes())):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
-
-
-def _name(path: Path) -> str:
-    """Of the module in a file."""
-    return ".".join(path.relative_to(_TOP.parent).with_suffix("").parts).removesuffix(".__init__")
+    """Find all of `agent` and the modules that `torchrun` imports: (path in the archive, file) of each."""
+    finder = ModuleFinder([str(_TOP.parent)], excludes=_UNUSED)
+    agents = (f"distlaunch.agent.{path.stem}" for path in (_TOP / "agent").glob("[!_]*.py"))
+    for name in (*_ROOTS, *agents):
+        finder.import_hook(name)
+    found = {vars(module)["__file__"] for module in finder.modules.values()} - {None}  # of built-in modules
+    return [(str(Path(file).relative_to(_TOP.parent)), Path(file)) for file in sorted(found)]

@@ -1,4 +1,4 @@
-"""What `check-port` was asked about: job files and host:port, told apart by what they look like."""
+"""Arguments of `check-port`: job files and host:port, told apart by their form."""
 
 import json
 import os
@@ -18,14 +18,17 @@ from distlaunch.transports.ssh import Ssh, SshOptions
 def reports_on(
     targets: Sequence[str], overrides: Sequence[str], ssh_config: str | None = None
 ) -> list[PortReport]:
-    """One report per target, reached with this ssh_config, or the job's. Raises `DistlaunchError`."""
+    """Return a report for each target, reached with that ssh_config or the job's.
+
+    Raises `DistlaunchError`.
+    """
     config = ssh_config and os.path.abspath(ssh_config)
     return [_report_on(target, overrides, config) for target in targets]
 
 
 def _report_on(target: str, overrides: Sequence[str], config: str | None) -> PortReport:
     if target == STDIN or os.path.exists(target) or target.endswith((".yaml", ".yml")):
-        # Ports do not depend on GPUs: don't ask for their number where the file leaves it open.
+        # Ports don't depend on GPUs: don't ask the nodes for their number.
         spec = load_job(target, [*overrides, *([f"ssh.config={json.dumps(config)}"] if config else [])])
         known = spec._replace(
             nodes=tuple(n._replace(gpus=n.gpus or 0, procs=n.procs or 1) for n in spec.nodes)
@@ -40,7 +43,7 @@ def _report_on(target: str, overrides: Sequence[str], config: str | None) -> Por
         number = target.strip(":")
         hint = f"; write localhost:{number} for a port on this machine" if number.isdecimal() else ""
         raise UsageError(f"{target}: neither a job file nor host:port{hint}")
-    # This machine by any of its names, or one that ssh reaches.
+    # This machine by any of its names, or a host reached over SSH.
     local = is_loopback(host) or host in (socket.gethostname(), socket.getfqdn())
     node = NodeSpec(host) if local else NodeSpec(host, Ssh(host, options=SshOptions(config=config)))
     folder = os.getcwd()

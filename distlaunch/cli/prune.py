@@ -1,4 +1,4 @@
-"""`prune`: deletes the folders of runs that ended long ago."""
+"""`prune`: deletes the directories of old runs."""
 
 import contextlib
 import os
@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from distlaunch.cli.options import Json
 from distlaunch.cli.output import print_json, print_text, say
@@ -19,23 +20,15 @@ from distlaunch.runs.index import forget, listed
 from distlaunch.supervisor.status import RunState
 from distlaunch.wording import counted
 
+Places = Annotated[
+    list[str] | None, Argument(metavar="[FOLDER]…", help="Look only in these folders and their `runs`.")
+]
+_OLDER = "Delete runs that ended longer ago than this, e.g. 30d."
+Older = Annotated[str | None, Option("--older", metavar="DURATION", help=_OLDER)]
+Dry = Annotated[bool, Option("--dry-run", help="List what would be deleted; delete nothing.")]
 
-def prune(
-    places: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[FOLDER]…", help="Look only in these folders and their `runs`."),
-    ] = None,
-    older: Annotated[
-        str | None,
-        typer.Option(
-            "--older", metavar="DURATION", help="Delete runs that ended longer ago than this, e.g. 30d."
-        ),
-    ] = None,
-    dry: Annotated[
-        bool, typer.Option("--dry-run", help="List what would be deleted; delete nothing.")
-    ] = False,
-    as_json: Json = False,
-) -> None:
+
+def prune(places: Places = None, older: Older = None, dry: Dry = False, as_json: Json = False) -> None:
     """Delete the folders of your old runs."""
     if older is None:
         raise UsageError("prune needs --older DURATION, e.g. --older 30d")
@@ -51,7 +44,7 @@ def prune(
 
 
 def _old_runs(before: float, places: Sequence[str]) -> Iterator[Run]:
-    """Those of ours, in those places if there are any, that ended before that time. Raises `UsageError`."""
+    """Yield the user's runs that ended before that time, in those places if any. Raises `UsageError`."""
     for place in places:
         check_folder(place)
     for folder in (dict(scanned(places)) if places else folders()).values():
@@ -63,13 +56,13 @@ def _old_runs(before: float, places: Sequence[str]) -> Iterator[Run]:
 
 
 def _is_over(run: Run) -> bool:
-    """Whether that is certain: a lock that another machine holds may not be seen here."""
-    told = run.status.state.over and run.status.state is not RunState.LOST
-    return told or not (run.alive or run.host)
+    """Return whether a run is certainly over: locks of other machines may be invisible here."""
+    recorded = run.status.state.over and run.status.state is not RunState.LOST
+    return recorded or not (run.alive or run.host)
 
 
 def _pruned(run: Run, dry: bool) -> dict[str, Any]:
-    """Delete it, unless `dry`; what there was, for machines."""
+    """Delete the run, unless `dry`; return the result for JSON."""
     size, error = _size(run.folder), None
     if not dry:
         try:
@@ -89,8 +82,8 @@ def _size(folder: str) -> int:
 
 
 def _forget_missing() -> None:
-    """Take out of the list what is no longer there."""
-    here = os.uname().nodename  # what is on another machine's disk can't be seen from here
+    """Remove runs without a directory from the list."""
+    here = os.uname().nodename  # disks of other machines may be invisible here
     with contextlib.suppress(OSError):
         forget(each.run for each in listed().values() if each.host == here and not os.path.isdir(each.folder))
 

@@ -1,6 +1,7 @@
-"""Commands that run on another machine, over ssh: this very program, taken along if it is not there yet.
+"""Runs commands on another machine over SSH. The program is sent along unless it is cached there.
 
-Those on its runs, and `run --on HOST` and `submit --on HOST`, so that this machine can sleep.
+These are commands for runs there, and `run --on HOST` and `submit --on HOST`, after which this machine may
+sleep.
 """
 
 import base64
@@ -13,7 +14,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 
 from distlaunch.agent.frozen import Frozen
-from distlaunch.cli.output import print_text, reader_left, say
+from distlaunch.cli.output import print_text, say, while_read
 from distlaunch.cli.payload import payload, payload_key
 from distlaunch.errors import DistlaunchError, Exit, UsageError
 from distlaunch.job.file import job_of, read_job, read_text
@@ -21,14 +22,14 @@ from distlaunch.job.spec import JobSpec
 from distlaunch.transports.ssh import Ssh, SshOptions
 
 NO_PYTHON = 95
-"""Exit status of the first line there where Python is missing or too old."""
+"""Exit status of the remote shell if Python is missing or too old."""
 _FIND_PYTHON = (
     "for p in python3 python3.13 python3.12 python3.11 python3.10; do "
     'if "$p" -c "import sys; sys.exit(sys.version_info < (3, 10))" 2>/dev/null; then break; fi; p=; done; '
     f'[ -n "$p" ] || exit {NO_PYTHON}; '
 )
 _READY = re.compile(rb"\0distlaunch: (have|need)\n")
-"""What comes first from there, behind what a shell's start-up files may print."""
+"""The first output of the remote program, after any output of shell start-up files."""
 _PLACE = """
 import os, sys
 cache = os.environ.get("XDG_CACHE_HOME", "")
@@ -38,7 +39,7 @@ home = os.path.join(top, {key!r})
 _RECEIVE = """
 import io, json, shutil, tempfile, threading, time, zipfile
 caller = os.fdopen(os.dup(0), "rb")
-asked = json.loads(caller.readline())
+request = json.loads(caller.readline())
 if os.path.isdir(home) and os.stat(home).st_uid == os.getuid():
     os.utime(home)
     os.write(1, b"\\0distlaunch: have\\n")
@@ -52,27 +53,27 @@ else:
         os.rename(fresh, home)
     except OSError:
         shutil.rmtree(fresh)
-    for other in os.scandir(top):  # of versions that nobody has used for a month
+    for other in os.scandir(top):  # versions not used for a month
         if other.stat().st_mtime < time.time() - 30 * 86400:
             shutil.rmtree(other.path, ignore_errors=True)
-os.environ.update(asked["env"])
-if asked["folder"]:
+os.environ.update(request["env"])
+if request["folder"]:
     try:
-        os.chdir(asked["folder"])
+        os.chdir(request["folder"])
     except OSError as error:
-        words = (asked["folder"], asked["host"], error.strerror)
+        words = (request["folder"], request["host"], error.strerror)
         rest = "; --on needs the job file's folder at the same path there"
         sys.stderr.write("distlaunch: %s on %s: %s" % words + rest + "\\n")
         os._exit(2)
 with tempfile.TemporaryFile() as file:
-    file.write(asked["stdin"].encode())
+    file.write(request["stdin"].encode())
     file.seek(0)
     os.dup2(file.fileno(), 0)
 def leave_with_the_caller():
     while os.read(caller.fileno(), 4096): pass
     os._exit(129)
 threading.Thread(target=leave_with_the_caller, daemon=True).start()
-words = asked["words"]
+words = request["words"]
 """
 _START = """
 sys.path.insert(0, home)
@@ -83,7 +84,7 @@ main()
 
 
 class Request(Frozen):
-    """A command line for another machine; `folder` "" is the user's home, `env` is added to what is there."""
+    """A command line for another machine. An empty `folder` is the user's home; `env` adds variables."""
 
     words: tuple[str, ...]
     folder: str = ""
@@ -92,34 +93,32 @@ class Request(Frozen):
 
 
 def ssh_to(host: str, config: str | None) -> Ssh:
-    """The way to a host, `user@host` included."""
+    """Return the SSH transport to a host, given as HOST or USER@HOST."""
     user, _, name = host.rpartition("@")
     return Ssh(name, user or None, options=SshOptions(config=config))
 
 
 def _print(output: bytes) -> None:
-    try:
+    with while_read():
         sys.stdout.buffer.write(output)
         sys.stdout.flush()
-    except BrokenPipeError:
-        raise reader_left() from None
 
 
 def run_there(ssh: Ssh, request: Request, show: Callable[[bytes], object] = _print) -> int:
-    """Run it; its exit status. What it prints goes to our streams, or its stdout to `show`.
+    """Run the command there; return its exit status. Its stdout goes to `show`, by default to stdout here.
 
     Raises `DistlaunchError`.
     """
-    # A shell that takes its one line from stdin: no login shell's quoting is in the way.
+    # A shell that reads one line from stdin, so that the quoting of the login shell doesn't matter.
     argv = ssh.argv_for("exec /bin/sh -c 'read -r line; eval \"$line\"'")
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0) as process:
         try:
             output = _hand_over(process, ssh.host, request)
-            while output or (output := _read(process)):
+            while output:
                 show(output)
-                output = b""
+                output = _read(process)
         except BrokenPipeError:
-            pass  # its end is told by its status
+            pass  # the exit status says why it ended
         except BaseException:
             process.kill()
             raise
@@ -127,33 +126,32 @@ def run_there(ssh: Ssh, request: Request, show: Callable[[bytes], object] = _pri
 
 
 def show_there(ssh: Ssh, words: Sequence[str]) -> int:
-    """Run a command there on our terminal; its exit status. Raises `DistlaunchError`."""
+    """Run a command there on this terminal; return its exit status. Raises `DistlaunchError`."""
     if status := run_there(ssh, Request(("--version",)), lambda output: None):
         return status
     code = _PLACE.format(key=payload_key()) + f"words = {[*words]!r}" + _START
-    encoded = base64.b64encode(code.encode()).decode()  # no shell has a meaning for any of it
+    encoded = base64.b64encode(code.encode()).decode()  # free of characters with a meaning in any shell
     run = f'exec "$p" -I -c "import base64,sys;exec(base64.b64decode(sys.argv.pop()))" {encoded}'
     start = f"exec /bin/sh -c '{_FIND_PYTHON}{run}'"
     return _status(ssh, subprocess.run(ssh.argv_for(start, terminal=True), check=False).returncode)
 
 
 def _hand_over(process: "subprocess.Popen[bytes]", host: str, request: Request) -> bytes:
-    """Send the command, and this program if it is wanted; what of the output has been read by then."""
+    """Send the command, and the program if it is missing there; return the first output, b"" at its end."""
     assert process.stdin is not None
     code = _PLACE.format(key=payload_key()) + _RECEIVE + _START
     start = _FIND_PYTHON + f'exec "$p" -I -c {shlex.quote(f"exec({code!r})")}'
-    asked = {"host": host, **request._asdict()}
-    process.stdin.write(f"{start}\n{json.dumps(asked)}\n".encode())
-    said = b""
-    while not (ready := _READY.search(said)):
-        piece = _read(process)
-        if not piece:
-            return said
-        said += piece
+    fields = {"host": host, **request._asdict()}
+    process.stdin.write(f"{start}\n{json.dumps(fields)}\n".encode())
+    output = b""
+    while not (ready := _READY.search(output)):
+        if not (piece := _read(process)):
+            return output
+        output += piece
     if ready[1] == b"need":
         data = payload()
         process.stdin.write(b"%d\n" % len(data) + data)
-    return said[ready.end() :]
+    return output[ready.end() :] or _read(process)
 
 
 def _read(process: "subprocess.Popen[bytes]") -> bytes:
@@ -168,12 +166,12 @@ def _status(ssh: Ssh, status: int) -> int:
             "PATH); install one there"
         )
     if status == 255:
-        return Exit.UNREACHABLE  # ssh has said why
+        return Exit.UNREACHABLE  # ssh has printed the reason
     return status if status >= 0 else 128 - status
 
 
 def with_rest(words: Sequence[str], word: str, rest: str) -> tuple[str, ...]:
-    """`words` with `rest` in the place of `word`, or behind them where that is not there."""
+    """Return `words` with `rest` in the place of `word`, or at the end if `word` is missing."""
     if word not in words:
         return (*words, rest)
     at = len(words) - 1 - list(reversed(words)).index(word)
@@ -183,12 +181,12 @@ def with_rest(words: Sequence[str], word: str, rest: str) -> tuple[str, ...]:
 def run_on(
     host: str, job: str, spec: JobSpec, overrides: Sequence[str], args: Sequence[str], detach: bool
 ) -> int:
-    """Start the job there, as `--detach` does, and unless that is wanted attach to it; the exit status.
+    """Start the job there, as `--detach` does, and unless `detach`, attach to it; return the exit status.
 
-    `spec` is what it is taken for here. Raises `DistlaunchError`.
+    `spec` is the job as parsed here. Raises `DistlaunchError`.
     """
     ssh = _way_to(host, spec)
-    status, text = _told_by(ssh, ("run", "-", "--detach"), job, spec, overrides, args)
+    status, text = _output_of(ssh, ("run", "-", "--detach"), job, spec, overrides, args)
     run = text.strip()
     if status or not run:
         return status
@@ -207,9 +205,9 @@ def run_on(
 def submit_on(
     ssh: Ssh, job: str, overrides: Sequence[str], args: Sequence[str], options: Sequence[str]
 ) -> int:
-    """Submit the job there, with `options` of submit's; the exit status. Raises `DistlaunchError`."""
+    """Submit the job there with `options` of submit; return the exit status. Raises `DistlaunchError`."""
     spec = job_of(read_job(job), job, overrides, args, submitted=True)
-    status, text = _told_by(ssh, ("submit", "-", *options), job, spec, overrides, args)
+    status, text = _output_of(ssh, ("submit", "-", *options), job, spec, overrides, args)
     print_text(text)
     if status == Exit.OK and len(text.split()) == 1 and sys.stderr.isatty():
         say(f"submitted on {ssh.host}; follow it with `distlaunch attach {ssh.host}:{text.strip()}`")
@@ -217,23 +215,23 @@ def submit_on(
 
 
 def _way_to(host: str, spec: JobSpec) -> Ssh:
-    """As the job reaches that node, if it is one of its nodes; else with the same options."""
+    """Return the transport of the job's node with that name, or else one with the same options."""
     reached = [node.reach for node in spec.pool if isinstance(node.reach, Ssh)]
     if same := [reach for reach in reached if reach.host == host]:
         return same[0]
     return ssh_to(host, reached[0].options.config if reached else None)
 
 
-def _told_by(
+def _output_of(
     ssh: Ssh, command: Sequence[str], job: str, spec: JobSpec, overrides: Sequence[str], args: Sequence[str]
 ) -> tuple[int, str]:
-    """The exit status of a command for the job there, and what it prints."""
+    """Run a command for the job there; return its exit status and its output."""
     if spec.invocation.piped:
         raise UsageError("--on can't take the job from a pipe or standard input; save it to a file")
     named = [f"name={json.dumps(spec.name)}", *overrides]
     words = [*command, *(word for one in named for word in ("--set", one)), *(["--", *args] if args else [])]
-    envs = [spec.env, *(node.env for node in spec.pool)]  # what it takes from here has other values there
+    envs = [spec.env, *(node.env for node in spec.pool)]  # inherited variables have other values there
     inherited = {name: value.text for env in envs for name, value in env.items() if value.inherited}
-    folder, said = os.path.dirname(os.path.realpath(job)), bytearray()
-    status = run_there(ssh, Request(tuple(words), folder, read_text(job), inherited), said.extend)
-    return status, said.decode(errors="replace")
+    folder, output = os.path.dirname(os.path.realpath(job)), bytearray()
+    status = run_there(ssh, Request(tuple(words), folder, read_text(job), inherited), output.extend)
+    return status, output.decode(errors="replace")

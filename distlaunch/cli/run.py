@@ -1,7 +1,7 @@
-"""`run`, and all that runs a job: in the foreground or the background, or with launchers that have joined.
+"""`run`, and everything else that runs a job: in the foreground, detached, or with other launchers.
 
-The usual command lines are read here. Typer reads all others, and refuses what makes no sense: importing it
-takes a third of a short job's time.
+Common command lines are parsed here. Typer parses the rest and rejects mistakes: importing it takes a third
+of the time of a short job.
 """
 
 import contextlib
@@ -9,12 +9,11 @@ import gc
 import os
 import signal
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from distlaunch.agent.frozen import Frozen
-from distlaunch.cli.output import print_json, say  # now: a run ends with the code that it began with
+from distlaunch.cli.output import print_json, say  # early: a run ends with the code it began with
 from distlaunch.errors import DistlaunchError, Exit, UsageError
 from distlaunch.job.spec import JobSpec
 from distlaunch.launch.run import run_job
@@ -25,14 +24,13 @@ from distlaunch.transports.link import Link
 
 if TYPE_CHECKING:
     from distlaunch.observers.observer import Observer
-    from distlaunch.observers.terminal import Terminal
     from distlaunch.plan.gathering import Gathering
     from distlaunch.supervisor.summary import Summary
     from distlaunch.transports.door import Door
 
 
 class RunOptions(Frozen):
-    """What is asked for: the job file, the script's arguments, `key=value` overrides, and how."""
+    """The options of `run`: the job file, the script's arguments, `key=value` overrides, and the mode."""
 
     job: str
     args: tuple[str, ...] = ()
@@ -52,20 +50,20 @@ FLAGS = {
     "--fold": "fold",
     "--view": "view",
 }
-"""The options without a value, and the field of each."""
+"""Options without a value, and the field of each."""
 SET = "--set"
 
 
 def plain_options(words: Sequence[str]) -> RunOptions | None:
-    """The options in the words after `run`; None where Typer is to understand them, or to refuse them."""
+    """Parse the words after `run`; return None if Typer must parse or reject them."""
     dashes = words.index("--") if "--" in words else len(words)
     jobs: list[str] = []
     overrides: list[str] = []
-    asked: dict[str, Any] = {}
+    flags: dict[str, Any] = {}
     rest = iter(words[:dashes])
     for word in rest:
         if word in FLAGS:
-            asked[FLAGS[word]] = True
+            flags[FLAGS[word]] = True
         elif word == SET:
             overrides.append(next(rest, ""))
         elif word.startswith("-") and word != "-":
@@ -74,12 +72,12 @@ def plain_options(words: Sequence[str]) -> RunOptions | None:
             jobs.append(word)
     if len(jobs) != 1 or not all("=" in text for text in overrides):
         return None
-    return RunOptions(jobs[0], tuple(words[dashes + 1 :]), tuple(overrides), **asked)
+    return RunOptions(jobs[0], tuple(words[dashes + 1 :]), tuple(overrides), **flags)
 
 
 def run_with(options: RunOptions, early: Link | None) -> int:
-    """Run the job; the exit status. `early` is an agent opened ahead. Raises `DistlaunchError`."""
-    from distlaunch.job.file import load_job  # not for torchrun's launchers: it imports YAML
+    """Run the job; return its exit status. `early` is an agent opened ahead. Raises `DistlaunchError`."""
+    from distlaunch.job.file import load_job  # imports YAML, which torchrun doesn't need
 
     _check(options)
     settings = [*options.overrides, *(["logs.fold=true"] if options.fold else [])]
@@ -98,7 +96,7 @@ def run_with(options: RunOptions, early: Link | None) -> int:
 
 
 def _check(options: RunOptions) -> None:
-    """Whether they go together. Raises `UsageError`."""
+    """Raise `UsageError` for options that can't be combined."""
     leaves = options.detach or options.on is not None
     if options.view and leaves:
         raise UsageError("--view can't be combined with --detach or --on; use `distlaunch view` once it runs")
@@ -115,22 +113,23 @@ def _check(options: RunOptions) -> None:
 def run_shown(
     spec: JobSpec, early: Link | None = None, *, output_fd: int = 1, quiet: bool = False, view: bool = False
 ) -> "Summary":
-    """Run `spec` and show it, with `view` on a screen; ranks' output goes to `output_fd`.
+    """Run `spec` and show it, with `view` full-screen. Output of ranks goes to `output_fd`.
 
     Raises `DistlaunchError`.
     """
-    with Signals(spec.invocation.signals) as signals:  # from here on a Ctrl-C finds a supervisor
-        observers = _screen(signals) if view else _observers(signals, output_fd, quiet)
-        summary = run_job(spec, observers, signals, early)
+    with Signals(spec.invocation.signals) as signals:  # from here on, Ctrl-C reaches the supervisor
+        summary = run_job(spec, _observers(signals, output_fd, quiet, view), signals, early)
     if spec.restarts.requeue:
-        from distlaunch.runs.starts import ask_for_another  # there already; the last act: it may end us
+        from distlaunch.runs.starts import (
+            ask_for_another,
+        )  # already imported; last, as it may end this process
 
         ask_for_another(summary.state, say)
     return summary
 
 
 def run_gathered(spec: JobSpec, gathering: "Gathering", early: Link | None = None) -> int:
-    """Run this node's part of a job whose launchers somebody else started; the exit status of the whole.
+    """Run this node's part of a job with several launchers; return the exit status of the whole job.
 
     Raises `DistlaunchError`.
     """
@@ -139,19 +138,19 @@ def run_gathered(spec: JobSpec, gathering: "Gathering", early: Link | None = Non
 
     with Signals(spec.invocation.signals) as signals:
         if early:
-            early.discard()  # its lease may end while the others are waited for
-        met = gather(spec, gathering, signals, say)
-        if isinstance(met, Gathered):
-            return run_controller(met.spec, met.door, signals)
+            early.discard()  # its lease may end while launchers gather
+        gathered = gather(spec, gathering, signals, say)
+        if isinstance(gathered, Gathered):
+            return run_controller(gathered.spec, gathered.door, signals)
         blocked(signals.watched)
     from distlaunch.launch.joined import serve
     from distlaunch.launch.own_ranks import OwnRanks
 
-    return serve(met, OwnRanks(spec), signals.watched)
+    return serve(gathered, OwnRanks(spec), signals.watched)
 
 
 def run_controller(spec: JobSpec, door: "Door", signals: Signals) -> int:
-    """Run a job whose launchers have joined; its exit status. Raises `DistlaunchError`."""
+    """Run a job whose launchers have connected; return its exit status. Raises `DistlaunchError`."""
     from distlaunch.launch.supervise import supervise
 
     try:
@@ -162,27 +161,28 @@ def run_controller(spec: JobSpec, door: "Door", signals: Signals) -> int:
     return supervise(start, signals, _observers(signals, 1, quiet=True)).state.outcome
 
 
-def _observers(interrupts: Interrupts, output_fd: int, quiet: bool) -> "Iterator[Terminal]":
-    """Who shows the run, made when it is asked for: it takes long to import."""
+def _observers(
+    interrupts: Interrupts, output_fd: int, quiet: bool, view: bool = False
+) -> "Iterator[Observer]":
+    """Make the observer that shows the run, once it is needed: it takes long to import."""
     from distlaunch.observers.terminal import Terminal
 
-    gc.freeze()  # off since the start of the program: what was imported stays, what a long run makes may not
+    gc.freeze()  # was off since the start: imports stay, objects of a long run may not
     gc.enable()
-    yield Terminal(interrupts, output_fd, quiet)
+    terminal = Terminal(interrupts, output_fd, quiet and not view)
+    if view:
+        from distlaunch.view.watching import Screen
 
-
-def _screen(interrupts: Interrupts) -> "Iterator[Observer]":
-    from distlaunch.view.watching import Viewer
-
-    for terminal in _observers(interrupts, 1, quiet=False):
-        yield Viewer(terminal, interrupts, time.time())
+        yield Screen(terminal, interrupts)
+    else:
+        yield terminal
 
 
 def run_detached(spec: JobSpec, quiet: bool = False) -> int:
-    """Run `spec` by a controller in a session of its own, which outlives the terminal and this command.
+    """Run `spec` by a controller in another session, which outlives the terminal and this process.
 
-    Once all ranks have started, print the run's id alone on stdout. The exit status is 0 then, and the run's
-    own where it ended before that. Signals are passed on meanwhile.
+    Once all ranks have started, print the ID of the run alone on stdout and return 0. If the run ends before,
+    return its exit status. Meanwhile, signals are forwarded to the controller.
     """
     read, write = os.pipe()
     controller = os.fork()
@@ -209,10 +209,10 @@ def run_detached(spec: JobSpec, quiet: bool = False) -> int:
 
 
 def _control(spec: JobSpec, quiet: bool, ready: int) -> int:
-    """Be the controller; the run's exit status. It must not return into what the command was doing."""
+    """Be the controller; return the run's exit status. Never raise: that would unwind the forked command."""
     try:
         os.setsid()
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as under nohup, so that it stays ignored
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as with nohup
         with Signals(spec.invocation.signals) as signals:
             start = start_run(spec)
             from distlaunch.launch.supervise import supervise  # while agents boot

@@ -1,4 +1,4 @@
-"""Commands for runs that were started before: ps, attach, view, wait, stop; what `logs` shares with them."""
+"""Commands for existing runs: ps, attach, view, wait, stop, and functions that `logs` shares with them."""
 
 import os
 import shutil
@@ -7,51 +7,44 @@ from collections.abc import Callable
 from typing import Annotated, NoReturn
 
 import typer
+from typer import Argument, Option
 
 from distlaunch.cli.options import Fold, Json, SshConfig
 from distlaunch.cli.output import print_json, print_text, say
 from distlaunch.errors import Exit, UsageError
 from distlaunch.job.types import UNITS_S, seconds_in
-from distlaunch.runs import listing
 from distlaunch.runs.find import find
 from distlaunch.runs.folder import Run
-from distlaunch.runs.following import attend, interrupt, over
-from distlaunch.runs.following import wait as wait_for
-from distlaunch.runs.queued_following import runs_of, stop_queued
-from distlaunch.runs.submissions import Submission, as_run, submission, submission_of
+from distlaunch.runs.following import attend, follow, interrupt, over
+from distlaunch.runs.listing import document, listing, table
+from distlaunch.runs.submissions import Submission, as_run, runs_of, stop_queued, submission, submission_of
 from distlaunch.signals import Interrupts, Signals
 from distlaunch.supervisor.status import RunState
 
 runs = typer.Typer()
 
-Which = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="[RUN]",
-        help="A run's id or a unique prefix of it, a job's name (its latest run), a run directory, or "
-        "a Slurm job's id; HOST:RUN for a run on another host. "
-        "Default: the latest run below the current folder.",
-        show_default=False,
-    ),
+_WHICH = (
+    "A run's id or a unique prefix of it, a job's name (its latest run), a run directory, or a Slurm job's "
+    "id; HOST:RUN for a run on another host. Default: the latest run below the current folder."
+)
+Which = Annotated[str | None, Argument(metavar="[RUN]", help=_WHICH, show_default=False)]
+_PLACES = (
+    "List only these runs, or those in these folders and in their `runs` subfolders; HOST: lists another "
+    "host's."
+)
+Places = Annotated[list[str] | None, Argument(metavar="[FOLDER|RUN]…", help=_PLACES)]
+Ended = Annotated[bool, Option("--all", "-a", help="Include runs that have ended.")]
+Most = Annotated[
+    int | None, Option("--number", "-n", metavar="N", min=0, help="Show only the N latest runs.")
 ]
 
 
 @runs.command("ps")
 def ps(
     context: typer.Context,
-    places: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[FOLDER|RUN]…",
-            help="List only these runs, or those in these folders and in their `runs` subfolders; HOST: "
-            "lists another host's.",
-        ),
-    ] = None,
-    ended: Annotated[bool, typer.Option("--all", "-a", help="Include runs that have ended.")] = False,
-    most: Annotated[
-        int | None,
-        typer.Option("--number", "-n", metavar="N", min=0, help="Show only the N latest runs."),
-    ] = None,
+    places: Places = None,
+    ended: Ended = False,
+    most: Most = None,
     as_json: Json = False,
     ssh_config: SshConfig = None,
 ) -> None:
@@ -59,23 +52,24 @@ def ps(
     for place in places or ():
         run_elsewhere(context, place, ssh_config)
     ended = ended or most is not None
-    found = listing.runs(places or (), ended, most)
+    found = listing(places or (), ended, most)
     if as_json:
-        print_json([listing.document(run) for run in found])
+        print_json([document(run) for run in found])
     elif found:
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-        print_text(listing.table(found, width))
+        print_text(table(found, width))
     else:
         say("no runs" if ended else "no active runs; `distlaunch ps -a` also lists those that have ended")
+
+
+Everything = Annotated[bool, Option("--all", "-a", help="Start from the beginning of the run.")]
 
 
 @runs.command("attach")
 def attach(
     context: typer.Context,
     which: Which = None,
-    everything: Annotated[
-        bool, typer.Option("--all", "-a", help="Start from the beginning of the run.")
-    ] = False,
+    everything: Everything = False,
     fold: Fold = False,
     ssh_config: SshConfig = None,
 ) -> None:
@@ -110,23 +104,25 @@ def wait(
 
 
 def wait_and_leave(which: str | None, as_json: bool = False) -> NoReturn:
-    """Wait until a run ends, tell of it, and leave with its exit status."""
-    run = follow_each(which, wait_for)
+    """Wait until a run ends, print how, and exit with its exit status."""
+    run = follow_each(which, follow)
     if as_json:
-        print_json(listing.document(run))
-    elif run.status.exit_status:  # of one that is lost it is said anyway
+        print_json(document(run))
+    elif run.status.exit_status:  # for a lost run it is printed anyway
         say(ended_words(run))
     _leave_with(run)
+
+
+Now = Annotated[
+    bool, Option("--now", help="Kill the ranks now instead of giving them timeouts.stop to exit.")
+]
 
 
 @runs.command("stop")
 def stop(
     context: typer.Context,
     which: Which = None,
-    now: Annotated[
-        bool,
-        typer.Option("--now", help="Kill the ranks now instead of giving them timeouts.stop to exit."),
-    ] = False,
+    now: Now = False,
     as_json: Json = False,
     ssh_config: SshConfig = None,
 ) -> None:
@@ -137,7 +133,7 @@ def stop(
     if run and run.alive and (known := submission_of(run)) and known.warned:
         queued = known
     if run and not queued:
-        if run.host and not run.status.state.over:  # its folder is shared, its controller is there
+        if run.host and not run.status.state.over:  # only its directory is shared
             say(f"the controller of {run.id} is on {run.host}: stopping it there over ssh")
             run_elsewhere(context, f"{run.host}:{run.folder}", ssh_config, which)
         if which is None and run.alive:
@@ -145,7 +141,7 @@ def stop(
     run, stopped = _stopped(queued, run, now)
     if as_json:
         ended = run or (queued and as_run(queued, RunState.CANCELLED, "cancelled"))
-        print_json(ended and listing.document(ended))
+        print_json(ended and document(ended))
     elif run:
         say(ended_words(run, ":" if stopped else " had already ended:"))
     elif queued:
@@ -153,7 +149,7 @@ def stop(
 
 
 def _stopped(queued: Submission | None, run: Run | None, now: bool) -> tuple[Run | None, bool]:
-    """Stop the job in a queue, or else the run; its last run, and whether there was something to stop."""
+    """Stop the queued job, or else the run; return its last run, and whether there was anything to stop."""
     with Signals() as signals:
         if queued:
             run, stopped = stop_queued(queued, now, signals)
@@ -161,7 +157,7 @@ def _stopped(queued: Submission | None, run: Run | None, now: bool) -> tuple[Run
         else:
             assert run is not None
             stopped = interrupt(run, now)
-            run = wait_for(run, signals) if stopped else over(run)
+            run = follow(run, signals) if stopped else over(run)
             name, word, goes_on = run.id, run.id, run.alive
     if goes_on:
         say(f"{name} is still stopping; `distlaunch wait {word}` waits until it has ended")
@@ -176,9 +172,9 @@ def run_elsewhere(
     typed: str | None = None,
     terminal: bool = False,
 ) -> None:
-    """Run this command on the host that `word` names, if it names one, and leave with its status.
+    """Run this command on the host in `word`, if there is one, and exit with its status.
 
-    The command line has `typed` in its place, if that is given.
+    `typed` is the word on the command line to replace, if not `word`.
     """
     word = word or ""
     host, colon, rest = word.partition(":")
@@ -191,10 +187,10 @@ def run_elsewhere(
 
 
 def follow_each(which: str | None, seen: Callable[[Run, Interrupts], Run], detaches: bool = False) -> Run:
-    """Have `seen` follow each run that `which` means, one after another; the last one, which is over.
+    """Call `seen` for each run that `which` names, one after another; return the last, which is over.
 
-    Leaves with a signal's status where it came while the run went on, or the job waited in a queue; says so
-    if that `detaches`. Raises `DistlaunchError`.
+    Exit with the status of a signal that came while a run was active or the job queued. If `detaches`, print
+    that the run goes on. Raises `DistlaunchError`.
     """
     last: Run | None = None
     with Signals() as signals:
@@ -210,12 +206,12 @@ def follow_each(which: str | None, seen: Callable[[Run, Interrupts], Run], detac
 
 
 def _show_each(which: str | None, show: Callable[[Run, Interrupts], Run], everything: bool = False) -> None:
-    """Show each run that `which` means, with `everything` one that is over, too; leave with its status."""
+    """Show each run that `which` names, with `everything` even if it is over; exit with the last status."""
 
     def seen(run: Run, interrupts: Interrupts) -> Run:
         if run.alive or everything:
             return show(run, interrupts)
-        if run.status.state is not RunState.LOST:  # else it is said as we leave
+        if run.status.state is not RunState.LOST:  # else it is printed on exit
             say(ended_words(run))
         return run
 
@@ -223,7 +219,7 @@ def _show_each(which: str | None, show: Callable[[Run, Interrupts], Run], everyt
 
 
 def _leave_with(run: Run) -> NoReturn:
-    """With the run's own status. Of one that is lost nobody has told the end yet."""
+    """Exit with the status of the run; for a lost one, print how it ended, as nothing else has."""
     lost = run.status.state is RunState.LOST
     if lost:
         say(ended_words(run))
@@ -231,16 +227,16 @@ def _leave_with(run: Run) -> NoReturn:
 
 
 def ended_words(run: Run, lead: str = ":") -> str:
-    """How a run ended, for people."""
+    """Describe how a run ended."""
     status = run.status
-    said = f"{run.id}{lead} {status.state.value}"
+    text = f"{run.id}{lead} {status.state.value}"
     if status.exit_status:
-        said += f", exit status {status.exit_status}"
-    return f"{said}{f': {status.why}' if status.why else ''}; logs: {run.folder}"
+        text += f", exit status {status.exit_status}"
+    return f"{text}{f': {status.why}' if status.why else ''}; logs: {run.folder}"
 
 
 def ago_s(option: str, text: str, example: str) -> float:
-    """The seconds that an option's value means. Raises `UsageError`."""
+    """Return the seconds in the value of an option. Raises `UsageError`."""
     seconds = seconds_in(text)
     if seconds is None:
         units = ", ".join(UNITS_S)

@@ -1,4 +1,4 @@
-"""`submit` and `export`: a job for a scheduler's queue."""
+"""`submit` and `export`: prepare a job for a scheduler's queue or a cluster."""
 
 import os
 import sys
@@ -7,17 +7,16 @@ import time
 from collections.abc import Sequence
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
+from typer import Option
 
 from distlaunch.cli.options import Args, Job, Json, Set, SshConfig
 from distlaunch.cli.output import print_json, print_text, say
 from distlaunch.errors import DistlaunchError, reason
+from distlaunch.job.spec import JobSpec
 from distlaunch.schedulers import TABLE, Call, Scheduler, load, names
-
-if TYPE_CHECKING:
-    from distlaunch.job.spec import JobSpec
 
 queue = typer.Typer()
 exports = typer.Typer(
@@ -28,7 +27,7 @@ exports = typer.Typer(
 
 
 class Workload(str, Enum):
-    """What `export kubernetes` makes of a job."""
+    """Kinds of manifests that `export kubernetes` prints."""
 
     job = "job"
     jobset = "jobset"
@@ -36,10 +35,19 @@ class Workload(str, Enum):
 
 
 def _known(name: str | None) -> str | None:
-    """A scheduler's name; those of other packages are looked up only for one that is not in the table."""
+    """Check the name of a scheduler. Other packages are searched only for a name that is not in the table."""
     if name and name not in TABLE and name not in names():
         raise typer.BadParameter(f"{name!r} is not one of {', '.join(map(repr, names()))}.")
     return name
+
+
+_METAVAR = f"[{'|'.join(TABLE)}]"
+_TO = "The scheduler; by default the one that the job file has a section for, else Slurm."
+To = Annotated[str | None, Option("--to", metavar=_METAVAR, callback=_known, help=_TO, show_default=False)]
+Dry = Annotated[bool, Option("--dry-run", help="Print the batch script; submit nothing.")]
+Waits = Annotated[bool, Option("--wait", help="Wait until the job ends, and exit with its exit status.")]
+_ON = "Submit on HOST, such as a login node, reached over ssh."
+On = Annotated[str | None, Option("--on", metavar="HOST", help=_ON)]
 
 
 @queue.command("submit")
@@ -47,24 +55,10 @@ def submit(
     job: Job,
     args: Args = None,
     overrides: Set = None,
-    to: Annotated[
-        str | None,
-        typer.Option(
-            "--to",
-            metavar=f"[{'|'.join(TABLE)}]",
-            callback=_known,
-            help="The scheduler; by default the one that the job file has a section for, else Slurm.",
-            show_default=False,
-        ),
-    ] = None,
-    dry: Annotated[bool, typer.Option("--dry-run", help="Print the batch script; submit nothing.")] = False,
-    waits: Annotated[
-        bool, typer.Option("--wait", help="Wait until the job ends, and exit with its exit status.")
-    ] = False,
-    on: Annotated[
-        str | None,
-        typer.Option("--on", metavar="HOST", help="Submit on HOST, such as a login node, reached over ssh."),
-    ] = None,
+    to: To = None,
+    dry: Dry = False,
+    waits: Waits = False,
+    on: On = None,
     ssh_config: SshConfig = None,
     as_json: Json = False,
 ) -> None:
@@ -94,7 +88,7 @@ def submit(
 
 
 def _export(name: str) -> None:
-    """Add `export` of a batch script for that scheduler, which other commands don't load."""
+    """Add the command `export NAME` for a scheduler, whose module is loaded only then."""
 
     @exports.command(name, help=f"Print a batch script for {name}, to submit yourself.")
     def export(job: Job, args: Args = None, overrides: Set = None) -> None:
@@ -105,14 +99,15 @@ for _name in TABLE:
     _export(_name)
 
 
+_KIND = "An indexed Job, a JobSet, or a TrainJob for Kubeflow Trainer."
+Kind = Annotated[Workload, Option("--kind", help=_KIND)]
+
+
 @exports.command("kubernetes")
 def export_kubernetes(
     job: Job,
     args: Args = None,
-    kind: Annotated[
-        Workload,
-        typer.Option("--kind", help="An indexed Job, a JobSet, or a TrainJob for Kubeflow Trainer."),
-    ] = Workload.job,
+    kind: Kind = Workload.job,
     overrides: Set = None,
 ) -> None:
     """Print the job's Kubernetes manifests, for `kubectl apply -f -`."""
@@ -136,8 +131,11 @@ def export_kubernetes(
 
 def _prepared(
     job: str, overrides: Sequence[str], args: Sequence[str], to: str | None, followed: bool = False
-) -> tuple["JobSpec", Scheduler, str]:
-    """The job, its scheduler and its batch script; for `followed` see there. Raises `DistlaunchError`."""
+) -> tuple[JobSpec, Scheduler, str]:
+    """Return the job, its scheduler and its batch script. `followed` is that of `Scheduler.script`.
+
+    Raises `DistlaunchError`.
+    """
     from distlaunch.here import own_command
     from distlaunch.job.file import job_of, read_job
     from distlaunch.launch.addresses import plan_without_nodes
@@ -157,8 +155,8 @@ def _prepared(
     return spec, scheduler, scheduler.script(spec, Call(words, text if piped else None), followed)
 
 
-def _submitted(spec: "JobSpec", scheduler: Scheduler, script: str) -> tuple[str, Path]:
-    """Submit it; its ID, and where the script is kept. Raises `DistlaunchError`."""
+def _submitted(spec: JobSpec, scheduler: Scheduler, script: str) -> tuple[str, Path]:
+    """Submit the script; return the ID of the job and the path of the script. Raises `DistlaunchError`."""
     from distlaunch.runs.submissions import Submission, note
     from distlaunch.schedulers.queue import ToolMissingError
 

@@ -1,4 +1,4 @@
-"""Prints a plan in the form that was asked for, and what was found out about a port."""
+"""Prints plans in several formats, and the reports of `check-port`."""
 
 import sys
 from collections.abc import Sequence
@@ -13,11 +13,11 @@ from distlaunch.plan.torchrun_text import torchrun_text
 from distlaunch.wording import counted, refused_port_words, spans
 
 MANY = 256
-"""A table of more ranks has a row for each node."""
+"""Ranks beyond which a table has a row for each node only."""
 
 
 def _table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """The lines of a table; the first of its rows has the names of the columns."""
+    """Return the lines of a table; its first row has the names of the columns."""
     cells = [[escape(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     head, *others = ["   ".join(map(str.ljust, row, widths)).rstrip() for row in cells]
@@ -25,7 +25,7 @@ def _table(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def print_plan(plan: LaunchPlan, style: str) -> None:
-    """`style` is table, shell, torchrun or json."""
+    """Print a plan; `style` is table, shell, torchrun or json."""
     match style:
         case "json":
             print_json(plan_document(plan, planned_workers(plan)))
@@ -48,7 +48,7 @@ def _heading(plan: LaunchPlan) -> str:
 
 
 def _rows(plan: LaunchPlan) -> list[list[str]]:
-    """One row per rank, with its CPU binding if the job asks for one; of many ranks one per node."""
+    """Return a row for each rank, with its CPU binding if any; for many ranks, a row for each node."""
     if plan.spec.mpirun_hosts:
         from distlaunch.plan.other_launchers import rows as places
 
@@ -65,7 +65,7 @@ def _rows(plan: LaunchPlan) -> list[list[str]]:
 
 
 def _row(plan: LaunchPlan, node: NodePlan, local_ranks: Sequence[int]) -> list[str]:
-    """What one rank has, or all of a node's have."""
+    """Return the row of one rank, or of all ranks of a node."""
     many, binding = len(local_ranks) > 1, plan.spec.binding
     devices = [node.device(local_rank) for local_rank in local_ranks]
     kinds = dict.fromkeys(device.partition(":")[0] for device in devices) if many else devices
@@ -79,7 +79,7 @@ def _meeting(plan: LaunchPlan, rank: int) -> str:
 
 
 def print_port_report(report: PortReport) -> None:
-    """Whether the port is free, then one row per connection that was tried."""
+    """Print whether the port is free, and a row for each attempted connection."""
     port = f"port {report.port}" if report.port else "port"
     state = "free" if report.free else refused_port_words(str(report.error), report.owners)
     if report.free is None:
@@ -104,7 +104,7 @@ def _coloured(line: str, good: bool) -> str:
 
 
 def _pair_lines(report: PortReport) -> list[str]:
-    """How many pairs of nodes can connect, which can't, and which nodes were not tested."""
+    """Describe the pairs of nodes that can and can't connect, and the spares that were not tested."""
     lines = [f"spares not tested: {', '.join(report.spares)}"] if report.spares else []
     if report.pairs is None or not report.pairs.tried:
         return lines

@@ -1,21 +1,18 @@
-"""`distlaunch torchrun`: torchrun's command line on our engine."""
+"""`distlaunch torchrun`: runs the command line of torchrun."""
 
 import errno
 import os
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from distlaunch.cli.output import print_text, say
 from distlaunch.compat import torchrun_job
 from distlaunch.compat.flags import FLAGS, parse_flags
 from distlaunch.errors import DistlaunchError, Exit
-
-if TYPE_CHECKING:
-    from distlaunch.transports.link import Link
+from distlaunch.transports.link import Link
 
 NOT_FOUND = 127
-"""A shell's status of what can't be started."""
+"""The exit status that shells use for a missing program."""
 USAGE = """\
 usage: distlaunch torchrun [flags] SCRIPT [script arguments]
 
@@ -30,8 +27,8 @@ docs/torchrun.md describes what each flag does here.
 """
 
 
-def run_torchrun(words: Sequence[str], early: "Link | None" = None) -> int:
-    """Run a torchrun command line; the exit status. `early` is an agent opened ahead.
+def run_torchrun(words: Sequence[str], early: Link | None = None) -> int:
+    """Run a torchrun command line; return its exit status. `early` is an agent opened ahead.
 
     Raises `DistlaunchError`.
     """
@@ -60,7 +57,7 @@ def run_torchrun(words: Sequence[str], early: "Link | None" = None) -> int:
 
 
 def _check_python(python: str) -> None:
-    """Raise `DistlaunchError` for an interpreter that is missing here, before the others are waited for."""
+    """Raise `DistlaunchError` for a missing interpreter before waiting for other nodes."""
     from shutil import which
 
     if which(python) is None:
@@ -70,7 +67,7 @@ def _check_python(python: str) -> None:
 
 
 def here() -> torchrun_job.Here:
-    """This machine and this process."""
+    """Return facts about this machine and process."""
     from distlaunch.agent import scratch
     from distlaunch.agent.gpus import gpu_count
     from distlaunch.here import cpu_count
@@ -93,8 +90,8 @@ def _folder() -> str:
         raise DistlaunchError(f"can't read the current directory: {error.strerror}") from None
 
 
-def _hand_over(why: str, words: Sequence[str], early: "Link | None") -> None:
-    """Become torch's own elastic agent."""
+def _hand_over(why: str, words: Sequence[str], early: Link | None) -> None:
+    """Exec torch's own elastic agent."""
     python = os.environ.get("PYTHON_EXEC") or sys.executable
     say(f"{why} needs torch's elastic agent; handing over to {python} -m torch.distributed.run")
     if early:

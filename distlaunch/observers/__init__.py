@@ -1,7 +1,7 @@
-"""Who sees a run: `Observers` (observer.py) tells each of them what happens, in order.
+"""Observers of a run. `Observers` (observer.py) calls each of them, in order.
 
-recording    what is kept of a run: in its folder (run_folder), and its last output in memory
-terminal     what the user sees, by way of the console
-outlet       a thread that writes for the console, and for the run directory: a slow reader slows nobody
-metrics, notifier    what others are told, for jobs that ask for it
+recording    writes the run directory (run_folder), and keeps the last output in memory
+terminal     shows the run to the user, through the console
+outlet       a thread that writes for the console and the run directory: slow readers don't delay a job
+metrics, notifier    write metrics and start commands, for jobs that ask for it
 """

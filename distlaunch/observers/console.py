@@ -1,4 +1,4 @@
-"""Shows the ranks' output as whole lines with their origin, and distlaunch's own messages."""
+"""Shows the output of ranks as whole lines with their origin, and messages from distlaunch."""
 
 import errno
 import os
@@ -11,37 +11,37 @@ from distlaunch.observers.outlet import Outlet
 from distlaunch.wording import counted, spans
 
 Stream = tuple[int, ...]
-"""A rank, and 0 for its stdout or 1 for its stderr; the generation before these, where it matters."""
+"""A rank, and 0 for its stdout or 1 for its stderr; preceded by the attempt where that matters."""
 MAX_LINE = 1 << 16
-"""Bytes of a line without its end that are held back; more is shown in pieces."""
-MAX_PLACES = 100
-"""Lines of each stream whose places on the terminal are remembered."""
+"""Bytes of an incomplete line that are held back. A longer line is shown in pieces."""
+MAX_RECENT = 200
+"""Lines on the terminal whose rank and stream are remembered."""
 PROGRESS_S = 1.0
-"""A progress bar, which rewrites its line with carriage returns, is shown at most this often."""
+"""Minimum seconds between two displays of a progress bar, which rewrites its line with carriage returns."""
 FOLD_S = 0.2
-"""Lines that are to be folded are held back for so long at most."""
+"""Seconds for which lines are held back to find identical ones."""
 MAX_FOLDED = 1 << 20
-"""Bytes of lines that are held back to be folded."""
+"""Bytes of lines held back to find identical ones."""
 _LEVEL_COLOURS = {"warning": 33, "error": 31}
 RANK_COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
-# Everything a terminal obeys, but for tab, and colours (SGR), which training scripts use.
+# Everything a terminal acts on, except tabs and colors (SGR), which training scripts use.
 _BIDI = "\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069"
 _CONTROLS = re.compile(f"\x1b\\[[0-9;:]*m|[\x00-\x08\x0b-\x1f\x7f-\x9f{_BIDI}]")
 
 
 def wants_colour(stream_is_terminal: bool) -> bool:
-    """Colours only on a terminal that has them, and not where NO_COLOR asks for none."""
+    """Return whether to print colors: only on a terminal that supports them, and not if NO_COLOR is set."""
     return stream_is_terminal and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
 
 
 class Lines:
-    """The beginnings of lines whose ends have yet to come; `held` has them by stream."""
+    """Incomplete lines of several streams; `held` maps each stream to its incomplete line."""
 
     def __init__(self) -> None:
         self.held: dict[Stream, bytes] = {}
 
     def whole(self, stream: Stream, data: bytes) -> bytes | None:
-        """The lines that `data` completes, without the last one's end; None if it completes none."""
+        """Return the lines that `data` completes, without the last line end; None if it completes none."""
         whole, newline, rest = (self.held.pop(stream, b"") + data).rpartition(b"\n")
         if len(rest) > MAX_LINE:
             whole, newline, rest = whole + newline + rest, b"\n", b""
@@ -50,13 +50,13 @@ class Lines:
         return whole if newline else None
 
     def rest(self) -> list[tuple[Stream, bytes]]:
-        """The beginnings themselves, held no longer."""
+        """Return all incomplete lines by stream, and hold them no longer."""
         held, self.held = self.held, {}
         return sorted(held.items())
 
 
 class Console:
-    """Prints to stdout and stderr."""
+    """Printer of ranks' output and messages to stdout and stderr."""
 
     def __init__(
         self,
@@ -64,32 +64,31 @@ class Console:
         output_fd: int = 1,
         waits: Callable[[], bool] = lambda: False,
     ) -> None:
-        """For `waits` see `Outlet`."""
+        """Call `on_reader_left` when a reader closes its pipe. `waits` is that of `Outlet`."""
         self._on_reader_left = on_reader_left
-        # What goes to one place stands between what goes to the other if they are the same.
+        # If both streams go to one place, lines of one are between lines of the other.
         self._together = os.path.sameopenfile(output_fd, 2)
         errors = Outlet(2, lambda error: self._broken("stderr", 0, error), waits)
-        output = errors  # one writer for what goes to one place: two would write in any order
+        output = errors  # one writer for one place: two would write in any order
         if not self._together:
             output = Outlet(1, lambda error: self._broken("stdout", 1, error), waits)
         self._outlets = (output, errors)
         self._terminal = (os.isatty(output_fd), os.isatty(2))
         self.has_terminal = self._terminal[1]
-        """Whether distlaunch's messages go to a terminal."""
+        """Whether messages go to a terminal."""
         self._coloured = tuple(map(wants_colour, self._terminal))
-        self._shown_lines = 0
-        self._places: dict[Stream, deque[int]] = {}
+        self._recent: deque[Stream] = deque(maxlen=MAX_RECENT)
         self._progress_shown: dict[Stream, float] = {}
         self._lines = Lines()
         self._prefixes: dict[Stream, str] = {}
         self.last_said = ""
-        """The last line of our own messages, if nothing was shown after it."""
+        """The last line of the last message, if nothing was shown after it."""
         self._in_line = [False, False]
         self._live = ""
 
     def live(self, text: str) -> None:
-        """Show a line that is gone, or is another, as soon as there is something else to show."""
-        width = os.get_terminal_size(2).columns or 80 if self.has_terminal else 0  # 0 = it does not know
+        """Show a line that is removed or replaced as soon as there is something else to show."""
+        width = os.get_terminal_size(2).columns or 80 if self.has_terminal else 0  # 0 = unknown
         shown = escape(text)[: max(0, width - 1)]
         if shown == self._live:
             return
@@ -97,22 +96,21 @@ class Console:
         self._outlets[1].write(b"\r\x1b[K" + shown.encode(errors="backslashreplace"), ours=True)
 
     def _end_live(self) -> None:
-        """Take it away before anything else comes there, be it by the other stream."""
+        """Remove the live line before anything else is written, even to the other stream."""
         if self._live:
             self.live("")
             if not self._together:
                 self._outlets[1].settle()
 
     def output(self, rank: int, stream: int, data: bytes, prefix: str | None) -> None:
-        """Show what a rank printed, line by line behind `prefix`; the rest of a line waits for its end.
+        """Show output of a rank, line by line after `prefix`. An incomplete line waits for its end.
 
-        Without a prefix bytes are shown as they come.
+        Without a prefix, bytes are shown as they come.
         """
         self._end_live()
         if prefix is None:
             self._came_between(stream)
             self._in_line[stream] = not data.endswith(b"\n")
-            self._shown_lines += data.count(b"\n")
             self._outlets[stream].write(data)
             return
         key = (rank, stream)
@@ -123,7 +121,7 @@ class Console:
             self._show_progress(rank, stream, rest)
 
     def _show_progress(self, rank: int, stream: int, rest: bytes) -> None:
-        """Show where a progress bar stands, now and then; or hold that back, and nothing before it."""
+        """Show the current state of a progress bar, or hold back only that state if one was shown lately."""
         key, now = (rank, stream), time.monotonic()
         if now - self._progress_shown.get(key, 0.0) < PROGRESS_S:
             self._lines.held[key] = latest(rest) + (b"\r" if rest.endswith(b"\r") else b"")
@@ -133,33 +131,40 @@ class Console:
         self._show(rank, stream, latest(rest))
 
     def above(self, rank: int, stream: int, count: int) -> tuple[int, str] | None:
-        """Lines of others after and between the last `count` of a rank, and what marks these.
+        """Return how many lines of others came after a stream's first of the last `count`, and its prefix.
 
-        None where they are not marked, not all goes to one terminal, or they are more than are remembered.
+        Return None if there is no prefix, not all output goes to one terminal, or too many lines came since.
         """
-        mark, places = self._prefixes.get((rank, stream), ""), self._places.get((rank, stream), ())
-        if not mark or len(places) < count or any(outlet.dropped_lines for outlet in self._outlets):
+        mark, others = self._prefixes.get((rank, stream), "").strip(), 0
+        if not mark or any(outlet.dropped_lines for outlet in self._outlets):
             return None
-        return self._shown_lines - places[-count] - count, mark.strip()
+        for shown in reversed(self._recent):
+            if shown != (rank, stream):
+                others += 1
+            elif count == 1:
+                return others, mark
+            else:
+                count -= 1
+        return None
 
     def finish_lines(self) -> None:
-        """Show the last lines that lack their end."""
+        """Show the incomplete lines."""
         for (rank, stream), rest in self._lines.rest():
             self._show(rank, stream, rest)
 
     def say(self, text: str, level: str = "info") -> None:
-        """Print a message of distlaunch's own to stderr; the levels are info, warning and error."""
+        """Print a message to stderr; `level` is info, warning or error."""
         self._end_live()
         for self.last_said in text.splitlines():
             line = f"distlaunch: {escape(self.last_said) if self.has_terminal else self.last_said}"
             if self._coloured[1] and level in _LEVEL_COLOURS:
                 line = f"\x1b[{_LEVEL_COLOURS[level]}m{line}\x1b[0m"
-            begin = b"\n" if self._in_line[1] else b""  # not in the middle of a worker's line
+            begin = b"\n" if self._in_line[1] else b""  # not in the middle of a line of a worker
             self._in_line[1] = False
             self._outlets[1].write(begin + line.encode(errors="backslashreplace") + b"\n", ours=True)
 
     def close(self, patient: Callable[[float], bool]) -> None:
-        """Write out what is queued, and say what was not shown; for `patient` see `Outlet.close`."""
+        """Write out what is queued, and report lines not shown. `patient` is that of `Outlet.close`."""
         self._end_live()
         output, errors = self._outlets
         if output is not errors:
@@ -170,7 +175,7 @@ class Console:
         errors.close(patient)
 
     def _broken(self, name: str, other: int, error: OSError) -> None:
-        """A reader that leaves ends the job, as it ends a pipeline; a full disk does not: the logs go on."""
+        """End the job if a reader left, as in a pipeline. A full disk doesn't end it: the logs go on."""
         if error.errno == errno.EPIPE:
             self._on_reader_left()
         elif not self._outlets[other].broken:
@@ -189,24 +194,20 @@ class Console:
         if self._terminal[stream]:
             whole = harmless(whole)
         if self._together and all(self._terminal):
-            self._note_places(rank, stream, whole.count(b"\n") + 1)
+            self._recent += [(rank, stream)] * min(whole.count(b"\n") + 1, MAX_RECENT)
         self._outlets[stream].write(b"".join((prefix, whole.replace(b"\n", b"\n" + prefix), b"\n")))
-
-    def _note_places(self, rank: int, stream: int, lines: int) -> None:
-        first, self._shown_lines = self._shown_lines, self._shown_lines + lines
-        places = self._places.setdefault((rank, stream), deque(maxlen=MAX_PLACES))
-        places.extend(range(max(first, self._shown_lines - MAX_PLACES), self._shown_lines))
 
 
 class Folding:
-    """Passes a line to `show` once when several ranks print it at about the same time.
+    """Shows a line once if several ranks print it at about the same time.
 
-    That takes the first of these ranks, the stream, the line with its end, and a tag that names all of them.
-    Lines keep the order in which they first came; a rank's equal lines are as many as it printed.
+    `show` takes the lowest of these ranks, the stream, the line with its end, and a tag that names all ranks.
+    Lines stay in the order of their first arrival. A line that a rank repeats is shown as often.
     """
 
-    def __init__(self, show: Callable[[int, int, bytes, str], object]) -> None:
-        self._show = show
+    def __init__(self, show: Callable[[int, int, bytes, str], object], hold_s: float = FOLD_S) -> None:
+        """Hold lines back for `hold_s` seconds; with 0, show each at once."""
+        self._show, self._hold_s = show, hold_s
         self._tags: dict[int, str] = {}
         self._groups: dict[tuple[int, bytes, int], set[int]] = {}
         self._lines = Lines()
@@ -215,11 +216,11 @@ class Folding:
 
     @property
     def due(self) -> float | None:
-        """When to show what is held back; None if nothing is."""
-        return None if self._since is None else self._since + FOLD_S
+        """Return the time to show the lines held back; None if there are none."""
+        return None if self._since is None else self._since + self._hold_s
 
     def add(self, rank: int, stream: int, data: bytes, tag: str, now: float) -> None:
-        """Take what a rank printed at `now` (seconds); `tag` is that of its own lines."""
+        """Take output that a rank printed at `now` (seconds). `tag` marks lines of this rank alone."""
         self._tags[rank] = tag
         if self.due is not None and now >= self.due:
             self.flush()
@@ -227,7 +228,7 @@ class Folding:
             self._hold(rank, stream, whole.split(b"\n"), now)
 
     def flush(self) -> None:
-        """Show what is held back."""
+        """Show the lines held back."""
         groups, self._groups = self._groups, {}
         self._bytes, self._since = 0, None
         for (stream, line, _), ranks in groups.items():
@@ -236,7 +237,7 @@ class Folding:
             self._show(first, stream, line + b"\n", tag)
 
     def finish(self) -> None:
-        """Show all, including lines that lack their end."""
+        """Show all lines, including incomplete ones."""
         for (rank, stream), rest in self._lines.rest():
             self._hold(rank, stream, [rest], 0.0)
         self.flush()
@@ -250,29 +251,29 @@ class Folding:
                 time += 1
             self._bytes += 8 if ranks else 8 + len(line)
             ranks.add(rank)
-        if self._bytes > MAX_FOLDED:
+        if self._bytes > MAX_FOLDED or not self._hold_s:
             self.flush()
 
 
 def coloured(tag: bytes, rank: int) -> bytes:
-    """The tag of a rank's lines in the rank's colour."""
+    """Return the tag of a rank's lines in the color of the rank."""
     return b"\x1b[%dm%s\x1b[0m" % (RANK_COLOURS[rank % len(RANK_COLOURS)], tag)
 
 
 def harmless(lines: bytes) -> bytes:
-    """Lines of a rank as a terminal may have them."""
+    """Return lines of a rank without anything but colors that a terminal would act on."""
     text = escape(b"\n".join(map(latest, lines.split(b"\n"))).decode(errors="backslashreplace"))
-    # A colour that a worker leaves on would run into our own lines.
+    # A color that a worker leaves on would run into the next lines.
     return (text + "\x1b[0m" if "\x1b[" in text else text).encode(errors="backslashreplace")
 
 
 def latest(line: bytes) -> bytes:
-    """Where a progress bar stands, which rewrites its line with carriage returns."""
+    """Return the current state of a progress bar, which rewrites its line with carriage returns."""
     return line.rstrip(b"\r").rpartition(b"\r")[2]
 
 
 def escape(text: str) -> str:
-    """`text` without what a terminal would obey, but for tabs, line ends and colours."""
+    """Return `text` with escapes for everything a terminal acts on, except tabs, line ends and colors."""
 
     def shown(found: re.Match[str]) -> str:
         return found[0] if found[0].startswith("\x1b[") else f"\\x{ord(found[0]):02x}"

@@ -1,4 +1,4 @@
-"""A run's metrics in Prometheus' text format, in a file that is written whole or not at all."""
+"""Writes the metrics of a run in the Prometheus text format to a file, which is replaced as a whole."""
 
 import contextlib
 import errno
@@ -32,11 +32,11 @@ _OF_RUN = (
 )
 """Name, help, and field of `Status`."""
 EVERY_S = 5.0
-"""The file is written at most this often for what changes all the time."""
+"""Minimum seconds between two writes caused by output or measurements."""
 
 
 class Metrics(Observer):
-    """Writes `path` when the run's state changes, and now and then while ranks print."""
+    """Writer of the file at `path`, whenever the state of the run changes, and regularly as ranks print."""
 
     def __init__(self, path: str, status: Status) -> None:
         self._path, self._status = path, status
@@ -46,7 +46,7 @@ class Metrics(Observer):
         self._failed = False
 
     def happened(self, event: Event, state: State, at: float) -> None:
-        """Write the file if something in it has changed."""
+        """Write the file if one of its values has changed."""
         self._state = state
         status = status_now(self._status, state, time.time())
         if status != self._status and state.phase is not Phase.DONE:
@@ -54,18 +54,18 @@ class Metrics(Observer):
             self.woken()
 
     def started(self, state: State, at: float) -> None:
-        """Forget the output and use of an earlier generation's ranks."""
+        """Forget the output and use of ranks in the previous attempt."""
         self._heard.clear()
         self._uses.clear()
         self.wants_use = True
 
     def used(self, uses: Mapping[int, Use], at: float) -> None:
-        """Remember it until it is time to write."""
+        """Remember the use of ranks until the next write."""
         self._uses.update(uses)
         self._write_soon()
 
     def printed(self, output: Printed) -> None:
-        """Note when the rank was last heard."""
+        """Remember the time of the rank's last output."""
         self._heard[output.rank] = time.time()
         self._write_soon()
 
@@ -82,17 +82,16 @@ class Metrics(Observer):
             with open(fresh, "w", encoding="utf-8") as file:
                 file.writelines(self._lines())
             os.replace(fresh, self._path)
+            self._failed = False
         except OSError as error:
             with contextlib.suppress(OSError):
                 os.unlink(fresh)
             if not self._failed:
                 self.remark(f"metrics.file: can't write {self._path}: {reason(error)}; trying again")
             self._failed = True
-        else:
-            self._failed = False
 
     def ended(self, summary: Summary) -> None:
-        """Write how it ended; the file stays, for the next scrape."""
+        """Write how the run ended. The file remains for the next scrape."""
         self._status = status_now(self._status, summary.state, time.time())
         self.woken()
 
@@ -104,7 +103,7 @@ class Metrics(Observer):
                 yield f"distlaunch_{name}{{{labels}{label}}} {value:.15g}\n"
 
     def _gauges(self) -> Iterator[tuple[str, str, Mapping[str, float]]]:
-        """Name, help, and the values by the label that tells them apart."""
+        """Yield the name, the help and the values of each gauge, by the label that distinguishes them."""
         states = {f',state="{state.value}"': int(state is self._status.state) for state in RunState}
         yield "run_state", "1 for the run's current state, 0 for the others.", states
         running = sum(worker.running for worker in self._state.workers) if self._state else 0
@@ -122,7 +121,7 @@ class Metrics(Observer):
 
 
 def _check_replaceable(path: str) -> None:
-    """Raises OSError where a device, a pipe or a folder is, which a file would take the place of."""
+    """Raise OSError if `path` is a device, a pipe or a directory: a file would replace it."""
     with contextlib.suppress(FileNotFoundError):
         if not stat.S_ISREG(os.stat(path).st_mode):
             raise OSError(errno.EINVAL, "it is not a regular file")
@@ -133,5 +132,5 @@ def _by_rank(values: Mapping[int, float]) -> dict[str, float]:
 
 
 def _quoted(text: str) -> str:
-    """A label's value."""
+    """Return `text` as the value of a label."""
     return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

@@ -1,4 +1,4 @@
-"""Tells a program what has become of a run: facts as JSON on the stdin of the job's `notify.command`."""
+"""Notifies a program of restarts, stalls and the end: facts as JSON on the stdin of `notify.command`."""
 
 import contextlib
 import errno
@@ -26,25 +26,25 @@ from distlaunch.wording import exit_words
 LIMIT_S = 30.0
 """Seconds after which a command is killed."""
 LAST_S = 10.0
-"""Seconds for which the commands are waited for at the end of a run."""
+"""Seconds to wait for the last commands at the end of a run."""
 SETTLE_S = 0.5
-"""Seconds after the end of a rank in which its last output may come."""
+"""Seconds after the end of a rank during which its last output may arrive."""
 _NO_MORE = "later failures are not reported"
 
 
 def start_error(program: str) -> str | None:
-    """Why a program, by its path or from PATH, can't be started here, or None."""
+    """Return why a program, given by its path or found in PATH, can't be started here; None if it can."""
     if "/" not in program:
         return None if shutil.which(program) else f"{program}: not found in PATH"
-    if not os.path.exists(program):
-        return f"{program}: {os.strerror(errno.ENOENT)}"
     if os.path.isdir(program):
         return f"{program}: a folder"
-    return None if os.access(program, os.X_OK) else f"{program}: not executable"
+    if os.path.exists(program):
+        return None if os.access(program, os.X_OK) else f"{program}: not executable"
+    return f"{program}: {os.strerror(errno.ENOENT)}"
 
 
 class Notifier(Observer):
-    """Starts the command for each wanted occasion, one after another, in a thread: none holds the run up."""
+    """Runs the command for each requested event, one after another, in a thread that never delays the run."""
 
     def __init__(self, spec: JobSpec, run_id: str, folder: str, last_output: LastOutput) -> None:
         self._job, self._wish = spec.name, spec.notify
@@ -55,7 +55,7 @@ class Notifier(Observer):
         self._thread = threading.Thread(target=self._run, daemon=True, name="notifier")
         self._process: subprocess.Popen[bytes] | None = None
         self._failed = ""
-        self._said = False
+        self._failure_shown = False
 
     def happened(self, event: Event, state: State, at: float) -> None:
         """Report restarts and stalls."""
@@ -72,7 +72,7 @@ class Notifier(Observer):
         self._say_failure()
 
     def woken(self) -> None:
-        """Report a restart that has waited: the last output of a rank may come after its end."""
+        """Report a restart that was delayed, because the last output of a rank may arrive after its end."""
         state, self._restarted, self.wake_at = self._restarted, None, None
         if state:
             last = state.restarts[-1]
@@ -109,19 +109,19 @@ class Notifier(Observer):
         self._waiting.put(json.dumps({**about, **facts}).encode() + b"\n")
 
     def _say_failure(self) -> None:
-        """In the thread that runs the job, once for all."""
-        if self._failed and not self._said:
-            self._said = True
+        """Report the first failure of the command, in the thread that runs the job."""
+        if self._failed and not self._failure_shown:
+            self._failure_shown = True
             self.remark(self._failed)
 
-    # In the thread of its own
+    # In the thread
 
     def _run(self) -> None:
         while (facts := self._waiting.get()) is not None:
             self._failed = self._failed or self._call(facts)
 
     def _call(self, facts: bytes) -> str:
-        """What went wrong, if anything did."""
+        """Run the command; return what went wrong, or ""."""
         name = self._wish.command[0]
         try:
             self._process = subprocess.Popen(
@@ -143,7 +143,7 @@ class Notifier(Observer):
         return f"notify.command: {name} {was}{exit_words(status)}; {_NO_MORE}" if status else ""
 
     def _end(self) -> None:
-        """Kill the command, with what it has started."""
+        """Kill the command and the processes it has started."""
         process = self._process
         if process and process.poll() is None:
             with contextlib.suppress(ProcessLookupError):

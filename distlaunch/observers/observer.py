@@ -1,4 +1,4 @@
-"""What observers see of a run: its events, and each rank's output with its destination."""
+"""The interface of observers of a run: its events, and the output of each rank with its destination."""
 
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -29,56 +29,56 @@ class Printed(Frozen):
 
 
 class Observer:
-    """A spectator of a run: each method is called after the fact, in order, in the thread that runs the job.
+    """A base class for observers. The thread that runs the job calls each method after the fact, in order.
 
     Times are seconds since the run began. An observer that raises is removed, and the job goes on.
-    To add one: a program passes it to `launch.run.run_job`, the commands have theirs in `cli/run.py`.
+    A program passes its observers to `launch.run.run_job`; those of the commands are made in `cli/run.py`.
     """
 
     remark: Callable[[str], None] = staticmethod(lambda text: None)
-    """Sends a remark to all observers; set by `Observers`."""
+    """Sends a message to all observers; set by `Observers`."""
 
     moment: Callable[[], float] = staticmethod(time.time)
-    """When the output that is being told came, in seconds since the epoch; set by a `Retelling`."""
+    """Returns when the current output arrived, in seconds since the epoch; replaced by `Retelling`."""
 
     wake_at: float | None = None
     """When to call `woken`, in monotonic seconds; None = never."""
 
     wants_use: bool = False
-    """Whether to call `used`: agents measure what ranks use only while an observer wants it."""
+    """Whether to call `used`. Agents measure the use of ranks only while an observer wants it."""
 
     def woken(self) -> None:
-        """It is `wake_at`, or a little later."""
+        """Act on `wake_at`, which has passed."""
 
     def used(self, uses: Mapping[int, Use], at: float) -> None:
-        """A node has reported what its ranks use, by rank; every few seconds."""
+        """Take what ranks of a node use, by rank; called every few seconds."""
 
     def began(self, spec: JobSpec, chance: float, at: float) -> None:
-        """The run has begun; its supervisor's random choices follow from `chance`."""
+        """Note that the run has attempt. Random choices of its supervisor follow from `chance`."""
 
     def happened(self, event: Event, state: State, at: float) -> None:
-        """An event has led to `state`."""
+        """Note that an event has led to `state`."""
 
     def started(self, state: State, at: float) -> None:
-        """The workers of another generation are being started."""
+        """Note that the workers of another attempt are being started."""
 
     def told(self, notice: Notice, at: float) -> None:
-        """The supervisor has a message for the user."""
+        """Take a message from the supervisor for the user."""
 
     def printed(self, output: Printed) -> None:
-        """A rank has printed something."""
+        """Take output of a rank."""
 
     def dumped(self, rank: int, data: bytes, generation: int) -> None:
-        """A piece of the dump of a rank's flight recorder has arrived."""
+        """Take a piece of the dump of a rank's flight recorder."""
 
     def drained(self, state: State) -> None:
-        """The last output has arrived; `state` is the last one, too."""
+        """Note that the last output has arrived; `state` is the final state."""
 
     def ended(self, summary: Summary) -> None:
-        """The run is over."""
+        """Note that the run is over."""
 
     def remarked(self, text: str) -> None:
-        """An observer has a message for the user."""
+        """Take a message from another observer for the user."""
 
 
 class Observers:
@@ -91,32 +91,32 @@ class Observers:
 
     @property
     def wake_at(self) -> float | None:
-        """When the first of them wants to be woken, in monotonic seconds."""
+        """Return when the first of them is to be woken, in monotonic seconds."""
         return min((each.wake_at for each in self._observers if each.wake_at is not None), default=None)
 
     @property
     def want_use(self) -> bool:
-        """Whether one of them wants to know what ranks use."""
+        """Return whether an observer wants the use of ranks."""
         return any(each.wants_use for each in self._observers)
 
     def wake(self) -> None:
-        """Wake those whose time has come."""
+        """Wake the observers whose time has come."""
         now = time.monotonic()
         for each in tuple(self._observers):
             if each.wake_at is not None and each.wake_at <= now:
                 self._call(each, "woken")
 
     def tell(self, what: Callable[Concatenate[Any, P], None], *seen: P.args, **named: P.kwargs) -> None:
-        """Call the method `what` of each; one that fails is left out from then on."""
+        """Call the method `what` of each observer. One that raises is removed."""
         for each in tuple(self._observers):
             self._call(each, what.__name__, *seen, **named)
 
     def _call(self, each: Observer, name: str, *seen: Any, **named: Any) -> None:
         try:
             getattr(each, name)(*seen, **named)
-        except Exception as error:  # whatever it is, a week of training must not end with it
+        except Exception as error:  # of any kind: a week of training must not end with it
             if each not in self._observers:
-                return  # it failed while others were told that another had
+                return  # it raised while others were notified of another one
             self._observers.remove(each)
             failed = f"{type(error).__name__}: {error}"
             text = f"observer {type(each).__name__} failed and was removed: {failed}"
@@ -124,7 +124,7 @@ class Observers:
 
 
 class Begun(Frozen):
-    """A generation that has started, and where each worker's output goes."""
+    """An attempt that has started, and the destination of each worker's output."""
 
     number: int
     plan: LaunchPlan
@@ -132,23 +132,23 @@ class Begun(Frozen):
 
 
 class Generations:
-    """The generations of a run that have started; frames have only the last digits of their numbers."""
+    """The attempts of a run that have started. Frames contain only the last digits of their numbers."""
 
     def __init__(self) -> None:
-        self._begun: dict[int, Begun] = {}
+        self._attempts: dict[int, Begun] = {}
 
     def note(self, state: State) -> bool:
-        """Note the current one, if it has started; whether it is another one than before."""
+        """Note the current attempt if it has started; return whether it was unknown."""
         this = state.current
         if this is None or this.started_at is None:
             return False
         known = self.of(this.number)
         if known and known.number == this.number:
             return False
-        begun = Begun(this.number, this.plan, destinations(this.plan, this.number))
-        self._begun[this.number % GENERATIONS] = begun
+        attempt = Begun(this.number, this.plan, destinations(this.plan, this.number))
+        self._attempts[this.number % GENERATIONS] = attempt
         return True
 
     def of(self, called: int) -> Begun | None:
-        """The generation with these last digits, whose output may come late."""
-        return self._begun.get(called % GENERATIONS)
+        """Return the attempt whose number has these last digits: its output may arrive late."""
+        return self._attempts.get(called % GENERATIONS)

@@ -1,4 +1,4 @@
-"""Writes from a thread: a slow terminal, pipe or disk never slows the job."""
+"""Writes from a thread, so that a slow terminal, pipe or disk never slows the job."""
 
 import os
 import select
@@ -10,13 +10,16 @@ from typing import Generic, TypeVar
 
 Piece = TypeVar("Piece")
 CAPACITY = 8 << 20
-"""Bytes that may wait for a slow reader, or disk."""
+"""Bytes that may wait for a slow reader or disk."""
 LOOK_S = 0.1
-"""How often we check, at the end, whether to keep waiting for a reader that takes nothing."""
+"""Seconds between two checks, at the end, whether to keep waiting for a reader that takes nothing."""
 
 
 class Backlog(Generic[Piece]):
-    """A queue, used with `changed` held, and a thread, started by the first piece, that `write`s it empty."""
+    """A queue and the thread that empties it by calling `write`. Hold `changed` to use the queue.
+
+    The first piece starts the thread.
+    """
 
     def __init__(self, name: str, write: Callable[[], None]) -> None:
         self._thread = threading.Thread(target=self._run, daemon=True, name=name)
@@ -27,29 +30,29 @@ class Backlog(Generic[Piece]):
         self.waiting = 0
 
     def add(self, piece: Piece, size: int) -> None:
-        """Have a piece of `size` bytes written."""
-        if not self.queue:  # else the thread is at work
+        """Queue a piece of `size` bytes."""
+        if not self.queue:  # else the thread is writing
             self.changed.notify_all()
         self.queue.append(piece)
         self.waiting += size
         if not self._thread.ident:
             try:
                 self._thread.start()
-            except RuntimeError:  # no room for a thread
-                self._write()  # rather slow than lost
+            except RuntimeError:  # no more threads can be started
+                self._write()  # slow, but not lost
 
     def written(self, size: int) -> None:
-        """Note that `write` has dealt with `size` bytes."""
+        """Note that `write` is done with `size` bytes."""
         self.waiting -= size
         self.changed.notify_all()
 
     def moves(self, within_s: float) -> bool:
-        """Wait until something is written; whether it was within that time."""
+        """Wait for progress; return whether there was some within that time."""
         before = self.waiting
         return self.changed.wait_for(lambda: self.waiting != before, within_s)
 
     def drain(self, look_s: float, patient: Callable[[float], bool]) -> bool:
-        """Wait until all is written, while `patient(seconds without progress)` is true; whether all is."""
+        """Wait until all is written, while `patient(seconds without progress)`; return whether all is."""
         with self.changed:
             since = time.monotonic()
             while self.waiting:
@@ -59,7 +62,7 @@ class Backlog(Generic[Piece]):
         return True
 
     def end(self) -> bool:
-        """Let the thread end when all is written, and wait for it if all is; whether it has ended."""
+        """End the thread once all is written, and wait for it if all is; return whether it has ended."""
         with self.changed:
             self._ending = True
             self.changed.notify_all()
@@ -79,7 +82,7 @@ class Backlog(Generic[Piece]):
 class Outlet:
     """The writer of a terminal or a pipe.
 
-    `on_broken` is called, from its thread, when writing has failed for good. `waits` says whether to wait for
+    `on_broken` is called in the thread when writing has failed for good. `waits` returns whether to wait for
     a reader that is too far behind.
     """
 
@@ -93,7 +96,7 @@ class Outlet:
         self.broken = False
 
     def write(self, data: bytes, ours: bool = False) -> None:
-        """Queue whole lines; drop them when the reader is too far behind, except for `ours`: they are few."""
+        """Queue whole lines. Drop them if the reader is too far behind; messages (`ours`) always stay."""
         with self._backlog.changed:
             if self.broken or not (ours or self._has_room(len(data))):
                 self.dropped_lines += data.count(b"\n")
@@ -105,16 +108,16 @@ class Outlet:
             if self.broken or not self._waits():
                 return False
             if not self._backlog.waiting:
-                return True  # it is long, but all there is
+                return True  # longer than the capacity, but alone
             self._backlog.moves(LOOK_S)
         return True
 
     def settle(self) -> None:
-        """Wait a moment until what was written is there."""
+        """Wait a moment until everything is written."""
         self._backlog.drain(LOOK_S, lambda silent_s: False)
 
     def close(self, patient: Callable[[float], bool]) -> None:
-        """Write out what is queued while `patient`, told for how long nothing was taken; drop the rest."""
+        """Write the queue while `patient(seconds without progress)` is true; drop the rest."""
         with self._backlog.changed:
             if not self._backlog.drain(LOOK_S, patient):
                 left = b"".join((self._unsent, *self._backlog.queue))
@@ -129,11 +132,11 @@ class Outlet:
             try:
                 self._sent(os.write(self._fd, self._unsent[: 1 << 16]))
             except BlockingIOError:
-                select.select([], [self._fd], [])  # whoever shares the terminal made it non-blocking
+                select.select([], [self._fd], [])  # another process with this terminal made it non-blocking
             except OSError as error:
                 with self._backlog.changed:
                     self.broken = True
-                    self._backlog.queue.clear()  # what came while that was written
+                    self._backlog.queue.clear()  # queued during the write
                     self._sent(self._backlog.waiting)
                 self._on_broken(error)
 

@@ -1,4 +1,4 @@
-"""Keeps a run: in its folder how it began, every event, all output and its end; in memory its last output."""
+"""Records a run: its start, every event, all output and its end on disk, and its last output in memory."""
 
 import io
 import json
@@ -11,7 +11,7 @@ from distlaunch.agent.frozen import Frozen
 from distlaunch.agent.messages import StackDumped, WorkerExited
 from distlaunch.job.spec import JobSpec
 from distlaunch.observers.observer import Observer, Printed
-from distlaunch.observers.run_folder import SUMMARY, Entry, RunFolder, file_of
+from distlaunch.observers.run_folder import STATUS, SUMMARY, Entry, RunFolder, file_of, status_bytes
 from distlaunch.plan.document import plan_document
 from distlaunch.plan.output import destinations
 from distlaunch.supervisor.actions import Notice
@@ -25,19 +25,19 @@ from distlaunch.supervisor.summary import STDERR, STDOUT, Summary
 from distlaunch.wording import listed
 
 WATCHED, USE = "watched", "use.json"
-"""Whoever watches a run touches the first file now and then; the second has what ranks use meanwhile."""
+"""Viewers of a run touch the first file regularly. Meanwhile the second has what ranks use."""
 LOOK_S, FADES_S = 1.0, 6.0
-"""How often we look for watchers, and how long one counts that has touched the file."""
+"""Seconds between two checks for viewers, and for which one counts after touching the file."""
 STDERR_BYTES, STDOUT_BYTES = 16384, 2048
-"""Bytes of each rank's last output that are kept for the summary."""
+"""Bytes of each rank's last output kept for the summary."""
 MAX_DUMP = 64 << 20
-"""Bytes of a flight recorder's dump up to which it is read."""
+"""Size limit in bytes for reading the dump of a flight recorder."""
 MAX_NAMED = 16
-"""Ranks that are named as lagging behind in a collective."""
+"""Ranks named as lagging behind in a collective."""
 
 
 class Recorder(Observer):
-    """Writes all of a run into its folder; what ranks use, too, while somebody outside watches the run."""
+    """Writes the run directory; includes what ranks use while another process views the run."""
 
     def __init__(self, folder: RunFolder, status: Status) -> None:
         self._folder, self._status = folder, status
@@ -52,7 +52,7 @@ class Recorder(Observer):
         self._folder.record(at, BEGAN, beginning(spec, chance))
 
     def happened(self, event: Event, state: State, at: float) -> None:
-        """Record it, and what people look for in a file of its own there."""
+        """Record the event; write stack dumps and error records to files of their own, too."""
         self._at = at
         if isinstance(event, StackDumped):
             rank = state.rank_of(event.node, event.local_rank)
@@ -63,37 +63,37 @@ class Recorder(Observer):
             name = f"attempt_{state.generation}/{event.local_rank}/error.json"
             self._folder.append(name, json.dumps(_as_torch(event.error_record)).encode())
         self._folder.record(at, type(event).__name__, fields_of(event))
-        if state.phase is not Phase.DONE:  # its end is kept when all of it is
+        if state.phase is not Phase.DONE:  # the end is recorded once everything else is
             self._keep_status(state)
 
     def _keep_status(self, state: State) -> None:
         status = status_now(self._status, state, time.time())
         if status != self._status:
             self._status = status
-            self._folder.write_status(status)
+            self._folder.put(STATUS, status_bytes(status), "over")
 
     def started(self, state: State, at: float) -> None:
-        """Keep the plan; from now on there is something to watch."""
+        """Record the plan, and begin to check for viewers."""
         assert state.plan is not None
         self._uses.clear()
         self.wake_at = time.monotonic() + LOOK_S
         document = plan_document(state.plan, running_workers(state, self._folder.run_id))
         self._folder.write_json(file_of(state.generation, "plan.json"), document)
-        if state.spec.logs.torchrun:  # as torchrun has it, also for a stream that says nothing
+        if state.spec.logs.torchrun:  # as with torchrun, even for a stream without output
             for each in destinations(state.plan, state.generation).values():
                 if each.file:
                     self._folder.append(each.file, b"")
 
     def told(self, notice: Notice, at: float) -> None:
-        """Record it."""
+        """Record the message."""
         self._folder.record(at, NOTICE, {"level": notice.level, "text": notice.text})
 
     def remarked(self, text: str) -> None:
-        """Record it as what it is to who reads it; the supervisor has not said it."""
+        """Record the message as one that the supervisor has not sent."""
         self._folder.record(self._at, NOTICE, {"level": "warning", "text": text, "remark": True})
 
     def printed(self, output: Printed) -> None:
-        """Keep it, byte for byte."""
+        """Record the output, byte for byte."""
         rank, stream, data, generation, goes_to = output
         if goes_to.file:
             entry = Entry(time.time(), 0, len(data), rank, generation, stream)
@@ -103,7 +103,7 @@ class Recorder(Observer):
             self.remark(f"can't write to {self._folder.path}: output is being lost")
 
     def woken(self) -> None:
-        """Look whether somebody watches."""
+        """Check for viewers."""
         self.wake_at = time.monotonic() + LOOK_S
         try:
             touched = os.stat(os.path.join(self._folder.path, WATCHED)).st_mtime
@@ -112,19 +112,19 @@ class Recorder(Observer):
         self.wants_use = time.time() - touched < FADES_S
 
     def used(self, uses: Mapping[int, Use], at: float) -> None:
-        """Keep the latest, whole, for whoever watches."""
+        """Write the latest values of all ranks for viewers."""
         self._uses.update(uses)
         if self.wants_use:
             ranks = sorted((rank, *use) for rank, use in self._uses.items())
             self._folder.put(USE, json.dumps({"time": time.time(), "ranks": ranks}).encode(), "whole")
 
     def dumped(self, rank: int, data: bytes, generation: int) -> None:
-        """Keep it."""
+        """Record the dump."""
         self._flights.add(generation)
         self._folder.append(file_of(generation, f"rank{rank}.flight"), data)
 
     def lagging(self, state: State) -> list[str]:
-        """Which ranks never reached the last collective, if flight recorders tell."""
+        """Describe the ranks that never reached the last collective, according to flight recorders."""
         if state.generation not in self._flights:
             return []
         self._folder.flush()
@@ -132,17 +132,17 @@ class Recorder(Observer):
         return lagging_words(folder, len(state.workers))
 
     def ended(self, summary: Summary) -> None:
-        """Keep how it ended; others may still remark something."""
+        """Record how the run ended. Other observers may still send messages."""
         self._temporary = summary.temporary
         self._folder.write_json(SUMMARY, summary.document())
         self._keep_status(summary.state)
         if not self._folder.flush():
-            self._close_files()  # a disk that takes nothing is not waited for twice
+            self._close_files()  # don't wait twice for a stalled disk
         if self._folder.lost_bytes:
             self.remark(f"{self._folder.lost_bytes} bytes could not be written to {self._folder.path}")
 
     def close(self) -> None:
-        """Let go of the run, and keep nothing where the folder was a temporary one."""
+        """Close the run directory; delete it if it was temporary."""
         self._close_files()
         if self._temporary:
             self._folder.remove()
@@ -154,41 +154,41 @@ class Recorder(Observer):
 
 
 def _keeps_output(state: State, node: int) -> bool:
-    """Whether a node's logs are here, as torchrun has them."""
+    """Return whether the logs of a node are kept here, in torchrun's layout."""
     part = state.plan.part_of(node) if state.plan else None
     return state.spec.logs.torchrun is not None and part is not None and part.logs is None
 
 
 def _as_torch(record: Mapping[str, Any]) -> Mapping[str, Any]:
-    """An error record in the form that torch's @record writes."""
+    """Return an error record in the format of torch's @record."""
     extra = {"py_callstack": record.get("callstack", "")}
     return {"message": {"message": record.get("message", ""), "extraInfo": extra}}
 
 
 class LastOutput(Observer):
-    """The end of what each rank of the last generation has printed."""
+    """The last output of each rank in the last attempt."""
 
     def __init__(self) -> None:
         self._generation = 0
         self._ends: dict[int, dict[int, bytes]] = {STDOUT: {}, STDERR: {}}
         self._lines: dict[int, int] = {}
-        """Of each rank's stderr, so far."""
+        """Lines that each rank has printed to stderr."""
 
     def started(self, state: State, at: float) -> None:
-        """Forget what an earlier generation has printed."""
+        """Forget the output of the previous attempt."""
         self._generation = state.generation
         self._ends = {STDOUT: {}, STDERR: {}}
         self._lines.clear()
 
     def happened(self, event: Event, state: State, at: float) -> None:
-        """Take the last output of a rank whose output stays on its node from the agent's report."""
+        """Take the last output from the agent's report if the rank's output stays on its node."""
         if isinstance(event, WorkerExited) and event.words:
             rank = state.rank_of(event.node, event.local_rank)
             if rank is not None:
                 self._ends[STDERR].setdefault(rank, event.words.encode())
 
     def printed(self, output: Printed) -> None:
-        """Keep the end of it."""
+        """Keep the end of the output."""
         rank, stream, data, generation, _ = output
         if generation < self._generation:
             return
@@ -198,7 +198,7 @@ class LastOutput(Observer):
             self._lines[rank] = self._lines.get(rank, 0) + data.count(b"\n")
 
     def summary(self, state: State, folder: str, seconds: float) -> Summary:
-        """The summary of a run after so many seconds; `folder` is the run's."""
+        """Return the summary of a run after `seconds`; `folder` is the run directory."""
         lines, words = (
             {rank: data.decode(errors="replace") for rank, data in self._ends[stream].items()}
             for stream in (STDOUT, STDERR)
@@ -207,7 +207,7 @@ class LastOutput(Observer):
 
 
 # Flight recorders: torch's NCCL watchdog dumps them when a collective times out
-# (torch/csrc/distributed/c10d/FlightRecorder). The form is a pickle of plain containers, of version 2.
+# (torch/csrc/distributed/c10d/FlightRecorder). The format is a pickle of plain containers, version 2.
 
 
 class Collective(Frozen):
@@ -219,7 +219,7 @@ class Collective(Frozen):
 
 
 def lagging_words(folder: str, world_size: int) -> list[str]:
-    """One line for each process group with ranks that never reached its last collective."""
+    """Return a line for each process group with ranks that never reached its last collective."""
     last: dict[str, dict[int, Collective]] = {}
     for rank in range(world_size):
         for group, collective in _last_collectives(os.path.join(folder, f"rank{rank}.flight")):
@@ -228,7 +228,7 @@ def lagging_words(folder: str, world_size: int) -> list[str]:
 
 
 def _last_collectives(path: str) -> Iterable[tuple[str, Collective]]:
-    """(process group, the last collective that was called in it), as one rank's dump tells."""
+    """Read from the dump of a rank: (process group, the last collective called in it)."""
     found: dict[str, Collective] = {}
     for entry in _entries(path):
         group, number = entry.get("process_group"), entry.get("collective_seq_id")
@@ -242,10 +242,10 @@ def _last_collectives(path: str) -> Iterable[tuple[str, Collective]]:
 
 
 def _entries(path: str) -> list[Mapping[str, Any]]:
-    import pickle  # 1 ms, and few jobs end so
+    import pickle  # 1 ms, and rarely needed
 
     class PlainData(pickle.Unpickler):
-        """Containers, strings and numbers only: a dump comes from a node, and pickle can run code."""
+        """An unpickler of containers, strings and numbers: dumps come from nodes, and pickle can run code."""
 
         def find_class(self, module: str, name: str) -> Any:
             raise pickle.UnpicklingError(f"a dump may not load {module}.{name}")
@@ -254,14 +254,14 @@ def _entries(path: str) -> list[Mapping[str, Any]]:
         with open(path, "rb") as file:
             data = file.read(MAX_DUMP + 1)
         dump = PlainData(io.BytesIO(data)).load() if len(data) <= MAX_DUMP else None
-    except Exception:  # what pickle raises for bytes that are no pickle is not bounded (its documentation)
+    except Exception:  # pickle may raise anything for malformed bytes, says its documentation
         return []
     entries = dump.get("entries") if isinstance(dump, dict) else None
     return [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
 
 
 def _place(entry: Mapping[str, Any]) -> str:
-    """The innermost frame that is not torch's own."""
+    """Return the innermost frame outside torch."""
     frames = entry.get("frames")
     for frame in frames if isinstance(frames, list) else ():
         file = str(frame.get("filename", "")) if isinstance(frame, dict) else ""

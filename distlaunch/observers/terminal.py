@@ -1,5 +1,6 @@
-"""Shows a run on the terminal: how its start proceeds, the ranks' output, messages, and how it ended."""
+"""Shows a run on the terminal: the progress of its start, the output of ranks, messages, and the end."""
 
+import contextlib
 import math
 import os
 import signal
@@ -19,20 +20,20 @@ from distlaunch.supervisor.summary import Above, Summary
 from distlaunch.wording import counted, listed, spans
 
 PATIENCE_S = 5.0
-"""Seconds for a reader to take something, at the end of a run whose log files have everything."""
+"""Seconds to wait at the end for a reader that takes nothing; the log files have everything."""
 PROGRESS_S = 0.5
-"""Between two looks at a start that takes its time."""
+"""Seconds between two updates of the progress of a slow start."""
 HOLD_S = 0.5
-"""An error of a node that connects waits so long to be told: the summary, if that comes first, tells more."""
+"""Seconds to hold back an error of a connecting node: a summary that comes first has more details."""
 MOST_NAMED = 4
-"""Nodes that are named as missing from a start."""
+"""Nodes named as missing from a start."""
 
 
 class Terminal(Observer):
     """Shows a run on the console; with `quiet`, only warnings and errors.
 
-    When the reader of our output leaves, the job ends, as a pipeline does, by way of `interrupts`.
-    With `waits`, for a run that we don't hold up, a slow reader gets all of it.
+    If the reader of the output leaves, the job ends through `interrupts`, as a pipeline does.
+    With `waits`, for a run in another process, a slow reader gets all of the output.
     """
 
     def __init__(
@@ -54,7 +55,7 @@ class Terminal(Observer):
         self._fold = Folding(self._console.output) if fold else None
 
     def told(self, notice: Notice, at: float) -> None:
-        """Say it, or wait a moment; what comes meanwhile waits, too."""
+        """Show the message, or hold it back a moment with all that follow."""
         if notice.level == "info" and self._quiet:
             return
         if self._held or (self._connecting and notice.level == "error"):
@@ -63,20 +64,20 @@ class Terminal(Observer):
         else:
             self._console.say(notice.text, notice.level)
 
-    def _release(self, told: Sequence[str] = ()) -> None:
-        """Say what was held back, but for what begins one of the lines that are `told` next."""
+    def _release(self, upcoming: Sequence[str] = ()) -> None:
+        """Show the messages held back, except those that start one of the next lines (`upcoming`)."""
         held, self._held = self._held, []
         for notice in held:
-            if not any(line.startswith(f"{notice.text};") for line in told):
+            if not any(line.startswith(f"{notice.text};") for line in upcoming):
                 self._console.say(notice.text, notice.level)
 
     def remarked(self, text: str) -> None:
-        """Say it."""
+        """Show the message."""
         self._release()
         self._console.say(text, "warning")
 
     def printed(self, output: Printed) -> None:
-        """Show it, if it is to be shown."""
+        """Show the output if the job wants it."""
         prefix = output.goes_to.prefix
         self._release()
         if self._starting:
@@ -90,7 +91,7 @@ class Terminal(Observer):
         self.wake_at = self._fold.due
 
     def began(self, spec: JobSpec, chance: float, at: float) -> None:
-        """Say which hosts a scheduler gave; fold, if the job wants it; look out for a slow start."""
+        """Show the hosts of an allocation, set up folding, and prepare to show the progress of the start."""
         if spec.allocation and not self._quiet:
             self._console.say(_origin(spec, spec.allocation))
         if spec.logs.fold and self._fold is None:
@@ -100,17 +101,17 @@ class Terminal(Observer):
             self.wake_at = time.monotonic() + PROGRESS_S
 
     def happened(self, event: Event, state: State, at: float) -> None:
-        """Remember how far the start is."""
+        """Remember the progress of the start."""
         self._state = state
 
     def started(self, state: State, at: float) -> None:
-        """Show the last lines that lack their end: those who printed them have ended."""
+        """Show the incomplete lines of the previous attempt."""
         self._connecting = False
         self._release()
         self.drained(state)
 
     def woken(self) -> None:
-        """Show what was held back, or how far the start is."""
+        """Show what was held back, and the progress of the start."""
         self.wake_at = None
         self._release()
         if self._fold:
@@ -121,53 +122,53 @@ class Terminal(Observer):
             self.wake_at = time.monotonic() + PROGRESS_S
 
     def drained(self, state: State) -> None:
-        """Show the last lines that lack their end."""
+        """Show the incomplete lines."""
         if self._fold:
             self._fold.finish()
         self._console.finish_lines()
 
     def ended(self, summary: Summary) -> None:
-        """Tell how it ended, and write out what waits for a slow reader."""
+        """Show how the run ended, and write out what waits for a slow reader."""
         shown = summary.state.cause is not None or not self._quiet
         lines = summary.lines(self._above(summary)) if shown else []
         self._release(lines)
-        above = lines[:1] == [self._console.last_said]  # the cause may have been told just now
+        above = lines[:1] == [self._console.last_said]  # the cause may have been shown just now
         for line in lines[1:] if above else lines:
             self._console.say(line)
-        # There may be no log files, as under torchrun: then a reader is waited for until a signal comes.
+        # Without log files, as with torchrun, wait for the reader until a signal comes.
         needed = summary.state.spec.logs.torchrun is not None
         self._console.close(lambda silent_s: silent_s < PATIENCE_S or (needed and not self._interrupts.any()))
 
     def close(self) -> None:
-        """Show nothing more of a run that goes on."""
+        """Stop showing a run that goes on."""
         self._release()
         self._console.close(lambda silent_s: silent_s < PATIENCE_S)
 
     def _above(self, summary: Summary) -> dict[int, Above]:
-        """By stream, the blamed rank's output that the terminal already shows, if lines are prefixed."""
+        """Return the places on the terminal of the root cause's last output, by stream."""
         rank = summary.state.cause.rank if summary.state.cause else None
         if rank is None:
             return {}
-        lengths = (_length(said.get(rank, "")) for said in (summary.last_lines, summary.last_words))
-        found = ((stream, self._console.above(rank, stream, length)) for stream, length in enumerate(lengths))
-        return {stream: Above(*above) for stream, above in found if above}
+        outputs = (summary.last_lines.get(rank, ""), summary.last_words.get(rank, ""))
+        found = (self._console.above(rank, stream, _length(words)) for stream, words in enumerate(outputs))
+        return {stream: Above(*above) for stream, above in enumerate(found) if above}
 
 
 def _origin(spec: JobSpec, allocation: Allocation) -> str:
-    """Which hosts an allocation has given the job, and how to have others."""
+    """Describe the hosts of an allocation, and how to use others."""
     names = listed([node.label for node in spec.pool])
     other = "" if "launcher" in spec.places else " (launcher: auto; `--set launcher=local` runs here)"
     return f"{counted(len(spec.pool), 'node')} from {allocation.name}: {names}{other}"
 
 
 def _length(words: str) -> int:
-    """Lines of the last traceback in `words`, with what follows it; 1 without one."""
+    """Return the number of lines from the last traceback on; 1 without a traceback."""
     _, found, last = words.rpartition("Traceback (most recent call last):")
     return 1 + last.rstrip("\n").count("\n") if found else 1
 
 
 def progress_words(state: State) -> str:
-    """How far a start has come, as `connecting: 12 of 16 nodes; waiting for gpu-3`; "" if it is complete."""
+    """Describe the progress of a start: `connecting: 12 of 16 nodes; waiting for gpu-3`; "" once complete."""
     if state.phase in (Phase.CONNECTING, Phase.PREPARING):
         return _connecting(state)
     return _joining(state) if state.phase is Phase.RUNNING else ""
@@ -187,7 +188,7 @@ def _joining(state: State) -> str:
     if planned := sum(worker.phase is WorkerPhase.PLANNED for worker in state.workers):
         return f"starting: {size - planned} of {ranks}"
     missing = [worker.rank for worker in state.workers if worker.running and not worker.meeting.joined]
-    # Ranks that have nothing to do with torch never join: as long as none tries, we don't speak of it.
+    # Ranks without torch never join: don't mention joining until a rank tries to.
     if len(missing) == size and not any(worker.meeting.trying for worker in state.workers):
         return f"{ranks} started"
     names = f"{'rank' if len(missing) == 1 else 'ranks'} {spans(missing)}"
@@ -195,14 +196,14 @@ def _joining(state: State) -> str:
 
 
 class Departure(Observer):
-    """Shows what a terminal would, without the ranks' output, until all have started; then calls `leave`."""
+    """Shows the start of a detached run on the terminal, without output of ranks, then calls `leave`."""
 
     def __init__(self, terminal: Terminal, leave: Callable[[State], None]) -> None:
         self._terminal: Terminal | None = terminal
         self._leave = leave
 
     def happened(self, event: Event, state: State, at: float) -> None:
-        """Leave as soon as nothing of the start can fail any more."""
+        """Leave once nothing of the start can fail any more."""
         waits = any(worker.phase is WorkerPhase.PLANNED for worker in state.workers)
         if self._terminal and state.phase is Phase.RUNNING and not waits:
             self._terminal.close()
@@ -210,31 +211,29 @@ class Departure(Observer):
             self._leave(state)
 
     def told(self, notice: Notice, at: float) -> None:
-        """Say it, as long as somebody listens."""
+        """Show the message until the controller is detached."""
         if self._terminal:
             self._terminal.told(notice, at)
 
     def remarked(self, text: str) -> None:
-        """Say it, as long as somebody listens; then keep it."""
+        """Show the message until the controller is detached; afterwards keep it in the controller log."""
         if self._terminal:
             self._terminal.remarked(text)
         else:
             os.write(2, f"distlaunch: {text}\n".encode(errors="backslashreplace"))
 
     def ended(self, summary: Summary) -> None:
-        """Tell how it ended if that was before all ranks had started."""
+        """Show how the run ended if not all ranks had started by then."""
         if self._terminal:
             self._terminal.ended(summary)
 
 
 def silence(log: str) -> None:
-    """Take the standard streams away from the terminal; what still goes to stderr is kept in `log`."""
-    null = os.open(os.devnull, os.O_RDWR)
-    try:
+    """Redirect the standard streams away from the terminal. Stderr goes to the file `log`."""
+    null = errors = os.open(os.devnull, os.O_RDWR)
+    with contextlib.suppress(OSError):
         errors = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
-    except OSError:
-        errors = os.dup(null)
     for fd, target in enumerate((null, null, errors)):
         os.dup2(target, fd)
-    os.close(null)
-    os.close(errors)
+    for fd in {null, errors}:
+        os.close(fd)

@@ -1,1 +1,1 @@
-"""Runs by their folders: found, listed, followed, stopped, replayed, deleted. No server, no database."""
+"""Runs, known by their directories: found, listed, followed, stopped, replayed. No server, no database."""

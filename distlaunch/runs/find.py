@@ -1,8 +1,8 @@
-"""Finds runs: by id, a unique prefix of one, a job's name, a folder, or the latest here."""
+"""Finds runs by ID, a unique prefix, a job's name or a directory, or the latest below this directory."""
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import groupby
 
 from distlaunch.errors import UsageError, reason
@@ -12,24 +12,27 @@ from distlaunch.runs.index import listed
 from distlaunch.wording import listed as listed_words
 
 LOGS = "runs"
-"""Where job files keep their run directories if they don't say."""
+"""The default directory for run directories."""
 JOB_FILES = (".yaml", ".yml")
 CUT = "…"
-"""Stands in an id for its middle, where that was too long to be shown."""
+"""Replaces the middle of an ID that was too long to be shown."""
 MAX_NAMED = 8
-"""Runs that are named where a word means several."""
+"""Runs named in the message about an ambiguous name."""
 _ID = re.compile(r"(?P<job>.+)-(?P<when>\d{8}-\d{6})-(?P<chance>[0-9a-f]{8})")
 _LIST = "`distlaunch ps -a` lists all known runs"
 
 
 def find(word: str | None, alone: bool = False) -> Run:
-    """The run that a word means; None is one below this folder. Of several, the latest that goes on, or has.
+    """Find the run that a word names; None = a run below this directory.
 
-    With `alone`, only one of them may go on. Raises `UsageError`.
+    Of several, return the latest that is active, or else the latest. With `alone`, only one of them may be
+    active. Raises `UsageError`.
     """
-    unique = False
+    known, unique = folders(), False
     if word is None:
-        runs, which = _below_here(), "below this folder"
+        here = os.path.join(os.getcwd(), "")
+        runs = {run: path for run, path in known.items() if os.path.abspath(path).startswith(here)}
+        which = "below this folder"
         nothing = f"no runs below the current folder; name one ({_LIST})"
     elif os.path.isdir(word) or (os.sep in word and not word.endswith(JOB_FILES)):
         if found := run_in(os.path.abspath(word)):
@@ -37,10 +40,9 @@ def find(word: str | None, alone: bool = False) -> Run:
         runs, which = dict(scanned([word])), f"in {word}"
         nothing = f"{word}: not a run directory, and it contains no runs"
     else:
-        known = folders()
         runs, which, nothing = _of_name(word, known), f"of {word}", f"no run matches {word!r}; {_LIST}"
         unique = not runs
-        runs = runs or _begun_with(word, known)
+        runs = runs or _starting_with(word, known)
     going = _going(runs)
     if unique and len(runs) > 1 and len(going) != 1:
         raise UsageError(_ambiguous(word, runs))
@@ -53,20 +55,20 @@ def find(word: str | None, alone: bool = False) -> Run:
 
 
 def named(word: str) -> dict[str, str]:
-    """The folders of all runs that a word names, by their ids."""
+    """Return the directories of all runs that a word names, by ID."""
     known = folders()
-    return _of_name(word, known) or _begun_with(word, known)
+    return _of_name(word, known) or _starting_with(word, known)
 
 
-def _begun_with(word: str, known: Mapping[str, str]) -> dict[str, str]:
+def _starting_with(word: str, known: Mapping[str, str]) -> dict[str, str]:
     begin, _, end = word.partition(CUT)
     if not begin:
-        return {}  # a shell's variable that is not set means no run
+        return {}  # an unset shell variable names no run
     return {run: path for run, path in known.items() if run.startswith(begin) and run.endswith(end)}
 
 
 def _of_name(word: str, known: Mapping[str, str]) -> dict[str, str]:
-    """The run of that id, the runs of a job by its name or its file, or those inside a scheduler's job."""
+    """Return the run with that ID, the runs of a job by its name or file, or those of a scheduler's job."""
     if word in known:
         return {word: known[word]}
     if found := {run: path for run, path in known.items() if _job_of(run) == word}:
@@ -78,7 +80,7 @@ def _of_name(word: str, known: Mapping[str, str]) -> dict[str, str]:
         name = name_in(word)
     part = job_part(name)
     found = {run: path for run, path in known.items() if _job_of(run) == part}
-    if part != name:  # ids only have a part of it
+    if part != name:  # IDs contain only a part of it
         found = {
             run: path for run, path in found.items() if (seen := run_in(path)) and seen.status.job == name
         }
@@ -87,7 +89,7 @@ def _of_name(word: str, known: Mapping[str, str]) -> dict[str, str]:
 
 
 def _going(runs: Mapping[str, str]) -> list[Run]:
-    """Those that are not over, the latest first."""
+    """Return the active runs, the latest first."""
     over = {run for run, entry in listed().items() if entry.over}
     found = [run for name, path in runs.items() if name not in over and (run := run_in(path))]
     going = [run for run in found if not run.status.state.over]
@@ -95,45 +97,39 @@ def _going(runs: Mapping[str, str]) -> list[Run]:
 
 
 def _latest(runs: Mapping[str, str]) -> Run | None:
-    """Ids have the second; of several runs that began in one, their folders tell."""
+    """Return the latest run. IDs have its second; for runs of the same second, look into the directories."""
     for _, names in groupby(sorted(runs, key=when, reverse=True), when):
         if found := [run for run in (run_in(runs[name]) for name in names) if run]:
             return max(found, key=lambda run: run.status.began)
     return None
 
 
-def _ambiguous(word: str | None, runs: Iterable[str]) -> str:
-    latest = sorted(runs, key=when, reverse=True)
-    shown = [f"  {run}" for run in latest[:MAX_NAMED]]
-    more = [f"  and {len(latest) - MAX_NAMED} more"] if len(latest) > MAX_NAMED else []
-    return "\n".join([f"{word!r} is ambiguous: it matches {len(latest)} runs:", *shown, *more])
+def _ambiguous(word: str | None, runs: Collection[str]) -> str:
+    latest = [f"  {run}" for run in sorted(runs, key=when, reverse=True)]
+    more = [f"  and {len(runs) - MAX_NAMED} more"] if len(runs) > MAX_NAMED else []
+    return "\n".join([f"{word!r} is ambiguous: it matches {len(runs)} runs:", *latest[:MAX_NAMED], *more])
 
 
 def folders() -> dict[str, str]:
-    """Each known run's folder, by its id: those listed, and those in this folder."""
+    """Return the directory of each known run by ID: the listed runs, and those in this directory."""
     found = {run: entry.folder for run, entry in listed().items()}
     return {**found, **dict(scanned([os.curdir]))}
 
 
-def _below_here() -> dict[str, str]:
-    here = os.path.join(os.getcwd(), "")
-    return {run: path for run, path in folders().items() if os.path.abspath(path).startswith(here)}
-
-
 def _job_of(run: str) -> str:
-    """The job's name in a run's id."""
+    """Return the job's name in the ID of a run."""
     match = _ID.fullmatch(run)
     return match["job"] if match else run
 
 
 def when(run: str) -> str:
-    """What sorts ids by when they began."""
+    """Return the part of an ID to sort by start time."""
     match = _ID.fullmatch(run)
     return match["when"] if match else ""
 
 
 def check_folder(place: str) -> None:
-    """Raises `UsageError` if it can't be read."""
+    """Raise `UsageError` if the directory can't be read."""
     try:
         os.scandir(place).close()
     except OSError as error:
@@ -141,7 +137,7 @@ def check_folder(place: str) -> None:
 
 
 def scanned(places: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """(id, folder) of the run that each place is, and of those in it and in the `runs` there."""
+    """Yield (ID, directory) of runs: the given directories, those in them, and those in their `runs`."""
     for place in map(os.path.abspath, places):
         for folder in (place, *_inside(place), *_inside(os.path.join(place, LOGS))):
             name = os.path.basename(folder)

@@ -1,4 +1,4 @@
-"""One run, by its folder: where it is, whether its controller lives, how it ended."""
+"""The state of a run according to its directory: its status, and whether its controller is alive."""
 
 import contextlib
 import fcntl
@@ -13,9 +13,9 @@ from distlaunch.supervisor.status import Controller, RunState, Status, status_of
 
 
 class Run(Frozen):
-    """A run as its folder has it now: `alive` if a controller holds it.
+    """A run according to its directory; `alive` if a controller holds its lock.
 
-    `heard` is when ranks last printed, as long as it is not over.
+    `heard` is when ranks last printed, in seconds since the epoch; None once the run is over.
     """
 
     folder: str
@@ -25,18 +25,18 @@ class Run(Frozen):
 
     @property
     def id(self) -> str:
-        """Its name, which no other run has."""
+        """Return its unique ID."""
         return self.status.run
 
     @property
     def host(self) -> str:
-        """Where its controller is, or was, if that is another machine."""
+        """Return the host of its controller; "" if that is this one."""
         host = self.status.controller.host
         return "" if host == os.uname().nodename else host
 
 
 def run_in(folder: str) -> Run | None:
-    """The run of that folder, or None where it is no run's."""
+    """Return the run in that directory; None if there is none."""
     document, alive = _claimed(os.path.join(folder, STATUS))
     try:
         status = status_of(document)
@@ -48,20 +48,20 @@ def run_in(folder: str) -> Run | None:
 
 
 def summary_in(folder: str) -> dict[str, Any] | None:
-    """What its summary.json says; None as long as there is none."""
+    """Read its summary.json; None if there is none yet."""
     with contextlib.suppress(OSError), open(os.path.join(folder, SUMMARY), "rb") as file:
         return _parsed(file.read()) or None
     return None
 
 
 def _claimed(path: str) -> tuple[dict[str, Any], bool]:
-    """What a status.json says, and whether its controller lives: it holds a lock, which ends with it."""
+    """Read a status.json; return it, and whether its controller is alive and thus holds the lock."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
         return {}, False
     try:
-        alive = _is_locked(fd)  # first: what is written before the end is read then
+        alive = _is_locked(fd)  # first: then the read sees what was written before the end
         return _parsed(os.pread(fd, 1 << 16, 0)), alive
     finally:
         os.close(fd)
@@ -71,7 +71,7 @@ def _is_locked(fd: int) -> bool:
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError as error:
-        return isinstance(error, BlockingIOError)  # a file system may lack locks
+        return isinstance(error, BlockingIOError)  # not every file system supports locks
     return False
 
 
@@ -96,7 +96,7 @@ def _why_lost(folder: str, controller: Controller) -> str:
 
 
 def heard(folder: str) -> float | None:
-    """When ranks last printed something."""
+    """Return when ranks last printed, in seconds since the epoch."""
     with contextlib.suppress(OSError):
         return os.stat(os.path.join(folder, OUTPUT_INDEX)).st_mtime
     return None

@@ -1,4 +1,4 @@
-"""Follows a run from outside, by its folder, to its end or until it is left alone; stops it."""
+"""Follows a run of another process by its directory until it ends or a signal comes; stops it."""
 
 import contextlib
 import os
@@ -22,48 +22,40 @@ from distlaunch.supervisor.summary import STDERR, Summary
 
 _GONE = "its run directory was removed or renamed; the run itself may still be going"
 LOOK_S = 0.1
-"""Between two looks into the folder: it may be on another machine's disk, which tells nobody of a change."""
+"""Seconds between two looks into the directory. It may be on a remote disk, which doesn't notify."""
 ANOTHER_WISH_S = 0.2
-"""Between two signals that are two wishes: of those that come closer together one counts."""
+"""Seconds between two signals that count as two: of those closer together one counts."""
 
 
 def attend(run: Run, observer: Observer, interrupts: Interrupts, everything: bool = False) -> Run:
-    """Tell `observer` of what happens from now on; the run as it is when it is over, or we are to leave.
+    """Have `observer` see the run from now on; return the run as it is when it is over or a signal comes.
 
-    With `everything`, of what has happened before, too. Raises `HistoryError`.
+    With `everything`, it also sees the past of the run. Raises `HistoryError`.
     """
     with contextlib.closing(Retelling(run.folder, observer)) as retelling:
         if not everything:
             retelling.skip()
-        run = follow(run, retelling, interrupts)
+        run = follow(run, interrupts, retelling)
         if not run.alive and retelling.state and (summary := summary_of(run.folder, retelling.state)):
             observer.drained(retelling.state)
             observer.ended(summary)
         return run
 
 
-def follow(run: Run, retelling: Retelling, interrupts: Interrupts) -> Run:
-    """Have all told that comes, until the run is over or a signal comes; the run as it is then."""
+def follow(run: Run, interrupts: Interrupts, retelling: Retelling | None = None) -> Run:
+    """Follow the run until it is over or a signal comes; return the run as it is then."""
     while not interrupts.any():
-        run = over(run)  # first: what it wrote before its end is told
-        retelling.catch_up()
-        retelling.wake()
+        run = over(run)  # first: then everything written before the end is read
+        if retelling:
+            retelling.catch_up()
         if not run.alive:
             break
         pause(interrupts, LOOK_S)
     return run
 
 
-def wait(run: Run, interrupts: Interrupts) -> Run:
-    """The run when it is over, or a signal has come."""
-    while run.alive and not interrupts.any():
-        pause(interrupts, LOOK_S)
-        run = over(run)
-    return run
-
-
 def over(run: Run) -> Run:
-    """The run as it is by now; one whose folder was taken away is lost to us, however it ends."""
+    """Return the current state of the run; if its directory was removed, it counts as lost."""
     if now := run_in(run.folder):
         return now
     status = run.status if run.status.state.over else run.status._replace(state=RunState.LOST, why=_GONE)
@@ -71,12 +63,12 @@ def over(run: Run) -> Run:
 
 
 def pause(interrupts: Interrupts, seconds: float) -> None:
-    """Wait so long, or until a signal comes."""
+    """Wait until that time has passed or a signal comes."""
     select.select([interrupts.fd], [], [], seconds)
 
 
 def summary_of(folder: str, state: State) -> Summary | None:
-    """The summary of a run whose last state that is, as its command had it; None where it left none."""
+    """Return the summary of a run with that final state as its controller had it; None if it left none."""
     document = summary_in(folder)
     if document is None:
         return None
@@ -94,7 +86,7 @@ def summary_of(folder: str, state: State) -> Summary | None:
 
 
 def _read(path: str, whole: bool) -> Iterator[bytes]:
-    """A file, or as much of its end as is shown of one."""
+    """Read the whole file, or the part of its end that summaries use."""
     with contextlib.suppress(OSError), open(path, "rb") as file:
         if not whole:
             file.seek(max(0, os.fstat(file.fileno()).st_size - STDERR_BYTES))
@@ -103,24 +95,19 @@ def _read(path: str, whole: bool) -> Iterator[bytes]:
 
 
 def interrupt(run: Run, at_once: bool = False) -> bool:
-    """Have the run stop, `at_once` by killing its ranks; False if it is over. Raises `DistlaunchError`."""
+    """Stop the run, or kill its ranks `at_once`; return False if it is over. Raises `DistlaunchError`."""
     owner = os.stat(run.folder).st_uid
     if owner != os.getuid():
         raise DistlaunchError(f"{run.id} belongs to {_user(owner)}: only they can stop it")
-    if not _signal(run):
-        return False
-    if at_once:
+    pid = run.status.controller.pid  # while it lives, no other process has its PID
+    sent = send_signal(pid, signal.SIGINT, lambda: over(run).alive)
+    if sent and at_once:
         time.sleep(ANOTHER_WISH_S)
-        _signal(run)
-    return True
+        send_signal(pid, signal.SIGINT, lambda: over(run).alive)
+    return sent
 
 
 def _user(uid: int) -> str:
     with contextlib.suppress(KeyError):
         return pwd.getpwuid(uid).pw_name
     return f"uid {uid}"
-
-
-def _signal(run: Run) -> bool:
-    """Send its controller a SIGINT, unless it has ended: while it lives, nobody else has its number."""
-    return send_signal(run.status.controller.pid, signal.SIGINT, lambda: over(run).alive)

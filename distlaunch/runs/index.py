@@ -1,6 +1,6 @@
-"""Lists of runs, as lines of JSON: all of this user's, and beside run directories the starts of a queued job.
+"""Lists of runs as lines of JSON: all runs of this user, and the starts of each queued job.
 
-They are only hints: what a run is, its folder says. Where a line can't be written, runs go on without it.
+The lists are only hints: the run directories are decisive. A run goes on if a line can't be written.
 """
 
 import contextlib
@@ -15,16 +15,16 @@ from distlaunch.schedulers import DEFAULT
 
 
 class Ticket(Frozen):
-    """What a queue knows a job by: its id there."""
+    """A job in a scheduler's queue: its ID there."""
 
     scheduler: str
     id: str
 
 
 class Listed(Frozen):
-    """A run that was listed: its folder, on which host; `over` if its end was noted.
+    """A listed run: its directory and host; `over` if its end was noted.
 
-    `queued` is what its scheduler's queue knows it by, if it came from one.
+    `queued` is the scheduler's job that it runs in, if any.
     """
 
     run: str
@@ -35,7 +35,7 @@ class Listed(Frozen):
 
 
 def index_path() -> str:
-    """Below XDG_STATE_HOME."""
+    """Return the path of the list, below XDG_STATE_HOME."""
     state = os.environ.get("XDG_STATE_HOME", "")
     place = state if os.path.isabs(state) else os.path.join(os.path.expanduser("~"), ".local", "state")
     return os.path.join(place, "distlaunch", "runs.jsonl")
@@ -44,87 +44,42 @@ def index_path() -> str:
 def note_begin(run: str, folder: str, host: str, queued: Ticket | None = None) -> None:
     """List a run."""
     ticket = {"queued": queued.id, "scheduler": queued.scheduler} if queued else {}
-    _append(index_path(), {"run": run, "folder": folder, "host": host, **ticket})
+    append(index_path(), {"run": run, "folder": folder, "host": host, **ticket})
 
 
 def note_end(run: str) -> None:
-    """List that a run is over, to spare others a look into its folder."""
-    _append(index_path(), {"run": run, "over": True})
+    """Note that a run is over, so that others needn't look into its directory."""
+    append(index_path(), {"run": run, "over": True})
 
 
 def listed() -> dict[str, Listed]:
-    """By their ids, the latest last; lines that make no sense are passed over."""
-    lines = [line for line in _lines(index_path()) if isinstance(line.get("run"), str)]
+    """Return the listed runs by ID, the latest last. Malformed lines are skipped."""
+    lines = [line for line in lines_of(index_path()) if isinstance(line.get("run"), str)]
     over = {line["run"] for line in lines if line.get("over") is True}
     return {
-        line["run"]: Listed(line["run"], line["folder"], line["host"], line["run"] in over, _ticket(line))
+        line["run"]: Listed(line["run"], line["folder"], line["host"], line["run"] in over, ticket_of(line))
         for line in lines
         if isinstance(line.get("folder"), str) and isinstance(line.get("host"), str)
     }
 
 
-def note_submission(queued: Ticket, more: Mapping[str, Any]) -> None:
-    """List a job that a scheduler's queue has, or more of one that is listed."""
-    _append(index_path(), {"queued": queued.id, "scheduler": queued.scheduler, **more})
-
-
-def listed_submissions() -> Iterator[tuple[Ticket, dict[str, Any]]]:
-    """What was noted of jobs in a queue, the oldest first."""
-    for line in _lines(index_path()):
-        if "run" not in line and (queued := _ticket(line)):
-            yield queued, line
-
-
-def _ticket(line: Mapping[str, Any]) -> Ticket | None:
-    """Of the job that a line is of; before there were others, the default one had them all."""
+def ticket_of(line: Mapping[str, Any]) -> Ticket | None:
+    """Return the job of a line. Lines without a scheduler belong to the default one."""
     queued, scheduler = line.get("queued"), line.get("scheduler", DEFAULT)
     return Ticket(scheduler, queued) if isinstance(queued, str) and isinstance(scheduler, str) else None
 
 
 def forget(runs: Iterable[str]) -> None:
-    """Take these out of the list. Raises OSError."""
+    """Remove runs from the list. Raises OSError."""
     gone, path = set(runs), index_path()
     with _locked(path) as fd:
-        kept = [line for line in _lines(path) if line.get("run") not in gone]
+        kept = [line for line in lines_of(path) if line.get("run") not in gone]
         os.ftruncate(fd, 0)
         os.write(fd, b"".join(map(_encoded, kept)))
 
 
-class Begun(Frozen):
-    """A start of a queued job: its run, of which job, and how often the scheduler had started that before."""
-
-    run: str
-    job: str
-    starts: int
-
-
-class Starts:
-    """The starts of the job `queued`, of that scheduler's queue, whose run directories are in `folder`."""
-
-    def __init__(self, folder: str, queued: str, scheduler: str) -> None:
-        self.path = os.path.join(folder, f"{scheduler}-{queued}.jsonl")
-
-    def note(self, begun: Begun) -> None:
-        """Add another start."""
-        _append(self.path, begun._asdict())
-
-    def note_requeue(self) -> None:
-        """Add that another start has been asked for."""
-        _append(self.path, {"requeue": True})
-
-    @property
-    def requeues(self) -> int:
-        """How often another start has been asked for."""
-        return sum("requeue" in line for line in _lines(self.path))
-
-    def begun(self) -> list[Begun]:
-        """The oldest first."""
-        fields = Begun._fields
-        lines = [line for line in _lines(self.path) if line.keys() >= {*fields}]
-        return [Begun(**{name: line[name] for name in fields}) for line in lines]
-
-
-def _lines(path: str) -> Iterator[dict[str, Any]]:
+def lines_of(path: str) -> Iterator[dict[str, Any]]:
+    """Read the objects in a file of JSON lines; other lines are skipped."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             lines = file.read().splitlines()
@@ -137,7 +92,8 @@ def _lines(path: str) -> Iterator[dict[str, Any]]:
                 yield document
 
 
-def _append(path: str, line: Mapping[str, Any]) -> None:
+def append(path: str, line: Mapping[str, Any]) -> None:
+    """Add a line to a file of JSON lines, if possible."""
     with contextlib.suppress(OSError), _locked(path) as fd:
         os.write(fd, _encoded(line))
 
@@ -148,11 +104,11 @@ def _encoded(line: Mapping[str, Any]) -> bytes:
 
 @contextlib.contextmanager
 def _locked(path: str) -> Iterator[int]:
-    """Open for appending; nobody else rewrites it meanwhile. Raises OSError."""
+    """Open a file for appending, while nobody else rewrites it. Raises OSError."""
     os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
     try:
-        with contextlib.suppress(OSError):  # a file system may lack locks
+        with contextlib.suppress(OSError):  # not every file system supports locks
             fcntl.flock(fd, fcntl.LOCK_EX)
         yield fd
     finally:

@@ -1,4 +1,4 @@
-"""What `ps` shows: a line for each run."""
+"""The runs that `ps` lists, as a table and as JSON."""
 
 import os
 import time
@@ -9,44 +9,43 @@ from distlaunch.observers.console import escape
 from distlaunch.runs.find import CUT, LOGS, check_folder, folders, named, scanned, when
 from distlaunch.runs.folder import Run, run_in
 from distlaunch.runs.index import index_path, listed
-from distlaunch.supervisor.status import RunState
+from distlaunch.runs.submissions import waiting
+from distlaunch.supervisor.status import RunState, document_of
 
 HEADINGS = ("RUN", "STATE", "RANKS", "RESTARTS", "AGE", "LAST", "WHERE")
 LEAST_ID, LEAST_WHERE = 20, 10
-"""Characters that are left where lines are too long, unless the terminal is narrower still."""
+"""Minimum characters of an ID and of WHERE in lines that are cut, if the terminal is wide enough."""
 
 
-def runs(places: Sequence[str], ended: bool, most: int | None) -> list[Run]:
-    """The runs in `places`, or all that are known, the latest first; those that have `ended` if asked.
+def listing(places: Sequence[str], ended: bool, most: int | None) -> list[Run]:
+    """Return the runs in `places`, or all known runs, the latest first; with `ended`, also those of the past.
 
-    A place that is no folder names runs, which are listed even if they have ended. Raises `UsageError`.
+    A place that is no directory names runs, which are listed even if they are over. Raises `UsageError`.
     """
-    asked = {run: path for place in places for run, path in _asked(place).items()}
-    known = {**dict(scanned(places)), **asked} if places else folders()
-    over = set() if ended else {run for run, entry in listed().items() if entry.over} - asked.keys()
+    named_here = {run: path for place in places for run, path in _named_by(place).items()}
+    known = {**dict(scanned(places)), **named_here} if places else folders()
+    over = set() if ended else {run for run, entry in listed().items() if entry.over} - named_here.keys()
     found: list[Run] = []
     for name in sorted(known.keys() - over, key=lambda name: (when(name), name), reverse=True):
         if len(found) == most:
             break
         run = run_in(known[name])
-        if run and (ended or name in asked or not run.status.state.over):
+        if run and (ended or name in named_here or not run.status.state.over):
             found.append(run)
     found += [] if most == len(found) else _queued(places, found, ended)
     return sorted(found, key=lambda run: run.status.began, reverse=True)[:most]
 
 
 def _queued(places: Sequence[str], shown: Sequence[Run], ended: bool) -> list[Run]:
-    """Those that wait in a queue, or have ended there without a run."""
+    """Return the jobs that wait in a queue, or have ended there without a run."""
     if not os.path.exists(index_path()):
         return []
-    from distlaunch.runs.submissions import waiting
-
-    folders = {os.path.abspath(folder) for place in places for folder in (place, os.path.join(place, LOGS))}
-    return [run for each, run in waiting(shown, ended) if not places or each.folder in folders]
+    inside = {os.path.abspath(each) for place in places for each in (place, os.path.join(place, LOGS))}
+    return [run for each, run in waiting(shown, ended) if not places or each.folder in inside]
 
 
-def _asked(place: str) -> dict[str, str]:
-    """The runs that it names if it is no folder."""
+def _named_by(place: str) -> dict[str, str]:
+    """Return the runs that `place` names if it is no directory."""
     found = named(place) if place and not os.path.isdir(place) else {}
     if not found:
         check_folder(place)
@@ -54,7 +53,7 @@ def _asked(place: str) -> dict[str, str]:
 
 
 def table(found: Sequence[Run], width: int | None = None) -> str:
-    """For people: columns as wide as they need to be, lines cut where they would not fit into `width`."""
+    """Return a table of runs, with lines cut to `width`."""
     now = time.time()
     rows = [HEADINGS, *(_row(run, now) for run in found)]
     if width is not None:
@@ -69,42 +68,28 @@ def _widths(rows: Sequence[tuple[str, ...]]) -> list[int]:
 
 
 def _fitted(rows: Sequence[tuple[str, ...]], width: int) -> list[tuple[str, ...]]:
-    """Rows with less of WHERE, and if that does not do, with ids without their middle."""
+    """Shorten WHERE, and if that is not enough, cut the middle of IDs."""
     ids, *others, where = _widths(rows)
     room = width - sum(others) - 2 * len(rows[0][:-1])
     id_room = max(LEAST_ID, min(ids, room - min(where, LEAST_WHERE)))
-    return [(_without_middle(row[0], id_room), *row[1:-1], _cut(row[-1], room - id_room)) for row in rows]
+    end = (id_room - 1) // 2
+    return [(_cut(row[0], id_room, end), *row[1:-1], _cut(row[-1], room - id_room)) for row in rows]
 
 
-def _without_middle(text: str, room: int) -> str:
-    if len(text) <= room:
-        return text
-    end = (room - 1) // 2
-    return text[: room - 1 - end] + CUT + text[-end:]
-
-
-def _cut(text: str, room: int) -> str:
-    return text if len(text) <= room else text[: max(0, room - 1)] + CUT
+def _cut(text: str, room: int, end: int = 0) -> str:
+    """Cut a text to `room` characters, the last `end` of which are the end of the text."""
+    return text if len(text) <= room else text[: max(0, room - 1 - end)] + CUT + text[len(text) - end :]
 
 
 def document(run: Run) -> dict[str, Any]:
-    """For machines; times are seconds."""
-    status, now = run.status, time.time()
+    """Return a run as JSON. Times are in seconds."""
+    known, now, silent_s = document_of(run.status), time.time(), _silent_s(run, time.time())
+    del known["version"], known["controller"]["boot"]
     return {
-        "run": run.id,
-        "job": status.job,
-        "state": status.state.value,
-        "ranks": status.ranks,
-        "nodes": status.nodes,
-        "restarts": status.restarts,
-        "exit_status": status.exit_status,
-        "why": status.why or None,
-        "began": status.began,
-        "age": round(now - status.began, 1),
-        "since": status.since,
-        "silent": None if (silent := _silent_s(run, now)) is None else round(silent, 1),
-        "where": status.where,
-        "controller": {"host": status.controller.host, "pid": status.controller.pid},
+        **known,
+        "why": run.status.why or None,
+        "age": round(now - run.status.began, 1),
+        "silent": None if silent_s is None else round(silent_s, 1),
         "folder": run.folder,
     }
 
@@ -124,14 +109,14 @@ def _row(run: Run, now: float) -> tuple[str, ...]:
 
 
 def _silent_s(run: Run, now: float) -> float | None:
-    """Seconds since a rank printed something, while ranks run."""
+    """Return the seconds since a rank last printed, if ranks are running."""
     if run.status.state is not RunState.RUNNING:
         return None
     return max(0.0, now - max(run.heard or 0.0, run.status.since))
 
 
 def age_words(seconds: float) -> str:
-    """A length of time in at most five characters: `41s`, `12m`, `3h07`, `5d`."""
+    """Return a length of time in at most five characters: `41s`, `12m`, `3h07`, `5d`."""
     whole = int(seconds)
     if whole < 120:
         return f"{whole}s"

@@ -29,7 +29,7 @@ from distlaunch.transports.ssh import Ssh
 from distlaunch.transports.transport import Command, Joined, Local, Transport
 
 WIDTH = 160
-"""Characters of a value that are shown."""
+"""Characters shown of a value."""
 _NO_START = f"line 1: not the start of a history of version {VERSION}"
 _KINDS: Mapping[Any, type] = {kind.__name__: kind for kind in HANDLERS}
 
@@ -39,7 +39,7 @@ class HistoryError(DistlaunchError):
 
 
 class Moment(NamedTuple):
-    """One step of a run: `event` is None at its beginning."""
+    """A step of a run; `event` is None for its beginning."""
 
     at: float
     event: Event | None
@@ -48,15 +48,15 @@ class Moment(NamedTuple):
 
 
 class Replay:
-    """A run that is taken through `step` again, line by line of its events.jsonl."""
+    """A run that goes through `step` again, line by line of its events.jsonl."""
 
     def __init__(self) -> None:
         self.state: State | None = None
-        """After the last line; None before the first."""
+        """The state after the last line; None before the first."""
         self._count = 0
 
     def take(self, line: Mapping[str, Any]) -> Moment | None:
-        """What the next line does; None for one that says what the user was told.
+        """Take the next line; return its step, or None for a line with a message.
 
         Raises `HistoryError`, which names the line.
         """
@@ -85,7 +85,7 @@ class Replay:
 
 
 def replay(lines: Iterable[Mapping[str, Any]]) -> Iterator[Moment]:
-    """Take a run through all of its lines. Raises `HistoryError`."""
+    """Replay all lines of a run. Raises `HistoryError`."""
     run = Replay()
     for line in lines:
         if moment := run.take(line):
@@ -95,13 +95,13 @@ def replay(lines: Iterable[Mapping[str, Any]]) -> Iterator[Moment]:
 
 
 def lines_in(place: Path) -> list[dict[str, Any]]:
-    """Read an events.jsonl, by its path or its run's folder. Raises OSError, `HistoryError`."""
+    """Read an events.jsonl, given by its path or the run directory. Raises OSError, `HistoryError`."""
     path = place / EVENTS if place.is_dir() else place
     return list(loaded(path.read_text(errors="replace")))
 
 
 def loaded(text: str) -> Iterator[dict[str, Any]]:
-    """Parse the lines of an events.jsonl; the last may lack its end. Raises `HistoryError`."""
+    """Parse the lines of an events.jsonl; the last may be incomplete. Raises `HistoryError`."""
     lines = text.split("\n")
     for number, line in enumerate(lines, 1):
         try:
@@ -116,7 +116,7 @@ _TRANSPORTS = Command | Joined | Local | Slurm | Ssh
 
 
 def typed(kind: Any, value: Any) -> Any:
-    """`value`, as JSON has it, as an object of type `kind`. Raises TypeError or ValueError."""
+    """Convert a JSON value to an object of type `kind`. Raises TypeError or ValueError."""
     kind = _TRANSPORTS if kind is Transport else kind
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, UnionType):
@@ -127,7 +127,7 @@ def typed(kind: Any, value: Any) -> Any:
         return inner[inner.index(value)]
     if origin in (tuple, frozenset):
         return _sequence(origin, inner, value)
-    if origin is not None:  # a mapping; JSON has made texts of its keys
+    if origin is not None:  # a mapping, whose keys are strings in JSON
         return {typed(inner[0], inner[0](key)): typed(inner[1], each) for key, each in value.items()}
     return _plain_typed(kind, value)
 
@@ -168,7 +168,7 @@ def _one_of(kinds: Iterable[Any], value: Any) -> Any:
 
 
 def shown(moments: Iterable[Moment], first_s: float, last_s: float) -> Iterator[str]:
-    """Say what happened in that time, how it changed the state, and what was done."""
+    """Describe the steps within that time: the event, the changes of the state, and the actions."""
     before: State | None = None
     for moment in moments:
         if first_s <= moment.at <= last_s:
@@ -179,7 +179,7 @@ def shown(moments: Iterable[Moment], first_s: float, last_s: float) -> Iterator[
 
 
 def _changes(path: str, before: Any, after: Any) -> Iterator[str]:
-    """Where two states differ: `workers[3].phase: PLANNED → RUNNING`."""
+    """Yield the differences between two states: `workers[3].phase: PLANNED → RUNNING`."""
     if before == after:
         return
     if type(before) is not type(after) or not isinstance(before, tuple) or len(before) != len(after):
@@ -196,10 +196,10 @@ def _short(value: Any) -> str:
 
 
 def retold(lines: Iterable[Mapping[str, Any]], moments: Iterable[Moment]) -> str:
-    """The first message that differs from what was said then; "" if none does."""
-    told = [line["text"] for line in lines if line.get("event") == NOTICE and not line.get("remark")]
+    """Return the first message that differs from the recorded one; "" if none does."""
+    recorded = [line["text"] for line in lines if line.get("event") == NOTICE and not line.get("remark")]
     retold = [action.text for moment in moments for action in moment.actions if isinstance(action, Notice)]
-    for then, now in zip_longest(told, retold):
+    for then, now in zip_longest(recorded, retold):
         if then != now:
             return f"said then: {then or 'nothing more'}\nsays now:  {now or 'nothing more'}"
     return ""
@@ -207,7 +207,7 @@ def retold(lines: Iterable[Mapping[str, Any]], moments: Iterable[Moment]) -> str
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line."""
-    import argparse  # which those who import this module don't need
+    import argparse  # needed only here
 
     parser = argparse.ArgumentParser(
         prog="python -m distlaunch.runs.replay", description=__doc__.splitlines()[0]
@@ -215,14 +215,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("folder", type=Path, help="a run's folder, or its events.jsonl")
     parser.add_argument("--from", type=float, default=0.0, metavar="S", dest="first", help="seconds")
     parser.add_argument("--to", type=float, default=float("inf"), metavar="S", dest="last", help="seconds")
-    asked = parser.parse_args(argv)
+    options = parser.parse_args(argv)
     try:
-        lines = lines_in(asked.folder)
+        lines = lines_in(options.folder)
         moments = list(replay(lines))
     except (OSError, HistoryError) as error:
         why = reason(error) if isinstance(error, OSError) else error
-        parser.exit(2, f"{asked.folder}: {why}\n")
-    for line in shown(moments, asked.first, asked.last):
+        parser.exit(2, f"{options.folder}: {why}\n")
+    for line in shown(moments, options.first, options.last):
         print(line)
     difference = retold(lines, moments)
     print(difference, end="\n" if difference else "", file=sys.stderr)

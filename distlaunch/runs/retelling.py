@@ -1,4 +1,4 @@
-"""Tells a run to an observer as if it watched: from its folder, up to now and then as it goes on."""
+"""Replays a run of another process to an observer from its directory: its past, and then its progress."""
 
 import json
 import os
@@ -16,16 +16,16 @@ from distlaunch.supervisor.actions import Notice
 from distlaunch.supervisor.state import State
 
 MAX_OPEN = 100
-"""Files of ranks kept open at once."""
+"""Output files kept open at once."""
 PIECE = 1 << 20
-"""Bytes that are read at once."""
+"""Bytes read at once."""
 Wanted = Callable[[Entry], bool]
 _Piece = dict[str, Any] | Entry
-"""A line of events.jsonl, or of the index of the output."""
+"""A line of events.jsonl, or an entry of the output index."""
 
 
 class _Tail:
-    """A file that grows, which may not be there yet; `rest` is what was read, but is not whole yet."""
+    """A growing file, which may not exist yet; `rest` is the incomplete end of the bytes read so far."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -33,29 +33,26 @@ class _Tail:
         self.rest = b""
 
     def fresh(self) -> bytes:
-        """Read some of what has come since, behind the `rest`; nothing if nothing has."""
+        """Read some new bytes, and return them after the `rest`; return nothing if there are none."""
         if self._file is None:
             try:
-                self._file = FileIO(self._path, opener=_opened)
+                fd = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+                self._file = FileIO(fd)
             except FileNotFoundError:
                 return b""
         data = self._file.read(PIECE)
         return self.rest + data if data else b""
 
     def close(self) -> None:
-        """Let the file go."""
+        """Close the file."""
         if self._file:
             self._file.close()
 
 
-def _opened(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW)
-
-
 class Retelling:
-    """A run's events and output, told in their order; call `close` in the end.
+    """The events and output of a run, passed to an observer in their order. Must be closed.
 
-    `wanted` chooses pieces of output; the others are not read.
+    `wanted` selects pieces of output; others are not read.
     """
 
     def __init__(self, folder: str, observer: Observer, wanted: Wanted = lambda entry: True) -> None:
@@ -72,13 +69,15 @@ class Retelling:
 
     @property
     def state(self) -> State | None:
-        """After what has been told; None before the first event."""
+        """Return the state after the last event passed on; None before the first."""
         return self._replay.state
 
     def catch_up(self) -> None:
-        """Tell all that has come since the last time. Raises `HistoryError`."""
+        """Pass on everything that is new, and wake the observer if it is time. Raises `HistoryError`."""
         while self._turn():
             pass
+        if self._observer.wake_at is not None and self._observer.wake_at <= time.monotonic():
+            self._observer.woken()
 
     def _turn(self) -> bool:
         try:
@@ -94,7 +93,7 @@ class Retelling:
         return bool(lines or entries or self._held_lines or self._held_entries)
 
     def _come(self) -> tuple[list[dict[str, Any]], list[Entry]]:
-        """Lines and entries that nothing still to come belongs before; the others are held back.
+        """Return lines and entries that nothing still to be read precedes, and hold back the others.
 
         A line waits until the output before it has been read, an entry until the events before it have.
         """
@@ -107,7 +106,7 @@ class Retelling:
         return lines[:ready], held + fresh[:known]
 
     def _fresh_lines(self) -> list[dict[str, Any]]:
-        """Each event once, when its line has its end."""
+        """Parse new complete lines."""
         lines: list[dict[str, Any]] = []
         while data := self._lines.fresh():
             *whole, self._lines.rest = data.split(b"\n")
@@ -125,7 +124,7 @@ class Retelling:
         return index_entries(data[:whole])
 
     def skip(self) -> None:
-        """Learn what has happened up to now without telling it. Raises `HistoryError`."""
+        """Catch up without passing anything on. Raises `HistoryError`."""
         observer, self._observer = self._observer, Observer()
         wanted, self._wanted = self._wanted, lambda entry: False
         self.catch_up()
@@ -133,13 +132,8 @@ class Retelling:
         if self.state:
             observer.began(self.state.spec, self.state.chance, self.state.began_at)
 
-    def wake(self) -> None:
-        """Wake the observer if it is time."""
-        if self._observer.wake_at is not None and self._observer.wake_at <= time.monotonic():
-            self._observer.woken()
-
     def close(self) -> None:
-        """Let all files go."""
+        """Close all files."""
         self._lines.close()
         self._entries.close()
         while self._open:
@@ -160,8 +154,8 @@ class Retelling:
 
     def _tell_output(self, entry: Entry) -> None:
         rank, generation, stream = entry.rank, entry.generation, entry.stream
-        begun = self._generations.of(generation)
-        goes_to = begun and begun.destinations.get((rank, stream))
+        attempt = self._generations.of(generation)
+        goes_to = attempt and attempt.destinations.get((rank, stream))
         if goes_to and goes_to.file and self._wanted(entry):
             self._moment = entry.time
             data = self._read(goes_to.file, entry.offset, entry.size)
@@ -174,7 +168,7 @@ class Retelling:
             try:
                 self._open[name] = os.open(os.path.join(self._folder, name), os.O_RDONLY | os.O_CLOEXEC)
             except OSError:
-                return b""  # it was taken away
+                return b""  # it was removed
         return os.pread(self._open[name], size, offset)
 
 

@@ -1,25 +1,45 @@
-"""A job that its scheduler starts again: what went before, and how another start is asked for."""
+"""Restarts by a scheduler: the earlier runs of a job that is started again, and requeueing."""
 
 import os
 from collections.abc import Callable
 
+from distlaunch.agent.frozen import Frozen
 from distlaunch.errors import DistlaunchError
-from distlaunch.job.allocation import Allocation
 from distlaunch.job.spec import Earlier, JobSpec
 from distlaunch.runs.folder import run_in
-from distlaunch.runs.index import Begun, Starts
+from distlaunch.runs.index import append, lines_of
 from distlaunch.schedulers import load
 from distlaunch.supervisor.scheduling import is_to_go_on
 from distlaunch.supervisor.state import State
 
 
+class Begun(Frozen):
+    """A start of a queued job: its run, its job, and the number of earlier starts by the scheduler."""
+
+    run: str
+    job: str
+    starts: int
+
+
+def starts_path(folder: str, queued: str, scheduler: str) -> str:
+    """Return the path of the list of starts of a queued job, beside its run directories in `folder`."""
+    return os.path.join(folder, f"{scheduler}-{queued}.jsonl")
+
+
+def starts_in(path: str) -> list[Begun]:
+    """Read the starts from such a list, the oldest first."""
+    fields = Begun._fields
+    lines = [line for line in lines_of(path) if line.keys() >= {*fields}]
+    return [Begun(**{name: line[name] for name in fields}) for line in lines]
+
+
 def continued(spec: JobSpec) -> JobSpec:
-    """`spec` with what went before, if the scheduler has started this very job before."""
+    """Add the earlier runs to `spec` if the scheduler has started this job before."""
     allocation = spec.allocation
     if allocation is None or not allocation.starts:
         return spec
-    starts = _starts(spec, allocation).begun()
-    before = [each for each in starts if each.job == spec.name and each.starts < allocation.starts]
+    starts = [each for each in starts_in(_path_of(spec)) if each.job == spec.name]
+    before = [each for each in starts if each.starts < allocation.starts]
     if not before:
         return spec
     last = run_in(os.path.join(spec.logs.folder, before[-1].run))
@@ -28,28 +48,29 @@ def continued(spec: JobSpec) -> JobSpec:
 
 
 def note_start(spec: JobSpec, run_id: str) -> None:
-    """Have the next start know of this one."""
+    """List this start for the next one."""
     assert spec.allocation is not None
-    _starts(spec, spec.allocation).note(Begun(run_id, spec.name, spec.allocation.starts))
+    append(_path_of(spec), Begun(run_id, spec.name, spec.allocation.starts)._asdict())
 
 
 def ask_for_another(state: State, tell: Callable[[str], None]) -> None:
-    """Have the scheduler start the job again, if it is to go on; `tell` gets what comes of it."""
+    """Requeue the job if it is to go on; `tell` takes messages about the outcome."""
     allocation, most = state.spec.allocation, state.spec.restarts.requeue
     if allocation is None or not allocation.requeues or not is_to_go_on(state):
         return
-    starts = _starts(state.spec, allocation)
-    if (made := starts.requeues) >= most:
+    path = _path_of(state.spec)
+    if (made := sum("requeue" in line for line in lines_of(path))) >= most:
         times = "once" if made == 1 else f"{made} times"
         tell(f"not requeueing {allocation.name}: already requeued {times} (restarts.requeue)")
         return
     tell(f"requeueing {allocation.name}, {made + 1} of {most}")
-    starts.note_requeue()
+    append(path, {"requeue": True})
     try:
-        load(allocation.scheduler).requeue(allocation.job)  # which may kill us at once
+        load(allocation.scheduler).requeue(allocation.job)  # which may kill this process at once
     except DistlaunchError as error:
         tell(f"can't requeue {allocation.name}: {error}")
 
 
-def _starts(spec: JobSpec, allocation: Allocation) -> Starts:
-    return Starts(spec.logs.folder, allocation.job, allocation.scheduler)
+def _path_of(spec: JobSpec) -> str:
+    assert spec.allocation is not None
+    return starts_path(spec.logs.folder, spec.allocation.job, spec.allocation.scheduler)

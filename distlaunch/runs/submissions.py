@@ -1,33 +1,40 @@
-"""Jobs in a scheduler's queue: listed beside the runs, which they become; each queue is asked once."""
+"""Jobs in a scheduler's queue: listed beside the runs that they become, followed and cancelled."""
 
 import os
 import re
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import product
+from typing import Any
 
 from distlaunch.agent.frozen import Frozen
 from distlaunch.errors import DistlaunchError, UsageError
-from distlaunch.runs.find import JOB_FILES, LOGS
+from distlaunch.runs.find import JOB_FILES, LOGS, find
 from distlaunch.runs.folder import Run, run_in
-from distlaunch.runs.index import Starts, Ticket, listed, listed_submissions, note_submission
+from distlaunch.runs.following import over, pause
+from distlaunch.runs.index import Ticket, append, index_path, lines_of, listed, ticket_of
+from distlaunch.runs.starts import starts_in, starts_path
 from distlaunch.schedulers import DEFAULT, TABLE, load, title_of
 from distlaunch.schedulers.queue import CANCELLED, GONE, Queued, output_path
+from distlaunch.signals import Interrupts
 from distlaunch.supervisor.status import Controller, RunState, Status
 from distlaunch.wording import listed as listed_words
 
 CLOCKS_S = 3600.0
-"""How far the clocks of two hosts may differ; a run from before was of another job with the same id."""
-
+"""Maximum seconds between the clocks of two hosts. An earlier run was of another job with the same ID."""
+LOOK_S = 0.25
+"""Seconds between two looks into the directory, which cost the scheduler nothing."""
+FIRST_GAP_S, LAST_GAP_S, GROWTH = 0.5, 60.0, 1.5
+"""Seconds between two queries of a scheduler: at first, at most, and the factor of their growth."""
 
 _ID = re.compile(r"[0-9]+(\.[A-Za-z0-9_.-]+)?")
 
 
 class Submission(Frozen):
-    """A job in a scheduler's queue: its id there, its name, the folder of its runs, when it was submitted.
+    """A job in a scheduler's queue: its ID there, its name, and the directory of its runs.
 
-    `at` is in seconds since the epoch; 0 for one that was not submitted by us. `end` is what the scheduler
-    called its end, "" as long as none was seen.
+    `at` is when it was submitted, in seconds since the epoch; 0 if distlaunch didn't submit it. `end` is its
+    end in the scheduler's words; "" until one was seen.
     """
 
     id: str
@@ -38,46 +45,47 @@ class Submission(Frozen):
     scheduler: str = DEFAULT
 
     @property
-    def ticket(self) -> Ticket:
-        """What its queue knows it by."""
-        return Ticket(self.scheduler, self.id)
-
-    @property
     def name(self) -> str:
-        """For people."""
+        """Return its name for people."""
         return f"{title_of(self.scheduler)} job {self.id}"
 
     @property
     def output(self) -> str:
-        """What its script prints."""
+        """Return the path of its script's output."""
         return output_path(self.folder, self.id, self.scheduler)
 
     @property
     def warned(self) -> bool:
-        """Whether its ranks are warned before its scheduler ends it; scripts that we submit see to that."""
+        """Return whether its ranks get a termination warning; scripts submitted by distlaunch ensure it."""
         return bool(self.at) or load(self.scheduler).warns
 
 
 def note(submission: Submission) -> None:
-    """List it."""
-    note_submission(submission.ticket, submission._replace(end="")._asdict())
+    """List a submission."""
+    _note(submission, **submission._replace(end="")._asdict())
 
 
 def note_end(submission: Submission, end: str) -> None:
-    """List how it ended, so that its scheduler is not asked again, which forgets it."""
-    note_submission(submission.ticket, {"end": end})
+    """Note how a submission ended: the scheduler, which forgets it, needn't be queried again."""
+    _note(submission, end=end)
+
+
+def _note(submission: Submission, **more: Any) -> None:
+    append(index_path(), {"queued": submission.id, "scheduler": submission.scheduler, **more})
 
 
 def submissions() -> dict[Ticket, Submission]:
-    """All that are known: those that `submit` made, and of which runs tell."""
+    """Return all known submissions: those by `submit`, and those that listed runs belong to."""
     found = {}
     for run in listed().values():
         if run.queued and run.queued not in found:
             scheduler, job = run.queued
             found[run.queued] = Submission(job, "", os.path.dirname(run.folder), 0.0, scheduler=scheduler)
     fields = Submission._fields
-    for queued, line in listed_submissions():
-        if line.keys() >= {"id", "job", "folder", "at"}:  # an id may come again: a scheduler set up anew
+    for line in lines_of(index_path()):
+        if "run" in line or not (queued := ticket_of(line)):
+            continue
+        if line.keys() >= {"id", "job", "folder", "at"}:  # IDs may repeat after a new setup of the scheduler
             found[queued] = Submission(**{name: line[name] for name in fields if name in line})
         elif queued in found:
             found[queued] = found[queued]._replace(end=str(line.get("end", "")))
@@ -85,21 +93,21 @@ def submissions() -> dict[Ticket, Submission]:
 
 
 def submission(word: str | None) -> Submission | None:
-    """The one that a word means: an id in a queue, or a job that waits; None = one of this folder.
+    """Return the submission that a word names: an ID, or a job that waits; None = one of this directory.
 
-    Raises `UsageError` for the beginning of several ids.
+    Raises `UsageError` for an ambiguous number.
     """
     known = submissions().values()
     named = _of_id(word, known) or _beside_its_runs(word) if word and _ID.fullmatch(word) else None
     if named:
         return named
-    waiting = [each for each in known if not each.end and each.at and _is_meant(each, word)]
+    waiting = [each for each in known if not each.end and each.at and _matches(each, word)]
     newest = max(waiting, key=lambda each: each.at, default=None)
     return newest if newest and latest_run(newest) is None else None
 
 
 def submission_of(run: Run) -> Submission | None:
-    """The one whose latest run that is."""
+    """Return the submission with that run as its latest."""
     entry = listed().get(run.id)
     found = submissions().get(entry.queued) if entry and entry.queued else None
     latest = latest_run(found) if found else None
@@ -107,7 +115,7 @@ def submission_of(run: Run) -> Submission | None:
 
 
 def _of_id(word: str, known: Collection[Submission]) -> Submission | None:
-    """The latest of that id, or the only one of that number: some have the server's name behind it."""
+    """Return the latest with that ID, or the only one with that number: some IDs end in a server's name."""
     if found := [each for each in known if each.id == word]:
         return max(found, key=lambda each: (not each.end, each.at))
     numbered = [each for each in known if each.id.partition(".")[0] == word]
@@ -117,7 +125,7 @@ def _of_id(word: str, known: Collection[Submission]) -> Submission | None:
     return numbered[0] if numbered else None
 
 
-def _is_meant(each: Submission, word: str | None) -> bool:
+def _matches(each: Submission, word: str | None) -> bool:
     if word is None:
         return each.folder.startswith(os.path.join(os.getcwd(), ""))
     stem, suffix = os.path.splitext(os.path.basename(word))
@@ -125,33 +133,33 @@ def _is_meant(each: Submission, word: str | None) -> bool:
 
 
 def _beside_its_runs(job: str) -> Submission | None:
-    """One that is not listed, as where a home is not shared: its starts tell of it."""
+    """Return an unlisted submission by its list of starts, as where home directories are not shared."""
     for folder, scheduler in product((os.path.abspath(LOGS), os.getcwd()), TABLE):
-        if os.path.exists(Starts(folder, job, scheduler).path):
+        if os.path.exists(starts_path(folder, job, scheduler)):
             return Submission(job, "", folder, 0.0, scheduler=scheduler)
     return None
 
 
 def latest_run(each: Submission) -> Run | None:
-    """What it has become last, if it has been started."""
-    begun = Starts(each.folder, each.id, each.scheduler).begun()
-    run = run_in(os.path.join(each.folder, begun[-1].run)) if begun else None
+    """Return its latest run, if it has been started."""
+    starts = starts_in(starts_path(each.folder, each.id, each.scheduler))
+    run = run_in(os.path.join(each.folder, starts[-1].run)) if starts else None
     return run if run and run.status.began > each.at - CLOCKS_S else None
 
 
 def as_run(each: Submission, state: RunState, why: str) -> Run:
-    """A submission without a run, for a list of runs."""
+    """Return a submission without a run as an entry for lists of runs."""
     at = each.at or time.time()
-    told = f"{title_of(each.scheduler)}: {why}"
-    where, ending = ("", f"{told}; see {each.output}") if state.over else (told, "")
+    reason = f"{title_of(each.scheduler)}: {why}"
+    where, ending = ("", f"{reason}; see {each.output}") if state.over else (reason, "")
     status = Status(each.id, each.job, state, at, at, Controller("", 0), where=where, why=ending)
     return Run("", status, alive=False, heard=None)
 
 
 def waiting(shown: Sequence[Run], ended: bool) -> Iterator[tuple[Submission, Run]]:
-    """Jobs in a queue that are no run, or one that is over, each as a run; those that have `ended` if asked.
+    """Yield queued jobs without an active run, each with its entry; with `ended`, those that are over, too.
 
-    `shown` are the runs that are listed anyway. A scheduler is asked only if there may be one of its jobs.
+    `shown` are the runs listed anyway. A scheduler is queried only if it may have such a job.
     """
     known = [each for each in submissions().values() if each.at]
     if ended:
@@ -160,19 +168,19 @@ def waiting(shown: Sequence[Run], ended: bool) -> Iterator[tuple[Submission, Run
     latest = {each: latest_run(each) for each in known if not each.end}
     open_ = [each for each, run in latest.items() if not (run and run.id in alive)]
     for scheduler in sorted({each.scheduler for each in open_}):
-        yield from _asked(scheduler, [each for each in open_ if each.scheduler == scheduler], ended)
+        yield from _queried(scheduler, [each for each in open_ if each.scheduler == scheduler], ended)
 
 
-def _asked(scheduler: str, open_: Sequence[Submission], ended: bool) -> Iterator[tuple[Submission, Run]]:
+def _queried(scheduler: str, open_: Sequence[Submission], ended: bool) -> Iterator[tuple[Submission, Run]]:
     try:
-        told = load(scheduler).look([each.id for each in open_])
+        states = load(scheduler).look([each.id for each in open_])
     except DistlaunchError as error:
         yield from ((each, as_run(each, RunState.PENDING, f"unknown, {error}")) for each in open_)
         return
     for each in open_:
-        state = told.get(each.id, GONE)
+        state = states.get(each.id, GONE)
         if not state.over:
-            # One that runs, and has no run yet, is being set up.
+            # A running job without a run is being set up.
             yield each, as_run(each, RunState.PENDING if state.waits else RunState.CONNECTING, state.words)
             continue
         note_end(each, state.state)
@@ -183,3 +191,103 @@ def _asked(scheduler: str, open_: Sequence[Submission], ended: bool) -> Iterator
 def _ended(each: Submission, end: str) -> Run:
     state = RunState.CANCELLED if end == CANCELLED else RunState.FAILED
     return as_run(each, state, Queued(end).ending if end == GONE.state else end)
+
+
+def _queries() -> Iterator[bool]:
+    """Yield at each step whether another query is due; the intervals grow."""
+    gap_s, due = FIRST_GAP_S, 0.0
+    while True:
+        now = time.monotonic()
+        yield (is_due := now >= due)
+        if is_due:
+            due, gap_s = now + gap_s, min(gap_s * GROWTH, LAST_GAP_S)
+
+
+def runs_of(word: str | None, interrupts: Interrupts, tell: Callable[[str], None]) -> Iterator[Run]:
+    """Yield each run that a word names, one after another; for a queued job, all of its runs.
+
+    `tell` takes messages about what it waits for. Ends early when a signal comes. Raises `DistlaunchError`.
+    """
+    run = None if (queued := submission(word)) else find(word)
+    if run:
+        yield run
+        queued = submission_of(run)
+    before = run
+    if queued is None or interrupts.any():
+        return
+    while before := _next(queued, before, interrupts, tell):
+        yield before
+
+
+def run_of(word: str | None) -> Run:
+    """Return the run that a word names; for a queued job, the latest. Raises `DistlaunchError`."""
+    queued = submission(word)
+    if queued is None:
+        return find(word)
+    if run := latest_run(queued):
+        return run
+    state = state_of(queued)
+    pending = f"{queued.name} has not started: {state.words}"
+    raise DistlaunchError(_without_run(queued, state) if state.over else pending)
+
+
+def state_of(queued: Submission) -> Queued:
+    """Query the scheduler for its state, unless its end is known. Raises `DistlaunchError`."""
+    if queued.end:
+        return Queued(queued.end)
+    return load(queued.scheduler).look([queued.id]).get(queued.id, GONE)
+
+
+def _next(
+    queued: Submission, before: Run | None, interrupts: Interrupts, tell: Callable[[str], None]
+) -> Run | None:
+    """Wait for the run after `before`; return None if there will be none.
+
+    Raises `DistlaunchError` if there was none at all.
+    """
+    queries, announced = _queries(), ""
+    while not interrupts.any():
+        if run := _newer(queued, before):
+            return run
+        if next(queries):
+            state = state_of(queued)
+            if state.over:
+                run = _newer(queued, before)
+                if not (run or queued.end):
+                    note_end(queued, state.state)
+                if not (run or before):
+                    raise DistlaunchError(_without_run(queued, state))
+                return run
+            if state.waits and state.words != announced:
+                announced = state.words
+                tell(f"{queued.name} is {announced}")
+        pause(interrupts, LOOK_S)
+    return None
+
+
+def _newer(queued: Submission, before: Run | None) -> Run | None:
+    run = latest_run(queued)
+    return run if run and (before is None or run.id != before.id) else None
+
+
+def _without_run(queued: Submission, state: Queued) -> str:
+    return f"{queued.name} {state.ending} and started no run; see {queued.output}"
+
+
+def stop_queued(queued: Submission, at_once: bool, interrupts: Interrupts) -> tuple[Run | None, bool]:
+    """Cancel it and wait until it is gone; return its last run, and whether there was anything to cancel.
+
+    Returns early when a signal comes. Raises `DistlaunchError`.
+    """
+    if state_of(queued).over:
+        return latest_run(queued), False
+    load(queued.scheduler).cancel(queued.id, at_once)
+    queries = _queries()
+    while not interrupts.any():
+        run = latest_run(queued)
+        if not (run and run.alive) and next(queries) and (state := state_of(queued)).over:
+            note_end(queued, CANCELLED if state == GONE else state.state)
+            break
+        pause(interrupts, LOOK_S)
+    run = latest_run(queued)
+    return (over(run) if run else None), True

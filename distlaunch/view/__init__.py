@@ -1,4 +1,4 @@
-"""A run as a screen that is kept open: its ranks, those that stand out first, output, and history.
+"""A full-screen view of a run: its ranks, conspicuous ones first, their output, and the history.
 
-`watching` opens it; `picture` is what it shows, `screen` how that looks in lines, and what keys change.
+`watching` runs the screen, `picture` collects what it shows, and `screen` renders it and handles keys.
 """

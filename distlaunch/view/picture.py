@@ -1,4 +1,4 @@
-"""What a screen shows of a run, kept up to date by what an observer sees. No terminal here."""
+"""Collects the contents of the screen from what an observer sees, without using the terminal."""
 
 import math
 import re
@@ -21,15 +21,15 @@ from distlaunch.wording import counted, status_words
 LINES_KEPT, OF_A_RANK = 2000, 300
 VALUES_KEPT = 240
 SILENT_S, SILENT_TIMES = 10.0, 5.0
-"""A rank is silent that has printed nothing for so long, and so many times as long as most."""
+"""A rank is silent after this many seconds without output, and this many times the median."""
 GPU_IDLE_SHARE, GPU_BUSY = 0.5, 20
-"""A rank is slow whose GPU does less than that share of what most do, where most do something."""
+"""A rank is slow if its GPU use is below this share of the median, and the median above this percentage."""
 FAR_OFF, FAR_SHARE = 6.0, 0.25
-"""A number is different that is so many times as far from the middle as most, and by such a share of it."""
+"""A value is different if it is this many median deviations, and this share of the median, from it."""
 
 
-class Said(Frozen):
-    """A line of a rank: when it came, from which stream."""
+class LogLine(Frozen):
+    """A line of a rank: its time, rank and stream."""
 
     at: float
     rank: int
@@ -38,9 +38,9 @@ class Said(Frozen):
 
 
 class Row(Frozen):
-    """A rank as it is now. `age_s` is the time since its last line, None = it has said nothing yet.
+    """The current state of a rank. `age_s` is the time since its last line; None = it has printed nothing.
 
-    `marks` say why it stands out, the worst first.
+    `marks` are the reasons why it is conspicuous, the worst first.
     """
 
     rank: int
@@ -53,7 +53,7 @@ class Row(Frozen):
 
 
 class Picture(Observer):
-    """A run that `began` then, as much as a screen needs of it; `clock` tells the present.
+    """The contents of the screen for a run that began at `began`; `clock` returns the current time.
 
     Both are in seconds since the epoch.
     """
@@ -67,37 +67,37 @@ class Picture(Observer):
         self._last: dict[int, float] = {}
         self._uses: dict[int, Use] = {}
         self.state: State | None = None
-        self.lines: deque[Said] = deque(maxlen=LINES_KEPT)
-        self.of_rank: dict[int, deque[Said]] = {}
+        self.lines: deque[LogLine] = deque(maxlen=LINES_KEPT)
+        self.of_rank: dict[int, deque[LogLine]] = {}
         self.values: dict[int, float] = {}
         self.trend: deque[tuple[float, float]] = deque(maxlen=VALUES_KEPT)
         self.history: list[tuple[float, Notice]] = []
-        """Messages and generations, with seconds since the run began."""
+        """Messages and attempts, with seconds since the run began."""
         self.summary: Summary | None = None
         self.moment = clock
 
-    # What an observer sees
+    # Input, as an observer
 
     def began(self, spec: JobSpec, chance: float, at: float) -> None:
-        """Learn which number to look for."""
+        """Compile the pattern of the watched number."""
         self._watch = re.compile(spec.logs.watch) if spec.logs.watch else None
 
     def happened(self, event: Event, state: State, at: float) -> None:
-        """Keep the state: it is all that counts."""
+        """Keep the state."""
         self.state = state
 
     def started(self, state: State, at: float) -> None:
-        """What ranks of an earlier generation have said and used is history."""
+        """Forget the lines and use of the previous attempt."""
         for of_ranks in (self._last, self._uses, self.values, self.of_rank, self._lines.held):
             of_ranks.clear()
         self.history.append((at, Notice("info", f"generation {state.generation}: {shape(state)}")))
 
     def told(self, notice: Notice, at: float) -> None:
-        """Keep it for the history."""
+        """Add the message to the history."""
         self.history.append((at, notice))
 
     def used(self, uses: Mapping[int, Use], at: float) -> None:
-        """Keep the latest."""
+        """Keep the latest use of each rank."""
         self._uses.update(uses)
 
     def printed(self, output: Printed) -> None:
@@ -106,35 +106,35 @@ class Picture(Observer):
         self._last[output.rank] = now
         if (whole := self._lines.whole(stream, output.data)) is not None:
             for line in whole.split(b"\n"):
-                self._say(Said(now, *stream, latest(line).decode(errors="replace")))
+                self._add(LogLine(now, *stream, latest(line).decode(errors="replace")))
 
     def ended(self, summary: Summary) -> None:
-        """It is over."""
+        """Keep the summary."""
         self.summary, self.state = summary, summary.state
 
-    def _say(self, said: Said) -> None:
-        self.lines.append(said)
-        self.of_rank.setdefault(said.rank, deque(maxlen=OF_A_RANK)).append(said)
-        found = self._watch.search(said.text) if self._watch else None
+    def _add(self, line: LogLine) -> None:
+        self.lines.append(line)
+        self.of_rank.setdefault(line.rank, deque(maxlen=OF_A_RANK)).append(line)
+        found = self._watch.search(line.text) if self._watch else None
         if not found:
             return
         try:
             value = float(found[1] if found.re.groups else found[0])
         except (TypeError, ValueError):
             return
-        self.values[said.rank] = value
-        if said.rank == min(self.values):  # one rank tells the trend; most print the same
-            self.trend.append((said.at, value))
+        self.values[line.rank] = value
+        if line.rank == min(self.values):  # the trend of one rank: most print the same
+            self.trend.append((line.at, value))
 
-    # What a screen shows
+    # Output, for the screen
 
     @property
     def elapsed_s(self) -> float:
-        """Since the run began, or until it ended."""
+        """Return the seconds since the run began, or until it ended."""
         return self.summary.seconds if self.summary else self._clock() - self._began
 
     def rows(self) -> list[Row]:
-        """Every rank: those that stand out first, then by rank."""
+        """Return a row for each rank: conspicuous ones first, then by rank."""
         if self.state is None or self.state.plan is None:
             return []
         now, state, plan = self._clock(), self.state, self.state.plan
@@ -155,7 +155,7 @@ class Picture(Observer):
         return sorted(rows, key=lambda row: (not row.marks, row.rank))
 
     def rate(self) -> float | None:
-        """By how much the number has changed a second, lately."""
+        """Return the recent change of the watched number per second."""
         if len(self.trend) < 2:
             return None
         (first_at, first), (last_at, last) = self.trend[max(0, len(self.trend) - 20)], self.trend[-1]
@@ -163,7 +163,7 @@ class Picture(Observer):
 
 
 class _Measure:
-    """What most ranks do, against which one stands out."""
+    """Medians of all ranks, to find conspicuous ones."""
 
     def __init__(self, ages: dict[int, float], uses: dict[int, Use], values: dict[int, float]) -> None:
         self._ages, self._uses, self._values = ages, uses, values
@@ -174,7 +174,7 @@ class _Measure:
         self._spread = _middle([abs(value - self._middle) for value in values.values()])
 
     def marks(self, worker: Worker) -> tuple[str, ...]:
-        """Why this one does."""
+        """Return the reasons why a rank is conspicuous."""
         age, use = self._ages.get(worker.rank), self._uses.get(worker.rank)
         gpu = use.gpu if use else None
         phase, failed = worker.phase, isinstance(worker.phase, Exited) and worker.status != 0
@@ -195,7 +195,7 @@ class _Measure:
         if value is None or len(self._values) < 3:
             return False
         near = max(FAR_OFF * self._spread, FAR_SHARE * abs(self._middle))
-        return not abs(value - self._middle) <= near  # as NaN is
+        return not abs(value - self._middle) <= near  # true for NaN, too
 
 
 def _doing(worker: Worker) -> str:
@@ -216,5 +216,5 @@ def _middle(values: Sequence[float]) -> float:
 
 
 def shape(state: State) -> str:
-    """How many ranks a run has, on how many nodes."""
+    """Describe the size of a run: its ranks and nodes."""
     return f"{state.counted(len(state.workers))} on {counted(len(state.members), 'node')}"

@@ -1,9 +1,8 @@
-"""A picture of a run as lines of text, as many and as wide as a terminal has, and what keys change there."""
+"""Renders the contents of the screen as lines of text for a terminal of any size, and handles keys."""
 
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from enum import Enum
 from typing import Any, TypeVar
 
 from rich.console import ConsoleDimensions as Size
@@ -13,7 +12,7 @@ from distlaunch.agent.frozen import Frozen
 from distlaunch.observers.console import escape
 from distlaunch.runs.listing import age_words
 from distlaunch.supervisor.status import RunState, run_state
-from distlaunch.view.picture import Picture, Row, Said, shape
+from distlaunch.view.picture import LogLine, Picture, Row, shape
 from distlaunch.wording import counted, spans
 
 Part = TypeVar("Part")
@@ -21,7 +20,7 @@ BARS = "▁▂▃▄▅▆▇█"
 HEADER, FOOTER, LEAST_LOG = 2, 1, 3
 PAGE = 10
 GRID_SHARE = 0.6
-"""Of the height, at most."""
+"""Maximum share of the height."""
 _STATES = {
     RunState.RUNNING: "bold green",
     RunState.SUCCEEDED: "bold green",
@@ -31,17 +30,10 @@ _STATES = {
 _BAD = ("failed", "stalled", "not started", "lost with its node")
 
 
-class Pane(Enum):
-    """What is shown below the grid."""
-
-    log = "log"
-    history = "history"
-
-
 class Wish(Frozen):
-    """What the user wants to see: which `rank`'s log (None = of all), how far `back`, lines with `find`."""
+    """The user's choice: the `history`, or the log of a `rank` (None = all) with `find`; how far `back`."""
 
-    pane: Pane = Pane.log
+    history: bool = False
     rank: int | None = None
     cursor: int = 0
     back: int = 0
@@ -50,7 +42,7 @@ class Wish(Frozen):
 
 
 def lines(picture: Picture, wish: Wish, size: Size, leaving: str = "quit") -> list[Text]:
-    """Exactly `height` lines, none wider than `width`. `leaving` is what q does, in words."""
+    """Return exactly `height` lines, none wider than `width`. `leaving` describes what q does."""
     grid = _grid(picture.rows(), wish, _most(size), bool(picture.values))
     shown = [*_header(picture), *grid, _rule(wish, size.width)]
     shown += _pane(picture, wish, max(0, size.height - len(shown) - FOOTER))
@@ -60,7 +52,7 @@ def lines(picture: Picture, wish: Wish, size: Size, leaving: str = "quit") -> li
 
 
 def _most(size: Size) -> int:
-    """Lines of the grid."""
+    """Return the maximum number of lines of the grid."""
     room = max(0, size.height - HEADER - FOOTER - 1)
     return max(1, min(room - LEAST_LOG, int(room * GRID_SHARE)))
 
@@ -87,7 +79,7 @@ def _header(picture: Picture) -> list[Text]:
 
 
 def _trend(picture: Picture) -> Text:
-    """The number that is watched: its value, its rate, how it went."""
+    """Render the watched number: its value, its rate, and its course."""
     if not picture.trend:
         cause = picture.state.cause if picture.state else None
         return Text(escape(cause.text), "red") if cause else Text("")
@@ -98,8 +90,8 @@ def _trend(picture: Picture) -> Text:
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """Values as bars, the latest last; several values share a bar where there are more than that."""
-    known = [value / 4 for value in values if abs(value) < float("inf")]  # sums of them are finite, too
+    """Render values as bars, the latest last. If there are too many, several share a bar."""
+    known = [value / 4 for value in values if abs(value) < float("inf")]  # so that their sums are finite, too
     if not known:
         return ""
     step = max(1, -(-len(known) // width))
@@ -126,9 +118,9 @@ def _grid(rows: Sequence[Row], wish: Wish, most: int, valued: bool) -> list[Text
 
 
 def _folded(rows: Sequence[Row], most: int) -> tuple[list[list[Row]], list[list[Row]]]:
-    """The ranks of each line, and those of each node that has none.
+    """Return the ranks of each line, and those of each node without a line.
 
-    If there are too many ranks, only those that stand out have a line of their own; each node has one, too.
+    If there are too many ranks, only conspicuous ones have a line of their own, followed by one per node.
     """
     if len(rows) + 1 <= most:
         return [[row] for row in rows], []
@@ -142,7 +134,7 @@ def _folded(rows: Sequence[Row], most: int) -> tuple[list[list[Row]], list[list[
 
 
 def _cells(ranks: Sequence[Row], valued: bool) -> list[Text]:
-    """A rank's line, or what several ranks of a node have in common."""
+    """Return the cells of a rank's line, or of several ranks of a node."""
     uses = [row.use for row in ranks if row.use]
     age_s = max((row.age_s for row in ranks if row.age_s is not None), default=None)
     doing = _counted_doings(ranks)
@@ -168,7 +160,7 @@ def _counted_doings(ranks: Sequence[Row]) -> str:
 
 
 _RIGHT = range(3, 9)
-"""Columns of numbers."""
+"""Columns of numbers, aligned to the right."""
 MAX_CELL = 28
 
 
@@ -184,14 +176,14 @@ def _columns(cells: Sequence[Sequence[Text]], cursor: int) -> list[Text]:
 
 
 def row_at(picture: Picture, wish: Wish, size: Size) -> int | None:
-    """The rank on which the cursor stands; of a node, its first."""
+    """Return the rank at the cursor; for a node, its first rank."""
     lines_of, _ = _folded(picture.rows(), _most(size))
     there = lines_of[wish.cursor : wish.cursor + 1] or lines_of[-1:]
     return min((row.rank for ranks in there for row in ranks), default=None)
 
 
 def _mean(values: Iterable[float | None], form: str) -> str:
-    """The mean of those that are known, in that form; "-" if none is."""
+    """Format the mean of the known values; "-" if there are none."""
     known = [value for value in values if value is not None]
     return form.format(sum(known) / len(known)) if known else "-"
 
@@ -208,13 +200,11 @@ def _total_size(values: Iterable[int | None]) -> str:
     return f"{size:.3g}T"
 
 
-# What is below
+# Below the grid
 
 
 def _rule(wish: Wish, width: int) -> Text:
-    name = (
-        "history" if wish.pane is Pane.history else "all ranks" if wish.rank is None else f"rank {wish.rank}"
-    )
+    name = "history" if wish.history else "all ranks" if wish.rank is None else f"rank {wish.rank}"
     more = f", lines containing {wish.find!r}" if wish.find else ""
     more += f", {wish.back} lines back" if wish.back else ""
     title = f"── {name}{more} "
@@ -222,16 +212,16 @@ def _rule(wish: Wish, width: int) -> Text:
 
 
 def _pane(picture: Picture, wish: Wish, height: int) -> list[Text]:
-    if wish.pane is Pane.history:
-        told = [
+    if wish.history:
+        messages = [
             Text.assemble((f"{age_words(at):>6}  ", "dim"), (escape(text), _LEVELS.get(notice.level, "")))
             for at, notice in picture.history
             for text in notice.text.splitlines()
         ]
-        return _window(told, wish.back, height)
-    said = picture.lines if wish.rank is None else picture.of_rank.get(wish.rank, ())
-    wanted = [each for each in said if wish.find.lower() in each.text.lower()] if wish.find else list(said)
-    return _window([_said(each) for each in _window(wanted, wish.back, height)], 0, height)
+        return _window(messages, wish.back, height)
+    logged = picture.lines if wish.rank is None else picture.of_rank.get(wish.rank, ())
+    wanted = [line for line in logged if wish.find.lower() in line.text.lower()]
+    return [_log_line(line) for line in _window(wanted, wish.back, height)]
 
 
 _LEVELS = {"warning": "yellow", "error": "red"}
@@ -242,10 +232,10 @@ def _window(every: Sequence[Part], back: int, height: int) -> list[Part]:
     return list(every[max(0, end - height) : end])
 
 
-def _said(said: Said) -> Text:
-    when = time.strftime("%H:%M:%S ", time.localtime(said.at))
-    text = Text.assemble((when, "dim"), (f"{said.rank:>4} ", "cyan"))
-    return text.append_text(Text.from_ansi(escape(said.text), style="" if not said.stream else "italic"))
+def _log_line(line: LogLine) -> Text:
+    when = time.strftime("%H:%M:%S ", time.localtime(line.at))
+    text = Text.assemble((when, "dim"), (f"{line.rank:>4} ", "cyan"))
+    return text.append_text(Text.from_ansi(escape(line.text), style="" if not line.stream else "italic"))
 
 
 _KEYS = "↑↓ select  Enter rank's log  a all ranks  / filter  PgUp/PgDn scroll  h history"
@@ -263,18 +253,18 @@ def _footer(wish: Wish, width: int, leaving: str) -> Text:
 
 
 def after(wish: Wish, key: str, rank_there: int | None) -> Wish | None:
-    """What the user wants after a key, None = to leave; `rank_there` is where the cursor stands."""
+    """Return the user's choice after a key; None = leave. `rank_there` is the rank at the cursor."""
     if wish.typing:
         return _typed(wish, key)
     if key == "q":
         return None
     changes: dict[str, dict[str, Any]] = {
-        "enter": {"rank": rank_there, "pane": Pane.log, "back": 0},
-        "a": {"rank": None, "pane": Pane.log, "back": 0, "find": ""},
+        "enter": {"rank": rank_there, "history": False, "back": 0},
+        "a": {"rank": None, "history": False, "back": 0, "find": ""},
         "up": {"cursor": max(0, wish.cursor - 1)},
         "down": {"cursor": wish.cursor + 1},
-        "h": {"pane": Pane.log if wish.pane is Pane.history else Pane.history, "back": 0},
-        "/": {"typing": True, "find": "", "pane": Pane.log, "back": 0},
+        "h": {"history": not wish.history, "back": 0},
+        "/": {"typing": True, "find": "", "history": False, "back": 0},
         "page up": {"back": wish.back + PAGE},
         "page down": {"back": max(0, wish.back - PAGE)},
     }

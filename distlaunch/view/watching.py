@@ -1,4 +1,4 @@
-"""A run on the terminal's other screen: our own, as one of its observers, or one elsewhere, by its folder."""
+"""Shows a run on the terminal's alternate screen: a run of this process, or one elsewhere."""
 
 import contextlib
 import json
@@ -6,8 +6,9 @@ import os
 import select
 import signal
 import subprocess
-import sys
+import termios
 import time
+import tty
 from collections.abc import Iterator, Mapping
 
 from rich.console import Console, Group
@@ -26,31 +27,29 @@ from distlaunch.view.picture import Picture
 from distlaunch.view.screen import Wish, after, lines, row_at
 
 TOUCH_S = 2.0
-"""Between two signs to the controller that somebody watches."""
+"""Seconds between two signs of a viewer to the controller."""
 DRAW_S = 1.0
-"""Between two drawings if nobody presses a key."""
+"""Seconds between two redraws without a key."""
 
 
 def watch(run: Run, interrupts: Interrupts) -> Run:
-    """Show the run until it is over, or the user leaves; the run as it is then. Raises `HistoryError`."""
-    with contextlib.closing(Watcher(run, interrupts)) as screen:
+    """Show the run until it is over or the user quits; return it as it is then. Raises `HistoryError`."""
+    with contextlib.closing(Screen(Terminal(interrupts), interrupts, run)) as screen:
         return attend(run, screen, interrupts, everything=True)
 
 
 class Screen(Picture):
-    """A run on the terminal's other screen; `close` brings back what was there before.
+    """The terminal's alternate screen, for a run of this process, or for `run` of another process.
 
-    `leaving` is what q does, in words; it sends `signum` to the `interrupts`. How the run ended is said on
-    the `terminal`.
+    `q` stops a run of this process, but only quits the screen of any other. `close` returns to the main
+    screen, where the `terminal` shows how the run ended.
     """
 
-    def __init__(
-        self, began: float, interrupts: Interrupts, leaving: str, signum: int, terminal: Terminal
-    ) -> None:
-        super().__init__(began)
-        self._terminal = terminal
-        self._interrupts, self._leaving, self._signum = interrupts, leaving, signum
-        self._wish, self._drawn_at, self._size = Wish(), 0.0, Size(0, 0)
+    def __init__(self, terminal: Terminal, interrupts: Interrupts, run: Run | None = None) -> None:
+        super().__init__(run.status.began if run else time.time())
+        self._terminal, self._interrupts, self._run = terminal, interrupts, run
+        self._notices: list[tuple[Notice, float]] = []
+        self._wish, self._drawn_at, self._touched_at, self._size = Wish(), 0.0, 0.0, Size(0, 0)
         with contextlib.ExitStack() as stack:
             output = os.fdopen(os.dup(1), "w", encoding="utf-8", errors="replace")
             console = Console(file=stack.enter_context(output), highlight=False)
@@ -65,50 +64,47 @@ class Screen(Picture):
         self.wake_at = 0.0
 
     def woken(self) -> None:
-        """Take keys, and draw if there is a reason to."""
-        self.wake_at = time.monotonic() + LOOK_S
+        """Handle keys, and redraw if anything may have changed."""
+        now = time.monotonic()
+        self.wake_at = now + LOOK_S
+        if self._run and now - self._touched_at > TOUCH_S:
+            self._touched_at = now
+            self.used(_watched_uses(self._run.folder), 0.0)
         wish = self._wish
         for key in _pressed(self._keys):
             wanted = after(self._wish, key, row_at(self, self._wish, self._size))
             if wanted is None:
-                self._interrupts.send(self._signum)
+                self._interrupts.send(0 if self._run else signal.SIGINT)
             self._wish = wanted or self._wish
-        late = time.monotonic() - self._drawn_at >= DRAW_S
+        late = now - self._drawn_at >= DRAW_S
         if late or wish != self._wish or self._live.console.size != self._size:
             self._draw()
 
+    def told(self, notice: Notice, at: float) -> None:
+        """Keep the message for the history and for the end."""
+        super().told(notice, at)
+        self._notices.append((notice, at))
+
     def ended(self, summary: Summary) -> None:
-        """Close the screen, and say what `run` says."""
+        """Close the screen and show how the run ended; for a run of this process, its messages, too."""
         self.wake_at = None
         self.close()
+        for notice, at in () if self._run else self._notices:
+            self._terminal.told(notice, at)
         self._terminal.ended(summary)
 
     def _draw(self) -> None:
         self._drawn_at, self._size = time.monotonic(), self._live.console.size
-        shown = lines(self, self._wish, self._size, self._leaving)
+        shown = lines(self, self._wish, self._size, "quit" if self._run else "stop the run")
         self._live.update(Group(*shown), refresh=True)
 
 
-class Watcher(Screen):
-    """A screen for a run that goes on elsewhere; who leaves it leaves the run alone."""
-
-    def __init__(self, run: Run, interrupts: Interrupts) -> None:
-        super().__init__(run.status.began, interrupts, "quit", 0, Terminal(interrupts))
-        self._folder, self._touched_at = run.folder, 0.0
-
-    def woken(self) -> None:
-        """Tell the controller that somebody watches, and look what ranks use."""
-        if time.monotonic() - self._touched_at > TOUCH_S:
-            self._touched_at = time.monotonic()
-            path = os.path.join(self._folder, WATCHED)
-            with contextlib.suppress(OSError):  # who may not write there sees what there is
-                os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600))
-                os.utime(path)
-            self.used(_uses(self._folder), 0.0)
-        super().woken()
-
-
-def _uses(folder: str) -> Mapping[int, Use]:
+def _watched_uses(folder: str) -> Mapping[int, Use]:
+    """Note for the controller that there is a viewer; return the use of ranks that it has written."""
+    path = os.path.join(folder, WATCHED)
+    with contextlib.suppress(OSError):  # without write access, show the existing values
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600))
+        os.utime(path)
     try:
         with open(os.path.join(folder, USE), "rb") as file:
             return {rank: Use(*use) for rank, *use in json.load(file)["ranks"]}
@@ -116,28 +112,8 @@ def _uses(folder: str) -> Mapping[int, Use]:
         return {}
 
 
-class Viewer(Screen):
-    """A screen for our own run; at its end, what `run` would have said then. Who leaves it stops the run."""
-
-    def __init__(self, terminal: Terminal, interrupts: Interrupts, began: float) -> None:
-        super().__init__(began, interrupts, "stop the run", signal.SIGINT, terminal)
-        self._notices: list[tuple[Notice, float]] = []
-
-    def told(self, notice: Notice, at: float) -> None:
-        """Keep it for the end, too."""
-        super().told(notice, at)
-        self._notices.append((notice, at))
-
-    def ended(self, summary: Summary) -> None:
-        """Close the screen, and say what `run` has said and says."""
-        self.close()
-        for notice, at in self._notices:
-            self._terminal.told(notice, at)
-        super().ended(summary)
-
-
-# Puts the terminal right even when we are killed. Its stdout is the terminal; the other end of its stdin is
-# ours alone: without a word of ours, its end is our death.
+# Restores the terminal even if this process is killed. Stdout is the terminal. Only this process has the
+# other end of stdin: if stdin ends without a line, this process is dead.
 _RESCUER = (
     "exec 3>&1; was=$(stty -g <&3) || exit; echo ready >&2; exec 2>/dev/null; "
     r"""read word || { stty "$was" <&3; printf '\033[?1049l\033[?25h\033[0m'; }"""
@@ -146,8 +122,8 @@ _RESCUER = (
 
 @contextlib.contextmanager
 def _rescued(terminal: int) -> Iterator[None]:
-    """While the body runs, a shell waits for our death; then the `terminal` is made as it is now."""
-    # In a session of its own, so that what kills us with our terminal's job does not kill it.
+    """While the body runs, have a shell restore the `terminal` if this process is killed."""
+    # In another session, so that it survives a signal to all processes of the terminal.
     with subprocess.Popen(
         ["/bin/sh", "-c", _RESCUER],
         stdin=subprocess.PIPE,
@@ -158,7 +134,7 @@ def _rescued(terminal: int) -> Iterator[None]:
     ) as rescuer:
         assert rescuer.stdin is not None
         assert rescuer.stderr is not None
-        rescuer.stderr.read(1)  # it has seen how the terminal is now, or is gone
+        rescuer.stderr.read(1)  # it has saved the terminal's state, or has exited
         try:
             yield
         finally:
@@ -175,16 +151,12 @@ _KEYS = {
 
 @contextlib.contextmanager
 def _keyboard(fd: int = 0) -> Iterator[int | None]:
-    """The terminal that keys come from, each at once and unseen; None where there is none."""
-    if not os.isatty(fd) or sys.platform == "win32":
+    """Read keys from the terminal one by one and without echo; None without a terminal."""
+    if not os.isatty(fd):
         yield None
         return
-    import termios
-
     before = termios.tcgetattr(fd)
-    wanted = termios.tcgetattr(fd)
-    wanted[3] &= ~(termios.ICANON | termios.ECHO)  # signals stay: Ctrl-C is one
-    termios.tcsetattr(fd, termios.TCSADRAIN, wanted)
+    tty.setcbreak(fd, termios.TCSADRAIN)  # signals stay: Ctrl-C is one
     try:
         yield fd
     finally:
@@ -192,14 +164,14 @@ def _keyboard(fd: int = 0) -> Iterator[int | None]:
 
 
 def _pressed(fd: int | None) -> Iterator[str]:
-    """The keys that have been pressed since: names, or the characters themselves."""
+    """Yield the keys pressed since the last call: names, or the characters themselves."""
     data = b""
     if fd is not None and select.select([fd], [], [], 0)[0]:
         with contextlib.suppress(OSError):
             data = os.read(fd, 1024)
     while data:
         size = next((n for n in (4, 3) if data[:n] in _KEYS), 1)
-        if size == 1 and data[:1] == b"\x1b" and len(data) > 1:  # a sequence that means nothing here
+        if size == 1 and data[:1] == b"\x1b" and len(data) > 1:  # an unknown sequence
             return
         yield _KEYS.get(data[:size]) or data[:1].decode(errors="replace")
         data = data[size:]

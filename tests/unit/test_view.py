@@ -17,7 +17,7 @@ from distlaunch.supervisor.events import AgentUp, Event
 from distlaunch.supervisor.nodes import Use
 from distlaunch.supervisor.step import begin, step
 from distlaunch.view.picture import Picture
-from distlaunch.view.screen import Pane, Wish, after, lines, row_at, sparkline
+from distlaunch.view.screen import Wish, after, lines, row_at, sparkline
 from tests.unit.samples import bounded, spec_of
 
 WATCH = "logs: {watch: 'loss ([0-9.a-z]+)'}"
@@ -77,7 +77,7 @@ def test_the_screen_fills_the_terminal_exactly(
 ) -> None:
     watched = (Watched(1, 8), thousand, Watched(2, 1, started=False))[which]
     wish = Wish(
-        data.draw(st.sampled_from(Pane)),
+        data.draw(st.booleans()),
         data.draw(st.sampled_from([None, 0, 5, 5000])),
         data.draw(st.integers(0, 2000)),
         data.draw(st.integers(0, 3000)),
@@ -182,7 +182,7 @@ def test_the_log_can_be_filtered_searched_and_scrolled() -> None:
 def test_the_history_shows_messages_and_attempts() -> None:
     watched = Watched(1, 2)
     watched.picture.told(Notice("warning", "host2 was lost\nits agent died"), 61.0)
-    shown = watched.shown(pane=Pane.history)
+    shown = watched.shown(history=True)
     assert re.search(r"generation 0: 2 ranks on 1 node\b", shown)
     assert "61s  host2 was lost" in shown
 
@@ -202,7 +202,7 @@ def test_escape_sequences_of_ranks_do_not_reach_the_terminal() -> None:
         (["j", "k", "k"], Wish(cursor=0)),
         (["enter"], Wish(rank=3)),
         (["enter", "a"], Wish()),
-        (["h"], Wish(pane=Pane.history)),
+        (["h"], Wish(history=True)),
         (["h", "h"], Wish()),
         (["/", "q", "h", "backspace", "enter"], Wish(find="q")),
         (["/", "x", "escape"], Wish()),
