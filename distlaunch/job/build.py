@@ -6,9 +6,8 @@ from collections.abc import Iterable, Iterator
 from distlaunch.errors import JobError, Problem
 from distlaunch.job import spec
 from distlaunch.job.checks import OF_KEYS, OF_SPEC, Reading
-from distlaunch.job.container_fields import CONTAINER
 from distlaunch.job.document import Entries, Items, Place, Scalar, Value, colon_hint, describe, is_unset
-from distlaunch.job.fields import JOB, LOGS, NOTIFY, RENDEZVOUS, RESTARTS, with_sections
+from distlaunch.job.fields import CONTAINER, JOB, LOGS, NOTIFY, RENDEZVOUS, RESTARTS, with_sections
 from distlaunch.job.nodes import Pool, endpoint_of
 from distlaunch.job.types import Record
 from distlaunch.transports.container import Container
@@ -21,8 +20,8 @@ def build_spec(document: Value, source: str, around: spec.Surroundings) -> spec.
     problems: list[Problem] = []
     keys = with_sections(around.sections)
     checked = keys.check(document, "", problems)
-    refused = {problem.path for problem in problems}
-    reading = Reading(checked, dict(_places(document, "")), frozenset(refused), around)
+    refused = frozenset(problem.path for problem in problems)
+    reading = Reading(checked, dict(_places(document, "")), refused, around)
     _refuse(problems, (mistake for look in OF_KEYS for mistake in look(reading)), reading)
     job = _Builder(reading, keys).job(source)
     _refuse([], (mistake for look in OF_SPEC for mistake in look(reading, job)), reading)

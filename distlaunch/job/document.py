@@ -31,13 +31,7 @@ class Place(Frozen):
         value = re.sub(rf"(?<![\w.]){re.escape(wrong)}(?![\w.])", lambda _: right, self.typed, count=1)
         return setting(self.source, value)
 
-    def entry(self, key: str, wrong: str, right: str) -> str:
-        """The same with the `key` that it belongs to."""
-        return self.instead(wrong, right) if self.typed else f"{key}: {right}"
 
-
-MAX_DEPTH = 20
-"""Levels of lists and mappings."""
 OVERRIDE = "--set "
 """Begins the source of what stands on the command line, and not in a file."""
 
@@ -145,32 +139,22 @@ def describe(value: Value) -> str:
             return f'"{text}"' if len(text) <= 60 else f'"{text[:57]}…"'
         case Scalar(value=None, text=text):
             return ("~, which YAML reads as null" if text == "~" else text) or "nothing"
-        case Scalar(value=bool(flag)):
-            return _as_read(value.text, str(flag).lower())
-        case Scalar():
-            return _as_read(value.text, str(value.value))
-
-
-def _as_read(text: str, read: str) -> str:
-    """A value as it was spelled, and as what YAML has read it, where that is a surprise."""
-    odd = text and text.lower() != read and re.fullmatch(r"[A-Za-z]+|.*[:_xob].*|0[0-9]+", text)
-    return f"{text}, which YAML reads as {read}" if odd else read
+        case Scalar(text=text):
+            read = str(value.value).lower()
+            odd = text and text.lower() != read and re.fullmatch(r"[A-Za-z]+|.*[:_xob].*|0[0-9]+", text)
+            return f"{text}, which YAML reads as {read}" if odd else read
 
 
 def as_list(text: str) -> str:
     """How YAML writes the words of `text` as a list."""
-    return f"[{', '.join(map(_in_list, words_of(text)))}]"
+    plain = r"(?![-=]$)[\w./@%+=~-]+"
+    return f"[{', '.join(w if re.fullmatch(plain, w) else in_quotes(w) for w in words_of(text))}]"
 
 
 def words_of(text: str) -> list[str]:
     """The words of `text`, which stand between blanks, or else between commas."""
     words = text.split() if re.search(r"\s", text.strip()) else re.findall(r"(?:\[[^\]]*\]|[^,\[])+|\[", text)
     return [word for word in (word.strip(" ,") for word in words) if word]
-
-
-def _in_list(word: str) -> str:
-    plain = re.fullmatch(r"[\w./@%+=~-]+", word) and word not in ("-", "=")
-    return word if plain else in_quotes(word)
 
 
 def in_quotes(text: str) -> str:

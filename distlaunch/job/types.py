@@ -6,6 +6,7 @@ and they would add 34 and 73 ms to every launch.
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, AnyStr
 
 from distlaunch.agent.frozen import Frozen
@@ -49,25 +50,24 @@ class Type:
     inside: "tuple[Type, str] | None" = None
     """The type of each item, or entry, and how the reference names it."""
 
-    def read(self, value: Value) -> Any:
+    def read(self, value: Scalar) -> Any:
         """The value, converted, if it is a scalar of this type, else REFUSED."""
         return REFUSED
 
     def check(self, value: Value, path: str, problems: list[Problem]) -> Any:
         """The converted value."""
-        read = self.read(value)
+        read = self.read(value) if isinstance(value, Scalar) else REFUSED
         if read is REFUSED:
-            self.refuse(value, path, problems)
-        elif wrong := self.mistake(read) if self.mistake else None:
+            return self.refuse(value, path, problems)
+        if wrong := self.mistake(read) if self.mistake else None:
             problems.append(value.place.problem(path, wrong))
-        else:
-            return read
-        return None
+            return None
+        return read
 
-    def refuse(self, value: Value, path: str, problems: list[Problem]) -> None:
-        """Note that the value is of another type."""
-        told = f"expected {self.name}, got {describe(value)}{self.hint(value, path)}"
-        problems.append(value.place.problem(path, told))
+    def refuse(self, value: Value, path: str, problems: list[Problem]) -> Any:
+        """Add the problem that the value is of another type, and return None."""
+        text = f"expected {self.name}, got {describe(value)}{self.hint(value, path)}"
+        problems.append(value.place.problem(path, text))
 
     def hint(self, value: Value, path: str) -> str:
         """What to write instead, after a semicolon: a string that YAML has read as something else."""
@@ -78,7 +78,7 @@ class Type:
 
     def schema(self) -> Schema:
         """JSON Schema of the type."""
-        raise NotImplementedError
+        return {"type": "object"}
 
     def made(self, checked: Any) -> Any:
         """What a job has for the checked value."""
@@ -104,12 +104,10 @@ class Text(Type):
     ) -> None:
         self.name, self.pattern, self.mistake = name, pattern, mistake
 
-    def read(self, value: Value) -> Any:
+    def read(self, value: Scalar) -> Any:
         """The string."""
-        match value:
-            case Scalar(value=str(text)) if re.fullmatch(self.pattern, text, re.DOTALL):
-                return text
-        return REFUSED
+        text = value.value
+        return text if isinstance(text, str) and re.fullmatch(self.pattern, text, re.DOTALL) else REFUSED
 
     def schema(self) -> Schema:
         """JSON Schema."""
@@ -153,14 +151,10 @@ class Word(Type):
     def __init__(self, mistake: Mistake | None = None) -> None:
         self.mistake = mistake
 
-    def read(self, value: Value) -> Any:
+    def read(self, value: Scalar) -> Any:
         """The string."""
-        match value:
-            case Scalar(value=None):
-                pass
-            case Scalar(value=str(text)) | Scalar(text=text) if "\0" not in text:
-                return text
-        return REFUSED
+        text = value.value if isinstance(value.value, str) else value.text
+        return REFUSED if value.value is None or "\0" in text else text
 
     def schema(self) -> Schema:
         """JSON Schema."""
@@ -174,14 +168,11 @@ class Integer(Type):
         self.least, self.most = least, most
         self.name = f"an integer ≥ {least}" if most is None else f"an integer from {least} to {most}"
 
-    def read(self, value: Value) -> Any:
+    def read(self, value: Scalar) -> Any:
         """The number."""
-        match value:
-            case Scalar(value=bool()):
-                pass
-            case Scalar(value=int(number)) if self.least <= number <= (self.most or number):
-                return number
-        return REFUSED
+        number = value.value
+        fits = type(number) is int and self.least <= number <= (self.most or number)
+        return number if fits else REFUSED
 
     def schema(self) -> Schema:
         """JSON Schema."""
@@ -206,17 +197,10 @@ class Duration(Type):
         least = f" ≥ {least_s}s" if least_s else ""
         self.name = f'a duration{least} such as "30s" or "10m"'
 
-    def read(self, value: Value) -> Any:
+    def read(self, value: Scalar) -> Any:
         """Seconds."""
-        seconds = None
-        match value:
-            case Scalar(value=bool()):
-                pass
-            case Scalar(value=int() | float() as number):
-                seconds = number
-            case Scalar(value=str(text)):
-                seconds = seconds_in(text)
-        if seconds is None or not self.least_s <= seconds <= MAX_DURATION_S:
+        seconds = seconds_in(value.value) if isinstance(value.value, str) else value.value
+        if seconds is None or isinstance(seconds, bool) or not self.least_s <= seconds <= MAX_DURATION_S:
             return REFUSED
         return float(seconds)
 
@@ -244,9 +228,9 @@ class OrNone(Type):
     def __init__(self, kind: Type) -> None:
         self.kind, self.name, self.unit = kind, f'{kind.name}, or "none"', kind.unit
 
-    def read(self, value: Value) -> Any:
+    def read(self, value: Scalar) -> Any:
         """The value."""
-        return None if isinstance(value, Scalar) and value.value == "none" else self.kind.read(value)
+        return None if value.value == "none" else self.kind.read(value)
 
     def schema(self) -> Schema:
         """JSON Schema."""
@@ -258,9 +242,9 @@ class Switch(Type):
 
     name = "true or false"
 
-    def read(self, value: Value) -> Any:
+    def read(self, value: Scalar) -> Any:
         """The switch."""
-        return value.value if isinstance(value, Scalar) and isinstance(value.value, bool) else REFUSED
+        return value.value if isinstance(value.value, bool) else REFUSED
 
     def schema(self) -> Schema:
         """JSON Schema."""
@@ -275,23 +259,18 @@ class Choice(Type):
         self.choices = (*words, "none") if none else words
         self.name = _in_words(_names_of(self))
 
-    def read(self, value: Value) -> Any:
+    def read(self, value: Scalar) -> Any:
         """The word."""
-        match value:
-            case Scalar(value="none") if self.none:
-                return None
-            case Scalar(value=None, text=text) if self.none and text:  # without text it is a key alone
-                return None
-            case Scalar(value=str(text)) if text in self.words:
-                return text
-        return REFUSED
+        word = value.value
+        if self.none and (word == "none" or (word is None and value.text)):  # without text it is a key alone
+            return None
+        return word if word in self.words else REFUSED
 
     def hint(self, value: Value, path: str) -> str:
         """The choice that was meant."""
-        match value:
-            case Scalar(value=str(text)) if close := nearest(text, self.choices):
-                return f'; did you mean "{close}"?'
-        return ""
+        text = value.value if isinstance(value, Scalar) else None
+        close = nearest(text, self.choices) if isinstance(text, str) else ""
+        return f'; did you mean "{close}"?' if close else ""
 
     def schema(self) -> Schema:
         """JSON Schema."""
@@ -322,8 +301,7 @@ class ListOf(Type):
     def check(self, value: Value, path: str, problems: list[Problem]) -> Any:
         """The items."""
         if not isinstance(value, Items) or len(value.items) < self.least:
-            self.refuse(value, path, problems)
-            return None
+            return self.refuse(value, path, problems)
         return tuple(
             (self.item if i else self.first).check(item, f"{path}[{i}]", problems)
             for i, item in enumerate(value.items)
@@ -338,16 +316,13 @@ class ListOf(Type):
                 words = (Scalar(word, value.place, word) for word in words_of(text))
                 if any(self.item.read(word) is REFUSED for word in words):
                     return f"; each item must be {self.item.name}"
-                return f"; write {value.place.entry(path.rpartition('.')[2], text, as_list(text))}"
+                key = "" if value.place.typed else f"{path.rpartition('.')[2]}: "
+                return f"; write {key}{value.place.instead(text, as_list(text))}"
         return ""
 
     def schema(self) -> Schema:
         """JSON Schema."""
         return {"type": "array", "items": self.item.schema(), "minItems": self.least}
-
-    def made(self, checked: Any) -> Any:
-        """A tuple of what is made of the items."""
-        return tuple(map(self.item.made, checked))
 
 
 class MapOf(Type):
@@ -360,8 +335,7 @@ class MapOf(Type):
     def check(self, value: Value, path: str, problems: list[Problem]) -> Any:
         """The entries."""
         if not isinstance(value, Entries):
-            self.refuse(value, path, problems)
-            return None
+            return self.refuse(value, path, problems)
         checked = {}
         for key, at, entry in value.walk():
             if is_unset(entry):
@@ -383,10 +357,6 @@ class MapOf(Type):
         names = {"pattern": f"^{self.pattern}$"}
         entries = {"anyOf": [item, {"type": "null"}]} if self.nulls else item
         return {"type": "object", "propertyNames": names, "additionalProperties": entries}
-
-    def made(self, checked: Any) -> Any:
-        """What is made of the entries."""
-        return {key: None if value is None else self.item.made(value) for key, value in checked.items()}
 
 
 class Either(Type):
@@ -412,7 +382,7 @@ class Either(Type):
             return None
         return self.number if isinstance(value.value, int | float) else self.text
 
-    def read(self, value: Value) -> Any:
+    def read(self, value: Scalar) -> Any:
         """What the chosen type makes of it."""
         chosen = self._choose(value)
         return chosen.read(value) if chosen else REFUSED
@@ -422,8 +392,7 @@ class Either(Type):
         chosen = self._choose(value)
         no_word = isinstance(value, Scalar) and self.read(value) is REFUSED
         if chosen is None or (no_word and not (isinstance(chosen, Choice) and chosen.hint(value, path))):
-            self.refuse(value, path, problems)
-            return None
+            return self.refuse(value, path, problems)
         return chosen.check(value, path, problems)
 
     def hint(self, value: Value, path: str) -> str:
@@ -466,10 +435,8 @@ class Tree(Type):
 
     def check(self, value: Value, path: str, problems: list[Problem]) -> Any:
         """The mapping."""
-        if isinstance(value, Entries):
-            return self._plain(value, path, problems)
-        self.refuse(value, path, problems)
-        return None
+        plain = self._plain if isinstance(value, Entries) else self.refuse
+        return plain(value, path, problems)
 
     def _plain(self, value: Value, path: str, problems: list[Problem]) -> Any:
         match value:
@@ -482,10 +449,6 @@ class Tree(Type):
             case Entries():
                 given = ((key, entry) for key, _, entry in value.walk() if not is_unset(entry))
                 return {key: self._plain(entry, f"{path}.{key}", problems) for key, entry in given}
-
-    def schema(self) -> Schema:
-        """JSON Schema."""
-        return {"type": "object"}
 
 
 # Records
@@ -529,26 +492,27 @@ class Record(Type):
 
     def __init__(
         self,
-        fields: Mapping[str, Field],
+        fields: Mapping[str, Field] = MappingProxyType({}),
         makes: Any = None,
         *,
-        foreign: Mapping[str, str] | None = None,
+        foreign: Mapping[str, str] = MappingProxyType({}),
         required: Sequence[str] = (),
-        name: str = "",
+        title: str = "",
         main: str = "",
+        **more: Field,
     ) -> None:
-        self.fields, self.makes, self.foreign = fields, makes, foreign or {}
+        self.fields, self.makes, self.foreign = {**fields, **more}, makes, foreign
         self.required, self.main = required, main
         plain = f"a mapping with {' and '.join(required)}" if required else "a mapping"
-        self.name = name or (f"{fields[main].kind.name} or {plain}" if main else plain)
+        self.name = title or (f"{self.fields[main].kind.name} or {plain}" if main else plain)
 
-    def read(self, value: Value) -> Any:
+    def read(self, value: Scalar) -> Any:
         """What the main key's type makes of it."""
         return self.fields[self.main].kind.read(value) if self.main else REFUSED
 
     def check(self, value: Value, path: str, problems: list[Problem]) -> Any:
         """The keys that were given, checked."""
-        if self.read(value) is not REFUSED:
+        if isinstance(value, Scalar) and self.read(value) is not REFUSED:
             return {self.main: self.fields[self.main].kind.check(value, path, problems)}
         if not isinstance(value, Entries):
             self.refuse(value, path, problems)
@@ -560,9 +524,9 @@ class Record(Type):
                 problems.append(self._unknown(key, at.place, inner, entry))
             elif not is_unset(entry):
                 checked[key] = self.fields[key].kind.check(entry, inner, problems)
-        given = [key for key, _, entry in value.walk() if not is_unset(entry)]
+        given = (key for key, _, entry in value.walk() if not is_unset(entry))
         meant = {self.foreign.get(key, key.partition(":")[0]) for key in given}
-        missing = [key for key in self.required if key not in meant]
+        missing = (key for key in self.required if key not in meant)
         problems.extend(value.place.problem(path, f"{key} is missing") for key in missing)
         return checked
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from distlaunch.agent.frozen import Frozen
-from distlaunch.job.container_fields import KUBERNETES
+from distlaunch.job.fields import KUBERNETES
 from distlaunch.job.spec import FOREVER_S, JobSpec
 from distlaunch.job.text import fill
 from distlaunch.kubernetes.checks import names_gpus
