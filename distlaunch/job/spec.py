@@ -1,7 +1,7 @@
 """What a job file says, checked and frozen, and what it is read against."""
 
 import os.path
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Literal, get_args
@@ -47,6 +47,10 @@ class Program(Frozen):
     kind: Literal["script", "module", "command"]
     words: tuple[str, ...]
     placed: bool = False
+
+    def before(self, python: str) -> tuple[str, ...]:
+        """The words before its own that start it with an interpreter."""
+        return {"script": (python, "-u"), "module": (python, "-u", "-m"), "command": ()}[self.kind]
 
 
 class Binding(Frozen):
@@ -248,9 +252,11 @@ class JobSpec(Frozen):
     @property
     def one_machine(self) -> bool:
         """Whether every worker will always run on the same machine."""
-        if len(self.mpirun_hosts) > 1:
-            return False
-        return len(self.pool) == 1 or all(node.local for node in self.pool)
+        return self.together([node.reach for node in self.pool])
+
+    def together(self, reaches: Sequence[Transport]) -> bool:
+        """Whether the workers on nodes that are reached so are all on the same machine."""
+        return len(self.mpirun_hosts) <= 1 and (len(reaches) == 1 or all(reach.here for reach in reaches))
 
     @property
     def restarts_before(self) -> int:

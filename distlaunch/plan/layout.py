@@ -9,7 +9,7 @@ from typing import NewType
 from distlaunch import contract
 from distlaunch.agent.frozen import Frozen
 from distlaunch.job.allocation import TaskPlace
-from distlaunch.job.spec import Backend, Env, JobSpec, NodeSpec, Program
+from distlaunch.job.spec import Backend, Env, JobSpec, Program
 from distlaunch.job.text import fill, path_in
 from distlaunch.transports.transport import Transport
 from distlaunch.wording import counted, listed
@@ -114,7 +114,7 @@ class LaunchPlan(Frozen):
     @property
     def one_machine(self) -> bool:
         """Whether all workers run on the same machine."""
-        return _together(self.spec, self.nodes)
+        return self.spec.together([node.reach for node in self.nodes])
 
     @property
     def unit(self) -> str:
@@ -173,12 +173,13 @@ def make_plan(spec: JobSpec, facts: Mapping[int, Facts], master_address: str | N
     backend = choose_backend(spec, nodes)
     world_size = nodes[-1].ranks.stop
     _check_console(spec, world_size)
+    together = spec.together([node.reach for node in nodes])
     return LaunchPlan(
         spec=spec,
         nodes=tuple(nodes),
         world_size=world_size,
         backend=backend,
-        master_addr=_master_addr(spec, nodes[0].node, _together(spec, nodes), master_address),
+        master_addr=_master_addr(spec, nodes[0].node, together, master_address),
         master_port=spec.master_port,
     )
 
@@ -194,14 +195,8 @@ def _check_console(spec: JobSpec, world_size: int) -> None:
 
 def foreseen_master(spec: JobSpec, master_address: str | None) -> Foreseen:
     """Where the workers meet if all nodes of the job come. Raises `JobError` as `make_plan`."""
-    together = _together(spec, spec.nodes)
+    together = spec.together([node.reach for node in spec.nodes])
     return Foreseen(_master_addr(spec, 0, together, master_address), together)
-
-
-def _together(spec: JobSpec, nodes: Sequence[NodePlan | NodeSpec]) -> bool:
-    """Whether all run on the same machine."""
-    here = len(nodes) == 1 or all(node.reach.here for node in nodes)
-    return here and len(spec.mpirun_hosts) <= 1
 
 
 def node_plan(spec: JobSpec, fact: Facts, index: int, node_rank: NodeRank, first_rank: int) -> NodePlan:
@@ -210,18 +205,19 @@ def node_plan(spec: JobSpec, fact: Facts, index: int, node_rank: NodeRank, first
     gpus = node.gpus if node.gpus is not None else fact.gpus
     if gpus is None:
         if node.procs is None or spec.backend == "auto":
-            raise spec.error(
-                node.path,
-                f"the number of GPUs on {node.label} is unknown without contacting it; "
-                "set gpus_per_node, for example --set gpus_per_node=8",
-            )
+            text = f"the number of GPUs on {node.label} is unknown without contacting it"
+            hint = "set gpus_per_node, for example --set gpus_per_node=8"
+            raise spec.error(node.path, f"{text}; {hint}")
         gpus = node.procs if spec.backend == "nccl" else 0
     procs = fact.procs or node.procs or gpus or node.cpu_procs or 1
     if procs > MAX_PROCS:
-        raise spec.error(
-            node.path, f"{procs} workers on {node.label} are too many: at most {MAX_PROCS} are supported"
-        )
-    _check_binding(spec, node.label, procs)
+        text = f"{procs} workers on {node.label} are too many: at most {MAX_PROCS} are supported"
+        raise spec.error(node.path, text)
+    binding = spec.binding
+    if binding and binding.how == "listed" and len(binding.cpus) < procs:
+        has = counted(procs, "worker")
+        text = f"{node.label} has {has}, but CPUs are listed for only {len(binding.cpus)}"
+        raise spec.error("cpu_binding", text)
     return NodePlan(
         node=index,
         node_rank=node_rank,
@@ -239,28 +235,13 @@ def node_plan(spec: JobSpec, fact: Facts, index: int, node_rank: NodeRank, first
     )
 
 
-def _check_binding(spec: JobSpec, label: str, procs: int) -> None:
-    binding = spec.binding
-    if binding and binding.how == "listed" and len(binding.cpus) < procs:
-        raise spec.error(
-            "cpu_binding",
-            f"{label} has {counted(procs, 'worker')}, but CPUs are listed for only {len(binding.cpus)}",
-        )
-
-
 def choose_backend(spec: JobSpec, nodes: Sequence[NodePlan]) -> Backend:
     """What torch.distributed will use on these nodes. Raises `JobError` when the one asked for can't be."""
     short = [node for node in nodes if node.gpu_flaw]
     if spec.backend == "nccl" and short:
-        node = short[0]
-        raise spec.error(
-            "backend",
-            f"nccl needs a GPU for each worker, but {node.label} has {node.gpu_flaw}; "
-            "lower procs_per_node, or use backend: gloo",
-        )
-    if spec.backend != "auto":
-        return spec.backend
-    return "gloo" if short else "nccl"
+        text = f"nccl needs a GPU for each worker, but {short[0].label} has {short[0].gpu_flaw}"
+        raise spec.error("backend", f"{text}; lower procs_per_node, or use backend: gloo")
+    return spec.backend if spec.backend != "auto" else "gloo" if short else "nccl"
 
 
 def _master_addr(spec: JobSpec, index: int, together: bool, master_address: str | None) -> str:
@@ -272,10 +253,9 @@ def _master_addr(spec: JobSpec, index: int, together: bool, master_address: str 
     chosen = named or first.address or master_address or first.label
     if is_loopback(chosen):
         path = spec.master_path or first.path
+        text = f"{chosen} is a loopback address, which the other nodes can't reach"
         raise spec.error(
-            path,
-            f"{chosen} is a loopback address, which the other nodes can't reach; "
-            f"set {path if named else f'{first.path}.address'} to one that they can",
+            path, f"{text}; set {path if named else f'{first.path}.address'} to one that they can"
         )
     return chosen
 
@@ -387,13 +367,7 @@ def _argv(plan: LaunchPlan, node: NodePlan, values: Mapping[str, str]) -> tuple[
     args = (*program.words[1:], *plan.spec.args)
     if plan.spec.invocation.placeholders:
         args = tuple(fill(argument, values) for argument in args)
-    match program.kind:
-        case "script":
-            return (node.python, "-u", word, *args)
-        case "module":
-            return (node.python, "-u", "-m", word, *args)
-        case "command":
-            return (word, *args)
+    return (*program.before(node.python), word, *args)
 
 
 def program_word(spec: JobSpec, node: NodePlan) -> str:

@@ -88,7 +88,8 @@ def under_mpirun(spec: JobSpec, python: str) -> JobSpec:
     hosts = tuple(("localhost" if node.local else node.label, _procs(spec, node)) for node in spec.nodes)
     words = [*spec.mpirun[1:], "-n", str(sum(procs for _, procs in hosts))]
     words += ["--host", ",".join(f"{host}:{procs}" for host, procs in hosts)]
-    words += [python, "-m", "distlaunch", "exec", "--", *_program(spec, python)]
+    words += [python, "-m", "distlaunch", "exec", "--", *spec.program.before(python)]
+    words += [spec.program.words[0], *arguments(spec)]
     return spec._replace(
         nodes=(spec.nodes[0]._replace(procs=1),),
         program=Program("command", (spec.mpirun[0],)),
@@ -113,12 +114,6 @@ def _procs(spec: JobSpec, node: NodeSpec) -> int:
         text = f"mpirun needs to know how many ranks {node.label} has: set procs_per_node or gpus_per_node"
         raise spec.error(node.path, text)
     return procs
-
-
-def _program(spec: JobSpec, python: str) -> tuple[str, ...]:
-    before = {"script": (python, "-u"), "module": (python, "-u", "-m"), "command": ()}[spec.program.kind]
-    first, *rest = spec.program.words
-    return (*before, first, *(fill(word, {}) for word in (*rest, *spec.args)))
 
 
 def _settings(spec: JobSpec) -> dict[str, EnvValue]:
