@@ -3,9 +3,9 @@
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-from distlaunch.errors import JobError, Problem, UsageError
+from distlaunch.errors import UsageError
 from distlaunch.job.build import build_spec
 from distlaunch.job.document import Entries, Items, Place, Scalar, Value
 from distlaunch.job.nodes import parse_hostfile
@@ -20,20 +20,14 @@ LISTED_HOSTS = 16
 """More hosts than this stand as a range."""
 
 
-class Note(NamedTuple):
-    """A comment, above the key that it is about, or at the top."""
-
-    text: str
-    key: str
-
-
 class Draft:
     """A job file in the making, from what is called `source`; `typed` = no shell has expanded it."""
 
     def __init__(self, source: str, typed: bool = False) -> None:
         self.source, self.typed = source, typed
         self.keys: dict[str, Any] = {}
-        self.notes: list[Note] = []
+        self.notes: list[tuple[str, str]] = []
+        """(text, key) of each comment; it stands above its key, or at the top for ""."""
 
     def set(self, path: str, value: Data) -> None:
         """Set a key or, as in `logs.dir`, one of a section; None leaves it as it is."""
@@ -43,7 +37,7 @@ class Draft:
 
     def note(self, text: str, key: str = "") -> None:
         """Add a comment."""
-        self.notes.append(Note(text, key))
+        self.notes.append((text, key))
 
     def path(self, text: str) -> str:
         """A path, in which a ~ that a shell has left as it was is part of a name."""
@@ -63,8 +57,8 @@ class Draft:
         self.set("args", [*first, *map(literal, words[1:])] or None)
         if found := escaped_in(words[1:]):
             names = ", ".join("{{" + word + "}}" for word in found)
-            told = "doubled braces reach the script as single ones; single ones are filled in"
-            self.note(f"{names}: {told}", "args")
+            text = "doubled braces reach the script as single ones; single ones are filled in"
+            self.note(f"{names}: {text}", "args")
 
     def set_hosts(self, first: str | None, count: int) -> None:
         """Set nodes to so many names to replace, all but the first where that is known."""
@@ -81,13 +75,12 @@ class Draft:
             names = [name for name in gpus.split(",") if name.strip() not in ("", "-1")]
             self.set("gpus_per_node", len(names))
 
-    def note_store(self, said: str, backend: str, endpoint: str) -> None:
+    def note_store(self, setting: str, backend: str, endpoint: str) -> None:
         """Comment on a rendezvous backend, and on torch's own agents where that was an etcd server."""
-        self.note(f"{said}: distlaunch assigns the ranks itself and needs no store", "rendezvous")
+        self.note(f"{setting}{backend}: distlaunch assigns the ranks itself and needs no store", "rendezvous")
         if backend.startswith("etcd"):
-            place = f"rendezvous.endpoint to {endpoint or 'ETCD_HOST:2379'}"
-            told = f"set rendezvous.backend to etcd-v2 and {place}"
-            self.note(f"for torch's own elastic agents instead, {told}", "rendezvous")
+            advice = "for torch's own elastic agents instead, set rendezvous.backend to etcd-v2 and"
+            self.note(f"{advice} rendezvous.endpoint to {endpoint or 'ETCD_HOST:2379'}", "rendezvous")
 
     def checked(self) -> "Draft":
         """This draft, with a comment on GPUs if dry-run couldn't know their number.
@@ -105,12 +98,12 @@ class Draft:
 
     def _order(self) -> Iterable[str]:
         """The keys of the reference; a key that comments alone are about may be a scheduler's section."""
-        return job_keys([*self.keys, *(note.key for note in self.notes if note.key)]).fields
+        return job_keys([*self.keys, *(key for _, key in self.notes if key)]).fields
 
     def document(self) -> dict[str, object]:
         """The job file's keys and comments, for machines."""
         keys = {key: self.keys[key] for key in self._order() if key in self.keys}
-        return {"job": keys, "comments": [note.text for note in self.notes]}
+        return {"job": keys, "comments": [text for text, _ in self.notes]}
 
     def text(self) -> str:
         """The job file: comments, then the keys in the reference's order with theirs above them."""
@@ -121,25 +114,18 @@ class Draft:
         return "\n".join(lines) + "\n"
 
     def _comments(self, key: str) -> list[str]:
-        return [f"# {_escaped(note.text)}" for note in self.notes if note.key == key]
+        return [f"# {_escaped(text)}" for text, about in self.notes if about == key]
 
 
 def hostfile_draft(text: str, source: str, program: Sequence[str] = ()) -> Draft:
     """The job of an Open MPI, DeepSpeed or Horovod hostfile. Raises `JobError` with all problems."""
-    problems: list[Problem] = []
-    entries = parse_hostfile(text, source, problems)
-    if problems:
-        raise JobError(problems)
+    entries = parse_hostfile(text, source)
     draft = Draft(source)
     draft.set_program(program)
-    names = [f"{entry.user}@{entry.host}" if entry.user else entry.host for entry in entries]
-    slots = [entry.slots for entry in entries]
-    if len(set(slots)) == 1:
-        draft.set("nodes", names)
-        draft.set("procs_per_node", slots[0])
-    else:
-        each = zip(names, slots, strict=True)
-        draft.set("nodes", [{"host": name, "procs": procs} if procs else name for name, procs in each])
+    slots = [(f"{entry.user}@{entry.host}" if entry.user else entry.host, entry.slots) for entry in entries]
+    same = len({count for _, count in slots}) == 1
+    draft.set("nodes", [{"host": n, "procs": procs} if procs and not same else n for n, procs in slots])
+    draft.set("procs_per_node", slots[0][1] if same else None)
     if re.search(r"max[-_]slots=", text):
         draft.note("max_slots has no equivalent: distlaunch never oversubscribes", "nodes")
     draft.note("set hostfile to its path, instead of nodes, to read it at each start", "nodes")

@@ -140,8 +140,7 @@ class Flags(NamedTuple):
         if re.fullmatch("[0-3]", text):
             return int(text)
         if re.fullmatch("[0-9]+:[0-3](,[0-9]+:[0-3])*", text):
-            pairs = (pair.split(":") for pair in text.split(","))
-            return {int(rank): int(std) for rank, std in pairs}
+            return {int(rank): int(std) for rank, std in re.findall("([0-9]+):([0-9])", text)}
         told = f"expected 0 (nothing), 1 (stdout), 2 (stderr), 3 (both), or rank:N,…, got {text!r}"
         raise UsageError(f"--{field}: {told}")
 
@@ -192,6 +191,7 @@ _ONE_FILE = "this one file starts all nodes"
 _FORK = "workers are started by fork and exec"
 _FILTER = "filter the log files instead"
 _SIGNALS = "SIGINT, SIGTERM, SIGHUP and SIGQUIT end the job, and workers get SIGTERM"
+_COMPLETION = "distlaunch torchrun prints no completion script; torchrun does"
 FLAGS = (
     Flag("nnodes", here="used, or handed over", key="nodes"),
     Flag("nproc_per_node", key="procs_per_node"),
@@ -224,12 +224,7 @@ FLAGS = (
     Flag("signals_to_handle", in_file=f"has no equivalent: {_SIGNALS}"),
     Flag("shutdown_timeout", key="timeouts.stop"),
     Flag("virtual_local_rank", key="virtual_local_rank"),
-    Flag(
-        "print_completion",
-        from_environment=False,
-        here="refused",
-        why="distlaunch torchrun prints no completion script; torchrun does",
-    ),
+    Flag("print_completion", from_environment=False, here="refused", why=_COMPLETION),
     Flag("help", "h", from_environment=False),
 )
 FLAG = {flag.field: flag for flag in FLAGS}
@@ -285,25 +280,20 @@ def _from_environment(environ: Mapping[str, str], given: Mapping[str, Any]) -> d
         text = environ.get(flag.variable)
         if text is None or flag.field in given:
             continue
-        if flag.kind is bool:
-            found[flag.field] = text.strip().lower() not in ("", "0", "false")
-        else:
-            found[flag.field] = _convert(flag, text, flag.variable)
+        on = text.strip().lower() not in ("", "0", "false")
+        found[flag.field] = on if flag.kind is bool else _convert(flag, text, flag.variable)
     return found
 
 
 def _flag_of(word: str) -> tuple[Flag, str | None]:
     """The flag that a word begins with, or abbreviates as no other, and the value that it carries."""
     if not word.startswith("--"):
-        flag = _BY_LETTER.get(word[1])
-        if flag is None:
+        if word[1] not in _BY_LETTER:
             raise UsageError(f"torchrun has no flag {word}")
-        attached = word[2:].removeprefix("=")
-        return flag, attached or None
+        return _BY_LETTER[word[1]], word[2:].removeprefix("=") or None
     name, equals, value = word[2:].partition("=")
     wanted = name.replace("-", "_")
-    exact = [FLAG[wanted]] if wanted in FLAG else []
-    found = exact or [flag for flag in FLAGS if flag.field.startswith(wanted)]
+    found = [FLAG[wanted]] if wanted in FLAG else [flag for flag in FLAGS if flag.field.startswith(wanted)]
     if len(found) == 1:
         return found[0], value if equals else None
     if not found:
@@ -313,8 +303,7 @@ def _flag_of(word: str) -> tuple[Flag, str | None]:
 
 
 def _next_value(flag: Flag, rest: list[str]) -> str:
-    negative = bool(rest) and rest[0][1:2].isdigit()
-    if not rest or (rest[0].startswith("-") and not negative):
+    if not rest or re.match(r"-(?!\d)", rest[0]):  # a negative number is a value
         raise UsageError(f"{flag.name} needs a value")
     return rest.pop(0)
 

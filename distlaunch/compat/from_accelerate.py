@@ -137,7 +137,7 @@ def _add_nodes(draft: Draft, config: Mapping[str, Any]) -> None:
         draft.set("master_addr", first)
         draft.set("master_port", port or None)
     if backend not in ("static", "c10d") or (backend == "c10d" and machines > 1):
-        draft.note_store(f"rdzv_backend: {backend}", backend, f"{host}:{port or 29500}" if host else "")
+        draft.note_store("rdzv_backend: ", backend, f"{host}:{port or 29500}" if host else "")
     if machines == 1:
         return
     hostfile = config.get("deepspeed_config", {}).get("deepspeed_hostfile")

@@ -24,13 +24,9 @@ _AS_THEY_ARE = ("max_restarts", "numa_binding", "role", "virtual_local_rank")
 _MODULES = ("torch.distributed.run", "torch.distributed.launch", "distlaunch.torchrun")
 _USE_ENV = ("--use-env", "--use_env")
 """A flag that torch.distributed.launch has beyond torchrun's."""
-_RENDEZVOUS_FLAG = re.compile(
-    r"--?(rdzv|nnodes|standalone|node[-_]rank|master|machine_rank|num_mach|main_pro)"
-)
+_RENDEZVOUS_FLAG = r"--?(rdzv|nnodes|standalone|node[-_]rank|master|machine_rank|num_mach|main_pro)"
 _SYNTAX = "();<>|&\n"
-_EXPANDED = re.compile(
-    r"[$`*?]|^#|^(?:[A-Za-z_]\w*=(?:.*:)?)?~|(?<!=)\[[^\],]+\]|\{[^{}]*(?:,|\.\.)[^{}]*\}", re.DOTALL
-)
+_EXPANDED = r"(?s)[$`*?]|^#|^(?:[A-Za-z_]\w*=(?:.*:)?)?~|(?<!=)\[[^\],]+\]|\{[^{}]*(?:,|\.\.)[^{}]*\}"
 
 
 class Line(NamedTuple):
@@ -104,9 +100,7 @@ def cut_line(words: Sequence[str], at: int | None, typed: bool = True) -> Line |
         raise UsageError("only a shell can run what is in parentheses: write its output there")
     hint = _BEFORE if any(map(_is_syntax, words[:at])) else _STARTS_ALL
     parts = ((words[:at], hint), (words[end:], _BEHIND))
-    notes = [
-        f"left out: `{_joined(part)}`: {told}" for part, told in parts if not all(map(is_variable, part))
-    ]
+    notes = [f"left out: `{_joined(part)}`: {why}" for part, why in parts if not all(map(is_variable, part))]
     return Line(words[:at], words[at:end], notes)
 
 
@@ -132,12 +126,9 @@ def is_python(word: str) -> bool:
 
 def launcher_at(words: Sequence[str]) -> int | None:
     """Where torchrun's name stands, behind variables and commands such as srun; None = nowhere."""
-    for i, word in enumerate(words):
-        if launched(words, i):
-            return i
-        if is_python(word):
-            return None  # it runs another program, whose arguments may be anything
-    return None
+    # A Python that runs another program ends the search: its arguments may be anything.
+    starts = (i for i, word in enumerate(words) if launched(words, i) or is_python(word))
+    return next((i for i in [*starts][:1] if launched(words, i)), None)
 
 
 def launched(words: Sequence[str], at: int) -> tuple[str, list[str]] | None:
@@ -164,8 +155,8 @@ def add_torchrun(draft: Draft, line: Line, cpus: int, hosts_known: bool = False)
         draft.note(note)
     draft.set("python", draft.path(line.python) or None)
     if local_rank:
-        told = "torch.distributed.launch passes --local-rank; scripts for torch 1.x expect --local_rank"
-        draft.note(told, "args")
+        text = "torch.distributed.launch passes --local-rank; scripts for torch 1.x expect --local_rank"
+        draft.note(text, "args")
     first = ["--local-rank={local_rank}"] if local_rank else []
     draft.set_program((flags.script, *flags.args), flags.kind, first)
     if not hosts_known:
@@ -211,8 +202,8 @@ def _unexpanded(line: Line, flags: Flags, typed: bool, hosts_known: bool) -> Ite
         told = module if flags.kind == "module" else f"{flags.script}: write the flags in it, or the script"
         raise UsageError(f"{told}: {_NO_SHELL}")
     env = [f"{name}={text}" for name, text in line.env.items() if not name.startswith("PET_")]
-    kept = [path for path in (line.python, flags.script) if _EXPANDED.search(path.lstrip("~"))]
-    kept += [word for word in (*flags.args, *env) if _EXPANDED.search(word)]
+    paths = (path for path in (line.python, flags.script) if re.search(_EXPANDED, path.lstrip("~")))
+    kept = [*paths, *(word for word in (*flags.args, *env) if re.search(_EXPANDED, word))]
     if typed and kept:
         told = "job files don't expand variables and patterns, and ~ only in paths such as script"
         yield f"kept as written: {' '.join(dict.fromkeys(kept))}: {told}"
@@ -251,15 +242,14 @@ def _add_nodes(draft: Draft, line: Line, flags: Flags) -> None:
     if "timeout" in flags.rdzv_conf and not flags.rdzv_backend.startswith("etcd"):
         draft.note(f"--rdzv-conf {flags.rdzv_conf}: set timeouts.join", "timeouts")
     if flags.rdzv_backend != "static":
-        said = f"--rdzv-backend {flags.rdzv_backend}"
-        draft.note_store(said, flags.rdzv_backend, flags.rdzv_endpoint)
+        draft.note_store("--rdzv-backend ", flags.rdzv_backend, flags.rdzv_endpoint)
 
 
 def note_rendezvous(draft: Draft, words: Sequence[str], lines: Iterable[int] = ()) -> None:
     """Comment on the flags among `words`, and the `lines` of a script, that are not needed."""
-    flags = dict.fromkeys(word.partition("=")[0] for word in words if _RENDEZVOUS_FLAG.match(word))
+    flags = dict.fromkeys(word.partition("=")[0] for word in words if re.match(_RENDEZVOUS_FLAG, word))
     numbers = ", ".join(map(str, sorted(set(lines))))
-    if parts := ([f"lines {numbers}"] if numbers else []) + [*flags]:
+    if parts := [*([f"lines {numbers}"] if numbers else []), *flags]:
         draft.note(f"left out: {', '.join(parts)}: distlaunch finds the hosts and sets up the rendezvous")
 
 

@@ -19,8 +19,6 @@ from distlaunch.transports.transport import HOST
 from distlaunch.wording import counted
 
 Mistakes = Iterator[tuple[str, str]]
-VOLUME_SOURCES = frozenset({"claim", "config_map", "secret", "host_path"})
-PROGRAMS = ("script", "module", "command")
 _NOT_WITH_MPIRUN = ("numa_binding", "cpu_binding", "spares", "min_nodes", "container", "virtual_local_rank")
 _NOT_WITH_ETCD = ("master_addr", "master_port", "numa_binding", "cpu_binding")
 
@@ -50,10 +48,10 @@ class Reading(Frozen):
 
 
 def _program(reading: Reading) -> Mistakes:
-    given = [key for key in PROGRAMS if key in reading.checked]
+    given = [key for key in ("script", "module", "command") if key in reading.checked]
     if len(given) != 1:
-        told = " and ".join(given) or "none"
-        yield (given[-1] if given else ""), f"set one of script, module or command; got {told}"
+        got = " and ".join(given) or "none"
+        yield "".join(given[-1:]), f"set one of script, module or command; got {got}"
 
 
 def _script(reading: Reading) -> Mistakes:
@@ -234,7 +232,7 @@ def _allocated(reading: Reading, _: JobSpec) -> Mistakes:
 
 def _volumes(reading: Reading, _: JobSpec) -> Mistakes:
     for i, volume in enumerate(reading.section("kubernetes").get("volumes", ())):
-        if len(VOLUME_SOURCES & {key for key, given in volume.items() if given}) != 1:
+        if sum(bool(volume.get(key)) for key in ("claim", "config_map", "secret", "host_path")) != 1:
             yield f"kubernetes.volumes[{i}]", "set one of claim, config_map, secret and host_path"
 
 

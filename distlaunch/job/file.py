@@ -5,25 +5,14 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from distlaunch.errors import JobError, Problem, UsageError, reason
+from distlaunch.errors import UsageError, reason
 from distlaunch.job.build import build_spec
-from distlaunch.job.document import (
-    MAX_DEPTH,
-    Entries,
-    Items,
-    Place,
-    Scalar,
-    Value,
-    at,
-    override,
-    setting,
-    word_at,
-)
+from distlaunch.job.document import Entries, Items, Place, Scalar, Value, at, override, setting, word_at
 from distlaunch.job.nodes import parse_hostfile
 from distlaunch.job.spec import HostEntry, JobSpec, Surroundings
 from distlaunch.job.text import home_error
 from distlaunch.job.types import Either, ListOf, Record, Type
-from distlaunch.job.yaml_document import parse
+from distlaunch.job.yaml_document import MAX_DEPTH, parse
 from distlaunch.schedulers import allocation_in, job_keys, load, sections
 
 MAX_BYTES = 1 << 20
@@ -66,7 +55,7 @@ def job_of(
         document = _with_args(document, extra_args)
     # A key that is no other may be a scheduler's section.
     keys = [key for key, _, _ in document.walk()] if isinstance(document, Entries) else []
-    around = _surroundings(path, submitted)._replace(in_image=in_image, sections=sections(keys))
+    around = _surroundings(path)._replace(submitted=submitted, in_image=in_image, sections=sections(keys))
     if not submitted:
         around = _with_hosts(around, document)
     return build_spec(document, source_of(path), around._replace(hostfile=_hostfile(document, around)))
@@ -101,17 +90,10 @@ def _pods(document: Value) -> dict[str, Any]:
     return given if strings and wanted else {}
 
 
-def _surroundings(path: str, submitted: bool) -> Surroundings:
-    piped = is_piped(path)
+def _surroundings(path: str) -> Surroundings:
+    piped, home = is_piped(path), os.path.expanduser("~")
     folder = _working_directory() if piped else os.path.dirname(os.path.realpath(path))
-    return Surroundings(
-        folder,
-        os.path.expanduser("~"),
-        os.environ,
-        name=PIPED_NAME if piped else None,
-        piped=piped,
-        submitted=submitted,
-    )
+    return Surroundings(folder, home, os.environ, name=PIPED_NAME if piped else None, piped=piped)
 
 
 def name_in(path: str) -> str:
@@ -167,45 +149,33 @@ def _overridden(document: Value, text: str) -> Value:
     steps = [step for part in path.split(".") for step in part.replace("]", "").split("[")]
     if len(steps) > MAX_DEPTH:
         raise UsageError(f"{source[:60]}…: deeper than {MAX_DEPTH} levels")
-    if refused := _itemless(document, steps):
-        raise UsageError(f"--set {text}: {refused}")
     # For a variable that the file does not set, null means the caller's value.
     callers = steps[-2:-1] == ["env"] and at(document, *steps) is None
     if isinstance(new, Scalar) and new.value is None and not callers:
         new = new._replace(unset=True)
     try:
-        return override(_spelled_out(document, steps), steps, new)
+        return override(_opened(document, steps), steps, new)
     except KeyError as error:
         raise UsageError(f"--set {text}: {error.args[0]}") from None
 
 
-def _types_along(steps: list[str]) -> list[Type | None]:
-    """The types of the document, and of what each of the steps leads to, as far as they are known."""
-    kinds: list[Type | None] = [job_keys(steps[:1])]
-    for step in steps:
-        kinds.append(kinds[-1].inner(step) if kinds[-1] else None)
-    return kinds
+def _opened(document: Value, steps: list[str]) -> Value:
+    """`document` with a mapping where `steps` lead into one that stands there as its main value alone.
 
-
-def _itemless(document: Value, steps: list[str]) -> str | None:
-    """What is wrong if `steps` lead to an item of a list that the file does not have."""
-    kinds = _types_along(steps)
-    lists = (i for i, kind in enumerate(kinds[:-1]) if isinstance(kind, ListOf | Either))
-    depth = next((i for i in lists if steps[i].isdecimal() and kinds[i + 1]), 0)
-    if not depth or isinstance(at(document, *steps[:depth]), Items | Entries):
-        return None
-    key = ".".join(steps[:depth])
-    whole = setting(key, "[…]")
-    return f"{key} is not a list in the job file, so its items can't be set; set the whole list: {whole}"
-
-
-def _spelled_out(document: Value, steps: list[str]) -> Value:
-    """`document` with a mapping where `steps` lead into one that stands there as its main value alone."""
-    for depth, kind in enumerate(_types_along(steps)[:-1]):
-        short = at(document, *steps[:depth])
-        if isinstance(kind, Record) and kind.main and isinstance(short, Scalar) and short.value is not None:
-            whole = Entries(((Scalar(kind.main, short.place), short),), short.place)
-            return override(document, steps[:depth], whole)
+    Raises KeyError if they lead to an item of a list that the file does not have.
+    """
+    kind: Type | None = job_keys(steps[:1])
+    for depth, step in enumerate(steps):
+        found, inner = at(document, *steps[:depth]), kind.inner(step) if kind else None
+        if isinstance(kind, Record) and kind.main and isinstance(found, Scalar) and found.value is not None:
+            whole = Entries(((Scalar(kind.main, found.place), found),), found.place)
+            document = override(document, steps[:depth], whole)
+        is_item = isinstance(kind, ListOf | Either) and inner and step.isdecimal()
+        if is_item and not isinstance(found, Items | Entries):
+            key = ".".join(steps[:depth])
+            text = f"{key} is not a list in the job file, so its items can't be set"
+            raise KeyError(f"{text}; set the whole list: {setting(key, '[…]')}")
+        kind = inner
     return document
 
 
@@ -218,15 +188,11 @@ def _as_text(argument: str) -> str:
 
 
 def _with_args(document: Value, extra_args: Sequence[str]) -> Value:
-    place = Place("--")
-    more = tuple(Scalar(argument, place) for argument in extra_args)
-    if not isinstance(document, Entries):
-        return document
-    given = document.get("args")
-    if given is not None and not isinstance(given, Items):
+    place, given = Place("--"), at(document, "args")
+    if not isinstance(document, Entries) or not isinstance(given, Items | None):
         return document  # a mistake: the check reports it
-    before = given.items if given else ()
-    return document.with_key("args", Items((*before, *more), place))
+    more = (Scalar(argument, place) for argument in extra_args)
+    return document.with_key("args", Items((*(given.items if given else ()), *more), place))
 
 
 def _hostfile(document: Value, around: Surroundings) -> tuple[HostEntry, ...] | None:
@@ -234,8 +200,4 @@ def _hostfile(document: Value, around: Surroundings) -> tuple[HostEntry, ...] | 
     if not isinstance(named, str) or "\0" in named or home_error(named):
         return None  # not there, or a mistake that the check reports
     path = around.path(named)
-    problems: list[Problem] = []
-    entries = parse_hostfile(read_text(path), path, problems)
-    if problems:
-        raise JobError(problems)
-    return tuple(entries)
+    return parse_hostfile(read_text(path), path)

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from distlaunch.agent.wire import HEARTBEATS
-from distlaunch.errors import Problem
+from distlaunch.errors import JobError, Problem
 from distlaunch.job.allocation import AllocatedNode, Allocation
 from distlaunch.job.document import Place
 from distlaunch.job.fields import JOB, NODE, SSH, TIMEOUTS
@@ -77,12 +77,13 @@ def endpoint_of(checked: Checked) -> tuple[str | None, int | None]:
     return parse_endpoint(endpoint)
 
 
-def parse_hostfile(text: str, source: str, problems: list[Problem]) -> list[HostEntry]:
+def parse_hostfile(text: str, source: str) -> tuple[HostEntry, ...]:
     """The hosts of an Open MPI, DeepSpeed (`host slots=4`) or Horovod (`host:4`) hostfile, in order.
 
-    Lines that name a host again add their slots, as Open MPI has it.
+    Lines that name a host again add their slots, as Open MPI has it. Raises `JobError` with all problems.
     """
     found: dict[str, HostEntry] = {}
+    problems: list[Problem] = []
     for number, line in enumerate(text.splitlines(), 1):
         words = line.partition("#")[0].split()
         if not words:
@@ -98,7 +99,9 @@ def parse_hostfile(text: str, source: str, problems: list[Problem]) -> list[Host
             problems.append(place.problem("", str(error)))
     if not found and not problems:
         problems.append(Place(source).problem("", "the hostfile lists no hosts"))
-    return list(found.values())
+    if problems:
+        raise JobError(problems)
+    return tuple(found.values())
 
 
 def _hostfile_line(words: list[str], place: Place) -> list[HostEntry]:
@@ -157,10 +160,8 @@ class Pool:
             return self._listed("nodes", given)
         if allocation := self.allocation:
             return self._allocated(allocation.nodes[:given], "nodes")
-        later = self._steps  # known inside an allocation
-        labels = (f"node{i}" for i in range(given or 1))
-        reaches = ((label, later(label, "") if later else Local()) for label in labels)
-        return tuple(self._node(label, reach, {}, "nodes") for label, reach in reaches)
+        steps, labels = self._steps, [f"node{i}" for i in range(given or 1)]  # hosts: known in an allocation
+        return tuple(self._node(name, steps(name, "") if steps else Local(), {}, "nodes") for name in labels)
 
     def spares(self) -> tuple[NodeSpec, ...]:
         """Those that stand in for a lost node."""

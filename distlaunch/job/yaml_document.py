@@ -8,13 +8,13 @@ from typing import Any
 import yaml
 
 from distlaunch.errors import JobError, Problem
-from distlaunch.job.document import MAX_DEPTH, OVERRIDE, Entries, Items, Place, Scalar, Value, in_quotes
+from distlaunch.job.document import OVERRIDE, Entries, Items, Place, Scalar, Value, in_quotes
 
 _LINE_END = "\r\n|[\r\n\x85\u2028\u2029]"
 """As YAML has it, which counts lines by it."""
 _Loader: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-
-
+MAX_DEPTH = 20
+"""Levels of lists and mappings."""
 MAX_NUMBER = 40
 """Characters of a number: YAML's base 60 takes quadratic time, and Python prints at most 4300 digits."""
 _NUMBERS = frozenset({"tag:yaml.org,2002:int", "tag:yaml.org,2002:float"})
@@ -27,9 +27,9 @@ def parse(text: str, source: str) -> Value:
     try:
         value = reader.document()
     except yaml.MarkedYAMLError as error:
-        raise JobError([_not_yaml(error, text, source)]) from None
+        reader.problems = [_not_yaml(error, text, source)]
     except yaml.YAMLError as error:
-        raise JobError([Place(source).problem("", f"not YAML: {error}".splitlines()[0])]) from None
+        reader.problems = [Place(source).problem("", f"not YAML: {error}".splitlines()[0])]
     if reader.problems:
         raise JobError(reader.problems)
     return value
@@ -89,18 +89,15 @@ class _Reader:
         depth = 0
         for event in yaml.parse(self.text, Loader=_Loader):
             if refused := _refused_feature(event):
-                feature, word = refused
-                place = self._place(event)
-                told = f"{feature} are not allowed in a job file; if it is plain text, quote it: "
-                self.problems.append(place.problem("", told + place.instead(word, in_quotes(word))))
+                (feature, word), place = refused, self._place(event)
+                text = f"{feature} are not allowed in a job file; if it is plain text, quote it: "
+                self.problems.append(place.problem("", text + place.instead(word, in_quotes(word))))
                 return
-            if isinstance(event, yaml.CollectionStartEvent):
-                depth += 1
-            elif isinstance(event, yaml.CollectionEndEvent):
-                depth -= 1
+            depth += isinstance(event, yaml.CollectionStartEvent)
+            depth -= isinstance(event, yaml.CollectionEndEvent)
             if depth > MAX_DEPTH:
-                told = f"nested more than {MAX_DEPTH} levels deep"
-                self.problems.append(self._place(event).problem("", told))
+                text = f"nested more than {MAX_DEPTH} levels deep"
+                self.problems.append(self._place(event).problem("", text))
                 return
 
     def _place(self, marked: yaml.Event | yaml.Node) -> Place:
@@ -133,8 +130,8 @@ class _Reader:
                 continue
             key = key_node.value
             if key in lines:
-                told = f"duplicate key; the first is on line {lines[key]}"
-                self.problems.append(place.problem(key, told))
+                text = f"duplicate key; the first is on line {lines[key]}"
+                self.problems.append(place.problem(key, text))
             lines.setdefault(key, key_node.start_mark.line + 1)
             entries.append((Scalar(key, place), self._value(value_node)))
         return Entries(tuple(entries), self._place(node))
@@ -166,12 +163,6 @@ def yaml_text(documents: Iterable[Any]) -> str:
 
     Kubernetes' takes 1e-4 for a number, PyYAML for a word.
     """
-    text: str = yaml.dump_all(
-        documents,
-        Dumper=_Dumper,
-        sort_keys=False,
-        allow_unicode=True,
-        width=float("inf"),
-        explicit_start=True,
-    )
+    layout: dict[str, Any] = {"sort_keys": False, "allow_unicode": True, "width": float("inf")}
+    text: str = yaml.dump_all(documents, Dumper=_Dumper, explicit_start=True, **layout)
     return text
