@@ -37,19 +37,14 @@ _LEFT_OUT = {
 }
 _SETUP = r"(module|ml|source|\.|ulimit|umask|(conda|(micro)?mamba) activate|spack (load|env))\s|eval \"?\$\("
 """Commands that prepare the environment: the batch script of `distlaunch submit` runs them, too."""
-_RENDEZVOUS = re.compile(
-    r"\b(scontrol|hostname|RANDOM|MASTER_(ADDR|PORT)|SLURM_\w*(NODELIST|PROCID|NODEID))\b"
-)
-_OF_COMMAND = re.compile(r"[\s'\"\\]*(--|\S*(torchrun|accelerate|python))")
+_RENDEZVOUS = r"\b(scontrol|hostname|RANDOM|MASTER_(ADDR|PORT)|SLURM_\w*(NODELIST|PROCID|NODEID))\b"
+_OF_COMMAND = r"[\s'\"\\]*(--|\S*(torchrun|accelerate|python))"
 """How a value begins that is a part of the command, in which flags for the rendezvous may be."""
 _ASSIGNED = {"variable_assignment", "variable_name"}
 _COMMANDS = ("command", "redirected_statement", "pipeline", "list")
 MAX_CHARACTERS = 1 << 15
 """Of a script, where tree-sitter takes long to make sense of nonsense; and of the values filled in."""
-_PLACE = (
-    "queue it with `distlaunch submit`; "
-    "relative paths are relative to this file: keep it in the directory where sbatch was run"
-)
+_PLACE = "relative paths are relative to this file: keep it in the directory where sbatch was run"
 
 
 def sbatch_draft(text: str, source: str, cpus: int) -> Draft:
@@ -58,7 +53,7 @@ def sbatch_draft(text: str, source: str, cpus: int) -> Draft:
     try:
         script = _Script(text)
         line = script.launch()
-        draft.note(_PLACE)
+        draft.note(f"queue it with `distlaunch submit`; {_PLACE}")
         if script.setup:  # What it activates is first in PATH.
             draft.set("python", "python")
             draft.set("slurm.setup", script.setup)
@@ -257,8 +252,8 @@ class _Script:
         """Note a variable's value; one that only a shell can tell is for the setup."""
         text = self._filled(node)
         name, equals, value = text.partition("=")
-        wires = _RENDEZVOUS.search(text) or self.rendezvous.keys() & re.findall(r"\w+", text)
-        if name in RESERVED or (wires and not _OF_COMMAND.match(value)):
+        wires = re.search(_RENDEZVOUS, text) or self.rendezvous.keys() & re.findall(r"\w+", text)
+        if name in RESERVED or (wires and not re.match(_OF_COMMAND, value)):
             self.rendezvous[name] = _line(node)
             return
         if not name.isidentifier() or value.startswith("("):

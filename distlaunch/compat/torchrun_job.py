@@ -108,16 +108,11 @@ def job_of(flags: Flags, here: Here) -> job.JobSpec:
 
 def procs_of(flags: Flags, here: Here) -> int:
     """Workers on this node. Raises `UsageError`."""
-    match flags.procs:
-        case int(number):
-            return number
-        case "cpu":
-            return here.cpus
-        case "auto":
-            return here.gpus or here.cpus
-    if not here.gpus:
+    procs = flags.procs
+    if procs == "gpu" and not here.gpus:
         raise UsageError("--nproc-per-node gpu: no GPU found on this machine")
-    return here.gpus
+    counts = {"cpu": here.cpus, "auto": here.gpus or here.cpus, "gpu": here.gpus}
+    return procs if isinstance(procs, int) else counts[procs]
 
 
 def _stop_s(flags: Flags, here: Here) -> float:
@@ -210,13 +205,11 @@ def _is_host(flags: Flags) -> bool | None:
 
 
 def _seconds(flags: Flags, keys: tuple[str, ...], default_s: float) -> float:
-    conf = flags.conf
-    for key in keys:
-        if key not in conf:
-            continue
-        if not conf[key].isdecimal() or not int(conf[key]):
-            raise UsageError(f"--rdzv-conf {key}: expected a number of seconds ≥ 1, got {conf[key]!r}")
-        return float(int(conf[key]))
+    given = [(key, flags.conf[key]) for key in keys if key in flags.conf]
+    for key, text in given[:1]:
+        if not text.isdecimal() or not int(text):
+            raise UsageError(f"--rdzv-conf {key}: expected a number of seconds ≥ 1, got {text!r}")
+        return float(int(text))
     return default_s
 
 

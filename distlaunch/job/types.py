@@ -47,8 +47,8 @@ class Type:
     mistake: Mistake | None = None
     unit = ""
     """Ends the name of the field that has the value."""
-    inside: "tuple[Type, str] | None" = None
-    """The type of each item, or entry, and how the reference names it."""
+    parts: "Sequence[tuple[str, Type]]" = ()
+    """How the reference names what is inside, "" = the value itself; and the type of that."""
 
     def read(self, value: Scalar) -> Any:
         """The value, converted, if it is a scalar of this type, else REFUSED."""
@@ -86,11 +86,12 @@ class Type:
 
     def inner(self, step: str) -> "Type | None":
         """The type of what a key, or the index of an item, leads to."""
-        return self.inside[0] if self.inside else None
+        inner = (kind if suffix else kind.inner(step) for suffix, kind in self.parts)
+        return next(filter(None, inner), None)
 
     def sections(self, path: str) -> "list[tuple[Record, str]]":
         """The records inside, with how the reference begins their keys."""
-        return self.inside[0].sections(path + self.inside[1]) if self.inside else []
+        return [section for suffix, kind in self.parts for section in kind.sections(path + suffix)]
 
 
 # Single values
@@ -295,7 +296,7 @@ class ListOf(Type):
 
     def __init__(self, item: Type, least: int = 0, first: Type | None = None) -> None:
         self.item, self.least, self.first = item, least, first or item
-        self.inside = item, "[]"
+        self.parts = [("[]", item)]
         self.name = "a non-empty list" if least else "a list"
 
     def check(self, value: Value, path: str, problems: list[Problem]) -> Any:
@@ -330,7 +331,7 @@ class MapOf(Type):
 
     def __init__(self, item: Type, pattern: str, key_name: str, nulls: bool = True) -> None:
         self.item, self.pattern, self.key_name, self.nulls = item, pattern, key_name, nulls
-        self.inside = item, ".NAME"
+        self.parts = [(".NAME", item)]
 
     def check(self, value: Value, path: str, problems: list[Problem]) -> Any:
         """The entries."""
@@ -371,6 +372,7 @@ class Either(Type):
     ) -> None:
         self.number, self.text, self.items, self.entries = number, text, items, entries
         self.types = [kind for kind in (number, text, items, entries) if kind]
+        self.parts = [("", kind) for kind in self.types]
         self.name = _in_words([name for kind in self.types for name in _names_of(kind)])
 
     def _choose(self, value: Value) -> Type | None:
@@ -405,15 +407,6 @@ class Either(Type):
     def schema(self) -> Schema:
         """JSON Schema."""
         return {"anyOf": [kind.schema() for kind in self.types]}
-
-    def inner(self, step: str) -> Type | None:
-        """Those of a list or a mapping."""
-        inner = (kind.inner(step) for kind in (self.items, self.entries) if kind)
-        return next(filter(None, inner), None)
-
-    def sections(self, path: str) -> "list[tuple[Record, str]]":
-        """Those of a list or a mapping."""
-        return [section for kind in (self.items, self.entries) if kind for section in kind.sections(path)]
 
 
 class Lines(Either):
@@ -536,13 +529,11 @@ class Record(Type):
 
     def _unknown(self, key: str, place: Place, path: str, entry: Value) -> Problem:
         section, _, inner = self.foreign.get(key, "").partition(".")
-        if inner and isinstance(entry, Entries):  # its keys are those of the section
-            return place.problem(path, f"unknown key; did you mean {section}?")
         if hint := colon_hint(key, place):
             return place.problem(path, hint)
-        if key in self.foreign:
+        if key in self.foreign and not (inner and isinstance(entry, Entries)):
             return place.problem(path, f"unknown key; use {self.foreign[key]}")
-        close = nearest(key, self.fields)
+        close = section or nearest(key, self.fields)  # a mapping has the keys of the section
         hint = f"did you mean {close}?" if close else f"known keys: {', '.join(self.fields)}"
         return place.problem(path, f"unknown key; {hint}")
 

@@ -94,22 +94,19 @@ def _no_space(mistake: Mistake, number: int) -> Told | None:
 
 
 def _no_colon(mistake: Mistake) -> Told:
-    number = mistake.since[0]
     text = mistake.begun.strip()
-    if spaced := _no_space(mistake, number):
+    if spaced := _no_space(mistake, mistake.since[0]):
         return spaced
     if found := re.fullmatch(r"([A-Za-z_]\w*)\s*=\s*(.+)", text):
-        return Told(
-            "write a colon between a key and its value: ", mistake.since, text, f"{found[1]}: {found[2]}"
-        )
+        words = "write a colon between a key and its value: "
+        return Told(words, mistake.since, text, f"{found[1]}: {found[2]}")
     return Told(f'"{text[:60]}" is not followed by a colon; write key: value', mistake.since)
 
 
 def _bad_start(mistake: Mistake) -> Told | None:
     """A plain value that begins with what means something else in YAML."""
     at = mistake.at if "cannot start any token" in mistake.said else mistake.since
-    line = mistake.lines[at[0]]
-    word = _word(line, at[1])
+    word = _word(mistake.lines[at[0]], at[1])
     return _quoted(f"an unquoted value can't start with {word[0]}", at, word) if word.strip() else None
 
 
@@ -153,10 +150,8 @@ def _indentation(mistake: Mistake) -> Told | None:
     begins = re.match(r"\s*(?:- )?[\w.-]+$|\s*$", mistake.before)
     if not begins or not mistake.line.strip():
         return None
-    words = (
-        "this line's indentation doesn't match the lines above it: the keys of a mapping must line up, and "
-    )
-    return Told(f"{words}so must the items of a list", mistake.at)
+    words = "this line's indentation doesn't match the lines above it: "
+    return Told(f"{words}the keys of a mapping must line up, and so must the items of a list", mistake.at)
 
 
 def _after_value(mistake: Mistake) -> Told:
@@ -168,8 +163,8 @@ def _after_value(mistake: Mistake) -> Told:
     words = f"unexpected {rest[:20]} after the end of the value"
     if value[0] == "[":
         return Told(f"{words}: remove it, or put it in the list", mistake.at)
-    wrong, whole = value, value[1:-1] if value[0] == value[-1] == "'" else value
-    return Told(f"{words}; quote the whole: ", mistake.at, wrong, in_quotes(whole))
+    whole = value[1:-1] if value[0] == value[-1] == "'" else value
+    return Told(f"{words}; quote the whole: ", mistake.at, value, in_quotes(whole))
 
 
 def _list_on_the_line(mistake: Mistake) -> Told:

@@ -11,7 +11,7 @@ from distlaunch.job.text import fill
 from distlaunch.kubernetes.checks import names_gpus
 from distlaunch.kubernetes.names import GROUP, Kind, first_host, object_name
 from distlaunch.plan.layout import DEFAULT_PORT
-from distlaunch.plan.torchrun_text import job_flags
+from distlaunch.plan.shell_text import job_flags
 
 Manifest = dict[str, Any]
 ARCHIVE = "distlaunch.tar.xz"
