@@ -1,6 +1,6 @@
-"""A job file that does what `accelerate launch` does with a config of `accelerate config`.
+"""Job files for configs of `accelerate config`, as used by `accelerate launch`.
 
-Sets the variables that it makes of the config (accelerate/utils/launch.py, 1.15).
+The variables are those of accelerate/utils/launch.py, 1.15.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,14 +26,14 @@ _FSDP = {
     "fsdp_activation_checkpointing": False,
     "fsdp_activation_checkpointing_offload": False,
 }
-"""What accelerate sets with or without a value in the config."""
+"""Defaults that accelerate sets for keys missing from the config."""
 
 
 class Section(NamedTuple):
-    """A section of the config: the prefix that its keys have or get, and that of the variables they become.
+    """A section of the config: the prefix of its keys, and the prefix of the resulting variables.
 
-    A job of type `kind` has it, "" = any, and `switch` is a variable that says so. `lower` = booleans are
-    written in lower case.
+    `kind` is the type of job with the section, "" = any, and `switch` a variable that enables it. `lower` =
+    booleans are written in lower case.
     """
 
     prefix: str
@@ -65,15 +65,15 @@ _LEFT_OUT = {
     "fp8_override_linear_precision": "must be set by the script",
     "deepspeed_hostfile": "becomes the key hostfile, where there are several machines",
 }
-"""Keys of sections that no variable has, and why."""
+"""Section keys that don't become variables, with the reason."""
 _TYPES = ("NO", "MULTI_CPU", "MULTI_GPU", "FSDP", "DEEPSPEED", "MEGATRON_LM")
-"""Types of jobs for CPUs and for the GPUs that CUDA_VISIBLE_DEVICES names."""
+"""Types of jobs on CPUs, or on the GPUs in CUDA_VISIBLE_DEVICES."""
 _SWITCHES = {
     "use_cpu": ("ACCELERATE_USE_CPU", "True"),
     "debug": ("ACCELERATE_DEBUG_MODE", "true"),
     "enable_cpu_affinity": ("ACCELERATE_CPU_AFFINITY", "1"),
 }
-"""Keys that are true or false, and what is set if they are true."""
+"""Boolean keys, and the variable and value that stand for true."""
 _KEYS: Mapping[str, Type] = {
     "compute_environment": Choice(("LOCAL_MACHINE",)),
     "distributed_type": Word(),
@@ -94,7 +94,7 @@ _KEYS: Mapping[str, Type] = {
 
 
 def accelerate_draft(document: Value, source: str, program: Sequence[str] = ()) -> Draft:
-    """The job of a config file, which names no script. Raises `JobError` with all problems."""
+    """Draft the job of a config file, which has no script. Raises `JobError` with all problems."""
     config = _read(document)
     draft = Draft(source)
     draft.note("relative paths are relative to this file")
@@ -106,7 +106,7 @@ def accelerate_draft(document: Value, source: str, program: Sequence[str] = ()) 
 
 
 def _read(document: Value) -> dict[str, Any]:
-    """The keys that have a value, checked. Raises `JobError` with all problems."""
+    """Return the keys with a value, checked. Raises `JobError` with all problems."""
     problems: list[Problem] = []
     given = Tree("an accelerate config (a mapping)").check(document, "", problems) or {}
     config = {key: value for key, value in given.items() if value is not None}
@@ -129,7 +129,7 @@ def _read(document: Value) -> dict[str, Any]:
 
 
 def _add_nodes(draft: Draft, config: Mapping[str, Any]) -> None:
-    """Add the hosts, and where their ranks meet: at main_process_ip, unless that is an etcd server's."""
+    """Add hosts and endpoint; main_process_ip is the endpoint unless it is an etcd server."""
     machines, backend = config["num_machines"], config["rdzv_backend"]
     host, port = config.get("main_process_ip", ""), config.get("main_process_port")
     first = host if host and machines > 1 and not is_loopback(host) else None
@@ -150,7 +150,7 @@ def _add_nodes(draft: Draft, config: Mapping[str, Any]) -> None:
 
 
 def _add_config(draft: Draft, config: Mapping[str, Any]) -> None:
-    """Add what holds on every node."""
+    """Add settings for every node."""
     env = {name: text for key, (name, text) in _SWITCHES.items() if config.get(key)}
     precision, ids = config.get("mixed_precision", "no"), config.get("gpu_ids", "all")
     if precision != "no":
@@ -171,7 +171,7 @@ def _add_config(draft: Draft, config: Mapping[str, Any]) -> None:
 
 
 def _add_procs(draft: Draft, config: Mapping[str, Any]) -> None:
-    """num_processes is the total over all machines, of which each starts its whole share."""
+    """Add the share of each machine in num_processes, the total over all machines."""
     total, machines = config.get("num_processes", -1), config["num_machines"]
     share, rest = divmod(total, machines)
     if config["distributed_type"] == "NO":
@@ -186,7 +186,7 @@ def _add_procs(draft: Draft, config: Mapping[str, Any]) -> None:
 
 
 def _add_section(draft: Draft, name: str, config: Mapping[str, Any]) -> None:
-    """Add the variables of a section, if a job of that type has it."""
+    """Add the variables of a section, if the section applies to the type of job."""
     rule, kind = _SECTIONS[name], config["distributed_type"]
     given = {key: value for key, value in config.get(name, {}).items() if value is not None}
     idle = rule.kind not in ("", kind) or (name == "fp8_config" and config.get("mixed_precision") != "fp8")
@@ -205,7 +205,7 @@ def _add_section(draft: Draft, name: str, config: Mapping[str, Any]) -> None:
         else:
             env[_RENAMED.get(key, rule.variables + key.upper())] = text
     if kind == rule.kind == "DEEPSPEED":
-        # What DeepSpeed's own config file must not contradict.
+        # Fields that the config file of DeepSpeed must not contradict.
         fields = [*given, *(["mixed_precision"] if "mixed_precision" in config else [])]
         env["ACCELERATE_CONFIG_DS_FIELDS"] = ",".join(fields)
         told = "accelerate adds the current folder to PYTHONPATH for DeepSpeed: if imports fail, do the same"

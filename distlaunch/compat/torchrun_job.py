@@ -1,4 +1,4 @@
-"""A torchrun command line as a job of this node, and where its launcher meets those of the other nodes."""
+"""A torchrun command line as a job on this node, and the gathering with the other launchers."""
 
 import os.path
 import re
@@ -14,7 +14,7 @@ from distlaunch.plan.layout import is_loopback
 from distlaunch.schedulers import load, step_nodes, task_number
 
 LEASE_S = 86400.0
-"""Agent and command are on one machine and see each other's end; a job that is suspended may go on."""
+"""Seconds; controller and agent share a machine and see each other exit. A suspended job may go on."""
 _UNHANDLED = ("SIGKILL", "SIGSTOP", "SIGTSTP", "SIGTTIN", "SIGTTOU")
 _RUN_PATH = "import runpy,sys; sys.argv.pop(0); runpy.run_path(sys.argv[0], run_name='__main__')"
 _TRUE, _FALSE = ("1", "true", "t", "yes", "y"), ("0", "false", "f", "no", "n")
@@ -22,7 +22,7 @@ _USED = ("is_host", "join_timeout", "timeout", "last_call_timeout", "store_type"
 
 
 class Here(NamedTuple):
-    """What the command line is read against; `temporary` are directories for temporary ones, best first."""
+    """The context of the command line; `temporary` are parents for temporary directories, best first."""
 
     folder: str
     hostname: str
@@ -34,7 +34,7 @@ class Here(NamedTuple):
 
 
 def left_to_torch(flags: Flags) -> str:
-    """The flag that only torch's own elastic agent can serve; "" if none."""
+    """Return a flag that only the elastic agent of torch supports; "" if none."""
     fewest, most = flags.nodes
     for flag in FLAGS:
         if flag.here == "handed over" and flag.field in flags.given:
@@ -50,7 +50,7 @@ def left_to_torch(flags: Flags) -> str:
 
 
 def notices(flags: Flags) -> list[str]:
-    """One line for each flag that was given and has no meaning here. Raises `UsageError` for refused ones."""
+    """Return a line for each flag without effect. Raises `UsageError` for refused flags."""
     given = [flag for flag in FLAGS if flag.field in flags.given]
     for flag in given:
         if flag.here == "refused":
@@ -69,12 +69,12 @@ def notices(flags: Flags) -> list[str]:
 
 
 def _waits_as_told(flags: Flags) -> bool:
-    """Whether --rdzv-conf of a static rendezvous says nothing but how long several nodes are waited for."""
+    """Check whether --rdzv-conf has only join timeouts for several nodes."""
     return flags.nodes[1] > 1 and {*flags.conf} <= {"timeout", "join_timeout"}
 
 
 def job_of(flags: Flags, here: Here) -> job.JobSpec:
-    """The job of one node, which may be one of several that have launchers of their own."""
+    """Return the job of one node; other nodes may have their own launchers."""
     fewest, most = flags.nodes
     made_up = _makes_up_the_place(flags)
     host, port = flags.endpoint
@@ -89,7 +89,7 @@ def job_of(flags: Flags, here: Here) -> job.JobSpec:
         logs=_logs(flags, here),
         master_host=flags.local_addr if made_up else host,
         master_port=None if made_up else port,
-        # None = the run's own name: torch, too, makes one up, but for c10d only where the id is empty.
+        # None = the ID of the run: torch generates one, too, but for c10d only if the ID is empty.
         rendezvous_id=None if flags.standalone or unnamed else flags.rdzv_id or ("" if made_up else "none"),
         args=(_RUN_PATH, flags.script, *flags.args) if flags.run_path else flags.args,
         python=here.environ.get("PYTHON_EXEC") or here.python,
@@ -107,7 +107,7 @@ def job_of(flags: Flags, here: Here) -> job.JobSpec:
 
 
 def procs_of(flags: Flags, here: Here) -> int:
-    """Workers on this node. Raises `UsageError`."""
+    """Return the workers on this node. Raises `UsageError`."""
     procs = flags.procs
     if procs == "gpu" and not here.gpus:
         raise UsageError("--nproc-per-node gpu: no GPU found on this machine")
@@ -125,14 +125,14 @@ def _stop_s(flags: Flags, here: Here) -> float:
 
 
 def _signals(flags: Flags) -> dict[str, str]:
-    """Each name that `--signals-to-handle` gives, and the system's own; "" for what can't be handled."""
+    """Map the names in `--signals-to-handle` to system names; "" = can't be handled."""
     names = [name.strip() for name in flags.signals_to_handle.split(",")]
     known = {name: number.name for name, number in signal.Signals.__members__.items()}  # SIGPOLL is SIGIO
     return {name: known.get(name, "") if name not in _UNHANDLED else "" for name in names}
 
 
 def _logs(flags: Flags, here: Here) -> job.Logs:
-    nowhere = flags.log_dir == "/dev/null"  # torch: no files, all is shown
+    nowhere = flags.log_dir == "/dev/null"  # as in torch: no files, all output is shown
     template = flags.log_line_prefix_template or here.environ.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE")
     redirects, tee = flags.streams("redirects"), flags.streams("tee")
     streams = job.TorchrunLogs(
@@ -152,16 +152,16 @@ def _logs(flags: Flags, here: Here) -> job.Logs:
 
 
 def _makes_up_the_place(flags: Flags) -> bool:
-    """Whether torch chooses where the ranks meet, as it does on one node without a static endpoint.
+    """Check whether torch chooses the endpoint, as on one node without a static endpoint.
 
-    c10d's endpoint is that of the agents' own store: the ranks of one node never see it.
+    The c10d endpoint is the store of the agents: the ranks of one node never use it.
     """
     named = flags.rdzv_endpoint or "master_port" in flags.given
     return flags.alone or (flags.nodes[1] == 1 and not named)
 
 
 def joining_notices(flags: Flags) -> Iterator[str]:
-    """What to say of a command line for several nodes, before it waits for the others."""
+    """Yield the messages for a command line of several nodes, before the launchers gather."""
     if flags.c10d:
         if idle := [key for key in flags.conf if key not in _USED]:
             known = "is_host, join_timeout and last_call_timeout"
@@ -175,7 +175,7 @@ def joining_notices(flags: Flags) -> Iterator[str]:
 
 
 def gathering_of(flags: Flags, name: str, environ: Mapping[str, str]) -> Gathering:
-    """Where the launcher on the machine `name` meets those of the other nodes. Raises `UsageError`."""
+    """Return the gathering of a launcher on the machine `name`. Raises `UsageError`."""
     host, port = flags.endpoint
     fewest, most = flags.nodes
     c10d = flags.c10d
@@ -214,9 +214,9 @@ def _seconds(flags: Flags, keys: tuple[str, ...], default_s: float) -> float:
 
 
 def _check_place(flags: Flags, host: str, port: int, environ: Mapping[str, str]) -> None:
-    """Raise `UsageError` if several nodes can't meet there, as where a variable of a script is empty.
+    """Raise `UsageError` if several nodes can't use the endpoint, such as one from an empty variable.
 
-    Nor can they at a loopback address where each of several machines would take itself for the endpoint's.
+    At a loopback address, each of several machines would take itself for the host of the endpoint.
     """
     flag, text = _place_flag(flags), flags.rdzv_endpoint or host
     if not re.fullmatch(r"[^\s/@]+", host):
@@ -232,6 +232,6 @@ def _check_place(flags: Flags, host: str, port: int, environ: Mapping[str, str])
 
 
 def _place_flag(flags: Flags) -> str:
-    """The flag that says where the ranks meet, or should."""
+    """Return the flag for the endpoint, given or missing."""
     unsaid = flags.rdzv_backend == "c10d" and "master_addr" not in flags.given
     return "--rdzv-endpoint" if flags.rdzv_endpoint or unsaid else "--master-addr"

@@ -1,4 +1,4 @@
-"""Builds a `JobSpec` from a document: each key by its declaration, and what needs work here."""
+"""Construction of a `JobSpec` from a document: keys by their declarations, `built` keys by code."""
 
 import os.path
 from collections.abc import Iterable, Iterator
@@ -14,7 +14,7 @@ from distlaunch.transports.container import Container
 
 
 def build_spec(document: Value, source: str, around: spec.Surroundings) -> spec.JobSpec:
-    """The job that `document` describes. Raises `JobError` with every problem found."""
+    """Return the job described by `document`. Raises `JobError` with every problem found."""
     if not isinstance(document, Entries):
         raise JobError([_no_job(document, source)])
     problems: list[Problem] = []
@@ -29,7 +29,7 @@ def build_spec(document: Value, source: str, around: spec.Surroundings) -> spec.
 
 
 def _no_job(document: Value, source: str) -> Problem:
-    """The problem with a document that is not a mapping."""
+    """Return the problem with a document that is not a map."""
     if isinstance(document, Scalar) and document.value is None:
         return Place(source).problem("", "the job file is empty; it needs at least `script:`")
     text = document.value if isinstance(document, Scalar) and isinstance(document.value, str) else ""
@@ -51,7 +51,7 @@ def _places(value: Value, path: str) -> Iterator[tuple[str, Place]]:
 
 
 def _refuse(problems: list[Problem], mistakes: Iterable[tuple[str, str]], reading: Reading) -> None:
-    """Raise `JobError` if there are problems, or mistakes, of which each path has one at most."""
+    """Raise `JobError` if there are problems or mistakes, with at most one mistake per path."""
     first: dict[str, str] = {}
     for path, text in mistakes:
         if path not in reading.refused - {""}:
@@ -63,14 +63,14 @@ def _refuse(problems: list[Problem], mistakes: Iterable[tuple[str, str]], readin
 
 
 class _Builder:
-    """Makes what the declarations in `fields.py` call `built`; no key is refused any more."""
+    """Builder of the keys declared as `built` in `fields.py`, once no key is refused any more."""
 
     def __init__(self, reading: Reading, keys: Record) -> None:
         self.reading, self.checked, self.around = reading, reading.checked, reading.around
         self.keys = keys
 
     def job(self, source: str) -> spec.JobSpec:
-        """The whole."""
+        """Return the job."""
         checked, around = self.checked, self.around
         etcd = self._etcd()
         host, port = (None, None) if etcd else endpoint_of(checked)
@@ -110,7 +110,7 @@ class _Builder:
         if "module" in checked:
             return spec.Program("module", (checked["module"],))
         first, *rest = checked["command"]
-        return spec.Program("command", (first, *rest), placed="/" in first)  # else a name for the node's PATH
+        return spec.Program("command", (first, *rest), placed="/" in first)  # else a name for PATH
 
     def _etcd(self) -> spec.Etcd | None:
         given = self.reading.section("rendezvous")
@@ -125,7 +125,7 @@ class _Builder:
     def _notify(self) -> spec.Notify:
         made: spec.Notify = NOTIFY.made(self.reading.section("notify"))
         if not made.command or "/" not in made.command[0]:
-            return made  # a name for our PATH
+            return made  # a name for PATH on this machine
         first, *rest = made.command
         return made._replace(command=(self.around.path(first), *rest))
 
@@ -140,7 +140,7 @@ class _Builder:
         if not section:
             return None
         runtime = CONTAINER.value(section, "runtime")
-        name, *before = (runtime,) if isinstance(runtime, str) else runtime  # any: `checks.py` refuses others
+        name, *before = (runtime,) if isinstance(runtime, str) else runtime  # `checks.py` refuses others
         mounts = (mount.partition(":") for mount in section.get("mounts", ()))
         return Container(
             image=section["image"],

@@ -1,4 +1,4 @@
-"""Mistakes that show only across a job file's keys, or in the job that they make: (path, what is wrong)."""
+"""Mistakes that involve several keys, or the resulting job; each is a (path, explanation) pair."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -24,7 +24,7 @@ _NOT_WITH_ETCD = ("master_addr", "master_port", "numa_binding", "cpu_binding")
 
 
 class Reading(Frozen):
-    """A job file while it is read: its keys, None where one is `refused`, and the places of all paths."""
+    """A job file being read: its keys (None = refused), the places of all paths, and the refused paths."""
 
     checked: Checked
     places: Mapping[str, Place]
@@ -32,11 +32,11 @@ class Reading(Frozen):
     around: Surroundings
 
     def section(self, key: str) -> Checked:
-        """The keys of a section, none where it is not given, or refused."""
+        """Return the keys of a section; none if it is missing or refused."""
         return self.checked.get(key) or {}
 
     def listed(self) -> Iterator[tuple[str, Checked]]:
-        """Path and keys of every host that is listed, in `nodes` and `spares`."""
+        """Yield the path and keys of every host listed in `nodes` and `spares`."""
         for key in ("nodes", "spares"):
             given = self.checked.get(key)
             for i, node in enumerate(given if isinstance(given, tuple) else ()):
@@ -103,7 +103,7 @@ def _with_etcd(given: Checked, conf: Checked) -> Mistakes:
 
 
 def _unfilled(given: Checked, why: str) -> Mistakes:
-    """Placeholders whose values nobody here knows."""
+    """Report placeholders whose values are unknown to distlaunch."""
     for key in ("command", "args"):
         for i, word in enumerate(given.get(key) or ()):
             for name in placeholders_in([word or ""]):
@@ -139,7 +139,7 @@ def _variables(reading: Reading) -> Mistakes:
 
 
 OF_KEYS = (_program, _script, _twofold, _rendezvous, _stall, _hosts, _variables)
-"""What several keys have wrong together."""
+"""Checks of keys, before the job is built."""
 
 
 # Of the job
@@ -185,7 +185,7 @@ def _launcher(reading: Reading, spec: JobSpec) -> Mistakes:
 
 
 def _command(reading: Reading, launcher: Checked, named: int) -> Mistakes:
-    """A launcher's command is for each of `named` hosts, and has no use for what is ssh's."""
+    """Check launcher.command, which needs `named` hosts and ignores ssh settings."""
     if not named:
         yield "launcher", "launcher.command needs names: list the nodes"
     elif named > 1 and not any(HOST in word for word in launcher["command"]):
@@ -197,7 +197,7 @@ def _command(reading: Reading, launcher: Checked, named: int) -> Mistakes:
 
 
 def _mpi(reading: Reading, spec: JobSpec) -> Mistakes:
-    """mpirun starts one command on every node, and torch's mpi backend needs it."""
+    """Check settings that mpirun can't honor, and that the mpi backend is used with mpirun."""
     if spec.backend == "mpi" and not spec.mpirun:
         yield "backend", "mpi needs ranks that MPI starts: set launcher: mpirun"
     if not spec.mpirun:
@@ -223,7 +223,7 @@ def _numbers(reading: Reading, spec: JobSpec) -> Mistakes:
 
 
 def _allocated(reading: Reading, _: JobSpec) -> Mistakes:
-    """A scheduler's section may ask for more nodes than the job has, not for fewer."""
+    """Check that no scheduler section requests fewer nodes than the job needs."""
     nodes = reading.checked.get("nodes")
     for key in reading.around.sections:
         if isinstance(nodes, int) and reading.section(key).get("nodes", nodes) < nodes:
@@ -237,7 +237,7 @@ def _volumes(reading: Reading, _: JobSpec) -> Mistakes:
 
 
 def _container(_: Reading, spec: JobSpec) -> Mistakes:
-    """A runtime that we know, where it can be."""
+    """Check that the container runtime is known, and usable on the nodes of the job."""
     container = spec.container
     if container is None:
         return
@@ -255,4 +255,4 @@ def _container(_: Reading, spec: JobSpec) -> Mistakes:
 
 
 OF_SPEC = (_twice, _master, _launcher, _mpi, _numbers, _allocated, _volumes, _container)
-"""What shows only once hosts and endpoint are known."""
+"""Checks of the job, once its hosts and endpoint are known."""

@@ -1,8 +1,8 @@
-"""The job file's keys: the one table from which checks, a job's fields, JSON schema and reference are made.
+"""The keys of the job file: the single source of checks, job fields, JSON Schema and reference.
 
-A plain key is a `Field` here, and in `spec.py` the field that has its value and its default. One that
-`build.py` makes something of is `built`. Schedulers' sections come from their modules: `with_sections`. In a
-job, those and that of Kubernetes are mappings of the keys that were given; their defaults are here.
+A plain key is a `Field` here; the field with its value and its default is in `spec.py`. A `built` key needs
+code in `build.py`. Schedulers declare their own sections: see `with_sections`. In a job, those sections and
+`kubernetes` are maps of the given keys, and their defaults are declared here.
 """
 
 import re
@@ -38,7 +38,7 @@ from distlaunch.transports.ssh import SshOptions
 
 
 def _program_error(word: str) -> str | None:
-    return home_error(word) if "/" in word else None  # else a name for the node's PATH
+    return home_error(word) if "/" in word else None  # else a name for PATH on the node
 
 
 def _cpus_error(cpus: str) -> str | None:
@@ -85,7 +85,7 @@ RENDEZVOUS = Record(
         "the first node, a free port that distlaunch holds",
     ),
     backend=built(
-        Choice(("static", "c10d", "etcd-v2")),  # c10d is as good as static
+        Choice(("static", "c10d", "etcd-v2")),  # c10d means the same as static
         "Who assigns ranks: static, c10d = distlaunch; etcd-v2 = torch's own agents, one on each node.",
         default="static",
     ),
@@ -433,12 +433,12 @@ JOB = Record(
 
 
 def with_sections(sections: Mapping[str, Field]) -> Record:
-    """Return the keys of a job file that has these sections for schedulers."""
+    """Return the keys of a job file with these scheduler sections."""
     return Record({**JOB.fields, **sections}, JOB.makes, foreign=JOB.foreign, title=JOB.name)
 
 
 def json_schema(job: Record) -> Schema:
-    """Return the JSON Schema (draft 2020-12) of a job file whose keys are those of `job`, for editors."""
+    """Return the JSON Schema (draft 2020-12) of job files with the keys of `job`, for editors."""
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "distlaunch job",
@@ -449,9 +449,9 @@ def json_schema(job: Record) -> Schema:
 def reference(
     record: Record, prefix: str = "", shown: Sequence[Record] = ()
 ) -> list[tuple[str, str, str, str]]:
-    """(key, type, explanation, default) of every key, sections before their keys.
+    """Return (key, type, explanation, default) of every key, sections before their keys.
 
-    A section that several keys have is told of once; `shown` are those that have been.
+    A section with several uses is described once; `shown` are the sections already described.
     """
     rows: list[tuple[str, str, str, str]] = []
     for key, entry in record.fields.items():

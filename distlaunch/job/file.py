@@ -1,4 +1,4 @@
-"""Reads job files: from a path, with --set and arguments, to a job."""
+"""Reading of job files: from a path, --set values and arguments to a job."""
 
 import os
 from collections.abc import Sequence
@@ -18,19 +18,19 @@ from distlaunch.schedulers import allocation_in, job_keys, load, sections
 MAX_BYTES = 1 << 20
 STDIN = "-"
 PIPED_NAME = "job"
-"""The name of a job whose file has none."""
+"""Default name of a job whose file has no name."""
 
 
 def load_job(path: str, overrides: Sequence[str] = (), extra_args: Sequence[str] = ()) -> JobSpec:
-    """The job of a YAML file, with ``key=value`` `overrides` and `extra_args` for the script.
+    """Return the job of a YAML file, with ``key=value`` `overrides` and `extra_args` for the script.
 
-    Raises `JobError` with every problem, or `UsageError` when the file can't be read.
+    Raises `JobError` with every problem, or `UsageError` if the file can't be read.
     """
     return job_of(read_job(path), path, overrides, extra_args)
 
 
 def read_job(path: str) -> str:
-    """The text of a job file. Raises `UsageError`."""
+    """Return the text of a job file. Raises `UsageError`."""
     if path.endswith(".py"):
         raise UsageError(f"{path} is a script, not a job file: write a job file with `script: {path}`")
     return read_text(path)
@@ -44,16 +44,16 @@ def job_of(
     submitted: bool = False,
     in_image: bool = False,
 ) -> JobSpec:
-    """The job of a text that was read from `path`; one that is `submitted` has the nodes that it asks for.
+    """Return the job of a text read from `path`; a `submitted` job gets the nodes that it requests.
 
-    `in_image` is as in `Surroundings`. Raises `JobError`, or `UsageError`, as `load_job`.
+    `in_image` is as in `Surroundings`. Raises `JobError` or `UsageError`, as `load_job` does.
     """
     document = parse(text, source_of(path))
     for setting_text in overrides:
         document = _overridden(document, setting_text)
     if extra_args:
         document = _with_args(document, extra_args)
-    # A key that is no other may be a scheduler's section.
+    # An unknown key may be the section of a scheduler.
     keys = [key for key, _, _ in document.walk()] if isinstance(document, Entries) else []
     around = _surroundings(path)._replace(submitted=submitted, in_image=in_image, sections=sections(keys))
     if not submitted:
@@ -62,7 +62,7 @@ def job_of(
 
 
 def _with_hosts(around: Surroundings, document: Value) -> Surroundings:
-    """With the hosts that a scheduler, or the document's selector of pods, gives the job."""
+    """Add the hosts of the scheduler's allocation, or of the pods selected by the document."""
     if asked := _pods(document):
         from distlaunch.kubernetes.running import pods_here, reach_pod  # few jobs run in pods
 
@@ -76,13 +76,13 @@ def _with_hosts(around: Surroundings, document: Value) -> Surroundings:
 
 
 def _names_hosts(document: Value) -> bool:
-    """Whether a job says itself where it runs: no scheduler needs to be asked."""
+    """Check whether the job file itself determines the hosts, so that no scheduler is asked."""
     told = word_at(document, "launcher") in ("local", "kubernetes")
     return told or isinstance(at(document, "nodes"), Items) or at(document, "hostfile") is not None
 
 
 def _pods(document: Value) -> dict[str, Any]:
-    """What tells the pods of a job with `launcher: kubernetes`; nothing if it lacks that."""
+    """Return the pod selection of a job with `launcher: kubernetes`; {} without a selector."""
     keys = ("selector", "namespace", "container")
     given: dict[str, Any] = {key: word_at(document, "kubernetes", key) for key in keys}
     strings = all(value is None or isinstance(value, str) for value in given.values())
@@ -97,19 +97,19 @@ def _surroundings(path: str) -> Surroundings:
 
 
 def name_in(path: str) -> str:
-    """The name of a file's job, whatever else is in it. Raises `JobError`, or `UsageError` as `load_job`."""
+    """Return the name of the job in a file. Raises `JobError` or `UsageError`, as `load_job` does."""
     document = parse(read_text(path), path)
     given = word_at(document, "name")
     return given if isinstance(given, str) else os.path.splitext(os.path.basename(path))[0]
 
 
 def source_of(path: str) -> str:
-    """How a message names a file."""
+    """Return the name of a file in messages."""
     return "standard input" if path == STDIN else path
 
 
 def is_piped(path: str) -> bool:
-    """Whether a file has no place of its own: standard input, or a shell's <(command)."""
+    """Check whether a file is in no directory: standard input, or a <(command) of the shell."""
     return path == STDIN or path.startswith("/dev/") or not os.path.isfile(path)
 
 
@@ -121,7 +121,7 @@ def _working_directory() -> str:
 
 
 def read_text(path: str) -> str:
-    """The text of a file of at most MAX_BYTES, "-" is standard input. Raises `UsageError`."""
+    """Return the text of a file of at most MAX_BYTES; "-" is standard input. Raises `UsageError`."""
     try:
         with open(0 if path == STDIN else path, "rb", closefd=path != STDIN) as file:
             data = file.read(MAX_BYTES + 1)
@@ -143,13 +143,13 @@ def _overridden(document: Value, text: str) -> Value:
         raise UsageError(f"--set {text}: expected key=value, for example --set timeouts.job=1h")
     source = f"--set {path}"
     new = parse(value, source)
-    # Nothing, or what YAML takes for a comment.
+    # Nothing, or a YAML comment.
     if isinstance(new, Scalar) and new.value is None and not new.text:
         new = Scalar(value, new.place, value)
     steps = [step for part in path.split(".") for step in part.replace("]", "").split("[")]
     if len(steps) > MAX_DEPTH:
         raise UsageError(f"{source[:60]}…: deeper than {MAX_DEPTH} levels")
-    # For a variable that the file does not set, null means the caller's value.
+    # For a variable that the file doesn't set, null passes on the caller's value.
     callers = steps[-2:-1] == ["env"] and at(document, *steps) is None
     if isinstance(new, Scalar) and new.value is None and not callers:
         new = new._replace(unset=True)
@@ -160,9 +160,9 @@ def _overridden(document: Value, text: str) -> Value:
 
 
 def _opened(document: Value, steps: list[str]) -> Value:
-    """`document` with a mapping where `steps` lead into one that stands there as its main value alone.
+    """Return `document` with maps in place of the shorthands that `steps` lead into.
 
-    Raises KeyError if they lead to an item of a list that the file does not have.
+    Raises KeyError if `steps` lead to an item of a list that the file doesn't have.
     """
     kind: Type | None = job_keys(steps[:1])
     for depth, step in enumerate(steps):
@@ -180,7 +180,7 @@ def _opened(document: Value, steps: list[str]) -> Value:
 
 
 def _as_text(argument: str) -> str:
-    """An argument whose bytes are UTF-8, whatever the locale takes them for. Raises `UsageError`."""
+    """Decode an argument as UTF-8, independently of the locale. Raises `UsageError`."""
     try:
         return os.fsencode(argument).decode()
     except UnicodeError:

@@ -1,4 +1,4 @@
-"""What is wrong with text that is not YAML, in plainer words than the parser's, and how to write it."""
+"""Plain explanations of YAML syntax errors, with corrections."""
 
 import re
 from collections.abc import Callable
@@ -11,7 +11,7 @@ Mark = tuple[int, int]
 
 
 class Mistake(NamedTuple):
-    """What the parser `said` at a place, and within which construct, begun `since`; `lines` are all."""
+    """A parser error: message, enclosing construct, its start (`since`), and all lines of the text."""
 
     said: str
     within: str
@@ -21,22 +21,22 @@ class Mistake(NamedTuple):
 
     @property
     def line(self) -> str:
-        """The line where the parser stopped."""
+        """Return the line of the error."""
         return self._line(self.at)
 
     @property
     def begun(self) -> str:
-        """The line where the construct begins."""
+        """Return the line where the construct starts."""
         return self._line(self.since)
 
     @property
     def before(self) -> str:
-        """What stands on the line before the place."""
+        """Return the text of the line before the error."""
         return self.line[: self.at[1]]
 
     @property
     def rest(self) -> str:
-        """What stands on the line from the place on."""
+        """Return the text of the line from the error on."""
         return self.line[self.at[1] :].strip()
 
     def _line(self, mark: Mark) -> str:
@@ -44,7 +44,7 @@ class Mistake(NamedTuple):
 
 
 class Told(NamedTuple):
-    """The words, where, and what to write (`right`) in place of what (`wrong`)."""
+    """An explanation with its place, and a correction: `right` in place of `wrong`."""
 
     words: str
     at: Mark
@@ -53,7 +53,7 @@ class Told(NamedTuple):
 
 
 def explained(mistake: Mistake) -> Told | None:
-    """The mistake in the user's terms, where it is one of those that people make."""
+    """Return an explanation if the mistake is a common one."""
     for said, within, look in _LOOKS:
         if re.search(said, mistake.said) and re.search(within, mistake.within) and (told := look(mistake)):
             return told
@@ -80,7 +80,7 @@ def _unclosed(mistake: Mistake) -> Told:
 
 
 def _colon(mistake: Mistake) -> Told | None:
-    """A key without the space after its colon, which YAML may find out a line later."""
+    """Find a key without a space after its colon, which YAML may detect a line later."""
     return _no_space(mistake, mistake.at[0]) or _no_space(mistake, mistake.at[0] - 1)
 
 
@@ -104,21 +104,21 @@ def _no_colon(mistake: Mistake) -> Told:
 
 
 def _bad_start(mistake: Mistake) -> Told | None:
-    """A plain value that begins with what means something else in YAML."""
+    """Explain a plain value whose first character has a meaning in YAML."""
     at = mistake.at if "cannot start any token" in mistake.said else mistake.since
     word = _word(mistake.lines[at[0]], at[1])
     return _quoted(f"an unquoted value can't start with {word[0]}", at, word) if word.strip() else None
 
 
 def _word(line: str, column: int) -> str:
-    """The value that begins at `column`: the rest of the line, or inside brackets up to a comma."""
+    """Return the value at `column`: the rest of the line, or inside brackets up to a comma."""
     before, rest = line[:column], re.sub(r"\s#.*", "", line[column:])
     inside = any(before.count(mark) > before.count(end) for mark, end in ("[]", "{}"))
     return (re.split(r"[,\]}]", rest)[0] if inside else rest.rstrip(",")).strip()
 
 
 def _nested_bracket(mistake: Mistake) -> Told | None:
-    """[ or { inside a plain value of a list, where it begins a list or mapping of its own."""
+    """Explain [ or { inside a plain value of a list, which starts a nested list or map."""
     if found := re.search(r"[^\s,\[\"']+\[[0-9, -]+\]", mistake.line):
         return Told("quote a range inside a list: ", mistake.at, found[0], in_quotes(found[0]))
     start = re.search(r"[^\s,\[\]{}\"']+$", mistake.before)
@@ -155,7 +155,7 @@ def _indentation(mistake: Mistake) -> Told | None:
 
 
 def _after_value(mistake: Mistake) -> Told:
-    """Text behind a value that ended with its quote or bracket."""
+    """Explain text after the closing quote or bracket of a value."""
     found = re.match(r"\s*(?:- )?(?:[\w.-]+: +)?(?:- )?([\"'{\[].*)", mistake.line)
     if not found or found.start(1) >= mistake.at[1] - 1:
         return Told("the quote before this was opened on an earlier line; close it there", mistake.at)
@@ -217,4 +217,4 @@ _LOOKS: tuple[tuple[str, str, Callable[[Mistake], Told | None]], ...] = (
     ("escape character", "", _escape),
     ("expected (the )?node content", "", _missing_value),
 )
-"""Patterns of what the parser says, and within what; and who may know what that means: the first is right."""
+"""Patterns of the error and its construct, with the explanation to try; the first match counts."""

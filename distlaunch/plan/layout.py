@@ -1,4 +1,4 @@
-"""Assigns ranks: nodes in the order listed, contiguous per node, rank 0 on the first."""
+"""Assignment of ranks: nodes in the order listed, contiguous per node, rank 0 on the first."""
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
@@ -15,18 +15,18 @@ from distlaunch.transports.transport import Transport
 from distlaunch.wording import counted, listed
 
 MAX_PROCS = 4096
-"""Workers per node: the protocol has room for 32768."""
+"""Workers per node; the protocol has room for 32768."""
 NodeRank = NewType("NodeRank", int)
-"""A node's place in a generation, GROUP_RANK; every other number of a node is its place in the pool."""
+"""Position of a node in an attempt, GROUP_RANK; other node numbers are indices in the pool."""
 DEFAULT_PORT = 29500
-"""torch's default; shown by dry-run where `run` will pick a free one."""
+"""Default port of torch; shown by dry-run where `run` picks a free port."""
 
 
 class Facts(Frozen):
-    """What a node says of itself: the interpreter for its workers and its GPUs (None = not asked).
+    """Facts about a node: the interpreter for its workers and the number of its GPUs (None = not checked).
 
-    One with a launcher of its own has so many workers (`procs`). It shows what they print, and keeps it in
-    `logs`, "" = nowhere; None = we do.
+    A launcher has `procs` workers of its own. It shows their output and keeps it in `logs`, "" = nowhere;
+    None = the controller does.
     """
 
     python: str
@@ -36,9 +36,9 @@ class Facts(Frozen):
 
 
 class NodePlan(Frozen):
-    """One node's part: workers `first_rank` … `first_rank + procs - 1`. `node` is its index in the pool.
+    """The part of one node: workers `first_rank` … `first_rank + procs - 1`; `node` is its pool index.
 
-    With torch's own agents, the one worker starts `torch_ranks` ranks, which torch numbers.
+    With torch agents, the only worker starts `torch_ranks` ranks, which torch numbers.
     """
 
     node: int
@@ -57,24 +57,24 @@ class NodePlan(Frozen):
 
     @property
     def ranks(self) -> range:
-        """The ranks on this node."""
+        """Return the ranks on this node."""
         return range(self.first_rank, self.first_rank + self.procs)
 
     @property
     def gpu_flaw(self) -> str:
-        """The GPUs that the node lacks, in words; "" if every rank has one."""
+        """Describe a lack of GPUs; "" if every rank has one."""
         ranks = self.torch_ranks or self.procs
         return f"{counted(self.gpus, 'GPU')} for {counted(ranks, 'worker')}" if self.gpus < ranks else ""
 
     def device(self, local_rank: int) -> str:
-        """The device that a script takes by LOCAL_RANK."""
+        """Return the device that a script selects by LOCAL_RANK."""
         if self.torch_ranks:
             return f"{counted(self.torch_ranks, 'rank')} of torch's, on {'cuda' if self.gpus else 'cpu'}"
         return f"cuda:{local_rank}" if local_rank < self.gpus else "cpu"
 
 
 class LaunchPlan(Frozen):
-    """All that `run` starts and `dry-run` prints; `master_port` None = picked and held at the start."""
+    """The plan that `run` executes and `dry-run` prints; `master_port` None = picked at the start."""
 
     spec: JobSpec
     nodes: tuple[NodePlan, ...]
@@ -85,18 +85,18 @@ class LaunchPlan(Frozen):
 
     @property
     def group_world_size(self) -> int:
-        """How many nodes there are, for the ranks: of a scheduler's tasks, the hosts; 0 = not known."""
+        """Return the number of nodes for ranks; for scheduler tasks, of hosts; 0 = unknown."""
         place = self.spec.nodes[0].place
         return len(self.nodes) if place is None else place.node_count or 0
 
     @cached_property
     def members(self) -> tuple[int, ...]:
-        """Its nodes' indices in the pool, in rank order."""
+        """Return the pool indices of the nodes, in rank order."""
         return tuple(part.node for part in self.nodes)
 
     @cached_property
     def node_words(self) -> str:
-        """Its nodes for people: the first few of many by name."""
+        """Return the names of the nodes, shortened to the first few."""
         return listed([part.label for part in self.nodes])
 
     @cached_property
@@ -104,49 +104,49 @@ class LaunchPlan(Frozen):
         return {part.node: part for part in self.nodes}
 
     def node_of(self, rank: int) -> NodePlan:
-        """The node on which `rank` runs."""
+        """Return the node of `rank`."""
         return self.nodes[bisect_right(self.nodes, rank, key=attrgetter("first_rank")) - 1]
 
     def part_of(self, node: int) -> NodePlan | None:
-        """What the pool's node of that index does, or None when it takes no part."""
+        """Return the part of a node by its pool index, or None if it takes no part."""
         return self._parts.get(node)
 
     @property
     def one_machine(self) -> bool:
-        """Whether all workers run on the same machine."""
+        """Check whether all workers run on the same machine."""
         return self.spec.together([node.reach for node in self.nodes])
 
     @property
     def unit(self) -> str:
-        """What people call a worker."""
+        """Return the word for a worker in messages."""
         return "torch agent" if self.spec.etcd else "mpirun" if self.spec.mpirun_hosts else "rank"
 
     @property
     def meeting_place(self) -> str:
-        """Where the ranks meet, for people."""
+        """Return the endpoint of the rendezvous for people."""
         if self.spec.etcd:
             return f"etcd at {self.spec.etcd.endpoint}"
         return f"MASTER_ADDR {self.master_addr}, {self.master_port or 'a free port'}"
 
     @property
     def join_s(self) -> float | None:
-        """Seconds for all workers to connect to MASTER_PORT; None = no limit, or torch's agents have it."""
+        """Return the join timeout in seconds; None = no limit, or torch agents apply it."""
         return None if self.spec.etcd else self.spec.timeouts.join_s
 
 
 class Foreseen(Frozen):
-    """What is known of a plan before the nodes are: its MASTER_ADDR."""
+    """The part of a plan that is known before the nodes are: MASTER_ADDR."""
 
     address: str
     one_machine: bool
 
 
 class WorkerPlan(Frozen):
-    """One worker, ready to be spawned.
+    """One worker, ready to be started.
 
-    `env` is the job's, `contract` wins over it, `defaults` hold only where the node has none.
-    `paths` are the indices in `argv` of paths on the node, which may begin with its user's ~, as `cwd` may.
-    `temporary` are variables for a folder there that is deleted after the run.
+    `env` is the environment of the job. `contract` overrides it, and `defaults` apply only if the node has no
+    value. `paths` are the indices in `argv` of paths on the node; these, and `cwd`, may begin with a ~.
+    `temporary` are variables for a directory on the node that is deleted after the run.
     """
 
     rank: int
@@ -161,10 +161,10 @@ class WorkerPlan(Frozen):
 
 
 def make_plan(spec: JobSpec, facts: Mapping[int, Facts], master_address: str | None = None) -> LaunchPlan:
-    """The plan of a job on the nodes in `facts`: index in the pool → what is known, in rank order.
+    """Return the plan of a job on the nodes in `facts`: pool index → facts, in rank order.
 
-    `master_address` is how ssh reaches the first of them, where the job file does not name an address.
-    Raises `JobError` when the job can't run on such nodes.
+    `master_address` is the address used by ssh for the first node, unless the job file has an address. Raises
+    `JobError` if the job can't run on these nodes.
     """
     nodes: list[NodePlan] = []
     for index, fact in facts.items():
@@ -185,7 +185,7 @@ def make_plan(spec: JobSpec, facts: Mapping[int, Facts], master_address: str | N
 
 
 def _check_console(spec: JobSpec, world_size: int) -> None:
-    """An elastic job may have other ranks later."""
+    """Check the ranks in logs.console; an elastic job may have other ranks later."""
     listed = spec.logs.console if isinstance(spec.logs.console, tuple) and not spec.elastic else ()
     for i, rank in enumerate(listed):
         if rank >= world_size:
@@ -194,13 +194,13 @@ def _check_console(spec: JobSpec, world_size: int) -> None:
 
 
 def foreseen_master(spec: JobSpec, master_address: str | None) -> Foreseen:
-    """Where the workers meet if all nodes of the job come. Raises `JobError` as `make_plan`."""
+    """Return MASTER_ADDR if all nodes connect. Raises `JobError`, as `make_plan` does."""
     together = spec.together([node.reach for node in spec.nodes])
     return Foreseen(_master_addr(spec, 0, together, master_address), together)
 
 
 def node_plan(spec: JobSpec, fact: Facts, index: int, node_rank: NodeRank, first_rank: int) -> NodePlan:
-    """What one node does. Raises `JobError` when that is not known, or can't be."""
+    """Return the part of one node. Raises `JobError` if it is unknown or impossible."""
     node = spec.pool[index]
     gpus = node.gpus if node.gpus is not None else fact.gpus
     if gpus is None:
@@ -236,7 +236,7 @@ def node_plan(spec: JobSpec, fact: Facts, index: int, node_rank: NodeRank, first
 
 
 def choose_backend(spec: JobSpec, nodes: Sequence[NodePlan]) -> Backend:
-    """What torch.distributed will use on these nodes. Raises `JobError` when the one asked for can't be."""
+    """Return the backend of torch.distributed. Raises `JobError` if the requested one can't work."""
     short = [node for node in nodes if node.gpu_flaw]
     if spec.backend == "nccl" and short:
         text = f"nccl needs a GPU for each worker, but {short[0].label} has {short[0].gpu_flaw}"
@@ -246,7 +246,7 @@ def choose_backend(spec: JobSpec, nodes: Sequence[NodePlan]) -> Backend:
 
 def _master_addr(spec: JobSpec, index: int, together: bool, master_address: str | None) -> str:
     first = spec.pool[index]
-    # An endpoint in the job file names the first node; another that takes its place has its own address.
+    # An endpoint in the job file means the first node. A replacement has its own address.
     named = spec.master_host if index == 0 else None
     if together:
         return named or "127.0.0.1"
@@ -261,8 +261,8 @@ def _master_addr(spec: JobSpec, index: int, together: bool, master_address: str 
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a name or address means "this machine" wherever it is used."""
-    import ipaddress  # a job on one machine needs none
+    """Check whether a name or address means "this machine" on every machine."""
+    import ipaddress  # not needed on one machine
 
     name = host.lower().rstrip(".")
     if name == "localhost" or name.startswith("localhost.") or name.endswith(".localhost"):
@@ -276,7 +276,7 @@ def is_loopback(host: str) -> bool:
 
 
 def meeting_of(plan: LaunchPlan, run_id: str, port: int, restart_count: int = 0) -> contract.Rendezvous:
-    """What the workers of one generation share."""
+    """Return the values shared by the workers of one attempt."""
     return contract.Rendezvous(
         master_addr=plan.master_addr,
         master_port=port,
@@ -290,7 +290,7 @@ def meeting_of(plan: LaunchPlan, run_id: str, port: int, restart_count: int = 0)
 
 
 def planned_workers(plan: LaunchPlan) -> dict[NodeRank, list[WorkerPlan]]:
-    """Each node's workers, with the port that `run` would pick shown as torch's default."""
+    """Return the workers of each node, with the default port of torch in place of a picked one."""
     meeting = meeting_of(plan, plan.spec.name, plan.master_port or DEFAULT_PORT)
     way = ("lo", "127.0.0.1") if plan.spec.one_machine else (None, None)
     return {node.node_rank: workers(plan, node, meeting, *way) for node in plan.nodes}
@@ -303,9 +303,9 @@ def workers(
     interface: str | None = None,
     source: str | None = None,
 ) -> list[WorkerPlan]:
-    """The workers of one node for one generation.
+    """Return the workers of one node for one attempt.
 
-    `interface` is the one that leads to MASTER_ADDR, `source` the node's own address there.
+    `interface` leads to MASTER_ADDR, and `source` is the address of the node on it.
     """
     if plan.spec.etcd:
         return [_torch_agent(plan, node, meeting, interface, source)]
@@ -339,7 +339,7 @@ def _worker(
 def _torch_agent(
     plan: LaunchPlan, node: NodePlan, meeting: contract.Rendezvous, interface: str | None, source: str | None
 ) -> WorkerPlan:
-    from distlaunch.plan import other_launchers  # few jobs have them
+    from distlaunch.plan import other_launchers  # few jobs use them
 
     spec, ranks = plan.spec, node.torch_ranks
     launcher = (node.python, *other_launchers.agent_words(spec, len(plan.nodes), ranks, meeting, source))
@@ -347,7 +347,7 @@ def _torch_agent(
         rank=node.first_rank,
         local_rank=0,
         argv=(*launcher, program_word(spec, node), *other_launchers.arguments(spec)),
-        contract={"DISTLAUNCH_BACKEND": meeting.backend},  # torch sets all else
+        contract={"DISTLAUNCH_BACKEND": meeting.backend},  # torch sets the others
         env=node.env,
         defaults=contract.defaults(ranks, interface, plan.backend),
         cwd=node.workdir,
@@ -357,7 +357,7 @@ def _torch_agent(
 
 
 def common_contract(workers: Sequence[WorkerPlan]) -> dict[str, str]:
-    """The variables of the contract that all these workers have with the same value."""
+    """Return the contract variables with the same value for all these workers."""
     first, *others = (worker.contract for worker in workers)
     return {name: value for name, value in first.items() if all(other[name] == value for other in others)}
 
@@ -371,7 +371,7 @@ def _argv(plan: LaunchPlan, node: NodePlan, values: Mapping[str, str]) -> tuple[
 
 
 def program_word(spec: JobSpec, node: NodePlan) -> str:
-    """The script, module or command as it is started on a node."""
+    """Return the script, module or command as started on a node."""
     word = spec.program.words[0]
     return path_in(node.workdir, word) if spec.program.placed else word
 

@@ -1,4 +1,4 @@
-"""A plan as shell commands for people: one block per node, pasted there, works without distlaunch."""
+"""Plans as commands for people: shell or torchrun lines that work without distlaunch."""
 
 from collections.abc import Mapping
 from shlex import quote
@@ -10,14 +10,14 @@ from distlaunch.plan.layout import LaunchPlan, NodePlan, NodeRank, WorkerPlan, c
 from distlaunch.plan.other_launchers import agent_flags, arguments, program_flag, workers_flags
 
 _WAITING = ('failed=; for worker; do wait "$worker" || failed=${failed:-$?}; done', 'exit "${failed:-0}")')
-"""The status is that of the first worker, in the order of ranks, that failed."""
+"""Lines that wait, and exit with the status of the first failed worker in rank order."""
 
 
 def shell_text(plan: LaunchPlan, nodes: dict[NodeRank, list[WorkerPlan]]) -> str:
-    """POSIX sh: ``# node NAME`` and a subshell per node; `nodes` maps node rank → its workers.
+    """Return POSIX sh: ``# node NAME`` and a subshell per node; `nodes` maps node rank → workers.
 
-    Workers differ only by the variables of their own line. Values are exported by the shell, since
-    everyone on the node can read the arguments of a program such as env.
+    Workers differ only by the variables in their line. The shell exports the values, because everyone on a
+    node can read the arguments of programs such as env.
     """
     blocks, binding = [_node_block(node, nodes[node.node_rank]) for node in plan.nodes], plan.spec.binding
     bound = [f"# {binding.key} is left out: distlaunch's agent does it on the node"] if binding else []
@@ -25,7 +25,7 @@ def shell_text(plan: LaunchPlan, nodes: dict[NodeRank, list[WorkerPlan]]) -> str
 
 
 def _remarks(spec: JobSpec) -> list[str]:
-    """Where the lines are to be run, and what they don't do."""
+    """Return comments on where to run the lines."""
     inside = spec.container
     return [f"# to be run in a container of {inside.image} ({inside.runtime})"] if inside else []
 
@@ -43,12 +43,12 @@ def _worker_line(worker: WorkerPlan, shared: Mapping[str, str]) -> str:
     own = {name: value for name, value in worker.contract.items() if name not in shared}
     export = f"export {' '.join(_assignments(own))}; " if own else ""
     words = (_quoted_path(w) if i in worker.paths else quote(w) for i, w in enumerate(worker.argv))
-    # exec takes the program of that name, also where the shell has a word of its own for it.
+    # exec runs the program even if the shell has a builtin of the same name.
     return f'({export}exec {" ".join(words)}) & set -- "$@" $!'
 
 
 def _quoted_path(path: str) -> str:
-    """A path as a word for sh, which expands the ~ at its beginning."""
+    """Quote a path for sh, which expands a leading ~."""
     home = "~/" if path.startswith("~/") else path if path == "~" else ""
     return home + (quote(path[len(home) :]) if path != home else "")
 
@@ -58,7 +58,7 @@ def _assignments(values: Mapping[str, str]) -> list[str]:
 
 
 def _job_exports(env: Env) -> list[str]:
-    """NAME=value words for export; what was inherited may be a secret, and the shell fills it in."""
+    """Return NAME=value words for export; the shell fills in inherited values, which may be secret."""
     return [
         f'{name}="${{{name}?not set}}"' if value.inherited else f"{name}={quote(value.text)}"
         for name, value in env.items()
@@ -74,7 +74,7 @@ def _default_exports(worker: WorkerPlan) -> list[str]:
 
 
 def torchrun_text(plan: LaunchPlan, port: int) -> str:
-    """The equivalent torchrun lines, with comments where torchrun has no equal."""
+    """Return the equivalent torchrun lines, with comments on differences."""
     spec = plan.spec
     run_id = spec.rendezvous_id or spec.name
     meeting = Rendezvous(plan.master_addr, port, run_id, plan.backend, max_restarts=spec.restarts.most)
@@ -102,7 +102,7 @@ def _torchrun_line(plan: LaunchPlan, node: NodePlan, meeting: Rendezvous) -> str
     export = f"export {' '.join(exports)} && " if exports else ""
     program = program_word(spec, node)
     program = _quoted_path(program) if spec.program.placed else quote(program)
-    named = spec.pool[node.node].python or spec.python  # else the one in PATH
+    named = spec.pool[node.node].python or spec.python  # else from PATH
     torchrun = [_quoted_path(named), "-m", "torch.distributed.run"] if named else ["torchrun"]
     words = " ".join([*torchrun, *map(quote, flags), program, *map(quote, arguments(spec))])
     return f"(cd {_quoted_path(node.workdir)} && {export}exec {words})"
@@ -124,7 +124,7 @@ def _flags(plan: LaunchPlan, node: NodePlan, meeting: Rendezvous) -> list[str]:
 
 
 def job_flags(spec: JobSpec) -> list[str]:
-    """torchrun's flags, on each node, for what the job wants otherwise than torchrun does."""
+    """Return the torchrun flags of each node for job settings that differ from the defaults."""
     binding = spec.binding
     return [
         *([f"--rdzv-id={spec.rendezvous_id}"] if spec.rendezvous_id else []),
