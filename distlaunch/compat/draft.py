@@ -92,8 +92,8 @@ class Draft:
         around = Surroundings("/", "/", {}, sections=sections(self.keys))
         build_spec(value_of(self.keys, Place(self.source)), self.source, around)
         if {"nodes", "hostfile"} & self.keys.keys() and "gpus_per_node" not in self.keys:
-            told = "set gpus_per_node to the number of GPUs on each host (0 = a CPU job; run detects them)"
-            self.note(f"dry-run contacts no host: for it, {told}", "gpus_per_node")
+            hint = "set gpus_per_node to the number of GPUs on each host (0 = a CPU job; run detects them)"
+            self.note(f"dry-run contacts no host: for it, {hint}", "gpus_per_node")
         return self
 
     def _order(self) -> Iterable[str]:

@@ -84,8 +84,8 @@ class Flags(NamedTuple):
                 raise UsageError("--nproc-per-node xpu: can't count XPUs; pass a number")
             case text if text.isdecimal() and int(text):
                 return int(text)
-        told = f"expected a number ≥ 1, auto, cpu or gpu, got {self.nproc_per_node!r}"
-        raise UsageError(f"--nproc-per-node: {told}")
+        hint = f"expected a number ≥ 1, auto, cpu or gpu, got {self.nproc_per_node!r}"
+        raise UsageError(f"--nproc-per-node: {hint}")
 
     @property
     def kind(self) -> Literal["script", "module", "command"]:
@@ -141,8 +141,8 @@ class Flags(NamedTuple):
             return int(text)
         if re.fullmatch("[0-9]+:[0-3](,[0-9]+:[0-3])*", text):
             return {int(rank): int(std) for rank, std in re.findall("([0-9]+):([0-9])", text)}
-        told = f"expected 0 (nothing), 1 (stdout), 2 (stderr), 3 (both), or rank:N,…, got {text!r}"
-        raise UsageError(f"--{field}: {told}")
+        hint = f"expected 0 (nothing), 1 (stdout), 2 (stderr), 3 (both), or rank:N,…, got {text!r}"
+        raise UsageError(f"--{field}: {hint}")
 
 
 class Flag(NamedTuple):

@@ -208,6 +208,6 @@ def _add_section(draft: Draft, name: str, config: Mapping[str, Any]) -> None:
         # Fields that the config file of DeepSpeed must not contradict.
         fields = [*given, *(["mixed_precision"] if "mixed_precision" in config else [])]
         env["ACCELERATE_CONFIG_DS_FIELDS"] = ",".join(fields)
-        told = "accelerate adds the current folder to PYTHONPATH for DeepSpeed: if imports fail, do the same"
-        draft.note(told, "env")
+        hint = "accelerate adds the current folder to PYTHONPATH for DeepSpeed: if imports fail, do the same"
+        draft.note(hint, "env")
     draft.set_env(env)

@@ -211,9 +211,9 @@ class _Script:
             raise UsageError(f"lines {lines} start ranks: a job file has one program; import one at a time")
         if self._launches:
             return self._launches[0][1]
-        told = "no srun with Python, torchrun or accelerate, outside of if, for and functions"
+        hint = "no srun with Python, torchrun or accelerate, outside of if, for and functions"
         close = [text for text in self.left if re.search("srun|torchrun|accelerate|python", text)]
-        raise UsageError("; ".join((told, *close[:3])))
+        raise UsageError("; ".join((hint, *close[:3])))
 
     def _take(self, node: "Node", leads: bool) -> None:
         """Classify a statement; `leads` = only comments precede it."""
@@ -334,8 +334,8 @@ def _parse(text: str) -> "Node":
         from tree_sitter import Language, Parser
         from tree_sitter_bash import language
     except ImportError:
-        told = "reading a batch script needs tree-sitter: pip install 'distlaunch[sbatch]'"
-        raise UsageError(told) from None
+        hint = "reading a batch script needs tree-sitter: pip install 'distlaunch[sbatch]'"
+        raise UsageError(hint) from None
     # tree-sitter-bash passes characters to isalpha() of C, which may crash for those above 255.
     plain = re.sub("[^\0-\x7f]", "_", text).encode()
     return Parser(Language(language())).parse(plain).root_node

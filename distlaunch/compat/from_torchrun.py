@@ -191,22 +191,22 @@ def _unexpanded(line: Line, flags: Flags, typed: bool, hosts_known: bool) -> Ite
     In paths, a job file expands ~ itself.
     """
     for field, value in flags.unfilled:
-        told = FLAG[field].left_out
-        if hosts_known and (told or field == "nnodes"):
+        hint = FLAG[field].left_out
+        if hosts_known and (hint or field == "nnodes"):
             continue
-        if not told:
+        if not hint:
             raise UsageError(f"{FLAG[field].name} {value}: write the value: {_NO_SHELL}")
-        yield f"left out: {FLAG[field].name} {value}: {told}"
+        yield f"left out: {FLAG[field].name} {value}: {hint}"
     if typed and "/" not in flags.script and re.search("[$`]", flags.script):
         module = f"--module {flags.script}: write the value"
-        told = module if flags.kind == "module" else f"{flags.script}: write the flags in it, or the script"
-        raise UsageError(f"{told}: {_NO_SHELL}")
+        hint = module if flags.kind == "module" else f"{flags.script}: write the flags in it, or the script"
+        raise UsageError(f"{hint}: {_NO_SHELL}")
     env = [f"{name}={text}" for name, text in line.env.items() if not name.startswith("PET_")]
     paths = (path for path in (line.python, flags.script) if re.search(_EXPANDED, path.lstrip("~")))
     kept = [*paths, *(word for word in (*flags.args, *env) if re.search(_EXPANDED, word))]
     if typed and kept:
-        told = "job files don't expand variables and patterns, and ~ only in paths such as script"
-        yield f"kept as written: {' '.join(dict.fromkeys(kept))}: {told}"
+        hint = "job files don't expand variables and patterns, and ~ only in paths such as script"
+        yield f"kept as written: {' '.join(dict.fromkeys(kept))}: {hint}"
 
 
 def _remarks(flags: Flags) -> Iterator[str]:
@@ -286,8 +286,8 @@ def _add_conduct(draft: Draft, flags: Flags) -> None:
     if "shutdown_timeout" in flags.given:
         draft.set("timeouts.stop", f"{flags.shutdown_timeout}s")
     if flags.max_restarts:
-        told = "--max-restarts counts over the whole run; restarts.max counts in each restarts.window (1h)"
-        draft.note(told, "restarts")
+        hint = "--max-restarts counts over the whole run; restarts.max counts in each restarts.window (1h)"
+        draft.note(hint, "restarts")
     elif flags.nodes[0] < flags.nodes[1]:
         draft.note("losing or regaining a node counts as a restart: at most 3 in an hour", "restarts")
 

@@ -170,8 +170,8 @@ def joining_notices(flags: Flags) -> Iterator[str]:
             yield f"--local-addr has no effect: {FLAG['local_addr'].why}"
     host, _ = flags.endpoint
     if is_loopback(host):
-        told = "is reachable only from this machine; for nodes on other machines, pass node 0's address"
-        yield f"{_place_flag(flags)} {host} {told}"
+        hint = "is reachable only from this machine; for nodes on other machines, pass node 0's address"
+        yield f"{_place_flag(flags)} {host} {hint}"
 
 
 def gathering_of(flags: Flags, name: str, environ: Mapping[str, str]) -> Gathering:
@@ -227,8 +227,8 @@ def _check_place(flags: Flags, host: str, port: int, environ: Mapping[str, str])
     scheduler, count = step_nodes(environ)
     if flags.c10d and count > 1 and is_loopback(host):
         whose = f"{load(scheduler).title} {load(scheduler).step}'s"
-        told = f"each of this {whose} {count} nodes would wait for the others at its own"
-        raise UsageError(f"{flag} {host}: {told}; pass the first node's name")
+        hint = f"each of this {whose} {count} nodes would wait for the others at its own"
+        raise UsageError(f"{flag} {host}: {hint}; pass the first node's name")
 
 
 def _place_flag(flags: Flags) -> str:

@@ -173,8 +173,8 @@ def _launcher(reading: Reading, spec: JobSpec) -> Mistakes:
     if launcher == "ssh" and numbered and not (allocation or submitted):
         yield "launcher", "launcher: ssh needs host names, but nodes is a number"
     if launcher == "kubernetes" and not submitted and not numbered:
-        told = "the selector names the pods: set nodes to the number of nodes, or use launcher.command"
-        yield ("nodes" if "nodes" in reading.checked else "hostfile"), told
+        hint = "the selector names the pods: set nodes to the number of nodes, or use launcher.command"
+        yield ("nodes" if "nodes" in reading.checked else "hostfile"), hint
     elif launcher == "kubernetes" and not submitted and not reading.section("kubernetes").get("selector"):
         yield "launcher", "launcher: kubernetes needs kubernetes.selector, such as app=train"
     if isinstance(launcher, Mapping):

@@ -63,11 +63,11 @@ def job_of(
 
 def _with_hosts(around: Surroundings, document: Value) -> Surroundings:
     """Add the hosts of the scheduler's allocation, or of the pods selected by the document."""
-    if asked := _pods(document):
+    if selected := _pods(document):
         from distlaunch.kubernetes.running import pods_here, reach_pod  # few jobs run in pods
 
-        allocation = pods_here(**asked)
-        return around._replace(allocation=allocation, reach=partial(reach_pod, asked["namespace"]))
+        allocation = pods_here(**selected)
+        return around._replace(allocation=allocation, reach=partial(reach_pod, selected["namespace"]))
     given = allocation_in(os.environ, needed=not _names_hosts(document))
     if given is None:
         return around
@@ -77,8 +77,8 @@ def _with_hosts(around: Surroundings, document: Value) -> Surroundings:
 
 def _names_hosts(document: Value) -> bool:
     """Check whether the job file itself determines the hosts, so that no scheduler is asked."""
-    told = word_at(document, "launcher") in ("local", "kubernetes")
-    return told or isinstance(at(document, "nodes"), Items) or at(document, "hostfile") is not None
+    known = word_at(document, "launcher") in ("local", "kubernetes")
+    return known or isinstance(at(document, "nodes"), Items) or at(document, "hostfile") is not None
 
 
 def _pods(document: Value) -> dict[str, Any]:

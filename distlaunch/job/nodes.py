@@ -193,10 +193,10 @@ class Pool:
         return self._node(entry.host, self._reach(entry.host, entry.user, None), slots, "hostfile")
 
     def _allocated(self, nodes: Sequence[AllocatedNode], path: str) -> tuple[NodeSpec, ...]:
-        told = JOB.value(self._checked, "gpus_per_node")
+        gpus = JOB.value(self._checked, "gpus_per_node")
         return tuple(
             self._node(node.host, self._within(node), {}, path)._replace(
-                gpus=told if isinstance(told, int) else node.gpus, cpu_procs=node.procs, address=node.address
+                gpus=gpus if isinstance(gpus, int) else node.gpus, cpu_procs=node.procs, address=node.address
             )
             for node in nodes
         )

@@ -39,15 +39,15 @@ def _not_yaml(error: yaml.MarkedYAMLError, text: str, source: str) -> Problem:
     from distlaunch.job.yaml_errors import Mistake, explained  # most files are YAML
 
     mark, since = error.problem_mark or error.context_mark, error.context_mark or error.problem_mark
-    said, within = str(error.problem or ""), str(error.context or "")
+    message, within = str(error.problem or ""), str(error.context or "")
+    unexplained = f"not YAML: {message or within}"
     if not mark or not since:
-        return Place(source).problem("", f"not YAML: {said or within}")
+        return Place(source).problem("", unexplained)
     lines = tuple(re.split(_LINE_END, text))
-    told = explained(Mistake(said, within, (mark.line, mark.column), (since.line, since.column), lines))
-    if not told:
-        return _place(source, text, mark.line, mark.column).problem("", f"not YAML: {said or within}")
-    place = _place(source, text, *told.at)
-    return place.problem("", told.words + (place.instead(told.wrong, told.right) if told.wrong else ""))
+    hint = explained(Mistake(message, within, (mark.line, mark.column), (since.line, since.column), lines))
+    place = _place(source, text, *(hint.at if hint else (mark.line, mark.column)))
+    correction = place.instead(hint.wrong, hint.right) if hint and hint.wrong else ""
+    return place.problem("", hint.words + correction if hint else unexplained)
 
 
 def _place(source: str, text: str, line: int, column: int) -> Place:

@@ -14,7 +14,7 @@ def plan_document(plan: LaunchPlan, nodes: dict[NodeRank, list[WorkerPlan]]) -> 
     start.
     """
     binding = plan.spec.binding
-    wish = {binding.key: list(binding.cpus) or binding.how} if binding else {}  # as in the job file
+    bound = {binding.key: list(binding.cpus) or binding.how} if binding else {}  # as in the job file
     return {
         "name": plan.spec.name,
         "world_size": plan.world_size,
@@ -23,7 +23,7 @@ def plan_document(plan: LaunchPlan, nodes: dict[NodeRank, list[WorkerPlan]]) -> 
         "master_port": plan.master_port,
         "numa_binding": None,
         "cpu_binding": None,
-        **wish,
+        **bound,
         "nodes": [_node(plan, node, nodes[node.node_rank]) for node in plan.nodes],
     }
 
