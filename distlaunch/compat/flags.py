@@ -245,7 +245,7 @@ def parse_flags(
     values: dict[str, Any] = {}
     unfilled: list[tuple[str, str]] = []
     rest = list(words)
-    while rest and _is_flag(rest[0]):
+    while rest and rest[0].startswith("-") and rest[0] not in ("-", "--"):
         word = rest.pop(0)
         if word in foreign:
             continue
@@ -267,10 +267,6 @@ def parse_flags(
         raise UsageError("no script given; usage: distlaunch torchrun [flags] SCRIPT [its arguments]")
     script, args = "".join(rest[:1]), tuple(rest[1:])
     return Flags(**values, script=script, args=args, given=given, unfilled=tuple(unfilled))
-
-
-def _is_flag(word: str) -> bool:
-    return word.startswith("-") and word not in ("-", "--")
 
 
 def _from_environment(environ: Mapping[str, str], given: Mapping[str, Any]) -> dict[str, Any]:

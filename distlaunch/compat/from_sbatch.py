@@ -72,9 +72,8 @@ def _add_ranks(draft: Draft, line: torchrun.Line, options: Mapping[str, str], cp
     """Add the program and its ranks, as started by torchrun."""
     words = list(line.words)
     if torchrun.launched(words, 0):
-        torchrun.add_torchrun(draft, line, cpus, hosts_known=True)
-        return
-    if _launches(words):
+        pass
+    elif _launches(words):
         flags, program = _accelerated(words[2:])
         if flags:
             draft.note(f"not understood: `accelerate launch {shlex.join(flags)}`: set procs_per_node and env")

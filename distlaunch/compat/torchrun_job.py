@@ -135,12 +135,8 @@ def _logs(flags: Flags, here: Here) -> job.Logs:
     nowhere = flags.log_dir == "/dev/null"  # as in torch: no files, all output is shown
     template = flags.log_line_prefix_template or here.environ.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE")
     redirects, tee = flags.streams("redirects"), flags.streams("tee")
-    streams = job.TorchrunLogs(
-        redirects=0 if nowhere else redirects,
-        tee=0 if nowhere else tee,
-        prefix=template or job.TorchrunLogs().prefix,
-        local_ranks=flags.local_ranks,
-    )
+    redirects, tee = (0, 0) if nowhere else (redirects, tee)
+    streams = job.TorchrunLogs(redirects, tee, template or job.TorchrunLogs().prefix, flags.local_ranks)
     wanted = None if nowhere else flags.log_dir
     places = (wanted,) if wanted else here.temporary
     folder, *spares = (os.path.join(here.folder, place) for place in places)

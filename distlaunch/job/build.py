@@ -130,9 +130,8 @@ class _Builder:
         return made._replace(command=(self.around.path(first), *rest))
 
     def _mpirun(self) -> tuple[str, ...]:
-        given = self.checked.get("mpirun", ())
-        if not given and self.checked.get("launcher") == "mpirun":
-            return ("mpirun",)
+        default = "mpirun" if self.checked.get("launcher") == "mpirun" else ()
+        given = self.checked.get("mpirun", default)
         return (given,) if isinstance(given, str) else tuple(given)
 
     def _container(self) -> Container | None:

@@ -63,8 +63,8 @@ def _script(reading: Reading) -> Mistakes:
         made = f"`distlaunch import torchrun {shlex.quote(text)}`"
         yield "script", f"{made} prints a job file for this command"
     elif keys and reading.places["script"].typed:
-        gone = {} if "script" in keys else {"script": "null"}
-        yield "script", f"write {' '.join(starmap(setting, {**gone, **keys}.items()))}"
+        given = keys if "script" in keys else {"script": "null", **keys}
+        yield "script", f"write {' '.join(starmap(setting, given.items()))}"
     elif keys:
         yield "script", f"write {' and '.join(f'{key}: {value}' for key, value in keys.items())}"
 
@@ -118,10 +118,10 @@ def _stall(reading: Reading) -> Mistakes:
 
 
 def _hosts(reading: Reading) -> Mistakes:
-    named = ((path, node["host"]) for path, node in reading.listed() if node.get("host"))
-    for path, text in named:
+    for path, node in reading.listed():
         try:
-            users_and_hosts(text, reading.places[path])
+            if node.get("host"):
+                users_and_hosts(node["host"], reading.places[path])
         except ValueError as error:
             yield path, str(error)
 

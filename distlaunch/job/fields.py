@@ -52,6 +52,7 @@ CONF = MapOf(Word(), r"[A-Za-z_]\w*", "a setting's name")
 FILE = Text("a non-empty string", r"[^\0]+", home_error)
 PYTHON = Text("an interpreter such as python3.12, or its path", r"(?![0-9.]+$)[^\0\n]+", home_error)
 ARGUMENT = Word(placeholder_error)
+LIMIT = OrNone(Duration())
 _CPUS = r"[0-9]{1,5}(?:-[0-9]{1,5})?"
 CPUS = Text('a list of CPUs such as "0-3,8"', rf"{_CPUS}(?:,{_CPUS})*", _cpus_error)
 
@@ -98,17 +99,16 @@ RENDEZVOUS = Record(
 TIMEOUTS = Record(
     connect=Field(Duration(), "Until every node's agent runs."),
     join=Field(
-        OrNone(Duration()),
+        LIMIT,
         "Until all ranks have joined the rendezvous, or the job ends and the missing are named. "
         "The default counts from when the first rank tries, yours from the start; none = no limit.",
     ),
     stop=Field(Duration(), "Between SIGTERM and SIGKILL."),
-    job=Field(OrNone(Duration()), "The whole job."),
+    job=Field(LIMIT, "The whole job."),
     lease=Field(Duration(least_s=3), "Silence after which a node counts as lost and ends its workers."),
     rejoin=Field(Duration(), "How long to wait for a lost node that the job can't continue without."),
     stall=Field(
-        OrNone(Duration()),
-        "Time without output, CPU or GPU use after which a rank counts as stalled; none = never.",
+        LIMIT, "Time without output, CPU or GPU use after which a rank counts as stalled; none = never."
     ),
     makes=spec.Timeouts,
 )
@@ -181,14 +181,11 @@ METRICS = Record(
     required=("file",),
 )
 
+SSH_OPTION = Text('an option such as "Compression=no"', r"[A-Za-z]+\s*[= ][^\0\n]*")
 SSH = Record(
     config=built(FILE, "An ssh_config file to use.", "as ssh does"),
-    options=Field(
-        ListOf(Text('an option such as "Compression=no"', r"[A-Za-z]+\s*[= ][^\0\n]*")),
-        "More -o options.",
-        field="words",
-    ),
-    persist=built(OrNone(Duration()), "Keep connections open this long for the next run."),
+    options=Field(ListOf(SSH_OPTION), "More -o options.", field="words"),
+    persist=built(LIMIT, "Keep connections open this long for the next run."),
     makes=SshOptions,
 )
 
@@ -262,10 +259,7 @@ KUBERNETES = Record(
     image_pull_secrets=Field(ListOf(KUBE_NAME), "Secrets to pull the image with."),
     priority_class=Field(KUBE_NAME, "PriorityClass of the pods."),
     ttl=Field(
-        OrNone(Duration()),
-        "The finished Job is deleted after this time; none = never.",
-        field="ttl",
-        default=604800.0,
+        LIMIT, "The finished Job is deleted after this time; none = never.", field="ttl", default=604800.0
     ),
     runtime=Field(KUBE_NAME, "The ClusterTrainingRuntime of a TrainJob.", default="torch-distributed"),
     extra=Field(
@@ -439,11 +433,8 @@ def with_sections(sections: Mapping[str, Field]) -> Record:
 
 def json_schema(job: Record) -> Schema:
     """Return the JSON Schema (draft 2020-12) of job files with the keys of `job`, for editors."""
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "distlaunch job",
-        **job.schema(),
-    }
+    schema = "https://json-schema.org/draft/2020-12/schema"
+    return {"$schema": schema, "title": "distlaunch job", **job.schema()}
 
 
 def reference(

@@ -88,15 +88,14 @@ def parse_hostfile(text: str, source: str) -> tuple[HostEntry, ...]:
         words = line.partition("#")[0].split()
         if not words:
             continue
-        place = Place(source, number, line.index(words[0]) + 1)
         try:
-            for entry in _hostfile_line(words, place):
+            for entry in _hostfile_line(words):
                 # A host without slots counts as one slot per line.
                 first = found.get(entry.host)
                 again = first and first._replace(slots=(first.slots or 1) + (entry.slots or 1))
                 found[entry.host] = again or entry
         except ValueError as error:
-            problems.append(place.problem("", str(error)))
+            problems.append(Problem(source, number, line.index(words[0]) + 1, "", str(error)))
     if not found and not problems:
         problems.append(Place(source).problem("", "the hostfile lists no hosts"))
     if problems:
@@ -104,7 +103,7 @@ def parse_hostfile(text: str, source: str) -> tuple[HostEntry, ...]:
     return tuple(found.values())
 
 
-def _hostfile_line(words: list[str], place: Place) -> list[HostEntry]:
+def _hostfile_line(words: list[str]) -> list[HostEntry]:
     user, name = split_user(words[0])
     name, _, horovod_slots = name.partition(":")
     slots = dict(map(_option, words[1:])).get("slots")
@@ -117,7 +116,7 @@ def _hostfile_line(words: list[str], place: Place) -> list[HostEntry]:
             )
     if slots is not None and not re.fullmatch("[1-9][0-9]{0,5}", slots):
         raise ValueError(f'slots: expected a number, got "{slots}"')
-    return [HostEntry(host, user, int(slots) if slots else None, place) for host in _hosts_in(name)]
+    return [HostEntry(host, user, int(slots) if slots else None) for host in _hosts_in(name)]
 
 
 def _option(word: str) -> tuple[str, str]:

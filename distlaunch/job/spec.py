@@ -312,7 +312,6 @@ class HostEntry(Frozen):
     host: str
     user: str | None
     slots: int | None
-    place: Place
 
 
 class Surroundings(Frozen):

@@ -10,37 +10,17 @@ Mark = tuple[int, int]
 """Line and column, from 0."""
 
 
-class Mistake(NamedTuple):
-    """A parser error: error, enclosing construct, its start (`since`), and all lines of the text."""
+class Mistake:
+    """A parser error: message, enclosing construct, its start (`since`), and all lines of the text.
 
-    error: str
-    within: str
-    at: Mark
-    since: Mark
-    lines: tuple[str, ...]
+    `line` is the line of the error, `before` and `rest` its parts before and after the error, and
+    `start_line` the line where the construct starts.
+    """
 
-    @property
-    def line(self) -> str:
-        """Return the line of the error."""
-        return self._line(self.at)
-
-    @property
-    def start_line(self) -> str:
-        """Return the line where the construct starts."""
-        return self._line(self.since)
-
-    @property
-    def before(self) -> str:
-        """Return the text of the line before the error."""
-        return self.line[: self.at[1]]
-
-    @property
-    def rest(self) -> str:
-        """Return the text of the line from the error on."""
-        return self.line[self.at[1] :].strip()
-
-    def _line(self, mark: Mark) -> str:
-        return self.lines[mark[0]] if mark[0] < len(self.lines) else ""
+    def __init__(self, error: str, within: str, at: Mark, since: Mark, lines: tuple[str, ...]) -> None:
+        self.error, self.within, self.at, self.since, self.lines = error, within, at, since, lines
+        self.line, self.start_line = ("".join(lines[mark[0] : mark[0] + 1]) for mark in (at, since))
+        self.before, self.rest = self.line[: at[1]], self.line[at[1] :].strip()
 
 
 class Hint(NamedTuple):

@@ -174,14 +174,8 @@ def make_plan(spec: JobSpec, facts: Mapping[int, Facts], master_address: str | N
     world_size = nodes[-1].ranks.stop
     _check_console(spec, world_size)
     together = spec.together([node.reach for node in nodes])
-    return LaunchPlan(
-        spec=spec,
-        nodes=tuple(nodes),
-        world_size=world_size,
-        backend=backend,
-        master_addr=_master_addr(spec, nodes[0].node, together, master_address),
-        master_port=spec.master_port,
-    )
+    address = _master_addr(spec, nodes[0].node, together, master_address)
+    return LaunchPlan(spec, tuple(nodes), world_size, backend, address, spec.master_port)
 
 
 def _check_console(spec: JobSpec, world_size: int) -> None:
@@ -316,16 +310,12 @@ def _worker(
     plan: LaunchPlan, node: NodePlan, local_rank: int, meeting: contract.Rendezvous, interface: str | None
 ) -> WorkerPlan:
     place = node.place or TaskPlace(local_rank, node.procs, node.node_rank, plan.group_world_size)
-    position = contract.Position(
-        rank=node.first_rank + local_rank,
-        local_rank=place.local_rank,
-        local_world_size=place.local_size,
-        node_rank=place.node_rank,
-    )
+    rank = node.first_rank + local_rank
+    position = contract.Position(rank, place.local_rank, place.local_size, place.node_rank)
     shared = contract.shared_environment(meeting, plan.world_size, place.node_count)
     own = contract.own_environment(position, plan.spec.one_device)
     return WorkerPlan(
-        rank=position.rank,
+        rank=rank,
         local_rank=local_rank,
         argv=_argv(plan, node, shared | own),
         contract=shared | own,

@@ -42,9 +42,8 @@ def destinations(plan: LaunchPlan, generation: int) -> dict[tuple[int, int], Des
 def shown_ranks(plan: LaunchPlan) -> range | tuple[int, ...]:
     """Return the ranks whose output the console shows."""
     shown = plan.spec.logs.console
-    if isinstance(shown, str):
-        return {"all": range(plan.world_size), "rank0": range(1), "none": range(0)}[shown]
-    return shown
+    ranges = {"all": range(plan.world_size), "rank0": range(1), "none": range(0)}
+    return ranges[shown] if isinstance(shown, str) else shown
 
 
 def log_file(generation: int, rank: int, stream: int) -> str:
