@@ -76,20 +76,15 @@ _SWITCHES = {
 """Boolean keys, and the variable and value that stand for true."""
 _KEYS: Mapping[str, Type] = {
     "compute_environment": Choice(("LOCAL_MACHINE",)),
-    "distributed_type": Word(),
     "num_machines": Integer(1, 4096),
     "num_processes": Integer(-1),
     "machine_rank": Integer(0),
-    "main_process_ip": Word(),
     "main_process_port": Integer(0, 65535),
-    "gpu_ids": Word(),
     "mixed_precision": Choice(("no", "fp16", "bf16", "fp8")),
-    "rdzv_backend": Word(),
-    "main_training_function": Word(),
-    "same_network": Switch(),
-    "mpirun_config": Tree(),
-    **dict.fromkeys(_SWITCHES, Switch()),
-    **dict.fromkeys(_SECTIONS, Tree()),
+    **dict.fromkeys(("distributed_type", "main_process_ip", "gpu_ids"), Word()),
+    **dict.fromkeys(("rdzv_backend", "main_training_function"), Word()),
+    **dict.fromkeys((*_SWITCHES, "same_network"), Switch()),
+    **dict.fromkeys((*_SECTIONS, "mpirun_config"), Tree()),
 }
 
 

@@ -57,18 +57,18 @@ def notices(flags: Flags) -> list[str]:
             raise UsageError(f"{flag.name}: {flag.why}")
     if flags.no_python and flags.module and not flags.run_path:
         raise UsageError("--no-python and --module can't be combined")
-    static = flags.rdzv_backend == "static" and not _makes_up_the_place(flags)
+    static = flags.rdzv_backend == "static" and not _chooses_endpoint(flags)
     unused = [
         f"{flag.name} has no effect: {flag.why}"
         for flag in given
         if flag.here == "no effect" or (flag.here == "used, or no effect" and static)
-        if not (flag.field == "rdzv_conf" and _waits_as_told(flags))
+        if not (flag.field == "rdzv_conf" and _has_only_timeouts(flags))
     ]
     unknown = [name for name, known in _signals(flags).items() if name and not known]
     return [*unused, *(f"--signals-to-handle: ignoring {name}, which can't be handled" for name in unknown)]
 
 
-def _waits_as_told(flags: Flags) -> bool:
+def _has_only_timeouts(flags: Flags) -> bool:
     """Check whether --rdzv-conf has only join timeouts for several nodes."""
     return flags.nodes[1] > 1 and {*flags.conf} <= {"timeout", "join_timeout"}
 
@@ -76,21 +76,21 @@ def _waits_as_told(flags: Flags) -> bool:
 def job_of(flags: Flags, here: Here) -> job.JobSpec:
     """Return the job of one node; other nodes may have their own launchers."""
     fewest, most = flags.nodes
-    made_up = _makes_up_the_place(flags)
+    chosen = _chooses_endpoint(flags)
     host, port = flags.endpoint
     procs = procs_of(flags, here)
     lease_s = LEASE_S if most == 1 else job.Timeouts().lease_s
-    unnamed = made_up and flags.rdzv_backend != "c10d" and "rdzv_id" not in flags.given
+    unnamed = chosen and flags.rdzv_backend != "c10d" and "rdzv_id" not in flags.given
     return job.JobSpec(
         name=flags.rdzv_id if flags.rdzv_id != "none" else "torchrun",
         nodes=(job.NodeSpec(here.hostname, procs=procs, path="--nproc-per-node"),),
         program=job.Program(flags.kind, ("-c" if flags.run_path else flags.script,)),
         workdir=here.folder,
         logs=_logs(flags, here),
-        master_host=flags.local_addr if made_up else host,
-        master_port=None if made_up else port,
+        master_host=flags.local_addr if chosen else host,
+        master_port=None if chosen else port,
         # None = the ID of the run: torch generates one, too, but for c10d only if the ID is empty.
-        rendezvous_id=None if flags.standalone or unnamed else flags.rdzv_id or ("" if made_up else "none"),
+        rendezvous_id=None if flags.standalone or unnamed else flags.rdzv_id or ("" if chosen else "none"),
         args=(_RUN_PATH, flags.script, *flags.args) if flags.run_path else flags.args,
         python=here.environ.get("PYTHON_EXEC") or here.python,
         timeouts=job.Timeouts(stop_s=_stop_s(flags, here), lease_s=lease_s),
@@ -147,7 +147,7 @@ def _logs(flags: Flags, here: Here) -> job.Logs:
 # Where the ranks meet, and the launchers
 
 
-def _makes_up_the_place(flags: Flags) -> bool:
+def _chooses_endpoint(flags: Flags) -> bool:
     """Check whether torch chooses the endpoint, as on one node without a static endpoint.
 
     The c10d endpoint is the store of the agents: the ranks of one node never use it.
@@ -167,7 +167,7 @@ def joining_notices(flags: Flags) -> Iterator[str]:
     host, _ = flags.endpoint
     if is_loopback(host):
         hint = "is reachable only from this machine; for nodes on other machines, pass node 0's address"
-        yield f"{_place_flag(flags)} {host} {hint}"
+        yield f"{_endpoint_flag(flags)} {host} {hint}"
 
 
 def gathering_of(flags: Flags, name: str, environ: Mapping[str, str]) -> Gathering:
@@ -175,7 +175,7 @@ def gathering_of(flags: Flags, name: str, environ: Mapping[str, str]) -> Gatheri
     host, port = flags.endpoint
     fewest, most = flags.nodes
     c10d = flags.c10d
-    _check_place(flags, host, port, environ)
+    _check_endpoint(flags, host, port, environ)
     if not c10d and flags.node_rank >= most:
         raise UsageError(f"--node-rank {flags.node_rank}: expected 0 to {most - 1}, with --nnodes {most}")
     number = flags.node_rank if "node_rank" in flags.given or not c10d else None
@@ -209,12 +209,12 @@ def _seconds(flags: Flags, keys: tuple[str, ...], default_s: float) -> float:
     return default_s
 
 
-def _check_place(flags: Flags, host: str, port: int, environ: Mapping[str, str]) -> None:
+def _check_endpoint(flags: Flags, host: str, port: int, environ: Mapping[str, str]) -> None:
     """Raise `UsageError` if several nodes can't use the endpoint, such as one from an empty variable.
 
     At a loopback address, each of several machines would take itself for the host of the endpoint.
     """
-    flag, text = _place_flag(flags), flags.rdzv_endpoint or host
+    flag, text = _endpoint_flag(flags), flags.rdzv_endpoint or host
     if not re.fullmatch(r"[^\s/@]+", host):
         raise UsageError(f"{flag} {text!r}: expected a host name or address; is a variable in it empty?")
     if not 0 < port < 65536:
@@ -227,7 +227,7 @@ def _check_place(flags: Flags, host: str, port: int, environ: Mapping[str, str])
         raise UsageError(f"{flag} {host}: {hint}; pass the first node's name")
 
 
-def _place_flag(flags: Flags) -> str:
+def _endpoint_flag(flags: Flags) -> str:
     """Return the flag for the endpoint, given or missing."""
     unsaid = flags.rdzv_backend == "c10d" and "master_addr" not in flags.given
     return "--rdzv-endpoint" if flags.rdzv_endpoint or unsaid else "--master-addr"

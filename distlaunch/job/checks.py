@@ -69,7 +69,7 @@ def _script(reading: Reading) -> Mistakes:
         yield "script", f"write {' and '.join(f'{key}: {value}' for key, value in keys.items())}"
 
 
-def _twofold(reading: Reading) -> Mistakes:
+def _exclusive(reading: Reading) -> Mistakes:
     if "nodes" in reading.checked and "hostfile" in reading.checked:
         yield "hostfile", "set nodes or hostfile, not both"
     if reading.checked.get("cpu_binding") and reading.checked.get("numa_binding"):
@@ -138,14 +138,14 @@ def _variables(reading: Reading) -> Mistakes:
                 yield f"{path}env.{name}", f"{name} is null, but it is not set in your environment{hint}"
 
 
-OF_KEYS = (_program, _script, _twofold, _rendezvous, _stall, _hosts, _variables)
+OF_KEYS = (_program, _script, _exclusive, _rendezvous, _stall, _hosts, _variables)
 """Checks of keys, before the job is built."""
 
 
 # Of the job
 
 
-def _twice(_: Reading, spec: JobSpec) -> Mistakes:
+def _repeated(_: Reading, spec: JobSpec) -> Mistakes:
     seen: dict[str, bool] = {}
     for node in spec.pool:
         host, spare = node.label, node.path.startswith("spares")
@@ -254,5 +254,5 @@ def _container(_: Reading, spec: JobSpec) -> Mistakes:
             yield f"container.mounts[{i}]", f"expected PATH:PATH_INSIDE:ro at most, got {mount!r}"
 
 
-OF_SPEC = (_twice, _master, _launcher, _mpi, _numbers, _allocated, _volumes, _container)
+OF_SPEC = (_repeated, _master, _launcher, _mpi, _numbers, _allocated, _volumes, _container)
 """Checks of the job, once its hosts and endpoint are known."""
