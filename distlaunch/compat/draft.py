@@ -35,9 +35,9 @@ class Draft:
         if value is not None:
             (self.keys.setdefault(section, {}) if section else self.keys)[key] = value
 
-    def note(self, text: str, key: str = "") -> None:
-        """Add a comment."""
-        self.notes.append((text, key))
+    def note(self, *texts: str, key: str = "") -> None:
+        """Add comments, which stand above `key`; "" = at the top."""
+        self.notes += [(text, key) for text in texts]
 
     def path(self, text: str) -> str:
         """Return a path; a ~ that a shell left unexpanded is part of a name."""
@@ -50,7 +50,7 @@ class Draft:
         """
         if not words:
             self.set("script", "train.py")
-            self.note("put your script and its args here", "script")
+            self.note("put your script and its args here", key="script")
             return
         name = self.path(words[0]) if kind == "script" or "/" in words[0] else words[0]
         self.set(kind, [name] if kind == "command" else name)
@@ -58,14 +58,14 @@ class Draft:
         if found := escaped_in(words[1:]):
             names = ", ".join("{{" + word + "}}" for word in found)
             text = "doubled braces reach the script as single ones; single ones are filled in"
-            self.note(f"{names}: {text}", "args")
+            self.note(f"{names}: {text}", key="args")
 
     def set_hosts(self, first: str | None, count: int) -> None:
         """Set nodes to `count` names to replace, except the first if known."""
         others = [f"HOST[1-{count - 1}]"] if count > LISTED_HOSTS else [f"HOST{i}" for i in range(1, count)]
         self.set("nodes", [first or "HOST0", *others])
         advice = "rank 0 runs on the first" if first else "the one for rank 0 first"
-        self.note(f"put your host names here, as ssh knows them; {advice}", "nodes")
+        self.note(f"put your host names here, as ssh knows them; {advice}", key="nodes")
 
     def set_env(self, env: Mapping[str, str]) -> None:
         """Add variables; CUDA_VISIBLE_DEVICES also determines gpus_per_node."""
@@ -77,10 +77,11 @@ class Draft:
 
     def note_store(self, setting: str, backend: str, endpoint: str) -> None:
         """Comment on a rendezvous backend; for an etcd server, also on torch agents."""
-        self.note(f"{setting}{backend}: distlaunch assigns the ranks itself and needs no store", "rendezvous")
+        texts = [f"{setting}{backend}: distlaunch assigns the ranks itself and needs no store"]
         if backend.startswith("etcd"):
             advice = "for torch's own elastic agents instead, set rendezvous.backend to etcd-v2 and"
-            self.note(f"{advice} rendezvous.endpoint to {endpoint or 'ETCD_HOST:2379'}", "rendezvous")
+            texts.append(f"{advice} rendezvous.endpoint to {endpoint or 'ETCD_HOST:2379'}")
+        self.note(*texts, key="rendezvous")
 
     def checked(self) -> "Draft":
         """Return this draft, with a comment if dry-run couldn't determine the number of GPUs.
@@ -93,7 +94,7 @@ class Draft:
         build_spec(value_of(self.keys, Place(self.source)), self.source, around)
         if {"nodes", "hostfile"} & self.keys.keys() and "gpus_per_node" not in self.keys:
             hint = "set gpus_per_node to the number of GPUs on each host (0 = a CPU job; run detects them)"
-            self.note(f"dry-run contacts no host: for it, {hint}", "gpus_per_node")
+            self.note(f"dry-run contacts no host: for it, {hint}", key="gpus_per_node")
         return self
 
     def _order(self) -> Iterable[str]:
@@ -127,8 +128,8 @@ def hostfile_draft(text: str, source: str, program: Sequence[str] = ()) -> Draft
     draft.set("nodes", [{"host": n, "procs": procs} if procs and not same else n for n, procs in slots])
     draft.set("procs_per_node", slots[0][1] if same else None)
     if re.search(r"max[-_]slots=", text):
-        draft.note("max_slots has no equivalent: distlaunch never oversubscribes", "nodes")
-    draft.note("set hostfile to its path, instead of nodes, to read it at each start", "nodes")
+        draft.note("max_slots has no equivalent: distlaunch never oversubscribes", key="nodes")
+    draft.note("set hostfile to its path, instead of nodes, to read it at each start", key="nodes")
     return draft.checked()
 
 

@@ -141,7 +141,7 @@ def _add_nodes(draft: Draft, config: Mapping[str, Any]) -> None:
     else:
         draft.set_hosts(first, machines)
     if "machine_rank" in config:
-        draft.note("machine_rank is not needed: this one file starts all machines", "nodes")
+        draft.note("machine_rank is not needed: this one file starts all machines", key="nodes")
 
 
 def _add_config(draft: Draft, config: Mapping[str, Any]) -> None:
@@ -155,7 +155,7 @@ def _add_config(draft: Draft, config: Mapping[str, Any]) -> None:
     elif ids != "all" and config["distributed_type"] in _TYPES:
         env["CUDA_VISIBLE_DEVICES"] = ids
         if config["num_machines"] > 1:
-            draft.note("gpu_ids: the config gives those of one machine; here they apply to all", "env")
+            draft.note("gpu_ids: the config gives those of one machine; here they apply to all", key="env")
     draft.set_env(env)
     for name in _SECTIONS:
         _add_section(draft, name, config)
@@ -172,12 +172,12 @@ def _add_procs(draft: Draft, config: Mapping[str, Any]) -> None:
     if config["distributed_type"] == "NO":
         draft.set("procs_per_node", 1)
     elif total < 1:
-        draft.note("num_processes is not set: one worker per GPU", "procs_per_node")
+        draft.note("num_processes is not set: one worker per GPU", key="procs_per_node")
     else:
         draft.set("procs_per_node", max(1, share))
         if rest:
             text = f"num_processes: {total} over {machines} machines: accelerate starts {share} on each"
-            draft.note(text, "procs_per_node")
+            draft.note(text, key="procs_per_node")
 
 
 def _add_section(draft: Draft, name: str, config: Mapping[str, Any]) -> None:
@@ -188,7 +188,7 @@ def _add_section(draft: Draft, name: str, config: Mapping[str, Any]) -> None:
     if not given and (idle or not rule.kind):
         return
     if idle:
-        draft.note(f"{name} has no effect in a job of type {kind}", "env")
+        draft.note(f"{name} has no effect in a job of type {kind}", key="env")
         return
     env = {rule.switch: "true"} if rule.switch else {}
     named = {key if key.startswith(rule.prefix) else rule.prefix + key: value for key, value in given.items()}
@@ -196,7 +196,7 @@ def _add_section(draft: Draft, name: str, config: Mapping[str, Any]) -> None:
         text = str(value).lower() if rule.lower and str(value) in ("True", "False") else str(value)
         text = text.upper() if key == "dynamo_backend" else text
         if key in _LEFT_OUT:
-            draft.note(f"{name}: {key}: {text} {_LEFT_OUT[key]}", "env")
+            draft.note(f"{name}: {key}: {text} {_LEFT_OUT[key]}", key="env")
         else:
             env[_RENAMED.get(key, rule.variables + key.upper())] = text
     if kind == rule.kind == "DEEPSPEED":
@@ -204,5 +204,5 @@ def _add_section(draft: Draft, name: str, config: Mapping[str, Any]) -> None:
         fields = [*given, *(["mixed_precision"] if "mixed_precision" in config else [])]
         env["ACCELERATE_CONFIG_DS_FIELDS"] = ",".join(fields)
         hint = "accelerate adds the current folder to PYTHONPATH for DeepSpeed: if imports fail, do the same"
-        draft.note(hint, "env")
+        draft.note(hint, key="env")
     draft.set_env(env)

@@ -58,8 +58,7 @@ def sbatch_draft(text: str, source: str, cpus: int) -> Draft:
             draft.set("python", "python")
             draft.set("slurm.setup", script.setup)
         torchrun.note_rendezvous(draft, line.words, script.rendezvous.values())
-        for note in (*line.notes, *script.left):
-            draft.note(note)
+        draft.note(*line.notes, *script.left)
         options = script.options | {name: text for name, text in _options(line.before) if name in _COUNTS}
         _add_ranks(draft, line, options, cpus)
         _add_requests(draft, options)
@@ -160,7 +159,7 @@ def _add_requests(draft: Draft, options: Mapping[str, str]) -> None:
         key = name.replace("-", "_")
         data = f"{value}m" if name == "time" and value.isdecimal() else value or True
         if name in _LEFT_OUT:
-            draft.note(f"left out: {given}: {_LEFT_OUT[name]}", "slurm")
+            draft.note(f"left out: {given}: {_LEFT_OUT[name]}", key="slurm")
         elif name in (*_VARIABLES.values(), "chdir"):
             continue
         elif _fits(key, data):

@@ -67,8 +67,7 @@ def command_draft(words: Sequence[str], cpus: int) -> Draft:
         known = "torchrun, python -m torch.distributed.run or .launch, distlaunch torchrun"
         raise UsageError(f"expected {known}, got {got!r}" if got else f"expected {known}")
     draft = Draft("the command line", typed)
-    for note in (_PATHS, *line.notes):
-        draft.note(note)
+    draft.note(_PATHS, *line.notes)
     add_torchrun(draft, line, cpus)
     return draft.checked()
 
@@ -151,12 +150,11 @@ def add_torchrun(draft: Draft, line: Line, cpus: int, hosts_known: bool = False)
     `hosts_known`: the nodes of the job are determined elsewhere.
     """
     flags, local_rank = _flags_of(line, draft.typed)
-    for note in (*_unexpanded(line, flags, draft.typed, hosts_known), *notices(flags), *_remarks(flags)):
-        draft.note(note)
+    draft.note(*_unexpanded(line, flags, draft.typed, hosts_known), *notices(flags), *_remarks(flags))
     draft.set("python", draft.path(line.python) or None)
     if local_rank:
         text = "torch.distributed.launch passes --local-rank; scripts for torch 1.x expect --local_rank"
-        draft.note(text, "args")
+        draft.note(text, key="args")
     first = ["--local-rank={local_rank}"] if local_rank else []
     draft.set_program((flags.script, *flags.args), flags.kind, first)
     if not hosts_known:
@@ -167,7 +165,7 @@ def add_torchrun(draft: Draft, line: Line, cpus: int, hosts_known: bool = False)
     own = {flag.variable for flag in FLAGS} | RESERVED | {"PYTHON_EXEC"}
     draft.set_env({name: value for name, value in line.env.items() if name not in own})
     for name in [name for name in line.env if name in RESERVED]:
-        draft.note(f"distlaunch sets {name} for each worker", "env")
+        draft.note(f"distlaunch sets {name} for each worker", key="env")
 
 
 def _flags_of(line: Line, typed: bool) -> tuple[Flags, bool]:
@@ -240,7 +238,7 @@ def _add_nodes(draft: Draft, line: Line, flags: Flags) -> None:
     if flags.alone:
         return
     if "timeout" in flags.rdzv_conf and not flags.rdzv_backend.startswith("etcd"):
-        draft.note(f"--rdzv-conf {flags.rdzv_conf}: set timeouts.join", "timeouts")
+        draft.note(f"--rdzv-conf {flags.rdzv_conf}: set timeouts.join", key="timeouts")
     if flags.rdzv_backend != "static":
         draft.note_store("--rdzv-backend ", flags.rdzv_backend, flags.rdzv_endpoint)
 
@@ -272,11 +270,11 @@ def _add_procs(draft: Draft, flags: Flags, cpus: int) -> None:
             draft.set("procs_per_node", number)
         case "auto":
             why = "one worker per GPU; on a node without GPUs torchrun starts one per CPU, distlaunch one"
-            draft.note(f"--nproc-per-node auto: {why}", "procs_per_node")
+            draft.note(f"--nproc-per-node auto: {why}", key="procs_per_node")
         case "cpu":
             draft.set("gpus_per_node", 0)
             draft.set("procs_per_node", cpus)
-            draft.note("--nproc-per-node cpu: the number of CPUs on this machine", "procs_per_node")
+            draft.note("--nproc-per-node cpu: the number of CPUs on this machine", key="procs_per_node")
 
 
 def _add_conduct(draft: Draft, flags: Flags) -> None:
@@ -287,9 +285,9 @@ def _add_conduct(draft: Draft, flags: Flags) -> None:
         draft.set("timeouts.stop", f"{flags.shutdown_timeout}s")
     if flags.max_restarts:
         hint = "--max-restarts counts over the whole run; restarts.max counts in each restarts.window (1h)"
-        draft.note(hint, "restarts")
+        draft.note(hint, key="restarts")
     elif flags.nodes[0] < flags.nodes[1]:
-        draft.note("losing or regaining a node counts as a restart: at most 3 in an hour", "restarts")
+        draft.note("losing or regaining a node counts as a restart: at most 3 in an hour", key="restarts")
 
 
 def _add_logs(draft: Draft, flags: Flags) -> None:
@@ -299,7 +297,7 @@ def _add_logs(draft: Draft, flags: Flags) -> None:
     hidden = redirects & ~tee if isinstance(redirects, int) and isinstance(tee, int) else 1
     draft.set("logs.console", "none" if hidden == 3 else _shown_ranks(flags))
     if 0 < hidden < 3:
-        draft.note("the console shows both streams of every rank in logs.console", "logs")
+        draft.note("the console shows both streams of every rank in logs.console", key="logs")
 
 
 def _shown_ranks(flags: Flags) -> Data:
