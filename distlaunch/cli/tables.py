@@ -8,8 +8,7 @@ from distlaunch.launch.port_check import EVERY, PortReport, folded
 from distlaunch.observers.console import escape, wants_colour
 from distlaunch.plan.document import plan_document
 from distlaunch.plan.layout import DEFAULT_PORT, LaunchPlan, NodePlan, planned_workers
-from distlaunch.plan.shell_text import shell_text
-from distlaunch.plan.torchrun_text import torchrun_text
+from distlaunch.plan.shell_text import shell_text, torchrun_text
 from distlaunch.wording import counted, refused_port_words, spans
 
 MANY = 256

@@ -1,5 +1,5 @@
-"""What takes the place of other launchers: their command lines and files, read into jobs.
+"""Replacements for other launchers: their command lines and files, read as jobs.
 
-`flags` is torchrun's command line, and `torchrun_job` the `JobSpec` that `distlaunch torchrun` makes of it.
-Each `from_…` adds to a `Draft` of a job file for `distlaunch import`.
+`flags` reads the torchrun command line, and `torchrun_job` makes the `JobSpec` of `distlaunch torchrun`. Each
+`from_…` module fills a `Draft` of a job file for `distlaunch import`.
 """

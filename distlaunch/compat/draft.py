@@ -1,11 +1,11 @@
-"""A job file in the making: keys, and comments on what it can't say. The simplest is that of a hostfile."""
+"""Drafts of job files: keys and comments. The simplest draft is made from a hostfile."""
 
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-from distlaunch.errors import JobError, Problem, UsageError
+from distlaunch.errors import UsageError
 from distlaunch.job.build import build_spec
 from distlaunch.job.document import Entries, Items, Place, Scalar, Value
 from distlaunch.job.nodes import parse_hostfile
@@ -15,105 +15,99 @@ from distlaunch.schedulers import job_keys, sections
 
 Data = str | int | float | bool | None | Sequence["Data"] | Mapping[str, "Data"]
 WIDTH = 100
-"""A list or mapping that is longer than this has a line for each item."""
+"""Characters of a list or map on one line; a longer one has a line for each item."""
 LISTED_HOSTS = 16
-"""More hosts than this stand as a range."""
-
-
-class Note(NamedTuple):
-    """A comment, above the key that it is about, or at the top."""
-
-    text: str
-    key: str
+"""Hosts listed by name; more become a range."""
 
 
 class Draft:
-    """A job file in the making, from what is called `source`; `typed` = no shell has expanded it."""
+    """A draft of a job file from `source`; `typed` = no shell has expanded the source."""
 
     def __init__(self, source: str, typed: bool = False) -> None:
         self.source, self.typed = source, typed
         self.keys: dict[str, Any] = {}
-        self.notes: list[Note] = []
+        self.notes: list[tuple[str, str]] = []
+        """(text, key) of each comment; it stands above its key, or at the top for ""."""
 
     def set(self, path: str, value: Data) -> None:
-        """Set a key or, as in `logs.dir`, one of a section; None leaves it as it is."""
+        """Set a key, or a key of a section such as `logs.dir`; None leaves it unchanged."""
         section, _, key = path.rpartition(".")
         if value is not None:
             (self.keys.setdefault(section, {}) if section else self.keys)[key] = value
 
-    def note(self, text: str, key: str = "") -> None:
-        """Add a comment."""
-        self.notes.append(Note(text, key))
+    def note(self, *texts: str, key: str = "") -> None:
+        """Add comments, which stand above `key`; "" = at the top."""
+        self.notes += [(text, key) for text in texts]
 
     def path(self, text: str) -> str:
-        """A path, in which a ~ that a shell has left as it was is part of a name."""
+        """Return a path; a ~ that a shell left unexpanded is part of a name."""
         return text if self.typed or not text.startswith("~") else f"./{text}"
 
     def set_program(self, words: Sequence[str], kind: str = "script", first: Sequence[str] = ()) -> None:
-        """Set the program and its arguments, or leave a place for them.
+        """Set the program and its arguments, or placeholders for them.
 
-        Arguments in `first` may have placeholders; the others arrive as they are.
+        Arguments in `first` may have placeholders; the others are passed literally.
         """
         if not words:
             self.set("script", "train.py")
-            self.note("put your script and its args here", "script")
+            self.note("put your script and its args here", key="script")
             return
         name = self.path(words[0]) if kind == "script" or "/" in words[0] else words[0]
         self.set(kind, [name] if kind == "command" else name)
         self.set("args", [*first, *map(literal, words[1:])] or None)
         if found := escaped_in(words[1:]):
             names = ", ".join("{{" + word + "}}" for word in found)
-            told = "doubled braces reach the script as single ones; single ones are filled in"
-            self.note(f"{names}: {told}", "args")
+            text = "doubled braces reach the script as single ones; single ones are filled in"
+            self.note(f"{names}: {text}", key="args")
 
     def set_hosts(self, first: str | None, count: int) -> None:
-        """Set nodes to so many names to replace, all but the first where that is known."""
+        """Set nodes to `count` names to replace, except the first if known."""
         others = [f"HOST[1-{count - 1}]"] if count > LISTED_HOSTS else [f"HOST{i}" for i in range(1, count)]
         self.set("nodes", [first or "HOST0", *others])
         advice = "rank 0 runs on the first" if first else "the one for rank 0 first"
-        self.note(f"put your host names here, as ssh knows them; {advice}", "nodes")
+        self.note(f"put your host names here, as ssh knows them; {advice}", key="nodes")
 
     def set_env(self, env: Mapping[str, str]) -> None:
-        """Add variables; those that say which GPUs the workers see give gpus_per_node, too."""
+        """Add variables; CUDA_VISIBLE_DEVICES also determines gpus_per_node."""
         if env:
             self.keys["env"] = {**self.keys.get("env", {}), **env}
         if (gpus := env.get("CUDA_VISIBLE_DEVICES")) is not None:
             names = [name for name in gpus.split(",") if name.strip() not in ("", "-1")]
             self.set("gpus_per_node", len(names))
 
-    def note_store(self, said: str, backend: str, endpoint: str) -> None:
-        """Comment on a rendezvous backend, and on torch's own agents where that was an etcd server."""
-        self.note(f"{said}: distlaunch assigns the ranks itself and needs no store", "rendezvous")
+    def note_store(self, setting: str, backend: str, endpoint: str) -> None:
+        """Comment on a rendezvous backend; for an etcd server, also on torch agents."""
+        texts = [f"{setting}{backend}: distlaunch assigns the ranks itself and needs no store"]
         if backend.startswith("etcd"):
-            place = f"rendezvous.endpoint to {endpoint or 'ETCD_HOST:2379'}"
-            told = f"set rendezvous.backend to etcd-v2 and {place}"
-            self.note(f"for torch's own elastic agents instead, {told}", "rendezvous")
+            advice = "for torch's own elastic agents instead, set rendezvous.backend to etcd-v2 and"
+            texts.append(f"{advice} rendezvous.endpoint to {endpoint or 'ETCD_HOST:2379'}")
+        self.note(*texts, key="rendezvous")
 
     def checked(self) -> "Draft":
-        """This draft, with a comment on GPUs if dry-run couldn't know their number.
+        """Return this draft, with a comment if dry-run couldn't determine the number of GPUs.
 
-        Raises `JobError` if a job file may not say so, `UsageError` for what is not text.
+        Raises `JobError` if the keys are invalid, `UsageError` for what is not text.
         """
         if re.search("[\ud800-\udfff]", json.dumps([self.keys, self.notes], ensure_ascii=False)):
             raise UsageError(f"{self.source}: not UTF-8 text")
         around = Surroundings("/", "/", {}, sections=sections(self.keys))
         build_spec(value_of(self.keys, Place(self.source)), self.source, around)
         if {"nodes", "hostfile"} & self.keys.keys() and "gpus_per_node" not in self.keys:
-            told = "set gpus_per_node to the number of GPUs on each host (0 = a CPU job; run detects them)"
-            self.note(f"dry-run contacts no host: for it, {told}", "gpus_per_node")
+            hint = "set gpus_per_node to the number of GPUs on each host (0 = a CPU job; run detects them)"
+            self.note(f"dry-run contacts no host: for it, {hint}", key="gpus_per_node")
         return self
 
     def _order(self) -> Iterable[str]:
-        """The keys of the reference; a key that comments alone are about may be a scheduler's section."""
-        return job_keys([*self.keys, *(note.key for note in self.notes if note.key)]).fields
+        """Return the keys in the order of the reference; a key with only comments may be a section."""
+        return job_keys([*self.keys, *(key for _, key in self.notes if key)]).fields
 
     def document(self) -> dict[str, object]:
-        """The job file's keys and comments, for machines."""
+        """Return the keys and comments, for JSON."""
         keys = {key: self.keys[key] for key in self._order() if key in self.keys}
-        return {"job": keys, "comments": [note.text for note in self.notes]}
+        return {"job": keys, "comments": [text for text, _ in self.notes]}
 
     def text(self) -> str:
-        """The job file: comments, then the keys in the reference's order with theirs above them."""
+        """Return the job file: general comments, then each key in reference order below its comments."""
         lines = [*self._comments(""), ""] if self._comments("") else []
         for key in self._order():
             lines += self._comments(key)
@@ -121,33 +115,26 @@ class Draft:
         return "\n".join(lines) + "\n"
 
     def _comments(self, key: str) -> list[str]:
-        return [f"# {_escaped(note.text)}" for note in self.notes if note.key == key]
+        return [f"# {_escaped(text)}" for text, about in self.notes if about == key]
 
 
 def hostfile_draft(text: str, source: str, program: Sequence[str] = ()) -> Draft:
-    """The job of an Open MPI, DeepSpeed or Horovod hostfile. Raises `JobError` with all problems."""
-    problems: list[Problem] = []
-    entries = parse_hostfile(text, source, problems)
-    if problems:
-        raise JobError(problems)
+    """Draft the job of a hostfile. Raises `JobError` with all problems."""
+    entries = parse_hostfile(text, source)
     draft = Draft(source)
     draft.set_program(program)
-    names = [f"{entry.user}@{entry.host}" if entry.user else entry.host for entry in entries]
-    slots = [entry.slots for entry in entries]
-    if len(set(slots)) == 1:
-        draft.set("nodes", names)
-        draft.set("procs_per_node", slots[0])
-    else:
-        each = zip(names, slots, strict=True)
-        draft.set("nodes", [{"host": name, "procs": procs} if procs else name for name, procs in each])
+    slots = [(f"{entry.user}@{entry.host}" if entry.user else entry.host, entry.slots) for entry in entries]
+    same = len({count for _, count in slots}) == 1
+    draft.set("nodes", [{"host": n, "procs": procs} if procs and not same else n for n, procs in slots])
+    draft.set("procs_per_node", slots[0][1] if same else None)
     if re.search(r"max[-_]slots=", text):
-        draft.note("max_slots has no equivalent: distlaunch never oversubscribes", "nodes")
-    draft.note("set hostfile to its path, instead of nodes, to read it at each start", "nodes")
+        draft.note("max_slots has no equivalent: distlaunch never oversubscribes", key="nodes")
+    draft.note("set hostfile to its path, instead of nodes, to read it at each start", key="nodes")
     return draft.checked()
 
 
 def value_of(data: Data, place: Place) -> Value:
-    """As if it had been read there."""
+    """Return data as if read at `place`."""
     match data:
         case Mapping():
             entries = ((Scalar(key, place, key), value_of(value, place)) for key, value in data.items())
@@ -167,7 +154,7 @@ def _entry(key: str, value: Data) -> list[str]:
     return [flow]
 
 
-# What YAML 1.1 and 1.2 both take for a string without quotes, whatever stands around it.
+# A string without quotes in YAML 1.1 and 1.2, in any context.
 _PLAIN = re.compile(
     r"(?!(?:y|n|yes|no|on|off|true|false|null)\Z)"
     r"(?:(?:--?|\.{0,2}/)?[a-z_][a-z0-9_./@%+=~-]*|[0-9]+(?:s|m|h))",
@@ -176,7 +163,7 @@ _PLAIN = re.compile(
 
 
 def flow_text(data: Data) -> str:
-    """YAML on one line: JSON with fewer quotes."""
+    """Return YAML on one line: JSON with fewer quotes."""
 
     def quoted(found: re.Match[str]) -> str:
         return found[1] if _PLAIN.fullmatch(found[1]) else _escaped(found[0])
@@ -185,5 +172,5 @@ def flow_text(data: Data) -> str:
 
 
 def _escaped(text: str) -> str:
-    """`text` on one line, with what can't be seen as YAML's escapes."""
+    """Return `text` on one line, with YAML escapes for invisible characters."""
     return "".join(char if char.isprintable() else f"\\U{ord(char):08x}" for char in text)

@@ -1,6 +1,6 @@
-"""torchrun's command line: one table of its flags (torch/distributed/run.py, 2.13), and how they are read.
+"""The torchrun command line: a table of flags (torch/distributed/run.py, 2.13) and its parser.
 
-argparse matches abbreviations in what follows the script, too; here that is always the script's.
+argparse also matches abbreviations after the script. Here, everything after the script belongs to the script.
 """
 
 import re
@@ -12,16 +12,16 @@ from distlaunch.errors import UsageError
 from distlaunch.job.spec import NumaMode
 
 Counted = Literal["auto", "cpu", "gpu"]
-"""Words of `--nproc-per-node` for what a machine has."""
+"""Words of `--nproc-per-node` for the devices of a machine."""
 Fate = Literal["used", "no effect", "handed over", "refused", "used, or handed over", "used, or no effect"]
-"""What `distlaunch torchrun` makes of a flag: to hand over is to become torch's own agent."""
+"""Treatment of a flag by `distlaunch torchrun`; handing over means to exec the torch agent."""
 
 C10D_PORT = 29400
-"""torch's default, of c10d only."""
+"""Default port of torch, for c10d only."""
 
 
 class Flags(NamedTuple):
-    """A command line of torchrun's, with torch's defaults, and what its values mean."""
+    """A torchrun command line with the defaults of torch, and the meaning of its values."""
 
     nnodes: str = "1:1"
     nproc_per_node: str = "1"
@@ -60,11 +60,11 @@ class Flags(NamedTuple):
     args: tuple[str, ...] = ()
     given: frozenset[str] = frozenset()
     unfilled: tuple[tuple[str, str], ...] = ()
-    """(field, value) of flags whose value only a shell knows."""
+    """(field, value) of flags whose value needs a shell."""
 
     @property
     def nodes(self) -> tuple[int, int]:
-        """The fewest and the most nodes. Raises `UsageError`."""
+        """Return the minimum and maximum number of nodes. Raises `UsageError`."""
         low, _, high = self.nnodes.partition(":")
         try:
             fewest, most = int(low), int(high or low)
@@ -76,7 +76,7 @@ class Flags(NamedTuple):
 
     @property
     def procs(self) -> int | Counted:
-        """Workers on a node. Raises `UsageError`."""
+        """Return the workers per node. Raises `UsageError`."""
         match self.nproc_per_node:
             case "auto" | "cpu" | "gpu" as counted:
                 return counted
@@ -84,29 +84,29 @@ class Flags(NamedTuple):
                 raise UsageError("--nproc-per-node xpu: can't count XPUs; pass a number")
             case text if text.isdecimal() and int(text):
                 return int(text)
-        told = f"expected a number ≥ 1, auto, cpu or gpu, got {self.nproc_per_node!r}"
-        raise UsageError(f"--nproc-per-node: {told}")
+        hint = f"expected a number ≥ 1, auto, cpu or gpu, got {self.nproc_per_node!r}"
+        raise UsageError(f"--nproc-per-node: {hint}")
 
     @property
     def kind(self) -> Literal["script", "module", "command"]:
-        """What the script is. --run-path wins over the others, as torch has it."""
+        """Return the kind of program; as in torch, --run-path overrides the other flags."""
         if self.run_path or not (self.module or self.no_python):
             return "script"
         return "module" if self.module else "command"
 
     @property
     def alone(self) -> bool:
-        """Whether torch would start agents that negotiate with none: one node, whose number never changes."""
+        """Check whether torch would start a single agent: one node, in a fixed number."""
         return self.standalone or (self.rdzv_backend == "c10d" and self.nodes[1] == 1)
 
     @property
     def c10d(self) -> bool:
-        """Whether several launchers join through c10d, which assigns the node numbers."""
+        """Check whether several launchers join through c10d, which assigns the node numbers."""
         return self.rdzv_backend == "c10d" and self.nodes[1] > 1
 
     @property
     def endpoint(self) -> tuple[str, int]:
-        """Where rank 0's store is. As torch has it, --rdzv-endpoint wins over --master-addr and -port."""
+        """Return the endpoint of the store; as in torch, --rdzv-endpoint overrides --master-addr."""
         if not self.rdzv_endpoint:
             return self.master_addr, self.master_port
         host, colon, port = self.rdzv_endpoint.rpartition(":")
@@ -116,7 +116,7 @@ class Flags(NamedTuple):
 
     @property
     def conf(self) -> dict[str, str]:
-        """The settings of `--rdzv-conf`. Raises `UsageError`."""
+        """Return the settings of `--rdzv-conf`. Raises `UsageError`."""
         found: dict[str, str] = {}
         for setting in self.rdzv_conf.split(",") if self.rdzv_conf.strip() else []:
             key, equals, value = (part.strip() for part in setting.partition("="))
@@ -127,7 +127,7 @@ class Flags(NamedTuple):
 
     @property
     def local_ranks(self) -> frozenset[int]:
-        """Those whose output is shown; none = all. Raises `UsageError`."""
+        """Return the local ranks whose output is shown; none = all. Raises `UsageError`."""
         text = self.local_ranks_filter
         try:
             return frozenset(int(rank) for rank in text.split(",") if rank.strip())
@@ -135,24 +135,23 @@ class Flags(NamedTuple):
             raise UsageError(f"--local-ranks-filter: expected ranks such as 0,2, got {text!r}") from None
 
     def streams(self, field: Literal["redirects", "tee"]) -> dict[int, int] | int:
-        """Which of stdout (1) and stderr (2), for all local ranks or for some. Raises `UsageError`."""
+        """Return the streams, stdout (1) and stderr (2), for all or some local ranks. Raises `UsageError`."""
         text = self.redirects if field == "redirects" else self.tee
         if re.fullmatch("[0-3]", text):
             return int(text)
         if re.fullmatch("[0-9]+:[0-3](,[0-9]+:[0-3])*", text):
-            pairs = (pair.split(":") for pair in text.split(","))
-            return {int(rank): int(std) for rank, std in pairs}
-        told = f"expected 0 (nothing), 1 (stdout), 2 (stderr), 3 (both), or rank:N,…, got {text!r}"
-        raise UsageError(f"--{field}: {told}")
+            return {int(rank): int(std) for rank, std in re.findall("([0-9]+):([0-9])", text)}
+        hint = f"expected 0 (nothing), 1 (stdout), 2 (stderr), 3 (both), or rank:N,…, got {text!r}"
+        raise UsageError(f"--{field}: {hint}")
 
 
 class Flag(NamedTuple):
     """One flag: its `field` in `Flags`, a letter, and whether PET_<FIELD> is its default.
 
-    `here` is what `distlaunch torchrun` makes of it, and `why` says why where that is not to use it. Some
-    have no effect only where --master-addr or a static --rdzv-endpoint says where the ranks meet.
-    `key` is that of a job file for it; `in_file` is what a job file says of one that it has no key for,
-    `left_out` why it doesn't need one whose value only a shell knows; "" = it does.
+    `here` is the treatment by `distlaunch torchrun`, and `why` the reason for an unused flag. Some flags have
+    no effect only if --master-addr or a static --rdzv-endpoint gives the endpoint. `key` is the key of the
+    job file. `in_file` is the comment in a job file on a flag without a key. `left_out` explains why a job
+    file doesn't need the value of a flag if only a shell could provide it; "" = the value is needed.
     """
 
     field: str
@@ -167,22 +166,22 @@ class Flag(NamedTuple):
 
     @property
     def name(self) -> str:
-        """As users write it."""
+        """Return the flag as written by users."""
         return "--" + self.field.replace("_", "-")
 
     @property
     def variable(self) -> str:
-        """The environment variable that is its default; "" = none."""
+        """Return the environment variable with the default of the flag; "" = none."""
         return f"PET_{self.field.upper()}" if self.from_environment else ""
 
     @property
     def default(self) -> Any:
-        """Torch's."""
+        """Return the default in torch."""
         return Flags._field_defaults[self.field]
 
     @property
     def kind(self) -> type:
-        """The type of its value; that of a switch, which takes none, is bool."""
+        """Return the type of the value; bool for a switch, which takes no value."""
         return str if self.default is None else type(self.default)
 
 
@@ -192,6 +191,7 @@ _ONE_FILE = "this one file starts all nodes"
 _FORK = "workers are started by fork and exec"
 _FILTER = "filter the log files instead"
 _SIGNALS = "SIGINT, SIGTERM, SIGHUP and SIGQUIT end the job, and workers get SIGTERM"
+_COMPLETION = "distlaunch torchrun prints no completion script; torchrun does"
 FLAGS = (
     Flag("nnodes", here="used, or handed over", key="nodes"),
     Flag("nproc_per_node", key="procs_per_node"),
@@ -224,16 +224,11 @@ FLAGS = (
     Flag("signals_to_handle", in_file=f"has no equivalent: {_SIGNALS}"),
     Flag("shutdown_timeout", key="timeouts.stop"),
     Flag("virtual_local_rank", key="virtual_local_rank"),
-    Flag(
-        "print_completion",
-        from_environment=False,
-        here="refused",
-        why="distlaunch torchrun prints no completion script; torchrun does",
-    ),
+    Flag("print_completion", from_environment=False, here="refused", why=_COMPLETION),
     Flag("help", "h", from_environment=False),
 )
 FLAG = {flag.field: flag for flag in FLAGS}
-"""Each flag by its field."""
+"""Flags by their field."""
 _BY_LETTER = {flag.letter: flag for flag in FLAGS if flag.letter}
 
 
@@ -243,14 +238,14 @@ def parse_flags(
     filled: Collection[str] = (),
     foreign: Collection[str] = (),
 ) -> Flags:
-    """Read the command line `words`. Raises `UsageError` as argparse would, in a line.
+    """Parse the command line `words`. Raises `UsageError` with the errors of argparse in a line.
 
-    Leaves out `foreign` flags, and those whose value is in a word of `filled`, which a shell would replace.
+    `foreign` flags are left out, and so are flags with a value in `filled`, the words that need a shell.
     """
     values: dict[str, Any] = {}
     unfilled: list[tuple[str, str]] = []
     rest = list(words)
-    while rest and _is_flag(rest[0]):
+    while rest and rest[0].startswith("-") and rest[0] not in ("-", "--"):
         word = rest.pop(0)
         if word in foreign:
             continue
@@ -274,36 +269,27 @@ def parse_flags(
     return Flags(**values, script=script, args=args, given=given, unfilled=tuple(unfilled))
 
 
-def _is_flag(word: str) -> bool:
-    return word.startswith("-") and word not in ("-", "--")
-
-
 def _from_environment(environ: Mapping[str, str], given: Mapping[str, Any]) -> dict[str, Any]:
-    """The values that PET_ variables give to flags not on the command line."""
+    """Return the values of PET_ variables for flags that are not on the command line."""
     found: dict[str, Any] = {}
     for flag in FLAGS:
         text = environ.get(flag.variable)
         if text is None or flag.field in given:
             continue
-        if flag.kind is bool:
-            found[flag.field] = text.strip().lower() not in ("", "0", "false")
-        else:
-            found[flag.field] = _convert(flag, text, flag.variable)
+        on = text.strip().lower() not in ("", "0", "false")
+        found[flag.field] = on if flag.kind is bool else _convert(flag, text, flag.variable)
     return found
 
 
 def _flag_of(word: str) -> tuple[Flag, str | None]:
-    """The flag that a word begins with, or abbreviates as no other, and the value that it carries."""
+    """Return the flag named or abbreviated by a word, and the attached value, if any."""
     if not word.startswith("--"):
-        flag = _BY_LETTER.get(word[1])
-        if flag is None:
+        if word[1] not in _BY_LETTER:
             raise UsageError(f"torchrun has no flag {word}")
-        attached = word[2:].removeprefix("=")
-        return flag, attached or None
+        return _BY_LETTER[word[1]], word[2:].removeprefix("=") or None
     name, equals, value = word[2:].partition("=")
     wanted = name.replace("-", "_")
-    exact = [FLAG[wanted]] if wanted in FLAG else []
-    found = exact or [flag for flag in FLAGS if flag.field.startswith(wanted)]
+    found = [FLAG[wanted]] if wanted in FLAG else [flag for flag in FLAGS if flag.field.startswith(wanted)]
     if len(found) == 1:
         return found[0], value if equals else None
     if not found:
@@ -313,14 +299,13 @@ def _flag_of(word: str) -> tuple[Flag, str | None]:
 
 
 def _next_value(flag: Flag, rest: list[str]) -> str:
-    negative = bool(rest) and rest[0][1:2].isdigit()
-    if not rest or (rest[0].startswith("-") and not negative):
+    if not rest or re.match(r"-(?!\d)", rest[0]):  # a negative number is a value
         raise UsageError(f"{flag.name} needs a value")
     return rest.pop(0)
 
 
 def _convert(flag: Flag, value: str | None, name: str = "") -> Any:
-    """The value of a text; `name` is the flag or variable that the user gave it to."""
+    """Convert the text of a value; `name` is its flag or variable in error messages."""
     name = name or flag.name
     if flag.kind is bool:
         if value is not None:

@@ -1,6 +1,6 @@
-"""A job file that does what `accelerate launch` does with a config of `accelerate config`.
+"""Job files for configs of `accelerate config`, as used by `accelerate launch`.
 
-Sets the variables that it makes of the config (accelerate/utils/launch.py, 1.15).
+The variables are those of accelerate/utils/launch.py, 1.15.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,14 +26,14 @@ _FSDP = {
     "fsdp_activation_checkpointing": False,
     "fsdp_activation_checkpointing_offload": False,
 }
-"""What accelerate sets with or without a value in the config."""
+"""Defaults that accelerate sets for keys missing from the config."""
 
 
 class Section(NamedTuple):
-    """A section of the config: the prefix that its keys have or get, and that of the variables they become.
+    """A section of the config: the prefix of its keys, and the prefix of the resulting variables.
 
-    A job of type `kind` has it, "" = any, and `switch` is a variable that says so. `lower` = booleans are
-    written in lower case.
+    `kind` is the type of job with the section, "" = any, and `switch` a variable that enables it. `lower` =
+    booleans are written in lower case.
     """
 
     prefix: str
@@ -65,36 +65,31 @@ _LEFT_OUT = {
     "fp8_override_linear_precision": "must be set by the script",
     "deepspeed_hostfile": "becomes the key hostfile, where there are several machines",
 }
-"""Keys of sections that no variable has, and why."""
+"""Section keys that don't become variables, with the reason."""
 _TYPES = ("NO", "MULTI_CPU", "MULTI_GPU", "FSDP", "DEEPSPEED", "MEGATRON_LM")
-"""Types of jobs for CPUs and for the GPUs that CUDA_VISIBLE_DEVICES names."""
+"""Types of jobs on CPUs, or on the GPUs in CUDA_VISIBLE_DEVICES."""
 _SWITCHES = {
     "use_cpu": ("ACCELERATE_USE_CPU", "True"),
     "debug": ("ACCELERATE_DEBUG_MODE", "true"),
     "enable_cpu_affinity": ("ACCELERATE_CPU_AFFINITY", "1"),
 }
-"""Keys that are true or false, and what is set if they are true."""
+"""Boolean keys, and the variable and value that stand for true."""
 _KEYS: Mapping[str, Type] = {
     "compute_environment": Choice(("LOCAL_MACHINE",)),
-    "distributed_type": Word(),
     "num_machines": Integer(1, 4096),
     "num_processes": Integer(-1),
     "machine_rank": Integer(0),
-    "main_process_ip": Word(),
     "main_process_port": Integer(0, 65535),
-    "gpu_ids": Word(),
     "mixed_precision": Choice(("no", "fp16", "bf16", "fp8")),
-    "rdzv_backend": Word(),
-    "main_training_function": Word(),
-    "same_network": Switch(),
-    "mpirun_config": Tree(),
-    **dict.fromkeys(_SWITCHES, Switch()),
-    **dict.fromkeys(_SECTIONS, Tree()),
+    **dict.fromkeys(("distributed_type", "main_process_ip", "gpu_ids"), Word()),
+    **dict.fromkeys(("rdzv_backend", "main_training_function"), Word()),
+    **dict.fromkeys((*_SWITCHES, "same_network"), Switch()),
+    **dict.fromkeys((*_SECTIONS, "mpirun_config"), Tree()),
 }
 
 
 def accelerate_draft(document: Value, source: str, program: Sequence[str] = ()) -> Draft:
-    """The job of a config file, which names no script. Raises `JobError` with all problems."""
+    """Draft the job of a config file, which has no script. Raises `JobError` with all problems."""
     config = _read(document)
     draft = Draft(source)
     draft.note("relative paths are relative to this file")
@@ -106,7 +101,7 @@ def accelerate_draft(document: Value, source: str, program: Sequence[str] = ()) 
 
 
 def _read(document: Value) -> dict[str, Any]:
-    """The keys that have a value, checked. Raises `JobError` with all problems."""
+    """Return the keys with a value, checked. Raises `JobError` with all problems."""
     problems: list[Problem] = []
     given = Tree("an accelerate config (a mapping)").check(document, "", problems) or {}
     config = {key: value for key, value in given.items() if value is not None}
@@ -129,7 +124,7 @@ def _read(document: Value) -> dict[str, Any]:
 
 
 def _add_nodes(draft: Draft, config: Mapping[str, Any]) -> None:
-    """Add the hosts, and where their ranks meet: at main_process_ip, unless that is an etcd server's."""
+    """Add hosts and endpoint; main_process_ip is the endpoint unless it is an etcd server."""
     machines, backend = config["num_machines"], config["rdzv_backend"]
     host, port = config.get("main_process_ip", ""), config.get("main_process_port")
     first = host if host and machines > 1 and not is_loopback(host) else None
@@ -137,7 +132,7 @@ def _add_nodes(draft: Draft, config: Mapping[str, Any]) -> None:
         draft.set("master_addr", first)
         draft.set("master_port", port or None)
     if backend not in ("static", "c10d") or (backend == "c10d" and machines > 1):
-        draft.note_store(f"rdzv_backend: {backend}", backend, f"{host}:{port or 29500}" if host else "")
+        draft.note_store("rdzv_backend: ", backend, f"{host}:{port or 29500}" if host else "")
     if machines == 1:
         return
     hostfile = config.get("deepspeed_config", {}).get("deepspeed_hostfile")
@@ -146,11 +141,11 @@ def _add_nodes(draft: Draft, config: Mapping[str, Any]) -> None:
     else:
         draft.set_hosts(first, machines)
     if "machine_rank" in config:
-        draft.note("machine_rank is not needed: this one file starts all machines", "nodes")
+        draft.note("machine_rank is not needed: this one file starts all machines", key="nodes")
 
 
 def _add_config(draft: Draft, config: Mapping[str, Any]) -> None:
-    """Add what holds on every node."""
+    """Add settings for every node."""
     env = {name: text for key, (name, text) in _SWITCHES.items() if config.get(key)}
     precision, ids = config.get("mixed_precision", "no"), config.get("gpu_ids", "all")
     if precision != "no":
@@ -160,7 +155,7 @@ def _add_config(draft: Draft, config: Mapping[str, Any]) -> None:
     elif ids != "all" and config["distributed_type"] in _TYPES:
         env["CUDA_VISIBLE_DEVICES"] = ids
         if config["num_machines"] > 1:
-            draft.note("gpu_ids: the config gives those of one machine; here they apply to all", "env")
+            draft.note("gpu_ids: the config gives those of one machine; here they apply to all", key="env")
     draft.set_env(env)
     for name in _SECTIONS:
         _add_section(draft, name, config)
@@ -171,29 +166,29 @@ def _add_config(draft: Draft, config: Mapping[str, Any]) -> None:
 
 
 def _add_procs(draft: Draft, config: Mapping[str, Any]) -> None:
-    """num_processes is the total over all machines, of which each starts its whole share."""
+    """Add the share of each machine in num_processes, the total over all machines."""
     total, machines = config.get("num_processes", -1), config["num_machines"]
     share, rest = divmod(total, machines)
     if config["distributed_type"] == "NO":
         draft.set("procs_per_node", 1)
     elif total < 1:
-        draft.note("num_processes is not set: one worker per GPU", "procs_per_node")
+        draft.note("num_processes is not set: one worker per GPU", key="procs_per_node")
     else:
         draft.set("procs_per_node", max(1, share))
         if rest:
             text = f"num_processes: {total} over {machines} machines: accelerate starts {share} on each"
-            draft.note(text, "procs_per_node")
+            draft.note(text, key="procs_per_node")
 
 
 def _add_section(draft: Draft, name: str, config: Mapping[str, Any]) -> None:
-    """Add the variables of a section, if a job of that type has it."""
+    """Add the variables of a section, if the section applies to the type of job."""
     rule, kind = _SECTIONS[name], config["distributed_type"]
     given = {key: value for key, value in config.get(name, {}).items() if value is not None}
     idle = rule.kind not in ("", kind) or (name == "fp8_config" and config.get("mixed_precision") != "fp8")
     if not given and (idle or not rule.kind):
         return
     if idle:
-        draft.note(f"{name} has no effect in a job of type {kind}", "env")
+        draft.note(f"{name} has no effect in a job of type {kind}", key="env")
         return
     env = {rule.switch: "true"} if rule.switch else {}
     named = {key if key.startswith(rule.prefix) else rule.prefix + key: value for key, value in given.items()}
@@ -201,13 +196,13 @@ def _add_section(draft: Draft, name: str, config: Mapping[str, Any]) -> None:
         text = str(value).lower() if rule.lower and str(value) in ("True", "False") else str(value)
         text = text.upper() if key == "dynamo_backend" else text
         if key in _LEFT_OUT:
-            draft.note(f"{name}: {key}: {text} {_LEFT_OUT[key]}", "env")
+            draft.note(f"{name}: {key}: {text} {_LEFT_OUT[key]}", key="env")
         else:
             env[_RENAMED.get(key, rule.variables + key.upper())] = text
     if kind == rule.kind == "DEEPSPEED":
-        # What DeepSpeed's own config file must not contradict.
+        # Fields that the config file of DeepSpeed must not contradict.
         fields = [*given, *(["mixed_precision"] if "mixed_precision" in config else [])]
         env["ACCELERATE_CONFIG_DS_FIELDS"] = ",".join(fields)
-        told = "accelerate adds the current folder to PYTHONPATH for DeepSpeed: if imports fail, do the same"
-        draft.note(told, "env")
+        hint = "accelerate adds the current folder to PYTHONPATH for DeepSpeed: if imports fail, do the same"
+        draft.note(hint, key="env")
     draft.set_env(env)

@@ -1,4 +1,4 @@
-"""A job file that does what a Slurm batch script does, as tree-sitter's grammar of bash reads it."""
+"""Job files for Slurm batch scripts, parsed with the tree-sitter grammar of bash."""
 
 import re
 import shlex
@@ -28,7 +28,7 @@ _VARIABLES = {
     **{f"SLURM_{name.replace('-', '_').upper()}": name for name in (*_COUNTS, "gpus-per-node", "job-name")},
     **dict.fromkeys(("SLURM_NNODES", "SLURM_JOB_NUM_NODES"), "nodes"),
 }
-"""Slurm's variables, and the options that they come from."""
+"""Slurm variables by the options that set them."""
 _LEFT_OUT = {
     **dict.fromkeys(("output", "error", "open-mode"), "each rank's output is in logs.dir"),
     **dict.fromkeys(("requeue", "no-requeue"), "set restarts.requeue"),
@@ -36,35 +36,29 @@ _LEFT_OUT = {
     "array": "an array would start the same job many times; submit each by itself",
 }
 _SETUP = r"(module|ml|source|\.|ulimit|umask|(conda|(micro)?mamba) activate|spack (load|env))\s|eval \"?\$\("
-"""Commands that prepare the environment: the batch script of `distlaunch submit` runs them, too."""
-_RENDEZVOUS = re.compile(
-    r"\b(scontrol|hostname|RANDOM|MASTER_(ADDR|PORT)|SLURM_\w*(NODELIST|PROCID|NODEID))\b"
-)
-_OF_COMMAND = re.compile(r"[\s'\"\\]*(--|\S*(torchrun|accelerate|python))")
-"""How a value begins that is a part of the command, in which flags for the rendezvous may be."""
+"""Commands that prepare the environment; `distlaunch submit` runs them in its batch script, too."""
+_RENDEZVOUS = r"\b(scontrol|hostname|RANDOM|MASTER_(ADDR|PORT)|SLURM_\w*(NODELIST|PROCID|NODEID))\b"
+_OF_COMMAND = r"[\s'\"\\]*(--|\S*(torchrun|accelerate|python))"
+"""Start of a value that is part of the command, which may have rendezvous flags."""
 _ASSIGNED = {"variable_assignment", "variable_name"}
 _COMMANDS = ("command", "redirected_statement", "pipeline", "list")
 MAX_CHARACTERS = 1 << 15
-"""Of a script, where tree-sitter takes long to make sense of nonsense; and of the values filled in."""
-_PLACE = (
-    "queue it with `distlaunch submit`; "
-    "relative paths are relative to this file: keep it in the directory where sbatch was run"
-)
+"""Characters of a script, since tree-sitter is slow on nonsense, and of expanded variables."""
+_PLACE = "relative paths are relative to this file: keep it in the directory where sbatch was run"
 
 
 def sbatch_draft(text: str, source: str, cpus: int) -> Draft:
-    """The job of a batch script; `cpus` are this machine's. Raises `UsageError` or `JobError`."""
+    """Draft the job of a batch script; `cpus` counts CPUs here. Raises `UsageError` or `JobError`."""
     draft = Draft(source, typed=True)
     try:
         script = _Script(text)
         line = script.launch()
-        draft.note(_PLACE)
-        if script.setup:  # What it activates is first in PATH.
+        draft.note(f"queue it with `distlaunch submit`; {_PLACE}")
+        if script.setup:  # The activated environment is first in PATH.
             draft.set("python", "python")
             draft.set("slurm.setup", script.setup)
         torchrun.note_rendezvous(draft, line.words, script.rendezvous.values())
-        for note in (*line.notes, *script.left):
-            draft.note(note)
+        draft.note(*line.notes, *script.left)
         options = script.options | {name: text for name, text in _options(line.before) if name in _COUNTS}
         _add_ranks(draft, line, options, cpus)
         _add_requests(draft, options)
@@ -74,12 +68,11 @@ def sbatch_draft(text: str, source: str, cpus: int) -> Draft:
 
 
 def _add_ranks(draft: Draft, line: torchrun.Line, options: Mapping[str, str], cpus: int) -> None:
-    """Add the program and its ranks, as torchrun would start them."""
+    """Add the program and its ranks, as started by torchrun."""
     words = list(line.words)
     if torchrun.launched(words, 0):
-        torchrun.add_torchrun(draft, line, cpus, hosts_known=True)
-        return
-    if _launches(words):
+        pass
+    elif _launches(words):
         flags, program = _accelerated(words[2:])
         if flags:
             draft.note(f"not understood: `accelerate launch {shlex.join(flags)}`: set procs_per_node and env")
@@ -94,13 +87,13 @@ def _add_ranks(draft: Draft, line: torchrun.Line, options: Mapping[str, str], cp
 
 
 def _launches(words: Sequence[str], at: int = 0) -> bool:
-    """Whether the word there starts torchrun or `accelerate launch`."""
+    """Check whether the word at that index starts torchrun or `accelerate launch`."""
     accelerate = basename(words[at]) == "accelerate" and list(words[at + 1 : at + 2]) == ["launch"]
     return accelerate or torchrun.launched(words, at) is not None
 
 
 def _accelerated(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """What follows `accelerate launch`: its flags with their values, and torchrun's words for the program."""
+    """Split the arguments of `accelerate launch` into its flags and torchrun words for the program."""
     rest, flags, kind = list(words), list[str](), list[str]()
     while rest and rest[0].startswith("-"):
         flag = rest.pop(0)
@@ -114,7 +107,7 @@ def _accelerated(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _options(words: Iterable[str]) -> list[tuple[str, str]]:
-    """(name, value) of each option of sbatch or srun, "" for no value; name "" for a word that is none."""
+    """Return (name, value) of sbatch or srun options; "" = no value; a stray word has the name ""."""
     found: list[tuple[str, str]] = []
     for word in words:
         name, _, value = word[2:].partition("=") if word.startswith("--") else (word[1:2], "", word[2:])
@@ -135,20 +128,20 @@ def _count(options: Mapping[str, str], name: str) -> int:
 
 
 def _tasks(options: Mapping[str, str]) -> int:
-    """Slurm's tasks on each node."""
+    """Return the Slurm tasks per node."""
     total = _count(options, "ntasks") // (_count(options, "nodes") or 1)
     return _count(options, "ntasks-per-node") or total or 1
 
 
 def _gpus(options: Mapping[str, str]) -> int | None:
-    """GPUs of each node."""
+    """Return the GPUs per node."""
     gres = re.search(r"\bgpu(?::[^,:]+)?:(\d+)", options.get("gres", ""))
     text = options.get("gpus-per-node", gres[1] if gres else "")
     return count_gpus(text) if text.isascii() else None
 
 
 def _add_requests(draft: Draft, options: Mapping[str, str]) -> None:
-    """Add what the script asks of Slurm, whose tasks are the job's workers."""
+    """Add the resources requested from Slurm, whose tasks are the workers of the job."""
     gpus = _gpus(options)
     draft.set("nodes", _count(options, "nodes") or 1)
     draft.set("gpus_per_node", gpus)
@@ -166,7 +159,7 @@ def _add_requests(draft: Draft, options: Mapping[str, str]) -> None:
         key = name.replace("-", "_")
         data = f"{value}m" if name == "time" and value.isdecimal() else value or True
         if name in _LEFT_OUT:
-            draft.note(f"left out: {given}: {_LEFT_OUT[name]}", "slurm")
+            draft.note(f"left out: {given}: {_LEFT_OUT[name]}", key="slurm")
         elif name in (*_VARIABLES.values(), "chdir"):
             continue
         elif _fits(key, data):
@@ -177,16 +170,16 @@ def _add_requests(draft: Draft, options: Mapping[str, str]) -> None:
 
 
 def _fits(key: str, value: Data) -> bool:
-    """Whether a job file's slurm section may say so."""
+    """Check whether the slurm section of a job file accepts a key and value."""
     problems: list[Problem] = []
     Slurm.section.check(value_of({key: value}, Place("")), "", problems)
     return not problems
 
 
 class _Script:
-    """A batch script, statement by statement: what it requests, sets and starts, and comments on the rest.
+    """A batch script, statement by statement: requests, variables, launches, and comments on the rest.
 
-    `rendezvous` has the variables that help to find hosts and ports, and their lines.
+    `rendezvous` maps variables for finding hosts and ports to their lines.
     """
 
     def __init__(self, text: str) -> None:
@@ -204,24 +197,24 @@ class _Script:
         for i, node in enumerate(nodes):
             try:
                 self._take(node, i < started)
-            except ValueError:  # quotes that tree-sitter reads otherwise than shlex
+            except ValueError:  # quotes that shlex reads differently
                 self._leave(node)
             except UsageError as error:
                 self._leave(node, str(error))
 
     def launch(self) -> torchrun.Line:
-        """The one command that starts ranks."""
+        """Return the only command that starts ranks."""
         if len(self._launches) > 1:
             lines = ", ".join(str(line) for line, _ in self._launches)
             raise UsageError(f"lines {lines} start ranks: a job file has one program; import one at a time")
         if self._launches:
             return self._launches[0][1]
-        told = "no srun with Python, torchrun or accelerate, outside of if, for and functions"
+        hint = "no srun with Python, torchrun or accelerate, outside of if, for and functions"
         close = [text for text in self.left if re.search("srun|torchrun|accelerate|python", text)]
-        raise UsageError("; ".join((told, *close[:3])))
+        raise UsageError("; ".join((hint, *close[:3])))
 
     def _take(self, node: "Node", leads: bool) -> None:
-        """Find what a statement does; it `leads` if only comments are before it."""
+        """Classify a statement; `leads` = only comments precede it."""
         text = self._text(node)
         parts = [node] if node.type == "variable_assignment" else node.named_children
         if node.has_error:
@@ -244,7 +237,7 @@ class _Script:
             self._leave(node)
 
     def _request(self, node: "Node", leads: bool) -> None:
-        """Read an #SBATCH line; those behind the first command mean nothing to sbatch."""
+        """Read an #SBATCH line; sbatch ignores those after the first command."""
         given = _options(shlex.split(self._text(node)[7:], comments=True))
         if not leads or any(not re.fullmatch(r"[A-Za-z][\w-]*", name) for name, _ in given):
             self._leave(node, "not understood" if leads else "sbatch ignores it behind the first command")
@@ -254,11 +247,11 @@ class _Script:
         self._known["SLURM_GPUS_ON_NODE"] = str(_gpus(self.options) or "$SLURM_GPUS_ON_NODE")
 
     def _assign(self, node: "Node", exported: bool) -> None:
-        """Note a variable's value; one that only a shell can tell is for the setup."""
+        """Record the value of a variable; a value that needs a shell goes to the setup."""
         text = self._filled(node)
         name, equals, value = text.partition("=")
-        wires = _RENDEZVOUS.search(text) or self.rendezvous.keys() & re.findall(r"\w+", text)
-        if name in RESERVED or (wires and not _OF_COMMAND.match(value)):
+        wires = re.search(_RENDEZVOUS, text) or self.rendezvous.keys() & re.findall(r"\w+", text)
+        if name in RESERVED or (wires and not re.match(_OF_COMMAND, value)):
             self.rendezvous[name] = _line(node)
             return
         if not name.isidentifier() or value.startswith("("):
@@ -276,7 +269,7 @@ class _Script:
             self.setup += f"export {text}".splitlines()
 
     def _run(self, node: "Node") -> bool:
-        """Whether a statement starts ranks."""
+        """Check whether a statement starts ranks, and record the launch."""
         words = torchrun.shell_words(self._filled(node))
         starts = (i for i, word in enumerate(words) if torchrun.is_python(word) or _launches(words, i))
         line = torchrun.cut_line(words, next(starts, None))
@@ -295,7 +288,7 @@ class _Script:
         return True
 
     def _leave(self, node: "Node", why: str = "not understood") -> None:
-        """Comment on a statement; the variables that it names may have other values behind it."""
+        """Comment on a statement, and forget variables that it may have changed."""
         text, first = self._text(node), _line(node)
         lines = f"lines {first}-{node.end_point.row + 1}" if "\n" in text else f"line {first}"
         self.left.append(f"{lines}: {why}: `{text.partition(chr(10))[0][:80]}`")
@@ -308,7 +301,7 @@ class _Script:
         return self._source[node.start_byte : node.end_byte]
 
     def _filled(self, node: "Node") -> str:
-        """A statement's text with the values of the variables that are known."""
+        """Return the text of a statement with known variables expanded."""
         at, parts, left = node.start_byte, [], [node]
         while left:
             each = left.pop()
@@ -317,13 +310,13 @@ class _Script:
                 left += reversed(each.children)
                 continue
             self._room -= len(value)
-            # tree-sitter-bash has blanks in a string begin what follows them.
+            # In a string, tree-sitter-bash counts blanks as part of the next node.
             parts += [self._source[at : each.end_byte - len(self._text(each).lstrip())], value]
             at = each.end_byte
         return "".join([*parts, self._source[at : node.end_byte]]).replace("\\\n", "")
 
     def _value(self, expansion: "Node") -> str | None:
-        """The value of $NAME, ${NAME} or the product $((A * B)), if it is known."""
+        """Return the value of $NAME, ${NAME} or the product $((A * B)), if known."""
         names = re.findall(r"\w+", self._text(expansion))
         if re.fullmatch(r"\s*\$\{?\w+\}?", self._text(expansion)):
             return self._known.get(names[0])
@@ -339,9 +332,9 @@ def _parse(text: str) -> "Node":
         from tree_sitter import Language, Parser
         from tree_sitter_bash import language
     except ImportError:
-        told = "reading a batch script needs tree-sitter: pip install 'distlaunch[sbatch]'"
-        raise UsageError(told) from None
-    # tree-sitter-bash passes characters to C's isalpha(), which may crash for those beyond bytes.
+        hint = "reading a batch script needs tree-sitter: pip install 'distlaunch[sbatch]'"
+        raise UsageError(hint) from None
+    # tree-sitter-bash passes characters to isalpha() of C, which may crash for those above 255.
     plain = re.sub("[^\0-\x7f]", "_", text).encode()
     return Parser(Language(language())).parse(plain).root_node
 

@@ -1,4 +1,4 @@
-"""A job file that does what a torchrun command line does, as a shell would read it."""
+"""Job files for torchrun command lines, read like a shell does."""
 
 import os.path
 import re
@@ -20,21 +20,17 @@ _STARTS_ALL = "`distlaunch run` starts the ranks of all nodes itself"
 _BEFORE = "run it before `distlaunch run`, if the job needs it"
 _BEHIND = "write it after `distlaunch run` instead"
 _AS_THEY_ARE = ("max_restarts", "numa_binding", "role", "virtual_local_rank")
-"""Flags whose values are those of their keys."""
+"""Flags with the same values as their keys."""
 _MODULES = ("torch.distributed.run", "torch.distributed.launch", "distlaunch.torchrun")
 _USE_ENV = ("--use-env", "--use_env")
-"""A flag that torch.distributed.launch has beyond torchrun's."""
-_RENDEZVOUS_FLAG = re.compile(
-    r"--?(rdzv|nnodes|standalone|node[-_]rank|master|machine_rank|num_mach|main_pro)"
-)
+"""Spellings of a flag that only torch.distributed.launch has."""
+_RENDEZVOUS_FLAG = r"--?(rdzv|nnodes|standalone|node[-_]rank|master|machine_rank|num_mach|main_pro)"
 _SYNTAX = "();<>|&\n"
-_EXPANDED = re.compile(
-    r"[$`*?]|^#|^(?:[A-Za-z_]\w*=(?:.*:)?)?~|(?<!=)\[[^\],]+\]|\{[^{}]*(?:,|\.\.)[^{}]*\}", re.DOTALL
-)
+_EXPANDED = r"(?s)[$`*?]|^#|^(?:[A-Za-z_]\w*=(?:.*:)?)?~|(?<!=)\[[^\],]+\]|\{[^{}]*(?:,|\.\.)[^{}]*\}"
 
 
 class Line(NamedTuple):
-    """A command of a shell line: the words before the launcher, those from it on, comments on the rest."""
+    """A command in a shell line: words before the launcher, words from the launcher on, comments."""
 
     before: Sequence[str]
     words: Sequence[str]
@@ -42,24 +38,24 @@ class Line(NamedTuple):
 
     @property
     def env(self) -> dict[str, str]:
-        """The variables that it sets."""
+        """Return the variables set by the command."""
         return dict(word.split("=", 1) for word in self.before if is_variable(word))
 
     @property
     def python(self) -> str:
-        """The interpreter that it names, or the one beside its torchrun; "" = neither."""
+        """Return the explicit interpreter, or the one next to torchrun; "" = neither."""
         beside, name = os.path.split(self.words[0])
         own = f"{beside}/{name if is_python(name) else 'python'}" if beside and name != "distlaunch" else ""
         return self.env.get("PYTHON_EXEC") or own
 
     @property
     def commands(self) -> list[str]:
-        """The words before the launcher that are no variables, by their base names."""
+        """Return the base names of words before the launcher, without variables."""
         return [os.path.basename(word) for word in self.before if not is_variable(word)]
 
 
 def command_draft(words: Sequence[str], cpus: int) -> Draft:
-    """The job of a command's words, or of a shell line that is the only one; `cpus` are this machine's.
+    """Draft the job of a command, given as words or as one shell line; `cpus` counts CPUs here.
 
     Raises `UsageError` or `JobError`.
     """
@@ -71,14 +67,13 @@ def command_draft(words: Sequence[str], cpus: int) -> Draft:
         known = "torchrun, python -m torch.distributed.run or .launch, distlaunch torchrun"
         raise UsageError(f"expected {known}, got {got!r}" if got else f"expected {known}")
     draft = Draft("the command line", typed)
-    for note in (_PATHS, *line.notes):
-        draft.note(note)
+    draft.note(_PATHS, *line.notes)
     add_torchrun(draft, line, cpus)
     return draft.checked()
 
 
 def shell_words(text: str) -> list[str]:
-    """The words of a line in a shell's quoting, and its operators, with nothing expanded."""
+    """Split a line into words and operators like a shell, without expanding anything."""
     text = text.strip().replace("\\\n", "")
     lexer = shlex.shlex(text, posix=True, punctuation_chars=_SYNTAX)
     lexer.whitespace, lexer.whitespace_split, lexer.commenters = " \t\r", True, ""
@@ -86,7 +81,7 @@ def shell_words(text: str) -> list[str]:
     try:
         numbered = {found[0] for word in shlex.split(text) if (found := re.match(r"\d[<>][<>&|]*", word))}
         for word in lexer:
-            if words and words[-1] + word in numbered:  # 2>&1, which the lexer cuts like 2 >&1
+            if words and words[-1] + word in numbered:  # the lexer splits 2>&1 like 2 >&1
                 words[-1] += word
             else:
                 words.append(word)
@@ -96,7 +91,7 @@ def shell_words(text: str) -> list[str]:
 
 
 def cut_line(words: Sequence[str], at: int | None, typed: bool = True) -> Line | None:
-    """The command whose launcher stands there. Raises `UsageError` for output of commands."""
+    """Return the command whose launcher is at that index. Raises `UsageError` for substitutions."""
     if at is None:
         return None
     end = next((i for i in range(at, len(words)) if typed and _is_syntax(words[i])), len(words))
@@ -104,14 +99,12 @@ def cut_line(words: Sequence[str], at: int | None, typed: bool = True) -> Line |
         raise UsageError("only a shell can run what is in parentheses: write its output there")
     hint = _BEFORE if any(map(_is_syntax, words[:at])) else _STARTS_ALL
     parts = ((words[:at], hint), (words[end:], _BEHIND))
-    notes = [
-        f"left out: `{_joined(part)}`: {told}" for part, told in parts if not all(map(is_variable, part))
-    ]
+    notes = [f"left out: `{_joined(part)}`: {why}" for part, why in parts if not all(map(is_variable, part))]
     return Line(words[:at], words[at:end], notes)
 
 
 def _joined(words: Sequence[str]) -> str:
-    """Words and operators as a shell would read them."""
+    """Join words and operators for a shell."""
     text = " ".join(word.replace("\n", ";") if _is_syntax(word) else shlex.quote(word) for word in words)
     return text.replace(">& ", ">&")
 
@@ -121,27 +114,24 @@ def _is_syntax(word: str) -> bool:
 
 
 def is_variable(word: str) -> bool:
-    """Whether a word before a command sets a variable for it."""
+    """Check whether a word before a command sets a variable."""
     return re.match(r"[A-Za-z_]\w*=", word) is not None
 
 
 def is_python(word: str) -> bool:
-    """Whether a word starts Python."""
+    """Check whether a word starts Python."""
     return re.fullmatch(r"python[0-9.]*", os.path.basename(word)) is not None
 
 
 def launcher_at(words: Sequence[str]) -> int | None:
-    """Where torchrun's name stands, behind variables and commands such as srun; None = nowhere."""
-    for i, word in enumerate(words):
-        if launched(words, i):
-            return i
-        if is_python(word):
-            return None  # it runs another program, whose arguments may be anything
-    return None
+    """Return the index of torchrun, after variables and commands such as srun; None = not found."""
+    # A Python that runs another program ends the search: its arguments may be anything.
+    starts = (i for i, word in enumerate(words) if launched(words, i) or is_python(word))
+    return next((i for i in [*starts][:1] if launched(words, i)), None)
 
 
 def launched(words: Sequence[str], at: int) -> tuple[str, list[str]] | None:
-    """The launcher that the word there starts, or None, and what it gets: torchrun, or a module."""
+    """Return the launcher (torchrun or a module) started by a word, and its arguments, or None."""
     name, rest = os.path.basename(words[at]), list(words[at + 1 :])
     if name == "torchrun":
         return name, rest
@@ -155,17 +145,16 @@ def launched(words: Sequence[str], at: int) -> tuple[str, list[str]] | None:
 
 
 def add_torchrun(draft: Draft, line: Line, cpus: int, hosts_known: bool = False) -> None:
-    """Add the job of a line that starts torchrun; `cpus` are this machine's. Raises `UsageError`.
+    """Add the job of a line that starts torchrun; `cpus` counts CPUs here. Raises `UsageError`.
 
-    `hosts_known`: the job's nodes are determined elsewhere.
+    `hosts_known`: the nodes of the job are determined elsewhere.
     """
     flags, local_rank = _flags_of(line, draft.typed)
-    for note in (*_unexpanded(line, flags, draft.typed, hosts_known), *notices(flags), *_remarks(flags)):
-        draft.note(note)
+    draft.note(*_unexpanded(line, flags, draft.typed, hosts_known), *notices(flags), *_remarks(flags))
     draft.set("python", draft.path(line.python) or None)
     if local_rank:
-        told = "torch.distributed.launch passes --local-rank; scripts for torch 1.x expect --local_rank"
-        draft.note(told, "args")
+        text = "torch.distributed.launch passes --local-rank; scripts for torch 1.x expect --local_rank"
+        draft.note(text, key="args")
     first = ["--local-rank={local_rank}"] if local_rank else []
     draft.set_program((flags.script, *flags.args), flags.kind, first)
     if not hosts_known:
@@ -176,11 +165,11 @@ def add_torchrun(draft: Draft, line: Line, cpus: int, hosts_known: bool = False)
     own = {flag.variable for flag in FLAGS} | RESERVED | {"PYTHON_EXEC"}
     draft.set_env({name: value for name, value in line.env.items() if name not in own})
     for name in [name for name in line.env if name in RESERVED]:
-        draft.note(f"distlaunch sets {name} for each worker", "env")
+        draft.note(f"distlaunch sets {name} for each worker", key="env")
 
 
 def _flags_of(line: Line, typed: bool) -> tuple[Flags, bool]:
-    """The flags, and whether workers get --local-rank=N: torch.distributed.launch without --use-env."""
+    """Return the flags, and whether torch.distributed.launch passes --local-rank to workers."""
     module, words = launched(line.words, 0) or ("", [])
     legacy = module == "torch.distributed.launch"
     filled = [word for word in words if typed and re.search(r"[$`]", word)]
@@ -195,31 +184,31 @@ def _flags_of(line: Line, typed: bool) -> tuple[Flags, bool]:
 
 
 def _unexpanded(line: Line, flags: Flags, typed: bool, hosts_known: bool) -> Iterator[str]:
-    """What to do about words that a shell would have replaced. Raises `UsageError` where that matters.
+    """Comment on words that need a shell. Raises `UsageError` if a value is required.
 
     In paths, a job file expands ~ itself.
     """
     for field, value in flags.unfilled:
-        told = FLAG[field].left_out
-        if hosts_known and (told or field == "nnodes"):
+        hint = FLAG[field].left_out
+        if hosts_known and (hint or field == "nnodes"):
             continue
-        if not told:
+        if not hint:
             raise UsageError(f"{FLAG[field].name} {value}: write the value: {_NO_SHELL}")
-        yield f"left out: {FLAG[field].name} {value}: {told}"
+        yield f"left out: {FLAG[field].name} {value}: {hint}"
     if typed and "/" not in flags.script and re.search("[$`]", flags.script):
         module = f"--module {flags.script}: write the value"
-        told = module if flags.kind == "module" else f"{flags.script}: write the flags in it, or the script"
-        raise UsageError(f"{told}: {_NO_SHELL}")
+        hint = module if flags.kind == "module" else f"{flags.script}: write the flags in it, or the script"
+        raise UsageError(f"{hint}: {_NO_SHELL}")
     env = [f"{name}={text}" for name, text in line.env.items() if not name.startswith("PET_")]
-    kept = [path for path in (line.python, flags.script) if _EXPANDED.search(path.lstrip("~"))]
-    kept += [word for word in (*flags.args, *env) if _EXPANDED.search(word)]
+    paths = (path for path in (line.python, flags.script) if re.search(_EXPANDED, path.lstrip("~")))
+    kept = [*paths, *(word for word in (*flags.args, *env) if re.search(_EXPANDED, word))]
     if typed and kept:
-        told = "job files don't expand variables and patterns, and ~ only in paths such as script"
-        yield f"kept as written: {' '.join(dict.fromkeys(kept))}: {told}"
+        hint = "job files don't expand variables and patterns, and ~ only in paths such as script"
+        yield f"kept as written: {' '.join(dict.fromkeys(kept))}: {hint}"
 
 
 def _remarks(flags: Flags) -> Iterator[str]:
-    """What job files have no key for."""
+    """Comment on flags without a key in job files."""
     for flag in FLAGS:
         if flag.in_file and flag.field in flags.given:
             yield f"{flag.name} {flag.in_file}"
@@ -232,7 +221,7 @@ def _remarks(flags: Flags) -> Iterator[str]:
 
 
 def _add_nodes(draft: Draft, line: Line, flags: Flags) -> None:
-    """Add the hosts and where their ranks meet; those of an srun are its allocation's."""
+    """Add the hosts and the endpoint; with srun, the hosts come from the allocation."""
     fewest, most = flags.nodes
     draft.set("min_nodes", fewest if fewest < most else None)
     if "srun" in line.commands:
@@ -249,29 +238,28 @@ def _add_nodes(draft: Draft, line: Line, flags: Flags) -> None:
     if flags.alone:
         return
     if "timeout" in flags.rdzv_conf and not flags.rdzv_backend.startswith("etcd"):
-        draft.note(f"--rdzv-conf {flags.rdzv_conf}: set timeouts.join", "timeouts")
+        draft.note(f"--rdzv-conf {flags.rdzv_conf}: set timeouts.join", key="timeouts")
     if flags.rdzv_backend != "static":
-        said = f"--rdzv-backend {flags.rdzv_backend}"
-        draft.note_store(said, flags.rdzv_backend, flags.rdzv_endpoint)
+        draft.note_store("--rdzv-backend ", flags.rdzv_backend, flags.rdzv_endpoint)
 
 
 def note_rendezvous(draft: Draft, words: Sequence[str], lines: Iterable[int] = ()) -> None:
-    """Comment on the flags among `words`, and the `lines` of a script, that are not needed."""
-    flags = dict.fromkeys(word.partition("=")[0] for word in words if _RENDEZVOUS_FLAG.match(word))
+    """Comment on the rendezvous flags in `words` and the `lines` of a script, which aren't needed."""
+    flags = dict.fromkeys(word.partition("=")[0] for word in words if re.match(_RENDEZVOUS_FLAG, word))
     numbers = ", ".join(map(str, sorted(set(lines))))
-    if parts := ([f"lines {numbers}"] if numbers else []) + [*flags]:
+    if parts := [*([f"lines {numbers}"] if numbers else []), *flags]:
         draft.note(f"left out: {', '.join(parts)}: distlaunch finds the hosts and sets up the rendezvous")
 
 
 def _master(flags: Flags) -> tuple[str | None, int | None]:
-    """Host and port of rank 0's store, as far as the flags say something that holds elsewhere."""
+    """Return the host and port of the store on rank 0, as far as valid on other machines."""
     if flags.alone or flags.rdzv_backend.startswith("etcd"):
         return None, None
     host, port = flags.endpoint
     if error := host_error(host):
         raise UsageError(f"the command line: --master-addr or --rdzv-endpoint: {error}")
     named = {"master_port", "rdzv_endpoint"} & flags.given
-    # Port 0 asks for a free one; without a port one node needs no endpoint.
+    # Port 0 means any free port; without a port, one node needs no endpoint.
     far = not is_loopback(host) and (named or flags.nodes[1] > 1)
     return (host if far else None), (port or None if named else None)
 
@@ -282,11 +270,11 @@ def _add_procs(draft: Draft, flags: Flags, cpus: int) -> None:
             draft.set("procs_per_node", number)
         case "auto":
             why = "one worker per GPU; on a node without GPUs torchrun starts one per CPU, distlaunch one"
-            draft.note(f"--nproc-per-node auto: {why}", "procs_per_node")
+            draft.note(f"--nproc-per-node auto: {why}", key="procs_per_node")
         case "cpu":
             draft.set("gpus_per_node", 0)
             draft.set("procs_per_node", cpus)
-            draft.note("--nproc-per-node cpu: the number of CPUs on this machine", "procs_per_node")
+            draft.note("--nproc-per-node cpu: the number of CPUs on this machine", key="procs_per_node")
 
 
 def _add_conduct(draft: Draft, flags: Flags) -> None:
@@ -296,24 +284,24 @@ def _add_conduct(draft: Draft, flags: Flags) -> None:
     if "shutdown_timeout" in flags.given:
         draft.set("timeouts.stop", f"{flags.shutdown_timeout}s")
     if flags.max_restarts:
-        told = "--max-restarts counts over the whole run; restarts.max counts in each restarts.window (1h)"
-        draft.note(told, "restarts")
+        hint = "--max-restarts counts over the whole run; restarts.max counts in each restarts.window (1h)"
+        draft.note(hint, key="restarts")
     elif flags.nodes[0] < flags.nodes[1]:
-        draft.note("losing or regaining a node counts as a restart: at most 3 in an hour", "restarts")
+        draft.note("losing or regaining a node counts as a restart: at most 3 in an hour", key="restarts")
 
 
 def _add_logs(draft: Draft, flags: Flags) -> None:
-    """Add `logs`; the console shows all streams of a rank, or none."""
+    """Add `logs`; the console shows both streams of a rank, or none."""
     draft.set("logs.dir", draft.path(flags.log_dir or "") or None)
     redirects, tee = flags.streams("redirects"), flags.streams("tee")
     hidden = redirects & ~tee if isinstance(redirects, int) and isinstance(tee, int) else 1
     draft.set("logs.console", "none" if hidden == 3 else _shown_ranks(flags))
     if 0 < hidden < 3:
-        draft.note("the console shows both streams of every rank in logs.console", "logs")
+        draft.note("the console shows both streams of every rank in logs.console", key="logs")
 
 
 def _shown_ranks(flags: Flags) -> Data:
-    """Ranks of the local ranks on every node, where their number is known, else on the first; None = all."""
+    """Return the ranks for local ranks: on all nodes if procs is known, else on node 0; None = all."""
     local_ranks = flags.local_ranks
     if not local_ranks:
         return None

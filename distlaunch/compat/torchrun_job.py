@@ -1,4 +1,4 @@
-"""A torchrun command line as a job of this node, and where its launcher meets those of the other nodes."""
+"""A torchrun command line as a job on this node, and the gathering with the other launchers."""
 
 import os.path
 import re
@@ -14,7 +14,7 @@ from distlaunch.plan.layout import is_loopback
 from distlaunch.schedulers import load, step_nodes, task_number
 
 LEASE_S = 86400.0
-"""Agent and command are on one machine and see each other's end; a job that is suspended may go on."""
+"""Seconds; controller and agent share a machine and see each other exit. A suspended job may go on."""
 _UNHANDLED = ("SIGKILL", "SIGSTOP", "SIGTSTP", "SIGTTIN", "SIGTTOU")
 _RUN_PATH = "import runpy,sys; sys.argv.pop(0); runpy.run_path(sys.argv[0], run_name='__main__')"
 _TRUE, _FALSE = ("1", "true", "t", "yes", "y"), ("0", "false", "f", "no", "n")
@@ -22,7 +22,7 @@ _USED = ("is_host", "join_timeout", "timeout", "last_call_timeout", "store_type"
 
 
 class Here(NamedTuple):
-    """What the command line is read against; `temporary` are directories for temporary ones, best first."""
+    """The context of the command line; `temporary` are parents for temporary directories, best first."""
 
     folder: str
     hostname: str
@@ -34,7 +34,7 @@ class Here(NamedTuple):
 
 
 def left_to_torch(flags: Flags) -> str:
-    """The flag that only torch's own elastic agent can serve; "" if none."""
+    """Return a flag that only the elastic agent of torch supports; "" if none."""
     fewest, most = flags.nodes
     for flag in FLAGS:
         if flag.here == "handed over" and flag.field in flags.given:
@@ -50,47 +50,47 @@ def left_to_torch(flags: Flags) -> str:
 
 
 def notices(flags: Flags) -> list[str]:
-    """One line for each flag that was given and has no meaning here. Raises `UsageError` for refused ones."""
+    """Return a line for each flag without effect. Raises `UsageError` for refused flags."""
     given = [flag for flag in FLAGS if flag.field in flags.given]
     for flag in given:
         if flag.here == "refused":
             raise UsageError(f"{flag.name}: {flag.why}")
     if flags.no_python and flags.module and not flags.run_path:
         raise UsageError("--no-python and --module can't be combined")
-    static = flags.rdzv_backend == "static" and not _makes_up_the_place(flags)
+    static = flags.rdzv_backend == "static" and not _chooses_endpoint(flags)
     unused = [
         f"{flag.name} has no effect: {flag.why}"
         for flag in given
         if flag.here == "no effect" or (flag.here == "used, or no effect" and static)
-        if not (flag.field == "rdzv_conf" and _waits_as_told(flags))
+        if not (flag.field == "rdzv_conf" and _has_only_timeouts(flags))
     ]
     unknown = [name for name, known in _signals(flags).items() if name and not known]
     return [*unused, *(f"--signals-to-handle: ignoring {name}, which can't be handled" for name in unknown)]
 
 
-def _waits_as_told(flags: Flags) -> bool:
-    """Whether --rdzv-conf of a static rendezvous says nothing but how long several nodes are waited for."""
+def _has_only_timeouts(flags: Flags) -> bool:
+    """Check whether --rdzv-conf has only join timeouts for several nodes."""
     return flags.nodes[1] > 1 and {*flags.conf} <= {"timeout", "join_timeout"}
 
 
 def job_of(flags: Flags, here: Here) -> job.JobSpec:
-    """The job of one node, which may be one of several that have launchers of their own."""
+    """Return the job of one node; other nodes may have their own launchers."""
     fewest, most = flags.nodes
-    made_up = _makes_up_the_place(flags)
+    chosen = _chooses_endpoint(flags)
     host, port = flags.endpoint
     procs = procs_of(flags, here)
     lease_s = LEASE_S if most == 1 else job.Timeouts().lease_s
-    unnamed = made_up and flags.rdzv_backend != "c10d" and "rdzv_id" not in flags.given
+    unnamed = chosen and flags.rdzv_backend != "c10d" and "rdzv_id" not in flags.given
     return job.JobSpec(
         name=flags.rdzv_id if flags.rdzv_id != "none" else "torchrun",
         nodes=(job.NodeSpec(here.hostname, procs=procs, path="--nproc-per-node"),),
         program=job.Program(flags.kind, ("-c" if flags.run_path else flags.script,)),
         workdir=here.folder,
         logs=_logs(flags, here),
-        master_host=flags.local_addr if made_up else host,
-        master_port=None if made_up else port,
-        # None = the run's own name: torch, too, makes one up, but for c10d only where the id is empty.
-        rendezvous_id=None if flags.standalone or unnamed else flags.rdzv_id or ("" if made_up else "none"),
+        master_host=flags.local_addr if chosen else host,
+        master_port=None if chosen else port,
+        # None = the ID of the run: torch generates one, too, but for c10d only if the ID is empty.
+        rendezvous_id=None if flags.standalone or unnamed else flags.rdzv_id or ("" if chosen else "none"),
         args=(_RUN_PATH, flags.script, *flags.args) if flags.run_path else flags.args,
         python=here.environ.get("PYTHON_EXEC") or here.python,
         timeouts=job.Timeouts(stop_s=_stop_s(flags, here), lease_s=lease_s),
@@ -107,17 +107,12 @@ def job_of(flags: Flags, here: Here) -> job.JobSpec:
 
 
 def procs_of(flags: Flags, here: Here) -> int:
-    """Workers on this node. Raises `UsageError`."""
-    match flags.procs:
-        case int(number):
-            return number
-        case "cpu":
-            return here.cpus
-        case "auto":
-            return here.gpus or here.cpus
-    if not here.gpus:
+    """Return the workers on this node. Raises `UsageError`."""
+    procs = flags.procs
+    if procs == "gpu" and not here.gpus:
         raise UsageError("--nproc-per-node gpu: no GPU found on this machine")
-    return here.gpus
+    counts = {"cpu": here.cpus, "auto": here.gpus or here.cpus, "gpu": here.gpus}
+    return procs if isinstance(procs, int) else counts[procs]
 
 
 def _stop_s(flags: Flags, here: Here) -> float:
@@ -130,22 +125,18 @@ def _stop_s(flags: Flags, here: Here) -> float:
 
 
 def _signals(flags: Flags) -> dict[str, str]:
-    """Each name that `--signals-to-handle` gives, and the system's own; "" for what can't be handled."""
+    """Map the names in `--signals-to-handle` to system names; "" = can't be handled."""
     names = [name.strip() for name in flags.signals_to_handle.split(",")]
     known = {name: number.name for name, number in signal.Signals.__members__.items()}  # SIGPOLL is SIGIO
     return {name: known.get(name, "") if name not in _UNHANDLED else "" for name in names}
 
 
 def _logs(flags: Flags, here: Here) -> job.Logs:
-    nowhere = flags.log_dir == "/dev/null"  # torch: no files, all is shown
+    nowhere = flags.log_dir == "/dev/null"  # as in torch: no files, all output is shown
     template = flags.log_line_prefix_template or here.environ.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE")
     redirects, tee = flags.streams("redirects"), flags.streams("tee")
-    streams = job.TorchrunLogs(
-        redirects=0 if nowhere else redirects,
-        tee=0 if nowhere else tee,
-        prefix=template or job.TorchrunLogs().prefix,
-        local_ranks=flags.local_ranks,
-    )
+    redirects, tee = (0, 0) if nowhere else (redirects, tee)
+    streams = job.TorchrunLogs(redirects, tee, template or job.TorchrunLogs().prefix, flags.local_ranks)
     wanted = None if nowhere else flags.log_dir
     places = (wanted,) if wanted else here.temporary
     folder, *spares = (os.path.join(here.folder, place) for place in places)
@@ -156,17 +147,17 @@ def _logs(flags: Flags, here: Here) -> job.Logs:
 # Where the ranks meet, and the launchers
 
 
-def _makes_up_the_place(flags: Flags) -> bool:
-    """Whether torch chooses where the ranks meet, as it does on one node without a static endpoint.
+def _chooses_endpoint(flags: Flags) -> bool:
+    """Check whether torch chooses the endpoint, as on one node without a static endpoint.
 
-    c10d's endpoint is that of the agents' own store: the ranks of one node never see it.
+    The c10d endpoint is the store of the agents: the ranks of one node never use it.
     """
     named = flags.rdzv_endpoint or "master_port" in flags.given
     return flags.alone or (flags.nodes[1] == 1 and not named)
 
 
 def joining_notices(flags: Flags) -> Iterator[str]:
-    """What to say of a command line for several nodes, before it waits for the others."""
+    """Yield the messages for a command line of several nodes, before the launchers gather."""
     if flags.c10d:
         if idle := [key for key in flags.conf if key not in _USED]:
             known = "is_host, join_timeout and last_call_timeout"
@@ -175,16 +166,16 @@ def joining_notices(flags: Flags) -> Iterator[str]:
             yield f"--local-addr has no effect: {FLAG['local_addr'].why}"
     host, _ = flags.endpoint
     if is_loopback(host):
-        told = "is reachable only from this machine; for nodes on other machines, pass node 0's address"
-        yield f"{_place_flag(flags)} {host} {told}"
+        hint = "is reachable only from this machine; for nodes on other machines, pass node 0's address"
+        yield f"{_endpoint_flag(flags)} {host} {hint}"
 
 
 def gathering_of(flags: Flags, name: str, environ: Mapping[str, str]) -> Gathering:
-    """Where the launcher on the machine `name` meets those of the other nodes. Raises `UsageError`."""
+    """Return the gathering of a launcher on the machine `name`. Raises `UsageError`."""
     host, port = flags.endpoint
     fewest, most = flags.nodes
     c10d = flags.c10d
-    _check_place(flags, host, port, environ)
+    _check_endpoint(flags, host, port, environ)
     if not c10d and flags.node_rank >= most:
         raise UsageError(f"--node-rank {flags.node_rank}: expected 0 to {most - 1}, with --nnodes {most}")
     number = flags.node_rank if "node_rank" in flags.given or not c10d else None
@@ -210,22 +201,20 @@ def _is_host(flags: Flags) -> bool | None:
 
 
 def _seconds(flags: Flags, keys: tuple[str, ...], default_s: float) -> float:
-    conf = flags.conf
-    for key in keys:
-        if key not in conf:
-            continue
-        if not conf[key].isdecimal() or not int(conf[key]):
-            raise UsageError(f"--rdzv-conf {key}: expected a number of seconds ≥ 1, got {conf[key]!r}")
-        return float(int(conf[key]))
+    given = [(key, flags.conf[key]) for key in keys if key in flags.conf]
+    for key, text in given[:1]:
+        if not text.isdecimal() or not int(text):
+            raise UsageError(f"--rdzv-conf {key}: expected a number of seconds ≥ 1, got {text!r}")
+        return float(int(text))
     return default_s
 
 
-def _check_place(flags: Flags, host: str, port: int, environ: Mapping[str, str]) -> None:
-    """Raise `UsageError` if several nodes can't meet there, as where a variable of a script is empty.
+def _check_endpoint(flags: Flags, host: str, port: int, environ: Mapping[str, str]) -> None:
+    """Raise `UsageError` if several nodes can't use the endpoint, such as one from an empty variable.
 
-    Nor can they at a loopback address where each of several machines would take itself for the endpoint's.
+    At a loopback address, each of several machines would take itself for the host of the endpoint.
     """
-    flag, text = _place_flag(flags), flags.rdzv_endpoint or host
+    flag, text = _endpoint_flag(flags), flags.rdzv_endpoint or host
     if not re.fullmatch(r"[^\s/@]+", host):
         raise UsageError(f"{flag} {text!r}: expected a host name or address; is a variable in it empty?")
     if not 0 < port < 65536:
@@ -234,11 +223,11 @@ def _check_place(flags: Flags, host: str, port: int, environ: Mapping[str, str])
     scheduler, count = step_nodes(environ)
     if flags.c10d and count > 1 and is_loopback(host):
         whose = f"{load(scheduler).title} {load(scheduler).step}'s"
-        told = f"each of this {whose} {count} nodes would wait for the others at its own"
-        raise UsageError(f"{flag} {host}: {told}; pass the first node's name")
+        hint = f"each of this {whose} {count} nodes would wait for the others at its own"
+        raise UsageError(f"{flag} {host}: {hint}; pass the first node's name")
 
 
-def _place_flag(flags: Flags) -> str:
-    """The flag that says where the ranks meet, or should."""
+def _endpoint_flag(flags: Flags) -> str:
+    """Return the flag for the endpoint, given or missing."""
     unsaid = flags.rdzv_backend == "c10d" and "master_addr" not in flags.given
     return "--rdzv-endpoint" if flags.rdzv_endpoint or unsaid else "--master-addr"

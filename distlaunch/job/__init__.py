@@ -1,5 +1,5 @@
-"""The job file: a document (`document.py`) becomes a frozen `JobSpec` (`spec.py`) by `build.py`. Pure.
+"""The job file: `build.py` turns a document (`document.py`) into a frozen `JobSpec` (`spec.py`).
 
-`fields.py` and `container_fields.py` declare its keys, `types.py` what each may be; `nodes.py` finds the
-hosts, `checks.py` the mistakes across keys.
+Everything but `file.py` is pure. `fields.py` declares the keys, `types.py` their types. `nodes.py` finds the
+hosts, and `checks.py` finds mistakes that involve several keys.
 """

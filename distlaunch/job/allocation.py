@@ -1,13 +1,13 @@
-"""What a scheduler has given a job, its allocation; and where one of its tasks stands."""
+"""The hosts that a scheduler has assigned to a job, and the position of one of its tasks."""
 
 from distlaunch.agent.frozen import Frozen
 
 
 class AllocatedNode(Frozen):
-    """A host of an allocation, as far as the environment tells; None = not known.
+    """A host of an allocation, as described by the environment; None = unknown.
 
-    `procs` is the number of tasks or slots requested there, `group` the component of a heterogeneous job.
-    A pod has an `address` by which others reach it, and ranks run in one `container` of it.
+    `procs` is the number of tasks or slots requested on the host, `group` the component of a heterogeneous
+    job. `address` is the address of a pod, and `container` the container of that pod in which the ranks run.
     """
 
     host: str
@@ -19,10 +19,11 @@ class AllocatedNode(Frozen):
 
 
 class Allocation(Frozen):
-    """The hosts of job `job`, in the order in which the scheduler lists them; "" = its ID is not known.
+    """The hosts of a scheduler job in the order listed by the scheduler; `job` is its ID, "" = unknown.
 
-    `title` is what people call the scheduler. A job of its queue is `queued`; one that may be started again
-    has been started `starts` times before. A scheduler that `answers` can be asked what becomes of the job.
+    `title` is the display name of the scheduler. `queued` means that the job came from its queue, and
+    `starts` counts the earlier starts of a job that can be requeued. `answers` means that the scheduler can
+    report the fate of the job.
     """
 
     scheduler: str
@@ -35,17 +36,17 @@ class Allocation(Frozen):
 
     @property
     def name(self) -> str:
-        """Return the allocation's name for people."""
+        """Return the display name of the allocation."""
         return f"{self.title} job {self.job}" if self.job else self.title
 
     @property
     def requeues(self) -> bool:
-        """Tell whether its scheduler can be asked to start the job again."""
+        """Check whether the scheduler can be asked to start the job again."""
         return self.queued and self.answers
 
 
 class TaskPlace(Frozen):
-    """The place of a scheduler's task on its host and among the hosts; None = not known.
+    """The position of a scheduler task on its host and among the hosts; None = unknown.
 
     Each such task is a node of the job, with one rank.
     """

@@ -1,4 +1,4 @@
-"""Builds a `JobSpec` from a document: each key by its declaration, and what needs work here."""
+"""Construction of a `JobSpec` from a document: keys by their declarations, `built` keys by code."""
 
 import os.path
 from collections.abc import Iterable, Iterator
@@ -6,31 +6,30 @@ from collections.abc import Iterable, Iterator
 from distlaunch.errors import JobError, Problem
 from distlaunch.job import spec
 from distlaunch.job.checks import OF_KEYS, OF_SPEC, Reading
-from distlaunch.job.container_fields import CONTAINER
 from distlaunch.job.document import Entries, Items, Place, Scalar, Value, colon_hint, describe, is_unset
-from distlaunch.job.fields import JOB, LOGS, NOTIFY, RENDEZVOUS, RESTARTS, with_sections
+from distlaunch.job.fields import CONTAINER, JOB, LOGS, NOTIFY, RENDEZVOUS, RESTARTS, with_sections
 from distlaunch.job.nodes import Pool, endpoint_of
 from distlaunch.job.types import Record
 from distlaunch.transports.container import Container
 
 
 def build_spec(document: Value, source: str, around: spec.Surroundings) -> spec.JobSpec:
-    """The job that `document` describes. Raises `JobError` with every problem found."""
+    """Return the job described by `document`. Raises `JobError` with every problem found."""
     if not isinstance(document, Entries):
         raise JobError([_no_job(document, source)])
     problems: list[Problem] = []
     keys = with_sections(around.sections)
     checked = keys.check(document, "", problems)
-    refused = {problem.path for problem in problems}
-    reading = Reading(checked, dict(_places(document, "")), frozenset(refused), around)
+    refused = frozenset(problem.path for problem in problems)
+    reading = Reading(checked, dict(_places(document, "")), refused, around)
     _refuse(problems, (mistake for look in OF_KEYS for mistake in look(reading)), reading)
-    job = _Builder(reading, keys).job(source)
+    job = _job(reading, keys, source)
     _refuse([], (mistake for look in OF_SPEC for mistake in look(reading, job)), reading)
     return job
 
 
 def _no_job(document: Value, source: str) -> Problem:
-    """The problem with a document that is not a mapping."""
+    """Return the problem with a document that is not a map."""
     if isinstance(document, Scalar) and document.value is None:
         return Place(source).problem("", "the job file is empty; it needs at least `script:`")
     text = document.value if isinstance(document, Scalar) and isinstance(document.value, str) else ""
@@ -52,7 +51,7 @@ def _places(value: Value, path: str) -> Iterator[tuple[str, Place]]:
 
 
 def _refuse(problems: list[Problem], mistakes: Iterable[tuple[str, str]], reading: Reading) -> None:
-    """Raise `JobError` if there are problems, or mistakes, of which each path has one at most."""
+    """Raise `JobError` if there are problems or mistakes, with at most one mistake per path."""
     first: dict[str, str] = {}
     for path, text in mistakes:
         if path not in reading.refused - {""}:
@@ -63,103 +62,103 @@ def _refuse(problems: list[Problem], mistakes: Iterable[tuple[str, str]], readin
         raise JobError(sorted(set(problems), key=lambda problem: (problem.line, problem.column, *problem)))
 
 
-class _Builder:
-    """Makes what the declarations in `fields.py` call `built`; no key is refused any more."""
+def _job(reading: Reading, keys: Record, source: str) -> spec.JobSpec:
+    """Return the job, once no key is refused any more: `built` keys are made here."""
+    checked, around = reading.checked, reading.around
+    etcd = _etcd(reading)
+    host, port = (None, None) if etcd else endpoint_of(checked)
+    pool = Pool(checked, around)
+    return spec.JobSpec(
+        name=checked.get("name") or around.name or os.path.splitext(os.path.basename(source))[0],
+        nodes=pool.nodes(),
+        program=_program(reading),
+        workdir=around.on_node(checked.get("workdir", ".")),
+        logs=_logs(reading),
+        master_host=host,
+        master_port=port,
+        etcd=etcd,
+        env=around.variables(checked.get("env")),
+        python=around.interpreter(checked.get("python")),
+        restarts=_restarts(reading),
+        spares=pool.spares(),
+        allocation=pool.allocation,
+        binding=_binding(reading),
+        notify=_notify(reading),
+        metrics=around.path(checked["metrics"]["file"]) if checked.get("metrics") else None,
+        container=_container(reading),
+        mpirun=_mpirun(reading),
+        sections={
+            key: each.kind.made(checked[key]) for key, each in around.sections.items() if key in checked
+        },
+        places=reading.places,
+        source=source,
+        invocation=spec.Invocation(piped=around.piped),
+        **keys.fields_of(checked),
+    )
 
-    def __init__(self, reading: Reading, keys: Record) -> None:
-        self.reading, self.checked, self.around = reading, reading.checked, reading.around
-        self.keys = keys
 
-    def job(self, source: str) -> spec.JobSpec:
-        """The whole."""
-        checked, around = self.checked, self.around
-        etcd = self._etcd()
-        host, port = (None, None) if etcd else endpoint_of(checked)
-        pool = Pool(checked, around)
-        return spec.JobSpec(
-            name=checked.get("name") or around.name or os.path.splitext(os.path.basename(source))[0],
-            nodes=pool.nodes(),
-            program=self._program(),
-            workdir=around.on_node(checked.get("workdir", ".")),
-            logs=self._logs(),
-            master_host=host,
-            master_port=port,
-            etcd=etcd,
-            env=around.variables(checked.get("env")),
-            python=around.interpreter(checked.get("python")),
-            restarts=self._restarts(),
-            spares=pool.spares(),
-            allocation=pool.allocation,
-            binding=self._binding(),
-            notify=self._notify(),
-            metrics=around.path(checked["metrics"]["file"]) if checked.get("metrics") else None,
-            container=self._container(),
-            mpirun=self._mpirun(),
-            sections={
-                key: each.kind.made(checked[key]) for key, each in around.sections.items() if key in checked
-            },
-            places=self.reading.places,
-            source=source,
-            invocation=spec.Invocation(piped=around.piped),
-            **self.keys.fields_of(checked),
-        )
+def _program(reading: Reading) -> spec.Program:
+    checked = reading.checked
+    if "script" in checked:
+        return spec.Program("script", (checked["script"],), placed=True)
+    if "module" in checked:
+        return spec.Program("module", (checked["module"],))
+    first, *rest = checked["command"]
+    return spec.Program("command", (first, *rest), placed="/" in first)  # else a name for PATH
 
-    def _program(self) -> spec.Program:
-        checked = self.checked
-        if "script" in checked:
-            return spec.Program("script", (checked["script"],), placed=True)
-        if "module" in checked:
-            return spec.Program("module", (checked["module"],))
-        first, *rest = checked["command"]
-        return spec.Program("command", (first, *rest), placed="/" in first)  # else a name for the node's PATH
 
-    def _etcd(self) -> spec.Etcd | None:
-        given = self.reading.section("rendezvous")
-        is_used = RENDEZVOUS.value(given, "backend") == "etcd-v2"
-        return spec.Etcd(given["endpoint"], given.get("conf") or {}) if is_used else None
+def _etcd(reading: Reading) -> spec.Etcd | None:
+    given = reading.section("rendezvous")
+    is_used = RENDEZVOUS.value(given, "backend") == "etcd-v2"
+    return spec.Etcd(given["endpoint"], given.get("conf") or {}) if is_used else None
 
-    def _logs(self) -> spec.Logs:
-        logs = self.reading.section("logs")
-        place = self.around.on_node if self.around.in_image else self.around.path
-        return spec.Logs(place(LOGS.value(logs, "dir")), **LOGS.fields_of(logs))
 
-    def _notify(self) -> spec.Notify:
-        made: spec.Notify = NOTIFY.made(self.reading.section("notify"))
-        if not made.command or "/" not in made.command[0]:
-            return made  # a name for our PATH
-        first, *rest = made.command
-        return made._replace(command=(self.around.path(first), *rest))
+def _logs(reading: Reading) -> spec.Logs:
+    logs = reading.section("logs")
+    place = reading.around.on_node if reading.around.in_image else reading.around.path
+    return spec.Logs(place(LOGS.value(logs, "dir")), **LOGS.fields_of(logs))
 
-    def _mpirun(self) -> tuple[str, ...]:
-        given = self.checked.get("mpirun", ())
-        if not given and self.checked.get("launcher") == "mpirun":
-            return ("mpirun",)
-        return (given,) if isinstance(given, str) else tuple(given)
 
-    def _container(self) -> Container | None:
-        section = self.reading.section("container")
-        if not section:
-            return None
-        runtime = CONTAINER.value(section, "runtime")
-        name, *before = (runtime,) if isinstance(runtime, str) else runtime  # any: `checks.py` refuses others
-        mounts = (mount.partition(":") for mount in section.get("mounts", ()))
-        return Container(
-            image=section["image"],
-            runtime=name,  # type: ignore[arg-type]
-            mounts=tuple(f"{self.around.on_node(source)}{colon}{inside}" for source, colon, inside in mounts),
-            before=tuple(before),
-            **CONTAINER.fields_of(section),
-        )
+def _notify(reading: Reading) -> spec.Notify:
+    made: spec.Notify = NOTIFY.made(reading.section("notify"))
+    if not made.command or "/" not in made.command[0]:
+        return made  # a name for PATH on this machine
+    first, *rest = made.command
+    return made._replace(command=(reading.around.path(first), *rest))
 
-    def _restarts(self) -> spec.Restarts:
-        given = self.reading.section("restarts")
-        made: spec.Restarts = RESTARTS.made(given)
-        elastic = "min_nodes" in self.checked or bool(self.checked.get("spares"))
-        return made._replace(most=spec.ELASTIC_RESTARTS) if elastic and "max" not in given else made
 
-    def _binding(self) -> spec.Binding | None:
-        listed = self.checked.get("cpu_binding")
-        if isinstance(listed, tuple):
-            return spec.Binding("listed", tuple(map(str, listed)))
-        how = self.checked.get("numa_binding") or listed
-        return spec.Binding(how) if how else None
+def _mpirun(reading: Reading) -> tuple[str, ...]:
+    default = "mpirun" if reading.checked.get("launcher") == "mpirun" else ()
+    given = reading.checked.get("mpirun", default)
+    return (given,) if isinstance(given, str) else tuple(given)
+
+
+def _container(reading: Reading) -> Container | None:
+    section = reading.section("container")
+    if not section:
+        return None
+    runtime = CONTAINER.value(section, "runtime")
+    name, *before = (runtime,) if isinstance(runtime, str) else runtime  # `checks.py` refuses others
+    mounts = (mount.partition(":") for mount in section.get("mounts", ()))
+    return Container(
+        image=section["image"],
+        runtime=name,  # type: ignore[arg-type]
+        mounts=tuple(f"{reading.around.on_node(source)}{colon}{inside}" for source, colon, inside in mounts),
+        before=tuple(before),
+        **CONTAINER.fields_of(section),
+    )
+
+
+def _restarts(reading: Reading) -> spec.Restarts:
+    given = reading.section("restarts")
+    made: spec.Restarts = RESTARTS.made(given)
+    elastic = "min_nodes" in reading.checked or bool(reading.checked.get("spares"))
+    return made._replace(most=spec.ELASTIC_RESTARTS) if elastic and "max" not in given else made
+
+
+def _binding(reading: Reading) -> spec.Binding | None:
+    listed = reading.checked.get("cpu_binding")
+    if isinstance(listed, tuple):
+        return spec.Binding("listed", tuple(map(str, listed)))
+    how = reading.checked.get("numa_binding") or listed
+    return spec.Binding(how) if how else None

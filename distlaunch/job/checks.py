@@ -1,4 +1,4 @@
-"""Mistakes that show only across a job file's keys, or in the job that they make: (path, what is wrong)."""
+"""Mistakes that involve several keys, or the resulting job; each is a (path, explanation) pair."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -19,14 +19,12 @@ from distlaunch.transports.transport import HOST
 from distlaunch.wording import counted
 
 Mistakes = Iterator[tuple[str, str]]
-VOLUME_SOURCES = frozenset({"claim", "config_map", "secret", "host_path"})
-PROGRAMS = ("script", "module", "command")
 _NOT_WITH_MPIRUN = ("numa_binding", "cpu_binding", "spares", "min_nodes", "container", "virtual_local_rank")
 _NOT_WITH_ETCD = ("master_addr", "master_port", "numa_binding", "cpu_binding")
 
 
 class Reading(Frozen):
-    """A job file while it is read: its keys, None where one is `refused`, and the places of all paths."""
+    """A job file being read: its keys (None = refused), the places of all paths, and the refused paths."""
 
     checked: Checked
     places: Mapping[str, Place]
@@ -34,11 +32,11 @@ class Reading(Frozen):
     around: Surroundings
 
     def section(self, key: str) -> Checked:
-        """The keys of a section, none where it is not given, or refused."""
+        """Return the keys of a section; none if it is missing or refused."""
         return self.checked.get(key) or {}
 
     def listed(self) -> Iterator[tuple[str, Checked]]:
-        """Path and keys of every host that is listed, in `nodes` and `spares`."""
+        """Yield the path and keys of every host listed in `nodes` and `spares`."""
         for key in ("nodes", "spares"):
             given = self.checked.get(key)
             for i, node in enumerate(given if isinstance(given, tuple) else ()):
@@ -50,10 +48,10 @@ class Reading(Frozen):
 
 
 def _program(reading: Reading) -> Mistakes:
-    given = [key for key in PROGRAMS if key in reading.checked]
+    given = [key for key in ("script", "module", "command") if key in reading.checked]
     if len(given) != 1:
-        told = " and ".join(given) or "none"
-        yield (given[-1] if given else ""), f"set one of script, module or command; got {told}"
+        got = " and ".join(given) or "none"
+        yield "".join(given[-1:]), f"set one of script, module or command; got {got}"
 
 
 def _script(reading: Reading) -> Mistakes:
@@ -65,13 +63,13 @@ def _script(reading: Reading) -> Mistakes:
         made = f"`distlaunch import torchrun {shlex.quote(text)}`"
         yield "script", f"{made} prints a job file for this command"
     elif keys and reading.places["script"].typed:
-        gone = {} if "script" in keys else {"script": "null"}
-        yield "script", f"write {' '.join(starmap(setting, {**gone, **keys}.items()))}"
+        given = keys if "script" in keys else {"script": "null", **keys}
+        yield "script", f"write {' '.join(starmap(setting, given.items()))}"
     elif keys:
         yield "script", f"write {' and '.join(f'{key}: {value}' for key, value in keys.items())}"
 
 
-def _twofold(reading: Reading) -> Mistakes:
+def _exclusive(reading: Reading) -> Mistakes:
     if "nodes" in reading.checked and "hostfile" in reading.checked:
         yield "hostfile", "set nodes or hostfile, not both"
     if reading.checked.get("cpu_binding") and reading.checked.get("numa_binding"):
@@ -105,7 +103,7 @@ def _with_etcd(given: Checked, conf: Checked) -> Mistakes:
 
 
 def _unfilled(given: Checked, why: str) -> Mistakes:
-    """Placeholders whose values nobody here knows."""
+    """Report placeholders whose values are unknown to distlaunch."""
     for key in ("command", "args"):
         for i, word in enumerate(given.get(key) or ()):
             for name in placeholders_in([word or ""]):
@@ -120,10 +118,10 @@ def _stall(reading: Reading) -> Mistakes:
 
 
 def _hosts(reading: Reading) -> Mistakes:
-    named = ((path, node["host"]) for path, node in reading.listed() if node.get("host"))
-    for path, text in named:
+    for path, node in reading.listed():
         try:
-            users_and_hosts(text, reading.places[path])
+            if node.get("host"):
+                users_and_hosts(node["host"], reading.places[path])
         except ValueError as error:
             yield path, str(error)
 
@@ -140,14 +138,14 @@ def _variables(reading: Reading) -> Mistakes:
                 yield f"{path}env.{name}", f"{name} is null, but it is not set in your environment{hint}"
 
 
-OF_KEYS = (_program, _script, _twofold, _rendezvous, _stall, _hosts, _variables)
-"""What several keys have wrong together."""
+OF_KEYS = (_program, _script, _exclusive, _rendezvous, _stall, _hosts, _variables)
+"""Checks of keys, before the job is built."""
 
 
 # Of the job
 
 
-def _twice(_: Reading, spec: JobSpec) -> Mistakes:
+def _repeated(_: Reading, spec: JobSpec) -> Mistakes:
     seen: dict[str, bool] = {}
     for node in spec.pool:
         host, spare = node.label, node.path.startswith("spares")
@@ -175,8 +173,8 @@ def _launcher(reading: Reading, spec: JobSpec) -> Mistakes:
     if launcher == "ssh" and numbered and not (allocation or submitted):
         yield "launcher", "launcher: ssh needs host names, but nodes is a number"
     if launcher == "kubernetes" and not submitted and not numbered:
-        told = "the selector names the pods: set nodes to the number of nodes, or use launcher.command"
-        yield ("nodes" if "nodes" in reading.checked else "hostfile"), told
+        hint = "the selector names the pods: set nodes to the number of nodes, or use launcher.command"
+        yield ("nodes" if "nodes" in reading.checked else "hostfile"), hint
     elif launcher == "kubernetes" and not submitted and not reading.section("kubernetes").get("selector"):
         yield "launcher", "launcher: kubernetes needs kubernetes.selector, such as app=train"
     if isinstance(launcher, Mapping):
@@ -187,7 +185,7 @@ def _launcher(reading: Reading, spec: JobSpec) -> Mistakes:
 
 
 def _command(reading: Reading, launcher: Checked, named: int) -> Mistakes:
-    """A launcher's command is for each of `named` hosts, and has no use for what is ssh's."""
+    """Check launcher.command, which needs `named` hosts and ignores ssh settings."""
     if not named:
         yield "launcher", "launcher.command needs names: list the nodes"
     elif named > 1 and not any(HOST in word for word in launcher["command"]):
@@ -199,7 +197,7 @@ def _command(reading: Reading, launcher: Checked, named: int) -> Mistakes:
 
 
 def _mpi(reading: Reading, spec: JobSpec) -> Mistakes:
-    """mpirun starts one command on every node, and torch's mpi backend needs it."""
+    """Check settings that mpirun can't honor, and that the mpi backend is used with mpirun."""
     if spec.backend == "mpi" and not spec.mpirun:
         yield "backend", "mpi needs ranks that MPI starts: set launcher: mpirun"
     if not spec.mpirun:
@@ -225,7 +223,7 @@ def _numbers(reading: Reading, spec: JobSpec) -> Mistakes:
 
 
 def _allocated(reading: Reading, _: JobSpec) -> Mistakes:
-    """A scheduler's section may ask for more nodes than the job has, not for fewer."""
+    """Check that no scheduler section requests fewer nodes than the job needs."""
     nodes = reading.checked.get("nodes")
     for key in reading.around.sections:
         if isinstance(nodes, int) and reading.section(key).get("nodes", nodes) < nodes:
@@ -234,12 +232,12 @@ def _allocated(reading: Reading, _: JobSpec) -> Mistakes:
 
 def _volumes(reading: Reading, _: JobSpec) -> Mistakes:
     for i, volume in enumerate(reading.section("kubernetes").get("volumes", ())):
-        if len(VOLUME_SOURCES & {key for key, given in volume.items() if given}) != 1:
+        if sum(bool(volume.get(key)) for key in ("claim", "config_map", "secret", "host_path")) != 1:
             yield f"kubernetes.volumes[{i}]", "set one of claim, config_map, secret and host_path"
 
 
 def _container(_: Reading, spec: JobSpec) -> Mistakes:
-    """A runtime that we know, where it can be."""
+    """Check that the container runtime is known, and usable on the nodes of the job."""
     container = spec.container
     if container is None:
         return
@@ -256,5 +254,5 @@ def _container(_: Reading, spec: JobSpec) -> Mistakes:
             yield f"container.mounts[{i}]", f"expected PATH:PATH_INSIDE:ro at most, got {mount!r}"
 
 
-OF_SPEC = (_twice, _master, _launcher, _mpi, _numbers, _allocated, _volumes, _container)
-"""What shows only once hosts and endpoint are known."""
+OF_SPEC = (_repeated, _master, _launcher, _mpi, _numbers, _allocated, _volumes, _container)
+"""Checks of the job, once its hosts and endpoint are known."""

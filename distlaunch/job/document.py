@@ -1,4 +1,4 @@
-"""Parsed YAML, whose every value knows its place, and how messages show it and correct it."""
+"""Parsed YAML with the place of every value, and the text of corrections in error messages."""
 
 import json
 import re
@@ -10,9 +10,9 @@ from distlaunch.wording import counted
 
 
 class Place(Frozen):
-    """Where a value stands: the file as the user named it; line and column from 1, 0 = nowhere.
+    """The place of a value: the file as named by the user, and line and column from 1; 0 = unknown.
 
-    `typed` is the whole value of the --set, which `source` names, that it came with.
+    For values from the command line, `source` names the --set, and `typed` is its whole value.
     """
 
     source: str
@@ -21,36 +21,30 @@ class Place(Frozen):
     typed: str = ""
 
     def problem(self, path: str, text: str) -> Problem:
-        """A problem with what stands here."""
+        """Return a problem with the value at this place."""
         return Problem(self.source, self.line, self.column, path, text)
 
     def instead(self, wrong: str, right: str) -> str:
-        """How to write `right` in place of `wrong`: on the command line, the whole --set."""
+        """Return the correction `right` for `wrong`; for the command line, as a whole --set."""
         if not self.typed:
             return right
         value = re.sub(rf"(?<![\w.]){re.escape(wrong)}(?![\w.])", lambda _: right, self.typed, count=1)
         return setting(self.source, value)
 
-    def entry(self, key: str, wrong: str, right: str) -> str:
-        """The same with the `key` that it belongs to."""
-        return self.instead(wrong, right) if self.typed else f"{key}: {right}"
 
-
-MAX_DEPTH = 20
-"""Levels of lists and mappings."""
 OVERRIDE = "--set "
-"""Begins the source of what stands on the command line, and not in a file."""
+"""Prefix of the source of values from the command line."""
 
 
 def setting(source: str, value: str) -> str:
-    """What a shell is given to have `value` where a --set, named by `source`, has another."""
+    """Return the shell words that replace the value of a --set, which `source` names, by `value`."""
     import shlex  # only a mistake needs it
 
     return OVERRIDE + shlex.quote(f"{source.removeprefix(OVERRIDE)}={value}")
 
 
 class Scalar(Frozen):
-    """A string, number, boolean or null; `text` is how it was spelled. `unset` = as if it were not there."""
+    """A string, number, boolean or null; `text` is the original spelling. `unset` = treat as missing."""
 
     value: str | int | float | bool | None
     place: Place
@@ -66,21 +60,21 @@ class Items(Frozen):
 
 
 class Entries(Frozen):
-    """A mapping, in order; keys are strings and occur once."""
+    """A map in its original order; keys are strings and occur once."""
 
     entries: "tuple[tuple[Scalar, Value], ...]"
     place: Place
 
     def walk(self) -> "Iterator[tuple[str, Scalar, Value]]":
-        """(key, where the key stands, value) in order."""
+        """Yield each key as a string, the key with its place, and the value."""
         return ((str(key.value), key, value) for key, value in self.entries)
 
     def get(self, name: str) -> "Value | None":
-        """The value of a key, or None."""
+        """Return the value of a key, or None."""
         return next((value for key, _, value in self.walk() if key == name and not is_unset(value)), None)
 
     def with_key(self, name: str, new: "Value") -> "Entries":
-        """This mapping with one key set."""
+        """Return this map with one key set."""
         kept = tuple(entry for entry in self.entries if entry[0].value != name)
         return Entries((*kept, (Scalar(name, new.place), new)), self.place)
 
@@ -89,14 +83,14 @@ Value = Scalar | Items | Entries
 
 
 def is_unset(value: Value) -> bool:
-    """Whether a key counts as not given, as does a section whose keys have all been taken out."""
+    """Check whether a key counts as missing, like a section whose keys have all been unset."""
     if isinstance(value, Entries):
         return bool(value.entries) and all(is_unset(entry) for _, entry in value.entries)
     return isinstance(value, Scalar) and value.unset
 
 
 def at(value: Value | None, *steps: str) -> Value | None:
-    """What keys and list indices lead to, or None."""
+    """Return the value at a path of keys and list indices, or None."""
     for step in steps:
         match value:
             case Items(items=items) if step.isdecimal() and int(step) < len(items):
@@ -109,13 +103,13 @@ def at(value: Value | None, *steps: str) -> Value | None:
 
 
 def word_at(value: Value, *steps: str) -> str | int | float | bool | None:
-    """The string, number or boolean that keys and list indices lead to, or None."""
+    """Return the string, number or boolean at a path of keys and list indices, or None."""
     found = at(value, *steps)
     return found.value if isinstance(found, Scalar) else None
 
 
 def override(root: Value, path: list[str], new: Value) -> Value:
-    """`root` with the value at `path` (keys and list indices) replaced. KeyError says what is wrong."""
+    """Return `root` with the value at `path` (keys and list indices) replaced. Raises KeyError."""
     if not path:
         return new
     step, rest = path[0], path[1:]
@@ -131,11 +125,11 @@ def override(root: Value, path: list[str], new: Value) -> Value:
     return entries.with_key(step, override(entries.get(step) or Scalar(None, new.place), rest, new))
 
 
-# What messages show, and what they say to write instead
+# Values and corrections in messages
 
 
 def describe(value: Value) -> str:
-    """How an error message shows what it got."""
+    """Return a value as shown by error messages."""
     match value:
         case Items():
             return "a list" if value.items else "an empty list"
@@ -145,54 +139,44 @@ def describe(value: Value) -> str:
             return f'"{text}"' if len(text) <= 60 else f'"{text[:57]}…"'
         case Scalar(value=None, text=text):
             return ("~, which YAML reads as null" if text == "~" else text) or "nothing"
-        case Scalar(value=bool(flag)):
-            return _as_read(value.text, str(flag).lower())
-        case Scalar():
-            return _as_read(value.text, str(value.value))
-
-
-def _as_read(text: str, read: str) -> str:
-    """A value as it was spelled, and as what YAML has read it, where that is a surprise."""
-    odd = text and text.lower() != read and re.fullmatch(r"[A-Za-z]+|.*[:_xob].*|0[0-9]+", text)
-    return f"{text}, which YAML reads as {read}" if odd else read
+        case Scalar(text=text):
+            read = str(value.value).lower()
+            odd = text and text.lower() != read and re.fullmatch(r"[A-Za-z]+|.*[:_xob].*|0[0-9]+", text)
+            return f"{text}, which YAML reads as {read}" if odd else read
 
 
 def as_list(text: str) -> str:
-    """How YAML writes the words of `text` as a list."""
-    return f"[{', '.join(map(_in_list, words_of(text)))}]"
+    """Return the words of `text` as a YAML list."""
+    plain = r"(?![-=]$)[\w./@%+=~-]+"
+    return f"[{', '.join(w if re.fullmatch(plain, w) else in_quotes(w) for w in words_of(text))}]"
 
 
 def words_of(text: str) -> list[str]:
-    """The words of `text`, which stand between blanks, or else between commas."""
+    """Split `text` into words at blanks, or else at commas."""
     words = text.split() if re.search(r"\s", text.strip()) else re.findall(r"(?:\[[^\]]*\]|[^,\[])+|\[", text)
     return [word for word in (word.strip(" ,") for word in words) if word]
 
 
-def _in_list(word: str) -> str:
-    plain = re.fullmatch(r"[\w./@%+=~-]+", word) and word not in ("-", "=")
-    return word if plain else in_quotes(word)
-
-
 def in_quotes(text: str) -> str:
-    """`text` as YAML writes a string that could be read as something else."""
+    """Quote `text` for YAML."""
     return json.dumps(text, ensure_ascii=False)
 
 
 def nearest(word: str, known: Iterable[str], likeness: float = 0.6) -> str:
-    """The one of the `known` words that `word` may have been meant for; "" = none."""
+    """Return the `known` word that is most similar to `word`; "" = none."""
     import difflib  # only a mistake needs it
 
     return next(iter(difflib.get_close_matches(word, list(known), 1, likeness)), "")
 
 
 def colon_hint(text: str, place: Place) -> str:
-    """How to write a key and its value where the space between them was forgotten."""
+    """Return a hint for a key and a value without a space between them."""
     found = re.fullmatch(r"([A-Za-z_]\w*):([^\s/].*)", text)
     return f"put a space after the colon: {place.instead(text, f'{found[1]}: {found[2]}')}" if found else ""
 
 
 def records_hint(value: Entries, keys: Collection[str], main: str) -> str:
-    """How to write as a list one record of these keys, or several that were given as a mapping of names."""
+    """Return a hint for writing a list of records in place of one record, or of a map of names."""
     names = [key for key, _, _ in value.walk()]
     if set(names) & set(keys):
         return f"; start each list item with a dash, even a single one: - {names[0]}: …"
@@ -203,7 +187,7 @@ def records_hint(value: Entries, keys: Collection[str], main: str) -> str:
 
 
 def unquoted(value: Value) -> str:
-    """What was meant as a string: a number, a switch, `{word}` or `word: word`."""
+    """Return the string that was probably meant by a number, a switch, `{word}` or `word: word`."""
     match value:
         case Scalar(value=bool() | int() | float() | None, text=text):
             return text
@@ -215,7 +199,7 @@ def unquoted(value: Value) -> str:
 
 
 def program_keys(text: str) -> dict[str, str]:
-    """The keys for a script that was written as a command line; none for a mere path."""
+    """Return the keys for a script that was written as a command line; none for a mere path."""
     if found := re.fullmatch(r"(\S+\.py)\s+(\S.*)", text):
         return {"script": found[1], "args": as_list(found[2])}
     if found := re.fullmatch(r"((?:\S*/)?python[0-9.]*)\s+(-m\s+)?([^\s-]\S*)(?:\s+(\S.*))?", text):

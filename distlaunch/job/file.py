@@ -1,47 +1,36 @@
-"""Reads job files: from a path, with --set and arguments, to a job."""
+"""Reading of job files: from a path, --set values and arguments to a job."""
 
 import os
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from distlaunch.errors import JobError, Problem, UsageError, reason
+from distlaunch.errors import UsageError, reason
 from distlaunch.job.build import build_spec
-from distlaunch.job.document import (
-    MAX_DEPTH,
-    Entries,
-    Items,
-    Place,
-    Scalar,
-    Value,
-    at,
-    override,
-    setting,
-    word_at,
-)
+from distlaunch.job.document import Entries, Items, Place, Scalar, Value, at, override, setting, word_at
 from distlaunch.job.nodes import parse_hostfile
 from distlaunch.job.spec import HostEntry, JobSpec, Surroundings
 from distlaunch.job.text import home_error
 from distlaunch.job.types import Either, ListOf, Record, Type
-from distlaunch.job.yaml_document import parse
+from distlaunch.job.yaml_document import MAX_DEPTH, parse
 from distlaunch.schedulers import allocation_in, job_keys, load, sections
 
 MAX_BYTES = 1 << 20
 STDIN = "-"
 PIPED_NAME = "job"
-"""The name of a job whose file has none."""
+"""Default name of a job whose file has no name."""
 
 
 def load_job(path: str, overrides: Sequence[str] = (), extra_args: Sequence[str] = ()) -> JobSpec:
-    """The job of a YAML file, with ``key=value`` `overrides` and `extra_args` for the script.
+    """Return the job of a YAML file, with ``key=value`` `overrides` and `extra_args` for the script.
 
-    Raises `JobError` with every problem, or `UsageError` when the file can't be read.
+    Raises `JobError` with every problem, or `UsageError` if the file can't be read.
     """
     return job_of(read_job(path), path, overrides, extra_args)
 
 
 def read_job(path: str) -> str:
-    """The text of a job file. Raises `UsageError`."""
+    """Return the text of a job file. Raises `UsageError`."""
     if path.endswith(".py"):
         raise UsageError(f"{path} is a script, not a job file: write a job file with `script: {path}`")
     return read_text(path)
@@ -55,30 +44,30 @@ def job_of(
     submitted: bool = False,
     in_image: bool = False,
 ) -> JobSpec:
-    """The job of a text that was read from `path`; one that is `submitted` has the nodes that it asks for.
+    """Return the job of a text read from `path`; a `submitted` job gets the nodes that it requests.
 
-    `in_image` is as in `Surroundings`. Raises `JobError`, or `UsageError`, as `load_job`.
+    `in_image` is as in `Surroundings`. Raises `JobError` or `UsageError`, as `load_job` does.
     """
     document = parse(text, source_of(path))
     for setting_text in overrides:
         document = _overridden(document, setting_text)
     if extra_args:
         document = _with_args(document, extra_args)
-    # A key that is no other may be a scheduler's section.
+    # An unknown key may be the section of a scheduler.
     keys = [key for key, _, _ in document.walk()] if isinstance(document, Entries) else []
-    around = _surroundings(path, submitted)._replace(in_image=in_image, sections=sections(keys))
+    around = _surroundings(path)._replace(submitted=submitted, in_image=in_image, sections=sections(keys))
     if not submitted:
         around = _with_hosts(around, document)
     return build_spec(document, source_of(path), around._replace(hostfile=_hostfile(document, around)))
 
 
 def _with_hosts(around: Surroundings, document: Value) -> Surroundings:
-    """With the hosts that a scheduler, or the document's selector of pods, gives the job."""
-    if asked := _pods(document):
+    """Add the hosts of the scheduler's allocation, or of the pods selected by the document."""
+    if selected := _pods(document):
         from distlaunch.kubernetes.running import pods_here, reach_pod  # few jobs run in pods
 
-        allocation = pods_here(**asked)
-        return around._replace(allocation=allocation, reach=partial(reach_pod, asked["namespace"]))
+        allocation = pods_here(**selected)
+        return around._replace(allocation=allocation, reach=partial(reach_pod, selected["namespace"]))
     given = allocation_in(os.environ, needed=not _names_hosts(document))
     if given is None:
         return around
@@ -87,13 +76,13 @@ def _with_hosts(around: Surroundings, document: Value) -> Surroundings:
 
 
 def _names_hosts(document: Value) -> bool:
-    """Whether a job says itself where it runs: no scheduler needs to be asked."""
-    told = word_at(document, "launcher") in ("local", "kubernetes")
-    return told or isinstance(at(document, "nodes"), Items) or at(document, "hostfile") is not None
+    """Check whether the job file itself determines the hosts, so that no scheduler is asked."""
+    known = word_at(document, "launcher") in ("local", "kubernetes")
+    return known or isinstance(at(document, "nodes"), Items) or at(document, "hostfile") is not None
 
 
 def _pods(document: Value) -> dict[str, Any]:
-    """What tells the pods of a job with `launcher: kubernetes`; nothing if it lacks that."""
+    """Return the pod selection of a job with `launcher: kubernetes`; {} without a selector."""
     keys = ("selector", "namespace", "container")
     given: dict[str, Any] = {key: word_at(document, "kubernetes", key) for key in keys}
     strings = all(value is None or isinstance(value, str) for value in given.values())
@@ -101,33 +90,26 @@ def _pods(document: Value) -> dict[str, Any]:
     return given if strings and wanted else {}
 
 
-def _surroundings(path: str, submitted: bool) -> Surroundings:
-    piped = is_piped(path)
+def _surroundings(path: str) -> Surroundings:
+    piped, home = is_piped(path), os.path.expanduser("~")
     folder = _working_directory() if piped else os.path.dirname(os.path.realpath(path))
-    return Surroundings(
-        folder,
-        os.path.expanduser("~"),
-        os.environ,
-        name=PIPED_NAME if piped else None,
-        piped=piped,
-        submitted=submitted,
-    )
+    return Surroundings(folder, home, os.environ, name=PIPED_NAME if piped else None, piped=piped)
 
 
 def name_in(path: str) -> str:
-    """The name of a file's job, whatever else is in it. Raises `JobError`, or `UsageError` as `load_job`."""
+    """Return the name of the job in a file. Raises `JobError` or `UsageError`, as `load_job` does."""
     document = parse(read_text(path), path)
     given = word_at(document, "name")
     return given if isinstance(given, str) else os.path.splitext(os.path.basename(path))[0]
 
 
 def source_of(path: str) -> str:
-    """How a message names a file."""
+    """Return the name of a file in messages."""
     return "standard input" if path == STDIN else path
 
 
 def is_piped(path: str) -> bool:
-    """Whether a file has no place of its own: standard input, or a shell's <(command)."""
+    """Check whether a file is in no directory: standard input, or a <(command) of the shell."""
     return path == STDIN or path.startswith("/dev/") or not os.path.isfile(path)
 
 
@@ -139,7 +121,7 @@ def _working_directory() -> str:
 
 
 def read_text(path: str) -> str:
-    """The text of a file of at most MAX_BYTES, "-" is standard input. Raises `UsageError`."""
+    """Return the text of a file of at most MAX_BYTES; "-" is standard input. Raises `UsageError`."""
     try:
         with open(0 if path == STDIN else path, "rb", closefd=path != STDIN) as file:
             data = file.read(MAX_BYTES + 1)
@@ -161,56 +143,44 @@ def _overridden(document: Value, text: str) -> Value:
         raise UsageError(f"--set {text}: expected key=value, for example --set timeouts.job=1h")
     source = f"--set {path}"
     new = parse(value, source)
-    # Nothing, or what YAML takes for a comment.
+    # Nothing, or a YAML comment.
     if isinstance(new, Scalar) and new.value is None and not new.text:
         new = Scalar(value, new.place, value)
     steps = [step for part in path.split(".") for step in part.replace("]", "").split("[")]
     if len(steps) > MAX_DEPTH:
         raise UsageError(f"{source[:60]}…: deeper than {MAX_DEPTH} levels")
-    if refused := _itemless(document, steps):
-        raise UsageError(f"--set {text}: {refused}")
-    # For a variable that the file does not set, null means the caller's value.
+    # For a variable that the file doesn't set, null passes on the caller's value.
     callers = steps[-2:-1] == ["env"] and at(document, *steps) is None
     if isinstance(new, Scalar) and new.value is None and not callers:
         new = new._replace(unset=True)
     try:
-        return override(_spelled_out(document, steps), steps, new)
+        return override(_opened(document, steps), steps, new)
     except KeyError as error:
         raise UsageError(f"--set {text}: {error.args[0]}") from None
 
 
-def _types_along(steps: list[str]) -> list[Type | None]:
-    """The types of the document, and of what each of the steps leads to, as far as they are known."""
-    kinds: list[Type | None] = [job_keys(steps[:1])]
-    for step in steps:
-        kinds.append(kinds[-1].inner(step) if kinds[-1] else None)
-    return kinds
+def _opened(document: Value, steps: list[str]) -> Value:
+    """Return `document` with maps in place of the shorthands that `steps` lead into.
 
-
-def _itemless(document: Value, steps: list[str]) -> str | None:
-    """What is wrong if `steps` lead to an item of a list that the file does not have."""
-    kinds = _types_along(steps)
-    lists = (i for i, kind in enumerate(kinds[:-1]) if isinstance(kind, ListOf | Either))
-    depth = next((i for i in lists if steps[i].isdecimal() and kinds[i + 1]), 0)
-    if not depth or isinstance(at(document, *steps[:depth]), Items | Entries):
-        return None
-    key = ".".join(steps[:depth])
-    whole = setting(key, "[…]")
-    return f"{key} is not a list in the job file, so its items can't be set; set the whole list: {whole}"
-
-
-def _spelled_out(document: Value, steps: list[str]) -> Value:
-    """`document` with a mapping where `steps` lead into one that stands there as its main value alone."""
-    for depth, kind in enumerate(_types_along(steps)[:-1]):
-        short = at(document, *steps[:depth])
-        if isinstance(kind, Record) and kind.main and isinstance(short, Scalar) and short.value is not None:
-            whole = Entries(((Scalar(kind.main, short.place), short),), short.place)
-            return override(document, steps[:depth], whole)
+    Raises KeyError if `steps` lead to an item of a list that the file doesn't have.
+    """
+    kind: Type | None = job_keys(steps[:1])
+    for depth, step in enumerate(steps):
+        found, inner = at(document, *steps[:depth]), kind.inner(step) if kind else None
+        if isinstance(kind, Record) and kind.main and isinstance(found, Scalar) and found.value is not None:
+            whole = Entries(((Scalar(kind.main, found.place), found),), found.place)
+            document = override(document, steps[:depth], whole)
+        is_item = isinstance(kind, ListOf | Either) and inner and step.isdecimal()
+        if is_item and not isinstance(found, Items | Entries):
+            key = ".".join(steps[:depth])
+            text = f"{key} is not a list in the job file, so its items can't be set"
+            raise KeyError(f"{text}; set the whole list: {setting(key, '[…]')}")
+        kind = inner
     return document
 
 
 def _as_text(argument: str) -> str:
-    """An argument whose bytes are UTF-8, whatever the locale takes them for. Raises `UsageError`."""
+    """Decode an argument as UTF-8, independently of the locale. Raises `UsageError`."""
     try:
         return os.fsencode(argument).decode()
     except UnicodeError:
@@ -218,15 +188,11 @@ def _as_text(argument: str) -> str:
 
 
 def _with_args(document: Value, extra_args: Sequence[str]) -> Value:
-    place = Place("--")
-    more = tuple(Scalar(argument, place) for argument in extra_args)
-    if not isinstance(document, Entries):
-        return document
-    given = document.get("args")
-    if given is not None and not isinstance(given, Items):
+    place, given = Place("--"), at(document, "args")
+    if not isinstance(document, Entries) or not isinstance(given, Items | None):
         return document  # a mistake: the check reports it
-    before = given.items if given else ()
-    return document.with_key("args", Items((*before, *more), place))
+    more = (Scalar(argument, place) for argument in extra_args)
+    return document.with_key("args", Items((*(given.items if given else ()), *more), place))
 
 
 def _hostfile(document: Value, around: Surroundings) -> tuple[HostEntry, ...] | None:
@@ -234,8 +200,4 @@ def _hostfile(document: Value, around: Surroundings) -> tuple[HostEntry, ...] | 
     if not isinstance(named, str) or "\0" in named or home_error(named):
         return None  # not there, or a mistake that the check reports
     path = around.path(named)
-    problems: list[Problem] = []
-    entries = parse_hostfile(read_text(path), path, problems)
-    if problems:
-        raise JobError(problems)
-    return tuple(entries)
+    return parse_hostfile(read_text(path), path)

@@ -1,10 +1,10 @@
-"""Which nodes a job has: hosts that are listed, those of a hostfile or an allocation, or this machine."""
+"""The nodes of a job: listed hosts, a hostfile, an allocation, or this machine."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from distlaunch.agent.wire import HEARTBEATS
-from distlaunch.errors import Problem
+from distlaunch.errors import JobError, Problem
 from distlaunch.job.allocation import AllocatedNode, Allocation
 from distlaunch.job.document import Place
 from distlaunch.job.fields import JOB, NODE, SSH, TIMEOUTS
@@ -16,15 +16,15 @@ from distlaunch.transports.transport import Command, Local, Transport
 from distlaunch.wording import expand_ranges
 
 MAX_SLOTS = 1024
-"""`host:N` with more than this, or with ssh's 22, is a port in the wrong place."""
+"""Slots. A greater number in `host:N`, or the 22 of ssh, is a misplaced port."""
 REST = "rest"
-"""As `spares` has it: those of the allocation that `nodes` leaves over."""
+"""Value of `spares` for the nodes of the allocation beyond `nodes`."""
 _STEPS: Mapping[str, type[Slurm]] = {"slurm": Slurm}
-"""Launchers that are a scheduler's own, whose hosts may not be known yet: their transports."""
+"""Transports of launchers that belong to a scheduler, whose hosts may not be known yet."""
 
 
 def host_error(host: str) -> str | None:
-    """Why this host name may not reach a command line, or None."""
+    """Return why a host name must not reach a command line, or None."""
     if host.startswith("-"):
         return "a host name can't begin with a dash"
     if not re.fullmatch(r"[A-Za-z0-9_.:%\-]+", host):
@@ -33,7 +33,7 @@ def host_error(host: str) -> str | None:
 
 
 def _hosts_in(pattern: str) -> list[str]:
-    """The hosts of a range, or the one of that name. Raises ValueError."""
+    """Expand a range of hosts, or a single name. Raises ValueError."""
     hosts = expand_ranges(pattern)
     if wrong := next(filter(None, map(host_error, hosts)), None):
         raise ValueError(wrong)
@@ -41,13 +41,13 @@ def _hosts_in(pattern: str) -> list[str]:
 
 
 def split_user(text: str) -> tuple[str | None, str]:
-    """user@host → (user, host)."""
+    """Split user@host into (user, host)."""
     user, at, host = text.rpartition("@")
     return (user if at else None), host
 
 
 def users_and_hosts(text: str, place: Place) -> list[tuple[str | None, str]]:
-    """(user, host) of each host that an item of `nodes` names. Raises ValueError."""
+    """Return (user, host) of each host in an item of `nodes`. Raises ValueError."""
     user, pattern = split_user(text)
     if found := re.fullmatch(r"([^:]+):([0-9]+)", pattern):
         login = f", user: {user}" if user else ""
@@ -57,7 +57,7 @@ def users_and_hosts(text: str, place: Place) -> list[tuple[str | None, str]]:
 
 
 def parse_endpoint(text: str) -> tuple[str | None, int | None]:
-    """`host:port`, `[v6]:port`, `host` or `:port` → (host, port). Raises ValueError."""
+    """Parse `host:port`, `[v6]:port`, `host` or `:port` into (host, port). Raises ValueError."""
     found = re.fullmatch(r"(?:\[([^\]]+)\]|([^:\[\]]*))(?::([0-9]{1,9}))?", text)
     if not found:
         raise ValueError(f'"{text}" is not an endpoint; write host:port, or [address]:port for IPv6')
@@ -70,38 +70,40 @@ def parse_endpoint(text: str) -> tuple[str | None, int | None]:
 
 
 def endpoint_of(checked: Checked) -> tuple[str | None, int | None]:
-    """Host and port of rank 0's store, as far as a job's keys give them. Raises ValueError."""
+    """Return the host and port of the store on rank 0, as far as given. Raises ValueError."""
     endpoint = (checked.get("rendezvous") or {}).get("endpoint")
     if endpoint is None:
         return checked.get("master_addr"), checked.get("master_port")
     return parse_endpoint(endpoint)
 
 
-def parse_hostfile(text: str, source: str, problems: list[Problem]) -> list[HostEntry]:
-    """The hosts of an Open MPI, DeepSpeed (`host slots=4`) or Horovod (`host:4`) hostfile, in order.
+def parse_hostfile(text: str, source: str) -> tuple[HostEntry, ...]:
+    """Return the hosts of an Open MPI, DeepSpeed (`host slots=4`) or Horovod (`host:4`) hostfile, in order.
 
-    Lines that name a host again add their slots, as Open MPI has it.
+    Repeated hosts add up their slots, as in Open MPI. Raises `JobError` with all problems.
     """
     found: dict[str, HostEntry] = {}
+    problems: list[Problem] = []
     for number, line in enumerate(text.splitlines(), 1):
         words = line.partition("#")[0].split()
         if not words:
             continue
-        place = Place(source, number, line.index(words[0]) + 1)
         try:
-            for entry in _hostfile_line(words, place):
-                # A host without slots counts once each time it is named.
+            for entry in _hostfile_line(words):
+                # A host without slots counts as one slot per line.
                 first = found.get(entry.host)
                 again = first and first._replace(slots=(first.slots or 1) + (entry.slots or 1))
                 found[entry.host] = again or entry
         except ValueError as error:
-            problems.append(place.problem("", str(error)))
+            problems.append(Problem(source, number, line.index(words[0]) + 1, "", str(error)))
     if not found and not problems:
         problems.append(Place(source).problem("", "the hostfile lists no hosts"))
-    return list(found.values())
+    if problems:
+        raise JobError(problems)
+    return tuple(found.values())
 
 
-def _hostfile_line(words: list[str], place: Place) -> list[HostEntry]:
+def _hostfile_line(words: list[str]) -> list[HostEntry]:
     user, name = split_user(words[0])
     name, _, horovod_slots = name.partition(":")
     slots = dict(map(_option, words[1:])).get("slots")
@@ -114,7 +116,7 @@ def _hostfile_line(words: list[str], place: Place) -> list[HostEntry]:
             )
     if slots is not None and not re.fullmatch("[1-9][0-9]{0,5}", slots):
         raise ValueError(f'slots: expected a number, got "{slots}"')
-    return [HostEntry(host, user, int(slots) if slots else None, place) for host in _hosts_in(name)]
+    return [HostEntry(host, user, int(slots) if slots else None) for host in _hosts_in(name)]
 
 
 def _option(word: str) -> tuple[str, str]:
@@ -126,14 +128,14 @@ def _option(word: str) -> tuple[str, str]:
 
 
 class Pool:
-    """The machines of a `JobSpec`, from its checked keys, without mistakes, and what is around them."""
+    """The nodes and spares of a job, from its checked keys and its surroundings."""
 
     def __init__(self, checked: Checked, around: Surroundings) -> None:
         self._checked, self._around = checked, around
         launcher = JOB.value(checked, "launcher")
         self._launcher = "auto" if launcher == "mpirun" else launcher
         queued = around.submitted and self._launcher in ("auto", "ssh")
-        # Of a job that is to wait in a queue, whichever, no host is known.
+        # The hosts of a job that will wait in any queue are unknown.
         self._steps = Slurm if queued else _STEPS.get(str(self._launcher))
         self._ssh = self._ssh_options()
 
@@ -149,7 +151,7 @@ class Pool:
         )
 
     def nodes(self) -> tuple[NodeSpec, ...]:
-        """The job's nodes, in the order of their ranks."""
+        """Return the nodes of the job, in rank order."""
         if self._around.hostfile is not None:
             return tuple(map(self._from_hostfile, self._around.hostfile))
         given = self._checked.get("nodes")
@@ -157,13 +159,11 @@ class Pool:
             return self._listed("nodes", given)
         if allocation := self.allocation:
             return self._allocated(allocation.nodes[:given], "nodes")
-        later = self._steps  # known inside an allocation
-        labels = (f"node{i}" for i in range(given or 1))
-        reaches = ((label, later(label, "") if later else Local()) for label in labels)
-        return tuple(self._node(label, reach, {}, "nodes") for label, reach in reaches)
+        steps, labels = self._steps, [f"node{i}" for i in range(given or 1)]  # hosts are known later
+        return tuple(self._node(name, steps(name, "") if steps else Local(), {}, "nodes") for name in labels)
 
     def spares(self) -> tuple[NodeSpec, ...]:
-        """Those that stand in for a lost node."""
+        """Return the standby nodes."""
         given = self._checked.get("spares", ())
         if given == REST:
             allocation, used = self.allocation, self._checked.get("nodes")
@@ -172,7 +172,7 @@ class Pool:
 
     @property
     def allocation(self) -> Allocation | None:
-        """That of the caller, if the job's nodes come from it."""
+        """Return the caller's allocation if it provides the nodes of the job."""
         numbered = self._around.hostfile is None and not isinstance(self._checked.get("nodes"), tuple)
         found = self._around.allocation
         given = isinstance(self._launcher, Mapping)
@@ -192,16 +192,16 @@ class Pool:
         return self._node(entry.host, self._reach(entry.host, entry.user, None), slots, "hostfile")
 
     def _allocated(self, nodes: Sequence[AllocatedNode], path: str) -> tuple[NodeSpec, ...]:
-        told = JOB.value(self._checked, "gpus_per_node")
+        gpus = JOB.value(self._checked, "gpus_per_node")
         return tuple(
             self._node(node.host, self._within(node), {}, path)._replace(
-                gpus=told if isinstance(told, int) else node.gpus, cpu_procs=node.procs, address=node.address
+                gpus=gpus if isinstance(gpus, int) else node.gpus, cpu_procs=node.procs, address=node.address
             )
             for node in nodes
         )
 
     def _within(self, node: AllocatedNode) -> Transport:
-        """As its scheduler has it, unless the launcher is another."""
+        """Return the transport of an allocated node: that of its scheduler, unless launcher overrides it."""
         if self._launcher == "ssh" or isinstance(self._launcher, Mapping):
             return self._reach(node.host, None, None)
         reach = self._around.reach

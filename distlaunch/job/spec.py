@@ -1,7 +1,7 @@
-"""What a job file says, checked and frozen, and what it is read against."""
+"""The checked and frozen content of a job file, and the surroundings in which the file is read."""
 
 import os.path
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Literal, get_args
@@ -23,7 +23,7 @@ NumaMode = Literal["node", "socket", "exclusive", "core-complex"]
 
 
 class EnvValue(Frozen):
-    """A variable's value; one `inherited` from the caller is never printed or written down."""
+    """The value of a variable; an `inherited` value is never printed or recorded."""
 
     text: str
     inherited: bool = False
@@ -38,35 +38,39 @@ OnNotice = Literal["TERM", "INT", "USR1", "USR2"]
 
 
 class Program(Frozen):
-    """What each worker runs: a Python `script` or `module`, or a `command` with its own arguments.
+    """The program of each worker: a Python `script` or `module`, or a `command` with its own arguments.
 
-    With `placed` the first word is a path, relative to the node's workdir or below its user's ~; else it is
-    taken as it stands.
+    If `placed`, the first word is a path relative to the workdir of the node, or below the home of its user.
+    Otherwise it is used unchanged.
     """
 
     kind: Literal["script", "module", "command"]
     words: tuple[str, ...]
     placed: bool = False
 
+    def before(self, python: str) -> tuple[str, ...]:
+        """Return the words that start the program with an interpreter, up to its own words."""
+        return {"script": (python, "-u"), "module": (python, "-u", "-m"), "command": ()}[self.kind]
+
 
 class Binding(Frozen):
-    """The CPUs of each worker: by torch's NUMA modes, a share of the "cores", or `cpus` by local rank."""
+    """The CPUs of each worker: a NUMA mode of torch, a share of the "cores", or `cpus` by local rank."""
 
     how: NumaMode | Literal["cores", "listed"]
     cpus: tuple[str, ...] = ()
 
     @property
     def key(self) -> str:
-        """The job file's key."""
+        """Return the key in the job file."""
         return "cpu_binding" if self.how in ("cores", "listed") else "numa_binding"
 
     def wish(self, local_rank: int) -> str:
-        """What a worker is to get, in a word: the CPUs themselves where they are listed."""
+        """Return the binding of a worker in one word; listed CPUs as they are."""
         return self.cpus[local_rank] if self.how == "listed" else self.how
 
 
 class NodeSpec(Frozen):
-    """One node as the job file has it; None = decided by the plan. `cpu_procs` are workers without GPUs."""
+    """One node in the job file; None = decided by the plan. `cpu_procs` are workers without GPUs."""
 
     label: str
     reach: Transport = Local()
@@ -82,12 +86,12 @@ class NodeSpec(Frozen):
 
     @property
     def local(self) -> bool:
-        """Whether it is this machine."""
+        """Check whether the node is this machine."""
         return self.reach.here
 
 
 class Timeouts(Frozen):
-    """Seconds; `lease_s` without a sign of life make a node lost, here and there; None = no limit."""
+    """Time limits in seconds; None = no limit. A node without heartbeat for `lease_s` counts as lost."""
 
     connect_s: float = 30.0
     join_s: float | None = 600.0
@@ -99,17 +103,17 @@ class Timeouts(Frozen):
 
 
 FOREVER_S = 1e9
-"""A window that never ends: torchrun's --max-restarts counts over the whole run."""
+"""Seconds; a window without end, since torchrun counts --max-restarts over the whole run."""
 
 
 ELASTIC_RESTARTS = 3
-"""An elastic job without `restarts.max` restarts so often; one that never does would not be elastic."""
+"""Default restarts of an elastic job; with none, the job would not be elastic."""
 
 
 class Restarts(Frozen):
-    """At most `most` restarts in any `window_s` seconds; `backoff_s` is the first wait, doubled each time.
+    """At most `most` restarts in any `window_s` seconds; `backoff_s` is the first wait, then doubled.
 
-    At most `requeue` times the scheduler is asked to start the whole job again.
+    The scheduler is asked at most `requeue` times to start the whole job again.
     """
 
     most: int = 0
@@ -119,11 +123,11 @@ class Restarts(Frozen):
 
 
 Std = int | Mapping[int, int]
-"""Which of stdout (1) and stderr (2): of every local rank, or by local rank."""
+"""Streams, stdout (1) and stderr (2) added up: for all local ranks, or by local rank."""
 
 
 class TorchrunLogs(Frozen):
-    """Output as torchrun's flags have it. No `local_ranks` = all; `prefix` is a template."""
+    """Output settings from torchrun flags. No `local_ranks` = all; `prefix` is a template."""
 
     redirects: Std = 0
     tee: Std = 0
@@ -132,10 +136,11 @@ class TorchrunLogs(Frozen):
 
 
 class Logs(Frozen):
-    """`folder` holds the run directories, or one of `spares` if it can't; `console` says whose output shows.
+    """Output settings: `folder` has the run directories; if unusable, one of `spares` takes its place.
 
-    `watch` finds a number in a line, for a view. With `fold`, what several ranks print alike is shown once.
-    A `temporary` run directory is removed after a success; `torchrun` replaces `console`.
+    `console` selects the ranks whose output is shown. `watch` finds a number in a line, for `view`. `fold`
+    shows lines printed by several ranks once. A `temporary` run directory is removed after a success.
+    `torchrun` replaces `console`.
     """
 
     folder: str
@@ -151,25 +156,25 @@ Occasion = Literal["failed", "restarted", "stalled", "finished"]
 
 
 class Notify(Frozen):
-    """Whom to tell what: `command`, on this machine, is given facts as JSON on its stdin; () = nobody."""
+    """A `command` on this machine that reads events as JSON from stdin; () = no notifications."""
 
     command: tuple[str, ...] = ()
     on: tuple[Occasion, ...] = get_args(Occasion)
 
 
 class Earlier(Frozen):
-    """What went before in a job that its scheduler has started again: its id, and its restarts so far."""
+    """The job ID of a requeued job, and its restarts so far."""
 
     job_id: str
     restarts: int
 
 
 class Invocation(Frozen):
-    """How this command runs the job, which no job file says.
+    """Settings of the command that runs the job, which no job file has.
 
-    A job file that was `piped` has no folder. `placeholders` in arguments are filled in. With `shares_stdio`
-    workers have our stdin and, where nothing is to be done with what they print, our stdout.
-    `signals` are the names of those that end the job and reach the workers as they are, not as SIGTERM.
+    A `piped` job file is in no directory. `placeholders` enables {rank} and so on in arguments. With
+    `shares_stdio`, workers inherit stdin and, where their output needs no processing, stdout. `signals` are
+    the names of signals that end the job and are passed to the workers unchanged, not as SIGTERM.
     """
 
     piped: bool = False
@@ -180,24 +185,25 @@ class Invocation(Frozen):
 
 
 class Etcd(Frozen):
-    """An etcd server, host:port, at which torch's own agents number the ranks; `conf` is --rdzv-conf."""
+    """An etcd server (host:port) through which torch agents number the ranks; `conf` is --rdzv-conf."""
 
     endpoint: str
     conf: Mapping[str, str] = MappingProxyType({})
 
 
 class JobSpec(Frozen):
-    """A whole job. Paths are absolute; those on a node may begin with the ~ of its user instead.
+    """A whole job. Paths are absolute; paths on a node may begin with ~ for the home of its user.
 
-    `places` maps a key's path to its position in the file.
+    `places` maps the path of a key to its position in the file.
 
-    With `one_device` each worker sees its own GPU alone, as LOCAL_RANK 0.
-    `spares` stand in for lost nodes; `min_nodes` None = all of `nodes` are needed. `metrics` is a file here.
-    `allocation` is where the nodes come from, if the scheduler has chosen them. `sections` has the job
-    file's sections for schedulers, by their keys, and `kubernetes` its section for that.
-    With `mpirun`, a program and its options, MPI's launcher places the ranks: (host, ranks) of `mpirun_hosts`
-    once it is planned (`distlaunch.plan.other_launchers`). With `etcd` each node's worker is an agent of
-    torch's, which starts and numbers the ranks there.
+    With `one_device` each worker sees only its own GPU, as LOCAL_RANK 0. `spares` replace lost nodes;
+    `min_nodes` None = all of `nodes` are needed. `metrics` is a file on this machine. `allocation` is set if
+    a scheduler chose the nodes. `sections` has the scheduler sections of the job file by their keys, and
+    `kubernetes` its section for Kubernetes.
+
+    With `mpirun`, a program and its options, the MPI launcher places the ranks; `mpirun_hosts` has (host,
+    ranks) once the job is planned (`distlaunch.plan.other_launchers`). With `etcd` the worker of each node is
+    a torch agent, which starts and numbers the ranks there.
     """
 
     name: str
@@ -237,83 +243,84 @@ class JobSpec(Frozen):
 
     @cached_property
     def pool(self) -> tuple[NodeSpec, ...]:
-        """Every machine that may take part: the nodes, then the spares. A node's index counts here."""
+        """Return every node that may take part: the nodes, then the spares. Node indices refer to it."""
         return (*self.nodes, *self.spares)
 
     @property
     def hosts_unknown(self) -> bool:
-        """Whether some machines are known only inside an allocation."""
+        """Check whether some hosts are known only inside an allocation."""
         return any(node.reach.unknown for node in self.pool)
 
     @property
     def one_machine(self) -> bool:
-        """Whether every worker will always run on the same machine."""
-        if len(self.mpirun_hosts) > 1:
-            return False
-        return len(self.pool) == 1 or all(node.local for node in self.pool)
+        """Check whether all workers will always run on the same machine."""
+        return self.together([node.reach for node in self.pool])
+
+    def together(self, reaches: Sequence[Transport]) -> bool:
+        """Check whether the workers on nodes with these transports are all on the same machine."""
+        return len(self.mpirun_hosts) <= 1 and (len(reaches) == 1 or all(reach.here for reach in reaches))
 
     @property
     def restarts_before(self) -> int:
-        """Restarts before this run began, if a scheduler has started the job again."""
+        """Return the restarts before this run, if a scheduler requeued the job."""
         return self.invocation.earlier.restarts if self.invocation.earlier else 0
 
     @property
     def takes_nodes_back(self) -> bool:
-        """Whether a node that was lost can be used again."""
+        """Check whether a lost node can be used again."""
         return self.restarts.most > 0 or self.grow == "now"
 
     @property
     def master_path(self) -> str:
-        """The key by which the job file names the first node's address or port; "" if none does."""
+        """Return the key with the address or port of the first node; "" = none."""
         keys = () if self.etcd else ("rendezvous.endpoint", "master_addr")
         return next((path for path in keys if path in self.places), "")
 
     @property
     def names_join_limit(self) -> bool:
-        """Whether the user has said how long ranks may take to join."""
+        """Check whether the join timeout is explicit."""
         return "timeouts.join" in self.places
 
     @property
     def fewest(self) -> int:
-        """Nodes without which the job can't go on."""
+        """Return the minimum number of nodes."""
         return self.min_nodes or len(self.nodes)
 
     @property
     def elastic(self) -> bool:
-        """Whether the job may run on other nodes than those listed."""
+        """Check whether the job may run on other nodes than those listed."""
         return bool(self.spares) or self.fewest < len(self.nodes)
 
     def error(self, path: str, text: str) -> JobError:
-        """An error about what stands at `path`."""
+        """Return an error about the value at `path`."""
         return JobError([self.places.get(path, Place(self.source)).problem(path, text)])
 
     def refuse(self, mistakes: Iterable[tuple[str, str]]) -> None:
-        """Raise `JobError` if there are any: (path, what is wrong) of each."""
+        """Raise `JobError` if there are mistakes: (path, explanation) of each."""
         if problems := [problem for path, text in mistakes for problem in self.error(path, text).problems]:
             raise JobError(problems)
 
     def with_gpus(self, count: int) -> "JobSpec":
-        """The job with so many GPUs on each node that does not say how many it uses."""
+        """Return the job with `count` GPUs on each node without an explicit number."""
         nodes = tuple(node._replace(gpus=count) if node.gpus is None else node for node in self.nodes)
         return self._replace(nodes=nodes)
 
 
 class HostEntry(Frozen):
-    """One host of a hostfile: `slots` is its number of processes, None where the file does not say."""
+    """One host of a hostfile; `slots` is the number of processes, None = not given."""
 
     host: str
     user: str | None
     slots: int | None
-    place: Place
 
 
 class Surroundings(Frozen):
-    """What a job file is read against: its folder, the caller's, the environment, the hostfile's entries.
+    """The context in which a job file is read: directory, home, environment, entries of the hostfile.
 
-    `name` is the job's if the file has none; None means the file's stem. One that was `piped` has no folder.
-    `allocation` is what a scheduler has given the caller; a job that is to be `submitted` has none yet.
-    `reach` makes what reaches a host of it, None = ssh. `sections` are the keys of schedulers.
-    `in_image`: its nodes will be containers, whose files and variables are not the caller's.
+    `name` is the default name of the job; None = the stem of the file. A `piped` file is in no directory.
+    `allocation` is the allocation of the caller, None for a job to be `submitted`. `reach` returns the
+    transport of one of its hosts, None = ssh. `sections` are the keys of schedulers. `in_image`: the nodes
+    will be containers with their own files and variables.
     """
 
     folder: str
@@ -329,20 +336,20 @@ class Surroundings(Frozen):
     in_image: bool = False
 
     def path(self, text: str) -> str:
-        """A path on this machine, absolute."""
+        """Return an absolute path on this machine."""
         path = path_in(self.folder, text)
         return os.path.normpath(self.home + path[1:]) if path.startswith("~") else path
 
     def on_node(self, text: str) -> str:
-        """A path on a node, whose user has a ~ of its own."""
+        """Return a path on a node; a leading ~ is kept for the home of its user."""
         return path_in("" if self.in_image else self.folder, text)
 
     def interpreter(self, text: str | None) -> str | None:
-        """A path on a node if it has a slash, else a name for the node's PATH."""
+        """Return a path on a node if `text` has a slash, else a name for PATH."""
         return self.on_node(text) if text and "/" in text else text
 
     def variables(self, given: Mapping[str, str | None] | None) -> Env:
-        """Variables of workers; None = the caller's value."""
+        """Return variables of workers; None stands for the value in the caller's environment."""
         return {
             name: EnvValue(self.environ.get(name, ""), inherited=True) if value is None else EnvValue(value)
             for name, value in (given or {}).items()

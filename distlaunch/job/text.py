@@ -1,4 +1,4 @@
-"""What a job's texts mean: paths with a ~, arguments with {placeholders}, secrets that are never shown."""
+"""The meaning of text in a job: paths with a ~, arguments with {placeholders}, hidden secrets."""
 
 import os.path
 import re
@@ -6,16 +6,16 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from distlaunch.job.document import nearest
 
-# Paths: relative to a folder, or below the ~ of whoever is at home there
+# Paths: relative to a directory, or below a home directory
 
 
 def below_home(text: str) -> bool:
-    """Whether `text` begins with the ~ of the user who reads it."""
+    """Check whether `text` begins with the ~ of the current user."""
     return text == "~" or text.startswith("~/")
 
 
 def home_error(text: str) -> str | None:
-    """Why the ~ that `text` begins with can't be used, or None."""
+    """Return why the leading ~ of `text` can't be used, or None."""
     name = text.partition("/")[0]
     if not name.startswith("~") or name == "~":
         return None
@@ -23,7 +23,7 @@ def home_error(text: str) -> str | None:
 
 
 def path_in(folder: str, text: str) -> str:
-    """`text` as seen from `folder`, normalised; a leading ~ of either stays, and means the reader's home."""
+    """Return `text` relative to `folder`, normalized; a leading ~ of either is kept."""
     joined = text if below_home(text) else os.path.join(folder, text)
     if not below_home(joined):
         return os.path.normpath(joined)
@@ -31,7 +31,7 @@ def path_in(folder: str, text: str) -> str:
     return "~" if rest == "." else f"~/{rest}"
 
 
-# The {rank} and so on that are filled in in the arguments of a job
+# Placeholders such as {rank} in arguments
 
 PLACEHOLDERS = (
     "rank",
@@ -42,14 +42,14 @@ PLACEHOLDERS = (
     "master_addr",
     "master_port",
 )
-# Texts, compiled where they are needed: most jobs have no braces in their arguments.
-# Another {word} is refused, but not ${word}, which is for a shell; {}, {1} and {"a": 1} mean nothing here.
+# Not compiled in advance: most jobs have no braces in their arguments. Other {words} are refused, except
+# ${word}, which is for a shell; {}, {1} and {"a": 1} have no meaning here.
 _SINGLE = r"(?a)\{(?:" + "|".join(PLACEHOLDERS) + r")\}|(?<!\$)\{[A-Za-z_][\w-]*\}"
 _BRACED = r"(?a)(\{?)\{([A-Za-z_][\w-]*)\}(\}?)"
 
 
 def fill(argument: str, values: Mapping[str, str]) -> str:
-    """`argument` with the {rank} and so on for which there are values; {{word}} becomes {word}."""
+    """Fill in the {placeholders} with a value; {{word}} becomes {word}."""
 
     def filled(found: re.Match[str]) -> str:
         left, name, right = found.groups()
@@ -62,23 +62,23 @@ def fill(argument: str, values: Mapping[str, str]) -> str:
 
 
 def literal(argument: str) -> str:
-    """What `fill` makes `argument` of, whatever it holds."""
+    """Double braces so that `fill` restores `argument`."""
     return re.sub(_SINGLE, r"{\g<0>}", argument)
 
 
 def escaped_in(arguments: Iterable[str]) -> list[str]:
-    """The {words} in `arguments` whose braces `literal` doubles, in their order."""
+    """Return the {words} in `arguments` that `literal` escapes, in order."""
     return list(dict.fromkeys(name for argument in arguments for name in _single_words(argument)))
 
 
 def placeholders_in(arguments: Iterable[str]) -> list[str]:
-    """The names that `fill` would fill in, in the order of PLACEHOLDERS."""
+    """Return the names that `fill` would fill in, in the order of PLACEHOLDERS."""
     found = {name for argument in arguments for name in _single_words(argument)}
     return [name for name in PLACEHOLDERS if name in found]
 
 
 def placeholder_error(argument: str) -> str | None:
-    """Why the first unknown {word} in `argument` can't be filled in, or None."""
+    """Return why the first unknown {word} in `argument` can't be filled in, or None."""
     for name in _single_words(argument):
         if name not in PLACEHOLDERS:
             close = nearest(name.lower().replace("-", "_"), PLACEHOLDERS)
@@ -97,7 +97,7 @@ def _single_words(argument: str) -> list[str]:
     ]
 
 
-# Values that neither dry-run nor a run directory shows
+# Values hidden by dry-run and in run directories
 
 REDACTED = "[redacted]"
 _NAME = r"(?i)token|secret|passw|passphrase|credential|(api|access|private|auth)_?key|_key$|^key$"
@@ -105,12 +105,12 @@ _FLAG = r"(?s)--?([A-Za-z][\w.-]*)(?:=(.*))?"
 
 
 def is_secret(name: str) -> bool:
-    """Whether the value of a variable, or flag, of that name may be a secret."""
+    """Check whether a variable or flag of that name may hold a secret."""
     return re.search(_NAME, name.replace("-", "_")) is not None
 
 
 def redacted(words: Sequence[str]) -> list[str]:
-    """A command line without the values of flags that may be secrets: `--api-key=…`, `--token …`."""
+    """Hide the values of flags that may be secrets in a command: `--api-key=…`, `--token …`."""
     shown, hides_next = [], False
     for word in words:
         flag = re.fullmatch(_FLAG, word)

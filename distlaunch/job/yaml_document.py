@@ -1,4 +1,4 @@
-"""YAML: read as job files have it, bounded, with places and without aliases, and written for every parser."""
+"""YAML: reading with places, limits and without aliases; writing for every parser."""
 
 import contextlib
 import re
@@ -8,28 +8,28 @@ from typing import Any
 import yaml
 
 from distlaunch.errors import JobError, Problem
-from distlaunch.job.document import MAX_DEPTH, OVERRIDE, Entries, Items, Place, Scalar, Value, in_quotes
+from distlaunch.job.document import OVERRIDE, Entries, Items, Place, Scalar, Value, in_quotes
 
 _LINE_END = "\r\n|[\r\n\x85\u2028\u2029]"
-"""As YAML has it, which counts lines by it."""
+"""Regular expression of the line ends that count in YAML."""
 _Loader: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-
-
+MAX_DEPTH = 20
+"""Levels of nested lists and maps."""
 MAX_NUMBER = 40
-"""Characters of a number: YAML's base 60 takes quadratic time, and Python prints at most 4300 digits."""
+"""Characters. YAML base 60 takes quadratic time, and Python prints at most 4300 digits."""
 _NUMBERS = frozenset({"tag:yaml.org,2002:int", "tag:yaml.org,2002:float"})
 _SCALARS = frozenset({*_NUMBERS, *(f"tag:yaml.org,2002:{name}" for name in ("str", "bool", "null"))})
 
 
 def parse(text: str, source: str) -> Value:
-    """The document in `text`, from `source`. Raises `JobError` naming the place of what YAML or we refuse."""
+    """Parse `text` from `source`. Raises `JobError` with the place of invalid or refused YAML."""
     reader = _Reader(text, source)
     try:
         value = reader.document()
     except yaml.MarkedYAMLError as error:
-        raise JobError([_not_yaml(error, text, source)]) from None
+        reader.problems = [_not_yaml(error, text, source)]
     except yaml.YAMLError as error:
-        raise JobError([Place(source).problem("", f"not YAML: {error}".splitlines()[0])]) from None
+        reader.problems = [Place(source).problem("", f"not YAML: {error}".splitlines()[0])]
     if reader.problems:
         raise JobError(reader.problems)
     return value
@@ -39,25 +39,25 @@ def _not_yaml(error: yaml.MarkedYAMLError, text: str, source: str) -> Problem:
     from distlaunch.job.yaml_errors import Mistake, explained  # most files are YAML
 
     mark, since = error.problem_mark or error.context_mark, error.context_mark or error.problem_mark
-    said, within = str(error.problem or ""), str(error.context or "")
+    message, within = str(error.problem or ""), str(error.context or "")
+    unexplained = f"not YAML: {message or within}"
     if not mark or not since:
-        return Place(source).problem("", f"not YAML: {said or within}")
+        return Place(source).problem("", unexplained)
     lines = tuple(re.split(_LINE_END, text))
-    told = explained(Mistake(said, within, (mark.line, mark.column), (since.line, since.column), lines))
-    if not told:
-        return _place(source, text, mark.line, mark.column).problem("", f"not YAML: {said or within}")
-    place = _place(source, text, *told.at)
-    return place.problem("", told.words + (place.instead(told.wrong, told.right) if told.wrong else ""))
+    hint = explained(Mistake(message, within, (mark.line, mark.column), (since.line, since.column), lines))
+    place = _place(source, text, *(hint.at if hint else (mark.line, mark.column)))
+    correction = place.instead(hint.wrong, hint.right) if hint and hint.wrong else ""
+    return place.problem("", hint.words + correction if hint else unexplained)
 
 
 def _place(source: str, text: str, line: int, column: int) -> Place:
-    """Make the place of what stands there in `text`; a command line has no lines and columns."""
+    """Return a place in `text`; values from the command line have no line and column."""
     on_line = source.startswith(OVERRIDE)
     return Place(source, typed=text) if on_line else Place(source, line + 1, column + 1)
 
 
 def _refused_feature(event: yaml.Event) -> tuple[str, str] | None:
-    """What a value begins with that a job file can't have, and the value as it was written."""
+    """Return the name and spelling of a YAML feature that job files can't use, or None."""
     if isinstance(event, yaml.AliasEvent):
         return "aliases (*name)", f"*{event.anchor}"
     if isinstance(event, yaml.ScalarEvent) and event.anchor and not event.value:
@@ -69,14 +69,14 @@ def _refused_feature(event: yaml.Event) -> tuple[str, str] | None:
 
 
 class _Reader:
-    """Makes values of a text, and notes what a job file can't have."""
+    """Converter from YAML text to values, with a list of problems."""
 
     def __init__(self, text: str, source: str) -> None:
         self.text, self.source = text, source
         self.problems: list[Problem] = []
 
     def document(self) -> Value:
-        """The whole. Raises `YAMLError`."""
+        """Return the whole document. Raises `YAMLError`."""
         self._check_events()
         if self.problems:
             return Scalar(None, Place(self.source))
@@ -85,22 +85,19 @@ class _Reader:
         return self._value(node) if node else Scalar(None, Place(self.source))
 
     def _check_events(self) -> None:
-        """Refuse aliases and deep nesting before anything recursive sees them."""
+        """Refuse aliases and deep nesting before recursive code runs."""
         depth = 0
         for event in yaml.parse(self.text, Loader=_Loader):
             if refused := _refused_feature(event):
-                feature, word = refused
-                place = self._place(event)
-                told = f"{feature} are not allowed in a job file; if it is plain text, quote it: "
-                self.problems.append(place.problem("", told + place.instead(word, in_quotes(word))))
+                (feature, word), place = refused, self._place(event)
+                text = f"{feature} are not allowed in a job file; if it is plain text, quote it: "
+                self.problems.append(place.problem("", text + place.instead(word, in_quotes(word))))
                 return
-            if isinstance(event, yaml.CollectionStartEvent):
-                depth += 1
-            elif isinstance(event, yaml.CollectionEndEvent):
-                depth -= 1
+            depth += isinstance(event, yaml.CollectionStartEvent)
+            depth -= isinstance(event, yaml.CollectionEndEvent)
             if depth > MAX_DEPTH:
-                told = f"nested more than {MAX_DEPTH} levels deep"
-                self.problems.append(self._place(event).problem("", told))
+                text = f"nested more than {MAX_DEPTH} levels deep"
+                self.problems.append(self._place(event).problem("", text))
                 return
 
     def _place(self, marked: yaml.Event | yaml.Node) -> Place:
@@ -114,9 +111,9 @@ class _Reader:
 
     def _scalar(self, node: yaml.Node) -> Scalar:
         value = node.value
-        # A date, say, stays as it was spelled: we have no use for one.
+        # Other scalars, such as dates, keep their spelling.
         if node.tag in _SCALARS and (node.tag not in _NUMBERS or len(value) <= MAX_NUMBER):
-            # A tag may not fit, such as !!bool maybe.
+            # A tag may not fit its value: !!bool maybe.
             with contextlib.suppress(ValueError, KeyError, IndexError, ArithmeticError):
                 value = self.loader.construct_object(node)
         return Scalar(value, self._place(node), node.value)
@@ -133,8 +130,8 @@ class _Reader:
                 continue
             key = key_node.value
             if key in lines:
-                told = f"duplicate key; the first is on line {lines[key]}"
-                self.problems.append(place.problem(key, told))
+                text = f"duplicate key; the first is on line {lines[key]}"
+                self.problems.append(place.problem(key, text))
             lines.setdefault(key, key_node.start_mark.line + 1)
             entries.append((Scalar(key, place), self._value(value_node)))
         return Entries(tuple(entries), self._place(node))
@@ -162,16 +159,10 @@ _Dumper.add_representer(str, _string)
 
 
 def yaml_text(documents: Iterable[Any]) -> str:
-    """One document after another, quoted so that every parser reads the same.
+    """Write documents with enough quotes for every parser.
 
-    Kubernetes' takes 1e-4 for a number, PyYAML for a word.
+    In Kubernetes 1e-4 is a number, in PyYAML a string.
     """
-    text: str = yaml.dump_all(
-        documents,
-        Dumper=_Dumper,
-        sort_keys=False,
-        allow_unicode=True,
-        width=float("inf"),
-        explicit_start=True,
-    )
+    layout: dict[str, Any] = {"sort_keys": False, "allow_unicode": True, "width": float("inf")}
+    text: str = yaml.dump_all(documents, Dumper=_Dumper, explicit_start=True, **layout)
     return text

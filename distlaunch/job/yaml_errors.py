@@ -1,4 +1,4 @@
-"""What is wrong with text that is not YAML, in plainer words than the parser's, and how to write it."""
+"""Plain explanations of YAML syntax errors, with corrections."""
 
 import re
 from collections.abc import Callable
@@ -10,41 +10,21 @@ Mark = tuple[int, int]
 """Line and column, from 0."""
 
 
-class Mistake(NamedTuple):
-    """What the parser `said` at a place, and within which construct, begun `since`; `lines` are all."""
+class Mistake:
+    """A parser error: message, enclosing construct, its start (`since`), and all lines of the text.
 
-    said: str
-    within: str
-    at: Mark
-    since: Mark
-    lines: tuple[str, ...]
+    `line` is the line of the error, `before` and `rest` its parts before and after the error, and
+    `start_line` the line where the construct starts.
+    """
 
-    @property
-    def line(self) -> str:
-        """The line where the parser stopped."""
-        return self._line(self.at)
-
-    @property
-    def begun(self) -> str:
-        """The line where the construct begins."""
-        return self._line(self.since)
-
-    @property
-    def before(self) -> str:
-        """What stands on the line before the place."""
-        return self.line[: self.at[1]]
-
-    @property
-    def rest(self) -> str:
-        """What stands on the line from the place on."""
-        return self.line[self.at[1] :].strip()
-
-    def _line(self, mark: Mark) -> str:
-        return self.lines[mark[0]] if mark[0] < len(self.lines) else ""
+    def __init__(self, error: str, within: str, at: Mark, since: Mark, lines: tuple[str, ...]) -> None:
+        self.error, self.within, self.at, self.since, self.lines = error, within, at, since, lines
+        self.line, self.start_line = ("".join(lines[mark[0] : mark[0] + 1]) for mark in (at, since))
+        self.before, self.rest = self.line[: at[1]], self.line[at[1] :].strip()
 
 
-class Told(NamedTuple):
-    """The words, where, and what to write (`right`) in place of what (`wrong`)."""
+class Hint(NamedTuple):
+    """An explanation with its place, and a correction: `right` in place of `wrong`."""
 
     words: str
     at: Mark
@@ -52,78 +32,76 @@ class Told(NamedTuple):
     right: str = ""
 
 
-def explained(mistake: Mistake) -> Told | None:
-    """The mistake in the user's terms, where it is one of those that people make."""
-    for said, within, look in _LOOKS:
-        if re.search(said, mistake.said) and re.search(within, mistake.within) and (told := look(mistake)):
-            return told
+def explained(mistake: Mistake) -> Hint | None:
+    """Return an explanation if the mistake is a common one."""
+    for error, within, explain in _EXPLANATIONS:
+        fits = re.search(error, mistake.error) and re.search(within, mistake.within)
+        if fits and (hint := explain(mistake)):
+            return hint
     return None
 
 
-def _quoted(words: str, at: Mark, wrong: str) -> Told:
-    return Told(f"{words}; quote it: ", at, wrong, in_quotes(wrong))
+def _quoted(words: str, at: Mark, wrong: str) -> Hint:
+    return Hint(f"{words}; quote it: ", at, wrong, in_quotes(wrong))
 
 
-def _tab(mistake: Mistake) -> Told | None:
+def _tab(mistake: Mistake) -> Hint | None:
     if mistake.line[: mistake.at[1] + 1].strip(" ").startswith("\t"):
-        return Told("tabs can't indent: use spaces", mistake.at)
+        return Hint("tabs can't indent: use spaces", mistake.at)
     return None
 
 
-def _second_document(mistake: Mistake) -> Told:
+def _second_document(mistake: Mistake) -> Hint:
     words = "a second document starts here, but a job file holds one job: put the other in its own file"
-    return Told(words, mistake.at)
+    return Hint(words, mistake.at)
 
 
-def _unclosed(mistake: Mistake) -> Told:
-    return Told(f"this {mistake.begun[mistake.since[1]]} is not closed", mistake.since)
+def _unclosed(mistake: Mistake) -> Hint:
+    return Hint(f"this {mistake.start_line[mistake.since[1]]} is not closed", mistake.since)
 
 
-def _colon(mistake: Mistake) -> Told | None:
-    """A key without the space after its colon, which YAML may find out a line later."""
+def _colon(mistake: Mistake) -> Hint | None:
+    """Find a key without a space after its colon, which YAML may detect a line later."""
     return _no_space(mistake, mistake.at[0]) or _no_space(mistake, mistake.at[0] - 1)
 
 
-def _no_space(mistake: Mistake, number: int) -> Told | None:
+def _no_space(mistake: Mistake, number: int) -> Hint | None:
     line = mistake.lines[number] if 0 <= number < len(mistake.lines) else ""
     found = re.match(r"\s*(?:- )?(([A-Za-z_]\w*):)([^\s/].*)", line)
     if not found:
         return None
     at = (number, found.end(1) - 1)
-    return Told("put a space after the colon: ", at, found[1] + found[3], f"{found[1]} {found[3]}")
+    return Hint("put a space after the colon: ", at, found[1] + found[3], f"{found[1]} {found[3]}")
 
 
-def _no_colon(mistake: Mistake) -> Told:
-    number = mistake.since[0]
-    text = mistake.begun.strip()
-    if spaced := _no_space(mistake, number):
+def _no_colon(mistake: Mistake) -> Hint:
+    text = mistake.start_line.strip()
+    if spaced := _no_space(mistake, mistake.since[0]):
         return spaced
     if found := re.fullmatch(r"([A-Za-z_]\w*)\s*=\s*(.+)", text):
-        return Told(
-            "write a colon between a key and its value: ", mistake.since, text, f"{found[1]}: {found[2]}"
-        )
-    return Told(f'"{text[:60]}" is not followed by a colon; write key: value', mistake.since)
+        words = "write a colon between a key and its value: "
+        return Hint(words, mistake.since, text, f"{found[1]}: {found[2]}")
+    return Hint(f'"{text[:60]}" is not followed by a colon; write key: value', mistake.since)
 
 
-def _bad_start(mistake: Mistake) -> Told | None:
-    """A plain value that begins with what means something else in YAML."""
-    at = mistake.at if "cannot start any token" in mistake.said else mistake.since
-    line = mistake.lines[at[0]]
-    word = _word(line, at[1])
+def _bad_start(mistake: Mistake) -> Hint | None:
+    """Explain a plain value whose first character has a meaning in YAML."""
+    at = mistake.at if "cannot start any token" in mistake.error else mistake.since
+    word = _word(mistake.lines[at[0]], at[1])
     return _quoted(f"an unquoted value can't start with {word[0]}", at, word) if word.strip() else None
 
 
 def _word(line: str, column: int) -> str:
-    """The value that begins at `column`: the rest of the line, or inside brackets up to a comma."""
+    """Return the value at `column`: the rest of the line, or inside brackets up to a comma."""
     before, rest = line[:column], re.sub(r"\s#.*", "", line[column:])
     inside = any(before.count(mark) > before.count(end) for mark, end in ("[]", "{}"))
     return (re.split(r"[,\]}]", rest)[0] if inside else rest.rstrip(",")).strip()
 
 
-def _nested_bracket(mistake: Mistake) -> Told | None:
-    """[ or { inside a plain value of a list, where it begins a list or mapping of its own."""
+def _nested_bracket(mistake: Mistake) -> Hint | None:
+    """Explain [ or { inside a plain value of a list, which starts a nested list or map."""
     if found := re.search(r"[^\s,\[\"']+\[[0-9, -]+\]", mistake.line):
-        return Told("quote a range inside a list: ", mistake.at, found[0], in_quotes(found[0]))
+        return Hint("quote a range inside a list: ", mistake.at, found[0], in_quotes(found[0]))
     start = re.search(r"[^\s,\[\]{}\"']+$", mistake.before)
     rest = re.match(r"(?:\[[^\[\]]*\]|\{[^{}]*\}|[^\s,\[\]{}])+", mistake.line[mistake.at[1] :])
     if not start or not rest or rest[0][0] not in "[{":
@@ -131,7 +109,7 @@ def _nested_bracket(mistake: Mistake) -> Told | None:
     return _quoted(f"an unquoted value in a list can't contain {rest[0][0]}", mistake.at, start[0] + rest[0])
 
 
-def _unclosed_bracket(mistake: Mistake) -> Told:
+def _unclosed_bracket(mistake: Mistake) -> Hint:
     after = mistake.rest
     if mistake.at[0] > mistake.since[0] or not after:
         return _unclosed(mistake)
@@ -139,72 +117,70 @@ def _unclosed_bracket(mistake: Mistake) -> Told:
         item = re.split(r"[,\[{]\s*", mistake.before)[-1] + re.split(r"\s*[,\]}]", after)[0]
         value = item.partition(": ")[2] if "mapping" in mistake.within else item
         return _quoted('an unquoted value can\'t contain ": "', mistake.at, value)
-    return Told(f"a comma is missing before {re.split(r'[,}]|]', after)[0][:20]}", mistake.at)
+    return Hint(f"a comma is missing before {re.split(r'[,}]|]', after)[0][:20]}", mistake.at)
 
 
-def _colon_in_value(mistake: Mistake) -> Told | None:
+def _colon_in_value(mistake: Mistake) -> Hint | None:
     found = re.match(r"\s*(?:- )?[\w.-]+: +(\S.*)", mistake.line)
     if not found or found.start(1) > mistake.at[1]:
         return None
     return _quoted('an unquoted value can\'t contain ": "', mistake.at, found[1].rstrip())
 
 
-def _indentation(mistake: Mistake) -> Told | None:
+def _indentation(mistake: Mistake) -> Hint | None:
     begins = re.match(r"\s*(?:- )?[\w.-]+$|\s*$", mistake.before)
     if not begins or not mistake.line.strip():
         return None
-    words = (
-        "this line's indentation doesn't match the lines above it: the keys of a mapping must line up, and "
-    )
-    return Told(f"{words}so must the items of a list", mistake.at)
+    words = "this line's indentation doesn't match the lines above it: "
+    return Hint(f"{words}the keys of a mapping must line up, and so must the items of a list", mistake.at)
 
 
-def _after_value(mistake: Mistake) -> Told:
-    """Text behind a value that ended with its quote or bracket."""
+def _after_value(mistake: Mistake) -> Hint:
+    """Explain text after the closing quote or bracket of a value."""
     found = re.match(r"\s*(?:- )?(?:[\w.-]+: +)?(?:- )?([\"'{\[].*)", mistake.line)
     if not found or found.start(1) >= mistake.at[1] - 1:
-        return Told("the quote before this was opened on an earlier line; close it there", mistake.at)
+        return Hint("the quote before this was opened on an earlier line; close it there", mistake.at)
     value, rest = found[1].rstrip(), mistake.rest
     words = f"unexpected {rest[:20]} after the end of the value"
     if value[0] == "[":
-        return Told(f"{words}: remove it, or put it in the list", mistake.at)
-    wrong, whole = value, value[1:-1] if value[0] == value[-1] == "'" else value
-    return Told(f"{words}; quote the whole: ", mistake.at, wrong, in_quotes(whole))
+        return Hint(f"{words}: remove it, or put it in the list", mistake.at)
+    whole = value[1:-1] if value[0] == value[-1] == "'" else value
+    return Hint(f"{words}; quote the whole: ", mistake.at, value, in_quotes(whole))
 
 
-def _list_on_the_line(mistake: Mistake) -> Told:
+def _list_on_the_line(mistake: Mistake) -> Hint:
     value = mistake.rest
     if value == "-":
         return _quoted("an unquoted value can't be just a dash", mistake.at, value)
     words = "put each list item on a line of its own, or the list in brackets: "
-    return Told(words, mistake.at, value, as_list(" ".join(value[1:].split())))
+    return Hint(words, mistake.at, value, as_list(" ".join(value[1:].split())))
 
 
-def _escape(mistake: Mistake) -> Told | None:
-    found = re.match(r'"((?:\\.|[^"\\])*)"', mistake.begun[mistake.since[1] :])
+def _escape(mistake: Mistake) -> Hint | None:
+    found = re.match(r'"((?:\\.|[^"\\])*)"', mistake.start_line[mistake.since[1] :])
     if not found:
         return None
     words = "in double quotes a backslash starts an escape; to keep it, use single quotes: "
-    return Told(words, mistake.at, found[0], "'" + found[1].replace("'", "''") + "'")
+    return Hint(words, mistake.at, found[0], "'" + found[1].replace("'", "''") + "'")
 
 
-def _question_mark(mistake: Mistake) -> Told | None:
-    found = re.search(r"(?:[\[,:] *)(\?) *(?:[,\]]|$)", mistake.begun)
+def _question_mark(mistake: Mistake) -> Hint | None:
+    found = re.search(r"(?:[\[,:] *)(\?) *(?:[,\]]|$)", mistake.start_line)
     if not found:
         return None
     return _quoted("an unquoted value can't be just a question mark", (mistake.since[0], found.start(1)), "?")
 
 
-def _missing_value(mistake: Mistake) -> Told:
+def _missing_value(mistake: Mistake) -> Hint:
     after = mistake.rest
     if "block node" in mistake.within and after:
         return _quoted(f"an unquoted value can't start with {after[0]}", mistake.at, after)
     if after.startswith("-"):
-        return Told("list items in brackets take no dashes: [a, b]", mistake.at)
-    return Told(f"a value is missing before {after[0]}" if after else "a bracket is not closed", mistake.at)
+        return Hint("list items in brackets take no dashes: [a, b]", mistake.at)
+    return Hint(f"a value is missing before {after[0]}" if after else "a bracket is not closed", mistake.at)
 
 
-_LOOKS: tuple[tuple[str, str, Callable[[Mistake], Told | None]], ...] = (
+_EXPLANATIONS: tuple[tuple[str, str, Callable[[Mistake], Hint | None]], ...] = (
     ("", "", _tab),
     ("another document", "", _second_document),
     ("end of stream", "quoted scalar", _unclosed),
@@ -222,4 +198,4 @@ _LOOKS: tuple[tuple[str, str, Callable[[Mistake], Told | None]], ...] = (
     ("escape character", "", _escape),
     ("expected (the )?node content", "", _missing_value),
 )
-"""Patterns of what the parser says, and within what; and who may know what that means: the first is right."""
+"""Patterns of the error and its construct, with the explanation to try; the first match counts."""

@@ -5,13 +5,13 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from distlaunch.agent.frozen import Frozen
-from distlaunch.job.container_fields import KUBERNETES
+from distlaunch.job.fields import KUBERNETES
 from distlaunch.job.spec import FOREVER_S, JobSpec
 from distlaunch.job.text import fill
 from distlaunch.kubernetes.checks import names_gpus
 from distlaunch.kubernetes.names import GROUP, Kind, first_host, object_name
 from distlaunch.plan.layout import DEFAULT_PORT
-from distlaunch.plan.torchrun_text import job_flags
+from distlaunch.plan.shell_text import job_flags
 
 Manifest = dict[str, Any]
 ARCHIVE = "distlaunch.tar.xz"

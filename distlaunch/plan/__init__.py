@@ -1,1 +1,1 @@
-"""Who runs where with which rank and environment: pure, from a `JobSpec` and the nodes' facts."""
+"""The plan of a job: nodes, ranks and environments, from a `JobSpec` and facts about nodes. Pure."""

@@ -1,4 +1,4 @@
-"""A plan as plain data, for JSON."""
+"""Plans as plain data, for JSON."""
 
 from typing import Any
 
@@ -8,13 +8,13 @@ from distlaunch.plan.layout import LaunchPlan, NodePlan, NodeRank, WorkerPlan
 
 
 def plan_document(plan: LaunchPlan, nodes: dict[NodeRank, list[WorkerPlan]]) -> dict[str, Any]:
-    """The plan; `nodes` has each node's workers.
+    """Return the plan; `nodes` has the workers of each node.
 
-    Values that are inherited, or that are secrets by their names, are null. So is a port that is picked at
-    the start.
+    Inherited values, and values of variables with the name of a secret, are null. So is a port picked at the
+    start.
     """
     binding = plan.spec.binding
-    wish = {binding.key: list(binding.cpus) or binding.how} if binding else {}  # as the job file has it
+    bound = {binding.key: list(binding.cpus) or binding.how} if binding else {}  # as in the job file
     return {
         "name": plan.spec.name,
         "world_size": plan.world_size,
@@ -23,7 +23,7 @@ def plan_document(plan: LaunchPlan, nodes: dict[NodeRank, list[WorkerPlan]]) -> 
         "master_port": plan.master_port,
         "numa_binding": None,
         "cpu_binding": None,
-        **wish,
+        **bound,
         "nodes": [_node(plan, node, nodes[node.node_rank]) for node in plan.nodes],
     }
 

@@ -1,4 +1,4 @@
-"""Launchers that somebody else starts: what each says of itself, where they meet, and which node each is."""
+"""Launchers started by another program: their introductions, their endpoint, and their order."""
 
 import re
 import zlib
@@ -10,15 +10,15 @@ from distlaunch.agent.frozen import Frozen
 from distlaunch.job.allocation import TaskPlace
 
 PORTS, LOWEST_PORT, PORT_SPAN = 8, 10_000, 20_000
-"""Below the ports that the system gives to connections."""
+"""Number and range of ports, below the ephemeral ports of the system."""
 
 
 class Arrival(Frozen):
-    """What a launcher says of itself: the `job` that it belongs to, and its host's `name`.
+    """The introduction of a launcher: its `job`, and the `name` of its host.
 
-    `nodes` are the fewest and the most that it was told to expect. `node_rank` is the number that it was
-    given, `task` the scheduler's; None = none. `place` is that of a single rank among the tasks of a
-    scheduler, and `gpus` how many of its own such a task has.
+    `nodes` are the minimum and maximum number of expected nodes. `node_rank` is an explicit node number, and
+    `task` the task number from the scheduler; None = none. `place` is the position of a single rank among the
+    tasks of a scheduler, and `gpus` the number of GPUs of such a task.
     """
 
     job: str
@@ -32,12 +32,12 @@ class Arrival(Frozen):
 
 
 class Gathering(Frozen):
-    """Where the launchers of a run come together, and this one among them.
+    """The endpoint of the launchers of a run, and the part of one launcher.
 
-    The controller listens at the first of `ports` that it gets; others try all `hosts` and ports. `serves`
-    says whether this launcher is the controller; None = if it runs on the first of the hosts, and is the
-    first there. `fixed`: the first port is to be rank 0's, too. Once the fewest nodes are there, more are
-    waited for until `last_call_s` are over. `ordered`: the launchers know their numbers.
+    The controller listens on the first available port of `ports`; the others try all `hosts` and ports.
+    `serves` makes this launcher the controller; None = the first launcher on the first host is. `fixed`: the
+    first port is reserved for rank 0, too. Once the minimum number of nodes has connected, the controller
+    waits up to `last_call_s` for more. `ordered`: the launchers have node numbers.
     """
 
     arrival: Arrival
@@ -52,22 +52,22 @@ class Gathering(Frozen):
 
     @property
     def label(self) -> str:
-        """For people."""
+        """Return the endpoint for people."""
         host = self.hosts[0]
         return f"[{host}]:{self.ports[0]}" if ":" in host else f"{host}:{self.ports[0]}"
 
 
 def ports_for(key: str) -> tuple[int, ...]:
-    """Ports that all launchers of a job draw alike: where it has no endpoint, or rank 0 has taken that."""
+    """Return ports that every launcher of a job derives; used without an endpoint, or next to rank 0."""
     drawn = (zlib.crc32(f"{key} {i}".encode()) for i in range(PORTS))
     return tuple(LOWEST_PORT + number % PORT_SPAN for number in drawn)
 
 
 def in_order(arrivals: Sequence[Arrival], near: Sequence[bool]) -> list[int]:
-    """Which of the arrivals is node 0, node 1 and so on, where nobody has numbered them.
+    """Return the indices of the arrivals in node order, for launchers without node numbers.
 
-    Those on the endpoint's machine come first: MASTER_ADDR is to be rank 0's. Within that, numbers count that
-    all have, each another: those they were given, else the scheduler's; else the hosts' names.
+    Launchers on the machine of the endpoint come first, since MASTER_ADDR belongs to rank 0. The others are
+    sorted by node numbers if all have different ones, else by task numbers, else by host names.
     """
     given = [[each.node_rank for each in arrivals], [each.task for each in arrivals]]
     numbers = next((kind for kind in given if None not in kind and len({*kind}) == len(kind)), None)
@@ -79,6 +79,6 @@ def in_order(arrivals: Sequence[Arrival], near: Sequence[bool]) -> list[int]:
 
 
 def natural(name: str) -> list[tuple[bool, int, str]]:
-    """The key by which gpu2 comes before gpu10."""
+    """Return a sort key that puts gpu2 before gpu10."""
     parts = re.split(r"([0-9]+)", name)
     return [(part.isdigit(), int(part) if part.isdigit() else 0, part) for part in parts]

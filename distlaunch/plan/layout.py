@@ -1,4 +1,4 @@
-"""Assigns ranks: nodes in the order listed, contiguous per node, rank 0 on the first."""
+"""Assignment of ranks: nodes in the order listed, contiguous per node, rank 0 on the first."""
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
@@ -9,24 +9,24 @@ from typing import NewType
 from distlaunch import contract
 from distlaunch.agent.frozen import Frozen
 from distlaunch.job.allocation import TaskPlace
-from distlaunch.job.spec import Backend, Env, JobSpec, NodeSpec, Program
+from distlaunch.job.spec import Backend, Env, JobSpec, Program
 from distlaunch.job.text import fill, path_in
 from distlaunch.transports.transport import Transport
 from distlaunch.wording import counted, listed
 
 MAX_PROCS = 4096
-"""Workers per node: the protocol has room for 32768."""
+"""Workers per node; the protocol has room for 32768."""
 NodeRank = NewType("NodeRank", int)
-"""A node's place in a generation, GROUP_RANK; every other number of a node is its place in the pool."""
+"""Position of a node in an attempt, GROUP_RANK; other node numbers are indices in the pool."""
 DEFAULT_PORT = 29500
-"""torch's default; shown by dry-run where `run` will pick a free one."""
+"""Default port of torch; shown by dry-run where `run` picks a free port."""
 
 
 class Facts(Frozen):
-    """What a node says of itself: the interpreter for its workers and its GPUs (None = not asked).
+    """Facts about a node: the interpreter for its workers and the number of its GPUs (None = not checked).
 
-    One with a launcher of its own has so many workers (`procs`). It shows what they print, and keeps it in
-    `logs`, "" = nowhere; None = we do.
+    A launcher has `procs` workers of its own. It shows their output and keeps it in `logs`, "" = nowhere;
+    None = the controller does.
     """
 
     python: str
@@ -36,9 +36,9 @@ class Facts(Frozen):
 
 
 class NodePlan(Frozen):
-    """One node's part: workers `first_rank` … `first_rank + procs - 1`. `node` is its index in the pool.
+    """The part of one node: workers `first_rank` … `first_rank + procs - 1`; `node` is its pool index.
 
-    With torch's own agents, the one worker starts `torch_ranks` ranks, which torch numbers.
+    With torch agents, the only worker starts `torch_ranks` ranks, which torch numbers.
     """
 
     node: int
@@ -57,24 +57,24 @@ class NodePlan(Frozen):
 
     @property
     def ranks(self) -> range:
-        """The ranks on this node."""
+        """Return the ranks on this node."""
         return range(self.first_rank, self.first_rank + self.procs)
 
     @property
     def gpu_flaw(self) -> str:
-        """The GPUs that the node lacks, in words; "" if every rank has one."""
+        """Describe a lack of GPUs; "" if every rank has one."""
         ranks = self.torch_ranks or self.procs
         return f"{counted(self.gpus, 'GPU')} for {counted(ranks, 'worker')}" if self.gpus < ranks else ""
 
     def device(self, local_rank: int) -> str:
-        """The device that a script takes by LOCAL_RANK."""
+        """Return the device that a script selects by LOCAL_RANK."""
         if self.torch_ranks:
             return f"{counted(self.torch_ranks, 'rank')} of torch's, on {'cuda' if self.gpus else 'cpu'}"
         return f"cuda:{local_rank}" if local_rank < self.gpus else "cpu"
 
 
 class LaunchPlan(Frozen):
-    """All that `run` starts and `dry-run` prints; `master_port` None = picked and held at the start."""
+    """The plan that `run` executes and `dry-run` prints; `master_port` None = picked at the start."""
 
     spec: JobSpec
     nodes: tuple[NodePlan, ...]
@@ -85,18 +85,18 @@ class LaunchPlan(Frozen):
 
     @property
     def group_world_size(self) -> int:
-        """How many nodes there are, for the ranks: of a scheduler's tasks, the hosts; 0 = not known."""
+        """Return the number of nodes for ranks; for scheduler tasks, of hosts; 0 = unknown."""
         place = self.spec.nodes[0].place
         return len(self.nodes) if place is None else place.node_count or 0
 
     @cached_property
     def members(self) -> tuple[int, ...]:
-        """Its nodes' indices in the pool, in rank order."""
+        """Return the pool indices of the nodes, in rank order."""
         return tuple(part.node for part in self.nodes)
 
     @cached_property
     def node_words(self) -> str:
-        """Its nodes for people: the first few of many by name."""
+        """Return the names of the nodes, shortened to the first few."""
         return listed([part.label for part in self.nodes])
 
     @cached_property
@@ -104,49 +104,49 @@ class LaunchPlan(Frozen):
         return {part.node: part for part in self.nodes}
 
     def node_of(self, rank: int) -> NodePlan:
-        """The node on which `rank` runs."""
+        """Return the node of `rank`."""
         return self.nodes[bisect_right(self.nodes, rank, key=attrgetter("first_rank")) - 1]
 
     def part_of(self, node: int) -> NodePlan | None:
-        """What the pool's node of that index does, or None when it takes no part."""
+        """Return the part of a node by its pool index, or None if it takes no part."""
         return self._parts.get(node)
 
     @property
     def one_machine(self) -> bool:
-        """Whether all workers run on the same machine."""
-        return _together(self.spec, self.nodes)
+        """Check whether all workers run on the same machine."""
+        return self.spec.together([node.reach for node in self.nodes])
 
     @property
     def unit(self) -> str:
-        """What people call a worker."""
+        """Return the word for a worker in messages."""
         return "torch agent" if self.spec.etcd else "mpirun" if self.spec.mpirun_hosts else "rank"
 
     @property
     def meeting_place(self) -> str:
-        """Where the ranks meet, for people."""
+        """Return the endpoint of the rendezvous for people."""
         if self.spec.etcd:
             return f"etcd at {self.spec.etcd.endpoint}"
         return f"MASTER_ADDR {self.master_addr}, {self.master_port or 'a free port'}"
 
     @property
     def join_s(self) -> float | None:
-        """Seconds for all workers to connect to MASTER_PORT; None = no limit, or torch's agents have it."""
+        """Return the join timeout in seconds; None = no limit, or torch agents apply it."""
         return None if self.spec.etcd else self.spec.timeouts.join_s
 
 
 class Foreseen(Frozen):
-    """What is known of a plan before the nodes are: its MASTER_ADDR."""
+    """The part of a plan that is known before the nodes are: MASTER_ADDR."""
 
     address: str
     one_machine: bool
 
 
 class WorkerPlan(Frozen):
-    """One worker, ready to be spawned.
+    """One worker, ready to be started.
 
-    `env` is the job's, `contract` wins over it, `defaults` hold only where the node has none.
-    `paths` are the indices in `argv` of paths on the node, which may begin with its user's ~, as `cwd` may.
-    `temporary` are variables for a folder there that is deleted after the run.
+    `env` is the environment of the job. `contract` overrides it, and `defaults` apply only if the node has no
+    value. `paths` are the indices in `argv` of paths on the node; these, and `cwd`, may begin with a ~.
+    `temporary` are variables for a directory on the node that is deleted after the run.
     """
 
     rank: int
@@ -161,10 +161,10 @@ class WorkerPlan(Frozen):
 
 
 def make_plan(spec: JobSpec, facts: Mapping[int, Facts], master_address: str | None = None) -> LaunchPlan:
-    """The plan of a job on the nodes in `facts`: index in the pool → what is known, in rank order.
+    """Return the plan of a job on the nodes in `facts`: pool index → facts, in rank order.
 
-    `master_address` is how ssh reaches the first of them, where the job file does not name an address.
-    Raises `JobError` when the job can't run on such nodes.
+    `master_address` is the address used by ssh for the first node, unless the job file has an address. Raises
+    `JobError` if the job can't run on these nodes.
     """
     nodes: list[NodePlan] = []
     for index, fact in facts.items():
@@ -173,18 +173,13 @@ def make_plan(spec: JobSpec, facts: Mapping[int, Facts], master_address: str | N
     backend = choose_backend(spec, nodes)
     world_size = nodes[-1].ranks.stop
     _check_console(spec, world_size)
-    return LaunchPlan(
-        spec=spec,
-        nodes=tuple(nodes),
-        world_size=world_size,
-        backend=backend,
-        master_addr=_master_addr(spec, nodes[0].node, _together(spec, nodes), master_address),
-        master_port=spec.master_port,
-    )
+    together = spec.together([node.reach for node in nodes])
+    address = _master_addr(spec, nodes[0].node, together, master_address)
+    return LaunchPlan(spec, tuple(nodes), world_size, backend, address, spec.master_port)
 
 
 def _check_console(spec: JobSpec, world_size: int) -> None:
-    """An elastic job may have other ranks later."""
+    """Check the ranks in logs.console; an elastic job may have other ranks later."""
     listed = spec.logs.console if isinstance(spec.logs.console, tuple) and not spec.elastic else ()
     for i, rank in enumerate(listed):
         if rank >= world_size:
@@ -193,35 +188,30 @@ def _check_console(spec: JobSpec, world_size: int) -> None:
 
 
 def foreseen_master(spec: JobSpec, master_address: str | None) -> Foreseen:
-    """Where the workers meet if all nodes of the job come. Raises `JobError` as `make_plan`."""
-    together = _together(spec, spec.nodes)
+    """Return MASTER_ADDR if all nodes connect. Raises `JobError`, as `make_plan` does."""
+    together = spec.together([node.reach for node in spec.nodes])
     return Foreseen(_master_addr(spec, 0, together, master_address), together)
 
 
-def _together(spec: JobSpec, nodes: Sequence[NodePlan | NodeSpec]) -> bool:
-    """Whether all run on the same machine."""
-    here = len(nodes) == 1 or all(node.reach.here for node in nodes)
-    return here and len(spec.mpirun_hosts) <= 1
-
-
 def node_plan(spec: JobSpec, fact: Facts, index: int, node_rank: NodeRank, first_rank: int) -> NodePlan:
-    """What one node does. Raises `JobError` when that is not known, or can't be."""
+    """Return the part of one node. Raises `JobError` if it is unknown or impossible."""
     node = spec.pool[index]
     gpus = node.gpus if node.gpus is not None else fact.gpus
     if gpus is None:
         if node.procs is None or spec.backend == "auto":
-            raise spec.error(
-                node.path,
-                f"the number of GPUs on {node.label} is unknown without contacting it; "
-                "set gpus_per_node, for example --set gpus_per_node=8",
-            )
+            text = f"the number of GPUs on {node.label} is unknown without contacting it"
+            hint = "set gpus_per_node, for example --set gpus_per_node=8"
+            raise spec.error(node.path, f"{text}; {hint}")
         gpus = node.procs if spec.backend == "nccl" else 0
     procs = fact.procs or node.procs or gpus or node.cpu_procs or 1
     if procs > MAX_PROCS:
-        raise spec.error(
-            node.path, f"{procs} workers on {node.label} are too many: at most {MAX_PROCS} are supported"
-        )
-    _check_binding(spec, node.label, procs)
+        text = f"{procs} workers on {node.label} are too many: at most {MAX_PROCS} are supported"
+        raise spec.error(node.path, text)
+    binding = spec.binding
+    if binding and binding.how == "listed" and len(binding.cpus) < procs:
+        has = counted(procs, "worker")
+        text = f"{node.label} has {has}, but CPUs are listed for only {len(binding.cpus)}"
+        raise spec.error("cpu_binding", text)
     return NodePlan(
         node=index,
         node_rank=node_rank,
@@ -239,50 +229,34 @@ def node_plan(spec: JobSpec, fact: Facts, index: int, node_rank: NodeRank, first
     )
 
 
-def _check_binding(spec: JobSpec, label: str, procs: int) -> None:
-    binding = spec.binding
-    if binding and binding.how == "listed" and len(binding.cpus) < procs:
-        raise spec.error(
-            "cpu_binding",
-            f"{label} has {counted(procs, 'worker')}, but CPUs are listed for only {len(binding.cpus)}",
-        )
-
-
 def choose_backend(spec: JobSpec, nodes: Sequence[NodePlan]) -> Backend:
-    """What torch.distributed will use on these nodes. Raises `JobError` when the one asked for can't be."""
+    """Return the backend of torch.distributed. Raises `JobError` if the requested one can't work."""
     short = [node for node in nodes if node.gpu_flaw]
     if spec.backend == "nccl" and short:
-        node = short[0]
-        raise spec.error(
-            "backend",
-            f"nccl needs a GPU for each worker, but {node.label} has {node.gpu_flaw}; "
-            "lower procs_per_node, or use backend: gloo",
-        )
-    if spec.backend != "auto":
-        return spec.backend
-    return "gloo" if short else "nccl"
+        text = f"nccl needs a GPU for each worker, but {short[0].label} has {short[0].gpu_flaw}"
+        raise spec.error("backend", f"{text}; lower procs_per_node, or use backend: gloo")
+    return spec.backend if spec.backend != "auto" else "gloo" if short else "nccl"
 
 
 def _master_addr(spec: JobSpec, index: int, together: bool, master_address: str | None) -> str:
     first = spec.pool[index]
-    # An endpoint in the job file names the first node; another that takes its place has its own address.
+    # An endpoint in the job file means the first node. A replacement has its own address.
     named = spec.master_host if index == 0 else None
     if together:
         return named or "127.0.0.1"
     chosen = named or first.address or master_address or first.label
     if is_loopback(chosen):
         path = spec.master_path or first.path
+        text = f"{chosen} is a loopback address, which the other nodes can't reach"
         raise spec.error(
-            path,
-            f"{chosen} is a loopback address, which the other nodes can't reach; "
-            f"set {path if named else f'{first.path}.address'} to one that they can",
+            path, f"{text}; set {path if named else f'{first.path}.address'} to one that they can"
         )
     return chosen
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a name or address means "this machine" wherever it is used."""
-    import ipaddress  # a job on one machine needs none
+    """Check whether a name or address means "this machine" on every machine."""
+    import ipaddress  # not needed on one machine
 
     name = host.lower().rstrip(".")
     if name == "localhost" or name.startswith("localhost.") or name.endswith(".localhost"):
@@ -296,7 +270,7 @@ def is_loopback(host: str) -> bool:
 
 
 def meeting_of(plan: LaunchPlan, run_id: str, port: int, restart_count: int = 0) -> contract.Rendezvous:
-    """What the workers of one generation share."""
+    """Return the values shared by the workers of one attempt."""
     return contract.Rendezvous(
         master_addr=plan.master_addr,
         master_port=port,
@@ -310,7 +284,7 @@ def meeting_of(plan: LaunchPlan, run_id: str, port: int, restart_count: int = 0)
 
 
 def planned_workers(plan: LaunchPlan) -> dict[NodeRank, list[WorkerPlan]]:
-    """Each node's workers, with the port that `run` would pick shown as torch's default."""
+    """Return the workers of each node, with the default port of torch in place of a picked one."""
     meeting = meeting_of(plan, plan.spec.name, plan.master_port or DEFAULT_PORT)
     way = ("lo", "127.0.0.1") if plan.spec.one_machine else (None, None)
     return {node.node_rank: workers(plan, node, meeting, *way) for node in plan.nodes}
@@ -323,9 +297,9 @@ def workers(
     interface: str | None = None,
     source: str | None = None,
 ) -> list[WorkerPlan]:
-    """The workers of one node for one generation.
+    """Return the workers of one node for one attempt.
 
-    `interface` is the one that leads to MASTER_ADDR, `source` the node's own address there.
+    `interface` leads to MASTER_ADDR, and `source` is the address of the node on it.
     """
     if plan.spec.etcd:
         return [_torch_agent(plan, node, meeting, interface, source)]
@@ -336,16 +310,12 @@ def _worker(
     plan: LaunchPlan, node: NodePlan, local_rank: int, meeting: contract.Rendezvous, interface: str | None
 ) -> WorkerPlan:
     place = node.place or TaskPlace(local_rank, node.procs, node.node_rank, plan.group_world_size)
-    position = contract.Position(
-        rank=node.first_rank + local_rank,
-        local_rank=place.local_rank,
-        local_world_size=place.local_size,
-        node_rank=place.node_rank,
-    )
+    rank = node.first_rank + local_rank
+    position = contract.Position(rank, place.local_rank, place.local_size, place.node_rank)
     shared = contract.shared_environment(meeting, plan.world_size, place.node_count)
     own = contract.own_environment(position, plan.spec.one_device)
     return WorkerPlan(
-        rank=position.rank,
+        rank=rank,
         local_rank=local_rank,
         argv=_argv(plan, node, shared | own),
         contract=shared | own,
@@ -359,7 +329,7 @@ def _worker(
 def _torch_agent(
     plan: LaunchPlan, node: NodePlan, meeting: contract.Rendezvous, interface: str | None, source: str | None
 ) -> WorkerPlan:
-    from distlaunch.plan import other_launchers  # few jobs have them
+    from distlaunch.plan import other_launchers  # few jobs use them
 
     spec, ranks = plan.spec, node.torch_ranks
     launcher = (node.python, *other_launchers.agent_words(spec, len(plan.nodes), ranks, meeting, source))
@@ -367,7 +337,7 @@ def _torch_agent(
         rank=node.first_rank,
         local_rank=0,
         argv=(*launcher, program_word(spec, node), *other_launchers.arguments(spec)),
-        contract={"DISTLAUNCH_BACKEND": meeting.backend},  # torch sets all else
+        contract={"DISTLAUNCH_BACKEND": meeting.backend},  # torch sets the others
         env=node.env,
         defaults=contract.defaults(ranks, interface, plan.backend),
         cwd=node.workdir,
@@ -377,7 +347,7 @@ def _torch_agent(
 
 
 def common_contract(workers: Sequence[WorkerPlan]) -> dict[str, str]:
-    """The variables of the contract that all these workers have with the same value."""
+    """Return the contract variables with the same value for all these workers."""
     first, *others = (worker.contract for worker in workers)
     return {name: value for name, value in first.items() if all(other[name] == value for other in others)}
 
@@ -387,17 +357,11 @@ def _argv(plan: LaunchPlan, node: NodePlan, values: Mapping[str, str]) -> tuple[
     args = (*program.words[1:], *plan.spec.args)
     if plan.spec.invocation.placeholders:
         args = tuple(fill(argument, values) for argument in args)
-    match program.kind:
-        case "script":
-            return (node.python, "-u", word, *args)
-        case "module":
-            return (node.python, "-u", "-m", word, *args)
-        case "command":
-            return (word, *args)
+    return (*program.before(node.python), word, *args)
 
 
 def program_word(spec: JobSpec, node: NodePlan) -> str:
-    """The script, module or command as it is started on a node."""
+    """Return the script, module or command as started on a node."""
     word = spec.program.words[0]
     return path_in(node.workdir, word) if spec.program.placed else word
 

@@ -1,8 +1,8 @@
-"""Launchers that start the ranks themselves, as programs that distlaunch runs.
+"""Launchers that start the ranks themselves, run by distlaunch.
 
-torch's own elastic agents are one worker on each node (`python -m torch.distributed.run`). mpirun is one
-worker, on the first node: it reaches the others by its own means and runs `distlaunch exec` as each rank.
-These ranks join one run of the usual kind, at MASTER_ADDR and MASTER_PORT of the job.
+A torch elastic agent is the only worker of each node (`python -m torch.distributed.run`). mpirun is the only
+worker, on the first node: it reaches the other nodes itself and runs `distlaunch exec` as each rank. These
+ranks join an ordinary run at MASTER_ADDR and MASTER_PORT of the job.
 """
 
 from distlaunch.contract import Rendezvous
@@ -11,28 +11,28 @@ from distlaunch.job.text import fill
 from distlaunch.transports.ssh import Ssh
 
 TEMPORARY = ("PET_LOG_DIR",)
-"""Variables for folders that torch's agent makes and never deletes."""
+"""Variables for directories that the torch agent creates and never deletes."""
 
 
 def agent_words(
     spec: JobSpec, nodes: int, ranks: int, meeting: Rendezvous, source: str | None
 ) -> tuple[str, ...]:
-    """Python's arguments before the program, of an agent that starts `ranks` on one of so many `nodes`.
+    """Return the Python arguments, up to the program, of a torch agent with `ranks` on one of `nodes`.
 
-    The agents of a generation end with their first rank that fails: the supervisor starts the next ones.
-    `source` is the node's own address, as the others reach it.
+    The agents of an attempt exit when their first rank fails, and the supervisor starts the next ones.
+    `source` is the address of the node for the others.
     """
-    # An id of its own: nobody can join a rendezvous that has ended.
+    # A new ID, since a finished rendezvous can't be joined.
     own = meeting._replace(run_id=f"{meeting.run_id}-{meeting.restart_count}", max_restarts=0)
     flags = agent_flags(spec, nodes, ranks, own)
-    # torch would use the host's own name, which the others, or the host itself, may not resolve.
+    # torch would use the host name, which may not resolve on the nodes.
     here = [f"--local-addr={source}"] if source else []
-    # After "--", argparse takes no argument of the script for an abbreviated flag of its own.
+    # Without "--", argparse would take script arguments for abbreviated flags.
     return ("-u", "-m", "torch.distributed.run", *flags, *here, *program_flag(spec), "--")
 
 
 def agent_flags(spec: JobSpec, nodes: int, ranks: int, meeting: Rendezvous) -> list[str]:
-    """torchrun's flags for agents that meet at an etcd server."""
+    """Return the torchrun flags of agents that join through an etcd server."""
     assert spec.etcd
     join_s = FOREVER_S if spec.timeouts.join_s is None else spec.timeouts.join_s
     conf = {"join_timeout": f"{max(1, round(join_s))}", **spec.etcd.conf}
@@ -49,38 +49,38 @@ def agent_flags(spec: JobSpec, nodes: int, ranks: int, meeting: Rendezvous) -> l
 
 
 def workers_flags(spec: JobSpec) -> list[str]:
-    """torchrun's flags for what all workers have otherwise than by default."""
+    """Return the torchrun flags for worker settings that differ from the defaults."""
     role = [f"--role={spec.role}"] if spec.role != "default" else []
     return [*role, *(["--virtual-local-rank"] if spec.one_device else [])]
 
 
 def program_flag(spec: JobSpec) -> list[str]:
-    """torchrun's flag for a program that is not a script."""
+    """Return the torchrun flag for a program other than a script."""
     return {"module": ["--module"], "command": ["--no-python"], "script": []}[spec.program.kind]
 
 
 def arguments(spec: JobSpec) -> tuple[str, ...]:
-    """The program's arguments: torchrun fills nothing in."""
+    """Return the arguments of the program with literal braces; torchrun fills in no placeholders."""
     return tuple(fill(argument, {}) for argument in (*spec.program.words[1:], *spec.args))
 
 
 _PASSED_ON = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT", "DISTLAUNCH_JOB_ID")
 _DEFAULTS = {
-    # Whoever runs a job as root has decided so before.
+    # Running as root is a decision of the user.
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-    # Binding is up to the job: Open MPI would put two ranks with all their threads on one core each.
+    # Binding is up to the job: Open MPI would bind each of two ranks, with all its threads, to one core.
     "OMPI_MCA_hwloc_base_binding_policy": "none",
     "PRTE_MCA_hwloc_default_binding_policy": "none",
 }
 _EXPORTED = "OMPI_MCA_mca_base_env_list"
-"""The variables that Open MPI takes along to other nodes; MPICH takes all."""
+"""Variable that lists the variables Open MPI passes to other nodes; MPICH passes all."""
 
 
 def under_mpirun(spec: JobSpec, python: str) -> JobSpec:
-    """The job as `run` and `dry-run` plan it: unchanged, or mpirun on the first node. Raises `JobError`.
+    """Return the job for `run` and `dry-run`: unchanged, or mpirun on the first node. Raises `JobError`.
 
-    `python` is the interpreter of jobs that name none: distlaunch must be installed for it on every node.
+    `python` is the default interpreter; every node needs distlaunch installed for it.
     """
     if not spec.mpirun or spec.mpirun_hosts:
         return spec
@@ -88,7 +88,8 @@ def under_mpirun(spec: JobSpec, python: str) -> JobSpec:
     hosts = tuple(("localhost" if node.local else node.label, _procs(spec, node)) for node in spec.nodes)
     words = [*spec.mpirun[1:], "-n", str(sum(procs for _, procs in hosts))]
     words += ["--host", ",".join(f"{host}:{procs}" for host, procs in hosts)]
-    words += [python, "-m", "distlaunch", "exec", "--", *_program(spec, python)]
+    words += [python, "-m", "distlaunch", "exec", "--", *spec.program.before(python)]
+    words += [spec.program.words[0], *arguments(spec)]
     return spec._replace(
         nodes=(spec.nodes[0]._replace(procs=1),),
         program=Program("command", (spec.mpirun[0],)),
@@ -101,7 +102,7 @@ def under_mpirun(spec: JobSpec, python: str) -> JobSpec:
 
 
 def rows(spec: JobSpec) -> list[tuple[str, int, int]]:
-    """Host, local rank and rank of each rank, as mpirun places them by slots."""
+    """Return the host, local rank and rank of each rank, as placed by mpirun."""
     places = [(host, local_rank) for host, procs in spec.mpirun_hosts for local_rank in range(procs)]
     return [(*place, rank) for rank, place in enumerate(places)]
 
@@ -115,14 +116,8 @@ def _procs(spec: JobSpec, node: NodeSpec) -> int:
     return procs
 
 
-def _program(spec: JobSpec, python: str) -> tuple[str, ...]:
-    before = {"script": (python, "-u"), "module": (python, "-u", "-m"), "command": ()}[spec.program.kind]
-    first, *rest = spec.program.words
-    return (*before, first, *(fill(word, {}) for word in (*rest, *spec.args)))
-
-
 def _settings(spec: JobSpec) -> dict[str, EnvValue]:
-    """mpirun's own settings, as variables: options differ between Open MPI 4, Open MPI 5 and MPICH."""
+    """Return mpirun settings as variables, since options differ between Open MPI 4, 5 and MPICH."""
     settings = {**_DEFAULTS, _EXPORTED: ";".join((*_PASSED_ON, *spec.env))}
     reach = next((node.reach for node in spec.nodes if isinstance(node.reach, Ssh)), None)
     if reach and reach.options.config:

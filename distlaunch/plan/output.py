@@ -1,4 +1,4 @@
-"""Where each rank's output goes: the console, with or without a prefix, and a file."""
+"""The destination of output of each rank: the console, with or without a prefix, and a file."""
 
 from itertools import product
 
@@ -10,7 +10,7 @@ STREAMS = ("stdout", "stderr")
 
 
 class Destination(Frozen):
-    """One stream of one rank: `prefix` None = bytes as they come; `file` is below the run directory."""
+    """One stream of one rank; `prefix` None = unchanged bytes; `file` is in the run directory."""
 
     shown: bool
     prefix: str | None
@@ -18,14 +18,14 @@ class Destination(Frozen):
 
     @property
     def direct(self) -> bool:
-        """Whether it goes to the console alone, as it is."""
+        """Check whether the output goes only to the console, unchanged."""
         return self.shown and self.prefix is None and self.file is None
 
 
 def destinations(plan: LaunchPlan, generation: int) -> dict[tuple[int, int], Destination]:
-    """(rank, 0 stdout | 1 stderr) → where it goes, for the generation that `plan` is for.
+    """Return (rank, 0 stdout | 1 stderr) → destination for an attempt with that plan.
 
-    Not of nodes whose own launchers show and keep it.
+    Nodes whose own launchers show and keep the output are left out.
     """
     logs = plan.spec.logs
     shown, found = shown_ranks(plan), {}
@@ -40,15 +40,14 @@ def destinations(plan: LaunchPlan, generation: int) -> dict[tuple[int, int], Des
 
 
 def shown_ranks(plan: LaunchPlan) -> range | tuple[int, ...]:
-    """The ranks whose output the console shows."""
+    """Return the ranks whose output the console shows."""
     shown = plan.spec.logs.console
-    if isinstance(shown, str):
-        return {"all": range(plan.world_size), "rank0": range(1), "none": range(0)}[shown]
-    return shown
+    ranges = {"all": range(plan.world_size), "rank0": range(1), "none": range(0)}
+    return ranges[shown] if isinstance(shown, str) else shown
 
 
 def log_file(generation: int, rank: int, stream: int) -> str:
-    """The file of a rank's stream in the run directory, made of integers alone."""
+    """Return the file of a stream in the run directory; the name has only integers of the job."""
     name = f"rank{rank}.{('out', 'err')[stream]}"
     return f"generation{generation}/{name}" if generation else name
 
@@ -56,7 +55,7 @@ def log_file(generation: int, rank: int, stream: int) -> str:
 def _by_torchrun(
     logs: TorchrunLogs, plan: LaunchPlan, node: NodePlan, rank: int, stream: int, generation: int
 ) -> Destination:
-    """As torchrun has it: redirected = only to the file; tee = to both, with a prefix; else the console."""
+    """Apply torchrun rules: redirect = only the file; tee = both, with a prefix; else the console."""
     local_rank = rank - node.first_rank
     tee, redirected = (_has(std, local_rank, stream) for std in (logs.tee, logs.redirects))
     wanted = not logs.local_ranks or local_rank in logs.local_ranks
@@ -71,6 +70,6 @@ def _has(std: Std, local_rank: int, stream: int) -> bool:
 
 
 def _prefix(template: str, role: str, local_rank: int, rank: int) -> str:
-    from string import Template  # few jobs run for torchrun
+    from string import Template  # only `distlaunch torchrun` needs it
 
     return Template(template).safe_substitute(role_name=role, local_rank=local_rank, rank=rank)

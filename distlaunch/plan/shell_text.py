@@ -1,36 +1,39 @@
-"""A plan as shell commands for people: one block per node, pasted there, works without distlaunch."""
+"""Plans as commands for people: shell or torchrun lines that work without distlaunch."""
 
 from collections.abc import Mapping
 from shlex import quote
 
+from distlaunch.contract import Rendezvous
 from distlaunch.job.spec import Env, JobSpec
-from distlaunch.plan.layout import LaunchPlan, NodePlan, NodeRank, WorkerPlan, common_contract
+from distlaunch.job.text import placeholders_in
+from distlaunch.plan.layout import LaunchPlan, NodePlan, NodeRank, WorkerPlan, common_contract, program_word
+from distlaunch.plan.other_launchers import agent_flags, arguments, program_flag, workers_flags
 
 _WAITING = ('failed=; for worker; do wait "$worker" || failed=${failed:-$?}; done', 'exit "${failed:-0}")')
-"""The status is that of the first worker, in the order of ranks, that failed."""
+"""Lines that wait, and exit with the status of the first failed worker in rank order."""
 
 
 def shell_text(plan: LaunchPlan, nodes: dict[NodeRank, list[WorkerPlan]]) -> str:
-    """POSIX sh: ``# node NAME`` and a subshell per node; `nodes` maps node rank → its workers.
+    """Return POSIX sh: ``# node NAME`` and a subshell per node; `nodes` maps node rank → workers.
 
-    Workers differ only by the variables of their own line. Values are exported by the shell, since
-    everyone on the node can read the arguments of a program such as env.
+    Workers differ only by the variables in their line. The shell exports the values, because everyone on a
+    node can read the arguments of programs such as env.
     """
     blocks, binding = [_node_block(node, nodes[node.node_rank]) for node in plan.nodes], plan.spec.binding
     bound = [f"# {binding.key} is left out: distlaunch's agent does it on the node"] if binding else []
-    return "\n".join([*remarks_on(plan.spec), *bound, *blocks])
+    return "\n".join([*_remarks(plan.spec), *bound, *blocks])
 
 
-def remarks_on(spec: JobSpec) -> list[str]:
-    """Where the lines are to be run, and what they don't do."""
+def _remarks(spec: JobSpec) -> list[str]:
+    """Return comments on where to run the lines."""
     inside = spec.container
     return [f"# to be run in a container of {inside.image} ({inside.runtime})"] if inside else []
 
 
 def _node_block(node: NodePlan, workers: list[WorkerPlan]) -> str:
     shared = common_contract(workers)
-    exports = [*job_exports(node.env), *_assignments(shared), *_default_exports(workers[0])]
-    lines = [f"# node {node.label}", f"(cd {quoted_path(node.workdir)} || exit"]
+    exports = [*_job_exports(node.env), *_assignments(shared), *_default_exports(workers[0])]
+    lines = [f"# node {node.label}", f"(cd {_quoted_path(node.workdir)} || exit"]
     lines += [f"export {export}" for export in exports]
     lines += ["set --", *(_worker_line(worker, shared) for worker in workers)]
     return "\n".join([*lines, *_WAITING, ""])
@@ -39,13 +42,13 @@ def _node_block(node: NodePlan, workers: list[WorkerPlan]) -> str:
 def _worker_line(worker: WorkerPlan, shared: Mapping[str, str]) -> str:
     own = {name: value for name, value in worker.contract.items() if name not in shared}
     export = f"export {' '.join(_assignments(own))}; " if own else ""
-    words = (quoted_path(w) if i in worker.paths else quote(w) for i, w in enumerate(worker.argv))
-    # exec takes the program of that name, also where the shell has a word of its own for it.
+    words = (_quoted_path(w) if i in worker.paths else quote(w) for i, w in enumerate(worker.argv))
+    # exec runs the program even if the shell has a builtin of the same name.
     return f'({export}exec {" ".join(words)}) & set -- "$@" $!'
 
 
-def quoted_path(path: str) -> str:
-    """A path as a word for sh, which expands the ~ at its beginning."""
+def _quoted_path(path: str) -> str:
+    """Quote a path for sh, which expands a leading ~."""
     home = "~/" if path.startswith("~/") else path if path == "~" else ""
     return home + (quote(path[len(home) :]) if path != home else "")
 
@@ -54,8 +57,8 @@ def _assignments(values: Mapping[str, str]) -> list[str]:
     return [f"{name}={quote(value)}" for name, value in sorted(values.items())]
 
 
-def job_exports(env: Env) -> list[str]:
-    """NAME=value words for export; what was inherited may be a secret, and the shell fills it in."""
+def _job_exports(env: Env) -> list[str]:
+    """Return NAME=value words for export; the shell fills in inherited values, which may be secret."""
     return [
         f'{name}="${{{name}?not set}}"' if value.inherited else f"{name}={quote(value.text)}"
         for name, value in env.items()
@@ -65,3 +68,68 @@ def job_exports(env: Env) -> list[str]:
 def _default_exports(worker: WorkerPlan) -> list[str]:
     missing = [name for name in worker.defaults if name not in worker.env]
     return [f'{name}="${{{name}-{worker.defaults[name]}}}"' for name in missing]
+
+
+# torchrun
+
+
+def torchrun_text(plan: LaunchPlan, port: int) -> str:
+    """Return the equivalent torchrun lines, with comments on differences."""
+    spec = plan.spec
+    run_id = spec.rendezvous_id or spec.name
+    meeting = Rendezvous(plan.master_addr, port, run_id, plan.backend, max_restarts=spec.restarts.most)
+    lines = []
+    for node in plan.nodes:
+        lines += [f"# node {node.label}", _torchrun_line(plan, node, meeting), ""]
+    return "\n".join([*_torchrun_remarks(plan), *lines])
+
+
+def _torchrun_remarks(plan: LaunchPlan) -> list[str]:
+    remarks = _remarks(plan.spec)
+    if used := placeholders_in([*plan.spec.program.words[1:], *plan.spec.args]):
+        names = ", ".join("{" + name + "}" for name in used)
+        remarks.append(f"# torchrun can't fill in {names}: the script must read them itself")
+    binding = plan.spec.binding
+    if binding and binding.key == "cpu_binding":
+        remarks.append("# cpu_binding is left out: torchrun binds only by NUMA node")
+    return remarks
+
+
+def _torchrun_line(plan: LaunchPlan, node: NodePlan, meeting: Rendezvous) -> str:
+    spec = plan.spec
+    flags = _flags(plan, node, meeting)
+    exports = _job_exports(node.env)
+    export = f"export {' '.join(exports)} && " if exports else ""
+    program = program_word(spec, node)
+    program = _quoted_path(program) if spec.program.placed else quote(program)
+    named = spec.pool[node.node].python or spec.python  # else from PATH
+    torchrun = [_quoted_path(named), "-m", "torch.distributed.run"] if named else ["torchrun"]
+    words = " ".join([*torchrun, *map(quote, flags), program, *map(quote, arguments(spec))])
+    return f"(cd {_quoted_path(node.workdir)} && {export}exec {words})"
+
+
+def _flags(plan: LaunchPlan, node: NodePlan, meeting: Rendezvous) -> list[str]:
+    spec = plan.spec
+    if spec.etcd:
+        return [*agent_flags(spec, len(plan.nodes), node.torch_ranks, meeting), *program_flag(spec)]
+    return [
+        f"--nnodes={len(plan.nodes)}",
+        f"--node-rank={node.node_rank}",
+        f"--nproc-per-node={node.procs}",
+        f"--master-addr={plan.master_addr}",
+        f"--master-port={meeting.master_port}",
+        *([f"--shutdown-timeout={spec.timeouts.stop_s:.0f}"] if "timeouts.stop" in spec.places else []),
+        *job_flags(spec),
+    ]
+
+
+def job_flags(spec: JobSpec) -> list[str]:
+    """Return the torchrun flags of each node for job settings that differ from the defaults."""
+    binding = spec.binding
+    return [
+        *([f"--rdzv-id={spec.rendezvous_id}"] if spec.rendezvous_id else []),
+        *([f"--max-restarts={spec.restarts.most}"] if spec.restarts.most else []),
+        *workers_flags(spec),
+        *([f"--numa-binding={binding.how}"] if binding and binding.key == "numa_binding" else []),
+        *program_flag(spec),
+    ]

@@ -1,4 +1,4 @@
-"""Which key of the job file is to be looked at when a worker can't be started."""
+"""Advice on the key of the job file to check when a worker can't be started."""
 
 import errno
 
@@ -6,9 +6,9 @@ from distlaunch.job.spec import JobSpec
 
 
 def unstarted_advice(spec: JobSpec, node: int, stage: str, code: int) -> str:
-    """What to add to the agent's words on a worker of the pool's `node`, which failed so.
+    """Return an addition to the error of the agent for a worker of the pool node `node`.
 
-    `stage` and `code` are stage and errno of `distlaunch.agent.messages.WorkerUnstarted`.
+    `stage` and `code` are the stage and errno of `distlaunch.agent.messages.WorkerUnstarted`.
     """
     if not spec.places:  # no job file: the command line of torchrun
         return ""

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from distlaunch.contract import Rendezvous
 from distlaunch.job.spec import Binding, EnvValue, JobSpec, Logs, NodeSpec, Program
 from distlaunch.plan.layout import Facts, LaunchPlan, make_plan, workers
-from distlaunch.plan.shell_text import shell_text
-from distlaunch.plan.torchrun_text import torchrun_text
+from distlaunch.plan.shell_text import shell_text, torchrun_text
 from distlaunch.transports.ssh import Ssh
 from tests.process.commands import completed
 from tests.unit.samples import bounded, process_text

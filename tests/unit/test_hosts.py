@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from distlaunch.errors import Problem
+from distlaunch.errors import JobError
 from distlaunch.job.nodes import host_error, parse_endpoint, parse_hostfile, split_user
 from distlaunch.wording import expand_ranges
 from tests.unit.samples import bounded
@@ -198,21 +198,21 @@ def test_any_text_is_an_endpoint_or_refused_with_a_reason(text: str) -> None:
 )
 @bounded()
 def test_the_three_forms_of_hostfiles_mean_the_same(lines: list[tuple[str, int]]) -> None:
-    problems: list[Problem] = []
     forms = ("{0} slots={1}", "{0}:{1}", "{0} slots={1} max_slots=99  # comment")
     for form in forms:
         text = "\n".join(form.format(host, slots) for host, slots in lines)
-        entries = parse_hostfile(text, "hosts", problems)
+        entries = parse_hostfile(text, "hosts")
         assert [(entry.host, entry.slots) for entry in entries] == lines
-    assert not problems
 
 
 @given(hostish | st.text(max_size=60))
 @bounded(300)
 def test_any_hostfile_has_hosts_or_problems_with_places(text: str) -> None:
-    problems: list[Problem] = []
-    entries = parse_hostfile(text, "hosts", problems)
-    assert entries or problems
+    try:
+        entries = parse_hostfile(text, "hosts")
+    except JobError as error:
+        assert all(problem.text for problem in error.problems)
+        return
+    assert entries
     assert all(host_error(entry.host) is None for entry in entries)
     assert all(entry.slots is None or entry.slots > 0 for entry in entries)
-    assert all(problem.text for problem in problems)

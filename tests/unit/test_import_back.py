@@ -13,7 +13,7 @@ from distlaunch.compat.from_torchrun import command_draft
 from distlaunch.job.spec import JobSpec
 from distlaunch.job.text import PLACEHOLDERS, fill, literal, placeholder_error
 from distlaunch.plan.layout import Facts, make_plan
-from distlaunch.plan.torchrun_text import torchrun_text
+from distlaunch.plan.shell_text import torchrun_text
 from tests.unit.drafts import CPUS, braces
 from tests.unit.samples import FOLDER, bounded, process_text, spec_of
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distlaunch.compat.draft import hostfile_draft
-from distlaunch.errors import JobError, Problem
+from distlaunch.errors import JobError
 from distlaunch.job.nodes import parse_hostfile
 from distlaunch.job.spec import JobSpec, NodeSpec
 from distlaunch.job.text import fill
@@ -75,11 +75,7 @@ def test_an_imported_hostfile_means_the_same_as_hostfile(text: str) -> None:
 
 
 def _read_hosts(text: str) -> JobSpec:
-    problems: list[Problem] = []
-    entries = tuple(parse_hostfile(text, "hosts", problems))
-    if problems:
-        raise JobError(problems)
-    return spec_of("{script: x, hostfile: hosts}", hostfile=entries)
+    return spec_of("{script: x, hostfile: hosts}", hostfile=parse_hostfile(text, "hosts"))
 
 
 def _reached(node: NodeSpec) -> tuple[str, str | None, str | None, int | None]:
