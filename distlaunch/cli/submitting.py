@@ -14,10 +14,11 @@ import typer
 from distlaunch.cli.options import Args, Job, Json, Set, SshConfig
 from distlaunch.cli.output import print_json, print_text, say
 from distlaunch.errors import DistlaunchError, reason
-from distlaunch.schedulers import TABLE, Call, Scheduler, load, names
+from distlaunch.schedulers import TABLE, load, names, target_of
 
 if TYPE_CHECKING:
     from distlaunch.job.spec import JobSpec
+    from distlaunch.schedulers.script import Scheduler
 
 queue = typer.Typer()
 exports = typer.Typer(
@@ -136,12 +137,12 @@ def export_kubernetes(
 
 def _prepared(
     job: str, overrides: Sequence[str], args: Sequence[str], to: str | None, followed: bool = False
-) -> tuple["JobSpec", Scheduler, str]:
+) -> tuple["JobSpec", "Scheduler", str]:
     """The job, its scheduler and its batch script; for `followed` see there. Raises `DistlaunchError`."""
     from distlaunch.here import own_command
     from distlaunch.job.file import job_of, read_job
     from distlaunch.launch.addresses import plan_without_nodes
-    from distlaunch.schedulers.script import check_submitted, target_of
+    from distlaunch.schedulers.script import Call, check_submitted
 
     text = read_job(job)
     spec = job_of(text, job, overrides, args, submitted=True)
@@ -157,7 +158,7 @@ def _prepared(
     return spec, scheduler, scheduler.script(spec, Call(words, text if piped else None), followed)
 
 
-def _submitted(spec: "JobSpec", scheduler: Scheduler, script: str) -> tuple[str, Path]:
+def _submitted(spec: "JobSpec", scheduler: "Scheduler", script: str) -> tuple[str, Path]:
     """Submit it; its ID, and where the script is kept. Raises `DistlaunchError`."""
     from distlaunch.runs.submissions import Submission, note
     from distlaunch.schedulers.queue import ToolMissingError

@@ -32,7 +32,7 @@ class Observer:
     """A spectator of a run: each method is called after the fact, in order, in the thread that runs the job.
 
     Times are seconds since the run began. An observer that raises is removed, and the job goes on.
-    To add one: a program passes it to `launch.run.run_job`, the commands have theirs in `cli/run.py`.
+    To add one: a program passes it to `launch.supervise.run_job`, the commands have theirs in `cli/run.py`.
     """
 
     remark: Callable[[str], None] = staticmethod(lambda text: None)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from distlaunch.job.spec import Invocation, JobSpec, Logs, NodeSpec, Program
-from distlaunch.launch.run import run_job
+from distlaunch.launch.supervise import run_job
 from distlaunch.observers.observer import Observer, Printed
 from distlaunch.signals import Interrupts
 from distlaunch.supervisor.events import Event, WorkerExited

@@ -9,9 +9,9 @@ from distlaunch.errors import DistlaunchError, JobError
 from distlaunch.job.file import job_of
 from distlaunch.job.spec import JobSpec
 from distlaunch.runs.submissions import Submission, submission
-from distlaunch.schedulers import TABLE, Call, Scheduler, flux, grid_engine, load, lsf, pbs
+from distlaunch.schedulers import TABLE, flux, grid_engine, load, lsf, pbs, target_of
 from distlaunch.schedulers.queue import CANCELLED
-from distlaunch.schedulers.script import check_submitted, target_of
+from distlaunch.schedulers.script import Call, Scheduler, check_submitted
 from distlaunch.schedulers.slurm import queued
 from distlaunch.supervisor.scheduling import is_to_go_on
 from distlaunch.supervisor.state import Cause, Verdict
@@ -188,7 +188,7 @@ def test_a_job_that_is_followed_prints_into_the_folder_of_its_runs(tmp_path: Pat
 def test_every_scheduler_is_whole(name: str) -> None:
     scheduler = load(name)
     assert scheduler.name == name
-    for needed in ("allocation", "script", "submit", "look", "cancel"):
+    for needed in ("allocation", "options", "submit", "look"):
         assert getattr(type(scheduler), needed) is not getattr(Scheduler, needed)
     if scheduler.answers:
         assert {"fate_argv", "fate", "requeue"} <= vars(type(scheduler)).keys()
