@@ -40,16 +40,16 @@ def exit_status_of(status: int) -> int:
 
 def facts(ending: Ending) -> str:
     """Return the exit in words, with its cause if that is known."""
-    said = status_words(ending.status)
+    words = status_words(ending.status)
     if ending.status == -signal.SIGKILL:
         if ending.oom_kills > 0:
             kills = counted(ending.oom_kills, "OOM kill")
-            return f"{said}, probably by the OOM killer (the kernel reports {kills} on that node)"
-        return f"{said}; the kernel reports no OOM kill on that node"  # a rank may have sent it to itself
+            return f"{words}, probably by the OOM killer (the kernel reports {kills} on that node)"
+        return f"{words}; the kernel reports no OOM kill on that node"  # a rank may have sent it to itself
     if ending.status == -signal.SIGBUS and len(ending.shm) == 2:
         size, free = ending.shm
-        return f"{said}; /dev/shm there has {_size(free)} free of {_size(size)}"
-    return said
+        return f"{words}; /dev/shm there has {_size(free)} free of {_size(size)}"
+    return words
 
 
 # The origin of an error. When a rank fails, those that wait for it in a collective lose their connections and
@@ -102,12 +102,12 @@ def words_of(status: int, stderr: str, record: Mapping[str, Any] | None = None) 
     """Judge a rank's exit by its status (see `WorkerExited`), the end of its stderr, and its error record."""
     if status < 0 and status not in (-signal.SIGABRT, -signal.SIGTERM, -signal.SIGKILL):
         return Words()  # no Python exception ends like this
-    said = re.sub(_RANK_PREFIX, "", split_torchrun(stderr)[0])
+    output = re.sub(_RANK_PREFIX, "", split_torchrun(stderr)[0])
     recorded = record and (record.get("callstack") or record.get("message"))
-    text = root_error(recorded if isinstance(recorded, str) else said)
+    text = root_error(recorded if isinstance(recorded, str) else output)
     error = _of_a_collective(text)
     lost, timed_out = re.search(_LOST, error) is not None, re.search(_WAITED, error) is not None
-    return Words(TRACEBACK in said or bool(recorded), lost or timed_out, timed_out and not lost)
+    return Words(TRACEBACK in output or bool(recorded), lost or timed_out, timed_out and not lost)
 
 
 def root_error(words: str) -> str:
@@ -137,15 +137,15 @@ def split_torchrun(words: str) -> tuple[str, str]:
     own = list(re.finditer(_TORCHRUN, words))
     if not own:
         return words, ""
-    said, report = words[: own[-1].start()], words[own[-1].start() :]
+    output, report = words[: own[-1].start()], words[own[-1].start() :]
     found = re.search(_ROOT, report)
     if not found:  # torchrun itself has failed: its last line has the error
-        return said, report.strip().splitlines()[-1]
+        return output, report.strip().splitlines()[-1]
     rank, local_rank, exitcode, pid = found.groups()
     # If torch.distributed marks the output of ranks, the others, which lost that rank, are left out.
-    marked = re.findall(rf"(?m)^\[\w*rank{rank}\]:.*\n", said)
+    marked = re.findall(rf"(?m)^\[\w*rank{rank}\]:.*\n", output)
     how = f"root cause: rank {rank} (local rank {local_rank}, pid {pid}): {status_words(int(exitcode))}"
-    return "".join(marked) or said, how
+    return "".join(marked) or output, how
 
 
 def without_remarks(words: str) -> str:
@@ -166,8 +166,8 @@ def traceback_key(words: str) -> str:
 def advice(ending: Ending, words: str) -> str:
     """Return one line of advice on a known problem; "" if none is known."""
     of_status = _BY_STATUS.get(ending.status)
-    if of_status and (said := of_status(ending)):
-        return said
+    if of_status and (hint := of_status(ending)):
+        return hint
     if ending.status == -signal.SIGABRT and "terminate called without an active exception" in words:
         return "a gloo thread outlived the interpreter: end the script with dist.destroy_process_group()"
     if ending.peer_gone and re.search(_TIMED_OUT, words):
@@ -175,8 +175,8 @@ def advice(ending: Ending, words: str) -> str:
     if ending.peer_gone:
         return "no rank reported an error of its own; check the end of each rank's log"
     last = "\n".join(words.splitlines()[-LAST_LINES:])
-    if ending.module and (said := _of_module(ending.module, last)):
-        return said
+    if ending.module and (hint := _of_module(ending.module, last)):
+        return hint
     found = next((text for pattern, text in _BY_WORDS if re.search(pattern, last)), "")
     return found(ending) if callable(found) else found
 

@@ -80,8 +80,8 @@ def _nodes(spec: JobSpec) -> Iterator[tuple[str, str]]:
     """Yield each mistake: (path in the job file, text)."""
     for path in ("nodes[0]", "hostfile"):
         if path in spec.places:
-            told = "set nodes to the number of nodes; kubernetes.node_selector asks for certain ones"
-            yield path.partition("[")[0], f"Kubernetes chooses the nodes: {told}"
+            advice = "set nodes to the number of nodes; kubernetes.node_selector asks for certain ones"
+            yield path.partition("[")[0], f"Kubernetes chooses the nodes: {advice}"
     if "spares" in spec.places:
         yield "spares", "Kubernetes has no spares: remove it; with restarts.requeue it replaces lost pods"
     if spec.fewest < len(spec.nodes):
@@ -113,16 +113,16 @@ def _words(spec: JobSpec) -> Iterator[tuple[str, str]]:
     for key, words in (("command", spec.program.words), ("args", spec.args)):
         for i, word in enumerate(words):
             for name in placeholders_in([word]):
-                told = f"have the script read {name.upper()}"
-                yield f"{key}[{i}]", f"{{{name}}} can't be filled in on Kubernetes: {told}"
+                advice = f"have the script read {name.upper()}"
+                yield f"{key}[{i}]", f"{{{name}}} can't be filled in on Kubernetes: {advice}"
 
 
 def _env(spec: JobSpec) -> Iterator[tuple[str, str]]:
     secrets = spec.kubernetes.get("secrets", {})
     for name, value in spec.env.items():
         if value.inherited and name not in secrets:
-            told = f"put it in a Secret and set kubernetes.secrets.{name}: {{secret: …, key: …}}"
-            yield f"env.{name}", f"values from your environment are never printed: {told}"
+            advice = f"put it in a Secret and set kubernetes.secrets.{name}: {{secret: …, key: …}}"
+            yield f"env.{name}", f"values from your environment are never printed: {advice}"
         if "{job_id}" in value.text:
             yield f"env.{name}", "{job_id} can't be filled in on Kubernetes: write an id of your own"
     for path, names in (("env", spec.env), ("kubernetes.secrets", secrets)):

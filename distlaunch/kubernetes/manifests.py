@@ -201,17 +201,17 @@ def resources(pods: Pods) -> Manifest:
 
 def volumes(pods: Pods) -> list[Manifest]:
     """Return the volumes of the launcher and of the job."""
-    ours: list[Manifest] = [
+    own: list[Manifest] = [
         {"name": "distlaunch", "configMap": {"name": pods.bundle}},
         {"name": "unpacked", "emptyDir": {}},
         {"name": "shm", "emptyDir": {"medium": "Memory"}},  # DataLoaders and NCCL need more than 64 MiB
     ]
-    return ours + _each_volume(pods, _source)
+    return own + _each_volume(pods, _source)
 
 
-def _each_volume(pods: Pods, told: Callable[[Mapping[str, Any]], Manifest]) -> list[Manifest]:
+def _each_volume(pods: Pods, part: Callable[[Mapping[str, Any]], Manifest]) -> list[Manifest]:
     asked = pods.spec.kubernetes.get("volumes", ())
-    return [{"name": f"volume{i}", **told(volume)} for i, volume in enumerate(asked)]
+    return [{"name": f"volume{i}", **part(volume)} for i, volume in enumerate(asked)]
 
 
 def _source(volume: Mapping[str, Any]) -> Manifest:
@@ -227,17 +227,17 @@ def _source(volume: Mapping[str, Any]) -> Manifest:
 
 def mounts(pods: Pods) -> list[Manifest]:
     """Return the mounts of the volumes."""
-    ours: list[Manifest] = [
+    own: list[Manifest] = [
         {"name": "distlaunch", "mountPath": PACKED, "readOnly": True},
         {"name": "unpacked", "mountPath": UNPACKED},
         {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108 — the container's own
     ]
-    return ours + _each_volume(pods, _mount)
+    return own + _each_volume(pods, _mount)
 
 
 def _mount(volume: Mapping[str, Any]) -> Manifest:
     names = {"mount": "mountPath", "sub_path": "subPath", "read_only": "readOnly"}
-    return {ours: volume[key] for key, ours in names.items() if key in volume}
+    return {own: volume[key] for key, own in names.items() if key in volume}
 
 
 MISTAKES = [2, 126, 127]

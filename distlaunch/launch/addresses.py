@@ -31,7 +31,7 @@ def ask_addresses(spec: JobSpec) -> dict[int, process.Child]:
 def answers(asked: Mapping[int, process.Child]) -> dict[int, str]:
     """Return the addresses by which ssh reaches nodes, by index in the pool, as far as they are found."""
     deadline = time.monotonic() + RESOLVE_S
-    return {index: told for index, child in asked.items() if (told := _answer(child, deadline))}
+    return {index: address for index, child in asked.items() if (address := _answer(child, deadline))}
 
 
 def ssh_address(spec: JobSpec) -> str | None:

@@ -21,7 +21,6 @@ from distlaunch.transports.join import Seat
 from distlaunch.wording import NO_SUSPENDING_TORCHRUN
 
 if TYPE_CHECKING:
-    from distlaunch.agent.scratch import Folder
     from distlaunch.observers.outlet import Outlet
 
 LOST_STATUS = 71
@@ -101,7 +100,7 @@ def serve(seat: Seat, part: Part, signums: Iterable[int], own_first: bool = Fals
     return status.exited
 
 
-def _be_agent(seat: Seat, part: Part, folder: "Folder", above: int, own_first: bool) -> None:
+def _be_agent(seat: Seat, part: Part, folder: scratch.Folder, above: int, own_first: bool) -> None:
     """Run the agent in the child process; never returns."""
     status = wire.AGENT_DIED
     try:
@@ -126,7 +125,7 @@ def _be_agent(seat: Seat, part: Part, folder: "Folder", above: int, own_first: b
 class _Outbox(Outbox):
     """An outbox that keeps the output of ranks on this node."""
 
-    def __init__(self, part: Part, seat: Seat, folder: "Folder") -> None:
+    def __init__(self, part: Part, seat: Seat, folder: scratch.Folder) -> None:
         super().__init__(seat.node, folder, hello=wire.HELLO_PREFIX + seat.nonce.encode() + b"\n")
         self._part = part
         self.own_status = 0
@@ -144,7 +143,7 @@ class _Outbox(Outbox):
 class _JoinedAgent(Agent):
     """An agent with a command line of its own, which is sent only the numbers of ranks."""
 
-    def __init__(self, seat: Seat, part: Part, folder: "Folder") -> None:
+    def __init__(self, seat: Seat, part: Part, folder: scratch.Folder) -> None:
         self.ranks = _Outbox(part, seat, folder)
         link = seat.connection.fileno()
         os.set_blocking(link, False)
@@ -154,7 +153,7 @@ class _JoinedAgent(Agent):
         self._signums = (signal.SIGCHLD, signal.SIGTERM, *range(_FIRST, _LAST + 1))
         self._seat, self._part = seat, part
         self._stops = self.outcome = 0
-        self._told = False
+        self._informed = False
         for signum in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP, *wire.NOTICES):
             signal.signal(signum, signal.SIG_IGN)  # the guardian forwards them
 
@@ -196,7 +195,7 @@ class _JoinedAgent(Agent):
 
     def _lose(self, why: str) -> None:
         """Note that the controller is gone, or must not be served any more; its earlier outcome counts."""
-        if not (self._told or self.outcome):
+        if not (self._informed or self.outcome):
             self.outcome = LOST_STATUS
             lost = f"lost the controller on {self._seat.controller}: {why}"
             self._part.say(f"{lost}; stopping this node's ranks")
@@ -212,9 +211,9 @@ class _JoinedAgent(Agent):
         super()._on_stop(command)
 
     def _on_close(self, command: messages.Close) -> None:
-        if command.why and not self._told:
+        if command.why and not self._informed:
             self._part.say(command.why)
-        self._told = self.ranks.stopping = True
+        self._informed = self.ranks.stopping = True
         self.outcome = command.outcome
         super()._on_close(command)
 

@@ -151,13 +151,13 @@ def _listening(agents: "Agents", node: str, host: str, port: int | None, token: 
 def _dials(nodes: Sequence[NodeSpec], answers: Mapping[int, messages.Dialled]) -> Iterator[Dial]:
     """Yield the results that nodes with one target have for each of its addresses."""
     for index, answer in sorted(answers.items()):
-        for row in _tried(answer)[0] if len(answer.results) == 1 else ():
+        for row in _rows(answer)[0] if len(answer.results) == 1 else ():
             match row:
                 case {"address": str(to), "family": str(kind), "ok": bool(ok), "error": str() | None as why}:
                     yield Dial(nodes[index].label, to, kind, ok, why)
 
 
-def _tried(answer: messages.Dialled) -> list[list[dict[str, Any]]]:
+def _rows(answer: messages.Dialled) -> list[list[dict[str, Any]]]:
     """Return the results of a node for each target: a row for each address that it tried."""
     return [
         [row for row in tried if isinstance(row, dict)] if isinstance(tried, list) else []
@@ -193,7 +193,7 @@ def _try_pairs(agents: "Agents", labels: Sequence[str], host: str, token: str) -
     failed = [
         Unreached(labels[source], labels[target], ends[target][0], error)
         for source, answer in sorted(answers.items())
-        for target, rows in zip(wanted[source], _tried(answer), strict=False)
+        for target, rows in zip(wanted[source], _rows(answer), strict=False)
         if (error := _error(rows))
     ]
     return Pairs(sum(len(wanted[source]) for source in answers), count * (count - 1), tuple(failed))

@@ -50,14 +50,14 @@ class Loop:
         )
         self._links.watch(interrupts.fd, self._on_interrupts)
         start.attach(self._links, lambda node: self._feed(events.NodeArrived(node)))
-        self._heard: dict[int, float] = {}
+        self._last_frame: dict[int, float] = {}
         self._flow_told = 0.0
         self._clock_offsets: dict[int, float] = {}
         self._lease_s = start.spec.timeouts.lease_s
         self._heartbeat_s = self._lease_s / wire.HEARTBEATS
         self._next_heartbeat = self._now() + self._heartbeat_s
         self._next_watch = 0.0
-        self._begun = Generations()
+        self._generations = Generations()
         self._finished = False
         self.state: State
 
@@ -101,7 +101,7 @@ class Loop:
             self._links.nudge()
             for node in self._links.answering:
                 self._links.send(node, messages.Ping())
-                if now - self._heard.get(node, now) > self._lease_s:
+                if now - self._last_frame.get(node, now) > self._lease_s:
                     self._links.give_up(node, f"no heartbeat for {self._lease_s:g} s (timeouts.lease)")
 
     def _feed(self, event: events.Event) -> None:
@@ -110,7 +110,7 @@ class Loop:
         self._tell(Observer.happened, event, self.state, now)
         self._execute(todo, now)
         # A start is noted once the workers are starting, so as not to delay them.
-        if isinstance(event, FIRST_SIGNS_OF_WORKERS) and self._begun.note(self.state):
+        if isinstance(event, FIRST_SIGNS_OF_WORKERS) and self._generations.note(self.state):
             self._next_watch = now
             self._tell(Observer.started, self.state, now)
 
@@ -152,13 +152,13 @@ class Loop:
 
     def _connect(self, node: int) -> None:
         link = self._open(node)
-        for learnt in (self._heard, self._clock_offsets):
-            learnt.pop(node, None)  # from an earlier agent
+        for known in (self._last_frame, self._clock_offsets):
+            known.pop(node, None)  # from an earlier agent
         self._links.add(node, link)
 
     def _take(self, frame: wire.Frame) -> None:
         node = frame.node
-        self._heard[node] = self._now()
+        self._last_frame[node] = self._now()
         if frame.kind in (wire.OUTPUT, wire.FLIGHT):
             self._take_output(node, frame)
             return
@@ -180,21 +180,21 @@ class Loop:
             self._feed(event)
 
     def _take_output(self, node: int, frame: wire.Frame) -> None:
-        begun = self._begun.of(frame.generation)
-        part = begun and begun.plan.part_of(node)
+        generation = self._generations.of(frame.generation)
+        part = generation and generation.plan.part_of(node)
         running, (local_rank, stream) = part.ranks if part else (), divmod(frame.channel, 2)
         if frame.kind == wire.FLIGHT:
-            if not begun or frame.channel not in running:
+            if not generation or frame.channel not in running:
                 raise wire.ProtocolError(f"a flight record from rank {frame.channel}, which is not running")
-            self._tell(Observer.dumped, frame.channel, frame.payload, begun.number)
+            self._tell(Observer.dumped, frame.channel, frame.payload, generation.number)
         else:
-            if not begun or local_rank >= len(running):
+            if not generation or local_rank >= len(running):
                 raise wire.ProtocolError(f"output from local rank {local_rank}, which is not running")
             rank = running[local_rank]
-            goes_to = begun.destinations.get((rank, stream))
+            goes_to = generation.destinations.get((rank, stream))
             if goes_to is None:
                 raise wire.ProtocolError(f"output from rank {rank}, which is shown on its own node")
-            self._tell(Observer.printed, Printed(rank, stream, frame.payload, begun.number, goes_to))
+            self._tell(Observer.printed, Printed(rank, stream, frame.payload, generation.number, goes_to))
         now = self._now()
         if self.state.nodes[node] is End.CLEAN and now - self._flow_told > 1.0:
             self._flow_told = now

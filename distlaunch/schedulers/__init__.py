@@ -15,7 +15,6 @@ that are started task by task).
 from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib import import_module
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from distlaunch.agent.frozen import Frozen
@@ -47,18 +46,16 @@ class Entry(Frozen):
         return marked and not environ.get(self.unless)
 
 
-TABLE: Mapping[str, Entry] = MappingProxyType(
-    {
-        "slurm": Entry(("SLURM_JOB_ID",), "SLURM_PROCID", "SLURM_STEP_NUM_NODES"),
-        "grid-engine": Entry(("JOB_ID PE_HOSTFILE", "JOB_ID SGE_TASK_ID HOSTNAME")),
-        "pbs": Entry(("PBS_JOBID PBS_NODEFILE",)),
-        "lsf": Entry(("LSB_JOBID LSB_MCPU_HOSTS", "LSB_JOBID LSB_DJOB_HOSTFILE"), "JSM_NAMESPACE_RANK"),
-        # `flux proxy` sets FLUX_URI on a machine outside the instance.
-        "flux": Entry(
-            ("FLUX_JOB_ID", "FLUX_URI"), "FLUX_TASK_RANK", "FLUX_JOB_NNODES", unless="FLUX_PROXY_REMOTE"
-        ),
-    }
-)
+TABLE: Mapping[str, Entry] = {
+    "slurm": Entry(("SLURM_JOB_ID",), "SLURM_PROCID", "SLURM_STEP_NUM_NODES"),
+    "grid-engine": Entry(("JOB_ID PE_HOSTFILE", "JOB_ID SGE_TASK_ID HOSTNAME")),
+    "pbs": Entry(("PBS_JOBID PBS_NODEFILE",)),
+    "lsf": Entry(("LSB_JOBID LSB_MCPU_HOSTS", "LSB_JOBID LSB_DJOB_HOSTFILE"), "JSM_NAMESPACE_RANK"),
+    # `flux proxy` sets FLUX_URI on a machine outside the instance.
+    "flux": Entry(
+        ("FLUX_JOB_ID", "FLUX_URI"), "FLUX_TASK_RANK", "FLUX_JOB_NNODES", unless="FLUX_PROXY_REMOTE"
+    ),
+}
 """Schedulers by name, as their modules are called, in the order in which a process looks for its own."""
 DEFAULT = "slurm"
 """The scheduler of a job without any hint."""

@@ -80,14 +80,14 @@ class Flux(script.Scheduler):
     def submit(self, script: str) -> str:
         """Submit by `flux batch`."""
         printed = queue.call(self.title, "flux", "batch", script).strip()
-        said = queue.call(self.title, "flux", "job", "id", "--to=dec", printed)
-        return queue.job_id(r"^\d+$", "flux job id", said)
+        output = queue.call(self.title, "flux", "job", "id", "--to=dec", printed)
+        return queue.job_id(r"^\d+$", "flux job id", output)
 
     def look(self, jobs: Sequence[str]) -> dict[str, queue.Queued]:
         """Look by `flux jobs`, which lists jobs that are over, too."""
         asked = ("jobs", "-n", "--color=never", "-o", "{id.dec}|{status}")
-        said = queue.call(self.title, "flux", *asked, *jobs, forgives=self.over)
-        rows = (line.strip().split("|", 1) for line in said.splitlines() if "|" in line)
+        output = queue.call(self.title, "flux", *asked, *jobs, forgives=self.over)
+        rows = (line.strip().split("|", 1) for line in output.splitlines() if "|" in line)
         return {job: queued(state.strip()) for job, state in rows}
 
 

@@ -102,10 +102,10 @@ class GridEngine(script.Scheduler):
 
     def look(self, jobs: Sequence[str]) -> dict[str, queue.Queued]:
         """Look by qstat, which does not list jobs that are over."""
-        said = queue.call(self.title, "qstat", "-u", queue.user_name(), "-xml")
-        if _END not in said:  # a truncated answer must not mean that all jobs are over
-            raise queue.unexpected("qstat", said)
-        return {job: state for job, state in jobs_in(said).items() if job in jobs}
+        output = queue.call(self.title, "qstat", "-u", queue.user_name(), "-xml")
+        if _END not in output:  # a truncated answer must not mean that all jobs are over
+            raise queue.unexpected("qstat", output)
+        return {job: state for job, state in jobs_in(output).items() if job in jobs}
 
 
 scheduler = GridEngine()
@@ -120,9 +120,9 @@ def _slots(environ: Mapping[str, str], listed: str) -> queue.Slots:
         yield host, queue.slots_in(rest[0] if rest else "", line)
 
 
-def jobs_in(said: str) -> dict[str, queue.Queued]:
+def jobs_in(output: str) -> dict[str, queue.Queued]:
     """Read what `qstat -xml` prints; the jobs by their IDs."""
-    return {job: _queued(letters, job) for job, letters in _JOB.findall(said)}
+    return {job: _queued(letters, job) for job, letters in _JOB.findall(output)}
 
 
 def _queued(letters: str, job: str) -> queue.Queued:

@@ -110,14 +110,14 @@ class Lsf(script.Scheduler):
 
     def submit(self, script: str) -> str:
         """Submit by bsub, which reads scripts with options from standard input."""
-        said = queue.call(self.title, "bsub", stdin=script)
-        return queue.job_id(r"^Job <(\d+)> is submitted", "bsub", said)
+        output = queue.call(self.title, "bsub", stdin=script)
+        return queue.job_id(r"^Job <(\d+)> is submitted", "bsub", output)
 
     def look(self, jobs: Sequence[str]) -> dict[str, queue.Queued]:
         """Look by bjobs, which lists jobs that are over for an hour."""
         asked = ("-noheader", "-o", "jobid stat exit_reason pend_reason delimiter='|'")
-        said = queue.call(self.title, "bjobs", *asked, *jobs, forgives=self.over)
-        rows = (line.split("|", 3) for line in said.splitlines() if line.count("|") >= 3)
+        output = queue.call(self.title, "bjobs", *asked, *jobs, forgives=self.over)
+        rows = (line.split("|", 3) for line in output.splitlines() if line.count("|") >= 3)
         return {job: queued(state, ended, reason.strip()) for job, state, ended, reason in rows}
 
 

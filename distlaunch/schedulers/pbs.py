@@ -102,8 +102,8 @@ def jobs_in(text: str) -> dict[str, queue.Queued]:
     found = {}
     # Long values go on in another line, after a tab.
     for part in re.split(r"^Job Id:\s*", text.replace("\n\t", ""), flags=re.MULTILINE)[1:]:
-        told = dict(re.findall(r"^ {4}(job_state|comment) = (.*)$", part, re.MULTILINE))
-        if state := told.get("job_state", "").strip():
+        fields = dict(re.findall(r"^ {4}(job_state|comment) = (.*)$", part, re.MULTILINE))
+        if state := fields.get("job_state", "").strip():
             stage: queue.Stage = "waits" if state in _WAITING else "goes" if state in _GOING else "over"
-            found[part.split()[0]] = queue.Queued(state, told.get("comment", "").strip(), stage)
+            found[part.split()[0]] = queue.Queued(state, fields.get("comment", "").strip(), stage)
     return found

@@ -105,8 +105,8 @@ def call(
         raise DistlaunchError(f"{title} did not answer {argv[0]} within {ANSWER_S:g} s") from None
     lines = (done.stderr.strip() or done.stdout).splitlines()  # some commands print errors to stdout
     if done.returncode and not (forgives and all(map(forgives.search, lines or [""]))):
-        told = (line.split("error: ", 1)[-1].strip().removeprefix(f"{argv[0]}: ") for line in lines)
-        words = "; ".join(line for line in told if line not in _EMPTY) or "it exited without a message"
+        messages = (line.split("error: ", 1)[-1].strip().removeprefix(f"{argv[0]}: ") for line in lines)
+        words = "; ".join(line for line in messages if line not in _EMPTY) or "it exited without a message"
         raise DistlaunchError(f"{argv[0]} failed: {words}")
     return done.stdout
 
@@ -122,17 +122,17 @@ def _run(
         )
 
 
-def job_id(pattern: str, tool: str, said: str) -> str:
+def job_id(pattern: str, tool: str, output: str) -> str:
     """Return the last ID in the output of a command; site-specific checks may print more before it."""
-    found: list[str] = re.findall(pattern, said, re.MULTILINE)
+    found: list[str] = re.findall(pattern, output, re.MULTILINE)
     if not found:
-        raise unexpected(tool, said)
+        raise unexpected(tool, output)
     return found[-1]
 
 
-def unexpected(tool: str, said: str) -> DistlaunchError:
+def unexpected(tool: str, output: str) -> DistlaunchError:
     """Return the error for a command with unexpected output."""
-    return DistlaunchError(f"{tool}: unexpected output: {' '.join(said.split())[:200] or 'nothing'}")
+    return DistlaunchError(f"{tool}: unexpected output: {' '.join(output.split())[:200] or 'nothing'}")
 
 
 def pause_for_another_wish() -> None:
@@ -151,8 +151,8 @@ def read_hosts(listing: str | tuple[str, ...], title: str) -> str:
         return _text(listing) if isinstance(listing, str) else printed(listing)
     except OSError as error:
         what = listing if isinstance(listing, str) else listing[0]
-        told = f"can't read the hosts of this {title} job: {what}: {reason(error)}; {_INSTEAD}"
-        raise UsageError(told) from None
+        text = f"can't read the hosts of this {title} job: {what}: {reason(error)}; {_INSTEAD}"
+        raise UsageError(text) from None
 
 
 def _text(path: str) -> str:
@@ -174,8 +174,8 @@ def printed(command: tuple[str, ...], instead: str = _INSTEAD) -> str:
         raise UsageError(f"`{line}` did not answer within {HOSTS_S:g} s; {instead}") from None
     if done.returncode:
         words = done.stderr.strip().splitlines()
-        told = words[-1] if words else f"exit status {done.returncode}"
-        raise UsageError(f"`{line}` failed: {told}; {instead}")
+        why = words[-1] if words else f"exit status {done.returncode}"
+        raise UsageError(f"`{line}` failed: {why}; {instead}")
     return done.stdout
 
 

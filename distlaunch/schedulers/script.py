@@ -158,8 +158,8 @@ class Scheduler:
     def task(self, environ: Mapping[str, str]) -> Task:
         """Locate a process with this environment among the scheduler's tasks. Raises `UsageError`."""
         if self.tasks is None:
-            told = f"{self.title} starts no tasks that know their number"
-            raise UsageError(f"{told}: use `distlaunch run job.yaml`")
+            why = f"{self.title} starts no tasks that know their number"
+            raise UsageError(f"{why}: use `distlaunch run job.yaml`")
         return numbered_task(self.tasks, environ, self.title, self.read_allocation)
 
     # Jobs for its queue
@@ -190,8 +190,8 @@ class Scheduler:
         if not self.withholds:
             return ()
         path = queue.output_path(shlex.quote(spec.logs.folder), f'"${self.withholds}"', self.name)
-        told = f"# {self.title} itself shows what a job prints only when it has ended."
-        return "", told, f"exec >>{path} 2>&1"
+        comment = f"# {self.title} itself shows what a job prints only when it has ended."
+        return "", comment, f"exec >>{path} 2>&1"
 
     def closing(self, spec: JobSpec) -> Sequence[str]:
         """Return the lines after the call."""

@@ -128,8 +128,8 @@ class Slurm(script.Scheduler):
         except ValueError as error:
             raise UsageError(f"SLURM_STEP_NODELIST or SLURM_STEP_TASKS_PER_NODE: {error}") from None
         if len(nodes) != len(counts) or sum(counts) != size or not node < len(nodes):
-            told = ("SLURM_NTASKS", "SLURM_NODEID", "SLURM_STEP_NODELIST", "SLURM_STEP_TASKS_PER_NODE")
-            seen = ", ".join(f"{name}={environ.get(name, '')}" for name in told)
+            names = ("SLURM_NTASKS", "SLURM_NODEID", "SLURM_STEP_NODELIST", "SLURM_STEP_TASKS_PER_NODE")
+            seen = ", ".join(f"{name}={environ.get(name, '')}" for name in names)
             raise UsageError(f"Slurm's variables contradict each other: {seen}; {task.SET_BY_A_SCRIPT}")
         if not (rank < size and local < counts[node]):
             raise UsageError(f"SLURM_PROCID={rank} and SLURM_LOCALID={local} are not of {size} tasks")
@@ -188,8 +188,8 @@ class Slurm(script.Scheduler):
         # squeue fails if it has forgotten one of several jobs.
         which = f"--jobs={jobs[0]}" if len(jobs) == 1 else f"--user={queue.user_name()}"
         asked = ("--noheader", "--states=all", which, "--format=%i|%T|%r")
-        said = _call("squeue", *asked, forgives=re.compile("Invalid job id"))
-        rows = (line.split("|", 2) for line in said.splitlines() if line.count("|") >= 2)
+        output = _call("squeue", *asked, forgives=re.compile("Invalid job id"))
+        rows = (line.split("|", 2) for line in output.splitlines() if line.count("|") >= 2)
         return {job.strip(): queued(state, reason) for job, state, reason in rows}
 
     def cancel(self, job: str, at_once: bool = False) -> None:
@@ -208,16 +208,16 @@ class Slurm(script.Scheduler):
 
     def fate(self, starts: int, text: str, now: float) -> AllocationTold:
         """Read the output of scontrol, which may be about a later start."""
-        told = dict(re.findall(r"(?:^|\s)([A-Za-z]+)=(\S*)", text))
-        state, end = told.get("JobState"), _time(told.get("EndTime", ""))
+        fields = dict(re.findall(r"(?:^|\s)([A-Za-z]+)=(\S*)", text))
+        state, end = fields.get("JobState"), _time(fields.get("EndTime", ""))
         left_s = None if end is None else round(end - now, 3)
         if state is None:
             return AllocationTold(None)
-        if int(told.get("Restarts", "0")) > starts:
+        if int(fields.get("Restarts", "0")) > starts:
             return AllocationTold(True, _WHYS["REQUEUED"], final=True)
         if state in _HELD:
             return AllocationTold(False, "", left_s)
-        why = _WHYS.get(state) or _why_completing(told, end)
+        why = _WHYS.get(state) or _why_completing(fields, end)
         return AllocationTold(True, why, left_s, final=why not in _MAY_GO_ON)
 
 
@@ -274,16 +274,16 @@ def _passes(name: str) -> bool:
     return name in _KEPT or not name.startswith(VARIABLES)
 
 
-def _why_completing(told: Mapping[str, str], end: float | None) -> str:
+def _why_completing(fields: Mapping[str, str], end: float | None) -> str:
     """Infer from its times why a job is ending, while its state has no reason."""
-    if (reason := told.get("Reason")) in _REASONS:
+    if (reason := fields.get("Reason")) in _REASONS:
         return _WHYS[_REASONS[reason]]
     if end is None:  # it has started again
         return _WHYS["REQUEUED"]
-    begin, limit = _time(told.get("StartTime", "")), _seconds(told.get("TimeLimit", ""))
+    begin, limit = _time(fields.get("StartTime", "")), _seconds(fields.get("TimeLimit", ""))
     if begin is not None and limit is not None and end - begin >= limit:
         return _WHYS["TIMEOUT"]
-    if _time(told.get("PreemptTime", "")) is not None:
+    if _time(fields.get("PreemptTime", "")) is not None:
         return _WHYS["PREEMPTED"]
     return "was cancelled"
 

@@ -71,14 +71,14 @@ def check_devices(task: Task, environ: Mapping[str, str]) -> None:
     if not seen or task.local_size <= seen:
         return
     devices = environ["CUDA_VISIBLE_DEVICES"]
-    told = f"CUDA_VISIBLE_DEVICES={devices}, {task.advice.local_rank}={task.local_rank}"
+    what = f"CUDA_VISIBLE_DEVICES={devices}, {task.advice.local_rank}={task.local_rank}"
     if seen == 1:
         raise UsageError(
-            f"each task sees a GPU of its own ({told}), but scripts use cuda:LOCAL_RANK: use "
+            f"each task sees a GPU of its own ({what}), but scripts use cuda:LOCAL_RANK: use "
             f"{task.advice.own_gpu}`exec --virtual-local-rank`, which makes LOCAL_RANK 0"
         )
     tasks, fitting = counted(task.local_size, "task"), task.advice.tasks.format(seen)
-    raise UsageError(f"{tasks} on this node share {seen} GPUs ({told}): use {fitting}")
+    raise UsageError(f"{tasks} on this node share {seen} GPUs ({what}): use {fitting}")
 
 
 def check_master(task: Task, environ: Mapping[str, str]) -> None:
@@ -117,8 +117,8 @@ Reader = Callable[[Mapping[str, str]], Allocation | None]
 def numbered_task(names: Names, environ: Mapping[str, str], title: str, allocation_in: Reader) -> Task:
     """Locate the task of this environment. Raises `UsageError` if there is none, or for contradictions."""
     if names.rank not in environ:
-        told = f"this {title} process is not a task of `{names.starter}`"
-        raise UsageError(f"{told}: use `distlaunch run job.yaml`")
+        what = f"this {title} process is not a task of `{names.starter}`"
+        raise UsageError(f"{what}: use `distlaunch run job.yaml`")
     size = number_of(environ, names.size, names.starter)
     part = number_of(environ, names.nodes or names.local_size, names.starter) or 1
     nodes, each = (part, size // part) if names.nodes else (size // part, part)
@@ -128,8 +128,8 @@ def numbered_task(names: Names, environ: Mapping[str, str], title: str, allocati
     rank = number_of(environ, names.rank, names.starter)
     local = number_of(environ, names.local_rank, names.starter)
     if rank >= size or rank % each != local:
-        told = f"{names.rank}={rank} and {names.local_rank}={local}"
-        raise UsageError(f"{names.starter} must number the tasks node by node: {told} of {each} on each node")
+        what = f"{names.rank}={rank} and {names.local_rank}={local}"
+        raise UsageError(f"{names.starter} must number the tasks node by node: {what} of {each} on each node")
     allocation = allocation_in(environ)
     hosts = tuple(node.host for node in allocation.nodes) if allocation else ()
     if len(hosts) < nodes:
@@ -172,8 +172,8 @@ def _of_open_mpi(environ: Mapping[str, str]) -> Task:
             "MASTER_PORT (mpirun -x MASTER_ADDR=… -x MASTER_PORT=…), or list mpirun's host first"
         )
     if not (addresses := _addresses(environ.get(_MPIRUN, ""))):
-        told = "Open MPI does not tell where rank 0 is"
-        raise UsageError(f"{told}: set MASTER_ADDR and MASTER_PORT (mpirun -x)")
+        what = "Open MPI does not tell where rank 0 is"
+        raise UsageError(f"{what}: set MASTER_ADDR and MASTER_PORT (mpirun -x)")
     return task._replace(addresses=addresses)
 
 
@@ -190,8 +190,8 @@ def _task(environ: Mapping[str, str], names: tuple[str, ...], step: str, nodes: 
         raise UsageError(f"mpirun's variables are not all numbers: {seen}; {SET_BY_A_SCRIPT}")
     rank, size, local_rank, local_size = place = [int(text) for text in texts]
     if not (rank < size and local_rank < local_size <= size):
-        told = dict(zip(("rank", "size", "local_rank", "local_size"), place, strict=True))
-        raise UsageError(f"mpirun's variables contradict each other: {told}")
+        what = dict(zip(("rank", "size", "local_rank", "local_size"), place, strict=True))
+        raise UsageError(f"mpirun's variables contradict each other: {what}")
     job = environ.get("DISTLAUNCH_JOB_ID", step)
     task = Task(step, job, rank, size, local_rank, local_size, None, None, devices=visible_devices(environ))
     node_rank, node_count = _node(task, nodes)

@@ -54,9 +54,9 @@ class JoinedLink(Link):
         kept = []
         for frame in frames:
             if isinstance(frame, wire.Frame) and frame.kind == wire.END:
-                told = frame.message()
-                self._process.status = told["status"] if isinstance(told.get("status"), int) else None
-                self.streams.listen(str(told.get("words", "")).encode())
+                report = frame.message()
+                self._process.status = report["status"] if isinstance(report.get("status"), int) else None
+                self.streams.listen(str(report.get("words", "")).encode())
             else:
                 kept.append(frame)
         if self.at_end and self._process.status is None and self.streams.booted:
@@ -264,8 +264,8 @@ class Door:
 
     def _refuse(self, visitor: Visitor, why: str, another: bool = False) -> None:
         here = self._gathering.arrival.name
-        told = f"the controller on {here} refused the launcher on {visitor.name}: {why}"
-        visitor.send(refused=told, status=int(Exit.USAGE), another=another)
+        text = f"the controller on {here} refused the launcher on {visitor.name}: {why}"
+        visitor.send(refused=text, status=int(Exit.USAGE), another=another)
         self._name(f"refused the launcher on {visitor.name}: {why}")
         self._drop(visitor)
 

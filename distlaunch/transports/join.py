@@ -23,17 +23,15 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from itertools import cycle, islice, product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from distlaunch.agent.frozen import Frozen
 from distlaunch.errors import DistlaunchError, Exit
 from distlaunch.job.allocation import TaskPlace
 from distlaunch.plan.gathering import Arrival, Gathering, ports_for
+from distlaunch.signals import Interrupts
 from distlaunch.transports.process import watch_for_silence
 from distlaunch.wording import NO_SUSPENDING_TORCHRUN
-
-if TYPE_CHECKING:
-    from distlaunch.signals import Interrupts
 
 MAGIC = b"distlaunch join 1\n"
 TORCHS_FIRST = b"\x00\xce\xf7\x85\x3c"
@@ -126,8 +124,8 @@ class Prover:
         except OSError:
             return ""  # its programs are missing, or its daemon does not answer
 
-    def proof(self, way: str, side: str, said: str) -> str:
-        """Return the proof of what one `side` has `said`. Raises `JoinError` if that is impossible."""
+    def proof(self, way: str, side: str, transcript: str) -> str:
+        """Return the proof of a `transcript` by one `side`. Raises `JoinError` if that is impossible."""
         if bool(self._secret) != (way == "secret"):
             ours = f"{SECRET} is set on {self._name}, but the controller has none"
             theirs = f"the controller demands {SECRET}, which is not set on {self._name}"
@@ -136,25 +134,25 @@ class Prover:
         if way == "secret":
             import hmac  # few jobs have a secret
 
-            return hmac.new(self._secret, _covered(side, said), "sha256").hexdigest()
+            return hmac.new(self._secret, _covered(side, transcript), "sha256").hexdigest()
         if way == "munge":
             try:
-                return self._credential(_digest(side, said))
+                return self._credential(_digest(side, transcript))
             except OSError as error:
                 text = f"{self._name} has no MUNGE credential: {error}; or set {SECRET} on all nodes"
                 raise JoinError(text, Exit.USAGE) from None
         return ""
 
-    def wrong(self, way: str, side: str, said: str, proof: object) -> str:
+    def wrong(self, way: str, side: str, transcript: str, proof: object) -> str:
         """Return the flaw of a proof from the other side; "" = none."""
         if way == "secret":
             import hmac
 
-            expected = self.proof(way, side, said)
+            expected = self.proof(way, side, transcript)
             good = isinstance(proof, str) and proof.isascii() and hmac.compare_digest(proof, expected)
             return "" if good else f"its {SECRET} is another one"
         if way == "munge":
-            return self._wrong_credential(str(proof), _digest(side, said))
+            return self._wrong_credential(str(proof), _digest(side, transcript))
         return ""
 
     def _credential(self, payload: str) -> str:
@@ -170,15 +168,15 @@ class Prover:
         Each can be read once: see unmunge(1).
         """
         try:
-            status, said = self._munge(["unmunge"], text)
+            status, printed = self._munge(["unmunge"], text)
         except OSError as error:
             return f"its MUNGE credential can't be read here: {error}"
-        found = re.search(r"^UID: .*\((\d+)\)$", said, re.MULTILINE)
+        found = re.search(r"^UID: .*\((\d+)\)$", printed, re.MULTILINE)
         if status or not found:
             return "it has no valid MUNGE credential"
         if int(found[1]) != os.geteuid():
             return f"it belongs to another user (uid {found[1]})"
-        meant = said.rstrip("\n").endswith("\n\n" + payload)
+        meant = printed.rstrip("\n").endswith("\n\n" + payload)
         return "" if meant else "its MUNGE credential is for something else"
 
     def _munge(self, argv: list[str], text: str) -> tuple[int, str]:
@@ -192,14 +190,14 @@ class Prover:
         return done.returncode, done.stdout if argv[0] == "unmunge" or not done.returncode else done.stderr
 
 
-def _covered(side: str, said: str) -> bytes:
-    return f"distlaunch {side} {said}".encode()
+def _covered(side: str, transcript: str) -> bytes:
+    return f"distlaunch {side} {transcript}".encode()
 
 
-def _digest(side: str, said: str) -> str:
+def _digest(side: str, transcript: str) -> str:
     import hashlib  # only MUNGE needs it
 
-    return hashlib.sha256(_covered(side, said)).hexdigest()
+    return hashlib.sha256(_covered(side, transcript)).hexdigest()
 
 
 # A launcher's way into a run that another launcher controls
@@ -238,7 +236,7 @@ class Wait:
         return True
 
 
-def pause(interrupts: "Interrupts", say: Say, wait_s: float, *fds: int) -> None:
+def pause(interrupts: Interrupts, say: Say, wait_s: float, *fds: int) -> None:
     """Wait for `wait_s` seconds or until a descriptor is readable. Raises `JoinError` at a signal to stop."""
     ready, _, _ = select.select([interrupts.fd, *fds], [], [], wait_s)
     for signum in interrupts.received() if interrupts.fd in ready else b"":
@@ -261,7 +259,7 @@ def renumbered(number: int, wanted: int | None) -> str:
 class Launcher:
     """Connects to the controller, and waits until all nodes are there."""
 
-    def __init__(self, gathering: Gathering, prover: Prover, interrupts: "Interrupts", say: Say) -> None:
+    def __init__(self, gathering: Gathering, prover: Prover, interrupts: Interrupts, say: Say) -> None:
         self._gathering, self._prover = gathering, prover
         self._interrupts, self._say = interrupts, say
         self._why = ""
@@ -274,7 +272,7 @@ class Launcher:
         wait, pause_s = Wait(self._gathering.wait_s), RETRY_S
         while True:
             for host, port in self._places():
-                if seat := self._tried(host, port):
+                if seat := self._try(host, port):
                     return seat
             place = self._gathering.label
             if wait.over:
@@ -289,7 +287,7 @@ class Launcher:
 
     def seated_late(self) -> Seat | None:
         """Return the place in a run that has begun and misses a node; None = there is none."""
-        return next(filter(None, (self._tried(host, port) for host, port in self._second)), None)
+        return next(filter(None, (self._try(host, port) for host, port in self._second)), None)
 
     def _places(self) -> Iterator[tuple[str, int]]:
         """Yield the places where the controller may listen: at first, and later for nodes that return.
@@ -299,7 +297,7 @@ class Launcher:
         yield from product(self._gathering.hosts, self._gathering.ports)
         yield from islice(self._next, 1)
 
-    def _tried(self, host: str, port: int) -> Seat | None:
+    def _try(self, host: str, port: int) -> Seat | None:
         """Return the seat that the controller gives; None = there is none, and `_why` has the reason."""
         first = (host, port) == (self._gathering.hosts[0], self._gathering.ports[0])
         try:
@@ -311,7 +309,7 @@ class Launcher:
         watch_for_silence(connection)
         seat = None
         try:
-            seat = self._asked(connection, host, strict=first and self._gathering.fixed)
+            seat = self._request(connection, host, strict=first and self._gathering.fixed)
         except (OSError, ValueError, TypeError, KeyError) as error:
             if first:
                 self._why = self._what_listens(host, port, error)
@@ -320,18 +318,18 @@ class Launcher:
                 connection.close()
         return seat
 
-    def _asked(self, connection: socket.socket, host: str, strict: bool) -> Seat | None:
+    def _request(self, connection: socket.socket, host: str, strict: bool) -> Seat | None:
         """Return the seat; None = the controller has exited. See `distlaunch.transports.join`.
 
         `strict`: the controller of another job is an error. Raises OSError, ValueError, TypeError or KeyError
         if the other side is not a controller.
         """
         arrival, ours, received = self._gathering.arrival, nonce(), bytearray()
-        heard = partial(self._message, connection, received, strict)
+        receive = partial(self._message, connection, received, strict)
         line = line_of({**arrival._asdict(), "nonce": ours})
         connection.settimeout(ANSWER_S)
         connection.sendall(MAGIC + line)
-        challenge = heard(CONNECT_S)
+        challenge = receive(CONNECT_S)
         theirs, way = str(challenge["nonce"]), str(challenge["proves"])
         covered = f"{ours} {theirs} {line[:-1].decode()}"
         try:
@@ -340,12 +338,12 @@ class Launcher:
             connection.sendall(line_of({"refuses": str(error)}))
             raise
         connection.sendall(line_of({"proof": proof}))
-        if why := self._prover.wrong(way, "controller", covered, heard(ANSWER_S).get("proof")):
+        if why := self._prover.wrong(way, "controller", covered, receive(ANSWER_S).get("proof")):
             raise JoinError(f"the controller at {host} is not to be trusted: {why}", Exit.USAGE)
         message: dict[str, Any] = {}
         while "node" not in message:
             try:
-                message = heard(None)
+                message = receive(None)
             except (OSError, ValueError):
                 self._why = "the controller has exited"
                 return None

@@ -204,10 +204,10 @@ class Links:
         self._selector = selectors.DefaultSelector()
         self._links: dict[int, Link] = {}
         self._nodes: dict[Link, set[int]] = {}
-        self._heard: set[int] = set()
+        self._answered: set[int] = set()
         self._gone: dict[int, LinkFailure] = {}
         """Failures of nodes that were the last on their links, whose output may still be on its way."""
-        self._told: dict[Link, float] = {}
+        self._stopping: dict[Link, float] = {}
         """Links whose process was stopped, and the time when it is killed (monotonic seconds)."""
 
     @property
@@ -218,7 +218,7 @@ class Links:
     @property
     def answering(self) -> list[int]:
         """Return the nodes among them whose agents have sent anything."""
-        return sorted(self._links.keys() & self._heard)
+        return sorted(self._links.keys() & self._answered)
 
     def watch(self, fd: int, handler: Callable[[], None], mask: int = selectors.EVENT_READ) -> None:
         """Have `turn` call `handler` when `fd` is ready."""
@@ -253,9 +253,9 @@ class Links:
             if self._selector.get_map().get(key.fd) == key:
                 key.data()
         # Reap processes that have exited, and kill those that stay too long: the run may go on for days.
-        for link, deadline in list(self._told.items()):
+        for link, deadline in list(self._stopping.items()):
             if link.has_ended:
-                del self._told[link]
+                del self._stopping[link]
             elif time.monotonic() >= deadline:
                 link.kill()
 
@@ -281,14 +281,14 @@ class Links:
         """Drop the remaining nodes."""
         for node in self.present:
             self.drop(node)
-        for link, deadline in self._told.items():
+        for link, deadline in self._stopping.items():
             link.kill_at(deadline)
         self._selector.close()
 
     def _leave(self, node: int, way: Callable[[Link], None]) -> None:
         """Forget a node, and end its link in that `way`, unless it serves another node."""
         link = self._links.pop(node, None)
-        self._heard.discard(node)
+        self._answered.discard(node)
         self._gone.pop(node, None)
         if link is None:
             return
@@ -301,7 +301,7 @@ class Links:
         way(link)
         link.close()
         if 0.0 < link.patience_s < math.inf and not link.has_ended:  # it must not live on
-            self._told[link] = time.monotonic() + link.patience_s
+            self._stopping[link] = time.monotonic() + link.patience_s
 
     def unwatch(self, fd: int) -> None:
         """Stop waiting for `fd`."""
@@ -357,7 +357,7 @@ class Links:
             return  # from a node that shared this link, and was dropped
         if serving is not link:
             raise wire.ProtocolError(f"a frame for node {frame.node} came on another node's link")
-        self._heard.add(frame.node)
+        self._answered.add(frame.node)
         self._on_frame(frame)
 
     def _part_with(self, link: Link, gone: Sequence[NodeGone]) -> None:

@@ -83,8 +83,8 @@ class Slurm(Transport):
 
     def failure(self, end: ProcessEnd) -> LinkFailure:
         """Return the failure by srun's messages if srun has failed, else by the node's."""
-        said = end._replace(stderr=_telling(end))
-        failure = classify(said, _BY_SRUN, _SRUN_FAILED, "srun on this machine")
+        relevant = end._replace(stderr=_telling(end))
+        failure = classify(relevant, _BY_SRUN, _SRUN_FAILED, "srun on this machine")
         return failure._replace(clean=failure.clean and _swept(end))
 
     def advice(self, failure: LinkFailure, python: str | None) -> str:
@@ -129,14 +129,14 @@ _FOLLOWS = (r"Force Terminated|Job step aborted|forcing job termination", _KILLE
 def _telling(end: ProcessEnd) -> str:
     """Return srun's messages about the cause, without routine ones and the status of a guardian."""
     silent = f"{_CHATTER}|{_TASK_ENDED}" if end.booted else _CHATTER
-    said = _without(silent, end.stderr.splitlines(True))
+    relevant = _without(silent, end.stderr.splitlines(True))
     for pattern in _FOLLOWS:
-        said = _without(pattern, said) or said
-    return "".join(said)
+        relevant = _without(pattern, relevant) or relevant
+    return "".join(relevant)
 
 
-def _without(pattern: str, said: Sequence[str]) -> list[str]:
-    return [line for line in said if not re.search(pattern, line)]
+def _without(pattern: str, relevant: Sequence[str]) -> list[str]:
+    return [line for line in relevant if not re.search(pattern, line)]
 
 
 def _swept(end: ProcessEnd) -> bool:
