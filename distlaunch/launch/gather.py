@@ -24,7 +24,7 @@ from distlaunch.transports.door import Door, Visitor
 from distlaunch.transports.join import TURN_S, JoinError, Launcher, Prover, Say, Seat, Wait, pause, renumbered
 from distlaunch.transports.opening import NO_RANKS_HERE
 from distlaunch.transports.transport import Joined, Local
-from distlaunch.wording import counted, listed, rank_list, spans
+from distlaunch.wording import counted, listed, rank_list
 
 NAME_S = 60.0
 """Seconds until a name server has a machine, such as a pod, that has just started."""
@@ -158,15 +158,14 @@ class _Controller:
 
     def _missing_words(self) -> str:
         there = self._there()
-        missing = self._most - len(there)
         if self._gathering.ordered:
             numbers = sorted({*range(self._most)} - {each.node_rank for each in there})
             if self._own.place:
                 return rank_list(numbers)
-            what = f"node{'s' if missing > 1 else ''} {spans(numbers).replace(',', ', ')}"
+            what = rank_list(numbers, "node")
         else:
             names = sorted(each.name for each in there)
-            what = f"{missing} of {counted(self._most, 'node')} (joined: {listed(names)})"
+            what = f"{self._most - len(there)} of {counted(self._most, 'node')} (joined: {listed(names)})"
         return what + _absent(there, self._most)
 
     def _tell(self) -> None:

@@ -93,15 +93,13 @@ class PortReport(NamedTuple):
 
     def document(self) -> dict[str, Any]:
         """Return the report as a JSON document."""
-        pairs = self.pairs
-        failed = [each._asdict() for each in pairs.failed] if pairs else []
-        return {
-            **self._asdict(),
-            "ok": self.ok,
-            "dials": [dial._asdict() for dial in self.dials],
-            "failures": [each._asdict() for each in self.failures],
-            "pairs": pairs and {**pairs._asdict(), "failed": failed},
-        }
+        return {**_plain(self), "ok": self.ok}
+
+
+def _plain(value: Any) -> Any:
+    if hasattr(value, "_fields"):
+        return {name: _plain(inner) for name, inner in value._asdict().items()}
+    return [_plain(inner) for inner in value] if isinstance(value, tuple) else value
 
 
 def check_port(spec: JobSpec, host: str, port: int | None) -> PortReport:

@@ -146,6 +146,5 @@ def run_folder(spec: JobSpec, run_id: str) -> RunFolder:
         except OSError as error:
             refused.append(f"{place}: {reason(error)}")
     flag = "TMPDIR or --log-dir" if spec.logs.spares else "--log-dir"
-    key = flag if spec.logs.torchrun else "logs.dir"
-    why = "; ".join(refused)
-    raise DistlaunchError(f"can't create the run directory in {why}; set {key} to another place")
+    text = f"can't create the run directory in {'; '.join(refused)}"
+    raise DistlaunchError(f"{text}; set {flag if spec.logs.torchrun else 'logs.dir'} to another place")

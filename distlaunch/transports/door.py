@@ -70,14 +70,9 @@ def ranks_alone(command: messages.StartWorkers) -> messages.StartRanks:
     def sent(variables: Mapping[str, str]) -> dict[str, str]:
         return {name: text for name, text in variables.items() if name in SENT}
 
-    return messages.StartRanks(
-        **{name: getattr(command, name) for name in messages.StartRanks.__annotations__ if name != "workers"}
-        | {"env": sent(command.env)},
-        workers=[
-            messages.RankSpec(each.local_rank, sent(each.env), sent(each.defaults))
-            for each in command.workers
-        ],
-    )
+    fields = {name: getattr(command, name) for name in messages.StartRanks._fields}
+    ranks = [messages.RankSpec(own.local_rank, sent(own.env), sent(own.defaults)) for own in command.workers]
+    return messages.StartRanks(**{**fields, "env": sent(command.env), "workers": ranks})
 
 
 class Visitor:

@@ -85,8 +85,7 @@ def _groups(spec: "JobSpec") -> Iterable[list[int]]:
     # Few steps, of about the same size: more would overwhelm a scheduler.
     alike: dict[tuple[int | None, str | None], list[int]] = {}
     for index, node in enumerate(spec.pool):
-        component = node.reach.group if isinstance(node.reach, Slurm) else None
-        alike.setdefault((component, node.python), []).append(index)
+        alike.setdefault((getattr(node.reach, "group", None), node.python), []).append(index)
     for indices in alike.values():
         size, count = len(indices), -(-len(indices) // STEP_NODES)
         yield from (indices[size * part // count : size * (part + 1) // count] for part in range(count))

@@ -140,20 +140,12 @@ def start(argv: Sequence[str], environ: Mapping[str, str], sharing: Sequence[int
         # An agent boots from as much as one pipe holds, and prints into the other faster than it is read.
         for fd in ours[:2]:
             widen(fd)
-        others = _inheritable()
+        streams = ((os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(theirs))
+        actions = [*streams, *((os.POSIX_SPAWN_CLOSE, fd) for fd in _inheritable())]
         for fd in copies:
             os.set_inheritable(fd, True)
-        pid = os.posix_spawn(
-            _program(argv[0], environ),
-            list(argv),
-            environ,
-            file_actions=[
-                *((os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(theirs)),
-                *((os.POSIX_SPAWN_CLOSE, fd) for fd in others),
-            ],
-            setsid=True,
-            setsigdef=_DEFAULTS,
-        )
+        program, words = _program(argv[0], environ), list(argv)
+        pid = os.posix_spawn(program, words, environ, file_actions=actions, setsid=True, setsigdef=_DEFAULTS)
         return Child(pid, ours)
     except BaseException:
         for fd in ours:
