@@ -1,24 +1,24 @@
 """Starts distributed PyTorch jobs: one YAML file, one command, any number of machines.
 
-    __main__, cli/    read the command line, run or print what the others make; open an agent here meanwhile
+    __main__, cli/    read the command line; run a job or print results; open an agent here meanwhile
     JobSpec           from job.yaml: job/file; from torchrun's command line: compat/
 
     launch/start      opens a Link to each node (transports/) and makes the run directory
     launch/gather     if something else starts distlaunch per node or rank, one launcher controls the run,
-                      and the others join it (transports/door, dial) as its agents (launch/joined)
+                      and the others join it (transports/door, join) as its agents (launch/joined)
       on the node     sh ─▶ guardian ─▶ agent (agent/, shipped over the link) ─▶ workers
 
-    launch/loop       agent ─Frame─▶ Links ─report─▶ supervisor/codec ─Event─▶ supervisor/step(State, Event)
+    launch/supervise  agent ─Frame─▶ Links ─report─▶ supervisor/codec ─Event─▶ supervisor/step(State, Event)
                       agent ◀─Frame─ Links ◀─command─ supervisor/codec ◀─Action─┘    │
                                                                                      └▶ observers/
-    supervisor/       pure; once agents are there, plan/ makes a LaunchPlan of JobSpec and their Facts: ranks,
+                      at the end: State ─supervisor/summary─▶ Summary: messages, the exit status
+    supervisor/       pure; once agents are up, plan/ makes a LaunchPlan of JobSpec and their Facts: ranks,
                       and each worker's environment (contract.py); diagnosis/ explains why a worker failed
     observers/        the run directory, the terminal
-    launch/supervise  at the end: State ─supervisor/summary─▶ Summary: the words, the exit status
 
-Beside it: `schedulers/` (hosts from a scheduler, and a job for its queue: one module each), `kubernetes/` (a
-job for a cluster), `runs/` (runs by their directories: ps, logs, attach, stop, replay). CONTRIBUTING.md has a
-table of what to touch for what.
+In addition: `schedulers/` (hosts from a scheduler, and a job for its queue: one module each), `kubernetes/`
+(a job for a cluster), `runs/` (runs by their directories: ps, logs, attach, stop, replay). CONTRIBUTING.md
+has a table of what to change for what.
 """
 
 __version__ = "0.1.0"

@@ -1,4 +1,4 @@
-"""The entry of `distlaunch` and `python -m distlaunch`; `distlaunch/__init__.py` has a picture of it all."""
+"""The entry point of `distlaunch` and `python -m distlaunch`; `distlaunch/__init__.py` has an overview."""
 
 import errno
 import gc
@@ -18,7 +18,7 @@ _INTERRUPTED = 128 + signal.SIGINT
 
 def main() -> None:
     """Run the command line and exit with its documented status."""
-    gc.disable()  # nothing that imports create is garbage: 5 ms of a start
+    gc.disable()  # imports create no garbage: saves 5 ms of a start
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else it is ignored, as under nohup
         signal.signal(signal.SIGINT, _interrupted)
     try:
@@ -30,29 +30,29 @@ def main() -> None:
     except OSError as error:
         if error.errno not in (errno.EMFILE, errno.ENFILE):
             raise
-        sys.stderr.write("distlaunch: too many open files: raise the limit with `ulimit -n`\n")
-        _leave(1)
+        _fail("too many open files: raise the limit with `ulimit -n`", 1)
     except MemoryError:
-        sys.stderr.write("distlaunch: out of memory; see `ulimit -v` and `ulimit -d`, if they are limits\n")
-        _leave(1)
+        _fail("out of memory; see `ulimit -v` and `ulimit -d`, if they are limits", 1)
     except UnicodeEncodeError as error:
         if error.encoding != sys.getfilesystemencoding():
             raise
         name, encoding = ascii(error.object), error.encoding
-        sys.stderr.write(
-            f"distlaunch: this locale's encoding, {encoding}, can't represent {name}: try LC_ALL=C.UTF-8\n"
-        )
-        _leave(2)
+        _fail(f"this locale's encoding, {encoding}, can't represent {name}: try LC_ALL=C.UTF-8", 2)
+
+
+def _fail(text: str, status: int) -> None:
+    sys.stderr.write(f"distlaunch: {text}\n")
+    _leave(status)
 
 
 def _interrupted(signum: int, frame: FrameType | None) -> None:
-    """The first Ctrl-C unwinds; another one leaves from wherever that has come to, without a traceback."""
+    """Unwind at the first Ctrl-C; exit immediately at the next, without a traceback."""
     signal.signal(signal.SIGINT, lambda *_: os._exit(_INTERRUPTED))
     raise KeyboardInterrupt
 
 
 def _run_command(words: Sequence[str]) -> int:
-    """Run it. Only our own errors are caught: a bug shows its traceback."""
+    """Run the command. Only distlaunch's own errors are caught: a bug shows its traceback."""
     from distlaunch.errors import DistlaunchError
 
     command = words[0] if words else ""
@@ -70,7 +70,7 @@ def _run_command(words: Sequence[str]) -> int:
 
 
 def _opened_early(command: str, words: Sequence[str]) -> "Link | None":
-    """An agent on this machine, if the command starts a job now that may run here."""
+    """Open an agent on this machine, if the command starts a job now that may run here."""
     elsewhere = {"--detach", "-d", "--on"}.intersection(words) or "SLURM_JOB_ID" in os.environ
     if command not in ("run", "torchrun") or elsewhere:
         return None
@@ -80,7 +80,7 @@ def _opened_early(command: str, words: Sequence[str]) -> "Link | None":
 
 
 def _run_with(command: str, words: Sequence[str], early: "Link | None") -> int:
-    if command == "exec":  # each of many tasks waits for it
+    if command == "exec":  # many tasks wait for it
         from distlaunch.cli.exec_task import run_exec
 
         return run_exec(words[1:])
@@ -99,22 +99,22 @@ def _run_with(command: str, words: Sequence[str], early: "Link | None") -> int:
 
 
 def _fill_standard_descriptors() -> None:
-    """Open /dev/null for a standard stream that the caller closed: a pipe of ours would take its number."""
+    """Open /dev/null for each closed standard stream, whose number a pipe would take otherwise."""
     while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(fd, True)
     os.close(fd)
 
 
 def _print_anything() -> None:
-    """Have names that are not UTF-8 leave as they came, and what an encoding lacks as an escape."""
+    """Print names that are not UTF-8 unchanged, and characters that an encoding lacks as escapes."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="surrogateescape" if stream.encoding == "utf-8" else "backslashreplace")
 
 
 def _leave(status: int) -> None:
-    """Exit without taking the interpreter apart (7 ms), once everything is written."""
-    # It is over: another Ctrl-C has nothing to end. (Python tells of one that comes as SIG_IGN is set.)
+    """Exit without finalizing the interpreter (7 ms), once everything is written."""
+    # Another Ctrl-C has nothing to end. (With SIG_IGN, Python would report one that comes now.)
     signal.signal(signal.SIGINT, lambda *_: None)
     try:
         for stream in (sys.stdout, sys.stderr):

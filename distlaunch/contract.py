@@ -1,4 +1,4 @@
-"""The environment that scripts rely on: torchrun's names, with torchrun's meanings.
+"""The environment that scripts rely on: torchrun's names and meanings.
 
 Source: torch/distributed/elastic/agent/server/local_elastic_agent.py and the torchrun documentation,
 torch 2.13.
@@ -16,25 +16,25 @@ RESERVED = frozenset(
         *("TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_SIGNALS_TO_HANDLE"),
     }
 )
-"""Names that a job may not set: each worker has its own, or the run does.
+"""Variables that a job may not set, because each worker or the run has its own.
 
-OMP_NUM_THREADS is not among them: torchrun gives a default only where there is none.
+OMP_NUM_THREADS is not among them: like torchrun, distlaunch only has a default for it.
 """
 
 
 INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-"""Which network interface the ranks use."""
+"""The variables with the network interface of the ranks."""
 SENT = RESERVED - {"DISTLAUNCH_AGENT", "DISTLAUNCH_DEADLINE", "TORCHELASTIC_ERROR_FILE"} | {
     *("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", *INTERFACE_VARIABLES),
     *("TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_DUMP_ON_TIMEOUT"),
 }
 """The only variables that a controller may set for the workers of a launcher that joined."""
 HANDLED_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
-"""torchrun's default of --signals-to-handle."""
+"""The default of torchrun's --signals-to-handle."""
 
 
 class Position(Frozen):
-    """Where one worker stands in the job; `node_rank` None = not known."""
+    """The position of one worker in the job; `node_rank` None = not known."""
 
     rank: int
     local_rank: int
@@ -43,7 +43,7 @@ class Position(Frozen):
 
 
 class Rendezvous(Frozen):
-    """What all workers of one generation share."""
+    """The values that all workers of one generation share."""
 
     master_addr: str
     master_port: int
@@ -56,7 +56,7 @@ class Rendezvous(Frozen):
 
 
 def shared_environment(meeting: Rendezvous, world_size: int, nodes: int | None) -> dict[str, str]:
-    """The variables that are the same for every worker of a generation; `nodes` None = nobody knows."""
+    """Return the variables that all workers of a generation share; `nodes` None = not known."""
     return _known(GROUP_WORLD_SIZE=nodes) | {
         "WORLD_SIZE": str(world_size),
         "ROLE_NAME": meeting.role,
@@ -66,7 +66,7 @@ def shared_environment(meeting: Rendezvous, world_size: int, nodes: int | None) 
         "TORCHELASTIC_RESTART_COUNT": str(meeting.restart_count),
         "TORCHELASTIC_MAX_RESTARTS": str(meeting.max_restarts),
         "TORCHELASTIC_RUN_ID": meeting.run_id,
-        # True makes rank 0 a client too, of a store that the launcher hosts, which ours does not.
+        # True would make rank 0 a client, too, of a store in the launcher, which distlaunch doesn't have.
         "TORCHELASTIC_USE_AGENT_STORE": "False",
         "TORCHELASTIC_SIGNALS_TO_HANDLE": meeting.signals,
         "DISTLAUNCH_BACKEND": meeting.backend,
@@ -74,38 +74,34 @@ def shared_environment(meeting: Rendezvous, world_size: int, nodes: int | None) 
 
 
 def _known(**numbers: int | None) -> dict[str, str]:
-    """Better nothing than what is wrong."""
     return {name: str(number) for name, number in numbers.items() if number is not None}
 
 
 def own_environment(position: Position, one_device: bool = False) -> dict[str, str]:
-    """The variables that differ from worker to worker.
+    """Return the variables that differ from worker to worker.
 
-    With `one_device`, torchrun's --virtual-local-rank, each sees its own GPU alone, as LOCAL_RANK 0; where
-    the node has a CUDA_VISIBLE_DEVICES, the agent puts that list's entry in place of the number.
+    With `one_device`, torchrun's --virtual-local-rank, each worker sees only its own GPU, as LOCAL_RANK 0. If
+    the node has a CUDA_VISIBLE_DEVICES, the agent replaces the number by that list's entry.
     """
-    device = {"CUDA_VISIBLE_DEVICES": str(position.local_rank)} if one_device else {}
-    nodes = _known(GROUP_RANK=position.node_rank, NODE_RANK=position.node_rank)
-    return (
-        device
-        | nodes
-        | {
-            "RANK": str(position.rank),
-            "LOCAL_RANK": "0" if one_device else str(position.local_rank),
-            "LOCAL_WORLD_SIZE": str(position.local_world_size),
-            "ROLE_RANK": str(position.rank),
-        }
+    return _known(
+        CUDA_VISIBLE_DEVICES=position.local_rank if one_device else None,
+        GROUP_RANK=position.node_rank,
+        NODE_RANK=position.node_rank,
+        RANK=position.rank,
+        LOCAL_RANK=0 if one_device else position.local_rank,
+        LOCAL_WORLD_SIZE=position.local_world_size,
+        ROLE_RANK=position.rank,
     )
 
 
 def defaults(local_world_size: int, interface: str | None, backend: str) -> dict[str, str]:
-    """Variables for workers whose node and job set none."""
+    """Return defaults for variables that neither the node nor the job sets."""
     given = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
     if backend == "nccl":
-        # The flight recorder notes each collective, and dumps its notes when one times out.
+        # The flight recorder records each collective, and dumps the records when one times out.
         given |= {"TORCH_FR_BUFFER_SIZE": "2000", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
     if local_world_size > 1:
-        given["OMP_NUM_THREADS"] = "1"  # as torchrun: else every worker takes all cores
+        given["OMP_NUM_THREADS"] = "1"  # like torchrun: else every worker takes all cores
     if interface:
         given |= dict.fromkeys(INTERFACE_VARIABLES, interface)
     return given

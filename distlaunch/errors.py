@@ -1,6 +1,6 @@
-"""Every way distlaunch itself fails, each with its documented exit status.
+"""The errors of distlaunch itself, each with its documented exit status.
 
-A failing worker is no exception but data (`distlaunch.supervisor.nodes.Exited`).
+A failing worker is data (`distlaunch.supervisor.nodes.Exited`), not an exception.
 """
 
 import errno
@@ -11,9 +11,9 @@ from distlaunch.agent.frozen import Frozen
 
 
 class Exit(IntEnum):
-    """Exit statuses of distlaunch's own failures; a worker's failure passes its own status on.
+    """Exit statuses of distlaunch's own failures; the status of a failed worker is passed on.
 
-    Chosen from sysexits(3) where it has a name for it, 124 and 128+n as timeout(1) and shells use them.
+    They are those of sysexits(3) where it has one, and 124 and 128+n as in timeout(1) and shells.
     """
 
     OK = 0
@@ -31,25 +31,25 @@ class Exit(IntEnum):
 
 
 class DistlaunchError(Exception):
-    """Base of all errors that are the user's or the world's, not a bug."""
+    """Base of all errors that are caused by the user or the environment, not by a bug."""
 
     exit_status: int = Exit.FAILED
 
 
 class UsageError(DistlaunchError):
-    """The command line does not make sense."""
+    """The command line doesn't make sense."""
 
     exit_status = Exit.USAGE
 
 
 def reason(error: OSError) -> str:
-    """What the system says, and what to do where it is out of descriptors."""
+    """Return the system's message, with advice if descriptors have run out."""
     words = error.strerror or str(error)
     return f"{words}: raise the limit, `ulimit -n`" if error.errno in (errno.EMFILE, errno.ENFILE) else words
 
 
 class Problem(Frozen):
-    """One mistake in a job file: where (`line` and `column` from 1, 0 = nowhere), `path` and `text`."""
+    """One mistake in a job file: its `line` and `column` from 1 (0 = none), its `path` and `text`."""
 
     source: str
     line: int
@@ -63,7 +63,7 @@ class Problem(Frozen):
 
 
 class JobError(DistlaunchError):
-    """A job file, or the job it describes, is wrong; carries all problems that were found."""
+    """A job file, or the job in it, is wrong; has all problems that were found."""
 
     exit_status = Exit.USAGE
 

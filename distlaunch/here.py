@@ -1,4 +1,4 @@
-"""This machine, where systems differ: the controller also runs on macOS, agents and ranks on Linux alone."""
+"""The differences between systems: the controller also runs on macOS, agents and ranks only on Linux."""
 
 import os
 import resource
@@ -8,13 +8,13 @@ import sys
 from collections.abc import Callable
 
 DESCRIPTORS_PER_LINK = 6
-"""Three pipes and a pidfd, and two more while it is opened."""
+"""Descriptors of a link: three pipes and a pidfd, and two more while it is opened."""
 RESERVE = 300
-"""Log files, and what else is open."""
+"""Descriptors for log files and everything else."""
 
 
 def own_command() -> tuple[str, ...]:
-    """Words that start this very program, from any folder and at any time."""
+    """Return the words that start this very program, from any directory and at any time."""
     program = os.path.abspath(sys.argv[0])
     if os.path.basename(program) == "distlaunch" and os.access(program, os.X_OK) and os.path.isfile(program):
         return (program,)
@@ -31,14 +31,14 @@ def runs_ranks() -> bool:
 
 
 def cpu_count() -> int:
-    """CPUs that this process may use."""
+    """Return the number of CPUs that this process may use."""
     if sys.platform == "linux":
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def exit_descriptor(pid: int) -> int:
-    """A descriptor, to be closed, that is readable once our child has ended (pidfd, since Linux 5.3)."""
+    """Return a descriptor, to be closed, that is readable once a child has exited: a pidfd (Linux 5.3)."""
     if sys.platform == "linux":
         return os.pidfd_open(pid)
     queue = select.kqueue()
@@ -46,34 +46,30 @@ def exit_descriptor(pid: int) -> int:
     try:
         queue.control([ended], 0)
         return os.dup(queue.fileno())
-    except ProcessLookupError:  # it has ended already: what is at its end can be read
+    except ProcessLookupError:  # it has exited already: /dev/null is readable, too
         return os.open(os.devnull, os.O_RDONLY)
 
 
 def send_signal(pid: int, signum: int, still: Callable[[], bool]) -> bool:
-    """Send a signal to a process that is `still` the one that is meant; whether it was sent."""
+    """Send a signal to a process if it is `still` the right one; return whether it was sent."""
     if sys.platform != "linux":
-        if still():
+        if sent := still():
             os.kill(pid, signum)
-            return True
-        return False
+        return sent
     try:
         process = os.pidfd_open(pid)
+        try:
+            if sent := still():  # then it also was when the pidfd was opened
+                signal.pidfd_send_signal(process, signum)
+            return sent
+        finally:
+            os.close(process)
     except ProcessLookupError:
         return False
-    try:
-        if still():  # so it was when it was opened
-            signal.pidfd_send_signal(process, signum)
-            return True
-        return False
-    except ProcessLookupError:
-        return False
-    finally:
-        os.close(process)
 
 
 def boot_id() -> str:
-    """What tells this start of the machine from any other; "" where nothing does."""
+    """Return the ID of this boot of the machine; "" = there is none."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             return file.read().strip()

@@ -1,65 +1,57 @@
-"""Signals to this process, as something that can be waited for."""
+"""Signals to this process, as readable descriptors."""
 
 import contextlib
 import os
 import signal
 from collections.abc import Iterable
-from types import TracebackType
 from typing import Any
 
 from distlaunch.agent.wire import NOTICES
 
-_WATCHED = (
-    *(signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP),
-    *NOTICES,
-)
+_WATCHED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP, *NOTICES)
 
 
 class Interrupts:
-    """Numbers of signals that are meant for a job, on a pipe: `fd` is readable when there are some."""
+    """The signals that are meant for a job, as numbers on a pipe: `fd` is readable when there are some."""
 
     def __init__(self) -> None:
         self.fd, self._write = os.pipe()
         os.set_blocking(self.fd, False)
         os.set_blocking(self._write, False)
-        self._any = False
         self.received_last = 0
-        """The number of the last signal that was received; 0 as long as none was."""
+        """The number of the last signal received; 0 = none."""
 
     def __enter__(self) -> "Interrupts":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        write, self._write = self._write, -1  # a thread that comes too late finds nothing to write to
+    def __exit__(self, *error: object) -> None:
+        write, self._write = self._write, -1  # a thread that is too late has nothing to write to
         os.close(self.fd)
         os.close(write)
 
     def send(self, signum: int) -> None:
-        """Have the job see `signum`; safe from any thread, and harmless if too late."""
+        """Send the job `signum`; safe from any thread, and harmless if too late."""
         with contextlib.suppress(OSError):
             os.write(self._write, bytes([signum]))
 
     def received(self) -> bytes:
-        """The numbers that came since the last call."""
+        """Return the numbers received since the last call."""
         try:
             numbers = os.read(self.fd, 4096)
         except BlockingIOError:
             return b""
-        self._any = True
         self.received_last = numbers[-1]
         return numbers
 
     def any(self) -> bool:
-        """Whether one has ever come."""
-        return self._any or bool(self.received())
+        """Return whether any signal has ever been received."""
+        return bool(self.received_last or self.received())
 
 
 class Signals(Interrupts):
     """The signals to this process, while it is entered; SIGHUP stays ignored under nohup.
 
-    `more` are the names of signals beside those that always end a job. Python lets only the main thread
+    `more` are the names of signals besides those that always end a job. Python lets only the main thread
     enter it.
     """
 
@@ -76,10 +68,8 @@ class Signals(Interrupts):
             self._before[signum] = signal.signal(signum, lambda *_: None)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         signal.set_wakeup_fd(-1)
         for signum, handler in self._before.items():
             signal.signal(signum, handler)
-        super().__exit__(kind, error, trace)
+        super().__exit__(*error)

@@ -1,4 +1,4 @@
-"""How messages put numbers, times, exits, signals, ports and lists of names, and read ranges of hosts."""
+"""The wording of numbers, times, exits, signals, ports and lists in messages; ranges of hosts."""
 
 import itertools
 import re
@@ -11,25 +11,25 @@ NO_SUSPENDING_TORCHRUN = "a run can't be suspended; to free the terminal, start 
 MAX_NAMED = 8
 """Ranks or nodes named in one line."""
 MAX_HOSTS = 65_535
-"""More than this from one range is a typing error."""
+"""Hosts of one range above which it must be a typing error."""
 INDENTED = 1 << 18
-"""Characters of JSON up to which it is indented."""
+"""Characters of JSON above which it is not indented."""
 
 
 def counted(number: int, noun: str) -> str:
-    """A number of things: `1 rank`, `3 ranks`, `2 processes`."""
+    """Return a number of things: `1 rank`, `3 ranks`, `2 processes`."""
     plural = "es" if noun.endswith("s") else "s"
     return f"{number} {noun}" + (plural if number != 1 else "")
 
 
 def listed(names: Sequence[str], most: int = MAX_NAMED) -> str:
-    """The first of some names, and how many more there are."""
+    """Return the first of some names, and the number of the others."""
     shown = ", ".join(names[:most])
     return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
 
 
 def spans(numbers: Sequence[int]) -> str:
-    """Ascending numbers, in short: `0-2,5`."""
+    """Return ascending numbers in short: `0-2,5`."""
     found: list[list[int]] = []
     for number in numbers:
         if found and found[-1][-1] == number - 1:
@@ -40,12 +40,12 @@ def spans(numbers: Sequence[int]) -> str:
 
 
 def rank_list(ranks: Sequence[int], unit: str = "rank") -> str:
-    """Ascending ranks: `rank 3`, `ranks 0-2, 5`."""
+    """Return ascending ranks: `rank 3`, `ranks 0-2, 5`."""
     return f"{unit}{'s' if len(ranks) > 1 else ''} {spans(ranks).replace(',', ', ')}"
 
 
 def span_words(seconds: float) -> str:
-    """A length of time: `90 s`, `5 min`, `1 h`."""
+    """Return a length of time: `90 s`, `5 min`, `1 h`."""
     for unit, name in ((3600, "h"), (60, "min")):
         if seconds >= unit and seconds % unit == 0:
             return f"{seconds / unit:g} {name}"
@@ -53,24 +53,24 @@ def span_words(seconds: float) -> str:
 
 
 def status_words(status: int) -> str:
-    """A worker's status: its exit code, or the negative number of the signal that killed it."""
+    """Return a worker's status in words: an exit code, or the negative number of a signal."""
     return f"exit status {status}" if status >= 0 else f"killed by {signal_words(-status)}"
 
 
 def exit_words(status: int) -> str:
-    """What a worker did that has such a status: `exited with status 7`, `killed by signal 9 (SIGKILL)`."""
+    """Return a status as a verb: `exited with status 7`, `killed by signal 9 (SIGKILL)`."""
     return f"exited with status {status}" if status >= 0 else status_words(status)
 
 
 def lost_peer_words(peer_gone: bool, timed_out: bool) -> str:
-    """Why a rank failed that only lost a peer, or waited for one until it timed out; "" for any other."""
+    """Return why a rank failed that only lost a peer, or timed out waiting for one; "" for other failures."""
     if timed_out:
         return "after timing out while waiting for another rank"
     return "after losing the connection to another rank" if peer_gone else ""
 
 
 def signal_words(signum: int) -> str:
-    """A signal: its number, and its name where it has one."""
+    """Return a signal's number, with its name if it has one."""
     try:
         return f"signal {signum} ({signal.Signals(signum).name})"
     except ValueError:
@@ -78,13 +78,13 @@ def signal_words(signum: int) -> str:
 
 
 def refused_port_words(error: str, owners: Sequence[Mapping[str, Any]]) -> str:
-    """Why a port can't be used: `in use by python (pid 42)`, `permission denied`; as in `PortRefused`."""
+    """Return why a port can't be used, for a `PortRefused`, such as `in use by python (pid 42)`."""
     reason = error.lower()
     return f"in use by {holders_words(owners)}" if owners or "in use" in reason else reason
 
 
 def holders_words(owners: Sequence[Mapping[str, Any]]) -> str:
-    """Who holds a port, even if no process can be seen to listen on it; `owners` as in `PortRefused`."""
+    """Return the holders of a port, for the `owners` of a `PortRefused`."""
     return ", ".join(map(_owner_words, owners)) or "a process that is not listening on it"
 
 
@@ -95,11 +95,11 @@ def _owner_words(owner: Mapping[str, Any]) -> str:
 
 
 def json_text(document: object, indent: int) -> str:
-    """A document as JSON with a line end, indented for people to read unless it is too long for them."""
-    import json  # few words need it
+    """Return a document as JSON with a line end, indented unless it is very long."""
+    import json  # few functions here need it
 
     text = json.dumps(document)
-    # To indent what thousands of ranks have takes json, which does it in Python, half a second.
+    # For thousands of ranks, indenting takes half a second, because json does it in Python.
     return (json.dumps(document, indent=indent) if len(text) < INDENTED else text) + "\n"
 
 
@@ -122,7 +122,7 @@ def expand_ranges(text: str) -> list[str]:
 
 
 def expand_nodelist(text: str) -> list[str]:
-    """`a[1-2,07]-b[3],c` → a1-b3 a2-b3 a07-b3 c. Raises ValueError."""
+    """Expand a list such as `a[1-2,07]-b[3],c` to a1-b3 a2-b3 a07-b3 c. Raises ValueError."""
     parts = re.findall(r"(?:\[[^\[\]]*\]|[^,\[\]])+", text)
     return [host for part in parts for host in expand_ranges(part)]
 

@@ -14,8 +14,7 @@ from distlaunch.job.allocation import TaskPlace
 from distlaunch.plan.gathering import Arrival, Gathering, ports_for
 from distlaunch.schedulers import task_in
 from distlaunch.schedulers.task import Task, check_devices, check_master, mpi_task
-from distlaunch.transports.dial import Launcher, blocked
-from distlaunch.transports.join import Prover
+from distlaunch.transports.join import Launcher, Prover, blocked
 
 if TYPE_CHECKING:
     from distlaunch.job.spec import JobSpec

@@ -16,7 +16,6 @@ from distlaunch.agent.frozen import Frozen
 from distlaunch.cli.output import print_json, say  # early: a run ends with the code it began with
 from distlaunch.errors import DistlaunchError, Exit, UsageError
 from distlaunch.job.spec import JobSpec
-from distlaunch.launch.run import run_job
 from distlaunch.launch.start import start_run
 from distlaunch.signals import Interrupts, Signals
 from distlaunch.supervisor.state import State
@@ -117,8 +116,12 @@ def run_shown(
 
     Raises `DistlaunchError`.
     """
-    with Signals(spec.invocation.signals) as signals:  # from here on, Ctrl-C reaches the supervisor
-        summary = run_job(spec, _observers(signals, output_fd, quiet, view), signals, early)
+    with Signals(spec.invocation.signals) as signals:  # from here on a Ctrl-C finds a supervisor
+        observers = _observers(signals, output_fd, quiet, view)
+        start = start_run(spec, early)
+        from distlaunch.launch.supervise import supervise  # while agents boot: it takes 10 ms
+
+        summary = supervise(start, signals, observers)
     if spec.restarts.requeue:
         from distlaunch.runs.starts import (
             ask_for_another,
@@ -134,7 +137,7 @@ def run_gathered(spec: JobSpec, gathering: "Gathering", early: Link | None = Non
     Raises `DistlaunchError`.
     """
     from distlaunch.launch.gather import Gathered, gather
-    from distlaunch.transports.dial import blocked
+    from distlaunch.transports.join import blocked
 
     with Signals(spec.invocation.signals) as signals:
         if early:

@@ -16,7 +16,8 @@ from distlaunch.cli.options import Args, Job, Json, Set, SshConfig
 from distlaunch.cli.output import print_json, print_text, say
 from distlaunch.errors import DistlaunchError, reason
 from distlaunch.job.spec import JobSpec
-from distlaunch.schedulers import TABLE, Call, Scheduler, load, names
+from distlaunch.schedulers import TABLE, load, names, target_of
+from distlaunch.schedulers.script import Call, Scheduler
 
 queue = typer.Typer()
 exports = typer.Typer(
@@ -139,7 +140,7 @@ def _prepared(
     from distlaunch.here import own_command
     from distlaunch.job.file import job_of, read_job
     from distlaunch.launch.addresses import plan_without_nodes
-    from distlaunch.schedulers.script import check_submitted, target_of
+    from distlaunch.schedulers.script import check_submitted
 
     text = read_job(job)
     spec = job_of(text, job, overrides, args, submitted=True)

@@ -84,9 +84,9 @@ def print_port_report(report: PortReport) -> None:
     if report.free is None:
         state = "unknown: the node can't be used"
     lines = [escape(f"{port} on {report.node}: {state}")]
-    for node, failure, advice in report.failures:
-        lines.append(escape(f"  {node}: {failure.kind.value}; {advice}"))
-        lines += [f"    | {escape(line)}" for line in failure.words.splitlines()]
+    for node, kind, words, advice in report.failures:
+        lines.append(escape(f"  {node}: {kind}; {advice}"))
+        lines += [f"    | {escape(line)}" for line in words.splitlines()]
     if report.dials:
         rows = [["from", "to", "family", "result"]]
         for dial in report.dials:

@@ -1,1 +1,1 @@
-"""Why a worker failed, by its status, last output and error record, and what to do about it. Pure."""
+"""The diagnosis of a worker's failure by its status, last output and error record, with advice. Pure."""

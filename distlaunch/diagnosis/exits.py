@@ -1,6 +1,6 @@
-"""What an exit means: the facts, from the kernel and the status; whose error it is; advice, marked as such.
+"""The meaning of an exit: the facts, from the kernel and the status; the origin of the error; advice.
 
-Patterns are compiled where they are used: most ranks don't fail.
+Patterns are compiled where they are used, because most ranks don't fail.
 """
 
 import re
@@ -12,16 +12,16 @@ from distlaunch.agent.frozen import Frozen
 from distlaunch.wording import counted, status_words
 
 LAST_LINES = 40
-"""Lines of a rank's last output that count: for advice, and without a traceback to tell whose error it is."""
+"""Lines of a rank's last output that count for advice, and, without a traceback, for the error's origin."""
 SMALL_SHM = 1 << 30
 TRACEBACK = "Traceback (most recent call last):"
 
 
 class Ending(Frozen):
-    """How a worker ended, and what its node's kernel says: OOM kills since the start, (size, free) of shm.
+    """The end of a worker with facts from the kernel: OOM kills since the start, (size, free) of /dev/shm.
 
-    `peer_gone`: it lost its connection to another rank; `python` is its interpreter, `module` what that was
-    to run, if not a file; `stdin`: it has the command's own.
+    `peer_gone`: it lost its connection to another rank. `python` is its interpreter, `module` the module that
+    it ran instead of a file. `stdin`: it has the stdin of the command.
     """
 
     status: int
@@ -34,37 +34,37 @@ class Ending(Frozen):
 
 
 def exit_status_of(status: int) -> int:
-    """A worker's status as a shell has it: 128 + n for signal n."""
+    """Return a worker's status as a shell has it: 128 + n for signal n."""
     return status if status >= 0 else 128 - status
 
 
 def facts(ending: Ending) -> str:
-    """The exit in words, with who or what caused it where that is known."""
-    said = status_words(ending.status)
+    """Return the exit in words, with its cause if that is known."""
+    words = status_words(ending.status)
     if ending.status == -signal.SIGKILL:
         if ending.oom_kills > 0:
             kills = counted(ending.oom_kills, "OOM kill")
-            return f"{said}, probably by the OOM killer (the kernel reports {kills} on that node)"
-        return f"{said}; the kernel reports no OOM kill on that node"  # a rank may have sent it to itself
+            return f"{words}, probably by the OOM killer (the kernel reports {kills} on that node)"
+        return f"{words}; the kernel reports no OOM kill on that node"  # a rank may have sent it to itself
     if ending.status == -signal.SIGBUS and len(ending.shm) == 2:
         size, free = ending.shm
-        return f"{said}; /dev/shm there has {_size(free)} free of {_size(size)}"
-    return said
+        return f"{words}; /dev/shm there has {_size(free)} free of {_size(size)}"
+    return words
 
 
-# Whose error it is. When a rank fails, those that wait for it in a collective lose their connections and
-# fail, too, often before the first one has ended: that may be in a `finally`, or the interpreter's shutdown.
+# The origin of an error. When a rank fails, those that wait for it in a collective lose their connections and
+# fail, too, often before the first one has exited: it may be in a `finally`, or the interpreter's shutdown.
 
 _RANK_PREFIX = r"(?m)^\[\w*rank\d+\]:?\s?"
-"""torch.distributed's excepthook puts it before each line."""
+"""Prefix that the excepthook of torch.distributed puts before each line."""
 _CHAINED = (
     r"(?m)^(?:During handling of the above exception, another exception occurred"
     r"|The above exception was the direct cause of the following exception):$"
 )
 _LOG = r"(?m)^\[[WEIF]\d{4} .*"
-"""What torch's C++ logs: of other threads, and after a traceback of its consequences."""
+"""Logs of torch's C++ code: of other threads, and, after a traceback, of its consequences."""
 _REMARK = r"(?m)^(?:\[\w*rank\d+\]:? ?)?\[?[IW]\d{4} \d\d:\d\d:\d\d\.\d+ .*\n?"
-"""What torch logs as information or as a warning: neither ends a rank."""
+"""Information and warnings in torch's logs, neither of which ends a rank."""
 _FRAME = r'(?m)^ +File "([^"]+)", line \d+'
 _IN_TORCH_DISTRIBUTED = r"/torch/distributed/(?!elastic/|launcher/|run\.py)"
 _COLLECTIVES = (
@@ -80,7 +80,7 @@ _WAITED = r"[Tt]im(?:ed |e)out"
 _TORCHRUN = (
     r'(?m)^Traceback \(most recent call last\):\n(?:  .*\n)*?  File ".*/torch/distributed/run\.py", line '
 )
-"""How torchrun's own traceback begins, with which it ends when a rank of its own has failed."""
+"""Start of torchrun's own traceback, with which it exits when one of its ranks has failed."""
 _ROOT = (
     r"Root Cause \(first observed failure\):\n(?:.*\n)*?"
     r"  rank +: (\d+) \(local_rank: (\d+)\)\n  exitcode +: (-?\d+) \(pid: (\d+)\)"
@@ -88,7 +88,7 @@ _ROOT = (
 
 
 class Words(Frozen):
-    """What a rank's last output tells: whether it holds a `traceback`, and whether a peer was gone.
+    """The evidence in a rank's last output: whether it has a `traceback`, and whether a peer was gone.
 
     `timed_out`: no connection was lost, but waiting for the peer timed out.
     """
@@ -99,19 +99,19 @@ class Words(Frozen):
 
 
 def words_of(status: int, stderr: str, record: Mapping[str, Any] | None = None) -> Words:
-    """Judge a rank's exit by its status (as in `WorkerExited`), the end of its stderr, its error record."""
+    """Judge a rank's exit by its status (see `WorkerExited`), the end of its stderr, and its error record."""
     if status < 0 and status not in (-signal.SIGABRT, -signal.SIGTERM, -signal.SIGKILL):
-        return Words()  # no Python exception ends so
-    said = re.sub(_RANK_PREFIX, "", split_torchrun(stderr)[0])
+        return Words()  # no Python exception ends like this
+    output = re.sub(_RANK_PREFIX, "", split_torchrun(stderr)[0])
     recorded = record and (record.get("callstack") or record.get("message"))
-    text = root_error(recorded if isinstance(recorded, str) else said)
+    text = root_error(recorded if isinstance(recorded, str) else output)
     error = _of_a_collective(text)
     lost, timed_out = re.search(_LOST, error) is not None, re.search(_WAITED, error) is not None
-    return Words(TRACEBACK in said or bool(recorded), lost or timed_out, timed_out and not lost)
+    return Words(TRACEBACK in output or bool(recorded), lost or timed_out, timed_out and not lost)
 
 
 def root_error(words: str) -> str:
-    """What went wrong first: the oldest exception of the last traceback's chain, or else the last lines."""
+    """Return the first error: the oldest exception of the last traceback's chain, or else the last lines."""
     blocks = words.split(TRACEBACK)
     if len(blocks) == 1:
         return "\n".join(without_remarks(words).splitlines()[-LAST_LINES:])
@@ -122,7 +122,7 @@ def root_error(words: str) -> str:
 
 
 def _of_a_collective(error: str) -> str:
-    """What a collective says of its error; nothing of any other, which may use the same words."""
+    """Return the message of an error in a collective; "" for other errors, which may use the same words."""
     frames = list(re.finditer(_FRAME, error))
     message = re.split(_LOG, error[frames[-1].end() :], maxsplit=1)[0] if frames else error
     within = bool(frames) and bool(re.search(_IN_TORCH_DISTRIBUTED, frames[-1][1]))
@@ -130,32 +130,32 @@ def _of_a_collective(error: str) -> str:
 
 
 def split_torchrun(words: str) -> tuple[str, str]:
-    """The last output of a torchrun: that of its first rank that failed, and in a line how it did.
+    """Return the last output of torchrun's first rank that failed, and a line about how that failed.
 
-    Those of any other program are its own, and "".
+    For any other program, return its own last output, and "".
     """
     own = list(re.finditer(_TORCHRUN, words))
     if not own:
         return words, ""
-    said, report = words[: own[-1].start()], words[own[-1].start() :]
+    output, report = words[: own[-1].start()], words[own[-1].start() :]
     found = re.search(_ROOT, report)
-    if not found:  # torchrun itself has failed: its last line says how
-        return said, report.strip().splitlines()[-1]
+    if not found:  # torchrun itself has failed: its last line has the error
+        return output, report.strip().splitlines()[-1]
     rank, local_rank, exitcode, pid = found.groups()
-    # Where torch.distributed marks what ranks say, the others, whom it lost, are left out.
-    marked = re.findall(rf"(?m)^\[\w*rank{rank}\]:.*\n", said)
+    # If torch.distributed marks the output of ranks, the others, which lost that rank, are left out.
+    marked = re.findall(rf"(?m)^\[\w*rank{rank}\]:.*\n", output)
     how = f"root cause: rank {rank} (local rank {local_rank}, pid {pid}): {status_words(int(exitcode))}"
-    return "".join(marked) or said, how
+    return "".join(marked) or output, how
 
 
 def without_remarks(words: str) -> str:
-    """`words` without the lines that torch logs as information or warnings; "" if nothing else is left."""
+    """Return `words` without lines that torch logs as information or warnings; "" if nothing else is left."""
     rest = re.sub(_REMARK, "", words)
     return rest if rest.strip() else ""
 
 
 def traceback_key(words: str) -> str:
-    """The last traceback in `words`, without what differs from rank to rank; "" where they hold none."""
+    """Return the last traceback in `words`, without differences between ranks; "" if there is none."""
     _, found, last = words.rpartition(TRACEBACK)
     return re.sub(r"\d+", "#", re.sub(_RANK_PREFIX, "", last)).strip() if found else ""
 
@@ -164,10 +164,10 @@ def traceback_key(words: str) -> str:
 
 
 def advice(ending: Ending, words: str) -> str:
-    """One line of advice on a known problem; "" if none is known."""
+    """Return one line of advice on a known problem; "" if none is known."""
     of_status = _BY_STATUS.get(ending.status)
-    if of_status and (said := of_status(ending)):
-        return said
+    if of_status and (hint := of_status(ending)):
+        return hint
     if ending.status == -signal.SIGABRT and "terminate called without an active exception" in words:
         return "a gloo thread outlived the interpreter: end the script with dist.destroy_process_group()"
     if ending.peer_gone and re.search(_TIMED_OUT, words):
@@ -175,14 +175,14 @@ def advice(ending: Ending, words: str) -> str:
     if ending.peer_gone:
         return "no rank reported an error of its own; check the end of each rank's log"
     last = "\n".join(words.splitlines()[-LAST_LINES:])
-    if ending.module and (said := _of_module(ending.module, last)):
-        return said
+    if ending.module and (hint := _of_module(ending.module, last)):
+        return hint
     found = next((text for pattern, text in _BY_WORDS if re.search(pattern, last)), "")
     return found(ending) if callable(found) else found
 
 
 def _of_module(module: str, words: str) -> str:
-    """Advice on the name of the job's own module, if that is what `python -m` complains about."""
+    """Return advice on the name of the job's own module, if `python -m` complains about it."""
     name = re.escape(module)
     if without_py := re.search(rf"Try using '(\S+)' instead of '{name}' as the module name", words):
         return f"name a module without .py: `module: {without_py[1]}`; for a file, use `script:`"

@@ -1,16 +1,16 @@
-"""What of a job a cluster can't do: mistakes that it would find late, and keys that have no effect there."""
+"""Checks of a job for a Kubernetes cluster: late mistakes, and keys without effect."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from distlaunch.contract import RESERVED
 from distlaunch.job.spec import JobSpec
 from distlaunch.job.text import placeholders_in
-from distlaunch.kubernetes.names import Kind
+from distlaunch.kubernetes.manifests import Kind
 from distlaunch.kubernetes.running import GPU
 
 _OWN = re.compile(r"PET_.*|PYTHON_EXEC|JOB_COMPLETION_INDEX")
-"""Variables of a pod by which the launcher there knows its place, or would be told otherwise."""
+"""Variables of a pod from which the launcher takes its place, or that would mislead it."""
 _NO_CONTROLLER = "it needs a controller, and pods run without one"
 _NO_FLAG = "`distlaunch torchrun`, which the pods run, has no flag for it"
 _CONSOLE = "`kubectl logs` shows what all ranks of a pod print"
@@ -45,34 +45,29 @@ _OF_TRAINJOB = {
 
 
 def with_gpus(spec: JobSpec) -> JobSpec:
-    """The job with the GPUs that its pods' limits name, where it does not say how many it uses."""
+    """Return the job with the GPUs in the limits of its pods, unless it sets how many it uses."""
     spec = spec._replace(mpirun=())  # each pod starts its own ranks
     limits = spec.kubernetes.get("resources", {}).get("limits", {})
     counts = [count for name, count in limits.items() if GPU.match(name)]
     return spec.with_gpus(int(counts[0])) if counts and counts[0].isdecimal() else spec
 
 
-def names_gpus(limits: Mapping[str, str]) -> bool:
-    """Whether one of the limits is of GPUs, of whatever kind."""
-    return any(map(GPU.match, limits))
-
-
 def check_exported(spec: JobSpec) -> None:
-    """Raise `JobError` for what can't work in a cluster."""
+    """Raise `JobError` for anything that can't work in a cluster."""
     if "image" not in spec.kubernetes:
         raise spec.error("kubernetes.image", "set it to an image with Python and torch")
     spec.refuse((*_nodes(spec), *_paths(spec), *_rendezvous(spec), *_words(spec), *_env(spec)))
 
 
 def left_out(spec: JobSpec, kind: Kind) -> list[str]:
-    """One line for each key that the job file has, and that has no effect in a cluster."""
+    """Return a line for each key of the job file that has no effect in a cluster."""
     idle = {**_LEFT_OUT, **(_OF_TRAINJOB if kind == "trainjob" else {})}
     ours = (path for path in idle if path in spec.places and not _is_default(spec, path))
     return [f"{path} is left out: {idle[path]}" for path in ours]
 
 
 def _is_default(spec: JobSpec, path: str) -> bool:
-    """Whether the key asks for what happens anyway."""
+    """Return whether the key has its usual value."""
     usual = {"on_stall": spec.on_stall == "notice", "on_notice": spec.on_notice == "TERM"}
     usual["logs.console"] = spec.logs.console == "all"
     usual["backend"] = spec.backend != "gloo" or not spec.nodes[0].gpus
@@ -82,11 +77,11 @@ def _is_default(spec: JobSpec, path: str) -> bool:
 
 
 def _nodes(spec: JobSpec) -> Iterator[tuple[str, str]]:
-    """(path in the job file, what is wrong) of each."""
+    """Yield each mistake: (path in the job file, text)."""
     for path in ("nodes[0]", "hostfile"):
         if path in spec.places:
-            told = "set nodes to the number of nodes; kubernetes.node_selector asks for certain ones"
-            yield path.partition("[")[0], f"Kubernetes chooses the nodes: {told}"
+            advice = "set nodes to the number of nodes; kubernetes.node_selector asks for certain ones"
+            yield path.partition("[")[0], f"Kubernetes chooses the nodes: {advice}"
     if "spares" in spec.places:
         yield "spares", "Kubernetes has no spares: remove it; with restarts.requeue it replaces lost pods"
     if spec.fewest < len(spec.nodes):
@@ -118,16 +113,16 @@ def _words(spec: JobSpec) -> Iterator[tuple[str, str]]:
     for key, words in (("command", spec.program.words), ("args", spec.args)):
         for i, word in enumerate(words):
             for name in placeholders_in([word]):
-                told = f"have the script read {name.upper()}"
-                yield f"{key}[{i}]", f"{{{name}}} can't be filled in on Kubernetes: {told}"
+                advice = f"have the script read {name.upper()}"
+                yield f"{key}[{i}]", f"{{{name}}} can't be filled in on Kubernetes: {advice}"
 
 
 def _env(spec: JobSpec) -> Iterator[tuple[str, str]]:
     secrets = spec.kubernetes.get("secrets", {})
     for name, value in spec.env.items():
         if value.inherited and name not in secrets:
-            told = f"put it in a Secret and set kubernetes.secrets.{name}: {{secret: …, key: …}}"
-            yield f"env.{name}", f"values from your environment are never printed: {told}"
+            advice = f"put it in a Secret and set kubernetes.secrets.{name}: {{secret: …, key: …}}"
+            yield f"env.{name}", f"values from your environment are never printed: {advice}"
         if "{job_id}" in value.text:
             yield f"env.{name}", "{job_id} can't be filled in on Kubernetes: write an id of your own"
     for path, names in (("env", spec.env), ("kubernetes.secrets", secrets)):

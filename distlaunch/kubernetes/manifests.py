@@ -1,28 +1,37 @@
-"""The objects of a job as data, in the order in which a cluster is to get them."""
+"""The Kubernetes objects of a job as data, in the order in which a cluster needs them."""
 
+import hashlib
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from distlaunch.agent.frozen import Frozen
 from distlaunch.job.fields import KUBERNETES
 from distlaunch.job.spec import FOREVER_S, JobSpec
 from distlaunch.job.text import fill
-from distlaunch.kubernetes.checks import names_gpus
-from distlaunch.kubernetes.names import GROUP, Kind, first_host, object_name
+from distlaunch.kubernetes.running import GPU
 from distlaunch.plan.layout import DEFAULT_PORT
 from distlaunch.plan.shell_text import job_flags
 
+Kind = Literal["job", "jobset", "trainjob"]
+GROUP = "node"
+"""The name of the replicated job in a JobSet, and in the runtime of a TrainJob."""
+MOST = 63
+"""Characters of a DNS label: the name of a host or Service."""
+_HASH = 6
+_RANDOM = "-abcde"
+"""The random end of a pod's name, which JobSet counts, too."""
 Manifest = dict[str, Any]
 ARCHIVE = "distlaunch.tar.xz"
 """The key in the ConfigMap."""
 PACKED, UNPACKED = "/etc/distlaunch", "/run/distlaunch"
 INDEX = "$(JOB_COMPLETION_INDEX)"
+"""The node rank, which Kubernetes expands."""
 SECRET = "DISTLAUNCH_SECRET"  # noqa: S105 (the name of a variable)
-"""With it, nobody but the job's own pods can join its run."""
-"""The node rank, which Kubernetes fills in."""
+"""The variable by which only the pods of the job can join its run."""
 MORE_S = 10
-"""Seconds of grace in which the launcher ends, once its ranks have."""
+"""Seconds that the launcher has to exit after its ranks."""
 _BOOT = f"""\
 import os, sys
 if sys.version_info < (3, 10):
@@ -35,8 +44,29 @@ os.execv(sys.executable, [sys.executable, "-I", "{UNPACKED}", *sys.argv[1:]])
 """
 
 
+def object_name(name: str, kind: Kind, nodes: int) -> str:
+    """Return the job's name as a DNS label with room for what pods add; if it is cut, with a hash."""
+    room = MOST - len(_suffix(kind, nodes))
+    plain = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+    label = plain if plain[:1].isalpha() else f"job-{plain}".rstrip("-")
+    if len(label) <= room:
+        return label
+    tail = hashlib.sha256(name.encode()).hexdigest()[:_HASH]
+    return f"{label[: room - _HASH - 1].rstrip('-')}-{tail}"
+
+
+def first_host(name: str, kind: Kind) -> str:
+    """Return the host name of the first pod, as the others resolve it."""
+    return f"{name}-0.{name}" if kind == "job" else f"{name}-{GROUP}-0-0.{name}"
+
+
+def _suffix(kind: Kind, nodes: int) -> str:
+    """Return what the longest host name of a pod has after the name."""
+    return f"-{nodes - 1}" if kind == "job" else f"-{GROUP}-0-{nodes - 1}{_RANDOM}"
+
+
 class Pods(Frozen):
-    """A job's pods: the name of its objects, its kind, and how many ranks each pod has."""
+    """The pods of a job: the name and kind of its objects, and the number of ranks in each pod."""
 
     spec: JobSpec
     name: str
@@ -45,56 +75,53 @@ class Pods(Frozen):
 
     @property
     def number(self) -> int:
-        """Of pods."""
+        """Return the number of pods."""
         return len(self.spec.nodes)
 
     @property
     def port(self) -> int:
-        """Where the launchers meet."""
+        """Return the port of the rendezvous."""
         return self.spec.master_port or DEFAULT_PORT
 
     @property
     def bundle(self) -> str:
-        """The name of the ConfigMap."""
+        """Return the name of the ConfigMap."""
         return f"{self.name}-distlaunch"
 
     @property
     def stop_s(self) -> int:
-        """How long the ranks have to end."""
+        """Return the seconds that ranks have to exit."""
         return max(1, math.ceil(self.spec.timeouts.stop_s))
 
 
 def pod_template(pods: Pods) -> Manifest:
-    """The pods of a Job."""
+    """Return the template of the pods."""
     asked = pods.spec.kubernetes
-    told = {
+    pod = {
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": pods.stop_s + MORE_S,
+        "enableServiceLinks": False,  # a Service named master would set MASTER_PORT in each pod
+        "subdomain": pods.name if pods.kind == "job" and pods.number > 1 else None,
         "nodeSelector": asked.get("node_selector"),
         "tolerations": list(asked.get("tolerations", ())),
         "serviceAccountName": asked.get("service_account"),
         "imagePullSecrets": [{"name": name} for name in asked.get("image_pull_secrets", ())],
         "priorityClassName": asked.get("priority_class"),
-    }
-    pod = {
-        "restartPolicy": "Never",
-        "terminationGracePeriodSeconds": pods.stop_s + MORE_S,
-        "enableServiceLinks": False,  # a Service called master would give each pod a MASTER_PORT
-        **({"subdomain": pods.name} if pods.kind == "job" and pods.number > 1 else {}),
-        **given(told),
         "containers": [_container(pods)],
         "volumes": volumes(pods),
     }
     meta = given({"labels": labels(pods), "annotations": asked.get("annotations")})
-    return {"metadata": meta, "spec": pod}
+    return {"metadata": meta, "spec": given(pod)}
 
 
 def labels(pods: Pods) -> dict[str, str]:
-    """Of all objects of the job."""
+    """Return the labels of all objects of the job."""
     known = {"app.kubernetes.io/name": pods.name, "app.kubernetes.io/managed-by": "distlaunch"}
     return {**known, **pods.spec.kubernetes.get("labels", {})}
 
 
 def given(fields: Mapping[str, Any]) -> Manifest:
-    """The fields that have a value."""
+    """Return the fields that have a value."""
     return {key: value for key, value in fields.items() if value not in (None, [], {}, "")}
 
 
@@ -112,21 +139,23 @@ def _container(pods: Pods) -> Manifest:
 
 
 def command(pods: Pods) -> list[str]:
-    """Unpacks and becomes the launcher, under the ranks' interpreter."""
+    """Return the command that unpacks and execs the launcher, with the ranks' interpreter."""
     return [pods.spec.python or "python3", "-c", _BOOT]
 
 
 def args(pods: Pods) -> list[str]:
-    """The launcher's command line, the same in each pod."""
+    """Return the launcher's command line, which is the same in all pods."""
     spec = pods.spec
     program = [spec.program.words[0], *(fill(word, {}) for word in (*spec.program.words[1:], *spec.args))]
-    own = (*_place(pods), *_wait(pods), f"--shutdown-timeout={pods.stop_s}", *_logs(spec))
-    flags = (*own, *map(unexpanded, job_flags(spec)))
-    return ["torchrun", *flags, *map(unexpanded, program)]
+    # Files only if the job names a directory that outlives the pod.
+    files = (f"--log-dir={unexpanded(spec.logs.folder)}", "--tee=3", "--log-line-prefix-template=[${rank}] ")
+    logs = files if "logs.dir" in spec.places else ()
+    own = (*_place(pods), *_wait(pods), f"--shutdown-timeout={pods.stop_s}", *logs)
+    return ["torchrun", *own, *map(unexpanded, (*job_flags(spec), *program))]
 
 
 def _place(pods: Pods) -> Iterator[str]:
-    """Flags by which the launchers find each other; a TrainJob's have variables for that."""
+    """Yield the flags that connect the launchers; a TrainJob has variables for that."""
     if pods.kind == "trainjob":
         return
     yield f"--nnodes={pods.number}"
@@ -138,27 +167,20 @@ def _place(pods: Pods) -> Iterator[str]:
 
 
 def _wait(pods: Pods) -> list[str]:
-    """How long the first pods wait for the last, where the job says it."""
+    """Return the flag for the time limit of the rendezvous, if the job sets it."""
     if "timeouts.join" not in pods.spec.places or pods.number == 1:
         return []
     limit_s = pods.spec.timeouts.join_s
     return [f"--rdzv-conf=timeout={math.ceil(FOREVER_S if limit_s is None else max(1, limit_s))}"]
 
 
-def _logs(spec: JobSpec) -> list[str]:
-    """Files only where the job names a place that outlives the pod."""
-    if "logs.dir" not in spec.places:
-        return []
-    return [f"--log-dir={unexpanded(spec.logs.folder)}", "--tee=3", "--log-line-prefix-template=[${rank}] "]
-
-
 def unexpanded(text: str) -> str:
-    """`text` so that Kubernetes, which fills in $(NAME), leaves it as it is."""
+    """Return `text` protected from Kubernetes $(NAME) expansion."""
     return text.replace("$", "$$") if "$(" in text or "$$" in text else text
 
 
 def env(pods: Pods) -> list[Manifest]:
-    """The job's variables; those of Secrets by reference."""
+    """Return the job's variables; those in Secrets by reference."""
     secrets = pods.spec.kubernetes.get("secrets", {})
     plain = {name: value.text for name, value in pods.spec.env.items() if name not in secrets}
     values = [{"name": name, "value": unexpanded(text)} for name, text in plain.items()]
@@ -169,27 +191,27 @@ def env(pods: Pods) -> list[Manifest]:
 
 
 def resources(pods: Pods) -> Manifest:
-    """Of each pod."""
+    """Return the resources of each pod."""
     asked, gpus = pods.spec.kubernetes.get("resources", {}), pods.spec.nodes[0].gpus
     limits = dict(asked.get("limits", {}))
-    if gpus and not names_gpus(limits):
+    if gpus and not any(map(GPU.match, limits)):
         limits["nvidia.com/gpu"] = str(gpus)
     return given({"limits": limits, "requests": asked.get("requests")})
 
 
 def volumes(pods: Pods) -> list[Manifest]:
-    """Ours and the job's."""
-    ours: list[Manifest] = [
+    """Return the volumes of the launcher and of the job."""
+    own: list[Manifest] = [
         {"name": "distlaunch", "configMap": {"name": pods.bundle}},
         {"name": "unpacked", "emptyDir": {}},
         {"name": "shm", "emptyDir": {"medium": "Memory"}},  # DataLoaders and NCCL need more than 64 MiB
     ]
-    return ours + _each_volume(pods, _source)
+    return own + _each_volume(pods, _source)
 
 
-def _each_volume(pods: Pods, told: Callable[[Mapping[str, Any]], Manifest]) -> list[Manifest]:
+def _each_volume(pods: Pods, part: Callable[[Mapping[str, Any]], Manifest]) -> list[Manifest]:
     asked = pods.spec.kubernetes.get("volumes", ())
-    return [{"name": f"volume{i}", **told(volume)} for i, volume in enumerate(asked)]
+    return [{"name": f"volume{i}", **part(volume)} for i, volume in enumerate(asked)]
 
 
 def _source(volume: Mapping[str, Any]) -> Manifest:
@@ -204,27 +226,27 @@ def _source(volume: Mapping[str, Any]) -> Manifest:
 
 
 def mounts(pods: Pods) -> list[Manifest]:
-    """Where they appear."""
-    ours: list[Manifest] = [
+    """Return the mounts of the volumes."""
+    own: list[Manifest] = [
         {"name": "distlaunch", "mountPath": PACKED, "readOnly": True},
         {"name": "unpacked", "mountPath": UNPACKED},
         {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108 — the container's own
     ]
-    return ours + _each_volume(pods, _mount)
+    return own + _each_volume(pods, _mount)
 
 
 def _mount(volume: Mapping[str, Any]) -> Manifest:
     names = {"mount": "mountPath", "sub_path": "subPath", "read_only": "readOnly"}
-    return {ours: volume[key] for key, ours in names.items() if key in volume}
+    return {own: volume[key] for key, own in names.items() if key in volume}
 
 
 MISTAKES = [2, 126, 127]
-"""Exit statuses that no other start would change."""
+"""Exit statuses after which another start would fail, too."""
 _QUEUE = "kueue.x-k8s.io/queue-name"
 
 
 def manifests(spec: JobSpec, kind: Kind, procs: int, archive: str) -> list[Manifest]:
-    """`procs` are the ranks of each pod; `archive` is the launcher, a .tar.xz in base64."""
+    """Return the objects of a job: `procs` ranks per pod; `archive` is the launcher, .tar.xz in base64."""
     pods = Pods(spec, object_name(spec.name, kind, len(spec.nodes)), kind, procs)
     bundle = {"metadata": _metadata(pods, pods.bundle), "binaryData": {ARCHIVE: archive}}
     service = [_service(pods)] if kind == "job" and pods.number > 1 else []
@@ -233,7 +255,7 @@ def manifests(spec: JobSpec, kind: Kind, procs: int, archive: str) -> list[Manif
 
 
 def merged(base: Manifest, more: Mapping[str, Any]) -> Manifest:
-    """`base` with `more` on top: mappings key by key, lists of named mappings item by item."""
+    """Return `base` overridden by `more`: mappings key by key, lists of named mappings item by item."""
     return {**base, **{key: _merged_value(base.get(key), value) for key, value in more.items()}}
 
 
@@ -265,7 +287,7 @@ def _workload(pods: Pods, version: str, kind: str, spec: Manifest) -> Manifest:
 
 
 def _service(pods: Pods) -> Manifest:
-    """Headless: it gives each pod a name, also before it is ready."""
+    """Return a headless Service, which gives each pod a name even before it is ready."""
     spec = {
         "clusterIP": "None",
         "publishNotReadyAddresses": True,
@@ -276,7 +298,7 @@ def _service(pods: Pods) -> Manifest:
 
 
 def _job(pods: Pods) -> Manifest:
-    # One pod that fails ends all others, and each of them counts.
+    # A pod that fails ends all others, and each of them counts.
     spec = {**_job_spec(pods, pods.spec.restarts.requeue * pods.number), **_ttl(pods)}
     return _workload(pods, "batch/v1", "Job", spec)
 
@@ -336,7 +358,7 @@ def _trainjob(pods: Pods) -> Manifest:
 
 
 def _patch(pods: Pods) -> Manifest:
-    """What a TrainJob says of its pods beside what they run."""
+    """Return what a TrainJob changes in its pods, besides their command."""
     template = pod_template(pods)
     pod = {key: template["spec"][key] for key in _PATCHED if key in template["spec"]}
     pod["containers"] = [{"name": GROUP, "volumeMounts": mounts(pods)}]

@@ -1,40 +1,38 @@
-"""Pods that run already, as `kubectl get pods` lists them: hosts for a job, reached by `kubectl exec`."""
+"""Running pods as hosts for a job, as listed by `kubectl get pods` and reached by `kubectl exec`."""
 
 import json
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 from distlaunch.errors import UsageError, reason
 from distlaunch.job.allocation import AllocatedNode, Allocation
 from distlaunch.plan.gathering import natural
 from distlaunch.schedulers.queue import printed
 from distlaunch.transports.failure import Kind
-from distlaunch.transports.transport import OfScheduler
+from distlaunch.transports.transport import Command
 
 GPU = re.compile(r".*/(?:gpu|mig-)")
 """Resources that are GPUs, of whatever kind."""
 _NAMED = "or list the pods in nodes, with launcher.command"
 
 
-class Kubectl(OfScheduler):
-    """A pod, by kubectl."""
+class Kubectl(Command):
+    """A pod that is reached by kubectl."""
 
     failures = (
         (Kind.UNRESOLVED, r"pods .* not found|\(NotFound\)"),
         (Kind.TASK_REFUSED, r"\(Forbidden\)|[Cc]annot create resource|\(Unauthorized\)|must be logged in"),
         (Kind.NODE_DOWN, r"container not found|cannot exec (?:into|in) a|completed pod"),
-        (
-            Kind.UNREACHABLE,
-            r"[Uu]nable to connect|connection (?:refused|timed out)|i/o timeout|error dialing",
-        ),
+        (Kind.UNREACHABLE, r"[Uu]nable to connect|connection (?:refused|timed out)"),
+        (Kind.UNREACHABLE, r"i/o timeout|error dialing"),
     )
     failed = 1
-    advised: ClassVar = {Kind.TASK_REFUSED: "try `kubectl auth can-i create pods --subresource=exec`"}
+    advised = ((Kind.TASK_REFUSED, "try `kubectl auth can-i create pods --subresource=exec`"),)
 
 
 def pods_here(selector: str, namespace: str | None, container: str | None) -> Allocation:
-    """List the running pods that a selector means, as kubectl sees them. Raises `UsageError`."""
+    """Return the running pods that match a selector. Raises `UsageError`."""
     command = pods_argv(selector, namespace)
     try:
         found = pods_listed(printed(tuple(command), _NAMED), selector, container)
@@ -48,17 +46,17 @@ def pods_here(selector: str, namespace: str | None, container: str | None) -> Al
 
 
 def reach_pod(namespace: str | None, node: AllocatedNode) -> Kubectl:
-    """Return what reaches a pod."""
+    """Return the transport to a pod."""
     return Kubectl(node.host, exec_words(namespace, node.container))
 
 
 def pods_argv(selector: str, namespace: str | None) -> list[str]:
-    """The command that lists them."""
+    """Return the command that lists pods."""
     return ["kubectl", "get", "pods", f"--selector={selector}", *_in(namespace), "--output=json"]
 
 
 def exec_words(namespace: str | None, container: str | None) -> tuple[str, ...]:
-    """What runs a command in the container of a pod, {host}; unless it is named, kubectl says which it is."""
+    """Return the command prefix for a container of the pod {host}; None = kubectl's default container."""
     named = [f"--container={container}"] if container else []
     return ("kubectl", "exec", "--stdin", *_in(namespace), *named, "{host}", "--")
 
@@ -68,7 +66,7 @@ def _in(namespace: str | None) -> list[str]:
 
 
 def pods_listed(text: str, selector: str, container: str | None) -> Allocation:
-    """The pods that run, in the order of their names, numbers by size. Raises ValueError for nonsense."""
+    """Return the running pods in the natural order of their names. Raises ValueError for nonsense."""
     try:
         pods = sorted(json.loads(text)["items"], key=lambda pod: natural(pod["metadata"]["name"]))
         nodes = tuple(node for pod in pods for node in _node(pod, container))
@@ -78,7 +76,7 @@ def pods_listed(text: str, selector: str, container: str | None) -> Allocation:
 
 
 def _node(pod: Mapping[str, Any], container: str | None) -> Iterator[AllocatedNode]:
-    """The pod, unless it is starting, or ending."""
+    """Yield the pod, unless it is starting or ending."""
     if pod["status"].get("phase") != "Running" or pod["metadata"].get("deletionTimestamp"):
         return
     containers = {each["name"]: each for each in pod["spec"]["containers"]}

@@ -1,1 +1,1 @@
-"""Runs a job: the loop feeds the supervisor, does what it wants, and tells observers what there is to see."""
+"""The run of a job: its start, the loop around the supervisor, and launchers that join."""

@@ -1,10 +1,11 @@
-"""Finds the addresses of nodes that may be the first one, if the job file does not give them."""
+"""The addresses of nodes that may become the first one, if the job file doesn't have them."""
 
 import os
 import select
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 
 from distlaunch.agent.gpus import gpu_count
 from distlaunch.job.spec import JobSpec, NodeSpec
@@ -17,7 +18,7 @@ _READ = 1 << 16
 
 
 def ask_addresses(spec: JobSpec) -> dict[int, process.Child]:
-    """Index in the pool → the command that tells the address, for the nodes whose address the job needs."""
+    """Start commands that print the addresses the job needs, by index in the pool."""
     if spec.one_machine:
         return {}
     return {
@@ -28,15 +29,15 @@ def ask_addresses(spec: JobSpec) -> dict[int, process.Child]:
 
 
 def answers(asked: Mapping[int, process.Child]) -> dict[int, str]:
-    """Index in the pool → the address by which ssh reaches it, of those `asked`, as far as they say."""
+    """Return the addresses by which ssh reaches nodes, by index in the pool, as far as they are found."""
     deadline = time.monotonic() + RESOLVE_S
-    return {index: told for index, child in asked.items() if (told := _answer(child, deadline))}
+    return {index: address for index, child in asked.items() if (address := _answer(child, deadline))}
 
 
 def ssh_address(spec: JobSpec) -> str | None:
-    """The address by which ssh reaches the first node."""
+    """Return the address by which ssh reaches the first node."""
     child = _ask(spec.nodes[0])
-    return _answer(child, time.monotonic() + RESOLVE_S) if child else None
+    return answers({0: child}).get(0) if child else None
 
 
 def _may_be_first(spec: JobSpec, index: int, node: NodeSpec) -> bool:
@@ -47,43 +48,34 @@ def _may_be_first(spec: JobSpec, index: int, node: NodeSpec) -> bool:
 
 def _ask(node: NodeSpec) -> process.Child | None:
     argv = node.reach.address_argv()
-    if not argv:
-        return None
-    try:
-        child = process.start(argv, node.reach.environment(os.environ))
-    except OSError:
-        return None
-    child.close_stdin()  # many nodes may be asked
-    return child
+    with suppress(OSError):
+        if argv:
+            child = process.start(argv, node.reach.environment(os.environ))
+            child.close_stdin()  # there may be many nodes
+            return child
+    return None
 
 
 def _answer(child: process.Child, deadline: float) -> str | None:
-    lines = _said(child, deadline).decode(errors="replace").splitlines()
+    """Return the address that the command prints; None if it is killed because it is late."""
+    text, piece = b"", b"-"
+    readable = select.poll()  # unlike select, for any descriptor
+    readable.register(child.stdout, select.POLLIN)
+    while piece and readable.poll(max(0.0, deadline - time.monotonic()) * 1e3):
+        piece = os.read(child.stdout, _READ)
+        text += piece
+    if piece:
+        child.kill()  # and the programs in its configuration
+    child.wait()
+    child.close()
+    lines = [] if piece else text.decode(errors="replace").splitlines()
     found = [line.split()[1] for line in lines if line.startswith("hostname ")]
-    # An alias for this very machine says nothing about what the others call it.
+    # An alias for this very machine doesn't help the others.
     return found[0] if found and not is_loopback(found[0]) else None
 
 
-def _said(child: process.Child, deadline: float) -> bytes:
-    """All that it prints, or nothing if it does not come to its end in time: then it is ended."""
-    said, piece = b"", None
-    come = select.poll()  # it knows no highest descriptor
-    come.register(child.stdout, select.POLLIN)
-    try:
-        while piece != b"":
-            if not come.poll(max(0.0, deadline - time.monotonic()) * 1e3):
-                child.kill()  # and what its configuration has it run
-                return b""
-            piece = os.read(child.stdout, _READ)
-            said += piece
-        return said
-    finally:
-        child.wait()
-        child.close()
-
-
 def plan_without_nodes(spec: JobSpec) -> LaunchPlan:
-    """The plan as far as it is known here: this machine's GPUs, and no other's. Raises `JobError`."""
+    """Return the plan as far as it is known here, with the GPUs of this machine. Raises `JobError`."""
     spec = under_mpirun(spec, sys.executable)
     here = gpu_count() if any(node.local for node in spec.nodes) else None
     facts = {

@@ -1,6 +1,6 @@
-"""Brings the launchers of a run together that somebody else started, one on each node or one for each rank.
+"""The gathering of launchers that were started independently, one per node or rank, into one run.
 
-One of them is the controller: it listens at the rendezvous endpoint until all are there. The others connect
+One of them is the controller: it listens at the rendezvous endpoint until all have joined. The others connect
 to it, and serve it (`distlaunch.launch.joined`).
 """
 
@@ -20,26 +20,25 @@ from distlaunch.plan.gathering import Arrival, Gathering, in_order, ports_for
 from distlaunch.plan.layout import is_loopback
 from distlaunch.schedulers import allocation_in
 from distlaunch.signals import Interrupts
-from distlaunch.transports.dial import TURN_S, Launcher, Say, Seat, Wait, pause, renumbered
 from distlaunch.transports.door import Door, Visitor
-from distlaunch.transports.join import JoinError, Prover
+from distlaunch.transports.join import TURN_S, JoinError, Launcher, Prover, Say, Seat, Wait, pause, renumbered
 from distlaunch.transports.opening import NO_RANKS_HERE
 from distlaunch.transports.transport import Joined, Local
-from distlaunch.wording import counted, listed, rank_list, spans
+from distlaunch.wording import counted, listed, rank_list
 
 NAME_S = 60.0
-"""Seconds for a name server to learn of a machine that has just started, as a pod's does."""
+"""Seconds until a name server has a machine, such as a pod, that has just started."""
 
 
 class Gathered(Frozen):
-    """The controller's: the job on all nodes, and the door through which their links come."""
+    """The result for the controller: the job on all nodes, and the door through which their links come."""
 
     spec: JobSpec
     door: Door
 
 
 def gather(spec: JobSpec, gathering: Gathering, interrupts: Interrupts, say: Say) -> Gathered | Seat:
-    """Come together with the other launchers; `spec` is the part of this node. Raises `JoinError`."""
+    """Join the other launchers; `spec` is the part of this node. Raises `JoinError`."""
     if not runs_ranks():
         raise DistlaunchError(NO_RANKS_HERE)
     prover = Prover(os.environ, gathering.arrival.name)
@@ -52,7 +51,7 @@ def gather(spec: JobSpec, gathering: Gathering, interrupts: Interrupts, say: Say
             text = f"{gathering.hosts[0]} is not an address of this machine: {gathering.hint}"
             raise JoinError(text, Exit.USAGE)
         if here and serves is None and (seat := launcher.seated_late()):
-            return seat  # of a run that has begun, and whose rank 0 may leave the endpoint's port unused
+            return seat  # in a running job, whose rank 0 may leave the port of the endpoint unused
         serves = here or serves or False
     if serves:
         door = Door(gathering, prover, say)
@@ -60,10 +59,8 @@ def gather(spec: JobSpec, gathering: Gathering, interrupts: Interrupts, say: Say
             port = door.open(gathering.ports)
         except OSError as error:
             if gathering.serves or error.errno != errno.EADDRINUSE:
-                where, why = gathering.label, error.strerror or error
-                raise JoinError(
-                    f"can't listen at {where} for the other nodes: {why}", Exit.PORT_TAKEN
-                ) from None
+                text = f"can't listen at {gathering.label} for the other nodes: {error.strerror or error}"
+                raise JoinError(text, Exit.PORT_TAKEN) from None
         else:
             try:
                 return _Controller(spec, gathering, door, interrupts, say).gathered(port)
@@ -74,9 +71,9 @@ def gather(spec: JobSpec, gathering: Gathering, interrupts: Interrupts, say: Say
 
 
 def is_here(host: str) -> bool:
-    """Whether a name, or address, is one of this machine's: what goes there has it as its source, too.
+    """Return whether a name, or address, belongs to this machine: it is then the source of traffic to it.
 
-    To bind a socket to it would tell nothing where net.ipv4.ip_nonlocal_bind is on.
+    Binding a socket to it would prove nothing if net.ipv4.ip_nonlocal_bind is on.
     """
     try:
         found = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)
@@ -98,7 +95,7 @@ def _is_source(family: int, address: tuple[object, ...]) -> bool:
 
 
 def _await_name(host: str, wait_s: float, interrupts: Interrupts, say: Say) -> None:
-    """Wait until a host name is known, at most NAME_S: until then nobody listens there."""
+    """Wait until a host name is known, at most NAME_S: nobody listens there before."""
     wait = Wait(min(wait_s, NAME_S))
     while not wait.over:
         try:
@@ -111,7 +108,7 @@ def _await_name(host: str, wait_s: float, interrupts: Interrupts, say: Say) -> N
 
 
 class _Controller:
-    """Waits for the launchers of all other nodes, and makes one job of all."""
+    """Waits for the launchers of all other nodes, and merges their parts into one job."""
 
     def __init__(
         self, spec: JobSpec, gathering: Gathering, door: Door, interrupts: Interrupts, say: Say
@@ -123,7 +120,7 @@ class _Controller:
         door.admits = self._refusal
 
     def gathered(self, port: int) -> Gathered:
-        """Wait until all are there, or the fewest and their last call is over."""
+        """Wait until all have joined, or until the last call for more than the fewest is over."""
         wait, enough_at = Wait(self._gathering.wait_s), 0.0
         while (count := 1 + len(self._door.joined)) < self._most:
             if count < self._fewest:
@@ -142,7 +139,7 @@ class _Controller:
 
     def _refusal(self, visitor: Visitor, arrival: Arrival) -> str:
         if arrival.nodes != self._own.nodes:
-            theirs, ours = map(_nodes_words, (arrival.nodes, self._own.nodes))
+            theirs, ours = (":".join(map(str, dict.fromkeys(each.nodes))) for each in (arrival, self._own))
             return f"it was started for {theirs} nodes, and the controller for {ours}"
         number = arrival.node_rank
         if self._gathering.ordered:
@@ -156,20 +153,19 @@ class _Controller:
         return ""
 
     def _there(self) -> list[Arrival]:
-        """Who is there by now, this launcher first."""
+        """Return the launchers that have joined so far, this one first."""
         return [self._own, *(each.arrival for each in self._door.joined if each.arrival)]
 
     def _missing_words(self) -> str:
         there = self._there()
-        missing = self._most - len(there)
         if self._gathering.ordered:
             numbers = sorted({*range(self._most)} - {each.node_rank for each in there})
             if self._own.place:
                 return rank_list(numbers)
-            what = f"node{'s' if missing > 1 else ''} {spans(numbers).replace(',', ', ')}"
+            what = rank_list(numbers, "node")
         else:
             names = sorted(each.name for each in there)
-            what = f"{missing} of {counted(self._most, 'node')} (joined: {listed(names)})"
+            what = f"{self._most - len(there)} of {counted(self._most, 'node')} (joined: {listed(names)})"
         return what + _absent(there, self._most)
 
     def _tell(self) -> None:
@@ -185,7 +181,7 @@ class _Controller:
         return JoinError(text, Exit.TIMEOUT)
 
     def _seated(self, port: int) -> Gathered:
-        """The nodes in their order; those that may come later are last."""
+        """Return the job with its nodes in order; those that may join later are last."""
         visitors = self._door.joined
         arrivals = self._there()
         if self._gathering.ordered:
@@ -197,14 +193,13 @@ class _Controller:
         late = [f"node {number}" for number in range(len(nodes), self._most)]
         near = is_loopback(self._gathering.hosts[0])
         nodes += [self._spec.nodes[0]._replace(label=label, reach=Joined(label, near)) for label in late]
-        key = f"{self._gathering.label} {self._own.job}"
-        self._door.seat(seats, ports_for(key))
+        self._door.seat(seats, ports_for(f"{self._gathering.label} {self._own.job}"))
         if self._own.node_rank not in (None, number := order.index(0)):
             self._say(renumbered(number, self._own.node_rank))
         spec = self._spec._replace(nodes=tuple(nodes), min_nodes=self._fewest)
         fixed, host = self._gathering.fixed, self._gathering.hosts[0]
         if not fixed and len(self._gathering.hosts) > 1:
-            # Our address by which those on other machines came.
+            # The local address that launchers on other machines have used.
             host = next((each.reached for each in visitors if not each.here), "127.0.0.1")
         return Gathered(spec._replace(master_host=host, master_port=port if fixed else None), self._door)
 
@@ -215,12 +210,8 @@ class _Controller:
         return own._replace(label=arrival.name, reach=reach, gpus=gpus, place=arrival.place)
 
 
-def _nodes_words(nodes: tuple[int, int]) -> str:
-    return str(nodes[0]) if nodes[0] == nodes[1] else "{}:{}".format(*nodes)
-
-
 def _absent(there: Sequence[Arrival], most: int) -> str:
-    """The hosts that a scheduler has given, and from which nobody has come."""
+    """Return the hosts of the scheduler from which no launcher has joined, for a message."""
     came = {each.name.partition(".")[0] for each in there}
     hosts: list[str] = []
     with suppress(DistlaunchError):

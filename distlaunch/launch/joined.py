@@ -1,9 +1,8 @@
-"""Runs this node's part of a run whose controller is another launcher: this process becomes an agent of it.
+"""This node's part of a run that another launcher controls: this process starts an agent for it.
 
-Over the link, which `distlaunch.transports.dial` has opened, come ranks, addresses, ports, and when to start
-and to stop. The program, its arguments and its environment are this launcher's own, and so is where the
-output goes. As on every node, a guardian above the agent sweeps what that leaves if it dies: that is this
-process.
+Over the link, which `distlaunch.transports.join` has opened, come ranks, addresses, ports, and when to start
+and stop. The program, its arguments and its environment, and the destinations of output, are this launcher's
+own. As on every node, a guardian above the agent sweeps what remains if it dies: that is this process.
 """
 
 import os
@@ -18,12 +17,10 @@ from distlaunch.agent import guardian, messages, scratch, sweep, wire, worker
 from distlaunch.agent.outbox import Outbox
 from distlaunch.agent.serve import Agent
 from distlaunch.contract import SENT
-from distlaunch.transports.dial import Seat
-from distlaunch.transports.process import watch_for_silence
+from distlaunch.transports.join import Seat
 from distlaunch.wording import NO_SUSPENDING_TORCHRUN
 
 if TYPE_CHECKING:
-    from distlaunch.agent.scratch import Folder
     from distlaunch.observers.outlet import Outlet
 
 LOST_STATUS = 71
@@ -32,52 +29,51 @@ _OBEYED = (
     *(messages.Ping, messages.HoldPort, messages.FindRoute, messages.StopWorkers, messages.DumpStacks),
     *(messages.WatchUse, messages.GiveNotice, messages.Reap, messages.Close),
 )
-"""What a controller may ask for beside `StartRanks`: none of it names a program, an argument or a path."""
+"""Commands allowed besides `StartRanks`: none of them names a program, an argument or a path."""
 _FIRST, _LAST = 40, 64
-"""Real-time signals (macOS has none): this process passes signal N on to the agent as _FIRST + N."""
+"""Real-time signals (macOS has none): this process forwards signal N to the agent as _FIRST + N."""
 STOP_QUIETLY = _FIRST + signal.SIGPIPE
-"""What the agent sends itself when nobody reads its output any more."""
+"""The signal that the agent sends itself when nobody reads its output any more."""
 
 
 class Part:
-    """What this launcher runs on its node, and what becomes of the output.
+    """The part of the job that this launcher runs on its node, and the destinations of its output.
 
-    `procs` workers. Of several launchers on a host one `scans` for what dead agents have left there.
+    It has `procs` workers. Only one of several launchers on a host `scans` for leftovers of dead agents.
     """
 
     procs = 1
     scans = True
 
     def logs(self, run_id: str, node: int) -> str:
-        """The folder where this node's logs are kept, made now; "" = nowhere."""
+        """Return the directory for the logs of this node, made now; "" = none."""
         return ""
 
     def workers(self, ranks: messages.StartRanks) -> tuple[messages.WorkerSpec, ...]:
-        """This launcher's own program, as the ranks that the controller says."""
+        """Return this launcher's own program as the given ranks."""
         raise NotImplementedError
 
     def binding(self) -> messages.Binding | None:
-        """The CPUs of its workers; None = whatever the launcher has."""
+        """Return the binding of its workers to CPUs; None = those of the launcher."""
         return None
 
     def show(self, generation: int, local_rank: int, stream: int, data: bytes) -> None:
-        """Take what a worker has printed."""
+        """Handle the output of a worker."""
         raise NotImplementedError
 
     def say(self, text: str) -> None:
-        """Print lines of distlaunch's own."""
+        """Print messages of distlaunch."""
         raise NotImplementedError
 
     def close(self) -> None:
-        """Show the rest."""
+        """Print the rest of the output."""
 
 
 def serve(seat: Seat, part: Part, signums: Iterable[int], own_first: bool = False) -> int:
-    """Be the agent of a node until the run is over; the exit status of the job.
+    """Serve as the agent of a node until the run is over; return the exit status of the job.
 
-    With `own_first` it is that of a rank that failed here, if one did. The `signums` are blocked already.
+    With `own_first`, return the status of a rank that failed here, if any. The `signums` are blocked already.
     """
-    watch_for_silence(seat.connection)
     sweep.become_subreaper()
     link, above, folder = seat.connection.fileno(), os.getpid(), scratch.Folder()
     sys.stdout.flush()
@@ -85,16 +81,15 @@ def serve(seat: Seat, part: Part, signums: Iterable[int], own_first: bool = Fals
     agent = os.fork()
     if agent == 0:
         _be_agent(seat, part, folder, above, own_first)
-    passed_on = {signum: _FIRST + signum for signum in signums}
-    status = guardian.watch(agent, link, passed_on)
+    status = guardian.watch(agent, link, {signum: _FIRST + signum for signum in signums})
     folder.remove_left()
     killed = status.exited is None
     ended = wire.NOT_CLEAN if status.unswept else wire.AGENT_DIED if killed else wire.LEFT_EARLY
     seat.connection.settimeout(5.0)
-    with suppress(OSError):  # it may be the controller that has gone
+    with suppress(OSError):  # the controller may be gone
         seat.connection.sendall(wire.encode_end(seat.node, ended, "its agent was killed" if killed else ""))
         seat.connection.shutdown(socket.SHUT_WR)
-        # mpirun kills all other tasks when one has failed: rank 0's, which controls all, is to end first.
+        # mpirun kills all tasks when one has failed: rank 0's, which controls the run, must end first.
         while own_first and seat.connection.recv(wire.MAX_OUTPUT):
             continue
     seat.connection.close()
@@ -105,8 +100,8 @@ def serve(seat: Seat, part: Part, signums: Iterable[int], own_first: bool = Fals
     return status.exited
 
 
-def _be_agent(seat: Seat, part: Part, folder: "Folder", above: int, own_first: bool) -> None:
-    """What the child does; never returns."""
+def _be_agent(seat: Seat, part: Part, folder: scratch.Folder, above: int, own_first: bool) -> None:
+    """Run the agent in the child process; never returns."""
     status = wire.AGENT_DIED
     try:
         sweep.become_subreaper()
@@ -117,9 +112,9 @@ def _be_agent(seat: Seat, part: Part, folder: "Folder", above: int, own_first: b
         agent.run(seat.unread)
         part.close()
         own = agent.ranks.own_status if own_first else 0
-        status = agent.outcome if not own else own if own > 0 else 128 - own
+        status = own if own > 0 else 128 - own if own else agent.outcome
     except BaseException:
-        import traceback  # a bug of ours
+        import traceback  # a bug
 
         traceback.print_exc()
     finally:
@@ -128,10 +123,10 @@ def _be_agent(seat: Seat, part: Part, folder: "Folder", above: int, own_first: b
 
 
 class _Outbox(Outbox):
-    """One of which the ranks' output does not go over the link."""
+    """An outbox that keeps the output of ranks on this node."""
 
-    def __init__(self, part: Part, node: int, folder: "Folder", hello: bytes) -> None:
-        super().__init__(node, folder, hello=hello)
+    def __init__(self, part: Part, seat: Seat, folder: scratch.Folder) -> None:
+        super().__init__(seat.node, folder, hello=wire.HELLO_PREFIX + seat.nonce.encode() + b"\n")
         self._part = part
         self.own_status = 0
         self.stopping = False
@@ -146,11 +141,10 @@ class _Outbox(Outbox):
 
 
 class _JoinedAgent(Agent):
-    """An agent that knows what to run: it is told only as which ranks."""
+    """An agent with a command line of its own, which is sent only the numbers of ranks."""
 
-    def __init__(self, seat: Seat, part: Part, folder: "Folder") -> None:
-        hello = wire.HELLO_PREFIX + seat.nonce.encode() + b"\n"
-        self.ranks = _Outbox(part, seat.node, folder, hello)
+    def __init__(self, seat: Seat, part: Part, folder: scratch.Folder) -> None:
+        self.ranks = _Outbox(part, seat, folder)
         link = seat.connection.fileno()
         os.set_blocking(link, False)
         super().__init__(link, os.dup(link), seat.node, folder, self.ranks)
@@ -159,9 +153,9 @@ class _JoinedAgent(Agent):
         self._signums = (signal.SIGCHLD, signal.SIGTERM, *range(_FIRST, _LAST + 1))
         self._seat, self._part = seat, part
         self._stops = self.outcome = 0
-        self._told = False
+        self._informed = False
         for signum in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP, *wire.NOTICES):
-            signal.signal(signum, signal.SIG_IGN)  # they come by way of the guardian
+            signal.signal(signum, signal.SIG_IGN)  # the guardian forwards them
 
     def _hello(self) -> messages.Hello:
         logs = self._part.logs(self._seat.run_id, self._seat.node)
@@ -180,7 +174,7 @@ class _JoinedAgent(Agent):
                 self._interrupted(number - _FIRST)
 
     def _interrupted(self, signum: int) -> None:
-        """Somebody wants the job to end: the controller decides, unless told three times."""
+        """Report a signal to end the job: the controller decides, unless it is the third."""
         if signum == signal.SIGTSTP:
             self._part.say(NO_SUSPENDING_TORCHRUN)
             return
@@ -196,16 +190,15 @@ class _JoinedAgent(Agent):
         super()._hear_end(damage)
 
     def _lose_link(self) -> None:
-        self._lose(f"no heartbeat for {self._lease_s:g} s")  # if that is not known better
+        self._lose(f"no heartbeat for {self._lease_s:g} s")  # unless there is a better reason
         super()._lose_link()
 
     def _lose(self, why: str) -> None:
-        """The controller is gone, or not to be served any further; what it has said before that counts."""
-        if not (self._told or self.outcome):
+        """Note that the controller is gone, or must not be served any more; its earlier outcome counts."""
+        if not (self._informed or self.outcome):
             self.outcome = LOST_STATUS
-            self._part.say(
-                f"lost the controller on {self._seat.controller}: {why}; stopping this node's ranks"
-            )
+            lost = f"lost the controller on {self._seat.controller}: {why}"
+            self._part.say(f"{lost}; stopping this node's ranks")
 
     def _on_reap(self, command: messages.Reap, killed: int = 0) -> None:
         if command.run_id != self._seat.run_id:
@@ -218,9 +211,9 @@ class _JoinedAgent(Agent):
         super()._on_stop(command)
 
     def _on_close(self, command: messages.Close) -> None:
-        if command.why and not self._told:
+        if command.why and not self._informed:
             self._part.say(command.why)
-        self._told = self.ranks.stopping = True
+        self._informed = self.ranks.stopping = True
         self.outcome = command.outcome
         super()._on_close(command)
 
@@ -243,30 +236,30 @@ class _JoinedAgent(Agent):
 
 
 class OneRank(Part):
-    """The part of a scheduler's task: one rank, whose output is the task's as it is."""
+    """The part of a scheduler's task: one rank, whose output is that of the task, unchanged."""
 
     def __init__(self, argv: list[str], scans: bool) -> None:
         self._argv, self.scans = tuple(argv), scans
         self._errors: Outlet | None = None
 
     def workers(self, ranks: messages.StartRanks) -> tuple[messages.WorkerSpec, ...]:
-        """The task's program. Only its stderr is captured, because its last output explains failures."""
+        """Return the task's program; only its stderr is captured, as last output that explains failures."""
         (rank,) = ranks.workers
         return (messages.WorkerSpec(0, self._argv, os.getcwd(), (), rank.env, rank.defaults, False, (0, 1)),)
 
     def show(self, generation: int, local_rank: int, stream: int, data: bytes) -> None:
-        """Pass it on."""
+        """Pass the output on."""
         from distlaunch.observers.outlet import Outlet  # most tasks print nothing there
 
         self._errors = self._errors or Outlet(2, lambda error: None)
         self._errors.write(data)
 
     def say(self, text: str) -> None:
-        """Print it; a task's stderr is a scheduler's pipe."""
+        """Print messages to stderr, which for a task is a pipe of the scheduler."""
         data = "".join(f"distlaunch: {line}\n" for line in text.splitlines()).encode()
         self.show(0, 0, 1, data)
 
     def close(self) -> None:
-        """Write the rest."""
+        """Write the rest of the output."""
         if self._errors:
             self._errors.close(lambda silent_s: silent_s < PATIENCE_S)

@@ -1,9 +1,9 @@
-"""Is the rendezvous port free, who holds it if not, and who can connect to it: tested for real.
+"""The check of a rendezvous port: whether it is free, who holds it, and who can connect to it.
 
-A listener is held on the first node for as long as the test takes. Every node, and this machine,
-connects to it over every address that the name has; only our own listener's token counts as success,
-and nothing is ever sent, so a stranger's service sees a connect and no more. Then the nodes of a job
-connect to each other, as collectives do. Spares are left out: they may be down until they are needed.
+A listener is held on the first node during the test. Every node, and this machine, connects to it over every
+address of the name. Only the token of that listener counts as success, and nothing is ever sent, so another
+service sees a connection and no more. Then the nodes of a job connect to each other, as collectives do.
+Spares are left out: they may be down until they are needed.
 """
 
 import os
@@ -23,14 +23,14 @@ from distlaunch.wording import listed
 
 HERE = "here"
 EVERY = 16
-"""With up to this many nodes every pair is tried; with more, each node dials one fewer than this."""
+"""Nodes up to which every pair is tried; with more, each node dials one fewer than this."""
 DIAL_S = 5.0
 ANSWER_S = 30.0
 HEARTBEAT_S = 5.0
 
 
 class Dial(NamedTuple):
-    """One connection that was tried: from a node's name (or "here"), to one address."""
+    """One connection attempt: from a node's name (or "here") to one address."""
 
     source: str
     address: str
@@ -40,15 +40,16 @@ class Dial(NamedTuple):
 
 
 class Unasked(NamedTuple):
-    """A node that can't be asked, why, and what to do about it."""
+    """A node without an agent: the kind of failure, its last output, and advice."""
 
     node: str
-    failure: LinkFailure
+    kind: str
+    words: str
     advice: str
 
 
 class Unreached(NamedTuple):
-    """One node that could not connect to another, at that address."""
+    """A node that could not connect to another, at that address."""
 
     source: str
     target: str
@@ -57,7 +58,7 @@ class Unreached(NamedTuple):
 
 
 class Pairs(NamedTuple):
-    """How many pairs of nodes were tried, of how many, and which failed."""
+    """The number of pairs of nodes that were tried, of how many, and the failures."""
 
     tried: int
     of: int
@@ -65,9 +66,9 @@ class Pairs(NamedTuple):
 
 
 class PortReport(NamedTuple):
-    """What was found out about one port. `free` None = the node that should have it can't be asked.
+    """The result for one port. `free` None = the node that should have it has no agent.
 
-    `pairs` None = there is one machine, or the port is of no use; `spares` were not asked.
+    `pairs` None = there is one machine, or the port can't be used. `spares` were not tested.
     """
 
     node: str
@@ -91,20 +92,14 @@ class PortReport(NamedTuple):
         return bool(self.free) and connected and not failures and all(dial.ok for dial in dials)
 
     def document(self) -> dict[str, Any]:
-        """For machines."""
-        pairs = self.pairs
-        failed = [each._asdict() for each in pairs.failed] if pairs else []
-        return {
-            **self._asdict(),
-            "ok": self.ok,
-            "owners": list(self.owners),
-            "dials": [dial._asdict() for dial in self.dials],
-            "failures": [
-                {"node": node, "kind": failure.kind.value, "words": failure.words, "advice": advice}
-                for node, failure, advice in self.failures
-            ],
-            "pairs": pairs and {**pairs._asdict(), "failed": failed},
-        }
+        """Return the report as a JSON document."""
+        return {**_plain(self), "ok": self.ok}
+
+
+def _plain(value: Any) -> Any:
+    if hasattr(value, "_fields"):
+        return {name: _plain(inner) for name, inner in value._asdict().items()}
+    return [_plain(inner) for inner in value] if isinstance(value, tuple) else value
 
 
 def check_port(spec: JobSpec, host: str, port: int | None) -> PortReport:
@@ -124,15 +119,15 @@ def check_port(spec: JobSpec, host: str, port: int | None) -> PortReport:
     for index, failure in sorted(agents.failures.items()):
         node = asked.nodes[index]
         advice = node.reach.advice(failure, node.python or asked.python)
-        unasked.append(Unasked(node.label, failure, advice))
+        unasked.append(Unasked(node.label, failure.kind.value, failure.words, advice))
     spares = tuple(node.label for node in spec.spares)
     return report._replace(failures=tuple(unasked), here_counts=len(spec.nodes) == 1, spares=spares)
 
 
 def _with_here(spec: JobSpec, host: str) -> JobSpec:
-    """`spec` with this machine as one more node, unless it is one already or `host` means another there.
+    """Return `spec` with this machine as one more node.
 
-    On a system where no agent runs it is left out.
+    It is left out if it is a node already, if `host` means another machine there, and if no agent runs on it.
     """
     if any(node.local for node in spec.nodes) or is_loopback(host) or not runs_ranks():
         return spec
@@ -142,7 +137,7 @@ def _with_here(spec: JobSpec, host: str) -> JobSpec:
 
 
 def _listening(agents: "Agents", node: str, host: str, port: int | None, token: str) -> PortReport:
-    """Have the first node listen on the port; whether it does."""
+    """Have the first node listen on the port; report whether it does."""
     match agents.ask({0: messages.Listen(port, token)}, (messages.Listening, messages.PortRefused)).get(0):
         case messages.Listening() as answer:
             return PortReport(node, host, answer.port, True)
@@ -152,35 +147,35 @@ def _listening(agents: "Agents", node: str, host: str, port: int | None, token: 
 
 
 def _dials(nodes: Sequence[NodeSpec], answers: Mapping[int, messages.Dialled]) -> Iterator[Dial]:
-    """What nodes that were given one target say of each of its addresses."""
+    """Yield the results that nodes with one target have for each of its addresses."""
     for index, answer in sorted(answers.items()):
-        for row in _tried(answer)[0] if len(answer.results) == 1 else ():
+        for row in _rows(answer)[0] if len(answer.results) == 1 else ():
             match row:
                 case {"address": str(to), "family": str(kind), "ok": bool(ok), "error": str() | None as why}:
                     yield Dial(nodes[index].label, to, kind, ok, why)
 
 
-def _tried(answer: messages.Dialled) -> list[list[dict[str, Any]]]:
-    """What a node says of each target: a row for each address that it tried."""
+def _rows(answer: messages.Dialled) -> list[list[dict[str, Any]]]:
+    """Return the results of a node for each target: a row for each address that it tried."""
     return [
         [row for row in tried if isinstance(row, dict)] if isinstance(tried, list) else []
         for tried in answer.results
     ]
 
 
-# Pairs: a node is dialled at the address that its route to the master gives it, as gloo and NCCL have it, and
-# on a port from the range that they take theirs from.
+# Pairs: like gloo and NCCL, nodes dial the address that another has on its route to the first, and a port
+# from the same range.
 
 
 def partners(count: int) -> dict[int, list[int]]:
-    """Whom each of `count` nodes dials: all others, or some at even distances, the next one among them."""
+    """Return the nodes that each of `count` nodes dials: all others, or some at even distances."""
     each = min(count, EVERY) - 1
     steps = [1 + k * (count - 1) // each for k in range(each)]
     return {node: [(node + step) % count for step in steps] for node in range(count)}
 
 
 def _try_pairs(agents: "Agents", labels: Sequence[str], host: str, token: str) -> Pairs:
-    """Try the nodes with these labels, the first of `agents`; they call the first one `host`."""
+    """Test the nodes with these labels, the first of `agents`; they call the first one `host`."""
     count = len(labels)
     ends = _ends(agents, count, host, token)
     wanted = {
@@ -196,18 +191,18 @@ def _try_pairs(agents: "Agents", labels: Sequence[str], host: str, token: str) -
     failed = [
         Unreached(labels[source], labels[target], ends[target][0], error)
         for source, answer in sorted(answers.items())
-        for target, rows in zip(wanted[source], _tried(answer), strict=False)
+        for target, rows in zip(wanted[source], _rows(answer), strict=False)
         if (error := _error(rows))
     ]
     return Pairs(sum(len(wanted[source]) for source in answers), count * (count - 1), tuple(failed))
 
 
 def _ends(agents: "Agents", count: int, host: str, token: str) -> dict[int, tuple[str, int]]:
-    """Node → the address and port at which it listens for the others, of those that can."""
+    """Have nodes listen for each other; return the address and port of each that can."""
     here = [node for node in agents.present if node < count]
     expected = (messages.RouteFound, messages.RouteFailed)
     addresses = _addresses(agents.ask(dict.fromkeys(here, messages.FindRoute(host)), expected))
-    # Port 0: the system's choice, as theirs; a firewall may be open for that range alone.
+    # Port 0: the system's choice, as for collectives; a firewall may allow only that range.
     listen = dict.fromkeys(addresses, messages.Listen(0, token))
     answers = agents.ask(listen, (messages.Listening, messages.PortRefused))
     ports = {node: answer.port for node, answer in answers.items() if isinstance(answer, messages.Listening)}
@@ -215,7 +210,7 @@ def _ends(agents: "Agents", count: int, host: str, token: str) -> dict[int, tupl
 
 
 def _addresses(routes: Mapping[int, messages.RouteFound | messages.RouteFailed]) -> dict[int, str]:
-    """Each node's own address on its way to the first; the first's is the one that the others dial."""
+    """Return each node's own address on its way to the first, and the address that others dial for that."""
     found = {node: route for node, route in routes.items() if isinstance(route, messages.RouteFound)}
     sources = {node: route.source for node, route in found.items() if node and route.source}
     dialled = [route.address for node, route in found.items() if node]
@@ -223,13 +218,13 @@ def _addresses(routes: Mapping[int, messages.RouteFound | messages.RouteFailed])
 
 
 def _error(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Why none of a target's addresses accepted the connection; "" if all did."""
+    """Return the reason why not all addresses of a target accepted the connection; "" if all did."""
     failed = [str(row.get("error")) for row in rows if row.get("ok") is not True]
     return (failed or ["" if rows else "no answer"])[0]
 
 
 def folded(failed: Sequence[Unreached]) -> list[str]:
-    """The failures in as few lines as telling them by target, or by source, takes."""
+    """Return the failures, grouped by target or source into as few lines as possible."""
     left, lines = list(failed), []
     while left:
         groups: dict[tuple[bool, str, str], list[Unreached]] = {}
@@ -248,9 +243,9 @@ def folded(failed: Sequence[Unreached]) -> list[str]:
 
 
 class Agents:
-    """Agents on all nodes of `spec` while it is entered, without a job; each is asked one question at a time.
+    """Agents on all nodes of `spec` while it is entered, without a job; each answers one question at a time.
 
-    `failures` maps the index of a node that can't be asked to the reason.
+    `failures` has the failures of nodes without an agent, by index.
     """
 
     def __init__(self, spec: JobSpec) -> None:
@@ -275,11 +270,11 @@ class Agents:
 
     @property
     def present(self) -> list[int]:
-        """The nodes that can be asked."""
+        """Return the nodes that have an agent."""
         return self._links.present
 
     def ask(self, questions: Mapping[int, tuple[Any, ...]], expected: tuple[type, ...]) -> dict[int, Any]:
-        """Send each node its question; the answers, of the `expected` kinds, that came in time."""
+        """Send each node its question; return the answers, of the `expected` kinds, that came in time."""
         asked = set(questions) & set(self.present)
         for node in asked:
             self._links.send(node, questions[node])
@@ -290,7 +285,7 @@ class Agents:
         deadline = time.monotonic() + within_s
         while (waiting := asked - set(self._answers) - set(self.failures)) and time.monotonic() < deadline:
             self._links.turn(max(0.0, min(self._next_heartbeat, deadline) - time.monotonic()))
-            # Not whenever something comes: each ping has an answer, and who is busy would drown in them.
+            # Not after every turn: each ping has an answer, and a busy controller would drown in them.
             if time.monotonic() >= self._next_heartbeat:
                 self._beat()
         for node in waiting:
@@ -298,7 +293,7 @@ class Agents:
         return {node: answer for node, answer in self._answers.items() if node in asked}
 
     def _beat(self) -> None:
-        """Keep the agents of fast nodes there while a slow one boots."""
+        """Send heartbeats, so that the agents of fast nodes stay while a slow one boots."""
         self._next_heartbeat = time.monotonic() + HEARTBEAT_S
         self._links.nudge()
         for node in self._links.answering:

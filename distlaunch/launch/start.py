@@ -1,4 +1,4 @@
-"""Starts a run: its folder, and the links to its nodes."""
+"""The start of a run: its run directory, and the links to its nodes."""
 
 import os
 import sys
@@ -17,7 +17,7 @@ from distlaunch.plan.layout import is_loopback
 from distlaunch.runs.index import Ticket, note_begin
 from distlaunch.schedulers import allocation_in
 from distlaunch.supervisor.status import Controller, RunState, Status
-from distlaunch.transports.link import Link
+from distlaunch.transports.link import Link, Links
 from distlaunch.transports.opening import open_link, open_links
 from distlaunch.transports.process import Child
 from distlaunch.transports.transport import Joined
@@ -25,23 +25,16 @@ from distlaunch.transports.transport import Joined
 if TYPE_CHECKING:
     from distlaunch.transports.door import Door
 
-NO_ALLOCATION = "launcher: slurm needs an allocation: run this inside salloc or sbatch"
 MANY_NODES = 20
-"""Up to here the usual limit on descriptors does."""
-
-
-class Clock(Frozen):
-    """Tells the seconds since a run began; `began` is monotonic time."""
-
-    began: float
-
-    def now(self) -> float:
-        """To a microsecond, as it is written down: a run that is lived again sees the same times."""
-        return round(time.monotonic() - self.began, 6)
+"""Nodes from which on the usual limit on descriptors may be too low."""
+NO_ALLOCATION = "launcher: slurm needs an allocation: run this inside salloc or sbatch"
 
 
 class Start(Frozen):
-    """A run that has begun: `links` by node are under way, and those `asked` for nodes' addresses."""
+    """A run that began at `began` (monotonic seconds).
+
+    `links`, by node, are being opened, and the commands in `asked` look up nodes' addresses.
+    """
 
     spec: JobSpec
     run_id: str
@@ -49,29 +42,31 @@ class Start(Frozen):
     status: Status
     links: dict[int, Link]
     asked: dict[int, Child]
-    clock: Clock
+    began: float
     door: "Door | None" = None
 
+    def now(self) -> float:
+        """Return the seconds since the run began, to a microsecond as in its history, for exact replays."""
+        return round(time.monotonic() - self.began, 6)
+
     def open(self, node: int) -> Link:
-        """The link to a node that has none, or none any more. Raises `DistlaunchError`."""
+        """Return the link to a node that has none, or none any more. Raises `DistlaunchError`."""
         link = self.links.pop(node, None) or _joined(self.spec, node, self.run_id, self.door)
         return link or open_link(self.spec, node)
 
-    def attach(
-        self, watch: Callable[[int, Callable[[], None]], None], arrived: Callable[[int], None]
-    ) -> None:
-        """Have nodes that come, or return, tell so by `arrived`; `watch` calls when a descriptor is ready."""
+    def attach(self, links: Links, arrived: Callable[[int], None]) -> None:
+        """Have `links` also watch for nodes that come, or return: call `arrived` with the number of each."""
         if self.door:
             self.door.attach(arrived)
-            watch(self.door.fd, self.door.turn)
+            links.watch(self.door.fd, self.door.turn)
 
 
 def start_run(spec: JobSpec, early: Link | None = None, door: "Door | None" = None) -> Start:
-    """Begin a run of `spec`; `early` is what `open_early` has opened for it.
+    """Begin a run of `spec`; `early` is the link that `open_early` has opened for it.
 
-    Nodes with launchers of their own have joined, or will, through the `door`.
+    Nodes with their own launchers have joined, or will, through the `door`.
 
-    Raises `DistlaunchError` when its folder can't be made, or nobody can be notified.
+    Raises `DistlaunchError` if its directory can't be made, or if notifications can't be sent.
     """
     if spec.hosts_unknown:
         raise UsageError(NO_ALLOCATION)
@@ -81,7 +76,7 @@ def start_run(spec: JobSpec, early: Link | None = None, door: "Door | None" = No
         spec = under_mpirun(spec, sys.executable)
     _check_notify(spec)
     _check_master(spec)
-    clock = Clock(time.monotonic())
+    began = time.monotonic()
     if spec.allocation and spec.allocation.queued:
         from distlaunch.runs.starts import continued, note_start
 
@@ -99,12 +94,12 @@ def start_run(spec: JobSpec, early: Link | None = None, door: "Door | None" = No
         make_room_for_links(len(spec.pool))
     joined = {i: link for i in range(len(spec.pool)) if (link := _joined(spec, i, run_id, door))}
     links = open_links(spec, early, joined)
-    asked = ask_addresses(spec)  # which takes as long as a host's answer
-    return Start(spec, run_id, folder, status, links, asked, clock, door)
+    # Looking up addresses takes as long as the answer of a name server.
+    return Start(spec, run_id, folder, status, links, ask_addresses(spec), began, door)
 
 
 def _ticket(spec: JobSpec, door: "Door | None") -> Ticket | None:
-    """What the scheduler calls the job that the run is, or that its launchers were started in."""
+    """Return the scheduler's ID of the job that is the run, or that its launchers were started in."""
     allocation = spec.allocation
     if door and allocation is None:
         with suppress(DistlaunchError):
@@ -115,25 +110,25 @@ def _ticket(spec: JobSpec, door: "Door | None") -> Ticket | None:
 
 
 def _joined(spec: JobSpec, node: int, run_id: str, door: "Door | None") -> Link | None:
-    """The link to a node's own launcher; None = it has none."""
+    """Return the link to a node's own launcher; None = it has none."""
     place = spec.pool[node]
     return door.link(node, run_id, place.label) if door and isinstance(place.reach, Joined) else None
 
 
 def _check_notify(spec: JobSpec) -> None:
     if spec.notify.command:
-        from distlaunch.observers.notifier import start_error  # few jobs have one
+        from distlaunch.observers.notifier import start_error  # few jobs notify
 
         if wrong := start_error(spec.notify.command[0]):
             raise spec.error("notify.command[0]", wrong)
 
 
 def _check_master(spec: JobSpec) -> None:
-    """Ranks here would try a name that means nothing again and again, and no connection would tell of it."""
+    """Raise an error for an unknown master address, which ranks here would try again and again."""
     host, here = spec.master_host, all(node.local for node in spec.pool) and not spec.container
     if not host or not here or spec.logs.torchrun or is_loopback(host):
         return
-    import socket  # few jobs on one machine name it
+    import socket  # few jobs on one machine set it
 
     try:
         socket.getaddrinfo(host, None)
@@ -143,7 +138,7 @@ def _check_master(spec: JobSpec) -> None:
 
 
 def run_folder(spec: JobSpec, run_id: str) -> RunFolder:
-    """A folder of that name, where the job wants it. Raises `DistlaunchError`."""
+    """Make the run directory, where the job wants it. Raises `DistlaunchError`."""
     refused = []
     for place in (spec.logs.folder, *spec.logs.spares):
         try:
@@ -151,6 +146,5 @@ def run_folder(spec: JobSpec, run_id: str) -> RunFolder:
         except OSError as error:
             refused.append(f"{place}: {reason(error)}")
     flag = "TMPDIR or --log-dir" if spec.logs.spares else "--log-dir"
-    key = flag if spec.logs.torchrun else "logs.dir"
-    why = "; ".join(refused)
-    raise DistlaunchError(f"can't create the run directory in {why}; set {key} to another place")
+    text = f"can't create the run directory in {'; '.join(refused)}"
+    raise DistlaunchError(f"{text}; set {flag if spec.logs.torchrun else 'logs.dir'} to another place")

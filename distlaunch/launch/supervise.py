@@ -1,37 +1,234 @@
-"""Takes a run that has begun to its end: the loop, those who see it, the summary."""
+"""The loop of a run: waits for links, signals and deadlines, feeds the supervisor, executes its actions."""
 
+import os
+import time
 from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 from importlib import import_module
 
+from distlaunch.agent import messages, wire
+from distlaunch.agent.poller import keep_memory
 from distlaunch.job.spec import JobSpec
-from distlaunch.launch.loop import Loop
-from distlaunch.launch.start import Start
-from distlaunch.observers.observer import Observer, Observers
+from distlaunch.launch.addresses import answers
+from distlaunch.launch.start import Start, start_run
+from distlaunch.observers.observer import Generations, Observer, Observers, Printed
 from distlaunch.observers.recording import LastOutput, Recorder
 from distlaunch.runs.index import note_end
+from distlaunch.schedulers import load
 from distlaunch.signals import Interrupts
+from distlaunch.supervisor import actions, events
+from distlaunch.supervisor.codec import command_for, event_of, seconds, uses_of
+from distlaunch.supervisor.nodes import End
+from distlaunch.supervisor.state import State
+from distlaunch.supervisor.step import begin, step
 from distlaunch.supervisor.summary import Summary
+from distlaunch.transports import process
+from distlaunch.transports.link import Links
+
+# A scheduler may send SIGTERM to all processes of a job at once, including the one that asks for the reason.
+_UNSTOPPED = ("/bin/sh", "-c", 'trap "" TERM; exec "$@"', "sh")
+WATCH_S = 4.0
+"""Seconds between requests for resource use, while an observer wants it."""
+FIRST_SIGNS_OF_WORKERS = (messages.WorkerStarted, messages.WorkerUnstarted, messages.WorkerExited)
 
 LATE = ("plan.unstarted",)
-"""Modules that only a failure needs."""
-LATE_IN_ALLOCATIONS = ("schedulers.queue", "runs.starts")
+"""Modules that only failures need."""
+LATE_IN_ALLOCATIONS = ("runs.starts",)
 
 
-def import_late(spec: JobSpec) -> None:
-    """Import what the rest of a run may need: weeks from now another distlaunch may be installed here."""
-    for name in (*LATE, *(LATE_IN_ALLOCATIONS if spec.allocation else ())):
-        import_module(f"distlaunch.{name}")
+class Loop:
+    """Runs one job to its end."""
+
+    def __init__(self, start: Start, observers: Observers, interrupts: Interrupts) -> None:
+        self._spec, self._run_id, self._now = start.spec, start.run_id, start.now
+        self._observers, self._tell, self._interrupts = observers, observers.tell, interrupts
+        self._open, self._asked = start.open, start.asked
+        self._links = Links(
+            self._take,
+            lambda node, failure: self._feed(events.LinkEnded(node, failure)),
+            lambda node, over: self._feed(events.ImagePulled(node, over)),
+        )
+        self._links.watch(interrupts.fd, self._on_interrupts)
+        start.attach(self._links, lambda node: self._feed(events.NodeArrived(node)))
+        self._last_frame: dict[int, float] = {}
+        self._flow_told = 0.0
+        self._clock_offsets: dict[int, float] = {}
+        self._lease_s = start.spec.timeouts.lease_s
+        self._heartbeat_s = self._lease_s / wire.HEARTBEATS
+        self._next_heartbeat = self._now() + self._heartbeat_s
+        self._next_watch = 0.0
+        self._generations = Generations()
+        self._finished = False
+        self.state: State
+
+    def run(self) -> State:
+        """Run the job; return the last state."""
+        keep_memory()
+        chance, now = int.from_bytes(os.urandom(2), "big") / 65536, self._now()
+        self.state, first = begin(self._spec, now, chance)
+        self._execute(first, now)
+        self._tell(Observer.began, self._spec, chance, now)
+        if not self._spec.one_machine:
+            # Only now: links are being opened, which takes longer.
+            self._feed(events.AddressesFound(tuple(answers(self._asked).items())))
+        while not self._finished:
+            self._links.turn(self._wait_s())
+            self._look_at_clock()
+        self._links.close()
+        return self.state
+
+    def _wait_s(self) -> float:
+        timer = self.state.next_due
+        due = self._next_heartbeat if timer is None else min(timer, self._next_heartbeat)
+        wait_s = due - self._now()
+        if (wake_at := self._observers.wake_at) is not None:
+            wait_s = min(wait_s, wake_at - time.monotonic())
+        if self._observers.want_use:
+            wait_s = min(wait_s, self._next_watch - self._now())
+        return max(0.0, wait_s)
+
+    def _look_at_clock(self) -> None:
+        self._observers.wake()
+        now = self._now()
+        if self._observers.want_use and now >= self._next_watch:
+            self._next_watch = now + WATCH_S
+            for node in self._links.answering:
+                self._links.send(node, messages.WatchUse(2 * WATCH_S))
+        if alarm := self.state.alarm(now):
+            self._feed(events.TimerDue(*alarm))
+        if now >= self._next_heartbeat:
+            self._next_heartbeat = now + self._heartbeat_s
+            self._links.nudge()
+            for node in self._links.answering:
+                self._links.send(node, messages.Ping())
+                if now - self._last_frame.get(node, now) > self._lease_s:
+                    self._links.give_up(node, f"no heartbeat for {self._lease_s:g} s (timeouts.lease)")
+
+    def _feed(self, event: events.Event) -> None:
+        now = self._now()
+        self.state, todo = step(self.state, event, now)
+        self._tell(Observer.happened, event, self.state, now)
+        self._execute(todo, now)
+        # A start is noted once the workers are starting, so as not to delay them.
+        if isinstance(event, FIRST_SIGNS_OF_WORKERS) and self._generations.note(self.state):
+            self._next_watch = now
+            self._tell(Observer.started, self.state, now)
+
+    def _execute(self, todo: tuple[actions.Action, ...], now: float) -> None:
+        for action in todo:
+            match action:
+                case actions.Connect():
+                    self._connect(action.node)
+                case actions.Drop():
+                    self._links.drop(action.node)
+                case actions.GiveUp():
+                    self._links.give_up(action.node, action.why)
+                case actions.Notice():
+                    self._tell(Observer.told, action, now)
+                case actions.AskScheduler():
+                    self._ask_scheduler()
+                case actions.Finish():
+                    self._finished = True
+                case _:
+                    self._links.send(action.node, command_for(action, self.state, self._run_id))
+
+    def _ask_scheduler(self) -> None:
+        allocation = self._spec.allocation
+        assert allocation is not None
+        scheduler, printed = load(allocation.scheduler), bytearray()
+        command = process.start([*_UNSTOPPED, *scheduler.fate_argv(allocation.job)], os.environ)
+
+        def receive() -> None:
+            piece = os.read(command.stdout, 1 << 16)
+            printed.extend(piece)
+            if not piece:
+                self._links.unwatch(command.stdout)
+                command.kill()
+                command.wait()
+                command.close()
+                self._feed(scheduler.fate(allocation.starts, printed.decode(errors="replace"), time.time()))
+
+        self._links.watch(command.stdout, receive)
+
+    def _connect(self, node: int) -> None:
+        link = self._open(node)
+        for known in (self._last_frame, self._clock_offsets):
+            known.pop(node, None)  # from an earlier agent
+        self._links.add(node, link)
+
+    def _take(self, frame: wire.Frame) -> None:
+        node = frame.node
+        self._last_frame[node] = self._now()
+        if frame.kind in (wire.OUTPUT, wire.FLIGHT):
+            self._take_output(node, frame)
+            return
+        report = messages.report_in(frame)
+        if isinstance(report, messages.Usage):  # it is shown, but decides nothing: no event
+            ranks = ((self.state.rank_of(node, local), use) for local, use in uses_of(report).items())
+            uses = {rank: use for rank, use in ranks if rank is not None}
+            self._tell(Observer.used, uses, self._now())
+            return
+        if isinstance(report, messages.WorkerStarted) and report.local_rank == 0:
+            # srun holds the next small message back for 40 ms, unless something goes the other way.
+            self._links.send(node, messages.Ping())
+        if (node_time := getattr(report, "at", None)) is not None:
+            # The smallest difference seen is the one with the least delay on the way.
+            offset = self._now() - seconds(node_time, "at")
+            self._clock_offsets[node] = min(offset, self._clock_offsets.get(node, offset))
+        event = event_of(report, lambda at: at + self._clock_offsets.get(node, 0.0))
+        if event is not None:
+            self._feed(event)
+
+    def _take_output(self, node: int, frame: wire.Frame) -> None:
+        generation = self._generations.of(frame.generation)
+        part = generation and generation.plan.part_of(node)
+        running, (local_rank, stream) = part.ranks if part else (), divmod(frame.channel, 2)
+        if frame.kind == wire.FLIGHT:
+            if not generation or frame.channel not in running:
+                raise wire.ProtocolError(f"a flight record from rank {frame.channel}, which is not running")
+            self._tell(Observer.dumped, frame.channel, frame.payload, generation.number)
+        else:
+            if not generation or local_rank >= len(running):
+                raise wire.ProtocolError(f"output from local rank {local_rank}, which is not running")
+            rank = running[local_rank]
+            goes_to = generation.destinations.get((rank, stream))
+            if goes_to is None:
+                raise wire.ProtocolError(f"output from rank {rank}, which is shown on its own node")
+            self._tell(Observer.printed, Printed(rank, stream, frame.payload, generation.number, goes_to))
+        now = self._now()
+        if self.state.nodes[node] is End.CLEAN and now - self._flow_told > 1.0:
+            self._flow_told = now
+            self._feed(events.OutputFlows(node))
+
+    def _on_interrupts(self) -> None:
+        for signum in self._interrupts.received():
+            self._feed(messages.Interrupted(signum))
+
+
+def run_job(
+    spec: JobSpec, observers: Iterable[Observer] = (), interrupts: Interrupts | None = None
+) -> Summary:
+    """Run `spec`: everything is in its run directory, and the `observers` see it. Raises `DistlaunchError`.
+
+    No signal or stream of the process is touched; `interrupts` ends the job early. Several jobs may run at
+    once, each in its own thread. `observers` is iterated only once agents boot, so that a generator can
+    import what they need meanwhile.
+    """
+    with nullcontext(interrupts) if interrupts else Interrupts() as received:
+        return supervise(start_run(spec), received, observers)
 
 
 def supervise(start: Start, interrupts: Interrupts, observers: Iterable[Observer] = ()) -> Summary:
-    """Run the supervisor over the links of `start`; its folder and the `observers` see the run."""
+    """Run the supervisor over the links of `start`; the run directory and the `observers` see the run."""
     recorder, last_output = Recorder(start.folder, start.status), LastOutput()
     seeing = Observers((last_output, recorder, *_wanted(start, last_output), *observers))
     loop = Loop(start, seeing, interrupts)
-    import_late(start.spec)  # while agents boot
+    # While agents boot, what the run may need later: by then, another distlaunch may be installed here.
+    for name in (*LATE, *(LATE_IN_ALLOCATIONS if start.spec.allocation else ())):
+        import_module(f"distlaunch.{name}")
     state = loop.run()
     seeing.tell(Observer.drained, state)
-    summary = last_output.summary(state, start.folder.path, start.clock.now())
+    summary = last_output.summary(state, start.folder.path, start.now())
     summary = summary._replace(lagging=recorder.lagging(state))
     seeing.tell(Observer.ended, summary)
     recorder.close()
@@ -40,7 +237,7 @@ def supervise(start: Start, interrupts: Interrupts, observers: Iterable[Observer
 
 
 def _wanted(start: Start, last_output: LastOutput) -> Iterator[Observer]:
-    """Those that the job itself asks for; few do."""
+    """Yield the observers that the job itself requests."""
     if start.spec.notify.command:
         from distlaunch.observers.notifier import Notifier
 

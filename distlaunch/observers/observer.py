@@ -32,7 +32,7 @@ class Observer:
     """A base class for observers. The thread that runs the job calls each method after the fact, in order.
 
     Times are seconds since the run began. An observer that raises is removed, and the job goes on.
-    A program passes its observers to `launch.run.run_job`; those of the commands are made in `cli/run.py`.
+    A program passes its observers to `launch.supervise.run_job`; the commands make theirs in `cli/run.py`.
     """
 
     remark: Callable[[str], None] = staticmethod(lambda text: None)

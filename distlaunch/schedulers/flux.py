@@ -1,7 +1,7 @@
 """Flux: see flux-batch(1), flux-jobs(1), flux-cancel(1) and flux-environment(7).
 
-Written from its manuals: none of it was seen on a live system. Hosts are reached over ssh, because flux exec
-ends what it passes on at the first zero byte.
+Written from its manuals, never tested on a live system. Hosts are reached over ssh, because flux exec
+truncates its input at the first zero byte.
 """
 
 import re
@@ -17,12 +17,12 @@ _TASKS = task.Names(
     nodes="FLUX_JOB_NNODES",
 )
 QUEUED = "DISTLAUNCH_QUEUED"
-"""The job's ID in the queue, as a number: a batch script's own instance has no variable for it."""
+"""The variable with the job's ID in the queue, as a number: the instance of a batch script has none."""
 _WAITING, _GOING = ("DEPEND", "PRIORITY", "SCHED"), ("RUN", "CLEANUP")
 
 
-class Flux(script.BatchScheduler):
-    """Flux, whose commands print IDs in a form of their own, and take the numbers that are used here."""
+class Flux(script.Scheduler):
+    """Flux, whose commands print IDs in their own format, and also take the numbers that are used here."""
 
     name, title = "flux", "Flux"
     tasks = _TASKS
@@ -74,20 +74,20 @@ class Flux(script.BatchScheduler):
         yield script.option("--output=", own if followed else f"{script.workdir(spec)}/{name}.o{{{{id}}}}")
 
     def opening(self, spec: JobSpec) -> Sequence[str]:
-        """Set the variable by which the job knows its ID."""
+        """Set the variable with the job's ID."""
         return "", f'export {QUEUED}="$(flux job id --to=dec "$(flux getattr jobid)")"'
 
     def submit(self, script: str) -> str:
         """Submit by `flux batch`."""
         printed = queue.call(self.title, "flux", "batch", script).strip()
-        said = queue.call(self.title, "flux", "job", "id", "--to=dec", printed)
-        return queue.job_id(r"^\d+$", "flux job id", said)
+        output = queue.call(self.title, "flux", "job", "id", "--to=dec", printed)
+        return queue.job_id(r"^\d+$", "flux job id", output)
 
     def look(self, jobs: Sequence[str]) -> dict[str, queue.Queued]:
         """Look by `flux jobs`, which lists jobs that are over, too."""
         asked = ("jobs", "-n", "--color=never", "-o", "{id.dec}|{status}")
-        said = queue.call(self.title, "flux", *asked, *jobs, forgives=self.over)
-        rows = (line.strip().split("|", 1) for line in said.splitlines() if "|" in line)
+        output = queue.call(self.title, "flux", *asked, *jobs, forgives=self.over)
+        rows = (line.strip().split("|", 1) for line in output.splitlines() if "|" in line)
         return {job: queued(state.strip()) for job, state in rows}
 
 
@@ -95,6 +95,6 @@ scheduler = Flux()
 
 
 def queued(state: str) -> queue.Queued:
-    """Translate the word of `flux jobs` for a job; of one that is over it says how it ended."""
+    """Translate the state of a job in `flux jobs`; for one that is over, it is how it ended."""
     stage: queue.Stage = "waits" if state in _WAITING else "goes" if state in _GOING else "over"
     return queue.Queued(queue.CANCELLED if state == "CANCELED" else state, "", stage)

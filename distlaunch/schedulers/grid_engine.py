@@ -2,22 +2,22 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import ClassVar
 
 from distlaunch.job.allocation import Allocation
 from distlaunch.job.spec import JobSpec
 from distlaunch.job.types import LINE, Field, Integer
 from distlaunch.schedulers import queue, script
 from distlaunch.transports.failure import Kind
-from distlaunch.transports.transport import OfScheduler
+from distlaunch.transports.transport import Command
 
 # No XML parser: versions differ in what they declare, and names of jobs are not always escaped.
 _JOB = re.compile(r"<JB_job_number>(\d+)</JB_job_number>.*?<state>(\w+)</state>", re.DOTALL)
 _END = "</job_info>"
+_REFUSED = "is control_slaves TRUE in `qconf -sp $PE`? `--set launcher=ssh` does without it"
 
 
-class Qrsh(OfScheduler):
-    """A host by `qrsh -inherit`, which starts a task of the job there."""
+class Qrsh(Command):
+    """A host that is reached by `qrsh -inherit`, which starts a task of the job there."""
 
     failures = (
         (Kind.TASK_REFUSED, r"didn't accept task|not in the parallel environment|no free slots"),
@@ -26,21 +26,18 @@ class Qrsh(OfScheduler):
         (Kind.UNREACHABLE, r"can't find connection|failed sending task to execd|timeout|timed out"),
     )
     failed = 1
-    advised: ClassVar = {
-        Kind.TASK_REFUSED: "is control_slaves TRUE in `qconf -sp $PE`? `--set launcher=ssh` does without it",
-        Kind.NO_ALLOCATION: "the job is over: see `qstat -j $JOB_ID`",
-    }
+    advised = ((Kind.TASK_REFUSED, _REFUSED), (Kind.NO_ALLOCATION, "the job is over: see `qstat -j $JOB_ID`"))
     tools = "SGE_BINARY_PATH"
 
 
-class GridEngine(script.BatchScheduler):
+class GridEngine(script.Scheduler):
     """Grid Engine, in all its descendants."""
 
     name, title = "grid-engine", "Grid Engine"
     mark = "#$"
-    ends = ("qdel",)  # `qdel -f` is the administrators', and only for hosts that do not answer
+    ends = ("qdel",)  # `qdel -f` is for administrators, and for hosts that don't answer
     over = re.compile("does not exist")
-    warns = False  # only if a script asks for it, as those that we submit do
+    warns = False  # only if a script requests it, as submitted ones do
     section = script.section(
         {
             "pe": Field(LINE, "Parallel environment, which places slots on hosts: `qconf -spl` lists them."),
@@ -64,7 +61,7 @@ class GridEngine(script.BatchScheduler):
         task = environ.get("SGE_TASK_ID", "undefined")
         job = environ["JOB_ID"] + ("" if task in ("", "undefined") else f".{task}")
         nodes = queue.listed_nodes(self.title, _slots(environ, listed), environ)
-        # Of an interactive one it is QRSH or QLOGIN. ENVIRONMENT=BATCH, as in submit(1), is not set by 8.1.9.
+        # For interactive jobs it is QRSH or QLOGIN. ENVIRONMENT=BATCH, as in submit(1), is not set by 8.1.9.
         queued = environ.get("JOB_SCRIPT", "").startswith("/") and job.isdecimal()
         return Allocation(self.name, self.title, job, nodes, queued)
 
@@ -73,12 +70,12 @@ class GridEngine(script.BatchScheduler):
         return Qrsh(host, ("qrsh", "-inherit", "-V", "{host}"), True)
 
     def mistakes(self, spec: JobSpec) -> Iterator[tuple[str, str]]:
-        """Miss the parallel environment that several slots need."""
+        """Report a missing parallel environment, which several slots need."""
         if "pe" not in self.asked(spec) and self._slots(spec) > 1:
             yield "grid_engine.pe", "name a parallel environment: `qconf -spl` lists them"
 
     def options(self, spec: JobSpec, followed: bool) -> Iterator[str]:
-        """Write options of qsub; a job that is followed begins where it was submitted, as with Slurm."""
+        """Yield options of qsub; a job that is followed begins where it was submitted, as with Slurm."""
         asked, gpus = self.asked(spec), spec.nodes[0].gpus
         yield "-S /bin/bash"
         yield f"-N {script.plain_name(spec.name)}"
@@ -105,10 +102,10 @@ class GridEngine(script.BatchScheduler):
 
     def look(self, jobs: Sequence[str]) -> dict[str, queue.Queued]:
         """Look by qstat, which does not list jobs that are over."""
-        said = queue.call(self.title, "qstat", "-u", queue.user_name(), "-xml")
-        if _END not in said:  # an answer that is cut off must not mean that all jobs are over
-            raise queue.unexpected("qstat", said)
-        return {job: state for job, state in jobs_in(said).items() if job in jobs}
+        output = queue.call(self.title, "qstat", "-u", queue.user_name(), "-xml")
+        if _END not in output:  # a truncated answer must not mean that all jobs are over
+            raise queue.unexpected("qstat", output)
+        return {job: state for job, state in jobs_in(output).items() if job in jobs}
 
 
 scheduler = GridEngine()
@@ -123,9 +120,9 @@ def _slots(environ: Mapping[str, str], listed: str) -> queue.Slots:
         yield host, queue.slots_in(rest[0] if rest else "", line)
 
 
-def jobs_in(said: str) -> dict[str, queue.Queued]:
+def jobs_in(output: str) -> dict[str, queue.Queued]:
     """Read what `qstat -xml` prints; the jobs by their IDs."""
-    return {job: _queued(letters, job) for job, letters in _JOB.findall(said)}
+    return {job: _queued(letters, job) for job, letters in _JOB.findall(output)}
 
 
 def _queued(letters: str, job: str) -> queue.Queued:

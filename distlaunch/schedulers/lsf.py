@@ -1,18 +1,17 @@
 """LSF: see bsub(1), bjobs(1), bkill(1), blaunch(1) and "Environment variables set for job execution".
 
-Written from its manuals: none of it was seen on a live system.
+Written from its manuals, never tested on a live system.
 """
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import ClassVar
 
 from distlaunch.job.allocation import Allocation
 from distlaunch.job.spec import JobSpec
 from distlaunch.job.types import LINE, Either, Field, Integer
 from distlaunch.schedulers import queue, script, task
 from distlaunch.transports.failure import Kind
-from distlaunch.transports.transport import OfScheduler
+from distlaunch.transports.transport import Command
 
 _TASKS = task.Names(
     *("jsrun", "JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_LOCAL_RANK", "LSB_JOBID"),
@@ -22,15 +21,15 @@ _WAITING, _ENDED = ("PEND", "PSUSP", "WAIT"), ("DONE", "EXIT")
 
 
 def _minutes(seconds: int) -> str:
-    """Write a day and a half as `36:00`."""
+    """Format a day and a half as `36:00`."""
     minutes = -(-seconds // 60)
     return f"{minutes // 60}:{minutes % 60:02}"
 
 
-class Blaunch(OfScheduler):
-    """A host by blaunch, which must not end by the signals that announce the job's end.
+class Blaunch(Command):
+    """A host that is reached by blaunch, which must survive termination warnings.
 
-    LSF sends them to all of the job's processes.
+    LSF sends them to all processes of a job.
     """
 
     failures = (
@@ -39,15 +38,15 @@ class Blaunch(OfScheduler):
         (Kind.UNREACHABLE, r"Failed in .*connect|connection (?:refused|timed out)|not responding"),
     )
     failed = 255
-    advised: ClassVar = {
-        Kind.TASK_REFUSED: "try `blaunch HOST hostname`; `--set launcher=ssh` does without it",
-        Kind.NO_ALLOCATION: "the job is over: see `bjobs -l $LSB_JOBID`",
-    }
+    advised = (
+        (Kind.TASK_REFUSED, "try `blaunch HOST hostname`; `--set launcher=ssh` does without it"),
+        (Kind.NO_ALLOCATION, "the job is over: see `bjobs -l $LSB_JOBID`"),
+    )
     tools = "LSF_BINDIR"
     deaf = True
 
 
-class Lsf(script.BatchScheduler):
+class Lsf(script.Scheduler):
     """LSF, by its own commands."""
 
     name, title = "lsf", "LSF"
@@ -55,6 +54,7 @@ class Lsf(script.BatchScheduler):
     mark = "#BSUB"
     ends = ("bkill",)  # sends SIGINT, later SIGTERM and SIGKILL
     hurries = ("bkill", "-s", "TERM")
+    withholds = "LSB_JOBID"
     over = re.compile(r"is not found|already finished|No matching job", re.IGNORECASE)
     section = script.section(
         {
@@ -77,7 +77,7 @@ class Lsf(script.BatchScheduler):
     )
 
     def listing(self, environ: Mapping[str, str]) -> str:
-        """Return the file that long lists are in."""
+        """Return the file with the hosts, if they don't fit into a variable."""
         return "" if environ.get("LSB_MCPU_HOSTS") else environ["LSB_DJOB_HOSTFILE"]
 
     def allocation(self, environ: Mapping[str, str], listed: str) -> Allocation:
@@ -94,7 +94,7 @@ class Lsf(script.BatchScheduler):
         return Blaunch(host, ("blaunch", "{host}"), True)
 
     def options(self, spec: JobSpec, followed: bool) -> Iterator[str]:
-        """Write options of bsub."""
+        """Yield options of bsub."""
         asked = self.asked(spec)
         gpus, name = asked.get("gpus", spec.nodes[0].gpus), script.plain_name(spec.name)
         slots = asked.get("slots") or script.workers(spec, gpus)
@@ -108,21 +108,16 @@ class Lsf(script.BatchScheduler):
         yield script.option("-o ", own if followed else f"{script.workdir(spec)}/{name}.o%J")
         yield "-rn"
 
-    def opening(self, spec: JobSpec) -> Sequence[str]:
-        """Print where output is looked for."""
-        told = "# LSF itself shows what a job prints only when it has ended."
-        return "", told, self.print_into(spec.logs.folder, "LSB_JOBID")
-
     def submit(self, script: str) -> str:
         """Submit by bsub, which reads scripts with options from standard input."""
-        said = queue.call(self.title, "bsub", stdin=script)
-        return queue.job_id(r"^Job <(\d+)> is submitted", "bsub", said)
+        output = queue.call(self.title, "bsub", stdin=script)
+        return queue.job_id(r"^Job <(\d+)> is submitted", "bsub", output)
 
     def look(self, jobs: Sequence[str]) -> dict[str, queue.Queued]:
         """Look by bjobs, which lists jobs that are over for an hour."""
         asked = ("-noheader", "-o", "jobid stat exit_reason pend_reason delimiter='|'")
-        said = queue.call(self.title, "bjobs", *asked, *jobs, forgives=self.over)
-        rows = (line.split("|", 3) for line in said.splitlines() if line.count("|") >= 3)
+        output = queue.call(self.title, "bjobs", *asked, *jobs, forgives=self.over)
+        rows = (line.split("|", 3) for line in output.splitlines() if line.count("|") >= 3)
         return {job: queued(state, ended, reason.strip()) for job, state, ended, reason in rows}
 
 
@@ -140,9 +135,9 @@ def _slots(environ: Mapping[str, str], listed: str) -> queue.Slots:
 
 
 def queued(state: str, ended: str = "-", waits: str = "-") -> queue.Queued:
-    """Translate the words of bjobs for a job, with the reasons why it ended, or waits."""
+    """Translate the state of a job in bjobs, with the reason for its end or its waiting."""
     if ended.startswith("TERM_OWNER"):
         return queue.Queued(queue.CANCELLED)
-    # One that it has lost contact with goes on, as far as we know.
+    # A job that LSF has lost contact with may be running.
     stage: queue.Stage = "waits" if state in _WAITING else "over" if state in _ENDED else "goes"
     return queue.Queued(state, waits if stage == "waits" and waits != "-" else "", stage)

@@ -14,14 +14,15 @@ from distlaunch.schedulers import queue, script
 _WAITING, _GOING = "QHWT", "RESUB"
 
 
-class Pbs(script.BatchScheduler):
-    """PBS, whose IDs have the server's name behind the number."""
+class Pbs(script.Scheduler):
+    """PBS, whose job IDs end with the name of the server."""
 
     name, title = "pbs", "PBS"
     mark = "#PBS"
     # `qdel -W force` would forget a job while processes of it may go on, and Torque has no such option.
     ends = ("qdel",)
     hurries = ("qsig", "-s", "TERM")
+    withholds = "PBS_JOBID"
     over = re.compile("Unknown Job Id|Job has finished|invalid for (state of|finished) job", re.IGNORECASE)
     section = script.section(
         {
@@ -41,7 +42,7 @@ class Pbs(script.BatchScheduler):
     )
 
     def listing(self, environ: Mapping[str, str]) -> str:
-        """Return the file that has a line for each slot."""
+        """Return the file with a line for each slot."""
         return environ["PBS_NODEFILE"]
 
     def allocation(self, environ: Mapping[str, str], listed: str) -> Allocation:
@@ -51,12 +52,12 @@ class Pbs(script.BatchScheduler):
         return Allocation(self.name, self.title, job, queue.listed_nodes(self.title, slots, environ), queued)
 
     def gpus(self, spec: JobSpec) -> int | None:
-        """Count `pbs.gpus`; what `pbs.select` says is not read."""
+        """Count `pbs.gpus`; `pbs.select` is not parsed."""
         gpus = super().gpus(spec)
         return 0 if gpus is None and "select" in self.asked(spec) else gpus
 
     def options(self, spec: JobSpec, followed: bool) -> Iterator[str]:
-        """Write options of qsub."""
+        """Yield options of qsub."""
         asked = self.asked(spec)
         yield f"-N {script.plain_name(spec.name)}"
         yield script.option("-l select=", asked.get("select") or self._select(spec))
@@ -65,7 +66,7 @@ class Pbs(script.BatchScheduler):
         flags = {"time": "-l walltime=", "queue": "-q ", "project": "-P ", "account": "-A "}
         yield from script.given(asked, flags)
         if followed:
-            yield "-S /bin/bash"  # else it may be the login shell, whichever that is
+            yield "-S /bin/bash"  # else it may be the login shell
         yield "-j oe"
         yield script.option("-o ", f"{spec.logs.folder if followed else script.workdir(spec)}/")
         yield "-r n"
@@ -80,9 +81,8 @@ class Pbs(script.BatchScheduler):
         return ":".join(parts)
 
     def opening(self, spec: JobSpec) -> Sequence[str]:
-        """Print where output is looked for, and begin where the job was submitted, as with Slurm."""
-        told = "# PBS itself shows what a job prints only when it has ended."
-        return "", told, self.print_into(spec.logs.folder, "PBS_JOBID"), 'cd "$PBS_O_WORKDIR"'
+        """Begin in the directory where the job was submitted, as with Slurm."""
+        return *super().opening(spec), 'cd "$PBS_O_WORKDIR"'
 
     def submit(self, script: str) -> str:
         """Submit by qsub."""
@@ -90,7 +90,7 @@ class Pbs(script.BatchScheduler):
 
     def look(self, jobs: Sequence[str]) -> dict[str, queue.Queued]:
         """Look by qstat; most servers forget a job that is over."""
-        # Not for all of a user: only the table of -u can do that, which cuts ids off. Not -x, Torque's XML.
+        # Not for all jobs of a user: the table of -u truncates IDs. Not -x, which is XML in Torque.
         return jobs_in(queue.call(self.title, "qstat", "-f", *jobs, forgives=self.over))
 
 
@@ -100,10 +100,10 @@ scheduler = Pbs()
 def jobs_in(text: str) -> dict[str, queue.Queued]:
     """Read what `qstat -f` prints; the jobs by their IDs."""
     found = {}
-    whole = text.replace("\n\t", "")  # long values go on in another line
-    for part in re.split(r"^Job Id:\s*", whole, flags=re.MULTILINE)[1:]:
-        told = dict(re.findall(r"^ {4}(job_state|comment) = (.*)$", part, re.MULTILINE))
-        if state := told.get("job_state", "").strip():
+    # Long values go on in another line, after a tab.
+    for part in re.split(r"^Job Id:\s*", text.replace("\n\t", ""), flags=re.MULTILINE)[1:]:
+        fields = dict(re.findall(r"^ {4}(job_state|comment) = (.*)$", part, re.MULTILINE))
+        if state := fields.get("job_state", "").strip():
             stage: queue.Stage = "waits" if state in _WAITING else "goes" if state in _GOING else "over"
-            found[part.split()[0]] = queue.Queued(state, told.get("comment", "").strip(), stage)
+            found[part.split()[0]] = queue.Queued(state, fields.get("comment", "").strip(), stage)
     return found

@@ -1,9 +1,8 @@
-"""What schedulers' commands and files say: of jobs in a queue, of a job's hosts, of what becomes of it."""
+"""The output of schedulers' commands and files: jobs in a queue, the hosts of a job, its fate."""
 
 import os
 import pwd
 import re
-import signal
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Literal
@@ -16,29 +15,27 @@ from distlaunch.wording import MAX_HOSTS
 if TYPE_CHECKING:
     import subprocess
 
-    from distlaunch.supervisor.events import AllocationTold
-
 ANSWER_S = 60.0
-"""Seconds for a queue to answer; it may be busy, or restarting."""
+"""Seconds for a queue to answer, as it may be busy or restarting."""
 HOSTS_S = 10.0
 """Seconds for a command to list the hosts."""
 ANOTHER_WISH_S = 0.25
-"""Seconds between two signals, of which the second one ends all at once: closer together they are one."""
+"""Seconds between two signals, of which the second one ends everything at once: too close, they are one."""
 MAX_BYTES = 1 << 24
 MAX_SLOTS = 1_000_000
-"""More than this on one host is no count."""
+"""Slots of one host above which the number must be an error."""
 _HOST = r"[A-Za-z0-9_][A-Za-z0-9_.:%\-]*"
 _EMPTY = ("", "Exiting.")
 _INSTEAD = "list the hosts in nodes, or use `--set launcher=local`"
 ANYTHING = re.compile("")
-"""Forgives a command that may fail."""
+"""Pattern for `forgives` that accepts any failure."""
 Stage = Literal["waits", "goes", "over"]
 
 
 class Queued(Frozen):
-    """What a scheduler says of a job: its state and the reason, in its own words, and what they mean.
+    """A scheduler's report on a job: the state and the reason, in its own words, and their meaning.
 
-    A job that `waits` is to start, for the first time or again; of one that is `over` nothing follows.
+    A job that `waits` is to start, for the first time or again; one that is `over` has ended for good.
     """
 
     state: str
@@ -47,33 +44,33 @@ class Queued(Frozen):
 
     @property
     def waits(self) -> bool:
-        """Tell whether the job is to start, for the first time or again."""
+        """Return whether the job is to start, for the first time or again."""
         return self.stage == "waits"
 
     @property
     def over(self) -> bool:
-        """Tell whether nothing follows."""
+        """Return whether the job has ended for good."""
         return self.stage == "over"
 
     @property
     def words(self) -> str:
-        """Return the state for people: `PENDING (Resources)`."""
+        """Return the state for messages: `PENDING (Resources)`."""
         return f"{self.state} ({self.reason})" if self.reason else self.state
 
     @property
     def ending(self) -> str:
-        """Return how the job ended, for people."""
+        """Return how the job ended, for messages."""
         return "left the queue" if self.state == GONE.state else f"ended ({self.state})"
 
 
 CANCELLED = "CANCELLED"
-"""The end of a job that was cancelled, as Slurm calls it, and we where a scheduler does not say."""
+"""The state of a cancelled job, in Slurm and for schedulers without a word for it."""
 GONE = Queued("GONE")
-"""A job that its scheduler does not list any more: ended ones are forgotten at once, or in minutes."""
+"""The state of a job that its scheduler no longer lists: ended ones are forgotten within minutes."""
 
 
 def output_path(folder: str, job: str, scheduler: str) -> str:
-    """Return where the output of a script goes: into the directory of the runs, by the job's ID."""
+    """Return the path of a script's output in the directory of the runs, by the job's ID."""
     return f"{folder}/{scheduler}-{job}.out"
 
 
@@ -88,10 +85,10 @@ def call(
     passes: Callable[[str], bool] | None = None,
     forgives: "re.Pattern[str] | None" = None,
 ) -> str:
-    """Return what a command of the scheduler that people call `title` prints. Raises `DistlaunchError`.
+    """Return the output of a command of the scheduler `title`. Raises `DistlaunchError`.
 
-    It reads the file `stdin`, and gets those of our variables whose names pass. It may fail if each line that
-    it says is forgiven.
+    Its input is the file `stdin`, and its environment has the variables whose names pass. It may fail if
+    every line of its message is forgiven.
     """
     from subprocess import TimeoutExpired
 
@@ -108,8 +105,8 @@ def call(
         raise DistlaunchError(f"{title} did not answer {argv[0]} within {ANSWER_S:g} s") from None
     lines = (done.stderr.strip() or done.stdout).splitlines()  # some commands print errors to stdout
     if done.returncode and not (forgives and all(map(forgives.search, lines or [""]))):
-        told = (line.split("error: ", 1)[-1].strip().removeprefix(f"{argv[0]}: ") for line in lines)
-        words = "; ".join(line for line in told if line not in _EMPTY) or "it exited without a message"
+        messages = (line.split("error: ", 1)[-1].strip().removeprefix(f"{argv[0]}: ") for line in lines)
+        words = "; ".join(line for line in messages if line not in _EMPTY) or "it exited without a message"
         raise DistlaunchError(f"{argv[0]} failed: {words}")
     return done.stdout
 
@@ -117,36 +114,29 @@ def call(
 def _run(
     argv: tuple[str, ...], most_s: float, stdin: str = os.devnull, env: Mapping[str, str] | None = None
 ) -> "subprocess.CompletedProcess[str]":
-    import subprocess  # expensive, and few schedulers have to be asked for hosts
+    import subprocess  # expensive, and few schedulers need it
 
     with open(stdin, "rb") as given:
         return subprocess.run(
-            argv,
-            stdin=given,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=most_s,
-            check=False,
-            env=env,
+            argv, stdin=given, capture_output=True, errors="replace", timeout=most_s, check=False, env=env
         )
 
 
-def job_id(pattern: str, tool: str, said: str) -> str:
-    """Find the last ID that a command has printed; a site's own checks may print more before it."""
-    found: list[str] = re.findall(pattern, said, re.MULTILINE)
+def job_id(pattern: str, tool: str, output: str) -> str:
+    """Return the last ID in the output of a command; site-specific checks may print more before it."""
+    found: list[str] = re.findall(pattern, output, re.MULTILINE)
     if not found:
-        raise unexpected(tool, said)
+        raise unexpected(tool, output)
     return found[-1]
 
 
-def unexpected(tool: str, said: str) -> DistlaunchError:
-    """Make the error of a command that has not printed what it should."""
-    return DistlaunchError(f"{tool}: unexpected output: {' '.join(said.split())[:200] or 'nothing'}")
+def unexpected(tool: str, output: str) -> DistlaunchError:
+    """Return the error for a command with unexpected output."""
+    return DistlaunchError(f"{tool}: unexpected output: {' '.join(output.split())[:200] or 'nothing'}")
 
 
 def pause_for_another_wish() -> None:
-    """Wait after one signal to a job, so that distlaunch there takes the next one for a wish to hurry."""
+    """Wait after a signal to a job, so that distlaunch there takes the next one as a second signal."""
     time.sleep(ANOTHER_WISH_S)
 
 
@@ -156,13 +146,13 @@ def user_name() -> str:
 
 
 def read_hosts(listing: str | tuple[str, ...], title: str) -> str:
-    """Return what a file, or a command, says that lists the hosts of a job. Raises `UsageError`."""
+    """Return the content of a file, or the output of a command, with a job's hosts. Raises `UsageError`."""
     try:
         return _text(listing) if isinstance(listing, str) else printed(listing)
     except OSError as error:
         what = listing if isinstance(listing, str) else listing[0]
-        told = f"can't read the hosts of this {title} job: {what}: {reason(error)}; {_INSTEAD}"
-        raise UsageError(told) from None
+        text = f"can't read the hosts of this {title} job: {what}: {reason(error)}; {_INSTEAD}"
+        raise UsageError(text) from None
 
 
 def _text(path: str) -> str:
@@ -174,7 +164,7 @@ def _text(path: str) -> str:
 
 
 def printed(command: tuple[str, ...], instead: str = _INSTEAD) -> str:
-    """Return what a command prints that lists hosts. Raises OSError, or `UsageError` with `instead`."""
+    """Return the output of a command that lists hosts. Raises OSError, or `UsageError` with `instead`."""
     from subprocess import TimeoutExpired
 
     line = " ".join(command)
@@ -184,17 +174,17 @@ def printed(command: tuple[str, ...], instead: str = _INSTEAD) -> str:
         raise UsageError(f"`{line}` did not answer within {HOSTS_S:g} s; {instead}") from None
     if done.returncode:
         words = done.stderr.strip().splitlines()
-        told = words[-1] if words else f"exit status {done.returncode}"
-        raise UsageError(f"`{line}` failed: {told}; {instead}")
+        why = words[-1] if words else f"exit status {done.returncode}"
+        raise UsageError(f"`{line}` failed: {why}; {instead}")
     return done.stdout
 
 
 Slots = Iterable[tuple[str, int]]
-"""Hosts, each with its slots there; one that comes again adds them up."""
+"""Hosts with their slots; those of a host that is repeated add up."""
 
 
 def listed_nodes(title: str, slots: Slots, environ: Mapping[str, str]) -> tuple[AllocatedNode, ...]:
-    """Return the hosts of a job with this environment. Raises ValueError for a list that is none."""
+    """Return the hosts of a job with this environment. Raises ValueError for an invalid list."""
     counts: dict[str, int] = {}
     for host, count in slots:
         if not re.fullmatch(_HOST, host):
@@ -209,12 +199,12 @@ def listed_nodes(title: str, slots: Slots, environ: Mapping[str, str]) -> tuple[
 
 
 def lines_of(text: str) -> list[str]:
-    """Split a text into its lines, without those that are empty."""
+    """Return the lines of a text that are not empty."""
     return [line.strip() for line in text.splitlines() if line.strip()]
 
 
 def slots_in(text: str, line: str) -> int:
-    """Read `text`, of a whole `line`, as a number of slots. Raises ValueError."""
+    """Return the slots in `text`, which is part of `line`. Raises ValueError."""
     if not re.fullmatch("[0-9]{1,7}", text) or not 0 < int(text) <= MAX_SLOTS:
         raise ValueError(f'"{line[:60]}" does not name a host and its slots')
     return int(text)
@@ -227,50 +217,3 @@ def granted_gpus(environ: Mapping[str, str]) -> int | None:
             ids = re.split(r"[,\s]+", environ[name].strip())
             return len([each for each in ids if each and not each.startswith(("-", "No"))])
     return None
-
-
-class Question:
-    """A question about the fate of a job, under way; `fd` is readable when some of the answer has come.
-
-    `meaning` makes of all that `argv` has printed, and of the time, what it tells.
-    """
-
-    def __init__(self, argv: list[str], meaning: Callable[[str, float], "AllocationTold"]) -> None:
-        import subprocess
-
-        self._heard, self._meaning = b"", meaning
-        self._process: subprocess.Popen[bytes] | None = None
-        read, write = os.pipe()
-        self.fd = read
-        # Inherited: a scheduler may end all processes of a job at once, and so the one that asks it why.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
-        try:
-            self._process = subprocess.Popen(
-                argv,
-                stdin=subprocess.DEVNULL,
-                stdout=write,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,
-            )
-        except OSError:
-            pass  # not installed here: the end of the pipe is the answer
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-            os.close(write)
-        os.set_blocking(read, False)
-
-    def answer(self) -> "AllocationTold | None":
-        """Return the answer; None while more is to come."""
-        try:
-            data = os.read(self.fd, 1 << 16)
-        except BlockingIOError:
-            return None
-        self._heard += data
-        return None if data else self._meaning(self._heard.decode(errors="replace"), time.time())
-
-    def close(self) -> None:
-        """Leave nothing behind, whether it has answered or not."""
-        os.close(self.fd)
-        if self._process:
-            self._process.kill()
-            self._process.wait()

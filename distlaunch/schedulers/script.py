@@ -1,4 +1,4 @@
-"""Batch scripts: what all schedulers' share, and what can be checked before a job waits in a queue."""
+"""The interface to a scheduler, batch scripts, and the checks before a job waits in a queue."""
 
 import os
 import re
@@ -6,11 +6,16 @@ import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from distlaunch.agent.frozen import Frozen
+from distlaunch.errors import UsageError
+from distlaunch.job.allocation import AllocatedNode, Allocation
 from distlaunch.job.spec import JobSpec
 from distlaunch.job.text import path_in
 from distlaunch.job.types import LINE, Field, Integer, Lines, ListOf, Record, Text, seconds_in
-from distlaunch.schedulers import DEFAULT, Call, Scheduler
-from distlaunch.schedulers.queue import ANYTHING, call, output_path, pause_for_another_wish
+from distlaunch.schedulers import queue
+from distlaunch.schedulers.task import Names, Task, numbered_task
+from distlaunch.supervisor.events import AllocationTold
+from distlaunch.transports.transport import Local, Transport
 
 TRAP = ("", "# The signals that announce an end are distlaunch's to handle.", "trap : INT TERM USR1 USR2")
 MAX_NAME = 200
@@ -26,20 +31,20 @@ _WHY = {"array": _ARRAY, "output": "the job's output goes to logs.dir", "wait": 
 
 
 class TimeLimit(Text):
-    """A time such as 12h, which becomes what a scheduler has for so many seconds, or its `own` pattern."""
+    """A time such as 12h, `written` in the format of the scheduler, or already in that format (`own`)."""
 
     def __init__(self, examples: str, own: str, written: Callable[[int], str]) -> None:
         super().__init__(f"a time such as {examples}", rf"{own}(?:[0-9]+[dhms])+")
         self.written = written
 
     def made(self, checked: Any) -> Any:
-        """The time for the scheduler's command."""
+        """Return the time in the format of the scheduler."""
         seconds = seconds_in(checked)
         return checked if seconds is None else self.written(int(seconds))
 
 
 class _OtherOption(Text):
-    """An option of a command, as it takes it, but none that `taken` matches: a group of that says why."""
+    """An option of a command that doesn't match `taken`, whose named groups stand for reasons."""
 
     def __init__(self, example: str, pattern: str, taken: str) -> None:
         super().__init__(f'an option such as "{example}"', pattern, self._mistake)
@@ -56,27 +61,206 @@ def other_options(command: str, example: str, taken: str, pattern: str = r"-[A-Z
 
 
 def section(keys: Mapping[str, Field], extra: Field, **foreign: str) -> Record:
-    """Return a section of the job file with these keys, and those that each has."""
+    """Return a section of the job file with these keys and the common ones."""
     every = {"nodes": NODES, **keys, "setup": SETUP, "extra": extra}
     return Record(every, foreign={**FOREIGN, **foreign})
 
 
-# A job
+# The interface
 
 
-def target_of(spec: JobSpec) -> str:
-    """Return the only scheduler that the job has a section for; else the default."""
-    named = [key.replace("_", "-") for key in spec.sections]
-    return named[0] if len(named) == 1 else DEFAULT
+class Call(Frozen):
+    """The command that a batch script runs: its words, and its input if it has any."""
+
+    words: tuple[str, ...]
+    stdin: str | None = None
+
+
+class Scheduler:
+    """The interface to a scheduler whose batch scripts have its options in comments.
+
+    Methods without an implementation must be overridden, except for those that `answers` is about. A
+    scheduler with other scripts overrides `script`.
+    """
+
+    name = ""
+    """The value of `--to`; the section of the job file has the same name, with underscores."""
+    title = ""
+    """The name in messages."""
+    step = "job"
+    """The thing that its tasks belong to."""
+    answers = False
+    """Whether it has `fate_argv`, `fate` and `requeue`: can report the fate of a job, and start it again."""
+    warns = True
+    """Whether ranks of any of its jobs receive a termination warning when the job is cancelled."""
+    chooses = "set nodes to the number of nodes"
+    """Advice for a job that lists hosts."""
+    section: Record
+    """The keys of its section of the job file, by what they mean."""
+    tasks: Names | None = None
+    """The variables of tasks that it starts node by node."""
+    mark = ""
+    """The start of a line with an option in a batch script."""
+    ends: tuple[str, ...] = ()
+    """The command that ends a job."""
+    hurries: tuple[str, ...] = ()
+    """The command that sends a running job a signal, if the scheduler has one for users."""
+    over: "re.Pattern[str] | None" = None
+    """Messages of its commands about a job that is over."""
+    withholds = ""
+    """The variable with a job's ID, if the scheduler shows the output of a job only when it has ended."""
+
+    @property
+    def key(self) -> str:
+        """Return the key of the scheduler's section in the job file."""
+        return self.name.replace("-", "_")
+
+    def asked(self, spec: JobSpec) -> Mapping[str, Any]:
+        """Return the job file's section for the scheduler."""
+        return spec.sections.get(self.key, {})
+
+    # Inside a job
+
+    def listing(self, environ: Mapping[str, str]) -> str | tuple[str, ...]:
+        """Return the file, or the command, that lists a job's hosts; "" = variables do."""
+        return ""
+
+    def allocation(self, environ: Mapping[str, str], listed: str) -> Allocation | None:
+        """Return the allocation of a process with this environment; `listed` is what its listing has.
+
+        Raises ValueError for nonsense.
+        """
+        raise NotImplementedError
+
+    def read_allocation(self, environ: Mapping[str, str], needed: bool = True) -> Allocation | None:
+        """Return the allocation, wherever it is listed; if it is not `needed`, only if variables list it.
+
+        Raises `UsageError`.
+        """
+        listing = self.listing(environ)
+        if listing and not needed:
+            return None
+        listed = queue.read_hosts(listing, self.title) if listing else ""
+        try:
+            return self.allocation(environ, listed)
+        except ValueError as error:
+            where = (listing if isinstance(listing, str) else " ".join(listing)) or "the environment"
+            raise UsageError(f"can't read the allocation from {where}: {error}") from None
+
+    def reach(self, allocation: Allocation, node: AllocatedNode, here: str) -> Transport | None:
+        """Return the transport to a host of an allocation from this one, `here`; None = ssh."""
+        return Local() if _short(node.host) in ("localhost", _short(here)) else self.command(node.host)
+
+    def command(self, host: str) -> Transport | None:
+        """Return the command that starts another one, with stdin, on a host of the job; None = ssh."""
+        return None
+
+    def task(self, environ: Mapping[str, str]) -> Task:
+        """Locate a process with this environment among the scheduler's tasks. Raises `UsageError`."""
+        if self.tasks is None:
+            why = f"{self.title} starts no tasks that know their number"
+            raise UsageError(f"{why}: use `distlaunch run job.yaml`")
+        return numbered_task(self.tasks, environ, self.title, self.read_allocation)
+
+    # Jobs for its queue
+
+    def gpus(self, spec: JobSpec) -> int | None:
+        """Count the GPUs of each node that the section requests, 0 = not known; None = no word on GPUs."""
+        gpus = self.asked(spec).get("gpus")
+        return gpus if gpus is None or isinstance(gpus, int) else 0
+
+    def with_gpus(self, spec: JobSpec) -> JobSpec:
+        """Return the job with the GPUs that it requests, unless it sets how many it uses."""
+        return spec.with_gpus(self.gpus(spec) or 0)
+
+    def node_count(self, spec: JobSpec) -> int:
+        """Count the nodes that the job is to get."""
+        return self.asked(spec).get("nodes") or (len(spec.nodes) if "nodes" in spec.places else 1)
+
+    def mistakes(self, spec: JobSpec) -> Iterable[tuple[str, str]]:
+        """List what can't work, whatever the queue gives: (path in the job file, what is wrong)."""
+        return ()
+
+    def options(self, spec: JobSpec, followed: bool) -> Iterable[str]:
+        """List the options in a batch script, except those of `extra`."""
+        raise NotImplementedError
+
+    def opening(self, spec: JobSpec) -> Sequence[str]:
+        """Return the lines after the options, for a job that is to be followed."""
+        if not self.withholds:
+            return ()
+        path = queue.output_path(shlex.quote(spec.logs.folder), f'"${self.withholds}"', self.name)
+        comment = f"# {self.title} itself shows what a job prints only when it has ended."
+        return "", comment, f"exec >>{path} 2>&1"
+
+    def closing(self, spec: JobSpec) -> Sequence[str]:
+        """Return the lines after the call."""
+        return ()
+
+    def script(self, spec: JobSpec, call: Call, followed: bool = False) -> str:
+        """Return the batch script of a job, as a person might write it, which runs `call`.
+
+        It has options, traps, the lines of `setup`, and the call. The output of a job that is to be
+        `followed` goes to the directory of its runs, and `stop` warns it.
+        """
+        lines, extra = self.asked(spec).get("setup") or (), self.asked(spec).get("extra", ())
+        options = (*self.options(spec, followed), *extra)
+        head = ["#!/bin/bash", *(f"{self.mark} {option}" for option in options)]
+        head += [*(self.opening(spec) if followed else ()), *TRAP, *(["", *lines] if lines else [])]
+        return "\n".join([*head, "", *_run_lines(call), *self.closing(spec), ""])
+
+    def submit(self, script: str) -> str:
+        """Submit the script of that path, and return the job's ID. Raises `DistlaunchError`."""
+        raise NotImplementedError
+
+    def look(self, jobs: Sequence[str]) -> dict[str, queue.Queued]:
+        """Return the queue's state of these jobs, by their IDs; the queue may have forgotten some.
+
+        Raises `DistlaunchError`.
+        """
+        raise NotImplementedError
+
+    def cancel(self, job: str, at_once: bool = False) -> None:
+        """End a job, waiting or running. Raises `DistlaunchError`.
+
+        `at_once` sends it a signal before, because distlaunch hurries at the second one.
+        """
+        if at_once and self.hurries:
+            queue.call(self.title, *self.hurries, job, forgives=queue.ANYTHING)  # it may not run
+            queue.pause_for_another_wish()
+        queue.call(self.title, *self.ends, job, forgives=self.over)
+
+    def fate_argv(self, job: str) -> list[str]:
+        """Return the command that prints what `fate` reads."""
+        raise NotImplementedError
+
+    def fate(self, starts: int, text: str, now: float) -> AllocationTold:
+        """Return the fate of a job that was started `starts` times before; `now` is Unix time."""
+        raise NotImplementedError
+
+    def requeue(self, job: str) -> None:
+        """Have a job start again. Raises `DistlaunchError`."""
+        raise NotImplementedError
+
+
+def _short(host: str) -> str:
+    """Return a host name without its domain; an address stays whole."""
+    return host if host[:1].isdigit() or ":" in host else host.partition(".")[0].lower()
+
+
+# Shared by schedulers
 
 
 def check_submitted(spec: JobSpec, scheduler: Scheduler) -> None:
-    """Raise `JobError` for what can't work, whatever the queue gives; nodes are taken to see our files."""
+    """Raise `JobError` for mistakes that make the job fail, whatever the queue gives.
+
+    Nodes are assumed to see the files of this machine.
+    """
     spec.refuse(_mistakes(spec, scheduler))
 
 
 def _mistakes(spec: JobSpec, scheduler: Scheduler) -> Iterator[tuple[str, str]]:
-    """(path in the job file, what is wrong) of each."""
+    """Yield each mistake: (path in the job file, text)."""
     asked = scheduler.asked(spec)
     for path in ("nodes[0]", "hostfile"):
         if path in spec.places:
@@ -86,7 +270,7 @@ def _mistakes(spec: JobSpec, scheduler: Scheduler) -> Iterator[tuple[str, str]]:
     if spec.restarts.requeue and not scheduler.answers:
         yield "restarts.requeue", f"only Slurm can be asked to start a job again, not {scheduler.title}"
     yield from scheduler.mistakes(spec)
-    if not asked.get("setup"):  # which may make what is missing
+    if not asked.get("setup"):  # which may create missing files
         yield from _missing(spec)
 
 
@@ -99,78 +283,26 @@ def _missing(spec: JobSpec) -> Iterator[tuple[str, str]]:
     script = os.path.expanduser(path_in(workdir, program.words[0]))
     if program.placed and not os.path.isfile(script):
         yield ("command" if program.kind == "command" else program.kind), f"{script} does not exist"
-    python = "" if spec.container else spec.python or ""  # that of an image can't be seen from here
+    python = "" if spec.container else spec.python or ""  # an image's can't be checked from here
     if "/" in python and not os.path.isfile(os.path.expanduser(python)):
         yield "python", f"{python} does not exist"
 
 
 def workers(spec: JobSpec, gpus: object = None) -> int:
-    """Count the workers of each node, as far as the job says; else 1."""
+    """Return the number of workers of each node, as far as the job determines it; else 1."""
     node = spec.nodes[0]
     return node.procs or node.gpus or (gpus if isinstance(gpus, int) else 0) or 1
 
 
 def workdir(spec: JobSpec) -> str:
-    """Return where the output of a script goes that nobody follows: a directory that exists."""
+    """Return an existing directory for the output of a script that is not followed."""
     return os.path.expanduser(spec.workdir)
 
 
 def plain_name(name: str) -> str:
-    """Write a job's name as most schedulers take it: no blanks, a letter first."""
+    """Return a job's name as most schedulers accept it: without blanks, beginning with a letter."""
     plain = re.sub(r"[^A-Za-z0-9_.+-]", "_", name)[:MAX_NAME]
     return plain if plain[:1].isalpha() else f"job_{plain}"
-
-
-# Its script
-
-
-class BatchScheduler(Scheduler):
-    """A scheduler whose batch scripts have its options in comments."""
-
-    mark = ""
-    """What is before an option."""
-    ends: tuple[str, ...] = ()
-    """The command that ends a job."""
-    hurries: tuple[str, ...] = ()
-    """The command that sends a running job a signal, if the scheduler has one for users."""
-    over: "re.Pattern[str] | None" = None
-    """What its commands say of a job that is over."""
-
-    def options(self, spec: JobSpec, followed: bool) -> Iterable[str]:
-        """Write the options in such a script, but those of `extra`."""
-        raise NotImplementedError
-
-    def opening(self, spec: JobSpec) -> Sequence[str]:
-        """Write the lines after the options, of a job that is to be followed."""
-        return ()
-
-    def closing(self, spec: JobSpec) -> Sequence[str]:
-        """Write the lines after the call."""
-        return ()
-
-    def cancel(self, job: str, at_once: bool = False) -> None:
-        """End a job; `at_once` sends it a signal before, because distlaunch hurries at the second one."""
-        if at_once and self.hurries:
-            call(self.title, *self.hurries, job, forgives=ANYTHING)  # it may not run
-            pause_for_another_wish()
-        call(self.title, *self.ends, job, forgives=self.over)
-
-    def script(self, spec: JobSpec, call: Call, followed: bool = False) -> str:
-        """Write options, traps, the lines of `setup`, and the call."""
-        lines, extra = self.asked(spec).get("setup") or (), self.asked(spec).get("extra", ())
-        options = (*self.options(spec, followed), *extra)
-        head = ["#!/bin/bash", *(f"{self.mark} {option}" for option in options)]
-        head += [*(self.opening(spec) if followed else ()), *TRAP, *(["", *lines] if lines else [])]
-        return "\n".join([*head, "", *_run_lines(call), *self.closing(spec), ""])
-
-    def node_count(self, spec: JobSpec) -> int:
-        """Count the nodes that the job is to get."""
-        return self.asked(spec).get("nodes") or (len(spec.nodes) if "nodes" in spec.places else 1)
-
-    def print_into(self, folder: str, variable: str) -> str:
-        """Redirect a script's output to where it is looked for, by the ID in a variable."""
-        path = output_path(shlex.quote(folder), f'"${variable}"', self.name)
-        return f"exec >>{path} 2>&1"
 
 
 def _run_lines(call: Call) -> list[str]:
@@ -184,19 +316,19 @@ def _run_lines(call: Call) -> list[str]:
 
 
 def given(asked: Mapping[str, Any], flags: Mapping[str, str]) -> Iterator[str]:
-    """Write the option of each key of `flags` that was given."""
+    """Yield the option for each key of `flags` that was given."""
     for key, flag in flags.items():
         if asked.get(key) is not None:
             yield option(flag, asked[key])
 
 
 def option(flag: str, value: object) -> str:
-    """Write an option as lines of a script have it: quoted as in a shell."""
+    """Return an option as a line of a script, quoted as in a shell."""
     return f"{flag}{shlex.quote(str(value))}"
 
 
 def clock(seconds: int) -> str:
-    """Write a day and a half as `36:00:00`."""
+    """Format a day and a half as `36:00:00`."""
     return f"{seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02}"
 
 

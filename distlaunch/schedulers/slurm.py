@@ -1,7 +1,7 @@
 """Slurm: see sbatch(1), squeue(1), scontrol(1), srun(1).
 
-Its variables are read without its tools, which may be absent in a container. Its hosts are reached by steps,
-the transport `slurm`.
+Its variables are read without its tools, which may be missing in a container. Its hosts are reached by steps,
+with the transport `slurm`.
 """
 
 import re
@@ -19,7 +19,7 @@ from distlaunch.transports.slurm import Slurm as Step
 from distlaunch.wording import expand_nodelist
 
 KILLED = 137
-"""Exit status of a command that SIGKILL has ended, as a shell has it."""
+"""Exit status of a command killed by SIGKILL, as in a shell."""
 ADVICE = task.Advice(
     "SLURM_LOCALID", "--gpus-per-node instead of --gpus-per-task, or ", "--ntasks-per-node={}"
 )
@@ -42,21 +42,21 @@ _WHYS = {
     "REQUEUED": "was requeued",
 }
 _MAY_GO_ON = (_WHYS["TIMEOUT"], _WHYS["OUT_OF_MEMORY"])
-"""Slurm leaves it to others whether such a job starts again; it requeues a preempted one itself."""
+"""Reasons after which the job itself must request another start; Slurm requeues preempted jobs."""
 _REASONS = {"NodeDown": "NODE_FAIL", "TimeLimit": "TIMEOUT"}
 _DURATION = r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)"
 _CLOCK = r"[0-9]+:[0-9]{2}(?::[0-9]{2})?|[0-9]+-[0-9]{1,2}(?::[0-9]{2}){0,2}"
 
 
 def _days(seconds: int) -> str:
-    """Write a day and a half as `1-12:00:00`."""
+    """Format a day and a half as `1-12:00:00`."""
     days, rest = divmod(seconds, 86400)
     clock = script.clock(rest).zfill(8)
     return f"{days}-{clock}" if days else clock
 
 
-class Slurm(script.BatchScheduler):
-    """Slurm, which tells what becomes of a job, and requeues it."""
+class Slurm(script.Scheduler):
+    """Slurm, which reports the fate of a job, and requeues it."""
 
     name, title, step = "slurm", "Slurm", "step"
     mark = "#SBATCH"
@@ -115,11 +115,11 @@ class Slurm(script.BatchScheduler):
         return Allocation(self.name, self.title, environ["SLURM_JOB_ID"], nodes, queued, starts, answers=True)
 
     def reach(self, allocation: Allocation, node: AllocatedNode, here: str) -> Step:
-        """Reach each host by a step, this one, too."""
+        """Return a step for each host, including this one."""
         return Step(node.host, allocation.job, node.group)
 
     def task(self, environ: Mapping[str, str]) -> task.Task:
-        """Locate a task of srun's. Raises `UsageError` for what is missing, or contradicts itself."""
+        """Locate a task of srun. Raises `UsageError` for missing or contradictory variables."""
         rank, size = _number(environ, "SLURM_PROCID"), _number(environ, "SLURM_NTASKS")
         node, local = _number(environ, "SLURM_NODEID"), _number(environ, "SLURM_LOCALID")
         try:
@@ -128,32 +128,19 @@ class Slurm(script.BatchScheduler):
         except ValueError as error:
             raise UsageError(f"SLURM_STEP_NODELIST or SLURM_STEP_TASKS_PER_NODE: {error}") from None
         if len(nodes) != len(counts) or sum(counts) != size or not node < len(nodes):
-            told = ("SLURM_NTASKS", "SLURM_NODEID", "SLURM_STEP_NODELIST", "SLURM_STEP_TASKS_PER_NODE")
-            seen = ", ".join(f"{name}={environ.get(name, '')}" for name in told)
-            raise UsageError(
-                f"Slurm's variables contradict each other: {seen}; does a script set one of them?"
-            )
+            names = ("SLURM_NTASKS", "SLURM_NODEID", "SLURM_STEP_NODELIST", "SLURM_STEP_TASKS_PER_NODE")
+            seen = ", ".join(f"{name}={environ.get(name, '')}" for name in names)
+            raise UsageError(f"Slurm's variables contradict each other: {seen}; {task.SET_BY_A_SCRIPT}")
         if not (rank < size and local < counts[node]):
             raise UsageError(f"SLURM_PROCID={rank} and SLURM_LOCALID={local} are not of {size} tasks")
         job = environ["SLURM_JOB_ID"]
-        return task.Task(
-            step=f"{job}.{environ.get('SLURM_STEP_ID', '')}",
-            job=job,
-            rank=rank,
-            size=size,
-            local_rank=local,
-            local_size=counts[node],
-            node_rank=node,
-            node_count=len(nodes),
-            nodes=nodes,
-            addresses=nodes[:1],
-            devices=task.visible_devices(environ),
-            restarts=int(environ.get("SLURM_RESTART_COUNT") or 0),
-            advice=ADVICE,
-        )
+        step, devices = f"{job}.{environ.get('SLURM_STEP_ID', '')}", task.visible_devices(environ)
+        place = (rank, size, local, counts[node], node, len(nodes))
+        restarts = int(environ.get("SLURM_RESTART_COUNT") or 0)
+        return task.Task(step, job, *place, nodes, nodes[:1], devices, restarts, ADVICE)
 
     def gpus(self, spec: JobSpec) -> int | None:
-        """Count those of gres before those of gpus."""
+        """Return the number of GPUs in gres, else in gpus."""
         asked = self.asked(spec)
         if gres := asked.get("gres"):
             of_gpus = [part for part in gres.split(",") if part.startswith("gpu")]
@@ -161,7 +148,7 @@ class Slurm(script.BatchScheduler):
         return None if asked.get("gpus") is None else count_gpus(str(asked["gpus"])) or 0
 
     def options(self, spec: JobSpec, followed: bool) -> Iterator[str]:
-        """Write options of sbatch."""
+        """Yield options of sbatch."""
         asked, node = self.asked(spec), spec.nodes[0]
         yield script.option("--job-name=", " ".join(spec.name.split()))  # a directive ends with its line
         yield script.option("--nodes=", self.node_count(spec))
@@ -173,17 +160,15 @@ class Slurm(script.BatchScheduler):
         yield from script.given(asked, {key: f"--{key.replace('_', '-')}=" for key in _PLAIN})
         if asked.get("exclusive"):
             yield "--exclusive"
-        # Elsewhere in it a % would begin a pattern of Slurm's, too.
-        yield script.option(
-            "--output=", queue.output_path(spec.logs.folder.replace("%", "%%"), "%j", self.name)
-        )
+        folder = spec.logs.folder.replace("%", "%%")  # where % also begins a pattern of Slurm
+        yield script.option("--output=", queue.output_path(folder, "%j", self.name))
         yield "--open-mode=append"
         yield "--requeue" if spec.restarts.requeue else "--no-requeue"
         if spec.elastic or "spares" in spec.places:
             yield "--no-kill"
 
     def closing(self, spec: JobSpec) -> list[str]:
-        """Requeue a job whose distlaunch was killed, which otherwise does so itself."""
+        """Requeue a job whose distlaunch was killed, and so couldn't do it."""
         if not spec.restarts.requeue:
             return []
         again = f'[ "${{SLURM_RESTART_COUNT:-0}}" -lt {spec.restarts.requeue} ]'
@@ -200,11 +185,11 @@ class Slurm(script.BatchScheduler):
 
     def look(self, jobs: Sequence[str]) -> dict[str, queue.Queued]:
         """Look by squeue."""
-        # Of several, some may be forgotten, which squeue would take for an error.
+        # squeue fails if it has forgotten one of several jobs.
         which = f"--jobs={jobs[0]}" if len(jobs) == 1 else f"--user={queue.user_name()}"
         asked = ("--noheader", "--states=all", which, "--format=%i|%T|%r")
-        said = _call("squeue", *asked, forgives=re.compile("Invalid job id"))
-        rows = (line.split("|", 2) for line in said.splitlines() if line.count("|") >= 2)
+        output = _call("squeue", *asked, forgives=re.compile("Invalid job id"))
+        rows = (line.split("|", 2) for line in output.splitlines() if line.count("|") >= 2)
         return {job.strip(): queued(state, reason) for job, state, reason in rows}
 
     def cancel(self, job: str, at_once: bool = False) -> None:
@@ -214,25 +199,25 @@ class Slurm(script.BatchScheduler):
             _call("scancel", "--signal=KILL", job)
 
     def requeue(self, job: str) -> None:
-        """Requeue by scontrol; a job that is to start again already stays so."""
+        """Requeue by scontrol, which refuses a job that is already requeued."""
         _call("scontrol", "requeue", job, forgives=re.compile("pending execution"))
 
     def fate_argv(self, job: str) -> list[str]:
-        """Show the job with scontrol, whose times are local."""
+        """Return the command that shows the job, with local times."""
         return ["scontrol", "show", "job", job, "--oneliner"]
 
     def fate(self, starts: int, text: str, now: float) -> AllocationTold:
-        """Read what scontrol shows, which may be of a later start."""
-        told = dict(re.findall(r"(?:^|\s)([A-Za-z]+)=(\S*)", text))
-        state, end = told.get("JobState"), _time(told.get("EndTime", ""))
+        """Read the output of scontrol, which may be about a later start."""
+        fields = dict(re.findall(r"(?:^|\s)([A-Za-z]+)=(\S*)", text))
+        state, end = fields.get("JobState"), _time(fields.get("EndTime", ""))
         left_s = None if end is None else round(end - now, 3)
         if state is None:
             return AllocationTold(None)
-        if int(told.get("Restarts", "0")) > starts:
+        if int(fields.get("Restarts", "0")) > starts:
             return AllocationTold(True, _WHYS["REQUEUED"], final=True)
         if state in _HELD:
             return AllocationTold(False, "", left_s)
-        why = _WHYS.get(state) or _why_completing(told, end)
+        why = _WHYS.get(state) or _why_completing(fields, end)
         return AllocationTold(True, why, left_s, final=why not in _MAY_GO_ON)
 
 
@@ -246,7 +231,7 @@ def _component(environ: Mapping[str, str], group: int | None) -> Iterable[Alloca
 
     hosts = expand_nodelist(value("SLURM_JOB_NODELIST") or value("SLURM_NODELIST"))
     asked = "SLURM_NTASKS" if group is None else f"SLURM_NTASKS_HET_GROUP_{group}"
-    # Without being asked, Slurm counts a task per node, which says nothing.
+    # By default, Slurm counts one task per node, which means nothing.
     tasks = expand_counts(value("SLURM_TASKS_PER_NODE")) if asked in environ else []
     gpus = count_gpus(value("SLURM_GPUS_PER_NODE"))
     for index, host in enumerate(hosts):
@@ -275,7 +260,7 @@ def _number(environ: Mapping[str, str], name: str) -> int:
 
 
 def queued(state: str, reason: str = "") -> queue.Queued:
-    """Translate the words of squeue for a job."""
+    """Translate the state of a job in squeue."""
     stage: queue.Stage = "waits" if state in _WAITING else "goes" if state in _GOING else "over"
     return queue.Queued(state, "" if reason == "None" else reason, stage)
 
@@ -285,20 +270,20 @@ def _call(*argv: str, forgives: "re.Pattern[str] | None" = None) -> str:
 
 
 def _passes(name: str) -> bool:
-    """Keep out what describes an allocation around us: sbatch would take it for options."""
+    """Return whether a variable is safe for sbatch, which takes those of a surrounding job for options."""
     return name in _KEPT or not name.startswith(VARIABLES)
 
 
-def _why_completing(told: Mapping[str, str], end: float | None) -> str:
-    """Tell by its times why a job ends that is still being ended, which does not say why."""
-    if (reason := told.get("Reason")) in _REASONS:
+def _why_completing(fields: Mapping[str, str], end: float | None) -> str:
+    """Infer from its times why a job is ending, while its state has no reason."""
+    if (reason := fields.get("Reason")) in _REASONS:
         return _WHYS[_REASONS[reason]]
     if end is None:  # it has started again
         return _WHYS["REQUEUED"]
-    begin, limit = _time(told.get("StartTime", "")), _seconds(told.get("TimeLimit", ""))
+    begin, limit = _time(fields.get("StartTime", "")), _seconds(fields.get("TimeLimit", ""))
     if begin is not None and limit is not None and end - begin >= limit:
         return _WHYS["TIMEOUT"]
-    if _time(told.get("PreemptTime", "")) is not None:
+    if _time(fields.get("PreemptTime", "")) is not None:
         return _WHYS["PREEMPTED"]
     return "was cancelled"
 

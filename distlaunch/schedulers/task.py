@@ -1,4 +1,4 @@
-"""Tasks for `distlaunch exec`: processes that srun, mpirun, flux run or jsrun starts, each to be a rank."""
+"""The tasks of `distlaunch exec`: processes of srun, mpirun, flux run or jsrun that become ranks."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -10,7 +10,7 @@ from distlaunch.wording import counted
 
 
 class Advice(Frozen):
-    """Words for advice on GPUs; `own_gpu` is what to use instead of a GPU for each task."""
+    """Words for advice on GPUs; `own_gpu` replaces the option for a GPU per task."""
 
     local_rank: str = "local rank"
     own_gpu: str = ""
@@ -18,12 +18,12 @@ class Advice(Frozen):
 
 
 class Task(Frozen):
-    """The place of a task: `step` is the same for all that belong together, and for no others.
+    """The place of a task; `step` is the same for all tasks that belong together, and for no others.
 
-    `nodes` are the hosts, that of rank 0 first; `node_rank` is this one's number of `node_count`, if that is
-    known, and `addresses` lead to rank 0's. `devices` are the GPUs that it sees, None = any. `restarts` is
-    how often the scheduler has started the job again, or the distlaunch that runs mpirun. `manager` is the
-    descriptor of a process manager that can tell tasks of each other.
+    `nodes` are the hosts, beginning with rank 0's, and `addresses` lead to that. `node_rank` is the number of
+    this host among `node_count`, if known. `devices` is the number of visible GPUs, None = any. `restarts`
+    counts the earlier starts of the job by the scheduler, or by the distlaunch that runs mpirun. `manager` is
+    the descriptor of a process manager that connects the tasks.
     """
 
     step: str
@@ -43,18 +43,18 @@ class Task(Frozen):
 
     @property
     def on_one_node(self) -> bool:
-        """Tell whether all tasks are on this task's node."""
+        """Return whether all tasks are on this task's node."""
         return self.local_size == self.size
 
 
 def visible_devices(environ: Mapping[str, str]) -> int | None:
-    """Count the GPUs that a task sees; None = any."""
+    """Return the number of GPUs that a task sees; None = any."""
     devices = environ.get("CUDA_VISIBLE_DEVICES")
     return None if devices is None else len([name for name in devices.split(",") if name])
 
 
 def number_of(environ: Mapping[str, str], name: str, starter: str, advice: str = "") -> int:
-    """Read a variable of a task, which `starter` sets. Raises `UsageError` with what to do instead."""
+    """Return a variable of a task, which `starter` sets. Raises `UsageError` with `advice`."""
     text = environ.get(name, "")
     if not text.isdecimal():
         what = f"{name}={text} is not a number" if text else f"{name} is not set"
@@ -63,20 +63,22 @@ def number_of(environ: Mapping[str, str], name: str, starter: str, advice: str =
 
 
 def check_devices(task: Task, environ: Mapping[str, str]) -> None:
-    """Raise `UsageError` if a LOCAL_RANK here is no device: in all tasks, so that none waits for another."""
+    """Raise `UsageError` if a LOCAL_RANK here is no device.
+
+    All tasks raise it, so that none waits for another.
+    """
     seen = task.devices
     if not seen or task.local_size <= seen:
         return
-    told = (
-        f"CUDA_VISIBLE_DEVICES={environ['CUDA_VISIBLE_DEVICES']}, {task.advice.local_rank}={task.local_rank}"
-    )
+    devices = environ["CUDA_VISIBLE_DEVICES"]
+    what = f"CUDA_VISIBLE_DEVICES={devices}, {task.advice.local_rank}={task.local_rank}"
     if seen == 1:
         raise UsageError(
-            f"each task sees a GPU of its own ({told}), but scripts use cuda:LOCAL_RANK: use "
+            f"each task sees a GPU of its own ({what}), but scripts use cuda:LOCAL_RANK: use "
             f"{task.advice.own_gpu}`exec --virtual-local-rank`, which makes LOCAL_RANK 0"
         )
     tasks, fitting = counted(task.local_size, "task"), task.advice.tasks.format(seen)
-    raise UsageError(f"{tasks} on this node share {seen} GPUs ({told}): use {fitting}")
+    raise UsageError(f"{tasks} on this node share {seen} GPUs ({what}): use {fitting}")
 
 
 def check_master(task: Task, environ: Mapping[str, str]) -> None:
@@ -94,11 +96,11 @@ def check_master(task: Task, environ: Mapping[str, str]) -> None:
         )
 
 
-# Of schedulers that number tasks node by node
+# Schedulers that number tasks node by node
 
 
 class Names(Frozen):
-    """The variables of a task of a kind; `nodes` or `local_size` may be missing, as one tells the other."""
+    """The variables of a scheduler's tasks; one of `nodes` and `local_size` is enough."""
 
     starter: str
     rank: str
@@ -109,16 +111,14 @@ class Names(Frozen):
     local_size: str = ""
 
 
-def numbered_task(
-    names: Names,
-    environ: Mapping[str, str],
-    title: str,
-    allocation_in: Callable[[Mapping[str, str]], Allocation | None],
-) -> Task:
-    """Locate the task of this environment. Raises `UsageError` if it is none, or for a contradiction."""
+Reader = Callable[[Mapping[str, str]], Allocation | None]
+
+
+def numbered_task(names: Names, environ: Mapping[str, str], title: str, allocation_in: Reader) -> Task:
+    """Locate the task of this environment. Raises `UsageError` if there is none, or for contradictions."""
     if names.rank not in environ:
-        told = f"this {title} process is not a task of `{names.starter}`"
-        raise UsageError(f"{told}: use `distlaunch run job.yaml`")
+        what = f"this {title} process is not a task of `{names.starter}`"
+        raise UsageError(f"{what}: use `distlaunch run job.yaml`")
     size = number_of(environ, names.size, names.starter)
     part = number_of(environ, names.nodes or names.local_size, names.starter) or 1
     nodes, each = (part, size // part) if names.nodes else (size // part, part)
@@ -128,37 +128,27 @@ def numbered_task(
     rank = number_of(environ, names.rank, names.starter)
     local = number_of(environ, names.local_rank, names.starter)
     if rank >= size or rank % each != local:
-        told = f"{names.rank}={rank} and {names.local_rank}={local}"
-        raise UsageError(f"{names.starter} must number the tasks node by node: {told} of {each} on each node")
+        what = f"{names.rank}={rank} and {names.local_rank}={local}"
+        raise UsageError(f"{names.starter} must number the tasks node by node: {what} of {each} on each node")
     allocation = allocation_in(environ)
     hosts = tuple(node.host for node in allocation.nodes) if allocation else ()
     if len(hosts) < nodes:
         raise UsageError(f"{names.starter} runs on {nodes} nodes, but {title} lists {len(hosts)}")
     used = hosts[-nodes:]  # a launch node, where no task runs, comes first
     job = environ.get(names.job, "")
-    return Task(
-        step=f"{job}.{environ.get('PMIX_NAMESPACE', '')}",
-        job=job,
-        rank=rank,
-        size=size,
-        local_rank=local,
-        local_size=each,
-        node_rank=rank // each,
-        node_count=nodes,
-        nodes=used,
-        addresses=used[:1],
-        devices=visible_devices(environ),
-    )
+    step, devices = f"{job}.{environ.get('PMIX_NAMESPACE', '')}", visible_devices(environ)
+    return Task(step, job, rank, size, local, each, rank // each, nodes, used, used[:1], devices)
 
 
-# Of mpirun: by the variables of Open MPI, or of Hydra, MPICH's mpirun
+# mpirun: Open MPI's variables, or those of Hydra, which is MPICH's mpirun
 
+SET_BY_A_SCRIPT = "does a script set one of them?"
 _RANK, _HYDRAS_RANK = "OMPI_COMM_WORLD_RANK", "PMI_RANK"
 _OPEN_MPI = (_RANK, "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE")
 _HYDRA = (_HYDRAS_RANK, "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
 _PMI_PIPE = "PMI_FD"
 _MPIRUN, _DAEMON = "OMPI_MCA_orte_hnp_uri", "OMPI_MCA_orte_local_daemon_uri"
-"""Where mpirun is, and the daemon of this node: the same on mpirun's own."""
+"""Variables with the address of mpirun, and of the daemon of this node: the same on mpirun's own host."""
 _NODES = "OMPI_MCA_orte_num_nodes"
 _STEPS = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "OMPI_MCA_orte_ess_jobid")
 
@@ -182,38 +172,36 @@ def _of_open_mpi(environ: Mapping[str, str]) -> Task:
             "MASTER_PORT (mpirun -x MASTER_ADDR=… -x MASTER_PORT=…), or list mpirun's host first"
         )
     if not (addresses := _addresses(environ.get(_MPIRUN, ""))):
-        raise UsageError(
-            "Open MPI does not tell where rank 0 is: set MASTER_ADDR and MASTER_PORT (mpirun -x)"
-        )
+        what = "Open MPI does not tell where rank 0 is"
+        raise UsageError(f"{what}: set MASTER_ADDR and MASTER_PORT (mpirun -x)")
     return task._replace(addresses=addresses)
 
 
 def _of_hydra(environ: Mapping[str, str]) -> Task:
-    """Locate a task whose process manager tells all others where rank 0 is."""
+    """Locate a task whose process manager can find out the host of rank 0."""
     pipe = environ.get(_PMI_PIPE, "")
-    task = _task(environ, _HYDRA, "mpi")
-    return task._replace(manager=int(pipe) if pipe.isdecimal() else None)
+    return _task(environ, _HYDRA, "mpi")._replace(manager=int(pipe) if pipe.isdecimal() else None)
 
 
 def _task(environ: Mapping[str, str], names: tuple[str, ...], step: str, nodes: int | None = None) -> Task:
     texts = [environ.get(name, "") for name in names]
     if not all(text.isdecimal() for text in texts):
         seen = ", ".join(f"{name}={text}" for name, text in zip(names, texts, strict=True))
-        raise UsageError(f"mpirun's variables are not all numbers: {seen}; does a script set one of them?")
+        raise UsageError(f"mpirun's variables are not all numbers: {seen}; {SET_BY_A_SCRIPT}")
     rank, size, local_rank, local_size = place = [int(text) for text in texts]
     if not (rank < size and local_rank < local_size <= size):
-        told = dict(zip(("rank", "size", "local_rank", "local_size"), place, strict=True))
-        raise UsageError(f"mpirun's variables contradict each other: {told}")
+        what = dict(zip(("rank", "size", "local_rank", "local_size"), place, strict=True))
+        raise UsageError(f"mpirun's variables contradict each other: {what}")
     job = environ.get("DISTLAUNCH_JOB_ID", step)
     task = Task(step, job, rank, size, local_rank, local_size, None, None, devices=visible_devices(environ))
     node_rank, node_count = _node(task, nodes)
     restarts = environ.get("TORCHELASTIC_RESTART_COUNT", "0") if "DISTLAUNCH_JOB_ID" in environ else "0"
-    # Of the job that started mpirun, if distlaunch did.
+    # The restarts of the job that started mpirun, if distlaunch did.
     return task._replace(node_rank=node_rank, node_count=node_count, restarts=int(restarts))
 
 
 def _node(task: Task, nodes: int | None) -> tuple[int | None, int | None]:
-    """Number the node of how many, if all have as many tasks, dealt by slot or in turn."""
+    """Return the number of the node and of all nodes, if all have equally many tasks, by slot or in turn."""
     if task.on_one_node:
         return 0, 1
     if nodes is None or nodes * task.local_size != task.size:
@@ -224,6 +212,6 @@ def _node(task: Task, nodes: int | None) -> tuple[int | None, int | None]:
 
 
 def _addresses(uri: str) -> tuple[str, ...]:
-    """Those of mpirun's host, of a URI such as ``1.0;tcp://10.0.0.1,10.1.0.1:4000;tcp6://[fd00::2]:4001``."""
+    """Return the addresses in a URI such as ``1.0;tcp://10.0.0.1,10.1.0.1:4000;tcp6://[fd00::2]:4001``."""
     hosts = re.findall(r"tcp4?://([0-9.,]+):\d+", uri) + re.findall(r"tcp6://\[([0-9a-f:,]+)\]:\d+", uri)
     return tuple(",".join(hosts).split(",")) if hosts else ()

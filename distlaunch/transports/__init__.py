@@ -1,10 +1,9 @@
-"""How a node is reached: the transport, the link to the node's agent that it carries, what failures mean.
+"""Transports to nodes, the links to the agents there, and the meaning of their failures.
 
-Pure modules, importable from anywhere: `transport` (what every kind has; this machine, a launcher that
-joined, any command), `ssh`, `slurm`, `container`; `handshake` (the first bytes of a link) and `failure`.
+Pure modules, importable from anywhere: `transport` (the base class; this machine, a launcher that joined, any
+command), `ssh`, `slurm`, `container`, `handshake` (the first bytes of a link) and `failure`.
 
-With I/O, for those who run something: `opening` starts transports, and makes a `Link` (`link`) of each
-`process`; `Links` serves them all. Where somebody else starts the launchers, `join` has what they say to each
-other, `door` is the controller's side of it and `dial` the others'. `tests/unit/test_floors.py` keeps the two
-parts apart.
+Modules with I/O: `opening` starts transports and makes a `Link` (`link`) of each `process`; `Links` serves
+all of them. For launchers that start by themselves, `join` has the protocol and the side of a launcher that
+joins, and `door` the side of the controller. `tests/unit/test_floors.py` keeps the two parts apart.
 """

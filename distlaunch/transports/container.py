@@ -1,7 +1,7 @@
-"""A container in which a node's agent runs, and its ranks: the command line that makes it, and what can fail.
+"""The container in which the agent and the ranks of a node run: its command line, and its failures.
 
-The agent's guardian is the first process there, so that its end is the container's, and nothing gets out. The
-node's own shell evaluates the line: it knows what the controller does not, such as who the user is there.
+The guardian is the first process in the container, so both end together and no process escapes. The shell of
+the node evaluates the line, because only the node can tell, for example, the user's IDs.
 """
 
 from collections.abc import Iterator, Mapping
@@ -16,20 +16,20 @@ from distlaunch.transports.slurm import Slurm
 
 Runtime = Literal["docker", "podman", "apptainer", "enroot", "pyxis"]
 BY_SRUN: Runtime = "pyxis"
-"""The one that is a plug-in of srun, which has options for it."""
+"""The runtime that is a plug-in of srun and adds options to it."""
 _OF_THE_NODE = (
     *("CUDA_VISIBLE_DEVICES", "SLURM_JOB_ID", "SLURM_JOBID", "SLURM_JOB_NODELIST", "SLURM_RESTART_COUNT"),
     "SLURM_ARRAY_TASK_ID",
 )
-"""Variables of the node's that containers get, which have an environment of their own."""
+"""Variables of the node that are copied into containers, whose environment is otherwise separate."""
 _GPUS = "[ -e /dev/nvidiactl ]"
 
 
 class Container(Frozen):
-    """The job file's `container` section; `options` are arguments for the runtime, one per item.
+    """The `container` section of a job file; `options` are arguments for the runtime, one per item.
 
-    `mounts` are `PATH` or `PATH:PATH_INSIDE[:ro]`; `before` are words between the runtime's name and its
-    command. `env` has a value None for what is as on the node.
+    `mounts` are `PATH` or `PATH:PATH_INSIDE[:ro]`. `before` are words between the name of the runtime and its
+    command. In `env`, None stands for the value on the node.
     """
 
     image: str
@@ -41,7 +41,7 @@ class Container(Frozen):
 
 
 def entry(container: Container, workdir: str) -> bytes:
-    """What makes of a node's shell one in a container, where `workdir` is as outside."""
+    """Return the line that replaces the shell of a node by one in a container, with the same `workdir`."""
     line = "; ".join(_steps(container, workdir))
     return f"{ENTER}{line}\n".encode()
 
@@ -56,14 +56,14 @@ def _steps(container: Container, workdir: str) -> Iterator[str]:
         pull = f"{{ echo {PULLING}; {runtime} pull {image} >&2 || {failed}; }}"
         yield f"{runtime} image inspect {image} >/dev/null 2>&1 || {pull}"
     elif "://" in container.image:
-        yield f"echo {PULLING}"  # as it starts; whether it is there already nobody tells
+        yield f"echo {PULLING}"  # at its start: these runtimes don't report whether they have the image
     else:
         yield f"[ -e {image} ] || {failed}"
     before, flag, shell = _options(name)
     words = [
         *before,
         *_env(container),
-        *(f"--{flag}={mount}" for mount in _mounts(container, workdir)),
+        *(f"--{flag}={':'.join(map(_placed, mount))}" for mount in _mounted(container, workdir)),
         *map(quote, container.options),
         f"{image} {shell} {quote(SCRIPT)}",
     ]
@@ -71,14 +71,14 @@ def _steps(container: Container, workdir: str) -> Iterator[str]:
 
 
 def _options(runtime: Runtime) -> tuple[list[str], str, str]:
-    """The runtime's command with its first options, its option for a mount, and what starts a shell."""
+    """Return the runtime command with its first options, its option for mounts, and the start of a shell."""
     if runtime == "apptainer":
-        # It has the user's own uid, home, network and IPC; its processes end with it in a PID namespace.
+        # It keeps the user's UID, home, network and IPC; its PID namespace ends its processes with it.
         return [f"exec --pid --pwd=/ $({_GPUS} && echo --nv)"], "bind", "/bin/sh -c"
     if runtime == "enroot":
-        # Its hooks bring in GPUs; network, IPC and processes are the node's.
+        # Its hooks add GPUs; network, IPC and processes are those of the node.
         return ["start --rw"], "mount", "/bin/sh -c"
-    docker = runtime == "docker"  # podman differs in who the user is and in how it names GPUs
+    docker = runtime == "docker"  # podman maps users and names GPUs in another way
     options = [
         "run --rm --interactive --pull=never --network=host --ipc=host --workdir=/ --entrypoint=/bin/sh",
         '--user="$(id -u):$(id -g)"' if docker else '$([ "$(id -u)" = 0 ] || echo --userns=keep-id)',
@@ -93,14 +93,8 @@ def _env(container: Container) -> Iterator[str]:
         yield f'--env={name}="${{{name}}}"' if value is None else f"--env={quote(f'{name}={value}')}"
 
 
-def _mounts(container: Container, workdir: str) -> Iterator[str]:
-    """As words for the node's shell."""
-    for source, inside, *mode in _mounted(container, workdir):
-        yield ":".join([_placed(source), _placed(inside), *mode])
-
-
 def _mounted(container: Container, workdir: str) -> Iterator[list[str]]:
-    """[PATH, PATH_INSIDE, …]; that of the workers' directory unless the job says itself what is there."""
+    """Yield [PATH, PATH_INSIDE, …] per mount; `workdir` is added unless the job mounts something there."""
     given = [mount.split(":") for mount in container.mounts]
     pairs = [parts if len(parts) > 1 else parts * 2 for parts in given]
     yield from pairs
@@ -109,12 +103,12 @@ def _mounted(container: Container, workdir: str) -> Iterator[list[str]]:
 
 
 def _placed(path: str) -> str:
-    """A word for the node's shell, whose user has a ~ of its own."""
+    """Return a word for the shell of the node, which expands ~ itself."""
     return '"$HOME"' + quote(path[1:]) if path.startswith("~/") else quote(path)
 
 
 def in_step(step: Slurm, container: Container, workdir: str, home: str) -> Slurm:
-    """A step that srun itself starts in the container, by pyxis. Users have the same `home` on all nodes."""
+    """Return a step that srun starts in the container, by pyxis; `home` is the same on all nodes."""
     paths = [[_at_home(path, home) for path in mount] for mount in _mounted(container, workdir)]
     mounts = ",".join(map(":".join, paths))
     kept = [name for name, value in container.env.items() if value is None]
@@ -134,7 +128,7 @@ def _at_home(path: str, home: str) -> str:
 
 
 def advice_for(failure: LinkFailure, container: Container, python: str | None) -> str:
-    """What to do about a container without an agent; "" where that is not the container's doing."""
+    """Return advice on a container that started no agent; "" if the container isn't the cause."""
     inside = f"`python3` in {container.image}" if python is None else f"`{python}` in {container.image}"
     return {
         Kind.NO_RUNTIME: f"install {container.runtime} there, or set container.runtime",

@@ -1,8 +1,8 @@
-"""The controller's door: where launchers that somebody else started join the run.
+"""The controller's door, through which launchers join a run.
 
-It is open while the run waits for nodes: first at the rendezvous endpoint, which then is rank 0's; later,
-while one is missing, at the first of the second ports that is free. Whoever stays silent, sends something
-else or belongs to another run is turned away, and named.
+It is open while the run waits for nodes: first at the rendezvous endpoint, which rank 0 uses afterwards;
+later, while a node is missing, at the first free one of the second ports. Connections that stay silent, send
+something else or belong to another run are closed, and reported.
 """
 
 import errno
@@ -10,6 +10,7 @@ import selectors
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from distlaunch import __version__
@@ -25,25 +26,25 @@ from distlaunch.transports.process import Peer, watch_for_silence
 from distlaunch.transports.transport import Joined
 
 HELLO_S = 5.0
-"""Seconds for a connection to say whose it is."""
+"""Seconds in which a connection must identify itself."""
 MOST_STRANGERS = 256
-"""Connections that have not said whose they are; the oldest one goes when there are more."""
+"""Connections that may be unidentified at a time; the oldest one is closed when there are more."""
 MOST_NAMED, MAX_WORDS = 20, 500
 BACKLOG = 1024
 
 
 class JoinedLink(Link):
-    """A link to the agent of another launcher, which is sent ranks, addresses and ports, and no program."""
+    """A link to the agent of another launcher, which is sent ranks, addresses and ports, but no program."""
 
     def __init__(self, transport: Joined, connection: socket.socket | None, nonce: str) -> None:
         super().__init__(transport, Peer(connection), Streams(Handshake([], nonce)), bytes)
 
     def send(self, node: int, command: tuple[Any, ...]) -> None:
-        """As of every link, but what its workers run is known there alone."""
+        """Send a command, without the programs of workers: each launcher starts its own."""
         super().send(node, ranks_alone(command) if isinstance(command, messages.StartWorkers) else command)
 
     def receive(self) -> list[wire.Frame | NodeGone]:
-        """As of every link; the last frame tells how the agent ended."""
+        """Return received frames, except the last one, which has the exit status of the agent."""
         try:
             frames = super().receive()
         except OSError as error:
@@ -53,9 +54,9 @@ class JoinedLink(Link):
         kept = []
         for frame in frames:
             if isinstance(frame, wire.Frame) and frame.kind == wire.END:
-                told = frame.message()
-                self._process.status = told["status"] if isinstance(told.get("status"), int) else None
-                self.streams.listen(str(told.get("words", "")).encode())
+                report = frame.message()
+                self._process.status = report["status"] if isinstance(report.get("status"), int) else None
+                self.streams.listen(str(report.get("words", "")).encode())
             else:
                 kept.append(frame)
         if self.at_end and self._process.status is None and self.streams.booted:
@@ -64,26 +65,21 @@ class JoinedLink(Link):
 
 
 def ranks_alone(command: messages.StartWorkers) -> messages.StartRanks:
-    """What of a command may travel to a launcher that runs its own command line."""
+    """Return the part of a command that may be sent to a launcher that runs its own command line."""
 
     def sent(variables: Mapping[str, str]) -> dict[str, str]:
         return {name: text for name, text in variables.items() if name in SENT}
 
-    return messages.StartRanks(
-        **{name: getattr(command, name) for name in messages.StartRanks.__annotations__ if name != "workers"}
-        | {"env": sent(command.env)},
-        workers=tuple(
-            messages.RankSpec(each.local_rank, sent(each.env), sent(each.defaults))
-            for each in command.workers
-        ),
-    )
+    fields = {name: getattr(command, name) for name in messages.StartRanks._fields}
+    ranks = [messages.RankSpec(own.local_rank, sent(own.env), sent(own.defaults)) for own in command.workers]
+    return messages.StartRanks(**{**fields, "env": sent(command.env), "workers": tuple(ranks)})
 
 
 class Visitor:
-    """A connection: its `arrival` says whose it is, and it has `joined` once that is proven."""
+    """A connection that is identified by its `arrival`, and has `joined` once it has proven its identity."""
 
     def __init__(self, sock: socket.socket, host: str, reached: str) -> None:
-        """It comes from `host` to our address `reached`."""
+        """Wrap a connection from `host` to the local address `reached`."""
         self.sock, self.host, self.reached = sock, host, reached
         self.began = time.monotonic()
         self.received = b""
@@ -93,24 +89,22 @@ class Visitor:
 
     @property
     def here(self) -> bool:
-        """Whether it comes from this machine."""
+        """Whether the connection comes from this machine."""
         return self.host == self.reached
 
     @property
     def name(self) -> str:
-        """For people."""
+        """Return the name of the other side for messages."""
         return self.arrival.name if self.arrival else self.host
 
     def send(self, **message: object) -> None:
-        """Send a line, which always fits; that it is gone is noticed elsewhere."""
-        try:
+        """Send a line, which always fits into the buffer; the end of a connection is noticed elsewhere."""
+        with suppress(OSError):
             self.sock.send(join.line_of(message))
-        except OSError:
-            return
 
 
 class Door:
-    """Lets launchers in; `say` gets what there is to tell."""
+    """Admits launchers to a run; `say` prints messages."""
 
     def __init__(self, gathering: Gathering, prover: join.Prover, say: Callable[[str], object]) -> None:
         self._gathering, self._prover, self._say = gathering, prover, say
@@ -123,68 +117,68 @@ class Door:
         self._expected: set[int] = set()
         self._second_ports: Sequence[int] = ()
         self._held: list[socket.socket] = []
-        """Open until this process ends, so that the other side can tell when that is."""
+        """Duplicates that stay open until this process ends, to let the other sides notice that end."""
         self._on_arrival: Callable[[int], object] = lambda node: None
         self.admits: Callable[[Visitor, Arrival], str] = lambda visitor, arrival: ""
-        """Why a launcher that has proven whose it is can't join; "" = it can."""
+        """Returns the reason to refuse a launcher that has proven its identity; "" = none."""
 
     @property
     def fd(self) -> int:
-        """To be watched for reading."""
+        """Return the descriptor to watch for reading."""
         return self._selector.fileno()  # type: ignore[no-any-return, attr-defined, unused-ignore]
 
     @property
+    def _strangers(self) -> list[Visitor]:
+        return [visitor for visitor in self._visitors if not visitor.joined]
+
+    @property
     def joined(self) -> list[Visitor]:
-        """Those that have joined and are still there, in the order in which they came."""
+        """Return the launchers that have joined and are still connected, in the order of arrival."""
         return [visitor for visitor in self._visitors if visitor.joined]
 
     def open(self, ports: Sequence[int]) -> int:
-        """Listen at the first of the ports that is free. Raises OSError when none is."""
-        for port in ports:
-            try:
-                # Rank 0's store takes the port once this is closed, while the links go on: with SO_REUSEADDR.
-                listener = acceptor(port)
-            except OSError as error:
-                if error.errno != errno.EADDRINUSE or port == ports[-1]:
-                    raise
-                continue
-            listener.setblocking(False)
-            self._selector.register(listener, selectors.EVENT_READ)
-            self._listener = listener
-            return port
-        raise OSError(errno.EADDRINUSE, "Address already in use")
+        """Listen at the first free one of `ports`, and return it. Raises OSError if none is free."""
+        port, *others = ports
+        try:
+            # With SO_REUSEADDR, the store of rank 0 can use the port after this is closed, while links go on.
+            self._listener = acceptor(port)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE or not others:
+                raise
+            return self.open(others)
+        self._listener.setblocking(False)
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        return port
 
     def close(self) -> None:
-        """Listen no more; who has not joined by now is turned away, and told why if that is known."""
+        """Stop listening; close the connections that have not joined, with the reason if there is one."""
         if self._listener:
             self._selector.unregister(self._listener)
             self._listener.close()
             self._listener = None
-        for visitor in [each for each in self._visitors if not each.joined]:
+        for visitor in self._strangers:
             if visitor.arrival and (why := self.admits(visitor, visitor.arrival)):
                 self._refuse(visitor, why)
             else:
                 self._drop(visitor)
 
     def dismiss(self, why: str, status: int) -> None:
-        """Tell those that have joined and have no seat yet that there will be no run."""
+        """Inform the launchers that have joined that there will be no run."""
         for visitor in self.joined:
             visitor.send(refused=why, status=status)
 
     def turn(self, wait_s: float = 0.0) -> None:
-        """Wait at most so long for something to happen, and see to it."""
+        """Wait at most `wait_s` seconds for events, and handle them."""
         for key, _ in self._selector.select(wait_s):
             if key.fileobj is self._listener:
                 self._accept()
             elif key.data in self._visitors:
                 self._hear(key.data)
-        silent = [each for each in self._visitors if not each.joined]
-        now = time.monotonic()
+        silent, overdue = self._strangers, time.monotonic() - HELLO_S
         for i, visitor in enumerate(silent):
-            if now - visitor.began > HELLO_S or i < len(silent) - MOST_STRANGERS:
-                self._turn_away(
-                    visitor, f"did not say within {HELLO_S:g} s that it is a launcher of this run"
-                )
+            if visitor.began < overdue or i < len(silent) - MOST_STRANGERS:
+                what = f"did not say within {HELLO_S:g} s that it is a launcher of this run"
+                self._turn_away(visitor, what)
 
     def _accept(self) -> None:
         assert self._listener is not None
@@ -193,7 +187,7 @@ class Door:
                 sock, address = self._listener.accept()
                 own = sock.getsockname()[0]
             except OSError:
-                return  # no more; or it has left already
+                return  # no more connections, or one that is closed already
             sock.setblocking(False)
             watch_for_silence(sock)
             visitor = Visitor(sock, *(host.removeprefix("::ffff:") for host in (address[0], own)))
@@ -212,9 +206,8 @@ class Door:
             return
         visitor.received += data
         if visitor.received.startswith(join.TORCHS_FIRST):
-            self._turn_away(
-                visitor, "runs torchrun: run `distlaunch torchrun` on all nodes, or torchrun on all"
-            )
+            what = "runs torchrun: run `distlaunch torchrun` on all nodes, or torchrun on all"
+            self._turn_away(visitor, what)
         elif not visitor.received.startswith(join.MAGIC[: len(visitor.received)]):
             self._turn_away(visitor, "sent something that is no launcher's")
         elif len(visitor.received) > join.MAX_LINE or visitor.joined:
@@ -236,10 +229,8 @@ class Door:
         message = join.message_of(line)
         theirs = message.get("version")
         if theirs != __version__:
-            told = str(theirs)[:40]
-            self._refuse(
-                visitor, f"distlaunch is {told} there and {__version__} here: install the same version"
-            )
+            both = f"{str(theirs)[:40]} there and {__version__} here"
+            self._refuse(visitor, f"distlaunch is {both}: install the same version")
             return
         arrival, ours = join.arrival_of(message), self._gathering.arrival
         visitor.arrival = arrival
@@ -261,13 +252,15 @@ class Door:
             return
         visitor.joined = True
         visitor.send(proof=self._prover.proof(self._way, "controller", visitor.line))
-        if self._expected:
-            self._seat_again(visitor, arrival)
+        if self._expected and (node := self._place_for(arrival)) is not None:
+            self._seated[node] = visitor
+            self._say(f"the launcher on {visitor.name} joins as node {node}")
+            self._on_arrival(node)
 
     def _refuse(self, visitor: Visitor, why: str, another: bool = False) -> None:
         here = self._gathering.arrival.name
-        told = f"the controller on {here} refused the launcher on {visitor.name}: {why}"
-        visitor.send(refused=told, status=int(Exit.USAGE), another=another)
+        text = f"the controller on {here} refused the launcher on {visitor.name}: {why}"
+        visitor.send(refused=text, status=int(Exit.USAGE), another=another)
         self._name(f"refused the launcher on {visitor.name}: {why}")
         self._drop(visitor)
 
@@ -289,35 +282,26 @@ class Door:
     # Nodes
 
     def seat(self, visitors: Sequence[Visitor | None], second_ports: Sequence[int]) -> None:
-        """All are there: these are the nodes, by number; None = the node is this launcher's, or missing."""
+        """Assign the nodes, by number, once all are connected; None = this launcher, or a missing node."""
         self.close()
         self._second_ports = second_ports
         self._seated = {node: visitor for node, visitor in enumerate(visitors) if visitor}
 
     def attach(self, on_arrival: Callable[[int], object]) -> None:
-        """From now on, call `on_arrival` with a missing node's number when its launcher has joined."""
+        """From now on, call `on_arrival` with the number of a missing node when its launcher has joined."""
         self._on_arrival = on_arrival
-        self.admits = self._admits_again
-
-    def _admits_again(self, visitor: Visitor, arrival: Arrival) -> str:
-        return "" if self._place_for(arrival) is not None else "the run has all the nodes it needs"
+        full = "the run has all the nodes it needs"
+        self.admits = lambda visitor, arrival: full if self._place_for(arrival) is None else ""
 
     def _place_for(self, arrival: Arrival) -> int | None:
-        """The missing node whose place a launcher takes: its own by number, else any."""
+        """Return the missing node that a launcher replaces: the one with its number, else any."""
         free = sorted(self._expected - {*self._seated})
         if self._gathering.ordered:
             return arrival.node_rank if arrival.node_rank in free else None
         return free[0] if free else None
 
-    def _seat_again(self, visitor: Visitor, arrival: Arrival) -> None:
-        node = self._place_for(arrival)
-        assert node is not None
-        self._seated[node] = visitor
-        self._say(f"the launcher on {visitor.name} joins as node {node}")
-        self._on_arrival(node)
-
     def link(self, node: int, run_id: str, host: str) -> JoinedLink:
-        """The link to a node: to the launcher that has joined for it, else one that has ended already."""
+        """Return the link to the launcher of a node; without a launcher, a link that has ended already."""
         visitor, number = self._seated.pop(node, None), join.nonce()
         if visitor is None or visitor not in self._visitors:
             self._await(node)
@@ -332,7 +316,7 @@ class Door:
         return JoinedLink(Joined(visitor.name, visitor.here), visitor.sock, number)
 
     def _await(self, node: int) -> None:
-        """Be open for the launcher that takes a missing node's place."""
+        """Open the door for a launcher that replaces a missing node."""
         self._expected.add(node)
         if self._listener is None:
             try:

@@ -1,4 +1,4 @@
-"""What it means that a link failed: what every kind of transport has in common."""
+"""The failures of links: their kinds, and the patterns that all transports share."""
 
 import re
 from collections.abc import Sequence
@@ -9,14 +9,14 @@ from distlaunch.agent.wire import AGENT_DIED, CLEAN, LEFT_EARLY
 from distlaunch.wording import status_words
 
 TOO_OLD = "distlaunch-agent"
-"""Followed by the version on stderr when the interpreter is older than 3.8; also the name in ps."""
+"""Printed on stderr before the version of an interpreter older than 3.8; also the name in ps."""
 NO_PYTHON = "distlaunch: no python"
 NO_IMAGE = "distlaunch: no image"
 NO_RUNTIME = "distlaunch: no container runtime"
 
 
 class Kind(Enum):
-    """Why a node could not be used."""
+    """The reason why a node can't be used."""
 
     UNREACHABLE = "unreachable"
     UNRESOLVED = "unknown host"
@@ -52,9 +52,9 @@ class Kind(Enum):
 
 
 class LinkFailure(Frozen):
-    """A failed link: its kind, the last output received, and whether the node said that it is `clean`.
+    """A failed link: its kind, its last output, and whether the node reported that it is `clean`.
 
-    What to do about it is said by the transport's `advice`.
+    The `advice` of a transport explains what to do about it.
     """
 
     kind: Kind
@@ -63,28 +63,28 @@ class LinkFailure(Frozen):
 
     @property
     def may_pass(self) -> bool:
-        """Whether the node may be usable later without anybody's mending a setting."""
+        """Whether the node may become usable without a change of settings."""
         return self.kind not in _SETTINGS
 
     @property
     def worth_retrying(self) -> bool:
-        """Only a server that shed load may let us in at the next try; failed logins may be punished."""
+        """Whether to try again: only after overload, because servers may punish failed logins."""
         return self.kind in (Kind.DROPPED, Kind.PROXY)
 
     def saying(self, more: str) -> "LinkFailure":
-        """The same, with more words."""
+        """Return the same failure with more words."""
         return self._replace(words="\n".join(filter(None, (self.words, more))))
 
 
 Patterns = Sequence[tuple[Kind, str]]
-"""What a failure is known by, in the order in which it is looked for."""
+"""The regular expressions that identify failures, in the order of the search."""
 
 
 class ProcessEnd(Frozen):
-    """The end of a transport's process, before or after its agent had `booted`.
+    """The end of the process of a transport, before or after its agent had `booted`.
 
-    `stderr` is the whole of what it printed and `status` its exit status, None while it still runs; `noise`
-    is what the node's shell printed in place of the agent's first word.
+    `stderr` is everything that it printed there. `status` is its exit status, None while it still runs.
+    `noise` is the output of the node's shell before the first word of the agent.
     """
 
     stderr: str
@@ -110,17 +110,17 @@ _BY_THE_NODE = (
     (Kind.OLD_PYTHON, rf"^{re.escape(TOO_OLD)} \d|Unknown option: -I"),
 )
 CLEAN_STATUSES = (CLEAN, LEFT_EARLY, AGENT_DIED)
-"""How a guardian ends when nothing is left below it; transports pass it on."""
+"""Exit statuses of a guardian that left no process behind; transports pass them on."""
 MAX_NOISE_LINES = 4
 
 
 def classify(
     end: ProcessEnd, own: Patterns = (), own_status: int | None = None, process: str = "its link's process"
 ) -> LinkFailure:
-    """The failure that a transport's end describes.
+    """Return the failure that `end` describes.
 
-    `own` are the words of the transport itself, which ends with `own_status` for failures of its own; any
-    other status is the node's, passed on. `process` is what people call it when somebody kills it.
+    `own` are the patterns of the transport itself, which exits with `own_status` for its own failures; any
+    other status comes from the node. `process` names the transport in the message about a signal.
     """
     words = "\n".join(_lines(end.stderr))
     for kind, pattern in () if end.booted else _patterns(end.status, own, own_status):
@@ -143,7 +143,7 @@ def classify(
 
 
 def _patterns(status: int | None, own: Patterns, own_status: int | None) -> Patterns:
-    # Before the node's own failure, an rc file may have printed words like the transport's.
+    # If the node has failed, an rc file may have printed words like those of the transport.
     if status is None:
         return (*_BY_THE_NODE, *own)
     return own if status == own_status else _BY_THE_NODE

@@ -1,16 +1,16 @@
-"""The first bytes of a link: the constant command that starts an agent, what that is sent, what it answers.
+"""The first bytes of a link: the constant command that starts an agent, its input, and its answers.
 
 The same command goes to every node, so no value of a job is ever quoted for a remote shell:
 
-1. sh prints READY_MARKER. Nothing of ours is sent before it is seen, so an rc file that reads stdin gets
-   none of it: only, now and then, an empty line (NUDGE), so that its `read` does not wait forever.
+1. sh prints READY_MARKER. Nothing is sent before that, so an rc file that reads stdin gets none of it, except
+   for an empty line (NUDGE) every few seconds, in case its `read` would wait forever.
 2. The controller sends candidate interpreters, one per line, then an empty line; earlier ones are skipped. Or
-   it sends a line by which sh becomes one in a container, which begins with step 1.
-3. sh becomes the first that exists (~/ is its user's home), which reads blocks of eight digits and as many
-   bytes: a loader, modules.
+   it sends a line that replaces sh by one in a container, which begins with step 1.
+3. sh execs the first interpreter that exists (~/ is the home of its user), which reads blocks of eight digits
+   and as many bytes: a loader, modules.
 4. The agent writes HELLO_PREFIX and the nonce (see `distlaunch.agent.wire`). From there on both send frames.
 
-A `Handshake` is the controller's side of this, and `Streams` are all that comes from a node, without I/O.
+A `Handshake` is the controller's side of this. `Streams` holds all output of a node. Neither does I/O.
 """
 
 import zlib
@@ -21,11 +21,11 @@ from distlaunch.agent.frozen import Frozen
 from distlaunch.transports.failure import NO_PYTHON, TOO_OLD, LinkFailure, ProcessEnd
 
 PULLING = "distlaunch-pulling"
-"""Printed, as a line, where an image has to be fetched first."""
+"""Line that is printed if an image has to be fetched first."""
 ENTER = ">"
-"""Before a line of shell that becomes another shell, in a container, which begins again with step 1."""
+"""Start of a line that execs another shell, in a container, which begins again with step 1."""
 NUDGE = b"\n"
-"""Sent every few seconds until the marker is seen."""
+"""Sent every few seconds until the marker is received."""
 
 # No single quote, `!` or newline: the script must survive single quotes in sh, csh and fish.
 # The marker is printed in two halves so that a shell that echoes the command can't fake it.
@@ -56,17 +56,17 @@ from distlaunch.agent.guardian import main
 main(NONCE, PLACE)
 """
 SHIPPED = "distlaunch.agent.shipped"
-"""The module that imports all others."""
+"""The agent's module that imports all others."""
 PACKAGES = ["distlaunch", "distlaunch.agent"]
-"""Those of the modules that are packages."""
+"""The packages among the agent's modules."""
 
 
 class Bundle(Frozen):
     """The agent's modules, ready to be sent.
 
-    `code` is for interpreters with the same `magic` (the .pyc format's number), which spares them the
-    compiling (20 ms); `source` is for all others. Each is a compressed mapping by the names of modules: to
-    the marshalled code of each, and marshalled itself; or the repr of one to the source of each.
+    `code` is for interpreters with the same `magic` (the number of the .pyc format) and saves them 20 ms of
+    compilation; `source` is for all others. Both are compressed. `code` is a marshalled mapping of module
+    names to marshalled code, and `source` the repr of a mapping of module names to sources.
     """
 
     magic: bytes
@@ -75,7 +75,7 @@ class Bundle(Frozen):
 
 
 def boot_text(bundle: Bundle, nonce: str, place: "int | tuple[str, Mapping[str, int]]") -> bytes:
-    """What step 3 sends: a loader, then the modules in both forms; `place` as the guardian has it."""
+    """Return the input of step 3: a loader, then the modules in both forms; `place` as in the guardian."""
     names = f"PACKAGES, SHIPPED = {PACKAGES!r}, {SHIPPED!r}\nNONCE, PLACE = {(nonce, place)!r}\n"
     loader = zlib.compress((names + _LOADER).encode(), 1)
     blocks = (loader, bundle.magic, bundle.code, bundle.source)
@@ -83,7 +83,7 @@ def boot_text(bundle: Bundle, nonce: str, place: "int | tuple[str, Mapping[str, 
 
 
 def candidates_text(interpreters: Sequence[str]) -> bytes:
-    """What step 2 sends."""
+    """Return the input of step 2."""
     return "".join(f"{name}\n" for name in interpreters).encode() + b"\n"
 
 
@@ -92,31 +92,31 @@ MAX_NOISE = 1 << 16
 
 
 class Handshake:
-    """Feed it what the node sent; it says what to send and which frames came.
+    """The controller's side of the handshake with one node: turns received bytes into input and frames.
 
-    Each of `openings` is sent once, when a marker is seen: an earlier one makes of the shell another one,
-    with a marker of its own. The hello must carry `nonce`.
+    Each of `openings` is sent once, after a marker. All but the last exec another shell, with a marker of its
+    own. The hello must have this `nonce`.
     """
 
     def __init__(self, openings: Sequence[bytes], nonce: str) -> None:
         self._awaited = [(wire.READY_MARKER, then) for then in openings]
         self._awaited.append((wire.HELLO_PREFIX + nonce.encode() + b"\n", b""))
         self.noise = b""
-        """What has come that was not awaited, since the last awaited word."""
+        """Unexpected output since the last expected word."""
         self._decoder = wire.FrameDecoder(wire.REPORTS)
 
     @property
     def booted(self) -> bool:
-        """Whether the agent's hello has come."""
+        """Whether the agent has sent its hello."""
         return not self._awaited
 
     @property
     def opened(self) -> bool:
-        """Whether the opening has been sent: what follows is for the interpreter."""
+        """Whether all openings have been sent; further input is for the interpreter."""
         return not any(then for _, then in self._awaited)
 
     def without_marker(self) -> bytes:
-        """What to send when the first marker need not be awaited; it is still expected."""
+        """Return the first opening to send without waiting for its marker, which is still expected."""
         marker, then = self._awaited[0]
         self._awaited[0] = marker, b""
         return then
@@ -140,36 +140,35 @@ class Handshake:
 
 MAX_NOISE_SHOWN = 1024
 MAX_WORDS = 8192
-"""Bytes of a transport's stderr that are kept, from its end."""
+"""Bytes of the stderr of a transport that are kept, from its end."""
 
 
 class NodeGone(Frozen):
-    """A node of several has ended, and the others go on."""
+    """One of several nodes on a link has ended, and the others go on."""
 
     node: int
     failure: LinkFailure
 
 
 class Streams:
-    """What a transport's process prints: here as its agent wrote it, from one node.
+    """The output of the process of a transport, here for one node.
 
-    A process that serves several nodes may tell their output apart in a way of its own (see
-    `distlaunch.transports.slurm`).
+    For a process that serves several nodes, see `distlaunch.transports.slurm`.
     """
 
     def __init__(self, *handshakes: Handshake) -> None:
         self.handshakes = handshakes
         self.words = b""
-        """The end of what came on stderr."""
+        """The last bytes received on stderr."""
 
     @property
     def booted(self) -> bool:
-        """Whether every agent has said hello."""
+        """Whether every agent has sent its hello."""
         return all(handshake.booted for handshake in self.handshakes)
 
     @property
     def opened(self) -> bool:
-        """Whether every node's shell was sent all that it is to get."""
+        """Whether all openings have been sent to every node."""
         return all(handshake.opened for handshake in self.handshakes)
 
     @property
@@ -178,27 +177,27 @@ class Streams:
         return any(f"{PULLING}\n".encode() in handshake.noise for handshake in self.handshakes)
 
     def without_marker(self) -> bytes:
-        """What to send when no marker need be awaited."""
+        """Return the opening to send without waiting for a marker."""
         return self.handshakes[0].without_marker()
 
     def receive(self, data: bytes) -> tuple[bytes, Sequence[wire.Frame | NodeGone]]:
-        """Process stdout's data: the bytes to send, and what was decoded. Raises `wire.ProtocolError`."""
+        """Take data of stdout; return the bytes to send and the frames. Raises `wire.ProtocolError`."""
         return self.handshakes[0].feed(data)
 
     def listen(self, data: bytes) -> list[NodeGone]:
-        """Take what came on stderr."""
+        """Keep data of stderr."""
         self.words = (self.words + data)[-MAX_WORDS:]
         return []
 
     def nudges(self) -> bytes:
-        """What to send to a shell that has not answered: its rc file may wait for a line.
+        """Return a line for a shell that has not answered, in case its rc file waits for one.
 
-        Once it was sent what it reads, a line is the agent's.
+        After the opening, a line would be input for the agent.
         """
         return b"" if self.opened else NUDGE
 
     def end(self, status: int | None, timed_out: bool = False, protocol_error: str = "") -> ProcessEnd:
-        """The end of the process, or what there is of it so far, with what it has printed."""
+        """Return the end of the process with its output, as far as it is known."""
         noise = b"".join(handshake.noise for handshake in self.handshakes)
         shown = noise[-MAX_NOISE_SHOWN:].decode(errors="replace")
         words = self.words.decode(errors="replace")

@@ -1,42 +1,61 @@
-"""How launchers that somebody else started become one run: what each says before its link begins.
+"""The protocol by which independently started launchers join one run, and the side of one that joins.
 
     launcher ─▶ controller    MAGIC, then its `Arrival` with {"nonce"}
     controller ─▶ launcher    {"nonce", "proves": "secret" | "munge" | ""}
-    launcher ─▶ controller    {"proof"}, or {"refuses"}: why it does not join after all
+    launcher ─▶ controller    {"proof"}, or {"refuses"}: the reason why it does not join
     controller ─▶ launcher    {"proof"}
-    controller ─▶ launcher    {"waiting"} …    which nodes are missing, now and then
+    controller ─▶ launcher    {"waiting"} …    missing nodes, now and then
     controller ─▶ launcher    {"node", "run", "nonce"}: from here on both send frames
 
-Each is a line of JSON. In place of any of its lines the controller may send {"refused", "status", "another"}
-and close; `another`: it is the controller of another job.
-A proof covers both nonces and the arrival, so that none can be used twice. What is sent decides ranks,
-addresses and ports alone: a launcher runs nothing but its own command line.
+Each is a line of JSON. Instead of any of its lines, the controller may send {"refused", "status", "another"}
+and close the connection. `another` means that it controls another job. A proof covers both nonces and the
+arrival, so it can't be used twice. The messages decide only ranks, addresses and ports: a launcher runs
+nothing but its own command line.
 """
 
 import json
 import os
 import re
-from collections.abc import Mapping
+import select
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from itertools import cycle, islice, product
 from typing import Any
 
+from distlaunch.agent.frozen import Frozen
 from distlaunch.errors import DistlaunchError, Exit
 from distlaunch.job.allocation import TaskPlace
-from distlaunch.plan.gathering import Arrival
+from distlaunch.plan.gathering import Arrival, Gathering, ports_for
+from distlaunch.signals import Interrupts
+from distlaunch.transports.process import watch_for_silence
+from distlaunch.wording import NO_SUSPENDING_TORCHRUN
 
 MAGIC = b"distlaunch join 1\n"
 TORCHS_FIRST = b"\x00\xce\xf7\x85\x3c"
-"""What a client of torch's TCPStore sends first."""
+"""The first bytes from a client of a TCPStore."""
 TORCHS_PING = TORCHS_FIRST + b"\x0d" + b"ping"
-"""A request that a TCPStore answers with the four last bytes (torch 2.4 and later)."""
+"""A request that a TCPStore answers with the last four bytes (torch 2.4 and later)."""
 MAX_LINE = 1 << 14
-"""Bytes of a line: a stranger must not fill the controller."""
+"""Bytes of a line, bounded because strangers may connect."""
 SECRET = "DISTLAUNCH_SECRET"  # noqa: S105 (the name of a variable)
 MAX_NAME = 253
 _MUNGE_S = 5.0
+Say = Callable[[str], object]
+CONNECT_S, ANSWER_S = 3.0, 10.0
+RETRY_S, RETRY_MOST_S = 0.01, 0.5
+TELL_S = 5.0
+"""Seconds of waiting until the first message about it; each later message takes twice as long."""
+TURN_S = 0.5
+MAX_NODES = 1 << 16
+"""Nodes that the header of a frame has room for."""
+MAX_RUN_ID = 200
 
 
 class JoinError(DistlaunchError):
-    """The nodes of a run did not come together."""
+    """The launchers of a run failed to join."""
 
     def __init__(self, text: str, status: int) -> None:
         super().__init__(text)
@@ -44,12 +63,12 @@ class JoinError(DistlaunchError):
 
 
 def line_of(message: Mapping[str, Any]) -> bytes:
-    """A message as it is sent."""
+    """Return a message as a line."""
     return json.dumps(message).encode() + b"\n"
 
 
 def message_of(line: bytes) -> dict[str, Any]:
-    """The message in a line. Raises ValueError."""
+    """Return the message in a line. Raises ValueError."""
     try:
         message = json.loads(line)
     except RecursionError:
@@ -60,14 +79,12 @@ def message_of(line: bytes) -> dict[str, Any]:
 
 
 def arrival_of(message: Mapping[str, Any]) -> Arrival:
-    """The arrival that a launcher has sent. Raises ValueError for one that is none."""
+    """Return the arrival in the message of a launcher. Raises ValueError if there is none."""
     try:
         fields = {name: message[name] for name in Arrival._fields}
         fewest, most = fields["nodes"]
-        place = fields["place"]
-        arrival = Arrival(**fields)._replace(
-            nodes=(fewest, most), place=None if place is None else TaskPlace(*place)
-        )
+        place = None if fields["place"] is None else TaskPlace(*fields["place"])
+        arrival = Arrival(**{**fields, "nodes": (fewest, most), "place": place})
     except (KeyError, TypeError) as error:
         raise ValueError(f"it lacks something: {error}") from None
     numbers = (*arrival.nodes, arrival.node_rank, arrival.task, arrival.gpus, *(arrival.place or ()))
@@ -81,15 +98,15 @@ def arrival_of(message: Mapping[str, Any]) -> Arrival:
 
 
 def nonce() -> str:
-    """One that nobody has used before."""
+    """Return a new random nonce."""
     return os.urandom(16).hex()
 
 
 class Prover:
-    """Proves to the other side that we are who it expects, and checks its proof; `name` is this host's.
+    """Proves the identity of this side, and checks the proof of the other; `name` is the name of this host.
 
-    With DISTLAUNCH_SECRET, a keyed hash (HMAC-SHA256); where MUNGE is at work, its credentials, by which only
-    the same user gets in; else nothing, as with torchrun.
+    With DISTLAUNCH_SECRET, a proof is a keyed hash (HMAC-SHA256). With MUNGE, it is a credential, which only
+    the same user can have. Without either there is no proof, as with torchrun.
     """
 
     def __init__(self, environ: Mapping[str, str], name: str) -> None:
@@ -99,7 +116,7 @@ class Prover:
 
     @property
     def way(self) -> str:
-        """What a controller demands: secret, munge or nothing."""
+        """Return the proof that a controller demands: secret, munge or none."""
         if self._secret:
             return "secret"
         try:
@@ -107,81 +124,287 @@ class Prover:
         except OSError:
             return ""  # its programs are missing, or its daemon does not answer
 
-    def proof(self, way: str, side: str, said: str) -> str:
-        """The proof of what was `said`, by one `side`. Raises `JoinError` where it can't be given."""
+    def proof(self, way: str, side: str, transcript: str) -> str:
+        """Return the proof of a `transcript` by one `side`. Raises `JoinError` if that is impossible."""
         if bool(self._secret) != (way == "secret"):
             ours = f"{SECRET} is set on {self._name}, but the controller has none"
             theirs = f"the controller demands {SECRET}, which is not set on {self._name}"
             text = f"{ours if self._secret else theirs}: set it to the same value on all nodes"
             raise JoinError(text, Exit.USAGE)
         if way == "secret":
-            import hmac  # few jobs have one
+            import hmac  # few jobs have a secret
 
-            return hmac.new(self._secret, _covered(side, said), "sha256").hexdigest()
+            return hmac.new(self._secret, _covered(side, transcript), "sha256").hexdigest()
         if way == "munge":
             try:
-                return self._credential(_digest(side, said))
+                return self._credential(_digest(side, transcript))
             except OSError as error:
                 text = f"{self._name} has no MUNGE credential: {error}; or set {SECRET} on all nodes"
                 raise JoinError(text, Exit.USAGE) from None
         return ""
 
-    def wrong(self, way: str, side: str, said: str, proof: object) -> str:
-        """Why a proof of the other side's does not do; "" if it does."""
+    def wrong(self, way: str, side: str, transcript: str, proof: object) -> str:
+        """Return the flaw of a proof from the other side; "" = none."""
         if way == "secret":
             import hmac
 
-            expected = self.proof(way, side, said)
+            expected = self.proof(way, side, transcript)
             good = isinstance(proof, str) and proof.isascii() and hmac.compare_digest(proof, expected)
             return "" if good else f"its {SECRET} is another one"
         if way == "munge":
-            return self._wrong_credential(str(proof), _digest(side, said))
+            return self._wrong_credential(str(proof), _digest(side, transcript))
         return ""
 
     def _credential(self, payload: str) -> str:
-        """A credential of this process's user: see munge(1). Raises OSError."""
+        """Return a credential of the user of this process: see munge(1). Raises OSError."""
         status, text = self._munge(["munge", "--string", payload], "")
         if status:
             raise OSError(f"munge: {text.strip() or f'exit status {status}'}")
         return text.strip()
 
     def _wrong_credential(self, text: str, payload: str) -> str:
-        """Why one is not our own user's for that payload; "" if it is. Each can be read once: unmunge(1)."""
+        """Return the flaw of a credential that the same user must have made for `payload`; "" = none.
+
+        Each can be read once: see unmunge(1).
+        """
         try:
-            status, said = self._munge(["unmunge"], text)
+            status, printed = self._munge(["unmunge"], text)
         except OSError as error:
             return f"its MUNGE credential can't be read here: {error}"
-        found = re.search(r"^UID: .*\((\d+)\)$", said, re.MULTILINE)
+        found = re.search(r"^UID: .*\((\d+)\)$", printed, re.MULTILINE)
         if status or not found:
             return "it has no valid MUNGE credential"
         if int(found[1]) != os.geteuid():
             return f"it belongs to another user (uid {found[1]})"
-        meant = said.rstrip("\n").endswith("\n\n" + payload)
+        meant = printed.rstrip("\n").endswith("\n\n" + payload)
         return "" if meant else "its MUNGE credential is for something else"
 
     def _munge(self, argv: list[str], text: str) -> tuple[int, str]:
         import subprocess  # few processes need it
 
+        run = partial(subprocess.run, capture_output=True, text=True, check=False, env=self._environ)
         try:
-            done = subprocess.run(
-                argv,
-                input=text,
-                capture_output=True,
-                text=True,
-                timeout=_MUNGE_S,
-                check=False,
-                env=self._environ,
-            )
+            done = run(argv, input=text, timeout=_MUNGE_S)
         except subprocess.TimeoutExpired:
             raise OSError("no answer from munged") from None
         return done.returncode, done.stdout if argv[0] == "unmunge" or not done.returncode else done.stderr
 
 
-def _covered(side: str, said: str) -> bytes:
-    return f"distlaunch {side} {said}".encode()
+def _covered(side: str, transcript: str) -> bytes:
+    return f"distlaunch {side} {transcript}".encode()
 
 
-def _digest(side: str, said: str) -> str:
-    import hashlib  # of MUNGE alone
+def _digest(side: str, transcript: str) -> str:
+    import hashlib  # only MUNGE needs it
 
-    return hashlib.sha256(_covered(side, said)).hexdigest()
+    return hashlib.sha256(_covered(side, transcript)).hexdigest()
+
+
+# A launcher's way into a run that another launcher controls
+
+
+class Seat(Frozen):
+    """The place of a launcher in a run: the number of its node, and the connection to the controller.
+
+    `unread` is what was received after the line with the other fields.
+    """
+
+    connection: socket.socket
+    node: int
+    run_id: str
+    nonce: str
+    controller: str
+    unread: bytes
+
+
+class Wait:
+    """The time limit of a wait, and the times of messages about it."""
+
+    def __init__(self, limit_s: float) -> None:
+        self._began, self.limit_s, self._tell_s = time.monotonic(), limit_s, TELL_S
+
+    @property
+    def over(self) -> bool:
+        """Whether the limit is reached."""
+        return time.monotonic() - self._began > self.limit_s
+
+    def is_worth_telling(self) -> bool:
+        """Return whether a message is due: after TELL_S, and after each doubling."""
+        if time.monotonic() - self._began < self._tell_s:
+            return False
+        self._tell_s *= 2
+        return True
+
+
+def pause(interrupts: Interrupts, say: Say, wait_s: float, *fds: int) -> None:
+    """Wait for `wait_s` seconds or until a descriptor is readable. Raises `JoinError` at a signal to stop."""
+    ready, _, _ = select.select([interrupts.fd, *fds], [], [], wait_s)
+    for signum in interrupts.received() if interrupts.fd in ready else b"":
+        if signum != signal.SIGTSTP:
+            raise JoinError(f"stopped by {signal.Signals(signum).name}", 128 + signum)
+        say(NO_SUSPENDING_TORCHRUN)
+
+
+def blocked(signums: Iterable[int]) -> None:
+    """Block signals in this process and those that it forks, until a later reader takes them."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, signums)
+
+
+def renumbered(number: int, wanted: int | None) -> str:
+    """Return the message for a user who requested another number."""
+    why = "with c10d it counts only if all nodes have different ones; node 0 is on the endpoint's machine"
+    return f"this is node {number}, not --node-rank {wanted}: {why}"
+
+
+class Launcher:
+    """Connects to the controller, and waits until all nodes are there."""
+
+    def __init__(self, gathering: Gathering, prover: Prover, interrupts: Interrupts, say: Say) -> None:
+        self._gathering, self._prover = gathering, prover
+        self._interrupts, self._say = interrupts, say
+        self._why = ""
+        key = f"{gathering.label} {gathering.arrival.job}"
+        self._second = [*product(gathering.hosts[:1], ports_for(key) if gathering.fixed else ())]
+        self._next = cycle(self._second)
+
+    def seated(self) -> Seat:
+        """Return the place in the run, once the controller has all nodes. Raises `JoinError`."""
+        wait, pause_s = Wait(self._gathering.wait_s), RETRY_S
+        while True:
+            for host, port in self._places():
+                if seat := self._try(host, port):
+                    return seat
+            place = self._gathering.label
+            if wait.over:
+                hint = f"; {self._gathering.hint}" if self._gathering.hint else ""
+                text = f"can't reach the controller at {place}: {self._why}{hint}"
+                raise JoinError(f"gave up after {wait.limit_s:g} s: {text}", Exit.UNREACHABLE)
+            if wait.is_worth_telling():
+                who = "node 0" if self._gathering.ordered else "the node that has this address"
+                self._say(f"waiting for {who} at {place}: {self._why}")
+            pause(self._interrupts, self._say, pause_s)
+            pause_s = min(pause_s * 1.5, RETRY_MOST_S)
+
+    def seated_late(self) -> Seat | None:
+        """Return the place in a run that has begun and misses a node; None = there is none."""
+        return next(filter(None, (self._try(host, port) for host, port in self._second)), None)
+
+    def _places(self) -> Iterator[tuple[str, int]]:
+        """Yield the places where the controller may listen: at first, and later for nodes that return.
+
+        The latter are tried one at a time, because a firewall may delay each by CONNECT_S.
+        """
+        yield from product(self._gathering.hosts, self._gathering.ports)
+        yield from islice(self._next, 1)
+
+    def _try(self, host: str, port: int) -> Seat | None:
+        """Return the seat that the controller gives; None = there is none, and `_why` has the reason."""
+        first = (host, port) == (self._gathering.hosts[0], self._gathering.ports[0])
+        try:
+            connection = socket.create_connection((host, port), timeout=CONNECT_S)
+        except (OSError, UnicodeError) as error:
+            if first:
+                self._why = getattr(error, "strerror", None) or str(error)
+            return None
+        watch_for_silence(connection)
+        seat = None
+        try:
+            seat = self._request(connection, host, strict=first and self._gathering.fixed)
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            if first:
+                self._why = self._what_listens(host, port, error)
+        finally:
+            if not seat:
+                connection.close()
+        return seat
+
+    def _request(self, connection: socket.socket, host: str, strict: bool) -> Seat | None:
+        """Return the seat; None = the controller has exited. See `distlaunch.transports.join`.
+
+        `strict`: the controller of another job is an error. Raises OSError, ValueError, TypeError or KeyError
+        if the other side is not a controller.
+        """
+        arrival, ours, received = self._gathering.arrival, nonce(), bytearray()
+        receive = partial(self._message, connection, received, strict)
+        line = line_of({**arrival._asdict(), "nonce": ours})
+        connection.settimeout(ANSWER_S)
+        connection.sendall(MAGIC + line)
+        challenge = receive(CONNECT_S)
+        theirs, way = str(challenge["nonce"]), str(challenge["proves"])
+        covered = f"{ours} {theirs} {line[:-1].decode()}"
+        try:
+            proof = self._prover.proof(way, "launcher", covered)
+        except JoinError as error:
+            connection.sendall(line_of({"refuses": str(error)}))
+            raise
+        connection.sendall(line_of({"proof": proof}))
+        if why := self._prover.wrong(way, "controller", covered, receive(ANSWER_S).get("proof")):
+            raise JoinError(f"the controller at {host} is not to be trusted: {why}", Exit.USAGE)
+        message: dict[str, Any] = {}
+        while "node" not in message:
+            try:
+                message = receive(None)
+            except (OSError, ValueError):
+                self._why = "the controller has exited"
+                return None
+            if "waiting" in message and arrival.place is None:  # one of many tasks would repeat the message
+                self._say(str(message["waiting"]))
+        node, run_id = message["node"], message["run"]
+        if not isinstance(node, int) or not 0 <= node < MAX_NODES or not _is_run_id(run_id):
+            raise ValueError("no such node or run can be")
+        if arrival.node_rank not in (None, node):
+            self._say(renumbered(node, arrival.node_rank))
+        return Seat(connection, node, run_id, str(message["nonce"]), host, bytes(received))
+
+    def _message(
+        self, connection: socket.socket, received: bytearray, strict: bool, wait_s: float | None
+    ) -> dict[str, Any]:
+        """Return the next message.
+
+        Raises `JoinError` for a refusal, and OSError or ValueError if the other side is not a controller.
+        """
+        deadline = None if wait_s is None else time.monotonic() + wait_s
+        while b"\n" not in received:
+            left_s = TURN_S if deadline is None else deadline - time.monotonic()
+            if left_s <= 0:
+                raise TimeoutError("no answer")
+            pause(self._interrupts, self._say, left_s, connection.fileno())
+            if select.select([connection], [], [], 0)[0]:
+                data = connection.recv(MAX_LINE)
+                if not data or len(received) > MAX_LINE:
+                    raise ValueError("it closed the connection" if not data else "it says too much")
+                received += data
+        line, _, rest = received.partition(b"\n")
+        received[:] = rest
+        message = message_of(bytes(line))
+        if "refused" in message:
+            if message.get("another") and not strict:
+                raise ValueError("it is the controller of another job")
+            raise JoinError(str(message["refused"]), int(message.get("status", Exit.USAGE)))
+        return message
+
+    def _what_listens(self, host: str, port: int, error: Exception) -> str:
+        if _is_torchs(host, port):
+            return (
+                "a TCPStore of torch's is there: either torchrun was started there, then run `distlaunch "
+                "torchrun` on all nodes; or the run has all its nodes already"
+            )
+        words = getattr(error, "strerror", None) or str(error)
+        words = f"it lacks {words}" if isinstance(error, KeyError) else words
+        return f"what listens there is no controller of distlaunch's ({words})"
+
+
+def _is_torchs(host: str, port: int) -> bool:
+    """Return whether a TCPStore answers there."""
+    try:
+        with socket.create_connection((host, port), timeout=CONNECT_S) as probe:
+            probe.sendall(TORCHS_PING)
+            return probe.recv(16) == TORCHS_PING[-4:]
+    except OSError:
+        return False
+
+
+def _is_run_id(text: str) -> bool:
+    """Return whether the text is safe as the name of a directory."""
+    named = isinstance(text, str) and re.fullmatch(r"[-._]*[^\W_][-.\w]*", text)
+    return bool(named) and len(text) <= MAX_RUN_ID

@@ -1,7 +1,4 @@
-"""Links to agents, each a process and its three pipes, all served from one place.
-
-What comes is handed on, what waits is written.
-"""
+"""Links to agents: each a process and its three pipes, all served from one place."""
 
 import math
 import os
@@ -20,30 +17,29 @@ from distlaunch.transports.process import Child
 from distlaunch.transports.transport import Transport
 
 READ = 1 << 18
+Boot = Callable[[], bytes]
 EXIT_S = 3.0
-"""Seconds that a transport's process may take to follow the end of its pipes."""
+"""Seconds that a process may take to exit after its pipes were closed."""
 
 
 class Link:
-    """The `process` that reaches one node, or several. Its descriptors never block; the owner waits on them.
+    """The link to one node or several, over a `process`. The owner waits on its non-blocking descriptors.
 
-    The opening that `streams` have is sent when the node's shell answers, or at once where the transport is
-    direct; `boot` is made while an interpreter starts there. In the latter case that waits for a `flush`, and
-    may go together with the first commands.
+    The opening in `streams` is sent when the shell of the node answers, or at once if the transport is
+    direct. `boot` is called while an interpreter starts on the node. With a direct transport, its result
+    waits for a `flush`, and can be sent together with the first commands.
     """
 
-    def __init__(
-        self, transport: Transport, process: Child, streams: Streams, boot: Callable[[], bytes]
-    ) -> None:
+    def __init__(self, transport: Transport, process: Child, streams: Streams, boot: Boot) -> None:
         self._transport, self._process, self.streams = transport, process, streams
         self.patience_s = transport.patience_s
-        """Seconds that the process has between being told to end and being killed."""
+        """Seconds that the process has to exit before it is killed."""
         self.stdin, self.stdout, self.stderr = process.stdin, process.stdout, process.stderr
         for fd in (self.stdin, self.stdout, self.stderr):
             os.set_blocking(fd, False)
-        self._boot: Callable[[], bytes] | None = boot
+        self._boot: Boot | None = boot
         self.unsent = bytearray()
-        """What `flush` has left to write."""
+        """Bytes that `flush` has left to write."""
         self._behind_boot = b""
         self._protocol_error = ""
         self.at_end = self.pulling = False
@@ -53,7 +49,7 @@ class Link:
             self._open(streams.without_marker())
 
     def send(self, node: int, command: tuple[Any, ...]) -> None:
-        """Send a node one of `distlaunch.agent.messages`: at once, or right behind what it boots from.
+        """Send a node one of `distlaunch.agent.messages`: at once, or right after the agent's modules.
 
         If several nodes share the link, each receives every node's frames.
         """
@@ -66,20 +62,20 @@ class Link:
         self.flush()
 
     def flush(self) -> None:
-        """Write what the pipe takes now."""
+        """Write as much as the pipe takes now."""
         try:
             written(self.stdin, self.unsent)
         except OSError:
-            self.unsent.clear()  # the end will be seen on stdout
+            self.unsent.clear()  # the end is noticed on stdout
 
     def nudge(self) -> None:
-        """Give a line to each shell that has not answered: its rc file may wait for one."""
+        """Send a line to each shell that has not answered, in case its rc file waits for one."""
         if not self.unsent and (nudges := self.streams.nudges()):
             self.unsent += nudges
             self.flush()
 
     def receive(self) -> Sequence[wire.Frame | NodeGone]:
-        """The frames that have come, and which nodes have ended; sets `at_end` when no more will."""
+        """Return received frames and nodes that have ended; set `at_end` if no more will come."""
         try:
             data = os.read(self.stdout, READ)
             to_send, frames = self.streams.receive(data)
@@ -102,13 +98,13 @@ class Link:
             self._boot, self._behind_boot = None, b""
 
     def distrust(self, why: str) -> None:
-        """End a link whose peer broke the protocol."""
+        """End a link whose other side broke the protocol."""
         self._protocol_error = why
         self.at_end = True
         self.end()
 
     def listen(self) -> tuple[bool, list[NodeGone]]:
-        """Keep what came on the transport's stderr: False at its end, and which nodes have ended, by that."""
+        """Keep data of stderr; return False at its end, and the nodes that have ended by that."""
         try:
             data = os.read(self.stderr, READ)
         except BlockingIOError:
@@ -116,27 +112,27 @@ class Link:
         return bool(data), self.streams.listen(data)
 
     def exit_descriptor(self) -> int:
-        """A descriptor that becomes readable when the process has ended."""
+        """Return a descriptor that becomes readable when the process has exited."""
         if self._pidfd < 0:
             self._pidfd = self._process.exit_descriptor()
         return self._pidfd
 
     @property
     def descriptors(self) -> list[int]:
-        """All that an owner may wait on."""
+        """Return all descriptors that an owner may wait on."""
         return [fd for fd in (self._process.stdin, self.stdout, self.stderr, self._pidfd) if fd >= 0]
 
     def failure(self, overdue: str = "") -> LinkFailure:
-        """What the transport's last output means, all of it once its process has ended.
+        """Return the meaning of the transport's last output, which is complete once its process has exited.
 
-        `overdue` says why we gave a node up.
+        `overdue` is the reason for giving up a node.
         """
         self.listen()
         end = self.streams.end(self._process.poll(), bool(overdue), self._protocol_error)
         return self._transport.failure(end).saying(overdue)
 
     def hang_up(self) -> None:
-        """Close the pipe to the agent, which then leaves, and wait; ends a process that does not follow."""
+        """Close the pipe to the agent, which then leaves, and wait; stop a process that does not follow."""
         self._process.close_stdin()
         if not self._ends_within(EXIT_S):
             self.end()
@@ -147,7 +143,7 @@ class Link:
         return bool(waiting.poll(seconds * 1000))
 
     def discard(self) -> None:
-        """End an agent at once and without a trace, if it was given nothing to do and is still there."""
+        """End an agent that is still there and was given nothing to do, at once and without a trace."""
         if not self._idle:
             return
         self.kill()
@@ -156,46 +152,46 @@ class Link:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the transport's process has."""
+        """Whether the process has exited."""
         return self._process.poll() is not None
 
     def end(self) -> None:
-        """Tell the transport's process to end, or kill it; an agent notices the end of the pipe."""
+        """Stop the process, or kill it; an agent notices the end of the pipe."""
         if not self.patience_s:
             self.kill()
         elif not self.has_ended:
-            # Until an agent is there, a shell may be waiting for what fetches an image.
+            # Before there is an agent, a shell may be waiting for a program that fetches an image.
             self._process.terminate(group=not self.streams.booted)
 
     def kill(self) -> None:
-        """Kill the transport's process with all that it started: a ProxyCommand may hear of nothing."""
+        """Kill the process with everything that it started: a ProxyCommand may not notice its end."""
         if not self.has_ended:
             self._process.kill()
 
     def close(self) -> None:
-        """Close the pipes and reap the process, if it has been killed or has ended."""
+        """Close the pipes and reap the process, if it has been killed or has exited."""
         self._idle = False
         self._process.close()
         if self._pidfd >= 0:
             os.close(self._pidfd)
             self._pidfd = -1
         if self.patience_s:
-            self._process.poll()  # a guardian that still sweeps is reaped by init after us
+            self._process.poll()  # a guardian that still sweeps is reaped by init later
         else:
             self._process.wait()
 
     def kill_at(self, deadline: float) -> None:
-        """Wait for a process that was told to end until then (monotonic seconds); kill it if it stays."""
+        """Wait until `deadline` (monotonic seconds) for a process that was stopped; kill it if it stays."""
         if not self._ends_within(max(0.0, deadline - time.monotonic())):
             self.kill()
         self._process.wait()
 
 
 class Links:
-    """Links by node, of which several may share one. `on_frame` gets each frame.
+    """Links by node, of which several may share one. `on_frame` is called with each frame.
 
-    `on_end` gets a node whose link has ended, and the reason; `on_frame` may raise `ProtocolError`: the link
-    then ends.
+    `on_end` is called with a node whose link has ended, and the reason. If `on_frame` raises `ProtocolError`,
+    the link ends.
     """
 
     def __init__(
@@ -208,21 +204,21 @@ class Links:
         self._selector = selectors.DefaultSelector()
         self._links: dict[int, Link] = {}
         self._nodes: dict[Link, set[int]] = {}
-        self._heard: set[int] = set()
+        self._answered: set[int] = set()
         self._gone: dict[int, LinkFailure] = {}
-        """How nodes have ended that were the last on their links, whose output may still be on its way."""
-        self._told: dict[Link, float] = {}
-        """Those whose process was told to end, and until when it may live (monotonic seconds)."""
+        """Failures of nodes that were the last on their links, whose output may still be on its way."""
+        self._stopping: dict[Link, float] = {}
+        """Links whose process was stopped, and the time when it is killed (monotonic seconds)."""
 
     @property
     def present(self) -> list[int]:
-        """The nodes whose links have not ended."""
+        """Return the nodes whose links have not ended."""
         return sorted(self._links)
 
     @property
     def answering(self) -> list[int]:
-        """Those of them whose agents have said something."""
-        return sorted(self._links.keys() & self._heard)
+        """Return the nodes among them whose agents have sent anything."""
+        return sorted(self._links.keys() & self._answered)
 
     def watch(self, fd: int, handler: Callable[[], None], mask: int = selectors.EVENT_READ) -> None:
         """Have `turn` call `handler` when `fd` is ready."""
@@ -240,7 +236,7 @@ class Links:
         self._watch_writing(link)
 
     def nudge(self) -> None:
-        """Nudge the nodes whose shells have not answered yet."""
+        """Nudge the shells that have not answered yet."""
         for link in self._nodes:
             link.nudge()
 
@@ -251,19 +247,15 @@ class Links:
             self._watch_writing(link)
 
     def turn(self, wait_s: float) -> None:
-        """Wait at most `wait_s` seconds for something to happen, and handle all that did."""
+        """Wait at most `wait_s` seconds for events, and handle all of them."""
         for key, _ in self._selector.select(wait_s):
             # An earlier handler of this round may have closed the descriptor.
             if self._selector.get_map().get(key.fd) == key:
                 key.data()
-        if self._told:
-            self._see_to_told()
-
-    def _see_to_told(self) -> None:
-        """Reap what has ended as it was told, and kill what stays too long: the run may go on for days."""
-        for link, deadline in list(self._told.items()):
+        # Reap processes that have exited, and kill those that stay too long: the run may go on for days.
+        for link, deadline in list(self._stopping.items()):
             if link.has_ended:
-                del self._told[link]
+                del self._stopping[link]
             elif time.monotonic() >= deadline:
                 link.kill()
 
@@ -275,7 +267,7 @@ class Links:
         self._leave(node, Link.end)
 
     def give_up(self, node: int, why: str) -> None:
-        """Drop a node that is overdue; `on_end` gets what its transport has said so far, and `why`."""
+        """Drop a node that is overdue; `on_end` gets the output of its transport so far, and `why`."""
         if link := self._links.get(node):
             failure = link.failure(why)
             self.drop(node)
@@ -286,17 +278,17 @@ class Links:
         self._leave(node, Link.hang_up)
 
     def close(self) -> None:
-        """Drop what is left."""
+        """Drop the remaining nodes."""
         for node in self.present:
             self.drop(node)
-        for link, deadline in self._told.items():
+        for link, deadline in self._stopping.items():
             link.kill_at(deadline)
         self._selector.close()
 
     def _leave(self, node: int, way: Callable[[Link], None]) -> None:
-        """Forget a node, and leave its link that `way`, if it serves no other."""
+        """Forget a node, and end its link in that `way`, unless it serves another node."""
         link = self._links.pop(node, None)
-        self._heard.discard(node)
+        self._answered.discard(node)
         self._gone.pop(node, None)
         if link is None:
             return
@@ -308,11 +300,11 @@ class Links:
             self.unwatch(fd)
         way(link)
         link.close()
-        if 0.0 < link.patience_s < math.inf and not link.has_ended:  # it may not live on
-            self._told[link] = time.monotonic() + link.patience_s
+        if 0.0 < link.patience_s < math.inf and not link.has_ended:  # it must not live on
+            self._stopping[link] = time.monotonic() + link.patience_s
 
     def unwatch(self, fd: int) -> None:
-        """Don't wait for `fd` any more."""
+        """Stop waiting for `fd`."""
         if fd in self._selector.get_map():
             self._selector.unregister(fd)
 
@@ -343,7 +335,7 @@ class Links:
         except wire.ProtocolError as error:
             link.distrust(str(error))
         if link not in self._nodes:
-            return  # dropped because of what it said
+            return  # dropped because of a frame
         self._watch_writing(link)
         self._note_pull(link)
         if link.at_end:
@@ -352,7 +344,7 @@ class Links:
             self.watch(link.exit_descriptor(), lambda: self._end(link))
 
     def _note_pull(self, link: Link) -> None:
-        """Tell once that an image is being fetched, and that it is there."""
+        """Report once that an image is being fetched, and once that it is there."""
         pulling = link.streams.pulling
         if pulling is not link.pulling:
             link.pulling = pulling
@@ -362,14 +354,14 @@ class Links:
     def _take(self, link: Link, frame: wire.Frame) -> None:
         serving = self._links.get(frame.node)
         if serving is None and len(self._nodes.get(link, ())) != 1:
-            return  # of a node that shared this link, and was dropped
+            return  # from a node that shared this link, and was dropped
         if serving is not link:
             raise wire.ProtocolError(f"a frame for node {frame.node} came on another node's link")
-        self._heard.add(frame.node)
+        self._answered.add(frame.node)
         self._on_frame(frame)
 
     def _part_with(self, link: Link, gone: Sequence[NodeGone]) -> None:
-        """Drop nodes that have ended, unless they were dropped before; the link's end tells of the last."""
+        """Drop nodes that have ended, unless dropped before; the last one waits for the end of the link."""
         for each in gone:
             if self._links.get(each.node) is not link:
                 continue

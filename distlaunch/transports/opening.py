@@ -1,4 +1,4 @@
-"""Opens the links to the nodes of a job: the transport's command line, the interpreters, the agent's text."""
+"""The links to the nodes of a job: transports are started, and sent interpreters and the agent's code."""
 
 import contextlib
 import importlib.util
@@ -25,17 +25,17 @@ if TYPE_CHECKING:  # an early agent starts before the job is read
     from distlaunch.job.spec import JobSpec
 
 STEP_NODES = 32
-"""Nodes of an allocation by one step, where there are more of them."""
+"""Nodes of an allocation per step, if there are more of them."""
 NO_RANKS_HERE = "ranks run only on Linux, and this machine has another system: list Linux hosts in nodes"
 _TRAVELS = 1
-"""zlib's level: each start pays for it. 6 takes 8 ms more, for 184 KiB instead of 210."""
+"""The compression level of zlib, for which each start pays: 6 takes 8 ms more, for 184 KiB instead of 210."""
 
 
 def open_early(shares_stdio: bool) -> Link | None:
     """Start an agent on this machine, for the first node of a job; None if that fails.
 
-    It boots on another core while YAML and the supervisor are imported. If the job doesn't need it, `discard`
-    the link.
+    It boots on another core while YAML and the supervisor are imported. `discard` the link if the job doesn't
+    need it.
     """
     with contextlib.suppress(DistlaunchError):  # if the job needs it, opening it again says why
         link = _open(Local(), 0, None, shares_stdio)
@@ -49,7 +49,7 @@ def open_links(
 ) -> dict[int, Link]:
     """Start the transports to all nodes; the agent opened `early` serves the first one, or is discarded.
 
-    `joined` are the links to nodes whose launchers have opened them.
+    `joined` are the links that launchers of nodes have opened.
     """
     links = dict(joined or {})
     first = spec.nodes[0]
@@ -65,7 +65,7 @@ def open_links(
 
 
 def open_link(spec: "JobSpec", *indices: int) -> Link:
-    """Start the transport to a node, or a step for several; their agents will say hello."""
+    """Start the transport to a node, or a step for several; their agents will send a hello."""
     first = indices[0]
     reach, named = spec.pool[first].reach, spec.pool[first].python or spec.python
     if spec.container:
@@ -77,23 +77,22 @@ def open_link(spec: "JobSpec", *indices: int) -> Link:
 
 
 def _groups(spec: "JobSpec") -> Iterable[list[int]]:
-    """The nodes, by whether they have a step together."""
+    """Yield the groups of nodes that share a step."""
     large = spec.allocation and len(spec.pool) > STEP_NODES and not spec.container
     if not large or not all(isinstance(node.reach, Slurm) for node in spec.pool):
         yield from ([index] for index in range(len(spec.pool)))
         return
-    # By few steps, of about the same size: more would overwhelm a scheduler.
+    # Few steps, of about the same size: more would overwhelm a scheduler.
     alike: dict[tuple[int | None, str | None], list[int]] = {}
     for index, node in enumerate(spec.pool):
-        component = node.reach.group if isinstance(node.reach, Slurm) else None
-        alike.setdefault((component, node.python), []).append(index)
+        alike.setdefault((getattr(node.reach, "group", None), node.python), []).append(index)
     for indices in alike.values():
         size, count = len(indices), -(-len(indices) // STEP_NODES)
         yield from (indices[size * part // count : size * (part + 1) // count] for part in range(count))
 
 
 def _open_container(spec: "JobSpec", container: Container, index: int, named: str | None) -> Link:
-    """A container on the node: by the node's shell, or by srun itself."""
+    """Open a container on the node, by the shell of the node or by srun itself."""
     node = spec.pool[index]
     reach = Local(container.runtime) if isinstance(node.reach, Local) else node.reach
     workdir = node.workdir or spec.workdir
@@ -107,9 +106,9 @@ def _open_container(spec: "JobSpec", container: Container, index: int, named: st
 def _open(
     reach: Transport, index: int, named: str | None, shares: bool = False, inside: Sequence[bytes] = ()
 ) -> Link:
-    """`named` is the node's interpreter, if the job names one.
+    """Open a link; `named` is the interpreter of the node, if the job names one.
 
-    `inside` is what the shells on the way into a container are sent, the last of them that in it.
+    `inside` are the openings for the shells on the way into a container, and for the one in it.
     """
     if reach.here and not runs_ranks():
         raise DistlaunchError(NO_RANKS_HERE)
@@ -122,7 +121,7 @@ def _open(
 
 
 def _open_step(steps: Mapping[int, Slurm], named: str | None) -> Link:
-    """One step for several nodes, which have the same interpreter."""
+    """Open one step for several nodes, which have the same interpreter."""
     first, nonce = next(iter(steps.values())), os.urandom(16).hex()
     by_host = {step.host: index for index, step in steps.items()}
     boot = boot_text(bundle_for(same_interpreter=False), nonce, (NODE_VARIABLE, by_host))
@@ -142,18 +141,18 @@ def _opening(named: str | None) -> bytes:
 
 
 def _make_folder(path: str) -> None:
-    """Make a folder of the user's; the home is that of the user database, as ssh has it."""
-    from pwd import getpwuid  # few transports need one
+    """Make a directory in the home that the user database has, as ssh does."""
+    from pwd import getpwuid  # few transports need a directory
 
-    with contextlib.suppress(OSError, KeyError):  # the transport says what it lacks
+    with contextlib.suppress(OSError, KeyError):  # the transport reports what it lacks
         os.mkdir(path.replace("~", getpwuid(os.geteuid()).pw_dir, 1), 0o700)
 
 
 @cache
 def bundle_for(same_interpreter: bool) -> Bundle:
-    """Read the agent's modules; for this interpreter on this machine without source, and not compressed."""
+    """Return the agent's modules; for this interpreter on this machine, uncompressed and without source."""
     loaders = [SourceFileLoader(*module) for module in _modules()]
-    # The parent package is there only so that the agent's has a home.
+    # The agent's package needs its parent package.
     codes = {"distlaunch": marshal.dumps(compile("", "distlaunch", "exec"))}
     codes |= {loader.name: marshal.dumps(loader.get_code(loader.name)) for loader in loaders}
     code, source = zlib.compress(marshal.dumps(codes), 0 if same_interpreter else _TRAVELS), b""
@@ -164,7 +163,7 @@ def bundle_for(same_interpreter: bool) -> Bundle:
 
 
 def _modules() -> Iterator[tuple[str, str]]:
-    """Name and file of each module, the package before what is in it. (pkgutil takes 6 ms to import.)"""
+    """Yield the name and file of each module, the package first. (pkgutil takes 6 ms to import.)"""
     (folder,) = distlaunch.agent.__path__
     yield "distlaunch.agent", os.path.join(folder, "__init__.py")
     for name in sorted(os.listdir(folder)):

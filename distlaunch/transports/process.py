@@ -1,4 +1,4 @@
-"""What carries a link: the process that reaches a node (sh, ssh, srun, …), or a launcher's connection."""
+"""The carrier of a link: the process that reaches a node (sh, ssh, srun, …), or a launcher's connection."""
 
 import contextlib
 import errno
@@ -12,15 +12,15 @@ from distlaunch.agent.poller import widen
 from distlaunch.here import exit_descriptor
 
 _DEFAULTS = (signal.SIGPIPE, signal.SIGXFSZ)
-"""Signals that Python ignores; what it starts must not."""
+"""Signals that Python ignores, but that its children must not ignore."""
 SILENT_S = 15
 """Seconds without an answer after which a connection counts as dead, as over ssh."""
 
 
 class Child:
-    """A process, and our ends of the pipes to its three streams.
+    """A process, and this end of the pipes to its three streams.
 
-    What a link needs of `subprocess.Popen`, whose import takes longer than a shell's start.
+    It has what a link needs of `subprocess.Popen`, whose import takes longer than the start of a shell.
     """
 
     def __init__(self, pid: int, pipes: Sequence[int]) -> None:
@@ -29,26 +29,26 @@ class Child:
         self.status: int | None = None
 
     def poll(self) -> int | None:
-        """Its exit code, or the negative signal, once it has ended: then it is reaped."""
+        """Return its exit code, or the negative signal, once it has exited and is reaped; None before."""
         return self._reap(os.WNOHANG)
 
     def wait(self) -> None:
-        """Wait for its end."""
+        """Wait until it exits."""
         self._reap(0)
 
     def terminate(self, group: bool) -> None:
-        """Ask it to end; or its `group`: also what it has started and is left."""
+        """Stop it, or its whole `group`, which may outlive it."""
         if group:
             self._signal_group(signal.SIGTERM)
         elif self.poll() is None:
             os.kill(self.pid, signal.SIGTERM)
 
     def kill(self) -> None:
-        """Kill it and what it has started; it is still to be waited for."""
+        """Kill it and everything that it has started; it is still to be waited for."""
         self._signal_group(signal.SIGKILL)
 
     def exit_descriptor(self) -> int:
-        """A descriptor, to be closed, that becomes readable when it has ended."""
+        """Return a descriptor, to be closed, that becomes readable when it has exited."""
         return exit_descriptor(self.pid)
 
     def close_stdin(self) -> None:
@@ -58,7 +58,7 @@ class Child:
             self.stdin = -1
 
     def close(self) -> None:
-        """Close all pipes; once."""
+        """Close all pipes, once."""
         for fd in (self.stdin, self.stdout, self.stderr):
             if fd >= 0:
                 os.close(fd)
@@ -72,16 +72,19 @@ class Child:
             try:
                 pid, status = os.waitpid(self.pid, options)
             except ChildProcessError:
-                pid, status = self.pid, 0  # the kernel reaps, as where SIGCHLD is ignored: nobody knows
+                pid, status = (
+                    self.pid,
+                    0,
+                )  # the kernel has reaped it, as SIGCHLD is ignored
             if pid:
                 self.status = os.waitstatus_to_exitcode(status)
         return self.status
 
 
 class Peer(Child):
-    """A connection in the place of a link's process; None = one that never was.
+    """A connection instead of the process of a link; None = a connection that never was.
 
-    Its far end tells the `status`.
+    The other side sends the `status`.
     """
 
     def __init__(self, sock: socket.socket | None) -> None:
@@ -91,17 +94,17 @@ class Peer(Child):
         if sock:
             watch_for_silence(sock)
             stdout = sock.detach()
-            stdin = os.dup(stdout)  # each is watched by itself
+            stdin = os.dup(stdout)  # each is watched separately
         else:
             stdout, stdin = os.dup(stderr), os.open(os.devnull, os.O_WRONLY)
         super().__init__(0, (stdin, stdout, stderr))
 
     def exit_descriptor(self) -> int:
-        """Readable at once: nothing more is told after the end of the connection."""
+        """Return a descriptor that is readable at once: nothing follows the end of the connection."""
         return os.dup(self.stderr)
 
     def close_stdin(self) -> None:
-        """Close our half of it."""
+        """Close the connection."""
         self.kill()
 
     def terminate(self, group: bool) -> None:
@@ -109,7 +112,7 @@ class Peer(Child):
         self.kill()
 
     def kill(self) -> None:
-        """Close the connection both ways: its far end stops what it has, and leaves."""
+        """Close the connection in both directions: the other side stops its ranks, and leaves."""
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(self.stdout)) as sock:
             sock.shutdown(socket.SHUT_RDWR)
 
@@ -118,10 +121,10 @@ class Peer(Child):
 
 
 def start(argv: Sequence[str], environ: Mapping[str, str], sharing: Sequence[int] = ()) -> Child:
-    """A process with a pipe to each of its three streams, in a session of its own. Raises OSError.
+    """Start a process with a pipe to each of its three streams, in its own session. Raises OSError.
 
-    It gets copies of the descriptors in `sharing`. The terminal's Ctrl-C does not reach it: that is for us to
-    interpret, not for ssh.
+    It gets copies of the descriptors in `sharing`. Ctrl-C in the terminal does not reach it: the controller,
+    not ssh, decides what that means.
     """
     copies = [os.dup(fd) for fd in sharing]
     environ = {**environ, wire.SHARED: ",".join(map(str, copies))}
@@ -134,23 +137,15 @@ def start(argv: Sequence[str], environ: Mapping[str, str], sharing: Sequence[int
             read, write = os.pipe()
             theirs.append(read if to_child else write)
             ours.append(write if to_child else read)
-        # An agent boots from what fits into the one, and prints into the other faster than we read.
+        # An agent boots from as much as one pipe holds, and prints into the other faster than it is read.
         for fd in ours[:2]:
             widen(fd)
-        others = _inheritable()
+        streams = ((os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(theirs))
+        actions = [*streams, *((os.POSIX_SPAWN_CLOSE, fd) for fd in _inheritable())]
         for fd in copies:
             os.set_inheritable(fd, True)
-        pid = os.posix_spawn(
-            _program(argv[0], environ),
-            list(argv),
-            environ,
-            file_actions=[
-                *((os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(theirs)),
-                *((os.POSIX_SPAWN_CLOSE, fd) for fd in others),
-            ],
-            setsid=True,
-            setsigdef=_DEFAULTS,
-        )
+        program, words = _program(argv[0], environ), list(argv)
+        pid = os.posix_spawn(program, words, environ, file_actions=actions, setsid=True, setsigdef=_DEFAULTS)
         return Child(pid, ours)
     except BaseException:
         for fd in ours:
@@ -162,7 +157,7 @@ def start(argv: Sequence[str], environ: Mapping[str, str], sharing: Sequence[int
 
 
 def _program(name: str, environ: Mapping[str, str]) -> str:
-    """The file that a name means with that PATH."""
+    """Return the file of the program that a name means with the PATH of `environ`."""
     if "/" in name:
         return name
     for folder in os.get_exec_path(environ):
@@ -173,20 +168,21 @@ def _program(name: str, environ: Mapping[str, str]) -> str:
 
 
 def _inheritable() -> list[int]:
-    """What our caller has left open for us, beyond the three streams: ssh may outlive us, and keep it so.
+    """Return the descriptors beyond the three streams that the caller has left open.
 
-    What was opened under a higher limit stays: posix_spawn refuses to close it.
+    ssh may outlive this process, and would keep them open. Those that were opened under a higher limit
+    remain, because posix_spawn refuses to close them.
     """
     found, limit = [], os.sysconf("SC_OPEN_MAX")
     for name in os.listdir("/proc/self/fd" if os.path.isdir("/proc/self/fd") else "/dev/fd"):
-        with contextlib.suppress(OSError):  # what listed them
+        with contextlib.suppress(OSError):  # the descriptor that listed them
             if 2 < int(name) < limit and os.get_inheritable(int(name)):
                 found.append(int(name))
     return found
 
 
 def watch_for_silence(sock: socket.socket) -> None:
-    """Have the kernel end a connection whose other side is gone, and send what is written at once."""
+    """Have the kernel end a connection whose other side is gone, and send data at once."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (

@@ -1,4 +1,4 @@
-"""Nodes of a Slurm allocation: srun's stdin and stdout are the link, for a step on one node or on several."""
+"""The nodes of a Slurm allocation: links are stdin and stdout of srun, for a step on one node or several."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -8,27 +8,20 @@ from typing import Literal
 from distlaunch.agent import wire
 from distlaunch.transports.failure import Kind, LinkFailure, Patterns, ProcessEnd, classify
 from distlaunch.transports.handshake import SCRIPT, Handshake, NodeGone, Streams
-from distlaunch.transports.transport import Transport
+from distlaunch.transports.transport import OLD_PYTHON, Transport
 from distlaunch.wording import expand_nodelist
 
 _OPTIONS = (
-    "--overlap",  # what other steps use is not waited for, nor what this one uses by others
-    "--mem=0",  # all that the job has on the node
-    "--cpu-bind=none",  # which CPU is whose is the job file's to say
-    "--mpi=none",
-    "--input=all",
-    "--output=all",
-    "--error=all",
-    "--kill-on-bad-exit=0",
-    "--wait=0",
-    "--export=ALL",
-    "--chdir=/",
-    "--quit-on-interrupt",
+    "--overlap",  # this step and others don't wait for each other's resources
+    "--mem=0",  # all memory of the job on the node
+    "--cpu-bind=none",  # the job file decides about CPUs
+    *("--mpi=none", "--input=all", "--output=all", "--error=all", "--kill-on-bad-exit=0", "--wait=0"),
+    *("--export=ALL", "--chdir=/", "--quit-on-interrupt"),
 )
-"""srun reads each from a variable, too, which the allocation, or a script in it, may have set."""
+"""Options of srun that it also reads from variables, which the allocation or a script may have set."""
 
 VARIABLES = ("SLURM_", "SRUN_", "PMI_", "PMIX_", "SLURMD_")
-"""How the names begin that Slurm's tools set, and some of them read."""
+"""Prefixes of the variables that Slurm's tools set, and some of them read."""
 _OF_THE_JOB = ("SLURM_JOB_", "SLURM_ARRAY_", "SLURM_SUBMIT_", "SLURM_HET_", "SLURM_JOBID_HET_")
 _KEPT = ("SLURM_JOBID", "SLURM_CONF", "SLURM_CLUSTERS", "SLURM_CLUSTER_NAME", "SLURM_RESTART_COUNT")
 _OF_THE_STEP = (
@@ -40,14 +33,14 @@ _OF_THE_STEP = (
     *("SLURM_CPU_BIND", "SLURM_CPU_BIND_LIST", "SLURM_CPU_BIND_TYPE", "SLURM_CPU_BIND_VERBOSE"),
     *("SLURM_CPUS_PER_TASK", "SLURM_UMASK", "PMI_RANK", "PMI_SIZE", "PMI_FD", "PMIX_RANK"),
 )
-"""The agent's own, which a rank would take for its rank and its world."""
+"""Variables of the agent's own task, which a rank would take for its rank and world."""
 
 
 class Slurm(Transport):
-    """A node of an allocation; `job` is the allocation's id, `group` the node's component.
+    """A node of an allocation; `job` is the ID of the allocation, `group` the component of the node.
 
-    `options` are more options of srun, such as a plug-in's; `variables` are NAME=VALUE for the agent. A step
-    may be confined otherwise than we are, also on this machine, so that no such node is `here`.
+    `options` are more options of srun, such as those of a plug-in; `variables` are NAME=VALUE for the agent.
+    Even on this machine, a step may be confined in another way than this process, so no such node is `here`.
     """
 
     host: str
@@ -56,20 +49,20 @@ class Slurm(Transport):
     options: tuple[str, ...] = ()
     variables: tuple[str, ...] = ()
     name: Literal["slurm"] = "slurm"
-    patience_s = 0.5  # only a living srun tells its step of our end
+    patience_s = 0.5  # only a running srun ends its step
 
     @property
     def unknown(self) -> bool:
-        """Outside of an allocation."""
+        """Whether this is outside of an allocation."""
         return not self.job
 
     def argv(self) -> list[str]:
-        """srun, with every option that a variable may set, and behind it nothing of the job."""
+        """Return srun with every option that a variable may set, followed by nothing of the job."""
         # Unbuffered: else srun waits for the ends of lines, which frames don't have.
         return self._step([self.host], ["--nodes=1", "--ntasks=1", "--unbuffered"])
 
     def group_argv(self, hosts: Sequence[str]) -> list[str]:
-        """The same with a task on each of `hosts`, for `LabelledStreams`; if one fails, the others go on.
+        """Return the same with a task on each of `hosts`, for `LabelledStreams`; others survive a failed one.
 
         The hosts are in the order of the allocation.
         """
@@ -85,31 +78,27 @@ class Slurm(Transport):
         return ["srun", *size, *_OPTIONS, *self.options, *where, *env, "/bin/sh", "-c", SCRIPT]
 
     def environment(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """Without what srun would take for options, and whatever else describes another step."""
+        """Return the environment without variables that are options of srun, or describe another step."""
         return {name: value for name, value in environ.items() if _passes(name)}
 
     def failure(self, end: ProcessEnd) -> LinkFailure:
-        """srun's own words, where it failed; else the node's."""
-        said = end._replace(stderr=_telling(end))
-        failure = classify(said, _BY_SRUN, _SRUN_FAILED, "srun on this machine")
+        """Return the failure by srun's messages if srun has failed, else by the node's."""
+        relevant = end._replace(stderr=_telling(end))
+        failure = classify(relevant, _BY_SRUN, _SRUN_FAILED, "srun on this machine")
         return failure._replace(clean=failure.clean and _swept(end))
 
     def advice(self, failure: LinkFailure, python: str | None) -> str:
-        """With a command to paste where there is one."""
+        """Return advice, with a command to paste if there is one."""
         step = f"srun --jobid={self.job} --overlap -N1 -n1 -w {quote(self.host)}"
-        match failure.kind:
-            case Kind.NO_ALLOCATION:
-                return f"the allocation is over: see `scontrol show job {self.job}`"
-            case Kind.NODE_DOWN | Kind.UNREACHABLE | Kind.SILENT | Kind.LOST:
-                return f"see `scontrol show node {quote(self.host)}`"
-            case Kind.STEP_REFUSED:
-                return f"try `{step} hostname`"
-            case Kind.NO_PYTHON:
-                return "set `python:` to an interpreter that exists there"
-            case Kind.OLD_PYTHON:
-                return "set `python:` to Python 3.8 or later"
-            case _:
-                return f"try `{step} {quote(python or 'python3')} -V`"
+        of_the_node = (Kind.NODE_DOWN, Kind.UNREACHABLE, Kind.SILENT, Kind.LOST)
+        known = {
+            **dict.fromkeys(of_the_node, f"see `scontrol show node {quote(self.host)}`"),
+            Kind.NO_ALLOCATION: f"the allocation is over: see `scontrol show job {self.job}`",
+            Kind.STEP_REFUSED: f"try `{step} hostname`",
+            Kind.NO_PYTHON: "set `python:` to an interpreter that exists there",
+            Kind.OLD_PYTHON: OLD_PYTHON,
+        }
+        return known.get(failure.kind) or f"try `{step} {quote(python or 'python3')} -V`"
 
 
 def _passes(name: str) -> bool:
@@ -117,20 +106,15 @@ def _passes(name: str) -> bool:
 
 
 _SRUN_FAILED = 1
-"""srun's own exit status, and a task's that ends so."""
+"""Exit status of srun's own failures, and of a task that ends with the same status."""
 
-# Read off Slurm 22.05 and its sources' messages.
+# As Slurm 22.05 prints them, and from the messages in its sources.
 _BY_SRUN: Patterns = (
-    (
-        Kind.NO_ALLOCATION,
-        r"Invalid job id|[Jj]ob/step already complet|has been revoked|allocation .* has expired",
-    ),
-    (Kind.NO_ALLOCATION, r"Unable to confirm allocation"),
+    (Kind.NO_ALLOCATION, r"Invalid job id|[Jj]ob/step already complet|has been revoked"),
+    (Kind.NO_ALLOCATION, r"allocation .* has expired|Unable to confirm allocation"),
     (Kind.NODE_DOWN, r"[Nn]ode failure|required nodes? (?:is|are) not available|nodes? .* DOWN"),
-    (
-        Kind.UNREACHABLE,
-        r"Communication connection failure|Unable to contact slurm|Connection (?:refused|timed out)",
-    ),
+    (Kind.UNREACHABLE, r"Communication connection failure|Unable to contact slurm"),
+    (Kind.UNREACHABLE, r"Connection (?:refused|timed out)"),
     (Kind.STEP_REFUSED, r"Unable to create step|Unable to allocate resources|Access/permission denied"),
 )
 
@@ -139,39 +123,39 @@ _TASK_ENDED = r"tasks? [\d,-]+: Exited with exit code"
 _KILLED = r"tasks? [\d,-]+: Killed"
 _BROKEN = rf"[Nn]ode failure|Force Terminated|Job step aborted|{_KILLED}"
 _FOLLOWS = (r"Force Terminated|Job step aborted|forcing job termination", _KILLED)
-"""What srun says after the cause, which of these is the last to be left out."""
+"""Messages that srun prints after the cause; the second is left out only after the first."""
 
 
 def _telling(end: ProcessEnd) -> str:
-    """What srun said of the cause: not what it always says, nor a guardian's status, which says it itself."""
+    """Return srun's messages about the cause, without routine ones and the status of a guardian."""
     silent = f"{_CHATTER}|{_TASK_ENDED}" if end.booted else _CHATTER
-    said = _without(silent, end.stderr.splitlines(True))
+    relevant = _without(silent, end.stderr.splitlines(True))
     for pattern in _FOLLOWS:
-        said = _without(pattern, said) or said
-    return "".join(said)
+        relevant = _without(pattern, relevant) or relevant
+    return "".join(relevant)
 
 
-def _without(pattern: str, said: Sequence[str]) -> list[str]:
-    return [line for line in said if not re.search(pattern, line)]
+def _without(pattern: str, relevant: Sequence[str]) -> list[str]:
+    return [line for line in relevant if not re.search(pattern, line)]
 
 
 def _swept(end: ProcessEnd) -> bool:
-    """Whether the status is that of a guardian that found nothing below it: srun's own failure is 1, too."""
+    """Return whether the status is that of a guardian with nothing left; srun's own failures are 1, too."""
     if re.search(_BROKEN, end.stderr):
         return False
     return end.status == 0 or bool(re.search(_TASK_ENDED, end.stderr))
 
 
 NODE_VARIABLE = "SLURMD_NODENAME"
-"""What tells a task which node it is on; the host's name may be another."""
+"""The variable with the name of a task's node; the name of the host may be another."""
 _TASK_END = re.compile(r"srun: error: (\S+): tasks? [\d,-]+: (?:Exited with exit code (\d+)|.+)")
 _LABEL = re.compile(rb" *(\d+): ?")
 
 
 class LabelledStreams(Streams):
-    """Those of one step for several nodes, whose output srun tells apart line by line.
+    """The output of one step for several nodes, labelled line by line by srun.
 
-    `nodes` are their numbers by host, in the order of srun's labels. The `opening` is for all of them.
+    `nodes` are their numbers by host, in the order of the labels. The `opening` is for all of them.
     """
 
     def __init__(self, opening: bytes, nonce: str, nodes: Mapping[str, int], step: Slurm) -> None:
@@ -182,25 +166,25 @@ class LabelledStreams(Streams):
         self._half = {1: b"", 2: b""}
 
     def without_marker(self) -> bytes:
-        """The opening, for all: no shell that prints, or could wait, is in between."""
+        """Return the opening for all nodes: no shell that prints, or could wait, is in between."""
         return self._opening
 
     def receive(self, data: bytes) -> tuple[bytes, Sequence[wire.Frame | NodeGone]]:
-        """Take what came on stdout. Raises `wire.ProtocolError`."""
+        """Take data of stdout. Raises `wire.ProtocolError`."""
         found: list[wire.Frame | NodeGone] = []
         for label, line in self._lines(1, data):
             if label is None or label >= len(self._nodes):
                 raise wire.ProtocolError("a line without srun's label")
             node = self._nodes[label]
             if line.startswith(wire.GONE) and node.booted:
-                node.listen(b"task %d: Exited with exit code %b\n" % (label, line[1:]))  # as srun has it
+                node.listen(b"task %d: Exited with exit code %b\n" % (label, line[1:]))  # as srun prints it
                 found += self._gone(node, int(line[1:]) if line[1:].isdigit() else None)
             else:
                 found += node.receive(line)[1]
         return b"", found
 
     def listen(self, data: bytes) -> list[NodeGone]:
-        """Take what came on stderr: srun's own words, or labelled ones of a node."""
+        """Take data of stderr: messages of srun, or labelled lines of a node."""
         found: list[NodeGone] = []
         for label, line in self._lines(2, data):
             if label is not None and label < len(self._nodes):
@@ -218,7 +202,7 @@ class LabelledStreams(Streams):
             yield (int(found[1]), line[found.end() :]) if found else (None, line)
 
     def _ended(self, words: bytes, hosts: str, status: str | None) -> list[NodeGone]:
-        """What srun says of tasks that did not end well."""
+        """Note the end of tasks that srun reports."""
         found = []
         for node in (self._on[host] for host in expand_nodelist(hosts) if host in self._on):
             node.listen(words + b"\n")
@@ -226,7 +210,7 @@ class LabelledStreams(Streams):
         return found
 
     def _gone(self, node: "_Node", status: int | None) -> list[NodeGone]:
-        """Once for each."""
+        """Return the end of a node, once."""
         if node.gone:
             return []
         node.gone = True
@@ -234,7 +218,7 @@ class LabelledStreams(Streams):
 
 
 class _Node(Streams):
-    """One node's part of the streams."""
+    """The output of one node of a step."""
 
     def __init__(self, index: int, nonce: str) -> None:
         super().__init__(Handshake([b""], nonce))
@@ -243,10 +227,10 @@ class _Node(Streams):
         self.gone = False
 
     def receive(self, line: bytes) -> tuple[bytes, Sequence[wire.Frame | NodeGone]]:
-        """The frames that a line completes."""
+        """Return the frames that a line completes."""
         if not self.booted:
             return super().receive(line + b"\n")
         if not line.startswith(wire.PIECE):
-            return b"", []  # the empty line before a last word
+            return b"", []  # the empty line before the last message
         data, self._rest = wire.from_lines(self._rest + line[1:])
         return super().receive(data)

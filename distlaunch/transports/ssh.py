@@ -1,6 +1,6 @@
-"""A node at the other end of OpenSSH's client: the user's ssh_config, keys and jump hosts all hold.
+"""Nodes behind the client of OpenSSH, with the ssh_config, keys and jump hosts of the user.
 
-Here are its command line, its own words when it fails, classified, and what the user can do about that.
+This module has its command line, its error messages, classified, and the advice on them.
 """
 
 import re
@@ -11,44 +11,37 @@ from typing import Literal
 from distlaunch.agent.frozen import Frozen
 from distlaunch.transports.failure import Kind, LinkFailure, ProcessEnd, classify
 from distlaunch.transports.handshake import SCRIPT
-from distlaunch.transports.transport import Transport
+from distlaunch.transports.transport import OLD_PYTHON, Transport
 
-# Ours come first and so win over the user's: ssh takes the first value of each option.
+# These come first and so override the user's: ssh takes the first value of each option.
 _FIXED = (
     "BatchMode=yes",  # a password prompt would hang unseen
     "ServerAliveCountMax=3",  # with an interval of 5 s a silent network is noticed after 19.4 s
-    "ForwardX11=no",
-    "ForwardAgent=no",
-    "ClearAllForwardings=yes",
-    "PermitLocalCommand=no",
-    "RequestTTY=no",
-    "RemoteCommand=none",
-    "ConnectionAttempts=1",  # trying again is for us to decide, and to bound
+    *("ForwardX11=no", "ForwardAgent=no", "ClearAllForwardings=yes", "PermitLocalCommand=no"),
+    *("RequestTTY=no", "RemoteCommand=none"),
+    "ConnectionAttempts=1",  # the controller decides about retries
     "LogLevel=INFO",  # less hides why a server closed the connection
 )
 _RECENT = (
-    # Clients before OpenSSH 8.7 don't know these three. Not just their names: ours would replace the list
+    # Clients before OpenSSH 8.7 don't know these three. Not just their names: that would replace the list
     # in the user's ssh_config, which then fails over its UseKeychain. What came before it is still checked.
-    "IgnoreUnknown=*",
-    "StdinNull=no",
-    "ForkAfterAuthentication=no",
-    "SessionType=default",
+    *("IgnoreUnknown=*", "StdinNull=no", "ForkAfterAuthentication=no", "SessionType=default"),
 )
 _KEPT = 64 << 20
-"""Bytes that stay with ssh's malloc: no more than its window of 2 MiB, a few times over, is ever in use.
+"""Bytes that the malloc of ssh keeps. ssh uses at most its window of 2 MiB, a few times over.
 
-Its buffers grow with each packet while their reader is late. Else malloc gives their pages back and faults
-them in again: a third of ssh's CPU time while it carries output.
+Its buffers grow with each packet while their reader is late. Otherwise malloc returns their pages and faults
+them in again, which takes a third of the CPU time of ssh while it carries output.
 """
 _MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(_KEPT // 2), "MALLOC_TRIM_THRESHOLD_": str(_KEPT)}
 SOCKETS = "~/.ssh"
-"""Where ssh keeps the sockets of `ssh.persist`. It takes ~ from the user database, not from HOME."""
+"""The directory of the sockets for `ssh.persist`; ssh takes ~ from the user database, not from HOME."""
 
 
 class SshOptions(Frozen):
-    """What the job file's `ssh` section says, how long a TCP connect may take, how often ssh looks.
+    """The `ssh` section of a job file, with the seconds for a TCP connect and between keep-alives.
 
-    `words` are ssh's own options, as `Compression=no`.
+    `words` are options of ssh such as `Compression=no`.
     """
 
     config: str | None = None
@@ -59,7 +52,7 @@ class SshOptions(Frozen):
 
 
 class Ssh(Transport):
-    """A node behind ssh; `host` is a name that ssh knows, which may mean this very machine."""
+    """A node behind ssh; `host` is a name in the user's ssh_config, and may mean this very machine."""
 
     host: str
     user: str | None = None
@@ -70,27 +63,27 @@ class Ssh(Transport):
 
     @property
     def folder(self) -> str:
-        """ssh makes it only for known_hosts."""
+        """Return the directory for sockets: ssh makes it only for known_hosts."""
         return "" if self.options.persist_s is None else SOCKETS
 
     def argv(self) -> list[str]:
-        """ssh, with options of ours before the user's, and behind the host nothing of the job."""
+        """Return ssh with distlaunch's options before the user's, followed by nothing of the job."""
         # exec spares the login shell; the quotes are safe in every shell (see SCRIPT).
         return self.argv_for(f"exec /bin/sh -c '{SCRIPT}'")
 
     def argv_for(self, command: str, terminal: bool = False) -> list[str]:
-        """The same, for another command, which the user's login shell takes apart; maybe on a `terminal`."""
+        """Return the same for another command, which the login shell splits, perhaps on a `terminal`."""
         ours = ["RequestTTY=force"] if terminal else []  # the first value of an option counts
         times = (f"ServerAliveInterval={self.options.alive_s}", f"ConnectTimeout={self.options.connect_s}")
         options = [*ours, *_FIXED, *times, *_sharing(self.options), *self.options.words, *_RECENT]
         return ["ssh", *self._config, *_pairs("-o", options), *self._target, command]
 
     def environment(self, environ: Mapping[str, str]) -> Mapping[str, str]:
-        """All of it, and what spares ssh page faults; what the user has set for malloc counts."""
+        """Return the environment with settings that save ssh page faults; the user's own settings count."""
         return {**_MALLOC, **environ}
 
     def address_argv(self) -> list[str]:
-        """ssh itself knows what its configuration makes of a name; this touches no host."""
+        """Return the command that prints the configuration for the host; it contacts no host."""
         return ["ssh", "-G", *self._config, *_pairs("-o", self.options.words), *self._target]
 
     @property
@@ -104,12 +97,12 @@ class Ssh(Transport):
         return [*user, *port, "--", self.host]
 
     def failure(self, end: ProcessEnd) -> LinkFailure:
-        """ssh's own words, where it failed; else the node's."""
+        """Return the failure by ssh's messages if ssh has failed, else by the node's."""
         return classify(end, _BY_SSH, _SSH_FAILED, "ssh on this machine")
 
     def advice(self, failure: LinkFailure, python: str | None) -> str:
-        """With commands to paste."""
-        # As people would type it, with the job's options and none of ours.
+        """Return advice with commands to paste."""
+        # As people would type it, with the options of the job alone.
         target = (word for word in self._target if word != "--")
         plain = join(["ssh", *self._config, *_pairs("-o", self.options.words), *target])
         python = python or "python3"
@@ -128,7 +121,7 @@ class Ssh(Transport):
 
 def _sharing(options: SshOptions) -> list[str]:
     if options.persist_s is None:
-        # A master that the user keeps may outlive us and then owns our stdio: never join it unasked.
+        # A master of the user may outlive this process, and then owns its stdio: never join it unasked.
         return ["ControlMaster=no", "ControlPath=none"]
     path = f"{SOCKETS}/distlaunch-%C"
     return ["ControlMaster=auto", f"ControlPath={path}", f"ControlPersist={options.persist_s}"]
@@ -148,9 +141,9 @@ _REVOKED = (
 )
 _EXCHANGE = r"(?:kex|ssh)_exchange_identification: "
 _NO_PEER = r"\bUNKNOWN port 65535\b"
-"""How ssh names the other end of a proxy."""
+"""The name that ssh uses for the other end of a proxy."""
 _FORWARDING_FAILED = "stdio forwarding failed"
-"""Said by the ssh that is a jump's proxy, once the jump host has let it in."""
+"""Printed by the ssh that is the proxy for a jump, once the jump host has let it in."""
 # The user's shell, whichever that is, about a ProxyCommand: before ssh has heard from any server.
 _NO_PROXY = (
     r"(?i)^(?:\S*sh: .*|\S*sh:\d+: .*|/\S+: |\S+: (?=command not|permission denied\.))"
@@ -203,22 +196,22 @@ _BY_SSH = (
     (Kind.PROXY, _NO_PEER),
     (Kind.DROPPED, _DROPPED),
 )
-"""In this order: behind a jump host, ssh adds that it was dropped to what the jump host really said."""
+"""Patterns of ssh in this order, because after the error of a jump host, ssh adds that it was dropped."""
 
 
 def on_the_way(failure: LinkFailure) -> bool:
-    """Whether it was the jump host or ProxyCommand that failed, so that ssh never met the node."""
+    """Return whether the jump host or ProxyCommand has failed, so that ssh never reached the node."""
     return re.search(_NO_PEER, failure.words) is not None and _FORWARDING_FAILED not in failure.words
 
 
 def _remote(argv: list[str]) -> str:
-    """A command as words of ssh's, which the shell over there splits again."""
+    """Return a command as words for ssh, which the remote shell splits again."""
     plain = " ".join(argv)
     return plain if join(argv) == plain else quote(join(argv))
 
 
 def _forgetting(words: str) -> str:
-    """The command that removes a changed key from the file in which ssh found it."""
+    """Return the command that removes a changed key from the file in which ssh found it."""
     name = re.search(r"[Hh]ost key for (\S+) has changed", words)
     file = re.search(r"^Offending .*key in (.+):\d+$", words, re.MULTILINE)
     if not name:
@@ -243,7 +236,7 @@ _ADVICE = {
     ),
     Kind.HOST_KEY_REVOKED: "its host key has been revoked: ask its administrator why, and for a new one",
     Kind.NO_PYTHON: "{python} was not found: install Python 3.8 or later, or set `python:` to one there",
-    Kind.OLD_PYTHON: "set `python:` to Python 3.8 or later",
+    Kind.OLD_PYTHON: OLD_PYTHON,
     Kind.DROPPED: (
         "raise MaxStartups in its sshd_config (or its jump host's), or list fewer nodes on one machine"
     ),

@@ -35,7 +35,7 @@ with Signals() as signals:
         met = gather(job_of(task, ["true"], gathering.arrival), gathering, signals, print)
         links = [met.door.link(rank, "run", "host") for rank in range(1, task.size)]
     else:
-        from distlaunch.transports.dial import Launcher
+        from distlaunch.transports.join import Launcher
         from distlaunch.transports.join import Prover
         Launcher(gathering, Prover(os.environ, gathering.arrival.name), signals, print).seated()
 """

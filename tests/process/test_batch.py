@@ -7,7 +7,8 @@ import pytest
 
 from distlaunch.job.file import job_of
 from distlaunch.job.spec import JobSpec
-from distlaunch.schedulers import Call, load
+from distlaunch.schedulers import load
+from distlaunch.schedulers.script import Call
 from tests.harness import distlaunch
 from tests.process.commands import completed
 

@@ -133,7 +133,7 @@ def test_waits_a_while_for_a_name_to_resolve(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
     monkeypatch.setattr(gather, "pause", pause)
-    monkeypatch.setattr("distlaunch.transports.dial.time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr("distlaunch.transports.join.time", SimpleNamespace(monotonic=lambda: clock[0]))
     with Interrupts() as interrupts:
         gather._await_name("job-0.job", 600, interrupts, said.append)
         assert clock[0] == 1007

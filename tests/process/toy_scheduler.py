@@ -8,10 +8,10 @@ from pathlib import Path
 from distlaunch.job.allocation import AllocatedNode, Allocation
 from distlaunch.job.spec import JobSpec
 from distlaunch.job.types import LINE, Field, Record
-from distlaunch.schedulers import NAMED, Call, Scheduler
+from distlaunch.schedulers import NAMED
 from distlaunch.schedulers.queue import CANCELLED, Queued
-from distlaunch.schedulers.script import NODES
-from distlaunch.transports.transport import OfScheduler
+from distlaunch.schedulers.script import NODES, Call, Scheduler
+from distlaunch.transports.transport import Command
 
 
 class Toy(Scheduler):
@@ -24,8 +24,8 @@ class Toy(Scheduler):
         nodes = tuple(AllocatedNode(host, procs=1) for host in environ["TOY_HOSTS"].split())
         return Allocation(self.name, self.title, environ["TOY_JOB"], nodes, queued=True)
 
-    def command(self, host: str) -> OfScheduler:
-        return OfScheduler(host, ("env", "TOY_HOST={host}"))
+    def command(self, host: str) -> Command:
+        return Command(host, ("env", "TOY_HOST={host}"))
 
     def script(self, spec: JobSpec, call: Call, followed: bool = False) -> str:
         color = self.asked(spec).get("color", "any")

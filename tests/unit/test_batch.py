@@ -11,9 +11,9 @@ from distlaunch.errors import DistlaunchError, JobError
 from distlaunch.job.file import job_of
 from distlaunch.job.spec import JobSpec
 from distlaunch.runs.submissions import Submission, submission
-from distlaunch.schedulers import TABLE, Call, Scheduler, flux, grid_engine, load, lsf, pbs, slurm
+from distlaunch.schedulers import TABLE, flux, grid_engine, load, lsf, pbs, slurm, target_of
 from distlaunch.schedulers.queue import CANCELLED, Queued
-from distlaunch.schedulers.script import check_submitted, target_of
+from distlaunch.schedulers.script import Call, Scheduler, check_submitted
 from distlaunch.supervisor.scheduling import is_to_go_on
 from distlaunch.supervisor.state import Cause, Verdict
 from tests.unit.test_restarts import Job
@@ -274,7 +274,7 @@ def test_a_followed_job_prints_into_the_run_directorys_parent(tmp_path: Path) ->
 def test_every_scheduler_implements_what_a_submission_needs(name: str) -> None:
     scheduler = load(name)
     assert scheduler.name == name
-    for needed in ("allocation", "script", "submit", "look", "cancel"):
+    for needed in ("allocation", "options", "submit", "look"):
         assert getattr(type(scheduler), needed) is not getattr(Scheduler, needed)
     if scheduler.answers:
         assert {"fate_argv", "fate", "requeue"} <= vars(type(scheduler)).keys()

@@ -22,8 +22,7 @@ from distlaunch.job.file import job_of
 from distlaunch.job.spec import JobSpec
 from distlaunch.job.yaml_document import yaml_text
 from distlaunch.kubernetes.checks import check_exported, left_out, with_gpus
-from distlaunch.kubernetes.manifests import manifests, merged, unexpanded
-from distlaunch.kubernetes.names import Kind, first_host, object_name
+from distlaunch.kubernetes.manifests import Kind, first_host, manifests, merged, object_name, unexpanded
 from distlaunch.launch.addresses import plan_without_nodes
 from tests.pods import expand
 from tests.unit.samples import bounded
