@@ -1,6 +1,6 @@
-"""A run as lines of JSON: how it began and every event, with all that `step` needs to live it again.
+"""A run as lines of JSON: its beginning and every event, with all that `step` needs to replay the run.
 
-`distlaunch.runs.replay` reads them.
+`distlaunch.runs.replay` reads these lines.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,25 +13,26 @@ from distlaunch.job.text import is_secret, redacted
 from distlaunch.supervisor.events import Event
 
 VERSION = 5
-"""Of events.jsonl: another one as soon as a line can't be read as before."""
+"""Version of events.jsonl. It changes whenever a line can't be read as before."""
 _SCALARS = frozenset({int, float, str, bool, type(None)})
 BEGAN, NOTICE = "Began", "Notice"
-"""The first line, and what was told; the others are events, named after their types."""
+"""Names of the first line, and of messages shown to the user. Other lines are events, named after their
+types."""
 
 
 def beginning(spec: JobSpec, chance: float) -> dict[str, Any]:
-    """The fields of the first line."""
+    """Return the fields of the first line."""
     return {"version": VERSION, "chance": chance, "spec": _brief(without_secrets(spec))}
 
 
 def fields_of(event: Event) -> dict[str, Any]:
-    """The fields of an event's line."""
+    """Return the fields of the line for an event."""
     fields: dict[str, Any] = event._asdict()  # type: ignore[attr-defined]  # each event has its own fields
     return {name: value if type(value) in _SCALARS else _plain(value) for name, value in fields.items()}
 
 
 def without_secrets(spec: JobSpec) -> JobSpec:
-    """`spec` without values that may be secrets, or were taken from the caller's environment."""
+    """Return `spec` without values that may be secrets or come from the environment of the caller."""
     nodes, spares = (
         tuple(node._replace(env=_open(node.env)) for node in nodes) for nodes in (spec.nodes, spec.spares)
     )
@@ -54,11 +55,11 @@ def _is_hidden(name: str, value: EnvValue) -> bool:
 
 
 def _brief(value: Any) -> Any:
-    """`value` for JSON, without the fields that have their defaults."""
+    """Convert `value` to JSON types, omitting fields that have their defaults."""
     if not hasattr(value, "_asdict"):
         return _plain(value, _brief)
     known, fields = value._field_defaults, value._asdict().items()
-    # A name, which tells one kind of transport from another, is kept.
+    # The name is kept because it distinguishes the kinds of transports.
     return {
         name: _brief(inner)
         for name, inner in fields
@@ -67,7 +68,7 @@ def _brief(value: Any) -> Any:
 
 
 def _plain(value: Any, inside: Callable[[Any], Any] | None = None) -> Any:
-    """`value` for JSON; what it holds by `inside`, which is this function, too, where it is not given."""
+    """Convert `value` to JSON types, and each item inside it by `inside`, or by this function itself."""
     each = inside or _plain
     if hasattr(value, "_asdict"):
         value = value._asdict()

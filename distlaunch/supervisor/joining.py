@@ -1,7 +1,7 @@
-"""Watching who joins the rendezvous, and ending a job whose ranks wait for one that never does.
+"""Watching ranks join the rendezvous, and ending a job whose ranks wait for one that never joins.
 
-A script need not use torch.distributed at all. Only when a rank has joined, or tries to, is the default limit
-on the others counted; a limit that the job file sets counts from the start, whatever the ranks do.
+A script need not use torch.distributed at all. Therefore the default time limit applies only once a rank has
+joined or tries to join. A limit in the job file applies from the start.
 """
 
 from distlaunch.agent.messages import RanksJoined, RanksLag
@@ -13,13 +13,14 @@ from distlaunch.supervisor.state import Cause, State, Timer
 from distlaunch.wording import exit_words, listed, span_words
 
 NOTICE_S = 15.0
-"""Seconds after the start until the ranks that have not joined are named; then at every doubling."""
+"""Seconds after the start until ranks that have not joined are named. The time doubles for each further
+message."""
 
 _ENDPOINT = "MASTER_ADDR and MASTER_PORT"
 
 
 def watch(found: Started, state: State, now: float) -> Step:
-    """Watch who joins, from the start of a generation on."""
+    """Watch the ranks join, from the start of an attempt."""
     limit_s, named = _limit_s(state), state.spec.names_join_limit
     state = state.unwatched()
     if limit_s is None:
@@ -29,7 +30,7 @@ def watch(found: Started, state: State, now: float) -> Step:
 
 
 def on_ranks_joined(event: RanksJoined, state: State, now: float) -> Step:
-    """Report it once all ranks have joined the rendezvous."""
+    """Record ranks that joined the rendezvous, and report it once all have."""
     before = state.workers.counts.joined == len(state.workers)
     for local_rank in event.local_ranks:
         rank = state.rank_of(event.node, local_rank)
@@ -52,7 +53,7 @@ def _all_words(state: State) -> str:
 
 
 def on_ranks_lag(event: RanksLag, state: State, now: float) -> Step:
-    """Remember what the missing ranks are doing, for the next notice."""
+    """Record the activity of the missing ranks for the next message."""
     for local_rank, trying, words in event.seen:
         rank = state.rank_of(event.node, local_rank)
         if rank is not None:
@@ -62,7 +63,7 @@ def on_ranks_lag(event: RanksLag, state: State, now: float) -> Step:
 
 
 def _with_limit(state: State, now: float) -> State:
-    """`state` with a limit on the wait, once a rank waits for others."""
+    """Return `state` with a time limit once a rank waits for others."""
     limit_s = _limit_s(state)
     unwatched, limited = state.due_at(Timer.JOIN_NOTICE) is None, state.due_at(Timer.JOIN) is not None
     if unwatched or limited or limit_s is None or not _has_begun(state):
@@ -75,7 +76,7 @@ def _limit_s(state: State) -> float | None:
 
 
 def _has_begun(state: State) -> bool:
-    """Whether the ranks use the rendezvous: one has joined, or tries to."""
+    """Return whether the ranks use the rendezvous: one has joined or tries to join."""
     return state.workers.counts.joining > 0
 
 
@@ -89,7 +90,7 @@ def join_notice_due(state: State, now: float) -> Step:
         return state, ()
     if _has_begun(state):
         return state, (Notice("info" if first else "warning", _missing_words(state, missing)),)
-    alone = len(state.workers) == 1  # it would wait for nobody
+    alone = len(state.workers) == 1  # a single rank waits for no other
     text = f"{_missing_words(state, missing)}; ignore this if the script does not use {_ENDPOINT}"
     return state, (Notice("info", text),) if first and not alone else ()
 
@@ -111,7 +112,8 @@ def _missing(state: State) -> list[Worker]:
 
 
 def _missing_words(state: State, missing: list[Worker]) -> str:
-    """`6/8 ranks joined; waiting for rank 5 (gpu-b, pid 812: has not imported torch yet) …`."""
+    """Describe the missing ranks: `6/8 ranks joined; waiting for rank 5 (gpu-b, pid 812: has not imported
+    torch yet) …`."""
     names = listed([_named(state, worker) for worker in missing])
     count = len(state.workers)
     text = f"{count - len(missing)}/{state.counted(count)} joined; waiting for {names}"
@@ -124,7 +126,7 @@ def _missing_words(state: State, missing: list[Worker]) -> str:
 
 
 def _where_words(state: State) -> str:
-    """Where they are trying to join, if any is."""
+    """Name the rendezvous address if a rank is trying to reach it."""
     trying = any(worker.meeting.trying for worker in state.workers)
     return f"; the rendezvous is at {state.plan.master_addr}:{state.port}" if trying and state.plan else ""
 

@@ -1,4 +1,4 @@
-"""Does a node have what the user says it has: the GPUs, the interfaces that variables name?"""
+"""Differences between a node and the job file: missing GPUs, and variables that name unusable interfaces."""
 
 from collections.abc import Mapping
 
@@ -11,11 +11,11 @@ from distlaunch.supervisor.state import State
 from distlaunch.wording import counted, listed
 
 CHOOSES_GPUS = "CUDA_VISIBLE_DEVICES"
-"""If the job sets it, the GPUs that the agent sees say nothing about what the workers will see."""
+"""If the job sets this variable, the GPUs visible to the agent are not those visible to the workers."""
 
 
 def mismatches(state: State) -> tuple[Notice, ...]:
-    """Warnings about the members; one for all that have the same problem."""
+    """Return warnings about the nodes of the attempt, one for all nodes with the same problem."""
     found: dict[tuple[str, str], list[str]] = {}
     for look in (_missing_gpus, _misnamed_interface):
         for index in state.members:
@@ -25,7 +25,7 @@ def mismatches(state: State) -> tuple[Notice, ...]:
 
 
 def _missing_gpus(state: State, index: int) -> tuple[str, str] | None:
-    """The words before and after the node's name. The agent may not see all the node's GPUs."""
+    """Return the words before and after the names of nodes with too few GPUs visible to the agent."""
     said, visible = state.spec.pool[index].gpus, facts_of(state.nodes[index]).gpus
     env: Env = {**state.spec.env, **state.spec.pool[index].env}
     if not said or visible is None or visible >= said or CHOOSES_GPUS in env:
@@ -45,7 +45,7 @@ def _misnamed_interface(state: State, index: int) -> tuple[str, str] | None:
 
 
 def misnamed(event: RouteFound, state: State) -> tuple[tuple[str, str, str], ...]:
-    """Settings that can't work on the node that has found its route: name, setting, why."""
+    """Return variables that can't work on a node that has found its route, as name, setting and reason."""
     if not event.interfaces:
         return ()
     given = {name: EnvValue(text) for name, text in event.named}
@@ -60,17 +60,18 @@ def misnamed(event: RouteFound, state: State) -> tuple[tuple[str, str, str], ...
 
 
 def _flaw(name: str, value: str, interfaces: Mapping[str, bool]) -> str:
-    """Why no connection can be made with this value; `interfaces` says of each whether it has an address."""
+    """Return why no connection is possible with this value. `interfaces` maps each to whether it has an
+    address."""
     if not value:
         return ""
-    if name == "GLOO_SOCKET_IFNAME":  # a device is made for each, and all must do
+    if name == "GLOO_SOCKET_IFNAME":  # Gloo creates a device for each, so all must be usable
         flaws = [_flaw_of([each], interfaces) for each in value.split(",")]
         return next(filter(None, flaws), "")
     return _flaw_of(_chosen_by_nccl(value, interfaces), interfaces)
 
 
 def _flaw_of(names: list[str], interfaces: Mapping[str, bool]) -> str:
-    """Why none of these will do."""
+    """Return why none of these interfaces is usable."""
     there = [name for name in names if name in interfaces]
     if not there:
         return "no such interface"
@@ -80,7 +81,7 @@ def _flaw_of(names: list[str], interfaces: Mapping[str, bool]) -> str:
 
 
 def _chosen_by_nccl(value: str, interfaces: Mapping[str, bool]) -> list[str]:
-    """NCCL's own rule: prefixes, or whole names behind `=`; behind `^`, all but those; `:port` is ignored."""
+    """Apply the NCCL rule: prefixes, or whole names after `=`; with `^` all others; `:port` is ignored."""
     but = value.startswith("^")
     exact = value[but:].startswith("=")
     names = [part.partition(":")[0] for part in value[but + exact :].split(",") if part]
@@ -93,7 +94,7 @@ def _chosen_by_nccl(value: str, interfaces: Mapping[str, bool]) -> list[str]:
 
 
 def strange_master(state: State) -> tuple[Notice, ...]:
-    """A warning if MASTER_ADDR is not an address of the node of rank 0; launchers by hand look themselves."""
+    """Warn if MASTER_ADDR is not an address of the node of rank 0. Launchers check that themselves."""
     route = route_of(state.nodes[state.members[0]])
     if state.plan is None or not (route and route.source and route.ends):
         return ()

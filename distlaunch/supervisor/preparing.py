@@ -1,8 +1,8 @@
-"""Between the last agent's hello and the start: the plan, the port, the routes.
+"""Preparation of an attempt, after the last agent has connected: the plan, the port, the routes.
 
-What the plan will most likely need is asked of nodes before their agents are there. The questions travel
-behind what an agent boots from, and the answers follow its hello: so the ranks start two round trips earlier.
-A plan that turns out to be another one asks again.
+Questions that the plan will most likely require are sent to nodes before their agents have connected. They
+travel right behind the code that an agent boots from, and the answers follow its first report, so the ranks
+start two round trips earlier. If the plan turns out different, the questions are sent again.
 """
 
 from collections.abc import Sequence
@@ -30,18 +30,18 @@ from distlaunch.wording import holders_words, listed, refused_port_words
 
 
 def on_addresses_found(event: AddressesFound, state: State, now: float) -> Step:
-    """The addresses that may serve as MASTER_ADDR if the job file gives none."""
+    """Record the addresses that may become MASTER_ADDR if the job file doesn't set one."""
     return foresee(state._replace(addresses=dict(event.addresses)))
 
 
 def foresee(state: State) -> tuple[State, tuple[Action, ...]]:
-    """Ask all nodes about the plan that there will be if none of the job's own is missing."""
+    """Send all nodes the questions for the plan that applies if every listed node connects."""
     if state.foreseen:
         return state, ()
     try:
         foreseen = foreseen_master(state.spec, state.addresses.get(0))
     except JobError:
-        return state, ()  # told once there is a plan
+        return state, ()  # reported when the plan is made
     state = state._replace(foreseen=foreseen)
     actions: list[Action] = []
     for node in range(len(state.spec.nodes)):
@@ -51,7 +51,7 @@ def foresee(state: State) -> tuple[State, tuple[Action, ...]]:
 
 
 def connect_again(found: ConnectAgain, state: State, now: float) -> Step:
-    """Connect a node, and ask it what the others were asked."""
+    """Connect a node, and send it the same questions as the others."""
     state, asked = _ask_early(state, found.node)
     return state, (Connect(found.node), *asked)
 
@@ -71,7 +71,7 @@ def _ask_early(state: State, node: int) -> tuple[State, tuple[Action, ...]]:
 
 
 def prepare(found: Prepare, state: State, now: float) -> Step:
-    """All agents are there: make the plan, hold the port, find the interfaces, as far as nobody has yet."""
+    """Make the plan, hold the port and find the interfaces, as far as that has not happened early."""
     members = found.members
     facts = {index: facts_of(state.nodes[index]) for index in members}
     try:
@@ -87,7 +87,7 @@ def prepare(found: Prepare, state: State, now: float) -> Step:
         return _with_routes(state, members, way), (*todo, Planned())
     if moved:
         state = _with_routes(state, members, None)._replace(reached_by="")
-    # The first node is asked after the others, which tell by what address they reach it.
+    # The first node is asked last, because the other nodes report the address at which they reach it.
     state, asked = _ask_for_routes(state, members[1:] or members, plan.master_addr)
     state, more = _ask_the_first(state)
     said = strange_master(state) if first_time and not more else ()
@@ -95,7 +95,7 @@ def prepare(found: Prepare, state: State, now: float) -> Step:
 
 
 def _ask_for_routes(state: State, nodes: Sequence[int], address: str) -> tuple[State, tuple[FindRoute, ...]]:
-    """Ask those of `nodes` that neither know theirs nor are about to tell."""
+    """Request the routes of those of `nodes` that don't have one and were not asked yet."""
     actions = []
     for index in nodes:
         node = state.nodes[index]
@@ -112,7 +112,7 @@ def _generation(state: State, plan: LaunchPlan) -> Generation:
 
 
 def _with_its_backend(state: State) -> JobSpec:
-    """The spec with the backend that the first generation chose: it holds for the whole run."""
+    """Return the spec with the backend chosen by the first attempt, which holds for the whole run."""
     return state.spec._replace(backend=state.plan.backend) if state.plan else state.spec
 
 
@@ -126,7 +126,7 @@ def _hold_port(state: State, plan: LaunchPlan, first: int) -> tuple[State, tuple
 
 
 def _has_moved(state: State, plan: LaunchPlan, first: int) -> bool:
-    """Whether the routes to the master have to be found again."""
+    """Return whether the routes to MASTER_ADDR must be found again."""
     before = state.plan
     if before is None:
         return state.foreseen is None or state.foreseen.address != plan.master_addr
@@ -144,19 +144,19 @@ def _with_routes(state: State, members: Sequence[int], route: Route | None) -> S
 
 
 def on_port_held(event: PortHeld, state: State, now: float) -> Step:
-    """The first node has the port."""
+    """Record the port that the first node holds."""
     node = state.nodes[event.node]
     if isinstance(node, Up) and node.held == ASKED:
         return state.with_node(event.node, node._replace(held=event.port)), ()
     if event.node not in state.members[:1]:
-        return state, ()  # nobody asked it
+        return state, ()  # it was not asked
     return state.with_generation(port=event.port), ()
 
 
 def on_port_refused(event: PortRefused, state: State, now: float) -> Step:
-    """The port can't be used: end, naming the process that holds it."""
+    """End the job because the port can't be used, naming the process that holds it."""
     node = state.nodes[event.node]
-    if isinstance(node, Up) and node.held == ASKED:  # if that is the port of the plan, it is asked again
+    if isinstance(node, Up) and node.held == ASKED:  # if the plan needs that port, it is requested again
         return state.with_node(event.node, node._replace(held=None)), ()
     if event.node not in state.members[:1] or state.plan is None:
         return state, ()
@@ -169,7 +169,7 @@ def on_port_refused(event: PortRefused, state: State, now: float) -> Step:
 
 
 def on_port_usurped(event: PortUsurped, state: State, now: float) -> Step:
-    """Another program took the rendezvous port: move to another port, or end if the user chose this one."""
+    """Move to another port because another program took it, or end the job if the user chose the port."""
     if event.node not in state.members[:1]:
         return state, ()
     text = f"port {state.port} on {state.label(event.node)} was taken by {holders_words(event.owners)}"
@@ -180,7 +180,7 @@ def on_port_usurped(event: PortUsurped, state: State, now: float) -> Step:
 
 
 def on_route_found(event: RouteFound, state: State, now: float) -> Step:
-    """A node has found its route to the master."""
+    """Record the route of a node to MASTER_ADDR."""
     node = state.nodes[event.node]
     if not isinstance(node, Up) or node.asked != event.asked:
         return state, ()
@@ -198,7 +198,7 @@ def on_route_found(event: RouteFound, state: State, now: float) -> Step:
 
 
 def _ask_the_first(state: State) -> tuple[State, tuple[FindRoute, ...]]:
-    """The master's interface is the one that carries the address by which the others reach it."""
+    """Request the interface of the first node that carries the address at which the others reach it."""
     first, address = state.members[0], state.reached_by
     node = state.nodes[first]
     waits = state.phase is Phase.PREPARING and isinstance(node, Up) and not node.asked
@@ -211,18 +211,18 @@ def _ask_the_first(state: State) -> tuple[State, tuple[FindRoute, ...]]:
 
 
 def on_route_failed(event: RouteFailed, state: State, now: float) -> Step:
-    """A node has no route to the master: continue without it if others can, else end, saying what to set."""
+    """Handle a node without a route to MASTER_ADDR: continue without it if possible, else end with advice."""
     node = state.nodes[event.node]
     if not isinstance(node, Up) or node.asked != event.asked:
-        return state, ()  # nobody asked it
+        return state, ()  # it was not asked
     node = node._replace(asked="")
     state = state.with_node(event.node, node)
     if state.plan is None:
-        return state, ()  # if that is what the plan needs, it is asked again
+        return state, ()  # if the plan needs that route, it is requested again
     first = state.members[0]
     if event.node == first:
         if len(state.members) > 1 and event.asked != state.reached_by:
-            return _ask_the_first(state)  # now or later: it may not know its name
+            return _ask_the_first(state)  # now or later: the first node may be unable to resolve its own name
         return state.with_node(first, node._replace(route=Route())), ()
     return _no_route(state, event, node, now)
 
@@ -244,8 +244,8 @@ def _no_route_words(state: State, master: str, event: RouteFailed) -> str:
 
 
 def start_when_prepared(state: State, now: float) -> Step:
-    """Start the workers once all is prepared for them."""
-    alone = len(state.members) == len(state.nodes)  # no spares, which need no routes
+    """Start the workers once everything is prepared."""
+    alone = len(state.members) == len(state.nodes)  # spares need no routes
     if state.port is None or (alone and state.nodes.counts.unrouted):
         return state, ()
     if any(route_of(state.nodes[index]) is None for index in state.members):
@@ -271,16 +271,16 @@ def _owes_an_answer(state: State, node: int) -> bool:
         return False
     if node == state.members[0] and state.port is None:
         return True
-    # The first node may be asked for its route only when another has found its own.
+    # The first node may be asked for its route only after another node has found one.
     return this.route is None and this.asked != ""
 
 
 def prepare_overdue(state: State, now: float) -> Step:
-    """A node that said hello does not answer any more."""
+    """Give up on a node that connected but no longer answers."""
     slow = [state.label(i) for i in state.members if route_of(state.nodes[i]) is None] or [
         state.label(state.members[0])
     ]
-    if state.generation:  # it worked before: lost, and the job may go on without it
+    if state.generation:  # it worked before, so it is lost, and the job may continue without it
         late = [i for i in state.members if _owes_an_answer(state, i)]
         why = f"no answer within {state.spec.timeouts.connect_s:g} s (timeouts.connect)"
         return state, tuple(GiveUp(i, why) for i in late)

@@ -1,4 +1,4 @@
-"""Watching for ranks that stall: which ones, where they are blocked, and what to do about it."""
+"""Stalled ranks: which ones, where they are blocked, and the reaction to them."""
 
 import re
 import signal
@@ -14,22 +14,22 @@ from distlaunch.supervisor.state import Cause, Phase, State, Timer
 from distlaunch.wording import listed, span_words
 
 SETTLE_S = 2.0
-"""Agents look at different moments: after one more look and this, a stall has spread to every rank that it
-blocks."""
+"""Seconds for a stall to spread to every rank that it blocks, in addition to one interval between checks,
+since agents check at different moments."""
 DUMP_S = 5.0
-"""Seconds for stacks to come before stalled ranks are ended."""
+"""Seconds for stacks to arrive before stalled ranks are stopped."""
 MAX_DUMPS = 16
-"""Ranks whose stacks are dumped: of a thousand that wait for one, more would tell nothing."""
+"""Ranks whose stacks are dumped. If a thousand ranks wait for one, further stacks add nothing."""
 SHOWN_FRAMES = 3
 _TORCH = r"\((?:\S*/)?torch/"
 _COLLECTIVE = (
     _TORCH + r"(?:distributed/(?!elastic/|launcher/|run\.py)|nn/parallel/distributed\.py|autograd/graph\.py)"
 )
-"""Where a rank waits for others: in a collective, or in a backward pass that ends with one."""
+"""Frames in which a rank waits for others: a collective, or a backward pass that ends with one."""
 
 
 def on_ranks_stalled(event: RanksStalled, state: State, now: float) -> Step:
-    """Note which ranks stall; we say so once the stall has spread, and again if it spreads further."""
+    """Record stalled ranks. They are reported once the stall has spread, and again if it spreads further."""
     part = state.plan.part_of(event.node) if state.plan else None
     if part is None:
         return state, ()
@@ -67,10 +67,10 @@ def _stalled(state: State) -> list[Worker]:
 
 
 def stall_notice_due(state: State, now: float) -> Step:
-    """Say which ranks are stalled and which are not, and have their stacks dumped."""
+    """Report which ranks are stalled and which are not, and request the stacks of the stalled ones."""
     acts, again = state.spec.on_stall != "notice", _is_told(state)
     said = Notice("warning", _stall_words(state, again))
-    # Of those whose stacks are not known yet; where a rank is that was stopped says nothing.
+    # Only of ranks without a known stack. The stack of a rank stopped by a signal is meaningless.
     ranks = [w.rank for w in _stalled(state)[:MAX_DUMPS] if not (_stack(w) or _stopped_pid(w))]
     dumps = _dumps(state, ranks, acts)
     state = state.with_generation(stall_told=True)
@@ -117,7 +117,7 @@ def _dumps(state: State, ranks: list[int], abort: bool) -> list[Action]:
 
 
 def on_stack_dumped(event: StackDumped, state: State, now: float) -> Step:
-    """Show where a rank is blocked: its innermost frames; the run directory has all of it."""
+    """Show the innermost frames of a blocked rank. The run directory contains the whole stack."""
     rank = state.rank_of(event.node, event.local_rank)
     if rank is None:
         return state, ()
@@ -131,7 +131,7 @@ def on_stack_dumped(event: StackDumped, state: State, now: float) -> Step:
 
 
 def _no_stack(state: State, rank: int, why: str) -> Step:
-    """Say why there is no stack, once: the reason is usually the same for all ranks."""
+    """Report once why a stack is missing, since the reason is usually the same for all ranks."""
     if why in state.stackless:
         return state, ()
     said = Notice("info", f"no stack of {state.called(rank)}: {why}")
@@ -139,28 +139,29 @@ def _no_stack(state: State, rank: int, why: str) -> Step:
 
 
 def _frames(dump: str) -> tuple[str, ...]:
-    """The frames of the first thread, innermost first, as py-spy prints them: `read (t.py:3)`."""
+    """Return the frames of the first thread, innermost first, as py-spy prints them: `read (t.py:3)`."""
     first_thread = re.split(r"(?m)^Thread .*\n", dump)[1:2] or [dump]
     return tuple(line.strip() for line in first_thread[0].splitlines() if line.startswith("    "))
 
 
 def died_of_its_dump(state: State, rank: int, status: int) -> bool:
-    """Whether a rank died of the SIGABRT by which we had Python print its stacks.
+    """Return whether a rank died of the SIGABRT that makes Python print its stacks.
 
-    It may have resumed in between.
+    The rank may have resumed in between.
     """
     told = state.phase is Phase.RUNNING and state.worker(rank).dumping
     return told and status == -signal.SIGABRT
 
 
 def dumping(state: State) -> bool:
-    """Whether ranks are dying of our SIGABRT: the errors of those that lose them say nothing new."""
+    """Return whether ranks are dying of that SIGABRT. The errors of ranks that lose them as peers add
+    nothing."""
     died = any(worker.stall is not None and worker.stopped for worker in state.workers)
     return died and state.due_at(Timer.STALL_ACT) is not None
 
 
 def dump_came(found: DumpCame, state: State, now: float) -> Step:
-    """A rank has died of its dump; act once all dumps have come."""
+    """Record the stack of a rank that died of its dump. Act once all dumps have arrived."""
     known = state.worker(found.rank).stall or Stall()
     state = state.with_worker(found.rank, stall=known._replace(stack=_frames_of_python(found.words)))
     if any(not _stopped_pid(worker) for worker in _stalled(state)):
@@ -169,7 +170,8 @@ def dump_came(found: DumpCame, state: State, now: float) -> Step:
 
 
 def _frames_of_python(words: str) -> tuple[str, ...]:
-    """The frames of the thread that SIGABRT met, as Python's faulthandler prints them, in py-spy's form."""
+    """Return the frames of the thread that received SIGABRT, from the format of faulthandler to that of
+    py-spy."""
     _, _, thread = words.rpartition("Current thread ")
     found = re.findall(r'(?m)^  File "(.+)", line (\d+) in (.+)$', thread.split("\n\n")[0])
     return tuple(f"{name} ({_short_path(path)}:{line})" for path, line, name in found)
@@ -181,14 +183,15 @@ def _short_path(path: str) -> str:
 
 
 def stall_act_due(state: State, now: float) -> Step:
-    """Do what `on_stall` says."""
+    """Stop or restart the job, as `on_stall` demands."""
     cause = _cause(state, now)
     return state, (GenerationFailed(cause) if state.spec.on_stall == "restart" else JobOver(cause),)
 
 
 def _cause(state: State, now: float) -> Cause:
-    """Blame the ranks that a signal stopped, else those that wait in no collective, else all stalled ones."""
-    # Also who has died of the dump.
+    """Return the root cause: the ranks stopped by a signal, else those outside a collective, else all
+    stalled ones."""
+    # Includes ranks that have died of the dump.
     stalled = [worker for worker in state.workers if worker.stall is not None]
     waiting = [worker.rank for worker in stalled if _waits_for_others(worker)]
     elsewhere = [worker for worker in stalled if _stack(worker) and worker.rank not in waiting]
@@ -224,7 +227,7 @@ def _is_meeting(worker: Worker) -> bool:
 
 
 def _waits_for_others(worker: Worker) -> bool:
-    """Whether the innermost frames, as far as they are torch's, are a collective's."""
+    """Return whether the innermost frames, as far as they belong to torch, are those of a collective."""
     for frame in _stack(worker):
         if not re.search(_TORCH, frame):
             return False

@@ -1,9 +1,9 @@
-"""The policy of a job, one event at a time: who handles what happens, and who decides what follows.
+"""The policy of a job, one event at a time: which function handles each event, and which decides what
+follows.
 
-1. The event's handler (`HANDLERS`) writes down what is known now. It may return findings, which are for
-   another part of the supervisor to decide on.
-2. Each finding goes to its decider (`_DECIDERS`), which may find more.
-3. The rules of the job's phase (`_RULES`) see whether it can go on; if so, back to 2.
+1. The handler of the event (`HANDLERS`) records the new facts. It may return findings for another part of the
+supervisor to decide on. 2. Each finding goes to its decider (`_DECIDERS`), which may return further findings.
+3. The rules of the job's phase (`_RULES`) check whether the job can proceed. If it can, step 2 is repeated.
 """
 
 from collections import deque
@@ -35,7 +35,10 @@ Rule = Callable[[State, float], Step]
 
 
 def begin(spec: JobSpec, now: float, chance: float = 0.0) -> tuple[State, tuple[Action, ...]]:
-    """The first state of a job: all nodes are connected at once. `chance` is 0 to 1, another in each run."""
+    """Return the first state of a job, and the actions that connect all nodes at once.
+
+    `chance` is a number from 0 to 1 that differs from run to run.
+    """
     pool = range(len(spec.pool))
     timers = {Alarm(Timer.ANSWER, node): now + spec.timeouts.connect_s for node in pool}
     if spec.timeouts.job_s is not None:
@@ -43,13 +46,13 @@ def begin(spec: JobSpec, now: float, chance: float = 0.0) -> tuple[State, tuple[
     state = State(
         spec=spec, nodes=Nodes([Connecting()] * len(pool)), began_at=now, chance=chance, timers=timers
     )
-    # On one machine it is known by now where the ranks meet; else once addresses are found.
+    # On one machine the rendezvous address is known by now; otherwise once addresses are found.
     state, asked = preparing.foresee(state) if spec.one_machine else (state, ())
     return state, (*map(Connect, pool), *asked)
 
 
 def step(state: State, event: Event, now: float) -> tuple[State, tuple[Action, ...]]:
-    """The next state and what to do, after `event` at monotonic time `now` (seconds)."""
+    """Return the next state, and the actions to take, after `event` at monotonic time `now` in seconds."""
     kind = type(event)
     if state.phase not in _PHASES.get(kind, _ALIVE):
         return state, ()
@@ -63,13 +66,13 @@ def step(state: State, event: Event, now: float) -> tuple[State, tuple[Action, .
 
 
 def _decided(state: State, found: Iterable[Action | Finding], now: float, todo: list[Action]) -> State:
-    """`state` once all that was found is decided on; actions are added to `todo`."""
+    """Decide on all findings, append the actions to `todo`, and return the resulting state."""
     left = deque(found)
     while left:
         each = left.popleft()
         decide = _DECIDERS.get(type(each))
         if decide is None:
-            todo.append(each)  # type: ignore[arg-type]  # no finding is without its decider
+            todo.append(each)  # type: ignore[arg-type]  # every finding has a decider
         else:
             state, more = decide(each, state, now)
             left.extendleft(reversed(more))
@@ -77,7 +80,7 @@ def _decided(state: State, found: Iterable[Action | Finding], now: float, todo: 
 
 
 def _followed(state: State, now: float) -> Step:
-    """What the first rule that applies makes of `state`."""
+    """Apply the first rule of the job's phase that changes the state or finds something."""
     for rule in _RULES.get(state.phase, ()):
         after, found = rule(state, now)
         if after is not state or found:
@@ -108,7 +111,7 @@ def _on_timer_due(event: TimerDue, state: State, now: float) -> Step:
 
 
 def _nothing(state: State, now: float) -> Step:
-    """Only a wait is over: the rules notice."""
+    """Do nothing: only a wait is over, and the rules of the phase take it from there."""
     return state, ()
 
 
@@ -142,7 +145,7 @@ HANDLERS: Mapping[type, Handler] = {
     messages.Interrupted: ending.on_interrupted,
     events.TimerDue: _on_timer_due,
 }
-"""Who handles each event."""
+"""The handler of each event."""
 
 _DECIDERS: Mapping[type, Handler] = {
     findings.ConnectAgain: preparing.connect_again,
@@ -162,7 +165,7 @@ _DECIDERS: Mapping[type, Handler] = {
     findings.StartAgain: restarting.start_again,
     findings.JobOver: ending.end_job,
 }
-"""Who decides on each finding."""
+"""The decider of each finding."""
 
 
 _RULES: Mapping[Phase, tuple[Rule, ...]] = {
@@ -172,7 +175,7 @@ _RULES: Mapping[Phase, tuple[Rule, ...]] = {
     Phase.RESTARTING: (restarting.go_on_when_cleared,),
     Phase.STOPPING: (ending.drain_when_clean, ending.finish_when_closed),
 }
-"""What each phase does next, as soon as it can."""
+"""The rules of each phase: what the job does next as soon as it can."""
 
 _DUE: Mapping[Timer, Rule] = {
     Timer.JOB: ending.job_overdue,
@@ -190,14 +193,14 @@ _DUE: Mapping[Timer, Rule] = {
     Timer.BACKOFF: _nothing,
     Timer.REJOIN: _nothing,
 }
-"""What is done when a timer of the job comes due."""
+"""The function to call when a timer of the job expires."""
 
 _DUE_ON_A_NODE: Mapping[Timer, Callable[[State, int, float], Step]] = {
     Timer.ANSWER: connecting.answer_overdue,
     Timer.RETRY: connecting.retry_due,
     Timer.FENCE: restarting.fence_due,
 }
-"""What is done when a timer of a node comes due."""
+"""The function to call when a timer of a node expires."""
 
 _ALIVE = frozenset(Phase) - {Phase.DONE}
 _BEFORE_WORKERS = frozenset({Phase.CONNECTING, Phase.PREPARING})
@@ -215,4 +218,4 @@ _PHASES: Mapping[type, frozenset[Phase]] = {
     messages.RanksStalled: frozenset({Phase.RUNNING}),
     messages.PortUsurped: frozenset({Phase.RUNNING}),
 }
-"""The phases in which an event counts; a report out of turn is ignored."""
+"""The phases in which an event counts. An event that arrives in another phase is ignored."""

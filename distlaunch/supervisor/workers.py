@@ -1,4 +1,4 @@
-"""The workers: who has started, who has ended, and which rank is the cause when some fail."""
+"""Workers: how they start and end, and which rank is the root cause if several fail."""
 
 import errno
 import signal
@@ -23,7 +23,7 @@ from distlaunch.wording import listed, lost_peer_words
 
 
 def on_worker_started(event: WorkerStarted, state: State, now: float) -> Step:
-    """A worker runs."""
+    """Record that a worker runs."""
     rank = state.rank_of(event.node, event.local_rank)
     if rank is None:
         return state, ()
@@ -31,14 +31,14 @@ def on_worker_started(event: WorkerStarted, state: State, now: float) -> Step:
 
 
 def on_worker_unstarted(event: WorkerUnstarted, state: State, now: float) -> Step:
-    """A worker can't be started: a mistake in the job, so end."""
+    """End the job because a worker can't be started, which is a mistake in the job."""
     rank = state.rank_of(event.node, event.local_rank)
     if rank is None:
         return state, ()
-    from distlaunch.plan.unstarted import unstarted_advice  # of a mistake
+    from distlaunch.plan.unstarted import unstarted_advice  # needed only for mistakes
 
     state = state.with_worker(rank, phase=WorkerPhase.UNSTARTED)
-    # As in a shell: 127 for what does not exist, 126 for what can't be run.
+    # As in a shell: 127 if the program doesn't exist, 126 if it can't be run.
     status = 127 if event.errno == errno.ENOENT else 126
     advice = unstarted_advice(state.spec, event.node, event.stage, event.errno)
     text = f"{state.named(rank)} could not be started: {event.text}{advice}"
@@ -46,7 +46,7 @@ def on_worker_unstarted(event: WorkerUnstarted, state: State, now: float) -> Ste
 
 
 def on_worker_exited(event: WorkerExited, state: State, now: float) -> Step:
-    """A worker has ended."""
+    """Record the exit of a worker."""
     rank = state.rank_of(event.node, event.local_rank)
     if rank is None or isinstance(state.worker(rank).phase, Exited):
         return state, ()
@@ -63,7 +63,7 @@ def on_worker_exited(event: WorkerExited, state: State, now: float) -> Step:
 
 
 def on_output_lost(event: OutputLost, state: State, now: float) -> Step:
-    """A node could not keep some output: say how much."""
+    """Report how much output a node was unable to keep."""
     rank = state.rank_of(event.node, event.local_rank)
     if rank is None:
         return state, ()
@@ -73,12 +73,13 @@ def on_output_lost(event: OutputLost, state: State, now: float) -> Step:
 
 
 VERDICT_S = 1.0
-"""Seconds for the rank at fault to end after another one has lost its connection to it: it may still be in a
-`finally`, or the interpreter's shutdown, and SIGTERM would end it before its traceback is out."""
+"""Seconds for the failing rank to exit after another rank has lost its connection to it. The rank may
+still be in a `finally` block or in interpreter shutdown, and SIGTERM would end it before its traceback is
+out."""
 
 
 def rank_failed(found: WorkerFailed, state: State, now: float) -> Step:
-    """A rank has ended with a status other than 0: end the generation, once it is clear who is to blame."""
+    """End the attempt after a nonzero exit, once the root cause is clear."""
     rank, event = found
     words = words_of(event.status, event.words, event.error_record)
     if words.peer_gone or words.timed_out:
@@ -86,7 +87,7 @@ def rank_failed(found: WorkerFailed, state: State, now: float) -> Step:
     if state.phase is not Phase.RUNNING:
         return blamed_instead(state, rank, event, words), ()
     if words.peer_gone and dumping(state):
-        return state, ()  # the peer died of its dump
+        return state, ()  # the lost peer died of its dump
     cause = cause_of(state, rank, event, words)
     if not cause.peer_gone:
         return state, (GenerationFailed(cause),)
@@ -96,17 +97,17 @@ def rank_failed(found: WorkerFailed, state: State, now: float) -> Step:
 
 
 def rank_finished(found: WorkerFinished, state: State, now: float) -> Step:
-    """A rank has succeeded; the job has, too, once all ranks have."""
+    """End the job successfully once all ranks have succeeded."""
     done = state.workers.counts.succeeded == len(state.workers)
     return state, (JobOver(),) if done and not state.asked else ()
 
 
 def cause_of(state: State, rank: int, event: WorkerExited, words: Words | None = None) -> Cause:
-    """The cause, if this rank is the first that failed."""
+    """Return the root cause in case this rank is the first that failed."""
     who = f"{state.named(rank)} failed first"
     peer_gone = words is not None and words.peer_gone
     if words and words.traceback and _was_told_to_end(state, event):
-        # How it would have ended: Python's status after a traceback.
+        # Without the signal, it would have exited with the Python status for a traceback.
         return Cause(f"{who}: it raised an exception", 1, event.at, rank, event.node, peer_gone)
     how = facts(Ending(event.status, event.oom_kills, event.shm))
     after = lost_peer_words(words.peer_gone, words.timed_out) if words else ""
@@ -119,21 +120,21 @@ def _was_told_to_end(state: State, event: WorkerExited) -> bool:
 
 
 def verdict_when_all_ended(state: State, now: float) -> Step:
-    """No other rank is left to blame: stop waiting."""
+    """Stop waiting if no other rank is left that may be the root cause."""
     if state.suspect is None or state.workers.counts.alive:
         return state, ()
     return verdict_due(state, now)
 
 
 def verdict_due(state: State, now: float) -> Step:
-    """No other rank has failed by itself: blame the first that lost a peer."""
+    """Make the first rank that lost a peer the root cause, since no other rank failed for its own reason."""
     suspect = state.suspect
     assert suspect is not None
     return state, (GenerationFailed(suspect._replace(text=suspect.text + _absent_words(state))),)
 
 
 def _absent_words(state: State) -> str:
-    """Who may have kept the others waiting: ranks that had succeeded, or did not fail with the others."""
+    """Name ranks that may have kept the others waiting: those that had succeeded, or had not failed."""
     early = [worker for worker in state.workers if worker.status == 0]
     waited = any(isinstance(worker.phase, Exited) and worker.phase.timed_out for worker in state.workers)
     if early:
@@ -148,7 +149,10 @@ def _absent_words(state: State) -> str:
 
 
 def blamed_instead(state: State, rank: int, event: WorkerExited, words: Words | None = None) -> State:
-    """`state`, which is ending, with the blame on this rank if it came first: not all is heard in order."""
+    """Return `state`, which is ending, with this rank as root cause if it failed first.
+
+    Reports don't always arrive in the order of the failures.
+    """
     known = state.cause
     if known is None or known.rank is None:
         return state
@@ -156,7 +160,7 @@ def blamed_instead(state: State, rank: int, event: WorkerExited, words: Words | 
     if known.peer_gone and not peer_gone:
         earlier = bool(words and words.traceback) or event.at <= state.ended_at
     else:
-        # Its link was slower than that of the rank we heard of first.
+        # Its link was slower than that of the rank reported first.
         earlier = known.peer_gone is peer_gone and event.at < known.at
     if not earlier:
         return state
