@@ -103,8 +103,7 @@ def _deal(cores: list[set[int]], count: int, whose: str) -> list[set[int]]:
 class Machine:
     """The CPUs in `allowed`, as sysfs arranges them: `nodes` by NUMA node, `cores` as (NUMA node, CPUs).
 
-    Offline CPUs, and NUMA nodes without CPUs, are left out. `root` is the directory that contains proc and
-    sys.
+    Offline CPUs, and NUMA nodes without CPUs, are left out. `root` is the parent directory of proc and sys.
     """
 
     def __init__(self, allowed: set[int], root: str = "/") -> None:
@@ -119,8 +118,7 @@ class Machine:
         return _groups(cpus, lambda cpu: self._cpus("cpu/cpu%d/topology/thread_siblings_list" % cpu))
 
     def usable_node(self, wanted: int | None, seat: int, seats: int) -> int:
-        """Return the NUMA node of a seat: the one nearest to `wanted`, else by the seat's share of all
-        cores."""
+        """Return the NUMA node of a seat: the nearest to `wanted`, else by the seat's share of all cores."""
         if wanted is None:
             # By cores rather than by nodes: even an uneven cpuset has a core for each seat.
             return self.cores[seat * len(self.cores) // seats][0]
@@ -149,8 +147,7 @@ class Machine:
         return int(self._read(SYSTEM + cache + "/level") or 0) if holds_data else 0
 
     def gpu_nodes(self, gpus: int, visible: str | None = None) -> dict[int, int]:
-        """Map cuda:0 … cuda:`gpus`-1, in CUDA's PCI order, to NUMA nodes, as far as the kernel exposes
-        them."""
+        """Map cuda:0 … cuda:`gpus`-1, in CUDA's PCI order, to their NUMA nodes, if known."""
         found = {}
         for device, address in enumerate(self._gpu_addresses(visible)[:gpus]):
             node = self._read("sys/bus/pci/devices/%s/numa_node" % address)

@@ -17,8 +17,7 @@ from distlaunch.agent.frozen import Frozen
 
 SWEEP_S = 5.0
 STOP_S = 600.0
-"""Seconds after which an agent that was told to stop is killed. Longer than a grace period for
-checkpoints."""
+"""Seconds until an agent that was told to stop is killed. Longer than a grace period for checkpoints."""
 LOOK_S = 5.0
 """Seconds between checks of the link: no signal announces that its other end was closed."""
 
@@ -65,12 +64,11 @@ class Ended(Frozen):
 
 
 def watch(agent: int, link: int = 0, passed_on: dict[int, int] | None = None) -> Ended:
-    """Wait until the agent has ended, and sweep. Once told to stop, ensure that the agent ends even if it is
-    stuck.
+    """Wait until the agent has ended, and sweep.
 
-    `link` is the descriptor of the input of the link. Each signal in `passed_on`, which are blocked, is
-    translated to another signal for the agent, which handles it. Without `passed_on`, signals that stop
-    processes stop the agent.
+    Once told to stop, ensure that the agent ends even if it is stuck. `link` is the descriptor of the input
+    of the link. Each signal in `passed_on`, which are blocked, is translated to another signal for the agent,
+    which handles it. Without `passed_on`, signals that stop processes stop the agent.
     """
     status: int | None = None
     deadline: float | None = None
@@ -99,8 +97,7 @@ def watch(agent: int, link: int = 0, passed_on: dict[int, int] | None = None) ->
 
 
 def _hung_up(link: int) -> bool:
-    """Return whether the other end of the link is closed. The agent reads the link but may be unable to
-    notice."""
+    """Return whether the other end of the link is closed, which the agent may be unable to notice."""
     looks = select.poll()
     looks.register(link, select.POLLRDHUP)
     return bool(looks.poll(0))

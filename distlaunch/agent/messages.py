@@ -36,8 +36,11 @@ class FindRoute(Frozen):
 
 
 class Binding(Frozen):
-    """CPUs for each worker. `how` is node, socket, exclusive or core-complex, for that many GPUs; cores,
-    an equal share for each worker; or listed, `cpus` by local rank."""
+    """CPUs for each worker.
+
+    `how` is node, socket, exclusive or core-complex, for that many GPUs; cores, an equal share for each
+    worker; or listed, `cpus` by local rank.
+    """
 
     how: str
     gpus: int
@@ -135,8 +138,8 @@ class WatchUse(Frozen):
 
 
 class GiveNotice(Frozen):
-    """Send `signum` to the workers, which run on. A file announces when the job ends: in `left_s`, None if
-    unknown."""
+    """Send `signum` to the workers, which run on. A file announces the end of the job: in `left_s`, if
+    known."""
 
     signum: int
     left_s: Optional[float]
@@ -166,8 +169,7 @@ class DialAll(Frozen):
 class Close(Frozen):
     """Stop the workers with this signal, SIGKILL after the grace period, sweep, flush, and exit.
 
-    `outcome` is the exit status of the job, `why` the root cause, which a launcher that joined shows to its
-    user.
+    `outcome` is the exit status of the job. `why` is the root cause, shown by a launcher that joined.
     """
 
     grace_s: float
@@ -264,8 +266,8 @@ class WorkerStarted(Frozen):
 class WorkerUnstarted(Frozen):
     """A worker could not be started.
 
-    `stage` is scratch, fork, setup, workdir, script, exec, or interpreter if the program in the #! line is
-    missing.
+    `stage` is scratch, fork, setup, workdir, script, exec, or interpreter if the #! line names a missing
+    program.
     """
 
     node: int
@@ -302,8 +304,7 @@ class RanksJoined(Frozen):
 
 
 class RanksLag(Frozen):
-    """The activity of workers that have not joined: (local rank, whether it tries to join, activity) of
-    each."""
+    """Activity of workers that have not joined: (local rank, whether it tries to join, activity) of each."""
 
     node: int
     seen: Tuple[Tuple[int, bool, str], ...]
@@ -393,8 +394,8 @@ class OrphansKilled(Frozen):
 
 
 class Usage(Frozen):
-    """Resource use of workers: [local rank, CPU in percent of one core, bytes, GPU in percent, GPU bytes] of
-    each.
+    """Resource use: [local rank, CPU in percent of one core, bytes, GPU in percent, GPU bytes] of each
+    worker.
 
     The last two are None if unknown.
     """

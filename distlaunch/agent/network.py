@@ -39,8 +39,8 @@ class Hold:
         self._released = False
 
     def answers(self, port: int | None) -> bool:
-        """Return whether this hold satisfies a request for `port`, or any port, and workers have not used
-        it yet."""
+        """Return whether this hold satisfies a request for `port`, or any, and workers have not used it
+        yet."""
         return not self._released and port in (None, self.port)
 
     def release(self) -> None:
@@ -54,8 +54,7 @@ class Hold:
 
 
 def acceptor(port: int) -> socket.socket:
-    """Listen on `port` such that the store of rank 0 can do so once the listener is closed. Raises
-    OSError."""
+    """Listen on `port` so that the store of rank 0 can listen on it later. Raises OSError."""
     listener = _bound(port, reuse=True)
     try:
         listener.listen(BACKLOG)
@@ -232,8 +231,7 @@ def dial_all(targets: tuple[tuple[str, int], ...], timeout_s: float, token: byte
 def dial(host: str, port: int, timeout_s: float, token: bytes) -> list[Message]:
     """Connect to every address of `host`: [{family, address, ok, error}].
 
-    ``ok`` requires the token of the listener, so that another service is never mistaken for it. Nothing is
-    ever sent.
+    ``ok`` requires the token of the listener, which no other service sends. Nothing is ever sent.
     """
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)

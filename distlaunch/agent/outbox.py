@@ -18,8 +18,8 @@ MEMORY = 2 << 20
 DISK = 1 << 30
 SEGMENT = 64 << 20
 HOLD_S = 0.1
-"""Seconds within which a link must take half of the memory of the outbox. Otherwise it is slow, and must
-not slow a worker."""
+"""Seconds within which a link must take half of the memory of the outbox. A slower link must not slow a
+worker."""
 
 
 class Spool:
@@ -128,11 +128,10 @@ class Segment:
 
 
 class Outbox:
-    """Orders and writes frames to the descriptor of the link, which must not block. `form` encodes each
-    frame.
+    """Orders frames, and writes them to the descriptor of the link, which must not block.
 
-    `hello` precedes the first frame in the same write, and control frames that wait together share one,
-    because srun delays a second write by 40 ms.
+    `form` encodes each frame. `hello` precedes the first frame in the same write, and control frames that
+    wait together share one, because srun delays a second write by 40 ms.
     """
 
     def __init__(
@@ -197,8 +196,8 @@ class Outbox:
         ]
 
     def write(self, link: int) -> int:
-        """Write until the link would block, and return the number of bytes. Raises OSError when the link
-        is gone."""
+        """Write until the link would block. Return the number of bytes. Raises OSError when the link is
+        gone."""
         written = 0
         while self:
             if not self._current:

@@ -1,5 +1,4 @@
-"""The only place where an agent waits, for descriptors and deadlines, and helpers for pipes that don't
-block."""
+"""The only place where an agent waits, for descriptors and deadlines; and nonblocking pipes."""
 
 from __future__ import annotations
 
@@ -80,8 +79,7 @@ class Poller:
 
 
 def keep_memory() -> None:
-    """Make this process keep up to twice KEPT bytes of freed memory, since output comes in short-lived
-    blocks.
+    """Make this process keep up to twice KEPT bytes of freed memory, since output comes in brief blocks.
 
     The malloc of glibc returns free memory beyond twice the largest block that it has unmapped so far. Each
     further block would have to be zeroed and faulted in again, which takes a fifth of the time for forwarding

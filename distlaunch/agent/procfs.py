@@ -48,8 +48,7 @@ def start_time(pid: int) -> int:
 
 
 def state(pid: int) -> str:
-    """Return the kernel's letter for the state of a process: R running, S sleeping, D uninterruptible, T
-    stopped."""
+    """Return the kernel's letter for a process: R running, S sleeping, D uninterruptible, T stopped."""
     fields = _stat(pid)
     return fields[0].decode() if fields else ""
 
@@ -157,8 +156,7 @@ def sockets() -> Iterator[Socket]:
 
 
 def connections_counted() -> tuple[bytes, ...]:
-    """Return counters of the TCP connections in this network namespace: opened actively, passively,
-    established.
+    """Return counters of the TCP connections in this network namespace.
 
     They are tcpActiveOpens, tcpPassiveOpens and tcpCurrEstab of RFC 4022, or () if unreadable. A connection
     appears in the table of `sockets` before it is counted.

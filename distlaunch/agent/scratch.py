@@ -49,8 +49,7 @@ class Folder:
 
     @property
     def inner(self) -> str:
-        """Return the directory in which workers may create temporary files. It is deleted with the outer
-        one."""
+        """Return the directory inside for temporary files of workers."""
         return os.path.join(self.path, "inner")
 
     def make(self, tmpdir: str | None = None) -> None:
@@ -120,8 +119,7 @@ class Folder:
 
 
 def read_left(path: str, most: int) -> Iterator[bytes]:
-    """Yield the contents of a file left by a worker, up to `most` bytes; nothing if it isn't a regular
-    file."""
+    """Yield the contents of a file left by a worker, up to `most` bytes; nothing if it isn't a file."""
     try:
         # A job may have put anything there: a pipe would block, a symlink would lead elsewhere.
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)

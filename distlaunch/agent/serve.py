@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 GRACE_S = 10.0
 REAP_INTERVAL_S = 0.05
-"""Seconds between checks for killed processes. They are not children of this process, so nothing announces
-their end."""
+"""Seconds between checks for killed processes, which are not children, so that nothing announces their
+end."""
 FLUSH_S = 15.0
 """Seconds without progress after which the remaining output is discarded, once everything is swept."""
 _READ = 1 << 18
@@ -73,8 +73,7 @@ def _take_link() -> tuple[int, int]:
 
 
 class Agent:
-    """The agent of one node. `link_in` and `link_out` are the descriptors of the link, `node` is the
-    node's index."""
+    """The agent of one node, which is `node` in the pool. `link_in` and `link_out` are descriptors."""
 
     def __init__(self, link_in: int, link_out: int, node: int, folder: Folder, outbox: Outbox) -> None:
         self._link_in, self._link_out, self._node, self._folder = link_in, link_out, node, folder
@@ -237,8 +236,7 @@ class Agent:
             self._leave_early()
 
     def _say_leaving(self, signum: int, damage: str = "") -> None:
-        """Report that the agent leaves, before the exits of its workers, so that none of them is the root
-        cause."""
+        """Report that the agent leaves before its workers exit, so that none of them is the root cause."""
         if not self._leaving:
             self._outbox.report(
                 messages.AgentLeaving(self._node, signum, os.getppid() != self._guardian, damage)

@@ -1,7 +1,6 @@
-"""Imports the modules of the agent from the data received over the link. The boot code runs this module
-first.
+"""Imports the modules of the agent from the data received over the link.
 
-See `distlaunch.transports.handshake`.
+The boot code runs this module first. See `distlaunch.transports.handshake`.
 """
 
 import gc

@@ -50,8 +50,7 @@ def die_with_parent(signum: int, parent: int) -> None:
 
 
 def reap() -> Iterator[tuple[int, int]]:
-    """Reap every child that has ended, and yield (pid, status), with the status in the format of
-    `os.waitpid`."""
+    """Reap every child that has ended, and yield (pid, status) as `os.waitpid` returns them."""
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -160,11 +159,10 @@ def kill_run(run_id: str, node: int) -> int:
 
 
 def claim(run_id: str, node: int) -> object | None:
-    """Become the only agent of a run and node on this host. Return a socket to keep open, or None if another
-    is.
+    """Become the only agent of a run and node on this host, if no other agent is.
 
-    The name is in the kernel's abstract namespace (unix(7)): nothing listens on it, and it ends with this
-    process.
+    Return a socket to keep open, or None. The name of the socket is in the kernel's abstract namespace
+    (unix(7)): nothing listens on it, and it ends with this process.
     """
     import socket  # not needed by the guardian
 

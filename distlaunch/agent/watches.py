@@ -24,8 +24,7 @@ half of the time since the start, within these limits, since a job may have no r
 IDLE_SHARE = 0.01
 """Share of one core below which a worker counts as idle, since waiting threads wake up now and then."""
 IDLE_TICKS = 2
-"""Clock ticks between two checks that still count as idle, since an idle torch process uses one now and
-then."""
+"""Clock ticks between two checks that still count as idle. An idle torch process uses one now and then."""
 IDLE_GPU_PERCENT = 1
 USAGE_INTERVAL_S, USAGE_FIRST_S = 2.0, 0.5
 """Seconds between two measurements. The second one comes sooner, since a report requires two."""
@@ -123,8 +122,7 @@ class Arrivals:
 
 
 def doing(pids: Iterable[int], port: int) -> list[tuple[bool, str]]:
-    """Return for each worker whether it is trying to reach the rendezvous `port`, and its activity in
-    words."""
+    """Return for each worker whether it is trying to reach the rendezvous `port`, and its activity."""
     families = [procfs.family(pid) for pid in pids]
     held = [procfs.socket_inodes(family) for family in families]
     sockets = list(procfs.sockets()) if any(held) else []  # takes milliseconds
@@ -238,8 +236,8 @@ class UsageWatch(Watch):
         self._poller.after(USAGE_INTERVAL_S if before else USAGE_FIRST_S, self.name, self._look)
 
     def _row(self, worker: Worker, before: dict[int, int], now: float) -> list[object]:
-        """Return a row of `Usage`: local rank, CPU in percent of one core, bytes, GPU in percent, GPU
-        bytes."""
+        """Return local rank, CPU in percent of one core, bytes, GPU in percent, and GPU bytes, None if
+        unknown."""
         pids = procfs.family(worker.pid)
         ticks = procfs.cpu_ticks(pids)
         self._before[worker.pid] = ticks

@@ -104,8 +104,7 @@ class Frame(Frozen):
     payload: bytes
 
     def message(self) -> Message:
-        """Return the JSON object of a CONTROL, PACKED or END frame. Raises `ProtocolError` if it isn't
-        one."""
+        """Return the JSON object of a CONTROL, PACKED or END frame. Raises `ProtocolError` if invalid."""
         try:
             text = zlib.decompress(self.payload) if self.kind == PACKED else self.payload
             message = json.loads(text.decode(), parse_constant=_refuse)
@@ -162,8 +161,10 @@ COMMANDS = {CONTROL: MAX_COMMAND, PACKED: MAX_COMMAND}
 
 
 class FrameDecoder:
-    """Decodes received bytes to frames of the kinds in `caps`, without I/O. It buffers one frame and one
-    read."""
+    """Decodes received bytes to frames of the kinds in `caps`, without I/O.
+
+    It buffers one frame and one read.
+    """
 
     def __init__(self, caps: Mapping[int, int]) -> None:
         self._caps = caps
@@ -207,8 +208,10 @@ def from_lines(pieces: bytes) -> tuple[bytes, bytes]:
 
 
 def say_gone(fd: int, status: int) -> None:
-    """Write the last line of a node, after a newline in case a killed agent left a partial line. Gives up
-    after LAST_WORD_S."""
+    """Write the last line of a node.
+
+    It follows a newline, because a killed agent may have left a partial line. Gives up after LAST_WORD_S.
+    """
     left = b"\n!%d\n" % status
     writable = select.poll()
     writable.register(fd, select.POLLOUT)

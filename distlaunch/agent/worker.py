@@ -55,7 +55,7 @@ class Worker:
             self.words = (self.words + data[-MAX_WORDS:])[-MAX_WORDS:]
 
     def signal(self, signum: int) -> None:
-        """Send a signal to the process group of the worker, unless it has been reaped and its PID may be
+        """Send a signal to the process group of the worker, unless it was reaped, so that its PID may be
         reused."""
         if self.running:
             try:

@@ -22,8 +22,7 @@ STUCK_S = 5.0
 
 
 def _tmpdir(command: StartWorkers) -> str | None:
-    """Return TMPDIR of the job for this node, if set, resolved against the working directory of the
-    workers."""
+    """Return TMPDIR of the job for this node, if set, resolved against the workers' directory."""
     tmpdir = command.env.get("TMPDIR")
     return os.path.join(command.workers[0].cwd, tmpdir) if tmpdir else None
 
@@ -88,8 +87,7 @@ class Workers:
         self._usage.go_on(command.for_s)
 
     def _prepared(self, command: StartWorkers) -> Sequence[WorkerSpec]:
-        """Create the directory for error records and choose CPUs. Return no workers, and report it, if
-        that fails."""
+        """Create the directory for error records, and choose CPUs. Return no workers if that fails."""
         try:
             self._folder.make(_tmpdir(command))
         except scratch.NoPlaceError as error:
@@ -214,15 +212,14 @@ class Workers:
         )
 
     def _hear(self, worker: Worker) -> None:
-        """Forward output of a worker, at most a pipe's worth per stream, since a grandchild may print
-        endlessly."""
+        """Forward output of a worker, one pipe's worth per stream, since a grandchild may print endlessly."""
         for stream, fd in enumerate(worker.streams):
             if fd >= 0:
                 self._pump(worker, stream, fd)
 
     def _look_for_usurper(self, worker: Worker) -> None:
-        """Report a rendezvous port taken by another program before the failure of a rank that has not
-        joined."""
+        """Report a rendezvous port taken by another program, before the failure of a rank without a
+        rendezvous."""
         if self._store_port is None or worker.local_rank in self._joins.joined:
             return
         owners = network.strangers(self._store_port)
@@ -267,8 +264,8 @@ class Workers:
     # The end of an attempt: SIGTERM, grace period, sweep.
 
     def stop(self, grace_s: float, signum: int = signal.SIGTERM) -> None:
-        """End the attempt: `signum`, SIGKILL after `grace_s`, then a sweep. Another call can only end it
-        sooner."""
+        """End the attempt: `signum`, SIGKILL after `grace_s`, then a sweep. Another call can only hasten
+        it."""
         if self.swept:
             self._report_swept()
         elif grace_s <= 0 or not self._live():

@@ -150,8 +150,7 @@ def cause_of_loss(state: State, node: int, why: str, now: float) -> Cause:
 
 
 def lost(state: State, node: int, before: Linked, failure: LinkFailure, now: float) -> State:
-    """Return `state` after the end of a node's agent: its workers are lost, and the node is fenced unless
-    clean."""
+    """Return `state` after the end of an agent: its workers are lost, and its node is fenced unless clean."""
     clean = failure.clean and not is_missing(before)  # a later agent vouches only for its own workers
     away = Away(occupied=may_be_occupied(before) and not clean)
     attempt = before.attempt if isinstance(before, Reaping | Leaving) else 1
@@ -164,8 +163,10 @@ def lost(state: State, node: int, before: Linked, failure: LinkFailure, now: flo
 
 
 def _fenced(state: State, node: int, away: Away, now: float) -> State:
-    """Return `state` with the time from which a lost node is certain to be clean. A later loss doesn't
-    move it."""
+    """Return `state` with the time from which a lost node is certain to be clean.
+
+    A later loss doesn't move that time.
+    """
     if not away.occupied or state.phase is Phase.STOPPING:
         return state.without_timers(Timer.FENCE, node=node)
     times = state.spec.timeouts
@@ -174,8 +175,7 @@ def _fenced(state: State, node: int, away: Away, now: float) -> State:
 
 
 def reconnect_later(state: State, node: int, this: Retrying, now: float) -> State:
-    """Connect a node again after a growing delay, if the job can use the node and another attempt can
-    help."""
+    """Connect a node again after a growing delay, if the job can use it and another attempt can help."""
     hopeless = this.failure is not None and not this.failure.may_pass
     state = state.without_timers(Timer.RETRY, Timer.ANSWER, node=node)
     of_use = state.spec.takes_nodes_back and state.phase not in (Phase.STOPPING, Phase.CONNECTING)

@@ -25,8 +25,8 @@ from distlaunch.supervisor.state import Cause, Phase, State, Timer, Verdict
 from distlaunch.wording import NO_SUSPENDING, NO_SUSPENDING_TORCHRUN, counted, listed, span_words
 
 STOP_MARGIN_S = 14.0
-"""Seconds beyond the grace period after which a node that doesn't confirm its cleanup is given up. The job
-ends within 15."""
+"""Seconds beyond the grace period until a node that doesn't confirm its cleanup is given up. The job ends
+within 15."""
 DRAIN_S = 30.0
 """Seconds without output after which a clean node is given up."""
 STOP_NOTICE_S = 3.0

@@ -21,16 +21,14 @@ class AgentUp(Frozen):
 
 
 class LinkEnded(Frozen):
-    """A link has ended, for whatever reason: `failure` is the transport's interpretation of its error
-    output."""
+    """A link has ended. `failure` is the transport's interpretation of its error output."""
 
     node: int
     failure: LinkFailure
 
 
 class AllocationTold(Frozen):
-    """The scheduler's answer about this allocation: whether it `ends` the job, the reason, and the seconds
-    left.
+    """The scheduler's answer about this allocation: whether it `ends` the job, why, and in how many seconds.
 
     `ends` is None if the scheduler didn't answer. `why` completes a sentence that begins with `Slurm job 17
     `. `final` is set if the job must not be started again, or if the scheduler itself starts it again.

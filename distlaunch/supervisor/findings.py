@@ -1,5 +1,4 @@
-"""Findings: facts that one part of the supervisor leaves for another part to decide on, within the same
-step."""
+"""Findings: facts that one part of the supervisor leaves for another part to decide on in the same step."""
 
 import signal
 
@@ -62,8 +61,7 @@ class WorkerFailed(Frozen):
 
 
 class DumpCame(Frozen):
-    """A stalled worker has died of the SIGABRT that made it print its stacks, which are in its last
-    output."""
+    """A stalled worker has died of the SIGABRT that made it print its stacks to stderr."""
 
     rank: int
     words: str
@@ -95,8 +93,7 @@ class Terminated(Frozen):
 
 
 class SuccessDoubted(Frozen):
-    """The job has succeeded, but an agent was told to leave, so its ranks may have been told to end early,
-    too."""
+    """The job has succeeded, but an agent was told to leave, so its ranks may have been told to end early."""
 
 
 class EndNoticed(Frozen):

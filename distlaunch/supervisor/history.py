@@ -16,8 +16,7 @@ VERSION = 5
 """Version of events.jsonl. It changes whenever a line can't be read as before."""
 _SCALARS = frozenset({int, float, str, bool, type(None)})
 BEGAN, NOTICE = "Began", "Notice"
-"""Names of the first line, and of messages shown to the user. Other lines are events, named after their
-types."""
+"""Names of the first line, and of messages. Other lines are events, named after their types."""
 
 
 def beginning(spec: JobSpec, chance: float) -> dict[str, Any]:

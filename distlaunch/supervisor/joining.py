@@ -13,8 +13,8 @@ from distlaunch.supervisor.state import Cause, State, Timer
 from distlaunch.wording import exit_words, listed, span_words
 
 NOTICE_S = 15.0
-"""Seconds after the start until ranks that have not joined are named. The time doubles for each further
-message."""
+"""Seconds after the start until ranks that have not joined are named. Each further message takes twice as
+long."""
 
 _ENDPOINT = "MASTER_ADDR and MASTER_PORT"
 
@@ -112,8 +112,7 @@ def _missing(state: State) -> list[Worker]:
 
 
 def _missing_words(state: State, missing: list[Worker]) -> str:
-    """Describe the missing ranks: `6/8 ranks joined; waiting for rank 5 (gpu-b, pid 812: has not imported
-    torch yet) …`."""
+    """Describe the missing ranks: `6/8 ranks joined; waiting for rank 5 (gpu-b, pid 812: …) …`."""
     names = listed([_named(state, worker) for worker in missing])
     count = len(state.workers)
     text = f"{count - len(missing)}/{state.counted(count)} joined; waiting for {names}"

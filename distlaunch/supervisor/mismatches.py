@@ -60,8 +60,10 @@ def misnamed(event: RouteFound, state: State) -> tuple[tuple[str, str, str], ...
 
 
 def _flaw(name: str, value: str, interfaces: Mapping[str, bool]) -> str:
-    """Return why no connection is possible with this value. `interfaces` maps each to whether it has an
-    address."""
+    """Return why no connection is possible with this value, or "".
+
+    `interfaces` maps each interface to whether it has an address.
+    """
     if not value:
         return ""
     if name == "GLOO_SOCKET_IFNAME":  # Gloo creates a device for each, so all must be usable

@@ -88,11 +88,11 @@ class Route(Frozen):
 
 
 class Up(Frozen):
-    """A node whose agent responds. It is `occupied` from the start of its workers until it reports that it is
-    clean.
+    """A node whose agent responds.
 
-    `asked` is the address to which a route was requested. `held` is the rendezvous port that the node holds
-    for the first attempt, or ASKED. `unfit` is the reason why it can't take part.
+    It is `occupied` from the start of its workers until it reports that it is clean. `asked` is the address
+    to which a route was requested. `held` is the rendezvous port that the node holds for the first attempt,
+    or ASKED. `unfit` is the reason why it can't take part.
     """
 
     facts: Facts
@@ -104,8 +104,7 @@ class Up(Frozen):
 
 
 class Reaping(Frozen):
-    """A node that has returned at this connection attempt, and is being cleared of what an earlier agent
-    left."""
+    """A node that has returned at this connection attempt, and whose leftover processes are being killed."""
 
     facts: Facts
     attempt: int
@@ -113,8 +112,7 @@ class Reaping(Frozen):
 
 
 class Leaving(Frozen):
-    """A node whose agent was stopped from outside, so that its link will end. `returned` if it was Reaping
-    before."""
+    """A node whose agent was stopped from outside, so that its link will end. `returned`: it was Reaping."""
 
     occupied: bool
     attempt: int = 1
@@ -256,8 +254,7 @@ class WorkerPhase(Enum):
 class Exited(Frozen):
     """The exit of a worker. `stopped` if it was told to stop before. Other fields are as in `WorkerExited`.
 
-    `peer_gone` is set if it failed because another rank was gone, and `timed_out` because another rank never
-    came.
+    `peer_gone` is set if it failed because another rank was gone, `timed_out` if another rank never came.
     """
 
     status: int
@@ -271,8 +268,7 @@ class Exited(Frozen):
 
 
 class Meeting(Frozen):
-    """The progress of a worker toward the rendezvous: whether it has joined, or is trying to, and its
-    activity."""
+    """The progress of a worker toward the rendezvous: whether it has joined or tries to, and its activity."""
 
     joined: bool = False
     trying: bool = False
@@ -290,8 +286,8 @@ class Stall(Frozen):
 
 
 class Use(Frozen):
-    """Resources that a worker uses: CPU in percent of one core, bytes, GPU in percent, and GPU bytes. None
-    if unknown."""
+    """Resource use of a worker: CPU in percent of one core, bytes, GPU in percent, GPU bytes. None if
+    unknown."""
 
     cpu: float
     memory: int

@@ -91,7 +91,7 @@ def _recent(state: State, why: Why, now: float) -> list[Restart]:
 
 
 def _growth_failed(state: State, cause: Cause, now: float) -> Step:
-    """Count the loss of a node during a restart that includes a new node. A bad node could cause that
+    """Count the loss of a node during a restart for a new node. Otherwise a bad node could restart
     forever."""
     *earlier, last = state.restarts
     if last.why is not Why.GROWTH:

@@ -1,5 +1,4 @@
-"""Actions of a scheduler against its own job: it warns of the end, or ends the job, which looks like
-failures.
+"""The end of an allocation: the scheduler warns of it, or ends the job, which looks like failures.
 
 Inside an allocation whose scheduler can be asked, a failure that the scheduler may have caused waits for its
 answer. If the scheduler ends the job, the failure is reported as such, and the job is not restarted.
@@ -43,7 +42,7 @@ def generation_failed(found: GenerationFailed, state: State, now: float) -> Step
 
 
 def _explains(later: Cause, held: Cause) -> bool:
-    """Return whether `later` is behind the failure held back: a rank behind its peers, a node behind its
+    """Return whether `later` is behind the failure `held`: a rank behind its peers, a node behind its
     ranks."""
     node_of_the_rank = later.rank is None and held.rank is not None and later.node == held.node
     return node_of_the_rank or (held.peer_gone and not later.peer_gone)

@@ -154,8 +154,7 @@ def died_of_its_dump(state: State, rank: int, status: int) -> bool:
 
 
 def dumping(state: State) -> bool:
-    """Return whether ranks are dying of that SIGABRT. The errors of ranks that lose them as peers add
-    nothing."""
+    """Return whether ranks are dying of that SIGABRT. Failures of their peers are then no news."""
     died = any(worker.stall is not None and worker.stopped for worker in state.workers)
     return died and state.due_at(Timer.STALL_ACT) is not None
 
@@ -170,8 +169,7 @@ def dump_came(found: DumpCame, state: State, now: float) -> Step:
 
 
 def _frames_of_python(words: str) -> tuple[str, ...]:
-    """Return the frames of the thread that received SIGABRT, from the format of faulthandler to that of
-    py-spy."""
+    """Return the frames of the thread that received SIGABRT, as `_frames` does, from faulthandler output."""
     _, _, thread = words.rpartition("Current thread ")
     found = re.findall(r'(?m)^  File "(.+)", line (\d+) in (.+)$', thread.split("\n\n")[0])
     return tuple(f"{name} ({_short_path(path)}:{line})" for path, line, name in found)
@@ -189,8 +187,7 @@ def stall_act_due(state: State, now: float) -> Step:
 
 
 def _cause(state: State, now: float) -> Cause:
-    """Return the root cause: the ranks stopped by a signal, else those outside a collective, else all
-    stalled ones."""
+    """Return the root cause: the ranks stopped by a signal, else those outside a collective, else all."""
     # Includes ranks that have died of the dump.
     stalled = [worker for worker in state.workers if worker.stall is not None]
     waiting = [worker.rank for worker in stalled if _waits_for_others(worker)]

@@ -127,8 +127,7 @@ class Verdict(Frozen):
 
 
 class Asked(Frozen):
-    """A pending question to the scheduler, with the failure, if any, and the messages that wait for the
-    answer."""
+    """A pending question to the scheduler, with the failure and the messages that wait for the answer."""
 
     cause: Cause | None = None
     also: tuple[Notice, ...] = ()
@@ -255,8 +254,7 @@ class State(Frozen):
         return self._replace(nodes=self.nodes.replaced(index, node))
 
     def chance_of(self, node: int, attempt: int) -> float:
-        """Return a number from 0 to 1, spread by the golden ratio: nodes dropped together don't return
-        together."""
+        """Return a number from 0 to 1, spread so that nodes dropped together don't return together."""
         return (self.chance + (node + 1) * 0.618034 + attempt * 0.414214) % 1.0
 
     # The current attempt
@@ -287,8 +285,7 @@ class State(Frozen):
 
     @property
     def suspect(self) -> Cause | None:
-        """Return the failure of a rank that lost a peer. It stands unless another rank failed for its own
-        reason."""
+        """Return the failure of a rank that lost a peer, until another rank fails for a reason of its own."""
         return self.current.suspect if self.current else None
 
     @property
@@ -298,8 +295,8 @@ class State(Frozen):
 
     @property
     def restart_count(self) -> int:
-        """Return TORCHELASTIC_RESTART_COUNT: the number of earlier attempts, except those that only lost
-        their port."""
+        """Return TORCHELASTIC_RESTART_COUNT: the number of earlier attempts, except those that lost their
+        port."""
         return self.spec.restarts_before + sum(restart.why is not Why.PORT for restart in self.restarts)
 
     # The workers of the current attempt

@@ -1,8 +1,8 @@
-"""The policy of a job, one event at a time: which function handles each event, and which decides what
-follows.
+"""The policy of a job, one event at a time: a handler for each event, deciders for what follows from it.
 
-1. The handler of the event (`HANDLERS`) records the new facts. It may return findings for another part of the
-supervisor to decide on. 2. Each finding goes to its decider (`_DECIDERS`), which may return further findings.
+1. The handler of the event (`HANDLERS`) records the new facts. It may return findings for another part of
+   the supervisor to decide on.
+2. Each finding goes to its decider (`_DECIDERS`), which may return further findings.
 3. The rules of the job's phase (`_RULES`) check whether the job can proceed. If it can, step 2 is repeated.
 """
 

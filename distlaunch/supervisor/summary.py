@@ -1,5 +1,4 @@
-"""The summary of a run: its root cause with the last output, the end of the other ranks, the log
-directory."""
+"""The summary of a run: its root cause with the last output, the end of the other ranks, the logs."""
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -23,8 +22,7 @@ FAR = 100
 
 
 class Above(Frozen):
-    """Output of a rank that the terminal already shows: its `mark`, and the number of lines printed
-    `since`."""
+    """Output of a rank that the terminal already shows, with its `mark`, and the lines printed `since`."""
 
     since: int
     mark: str
@@ -54,8 +52,10 @@ class Summary(Frozen):
         return self.state.spec.logs.temporary and self.state.cause is None
 
     def lines(self, above: Mapping[int, Above] = NOWHERE) -> list[str]:
-        """Return the summary as lines for the user. `above` is the output of the failed rank already on
-        the screen."""
+        """Return the summary as lines for the user.
+
+        `above` is the output of the failed rank that is already on the screen, by stream.
+        """
         cause = self.state.cause
         if cause is None:
             workers, nodes = self.state.counted(len(self.state.workers)), len(self.state.members)
@@ -141,8 +141,7 @@ class Summary(Frozen):
         return recorded in words if source == RECORD else self._said(rank) == words
 
     def _shown_words(self, rank: int) -> tuple[list[str], int]:
-        """Return the last output of a rank: its torch error record, else the end of its stderr, else of
-        its stdout."""
+        """Return the last output of a rank: its torch error record, else the end of its stderr or stdout."""
         if recorded := self._recorded_lines(self.state.worker(rank)):
             return _end_of(recorded, len(recorded)), RECORD
         words = self._said(rank)
