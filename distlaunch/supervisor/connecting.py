@@ -3,17 +3,15 @@
 from distlaunch.agent.messages import AgentLeaving, OrphansKilled, Reaped
 from distlaunch.errors import Exit, JobError
 from distlaunch.plan.layout import Facts, NodeRank, node_plan
+from distlaunch.supervisor import preparing
 from distlaunch.supervisor.actions import Action, Drop, GiveUp, Notice, Reap
 from distlaunch.supervisor.events import AgentUp, ImagePulled, NodeArrived
 from distlaunch.supervisor.findings import (
-    ConnectAgain,
-    Finding,
     JobOver,
     NodeBack,
     NodeLeaving,
     NodeLost,
     Planned,
-    Prepare,
     Step,
     SuccessDoubted,
 )
@@ -300,10 +298,11 @@ def begin_when_connected(state: State, now: float) -> Step:
     found = choose_members(state)
     if len(found) < state.spec.fewest:
         return state, (_too_few(state, now),)
-    said: tuple[Finding | Notice, ...] = ()
+    said: tuple[Notice, ...] = ()
     if missing := [state.label(i) for i in range(len(state.spec.nodes)) if i not in found]:
         said = (Notice("warning", f"starting on {counted(len(found), 'node')}, without {listed(missing)}"),)
-    return _with_another_try(state, now), (*said, Prepare(found))
+    state, todo = preparing.prepare(_with_another_try(state, now), found, now)
+    return state, (*said, *todo)
 
 
 def _too_few(state: State, now: float) -> JobOver:
@@ -361,4 +360,4 @@ def retry_due(state: State, node: int, now: float) -> Step:
     state = state.with_node(node, Connecting(this.attempt + 1, this.failure, this.away))
     if this.away:
         state = state.with_timer(Timer.ANSWER, now + state.spec.timeouts.connect_s, node)
-    return state, (ConnectAgain(node),)
+    return preparing.connect(state, node)

@@ -3,29 +3,12 @@
 import signal
 
 from distlaunch.agent.frozen import Frozen
-from distlaunch.agent.messages import WorkerExited
 from distlaunch.supervisor.actions import Action, Notice
 from distlaunch.supervisor.state import Cause, State, Why
 
 
-class ConnectAgain(Frozen):
-    """A node is due to be connected again."""
-
-    node: int
-
-
-class Prepare(Frozen):
-    """An attempt may begin on these nodes, in rank order."""
-
-    members: tuple[int, ...]
-
-
 class Planned(Frozen):
     """An attempt has a plan."""
-
-
-class Started(Frozen):
-    """The workers of an attempt are being started."""
 
 
 class NodeBack(Frozen):
@@ -47,24 +30,6 @@ class NodeLost(Frozen):
     node: int
     cause: Cause
     told: bool
-
-
-class WorkerFinished(Frozen):
-    """A worker has ended with status 0 while the attempt was running."""
-
-
-class WorkerFailed(Frozen):
-    """A worker has ended with a status other than 0."""
-
-    rank: int
-    event: WorkerExited
-
-
-class DumpCame(Frozen):
-    """A stalled worker has died of the SIGABRT that made it print its stacks to stderr."""
-
-    rank: int
-    words: str
 
 
 class GenerationFailed(Frozen):
@@ -112,16 +77,10 @@ class JobOver(Frozen):
 
 
 Finding = (
-    ConnectAgain
-    | Prepare
-    | Planned
-    | Started
+    Planned
     | NodeBack
     | NodeLeaving
     | NodeLost
-    | WorkerFinished
-    | WorkerFailed
-    | DumpCame
     | GenerationFailed
     | StartAgain
     | Terminated

@@ -7,7 +7,7 @@ joined or tries to join. A limit in the job file applies from the start.
 from distlaunch.agent.messages import RanksJoined, RanksLag
 from distlaunch.errors import Exit
 from distlaunch.supervisor.actions import Notice
-from distlaunch.supervisor.findings import JobOver, Started, Step
+from distlaunch.supervisor.findings import JobOver, Step
 from distlaunch.supervisor.nodes import Worker
 from distlaunch.supervisor.state import Cause, State, Timer
 from distlaunch.wording import exit_words, listed, span_words
@@ -19,14 +19,14 @@ long."""
 _ENDPOINT = "MASTER_ADDR and MASTER_PORT"
 
 
-def watch(found: Started, state: State, now: float) -> Step:
-    """Watch the ranks join, from the start of an attempt."""
+def watch(state: State, now: float) -> State:
+    """Return `state` with the timers for ranks that join, from the start of an attempt."""
     limit_s, named = _limit_s(state), state.spec.names_join_limit
     state = state.unwatched()
     if limit_s is None:
-        return state, ()
+        return state
     state = state.with_timer(Timer.JOIN_NOTICE, now + NOTICE_S)
-    return (state.with_timer(Timer.JOIN, now + limit_s) if named else state), ()
+    return state.with_timer(Timer.JOIN, now + limit_s) if named else state
 
 
 def on_ranks_joined(event: RanksJoined, state: State, now: float) -> Step:

@@ -11,21 +11,19 @@ from distlaunch.agent.messages import PortHeld, PortRefused, PortUsurped, RouteF
 from distlaunch.errors import Exit, JobError
 from distlaunch.job.spec import JobSpec
 from distlaunch.plan.layout import LaunchPlan, foreseen_master, make_plan
+from distlaunch.supervisor import joining
 from distlaunch.supervisor.actions import Action, Connect, FindRoute, GiveUp, HoldPort, StartWorkers
 from distlaunch.supervisor.events import AddressesFound
 from distlaunch.supervisor.findings import (
-    ConnectAgain,
     GenerationFailed,
     JobOver,
     Planned,
-    Prepare,
     StartAgain,
-    Started,
     Step,
 )
 from distlaunch.supervisor.mismatches import mismatches, misnamed, strange_master
 from distlaunch.supervisor.nodes import ASKED, Connecting, Route, Up, Worker, Workers, facts_of, route_of
-from distlaunch.supervisor.state import Cause, Generation, Phase, State, Timer, Why
+from distlaunch.supervisor.state import Cause, Phase, State, Timer, Why
 from distlaunch.wording import holders_words, listed, refused_port_words
 
 
@@ -50,10 +48,10 @@ def foresee(state: State) -> tuple[State, tuple[Action, ...]]:
     return state, tuple(actions)
 
 
-def connect_again(found: ConnectAgain, state: State, now: float) -> Step:
+def connect(state: State, node: int) -> Step:
     """Connect a node, and send it the same questions as the others."""
-    state, asked = _ask_early(state, found.node)
-    return state, (Connect(found.node), *asked)
+    state, asked = _ask_early(state, node)
+    return state, (Connect(node), *asked)
 
 
 def _ask_early(state: State, node: int) -> tuple[State, tuple[Action, ...]]:
@@ -70,16 +68,15 @@ def _ask_early(state: State, node: int) -> tuple[State, tuple[Action, ...]]:
     return state.with_node(node, this), actions
 
 
-def prepare(found: Prepare, state: State, now: float) -> Step:
-    """Make the plan, hold the port and find the interfaces, as far as that has not happened early."""
-    members = found.members
+def prepare(state: State, members: tuple[int, ...], now: float) -> Step:
+    """Make the plan of an attempt on these nodes, in rank order, hold the port, and find the interfaces."""
     facts = {index: facts_of(state.nodes[index]) for index in members}
     try:
         plan = make_plan(_with_its_backend(state), facts, state.addresses.get(members[0]))
     except JobError as error:
         return state, (JobOver(Cause(str(error), error.exit_status, now)),)
     moved, first_time = _has_moved(state, plan, members[0]), state.plan is None
-    state = state._replace(phase=Phase.PREPARING, current=_generation(state, plan))
+    state = _with_plan(state, plan)
     state = state.with_timer(Timer.PREPARE, now + state.spec.timeouts.connect_s)
     state, todo = _hold_port(state, plan, members[0])
     if plan.one_machine:
@@ -106,9 +103,11 @@ def _ask_for_routes(state: State, nodes: Sequence[int], address: str) -> tuple[S
     return state, tuple(actions)
 
 
-def _generation(state: State, plan: LaunchPlan) -> Generation:
-    number = state.generation + 1 if state.current else 0
-    return Generation(number, plan, Workers(Worker(rank) for node in plan.nodes for rank in node.ranks))
+def _with_plan(state: State, plan: LaunchPlan) -> State:
+    number = state.generation + 1 if state.plan else 0
+    workers = Workers(Worker(rank) for node in plan.nodes for rank in node.ranks)
+    state = state.unwatched()._replace(phase=Phase.PREPARING, generation=number, plan=plan, workers=workers)
+    return state._replace(port=None, started_at=None)
 
 
 def _with_its_backend(state: State) -> JobSpec:
@@ -122,7 +121,7 @@ def _hold_port(state: State, plan: LaunchPlan, first: int) -> tuple[State, tuple
     if node.held is None:
         return state, (HoldPort(first, plan.master_port),)
     state = state.with_node(first, node._replace(held=None))
-    return state.with_generation(port=node.held or None), ()
+    return state._replace(port=node.held or None), ()
 
 
 def _has_moved(state: State, plan: LaunchPlan, first: int) -> bool:
@@ -150,7 +149,7 @@ def on_port_held(event: PortHeld, state: State, now: float) -> Step:
         return state.with_node(event.node, node._replace(held=event.port)), ()
     if event.node not in state.members[:1]:
         return state, ()  # it was not asked
-    return state.with_generation(port=event.port), ()
+    return state._replace(port=event.port), ()
 
 
 def on_port_refused(event: PortRefused, state: State, now: float) -> Step:
@@ -250,9 +249,9 @@ def start_when_prepared(state: State, now: float) -> Step:
         return state, ()
     if any(route_of(state.nodes[index]) is None for index in state.members):
         return state, ()
-    state = state._replace(phase=Phase.RUNNING).with_generation(started_at=now).without_timers(Timer.PREPARE)
-    state, started = _start(state, state.members)
-    return state, (Started(), *(() if state.generation else mismatches(state)), *started)
+    state = state._replace(phase=Phase.RUNNING, started_at=now).without_timers(Timer.PREPARE)
+    state, started = _start(joining.watch(state, now), state.members)
+    return state, (*(() if state.generation else mismatches(state)), *started)
 
 
 def _start(state: State, nodes: Sequence[int]) -> tuple[State, tuple[Action, ...]]:

@@ -2,6 +2,7 @@
 
 from distlaunch.errors import Exit
 from distlaunch.job.spec import FOREVER_S, Restarts
+from distlaunch.supervisor import preparing
 from distlaunch.supervisor.actions import Action, Drop, Notice, StopWorkers
 from distlaunch.supervisor.connecting import choose_members, hope_is_left, lost, may_come
 from distlaunch.supervisor.ending import with_end_of_workers
@@ -11,7 +12,6 @@ from distlaunch.supervisor.findings import (
     NodeBack,
     NodeLeaving,
     NodeLost,
-    Prepare,
     StartAgain,
     Step,
 )
@@ -150,7 +150,7 @@ def go_on_when_cleared(state: State, now: float) -> Step:
     if len(found) < len(state.spec.nodes) and may_come(state):
         return state, ()  # wait for its answer, or until it is overdue
     if len(found) >= state.spec.fewest:
-        return _next_generation(state, found)
+        return _next_generation(state, found, now)
     if any(isinstance(node, Leaving) for node in state.nodes):
         return state, ()  # until its link has ended and the node can be connected again
     if state.due_at(Timer.REJOIN) is None or not hope_is_left(state):
@@ -174,14 +174,14 @@ def fence_due(state: State, node: int, now: float) -> Step:
     return state.with_node(node, emptied(state.nodes[node])), ()
 
 
-def _next_generation(state: State, found: tuple[int, ...]) -> Step:
+def _next_generation(state: State, found: tuple[int, ...], now: float) -> Step:
     before = [state.label(index) for index in state.members]
     names = [state.label(index) for index in found]
     state = state.without_timers(Timer.CLEAR, Timer.STOP_NOTICE, Timer.REJOIN)
-    if names == before:
-        return state, (Prepare(found),)
     text = f"continuing with {len(names)} of {len(state.spec.nodes)} nodes: {', '.join(names)}"
-    return state, (Notice("info", text), Prepare(found))
+    said = () if names == before else (Notice("info", text),)
+    state, todo = preparing.prepare(state, found, now)
+    return state, (*said, *todo)
 
 
 def _left_words(state: State, found: int) -> str:

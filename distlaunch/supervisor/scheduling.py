@@ -62,13 +62,8 @@ def terminated(found: Terminated, state: State, now: float) -> Step:
     return _ask(state, Asked(found.cause), now)
 
 
-def on_noticed(event: Noticed, state: State, now: float) -> Step:
-    """Handle a termination warning. Every agent receives one, and the first counts."""
-    return state, (EndNoticed(),)
-
-
-def end_noticed(found: EndNoticed, state: State, now: float) -> Step:
-    """Pass a termination warning on to the ranks, after asking the scheduler how long they have."""
+def end_noticed(found: EndNoticed | Noticed, state: State, now: float) -> Step:
+    """Pass the first termination warning on to the ranks, after asking the scheduler how long they have."""
     if state.noticed or state.phase is Phase.STOPPING:
         return state, ()
     state = state._replace(noticed=True)

@@ -8,7 +8,7 @@ from distlaunch.agent.wire import STALL_LOOK_MAX_S, STALL_LOOKS
 from distlaunch.errors import Exit
 from distlaunch.job.spec import FOREVER_S
 from distlaunch.supervisor.actions import Action, DumpStacks, Notice
-from distlaunch.supervisor.findings import DumpCame, GenerationFailed, JobOver, Step
+from distlaunch.supervisor.findings import GenerationFailed, JobOver, Step
 from distlaunch.supervisor.nodes import Stall, Worker
 from distlaunch.supervisor.state import Cause, Phase, State, Timer
 from distlaunch.wording import listed, span_words
@@ -42,16 +42,12 @@ def on_ranks_stalled(event: RanksStalled, state: State, now: float) -> Step:
         state = state.with_worker(rank, stall=known if stalled else None)
     after = {worker.rank for worker in _stalled(state)}
     if not after:
-        said = (Notice("info", "stalled ranks resumed"),) if _is_told(state) else ()
+        said = (Notice("info", "stalled ranks resumed"),) if state.stall_told else ()
         state = state.without_timers(Timer.STALL_NOTICE, Timer.STALL_ACT)
-        return state.with_generation(stall_told=False), said
+        return state._replace(stall_told=False), said
     if after <= before or state.due_at(Timer.STALL_NOTICE) is not None:
         return state, ()
     return state.with_timer(Timer.STALL_NOTICE, now + _settle_s(state)), ()
-
-
-def _is_told(state: State) -> bool:
-    return state.current is not None and state.current.stall_told
 
 
 def _limit_s(state: State) -> float:
@@ -68,12 +64,12 @@ def _stalled(state: State) -> list[Worker]:
 
 def stall_notice_due(state: State, now: float) -> Step:
     """Report which ranks are stalled and which are not, and request the stacks of the stalled ones."""
-    acts, again = state.spec.on_stall != "notice", _is_told(state)
+    acts, again = state.spec.on_stall != "notice", state.stall_told
     said = Notice("warning", _stall_words(state, again))
     # Only of ranks without a known stack. The stack of a rank stopped by a signal is meaningless.
     ranks = [w.rank for w in _stalled(state)[:MAX_DUMPS] if not (_stack(w) or _stopped_pid(w))]
     dumps = _dumps(state, ranks, acts)
-    state = state.with_generation(stall_told=True)
+    state = state._replace(stall_told=True)
     if acts and not again:
         state = state.with_timer(Timer.STALL_ACT, now + DUMP_S)
     for rank in ranks if acts else ():
@@ -159,10 +155,10 @@ def dumping(state: State) -> bool:
     return died and state.due_at(Timer.STALL_ACT) is not None
 
 
-def dump_came(found: DumpCame, state: State, now: float) -> Step:
+def dump_came(state: State, rank: int, words: str, now: float) -> Step:
     """Record the stack of a rank that died of its dump. Act once all dumps have arrived."""
-    known = state.worker(found.rank).stall or Stall()
-    state = state.with_worker(found.rank, stall=known._replace(stack=_frames_of_python(found.words)))
+    known = state.worker(rank).stall or Stall()
+    state = state.with_worker(rank, stall=known._replace(stack=_frames_of_python(words)))
     if any(not _stopped_pid(worker) for worker in _stalled(state)):
         return state, ()
     return stall_act_due(state.without_timers(Timer.STALL_ACT), now)

@@ -133,34 +133,24 @@ class Asked(Frozen):
     also: tuple[Notice, ...] = ()
 
 
-class Generation(Frozen):
-    """One attempt: where each worker is to run, and what has become of it. `workers` are in rank order.
-
-    `port` is known once the attempt is prepared, `started_at` once it has started. `suspect` becomes the root
-    cause unless another rank turns out to have failed for a reason of its own.
-    """
-
-    number: int
-    plan: LaunchPlan
-    workers: Workers
-    port: int | None = None
-    started_at: float | None = None
-    suspect: Cause | None = None
-    stall_told: bool = False
-
-
 class State(Frozen):
     """The state of the whole job.
 
     `nodes` are the nodes of the pool. A node's number is always its index there; only `node_rank` is its
     index in an attempt. `addresses` are those at which ssh reaches nodes, as far as the job needs them.
-    `current` is the last attempt that was planned. `verdict` is set from STOPPING on. `stackless` contains
-    the reasons for missing stacks that were already reported. `wait_told` is set once the nodes that the job
-    waits for between two attempts have been named. `noticed` is set after a termination warning, and `asked`
-    while a question to the scheduler is pending. `interrupted_by` is the node that passed on the last
-    interrupt, or None for the controller itself. `chance` (0 to 1) spreads over time what many runs would do
-    at once. `foreseen` is the rendezvous address that nodes were asked about before there was a plan.
-    `reached_by` is the address at which other nodes reach the first one.
+
+    From `generation` to `stall_told`, the fields belong to the current attempt: `generation` is its number,
+    from 0, and `workers` are in rank order. `plan` is None before the first attempt, `port` until it is
+    prepared, `started_at` until it has started. `suspect` is the failure of a rank that lost a peer, until
+    another rank fails for a reason of its own. `stall_told` is set once a stall was reported.
+
+    `verdict` is set from STOPPING on. `stackless` contains the reasons for missing stacks that were already
+    reported. `wait_told` is set once the nodes that the job waits for between two attempts have been named.
+    `noticed` is set after a termination warning, and `asked` while a question to the scheduler is pending.
+    `interrupted_by` is the node that passed on the last interrupt, or None for the controller itself.
+    `chance` (0 to 1) spreads over time what many runs would do at once. `foreseen` is the rendezvous address
+    that nodes were asked about before there was a plan. `reached_by` is the address at which other nodes
+    reach the first one.
     """
 
     spec: JobSpec
@@ -170,7 +160,13 @@ class State(Frozen):
     addresses: Mapping[int, str] = MappingProxyType({})
     phase: Phase = Phase.CONNECTING
     timers: Mapping[Alarm, float] = MappingProxyType({})
-    current: Generation | None = None
+    generation: int = 0
+    plan: LaunchPlan | None = None
+    workers: Workers = Workers()
+    port: int | None = None
+    started_at: float | None = None
+    suspect: Cause | None = None
+    stall_told: bool = False
     stackless: frozenset[str] = frozenset()
     restarts: tuple[Restart, ...] = ()
     wait_told: bool = False
@@ -241,7 +237,7 @@ class State(Frozen):
 
     def unwatched(self) -> "State":
         """Return this state with all watching of the workers ended."""
-        return self.without_timers(*WATCHES).with_generation(suspect=None, stall_told=False)
+        return self.without_timers(*WATCHES)._replace(suspect=None, stall_told=False)
 
     # Nodes
 
@@ -259,35 +255,6 @@ class State(Frozen):
 
     # The current attempt
 
-    def with_generation(self, **changes: Any) -> "State":
-        """Return this state with its current attempt changed, if there is one."""
-        return self._replace(current=self.current._replace(**changes)) if self.current else self
-
-    @property
-    def generation(self) -> int:
-        """Return the number of the current attempt, counted from 0."""
-        return self.current.number if self.current else 0
-
-    @property
-    def plan(self) -> LaunchPlan | None:
-        """Return the plan of the current attempt."""
-        return self.current.plan if self.current else None
-
-    @property
-    def port(self) -> int | None:
-        """Return the rendezvous port of the current attempt."""
-        return self.current.port if self.current else None
-
-    @property
-    def started_at(self) -> float | None:
-        """Return the time at which the current attempt started its workers."""
-        return self.current.started_at if self.current else None
-
-    @property
-    def suspect(self) -> Cause | None:
-        """Return the failure of a rank that lost a peer, until another rank fails for a reason of its own."""
-        return self.current.suspect if self.current else None
-
     @property
     def members(self) -> tuple[int, ...]:
         """Return the nodes of the current attempt, in rank order."""
@@ -301,11 +268,6 @@ class State(Frozen):
 
     # The workers of the current attempt
 
-    @property
-    def workers(self) -> Workers:
-        """Return the workers of the current attempt, in rank order."""
-        return self.current.workers if self.current else Workers()
-
     def worker(self, rank: int) -> Worker:
         """Return the worker of a rank."""
         return self.workers[rank]
@@ -313,7 +275,7 @@ class State(Frozen):
     def with_worker(self, rank: int, **changes: Any) -> "State":
         """Return this state with one worker changed."""
         workers = self.workers
-        return self.with_generation(workers=workers.replaced(rank, workers[rank]._replace(**changes)))
+        return self._replace(workers=workers.replaced(rank, workers[rank]._replace(**changes)))
 
     def rank_of(self, node: int, local_rank: int) -> int | None:
         """Return the rank of a worker, or None if the plan has no such worker."""

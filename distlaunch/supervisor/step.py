@@ -122,7 +122,7 @@ HANDLERS: Mapping[type, Handler] = {
     events.AllocationTold: scheduling.on_allocation_told,
     events.AddressesFound: preparing.on_addresses_found,
     events.LinkEnded: _on_link_ended,
-    messages.Noticed: scheduling.on_noticed,
+    messages.Noticed: scheduling.end_noticed,
     messages.PortHeld: preparing.on_port_held,
     messages.PortRefused: preparing.on_port_refused,
     messages.PortUsurped: preparing.on_port_usurped,
@@ -148,16 +148,10 @@ HANDLERS: Mapping[type, Handler] = {
 """The handler of each event."""
 
 _DECIDERS: Mapping[type, Handler] = {
-    findings.ConnectAgain: preparing.connect_again,
-    findings.Prepare: preparing.prepare,
     findings.Planned: connecting.let_misfits_go,
-    findings.Started: joining.watch,
     findings.NodeBack: restarting.node_back,
     findings.NodeLeaving: restarting.node_leaving,
     findings.NodeLost: restarting.node_lost,
-    findings.WorkerFinished: workers.rank_finished,
-    findings.WorkerFailed: workers.rank_failed,
-    findings.DumpCame: stalling.dump_came,
     findings.GenerationFailed: scheduling.generation_failed,
     findings.EndNoticed: scheduling.end_noticed,
     findings.Terminated: scheduling.terminated,

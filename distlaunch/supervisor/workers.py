@@ -8,14 +8,7 @@ from distlaunch.agent.messages import OutputLost, WorkerExited, WorkerStarted, W
 from distlaunch.diagnosis.exits import Ending, Words, exit_status_of, facts, words_of
 from distlaunch.supervisor import stalling
 from distlaunch.supervisor.actions import Notice
-from distlaunch.supervisor.findings import (
-    DumpCame,
-    GenerationFailed,
-    JobOver,
-    Step,
-    WorkerFailed,
-    WorkerFinished,
-)
+from distlaunch.supervisor.findings import GenerationFailed, JobOver, Step
 from distlaunch.supervisor.nodes import Exited, WorkerPhase
 from distlaunch.supervisor.stalling import dumping
 from distlaunch.supervisor.state import Cause, Phase, State, Timer
@@ -56,10 +49,11 @@ def on_worker_exited(event: WorkerExited, state: State, now: float) -> Step:
     exited = Exited(event.status, event.at, told, event.error_record, event.oom_kills, event.shm)
     state = state.with_worker(rank, phase=exited)
     if dumped:
-        return state, (DumpCame(rank, event.words),)
+        return stalling.dump_came(state, rank, event.words, now)
     if event.status != 0:
-        return state, (WorkerFailed(rank, event),)
-    return state, (WorkerFinished(),) if running else ()
+        return _rank_failed(state, rank, event, now)
+    done = running and state.workers.counts.succeeded == len(state.workers)
+    return state, (JobOver(),) if done and not state.asked else ()
 
 
 def on_output_lost(event: OutputLost, state: State, now: float) -> Step:
@@ -72,51 +66,41 @@ def on_output_lost(event: OutputLost, state: State, now: float) -> Step:
     return state, (Notice("warning", f"{lost}: its node had no room to buffer them"),)
 
 
+_STOPPED = (-signal.SIGTERM, -signal.SIGKILL)
+"""Statuses of ranks that were stopped, possibly after an exception."""
 VERDICT_S = 1.0
 """Seconds for the failing rank to exit after another rank has lost its connection to it. The rank may
 still be in a `finally` block or in interpreter shutdown, and SIGTERM would end it before its traceback is
 out."""
 
 
-def rank_failed(found: WorkerFailed, state: State, now: float) -> Step:
+def _rank_failed(state: State, rank: int, event: WorkerExited, now: float) -> Step:
     """End the attempt after a nonzero exit, once the root cause is clear."""
-    rank, event = found
     words = words_of(event.status, event.words, event.error_record)
     if words.peer_gone or words.timed_out:
         state = _with_exit(state, rank, peer_gone=words.peer_gone, timed_out=words.timed_out)
     if state.phase is not Phase.RUNNING:
-        return blamed_instead(state, rank, event, words), ()
+        return _blamed_instead(state, rank, event, words), ()
     if words.peer_gone and dumping(state):
         return state, ()  # the lost peer died of its dump
-    cause = cause_of(state, rank, event, words)
+    cause = _cause_of(state, rank, event, words)
     if not cause.peer_gone:
         return state, (GenerationFailed(cause),)
     if state.suspect is None:
-        state = state.unwatched().with_generation(suspect=cause).with_timer(Timer.VERDICT, now + VERDICT_S)
+        state = state.unwatched()._replace(suspect=cause).with_timer(Timer.VERDICT, now + VERDICT_S)
     return state, ()
 
 
-def rank_finished(found: WorkerFinished, state: State, now: float) -> Step:
-    """End the job successfully once all ranks have succeeded."""
-    done = state.workers.counts.succeeded == len(state.workers)
-    return state, (JobOver(),) if done and not state.asked else ()
-
-
-def cause_of(state: State, rank: int, event: WorkerExited, words: Words | None = None) -> Cause:
+def _cause_of(state: State, rank: int, event: WorkerExited, words: Words) -> Cause:
     """Return the root cause in case this rank is the first that failed."""
     who = f"{state.named(rank)} failed first"
-    peer_gone = words is not None and words.peer_gone
-    if words and words.traceback and _was_told_to_end(state, event):
+    if words.traceback and state.phase is not Phase.RUNNING and event.status in _STOPPED:
         # Without the signal, it would have exited with the Python status for a traceback.
-        return Cause(f"{who}: it raised an exception", 1, event.at, rank, event.node, peer_gone)
+        return Cause(f"{who}: it raised an exception", 1, event.at, rank, event.node, words.peer_gone)
     how = facts(Ending(event.status, event.oom_kills, event.shm))
-    after = lost_peer_words(words.peer_gone, words.timed_out) if words else ""
+    after = lost_peer_words(words.peer_gone, words.timed_out)
     how += f", {after}" if after else ""
-    return Cause(f"{who}: {how}", exit_status_of(event.status), event.at, rank, event.node, peer_gone)
-
-
-def _was_told_to_end(state: State, event: WorkerExited) -> bool:
-    return state.phase is not Phase.RUNNING and event.status in (-signal.SIGTERM, -signal.SIGKILL)
+    return Cause(f"{who}: {how}", exit_status_of(event.status), event.at, rank, event.node, words.peer_gone)
 
 
 def verdict_when_all_ended(state: State, now: float) -> Step:
@@ -148,7 +132,7 @@ def _absent_words(state: State) -> str:
     return ""
 
 
-def blamed_instead(state: State, rank: int, event: WorkerExited, words: Words | None = None) -> State:
+def _blamed_instead(state: State, rank: int, event: WorkerExited, words: Words) -> State:
     """Return `state`, which is ending, with this rank as root cause if it failed first.
 
     Reports don't always arrive in the order of the failures.
@@ -156,15 +140,14 @@ def blamed_instead(state: State, rank: int, event: WorkerExited, words: Words | 
     known = state.cause
     if known is None or known.rank is None:
         return state
-    peer_gone = words is not None and words.peer_gone
-    if known.peer_gone and not peer_gone:
-        earlier = bool(words and words.traceback) or event.at <= state.ended_at
+    if known.peer_gone and not words.peer_gone:
+        earlier = words.traceback or event.at <= state.ended_at
     else:
         # Its link was slower than that of the rank reported first.
-        earlier = known.peer_gone is peer_gone and event.at < known.at
+        earlier = known.peer_gone is words.peer_gone and event.at < known.at
     if not earlier:
         return state
-    return _with_exit(state, rank, stopped=False).blaming(cause_of(state, rank, event, words))
+    return _with_exit(state, rank, stopped=False).blaming(_cause_of(state, rank, event, words))
 
 
 def _with_exit(state: State, rank: int, **changes: Any) -> State:
