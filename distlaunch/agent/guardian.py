@@ -21,8 +21,7 @@ STOP_S = 600.0
 LOOK_S = 5.0
 """Seconds between checks of the link: no signal announces that its other end was closed."""
 
-_STOPS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
-_WATCHED = (signal.SIGCHLD, *_STOPS, *wire.NOTICES)
+_WATCHED = (signal.SIGCHLD, *wire.STOPS, *wire.NOTICES)
 
 
 def main(nonce: str, place: int | tuple[str, dict[str, int]]) -> None:
@@ -74,7 +73,7 @@ def watch(agent: int, link: int = 0, passed_on: dict[int, int] | None = None) ->
     deadline: float | None = None
     watched = (signal.SIGCHLD, *passed_on) if passed_on else _WATCHED
     passed = passed_on or {signum: signum for signum in wire.NOTICES}
-    stops = () if passed_on else _STOPS
+    stops = () if passed_on else wire.STOPS
     while status is None:
         wait_s = LOOK_S if deadline is None else max(0.0, min(LOOK_S, deadline - time.monotonic()))
         received = signal.sigtimedwait(watched, wait_s)

@@ -196,8 +196,8 @@ class Hello(Frozen):
     hostname: str
     pid: int
     at: float
-    procs: Optional[int]
-    logs: Optional[str]
+    procs: Optional[int] = None
+    logs: Optional[str] = None
 
 
 class Pong(Frozen):

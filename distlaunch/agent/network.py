@@ -193,30 +193,28 @@ def _ipv6_rows() -> list[list[str]]:
 # Reachability between nodes
 
 
-class Listener:
-    """A listener for reachability tests: it answers each connection with `token` and closes it.
+def listen(port: int | None, token: bytes) -> int:
+    """Answer each connection to `port`, or to a free one, with `token`, and return the port. Raises OSError.
 
-    It runs in a thread, because `dial` in the same agent waits for an answer, too.
+    A thread does that, because `dial` in the same agent waits for an answer, too.
     """
+    import threading  # needed only for checks
 
-    def __init__(self, port: int | None, token: bytes) -> None:
-        """Listen on `port`, or on a free one. Raises OSError when that is impossible."""
-        import threading  # needed only for checks
+    held = Hold(port)
+    held.release()
+    held.socket.listen(BACKLOG)
 
-        held = Hold(port)
-        held.release()
-        held.socket.listen(BACKLOG)
-        self.port, self._socket, self._token = held.port, held.socket, token
-        threading.Thread(target=self._serve, daemon=True).start()
-
-    def _serve(self) -> None:
+    def serve() -> None:
         while True:
-            connection, _ = self._socket.accept()
+            connection, _ = held.socket.accept()
             with connection:
                 try:
-                    connection.send(self._token)
+                    connection.send(token)
                 except OSError:
                     continue  # the client did not wait for the answer
+
+    threading.Thread(target=serve, daemon=True).start()
+    return held.port
 
 
 def dial_all(targets: tuple[tuple[str, int], ...], timeout_s: float, token: bytes) -> list[list[Message]]:

@@ -186,7 +186,7 @@ class Outbox:
 
     def flight(self, generation: int, rank: int, data: bytes) -> None:
         """Queue a piece of a flight recorder dump, at most MAX_OUTPUT bytes, if there is room."""
-        self._spool.append(wire.encode_flight(self.node, generation, rank, data))
+        self._spool.append(wire.encode_output(self.node, generation, rank, data, wire.FLIGHT))
 
     def losses(self) -> list[OutputLost]:
         """Return reports of the losses since the last call."""

@@ -32,7 +32,6 @@ end."""
 FLUSH_S = 15.0
 """Seconds without progress after which the remaining output is discarded, once everything is swept."""
 _READ = 1 << 18
-_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
 
 
 def main(nonce: str, node: int, folder: Folder, alone: bool = True) -> None:
@@ -52,7 +51,7 @@ def main(nonce: str, node: int, folder: Folder, alone: bool = True) -> None:
         keep_memory()
         hello = wire.HELLO_PREFIX + nonce.encode() + b"\n"
         outbox = Outbox(node, folder, None if alone else wire.as_lines, hello)
-        status = Agent(link_in, link_out, node, folder, outbox).run(received)
+        status = Agent(link_in, link_out, folder, outbox).run(received)
     except BaseException:
         import traceback  # a bug in distlaunch: the controller shows this stderr
 
@@ -73,17 +72,15 @@ def _take_link() -> tuple[int, int]:
 
 
 class Agent:
-    """The agent of one node, which is `node` in the pool. `link_in` and `link_out` are descriptors."""
+    """The agent of one node. `link_in` and `link_out` are the descriptors of the link."""
 
-    def __init__(self, link_in: int, link_out: int, node: int, folder: Folder, outbox: Outbox) -> None:
-        self._link_in, self._link_out, self._node, self._folder = link_in, link_out, node, folder
-        self._poller = Poller()
-        self._outbox = outbox
+    def __init__(self, link_in: int, link_out: int, folder: Folder, outbox: Outbox) -> None:
+        self._link_in, self._link_out, self._folder = link_in, link_out, folder
+        self._poller, self._outbox, self._node = Poller(), outbox, outbox.node
         self._decoder = wire.FrameDecoder(wire.COMMANDS)
-        self._workers = Workers(self._poller, self._outbox, folder, node, self._send_ahead)
+        self._workers = Workers(self._poller, self._outbox, folder, self._send_ahead)
         self._hold: network.Hold | None = None
         self._claim: object | None = None
-        self._listener: network.Listener | None = None
         self._grace_s, self._lease_s = GRACE_S, wire.LEASE_S
         self._notice: int = signal.SIGTERM
         self._commands: dict[type, Callable[[Any], None]] = {
@@ -93,7 +90,7 @@ class Agent:
             messages.StartWorkers: self._on_start,
             messages.StopWorkers: self._on_stop,
             messages.DumpStacks: self._workers.dump,
-            messages.WatchUse: self._workers.watch_use,
+            messages.WatchUse: self._workers.usage.go_on,
             messages.GiveNotice: self._workers.give_notice,
             messages.Reap: self._on_reap,
             messages.Listen: self._on_listen,
@@ -101,11 +98,9 @@ class Agent:
             messages.Close: self._on_close,
         }
         self._guardian = os.getppid()
-        self._link_lost = False
-        self._link_full = False
-        self._leaving = False
+        self._link_lost = self._link_full = self._leaving = False
         self._status = wire.CLEAN
-        self._signums: tuple[int, ...] = (signal.SIGCHLD, *_SIGNALS, *wire.NOTICES)
+        self._signums: tuple[int, ...] = (signal.SIGCHLD, *wire.STOPS, *wire.NOTICES)
 
     def run(self, received: bytes = b"") -> int:
         """Serve until the link is closed, or until its end, the lease or a signal; return the exit status.
@@ -140,8 +135,6 @@ class Agent:
             hostname=os.uname().nodename,
             pid=os.getpid(),
             at=time.monotonic(),
-            procs=None,
-            logs=None,
         )
 
     def _report_orphans(self) -> None:
@@ -190,7 +183,7 @@ class Agent:
             # The reader is gone. Commands sent before that still count, and the end of the input follows.
             self._link_lost = True
             self._outbox.discard()
-        self._workers.sent()
+        self._workers.flow.sent()
         self._link_full = bool(self._outbox)
         if self._link_full:
             self._poller.watch(self._link_out, self._flush, select.POLLOUT)
@@ -230,7 +223,7 @@ class Agent:
         for signum in sorted({*received}.intersection(wire.NOTICES)):
             self._outbox.report(messages.Noticed(self._node, signum))
             self._flush()
-        stop = next((signum for signum in received if signum in _SIGNALS), None)
+        stop = next((signum for signum in received if signum in wire.STOPS), None)
         if stop is not None and not self._leaving:
             self._say_leaving(stop)
             self._leave_early()
@@ -288,8 +281,8 @@ class Agent:
 
     def _on_listen(self, command: messages.Listen) -> None:
         try:
-            self._listener = network.Listener(command.port, command.token.encode())
-            self._outbox.report(messages.Listening(self._node, self._listener.port))
+            port = network.listen(command.port, command.token.encode())
+            self._outbox.report(messages.Listening(self._node, port))
         except OSError as error:
             self._report_unheld(command.port, error)
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from distlaunch.agent import gpus, procfs
-from distlaunch.agent.messages import RanksJoined, RanksLag, RanksStalled, Usage
+from distlaunch.agent.messages import RanksJoined, RanksLag, RanksStalled, Usage, WatchUse
 from distlaunch.agent.outbox import Outbox
 from distlaunch.agent.poller import Poller
 from distlaunch.agent.wire import STALL_LOOK_MAX_S, STALL_LOOKS
@@ -209,19 +209,15 @@ class UsageWatch(Watch):
 
     name = "usage"
 
-    def __init__(self, poller: Poller, outbox: Outbox, running: Callable[[], list[Worker]]) -> None:
-        super().__init__(poller, outbox, running)
-        self._until = 0.0
-        self._before: dict[int, int] = {}
-        self._looked_at = 0.0
+    _until = _looked_at = 0.0
 
-    def go_on(self, for_s: float) -> None:
-        """Report for this many seconds from now on."""
+    def go_on(self, command: WatchUse) -> None:
+        """Report for some seconds from now on."""
         now = time.monotonic()
-        asleep = now > self._until
-        self._until = now + for_s
-        if asleep:
-            self._before = {}
+        idle = now > self._until
+        self._until = now + command.for_s
+        if idle:
+            self._before: dict[int, int] = {}
             self._look()
 
     def _look(self) -> None:

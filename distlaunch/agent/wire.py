@@ -68,6 +68,8 @@ and stdout for its workers. It is empty for agents on other nodes."""
 SHARED_PMI = "PMI_FD"
 """The variable with the descriptor of the connection to the MPI process manager, which a worker inherits."""
 
+STOPS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
+"""Signals that stop an agent."""
 NOTICES = (signal.SIGUSR1, signal.SIGUSR2)
 """Signals that mean a termination warning, to an agent or to the command."""
 CLEAN, LEFT_EARLY, AGENT_DIED, NOT_CLEAN = 0, 1, 70, 71
@@ -119,14 +121,11 @@ def _refuse(constant: str) -> None:
     raise ValueError("%s is not JSON" % constant)
 
 
-def encode_output(node: int, generation: int, channel: int, payload: bytes | memoryview) -> bytes:
-    """Encode an OUTPUT frame. `payload` is at most MAX_OUTPUT bytes."""
-    return HEADER.pack(OUTPUT, node, generation % GENERATIONS, channel, len(payload)) + payload
-
-
-def encode_flight(node: int, generation: int, rank: int, payload: bytes) -> bytes:
-    """Encode a FLIGHT frame. `payload` is at most MAX_OUTPUT bytes."""
-    return HEADER.pack(FLIGHT, node, generation % GENERATIONS, rank, len(payload)) + payload
+def encode_output(
+    node: int, generation: int, channel: int, payload: bytes | memoryview, kind: int = OUTPUT
+) -> bytes:
+    """Encode an OUTPUT or FLIGHT frame. `payload` is at most MAX_OUTPUT bytes."""
+    return HEADER.pack(kind, node, generation % GENERATIONS, channel, len(payload)) + payload
 
 
 def encode_message(node: int, message: Message) -> bytes:

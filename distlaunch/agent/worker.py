@@ -35,18 +35,11 @@ class Worker:
     def __init__(
         self, local_rank: int, pid: int, streams: list[int], exec_pipe: int, error_file: str
     ) -> None:
-        self.local_rank = local_rank
-        self.pid = pid
-        self.streams = streams
-        self.exec_pipe = exec_pipe
-        self.error_file = error_file
-        self.printed = 0
-        self.device = -1
-        self.python = ""
-        self.running = True
-        self.started = False
-        self.stopping = False
-        self.words = b""
+        self.local_rank, self.pid, self.streams = local_rank, pid, streams
+        self.exec_pipe, self.error_file = exec_pipe, error_file
+        self.printed, self.words = 0, b""
+        self.device, self.python = -1, ""
+        self.running, self.started, self.stopping = True, False, False
 
     def said(self, stream: int, data: bytes | memoryview) -> None:
         """Take note of output of the worker."""

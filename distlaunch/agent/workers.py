@@ -34,23 +34,18 @@ class Workers:
     """
 
     def __init__(
-        self,
-        poller: Poller,
-        outbox: Outbox,
-        folder: scratch.Folder,
-        node: int,
-        send: Callable[[], None],
+        self, poller: Poller, outbox: Outbox, folder: scratch.Folder, send: Callable[[], None]
     ) -> None:
-        self._poller, self._outbox, self._folder, self._node = poller, outbox, folder, node
-        self._send = send
-        self._flow = Flow(poller, outbox)
+        self._poller, self._outbox, self._folder, self._send = poller, outbox, folder, send
+        self._node = outbox.node
+        self.flow = Flow(poller, outbox)
         self._read = memoryview(bytearray(wire.MAX_OUTPUT))
         self._workers: list[Worker] = []
         self._specs: dict[int, WorkerSpec] = {}
         self._sweep: sweep.Sweep | None = None
         self._joins = JoinWatch(poller, outbox, self._live)
         self._stalls = StallWatch(poller, outbox, self._live)
-        self._usage = UsageWatch(poller, outbox, self._live)
+        self.usage = UsageWatch(poller, outbox, self._live)
         self._store_port: int | None = None
         self._oom_kills = 0
         self._has_flight = False
@@ -81,10 +76,6 @@ class Workers:
         self._joins.begin(command.watch_port, counted)
         if command.stall_s:
             self._stalls.begin(command.stall_s)
-
-    def watch_use(self, command: messages.WatchUse) -> None:
-        """Report the resource use of workers for some seconds."""
-        self._usage.go_on(command.for_s)
 
     def _prepared(self, command: StartWorkers) -> Sequence[WorkerSpec]:
         """Create the directory for error records, and choose CPUs. Return no workers if that fails."""
@@ -129,14 +120,10 @@ class Workers:
 
     def _watch_stream(self, worker: Worker, stream: int, fd: int) -> None:
         def read() -> None:
-            if not self._flow.holds(fd, read):
+            if not self.flow.holds(fd, read):
                 self._pump(worker, stream, fd)
 
         self._poller.watch(fd, read)
-
-    def sent(self) -> None:
-        """Take note that the link has accepted data."""
-        self._flow.sent()
 
     def _confirm(self, worker: Worker) -> None:
         """Read the outcome of exec, once."""
@@ -170,7 +157,7 @@ class Workers:
     def _close_stream(self, worker: Worker, stream: int) -> None:
         fd = worker.streams[stream]
         self._poller.forget(fd)
-        self._flow.forget(fd)
+        self.flow.forget(fd)
         os.close(fd)
         worker.streams[stream] = -1
 

@@ -21,17 +21,7 @@ from distlaunch.plan.layout import (
     workers,
 )
 from distlaunch.plan.output import destinations
-from distlaunch.supervisor import events
-from distlaunch.supervisor.actions import (
-    Close,
-    DumpStacks,
-    FindRoute,
-    GiveNotice,
-    HoldPort,
-    Reap,
-    StartWorkers,
-    StopWorkers,
-)
+from distlaunch.supervisor import actions, events
 from distlaunch.supervisor.events import Event
 from distlaunch.supervisor.nodes import Route, Use, route_of
 from distlaunch.supervisor.state import State
@@ -133,12 +123,8 @@ def _signal(value: int, name: str) -> int:
     return value
 
 
-def _last_words(value: str, name: str) -> str:
-    return value[:MAX_LAST_WORDS]
-
-
-def _stack(value: str, name: str) -> str:
-    return value[:MAX_STACK]
+def _text(most: int) -> Callable[[str, str], str]:
+    return lambda value, name: value[:most]
 
 
 def _objects(values: tuple[Any, ...], name: str) -> tuple[Mapping[str, Any], ...]:
@@ -177,33 +163,29 @@ _RULES: Mapping[tuple[type, str], Callable[[Any, str], Any]] = {
     (messages.PortUsurped, "owners"): _objects,
     (messages.RanksLag, "seen"): _seen,
     (messages.RanksStalled, "stopped"): _stopped,
-    (messages.StackDumped, "text"): _stack,
+    (messages.StackDumped, "text"): _text(MAX_STACK),
     (messages.Stuck, "processes"): _objects,
     (messages.WorkerExited, "at"): seconds,
     (messages.WorkerExited, "error_record"): _error_record,
     (messages.WorkerExited, "status"): _status,
-    (messages.WorkerExited, "words"): _last_words,
+    (messages.WorkerExited, "words"): _text(MAX_LAST_WORDS),
 }
 """Checks of fields that need more than `_trusted`."""
 _ANSWERS = frozenset({messages.Usage, messages.Listening, messages.Dialled})
 """Reports that are not events: no run requests them, or they don't affect decisions."""
 
 
-AgentAction = HoldPort | FindRoute | StartWorkers | StopWorkers | DumpStacks | GiveNotice | Reap | Close
-"""An action that an agent executes."""
-
-
-def command_for(action: AgentAction, state: State, run_id: str) -> tuple[Any, ...]:
+def command_for(action: actions.Action, state: State, run_id: str) -> tuple[Any, ...]:
     """Return the command by which an agent executes an action."""
     why = state.cause.text if state.cause else ""
     match action:
-        case StartWorkers():
+        case actions.StartWorkers():
             return _start(state, action.node, run_id)
-        case StopWorkers():
+        case actions.StopWorkers():
             return messages.StopWorkers(action.grace_s, why)
-        case Close():
+        case actions.Close():
             return messages.Close(action.grace_s, action.signum, state.outcome, why)
-        case Reap():
+        case actions.Reap():
             return messages.Reap(run_id)
     kind = getattr(messages, type(action).__name__)  # the command has all fields but `node`
     return kind(*action[1:])  # type: ignore[no-any-return]

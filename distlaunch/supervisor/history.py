@@ -3,7 +3,7 @@
 `distlaunch.runs.replay` reads these lines.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from enum import Enum
 from typing import Any
 
@@ -21,7 +21,7 @@ BEGAN, NOTICE = "Began", "Notice"
 
 def beginning(spec: JobSpec, chance: float) -> dict[str, Any]:
     """Return the fields of the first line."""
-    return {"version": VERSION, "chance": chance, "spec": _brief(without_secrets(spec))}
+    return {"version": VERSION, "chance": chance, "spec": _plain(without_secrets(spec), brief=True)}
 
 
 def fields_of(event: Event) -> dict[str, Any]:
@@ -53,26 +53,15 @@ def _is_hidden(name: str, value: EnvValue) -> bool:
     return is_secret(name) or (value.inherited and name not in INTERFACE_VARIABLES)
 
 
-def _brief(value: Any) -> Any:
-    """Convert `value` to JSON types, omitting fields that have their defaults."""
-    if not hasattr(value, "_asdict"):
-        return _plain(value, _brief)
-    known, fields = value._field_defaults, value._asdict().items()
-    # The name is kept because it distinguishes the kinds of transports.
-    return {
-        name: _brief(inner)
-        for name, inner in fields
-        if name not in known or known[name] != inner or name == "name"
-    }
-
-
-def _plain(value: Any, inside: Callable[[Any], Any] | None = None) -> Any:
-    """Convert `value` to JSON types, and each item inside it by `inside`, or by this function itself."""
-    each = inside or _plain
+def _plain(value: Any, brief: bool = False) -> Any:
+    """Convert `value` to JSON types. If `brief`, leave out fields that have their defaults."""
     if hasattr(value, "_asdict"):
-        value = value._asdict()
+        defaults = value._field_defaults if brief else {}
+        fields = value._asdict().items()
+        # The name is kept because it distinguishes the kinds of transports.
+        value = {k: each for k, each in fields if k not in defaults or defaults[k] != each or k == "name"}
     if isinstance(value, Mapping):
-        return {str(name): each(inner) for name, inner in value.items()}
+        return {str(name): _plain(inner, brief) for name, inner in value.items()}
     if isinstance(value, tuple | list | frozenset):
-        return [each(inner) for inner in value]
+        return [_plain(inner, brief) for inner in value]
     return value.value if isinstance(value, Enum) else value

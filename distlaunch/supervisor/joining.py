@@ -35,8 +35,7 @@ def on_ranks_joined(event: RanksJoined, state: State, now: float) -> Step:
     for local_rank in event.local_ranks:
         rank = state.rank_of(event.node, local_rank)
         if rank is not None:
-            meeting = state.worker(rank).meeting._replace(joined=True)
-            state = state.with_worker(rank, meeting=meeting)
+            state = state.with_worker(rank, joined=True)
     if before or state.workers.counts.joined < len(state.workers):
         return _with_limit(state, now), ()
     assert state.plan is not None
@@ -57,8 +56,7 @@ def on_ranks_lag(event: RanksLag, state: State, now: float) -> Step:
     for local_rank, trying, words in event.seen:
         rank = state.rank_of(event.node, local_rank)
         if rank is not None:
-            meeting = state.worker(rank).meeting._replace(trying=trying, doing=words)
-            state = state.with_worker(rank, meeting=meeting)
+            state = state.with_worker(rank, trying=trying, doing=words)
     return _with_limit(state, now), ()
 
 
@@ -108,7 +106,7 @@ def join_overdue(state: State, now: float) -> Step:
 
 
 def _missing(state: State) -> list[Worker]:
-    return [worker for worker in state.workers if not worker.meeting.joined]
+    return [worker for worker in state.workers if not worker.joined]
 
 
 def _missing_words(state: State, missing: list[Worker]) -> str:
@@ -117,24 +115,21 @@ def _missing_words(state: State, missing: list[Worker]) -> str:
     count = len(state.workers)
     text = f"{count - len(missing)}/{state.counted(count)} joined; waiting for {names}"
     first = missing[0]
-    serves = first.rank == 0
-    waits = serves and not first.meeting.trying and _has_begun(state)
-    if waits:
+    if first.rank == 0 and not first.trying and _has_begun(state):
         return f"{text}; the others are waiting for rank 0"
     return text if state.workers.counts.joined else text + _where_words(state)
 
 
 def _where_words(state: State) -> str:
     """Name the rendezvous address if a rank is trying to reach it."""
-    trying = any(worker.meeting.trying for worker in state.workers)
+    trying = any(worker.trying for worker in state.workers)
     return f"; the rendezvous is at {state.plan.master_addr}:{state.port}" if trying and state.plan else ""
 
 
 def _named(state: State, worker: Worker) -> str:
     if worker.status is not None:
-        ended = f"{state.named(worker.rank)[:-1]}: {exit_words(worker.status)}"
-        return f"{ended} without joining)"
+        return f"{state.named(worker.rank)[:-1]}: {exit_words(worker.status)} without joining)"
     if worker.pid is None:
         return state.named(worker.rank, "not started yet")
-    doing = f": {worker.meeting.doing}" if worker.meeting.doing else ""
+    doing = f": {worker.doing}" if worker.doing else ""
     return state.named(worker.rank, f"pid {worker.pid}{doing}")

@@ -267,24 +267,6 @@ class Exited(Frozen):
     timed_out: bool = False
 
 
-class Meeting(Frozen):
-    """The progress of a worker toward the rendezvous: whether it has joined or tries to, and its activity."""
-
-    joined: bool = False
-    trying: bool = False
-    doing: str = ""
-
-
-class Stall(Frozen):
-    """A worker that neither prints nor computes. `stack` is its innermost frames first, once they are known.
-
-    `stopped_pid` is the process of the worker that a signal has stopped.
-    """
-
-    stack: tuple[str, ...] = ()
-    stopped_pid: int | None = None
-
-
 class Use(Frozen):
     """Resource use of a worker: CPU in percent of one core, bytes, GPU in percent, GPU bytes. None if
     unknown."""
@@ -298,15 +280,22 @@ class Use(Frozen):
 class Worker(Frozen):
     """A worker of the current attempt. `pid` and `cpus` are known once it has started.
 
-    `dumping` is set if it was told to print its stacks, which may end it.
+    `joined` is set once it has joined the rendezvous, and `trying` while it tries to. `doing` is its activity
+    in words. `stalled` is set if it neither prints nor computes. `stack` is then its innermost frames first,
+    once they are known, and `stopped_pid` a process of the worker that a signal has stopped. `dumping` is set
+    if it was told to print its stacks, which may end it.
     """
 
     rank: int
     phase: WorkerPhase | Exited = WorkerPhase.PLANNED
     pid: int | None = None
     cpus: str | None = None
-    meeting: Meeting = Meeting()
-    stall: Stall | None = None
+    joined: bool = False
+    trying: bool = False
+    doing: str = ""
+    stalled: bool = False
+    stack: tuple[str, ...] = ()
+    stopped_pid: int | None = None
     dumping: bool = False
 
     @property
@@ -352,5 +341,4 @@ class Workers(Counted[Worker]):
 
     @staticmethod
     def _weigh(item: Worker) -> tuple[int, ...]:
-        meeting = item.meeting
-        return (item.status == 0, meeting.joined, meeting.joined or meeting.trying, item.going)
+        return (item.status == 0, item.joined, item.joined or item.trying, item.going)

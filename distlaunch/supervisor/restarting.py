@@ -62,9 +62,7 @@ def node_lost(found: NodeLost, state: State, now: float) -> Step:
     if state.phase is not Phase.RESTARTING and found.node in state.members:
         return state, (GenerationFailed(found.cause, fenced),)
     said = () if found.told else (Notice("warning", found.cause.text),)
-    state, failed = (
-        _growth_failed(state, found.cause, now) if state.phase is Phase.RESTARTING else (state, ())
-    )
+    state, failed = _growth_failed(state, found.cause, now)
     return state, (*said, *failed, *fenced)
 
 
@@ -93,9 +91,9 @@ def _recent(state: State, why: Why, now: float) -> list[Restart]:
 def _growth_failed(state: State, cause: Cause, now: float) -> Step:
     """Count the loss of a node during a restart for a new node. Otherwise a bad node could restart
     forever."""
-    *earlier, last = state.restarts
-    if last.why is not Why.GROWTH:
+    if state.phase is not Phase.RESTARTING or state.restarts[-1].why is not Why.GROWTH:
         return state, ()
+    *earlier, last = state.restarts
     state = state._replace(restarts=(*earlier, last._replace(why=Why.FAILURE, cause=cause)))
     beyond = len(_recent(state, Why.FAILURE, now)) > state.spec.restarts.most
     return state, (JobOver(cause),) if beyond else ()

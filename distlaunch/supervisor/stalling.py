@@ -9,7 +9,7 @@ from distlaunch.errors import Exit
 from distlaunch.job.spec import FOREVER_S
 from distlaunch.supervisor.actions import Action, DumpStacks, Notice
 from distlaunch.supervisor.findings import GenerationFailed, JobOver, Step
-from distlaunch.supervisor.nodes import Stall, Worker
+from distlaunch.supervisor.nodes import Worker
 from distlaunch.supervisor.state import Cause, Phase, State, Timer
 from distlaunch.wording import listed, span_words
 
@@ -35,11 +35,11 @@ def on_ranks_stalled(event: RanksStalled, state: State, now: float) -> Step:
         return state, ()
     before, stopped = {worker.rank for worker in _stalled(state)}, dict(event.stopped)
     for rank in part.ranks:
-        stalled = rank - part.first_rank in event.local_ranks
-        known = (state.worker(rank).stall or Stall())._replace(
-            stopped_pid=stopped.get(rank - part.first_rank)
-        )
-        state = state.with_worker(rank, stall=known if stalled else None)
+        local_rank = rank - part.first_rank
+        stalled = local_rank in event.local_ranks
+        stack = state.worker(rank).stack if stalled else ()
+        pid = stopped.get(local_rank) if stalled else None
+        state = state.with_worker(rank, stalled=stalled, stack=stack, stopped_pid=pid)
     after = {worker.rank for worker in _stalled(state)}
     if not after:
         said = (Notice("info", "stalled ranks resumed"),) if state.stall_told else ()
@@ -59,7 +59,7 @@ def _settle_s(state: State) -> float:
 
 
 def _stalled(state: State) -> list[Worker]:
-    return [worker for worker in state.workers if worker.stall is not None and worker.running]
+    return [worker for worker in state.workers if worker.stalled and worker.running]
 
 
 def stall_notice_due(state: State, now: float) -> Step:
@@ -67,7 +67,7 @@ def stall_notice_due(state: State, now: float) -> Step:
     acts, again = state.spec.on_stall != "notice", state.stall_told
     said = Notice("warning", _stall_words(state, again))
     # Only of ranks without a known stack. The stack of a rank stopped by a signal is meaningless.
-    ranks = [w.rank for w in _stalled(state)[:MAX_DUMPS] if not (_stack(w) or _stopped_pid(w))]
+    ranks = [w.rank for w in _stalled(state)[:MAX_DUMPS] if not (w.stack or w.stopped_pid)]
     dumps = _dumps(state, ranks, acts)
     state = state._replace(stall_told=True)
     if acts and not again:
@@ -84,13 +84,13 @@ def _stall_words(state: State, again: bool) -> str:
 
 
 def _named(state: State, worker: Worker) -> str:
-    pid = _stopped_pid(worker)
+    pid = worker.stopped_pid
     why = f": stopped by a signal; `kill -CONT {pid}` resumes it" if pid else ""
     return state.named(worker.rank, f"pid {worker.pid}{why}")
 
 
 def _others_words(state: State) -> str:
-    active = [w.rank for w in state.workers if w.running and w.stall is None]
+    active = [w.rank for w in state.workers if w.running and not w.stalled]
     if not active:
         return f"no {state.unit} is still active"
     verb = "is" if len(active) == 1 else "are"
@@ -120,8 +120,7 @@ def on_stack_dumped(event: StackDumped, state: State, now: float) -> Step:
     frames = _frames(event.text)
     if not frames:
         return _no_stack(state, rank, event.text.strip().partition("\n")[0])
-    known = state.worker(rank).stall or Stall()
-    state = state.with_worker(rank, stall=known._replace(stack=frames))
+    state = state.with_worker(rank, stalled=True, stack=frames)
     where = " < ".join(frames[:SHOWN_FRAMES])
     return state, (Notice("info", f"{state.called(rank)} is blocked in: {where}"),)
 
@@ -145,21 +144,19 @@ def died_of_its_dump(state: State, rank: int, status: int) -> bool:
 
     The rank may have resumed in between.
     """
-    told = state.phase is Phase.RUNNING and state.worker(rank).dumping
-    return told and status == -signal.SIGABRT
+    return state.phase is Phase.RUNNING and state.worker(rank).dumping and status == -signal.SIGABRT
 
 
 def dumping(state: State) -> bool:
     """Return whether ranks are dying of that SIGABRT. Failures of their peers are then no news."""
-    died = any(worker.stall is not None and worker.stopped for worker in state.workers)
+    died = any(worker.stalled and worker.stopped for worker in state.workers)
     return died and state.due_at(Timer.STALL_ACT) is not None
 
 
 def dump_came(state: State, rank: int, words: str, now: float) -> Step:
     """Record the stack of a rank that died of its dump. Act once all dumps have arrived."""
-    known = state.worker(rank).stall or Stall()
-    state = state.with_worker(rank, stall=known._replace(stack=_frames_of_python(words)))
-    if any(not _stopped_pid(worker) for worker in _stalled(state)):
+    state = state.with_worker(rank, stalled=True, stack=_frames_of_python(words))
+    if any(not worker.stopped_pid for worker in _stalled(state)):
         return state, ()
     return stall_act_due(state.without_timers(Timer.STALL_ACT), now)
 
@@ -185,10 +182,10 @@ def stall_act_due(state: State, now: float) -> Step:
 def _cause(state: State, now: float) -> Cause:
     """Return the root cause: the ranks stopped by a signal, else those outside a collective, else all."""
     # Includes ranks that have died of the dump.
-    stalled = [worker for worker in state.workers if worker.stall is not None]
+    stalled = [worker for worker in state.workers if worker.stalled]
     waiting = [worker.rank for worker in stalled if _waits_for_others(worker)]
-    elsewhere = [worker for worker in stalled if _stack(worker) and worker.rank not in waiting]
-    stopped = [worker for worker in stalled if _stopped_pid(worker)]
+    elsewhere = [worker for worker in stalled if worker.stack and worker.rank not in waiting]
+    stopped = [worker for worker in stalled if worker.stopped_pid]
     at_fault = stopped or (elsewhere if elsewhere and waiting else stalled)
     who = listed([state.named(worker.rank) for worker in at_fault])
     text = f"{who} stalled for {span_words(_limit_s(state))}"
@@ -196,7 +193,7 @@ def _cause(state: State, now: float) -> Cause:
         text += ": stopped by a signal"
     elif elsewhere and waiting:
         verb = "is" if len(waiting) == 1 else "are"
-        text += f" in {_stack(elsewhere[0])[0]}"
+        text += f" in {elsewhere[0].stack[0]}"
         text += f"; {_ranks_words(state, waiting)} {verb} waiting in a collective"
     if not state.spec.one_machine and any(map(_is_meeting, stalled)):
         text += "; some ranks are still in init_process_group; `distlaunch check-port` tests the network"
@@ -207,21 +204,13 @@ def _cause(state: State, now: float) -> Cause:
     return Cause(text, Exit.TIMEOUT, now, rank, node)
 
 
-def _stack(worker: Worker) -> tuple[str, ...]:
-    return worker.stall.stack if worker.stall else ()
-
-
-def _stopped_pid(worker: Worker) -> int | None:
-    return worker.stall.stopped_pid if worker.stall else None
-
-
 def _is_meeting(worker: Worker) -> bool:
-    return any(frame.startswith("init_process_group (") for frame in _stack(worker))
+    return any(frame.startswith("init_process_group (") for frame in worker.stack)
 
 
 def _waits_for_others(worker: Worker) -> bool:
     """Return whether the innermost frames, as far as they belong to torch, are those of a collective."""
-    for frame in _stack(worker):
+    for frame in worker.stack:
         if not re.search(_TORCH, frame):
             return False
         if re.search(_COLLECTIVE, frame):

@@ -123,7 +123,7 @@ def _absent_words(state: State) -> str:
     waited = any(isinstance(worker.phase, Exited) and worker.phase.timed_out for worker in state.workers)
     if early:
         names = listed([state.called(worker.rank) for worker in early])
-        never = waited and not any(worker.meeting.joined for worker in early)
+        never = waited and not any(worker.joined for worker in early)
         why = " without joining the rendezvous" if never else " (uneven batches?)"
         return f"; {names} had already exited with status 0{why}"
     going = [state.called(worker.rank) for worker in state.workers if worker.going]
