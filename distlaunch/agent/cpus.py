@@ -185,8 +185,8 @@ def _pci_order(address: str) -> list[int]:
 
 def _by_name(known: dict[str, str], word: str) -> str:
     """Return the address of a GPU by its number or its UUID, which CUDA also accepts abbreviated."""
-    begun = [name for name in known if word.startswith("GPU-") and name.startswith(word)]
-    return known[begun[0]] if begun else known.get(word, "") if word else ""
+    matches = [name for name in known if word.startswith("GPU-") and name.startswith(word)]
+    return known[matches[0]] if matches else known.get(word, "") if word else ""
 
 
 def _groups(cpus: set[int], sharing: Callable[[int], set[int]]) -> list[set[int]]:

@@ -494,8 +494,7 @@ def _read(kind: Type[Any], fields: Any, where: str) -> Any:
     for name, form in getattr(kind, "__annotations__", {}).items():  # Python 3.8: absent without fields
         if name not in fields:
             raise ProtocolError("%s lacks %s" % (where, name))
-        value, check = fields[name], _CHECKS.get(form)
-        values.append(value if check and check(value) else _checked(form, value, "%s: %s" % (where, name)))
+        values.append(_checked(form, fields[name], "%s: %s" % (where, name)))
     return kind(*values)
 
 
@@ -525,17 +524,13 @@ def _tuple(form: str, value: Any, where: str) -> Any:
     return tuple([_checked(inner, each, where) for inner, each in zip(forms, value)])
 
 
-def _mapping_of(kind: Type[Any]) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, dict) and all(isinstance(each, kind) for each in value.values())
-
-
 _NESTED = {"Binding": Binding, "RankSpec": RankSpec, "WorkerSpec": WorkerSpec}
-_CHECKS = {
+_CHECKS: Dict[str, Callable[[Any], bool]] = {
     "Any": lambda value: True,
     "bool": lambda value: isinstance(value, bool),
     "int": lambda value: isinstance(value, int) and not isinstance(value, bool),
     "float": lambda value: isinstance(value, (int, float)) and not isinstance(value, bool),
     "str": lambda value: isinstance(value, str),
-    "Dict[str, str]": _mapping_of(str),
+    "Dict[str, str]": lambda value: isinstance(value, dict) and {*map(type, value.values())} <= {str},
 }
 """Forms that a field may have, in addition to tuples, records and None."""

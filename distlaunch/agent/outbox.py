@@ -53,7 +53,7 @@ class Spool:
             return True
         if self._on_disk + len(entry) > self._disk:
             return False
-        if not (self._extend(entry) or self._begin(entry)):
+        if not (self._extend(entry) or self._start_segment(entry)):
             return False
         self._on_disk += len(entry)
         return True
@@ -64,7 +64,7 @@ class Spool:
             return False
         return self._segments[-1].append(entry)
 
-    def _begin(self, entry: bytes) -> bool:
+    def _start_segment(self, entry: bytes) -> bool:
         """Add an entry to a new segment. Return False if no directory is writable and has room."""
         for place in self._folder.places:
             try:

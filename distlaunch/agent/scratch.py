@@ -41,9 +41,9 @@ class Folder:
 
     def __init__(self) -> None:
         self._name = "distlaunch-%s" % os.urandom(8).hex()
-        self._told, self._tell = os.pipe()
-        os.set_blocking(self._told, False)
-        self._said: set[str] = set()
+        self._paths_read, self._paths_write = os.pipe()
+        os.set_blocking(self._paths_read, False)
+        self._announced: set[str] = set()
         self.path = ""
         self.places = places()
 
@@ -60,9 +60,9 @@ class Folder:
         refused = []
         for place in (*self.places, MEMORY):
             path = os.path.join(place, self._name)
-            if path not in self._said:  # otherwise the pipe would fill up eventually
-                self._said.add(path)
-                os.write(self._tell, os.fsencode(path) + b"\0")
+            if path not in self._announced:  # otherwise the pipe would fill up eventually
+                self._announced.add(path)
+                os.write(self._paths_write, os.fsencode(path) + b"\0")
             try:
                 _make(path)
                 self.path = path
@@ -105,16 +105,16 @@ class Folder:
 
     def close(self) -> None:
         """Close the pipe between agent and guardian."""
-        os.close(self._told)
-        os.close(self._tell)
+        os.close(self._paths_read)
+        os.close(self._paths_write)
 
     def remove_left(self) -> None:
         """Delete the directory wherever the agent, which has ended, created it. Called by the guardian."""
         try:
-            told = os.read(self._told, 1 << 16)
+            paths = os.read(self._paths_read, 1 << 16)
         except BlockingIOError:
             return
-        for path in filter(None, told.split(b"\0")):
+        for path in filter(None, paths.split(b"\0")):
             remove(os.fsdecode(path))
 
 

@@ -78,7 +78,7 @@ class Agent:
         self._link_in, self._link_out, self._folder = link_in, link_out, folder
         self._poller, self._outbox, self._node = Poller(), outbox, outbox.node
         self._decoder = wire.FrameDecoder(wire.COMMANDS)
-        self._workers = Workers(self._poller, self._outbox, folder, self._send_ahead)
+        self._workers = Workers(self._poller, self._outbox, folder, self._flush_early)
         self._hold: network.Hold | None = None
         self._claim: object | None = None
         self._grace_s, self._lease_s = GRACE_S, wire.LEASE_S
@@ -112,7 +112,7 @@ class Agent:
         self._poller.watch(self._link_in, self._receive)
         self._outbox.report(self._hello())
         self._renew_lease()
-        self._obey(received)
+        self._execute(received)
         self._receive()
         # Answers travel with the first report, since some connections delay a small message after another.
         self._flush()
@@ -152,16 +152,16 @@ class Agent:
         except OSError:
             data = b""
         if data:
-            self._obey(data)
+            self._execute(data)
         else:
             self._hear_end()
 
     def _hear_end(self, damage: str = "") -> None:
         # A peer that closes only the input, as sshd does when the guardian dies, still receives this.
-        self._say_leaving(0, damage)
+        self._report_leaving(0, damage)
         self._lose_link()
 
-    def _obey(self, received: bytes) -> None:
+    def _execute(self, received: bytes) -> None:
         try:
             frames = [frame for frame in self._decoder.feed(received) if frame.node == self._node]
             for frame in frames:
@@ -190,7 +190,7 @@ class Agent:
         else:
             self._poller.forget(self._link_out)
 
-    def _send_ahead(self) -> None:
+    def _flush_early(self) -> None:
         """Send what is queued before what follows, unless the link is full, where urgent frames go first."""
         if not self._link_full:
             self._flush()
@@ -225,10 +225,10 @@ class Agent:
             self._flush()
         stop = next((signum for signum in received if signum in wire.STOPS), None)
         if stop is not None and not self._leaving:
-            self._say_leaving(stop)
+            self._report_leaving(stop)
             self._leave_early()
 
-    def _say_leaving(self, signum: int, damage: str = "") -> None:
+    def _report_leaving(self, signum: int, damage: str = "") -> None:
         """Report that the agent leaves before its workers exit, so that none of them is the root cause."""
         if not self._leaving:
             self._outbox.report(

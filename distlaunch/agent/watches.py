@@ -62,7 +62,7 @@ class JoinWatch(Watch):
     def begin(self, port: int, counted: tuple[bytes, ...]) -> None:
         """Watch workers that have just started. `counted` is as in `Arrivals`."""
         self._port, self._arrivals = port, Arrivals(port, counted)
-        self._told: dict[int, str] = {}
+        self._last_reported: dict[int, str] = {}
         self._began = time.monotonic()
         self._lag_at = self._began + LAG_S
         self.joined: set[int] = set()
@@ -77,17 +77,17 @@ class JoinWatch(Watch):
         left = {rank: pid for rank, pid in missing.items() if rank not in fresh}
         if left:
             if time.monotonic() >= self._lag_at:
-                self._tell_who_lags(left)
+                self._report_lag(left)
             slower = min(interval_s * JOIN_SLOWER, JOIN_INTERVAL_MAX_S)
             self._poller.after(interval_s, self.name, lambda: self._look(slower))
 
-    def _tell_who_lags(self, left: dict[int, int]) -> None:
+    def _report_lag(self, left: dict[int, int]) -> None:
         now = time.monotonic()
         self._lag_at = now + min(max(LAG_S, (now - self._began) / 2), LAG_MAX_S)
         seen = dict(zip(left, doing(left.values(), self._port)))
-        fresh = {rank: words for rank, (_, words) in seen.items() if self._told.get(rank) != words}
+        fresh = {rank: words for rank, (_, words) in seen.items() if self._last_reported.get(rank) != words}
         if fresh:
-            self._told.update(fresh)
+            self._last_reported.update(fresh)
             ranks = [(rank, seen[rank][0], words) for rank, words in sorted(fresh.items())]
             self._outbox.report(RanksLag(self._outbox.node, tuple(ranks)))
 

@@ -41,7 +41,7 @@ class Worker:
         self.device, self.python = -1, ""
         self.running, self.started, self.stopping = True, False, False
 
-    def said(self, stream: int, data: bytes | memoryview) -> None:
+    def record_output(self, stream: int, data: bytes | memoryview) -> None:
         """Take note of output of the worker."""
         self.printed += len(data)
         if stream == 1 and not self.stopping:  # output about the signal to stop is not a cause
@@ -147,7 +147,7 @@ def _script(spec: WorkerSpec) -> str:
     return spec.argv[last] if last else ""
 
 
-def _look_at(script: str) -> None:
+def _check_readable(script: str) -> None:
     """Raise OSError if a script isn't readable. Python would report that only by an exit status."""
     os.stat(script)
     if not os.access(script, os.R_OK):
@@ -173,7 +173,7 @@ def _become_worker(
         resource.setrlimit(resource.RLIMIT_NOFILE, _own_limit)  # only after the last open
         stage = "script"
         if _script(spec):
-            _look_at(_script(spec))
+            _check_readable(_script(spec))
         stage = "exec"
         os.execvpe(spec.argv[0], spec.argv, env)
     except OSError as error:

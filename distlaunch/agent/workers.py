@@ -148,7 +148,7 @@ class Workers:
         except BlockingIOError:
             return False
         if data:
-            worker.said(stream, data)
+            worker.record_output(stream, data)
             self._outbox.output(self._generation, 2 * worker.local_rank + stream, data)
         else:
             self._close_stream(worker, stream)
@@ -166,7 +166,7 @@ class Workers:
         by_pid = {worker.pid: worker for worker in self._workers if worker.running}
         for pid, status in sweep.reap():
             if pid in by_pid:
-                self._ended(by_pid[pid], sweep.exit_status(status))
+                self._on_exit(by_pid[pid], sweep.exit_status(status))
         if self._sweep:
             if sweep.has_children():
                 self._sweep.strike()
@@ -175,16 +175,16 @@ class Workers:
         elif self._stopping and not self._live():
             self.sweep()
 
-    def _ended(self, worker: Worker, status: int) -> None:
+    def _on_exit(self, worker: Worker, status: int) -> None:
         worker.running = False
         self._confirm(worker)
         if not worker.started:
             return  # its failure to start has already been reported
         if status != 0:
             self._failed = True
-            self._hear(worker)
+            self._read_output(worker)
             self._send()  # before its exit, which as a control frame would overtake its output
-            self._look_for_usurper(worker)
+            self._report_usurper(worker)
         self._outbox.report(
             messages.WorkerExited(
                 node=self._node,
@@ -198,13 +198,13 @@ class Workers:
             )
         )
 
-    def _hear(self, worker: Worker) -> None:
+    def _read_output(self, worker: Worker) -> None:
         """Forward output of a worker, one pipe's worth per stream, since a grandchild may print endlessly."""
         for stream, fd in enumerate(worker.streams):
             if fd >= 0:
                 self._pump(worker, stream, fd)
 
-    def _look_for_usurper(self, worker: Worker) -> None:
+    def _report_usurper(self, worker: Worker) -> None:
         """Report a rendezvous port taken by another program, before the failure of a rank without a
         rendezvous."""
         if self._store_port is None or worker.local_rank in self._joins.joined:
@@ -262,7 +262,7 @@ class Workers:
             if not self._stopping:
                 self._stopping = True
                 for worker in self._workers:
-                    self._hear(worker)
+                    self._read_output(worker)
                     worker.stopping = True
                     worker.signal(signum)
                     worker.signal(signal.SIGCONT)  # a stopped process keeps signals pending

@@ -27,11 +27,11 @@ from distlaunch.supervisor.nodes import (
     Up,
     WorkerPhase,
     facts_of,
+    given_up,
     is_expected,
     is_missing,
     is_usable,
     may_be_occupied,
-    no_more,
     unfit_words,
 )
 from distlaunch.supervisor.state import Cause, Phase, State, Timer
@@ -73,7 +73,7 @@ def may_come(state: State) -> bool:
     )
 
 
-def hope_is_left(state: State) -> bool:
+def may_return(state: State) -> bool:
     """Return whether any node may still return."""
     return any(isinstance(node, Connecting | Retrying) or _to_be_reaped(state, node) for node in state.nodes)
 
@@ -178,7 +178,7 @@ def reconnect_later(state: State, node: int, this: Retrying, now: float) -> Stat
     state = state.without_timers(Timer.RETRY, Timer.ANSWER, node=node)
     of_use = state.spec.takes_nodes_back and state.phase not in (Phase.STOPPING, Phase.CONNECTING)
     if hopeless or not of_use:
-        return state.with_node(node, no_more(this, this.failure))
+        return state.with_node(node, given_up(this, this.failure))
     spread = 0.75 + 0.5 * state.chance_of(node, this.attempt)
     wait_s = min(RECONNECT_MAX_S, RECONNECT_S * 2.0 ** min(this.attempt - 1, 30)) * spread
     state = state.with_node(node, this._replace(away=this.away or Away()))
@@ -200,7 +200,7 @@ def on_agent_up(event: AgentUp, state: State, now: float) -> Step:
     state = state.without_timers(Timer.ANSWER, node=event.node)
     if node.away:
         return state.with_node(event.node, Reaping(event.facts, node.attempt, node.away)), (Reap(event.node),)
-    return _in_the_pool(state, event.node, Up(event.facts, asked=node.asked, held=node.held), 1, now)
+    return _admit(state, event.node, Up(event.facts, asked=node.asked, held=node.held), 1, now)
 
 
 def on_reaped(event: Reaped, state: State, now: float) -> Step:
@@ -210,10 +210,10 @@ def on_reaped(event: Reaped, state: State, now: float) -> Step:
         return state, ()
     state = state.without_timers(Timer.FENCE, node=event.node)
     up = Up(node.facts, unfit=node.away.unfit)
-    return _in_the_pool(state, event.node, up, node.attempt, now)
+    return _admit(state, event.node, up, node.attempt, now)
 
 
-def _in_the_pool(state: State, node: int, up: Up, attempt: int, now: float) -> Step:
+def _admit(state: State, node: int, up: Up, attempt: int, now: float) -> Step:
     state = state.with_node(node, up)
     if state.phase is Phase.STOPPING:
         return state, ()
@@ -221,7 +221,7 @@ def _in_the_pool(state: State, node: int, up: Up, attempt: int, now: float) -> S
     if state.phase is Phase.CONNECTING:
         return state.with_node(node, up._replace(unfit=why)), _misfit_notice(state, node, why)
     if why:
-        return _let_go(state, node, why, attempt, now)
+        return _drop(state, node, why, attempt, now)
     return state.with_node(node, up._replace(unfit="")), (NodeBack(node),)
 
 
@@ -231,20 +231,20 @@ def _misfit_notice(state: State, node: int, why: str) -> tuple[Notice, ...]:
     return () if known else (Notice("warning", f"{state.label(node)} can't be used: {why}"),)
 
 
-def _let_go(state: State, node: int, why: str, attempt: int, now: float) -> tuple[State, tuple[Action, ...]]:
+def _drop(state: State, node: int, why: str, attempt: int, now: float) -> tuple[State, tuple[Action, ...]]:
     """Drop a node that can't take part as it is. It is checked again later, in case its GPUs appear."""
-    said = _misfit_notice(state, node, why)
+    message = _misfit_notice(state, node, why)
     again = Retrying(max(2, attempt), None, Away(unfit=why))
-    return reconnect_later(state, node, again, now), (*said, Drop(node))
+    return reconnect_later(state, node, again, now), (*message, Drop(node))
 
 
-def let_misfits_go(found: Planned, state: State, now: float) -> Step:
+def drop_misfits(found: Planned, state: State, now: float) -> Step:
     """Drop the spares that can't take part, since a plan exists now."""
     actions: tuple[Action, ...] = ()
     for index, node in enumerate(state.nodes):
         idle = isinstance(node, Up) and index not in state.members
         if idle and (why := misfit(state, index)):
-            state, more = _let_go(state, index, why, 1, now)
+            state, more = _drop(state, index, why, 1, now)
             actions += more
     return state, actions
 
@@ -298,11 +298,11 @@ def begin_when_connected(state: State, now: float) -> Step:
     found = choose_members(state)
     if len(found) < state.spec.fewest:
         return state, (_too_few(state, now),)
-    said: tuple[Notice, ...] = ()
+    state, todo = preparing.prepare(_with_retries(state, now), found, now)
     if missing := [state.label(i) for i in range(len(state.spec.nodes)) if i not in found]:
-        said = (Notice("warning", f"starting on {counted(len(found), 'node')}, without {listed(missing)}"),)
-    state, todo = preparing.prepare(_with_another_try(state, now), found, now)
-    return state, (*said, *todo)
+        text = f"starting on {counted(len(found), 'node')}, without {listed(missing)}"
+        todo = (Notice("warning", text), *todo)
+    return state, todo
 
 
 def _too_few(state: State, now: float) -> JobOver:
@@ -313,7 +313,7 @@ def _too_few(state: State, now: float) -> JobOver:
     return JobOver(Cause(text, Exit.UNREACHABLE, now, node=unusable[0]))
 
 
-def _with_another_try(state: State, now: float) -> State:
+def _with_retries(state: State, now: float) -> State:
     """Return `state` with further attempts for nodes that the job starts without but that may come later."""
     for index, node in enumerate(state.nodes):
         if isinstance(node, Unusable) and node.failure and node.failure.may_pass:

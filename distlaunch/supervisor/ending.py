@@ -16,10 +16,10 @@ from distlaunch.supervisor.nodes import (
     Retrying,
     Worker,
     emptied,
+    given_up,
     is_missing,
     is_over,
     may_be_occupied,
-    no_more,
 )
 from distlaunch.supervisor.state import Cause, Phase, State, Timer, Verdict
 from distlaunch.wording import NO_SUSPENDING, NO_SUSPENDING_TORCHRUN, counted, listed, span_words
@@ -90,7 +90,7 @@ def _close_all(
             actions.append(Close(i, grace_s, signum))
         elif isinstance(node, Connecting | Retrying):
             actions.append(Drop(i))
-            state = state.with_node(i, no_more(node, node.failure))
+            state = state.with_node(i, given_up(node, node.failure))
             state = state.without_timers(Timer.RETRY, Timer.ANSWER, node=i)
     return state, tuple(actions)
 
@@ -164,7 +164,7 @@ def on_interrupted(event: Interrupted, state: State, now: float) -> Step:
         # A rank that has failed is the root cause, even if that is not reported yet.
         return state, (Terminated(state.suspect or stopped, passed_on),)
     if state.cause and state.cause.agent_signum == event.signum and now - state.ended_at < SAME_SIGNAL_S:
-        return state.blaming(stopped), ()  # the signal went to all processes, and reached an agent first
+        return state.with_cause(stopped), ()  # the signal went to all processes, and reached an agent first
     # A terminal that closes sends SIGHUP and breaks both streams. That counts as one request.
     return _interrupted_again(state) if insists else (state, ())
 
@@ -183,11 +183,11 @@ def _interrupted_again(state: State) -> Step:
 
 def close_overdue(state: State, now: float) -> Step:
     """Give up on nodes that have not confirmed their cleanup, or delivered their output, in time."""
-    said: list[Action] = []
+    actions: list[Action] = []
     for i, node in enumerate(state.nodes):
         if not is_over(node):
             clean = node is End.CLEAN
             what = "its output is incomplete" if clean else "it did not confirm its cleanup"
-            said += [Drop(i), Notice("warning", f"gave up on {state.label(i)}: {what}")]
+            actions += [Drop(i), Notice("warning", f"gave up on {state.label(i)}: {what}")]
             state = state.with_node(i, End.CLOSED if clean else Lost(occupied=may_be_occupied(node)))
-    return state, tuple(said)
+    return state, tuple(actions)

@@ -14,7 +14,6 @@ from distlaunch.supervisor.events import Event
 
 VERSION = 5
 """Version of events.jsonl. It changes whenever a line can't be read as before."""
-_SCALARS = frozenset({int, float, str, bool, type(None)})
 BEGAN, NOTICE = "Began", "Notice"
 """Names of the first line, and of messages. Other lines are events, named after their types."""
 
@@ -26,8 +25,8 @@ def beginning(spec: JobSpec, chance: float) -> dict[str, Any]:
 
 def fields_of(event: Event) -> dict[str, Any]:
     """Return the fields of the line for an event."""
-    fields: dict[str, Any] = event._asdict()  # type: ignore[attr-defined]  # each event has its own fields
-    return {name: value if type(value) in _SCALARS else _plain(value) for name, value in fields.items()}
+    fields: dict[str, Any] = _plain(event)
+    return fields
 
 
 def without_secrets(spec: JobSpec) -> JobSpec:

@@ -64,7 +64,7 @@ def _with_limit(state: State, now: float) -> State:
     """Return `state` with a time limit once a rank waits for others."""
     limit_s = _limit_s(state)
     unwatched, limited = state.due_at(Timer.JOIN_NOTICE) is None, state.due_at(Timer.JOIN) is not None
-    if unwatched or limited or limit_s is None or not _has_begun(state):
+    if unwatched or limited or limit_s is None or not _uses_rendezvous(state):
         return state
     return state.with_timer(Timer.JOIN, now + limit_s)
 
@@ -73,7 +73,7 @@ def _limit_s(state: State) -> float | None:
     return state.plan.join_s if state.plan else None
 
 
-def _has_begun(state: State) -> bool:
+def _uses_rendezvous(state: State) -> bool:
     """Return whether the ranks use the rendezvous: one has joined or tries to join."""
     return state.workers.counts.joining > 0
 
@@ -86,7 +86,7 @@ def join_notice_due(state: State, now: float) -> Step:
     missing = _missing(state)
     if not missing:
         return state, ()
-    if _has_begun(state):
+    if _uses_rendezvous(state):
         return state, (Notice("info" if first else "warning", _missing_words(state, missing)),)
     alone = len(state.workers) == 1  # a single rank waits for no other
     text = f"{_missing_words(state, missing)}; ignore this if the script does not use {_ENDPOINT}"
@@ -100,7 +100,7 @@ def join_overdue(state: State, now: float) -> Step:
     if not missing or limit_s is None:
         return state, ()
     text = f"{_missing_words(state, missing)}; gave up after {span_words(limit_s)} (timeouts.join)"
-    if not _has_begun(state):
+    if not _uses_rendezvous(state):
         text += f"; if the script does not use {_ENDPOINT}, set timeouts: {{join: none}}"
     return state, (JobOver(Cause(text, Exit.TIMEOUT, now)),)
 
@@ -115,7 +115,7 @@ def _missing_words(state: State, missing: list[Worker]) -> str:
     count = len(state.workers)
     text = f"{count - len(missing)}/{state.counted(count)} joined; waiting for {names}"
     first = missing[0]
-    if first.rank == 0 and not first.trying and _has_begun(state):
+    if first.rank == 0 and not first.trying and _uses_rendezvous(state):
         return f"{text}; the others are waiting for rank 0"
     return text if state.workers.counts.joined else text + _where_words(state)
 

@@ -178,7 +178,7 @@ def emptied(node: Node) -> Node:
     return node
 
 
-def no_more(node: Node, failure: LinkFailure | None) -> Lost | Unusable:
+def given_up(node: Node, failure: LinkFailure | None) -> Lost | Unusable:
     """Return a node after the last attempt to reach it."""
     return Lost(failure, may_be_occupied(node)) if is_missing(node) else Unusable(failure)
 

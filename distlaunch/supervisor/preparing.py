@@ -37,15 +37,15 @@ def foresee(state: State) -> tuple[State, tuple[Action, ...]]:
     state = state._replace(foreseen=foreseen)
     actions: list[Action] = []
     for node in range(len(state.spec.nodes)):
-        state, asked = _ask_early(state, node)
-        actions += asked
+        state, questions = _ask_early(state, node)
+        actions += questions
     return state, tuple(actions)
 
 
 def connect(state: State, node: int) -> Step:
     """Connect a node, and send it the same questions as the others."""
-    state, asked = _ask_early(state, node)
-    return state, (Connect(node), *asked)
+    state, questions = _ask_early(state, node)
+    return state, (Connect(node), *questions)
 
 
 def _ask_early(state: State, node: int) -> tuple[State, tuple[Action, ...]]:
@@ -66,7 +66,7 @@ def prepare(state: State, members: tuple[int, ...], now: float) -> Step:
     """Make the plan of an attempt on these nodes, in rank order, hold the port, and find the interfaces."""
     facts = {index: facts_of(state.nodes[index]) for index in members}
     try:
-        plan = make_plan(_with_its_backend(state), facts, state.addresses.get(members[0]))
+        plan = make_plan(_with_chosen_backend(state), facts, state.addresses.get(members[0]))
     except JobError as error:
         return state, (JobOver(Cause(str(error), error.exit_status, now)),)
     moved, first_time = _has_moved(state, plan, members[0]), state.plan is None
@@ -79,10 +79,10 @@ def prepare(state: State, members: tuple[int, ...], now: float) -> Step:
     if moved:
         state = _with_routes(state, members, None)._replace(reached_by="")
     # The first node is asked last, because the other nodes report the address at which they reach it.
-    state, asked = _ask_for_routes(state, members[1:] or members, plan.master_addr)
-    state, more = _ask_the_first(state)
-    said = _strange_master(state) if first_time and not more else ()
-    return state, (*todo, *asked, *more, *said, Planned())
+    state, routes = _ask_for_routes(state, members[1:] or members, plan.master_addr)
+    state, more = _ask_first_node(state)
+    warning = _strange_master(state) if first_time and not more else ()
+    return state, (*todo, *routes, *more, *warning, Planned())
 
 
 def _ask_for_routes(state: State, nodes: Sequence[int], address: str) -> tuple[State, tuple[FindRoute, ...]]:
@@ -104,7 +104,7 @@ def _with_plan(state: State, plan: LaunchPlan) -> State:
     return state._replace(port=None, started_at=None)
 
 
-def _with_its_backend(state: State) -> JobSpec:
+def _with_chosen_backend(state: State) -> JobSpec:
     """Return the spec with the backend chosen by the first attempt, which holds for the whole run."""
     return state.spec._replace(backend=state.plan.backend) if state.plan else state.spec
 
@@ -186,11 +186,11 @@ def on_route_found(event: RouteFound, state: State, now: float) -> Step:
         state = state._replace(reached_by=event.address)
     if state.phase is Phase.CONNECTING:
         return state, ()
-    state, again = _ask_the_first(state)
+    state, again = _ask_first_node(state)
     return state, again or (_strange_master(state) if tells else ())
 
 
-def _ask_the_first(state: State) -> tuple[State, tuple[FindRoute, ...]]:
+def _ask_first_node(state: State) -> tuple[State, tuple[FindRoute, ...]]:
     """Request the interface of the first node that carries the address at which the others reach it."""
     first, address = state.members[0], state.reached_by
     node = state.nodes[first]
@@ -215,7 +215,7 @@ def on_route_failed(event: RouteFailed, state: State, now: float) -> Step:
     first = state.members[0]
     if event.node == first:
         if len(state.members) > 1 and event.asked != state.reached_by:
-            return _ask_the_first(state)  # now or later: the first node may be unable to resolve its own name
+            return _ask_first_node(state)  # it may be unable to resolve its own name
         return state.with_node(first, node._replace(route=Route())), ()
     return _no_route(state, event, node, now)
 
@@ -298,13 +298,13 @@ def _mismatches(state: State) -> tuple[Notice, ...]:
 
 def _missing_gpus(state: State, index: int) -> tuple[str, str] | None:
     """Return the words before and after the names of nodes with too few GPUs visible to the agent."""
-    said, visible = state.spec.pool[index].gpus, facts_of(state.nodes[index]).gpus
+    expected, visible = state.spec.pool[index].gpus, facts_of(state.nodes[index]).gpus
     env: Env = {**state.spec.env, **state.spec.pool[index].env}
-    if not said or visible is None or visible >= said or CHOOSES_GPUS in env:
+    if not expected or visible is None or visible >= expected or CHOOSES_GPUS in env:
         return None
     there = "none is" if not visible else f"only {visible} {'is' if visible == 1 else 'are'}"
-    asked = counted(said, "GPU")
-    return "", f": the job file says {asked}, but {there} visible there; check with `nvidia-smi -L`"
+    count = counted(expected, "GPU")
+    return "", f": the job file says {count}, but {there} visible there; check with `nvidia-smi -L`"
 
 
 def _misnamed_interface(state: State, index: int) -> tuple[str, str] | None:

@@ -4,7 +4,7 @@ from distlaunch.errors import Exit
 from distlaunch.job.spec import FOREVER_S, Restarts
 from distlaunch.supervisor import preparing
 from distlaunch.supervisor.actions import Action, Drop, Notice, StopWorkers
-from distlaunch.supervisor.connecting import choose_members, hope_is_left, lost, may_come
+from distlaunch.supervisor.connecting import choose_members, lost, may_come, may_return
 from distlaunch.supervisor.ending import with_end_of_workers
 from distlaunch.supervisor.findings import (
     GenerationFailed,
@@ -61,9 +61,9 @@ def node_lost(found: NodeLost, state: State, now: float) -> Step:
     fenced = _fence_words(state, found.node, now)
     if state.phase is not Phase.RESTARTING and found.node in state.members:
         return state, (GenerationFailed(found.cause, fenced),)
-    said = () if found.told else (Notice("warning", found.cause.text),)
+    warning = () if found.told else (Notice("warning", found.cause.text),)
     state, failed = _growth_failed(state, found.cause, now)
-    return state, (*said, *failed, *fenced)
+    return state, (*warning, *failed, *fenced)
 
 
 def node_leaving(found: NodeLeaving, state: State, now: float) -> Step:
@@ -121,10 +121,11 @@ def _restart(state: State, why: Why, cause: Cause, what: str, now: float) -> Ste
     state = state._replace(phase=Phase.RESTARTING, restarts=restarts, wait_told=False)
     state = with_end_of_workers(state.without_timers(Timer.PREPARE), Timer.CLEAR, grace_s, now)
     for timer, wait_s in ((Timer.BACKOFF, delay_s), (Timer.REJOIN, state.spec.timeouts.rejoin_s)):
-        state = state.with_timer(timer, now + wait_s if wait_s else None)
-    said = Notice("info" if why is Why.GROWTH else "warning", f"{cause.text}; {what}{wait}")
+        if wait_s:
+            state = state.with_timer(timer, now + wait_s)
+    message = Notice("info" if why is Why.GROWTH else "warning", f"{cause.text}; {what}{wait}")
     busy = [i for i, n in enumerate(state.nodes) if isinstance(n, Linked) and may_be_occupied(n)]
-    return state, (said, *(StopWorkers(i, grace_s) for i in busy))
+    return state, (message, *(StopWorkers(i, grace_s) for i in busy))
 
 
 def _backoff_s(state: State, lived_s: float) -> float:
@@ -151,7 +152,7 @@ def go_on_when_cleared(state: State, now: float) -> Step:
         return _next_generation(state, found, now)
     if any(isinstance(node, Leaving) for node in state.nodes):
         return state, ()  # until its link has ended and the node can be connected again
-    if state.due_at(Timer.REJOIN) is None or not hope_is_left(state):
+    if state.due_at(Timer.REJOIN) is None or not may_return(state):
         return state, (_nobody_came(state, len(found)),)
     return _waiting(state.without_timers(Timer.CLEAR), len(found), now)
 
@@ -177,9 +178,9 @@ def _next_generation(state: State, found: tuple[int, ...], now: float) -> Step:
     names = [state.label(index) for index in found]
     state = state.without_timers(Timer.CLEAR, Timer.STOP_NOTICE, Timer.REJOIN)
     text = f"continuing with {len(names)} of {len(state.spec.nodes)} nodes: {', '.join(names)}"
-    said = () if names == before else (Notice("info", text),)
+    message = () if names == before else (Notice("info", text),)
     state, todo = preparing.prepare(state, found, now)
-    return state, (*said, *todo)
+    return state, (*message, *todo)
 
 
 def _left_words(state: State, found: int) -> str:
@@ -188,7 +189,7 @@ def _left_words(state: State, found: int) -> str:
 
 def _nobody_came(state: State, found: int) -> JobOver:
     cause = state.restarts[-1].cause
-    waited = "" if hope_is_left(state) else "; no lost node can return"
+    waited = "" if may_return(state) else "; no lost node can return"
     if state.due_at(Timer.REJOIN) is None:
         waited = f" after waiting {span_words(state.spec.timeouts.rejoin_s)} (timeouts.rejoin)"
     for index, node in enumerate(state.nodes):

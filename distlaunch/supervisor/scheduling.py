@@ -33,10 +33,10 @@ def generation_failed(found: GenerationFailed, state: State, now: float) -> Step
     """Hold back a failure that the scheduler may have caused until the scheduler has been asked."""
     if state.asked:
         known = state.asked.cause
-        told = found.cause if known is None or _explains(found.cause, known) else known
-        asked = Asked(told, state.asked.also + found.also)
+        cause = found.cause if known is None or _explains(found.cause, known) else known
+        asked = Asked(cause, state.asked.also + found.also)
         return state.unwatched()._replace(asked=asked), ()
-    if not _answers(state) or not _may_be_the_schedulers(found.cause):
+    if not _scheduler_answers(state) or not _may_come_from_scheduler(found.cause):
         return restarting.generation_failed(found, state, now)
     return _ask(state.unwatched(), Asked(*found), now)
 
@@ -48,14 +48,14 @@ def _explains(later: Cause, held: Cause) -> bool:
     return node_of_the_rank or (held.peer_gone and not later.peer_gone)
 
 
-def _may_be_the_schedulers(cause: Cause) -> bool:
+def _may_come_from_scheduler(cause: Cause) -> bool:
     return cause.rank is None or cause.exit_status in _BY_SIGNALS
 
 
 def terminated(found: Terminated, state: State, now: float) -> Step:
     """Stop the job. A SIGTERM inside an allocation may come from the scheduler, which is asked first."""
     asking = found.cause.exit_status == STATUS and found.cause.rank is None and state.interrupts < 2
-    if not _answers(state) or not asking:
+    if not _scheduler_answers(state) or not asking:
         return state, (JobOver(found.cause, found.signum),)
     if state.asked:
         return state._replace(asked=Asked(found.cause)), ()
@@ -69,10 +69,10 @@ def end_noticed(found: EndNoticed | Noticed, state: State, now: float) -> Step:
     state = state._replace(noticed=True)
     if state.asked:
         return state, ()
-    return _ask(state, Asked(), now) if _answers(state) else _pass_on(state, None, now)
+    return _ask(state, Asked(), now) if _scheduler_answers(state) else _warn_ranks(state, None, now)
 
 
-def _answers(state: State) -> bool:
+def _scheduler_answers(state: State) -> bool:
     allocation = state.spec.allocation
     return allocation is not None and allocation.answers
 
@@ -89,10 +89,10 @@ def on_allocation_told(event: AllocationTold, state: State, now: float) -> Step:
     state = state._replace(asked=None).without_timers(Timer.ASK)
     if event.ends:
         return _ended_by_scheduler(state, event, now)
-    return (state, ()) if state.phase is Phase.STOPPING else _left_to_us(asked, event.left_s, state, now)
+    return (state, ()) if state.phase is Phase.STOPPING else _resume(asked, event.left_s, state, now)
 
 
-def _left_to_us(asked: Asked, left_s: float | None, state: State, now: float) -> Step:
+def _resume(asked: Asked, left_s: float | None, state: State, now: float) -> Step:
     """Handle what had to wait: the end of all ranks, a stop request, a failure or a termination warning."""
     if state.workers and state.workers.counts.succeeded == len(state.workers):
         return state, (JobOver(),)
@@ -100,22 +100,22 @@ def _left_to_us(asked: Asked, left_s: float | None, state: State, now: float) ->
         return state, (JobOver(asked.cause),)
     if asked.cause:
         return restarting.generation_failed(GenerationFailed(asked.cause, asked.also), state, now)
-    return _pass_on(state, left_s, now)
+    return _warn_ranks(state, left_s, now)
 
 
-def _ended_by_scheduler(state: State, told: AllocationTold, now: float) -> Step:
-    cause = Cause(f"{_whose(state)} {told.why}", STATUS, now, scheduled=True, final=told.final)
-    cause = cause._replace(cancelled="cancelled" in told.why)
+def _ended_by_scheduler(state: State, answer: AllocationTold, now: float) -> Step:
+    cause = Cause(f"{_allocation_name(state)} {answer.why}", STATUS, now, scheduled=True, final=answer.final)
+    cause = cause._replace(cancelled="cancelled" in answer.why)
     if state.phase is not Phase.STOPPING:
         return state, (JobOver(cause, _signal(state)),)
     if state.cause is None:
-        return state.blaming(cause), (Notice("error", cause.text),)
+        return state.with_cause(cause), (Notice("error", cause.text),)
     return state, ()
 
 
 def success_doubted(found: SuccessDoubted, state: State, now: float) -> Step:
     """Ask the scheduler whether it told the ranks to end."""
-    if state.asked or not _answers(state):
+    if state.asked or not _scheduler_answers(state):
         return state, ()
     return _ask(state, Asked(), now)
 
@@ -125,10 +125,10 @@ def ask_overdue(state: State, now: float) -> Step:
     return on_allocation_told(AllocationTold(None), state, now)
 
 
-def _pass_on(state: State, left_s: float | None, now: float) -> Step:
+def _warn_ranks(state: State, left_s: float | None, now: float) -> Step:
     """Send all ranks the signal that the job chose. After SIGTERM or SIGINT the job ends, too."""
     signum, when = _signal(state), _when(left_s)
-    announced = f"{_whose(state)} ends {when}"
+    announced = f"{_allocation_name(state)} ends {when}"
     name = signal.Signals(signum).name
     if state.phase is not Phase.RUNNING or signum in (signal.SIGTERM, signal.SIGINT):
         stop_s = state.spec.timeouts.stop_s
@@ -150,7 +150,7 @@ def _signal(state: State) -> int:
     return signal.Signals[f"SIG{state.spec.on_notice}"]
 
 
-def _whose(state: State) -> str:
+def _allocation_name(state: State) -> str:
     return state.spec.allocation.name if state.spec.allocation else "the job"
 
 

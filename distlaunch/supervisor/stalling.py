@@ -42,9 +42,9 @@ def on_ranks_stalled(event: RanksStalled, state: State, now: float) -> Step:
         state = state.with_worker(rank, stalled=stalled, stack=stack, stopped_pid=pid)
     after = {worker.rank for worker in _stalled(state)}
     if not after:
-        said = (Notice("info", "stalled ranks resumed"),) if state.stall_told else ()
+        message = (Notice("info", "stalled ranks resumed"),) if state.stall_told else ()
         state = state.without_timers(Timer.STALL_NOTICE, Timer.STALL_ACT)
-        return state._replace(stall_told=False), said
+        return state._replace(stall_told=False), message
     if after <= before or state.due_at(Timer.STALL_NOTICE) is not None:
         return state, ()
     return state.with_timer(Timer.STALL_NOTICE, now + _settle_s(state)), ()
@@ -65,7 +65,7 @@ def _stalled(state: State) -> list[Worker]:
 def stall_notice_due(state: State, now: float) -> Step:
     """Report which ranks are stalled and which are not, and request the stacks of the stalled ones."""
     acts, again = state.spec.on_stall != "notice", state.stall_told
-    said = Notice("warning", _stall_words(state, again))
+    message = Notice("warning", _stall_words(state, again))
     # Only of ranks without a known stack. The stack of a rank stopped by a signal is meaningless.
     ranks = [w.rank for w in _stalled(state)[:MAX_DUMPS] if not (w.stack or w.stopped_pid)]
     dumps = _dumps(state, ranks, acts)
@@ -74,7 +74,7 @@ def stall_notice_due(state: State, now: float) -> Step:
         state = state.with_timer(Timer.STALL_ACT, now + DUMP_S)
     for rank in ranks if acts else ():
         state = state.with_worker(rank, dumping=True)
-    return state, (said, *dumps)
+    return state, (message, *dumps)
 
 
 def _stall_words(state: State, again: bool) -> str:
@@ -129,8 +129,8 @@ def _no_stack(state: State, rank: int, why: str) -> Step:
     """Report once why a stack is missing, since the reason is usually the same for all ranks."""
     if why in state.stackless:
         return state, ()
-    said = Notice("info", f"no stack of {state.called(rank)}: {why}")
-    return state._replace(stackless=state.stackless | {why}), (said,)
+    message = Notice("info", f"no stack of {state.called(rank)}: {why}")
+    return state._replace(stackless=state.stackless | {why}), (message,)
 
 
 def _frames(dump: str) -> tuple[str, ...]:
@@ -195,7 +195,7 @@ def _cause(state: State, now: float) -> Cause:
         verb = "is" if len(waiting) == 1 else "are"
         text += f" in {elsewhere[0].stack[0]}"
         text += f"; {_ranks_words(state, waiting)} {verb} waiting in a collective"
-    if not state.spec.one_machine and any(map(_is_meeting, stalled)):
+    if not state.spec.one_machine and any(map(_is_joining, stalled)):
         text += "; some ranks are still in init_process_group; `distlaunch check-port` tests the network"
     if len(at_fault) > 1:
         return Cause(text, Exit.TIMEOUT, now)
@@ -204,7 +204,7 @@ def _cause(state: State, now: float) -> Cause:
     return Cause(text, Exit.TIMEOUT, now, rank, node)
 
 
-def _is_meeting(worker: Worker) -> bool:
+def _is_joining(worker: Worker) -> bool:
     return any(frame.startswith("init_process_group (") for frame in worker.stack)
 
 

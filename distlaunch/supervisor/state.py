@@ -191,7 +191,7 @@ class State(Frozen):
         """Return the time at which the workers were told to stop."""
         return self.verdict.at if self.verdict else self.restarts[-1].at
 
-    def blaming(self, cause: Cause) -> "State":
+    def with_cause(self, cause: Cause) -> "State":
         """Return this state, which is restarting or stopping, with another root cause."""
         if self.verdict:
             return self._replace(verdict=self.verdict._replace(cause=cause))
@@ -219,10 +219,8 @@ class State(Frozen):
         """Return the time at which a timer expires, or None if it isn't set."""
         return self.timers.get(Alarm(timer, node))
 
-    def with_timer(self, timer: Timer, at: float | None, node: int | None = None) -> "State":
-        """Return this state with a timer set to another time, or cleared if `at` is None."""
-        if at is None:
-            return self.without_timers(timer, node=node)
+    def with_timer(self, timer: Timer, at: float, node: int | None = None) -> "State":
+        """Return this state with a timer set to another time."""
         return self._replace(timers={**self.timers, Alarm(timer, node): at})
 
     def without_timers(self, *timers: Timer, node: int | None = None) -> "State":

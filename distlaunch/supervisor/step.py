@@ -47,8 +47,8 @@ def begin(spec: JobSpec, now: float, chance: float = 0.0) -> tuple[State, tuple[
         spec=spec, nodes=Nodes([Connecting()] * len(pool)), began_at=now, chance=chance, timers=timers
     )
     # On one machine the rendezvous address is known by now; otherwise once addresses are found.
-    state, asked = preparing.foresee(state) if spec.one_machine else (state, ())
-    return state, (*map(Connect, pool), *asked)
+    state, questions = preparing.foresee(state) if spec.one_machine else (state, ())
+    return state, (*map(Connect, pool), *questions)
 
 
 def step(state: State, event: Event, now: float) -> tuple[State, tuple[Action, ...]]:
@@ -59,27 +59,27 @@ def step(state: State, event: Event, now: float) -> tuple[State, tuple[Action, .
     state, found = HANDLERS[kind](event, state, now)
     todo: list[Action] = []
     while True:
-        state = _decided(state, found, now, todo)
-        before, (state, found) = state, _followed(state, now)
+        state = _decide_all(state, found, now, todo)
+        before, (state, found) = state, _apply_rules(state, now)
         if state is before and not found:
             return state, tuple(todo)
 
 
-def _decided(state: State, found: Iterable[Action | Finding], now: float, todo: list[Action]) -> State:
+def _decide_all(state: State, found: Iterable[Action | Finding], now: float, todo: list[Action]) -> State:
     """Decide on all findings, append the actions to `todo`, and return the resulting state."""
-    left = deque(found)
-    while left:
-        each = left.popleft()
+    pending = deque(found)
+    while pending:
+        each = pending.popleft()
         decide = _DECIDERS.get(type(each))
         if decide is None:
             todo.append(each)  # type: ignore[arg-type]  # every finding has a decider
         else:
             state, more = decide(each, state, now)
-            left.extendleft(reversed(more))
+            pending.extendleft(reversed(more))
     return state
 
 
-def _followed(state: State, now: float) -> Step:
+def _apply_rules(state: State, now: float) -> Step:
     """Apply the first rule of the job's phase that changes the state or finds something."""
     for rule in _RULES.get(state.phase, ()):
         after, found = rule(state, now)
@@ -110,7 +110,7 @@ def _on_timer_due(event: TimerDue, state: State, now: float) -> Step:
     return _DUE[event.timer](state, now)
 
 
-def _nothing(state: State, now: float) -> Step:
+def _do_nothing(state: State, now: float) -> Step:
     """Do nothing: only a wait is over, and the rules of the phase take it from there."""
     return state, ()
 
@@ -148,7 +148,7 @@ HANDLERS: Mapping[type, Handler] = {
 """The handler of each event."""
 
 _DECIDERS: Mapping[type, Handler] = {
-    findings.Planned: connecting.let_misfits_go,
+    findings.Planned: connecting.drop_misfits,
     findings.NodeBack: restarting.node_back,
     findings.NodeLeaving: restarting.node_leaving,
     findings.NodeLost: restarting.node_lost,
@@ -184,8 +184,8 @@ _DUE: Mapping[Timer, Rule] = {
     Timer.CLEAR: restarting.clearing_overdue,
     Timer.CLOSE: ending.close_overdue,
     Timer.DRAIN: ending.close_overdue,
-    Timer.BACKOFF: _nothing,
-    Timer.REJOIN: _nothing,
+    Timer.BACKOFF: _do_nothing,
+    Timer.REJOIN: _do_nothing,
 }
 """The function to call when a timer of the job expires."""
 

@@ -131,20 +131,20 @@ class Summary(Frozen):
         above = shown.get(STDERR if source == RECORD else source)
         if not words or above is None or above.since > FAR or not self._as_printed(rank, source):
             return [f"  | {line}" for line in words]
-        what = "its traceback is" if exits.TRACEBACK in self._said(rank) else "its last output is"
+        what = "its traceback is" if exits.TRACEBACK in self._stderr_end(rank) else "its last output is"
         return [f"  {what} above, marked {above.mark}"] if above.since else []
 
     def _as_printed(self, rank: int, source: int) -> bool:
         """Return whether the output of a rank contains its last output unchanged."""
         recorded = "\n".join(self._recorded_lines(self.state.worker(rank)))
         words = self.last_words.get(rank, "")
-        return recorded in words if source == RECORD else self._said(rank) == words
+        return recorded in words if source == RECORD else self._stderr_end(rank) == words
 
     def _shown_words(self, rank: int) -> tuple[list[str], int]:
         """Return the last output of a rank: its torch error record, else the end of its stderr or stdout."""
         if recorded := self._recorded_lines(self.state.worker(rank)):
             return _end_of(recorded, len(recorded)), RECORD
-        words = self._said(rank)
+        words = self._stderr_end(rank)
         if exits.without_remarks(words):
             lines = words.splitlines()
             return _end_of(lines, max(len(lines), self.printed.get(rank, 0))), STDERR
@@ -154,7 +154,7 @@ class Summary(Frozen):
         words, report = _record_words(worker), self._split(worker.rank)[1]
         return [*words, report] if words and report not in ("", words[-1]) else words
 
-    def _said(self, rank: int) -> str:
+    def _stderr_end(self, rank: int) -> str:
         """Return the end of the stderr of a rank, with a torchrun report reduced to one line."""
         words, report = self._split(rank)
         return f"{words}{report}\n" if report else words
@@ -171,8 +171,8 @@ class Summary(Frozen):
         worker = self.state.worker(cause.rank)
         if not isinstance(worker.phase, Exited):
             return ""
-        said = exits.without_remarks(self._said(cause.rank))
-        words = "\n".join(_record_words(worker)) + said
+        output = exits.without_remarks(self._stderr_end(cause.rank))
+        words = "\n".join(_record_words(worker)) + output
         assert self.state.plan is not None
         python = self.state.plan.node_of(cause.rank).python
         program = self.state.spec.program
@@ -187,10 +187,10 @@ class Summary(Frozen):
         groups: dict[str, list[int]] = {}
         for worker in self.state.workers:
             if self.state.cause is None or worker.rank != self.state.cause.rank:
-                groups.setdefault(self._fate(worker), []).append(worker.rank)
+                groups.setdefault(self._end_words(worker), []).append(worker.rank)
         return [f"{rank_list(ranks, self.state.unit)}: {fate}" for fate, ranks in groups.items()]
 
-    def _fate(self, worker: Worker) -> str:
+    def _end_words(self, worker: Worker) -> str:
         """Return how a rank other than the first ended. Ranks with equal words share a line."""
         end = worker.phase
         if not isinstance(end, Exited):
@@ -201,13 +201,13 @@ class Summary(Frozen):
             return "also failed, with the same traceback"
         if lost_peer := lost_peer_words(end.peer_gone, end.timed_out):
             return f"also failed, {lost_peer}"
-        return self._own_fate(worker.rank, end)
+        return self._own_end(worker.rank, end)
 
-    def _own_fate(self, rank: int, end: Exited) -> str:
+    def _own_end(self, rank: int, end: Exited) -> str:
         if end.stopped:
             its_own = end.status > 0  # it may have exited on its own
             return "stopped by distlaunch" + (f" ({status_words(end.status)})" if its_own else "")
-        last = exits.without_remarks(self._said(rank)).strip().splitlines()[-1:]
+        last = exits.without_remarks(self._stderr_end(rank)).strip().splitlines()[-1:]
         return f"also failed, {status_words(end.status)}" + (f": {last[0][:200]}" if last else "")
 
     def _same_traceback(self, rank: int) -> bool:

@@ -80,7 +80,7 @@ def _rank_failed(state: State, rank: int, event: WorkerExited, now: float) -> St
     if words.peer_gone or words.timed_out:
         state = _with_exit(state, rank, peer_gone=words.peer_gone, timed_out=words.timed_out)
     if state.phase is not Phase.RUNNING:
-        return _blamed_instead(state, rank, event, words), ()
+        return _with_earlier_cause(state, rank, event, words), ()
     if words.peer_gone and dumping(state):
         return state, ()  # the lost peer died of its dump
     cause = _cause_of(state, rank, event, words)
@@ -132,7 +132,7 @@ def _absent_words(state: State) -> str:
     return ""
 
 
-def _blamed_instead(state: State, rank: int, event: WorkerExited, words: Words) -> State:
+def _with_earlier_cause(state: State, rank: int, event: WorkerExited, words: Words) -> State:
     """Return `state`, which is ending, with this rank as root cause if it failed first.
 
     Reports don't always arrive in the order of the failures.
@@ -147,7 +147,7 @@ def _blamed_instead(state: State, rank: int, event: WorkerExited, words: Words) 
         earlier = known.peer_gone is words.peer_gone and event.at < known.at
     if not earlier:
         return state
-    return _with_exit(state, rank, stopped=False).blaming(_cause_of(state, rank, event, words))
+    return _with_exit(state, rank, stopped=False).with_cause(_cause_of(state, rank, event, words))
 
 
 def _with_exit(state: State, rank: int, **changes: Any) -> State:
