@@ -38,8 +38,8 @@ class FindRoute(Frozen):
 class Binding(Frozen):
     """CPUs for each worker.
 
-    `how` is node, socket, exclusive or core-complex, for that many GPUs; cores, an equal share for each
-    worker; or listed, `cpus` by local rank.
+    If `how` is node, socket, exclusive or core-complex, workers are bound near that many GPUs. If it is
+    cores, each worker gets an equal share. If it is listed, `cpus` are given by local rank.
     """
 
     how: str

@@ -1,4 +1,4 @@
-"""The only place where an agent waits, for descriptors and deadlines; and nonblocking pipes."""
+"""The event loop of an agent, which is the only place where it waits, and nonblocking pipes."""
 
 from __future__ import annotations
 

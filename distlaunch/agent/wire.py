@@ -73,8 +73,8 @@ STOPS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
 NOTICES = (signal.SIGUSR1, signal.SIGUSR2)
 """Signals that mean a termination warning, to an agent or to the command."""
 CLEAN, LEFT_EARLY, AGENT_DIED, NOT_CLEAN = 0, 1, 70, 71
-"""Exit statuses on the node: told to close; left by itself; the agent was killed and the guardian has
-swept; processes resisted the sweep. After all but the last, the node is clean."""
+"""Exit statuses on the node: closed by the controller, left early, agent killed but swept by the guardian,
+processes resisted the sweep. After all but the last, the node is clean."""
 
 LEASE_S = 30.0
 """Seconds without a sign of life after which either side considers the other lost."""

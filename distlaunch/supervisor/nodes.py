@@ -112,7 +112,10 @@ class Reaping(Frozen):
 
 
 class Leaving(Frozen):
-    """A node whose agent was stopped from outside, so that its link will end. `returned`: it was Reaping."""
+    """A node whose agent was stopped from outside, so that its link will end.
+
+    `returned` is set if the node was Reaping before.
+    """
 
     occupied: bool
     attempt: int = 1
@@ -120,7 +123,8 @@ class Leaving(Frozen):
 
 
 class End(Enum):
-    """The end of the job on a node: nothing of it is left; then its output was received, or was given up."""
+    """The end of the job on a node: first nothing of it is left, then its output has arrived or was given
+    up."""
 
     CLEAN = "clean"
     CLOSED = "closed"

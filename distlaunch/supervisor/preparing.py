@@ -1,4 +1,5 @@
-"""Preparation of an attempt, after the last agent has connected: the plan, the port, the routes.
+"""Preparation of an attempt, after the last agent has connected: the plan, the port, the routes, and
+warnings.
 
 Questions that the plan will most likely require are sent to nodes before their agents have connected. They
 travel right behind the code that an agent boots from, and the answers follow its first report, so the ranks
@@ -355,7 +356,10 @@ def _flaw_of(names: list[str], interfaces: Mapping[str, bool]) -> str:
 
 
 def _chosen_by_nccl(value: str, interfaces: Mapping[str, bool]) -> list[str]:
-    """Apply the NCCL rule: prefixes, or whole names after `=`; with `^` all others; `:port` is ignored."""
+    """Return the interfaces that NCCL selects by this value.
+
+    The value lists prefixes, or whole names after `=`. With `^`, it selects all others. `:port` is ignored.
+    """
     but = value.startswith("^")
     exact = value[but:].startswith("=")
     names = [part.partition(":")[0] for part in value[but + exact :].split(",") if part]

@@ -114,7 +114,7 @@ def _ended_by_scheduler(state: State, answer: AllocationTold, now: float) -> Ste
 
 
 def success_doubted(found: SuccessDoubted, state: State, now: float) -> Step:
-    """Ask the scheduler whether it told the ranks to end."""
+    """Ask the scheduler whether it ended the ranks."""
     if state.asked or not _scheduler_answers(state):
         return state, ()
     return _ask(state, Asked(), now)

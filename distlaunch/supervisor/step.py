@@ -46,7 +46,7 @@ def begin(spec: JobSpec, now: float, chance: float = 0.0) -> tuple[State, tuple[
     state = State(
         spec=spec, nodes=Nodes([Connecting()] * len(pool)), began_at=now, chance=chance, timers=timers
     )
-    # On one machine the rendezvous address is known by now; otherwise once addresses are found.
+    # On one machine, the rendezvous address is known by now. Otherwise, it follows from `AddressesFound`.
     state, questions = preparing.foresee(state) if spec.one_machine else (state, ())
     return state, (*map(Connect, pool), *questions)
 
