@@ -1,5 +1,4 @@
-"""Preparation of an attempt, after the last agent has connected: the plan, the port, the routes, and
-warnings.
+"""Preparation of an attempt whose agents have connected: its plan, port and routes, and warnings.
 
 Questions that the plan will most likely require are sent to nodes before their agents have connected. They
 travel right behind the code that an agent boots from, and the answers follow its first report, so the ranks
