@@ -1,8 +1,8 @@
-"""Which CPUs each worker of this node gets, from what sysfs tells of NUMA nodes, sockets, cores and caches.
+"""CPUs for each worker of a node, from the NUMA nodes, sockets, cores and caches that sysfs lists.
 
-The NUMA modes mean what torch's ``--numa-binding`` means. Missing facts are no failure:
-a worker whose GPU has no known NUMA node is placed as one without a GPU, a NUMA node without a CPU for us is
-replaced by the nearest that has one, and CPUs without a known cache form one complex.
+The NUMA modes have the same meaning as in torch's ``--numa-binding``. Missing facts are not errors: a worker
+whose GPU has no known NUMA node is placed like one without a GPU, a NUMA node without an allowed CPU is
+replaced by the nearest one that has any, and CPUs without a known cache form one complex.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from distlaunch.agent.procfs import contents, names
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 SYSTEM = "sys/devices/system/"
 FAR = 255
-"""The ACPI's word for a distance that is not known."""
+"""The ACPI value for an unknown distance."""
 
 
 class BindingError(Exception):
-    """The node can't give what a binding asks for; the text says why."""
+    """The node can't satisfy a binding. The text gives the reason."""
 
 
 def assign(command: StartWorkers, binding: Binding) -> list[WorkerSpec]:
-    """The workers of `command`, each with its CPUs, as "0-3". Raises `BindingError`."""
-    # Of all workers: with `one_device` each has its own, and a single worker's travels in `env`.
+    """Return the workers of `command`, each with its CPUs, as "0-3". Raises `BindingError`."""
+    # Look at all workers: with `one_device`, each has its own value, and that of a single worker is in `env`.
     one_device = any(spec.one_device for spec in command.workers)
     visible = os.environ.get(VISIBLE) if one_device else command.env.get(VISIBLE, os.environ.get(VISIBLE))
     machine = Machine(os.sched_getaffinity(0))
@@ -34,7 +34,7 @@ def assign(command: StartWorkers, binding: Binding) -> list[WorkerSpec]:
 
 
 def shares(binding: Binding, workers: int, machine: Machine, visible: str | None = None) -> list[set[int]]:
-    """The CPUs of each local rank, as `binding` has it. Raises `BindingError`.
+    """Return the CPUs of each local rank for `binding`. Raises `BindingError`.
 
     `visible` is the workers' CUDA_VISIBLE_DEVICES.
     """
@@ -44,7 +44,7 @@ def shares(binding: Binding, workers: int, machine: Machine, visible: str | None
     if how == "cores":
         whose = "cpu_binding: %d workers on a node" % workers
         return _deal([core for _, core in machine.cores], workers, whose)
-    # As in torch, the share of a GPU stays free where no worker uses it.
+    # As in torch, the share of a GPU stays free if no worker uses it.
     seats = max(workers, binding.gpus)
     gpus = machine.gpu_nodes(binding.gpus, visible)
     nodes = [machine.usable_node(gpus.get(seat), seat, seats) for seat in range(seats)]
@@ -60,7 +60,7 @@ def _listed(text: str, allowed: set[int]) -> set[int]:
 
 
 def _seated(nodes: list[int], share: Callable[[int, int], list[set[int]]]) -> list[set[int]]:
-    """What each seat gets when every NUMA node is shared among the seats that are on it."""
+    """Return the share of each seat when every NUMA node is divided among the seats on it."""
     left = {node: iter(share(node, nodes.count(node))) for node in set(nodes)}
     return [next(left[node]) for node in nodes]
 
@@ -83,7 +83,7 @@ def _exclusive(machine: Machine, node: int, count: int) -> list[set[int]]:
 def _core_complex(machine: Machine, node: int, count: int) -> list[set[int]]:
     own = machine.nodes[node]
     complexes = _groups(own, lambda cpu: machine.last_cache(cpu) or own)
-    # As in torch: those with most CPUs for us first, and round again when there are too few.
+    # As in torch: complexes with most allowed CPUs first, starting over when there are too few.
     complexes.sort(key=len, reverse=True)
     return [complexes[i % len(complexes)] for i in range(count)]
 
@@ -92,7 +92,7 @@ _MODES = {"node": _node, "socket": _socket, "exclusive": _exclusive, "core-compl
 
 
 def _deal(cores: list[set[int]], count: int, whose: str) -> list[set[int]]:
-    """`cores` in `count` runs of equal length; the first ones are longer by a core where that can't be."""
+    """Divide `cores` into `count` runs of equal length, or with one more core in each of the first ones."""
     each, more = divmod(len(cores), count)
     if not each:
         raise BindingError("%s need a core each, but only %d are available" % (whose, len(cores)))
@@ -103,7 +103,7 @@ def _deal(cores: list[set[int]], count: int, whose: str) -> list[set[int]]:
 class Machine:
     """The CPUs in `allowed`, as sysfs arranges them: `nodes` by NUMA node, `cores` as (NUMA node, CPUs).
 
-    Offline CPUs and NUMA nodes without CPUs are not among them. `root` is where proc and sys are.
+    Offline CPUs, and NUMA nodes without CPUs, are left out. `root` is the parent directory of proc and sys.
     """
 
     def __init__(self, allowed: set[int], root: str = "/") -> None:
@@ -118,9 +118,9 @@ class Machine:
         return _groups(cpus, lambda cpu: self._cpus("cpu/cpu%d/topology/thread_siblings_list" % cpu))
 
     def usable_node(self, wanted: int | None, seat: int, seats: int) -> int:
-        """The NUMA node of a seat: the nearest to the one that is `wanted`, else its part of all cores."""
+        """Return the NUMA node of a seat: the nearest to `wanted`, else by the seat's share of all cores."""
         if wanted is None:
-            # By cores and not by nodes: an uneven cpuset still has a core for each.
+            # By cores rather than by nodes: even an uneven cpuset has a core for each seat.
             return self.cores[seat * len(self.cores) // seats][0]
         far = self._distances(wanted)
         return min(self.nodes, key=lambda node: (node != wanted, far.get(node, FAR), node))
@@ -131,32 +131,32 @@ class Machine:
         return dict(zip(online, map(int, words)))
 
     def socket(self, node: int) -> str:
-        """The socket on which a NUMA node's first CPU is."""
+        """Return the socket of the first CPU of a NUMA node."""
         return self._read(SYSTEM + "cpu/cpu%d/topology/physical_package_id" % min(self.nodes[node]))
 
     def last_cache(self, cpu: int) -> set[int]:
-        """The CPUs that share the last level of cache with `cpu`; none where that is not known."""
+        """Return the CPUs that share the last level of cache with `cpu`, or none if unknown."""
         folder = "cpu/cpu%d/cache" % cpu
         caches = [name for name in self._names(SYSTEM + folder) if name[:5] == "index"]
         last = max(("%s/%s" % (folder, name) for name in caches), key=self._level, default="")
         return self._cpus(last + "/shared_cpu_list")
 
     def _level(self, cache: str) -> int:
-        """1, 2, 3; 0 of a cache that holds only instructions."""
+        """Return the level of a cache: 1, 2, 3; 0 if it holds only instructions."""
         holds_data = self._read(SYSTEM + cache + "/type") in ("Unified", "Data")
         return int(self._read(SYSTEM + cache + "/level") or 0) if holds_data else 0
 
     def gpu_nodes(self, gpus: int, visible: str | None = None) -> dict[int, int]:
-        """NUMA node of cuda:0 … cuda:`gpus`-1, those that the kernel tells, in CUDA's PCI order."""
+        """Map cuda:0 … cuda:`gpus`-1, in CUDA's PCI order, to their NUMA nodes, if known."""
         found = {}
         for device, address in enumerate(self._gpu_addresses(visible)[:gpus]):
             node = self._read("sys/bus/pci/devices/%s/numa_node" % address)
-            if node.isdigit():  # -1 where the firmware does not say
+            if node.isdigit():  # -1 if the firmware doesn't expose it
                 found[device] = int(node)
         return found
 
     def _gpu_addresses(self, visible: str | None) -> list[str]:
-        """PCI addresses of the GPUs that a worker sees, "" for one that we can't find."""
+        """Return the PCI addresses of the GPUs that a worker sees, "" for a GPU that can't be found."""
         there = sorted(self._names("proc/driver/nvidia/gpus"), key=_pci_order)
         if visible is None:
             return there
@@ -179,22 +179,22 @@ class Machine:
 
 
 def _pci_order(address: str) -> list[int]:
-    # Domains may have more than four digits, so the text's order is not the numbers'.
+    # Domains may have more than four digits, so sorting as text differs from sorting as numbers.
     return [int(part, 16) for part in address.replace(".", ":").split(":")]
 
 
 def _by_name(known: dict[str, str], word: str) -> str:
-    """The address of a GPU by its number, or by its UUID, of which CUDA takes the beginning as well."""
-    begun = [name for name in known if word.startswith("GPU-") and name.startswith(word)]
-    return known[begun[0]] if begun else known.get(word, "") if word else ""
+    """Return the address of a GPU by its number or its UUID, which CUDA also accepts abbreviated."""
+    matches = [name for name in known if word.startswith("GPU-") and name.startswith(word)]
+    return known[matches[0]] if matches else known.get(word, "") if word else ""
 
 
 def _groups(cpus: set[int], sharing: Callable[[int], set[int]]) -> list[set[int]]:
-    """`cpus` by what they share, in the order of the first CPU that does, ours or not."""
+    """Group `cpus` by what they share, ordered by the first CPU of each group, allowed or not."""
     groups: dict[int, set[int]] = {}
     left = set(cpus)
     for cpu in sorted(cpus):
-        if cpu in left:  # asked once for each group: every answer takes several files
+        if cpu in left:  # called once for each group: each call reads several files
             whole = {cpu} | sharing(cpu)
             groups.setdefault(min(whole), set()).update(whole & left)
             left -= whole
@@ -202,13 +202,13 @@ def _groups(cpus: set[int], sharing: Callable[[int], set[int]]) -> list[set[int]
 
 
 def cpu_set(text: str) -> set[int]:
-    """The CPUs of a list in the kernel's form, such as "0-3,8"."""
+    """Parse a list of CPUs in the format of the kernel, such as "0-3,8"."""
     spans = (span.partition("-") for span in text.strip().split(",") if span)
     return {cpu for first, _, last in spans for cpu in range(int(first), int(last or first) + 1)}
 
 
 def cpu_list(cpus: Iterable[int]) -> str:
-    """The kernel's form of a set of CPUs."""
+    """Format a set of CPUs in the format of the kernel."""
     spans: list[list[int]] = []
     for cpu in sorted(cpus):
         if spans and spans[-1][-1] == cpu - 1:

@@ -1,7 +1,7 @@
-"""What typing.NamedTuple is, for the price of a plain class.
+"""An equivalent of typing.NamedTuple for the price of a plain class.
 
-A hundred types are made at every start, at 50 µs each by NamedTuple and 8 by this; and on a node its import
-alone would cost 10 ms. To mypy they are one and the same.
+Each start creates a hundred such types, which take 50 µs each with NamedTuple and 8 µs with this class. On a
+node, importing typing alone would take 10 ms. To mypy, both are the same.
 """
 
 __all__ = ["Frozen"]
@@ -14,7 +14,7 @@ else:
     _LACKS = object()
 
     class Frozen(tuple):
-        """A tuple whose items have the names, and defaults, that the class body gives."""
+        """A tuple whose items have the names and defaults from the class body."""
 
         __slots__ = ()
 
@@ -27,7 +27,7 @@ else:
                 setattr(cls, name, field(position, None))
 
         def __new__(cls, *values, **named):
-            """By position or by name."""
+            """Create a tuple from positional or named values."""
             if len(values) == len(cls._fields) and not named:
                 return tuple.__new__(cls, values)
             row = [*values, *cls._unfilled[len(values) :]]

@@ -1,4 +1,4 @@
-"""The GPUs of this node, and how busy they are."""
+"""GPUs of a node, and their utilization."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def gpu_count() -> int:
-    """Count the GPUs that a worker would see: CUDA_VISIBLE_DEVICES, else what the drivers list."""
+    """Count the GPUs that a worker would see: from CUDA_VISIBLE_DEVICES, else from the drivers."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         named = [device.strip() for device in visible.split(",")]
@@ -34,7 +34,7 @@ def _amd_gpus() -> int:
 
 
 class Utilization:
-    """How busy each GPU is, from NVML (nvml.h), loaded only where there are NVIDIA GPUs."""
+    """Utilization of each GPU, from NVML (nvml.h), which is loaded only on nodes with NVIDIA GPUs."""
 
     def __init__(self) -> None:
         self._nvml: Any = None
@@ -49,11 +49,11 @@ class Utilization:
                 self._nvml = None
 
     def percent(self, device: int) -> int:
-        """Give the percent of the last second in which the GPU had a kernel; 0 where that is not known."""
+        """Return the percentage of the last second during which a kernel ran on the GPU; 0 if unknown."""
         return self.use(device)[0] or 0
 
     def use(self, device: int) -> tuple[int | None, int | None]:
-        """Give that, and the bytes of its memory that are in use; None where unknown."""
+        """Return the utilization of a GPU in percent, and its memory in use in bytes; None if unknown."""
         if self._nvml is None or device < 0:
             return None, None
         import ctypes
@@ -67,7 +67,7 @@ class Utilization:
 
 
 def device_of(local_rank: int, visible: str | None) -> int:
-    """Number the GPU that a worker takes by LOCAL_RANK; -1 where CUDA_VISIBLE_DEVICES gives none."""
+    """Return the number of the GPU that a worker picks by LOCAL_RANK; -1 if CUDA_VISIBLE_DEVICES has none."""
     if visible is None:
         return local_rank
     named = [device.strip() for device in visible.split(",")]

@@ -1,7 +1,8 @@
-"""The guardian: the agent's parent, which sweeps what the agent leaves if it dies.
+"""The guardian: the parent of the agent, which sweeps the processes that the agent leaves if it dies.
 
-A sweep ends with its subreaper's life, hence a second one above the agent. The guardian keeps the
-link's output open until it has swept, so that the end of the link means: this node is clean.
+A sweep works only as long as its subreaper lives, hence a second subreaper above the agent. The guardian
+keeps the output of the link open until it has swept, so that the end of the link means that the node is
+clean.
 """
 
 from __future__ import annotations
@@ -16,19 +17,19 @@ from distlaunch.agent.frozen import Frozen
 
 SWEEP_S = 5.0
 STOP_S = 600.0
-"""Seconds after which an agent that was told to stop is killed: longer than a grace for checkpoints."""
+"""Seconds until an agent that was told to stop is killed. Longer than a grace period for checkpoints."""
 LOOK_S = 5.0
-"""How often to look at the link: no signal announces that its other end was closed."""
+"""Seconds between checks of the link: no signal announces that its other end was closed."""
 
-_STOPS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
-_WATCHED = (signal.SIGCHLD, *_STOPS, *wire.NOTICES)
+_WATCHED = (signal.SIGCHLD, *wire.STOPS, *wire.NOTICES)
 
 
 def main(nonce: str, place: int | tuple[str, dict[str, int]]) -> None:
-    """Fork the agent, wait for its end, sweep, exit. Called by the boot; never returns.
+    """Fork the agent, wait until it has ended, sweep, and exit. Called by the boot code; never returns.
 
-    `place` is the node's index; or, where several nodes share one link, the variable that names the node, and
-    their indices: what each writes are then lines, as `distlaunch.agent.wire` has them.
+    `place` is the index of the node. If several nodes share a link, `place` is the variable that names the
+    node and a mapping from names to indices, and each node writes lines in the format of
+    `distlaunch.agent.wire`.
     """
     alone = isinstance(place, int)
     node = place if isinstance(place, int) else place[1][os.environ[place[0]]]
@@ -37,10 +38,10 @@ def main(nonce: str, place: int | tuple[str, dict[str, int]]) -> None:
     guardian, folder = os.getpid(), scratch.Folder()
     agent = os.fork()
     if agent == 0:
-        # The agent learns of the guardian's death as a SIGTERM: it stops its workers and leaves.
+        # If the guardian dies, the agent receives SIGTERM, stops its workers and exits.
         sweep.become_subreaper()
         sweep.die_with_parent(signal.SIGTERM, guardian)
-        from distlaunch.agent import serve  # not before the fork: the guardian stays small
+        from distlaunch.agent import serve  # after the fork, to keep the guardian small
 
         serve.main(nonce, node, folder, alone)
     ended = watch(agent)
@@ -52,9 +53,9 @@ def main(nonce: str, place: int | tuple[str, dict[str, int]]) -> None:
 
 
 class Ended(Frozen):
-    """How an agent has ended: the status that it `exited` with, None = it was killed.
+    """The end of an agent: the status with which it `exited`, or None if it was killed.
 
-    `unswept`: some of its descendants resisted.
+    `unswept` is set if some of its descendants resisted the sweep.
     """
 
     exited: int | None
@@ -62,26 +63,27 @@ class Ended(Frozen):
 
 
 def watch(agent: int, link: int = 0, passed_on: dict[int, int] | None = None) -> Ended:
-    """Wait for the agent's end, and sweep; once told to stop, make sure that it does, even if it is stuck.
+    """Wait until the agent has ended, and sweep.
 
-    `link` is the descriptor of the link's input. Of the signals in `passed_on`, which are blocked, the agent
-    gets another each, and knows what to do; without any, those that stop processes are taken as just that.
+    Once told to stop, ensure that the agent ends even if it is stuck. `link` is the descriptor of the input
+    of the link. Each signal in `passed_on`, which are blocked, is translated to another signal for the agent,
+    which handles it. Without `passed_on`, signals that stop processes stop the agent.
     """
     status: int | None = None
     deadline: float | None = None
     watched = (signal.SIGCHLD, *passed_on) if passed_on else _WATCHED
     passed = passed_on or {signum: signum for signum in wire.NOTICES}
-    stops = () if passed_on else _STOPS
+    stops = () if passed_on else wire.STOPS
     while status is None:
         wait_s = LOOK_S if deadline is None else max(0.0, min(LOOK_S, deadline - time.monotonic()))
         received = signal.sigtimedwait(watched, wait_s)
-        # A wait that a stop and a continuation outlast ends with no signal, and not with None (CPython 3.11).
+        # A wait that spans a stop and a continuation ends with signal 0 instead of None (CPython 3.11).
         signum = 0 if received is None else received.si_signo
         if deadline is None and (signum in stops or _hung_up(link)):
             deadline = time.monotonic() + STOP_S
             if not passed_on:
                 os.kill(agent, signal.SIGTERM)
-            os.kill(agent, signal.SIGCONT)  # to a stopped process SIGTERM stays pending
+            os.kill(agent, signal.SIGCONT)  # a stopped process keeps SIGTERM pending
         if signum in passed:
             os.kill(agent, passed[signum])
         if deadline is not None and time.monotonic() >= deadline:
@@ -94,14 +96,14 @@ def watch(agent: int, link: int = 0, passed_on: dict[int, int] | None = None) ->
 
 
 def _hung_up(link: int) -> bool:
-    """Whether the link's other end is closed; the agent, which reads it, may be in no state to notice."""
+    """Return whether the other end of the link is closed, which the agent may be unable to notice."""
     looks = select.poll()
     looks.register(link, select.POLLRDHUP)
     return bool(looks.poll(0))
 
 
 def _sweep_rest() -> bool:
-    """End all that is left below us; True when nothing is."""
+    """Kill all remaining descendants. Return whether none is left."""
     cleaner = sweep.Sweep()
     deadline = time.monotonic() + SWEEP_S
     while sweep.has_children():

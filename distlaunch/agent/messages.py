@@ -1,9 +1,9 @@
-"""The messages between controller and agent: one class each, in which they are written down and checked.
+"""The messages between controller and agent: one class each, which defines the fields and their types.
 
-A control frame's payload is a message's fields as one JSON object, with its `op`: see `COMMANDS`, from the
-controller to an agent, and `REPORTS`, from an agent to the controller. Names that end with _s are seconds;
-`t` is the node's monotonic time. Both ends import this module, so the types of fields are those of Python
-3.8, and only some are understood: see `_CHECKS`.
+The payload of a control frame is one JSON object with the fields of a message and its `op`: see `COMMANDS`,
+from the controller to an agent, and `REPORTS`, from an agent to the controller. Names that end in _s are
+seconds; `at` is the monotonic time of the node. Both ends import this module, so field types use the syntax
+of Python 3.8, and only the types in `_CHECKS` are supported.
 """
 
 from __future__ import annotations
@@ -20,24 +20,27 @@ if TYPE_CHECKING:
 
 
 class Ping(Frozen):
-    """The heartbeat: renews the agent's lease."""
+    """The heartbeat, which renews the lease of the agent."""
 
 
 class HoldPort(Frozen):
-    """Hold the rendezvous port; None = one of the agent's choice."""
+    """Hold the rendezvous port. None means a port that the agent chooses."""
 
     port: Optional[int]
 
 
 class FindRoute(Frozen):
-    """Find the interface that leads to this address."""
+    """Find the network interface that leads to this address."""
 
     address: str
 
 
 class Binding(Frozen):
-    """CPUs for each worker: `how` is node, socket, exclusive or core-complex, for that many GPUs; cores: an
-    equal share each; listed: `cpus` by local rank."""
+    """CPUs for each worker.
+
+    If `how` is node, socket, exclusive or core-complex, workers are bound near that many GPUs. If it is
+    cores, each worker gets an equal share. If it is listed, `cpus` are given by local rank.
+    """
 
     how: str
     gpus: int
@@ -45,11 +48,12 @@ class Binding(Frozen):
 
 
 class WorkerSpec(Frozen):
-    """One worker to start. `env` wins over the node's, which wins over `defaults`.
+    """A worker to start. `env` overrides the environment of the node, which overrides `defaults`.
 
-    `paths` are indices in `argv` of what may begin with the ~ of the node's user, as `cwd` may; above 0 that
-    is the script. With `one_device` it sees its own GPU alone. `shares`: 0 and 1, where those are the
-    command's own. `cpus` are for the agent to fill in, which chooses them by `Binding`.
+    `paths` are indices of `argv` items that may begin with ~ for the home of the user on the node, as `cwd`
+    may. An index above 0 is the script. With `one_device`, the worker sees only its own GPU. `shares` are the
+    descriptors, 0 and 1, that it shares with the command. `cpus` are filled in by the agent, which chooses
+    them by `Binding`.
     """
 
     local_rank: int
@@ -64,11 +68,11 @@ class WorkerSpec(Frozen):
 
 
 class StartWorkers(Frozen):
-    """Start the workers of a generation; `env` is what theirs have in common.
+    """Start the workers of an attempt. `env` contains the variables that they have in common.
 
-    `stall_s` None = stalled workers are not looked for. `hosts_store`: the rendezvous is here. `notice` is
-    the signal that workers get when the agent is told to end. `flight`: dumps of flight recorders are
-    wanted. `temporary` are variables that name a folder the agent deletes.
+    With `stall_s` None, stalled workers are not detected. `hosts_store` is set if the rendezvous is on this
+    node. `notice` is the signal that workers receive when the agent is stopped. `flight` requests dumps of
+    flight recorders. `temporary` are variables that name a directory deleted by the agent.
     """
 
     generation: int
@@ -87,7 +91,7 @@ class StartWorkers(Frozen):
 
 
 class RankSpec(Frozen):
-    """One worker of a launcher that joined: its variables, all of which `distlaunch.contract.SENT` has."""
+    """A worker of a launcher that joined. `distlaunch.contract.SENT` lists all variables it may have."""
 
     local_rank: int
     env: Dict[str, str]
@@ -95,7 +99,7 @@ class RankSpec(Frozen):
 
 
 class StartRanks(Frozen):
-    """`StartWorkers` for a joined launcher, which already has its program, arguments and environment."""
+    """`StartWorkers` for a launcher that joined, which already has its program, arguments and environment."""
 
     generation: int
     run_id: str
@@ -111,9 +115,9 @@ class StartRanks(Frozen):
 
 
 class StopWorkers(Frozen):
-    """End this generation: SIGTERM, SIGKILL after the grace, sweep.
+    """End this attempt: SIGTERM, SIGKILL after the grace period, then a sweep.
 
-    `why` is for a launcher that joined to tell.
+    A launcher that joined shows `why` to its user.
     """
 
     grace_s: float
@@ -121,33 +125,34 @@ class StopWorkers(Frozen):
 
 
 class DumpStacks(Frozen):
-    """Report the Python stacks of these workers; with `abort` they may die of it."""
+    """Report the Python stacks of these workers. With `abort`, collecting the stacks may end the workers."""
 
     local_ranks: Tuple[int, ...]
     abort: bool
 
 
 class WatchUse(Frozen):
-    """Report `Usage` for so many seconds."""
+    """Report `Usage` for this many seconds."""
 
     for_s: float
 
 
 class GiveNotice(Frozen):
-    """Send the workers `signum` and go on; a file tells when the job ends, in `left_s` (None = unknown)."""
+    """Send `signum` to the workers, which run on. A file announces the end of the job: in `left_s`, if
+    known."""
 
     signum: int
     left_s: Optional[float]
 
 
 class Reap(Frozen):
-    """End what an earlier agent of the run has left on the node."""
+    """Kill everything that an earlier agent of the run has left on the node."""
 
     run_id: str
 
 
 class Listen(Frozen):
-    """Answer connections with the token; port None = the agent's choice, 0 = the system's."""
+    """Listen, and answer connections with the token. Port None lets the agent choose, 0 the system."""
 
     port: Optional[int]
     token: str
@@ -162,9 +167,9 @@ class DialAll(Frozen):
 
 
 class Close(Frozen):
-    """End the workers with that signal, SIGKILL after the grace, sweep, flush, exit.
+    """Stop the workers with this signal, SIGKILL after the grace period, sweep, flush, and exit.
 
-    The job's exit status is to be `outcome`; `why` it failed is for a launcher to tell that joined.
+    `outcome` is the exit status of the job. `why` is the root cause, shown by a launcher that joined.
     """
 
     grace_s: float
@@ -173,14 +178,14 @@ class Close(Frozen):
     why: str
 
 
-# Reports: from an agent to the controller. Those that matter to the job are the supervisor's events, too.
+# Reports: from an agent to the controller. Reports that matter to the job are also events of the supervisor.
 
 
 class Hello(Frozen):
-    """The first report.
+    """The first report of an agent.
 
-    A launcher that connected gives the number of its workers in `procs`. It shows their output itself, and
-    keeps it in the directory `logs`, "" = nowhere.
+    A launcher that connected reports the number of its workers in `procs`. It shows their output itself, and
+    keeps it in the directory `logs`, or nowhere if that is "".
     """
 
     node: int
@@ -191,8 +196,8 @@ class Hello(Frozen):
     hostname: str
     pid: int
     at: float
-    procs: Optional[int]
-    logs: Optional[str]
+    procs: Optional[int] = None
+    logs: Optional[str] = None
 
 
 class Pong(Frozen):
@@ -210,7 +215,7 @@ class PortHeld(Frozen):
 
 
 class PortRefused(Frozen):
-    """Answers `HoldPort` and `Listen`; `owners` are {uid, pid, command}, as far as they are visible."""
+    """Answers `HoldPort` and `Listen`. `owners` are {uid, pid, command}, as far as they are visible."""
 
     node: int
     error: str
@@ -218,7 +223,7 @@ class PortRefused(Frozen):
 
 
 class PortUsurped(Frozen):
-    """Another process took the rendezvous port; `owners` as in `PortRefused`."""
+    """Another process took the rendezvous port. `owners` are as in `PortRefused`."""
 
     node: int
     owners: Tuple[Any, ...]
@@ -227,9 +232,9 @@ class PortUsurped(Frozen):
 class RouteFound(Frozen):
     """Answers `FindRoute`, about the name or address `asked`.
 
-    `address` is what the name resolved to, `source` the node's own address on the route. `interfaces` are all
-    of the node's, each with whether it has an address. `named` are (name, value) of the node's environment
-    variables that name interfaces.
+    `address` is the address that it resolved to, `source` the node's own address on the route. `interfaces`
+    are all interfaces of the node, each with whether it has an address. `named` are (name, value) of the
+    environment variables of the node that name interfaces.
     """
 
     node: int
@@ -242,7 +247,7 @@ class RouteFound(Frozen):
 
 
 class RouteFailed(Frozen):
-    """Answers `FindRoute`: the node can't resolve what was `asked`, or has no route to it."""
+    """Answers `FindRoute`: the node can't resolve `asked`, or has no route to it."""
 
     node: int
     asked: str
@@ -250,7 +255,7 @@ class RouteFailed(Frozen):
 
 
 class WorkerStarted(Frozen):
-    """A worker's exec succeeded; `cpus` are those that `Binding` gave it, as "0-3,8"."""
+    """A worker was executed successfully. `cpus` are assigned by `Binding`, as "0-3,8"."""
 
     node: int
     local_rank: int
@@ -261,7 +266,8 @@ class WorkerStarted(Frozen):
 class WorkerUnstarted(Frozen):
     """A worker could not be started.
 
-    `stage` is scratch, fork, setup, workdir, script, exec, or interpreter: that of the #! line is missing.
+    `stage` is scratch, fork, setup, workdir, script, exec, or interpreter if the #! line names a missing
+    program.
     """
 
     node: int
@@ -272,11 +278,12 @@ class WorkerUnstarted(Frozen):
 
 
 class WorkerExited(Frozen):
-    """A worker ended: `status` is its exit code, or the negative signal number.
+    """A worker exited. `status` is its exit code, or the negative signal number.
 
-    `at` is the node's monotonic time on the wire, and the controller's once it is an event. `error_record` is
-    {message, callstack} as written by torch's @record. `oom_kills` counts the kernel's since the start, `shm`
-    is (size, free) of /dev/shm in bytes, or empty. `words` are its last output, up to the request to stop.
+    `at` is the monotonic time of the node in a report, and of the controller in an event. `error_record` is
+    {message, callstack} as written by torch's @record. `oom_kills` counts kills by the kernel since the
+    start. `shm` is (size, free) of /dev/shm in bytes, or empty. `words` is the last output of the worker, up
+    to the request to stop.
     """
 
     node: int
@@ -290,23 +297,23 @@ class WorkerExited(Frozen):
 
 
 class RanksJoined(Frozen):
-    """Workers connected to the rendezvous port."""
+    """Workers have connected to the rendezvous port."""
 
     node: int
     local_ranks: Tuple[int, ...]
 
 
 class RanksLag(Frozen):
-    """What workers that haven't joined are doing: (local rank, whether it tries to, in words) of each."""
+    """Activity of workers that have not joined: (local rank, whether it tries to join, activity) of each."""
 
     node: int
     seen: Tuple[Tuple[int, bool, str], ...]
 
 
 class RanksStalled(Frozen):
-    """All workers of the node that neither print nor compute for `stall_s`, while others do or have ended.
+    """All workers of the node that have been stalled for `stall_s`, while others are active or have exited.
 
-    `stopped` are (local rank, PID) of those that a signal has stopped, themselves or a process below them.
+    `stopped` are (local rank, PID) where a signal has stopped a worker or one of its descendants.
     """
 
     node: int
@@ -323,23 +330,23 @@ class StackDumped(Frozen):
 
 
 class Noticed(Frozen):
-    """The agent received `signum`, by which a scheduler warns of the job's end."""
+    """The agent received `signum`, a termination warning."""
 
     node: int
     signum: int
 
 
 class Interrupted(Frozen):
-    """A launcher, or the controller (node None), got `signum`: the user or a scheduler ends the job."""
+    """A launcher, or the controller (node None), received `signum`: the user or a scheduler ends the job."""
 
     signum: int
     node: Optional[int] = None
 
 
 class AgentLeaving(Frozen):
-    """The agent leaves and its workers follow: a signal said so, or its guardian died (`orphaned`).
+    """The agent exits, after its workers, because of a signal or because its guardian died (`orphaned`).
 
-    Without a signal (0), the link's input has ended, or can't be read any further because of `damage`.
+    Without a signal (0), the input of the link has ended, or is unreadable because of `damage`.
     """
 
     node: int
@@ -349,7 +356,7 @@ class AgentLeaving(Frozen):
 
 
 class OutputLost(Frozen):
-    """So many bytes of a worker's output were lost because the spool was full."""
+    """This many bytes of the output of a worker were lost because the spool was full."""
 
     node: int
     local_rank: int
@@ -365,7 +372,7 @@ class Stuck(Frozen):
 
 
 class Swept(Frozen):
-    """No descendant of the agent is left; `leftovers` is how many had outlived the workers."""
+    """No descendant of the agent is left. `leftovers` counts those that had outlived the workers."""
 
     node: int
     generation: int
@@ -373,23 +380,24 @@ class Swept(Frozen):
 
 
 class Reaped(Frozen):
-    """Answers `Reap`: nothing of the run is left on the node; `processes` were killed."""
+    """Answers `Reap`: nothing of the run is left on the node. `processes` were killed."""
 
     node: int
     processes: int
 
 
 class OrphansKilled(Frozen):
-    """Dead agents of earlier runs had left `processes`, which were killed."""
+    """Agents of earlier runs had died and left `processes`, which were killed."""
 
     node: int
     processes: int
 
 
 class Usage(Frozen):
-    """What workers use: of each [local rank, CPU in percent of one, bytes, GPU in percent, GPU bytes].
+    """Resource use: [local rank, CPU in percent of one core, bytes, GPU in percent, GPU bytes] of each
+    worker.
 
-    The last two are None where unknown.
+    The last two are None if unknown.
     """
 
     node: int
@@ -404,7 +412,7 @@ class Listening(Frozen):
 
 
 class Dialled(Frozen):
-    """Answers `DialAll`: of each target in turn, [{family, address, ok, error}]."""
+    """Answers `DialAll`: for each target in turn, [{family, address, ok, error}]."""
 
     node: int
     results: Tuple[Any, ...]
@@ -456,7 +464,7 @@ _OPS = {kind: op for table in (COMMANDS, REPORTS) for op, kind in table.items()}
 
 
 def as_object(message: Tuple[Any, ...]) -> Dict[str, Any]:
-    """The JSON object of a message."""
+    """Return a message as a JSON object."""
     return {"op": _OPS[type(message)], **_plain(message)}
 
 
@@ -467,7 +475,7 @@ def _plain(value: Any) -> Any:
 
 
 def read(table: Dict[str, Type[Any]], fields: Dict[str, Any]) -> Any:
-    """The message of `table` that this JSON object is. Raises `ProtocolError`, which names what is wrong."""
+    """Read a message of `table` from a JSON object. Raises `ProtocolError`, which names the flaw."""
     kind = table.get(fields["op"])
     if kind is None:
         raise ProtocolError("unknown message: %s" % fields["op"][:40])
@@ -475,7 +483,7 @@ def read(table: Dict[str, Type[Any]], fields: Dict[str, Any]) -> Any:
 
 
 def report_in(frame: Frame) -> Any:
-    """The report that a frame from an agent carries. Raises `ProtocolError`."""
+    """Read the report in a frame from an agent. Raises `ProtocolError`."""
     return read(REPORTS, {**frame.message(), "node": frame.node})
 
 
@@ -486,13 +494,12 @@ def _read(kind: Type[Any], fields: Any, where: str) -> Any:
     for name, form in getattr(kind, "__annotations__", {}).items():  # Python 3.8: absent without fields
         if name not in fields:
             raise ProtocolError("%s lacks %s" % (where, name))
-        value, check = fields[name], _CHECKS.get(form)
-        values.append(value if check and check(value) else _checked(form, value, "%s: %s" % (where, name)))
+        values.append(_checked(form, fields[name], "%s: %s" % (where, name)))
     return kind(*values)
 
 
 def _checked(form: str, value: Any, where: str) -> Any:
-    """`value`, if it is of that form; records where such are due."""
+    """Return `value` if it has this form, with records read from objects."""
     if form.startswith("Optional["):
         return None if value is None else _checked(form[9:-1], value, where)
     if form.startswith("Tuple["):
@@ -506,7 +513,7 @@ def _checked(form: str, value: Any, where: str) -> Any:
 
 
 def _tuple(form: str, value: Any, where: str) -> Any:
-    """A JSON list as `Tuple[form, ...]`, or as a tuple of plain forms, one for each item."""
+    """Read a JSON list as `Tuple[form, ...]`, or as a tuple with one plain form for each item."""
     if not isinstance(value, list):
         raise ProtocolError("%s is not a list" % where)
     if form.endswith(", ...]"):
@@ -517,17 +524,13 @@ def _tuple(form: str, value: Any, where: str) -> Any:
     return tuple([_checked(inner, each, where) for inner, each in zip(forms, value)])
 
 
-def _mapping_of(kind: Type[Any]) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, dict) and all(isinstance(each, kind) for each in value.values())
-
-
 _NESTED = {"Binding": Binding, "RankSpec": RankSpec, "WorkerSpec": WorkerSpec}
-_CHECKS = {
+_CHECKS: Dict[str, Callable[[Any], bool]] = {
     "Any": lambda value: True,
     "bool": lambda value: isinstance(value, bool),
     "int": lambda value: isinstance(value, int) and not isinstance(value, bool),
     "float": lambda value: isinstance(value, (int, float)) and not isinstance(value, bool),
     "str": lambda value: isinstance(value, str),
-    "Dict[str, str]": _mapping_of(str),
+    "Dict[str, str]": lambda value: isinstance(value, dict) and {*map(type, value.values())} <= {str},
 }
-"""The forms that a field may have, besides lists, records, and None."""
+"""Forms that a field may have, in addition to tuples, records and None."""

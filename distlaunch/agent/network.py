@@ -1,4 +1,4 @@
-"""This node's network: the rendezvous port, who listens, the way to another node, and whether it answers."""
+"""The network of a node: the rendezvous port, its listeners, routes to other nodes, and reachability."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ TRIES = 64
 BACKLOG = 1024
 VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 LINK_LOCAL = "20"
-"""The scope of addresses that each interface gives itself, in /proc/net/if_inet6."""
+"""The scope of addresses that every interface assigns to itself, in /proc/net/if_inet6."""
 SIOCGIFADDR = 0x8915
-"""ioctl that gives an interface's first IPv4 address (netdevice(7))."""
+"""ioctl that returns the first IPv4 address of an interface (netdevice(7))."""
 
 
 # The rendezvous port
 
 
 class Hold:
-    """A port bound without listening: nobody else gets it, and rank 0's TCPStore can.
+    """A port bound without listening: no other program gets it, but the TCPStore of rank 0 can.
 
-    The TCPStore listens on it once both sides have SO_REUSEADDR, hence `release` just before the
-    workers start; until then another user's explicit bind fails as well.
+    The TCPStore can listen on the port once both sides have SO_REUSEADDR, hence `release` just before the
+    workers start. Until then, an explicit bind by another user fails, too.
     """
 
     def __init__(self, port: int | None) -> None:
@@ -39,21 +39,22 @@ class Hold:
         self._released = False
 
     def answers(self, port: int | None) -> bool:
-        """Tell whether a request for `port`, or any, can have it: workers must not have got it before."""
+        """Return whether this hold satisfies a request for `port`, or any, and workers have not used it
+        yet."""
         return not self._released and port in (None, self.port)
 
     def release(self) -> None:
-        """Let a socket with SO_REUSEADDR listen here; others still can't have the port."""
+        """Let a socket with SO_REUSEADDR listen here. Other sockets still can't get the port."""
         self._released = True
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
 
     def close(self) -> None:
-        """Give the port back."""
+        """Release the port for other programs."""
         self.socket.close()
 
 
 def acceptor(port: int) -> socket.socket:
-    """Listen on `port`, as rank 0's store may do once that is closed. Raises OSError."""
+    """Listen on `port` so that the store of rank 0 can listen on it later. Raises OSError."""
     listener = _bound(port, reuse=True)
     try:
         listener.listen(BACKLOG)
@@ -74,7 +75,7 @@ def _bound_again(port: int) -> socket.socket:
 
 
 def _any_bound() -> socket.socket:
-    # Below the ephemeral range, or a client's own connect to the port could connect to itself.
+    # Below the ephemeral range, because otherwise a client connecting to the port could connect to itself.
     highest = _ephemeral_start() - 1
     if highest > LOWEST_PORT:
         for _ in range(TRIES):
@@ -92,7 +93,7 @@ def _ephemeral_start() -> int:
 
 
 def _bound(port: int, reuse: bool = False) -> socket.socket:
-    """A socket bound to `port` on all addresses of both families, not listening. Raises OSError."""
+    """Return a socket bound to `port` on all addresses of both families, not listening. Raises OSError."""
     try:
         sock, address = socket.socket(socket.AF_INET6, socket.SOCK_STREAM), "::"
     except OSError:  # no IPv6 on this node
@@ -109,11 +110,11 @@ def _bound(port: int, reuse: bool = False) -> socket.socket:
     return sock
 
 
-# Who listens
+# Listeners
 
 
 def owners(port: int) -> list[Message]:
-    """Name who listens on `port`: {uid, pid, command}; pid is None where we may not look."""
+    """Return the listeners on `port` as {uid, pid, command}. pid is None if it isn't visible."""
     wanted = _listeners(port)
     found: list[Message] = []
     for pid in procfs.pids() if wanted else ():
@@ -125,13 +126,13 @@ def owners(port: int) -> list[Message]:
 
 
 def strangers(port: int) -> list[Message]:
-    """Name who listens on `port` and does not descend from this process, as `owners` does."""
+    """Return the listeners on `port` that don't descend from this process, as `owners` does."""
     ours = procfs.family(os.getpid())
     return [owner for owner in owners(port) if owner["pid"] not in ours]
 
 
 def _listeners(port: int) -> dict[int, int]:
-    """inode → uid of the sockets that listen on `port`."""
+    """Map the inodes of the sockets that listen on `port` to UIDs."""
     listening = [found for found in procfs.sockets() if found.state == procfs.LISTEN]
     return {found.inode: found.uid for found in listening if found.local_port == port}
 
@@ -140,7 +141,7 @@ def _listeners(port: int) -> dict[int, int]:
 
 
 def route(node: int, host: str) -> RouteFound | RouteFailed:
-    """Find the way to `host`."""
+    """Find the route to `host`."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, socket.SOCK_DGRAM) as sock:
@@ -155,14 +156,14 @@ def route(node: int, host: str) -> RouteFound | RouteFailed:
 
 
 def interfaces() -> tuple[tuple[str, bool], ...]:
-    """List every interface, with whether it has an address that other machines could know."""
+    """Return every interface, with whether it has an address that other hosts can use."""
     ipv4 = _ipv4_addresses()
     ipv6 = {row[5] for row in _ipv6_rows() if row[3] != LINK_LOCAL}
     return tuple([(name, name in ipv4 or name in ipv6) for _, name in socket.if_nameindex()])
 
 
 def interface_of(address: str) -> str | None:
-    """Find the interface that carries `address`."""
+    """Return the interface that carries `address`."""
     if ":" in address:
         digits = socket.inet_pton(socket.AF_INET6, address.partition("%")[0]).hex()
         return next((row[5] for row in _ipv6_rows() if row[0] == digits), None)
@@ -173,14 +174,14 @@ def interface_of(address: str) -> str | None:
 
 
 def _ipv4_addresses() -> dict[str, bytes]:
-    """Interface → its first IPv4 address, where it has one."""
+    """Map interfaces to their first IPv4 addresses, if they have any."""
     found = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         for _, name in socket.if_nameindex():
             try:
                 answer = fcntl.ioctl(sock.fileno(), SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
             except OSError:
-                continue  # no IPv4 address
+                continue  # it has no IPv4 address
             found[name] = answer[20:24]
     return found
 
@@ -189,38 +190,36 @@ def _ipv6_rows() -> list[list[str]]:
     return [row.split() for row in procfs.contents("/proc/net/if_inet6").decode().splitlines()]
 
 
-# Which nodes can connect to which
+# Reachability between nodes
 
 
-class Listener:
-    """A listener for reachability tests: answers each connection with `token` and closes it.
+def listen(port: int | None, token: bytes) -> int:
+    """Answer each connection to `port`, or to a free one, with `token`, and return the port. Raises OSError.
 
-    Served from a thread, since the agent's own `dial` waits for an answer too.
+    A thread does that, because `dial` in the same agent waits for an answer, too.
     """
+    import threading  # needed only for checks
 
-    def __init__(self, port: int | None, token: bytes) -> None:
-        """Listen on `port`, or on a free one. Raises OSError when that is impossible."""
-        import threading  # only checks listen
+    held = Hold(port)
+    held.release()
+    held.socket.listen(BACKLOG)
 
-        held = Hold(port)
-        held.release()
-        held.socket.listen(BACKLOG)
-        self.port, self._socket, self._token = held.port, held.socket, token
-        threading.Thread(target=self._serve, daemon=True).start()
-
-    def _serve(self) -> None:
+    def serve() -> None:
         while True:
-            connection, _ = self._socket.accept()
+            connection, _ = held.socket.accept()
             with connection:
                 try:
-                    connection.send(self._token)
+                    connection.send(token)
                 except OSError:
-                    continue  # it did not wait for an answer
+                    continue  # the client did not wait for the answer
+
+    threading.Thread(target=serve, daemon=True).start()
+    return held.port
 
 
 def dial_all(targets: tuple[tuple[str, int], ...], timeout_s: float, token: bytes) -> list[list[Message]]:
-    """`dial` to each (host, port), all at once."""
-    from concurrent.futures import ThreadPoolExecutor  # only checks dial
+    """Call `dial` for each (host, port), all at once."""
+    from concurrent.futures import ThreadPoolExecutor  # needed only for checks
 
     with ThreadPoolExecutor(max(1, len(targets))) as pool:
         answers = [pool.submit(dial, host, port, timeout_s, token) for host, port in targets]
@@ -230,12 +229,11 @@ def dial_all(targets: tuple[tuple[str, int], ...], timeout_s: float, token: byte
 def dial(host: str, port: int, timeout_s: float, token: bytes) -> list[Message]:
     """Connect to every address of `host`: [{family, address, ok, error}].
 
-    ``ok`` needs the listener's token, so that a stranger's service is never taken for ours; nothing
-    is ever sent.
+    ``ok`` requires the token of the listener, which no other service sends. Nothing is ever sent.
     """
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError) as error:  # a name may be too long to be one
+    except (OSError, UnicodeError) as error:  # a name may be too long for a host name
         why = error.strerror if isinstance(error, OSError) else "not a host name"
         return [{"family": "", "address": host, "ok": False, "error": why or str(error)}]
     return [_dial_one(family, address, timeout_s, token) for family, _, _, _, address in found]

@@ -1,7 +1,7 @@
-"""What the agent has still to send: control frames first, output in order, bounded in memory.
+"""The queue of frames to send: control frames first, output in order, memory bounded.
 
-A worker is never slowed by a slow link: output beyond MEMORY bytes goes to unlinked files, in the first of
-the agent's places that has room for it; beyond DISK bytes it is dropped and counted.
+A slow link never slows a worker. Output beyond MEMORY bytes goes to unlinked files, in the first directory
+that has room. Output beyond DISK bytes is dropped and counted.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ MEMORY = 2 << 20
 DISK = 1 << 30
 SEGMENT = 64 << 20
 HOLD_S = 0.1
-"""A link that takes less than half of the outbox's memory in that time is slow: it must not slow a worker."""
+"""Seconds within which a link must take half of the memory of the outbox. A slower link must not slow a
+worker."""
 
 
 class Spool:
     """A FIFO of encoded frames: in memory up to `memory` bytes, then in unlinked files up to `disk` bytes.
 
-    These are in the first of the `folder`'s places that has room.
+    The files are in the first of `folder.places` that has room.
     """
 
     def __init__(
@@ -41,30 +42,30 @@ class Spool:
 
     @property
     def left(self) -> int:
-        """Bytes that memory still takes; none while a file has what is next."""
+        """Return how many bytes still fit in memory; 0 while the next frame is in a file."""
         return 0 if self._segments else self._memory - self._in_memory
 
     def append(self, entry: bytes) -> bool:
-        """Add one entry; False when there is no room and it was dropped."""
+        """Add an entry. Return False if there was no room, and the entry was dropped."""
         if len(entry) <= self.left:
             self._entries.append(entry)
             self._in_memory += len(entry)
             return True
         if self._on_disk + len(entry) > self._disk:
             return False
-        if not (self._extend(entry) or self._begin(entry)):
+        if not (self._extend(entry) or self._start_segment(entry)):
             return False
         self._on_disk += len(entry)
         return True
 
     def _extend(self, entry: bytes) -> bool:
-        """Add an entry to the last segment, if there is one with room."""
+        """Add an entry to the last segment, if it has room."""
         if not self._segments or self._segments[-1].written >= self._segment:
             return False
         return self._segments[-1].append(entry)
 
-    def _begin(self, entry: bytes) -> bool:
-        """Add an entry to a new segment; False when no place has room, or none may be written."""
+    def _start_segment(self, entry: bytes) -> bool:
+        """Add an entry to a new segment. Return False if no directory is writable and has room."""
         for place in self._folder.places:
             try:
                 segment = Segment(place)
@@ -90,7 +91,7 @@ class Spool:
         return entry
 
     def close(self) -> None:
-        """Forget everything."""
+        """Discard everything."""
         self._entries.clear()
         self._in_memory = self._on_disk = 0
         while self._segments:
@@ -98,14 +99,14 @@ class Spool:
 
 
 class Segment:
-    """A part of a spool on disk; its space is free once it is read. Raises OSError in a forbidden place."""
+    """A part of a spool on disk, freed once it is read. Raises OSError if a directory isn't writable."""
 
     def __init__(self, place: str) -> None:
         self._fd = scratch.unlinked_file(place)
         self.read = self.written = 0
 
     def append(self, entry: bytes) -> bool:
-        """Add one frame; False when there is no room for a whole one."""
+        """Add a frame. Return False if there is no room for a whole one."""
         try:
             if os.pwrite(self._fd, entry, self.written) < len(entry):
                 return False
@@ -122,15 +123,15 @@ class Segment:
         return entry
 
     def close(self) -> None:
-        """Give the space back."""
+        """Free the space on disk."""
         os.close(self._fd)
 
 
 class Outbox:
-    """Orders and writes frames to the link's descriptor, which must not block; `form` is how they travel.
+    """Orders frames, and writes them to the descriptor of the link, which must not block.
 
-    `hello` goes before the first, in the same write, as do control frames that wait together: srun passes a
-    second write on 40 ms later.
+    `form` encodes each frame. `hello` precedes the first frame in the same write, and control frames that
+    wait together share one, because srun delays a second write by 40 ms.
     """
 
     def __init__(
@@ -151,29 +152,29 @@ class Outbox:
 
     @property
     def is_full(self) -> bool:
-        """Whether more output may have to go to a file."""
+        """Return whether further output may have to go to a file."""
         return self._spool.left < wire.HEADER.size + wire.MAX_OUTPUT
 
     @property
     def has_room(self) -> bool:
-        """Whether half of what output may wait in memory has been sent."""
+        """Return whether at least half of the memory for output is free."""
         return self._spool.left >= MEMORY // 2
 
     @property
     def has_output(self) -> bool:
-        """Whether output waits to be sent."""
+        """Return whether output waits to be sent."""
         return bool(self._spool)
 
     def report(self, report: tuple[object, ...]) -> None:
-        """Queue one control frame."""
+        """Queue a report."""
         self.post(messages.as_object(report))
 
     def post(self, message: wire.Message) -> None:
-        """Queue one control frame of this JSON object."""
+        """Queue a control frame with this JSON object."""
         self._control.append(wire.encode_message(self.node, message))
 
     def discard(self) -> None:
-        """Forget everything: nobody will read it."""
+        """Discard everything, because the link is gone."""
         self._control.clear()
         self._spool.close()
         self._current = memoryview(b"")
@@ -184,18 +185,19 @@ class Outbox:
             self._lost[channel] = self._lost.get(channel, 0) + len(data)
 
     def flight(self, generation: int, rank: int, data: bytes) -> None:
-        """Queue a piece of a flight recorder's dump, at most MAX_OUTPUT bytes, where there is room."""
-        self._spool.append(wire.encode_flight(self.node, generation, rank, data))
+        """Queue a piece of a flight recorder dump, at most MAX_OUTPUT bytes, if there is room."""
+        self._spool.append(wire.encode_output(self.node, generation, rank, data, wire.FLIGHT))
 
     def losses(self) -> list[OutputLost]:
-        """Report what was lost since the last call."""
+        """Return reports of the losses since the last call."""
         lost, self._lost = self._lost, {}
         return [
             OutputLost(self.node, channel // 2, channel % 2, size) for channel, size in sorted(lost.items())
         ]
 
     def write(self, link: int) -> int:
-        """Write until the link would block; return how many bytes. Raises OSError when the link is gone."""
+        """Write until the link would block. Return the number of bytes. Raises OSError when the link is
+        gone."""
         written = 0
         while self:
             if not self._current:
@@ -219,9 +221,9 @@ class Outbox:
 
 
 class Flow:
-    """Decides whether a worker's pipe is read now, or when the outbox has room again.
+    """Backpressure: reads the pipe of a worker now, or only when the outbox has room again.
 
-    Nothing is held for longer than HOLD_S, and nothing again before the link has caught up.
+    No pipe waits for longer than HOLD_S, and none waits again before the link has caught up.
     """
 
     def __init__(self, poller: Poller, outbox: Outbox) -> None:
@@ -230,7 +232,7 @@ class Flow:
         self._is_slow = False
 
     def holds(self, pipe: int, read: Callable[[], object]) -> bool:
-        """Tell whether a pipe that is ready is not to be read now; `read` is then called later."""
+        """Return whether a pipe with data must wait. If so, `read` is called later."""
         if self._is_slow or not self._outbox.is_full:
             return False
         if not self._held:
@@ -244,7 +246,7 @@ class Flow:
         self._held.pop(pipe, None)
 
     def sent(self) -> None:
-        """Take note that the link has taken something."""
+        """Take note that the link has accepted data."""
         if not self._outbox.has_output:
             self._is_slow = False
         if self._held and self._outbox.has_room:

@@ -1,4 +1,4 @@
-"""The one place where an agent waits, for descriptors and deadlines, and pipes that don't make it wait."""
+"""The event loop of an agent, which is the only place where it waits, and nonblocking pipes."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import time
 from collections.abc import Callable, Iterable
 
 F_SETPIPE_SZ = 1031
-"""Linux's number for this fcntl command; Python's fcntl module names it only since 3.10."""
+"""The number of this fcntl command on Linux. Python names it only since version 3.10."""
 SIZE = 1 << 20
-"""Bytes that the pipes of a link hold, where it has some."""
+"""Bytes of capacity for the pipes of a link, if it has pipes."""
 KEPT = 8 << 20
-"""Bytes: more than one block of output by far, and less than glibc still takes for a hint, 32 MiB."""
+"""Bytes of freed memory to keep. Far more than a block of output, but below the 32 MiB that glibc accepts."""
 
 
 class Poller:
@@ -31,12 +31,12 @@ class Poller:
         self._poll.register(fd, events)
 
     def forget(self, fd: int) -> None:
-        """Stop watching `fd`; one that is not watched is ignored."""
+        """Stop watching `fd`, if it is watched."""
         if self._handlers.pop(fd, None):
             self._poll.unregister(fd)
 
     def watch_signals(self, signums: Iterable[int], handler: Callable[[bytes], object]) -> None:
-        """Call `handler` with those that have come, a number in each byte; they do nothing else."""
+        """Call `handler` with the signals received, one number per byte. They have no other effect."""
         read, write = os.pipe()
         os.set_blocking(read, False)
         os.set_blocking(write, False)
@@ -46,21 +46,21 @@ class Poller:
         self.watch(read, lambda: handler(os.read(read, 4096)))
 
     def after(self, delay_s: float, name: str, handler: Callable[[], object]) -> None:
-        """Call `handler` once in `delay_s` seconds; the same name again replaces the earlier deadline."""
+        """Call `handler` once in `delay_s` seconds. The same name again replaces the earlier deadline."""
         self._deadlines[name] = (time.monotonic() + delay_s, handler)
 
     def within(self, delay_s: float, name: str, handler: Callable[[], object]) -> None:
-        """As `after`, but an earlier deadline of that name stays."""
+        """Call `handler` in `delay_s` seconds, unless the name already has an earlier deadline."""
         known = self._deadlines.get(name)
         if known is None or known[0] > time.monotonic() + delay_s:
             self.after(delay_s, name, handler)
 
     def cancel(self, name: str) -> None:
-        """Forget the deadline `name`; one that is not set is ignored."""
+        """Cancel the deadline `name`, if it is set."""
         self._deadlines.pop(name, None)
 
     def turn(self) -> None:
-        """Wait for the next event or deadline and handle all that are due."""
+        """Wait for the next event or deadline, and handle all that are due."""
         for fd, _ in self._poll.poll(self._wait_ms()):
             handler = self._handlers.get(fd)  # an earlier handler of this turn may have closed it
             if handler:
@@ -79,30 +79,30 @@ class Poller:
 
 
 def keep_memory() -> None:
-    """Have this process keep up to twice KEPT of what it frees: output comes in blocks that are soon gone.
+    """Make this process keep up to twice KEPT bytes of freed memory, since output comes in brief blocks.
 
-    glibc's malloc gives back what is free beyond twice the largest block it has unmapped so far. The next
-    blocks then have their pages zeroed and faulted in again: a fifth of the time it takes to pass output on.
-    Elsewhere this does nothing.
+    The malloc of glibc returns free memory beyond twice the largest block that it has unmapped so far. Each
+    further block would have to be zeroed and faulted in again, which takes a fifth of the time for forwarding
+    output. With other libraries, this function has no effect.
     """
     try:
         bytes(KEPT)  # mapped, unmapped at once, and never touched
     except MemoryError:
-        pass  # a limit on address space: it was but a hint
+        pass  # address space is limited, and this was only a hint
 
 
 def widen(pipe: int, size: int = SIZE) -> None:
-    """Have a pipe hold so many bytes, where that is allowed."""
+    """Enlarge the capacity of a pipe, if that is allowed."""
     try:
         fcntl.fcntl(pipe, F_SETPIPE_SZ, size)
     except OSError:
-        pass  # not more than /proc/sys/fs/pipe-max-size; or it is a socket
+        pass  # more than /proc/sys/fs/pipe-max-size, or a socket
 
 
 def written(pipe: int, unsent: bytearray) -> bool:
-    """Write what the pipe takes now, which is then gone from `unsent`; whether that was all.
+    """Write as much of `unsent` as the pipe accepts, and remove that. Return whether nothing is left.
 
-    Raises OSError when nobody reads any more.
+    Raises OSError when the reader is gone.
     """
     try:
         while unsent:

@@ -1,4 +1,4 @@
-"""The kernel's figures on processes, TCP sockets and memory."""
+"""Kernel data about processes, TCP sockets and memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 def contents(path: str) -> bytes:
-    """Read a whole file; empty where there is none, it may not be read, or its process has ended."""
+    """Read a whole file. Return b"" if it doesn't exist, isn't readable, or its process has ended."""
     try:
         with open(path, "rb", buffering=0) as file:
             return file.read() or b""
@@ -20,7 +20,7 @@ def contents(path: str) -> bytes:
 
 
 def names(folder: str) -> list[str]:
-    """List what is in a folder; nothing where there is none, or it may not be read."""
+    """List a directory. Return [] if it doesn't exist or isn't readable."""
     try:
         return os.listdir(folder)
     except OSError:
@@ -31,30 +31,30 @@ def names(folder: str) -> list[str]:
 
 
 def pids() -> list[int]:
-    """List every process that /proc shows."""
+    """List all processes in /proc."""
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]
 
 
 def _stat(pid: int) -> list[bytes]:
-    """The fields of /proc/PID/stat from the third on (proc(5)); empty when there is no such process."""
+    """Return the fields of /proc/PID/stat from the third on (proc(5)), or [] if there is no such process."""
     # The command between the parentheses may itself hold parentheses and spaces.
     return contents("/proc/%d/stat" % pid).rpartition(b")")[2].split()
 
 
 def start_time(pid: int) -> int:
-    """Tell when a process started, in clock ticks since the boot; 0 if it does not exist or is a zombie."""
+    """Return when a process started, in clock ticks since boot; 0 if it doesn't exist or is a zombie."""
     fields = _stat(pid)
     return int(fields[19]) if fields and fields[0] not in (b"Z", b"X") else 0
 
 
 def state(pid: int) -> str:
-    """Give the kernel's letter for a process: R runs, S sleeps, D can't be interrupted, T is stopped."""
+    """Return the kernel's letter for a process: R running, S sleeping, D uninterruptible, T stopped."""
     fields = _stat(pid)
     return fields[0].decode() if fields else ""
 
 
 def ignores(pid: int, signum: int) -> bool:
-    """Tell whether a process ignores a signal; False if it does not exist."""
+    """Return whether a process ignores a signal; False if it doesn't exist."""
     masks = [line.split()[1] for line in _lines("/proc/%d/status" % pid) if line.startswith("SigIgn:")]
     return any(int(mask, 16) >> (signum - 1) & 1 for mask in masks)
 
@@ -65,23 +65,23 @@ def cpu_ticks(pids: list[int]) -> int:
 
 
 def resident_bytes(pids: list[int]) -> int:
-    """Sum the memory of processes; what they share counts for each."""
+    """Sum the memory of processes. Shared memory counts for each of them."""
     fields = [contents("/proc/%d/statm" % pid).split() for pid in pids]
     return sum(int(each[1]) for each in fields if each) * PAGE
 
 
 def has_mapped(pid: int, name: bytes) -> bool:
-    """Tell whether a process has loaded a file whose path contains `name`; False where we may not look."""
+    """Return whether a process has mapped a file whose path contains `name`; False if that isn't visible."""
     return name in contents("/proc/%d/maps" % pid)
 
 
 def environment(pid: int) -> bytes:
-    """Read the environment a process was started with, NUL between variables; empty if not allowed."""
+    """Read the initial environment of a process, with NUL between variables; b"" if that isn't allowed."""
     return contents("/proc/%d/environ" % pid)
 
 
 def command_name(pid: int) -> str:
-    """Give the kernel's short name of a process (15 bytes), or "?"."""
+    """Return the kernel's short name of a process (15 bytes), or "?"."""
     return contents("/proc/%d/comm" % pid).decode(errors="replace").strip() or "?"
 
 
@@ -96,10 +96,10 @@ def descendants(root: int) -> list[int]:
 
 
 def tree(root: int) -> dict[int, list[int]]:
-    """Map `root`, and each process below it that has children, to these; parents before children.
+    """Map `root`, and each descendant that has children, to its children; parents come before children.
 
-    One that is forked, or ends, meanwhile may be missing, and, where the kernel lists children by itself, a
-    sibling of it, too (proc(5)): whoever must have them all looks again.
+    A process that is forked, or ends, meanwhile may be missing. If the kernel lists children itself, so may a
+    sibling of that process (proc(5)). A caller that needs every process must look again.
     """
     of_all = None if os.path.exists(_CHILDREN % (os.getpid(), os.getpid())) else _all_children()
     found: dict[int, list[int]] = {}
@@ -113,11 +113,11 @@ def tree(root: int) -> dict[int, list[int]]:
 
 
 _CHILDREN = "/proc/%d/task/%d/children"
-"""There unless the kernel was built without CONFIG_PROC_CHILDREN."""
+"""Exists unless the kernel was built without CONFIG_PROC_CHILDREN."""
 
 
 def _children(pid: int) -> list[int]:
-    """Those of each of its threads; all of /proc need not be read for that."""
+    """List the children of all threads of a process, without reading all of /proc."""
     threads = map(int, names("/proc/%d/task" % pid))
     return [int(child) for thread in threads for child in contents(_CHILDREN % (pid, thread)).split()]
 
@@ -126,7 +126,7 @@ def _all_children() -> dict[int, list[int]]:
     children: dict[int, list[int]] = {}
     for pid in pids():
         fields = _stat(pid)
-        if fields:  # else it ended meanwhile
+        if fields:  # otherwise it has ended meanwhile
             children.setdefault(int(fields[1]), []).append(pid)
     return children
 
@@ -135,7 +135,7 @@ def _all_children() -> dict[int, list[int]]:
 
 
 class Socket:
-    """One row of /proc/net/tcp{,6}: ``local_port``, ``remote_port``, ``state``, ``uid``, ``inode``."""
+    """A row of /proc/net/tcp{,6}: ``local_port``, ``remote_port``, ``state``, ``uid``, ``inode``."""
 
     __slots__ = ("inode", "local_port", "remote_port", "state", "uid")
 
@@ -149,17 +149,17 @@ class Socket:
 
 
 def sockets() -> Iterator[Socket]:
-    """Yield every TCP socket of this network namespace, both address families."""
+    """Yield every TCP socket of this network namespace, for both address families."""
     for path in ("/proc/net/tcp", "/proc/net/tcp6"):
         for row in _lines(path)[1:]:
             yield Socket(row)
 
 
 def connections_counted() -> tuple[bytes, ...]:
-    """Count the TCP connections of this network namespace: opened, either way, and established.
+    """Return counters of the TCP connections in this network namespace.
 
-    These are tcpActiveOpens, tcpPassiveOpens and tcpCurrEstab of RFC 4022; empty where they can't be read. A
-    connection is in the table of `sockets` before it is counted.
+    They are tcpActiveOpens, tcpPassiveOpens and tcpCurrEstab of RFC 4022, or () if unreadable. A connection
+    appears in the table of `sockets` before it is counted.
     """
     rows = [row.split() for row in contents("/proc/net/snmp").splitlines() if row.startswith(b"Tcp:")]
     if len(rows) != 2:
@@ -169,12 +169,12 @@ def connections_counted() -> tuple[bytes, ...]:
 
 
 def socket_inodes(pids: list[int]) -> set[int]:
-    """Collect the inodes of the sockets that processes hold, except those we may not look at."""
+    """Return the inodes of sockets that processes hold, except sockets that aren't visible."""
     return {inode for pid in pids for _, inode in _sockets_of(pid)}
 
 
 def holds_tcp_beside(pid: int, inodes: set[int]) -> bool:
-    """Tell whether a process holds a TCP socket that is not one of these."""
+    """Return whether a process holds a TCP socket that is not among `inodes`."""
     return any(inode not in inodes and _is_tcp(path) for path, inode in _sockets_of(pid))
 
 
@@ -186,7 +186,7 @@ def _is_tcp(path: str) -> bool:
 
 
 def _sockets_of(pid: int) -> Iterator[tuple[str, int]]:
-    """(descriptor's path, inode) of each socket that a process holds; none where we may not look."""
+    """Yield (path of the descriptor, inode) of each visible socket that a process holds."""
     folder = "/proc/%d/fd" % pid
     for name in names(folder):
         path = "%s/%s" % (folder, name)
@@ -202,7 +202,7 @@ def _sockets_of(pid: int) -> Iterator[tuple[str, int]]:
 
 
 def oom_kills() -> int:
-    """Count what the OOM killer has ended in this cgroup, else on the node as far as we can read."""
+    """Return the number of kills by the OOM killer in this cgroup, or on the node if that isn't readable."""
     for path in _oom_counters():
         for line in _lines(path):
             name, _, value = line.partition(" ")
@@ -217,7 +217,7 @@ def _oom_counters() -> Iterator[str]:
         if number == "0":  # cgroup v2
             yield "/sys/fs/cgroup%s/memory.events" % path
         elif "memory" in controllers.split(","):
-            # In a container the path is the host's, and what is mounted is our own.
+            # In a container, the path is that of the host, while its own cgroup is mounted.
             yield "/sys/fs/cgroup/memory%s/memory.oom_control" % path
             yield "/sys/fs/cgroup/memory/memory.oom_control"
     yield "/sys/fs/cgroup/memory.events"
@@ -225,7 +225,7 @@ def _oom_counters() -> Iterator[str]:
 
 
 def shared_memory() -> tuple[int, ...]:
-    """Return (size, free) of /dev/shm in bytes; empty where there is none."""
+    """Return (size, free) of /dev/shm in bytes, or () if it doesn't exist."""
     try:
         found = os.statvfs("/dev/shm")
     except OSError:

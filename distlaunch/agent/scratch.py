@@ -1,6 +1,6 @@
-"""The agent's private folder on its node, for what workers leave to be read, and where such things may be.
+"""The private directory of an agent on its node, for error records and flight recorder dumps of workers.
 
-Those are error records, as torch's @record writes them, and dumps of torch's flight recorder.
+Error records are written by torch's @record.
 """
 
 from __future__ import annotations
@@ -12,57 +12,57 @@ from collections.abc import Iterator
 from distlaunch.agent.wire import MAX_OUTPUT
 
 SPARE_PLACES = ("/tmp", "/var/tmp")
-"""Where to look when TMPDIR can't be written."""
+"""Directories to try if TMPDIR isn't writable."""
 MEMORY = "/dev/shm"
-"""The last place of all: what is there is the workers' memory."""
+"""The last directory to try: its files occupy the memory of the workers."""
 
 
 MAX_ERROR_RECORD = 1 << 18
 MAX_FLIGHT = 32 << 20
-"""Bytes that are taken of one worker's error record, and of its flight recorder's dump."""
+"""Bytes that are read of one worker's error record, and of its flight recorder dump."""
 
 
 class NoPlaceError(Exception):
-    """The folder can't be made anywhere; the text names what was tried."""
+    """The directory can't be created anywhere. The text lists the attempts."""
 
 
 def places(tmpdir: str | None = None) -> list[str]:
-    """The folders to try, best first: the job's TMPDIR, else the node's, else others on a disk."""
+    """Return the directories to try, best first: TMPDIR of the job, else of the node, then others on disk."""
     wanted = [tmpdir or os.environ.get("TMPDIR") or SPARE_PLACES[0], *SPARE_PLACES]
     return list(dict.fromkeys(map(os.path.abspath, wanted)))
 
 
 class Folder:
-    """The folder, mode 0700. Its name, which nobody can guess, is fixed; where it is, `make` decides.
+    """The directory, mode 0700. Its name can't be guessed and is fixed. `make` decides where it is created.
 
-    Made before the agent is forked: the guardian hears through a pipe where the agent puts it, before the
-    agent does, so that it can delete what a killed agent leaves.
+    It is constructed before the agent is forked. Before the agent creates the directory, it sends the path to
+    the guardian through a pipe, so that the guardian can delete what a killed agent leaves.
     """
 
     def __init__(self) -> None:
         self._name = "distlaunch-%s" % os.urandom(8).hex()
-        self._told, self._tell = os.pipe()
-        os.set_blocking(self._told, False)
-        self._said: set[str] = set()
+        self._paths_read, self._paths_write = os.pipe()
+        os.set_blocking(self._paths_read, False)
+        self._announced: set[str] = set()
         self.path = ""
         self.places = places()
 
     @property
     def inner(self) -> str:
-        """Where workers may make files and folders that are deleted with the folder."""
+        """Return the directory inside for temporary files of workers."""
         return os.path.join(self.path, "inner")
 
     def make(self, tmpdir: str | None = None) -> None:
-        """Have the folder in the first place that can be written. Raises `NoPlaceError`."""
+        """Create the directory in the first writable place. Raises `NoPlaceError`."""
         self.places = places(tmpdir)
         if self.path and os.path.isdir(self.path):
             return
         refused = []
         for place in (*self.places, MEMORY):
             path = os.path.join(place, self._name)
-            if path not in self._said:  # or the pipe would fill in the end
-                self._said.add(path)
-                os.write(self._tell, os.fsencode(path) + b"\0")
+            if path not in self._announced:  # otherwise the pipe would fill up eventually
+                self._announced.add(path)
+                os.write(self._paths_write, os.fsencode(path) + b"\0")
             try:
                 _make(path)
                 self.path = path
@@ -75,7 +75,7 @@ class Folder:
         )
 
     def write(self, name: str, text: str) -> None:
-        """Have a file in the folder with that text, whole from the start; a full disk must not hurt."""
+        """Write a file into the directory atomically. A full disk is ignored."""
         path = os.path.join(self.path, name)
         try:
             with open(path + ".new", "w") as file:
@@ -85,11 +85,11 @@ class Folder:
             pass
 
     def flight_prefix(self, generation: int) -> str:
-        """Where the workers of a generation leave their dumps: torch adds the rank."""
+        """Return the path prefix for flight recorder dumps of an attempt. torch appends the rank."""
         return os.path.join(self.path, "flight-%d-" % generation)
 
     def flight_pieces(self, generation: int) -> Iterator[tuple[int, bytes]]:
-        """Yield (rank, bytes) of all dumps of a generation, in order, at most MAX_OUTPUT bytes at once."""
+        """Yield (rank, bytes) of all dumps of an attempt, in order, at most MAX_OUTPUT bytes at once."""
         prefix = self.flight_prefix(generation)
         for name in sorted(os.listdir(self.path)):
             path = os.path.join(self.path, name)
@@ -99,29 +99,29 @@ class Folder:
                     yield int(rank), piece
 
     def remove(self) -> None:
-        """Delete the folder: the agent's part."""
+        """Delete the directory. Called by the agent."""
         if self.path:
             remove(self.path)
 
     def close(self) -> None:
-        """Nobody tells or asks any more where the folder is."""
-        os.close(self._told)
-        os.close(self._tell)
+        """Close the pipe between agent and guardian."""
+        os.close(self._paths_read)
+        os.close(self._paths_write)
 
     def remove_left(self) -> None:
-        """Delete the folder wherever the agent, which has ended, has made it: the guardian's part."""
+        """Delete the directory wherever the agent, which has ended, created it. Called by the guardian."""
         try:
-            told = os.read(self._told, 1 << 16)
+            paths = os.read(self._paths_read, 1 << 16)
         except BlockingIOError:
             return
-        for path in filter(None, told.split(b"\0")):
+        for path in filter(None, paths.split(b"\0")):
             remove(os.fsdecode(path))
 
 
 def read_left(path: str, most: int) -> Iterator[bytes]:
-    """Yield what a worker has left in a file, `most` bytes of it; nothing where that is no file."""
+    """Yield the contents of a file left by a worker, up to `most` bytes; nothing if it isn't a file."""
     try:
-        # A job may have put anything there: a pipe would block, a link would lead elsewhere.
+        # A job may have put anything there: a pipe would block, a symlink would lead elsewhere.
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
         with open(fd, "rb") as file:
             if stat.S_ISREG(os.fstat(fd).st_mode):
@@ -135,7 +135,7 @@ def read_left(path: str, most: int) -> Iterator[bytes]:
 
 
 def _make(path: str) -> None:
-    """A folder that was checked to have room for a file."""
+    """Create a directory, and check that a file can be written there."""
     if not os.path.isdir(path):
         os.mkdir(path, 0o700)
     probe = os.path.join(path, "probe")
@@ -148,10 +148,10 @@ def _make(path: str) -> None:
 
 
 def remove(folder: str) -> None:
-    """Delete the folder and its files, if it is there."""
+    """Delete the directory and its files, if it exists."""
     inner = os.path.join(folder, "inner")
     if os.path.isdir(inner):
-        import shutil  # few jobs leave folders
+        import shutil  # few jobs leave directories
 
         shutil.rmtree(inner, ignore_errors=True)
     try:
@@ -159,11 +159,11 @@ def remove(folder: str) -> None:
             os.unlink(os.path.join(folder, name))
         os.rmdir(folder)
     except OSError:
-        pass  # never made, or a job put a folder of its own there: that is not ours to delete
+        pass  # never created, or it contains a directory of the job, which must stay
 
 
 def unlinked_file(place: str) -> int:
-    """A descriptor of a new file in `place` that has no name any more. Raises OSError."""
+    """Return the descriptor of a new unlinked file in the directory `place`. Raises OSError."""
     path = os.path.join(place, "distlaunch-%s" % os.urandom(8).hex())
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     os.unlink(path)

@@ -1,7 +1,7 @@
-"""The agent: executes the controller's commands and holds the lease.
+"""The agent: executes the commands of the controller and holds the lease.
 
-It decides nothing about the job. Its only policy of its own: when the link ends, the lease runs out
-or a signal comes, it stops its workers, sweeps and leaves.
+It makes no decisions about the job. Its only policy: when the link ends, the lease expires or a signal
+arrives, it stops its workers, sweeps and exits.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ if TYPE_CHECKING:
 
 GRACE_S = 10.0
 REAP_INTERVAL_S = 0.05
-"""Those that were killed are not our children, so nothing announces their end."""
+"""Seconds between checks for killed processes, which are not children, so that nothing announces their
+end."""
 FLUSH_S = 15.0
-"""Seconds without progress after which the rest of the output is given up, once everything is swept."""
+"""Seconds without progress after which the remaining output is discarded, once everything is swept."""
 _READ = 1 << 18
-_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
 
 
 def main(nonce: str, node: int, folder: Folder, alone: bool = True) -> None:
-    """Serve on descriptors 0 and 1 and exit; `folder` is for error records. Never returns.
+    """Serve on descriptors 0 and 1, and exit; never returns. `folder` is for error records.
 
-    Where the node is not `alone` on its link, it gets the frames of others, too, and writes lines.
+    If the node is not `alone` on its link, it also receives the frames of other nodes, and writes lines.
     """
     status = wire.AGENT_DIED
     try:
         close_inherited()
         os.set_blocking(0, False)
-        received = sys.stdin.buffer.read() or b""  # some may have been read with what we booted from
+        received = sys.stdin.buffer.read() or b""  # commands may have been read together with the boot code
         link_in, link_out = _take_link()
         os.set_blocking(link_in, False)
         os.set_blocking(link_out, False)
@@ -51,9 +51,9 @@ def main(nonce: str, node: int, folder: Folder, alone: bool = True) -> None:
         keep_memory()
         hello = wire.HELLO_PREFIX + nonce.encode() + b"\n"
         outbox = Outbox(node, folder, None if alone else wire.as_lines, hello)
-        status = Agent(link_in, link_out, node, folder, outbox).run(received)
+        status = Agent(link_in, link_out, folder, outbox).run(received)
     except BaseException:
-        import traceback  # a bug of ours: the controller shows our stderr
+        import traceback  # a bug in distlaunch: the controller shows this stderr
 
         traceback.print_exc()
     finally:
@@ -62,7 +62,7 @@ def main(nonce: str, node: int, folder: Folder, alone: bool = True) -> None:
 
 
 def _take_link() -> tuple[int, int]:
-    """Move the link away from 0 and 1, so that no stray print can corrupt it."""
+    """Move the link away from descriptors 0 and 1, so that no stray print can corrupt it."""
     link_in, link_out = os.dup(0), os.dup(1)
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)
@@ -72,17 +72,15 @@ def _take_link() -> tuple[int, int]:
 
 
 class Agent:
-    """The agent of one node; `link_in` and `link_out` are the link's descriptors, `node` the node's index."""
+    """The agent of one node. `link_in` and `link_out` are the descriptors of the link."""
 
-    def __init__(self, link_in: int, link_out: int, node: int, folder: Folder, outbox: Outbox) -> None:
-        self._link_in, self._link_out, self._node, self._folder = link_in, link_out, node, folder
-        self._poller = Poller()
-        self._outbox = outbox
+    def __init__(self, link_in: int, link_out: int, folder: Folder, outbox: Outbox) -> None:
+        self._link_in, self._link_out, self._folder = link_in, link_out, folder
+        self._poller, self._outbox, self._node = Poller(), outbox, outbox.node
         self._decoder = wire.FrameDecoder(wire.COMMANDS)
-        self._workers = Workers(self._poller, self._outbox, folder, node, self._send_ahead)
+        self._workers = Workers(self._poller, self._outbox, folder, self._flush_early)
         self._hold: network.Hold | None = None
         self._claim: object | None = None
-        self._listener: network.Listener | None = None
         self._grace_s, self._lease_s = GRACE_S, wire.LEASE_S
         self._notice: int = signal.SIGTERM
         self._commands: dict[type, Callable[[Any], None]] = {
@@ -92,7 +90,7 @@ class Agent:
             messages.StartWorkers: self._on_start,
             messages.StopWorkers: self._on_stop,
             messages.DumpStacks: self._workers.dump,
-            messages.WatchUse: self._workers.watch_use,
+            messages.WatchUse: self._workers.usage.go_on,
             messages.GiveNotice: self._workers.give_notice,
             messages.Reap: self._on_reap,
             messages.Listen: self._on_listen,
@@ -100,28 +98,26 @@ class Agent:
             messages.Close: self._on_close,
         }
         self._guardian = os.getppid()
-        self._link_lost = False
-        self._link_full = False
-        self._leaving = False
+        self._link_lost = self._link_full = self._leaving = False
         self._status = wire.CLEAN
-        self._signums: tuple[int, ...] = (signal.SIGCHLD, *_SIGNALS, *wire.NOTICES)
+        self._signums: tuple[int, ...] = (signal.SIGCHLD, *wire.STOPS, *wire.NOTICES)
 
     def run(self, received: bytes = b"") -> int:
-        """Serve until closed, or until the link, the lease or a signal ends it; the exit status.
+        """Serve until the link is closed, or until its end, the lease or a signal; return the exit status.
 
-        What is `received` came with the boot.
+        `received` arrived together with the boot code.
         """
         self._poller.watch_signals(self._signums, self._on_signals)
-        signal.pthread_sigmask(signal.SIG_SETMASK, ())  # the guardian has blocked them
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())  # the guardian blocked them
         self._poller.watch(self._link_in, self._receive)
         self._outbox.report(self._hello())
         self._renew_lease()
-        self._obey(received)
+        self._execute(received)
         self._receive()
-        # Answers travel with the hello: some connections hold a small message behind another back for long.
+        # Answers travel with the first report, since some connections delay a small message after another.
         self._flush()
         self._report_orphans()
-        gc.enable()  # which the boot has disabled
+        gc.enable()  # disabled during the boot
         while not (self._leaving and self._workers.swept):
             self._flush()
             self._poller.turn()
@@ -139,8 +135,6 @@ class Agent:
             hostname=os.uname().nodename,
             pid=os.getpid(),
             at=time.monotonic(),
-            procs=None,
-            logs=None,
         )
 
     def _report_orphans(self) -> None:
@@ -158,16 +152,16 @@ class Agent:
         except OSError:
             data = b""
         if data:
-            self._obey(data)
+            self._execute(data)
         else:
             self._hear_end()
 
     def _hear_end(self, damage: str = "") -> None:
-        # Who closes the input alone, as sshd when the guardian dies, still hears us.
-        self._say_leaving(0, damage)
+        # A peer that closes only the input, as sshd does when the guardian dies, still receives this.
+        self._report_leaving(0, damage)
         self._lose_link()
 
-    def _obey(self, received: bytes) -> None:
+    def _execute(self, received: bytes) -> None:
         try:
             frames = [frame for frame in self._decoder.feed(received) if frame.node == self._node]
             for frame in frames:
@@ -180,24 +174,24 @@ class Agent:
 
     def _flush(self) -> None:
         if self._link_lost:
-            self._outbox.discard()  # also what the workers print in their grace
+            self._outbox.discard()  # including output printed during the grace period
             return
         try:
             if self._outbox.write(self._link_out) and self._leaving and self._workers.swept:
                 self._poller.after(FLUSH_S, "flush", self._lose_link)
         except OSError:
-            # Nobody reads; what was sent to us before that still counts, and the end of the input follows.
+            # The reader is gone. Commands sent before that still count, and the end of the input follows.
             self._link_lost = True
             self._outbox.discard()
-        self._workers.sent()
+        self._workers.flow.sent()
         self._link_full = bool(self._outbox)
         if self._link_full:
             self._poller.watch(self._link_out, self._flush, select.POLLOUT)
         else:
             self._poller.forget(self._link_out)
 
-    def _send_ahead(self) -> None:
-        """Send what there is ahead of what follows; over a link that is full, what is urgent goes first."""
+    def _flush_early(self) -> None:
+        """Send what is queued before what follows, unless the link is full, where urgent frames go first."""
         if not self._link_full:
             self._flush()
 
@@ -208,7 +202,7 @@ class Agent:
             self._poller.turn()
 
     def _lose_link(self) -> None:
-        """Nobody listens any more: stop the workers and leave."""
+        """Stop the workers and leave, because the controller is gone."""
         self._link_lost = True
         self._poller.forget(self._link_in)
         self._poller.forget(self._link_out)
@@ -229,13 +223,13 @@ class Agent:
         for signum in sorted({*received}.intersection(wire.NOTICES)):
             self._outbox.report(messages.Noticed(self._node, signum))
             self._flush()
-        stop = next((signum for signum in received if signum in _SIGNALS), None)
+        stop = next((signum for signum in received if signum in wire.STOPS), None)
         if stop is not None and not self._leaving:
-            self._say_leaving(stop)
+            self._report_leaving(stop)
             self._leave_early()
 
-    def _say_leaving(self, signum: int, damage: str = "") -> None:
-        """Said at once, before the workers' exits, so that none of them is taken for the cause."""
+    def _report_leaving(self, signum: int, damage: str = "") -> None:
+        """Report that the agent leaves before its workers exit, so that none of them is the root cause."""
         if not self._leaving:
             self._outbox.report(
                 messages.AgentLeaving(self._node, signum, os.getppid() != self._guardian, damage)
@@ -253,7 +247,7 @@ class Agent:
             self._hold.close()
             self._hold = None
         try:
-            self._hold = self._hold or network.Hold(command.port)  # asked again: the same answer
+            self._hold = self._hold or network.Hold(command.port)  # the same request gets the same answer
             self._outbox.report(messages.PortHeld(self._node, self._hold.port))
         except OSError as error:
             self._report_unheld(command.port, error)
@@ -277,7 +271,7 @@ class Agent:
         self._workers.stop(command.grace_s)
 
     def _on_reap(self, command: messages.Reap, killed: int = 0) -> None:
-        """Kill what the run has here, until nothing is left and no other agent of it can start anything."""
+        """Kill the processes of the run until none is left and no other agent of the run can start any."""
         self._claim = self._claim or sweep.claim(command.run_id, self._node)
         fresh = sweep.kill_run(command.run_id, self._node)
         if fresh or not self._claim:
@@ -287,8 +281,8 @@ class Agent:
 
     def _on_listen(self, command: messages.Listen) -> None:
         try:
-            self._listener = network.Listener(command.port, command.token.encode())
-            self._outbox.report(messages.Listening(self._node, self._listener.port))
+            port = network.listen(command.port, command.token.encode())
+            self._outbox.report(messages.Listening(self._node, port))
         except OSError as error:
             self._report_unheld(command.port, error)
 

@@ -1,6 +1,6 @@
-"""Imports the agent's modules from what came through the link: the boot runs this one first.
+"""Imports the modules of the agent from the data received over the link.
 
-See `distlaunch.transports.handshake`.
+The boot code runs this module first. See `distlaunch.transports.handshake`.
 """
 
 import gc
@@ -15,33 +15,33 @@ if TYPE_CHECKING:
 
 
 class Shipped:
-    """A finder and loader, as the import system wants them.
+    """A finder and loader for the import system.
 
-    `codes` has by the name of a module its source, or its code, which stays marshalled until it is imported.
-    `packages` are the names of those that are packages.
+    `codes` maps the name of a module to its source, or to its marshalled code, which is loaded when the
+    module is imported. `packages` are the names of packages.
     """
 
     def __init__(self, codes: "dict[str, str | bytes]", packages: "Collection[str]") -> None:
         self._codes, self._packages = codes, packages
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> "ModuleSpec | None":
-        """Of a module that is there."""
+        """Return the spec of a module that was shipped, else None."""
         if name not in self._codes:
             return None
         return ModuleSpec(name, self, is_package=name in self._packages)  # type: ignore[arg-type]
 
     def create_module(self, spec: ModuleSpec) -> None:
-        """The usual one will do."""
+        """Use the default module."""
 
     def exec_module(self, module: "ModuleType") -> None:
-        """Run its code."""
+        """Run the code of a module."""
         name = module.__name__
         code = self._codes[name]
-        made = marshal.loads(code) if isinstance(code, bytes) else compile(code, name, "exec")  # noqa: S302 (ours)
+        made = marshal.loads(code) if isinstance(code, bytes) else compile(code, name, "exec")  # noqa: S302 (trusted)
         exec(made, module.__dict__)  # noqa: S102 (as importers do)
 
 
 def install(codes: "dict[str, str | bytes]", packages: "Collection[str]") -> None:
-    """Import modules from there from now on."""
-    gc.disable()  # until the agent is ready: what it makes until then stays
+    """Import these modules from now on."""
+    gc.disable()  # until the agent is ready, since objects created until then are kept
     sys.meta_path.insert(0, Shipped(codes, packages))

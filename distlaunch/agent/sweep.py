@@ -1,13 +1,14 @@
-"""Kills what is to end on a node: every descendant of this process, and what dead agents have left.
+"""Kills processes on a node: every descendant of this process, and those left over from crashed agents.
 
-A sweep ends every descendant, whatever session or parent it fled to. That works because the caller is a child
-subreaper: an orphan reparents to it, also after setsid and double fork, so the descendants are complete and
-only the caller reaps them (PR_SET_CHILD_SUBREAPER, Linux 3.4).
+A sweep kills every descendant, whatever its session or parent. That works because the caller is a child
+subreaper: an orphan is reparented to it, even after setsid and double fork, so the descendants are complete
+and only the caller reaps them (PR_SET_CHILD_SUBREAPER, Linux 3.4).
 
-What an earlier agent has left is found by its environment. Every worker carries two variables, and its
-descendants inherit them: DISTLAUNCH_RUN_ID, and DISTLAUNCH_AGENT, which names the node (several may share a
-machine), the agent and its guardian, these with their start times so that no later process with the same PID
-is taken for them. A process whose agent and guardian are both dead is an orphan: nobody will sweep it.
+Processes left by an earlier agent are found by their environment. Every worker has two variables, which its
+descendants inherit: DISTLAUNCH_RUN_ID, and DISTLAUNCH_AGENT. The latter contains the node, since several may
+share a host, and the PIDs and start times of the agent and its guardian, so that no later process with the
+same PID is mistaken for them. A process whose agent and guardian are both dead is an orphan: nothing else
+will sweep it.
 """
 
 from __future__ import annotations
@@ -24,10 +25,11 @@ from distlaunch.agent import procfs
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 SETTLE_S = 0.3
-"""Seconds in which helpers may end by themselves. Python's resource tracker ends after the last process that
-it serves, once it has unlinked what those left in /dev/shm: 30 ms, 130 ms on a busy machine."""
+"""Seconds in which helper processes may end by themselves. The resource tracker of Python ends after the
+last process that it serves, once it has unlinked what those left in /dev/shm: 30 ms, or 130 ms on a busy
+host."""
 FEW = 64
-"""More processes than this are not waited for: they may be forking."""
+"""Number of helper processes beyond which none is waited for, since they may be forking."""
 RUN, AGENT = b"DISTLAUNCH_RUN_ID=", b"DISTLAUNCH_AGENT="
 
 
@@ -36,19 +38,19 @@ def _prctl(option: int, number: int) -> None:
 
 
 def become_subreaper() -> None:
-    """Make orphaned descendants reparent to this process."""
+    """Reparent orphaned descendants to this process."""
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
 def die_with_parent(signum: int, parent: int) -> None:
-    """Have the kernel send `signum` when the parent's thread ends; at once if `parent` is gone already."""
+    """Send `signum` to this process when the parent's thread ends, or at once if `parent` is already gone."""
     _prctl(PR_SET_PDEATHSIG, signum)
     if os.getppid() != parent:
         os.kill(os.getpid(), signum)
 
 
 def reap() -> Iterator[tuple[int, int]]:
-    """Reap, and yield (pid, status) of, every child that has ended; status as `os.waitpid` gives it."""
+    """Reap every child that has ended, and yield (pid, status) as `os.waitpid` returns them."""
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -60,12 +62,12 @@ def reap() -> Iterator[tuple[int, int]]:
 
 
 def exit_status(status: int) -> int:
-    """Convert `os.waitpid`'s status to an exit code, or the negative signal number."""
+    """Convert a status of `os.waitpid` to an exit code, or to the negative signal number."""
     return -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
 
 
 def has_children() -> bool:
-    """Tell whether any child is left, ended or not."""
+    """Return whether any child is left, whether it has ended or not."""
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
@@ -74,11 +76,11 @@ def has_children() -> bool:
 
 
 class Sweep:
-    """One clean-up: `strike` until `has_children` says no, also when `settling_s` is over.
+    """A sweep: call `strike` until `has_children` returns False, and also when `settling_s` is over.
 
-    Helper processes, which wait for the end of the worker that they serve, are killed only once that time
-    is over: in a `gentle` sweep all but the `workers`, else those that ignore SIGTERM. `killed` has the PIDs
-    that were struck.
+    Helper processes, which wait for the end of the worker that they serve, are killed only after that time.
+    In a `gentle` sweep, helpers are all processes except the `workers`; otherwise, those that ignore SIGTERM.
+    `killed` contains the PIDs of killed processes.
     """
 
     def __init__(self, workers: Iterable[int] = (), gentle: bool = False) -> None:
@@ -88,14 +90,14 @@ class Sweep:
 
     @property
     def settling_s(self) -> float:
-        """Seconds that helpers still have."""
+        """Return the seconds that helper processes have left."""
         return max(0.0, self._settled_at - time.monotonic())
 
     def strike(self) -> None:
-        """Stop, then kill, every descendant not struck yet that has no more time.
+        """Stop, then kill, every descendant that was not killed yet and has no time left.
 
-        Stopped level by level from our own children, which nobody else can reap: a stopped parent
-        neither forks nor reaps, so no PID below it can be reused before our SIGKILL arrives.
+        Processes are stopped level by level, beginning with direct children, which no other process can reap.
+        A stopped parent neither forks nor reaps, so no PID below it can be reused before SIGKILL arrives.
         """
         stopped: set[int] = set()
         while True:
@@ -118,12 +120,12 @@ class Sweep:
         return found if len(helpers) > FEW else [pid for pid in found if pid not in helpers]
 
     def _is_helper(self, pid: int, has_children: bool) -> bool:
-        # One that has children may be forking all the time, and has to be stopped before they are.
+        # A process with children may be forking continuously, and must be stopped before its children.
         rests = self._gentle or (not has_children and procfs.ignores(pid, signal.SIGTERM))
         return rests and pid not in self._workers
 
     def stuck(self) -> list[int]:
-        """List those still there although they were killed: uninterruptible, or another user's."""
+        """List processes still there after SIGKILL: they are uninterruptible, or belong to another user."""
         return [pid for pid in procfs.descendants(os.getpid()) if pid in self.killed]
 
 
@@ -131,37 +133,38 @@ def _send(pid: int, signum: int) -> None:
     try:
         os.kill(pid, signum)
     except (ProcessLookupError, PermissionError):
-        pass  # ended meanwhile, or became another user's: `stuck` names the latter
+        pass  # ended meanwhile, or belongs to another user now: `stuck` lists the latter
 
 
-# What earlier agents have left
+# Processes left by earlier agents
 
 
 def agent_cookie(node: int) -> str:
-    """Give DISTLAUNCH_AGENT: node index, PID namespace, then PID and start time of agent and guardian."""
+    """Return DISTLAUNCH_AGENT: node index, PID namespace, then PID and start time of agent and guardian."""
     agent, guardian = os.getpid(), os.getppid()
     each = ["%d.%d" % (pid, procfs.start_time(pid)) for pid in (agent, guardian)]
     return "-".join([str(node), _pid_namespace(os.getpid()), *each])
 
 
 def kill_orphans() -> int:
-    """Kill every process whose agent is dead; return their number."""
+    """Kill every process whose agent is dead, and return their number."""
     here = _pid_namespace(os.getpid())
     return _kill(lambda environ: _is_orphan(_value(environ, AGENT), here))
 
 
 def kill_run(run_id: str, node: int) -> int:
-    """Kill every process of a run's node, whichever agent started it; return their number."""
+    """Kill every process of a run on a node, whichever agent started it, and return their number."""
     run, mine = run_id.encode(), b"%d-" % node
     return _kill(lambda environ: _value(environ, RUN) == run and _value(environ, AGENT).startswith(mine))
 
 
 def claim(run_id: str, node: int) -> object | None:
-    """Become the only agent of a run's node here, while the socket returned is open; None if another is.
+    """Become the only agent of a run and node on this host, if no other agent is.
 
-    The name is in the kernel's abstract namespace (unix(7)): nothing listens on it, and it ends with us.
+    Return a socket to keep open, or None. The name of the socket is in the kernel's abstract namespace
+    (unix(7)): nothing listens on it, and it ends with this process.
     """
-    import socket  # the guardian needs none
+    import socket  # not needed by the guardian
 
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     try:
@@ -173,9 +176,9 @@ def claim(run_id: str, node: int) -> object | None:
 
 
 def _kill(wanted: Callable[[bytes], bool]) -> int:
-    """SIGKILL to every process whose environment is `wanted`, in a session of ours or not."""
+    """Kill every process whose environment is `wanted`, and return their number."""
     found = [pid for pid in procfs.pids() if wanted(procfs.environment(pid))]
-    for signum in (signal.SIGSTOP, signal.SIGKILL):  # stopped first, so that none forks meanwhile
+    for signum in (signal.SIGSTOP, signal.SIGKILL):  # stop all of them first, so that none forks meanwhile
         for pid in found:
             _send(pid, signum)
     return len(found)
@@ -189,7 +192,7 @@ def _value(environ: bytes, name: bytes) -> bytes:
 def _is_orphan(cookie: bytes, here: str) -> bool:
     words = cookie.decode(errors="replace").split("-")
     if len(words) != 4 or words[1] != here:
-        return False  # not ours, or of a container whose PIDs mean something else
+        return False  # unrelated, or from a container with its own PIDs
     return not any(_alive(process) for process in words[2:])
 
 

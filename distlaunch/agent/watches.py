@@ -1,4 +1,4 @@
-"""Watches running workers from outside: which join, which stall, what they use, and their stacks."""
+"""Observation of running workers from outside: joins, stalls, resource use and stacks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from distlaunch.agent import gpus, procfs
-from distlaunch.agent.messages import RanksJoined, RanksLag, RanksStalled, Usage
+from distlaunch.agent.messages import RanksJoined, RanksLag, RanksStalled, Usage, WatchUse
 from distlaunch.agent.outbox import Outbox
 from distlaunch.agent.poller import Poller
 from distlaunch.agent.wire import STALL_LOOK_MAX_S, STALL_LOOKS
@@ -15,25 +15,26 @@ from distlaunch.agent.worker import Worker
 
 JOIN_INTERVAL_S, JOIN_INTERVAL_MAX_S = 0.02, 1.0
 JOIN_SLOWER = 1.02
-"""The join watch looks this often, ever more slowly: the kernel announces no connection of others. A gap is a
-fiftieth of the time since the start: ranks that join late and end soon are still seen."""
+"""Factor by which the interval between checks for joins grows. The kernel doesn't announce connections of
+other processes. The interval is a fiftieth of the time since the start, so ranks that join late and exit
+soon are still noticed."""
 LAG_S, LAG_MAX_S = 5.0, 30.0
-"""How long after the start to report what the missing workers are doing. Again after half of the time since
-the start, but within these limits: a job may have no rendezvous."""
+"""Seconds after the start until the activity of missing workers is reported. Further reports follow after
+half of the time since the start, within these limits, since a job may have no rendezvous."""
 IDLE_SHARE = 0.01
-"""Less CPU than this share of one core counts as idle: waiting threads wake up now and then."""
+"""Share of one core below which a worker counts as idle, since waiting threads wake up now and then."""
 IDLE_TICKS = 2
-"""This few clock ticks between two looks count as idle, too: an idle torch process uses one now and then."""
+"""Clock ticks between two checks that still count as idle. An idle torch process uses one now and then."""
 IDLE_GPU_PERCENT = 1
 USAGE_INTERVAL_S, USAGE_FIRST_S = 2.0, 0.5
-"""Between two looks; the second comes sooner, since it takes two to tell anything."""
+"""Seconds between two measurements. The second one comes sooner, since a report requires two."""
 DUMP_S = 20.0
 MAX_STACK = 1 << 16
-"""Bytes of one worker's stacks."""
+"""Bytes of the stacks of one worker."""
 
 
 class Watch:
-    """What looks at the running workers now and then; `name` is its deadline's."""
+    """A periodic check of running workers. `name` is the name of its deadline."""
 
     name = ""
 
@@ -42,11 +43,11 @@ class Watch:
         self._gpus: gpus.Utilization | None = None
 
     def stop(self) -> None:
-        """Watch no more."""
+        """Stop watching."""
         self._poller.cancel(self.name)
 
     def _devices(self) -> gpus.Utilization:
-        self._gpus = self._gpus or gpus.Utilization()  # not before: NVML takes its time
+        self._gpus = self._gpus or gpus.Utilization()  # only when needed, since loading NVML is slow
         return self._gpus
 
 
@@ -54,14 +55,14 @@ class Watch:
 
 
 class JoinWatch(Watch):
-    """Reports which workers have connected to the rendezvous, and what the others do."""
+    """Reports which workers have connected to the rendezvous, and the activity of the others."""
 
     name = "joins"
 
     def begin(self, port: int, counted: tuple[bytes, ...]) -> None:
-        """Watch the workers that have just been started; `counted` is as `Arrivals` has it."""
+        """Watch workers that have just started. `counted` is as in `Arrivals`."""
         self._port, self._arrivals = port, Arrivals(port, counted)
-        self._told: dict[int, str] = {}
+        self._last_reported: dict[int, str] = {}
         self._began = time.monotonic()
         self._lag_at = self._began + LAG_S
         self.joined: set[int] = set()
@@ -76,27 +77,27 @@ class JoinWatch(Watch):
         left = {rank: pid for rank, pid in missing.items() if rank not in fresh}
         if left:
             if time.monotonic() >= self._lag_at:
-                self._tell_who_lags(left)
+                self._report_lag(left)
             slower = min(interval_s * JOIN_SLOWER, JOIN_INTERVAL_MAX_S)
             self._poller.after(interval_s, self.name, lambda: self._look(slower))
 
-    def _tell_who_lags(self, left: dict[int, int]) -> None:
+    def _report_lag(self, left: dict[int, int]) -> None:
         now = time.monotonic()
         self._lag_at = now + min(max(LAG_S, (now - self._began) / 2), LAG_MAX_S)
         seen = dict(zip(left, doing(left.values(), self._port)))
-        fresh = {rank: words for rank, (_, words) in seen.items() if self._told.get(rank) != words}
+        fresh = {rank: words for rank, (_, words) in seen.items() if self._last_reported.get(rank) != words}
         if fresh:
-            self._told.update(fresh)
+            self._last_reported.update(fresh)
             ranks = [(rank, seen[rank][0], words) for rank, words in sorted(fresh.items())]
             self._outbox.report(RanksLag(self._outbox.node, tuple(ranks)))
 
 
 class Arrivals:
-    """Looks, again and again, for connections to the rendezvous `port`.
+    """Checks repeatedly for connections to the rendezvous `port`.
 
-    The table of connections is read only if one was opened or closed since, and a worker has a socket: with
-    its empty rows it takes milliseconds, and on a large machine many. Connections that were `counted` before
-    are not looked for.
+    The table of connections is read only if connections were opened or closed since the last check and a
+    worker has a socket, because reading all its rows, even empty ones, takes milliseconds, and more on a
+    large host. Connections already included in `counted` are not searched for.
     """
 
     def __init__(self, port: int, counted: tuple[bytes, ...] | None = None) -> None:
@@ -104,12 +105,12 @@ class Arrivals:
         self._connecting = False
 
     def look(self, workers: dict[int, int]) -> set[int]:
-        """Return the local ranks of those `workers` (local rank → pid) that are seen to have joined."""
+        """Return the local ranks of those `workers` (local rank → PID) that have joined."""
         counted = procfs.connections_counted()
         if counted and counted == self._seen and not self._connecting:
             return set()
         self._seen = counted
-        # The socket may belong to one of a worker's descendants.
+        # The socket may belong to a descendant of the worker.
         held = {rank: procfs.socket_inodes(procfs.family(pid)) for rank, pid in workers.items()}
         if not any(held.values()):
             self._connecting = False
@@ -121,15 +122,15 @@ class Arrivals:
 
 
 def doing(pids: Iterable[int], port: int) -> list[tuple[bool, str]]:
-    """Describe each worker: whether it is trying to reach the rendezvous `port`; what it does, in words."""
+    """Return for each worker whether it is trying to reach the rendezvous `port`, and its activity."""
     families = [procfs.family(pid) for pid in pids]
     held = [procfs.socket_inodes(family) for family in families]
-    sockets = list(procfs.sockets()) if any(held) else []  # it takes milliseconds
+    sockets = list(procfs.sockets()) if any(held) else []  # takes milliseconds
     return [_doing(family, inodes, port, sockets) for family, inodes in zip(families, held)]
 
 
 def _doing(pids: list[int], held: set[int], port: int, sockets: list[procfs.Socket]) -> tuple[bool, str]:
-    """What a worker does, the first of `pids`, with those below it, which hold the sockets `held`."""
+    """Describe the worker `pids[0]`, whose descendants are the other `pids` and whose sockets are `held`."""
     asking = (found for found in sockets if found.remote_port == port and found.state == procfs.SYN_SENT)
     if any(found.inode in held for found in asking):
         return True, "no answer from the rendezvous"
@@ -147,15 +148,15 @@ def _doing(pids: list[int], held: set[int], port: int, sockets: list[procfs.Sock
 
 
 def _stopped(pids: list[int]) -> int:
-    """The first of a process and its descendants that a signal has stopped; 0 where none is."""
+    """Return the first process that a signal has stopped, or 0."""
     return next((each for each in pids if procfs.state(each) == "T"), 0)
 
 
 def _was_refused(pids: list[int], sockets: list[procfs.Socket]) -> bool:
-    """Whether a process holds a TCP socket that is neither connected nor listening.
+    """Return whether a process holds a TCP socket that is neither connected nor listening.
 
-    A refused connection leaves no trace in /proc/net/tcp, but while the TCPStore's client waits for its next
-    try, ever longer (torch/csrc/distributed/c10d/socket.cpp), it keeps the socket of the last one.
+    A refused connection leaves no trace in /proc/net/tcp. But while the TCPStore client waits before its next
+    attempt (torch/csrc/distributed/c10d/socket.cpp), it keeps the socket of the last one.
     """
     alive = {found.inode for found in sockets}
     return any(procfs.holds_tcp_beside(pid, alive) for pid in pids)
@@ -165,12 +166,12 @@ def _was_refused(pids: list[int], sockets: list[procfs.Socket]) -> bool:
 
 
 class StallWatch(Watch):
-    """Reports the workers that print nothing and use no CPU and no GPU for some time."""
+    """Reports workers that print nothing and use no CPU and no GPU for some time."""
 
     name = "stalls"
 
     def begin(self, stall_s: float) -> None:
-        """Watch the workers that have just been started; they stall after `stall_s` seconds."""
+        """Watch workers that have just started. They count as stalled after `stall_s` seconds."""
         self._stall_s = stall_s
         self._interval_s = min(STALL_LOOK_MAX_S, stall_s / STALL_LOOKS)
         self._seen: dict[int, tuple[int, int, float]] = {}
@@ -189,7 +190,7 @@ class StallWatch(Watch):
         self._poller.after(self._interval_s, self.name, self._look)
 
     def _alive_at(self, worker: Worker, now: float) -> float:
-        """When a worker was last seen to do something, which may be now."""
+        """Return when a worker was last seen active, which may be now."""
         ticks, printed = procfs.cpu_ticks(procfs.family(worker.pid)), worker.printed
         had, had_printed, alive_at = self._seen.get(worker.local_rank, (0, -1, now))
         idle = max(IDLE_TICKS, IDLE_SHARE * self._interval_s * procfs.TICKS_A_SECOND)
@@ -200,27 +201,23 @@ class StallWatch(Watch):
         return alive_at
 
 
-# What workers use
+# Resource use
 
 
 class UsageWatch(Watch):
-    """Reports every USAGE_INTERVAL_S, for as long as it was last asked to."""
+    """Reports resource use every USAGE_INTERVAL_S, as long as requested."""
 
     name = "usage"
 
-    def __init__(self, poller: Poller, outbox: Outbox, running: Callable[[], list[Worker]]) -> None:
-        super().__init__(poller, outbox, running)
-        self._until = 0.0
-        self._before: dict[int, int] = {}
-        self._looked_at = 0.0
+    _until = _looked_at = 0.0
 
-    def go_on(self, for_s: float) -> None:
-        """Report for so many seconds from now on."""
+    def go_on(self, command: WatchUse) -> None:
+        """Report for some seconds from now on."""
         now = time.monotonic()
-        asleep = now > self._until
-        self._until = now + for_s
-        if asleep:
-            self._before = {}
+        idle = now > self._until
+        self._until = now + command.for_s
+        if idle:
+            self._before: dict[int, int] = {}
             self._look()
 
     def _look(self) -> None:
@@ -235,7 +232,8 @@ class UsageWatch(Watch):
         self._poller.after(USAGE_INTERVAL_S if before else USAGE_FIRST_S, self.name, self._look)
 
     def _row(self, worker: Worker, before: dict[int, int], now: float) -> list[object]:
-        """local rank, CPU in percent of one, bytes, GPU in percent, bytes there; None = not known."""
+        """Return local rank, CPU in percent of one core, bytes, GPU in percent, and GPU bytes, None if
+        unknown."""
         pids = procfs.family(worker.pid)
         ticks = procfs.cpu_ticks(pids)
         self._before[worker.pid] = ticks
@@ -249,14 +247,14 @@ class UsageWatch(Watch):
 
 
 def py_spy(python: str) -> str | None:
-    """Find py-spy beside the worker's interpreter, or in PATH."""
+    """Find py-spy next to the interpreter of the worker, or in PATH."""
     folders = [os.path.dirname(python), *os.environ.get("PATH", os.defpath).split(os.pathsep)]
     paths = (os.path.join(folder, "py-spy") for folder in folders if folder)
     return next((path for path in paths if os.access(path, os.X_OK)), None)
 
 
 class StackDump:
-    """One run of py-spy; `on_end` gets what it printed. Its process is reaped with all others."""
+    """A run of py-spy, whose output is passed to `on_end`. Its process is reaped like all others."""
 
     def __init__(self, poller: Poller, program: str, pid: int, on_end: Callable[[bytes], object]) -> None:
         self._poller, self._on_end, self._name = poller, on_end, "stacks of %d" % pid
@@ -267,7 +265,7 @@ class StackDump:
             _become_py_spy(program, pid, write)
         os.close(write)
         poller.watch(self._pipe, self._read)
-        poller.after(DUMP_S, self._name, self._end)  # the sweep takes a py-spy that hangs
+        poller.after(DUMP_S, self._name, self._end)  # the sweep kills a py-spy that hangs
 
     def _read(self) -> None:
         data = os.read(self._pipe, 1 << 16)

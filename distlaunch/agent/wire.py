@@ -1,26 +1,26 @@
-"""The bytes of the protocol between controller and agent; `distlaunch.agent.messages` has its messages.
+"""Byte format of the protocol between controller and agent. `distlaunch.agent.messages` has the messages.
 
-A link is a pair of byte streams. After the boot (see ``distlaunch.transports.handshake``) the agent writes
-``HELLO_PREFIX + nonce + b"\\n"``; whatever a login shell printed before that is noise. From there on
+A link is a pair of byte streams. After the boot (see ``distlaunch.transports.handshake``), the agent writes
+``HELLO_PREFIX + nonce + b"\\n"``. Anything that a login shell printed before is noise. From there on,
 both directions carry frames:
 
     offset  size  field
-    0       1     kind: CONTROL, PACKED, OUTPUT or FLIGHT; END: the last one of a launcher that joined
+    0       1     kind: CONTROL, PACKED, OUTPUT or FLIGHT; END: the last frame of a launcher that joined
     1       2     node index, since one link may serve several nodes
-    3       2     generation whose worker printed it, modulo GENERATIONS; 0 for CONTROL
-    5       2     channel: 0 for CONTROL, ``2 * local_rank + (0 stdout | 1 stderr)`` for OUTPUT,
-                  the rank for FLIGHT: a piece of its flight recorder's dump, which `start` asked for
-    7       4     length of the payload in bytes, capped by kind
+    3       2     attempt whose worker printed the payload, modulo GENERATIONS; 0 for CONTROL
+    5       2     channel: 0 for CONTROL; ``2 * local_rank + (0 stdout | 1 stderr)`` for OUTPUT;
+                  the rank for FLIGHT, a piece of its flight recorder dump, which `start` requested
+    7       4     length of the payload in bytes, limited by kind
 
 A CONTROL payload is one JSON object with an ``op``: see `distlaunch.agent.messages`. PACKED is the same,
-compressed by zlib; only the controller sends it.
+compressed by zlib. Only the controller sends it.
 
-Where others write to a link, too, only its whole lines can be kept apart: srun's output with --label. Each
-frame of a node then travels as lines of at most LINE bytes, which begin with PIECE; a node's last line begins
-with GONE and has its guardian's exit status. A newline inside of a frame is ESCAPE and "n", an ESCAPE itself
-ESCAPE and "[".
+If several nodes write to one link, as with `srun --label`, only whole lines can be kept apart. Each frame
+of a node then travels as lines of at most LINE bytes, which begin with PIECE. The last line of a node begins
+with GONE and contains the exit status of its guardian. A newline inside a frame becomes ESCAPE and "n", an
+ESCAPE becomes ESCAPE and "[".
 
-No pickle, ever; unknown kinds, over-long frames and non-objects end the link (`ProtocolError`).
+No pickle, ever. Unknown kinds, overlong frames and invalid payloads end the link (`ProtocolError`).
 """
 
 from __future__ import annotations
@@ -53,48 +53,51 @@ FLIGHT = 3
 PACKED = 4
 END = 5
 PACK_BYTES = 900
-"""Longer commands are packed: srun sends what is over 1024 bytes in pieces, each 40 ms after the last."""
+"""Bytes beyond which commands are packed: srun sends more than 1024 bytes in pieces, 40 ms apart."""
 GENERATIONS = 1 << 16
 HEADER = struct.Struct("!BHHHI")
 PIECE, GONE = b"=", b"!"
 ESCAPE = b"\x1b"
 LINE = 960
-"""srun passes on at most 1024 bytes at once, and lines whole only up to that."""
+"""Bytes of a line. srun forwards at most 1024 bytes at once, and lines are whole only up to that."""
 LAST_WORD_S = 5.0
+"""Seconds to wait until the last line of a node can be written."""
 SHARED = "DISTLAUNCH_SHARED"
-"""The variable that says which of an agent's descriptors are copies of the command's, `5,6`, for its workers;
-empty for agents elsewhere."""
+"""The variable with those descriptors of an agent, such as `5,6`, that are copies of the command's stdin
+and stdout for its workers. It is empty for agents on other nodes."""
 SHARED_PMI = "PMI_FD"
-"""The variable that says which is the connection to MPI's process manager: a worker has it, too."""
+"""The variable with the descriptor of the connection to the MPI process manager, which a worker inherits."""
 
+STOPS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
+"""Signals that stop an agent."""
 NOTICES = (signal.SIGUSR1, signal.SIGUSR2)
-"""By which somebody announces the end of a job, to an agent or to the command."""
+"""Signals that mean a termination warning, to an agent or to the command."""
 CLEAN, LEFT_EARLY, AGENT_DIED, NOT_CLEAN = 0, 1, 70, 71
-"""Exit statuses on the node: told to close; left by itself; the agent was killed and the guardian has swept;
-processes resisted the sweep. After all but the last the node is clean."""
+"""Exit statuses on the node: closed by the controller, left early, agent killed but swept by the guardian,
+processes resisted the sweep. After all but the last, the node is clean."""
 
 LEASE_S = 30.0
-"""Seconds without a sign of life after which either side takes the other for lost."""
+"""Seconds without a sign of life after which either side considers the other lost."""
 HEARTBEATS = 6
-"""In each lease: all but one may be lost."""
+"""Heartbeats in each lease, all but one of which may be lost."""
 STALL_LOOKS = 8
 STALL_LOOK_MAX_S = 15.0
-"""An agent looks `STALL_LOOKS` times within timeouts.stall, and at least every `STALL_LOOK_MAX_S`."""
+"""Seconds between checks for stalls, at most. An agent checks `STALL_LOOKS` times within timeouts.stall."""
 MAX_OUTPUT = 1 << 17
-"""Bytes of one OUTPUT payload: small enough that a control frame never waits long behind one. A worker's pipe
-holds as many."""
+"""Bytes of one OUTPUT payload: small enough that a control frame never waits long behind one. The pipe of
+a worker has the same capacity."""
 MAX_REPORT = 1 << 20
-"""Bytes of one CONTROL payload from a node: a hostile agent must not fill the controller."""
+"""Bytes of one CONTROL payload from a node: a hostile agent must not fill the memory of the controller."""
 MAX_COMMAND = 1 << 26
-"""Bytes of one CONTROL payload to a node: environments of many workers travel in one."""
+"""Bytes of one CONTROL payload to a node, which may contain the environments of many workers."""
 
 
 class ProtocolError(Exception):
-    """The peer sent what the protocol does not allow; the link can't be used any further."""
+    """The peer violated the protocol. The link can't be used any further."""
 
 
 class Frame(Frozen):
-    """One frame; its fields are those of its header."""
+    """A frame. Its fields are those of its header."""
 
     kind: int
     node: int
@@ -103,7 +106,7 @@ class Frame(Frozen):
     payload: bytes
 
     def message(self) -> Message:
-        """The JSON object of a CONTROL, PACKED or END frame. Raises `ProtocolError` when it is none."""
+        """Return the JSON object of a CONTROL, PACKED or END frame. Raises `ProtocolError` if invalid."""
         try:
             text = zlib.decompress(self.payload) if self.kind == PACKED else self.payload
             message = json.loads(text.decode(), parse_constant=_refuse)
@@ -118,28 +121,25 @@ def _refuse(constant: str) -> None:
     raise ValueError("%s is not JSON" % constant)
 
 
-def encode_output(node: int, generation: int, channel: int, payload: bytes | memoryview) -> bytes:
-    """One OUTPUT frame; `payload` is at most MAX_OUTPUT bytes."""
-    return HEADER.pack(OUTPUT, node, generation % GENERATIONS, channel, len(payload)) + payload
-
-
-def encode_flight(node: int, generation: int, rank: int, payload: bytes) -> bytes:
-    """One FLIGHT frame; `payload` is at most MAX_OUTPUT bytes."""
-    return HEADER.pack(FLIGHT, node, generation % GENERATIONS, rank, len(payload)) + payload
+def encode_output(
+    node: int, generation: int, channel: int, payload: bytes | memoryview, kind: int = OUTPUT
+) -> bytes:
+    """Encode an OUTPUT or FLIGHT frame. `payload` is at most MAX_OUTPUT bytes."""
+    return HEADER.pack(kind, node, generation % GENERATIONS, channel, len(payload)) + payload
 
 
 def encode_message(node: int, message: Message) -> bytes:
-    """One CONTROL frame."""
+    """Encode a CONTROL frame."""
     return _control(CONTROL, node, _json(message))
 
 
 def encode_end(node: int, status: int, words: str) -> bytes:
-    """An END frame: the exit status of the agent's guardian, and what was said on its stderr."""
+    """Encode an END frame: the exit status of the guardian, and the output of the agent on stderr."""
     return _control(END, node, _json({"op": "end", "status": status, "words": words}))
 
 
 def encode_command(node: int, message: Message) -> bytes:
-    """One frame from the controller: CONTROL, or PACKED where it is long."""
+    """Encode a frame from the controller: CONTROL, or PACKED if it is long."""
     payload = _json(message)
     if len(payload) <= PACK_BYTES:
         return _control(CONTROL, node, payload)
@@ -156,18 +156,21 @@ def _json(message: Message) -> bytes:
 
 REPORTS = {CONTROL: MAX_REPORT, OUTPUT: MAX_OUTPUT, FLIGHT: MAX_OUTPUT, END: MAX_REPORT}
 COMMANDS = {CONTROL: MAX_COMMAND, PACKED: MAX_COMMAND}
-"""The kinds of frames that an agent sends, and that it gets; and the bytes that each payload may have."""
+"""Kinds of frames that an agent sends, and that it receives, with the maximum payload of each in bytes."""
 
 
 class FrameDecoder:
-    """Turns received bytes into frames of the kinds in `caps`, without IO. It buffers one and a read."""
+    """Decodes received bytes to frames of the kinds in `caps`, without I/O.
+
+    It buffers one frame and one read.
+    """
 
     def __init__(self, caps: Mapping[int, int]) -> None:
         self._caps = caps
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[Frame]:
-        """Take `data` and return the frames that are complete. Raises `ProtocolError`."""
+        """Take `data`, and return the frames that are complete. Raises `ProtocolError`."""
         self._buffer += data
         frames = []
         start = 0
@@ -178,7 +181,7 @@ class FrameDecoder:
             if len(self._buffer) < end:
                 break
             with memoryview(self._buffer) as view:
-                payload = bytes(view[start + HEADER.size : end])  # a bytearray's slice would be a copy, too
+                payload = bytes(view[start + HEADER.size : end])  # slicing a bytearray copies twice
             frames.append(Frame(kind, node, generation, channel, payload))
             start = end
         del self._buffer[:start]
@@ -198,13 +201,16 @@ def as_lines(frame: bytes) -> bytes:
 
 
 def from_lines(pieces: bytes) -> tuple[bytes, bytes]:
-    """Decode the pieces of lines, put together; also return what at their end belongs to the next one."""
+    """Decode the joined pieces of lines. Also return the end that belongs to the next piece."""
     whole, rest = (pieces[:-1], pieces[-1:]) if pieces.endswith(ESCAPE) else (pieces, b"")
     return whole.replace(b"\x1bn", b"\n").replace(b"\x1b[", ESCAPE), rest
 
 
 def say_gone(fd: int, status: int) -> None:
-    """Write the last line; an agent that was killed may have left half a one. Gives up after some seconds."""
+    """Write the last line of a node.
+
+    It follows a newline, because a killed agent may have left a partial line. Gives up after LAST_WORD_S.
+    """
     left = b"\n!%d\n" % status
     writable = select.poll()
     writable.register(fd, select.POLLOUT)

@@ -1,8 +1,8 @@
-"""Spawns workers and describes how they ended.
+"""Spawning a worker, and describing how it started and ended.
 
-A worker is started by fork and exec in a session of its own, with signals at their defaults, stdin
-from /dev/null and both outputs in pipes, but for what it shares with the command. The exec is confirmed
-through a pipe that exec closes, so that "no such file" is told from "the program ended with 127".
+A worker is started by fork and exec in its own session, with default signal handling, stdin from /dev/null
+and both outputs in pipes, except for descriptors that it shares with the command. Exec is confirmed by a pipe
+that exec closes, which distinguishes "no such file" from a program that ended with 127.
 """
 
 from __future__ import annotations
@@ -19,53 +19,47 @@ from distlaunch.agent.messages import WorkerSpec, WorkerUnstarted
 from distlaunch.agent.poller import widen
 
 DESCRIPTORS = 6
-"""Open at most per worker, while it is started."""
+"""Maximum number of descriptors open per worker while it is started."""
 MAX_WORDS = 1 << 14
-"""Bytes of a worker's stderr that are reported with its exit."""
+"""Bytes of the stderr of a worker that are reported with its exit."""
 
 
 class Worker:
-    """One spawned worker: its local rank, PID, pipes (descriptors) and where its error record goes.
+    """A spawned worker: its local rank, PID, pipes (descriptors) and the path of its error record.
 
-    `streams` are the pipes of stdout and stderr, -1 where there is none, or none any more.
-    `printed` counts the bytes of its output, `device` is its GPU's number here, `python` its program.
-    `words` are the last bytes of its stderr, up to the moment when it is told to end.
+    `streams` are the pipes of stdout and stderr, -1 if there is none or it is closed. `printed` counts the
+    bytes of its output, `device` is the number of its GPU on the node, `python` is its program. `words` is
+    the end of its stderr, up to the request to stop.
     """
 
     def __init__(
         self, local_rank: int, pid: int, streams: list[int], exec_pipe: int, error_file: str
     ) -> None:
-        self.local_rank = local_rank
-        self.pid = pid
-        self.streams = streams
-        self.exec_pipe = exec_pipe
-        self.error_file = error_file
-        self.printed = 0
-        self.device = -1
-        self.python = ""
-        self.running = True
-        self.started = False
-        self.stopping = False
-        self.words = b""
+        self.local_rank, self.pid, self.streams = local_rank, pid, streams
+        self.exec_pipe, self.error_file = exec_pipe, error_file
+        self.printed, self.words = 0, b""
+        self.device, self.python = -1, ""
+        self.running, self.started, self.stopping = True, False, False
 
-    def said(self, stream: int, data: bytes | memoryview) -> None:
-        """Take note of what the worker printed."""
+    def record_output(self, stream: int, data: bytes | memoryview) -> None:
+        """Take note of output of the worker."""
         self.printed += len(data)
-        if stream == 1 and not self.stopping:  # what it says about our own signal is not a cause
+        if stream == 1 and not self.stopping:  # output about the signal to stop is not a cause
             self.words = (self.words + data[-MAX_WORDS:])[-MAX_WORDS:]
 
     def signal(self, signum: int) -> None:
-        """Send to the worker's process group, only while the worker is not reaped (its PID is ours)."""
+        """Send a signal to the process group of the worker, unless it was reaped, so that its PID may be
+        reused."""
         if self.running:
             try:
                 os.killpg(self.pid, signum)
             except ProcessLookupError:
-                os.kill(self.pid, signum)  # not yet in a group of its own
+                os.kill(self.pid, signum)  # its process group doesn't exist yet
             except PermissionError:
-                pass  # another user's now: the sweep follows the grace, and names it
+                pass  # belongs to another user now: the sweep after the grace period names it
 
     def error_record(self) -> wire.Message | None:
-        """Read {message, callstack} from what torch's @record wrote to TORCHELASTIC_ERROR_FILE."""
+        """Read {message, callstack} as written by torch's @record to TORCHELASTIC_ERROR_FILE."""
         try:
             record = json.loads(b"".join(scratch.read_left(self.error_file, scratch.MAX_ERROR_RECORD)))
         except (ValueError, RecursionError):
@@ -84,7 +78,7 @@ def _texts(message: object) -> wire.Message | None:
 
 
 def environment(spec: WorkerSpec) -> dict[str, str]:
-    """Merge the worker's environment: this node's, `defaults` where it has none, then `env`."""
+    """Return the environment of a worker: `defaults`, overridden by this node's, overridden by `env`."""
     merged = {**spec.defaults, **os.environ, **spec.env}
     if spec.one_device and os.environ.get("CUDA_VISIBLE_DEVICES"):
         devices = os.environ["CUDA_VISIBLE_DEVICES"].split(",")
@@ -93,7 +87,7 @@ def environment(spec: WorkerSpec) -> dict[str, str]:
 
 
 def spawn(spec: WorkerSpec, error_file: str) -> Worker:
-    """Start one worker, whose paths are `at_home`. Raises OSError when pipes or fork are refused.
+    """Start a worker whose paths are `at_home`. Raises OSError when pipes or fork are refused.
 
     Returns at once: the outcome of chdir and exec arrives on ``exec_pipe`` (see `exec_failure`).
     """
@@ -122,15 +116,15 @@ def spawn(spec: WorkerSpec, error_file: str) -> Worker:
 
 
 def _wide_pipe() -> tuple[int, int]:
-    """A pipe that holds as much as is sent on at once: the worker, and we, wake up less often."""
+    """Create a pipe with the capacity of one OUTPUT payload, so that both ends wake up less often."""
     ends = os.pipe()
     widen(ends[1], wire.MAX_OUTPUT)
     return ends
 
 
 def forked(become: Callable[[], None]) -> int:
-    """Fork a child that runs `become`, which never returns; return its PID. Raises OSError if refused."""
-    # Until the child has reset its handlers, a signal to it would be swallowed by ours.
+    """Fork a child that runs `become`, which never returns, and return its PID. Raises OSError if refused."""
+    # Until the child has reset its handlers, those of the agent would swallow a signal to it.
     before = signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals())
     try:
         pid = os.fork()
@@ -142,19 +136,19 @@ def forked(become: Callable[[], None]) -> int:
 
 
 def at_home(spec: WorkerSpec) -> WorkerSpec:
-    """Put the home of this node's user in place of the ~ that a path of `spec` may begin with."""
+    """Replace the ~ at the beginning of the paths in `spec` by the home of the user on this node."""
     argv = tuple([_expanded(word) if i in spec.paths else word for i, word in enumerate(spec.argv)])
     return spec._replace(argv=argv, cwd=_expanded(spec.cwd))
 
 
 def _script(spec: WorkerSpec) -> str:
-    """The file that the program is given to run, if there is one."""
+    """Return the file that the program is to run, or ""."""
     last = max(spec.paths, default=0)
     return spec.argv[last] if last else ""
 
 
-def _look_at(script: str) -> None:
-    """Raise the OSError of a script that can't be read: Python would end with a status of its own for it."""
+def _check_readable(script: str) -> None:
+    """Raise OSError if a script isn't readable. Python would report that only by an exit status."""
     os.stat(script)
     if not os.access(script, os.R_OK):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
@@ -176,10 +170,10 @@ def _become_worker(
         stage = "workdir"
         os.chdir(spec.cwd)
         env["PWD"] = spec.cwd
-        resource.setrlimit(resource.RLIMIT_NOFILE, _own_limit)  # not before the last open
+        resource.setrlimit(resource.RLIMIT_NOFILE, _own_limit)  # only after the last open
         stage = "script"
         if _script(spec):
-            _look_at(_script(spec))
+            _check_readable(_script(spec))
         stage = "exec"
         os.execvpe(spec.argv[0], spec.argv, env)
     except OSError as error:
@@ -192,13 +186,13 @@ def _become_worker(
 
 def _bind(spec: WorkerSpec) -> None:
     if spec.cpus:
-        from distlaunch.agent import cpus  # there already: it has chosen them
+        from distlaunch.agent import cpus  # already imported to choose them
 
         os.sched_setaffinity(0, cpus.cpu_set(spec.cpus))
 
 
 def begin(agent: int) -> None:
-    """Give a forked child a session of its own, that ends with us, plain signals and no input."""
+    """Give a forked child its own session, which ends with the agent, default signals and no input."""
     os.setsid()
     sweep.die_with_parent(signal.SIGKILL, agent)
     _reset_signals()
@@ -214,13 +208,13 @@ def _reset_signals() -> None:
 
 
 def exec_failure(node: int, data: bytes, spec: WorkerSpec) -> WorkerUnstarted:
-    """Make the report of what came through ``exec_pipe``."""
+    """Return the report for the data received from ``exec_pipe``."""
     stage, _, number = data.decode().partition(" ")
     return unstarted(node, spec, stage, int(number))
 
 
 def unstarted(node: int, spec: WorkerSpec, stage: str, code: int, why: str = "") -> WorkerUnstarted:
-    """Make the report of a worker whose fork, chdir or exec failed with errno `code`."""
+    """Return the report for a worker whose fork, chdir or exec failed with errno `code`."""
     subject = _subject(spec, stage)
     if stage == "exec" and code == errno.ENOENT and os.path.exists(subject):
         stage = "interpreter"
@@ -229,10 +223,10 @@ def unstarted(node: int, spec: WorkerSpec, stage: str, code: int, why: str = "")
 
 
 def _subject(spec: WorkerSpec, stage: str) -> str:
-    """What a failure is about."""
+    """Return the path, program or CPUs that a failure is about."""
     subjects = {"workdir": spec.cwd, "script": _script(spec)}
     if spec.cpus:
-        subjects["setup"] = "binding to CPU %s" % spec.cpus  # all else before it hardly fails
+        subjects["setup"] = "binding to CPU %s" % spec.cpus  # the other setup steps hardly fail
     return str(subjects.get(stage, spec.argv[0]))
 
 
@@ -253,18 +247,18 @@ _shared = dict(enumerate(map(int, filter(None, os.environ.pop(wire.SHARED, "").s
 
 
 def share(*fds: int) -> None:
-    """Have workers share descriptors of this very process, by their numbers."""
+    """Let workers share these descriptors of this process."""
     _shared.update({fd: os.dup(fd) for fd in fds})
 
 
 def _kept() -> list[int]:
-    """What of MPI's a worker has, too, if it shares anything with the command."""
+    """Return the descriptors of MPI that a worker inherits if it shares any with the command."""
     pmi = os.environ.get(wire.SHARED_PMI, "")
     return [int(pmi)] if _shared and pmi.isdigit() else []
 
 
 def make_room(workers: int) -> None:
-    """Allow this process the descriptors that its workers need; they themselves keep the old limit."""
+    """Raise the limit on descriptors of this process for its workers, which themselves keep the old limit."""
     soft, hard = _own_limit
     wanted = DESCRIPTORS * workers + 64
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -273,7 +267,7 @@ def make_room(workers: int) -> None:
 
 
 def close_inherited() -> None:
-    """Mark every descriptor above stderr close-on-exec: sshd and shells leak theirs to us."""
+    """Mark every descriptor above stderr close-on-exec, because sshd and shells leak theirs."""
     for name in os.listdir("/proc/self/fd"):
         if int(name) > 2:
             try:

@@ -1,4 +1,4 @@
-"""The workers of one node: started, pumped, stopped, swept."""
+"""The workers of one node: starting, forwarding output, stopping and sweeping."""
 
 from __future__ import annotations
 
@@ -16,41 +16,36 @@ from distlaunch.agent.watches import JoinWatch, StackDump, StallWatch, UsageWatc
 from distlaunch.agent.worker import Worker, at_home, exec_failure, make_room, spawn, unstarted
 
 DEADLINE = "deadline"
-"""The file that appears when a scheduler has announced the job's end: when that is, in Unix seconds."""
+"""The file that appears after a termination warning. It contains the end of the job in Unix seconds."""
 STUCK_S = 5.0
-"""Seconds a sweep may take before the PIDs that resist it are reported."""
+"""Seconds that a sweep may take before the PIDs that resist it are reported."""
 
 
 def _tmpdir(command: StartWorkers) -> str | None:
-    """The job's TMPDIR for this node, if it has one; relative to where the workers are."""
+    """Return TMPDIR of the job for this node, if set, resolved against the workers' directory."""
     tmpdir = command.env.get("TMPDIR")
     return os.path.join(command.workers[0].cwd, tmpdir) if tmpdir else None
 
 
 class Workers:
-    """All workers of the current generation. Reports go to `outbox`, error records below `folder`.
+    """The workers of the current attempt. Reports go to `outbox`, error records to `folder`.
 
-    `send` sends what is in the outbox now, if the link takes it.
+    `send` sends what is in the outbox now, if the link accepts it.
     """
 
     def __init__(
-        self,
-        poller: Poller,
-        outbox: Outbox,
-        folder: scratch.Folder,
-        node: int,
-        send: Callable[[], None],
+        self, poller: Poller, outbox: Outbox, folder: scratch.Folder, send: Callable[[], None]
     ) -> None:
-        self._poller, self._outbox, self._folder, self._node = poller, outbox, folder, node
-        self._send = send
-        self._flow = Flow(poller, outbox)
+        self._poller, self._outbox, self._folder, self._send = poller, outbox, folder, send
+        self._node = outbox.node
+        self.flow = Flow(poller, outbox)
         self._read = memoryview(bytearray(wire.MAX_OUTPUT))
         self._workers: list[Worker] = []
         self._specs: dict[int, WorkerSpec] = {}
         self._sweep: sweep.Sweep | None = None
         self._joins = JoinWatch(poller, outbox, self._live)
         self._stalls = StallWatch(poller, outbox, self._live)
-        self._usage = UsageWatch(poller, outbox, self._live)
+        self.usage = UsageWatch(poller, outbox, self._live)
         self._store_port: int | None = None
         self._oom_kills = 0
         self._has_flight = False
@@ -59,7 +54,7 @@ class Workers:
         self.swept = True
 
     def start(self, command: StartWorkers) -> None:
-        """Spawn the workers of a generation; a refusal by the system is reported, not raised."""
+        """Spawn the workers of an attempt. A refusal by the system is reported instead of raised."""
         if not self.swept:
             raise wire.ProtocolError("a generation was started before the previous one had ended")
         self._generation = command.generation
@@ -82,19 +77,15 @@ class Workers:
         if command.stall_s:
             self._stalls.begin(command.stall_s)
 
-    def watch_use(self, command: messages.WatchUse) -> None:
-        """Report for some seconds what workers use."""
-        self._usage.go_on(command.for_s)
-
     def _prepared(self, command: StartWorkers) -> Sequence[WorkerSpec]:
-        """Make the folder for error records and choose CPUs; no workers, and told, when that can't be."""
+        """Create the directory for error records, and choose CPUs. Return no workers if that fails."""
         try:
             self._folder.make(_tmpdir(command))
         except scratch.NoPlaceError as error:
             return self._refuse(command, "scratch", errno.ENOSPC, str(error))
         if command.binding is None:
             return command.workers
-        from distlaunch.agent import cpus  # few jobs bind
+        from distlaunch.agent import cpus  # few jobs bind CPUs
 
         try:
             return cpus.assign(command, command.binding)
@@ -107,7 +98,7 @@ class Workers:
         return []
 
     def _complete(self, spec: WorkerSpec, shared: dict[str, str]) -> WorkerSpec:
-        """What a worker is started with: its paths at home, and what it has in common with the others."""
+        """Return the spec of a worker with its paths expanded and the variables that all workers share."""
         spec = at_home(spec)._replace(env={**shared, **spec.env})
         if not self._has_flight:
             return spec
@@ -129,14 +120,10 @@ class Workers:
 
     def _watch_stream(self, worker: Worker, stream: int, fd: int) -> None:
         def read() -> None:
-            if not self._flow.holds(fd, read):
+            if not self.flow.holds(fd, read):
                 self._pump(worker, stream, fd)
 
         self._poller.watch(fd, read)
-
-    def sent(self) -> None:
-        """Something of what they print was sent."""
-        self._flow.sent()
 
     def _confirm(self, worker: Worker) -> None:
         """Read the outcome of exec, once."""
@@ -155,13 +142,13 @@ class Workers:
         self._outbox.report(exec_failure(self._node, data, spec) if data else started)
 
     def _pump(self, worker: Worker, stream: int, fd: int) -> bool:
-        """Forward what a worker printed; False when there is no more for now."""
+        """Forward output of a worker. Return False if there is no more for now."""
         try:
             data = self._read[: os.readv(fd, [self._read])]
         except BlockingIOError:
             return False
         if data:
-            worker.said(stream, data)
+            worker.record_output(stream, data)
             self._outbox.output(self._generation, 2 * worker.local_rank + stream, data)
         else:
             self._close_stream(worker, stream)
@@ -170,16 +157,16 @@ class Workers:
     def _close_stream(self, worker: Worker, stream: int) -> None:
         fd = worker.streams[stream]
         self._poller.forget(fd)
-        self._flow.forget(fd)
+        self.flow.forget(fd)
         os.close(fd)
         worker.streams[stream] = -1
 
     def children_changed(self) -> None:
-        """Reap: report workers that ended, and go on with a stop or sweep in progress."""
+        """Reap and report workers that ended, and continue a stop or sweep in progress."""
         by_pid = {worker.pid: worker for worker in self._workers if worker.running}
         for pid, status in sweep.reap():
             if pid in by_pid:
-                self._ended(by_pid[pid], sweep.exit_status(status))
+                self._on_exit(by_pid[pid], sweep.exit_status(status))
         if self._sweep:
             if sweep.has_children():
                 self._sweep.strike()
@@ -188,16 +175,16 @@ class Workers:
         elif self._stopping and not self._live():
             self.sweep()
 
-    def _ended(self, worker: Worker, status: int) -> None:
+    def _on_exit(self, worker: Worker, status: int) -> None:
         worker.running = False
         self._confirm(worker)
         if not worker.started:
-            return  # its failure to start is reported already
+            return  # its failure to start has already been reported
         if status != 0:
             self._failed = True
-            self._hear(worker)
-            self._send()  # before its exit: as a control frame, that would overtake what it said
-            self._look_for_usurper(worker)
+            self._read_output(worker)
+            self._send()  # before its exit, which as a control frame would overtake its output
+            self._report_usurper(worker)
         self._outbox.report(
             messages.WorkerExited(
                 node=self._node,
@@ -211,14 +198,15 @@ class Workers:
             )
         )
 
-    def _hear(self, worker: Worker) -> None:
-        """Take in what a worker has said: a pipe's worth of each, as a grandchild may print without end."""
+    def _read_output(self, worker: Worker) -> None:
+        """Forward output of a worker, one pipe's worth per stream, since a grandchild may print endlessly."""
         for stream, fd in enumerate(worker.streams):
             if fd >= 0:
                 self._pump(worker, stream, fd)
 
-    def _look_for_usurper(self, worker: Worker) -> None:
-        """A rank that failed before it joined may have found its port taken: told before it is blamed."""
+    def _report_usurper(self, worker: Worker) -> None:
+        """Report a rendezvous port taken by another program, before the failure of a rank without a
+        rendezvous."""
         if self._store_port is None or worker.local_rank in self._joins.joined:
             return
         owners = network.strangers(self._store_port)
@@ -230,18 +218,18 @@ class Workers:
         return [worker for worker in self._workers if worker.running]
 
     def give_notice(self, command: messages.GiveNotice) -> None:
-        """Write down when the job will be ended, as far as that is known, and send the workers a signal."""
+        """Write down when the job will end, if known, and send the workers a signal."""
         if command.left_s is not None:
             self._folder.write(DEADLINE, "%.0f\n" % (time.time() + command.left_s))
         for worker in self._live():
             worker.signal(command.signum)
 
-    # Looking at workers that are stalled
+    # Stacks of stalled workers
 
     def dump(self, command: messages.DumpStacks) -> None:
-        """Report the stacks of some workers; where there is no py-spy, `abort` has Python print them itself.
+        """Report the stacks of some workers. Without py-spy, `abort` makes Python print them itself.
 
-        That is what SIGABRT does under PYTHONFAULTHANDLER, to the worker's stderr, and it ends the worker.
+        SIGABRT does that under PYTHONFAULTHANDLER, to the stderr of the worker, and ends the worker.
         """
         for worker in self._live():
             if worker.local_rank in command.local_ranks:
@@ -252,7 +240,7 @@ class Workers:
         if program:
             StackDump(self._poller, program, worker.pid, lambda text: self._report_stack(worker, text))
         elif abort:
-            os.kill(worker.pid, signal.SIGABRT)  # it runs, so it is not reaped, and the PID is ours
+            os.kill(worker.pid, signal.SIGABRT)  # not reaped yet, so the PID isn't reused
         else:
             self._report_stack(worker, b"py-spy is not installed on its node (pip install py-spy)")
 
@@ -260,10 +248,11 @@ class Workers:
         words = text.decode(errors="replace")
         self._outbox.report(messages.StackDumped(self._node, worker.local_rank, words))
 
-    # The rest of a generation: SIGTERM, grace, sweep.
+    # The end of an attempt: SIGTERM, grace period, sweep.
 
     def stop(self, grace_s: float, signum: int = signal.SIGTERM) -> None:
-        """End the generation: `signum`, SIGKILL after `grace_s`, then sweep. Again: sooner, never later."""
+        """End the attempt: `signum`, SIGKILL after `grace_s`, then a sweep. Another call can only hasten
+        it."""
         if self.swept:
             self._report_swept()
         elif grace_s <= 0 or not self._live():
@@ -273,18 +262,18 @@ class Workers:
             if not self._stopping:
                 self._stopping = True
                 for worker in self._workers:
-                    self._hear(worker)
+                    self._read_output(worker)
                     worker.stopping = True
                     worker.signal(signum)
-                    worker.signal(signal.SIGCONT)  # to a stopped process all but SIGKILL stays pending
+                    worker.signal(signal.SIGCONT)  # a stopped process keeps signals pending
 
     def sweep(self) -> None:
-        """End every descendant now, and report when none is left."""
+        """Kill every descendant now, and report when none is left."""
         self._poller.cancel("grace")
         self._joins.stop()
         self._stalls.stop()
         if not self._sweep:
-            gentle = not self._failed and not self._live()  # nobody is in a hurry
+            gentle = not self._failed and not self._live()  # there is no hurry
             self._sweep = sweep.Sweep([worker.pid for worker in self._workers], gentle)
             self._poller.after(self._sweep.settling_s, "settled", self.children_changed)
             self._poller.after(STUCK_S, "stuck", self._report_stuck)
@@ -302,7 +291,7 @@ class Workers:
         self._sweep = None
 
     def _close(self, worker: Worker) -> None:
-        """Read what is left in the pipes, whose writers are all dead, and close them."""
+        """Read the rest of the pipes, whose writers are all dead, and close them."""
         for stream, fd in enumerate(worker.streams):
             while worker.streams[stream] >= 0 and self._pump(worker, stream, fd):
                 pass

@@ -147,7 +147,7 @@ class _JoinedAgent(Agent):
         self.ranks = _Outbox(part, seat, folder)
         link = seat.connection.fileno()
         os.set_blocking(link, False)
-        super().__init__(link, os.dup(link), seat.node, folder, self.ranks)
+        super().__init__(link, os.dup(link), folder, self.ranks)
         self._commands = {kind: self._commands[kind] for kind in _OBEYED}
         self._commands[messages.StartRanks] = self._on_ranks
         self._signums = (signal.SIGCHLD, signal.SIGTERM, *range(_FIRST, _LAST + 1))

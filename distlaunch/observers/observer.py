@@ -139,14 +139,13 @@ class Generations:
 
     def note(self, state: State) -> bool:
         """Note the current attempt if it has started; return whether it was unknown."""
-        this = state.current
-        if this is None or this.started_at is None:
+        number, plan = state.generation, state.plan
+        if plan is None or state.started_at is None:
             return False
-        known = self.of(this.number)
-        if known and known.number == this.number:
+        known = self.of(number)
+        if known and known.number == number:
             return False
-        attempt = Begun(this.number, this.plan, destinations(this.plan, this.number))
-        self._attempts[this.number % GENERATIONS] = attempt
+        self._attempts[number % GENERATIONS] = Begun(number, plan, destinations(plan, number))
         return True
 
     def of(self, called: int) -> Begun | None:

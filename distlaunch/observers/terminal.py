@@ -187,9 +187,9 @@ def _joining(state: State) -> str:
     size, ranks = len(state.workers), state.counted(len(state.workers))
     if planned := sum(worker.phase is WorkerPhase.PLANNED for worker in state.workers):
         return f"starting: {size - planned} of {ranks}"
-    missing = [worker.rank for worker in state.workers if worker.running and not worker.meeting.joined]
+    missing = [worker.rank for worker in state.workers if worker.running and not worker.joined]
     # Ranks without torch never join: don't mention joining until a rank tries to.
-    if len(missing) == size and not any(worker.meeting.trying for worker in state.workers):
+    if len(missing) == size and not any(worker.trying for worker in state.workers):
         return f"{ranks} started"
     names = f"{'rank' if len(missing) == 1 else 'ranks'} {spans(missing)}"
     return f"joining: {size - len(missing)} of {ranks}; waiting for {names}" if missing else ""

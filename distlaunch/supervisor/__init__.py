@@ -1,1 +1,1 @@
-"""The policy of a run, pure: `step(state, event, now)` gives the next state and what to do. No I/O."""
+"""The policy of a run, pure: `step(state, event, now)` returns the next state and the actions. No I/O."""

@@ -1,4 +1,4 @@
-"""What the supervisor wants done: executed by the loop, in order, without further decisions."""
+"""Actions of the supervisor: the loop executes them in order, without further decisions."""
 
 import signal
 from typing import Literal
@@ -13,34 +13,34 @@ class Connect(Frozen):
 
 
 class HoldPort(Frozen):
-    """Hold the rendezvous port there; None = a free one of the agent's choice."""
+    """Hold the rendezvous port on a node. None means a free port that the agent chooses."""
 
     node: int
     port: int | None
 
 
 class FindRoute(Frozen):
-    """Find the interface that leads to `address`."""
+    """Find the network interface that leads to `address`."""
 
     node: int
     address: str
 
 
 class StartWorkers(Frozen):
-    """Spawn the node's workers of the current generation."""
+    """Spawn the workers of a node for the current attempt."""
 
     node: int
 
 
 class StopWorkers(Frozen):
-    """End the node's workers (SIGTERM, SIGKILL after `grace_s`) and sweep; the agent stays."""
+    """Stop the workers of a node (SIGTERM, SIGKILL after `grace_s`) and sweep it. The agent stays."""
 
     node: int
     grace_s: float
 
 
 class DumpStacks(Frozen):
-    """Have the Python stacks of these workers told; `abort`: they may die of it."""
+    """Report the Python stacks of these workers. With `abort`, collecting the stacks may end the workers."""
 
     node: int
     local_ranks: tuple[int, ...]
@@ -48,13 +48,13 @@ class DumpStacks(Frozen):
 
 
 class Reap(Frozen):
-    """End what an earlier agent of this run has left on the node."""
+    """Kill everything that an earlier agent of this run has left on a node."""
 
     node: int
 
 
 class GiveNotice(Frozen):
-    """Send the node's workers `signum`, and tell them how long they have, if that is known."""
+    """Send `signum` to the workers of a node as a termination warning, with the seconds left, if known."""
 
     node: int
     signum: int
@@ -62,11 +62,11 @@ class GiveNotice(Frozen):
 
 
 class AskScheduler(Frozen):
-    """Ask the scheduler what becomes of our allocation, once."""
+    """Ask the scheduler once whether it ends this allocation."""
 
 
 class Close(Frozen):
-    """End the node's workers (`signum`, SIGKILL after `grace_s`), sweep, and let the agent leave."""
+    """Stop the workers of a node (`signum`, SIGKILL after `grace_s`), sweep it, and let the agent exit."""
 
     node: int
     grace_s: float
@@ -74,27 +74,27 @@ class Close(Frozen):
 
 
 class Drop(Frozen):
-    """Kill the transport's process: the node's agent cleans up by itself when it notices."""
+    """Kill the transport process of a node. The agent notices and cleans up by itself."""
 
     node: int
 
 
 class GiveUp(Frozen):
-    """Drop a node that is overdue, and report its `LinkEnded` with what was heard from it."""
+    """Drop an overdue node, and report its `LinkEnded` with everything received from it."""
 
     node: int
     why: str
 
 
 class Notice(Frozen):
-    """A line for the user."""
+    """A message for the user."""
 
     level: Literal["info", "warning", "error"]
     text: str
 
 
 class Finish(Frozen):
-    """The job is over; the state's outcome says how."""
+    """The job is over. The outcome is in the state."""
 
 
 Action = (

@@ -1,4 +1,7 @@
-"""Turns an agent's reports into events; one that is invalid ends the link."""
+"""Conversions between the supervisor and the wire: reports of agents to events, and actions to commands.
+
+An invalid report ends the link.
+"""
 
 import signal
 from collections.abc import Callable, Mapping, Sequence
@@ -18,29 +21,19 @@ from distlaunch.plan.layout import (
     workers,
 )
 from distlaunch.plan.output import destinations
-from distlaunch.supervisor import events
-from distlaunch.supervisor.actions import (
-    Close,
-    DumpStacks,
-    FindRoute,
-    GiveNotice,
-    HoldPort,
-    Reap,
-    StartWorkers,
-    StopWorkers,
-)
+from distlaunch.supervisor import actions, events
 from distlaunch.supervisor.events import Event
 from distlaunch.supervisor.nodes import Route, Use, route_of
 from distlaunch.supervisor.state import State
 
 Clock = Callable[[float], float]
-"""Turns the node's monotonic time into ours."""
+"""Converts a monotonic time of the node to the monotonic time of the controller."""
 MAX_SIGNAL = 127
 MAX_GPUS = 4096
 MAX_WORDS = 200
-"""Characters of a name or a few words from a node."""
+"""Characters of a name, or of a few words, from a node."""
 MAX_TEXT = 4096
-"""Characters of a line from a node: it is shown to people."""
+"""Characters of a line from a node that is shown to the user."""
 MAX_STACK = 1 << 16
 MAX_LAST_WORDS = 1 << 14
 MAX_SECONDS = 1e12
@@ -48,24 +41,24 @@ MAX_NUMBER = 1 << 53
 
 
 def number(value: int, name: str, least: int = -MAX_NUMBER, most: int = MAX_NUMBER) -> int:
-    """A number from a node. Raises `ProtocolError` when it is out of range."""
+    """Return a number from a node. Raises `ProtocolError` if it is out of range."""
     if not least <= value <= most:
         raise ProtocolError(f"{name} is out of range: {value}")
     return value
 
 
 def seconds(value: float, name: str) -> float:
-    """A time from a node. Raises `ProtocolError` when it is none."""
+    """Return a time from a node. Raises `ProtocolError` if it is out of range."""
     if not 0 <= value <= MAX_SECONDS:
         raise ProtocolError(f"{name} is out of range")
     return float(value)
 
 
 def event_of(report: Any, clock: Clock) -> Event | None:
-    """The event that a report is, or None for one that is only a sign of life.
+    """Convert a report to an event, or to None if it is only a sign of life.
 
-    It has the right types, but is not trusted: texts are cut, numbers must be in range. Its time becomes the
-    controller's. Raises `ProtocolError`.
+    The types in a report were checked already, but its values are not trusted: texts are cut, and numbers
+    must be in range. Its time becomes the controller's time. Raises `ProtocolError`.
     """
     kind = type(report)
     if kind is messages.Pong:
@@ -83,7 +76,7 @@ def event_of(report: Any, clock: Clock) -> Event | None:
 
 
 def uses_of(report: messages.Usage) -> dict[int, Use]:
-    """What each worker uses, by its local rank. Raises `ProtocolError`."""
+    """Return the resource use of each worker by its local rank. Raises `ProtocolError`."""
     return dict(map(_use, report.ranks))
 
 
@@ -105,7 +98,7 @@ def _hello(report: messages.Hello) -> Event:
 
 
 def _trusted(value: Any, name: str) -> Any:
-    """A field of an event: `value`, with what a node may not say refused, or cut off."""
+    """Return the value of a field for an event: refused if out of range, cut if too long."""
     match value:
         case bool() | None:
             return value
@@ -130,12 +123,8 @@ def _signal(value: int, name: str) -> int:
     return value
 
 
-def _last_words(value: str, name: str) -> str:
-    return value[:MAX_LAST_WORDS]
-
-
-def _stack(value: str, name: str) -> str:
-    return value[:MAX_STACK]
+def _text(most: int) -> Callable[[str, str], str]:
+    return lambda value, name: value[:most]
 
 
 def _objects(values: tuple[Any, ...], name: str) -> tuple[Mapping[str, Any], ...]:
@@ -149,7 +138,7 @@ def _short(value: Any) -> Any:
 
 
 def _error_record(record: Any, name: str) -> Mapping[str, str] | None:
-    """{message, callstack}, as far as they are texts; long lines are cut, since all of it is shown."""
+    """Return {message, callstack} as far as they are texts. Long lines are cut, since all of it is shown."""
     if not isinstance(record, dict):
         return None
     texts = {name: record.get(name) for name in ("message", "callstack")}
@@ -174,40 +163,36 @@ _RULES: Mapping[tuple[type, str], Callable[[Any, str], Any]] = {
     (messages.PortUsurped, "owners"): _objects,
     (messages.RanksLag, "seen"): _seen,
     (messages.RanksStalled, "stopped"): _stopped,
-    (messages.StackDumped, "text"): _stack,
+    (messages.StackDumped, "text"): _text(MAX_STACK),
     (messages.Stuck, "processes"): _objects,
     (messages.WorkerExited, "at"): seconds,
     (messages.WorkerExited, "error_record"): _error_record,
     (messages.WorkerExited, "status"): _status,
-    (messages.WorkerExited, "words"): _last_words,
+    (messages.WorkerExited, "words"): _text(MAX_LAST_WORDS),
 }
-"""What checks a field that needs more than `_trusted`."""
+"""Checks of fields that need more than `_trusted`."""
 _ANSWERS = frozenset({messages.Usage, messages.Listening, messages.Dialled})
-"""Reports that are no events: nothing in a run asks for them, or they decide nothing."""
+"""Reports that are not events: no run requests them, or they don't affect decisions."""
 
 
-AgentAction = HoldPort | FindRoute | StartWorkers | StopWorkers | DumpStacks | GiveNotice | Reap | Close
-"""What is for an agent to do."""
-
-
-def command_for(action: AgentAction, state: State, run_id: str) -> tuple[Any, ...]:
-    """The command that has an agent do what the supervisor wants."""
+def command_for(action: actions.Action, state: State, run_id: str) -> tuple[Any, ...]:
+    """Return the command by which an agent executes an action."""
     why = state.cause.text if state.cause else ""
     match action:
-        case StartWorkers():
+        case actions.StartWorkers():
             return _start(state, action.node, run_id)
-        case StopWorkers():
+        case actions.StopWorkers():
             return messages.StopWorkers(action.grace_s, why)
-        case Close():
+        case actions.Close():
             return messages.Close(action.grace_s, action.signum, state.outcome, why)
-        case Reap():
+        case actions.Reap():
             return messages.Reap(run_id)
-    kind = getattr(messages, type(action).__name__)  # the command has the action's fields, but for the node
+    kind = getattr(messages, type(action).__name__)  # the command has all fields but `node`
     return kind(*action[1:])  # type: ignore[no-any-return]
 
 
 def running_workers(state: State, run_id: str) -> dict[NodeRank, list[WorkerPlan]]:
-    """Each node's workers, as they are started in the current generation."""
+    """Return the workers of each node as they are started in the current attempt."""
     assert state.plan is not None
     return {part.node_rank: _workers_of(state, part, run_id) for part in state.plan.nodes}
 
@@ -239,7 +224,7 @@ def _start(state: State, node: int, run_id: str) -> messages.StartWorkers:
         notice=signal.Signals[f"SIG{state.spec.on_notice}"],
         flight=state.plan.backend == "nccl",
         temporary=planned[0].temporary,
-        # What all workers of the node have in common travels once.
+        # Variables that all workers of the node have in common are sent once.
         env=_environment(state.spec, planned[0], run_id) | shared,
         binding=binding_of(state.spec, part),
         workers=_worker_specs(state, part, planned, shared),
@@ -247,7 +232,10 @@ def _start(state: State, node: int, run_id: str) -> messages.StartWorkers:
 
 
 def _environment(spec: JobSpec, worker: WorkerPlan, run_id: str) -> dict[str, str]:
-    """What the job sets; {job_id} is for trackers, which resume by it after a restart."""
+    """Return the variables that the job sets.
+
+    {job_id} stays the same when the job is requeued, so that experiment trackers can resume by it.
+    """
     job_id = spec.invocation.earlier.job_id if spec.invocation.earlier else run_id
     env = {name: value.text for name, value in worker.env.items()}
     if spec.invocation.placeholders:
@@ -256,7 +244,7 @@ def _environment(spec: JobSpec, worker: WorkerPlan, run_id: str) -> dict[str, st
 
 
 def binding_of(spec: JobSpec, part: NodePlan) -> messages.Binding | None:
-    """The CPUs that the job wants for a node's workers."""
+    """Return the CPU binding that the job requests for the workers of a node."""
     binding = spec.binding
     return messages.Binding(binding.how, part.gpus, tuple(binding.cpus)) if binding else None
 
@@ -282,7 +270,7 @@ def _worker_specs(
 
 
 def shared_descriptors(plan: LaunchPlan, part: NodePlan, generation: int) -> Mapping[int, tuple[int, ...]]:
-    """Rank → which of stdin (0) and stdout (1) are the command's own."""
+    """Map each rank to the descriptors, stdin (0) and stdout (1), that it shares with the command."""
     if not plan.spec.invocation.shares_stdio or part.logs is not None:
         return dict.fromkeys(part.ranks, ())
     streams = destinations(plan, generation)

@@ -1,19 +1,17 @@
-"""The nodes: reaching them, losing them, reaching them again, and which take part in the next generation."""
+"""Connecting nodes, losing them, connecting them again, and choosing the nodes of the next attempt."""
 
 from distlaunch.agent.messages import AgentLeaving, OrphansKilled, Reaped
 from distlaunch.errors import Exit, JobError
 from distlaunch.plan.layout import Facts, NodeRank, node_plan
+from distlaunch.supervisor import preparing
 from distlaunch.supervisor.actions import Action, Drop, GiveUp, Notice, Reap
 from distlaunch.supervisor.events import AgentUp, ImagePulled, NodeArrived
 from distlaunch.supervisor.findings import (
-    ConnectAgain,
-    Finding,
     JobOver,
     NodeBack,
     NodeLeaving,
     NodeLost,
     Planned,
-    Prepare,
     Step,
     SuccessDoubted,
 )
@@ -29,11 +27,11 @@ from distlaunch.supervisor.nodes import (
     Up,
     WorkerPhase,
     facts_of,
+    given_up,
     is_expected,
     is_missing,
     is_usable,
     may_be_occupied,
-    no_more,
     unfit_words,
 )
 from distlaunch.supervisor.state import Cause, Phase, State, Timer
@@ -42,10 +40,10 @@ from distlaunch.wording import counted, listed, signal_words
 
 
 def choose_members(state: State) -> tuple[int, ...]:
-    """The nodes of the next generation, in rank order.
+    """Return the nodes of the next attempt, in rank order.
 
-    Those that were there keep their order, so that rank 0 keeps its host while that is there; then come
-    nodes of the job that are new or have returned, then spares, up to the number that the job asks for.
+    Nodes of the current attempt keep their order, so that rank 0 keeps its host as long as possible. Nodes of
+    the job that are new or have returned come next, then spares, up to the number that the job requests.
     """
     stayed = [index for index in state.members if is_usable(state.nodes[index])]
     others = [index for index, node in enumerate(state.nodes) if is_usable(node) and index not in stayed]
@@ -53,9 +51,9 @@ def choose_members(state: State) -> tuple[int, ...]:
 
 
 def misfit(state: State, index: int) -> str:
-    """Why a connected node can't take part, such as a lack of GPUs; "" if it can.
+    """Return the reason why a connected node can't take part, such as a lack of GPUs, or "" if it can.
 
-    A job can't begin without the nodes that it lists; for those, making the plan fails.
+    A job can't begin without the nodes that it lists. If one of them is unfit, making the plan fails instead.
     """
     known = state.plan.backend if state.plan else state.spec.backend
     if state.plan is None and index < len(state.spec.nodes):
@@ -69,14 +67,14 @@ def misfit(state: State, index: int) -> str:
 
 
 def may_come(state: State) -> bool:
-    """Whether we will know within moments if another node can be used."""
+    """Return whether it will be clear within moments if another node can be used."""
     return any(
         is_expected(node) or _first_try(state, node) or _to_be_reaped(state, node) for node in state.nodes
     )
 
 
-def hope_is_left(state: State) -> bool:
-    """Whether any node may still come back."""
+def may_return(state: State) -> bool:
+    """Return whether any node may still return."""
     return any(isinstance(node, Connecting | Retrying) or _to_be_reaped(state, node) for node in state.nodes)
 
 
@@ -85,27 +83,27 @@ def _to_be_reaped(state: State, node: Node) -> bool:
 
 
 def _first_try(state: State, node: Node) -> bool:
-    """Whether this is the first attempt since the node was lost."""
+    """Return whether this is the first connection attempt since the node was lost."""
     match node:
         case Retrying(attempt=1) | Connecting(attempt=2):
             return is_missing(node)
         case Reaping(attempt=2):
-            # Where others are not waited for, it has as long as those that were there.
+            # Without a wait for other nodes, its time is the one for clearing the nodes still connected.
             return not state.spec.timeouts.rejoin_s and state.due_at(Timer.CLEAR) is not None
     return False
 
 
 FENCE_MARGIN_S = 5.0
-"""Seconds beyond lease and grace until a node that can't be asked is taken to be empty."""
+"""Seconds beyond lease and grace period until an unreachable node counts as empty."""
 RECONNECT_S = 0.2
 RECONNECT_MAX_S = 30.0
 
 
 def link_ended(state: State, node: int, before: Linked, failure: LinkFailure, now: float) -> Step:
-    """A node is gone, and its workers with it."""
+    """Treat a node as lost, and its workers with it."""
     state = lost(state, node, before, failure, now)
     if state.phase is Phase.STOPPING:
-        if state.cause and state.cause.scheduled:  # which sweeps, too
+        if state.cause and state.cause.scheduled:  # the scheduler kills leftovers, too
             return state, ()
         text = f"{state.label(node)}: its agent exited before confirming its cleanup"
         return state, (Notice("warning", text),)
@@ -117,7 +115,7 @@ def link_ended(state: State, node: int, before: Linked, failure: LinkFailure, no
 
 
 def on_agent_leaving(event: AgentLeaving, state: State, now: float) -> Step:
-    """Somebody stopped an agent: its workers are not to blame for ending."""
+    """Handle an agent that was stopped from outside: its workers are not the root cause of what follows."""
     node = state.nodes[event.node]
     if state.phase is Phase.STOPPING:
         return state, (SuccessDoubted(),) if state.cause is None else ()
@@ -145,13 +143,13 @@ def _why_it_leaves(event: AgentLeaving, facts: Facts) -> str:
 
 
 def cause_of_loss(state: State, node: int, why: str, now: float) -> Cause:
-    """The cause, if the loss of this node is what ends the generation."""
+    """Return the root cause in case the loss of this node is what ends the attempt."""
     return Cause(f"{state.label(node)} was lost: {why}", Exit.NODE_LOST, now, node=node)
 
 
 def lost(state: State, node: int, before: Linked, failure: LinkFailure, now: float) -> State:
-    """`state` after the end of a node's agent: its workers are lost, and it is fenced unless it is clean."""
-    clean = failure.clean and not is_missing(before)  # a later agent speaks for itself alone
+    """Return `state` after the end of an agent: its workers are lost, and its node is fenced unless clean."""
+    clean = failure.clean and not is_missing(before)  # a later agent vouches only for its own workers
     away = Away(occupied=may_be_occupied(before) and not clean)
     attempt = before.attempt if isinstance(before, Reaping | Leaving) else 1
     part = state.plan.part_of(node) if state.plan else None
@@ -163,7 +161,10 @@ def lost(state: State, node: int, before: Linked, failure: LinkFailure, now: flo
 
 
 def _fenced(state: State, node: int, away: Away, now: float) -> State:
-    """`state` with the time when a lost node is certain to be clean; a later loss does not move it."""
+    """Return `state` with the time from which a lost node is certain to be clean.
+
+    A later loss doesn't move that time.
+    """
     if not away.occupied or state.phase is Phase.STOPPING:
         return state.without_timers(Timer.FENCE, node=node)
     times = state.spec.timeouts
@@ -172,12 +173,12 @@ def _fenced(state: State, node: int, away: Away, now: float) -> State:
 
 
 def reconnect_later(state: State, node: int, this: Retrying, now: float) -> State:
-    """Connect a node again after a growing wait, if the job can use it and that can help."""
+    """Connect a node again after a growing delay, if the job can use it and another attempt can help."""
     hopeless = this.failure is not None and not this.failure.may_pass
     state = state.without_timers(Timer.RETRY, Timer.ANSWER, node=node)
     of_use = state.spec.takes_nodes_back and state.phase not in (Phase.STOPPING, Phase.CONNECTING)
     if hopeless or not of_use:
-        return state.with_node(node, no_more(this, this.failure))
+        return state.with_node(node, given_up(this, this.failure))
     spread = 0.75 + 0.5 * state.chance_of(node, this.attempt)
     wait_s = min(RECONNECT_MAX_S, RECONNECT_S * 2.0 ** min(this.attempt - 1, 30)) * spread
     state = state.with_node(node, this._replace(away=this.away or Away()))
@@ -186,33 +187,33 @@ def reconnect_later(state: State, node: int, this: Retrying, now: float) -> Stat
 
 MAX_ATTEMPTS = 6
 PULL_S = 3600.0
-"""Seconds for an image to come: those of large ones take minutes."""
+"""Seconds for pulling an image. A large image takes minutes."""
 RETRY_S = 0.4
-"""Seconds before the second attempt; each further one waits twice as long, all with jitter."""
+"""Seconds before the second connection attempt. Each further delay is twice as long, all with jitter."""
 
 
 def on_agent_up(event: AgentUp, state: State, now: float) -> Step:
-    """A node can be used, once nothing is left there of an agent that was lost."""
+    """Make a node usable as soon as nothing is left there of an agent that was lost."""
     node = state.nodes[event.node]
     if not isinstance(node, Connecting):
         return state, ()
     state = state.without_timers(Timer.ANSWER, node=event.node)
     if node.away:
         return state.with_node(event.node, Reaping(event.facts, node.attempt, node.away)), (Reap(event.node),)
-    return _in_the_pool(state, event.node, Up(event.facts, asked=node.asked, held=node.held), 1, now)
+    return _admit(state, event.node, Up(event.facts, asked=node.asked, held=node.held), 1, now)
 
 
 def on_reaped(event: Reaped, state: State, now: float) -> Step:
-    """A node that returned is clean."""
+    """Make a node usable that has returned and is clean."""
     node = state.nodes[event.node]
     if not isinstance(node, Reaping):
         return state, ()
     state = state.without_timers(Timer.FENCE, node=event.node)
     up = Up(node.facts, unfit=node.away.unfit)
-    return _in_the_pool(state, event.node, up, node.attempt, now)
+    return _admit(state, event.node, up, node.attempt, now)
 
 
-def _in_the_pool(state: State, node: int, up: Up, attempt: int, now: float) -> Step:
+def _admit(state: State, node: int, up: Up, attempt: int, now: float) -> Step:
     state = state.with_node(node, up)
     if state.phase is Phase.STOPPING:
         return state, ()
@@ -220,36 +221,36 @@ def _in_the_pool(state: State, node: int, up: Up, attempt: int, now: float) -> S
     if state.phase is Phase.CONNECTING:
         return state.with_node(node, up._replace(unfit=why)), _misfit_notice(state, node, why)
     if why:
-        return _let_go(state, node, why, attempt, now)
+        return _drop(state, node, why, attempt, now)
     return state.with_node(node, up._replace(unfit="")), (NodeBack(node),)
 
 
 def _misfit_notice(state: State, node: int, why: str) -> tuple[Notice, ...]:
-    """A warning, once, about a node that can't take part."""
+    """Return a warning about a node that can't take part, unless the reason is already known."""
     known = unfit_words(state.nodes[node]) == why
     return () if known else (Notice("warning", f"{state.label(node)} can't be used: {why}"),)
 
 
-def _let_go(state: State, node: int, why: str, attempt: int, now: float) -> tuple[State, tuple[Action, ...]]:
-    """A node can't take part as it is: look at it again later, for its GPUs may come."""
-    said = _misfit_notice(state, node, why)
+def _drop(state: State, node: int, why: str, attempt: int, now: float) -> tuple[State, tuple[Action, ...]]:
+    """Drop a node that can't take part as it is. It is checked again later, in case its GPUs appear."""
+    message = _misfit_notice(state, node, why)
     again = Retrying(max(2, attempt), None, Away(unfit=why))
-    return reconnect_later(state, node, again, now), (*said, Drop(node))
+    return reconnect_later(state, node, again, now), (*message, Drop(node))
 
 
-def let_misfits_go(found: Planned, state: State, now: float) -> Step:
-    """Now that there is a plan: drop the spares that can't stand in."""
+def drop_misfits(found: Planned, state: State, now: float) -> Step:
+    """Drop the spares that can't take part, since a plan exists now."""
     actions: tuple[Action, ...] = ()
     for index, node in enumerate(state.nodes):
         idle = isinstance(node, Up) and index not in state.members
         if idle and (why := misfit(state, index)):
-            state, more = _let_go(state, index, why, 1, now)
+            state, more = _drop(state, index, why, 1, now)
             actions += more
     return state, actions
 
 
 def on_orphans_killed(event: OrphansKilled, state: State, now: float) -> Step:
-    """An agent that was killed together with its guardian had left processes there."""
+    """Report that an agent killed together with its guardian had left processes on a node."""
     killed = counted(event.processes, "process")
     return state, (
         Notice("warning", f"{state.label(event.node)}: killed {killed} left over from a crashed agent"),
@@ -257,7 +258,7 @@ def on_orphans_killed(event: OrphansKilled, state: State, now: float) -> Step:
 
 
 def not_connected(state: State, node: int, this: Connecting, failure: LinkFailure, now: float) -> Step:
-    """A node can't be used, or not yet: try again where that can help."""
+    """Handle a failed connection attempt: try again if that can help."""
     if this.away or state.phase is not Phase.CONNECTING:
         return reconnect_later(state, node, Retrying(this.attempt, failure, this.away), now), ()
     answer_by = state.due_at(Timer.ANSWER, node)
@@ -267,21 +268,21 @@ def not_connected(state: State, node: int, this: Connecting, failure: LinkFailur
         state = state.with_node(node, Retrying(this.attempt, failure))
         return state.with_timer(Timer.RETRY, retry_at, node), ()
     if not in_time and this.failure and failure.kind is Kind.SILENT:
-        failure = this.failure  # a try that was cut short knows less than the one before
+        failure = this.failure  # an attempt cut short carries less information than the one before
     return _unusable(state, node, failure)
 
 
 def _unusable(state: State, node: int, failure: LinkFailure) -> Step:
     state = state.with_node(node, Unusable(failure)).without_timers(Timer.RETRY, Timer.ANSWER, node=node)
     if failure.kind is Kind.ABSENT:
-        return state, ()  # it will say itself that it comes
+        return state, ()  # its launcher announces itself later
     if not _more_may_come(state) and len(choose_members(state)) < state.spec.fewest:
-        return state, ()  # the summary, which follows at once, tells it with what to do
+        return state, ()  # the summary follows at once and includes the advice
     return state, (Notice("error", f"{state.label(node)}: {failure.kind.value}"),)
 
 
 def _more_may_come(state: State) -> bool:
-    """Whether a node that the job would rather begin with is still expected."""
+    """Return whether a node that the job prefers to begin with is still expected."""
     wanted = len(state.spec.nodes)
     if not state.nodes.counts.expected or wanted == len(state.nodes):
         return state.nodes.counts.expected > 0
@@ -291,16 +292,17 @@ def _more_may_come(state: State) -> bool:
 
 
 def begin_when_connected(state: State, now: float) -> Step:
-    """Prepare once the job has its nodes; end once it can't have enough of them."""
+    """Prepare an attempt once the job has its nodes. End the job once it can't get enough of them."""
     if _more_may_come(state):
         return state, ()
     found = choose_members(state)
     if len(found) < state.spec.fewest:
         return state, (_too_few(state, now),)
-    said: tuple[Finding | Notice, ...] = ()
+    state, todo = preparing.prepare(_with_retries(state, now), found, now)
     if missing := [state.label(i) for i in range(len(state.spec.nodes)) if i not in found]:
-        said = (Notice("warning", f"starting on {counted(len(found), 'node')}, without {listed(missing)}"),)
-    return _with_another_try(state, now), (*said, Prepare(found))
+        text = f"starting on {counted(len(found), 'node')}, without {listed(missing)}"
+        todo = (Notice("warning", text), *todo)
+    return state, todo
 
 
 def _too_few(state: State, now: float) -> JobOver:
@@ -311,8 +313,8 @@ def _too_few(state: State, now: float) -> JobOver:
     return JobOver(Cause(text, Exit.UNREACHABLE, now, node=unusable[0]))
 
 
-def _with_another_try(state: State, now: float) -> State:
-    """The job starts without some nodes: those that may come later are tried again."""
+def _with_retries(state: State, now: float) -> State:
+    """Return `state` with further attempts for nodes that the job starts without but that may come later."""
     for index, node in enumerate(state.nodes):
         if isinstance(node, Unusable) and node.failure and node.failure.may_pass:
             state = state.with_node(index, Retrying(2, node.failure, Away()))
@@ -321,7 +323,7 @@ def _with_another_try(state: State, now: float) -> State:
 
 
 def on_image_pulled(event: ImagePulled, state: State, now: float) -> Step:
-    """Fetching an image takes its time, which does not count as the node's."""
+    """Give a node time for pulling its image, which doesn't count against `timeouts.connect`."""
     container = state.spec.container
     if container is None or not isinstance(state.nodes[event.node], Connecting):
         return state, ()
@@ -332,11 +334,11 @@ def on_image_pulled(event: ImagePulled, state: State, now: float) -> Step:
 
 
 def answer_overdue(state: State, node: int, now: float) -> Step:
-    """Give up a node that has not answered in time."""
+    """Give up on a node that has not connected in time."""
     this = state.nodes[node]
     if isinstance(this, Connecting):
         why = f"no agent within {state.spec.timeouts.connect_s:g} s (timeouts.connect)"
-        return state, (GiveUp(node, why),)  # it reports its end, which says what was heard from it
+        return state, (GiveUp(node, why),)  # its `LinkEnded` follows, with everything received from it
     if not isinstance(this, Retrying) or this.failure is None:
         return state, ()
     if state.phase is Phase.CONNECTING:
@@ -345,17 +347,17 @@ def answer_overdue(state: State, node: int, now: float) -> Step:
 
 
 def on_node_arrived(event: NodeArrived, state: State, now: float) -> Step:
-    """There is something to connect to: do so now."""
+    """Connect a node at once now that its launcher has joined."""
     if isinstance(state.nodes[event.node], Retrying):
         return state.with_timer(Timer.RETRY, now, event.node), ()
     return state, ()
 
 
 def retry_due(state: State, node: int, now: float) -> Step:
-    """Connect again."""
+    """Connect a node again."""
     this = state.nodes[node]
     assert isinstance(this, Retrying)
     state = state.with_node(node, Connecting(this.attempt + 1, this.failure, this.away))
     if this.away:
         state = state.with_timer(Timer.ANSWER, now + state.spec.timeouts.connect_s, node)
-    return state, (ConnectAgain(node),)
+    return preparing.connect(state, node)

@@ -1,4 +1,4 @@
-"""The end of a job: everything is stopped, swept and waited for, whatever the reason."""
+"""The end of a job: whatever the reason, everything is stopped, swept and waited for."""
 
 import signal
 
@@ -16,54 +16,56 @@ from distlaunch.supervisor.nodes import (
     Retrying,
     Worker,
     emptied,
+    given_up,
     is_missing,
     is_over,
     may_be_occupied,
-    no_more,
 )
 from distlaunch.supervisor.state import Cause, Phase, State, Timer, Verdict
 from distlaunch.wording import NO_SUSPENDING, NO_SUSPENDING_TORCHRUN, counted, listed, span_words
 
 STOP_MARGIN_S = 14.0
-"""Seconds beyond the grace until we give up on a node that does not confirm its cleanup: all ends at 15."""
+"""Seconds beyond the grace period until a node that doesn't confirm its cleanup is given up. The job ends
+within 15."""
 DRAIN_S = 30.0
-"""Seconds without output after which a clean node is not waited for any longer."""
+"""Seconds without output after which a clean node is given up."""
 STOP_NOTICE_S = 3.0
-"""Seconds after which the ranks still running are named, if the grace is longer."""
+"""Seconds after which the ranks still running are named, if the grace period is longer."""
 SAME_SIGNAL_S = 1.0
-"""Seconds within which a signal to all processes of a job, as schedulers send it, has reached all of them."""
+"""Seconds within which a signal that a scheduler sends to all processes of a job has reached all of them."""
 ONE_WISH_S = 0.1
-"""Seconds within which several signals count as one: wrappers pass on what the terminal has sent to all."""
+"""Seconds within which several signals count as one, since wrappers pass on a signal that the terminal has
+already sent to every process."""
 
 
 def end_job(found: JobOver, state: State, now: float) -> Step:
-    """Begin to end the job everywhere. A job that is ending keeps its cause."""
+    """Begin to end the job on all nodes. A job that is already stopping keeps its root cause."""
     if state.phase is Phase.STOPPING:
         return state, ()
     cause = found.cause
     grace_s = state.spec.timeouts.stop_s if found.grace_s is None else found.grace_s
     grace_s = grace_s if cause else 0.0
     state = state.unwatched()._replace(phase=Phase.STOPPING, verdict=Verdict(cause, now), timers={})
-    state = state._replace(asked=None)  # whatever the scheduler says now
+    state = state._replace(asked=None)  # an answer of the scheduler no longer matters
     state = with_end_of_workers(state, Timer.CLOSE, grace_s, now)
     state, closing = _close_all(state, grace_s, found.signum)
     return state, ((Notice("error", cause.text), *closing) if cause else closing)
 
 
 def job_overdue(state: State, now: float) -> Step:
-    """The whole job has taken too long."""
+    """End a job that has exceeded its time limit."""
     text = f"the job timed out after {span_words(state.spec.timeouts.job_s or 0.0)} (timeouts.job)"
     return state, (JobOver(Cause(text, Exit.TIMEOUT, now)),)
 
 
 def with_end_of_workers(state: State, limit: Timer, grace_s: float, now: float) -> State:
-    """`state` once workers were told to end: we wait for that until `limit`."""
+    """Return `state` after workers were told to stop, with the timers for their end."""
     state = state.unwatched().with_timer(limit, now + grace_s + STOP_MARGIN_S)
     return state.with_timer(Timer.STOP_NOTICE, now + STOP_NOTICE_S) if grace_s > STOP_NOTICE_S else state
 
 
 def stop_notice_due(state: State, now: float) -> Step:
-    """Name the ranks still running, and when they will be killed."""
+    """Name the ranks still running, and announce when they will be killed."""
     slow = _still_running(state)
     limit = state.due_at(Timer.CLOSE) or state.due_at(Timer.CLEAR) or 0.0
     left_s = limit - STOP_MARGIN_S - now
@@ -88,18 +90,18 @@ def _close_all(
             actions.append(Close(i, grace_s, signum))
         elif isinstance(node, Connecting | Retrying):
             actions.append(Drop(i))
-            state = state.with_node(i, no_more(node, node.failure))
+            state = state.with_node(i, given_up(node, node.failure))
             state = state.without_timers(Timer.RETRY, Timer.ANSWER, node=i)
     return state, tuple(actions)
 
 
 def on_swept(event: Swept, state: State, now: float) -> Step:
-    """A node is clean: nothing of the job is left there."""
+    """Record that a node is clean: nothing of the attempt is left there."""
     node = state.nodes[event.node]
     if not isinstance(node, Linked):
         return state, ()
     if may_be_occupied(node) and (is_missing(node) or event.generation != state.generation):
-        return state, ()  # what is there is not of this agent, or this generation
+        return state, ()  # the workers there belong to another agent or attempt
     if state.phase is not Phase.STOPPING:
         return state.with_node(event.node, emptied(node)), ()
     state = state.with_node(event.node, End.CLEAN)
@@ -112,20 +114,20 @@ def on_swept(event: Swept, state: State, now: float) -> Step:
 
 
 def drain_when_clean(state: State, now: float) -> Step:
-    """Once every node is clean, the rest of the output gets a time of its own."""
+    """Give the remaining output its own time limit once every node is clean."""
     if state.due_at(Timer.CLOSE) is None or state.nodes.counts.linked:
         return state, ()
     return state.without_timers(Timer.CLOSE).with_timer(Timer.DRAIN, now + DRAIN_S), ()
 
 
 def on_output_flows(event: OutputFlows, state: State, now: float) -> Step:
-    """A clean node is still delivering: it has more time."""
+    """Extend the time for the remaining output while a clean node is still delivering."""
     draining = state.due_at(Timer.DRAIN) is not None
     return (state.with_timer(Timer.DRAIN, now + DRAIN_S) if draining else state), ()
 
 
 def on_stuck(event: Stuck, state: State, now: float) -> Step:
-    """Some processes resist SIGKILL: say which."""
+    """Name processes that resist SIGKILL."""
     names = listed([f"{process.get('command')} (pid {process.get('pid')})" for process in event.processes])
     many = len(event.processes) != 1
     resist = f"{counted(len(event.processes), 'process')} {'resist' if many else 'resists'} SIGKILL"
@@ -133,23 +135,23 @@ def on_stuck(event: Stuck, state: State, now: float) -> Step:
 
 
 def finish_when_closed(state: State, now: float) -> Step:
-    """Finish once nothing more will come from any node."""
+    """Finish once nothing more can arrive from any node."""
     if state.asked or state.nodes.counts.over < len(state.nodes):
         return state, ()
     return state._replace(phase=Phase.DONE, timers={}), (Finish(),)
 
 
 def on_interrupted(event: Interrupted, state: State, now: float) -> Step:
-    """Stop gracefully at the first signal, kill at the second, leave at the third."""
+    """Stop gracefully at the first signal, kill at the second, exit at the third."""
     if event.signum == signal.SIGTSTP:
-        # Silent for longer than the lease, we would be taken for dead, and the job would end.
+        # Silent for longer than the lease, this process would count as dead, and the job would end.
         why = NO_SUSPENDING_TORCHRUN if state.spec.invocation.shares_stdio else NO_SUSPENDING
         return state, (Notice("warning", why),)
     if event.signum in NOTICES and signal.Signals(event.signum).name not in state.spec.invocation.signals:
         return state, (EndNoticed(),)
     insists = event.signum in (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT)
     if insists and state.interrupted_at is not None:
-        # A scheduler tells the launchers of all nodes, and each passes it on.
+        # A scheduler signals the launchers of all nodes, and each passes the signal on.
         one_wish_s = ONE_WISH_S if event.node == state.interrupted_by else SAME_SIGNAL_S
         if now - state.interrupted_at < one_wish_s:
             return state, ()
@@ -159,11 +161,11 @@ def on_interrupted(event: Interrupted, state: State, now: float) -> Step:
     stopped = Cause(f"stopped by {name}", 128 + event.signum, now, cancelled=True)
     if state.phase is not Phase.STOPPING:
         passed_on = event.signum if name in state.spec.invocation.signals else signal.SIGTERM
-        # A rank that has failed is the cause, even if we have not said so yet.
+        # A rank that has failed is the root cause, even if that is not reported yet.
         return state, (Terminated(state.suspect or stopped, passed_on),)
     if state.cause and state.cause.agent_signum == event.signum and now - state.ended_at < SAME_SIGNAL_S:
-        return state.blaming(stopped), ()  # it was for all of us, and an agent was faster
-    # A terminal that closes sends SIGHUP and breaks both streams: that is one request.
+        return state.with_cause(stopped), ()  # the signal went to all processes, and reached an agent first
+    # A terminal that closes sends SIGHUP and breaks both streams. That counts as one request.
     return _interrupted_again(state) if insists else (state, ())
 
 
@@ -180,12 +182,12 @@ def _interrupted_again(state: State) -> Step:
 
 
 def close_overdue(state: State, now: float) -> Step:
-    """Give up the nodes that have not confirmed their clean-up, or delivered their output, in time."""
-    said: list[Action] = []
+    """Give up on nodes that have not confirmed their cleanup, or delivered their output, in time."""
+    actions: list[Action] = []
     for i, node in enumerate(state.nodes):
         if not is_over(node):
             clean = node is End.CLEAN
             what = "its output is incomplete" if clean else "it did not confirm its cleanup"
-            said += [Drop(i), Notice("warning", f"gave up on {state.label(i)}: {what}")]
+            actions += [Drop(i), Notice("warning", f"gave up on {state.label(i)}: {what}")]
             state = state.with_node(i, End.CLOSED if clean else Lost(occupied=may_be_occupied(node)))
-    return state, tuple(said)
+    return state, tuple(actions)

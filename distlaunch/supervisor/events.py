@@ -1,7 +1,7 @@
-"""The events of a job: everything that the supervisor ever learns.
+"""Events of a job: the only way in which the supervisor learns about the world.
 
-Most are the reports of agents, which `distlaunch.agent.messages` defines; those that the controller itself
-observes are defined here. In both, `node` is the node's index.
+Most events are reports of agents, defined in `distlaunch.agent.messages`. The events defined here are
+observed by the controller itself. In both kinds, `node` is the node's index in the pool.
 """
 
 from typing import Any
@@ -13,7 +13,7 @@ from distlaunch.transports.failure import LinkFailure
 
 
 class AgentUp(Frozen):
-    """An agent has said hello."""
+    """An agent has connected and sent its first report."""
 
     node: int
     facts: Facts
@@ -21,17 +21,17 @@ class AgentUp(Frozen):
 
 
 class LinkEnded(Frozen):
-    """A link has ended, whatever the reason: `failure` is what the transport's words mean."""
+    """A link has ended. `failure` is the transport's interpretation of its error output."""
 
     node: int
     failure: LinkFailure
 
 
 class AllocationTold(Frozen):
-    """What the scheduler says of our allocation: whether it `ends` it, why, and how many seconds are left.
+    """The scheduler's answer about this allocation: whether it `ends` the job, why, and in how many seconds.
 
-    `ends` None: it did not say, `why`: in words that follow `Slurm job 17 `. `final`: it starts the job again
-    by itself, or nobody is to.
+    `ends` is None if the scheduler didn't answer. `why` completes a sentence that begins with `Slurm job 17
+    `. `final` is set if the job must not be started again, or if the scheduler itself starts it again.
     """
 
     ends: bool | None
@@ -41,36 +41,36 @@ class AllocationTold(Frozen):
 
 
 class AddressesFound(Frozen):
-    """The addresses by which ssh reaches the nodes: (node, address) of each."""
+    """The addresses at which ssh reaches the nodes, as pairs of node and address."""
 
     addresses: tuple[tuple[int, str], ...]
 
 
 class ImagePulled(Frozen):
-    """The image of a node's container is being fetched, or, if that is `over`, there."""
+    """The image of a node's container is being pulled or, with `over`, has been pulled."""
 
     node: int
     over: bool
 
 
 class OutputFlows(Frozen):
-    """More of a clean node's output has come; told at most once a second."""
+    """More output of a clean node has arrived. Reported at most once a second."""
 
     node: int
 
 
 class NodeArrived(Frozen):
-    """The launcher of a missing node has joined, and waits to be connected."""
+    """The launcher of a missing node has joined and is ready to be connected."""
 
     node: int
 
 
 class TimerDue(Frozen):
-    """A timer of the job, or of a node, has come due."""
+    """A timer of the job, or of a node, has expired."""
 
     timer: Timer
     node: int | None = None
 
 
 Event = tuple[Any, ...]
-"""One of these, or a report: `distlaunch.supervisor.step` has a handler for each."""
+"""An event defined here or a report of an agent. `distlaunch.supervisor.step` has a handler for each."""

@@ -1,9 +1,9 @@
-"""A run as lines of JSON: how it began and every event, with all that `step` needs to live it again.
+"""A run as lines of JSON: its beginning and every event, with all that `step` needs to replay the run.
 
-`distlaunch.runs.replay` reads them.
+`distlaunch.runs.replay` reads these lines.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from enum import Enum
 from typing import Any
 
@@ -13,25 +13,24 @@ from distlaunch.job.text import is_secret, redacted
 from distlaunch.supervisor.events import Event
 
 VERSION = 5
-"""Of events.jsonl: another one as soon as a line can't be read as before."""
-_SCALARS = frozenset({int, float, str, bool, type(None)})
+"""Version of events.jsonl. It changes whenever a line can't be read as before."""
 BEGAN, NOTICE = "Began", "Notice"
-"""The first line, and what was told; the others are events, named after their types."""
+"""Names of the first line, and of messages. Other lines are events, named after their types."""
 
 
 def beginning(spec: JobSpec, chance: float) -> dict[str, Any]:
-    """The fields of the first line."""
-    return {"version": VERSION, "chance": chance, "spec": _brief(without_secrets(spec))}
+    """Return the fields of the first line."""
+    return {"version": VERSION, "chance": chance, "spec": _plain(without_secrets(spec), brief=True)}
 
 
 def fields_of(event: Event) -> dict[str, Any]:
-    """The fields of an event's line."""
-    fields: dict[str, Any] = event._asdict()  # type: ignore[attr-defined]  # each event has its own fields
-    return {name: value if type(value) in _SCALARS else _plain(value) for name, value in fields.items()}
+    """Return the fields of the line for an event."""
+    fields: dict[str, Any] = _plain(event)
+    return fields
 
 
 def without_secrets(spec: JobSpec) -> JobSpec:
-    """`spec` without values that may be secrets, or were taken from the caller's environment."""
+    """Return `spec` without values that may be secrets or come from the environment of the caller."""
     nodes, spares = (
         tuple(node._replace(env=_open(node.env)) for node in nodes) for nodes in (spec.nodes, spec.spares)
     )
@@ -53,26 +52,15 @@ def _is_hidden(name: str, value: EnvValue) -> bool:
     return is_secret(name) or (value.inherited and name not in INTERFACE_VARIABLES)
 
 
-def _brief(value: Any) -> Any:
-    """`value` for JSON, without the fields that have their defaults."""
-    if not hasattr(value, "_asdict"):
-        return _plain(value, _brief)
-    known, fields = value._field_defaults, value._asdict().items()
-    # A name, which tells one kind of transport from another, is kept.
-    return {
-        name: _brief(inner)
-        for name, inner in fields
-        if name not in known or known[name] != inner or name == "name"
-    }
-
-
-def _plain(value: Any, inside: Callable[[Any], Any] | None = None) -> Any:
-    """`value` for JSON; what it holds by `inside`, which is this function, too, where it is not given."""
-    each = inside or _plain
+def _plain(value: Any, brief: bool = False) -> Any:
+    """Convert `value` to JSON types. If `brief`, leave out fields that have their defaults."""
     if hasattr(value, "_asdict"):
-        value = value._asdict()
+        defaults = value._field_defaults if brief else {}
+        fields = value._asdict().items()
+        # The name is kept because it distinguishes the kinds of transports.
+        value = {k: each for k, each in fields if k not in defaults or defaults[k] != each or k == "name"}
     if isinstance(value, Mapping):
-        return {str(name): each(inner) for name, inner in value.items()}
+        return {str(name): _plain(inner, brief) for name, inner in value.items()}
     if isinstance(value, tuple | list | frozenset):
-        return [each(inner) for inner in value]
+        return [_plain(inner, brief) for inner in value]
     return value.value if isinstance(value, Enum) else value

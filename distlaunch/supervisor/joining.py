@@ -1,41 +1,41 @@
-"""Watching who joins the rendezvous, and ending a job whose ranks wait for one that never does.
+"""Watching ranks join the rendezvous, and ending a job whose ranks wait for one that never joins.
 
-A script need not use torch.distributed at all. Only when a rank has joined, or tries to, is the default limit
-on the others counted; a limit that the job file sets counts from the start, whatever the ranks do.
+A script need not use torch.distributed at all. Therefore the default time limit applies only once a rank has
+joined or tries to join. A limit in the job file applies from the start.
 """
 
 from distlaunch.agent.messages import RanksJoined, RanksLag
 from distlaunch.errors import Exit
 from distlaunch.supervisor.actions import Notice
-from distlaunch.supervisor.findings import JobOver, Started, Step
+from distlaunch.supervisor.findings import JobOver, Step
 from distlaunch.supervisor.nodes import Worker
 from distlaunch.supervisor.state import Cause, State, Timer
 from distlaunch.wording import exit_words, listed, span_words
 
 NOTICE_S = 15.0
-"""Seconds after the start until the ranks that have not joined are named; then at every doubling."""
+"""Seconds after the start until ranks that have not joined are named. Each further message takes twice as
+long."""
 
 _ENDPOINT = "MASTER_ADDR and MASTER_PORT"
 
 
-def watch(found: Started, state: State, now: float) -> Step:
-    """Watch who joins, from the start of a generation on."""
+def watch(state: State, now: float) -> State:
+    """Return `state` with the timers for ranks that join, from the start of an attempt."""
     limit_s, named = _limit_s(state), state.spec.names_join_limit
     state = state.unwatched()
     if limit_s is None:
-        return state, ()
+        return state
     state = state.with_timer(Timer.JOIN_NOTICE, now + NOTICE_S)
-    return (state.with_timer(Timer.JOIN, now + limit_s) if named else state), ()
+    return state.with_timer(Timer.JOIN, now + limit_s) if named else state
 
 
 def on_ranks_joined(event: RanksJoined, state: State, now: float) -> Step:
-    """Report it once all ranks have joined the rendezvous."""
+    """Record ranks that joined the rendezvous, and report it once all have."""
     before = state.workers.counts.joined == len(state.workers)
     for local_rank in event.local_ranks:
         rank = state.rank_of(event.node, local_rank)
         if rank is not None:
-            meeting = state.worker(rank).meeting._replace(joined=True)
-            state = state.with_worker(rank, meeting=meeting)
+            state = state.with_worker(rank, joined=True)
     if before or state.workers.counts.joined < len(state.workers):
         return _with_limit(state, now), ()
     assert state.plan is not None
@@ -52,20 +52,19 @@ def _all_words(state: State) -> str:
 
 
 def on_ranks_lag(event: RanksLag, state: State, now: float) -> Step:
-    """Remember what the missing ranks are doing, for the next notice."""
+    """Record the activity of the missing ranks for the next message."""
     for local_rank, trying, words in event.seen:
         rank = state.rank_of(event.node, local_rank)
         if rank is not None:
-            meeting = state.worker(rank).meeting._replace(trying=trying, doing=words)
-            state = state.with_worker(rank, meeting=meeting)
+            state = state.with_worker(rank, trying=trying, doing=words)
     return _with_limit(state, now), ()
 
 
 def _with_limit(state: State, now: float) -> State:
-    """`state` with a limit on the wait, once a rank waits for others."""
+    """Return `state` with a time limit once a rank waits for others."""
     limit_s = _limit_s(state)
     unwatched, limited = state.due_at(Timer.JOIN_NOTICE) is None, state.due_at(Timer.JOIN) is not None
-    if unwatched or limited or limit_s is None or not _has_begun(state):
+    if unwatched or limited or limit_s is None or not _uses_rendezvous(state):
         return state
     return state.with_timer(Timer.JOIN, now + limit_s)
 
@@ -74,8 +73,8 @@ def _limit_s(state: State) -> float | None:
     return state.plan.join_s if state.plan else None
 
 
-def _has_begun(state: State) -> bool:
-    """Whether the ranks use the rendezvous: one has joined, or tries to."""
+def _uses_rendezvous(state: State) -> bool:
+    """Return whether the ranks use the rendezvous: one has joined or tries to join."""
     return state.workers.counts.joining > 0
 
 
@@ -87,9 +86,9 @@ def join_notice_due(state: State, now: float) -> Step:
     missing = _missing(state)
     if not missing:
         return state, ()
-    if _has_begun(state):
+    if _uses_rendezvous(state):
         return state, (Notice("info" if first else "warning", _missing_words(state, missing)),)
-    alone = len(state.workers) == 1  # it would wait for nobody
+    alone = len(state.workers) == 1  # a single rank waits for no other
     text = f"{_missing_words(state, missing)}; ignore this if the script does not use {_ENDPOINT}"
     return state, (Notice("info", text),) if first and not alone else ()
 
@@ -101,39 +100,36 @@ def join_overdue(state: State, now: float) -> Step:
     if not missing or limit_s is None:
         return state, ()
     text = f"{_missing_words(state, missing)}; gave up after {span_words(limit_s)} (timeouts.join)"
-    if not _has_begun(state):
+    if not _uses_rendezvous(state):
         text += f"; if the script does not use {_ENDPOINT}, set timeouts: {{join: none}}"
     return state, (JobOver(Cause(text, Exit.TIMEOUT, now)),)
 
 
 def _missing(state: State) -> list[Worker]:
-    return [worker for worker in state.workers if not worker.meeting.joined]
+    return [worker for worker in state.workers if not worker.joined]
 
 
 def _missing_words(state: State, missing: list[Worker]) -> str:
-    """`6/8 ranks joined; waiting for rank 5 (gpu-b, pid 812: has not imported torch yet) …`."""
+    """Describe the missing ranks: `6/8 ranks joined; waiting for rank 5 (gpu-b, pid 812: …) …`."""
     names = listed([_named(state, worker) for worker in missing])
     count = len(state.workers)
     text = f"{count - len(missing)}/{state.counted(count)} joined; waiting for {names}"
     first = missing[0]
-    serves = first.rank == 0
-    waits = serves and not first.meeting.trying and _has_begun(state)
-    if waits:
+    if first.rank == 0 and not first.trying and _uses_rendezvous(state):
         return f"{text}; the others are waiting for rank 0"
     return text if state.workers.counts.joined else text + _where_words(state)
 
 
 def _where_words(state: State) -> str:
-    """Where they are trying to join, if any is."""
-    trying = any(worker.meeting.trying for worker in state.workers)
+    """Name the rendezvous address if a rank is trying to reach it."""
+    trying = any(worker.trying for worker in state.workers)
     return f"; the rendezvous is at {state.plan.master_addr}:{state.port}" if trying and state.plan else ""
 
 
 def _named(state: State, worker: Worker) -> str:
     if worker.status is not None:
-        ended = f"{state.named(worker.rank)[:-1]}: {exit_words(worker.status)}"
-        return f"{ended} without joining)"
+        return f"{state.named(worker.rank)[:-1]}: {exit_words(worker.status)} without joining)"
     if worker.pid is None:
         return state.named(worker.rank, "not started yet")
-    doing = f": {worker.meeting.doing}" if worker.meeting.doing else ""
+    doing = f": {worker.doing}" if worker.doing else ""
     return state.named(worker.rank, f"pid {worker.pid}{doing}")

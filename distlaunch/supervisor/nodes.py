@@ -1,4 +1,4 @@
-"""The nodes of the pool and the workers of an attempt, as the supervisor knows them."""
+"""Nodes of the pool, and workers of an attempt, as the supervisor sees them."""
 
 from collections.abc import Iterable
 from enum import Enum
@@ -13,16 +13,16 @@ T = TypeVar("T")
 
 
 class Counted(tuple[T, ...]):
-    """A tuple that keeps count of its items, so that no step has to look at each of thousands.
+    """A tuple that keeps counts of its items, so that no step has to visit thousands of them.
 
-    A subclass names what it counts in `Counts`, and gives each item's share in `_weigh`.
+    A subclass names its counts in `Counts`, and returns the contribution of one item from `_weigh`.
     """
 
     Counts: ClassVar[Any]
     counts: Any
 
     def __new__(cls, items: Iterable[T] = ()) -> "Counted[T]":
-        """Count the items, once."""
+        """Count the items once."""
         new = super().__new__(cls, items)
         new.counts = cls.Counts(*map(sum, zip(*map(cls._weigh, new), strict=True)))
         return new
@@ -40,13 +40,13 @@ class Counted(tuple[T, ...]):
 
 
 ASKED = 0
-"""In the place of a port: it was asked for, and is not known yet."""
+"""Stands for a port that was requested and is not known yet."""
 
 
 class Away(Frozen):
-    """A node that the job goes on without: `occupied` while workers of ours may still run there.
+    """A node that the job continues without. It is `occupied` while workers may still run there.
 
-    `unfit` says why it could not take part when it was last there.
+    `unfit` is the reason why the node could not take part when it was last connected.
     """
 
     occupied: bool = False
@@ -54,9 +54,9 @@ class Away(Frozen):
 
 
 class Connecting(Frozen):
-    """Its agent's hello is awaited; `failure` is the last attempt's.
+    """A node whose agent is being connected. `failure` is the failure of the previous attempt.
 
-    `asked` and `held` are what `Up` will have: an agent may be asked before it is there.
+    `asked` and `held` are as in `Up`, since an agent receives these questions while it boots.
     """
 
     attempt: int = 1
@@ -67,7 +67,7 @@ class Connecting(Frozen):
 
 
 class Retrying(Frozen):
-    """It will be connected again; `attempt` was the last one."""
+    """A node that will be connected again. `attempt` is the number of the last connection attempt."""
 
     attempt: int
     failure: LinkFailure | None
@@ -75,10 +75,10 @@ class Retrying(Frozen):
 
 
 class Route(Frozen):
-    """Its way to MASTER_ADDR: the interface, its own address there, None where that is not known.
+    """The route of a node to MASTER_ADDR: its interface and source address, each None if unknown.
 
-    `ends` are that address as the node was asked about it, and what it came to. `misnamed` has variables that
-    name interfaces of no use there: name, setting, and why.
+    `ends` are the address that the node was asked about, and the address that it resolved to. `misnamed` are
+    variables that name unusable interfaces: name, setting and reason.
     """
 
     interface: str | None = None
@@ -88,10 +88,11 @@ class Route(Frozen):
 
 
 class Up(Frozen):
-    """Its agent answers. It is `occupied` from the start of its workers until it has said that it is clean.
+    """A node whose agent responds.
 
-    `asked` is the address to which it is to find its route, `held` the rendezvous port that it has for the
-    first generation, or ASKED. `unfit` says why it can't take part.
+    It is `occupied` from the start of its workers until it reports that it is clean. `asked` is the address
+    to which a route was requested. `held` is the rendezvous port that the node holds for the first attempt,
+    or ASKED. `unfit` is the reason why it can't take part.
     """
 
     facts: Facts
@@ -103,7 +104,7 @@ class Up(Frozen):
 
 
 class Reaping(Frozen):
-    """It has returned at that `attempt`; what an earlier agent left there is being ended."""
+    """A node that has returned at this connection attempt, and whose leftover processes are being killed."""
 
     facts: Facts
     attempt: int
@@ -111,7 +112,10 @@ class Reaping(Frozen):
 
 
 class Leaving(Frozen):
-    """Its agent was stopped by somebody, and its link will end; `returned`: it was Reaping before."""
+    """A node whose agent was stopped from outside, so that its link will end.
+
+    `returned` is set if the node was Reaping before.
+    """
 
     occupied: bool
     attempt: int = 1
@@ -119,20 +123,21 @@ class Leaving(Frozen):
 
 
 class End(Enum):
-    """The end of the job there: nothing of it is left; then all that it printed has come, or was given up."""
+    """The end of the job on a node: first nothing of it is left, then its output has arrived or was given
+    up."""
 
     CLEAN = "clean"
     CLOSED = "closed"
 
 
 class Unusable(Frozen):
-    """It never took part."""
+    """A node that never took part."""
 
     failure: LinkFailure | None = None
 
 
 class Lost(Frozen):
-    """It took part, and does not any more."""
+    """A node that took part, and no longer does."""
 
     failure: LinkFailure | None = None
     occupied: bool = False
@@ -140,28 +145,28 @@ class Lost(Frozen):
 
 Node = Connecting | Retrying | Up | Reaping | Leaving | End | Unusable | Lost
 Linked = Up | Reaping | Leaving
-"""It has an agent that we hear of."""
+"""A node with an agent that sends reports."""
 
 
 def is_over(node: Node) -> bool:
-    """Whether nothing more will come from it."""
+    """Return whether nothing more can arrive from a node."""
     return node is End.CLOSED or isinstance(node, Unusable | Lost)
 
 
 def away_of(node: Node) -> Away | None:
-    """What is known of a node that the job goes on without, for as long as it may return."""
+    """Return the record of a node that the job continues without, as long as the node may return."""
     return node.away if isinstance(node, Connecting | Retrying | Reaping) else None
 
 
 def is_missing(node: Node) -> bool:
-    """Whether the job goes on without it, after it was there or at least expected."""
+    """Return whether the job continues without a node that was connected, or at least expected, before."""
     return (
         isinstance(node, Lost) or away_of(node) is not None or (isinstance(node, Leaving) and node.returned)
     )
 
 
 def may_be_occupied(node: Node) -> bool:
-    """Whether workers of ours may run there."""
+    """Return whether workers may be running on a node."""
     if isinstance(node, Up | Leaving | Lost):
         return node.occupied
     away = away_of(node)
@@ -169,7 +174,7 @@ def may_be_occupied(node: Node) -> bool:
 
 
 def emptied(node: Node) -> Node:
-    """The node once its workers are known to have ended."""
+    """Return a node after its workers are known to have ended."""
     if isinstance(node, Up | Leaving | Lost):
         return node._replace(occupied=False)
     if isinstance(node, Connecting | Retrying | Reaping) and node.away:
@@ -177,52 +182,51 @@ def emptied(node: Node) -> Node:
     return node
 
 
-def no_more(node: Node, failure: LinkFailure | None) -> Lost | Unusable:
-    """The node once nothing more is hoped for from it."""
+def given_up(node: Node, failure: LinkFailure | None) -> Lost | Unusable:
+    """Return a node after the last attempt to reach it."""
     return Lost(failure, may_be_occupied(node)) if is_missing(node) else Unusable(failure)
 
 
 def is_usable(node: Node) -> bool:
-    """Whether workers can be started there."""
+    """Return whether workers can be started on a node."""
     return isinstance(node, Up) and not (node.occupied or node.unfit)
 
 
 def is_expected(node: Node) -> bool:
-    """Whether it is still being connected for the first time."""
+    """Return whether a node is still being connected for the first time."""
     return isinstance(node, Connecting | Retrying) and node.away is None
 
 
 def unfit_words(node: Node) -> str:
-    """Why it can't take part, or could not when it was last there; nothing where it can."""
+    """Return why a node can't take part, or could not when it was last connected. "" if it can."""
     away = away_of(node)
     return node.unfit if isinstance(node, Up) else away.unfit if away else ""
 
 
 def facts_of(node: Node) -> Facts:
-    """What its agent has told of it."""
+    """Return the facts that the agent of a node has reported."""
     return node.facts if isinstance(node, Up | Reaping) else Facts("")
 
 
 def route_of(node: Node) -> Route | None:
-    """Its way to MASTER_ADDR, once that is known."""
+    """Return the route of a node to MASTER_ADDR, or None if it isn't known."""
     return node.route if isinstance(node, Up) else None
 
 
 def failure_of(node: Node) -> LinkFailure | None:
-    """How its link ended, if that is how it is now."""
+    """Return how the link of a node ended, if that determines its present state."""
     return node.failure if isinstance(node, Connecting | Retrying | Unusable | Lost) else None
 
 
 def phase_word(node: Node) -> str:
-    """Its phase in a word, for machines: an agent that reaps or leaves is up."""
+    """Return the phase of a node in one word, for JSON. A node whose agent reaps or leaves is up."""
     if isinstance(node, End):
         return node.value
     return "up" if isinstance(node, Linked) else type(node).__name__.lower()
 
 
 class NodeCounts(Frozen):
-    """Nodes that are being connected for the first time, that are up without a route, that have a link, and
-    from which nothing more will come."""
+    """Numbers of nodes: being connected for the first time, up without a route, with a link, and over."""
 
     expected: int = 0
     unrouted: int = 0
@@ -231,7 +235,7 @@ class NodeCounts(Frozen):
 
 
 class Nodes(Counted[Node]):
-    """The nodes of the pool, in its order."""
+    """The nodes of the pool, in order."""
 
     Counts = NodeCounts
     counts: NodeCounts
@@ -243,7 +247,7 @@ class Nodes(Counted[Node]):
 
 
 class WorkerPhase(Enum):
-    """What is known of a worker whose end is not."""
+    """The phase of a worker that has not exited, as far as it is known."""
 
     PLANNED = "planned"
     RUNNING = "running"
@@ -252,9 +256,9 @@ class WorkerPhase(Enum):
 
 
 class Exited(Frozen):
-    """It ended by itself, or `stopped`: after we told it to. The rest is as in the event.
+    """The exit of a worker. `stopped` if it was told to stop before. Other fields are as in `WorkerExited`.
 
-    `peer_gone`: it failed because another rank was gone or, if `timed_out`, never came.
+    `peer_gone` is set if it failed because another rank was gone, `timed_out` if another rank never came.
     """
 
     status: int
@@ -267,26 +271,9 @@ class Exited(Frozen):
     timed_out: bool = False
 
 
-class Meeting(Frozen):
-    """What is seen of its way to the rendezvous: until it has `joined`, whether it is `trying`, in words."""
-
-    joined: bool = False
-    trying: bool = False
-    doing: str = ""
-
-
-class Stall(Frozen):
-    """It neither prints nor computes; `stack` is where, innermost frame first, once that is known.
-
-    `stopped_pid` is the process of its own that a signal has stopped.
-    """
-
-    stack: tuple[str, ...] = ()
-    stopped_pid: int | None = None
-
-
 class Use(Frozen):
-    """What it uses: CPU in percent of one, bytes, its GPU in percent, bytes there; None = not known."""
+    """Resource use of a worker: CPU in percent of one core, bytes, GPU in percent, GPU bytes. None if
+    unknown."""
 
     cpu: float
     memory: int
@@ -295,48 +282,54 @@ class Use(Frozen):
 
 
 class Worker(Frozen):
-    """One worker of the current generation; `pid` and `cpus` are known once it has started.
+    """A worker of the current attempt. `pid` and `cpus` are known once it has started.
 
-    `dumping`: it was told to print its stacks, and may die of that.
+    `joined` is set once it has joined the rendezvous, and `trying` while it tries to. `doing` is its activity
+    in words. `stalled` is set if it neither prints nor computes. `stack` is then its innermost frames first,
+    once they are known, and `stopped_pid` a process of the worker that a signal has stopped. `dumping` is set
+    if it was told to print its stacks, which may end it.
     """
 
     rank: int
     phase: WorkerPhase | Exited = WorkerPhase.PLANNED
     pid: int | None = None
     cpus: str | None = None
-    meeting: Meeting = Meeting()
-    stall: Stall | None = None
+    joined: bool = False
+    trying: bool = False
+    doing: str = ""
+    stalled: bool = False
+    stack: tuple[str, ...] = ()
+    stopped_pid: int | None = None
     dumping: bool = False
 
     @property
     def status(self) -> int | None:
-        """Its exit status, or the negative signal number; None unless it has ended."""
+        """Return the exit status, or the negative signal number; None before the exit."""
         return self.phase.status if isinstance(self.phase, Exited) else None
 
     @property
     def stopped(self) -> bool:
-        """Whether it ended after we told it to."""
+        """Return whether the worker ended after it was told to stop."""
         return isinstance(self.phase, Exited) and self.phase.stopped
 
     @property
     def running(self) -> bool:
-        """Whether its process is there, as far as we know."""
+        """Return whether the process exists, as far as is known."""
         return self.phase is WorkerPhase.RUNNING
 
     @property
     def going(self) -> bool:
-        """Whether its end is still to come."""
+        """Return whether the end of the worker is still to come."""
         return self.phase in (WorkerPhase.PLANNED, WorkerPhase.RUNNING)
 
     @property
     def phase_word(self) -> str:
-        """Its phase in a word or a few."""
+        """Return the phase in one word or a few."""
         return "exited" if isinstance(self.phase, Exited) else self.phase.value
 
 
 class WorkerCounts(Frozen):
-    """Workers that exited with status 0, that joined the rendezvous, that joined or try to, and that haven't
-    ended."""
+    """Numbers of workers: exited with status 0, joined the rendezvous, joined or trying to, and not ended."""
 
     succeeded: int = 0
     joined: int = 0
@@ -352,5 +345,4 @@ class Workers(Counted[Worker]):
 
     @staticmethod
     def _weigh(item: Worker) -> tuple[int, ...]:
-        meeting = item.meeting
-        return (item.status == 0, meeting.joined, meeting.joined or meeting.trying, item.going)
+        return (item.status == 0, item.joined, item.joined or item.trying, item.going)

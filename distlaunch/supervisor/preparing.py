@@ -1,59 +1,51 @@
-"""Between the last agent's hello and the start: the plan, the port, the routes.
+"""Preparation of an attempt whose agents have connected: its plan, port and routes, and warnings.
 
-What the plan will most likely need is asked of nodes before their agents are there. The questions travel
-behind what an agent boots from, and the answers follow its hello: so the ranks start two round trips earlier.
-A plan that turns out to be another one asks again.
+Questions that the plan will most likely require are sent to nodes before their agents have connected. They
+travel right behind the code that an agent boots from, and the answers follow its first report, so the ranks
+start two round trips earlier. If the plan turns out different, the questions are sent again.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from distlaunch.agent.messages import PortHeld, PortRefused, PortUsurped, RouteFailed, RouteFound
+from distlaunch.contract import INTERFACE_VARIABLES
 from distlaunch.errors import Exit, JobError
-from distlaunch.job.spec import JobSpec
+from distlaunch.job.spec import Env, EnvValue, JobSpec
 from distlaunch.plan.layout import LaunchPlan, foreseen_master, make_plan
-from distlaunch.supervisor.actions import Action, Connect, FindRoute, GiveUp, HoldPort, StartWorkers
+from distlaunch.supervisor import joining
+from distlaunch.supervisor.actions import Action, Connect, FindRoute, GiveUp, HoldPort, Notice, StartWorkers
 from distlaunch.supervisor.events import AddressesFound
-from distlaunch.supervisor.findings import (
-    ConnectAgain,
-    GenerationFailed,
-    JobOver,
-    Planned,
-    Prepare,
-    StartAgain,
-    Started,
-    Step,
-)
-from distlaunch.supervisor.mismatches import mismatches, misnamed, strange_master
+from distlaunch.supervisor.findings import GenerationFailed, JobOver, Planned, StartAgain, Step
 from distlaunch.supervisor.nodes import ASKED, Connecting, Route, Up, Worker, Workers, facts_of, route_of
-from distlaunch.supervisor.state import Cause, Generation, Phase, State, Timer, Why
-from distlaunch.wording import holders_words, listed, refused_port_words
+from distlaunch.supervisor.state import Cause, Phase, State, Timer, Why
+from distlaunch.wording import counted, holders_words, listed, refused_port_words
 
 
 def on_addresses_found(event: AddressesFound, state: State, now: float) -> Step:
-    """The addresses that may serve as MASTER_ADDR if the job file gives none."""
+    """Record the addresses that may become MASTER_ADDR if the job file doesn't set one."""
     return foresee(state._replace(addresses=dict(event.addresses)))
 
 
 def foresee(state: State) -> tuple[State, tuple[Action, ...]]:
-    """Ask all nodes about the plan that there will be if none of the job's own is missing."""
+    """Send all nodes the questions for the plan that applies if every listed node connects."""
     if state.foreseen:
         return state, ()
     try:
         foreseen = foreseen_master(state.spec, state.addresses.get(0))
     except JobError:
-        return state, ()  # told once there is a plan
+        return state, ()  # reported when the plan is made
     state = state._replace(foreseen=foreseen)
     actions: list[Action] = []
     for node in range(len(state.spec.nodes)):
-        state, asked = _ask_early(state, node)
-        actions += asked
+        state, questions = _ask_early(state, node)
+        actions += questions
     return state, tuple(actions)
 
 
-def connect_again(found: ConnectAgain, state: State, now: float) -> Step:
-    """Connect a node, and ask it what the others were asked."""
-    state, asked = _ask_early(state, found.node)
-    return state, (Connect(found.node), *asked)
+def connect(state: State, node: int) -> Step:
+    """Connect a node, and send it the same questions as the others."""
+    state, questions = _ask_early(state, node)
+    return state, (Connect(node), *questions)
 
 
 def _ask_early(state: State, node: int) -> tuple[State, tuple[Action, ...]]:
@@ -70,16 +62,15 @@ def _ask_early(state: State, node: int) -> tuple[State, tuple[Action, ...]]:
     return state.with_node(node, this), actions
 
 
-def prepare(found: Prepare, state: State, now: float) -> Step:
-    """All agents are there: make the plan, hold the port, find the interfaces, as far as nobody has yet."""
-    members = found.members
+def prepare(state: State, members: tuple[int, ...], now: float) -> Step:
+    """Make the plan of an attempt on these nodes, in rank order, hold the port, and find the interfaces."""
     facts = {index: facts_of(state.nodes[index]) for index in members}
     try:
-        plan = make_plan(_with_its_backend(state), facts, state.addresses.get(members[0]))
+        plan = make_plan(_with_chosen_backend(state), facts, state.addresses.get(members[0]))
     except JobError as error:
         return state, (JobOver(Cause(str(error), error.exit_status, now)),)
     moved, first_time = _has_moved(state, plan, members[0]), state.plan is None
-    state = state._replace(phase=Phase.PREPARING, current=_generation(state, plan))
+    state = _with_plan(state, plan)
     state = state.with_timer(Timer.PREPARE, now + state.spec.timeouts.connect_s)
     state, todo = _hold_port(state, plan, members[0])
     if plan.one_machine:
@@ -87,15 +78,15 @@ def prepare(found: Prepare, state: State, now: float) -> Step:
         return _with_routes(state, members, way), (*todo, Planned())
     if moved:
         state = _with_routes(state, members, None)._replace(reached_by="")
-    # The first node is asked after the others, which tell by what address they reach it.
-    state, asked = _ask_for_routes(state, members[1:] or members, plan.master_addr)
-    state, more = _ask_the_first(state)
-    said = strange_master(state) if first_time and not more else ()
-    return state, (*todo, *asked, *more, *said, Planned())
+    # The first node is asked last, because the other nodes report the address at which they reach it.
+    state, routes = _ask_for_routes(state, members[1:] or members, plan.master_addr)
+    state, more = _ask_first_node(state)
+    warning = _strange_master(state) if first_time and not more else ()
+    return state, (*todo, *routes, *more, *warning, Planned())
 
 
 def _ask_for_routes(state: State, nodes: Sequence[int], address: str) -> tuple[State, tuple[FindRoute, ...]]:
-    """Ask those of `nodes` that neither know theirs nor are about to tell."""
+    """Request the routes of those of `nodes` that don't have one and were not asked yet."""
     actions = []
     for index in nodes:
         node = state.nodes[index]
@@ -106,13 +97,15 @@ def _ask_for_routes(state: State, nodes: Sequence[int], address: str) -> tuple[S
     return state, tuple(actions)
 
 
-def _generation(state: State, plan: LaunchPlan) -> Generation:
-    number = state.generation + 1 if state.current else 0
-    return Generation(number, plan, Workers(Worker(rank) for node in plan.nodes for rank in node.ranks))
+def _with_plan(state: State, plan: LaunchPlan) -> State:
+    number = state.generation + 1 if state.plan else 0
+    workers = Workers(Worker(rank) for node in plan.nodes for rank in node.ranks)
+    state = state.unwatched()._replace(phase=Phase.PREPARING, generation=number, plan=plan, workers=workers)
+    return state._replace(port=None, started_at=None)
 
 
-def _with_its_backend(state: State) -> JobSpec:
-    """The spec with the backend that the first generation chose: it holds for the whole run."""
+def _with_chosen_backend(state: State) -> JobSpec:
+    """Return the spec with the backend chosen by the first attempt, which holds for the whole run."""
     return state.spec._replace(backend=state.plan.backend) if state.plan else state.spec
 
 
@@ -122,11 +115,11 @@ def _hold_port(state: State, plan: LaunchPlan, first: int) -> tuple[State, tuple
     if node.held is None:
         return state, (HoldPort(first, plan.master_port),)
     state = state.with_node(first, node._replace(held=None))
-    return state.with_generation(port=node.held or None), ()
+    return state._replace(port=node.held or None), ()
 
 
 def _has_moved(state: State, plan: LaunchPlan, first: int) -> bool:
-    """Whether the routes to the master have to be found again."""
+    """Return whether the routes to MASTER_ADDR must be found again."""
     before = state.plan
     if before is None:
         return state.foreseen is None or state.foreseen.address != plan.master_addr
@@ -144,19 +137,19 @@ def _with_routes(state: State, members: Sequence[int], route: Route | None) -> S
 
 
 def on_port_held(event: PortHeld, state: State, now: float) -> Step:
-    """The first node has the port."""
+    """Record the port that the first node holds."""
     node = state.nodes[event.node]
     if isinstance(node, Up) and node.held == ASKED:
         return state.with_node(event.node, node._replace(held=event.port)), ()
     if event.node not in state.members[:1]:
-        return state, ()  # nobody asked it
-    return state.with_generation(port=event.port), ()
+        return state, ()  # it was not asked
+    return state._replace(port=event.port), ()
 
 
 def on_port_refused(event: PortRefused, state: State, now: float) -> Step:
-    """The port can't be used: end, naming the process that holds it."""
+    """End the job because the port can't be used, naming the process that holds it."""
     node = state.nodes[event.node]
-    if isinstance(node, Up) and node.held == ASKED:  # if that is the port of the plan, it is asked again
+    if isinstance(node, Up) and node.held == ASKED:  # if the plan needs that port, it is requested again
         return state.with_node(event.node, node._replace(held=None)), ()
     if event.node not in state.members[:1] or state.plan is None:
         return state, ()
@@ -169,7 +162,7 @@ def on_port_refused(event: PortRefused, state: State, now: float) -> Step:
 
 
 def on_port_usurped(event: PortUsurped, state: State, now: float) -> Step:
-    """Another program took the rendezvous port: move to another port, or end if the user chose this one."""
+    """Move to another port because another program took it, or end the job if the user chose the port."""
     if event.node not in state.members[:1]:
         return state, ()
     text = f"port {state.port} on {state.label(event.node)} was taken by {holders_words(event.owners)}"
@@ -180,12 +173,12 @@ def on_port_usurped(event: PortUsurped, state: State, now: float) -> Step:
 
 
 def on_route_found(event: RouteFound, state: State, now: float) -> Step:
-    """A node has found its route to the master."""
+    """Record the route of a node to MASTER_ADDR."""
     node = state.nodes[event.node]
     if not isinstance(node, Up) or node.asked != event.asked:
         return state, ()
     ends = (event.asked, event.address)
-    route = Route(event.interface, event.source, ends, misnamed(event, state))
+    route = Route(event.interface, event.source, ends, _misnamed(event, state))
     state = state.with_node(event.node, node._replace(route=route, asked=""))
     is_first = event.node == (state.members[0] if state.members else 0)
     tells = is_first or not state.reached_by
@@ -193,12 +186,12 @@ def on_route_found(event: RouteFound, state: State, now: float) -> Step:
         state = state._replace(reached_by=event.address)
     if state.phase is Phase.CONNECTING:
         return state, ()
-    state, again = _ask_the_first(state)
-    return state, again or (strange_master(state) if tells else ())
+    state, again = _ask_first_node(state)
+    return state, again or (_strange_master(state) if tells else ())
 
 
-def _ask_the_first(state: State) -> tuple[State, tuple[FindRoute, ...]]:
-    """The master's interface is the one that carries the address by which the others reach it."""
+def _ask_first_node(state: State) -> tuple[State, tuple[FindRoute, ...]]:
+    """Request the interface of the first node that carries the address at which the others reach it."""
     first, address = state.members[0], state.reached_by
     node = state.nodes[first]
     waits = state.phase is Phase.PREPARING and isinstance(node, Up) and not node.asked
@@ -211,18 +204,18 @@ def _ask_the_first(state: State) -> tuple[State, tuple[FindRoute, ...]]:
 
 
 def on_route_failed(event: RouteFailed, state: State, now: float) -> Step:
-    """A node has no route to the master: continue without it if others can, else end, saying what to set."""
+    """Handle a node without a route to MASTER_ADDR: continue without it if possible, else end with advice."""
     node = state.nodes[event.node]
     if not isinstance(node, Up) or node.asked != event.asked:
-        return state, ()  # nobody asked it
+        return state, ()  # it was not asked
     node = node._replace(asked="")
     state = state.with_node(event.node, node)
     if state.plan is None:
-        return state, ()  # if that is what the plan needs, it is asked again
+        return state, ()  # if the plan needs that route, it is requested again
     first = state.members[0]
     if event.node == first:
         if len(state.members) > 1 and event.asked != state.reached_by:
-            return _ask_the_first(state)  # now or later: it may not know its name
+            return _ask_first_node(state)  # it may be unable to resolve its own name
         return state.with_node(first, node._replace(route=Route())), ()
     return _no_route(state, event, node, now)
 
@@ -244,15 +237,15 @@ def _no_route_words(state: State, master: str, event: RouteFailed) -> str:
 
 
 def start_when_prepared(state: State, now: float) -> Step:
-    """Start the workers once all is prepared for them."""
-    alone = len(state.members) == len(state.nodes)  # no spares, which need no routes
+    """Start the workers once everything is prepared."""
+    alone = len(state.members) == len(state.nodes)  # spares need no routes
     if state.port is None or (alone and state.nodes.counts.unrouted):
         return state, ()
     if any(route_of(state.nodes[index]) is None for index in state.members):
         return state, ()
-    state = state._replace(phase=Phase.RUNNING).with_generation(started_at=now).without_timers(Timer.PREPARE)
-    state, started = _start(state, state.members)
-    return state, (Started(), *(() if state.generation else mismatches(state)), *started)
+    state = state._replace(phase=Phase.RUNNING, started_at=now).without_timers(Timer.PREPARE)
+    state, started = _start(joining.watch(state, now), state.members)
+    return state, (*(() if state.generation else _mismatches(state)), *started)
 
 
 def _start(state: State, nodes: Sequence[int]) -> tuple[State, tuple[Action, ...]]:
@@ -271,19 +264,122 @@ def _owes_an_answer(state: State, node: int) -> bool:
         return False
     if node == state.members[0] and state.port is None:
         return True
-    # The first node may be asked for its route only when another has found its own.
+    # The first node may be asked for its route only after another node has found one.
     return this.route is None and this.asked != ""
 
 
 def prepare_overdue(state: State, now: float) -> Step:
-    """A node that said hello does not answer any more."""
-    slow = [state.label(i) for i in state.members if route_of(state.nodes[i]) is None] or [
-        state.label(state.members[0])
-    ]
-    if state.generation:  # it worked before: lost, and the job may go on without it
-        late = [i for i in state.members if _owes_an_answer(state, i)]
-        why = f"no answer within {state.spec.timeouts.connect_s:g} s (timeouts.connect)"
-        return state, tuple(GiveUp(i, why) for i in late)
+    """Give up on a node that connected but no longer answers."""
     limit = f"{state.spec.timeouts.connect_s:g} s (timeouts.connect)"
-    text = f"no answer from {listed(slow)} within {limit}"
+    if state.generation:  # it worked before, so it is lost, and the job may continue without it
+        late = [i for i in state.members if _owes_an_answer(state, i)]
+        return state, tuple(GiveUp(i, f"no answer within {limit}") for i in late)
+    slow = [i for i in state.members if route_of(state.nodes[i]) is None] or state.members[:1]
+    text = f"no answer from {listed([*map(state.label, slow)])} within {limit}"
     return state, (JobOver(Cause(text, Exit.UNREACHABLE, now)),)
+
+
+# Differences between a node and the job file: missing GPUs, and variables that name unusable interfaces
+
+
+CHOOSES_GPUS = "CUDA_VISIBLE_DEVICES"
+"""If the job sets this variable, the GPUs visible to the agent are not those visible to the workers."""
+
+
+def _mismatches(state: State) -> tuple[Notice, ...]:
+    """Return warnings about the nodes of the attempt, one for all nodes with the same problem."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for look in (_missing_gpus, _misnamed_interface):
+        for index in state.members:
+            if words := look(state, index):
+                found.setdefault(words, []).append(state.label(index))
+    return tuple(Notice("warning", f"{one}{listed(nodes)}{other}") for (one, other), nodes in found.items())
+
+
+def _missing_gpus(state: State, index: int) -> tuple[str, str] | None:
+    """Return the words before and after the names of nodes with too few GPUs visible to the agent."""
+    expected, visible = state.spec.pool[index].gpus, facts_of(state.nodes[index]).gpus
+    env: Env = {**state.spec.env, **state.spec.pool[index].env}
+    if not expected or visible is None or visible >= expected or CHOOSES_GPUS in env:
+        return None
+    there = "none is" if not visible else f"only {visible} {'is' if visible == 1 else 'are'}"
+    count = counted(expected, "GPU")
+    return "", f": the job file says {count}, but {there} visible there; check with `nvidia-smi -L`"
+
+
+def _misnamed_interface(state: State, index: int) -> tuple[str, str] | None:
+    route = route_of(state.nodes[index])
+    used = INTERFACE_VARIABLES if state.plan and state.plan.backend == "nccl" else INTERFACE_VARIABLES[:1]
+    for name, setting, why in route.misnamed if route else ():
+        if name in used:
+            return f"{setting} on ", f": {why}"
+    return None
+
+
+def _misnamed(event: RouteFound, state: State) -> tuple[tuple[str, str, str], ...]:
+    """Return variables that can't work on a node that has found its route, as name, setting and reason."""
+    if not event.interfaces:
+        return ()
+    given = {name: EnvValue(text) for name, text in event.named}
+    env: Mapping[str, EnvValue] = {**given, **state.spec.env, **state.spec.pool[event.node].env}
+    way = f"; the route to the other nodes uses {event.interface}" if event.interface else ""
+    interfaces = dict(event.interfaces)
+    return tuple(
+        (name, name if value.inherited else f"{name}={value.text}", why + way)
+        for name in INTERFACE_VARIABLES
+        if (value := env.get(name)) and (why := _flaw(name, value.text, interfaces))
+    )
+
+
+def _flaw(name: str, value: str, interfaces: Mapping[str, bool]) -> str:
+    """Return why no connection is possible with this value, or "".
+
+    `interfaces` maps each interface to whether it has an address.
+    """
+    if not value:
+        return ""
+    if name == "GLOO_SOCKET_IFNAME":  # Gloo creates a device for each, so all must be usable
+        flaws = [_flaw_of([each], interfaces) for each in value.split(",")]
+        return next(filter(None, flaws), "")
+    return _flaw_of(_chosen_by_nccl(value, interfaces), interfaces)
+
+
+def _flaw_of(names: list[str], interfaces: Mapping[str, bool]) -> str:
+    """Return why none of these interfaces is usable."""
+    there = [name for name in names if name in interfaces]
+    if not there:
+        return "no such interface"
+    if not any(interfaces[name] for name in there):
+        return "that interface has no address" if len(there) == 1 else "those interfaces have no address"
+    return "lo does not reach other machines" if there == ["lo"] else ""
+
+
+def _chosen_by_nccl(value: str, interfaces: Mapping[str, bool]) -> list[str]:
+    """Return the interfaces that NCCL selects by this value.
+
+    The value lists prefixes, or whole names after `=`. With `^`, it selects all others. `:port` is ignored.
+    """
+    but = value.startswith("^")
+    exact = value[but:].startswith("=")
+    names = [part.partition(":")[0] for part in value[but + exact :].split(",") if part]
+    return [
+        each
+        for each in interfaces
+        if any(each == name if exact else each.startswith(name) for name in names) is not but
+        and not (but and each == "lo")
+    ]
+
+
+def _strange_master(state: State) -> tuple[Notice, ...]:
+    """Warn if MASTER_ADDR is not an address of the node of rank 0. Launchers check that themselves."""
+    route = route_of(state.nodes[state.members[0]])
+    if state.plan is None or not (route and route.source and route.ends):
+        return ()
+    address, (_, came_to) = state.plan.master_addr, route.ends
+    is_settled = len(state.members) == 1 or state.reached_by in route.ends
+    if not is_settled or route.source == came_to:
+        return ()
+    is_it = "" if address == came_to else f" ({came_to})"
+    text = f"MASTER_ADDR {address}{is_it} is not an address of {state.label(state.members[0])}"
+    advice = f"no rank can join unless it is forwarded to {route.source}"
+    return (Notice("warning", f"{text}, where rank 0 runs; {advice}"),)

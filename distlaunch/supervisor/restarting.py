@@ -1,9 +1,10 @@
-"""Between two generations: the old one is ended everywhere, and known to be, before the new one starts."""
+"""Restarts: an attempt is ended everywhere, and confirmed to have ended, before the next one starts."""
 
 from distlaunch.errors import Exit
 from distlaunch.job.spec import FOREVER_S, Restarts
+from distlaunch.supervisor import preparing
 from distlaunch.supervisor.actions import Action, Drop, Notice, StopWorkers
-from distlaunch.supervisor.connecting import choose_members, hope_is_left, lost, may_come
+from distlaunch.supervisor.connecting import choose_members, lost, may_come, may_return
 from distlaunch.supervisor.ending import with_end_of_workers
 from distlaunch.supervisor.findings import (
     GenerationFailed,
@@ -11,7 +12,6 @@ from distlaunch.supervisor.findings import (
     NodeBack,
     NodeLeaving,
     NodeLost,
-    Prepare,
     StartAgain,
     Step,
 )
@@ -21,13 +21,13 @@ from distlaunch.transports.failure import Kind, LinkFailure
 from distlaunch.wording import counted, listed, span_words
 
 HEALTHY_S = 300.0
-"""A generation that lives this long counts as healthy: it ends the row of failures."""
+"""Seconds after which an attempt counts as healthy, which ends a series of failures."""
 BACKOFF_MAX_S = 300.0
 MAX_PORT_MOVES = 3
 
 
 def generation_failed(found: GenerationFailed, state: State, now: float) -> Step:
-    """Start again, if the job may; else end it. One failure ends a generation, whatever else follows."""
+    """Restart if the job may, else end it. Only the first failure of an attempt counts."""
     if state.phase not in (Phase.PREPARING, Phase.RUNNING):
         return state, found.also
     most, cause = state.spec.restarts.most, found.cause
@@ -50,33 +50,31 @@ def _used_up_words(limit: Restarts) -> str:
 
 
 def start_again(found: StartAgain, state: State, now: float) -> Step:
-    """Start a new generation though none has failed, unless that keeps happening."""
+    """Start a new attempt although none has failed, unless that keeps happening."""
     if found.why is Why.PORT and len(_recent(state, Why.PORT, now)) >= MAX_PORT_MOVES:
         return state, (JobOver(found.cause),)
     return _restart(state, found.why, found.cause, found.what, now)
 
 
 def node_lost(found: NodeLost, state: State, now: float) -> Step:
-    """Losing a node that takes part fails the generation; losing any other is only reported."""
+    """Fail the attempt if the lost node takes part in it. Otherwise only report the loss."""
     fenced = _fence_words(state, found.node, now)
     if state.phase is not Phase.RESTARTING and found.node in state.members:
         return state, (GenerationFailed(found.cause, fenced),)
-    said = () if found.told else (Notice("warning", found.cause.text),)
-    state, failed = (
-        _growth_failed(state, found.cause, now) if state.phase is Phase.RESTARTING else (state, ())
-    )
-    return state, (*said, *failed, *fenced)
+    warning = () if found.told else (Notice("warning", found.cause.text),)
+    state, failed = _growth_failed(state, found.cause, now)
+    return state, (*warning, *failed, *fenced)
 
 
 def node_leaving(found: NodeLeaving, state: State, now: float) -> Step:
-    """A node will be lost in a moment."""
+    """Handle a node that will be lost in a moment."""
     if state.phase is not Phase.RESTARTING and found.node in state.members:
         return state, (GenerationFailed(found.cause),)
     return state, (Notice("warning", found.cause.text),)
 
 
 def _fence_words(state: State, node: int, now: float) -> tuple[Notice, ...]:
-    """Why the restart waits for a lost node, if it does."""
+    """Explain that the restart waits for a lost node, if it does."""
     fence_at = state.due_at(Timer.FENCE, node)
     if fence_at is None or state.spec.restarts.most == 0:
         return ()
@@ -85,23 +83,24 @@ def _fence_words(state: State, node: int, now: float) -> tuple[Notice, ...]:
 
 
 def _recent(state: State, why: Why, now: float) -> list[Restart]:
-    """The restarts that count against a limit: those in its window."""
+    """Return the restarts that count against a limit, which are those within its window."""
     window_s = state.spec.restarts.window_s
     return [restart for restart in state.restarts if restart.why is why and now - restart.at < window_s]
 
 
 def _growth_failed(state: State, cause: Cause, now: float) -> Step:
-    """A node was lost while another was taken in: that counts, or a bad node could do it forever."""
-    *earlier, last = state.restarts
-    if last.why is not Why.GROWTH:
+    """Count the loss of a node during a restart for a new node. Otherwise a bad node could restart
+    forever."""
+    if state.phase is not Phase.RESTARTING or state.restarts[-1].why is not Why.GROWTH:
         return state, ()
+    *earlier, last = state.restarts
     state = state._replace(restarts=(*earlier, last._replace(why=Why.FAILURE, cause=cause)))
     beyond = len(_recent(state, Why.FAILURE, now)) > state.spec.restarts.most
     return state, (JobOver(cause),) if beyond else ()
 
 
 def node_back(found: NodeBack, state: State, now: float) -> Step:
-    """A node can be used: now, at the next restart, or not at all."""
+    """Use a node that has connected: now, at the next restart, or not at all."""
     back = f"{state.label(found.node)} is back"
     if state.phase is Phase.RESTARTING:
         return state, (Notice("info", back),) if state.wait_told else ()
@@ -122,14 +121,15 @@ def _restart(state: State, why: Why, cause: Cause, what: str, now: float) -> Ste
     state = state._replace(phase=Phase.RESTARTING, restarts=restarts, wait_told=False)
     state = with_end_of_workers(state.without_timers(Timer.PREPARE), Timer.CLEAR, grace_s, now)
     for timer, wait_s in ((Timer.BACKOFF, delay_s), (Timer.REJOIN, state.spec.timeouts.rejoin_s)):
-        state = state.with_timer(timer, now + wait_s if wait_s else None)
-    said = Notice("info" if why is Why.GROWTH else "warning", f"{cause.text}; {what}{wait}")
+        if wait_s:
+            state = state.with_timer(timer, now + wait_s)
+    message = Notice("info" if why is Why.GROWTH else "warning", f"{cause.text}; {what}{wait}")
     busy = [i for i, n in enumerate(state.nodes) if isinstance(n, Linked) and may_be_occupied(n)]
-    return state, (said, *(StopWorkers(i, grace_s) for i in busy))
+    return state, (message, *(StopWorkers(i, grace_s) for i in busy))
 
 
 def _backoff_s(state: State, lived_s: float) -> float:
-    """0 after a healthy generation; else a wait that doubles with each failure in a row, with jitter."""
+    """Return 0 after a healthy attempt, else a delay that doubles with each failure in a row, with jitter."""
     in_a_row = 0
     for restart in reversed(state.restarts):
         in_a_row += restart.why is Why.FAILURE
@@ -142,23 +142,23 @@ def _backoff_s(state: State, lived_s: float) -> float:
 
 
 def go_on_when_cleared(state: State, now: float) -> Step:
-    """Start the next generation as soon as that is safe and there are nodes for it."""
+    """Start the next attempt as soon as that is safe and enough nodes are available."""
     if state.due_at(Timer.BACKOFF) is not None or any(map(may_be_occupied, state.nodes)):
         return state, ()
     found = choose_members(state)
     if len(found) < len(state.spec.nodes) and may_come(state):
         return state, ()  # wait for its answer, or until it is overdue
     if len(found) >= state.spec.fewest:
-        return _next_generation(state, found)
+        return _next_generation(state, found, now)
     if any(isinstance(node, Leaving) for node in state.nodes):
-        return state, ()  # until its link has ended, and it may be connected again
-    if state.due_at(Timer.REJOIN) is None or not hope_is_left(state):
+        return state, ()  # until its link has ended and the node can be connected again
+    if state.due_at(Timer.REJOIN) is None or not may_return(state):
         return state, (_nobody_came(state, len(found)),)
     return _waiting(state.without_timers(Timer.CLEAR), len(found), now)
 
 
 def _waiting(state: State, found: int, now: float) -> Step:
-    """Say once which nodes we wait for, and how long."""
+    """Report once which nodes the job waits for, and how long."""
     until = state.due_at(Timer.REJOIN)
     if state.wait_told or until is None:
         return state, ()
@@ -169,18 +169,18 @@ def _waiting(state: State, found: int, now: float) -> Step:
 
 
 def fence_due(state: State, node: int, now: float) -> Step:
-    """Whatever a lost node's workers did, they have ended by now."""
+    """Treat a lost node as empty: its workers must have ended by now."""
     return state.with_node(node, emptied(state.nodes[node])), ()
 
 
-def _next_generation(state: State, found: tuple[int, ...]) -> Step:
+def _next_generation(state: State, found: tuple[int, ...], now: float) -> Step:
     before = [state.label(index) for index in state.members]
     names = [state.label(index) for index in found]
     state = state.without_timers(Timer.CLEAR, Timer.STOP_NOTICE, Timer.REJOIN)
-    if names == before:
-        return state, (Prepare(found),)
     text = f"continuing with {len(names)} of {len(state.spec.nodes)} nodes: {', '.join(names)}"
-    return state, (Notice("info", text), Prepare(found))
+    message = () if names == before else (Notice("info", text),)
+    state, todo = preparing.prepare(state, found, now)
+    return state, (*message, *todo)
 
 
 def _left_words(state: State, found: int) -> str:
@@ -189,7 +189,7 @@ def _left_words(state: State, found: int) -> str:
 
 def _nobody_came(state: State, found: int) -> JobOver:
     cause = state.restarts[-1].cause
-    waited = "" if hope_is_left(state) else "; no lost node can return"
+    waited = "" if may_return(state) else "; no lost node can return"
     if state.due_at(Timer.REJOIN) is None:
         waited = f" after waiting {span_words(state.spec.timeouts.rejoin_s)} (timeouts.rejoin)"
     for index, node in enumerate(state.nodes):
@@ -200,7 +200,7 @@ def _nobody_came(state: State, found: int) -> JobOver:
 
 
 def clearing_overdue(state: State, now: float) -> Step:
-    """Drop the nodes that have not confirmed the end of their workers in time: they are fenced."""
+    """Drop and fence the nodes that have not confirmed the end of their workers in time."""
     actions: list[Action] = []
     for i, node in enumerate(state.nodes):
         occupied = isinstance(node, Linked) and may_be_occupied(node)

@@ -1,7 +1,7 @@
-"""What a scheduler does to its job: it announces the end, or ends it, and what follows looks like failures.
+"""The end of an allocation: the scheduler warns of it, or ends the job, which looks like failures.
 
-Inside an allocation whose scheduler can be asked, a failure that may be its work waits until that has told
-what becomes of the job: then it is told as what it is, and not restarted.
+Inside an allocation whose scheduler can be asked, a failure that the scheduler may have caused waits for its
+answer. If the scheduler ends the job, the failure is reported as such, and the job is not restarted.
 """
 
 import signal
@@ -22,61 +22,57 @@ from distlaunch.supervisor.nodes import Up
 from distlaunch.supervisor.state import Asked, Cause, Phase, State, Timer
 
 ASK_S = 1.0
-"""Seconds for the scheduler to answer: a failure must not go unheeded for longer."""
+"""Seconds for the scheduler to answer. A failure must not wait longer."""
 SPARE_S = 5.0
-"""Of the time that is left, so much is for our own end."""
+"""Seconds of the remaining time that are reserved for the end of the job itself."""
 STATUS = 128 + signal.SIGTERM
 _BY_SIGNALS = (128 + signal.SIGTERM, 128 + signal.SIGKILL, 128 + signal.SIGINT)
 
 
 def generation_failed(found: GenerationFailed, state: State, now: float) -> Step:
-    """Hold what the scheduler may have done, until it has been asked."""
+    """Hold back a failure that the scheduler may have caused until the scheduler has been asked."""
     if state.asked:
         known = state.asked.cause
-        told = found.cause if known is None or _explains(found.cause, known) else known
-        asked = Asked(told, state.asked.also + found.also)
+        cause = found.cause if known is None or _explains(found.cause, known) else known
+        asked = Asked(cause, state.asked.also + found.also)
         return state.unwatched()._replace(asked=asked), ()
-    if not _answers(state) or not _may_be_the_schedulers(found.cause):
+    if not _scheduler_answers(state) or not _may_come_from_scheduler(found.cause):
         return restarting.generation_failed(found, state, now)
     return _ask(state.unwatched(), Asked(*found), now)
 
 
 def _explains(later: Cause, held: Cause) -> bool:
-    """Whether it is behind the failure that is held: a rank, of its peers'; a node's loss, of its ranks'."""
+    """Return whether `later` is behind the failure `held`: a rank behind its peers, a node behind its
+    ranks."""
     node_of_the_rank = later.rank is None and held.rank is not None and later.node == held.node
     return node_of_the_rank or (held.peer_gone and not later.peer_gone)
 
 
-def _may_be_the_schedulers(cause: Cause) -> bool:
+def _may_come_from_scheduler(cause: Cause) -> bool:
     return cause.rank is None or cause.exit_status in _BY_SIGNALS
 
 
 def terminated(found: Terminated, state: State, now: float) -> Step:
-    """Stop; but a SIGTERM inside an allocation may be the scheduler's: ask first, where it answers."""
+    """Stop the job. A SIGTERM inside an allocation may come from the scheduler, which is asked first."""
     asking = found.cause.exit_status == STATUS and found.cause.rank is None and state.interrupts < 2
-    if not _answers(state) or not asking:
+    if not _scheduler_answers(state) or not asking:
         return state, (JobOver(found.cause, found.signum),)
     if state.asked:
         return state._replace(asked=Asked(found.cause)), ()
     return _ask(state, Asked(found.cause), now)
 
 
-def on_noticed(event: Noticed, state: State, now: float) -> Step:
-    """The end is announced, to each agent: the first counts."""
-    return state, (EndNoticed(),)
-
-
-def end_noticed(found: EndNoticed, state: State, now: float) -> Step:
-    """Pass the notice on to the ranks; first ask how long they have."""
+def end_noticed(found: EndNoticed | Noticed, state: State, now: float) -> Step:
+    """Pass the first termination warning on to the ranks, after asking the scheduler how long they have."""
     if state.noticed or state.phase is Phase.STOPPING:
         return state, ()
     state = state._replace(noticed=True)
     if state.asked:
         return state, ()
-    return _ask(state, Asked(), now) if _answers(state) else _pass_on(state, None, now)
+    return _ask(state, Asked(), now) if _scheduler_answers(state) else _warn_ranks(state, None, now)
 
 
-def _answers(state: State) -> bool:
+def _scheduler_answers(state: State) -> bool:
     allocation = state.spec.allocation
     return allocation is not None and allocation.answers
 
@@ -86,53 +82,53 @@ def _ask(state: State, asked: Asked, now: float) -> Step:
 
 
 def on_allocation_told(event: AllocationTold, state: State, now: float) -> Step:
-    """The scheduler has answered: it ends the job, or leaves the failure to us."""
+    """Handle the answer of the scheduler: either it ends the job, or the failure is handled as usual."""
     asked = state.asked
     if asked is None:
         return state, ()
     state = state._replace(asked=None).without_timers(Timer.ASK)
     if event.ends:
         return _ended_by_scheduler(state, event, now)
-    return (state, ()) if state.phase is Phase.STOPPING else _left_to_us(asked, event.left_s, state, now)
+    return (state, ()) if state.phase is Phase.STOPPING else _resume(asked, event.left_s, state, now)
 
 
-def _left_to_us(asked: Asked, left_s: float | None, state: State, now: float) -> Step:
-    """What had to wait: the end of all ranks, a request, a failure or a notice."""
+def _resume(asked: Asked, left_s: float | None, state: State, now: float) -> Step:
+    """Handle what had to wait: the end of all ranks, a stop request, a failure or a termination warning."""
     if state.workers and state.workers.counts.succeeded == len(state.workers):
         return state, (JobOver(),)
     if asked.cause and asked.cause.cancelled:
         return state, (JobOver(asked.cause),)
     if asked.cause:
         return restarting.generation_failed(GenerationFailed(asked.cause, asked.also), state, now)
-    return _pass_on(state, left_s, now)
+    return _warn_ranks(state, left_s, now)
 
 
-def _ended_by_scheduler(state: State, told: AllocationTold, now: float) -> Step:
-    cause = Cause(f"{_whose(state)} {told.why}", STATUS, now, scheduled=True, final=told.final)
-    cause = cause._replace(cancelled="cancelled" in told.why)
+def _ended_by_scheduler(state: State, answer: AllocationTold, now: float) -> Step:
+    cause = Cause(f"{_allocation_name(state)} {answer.why}", STATUS, now, scheduled=True, final=answer.final)
+    cause = cause._replace(cancelled="cancelled" in answer.why)
     if state.phase is not Phase.STOPPING:
         return state, (JobOver(cause, _signal(state)),)
     if state.cause is None:
-        return state.blaming(cause), (Notice("error", cause.text),)
+        return state.with_cause(cause), (Notice("error", cause.text),)
     return state, ()
 
 
 def success_doubted(found: SuccessDoubted, state: State, now: float) -> Step:
-    """Ask whether it was the scheduler that told the ranks to end."""
-    if state.asked or not _answers(state):
+    """Ask the scheduler whether it ended the ranks."""
+    if state.asked or not _scheduler_answers(state):
         return state, ()
     return _ask(state, Asked(), now)
 
 
 def ask_overdue(state: State, now: float) -> Step:
-    """No answer: what we know must do."""
+    """Continue without an answer of the scheduler."""
     return on_allocation_told(AllocationTold(None), state, now)
 
 
-def _pass_on(state: State, left_s: float | None, now: float) -> Step:
-    """Give all ranks the signal that the job names; after one that ends them, the job does, too."""
+def _warn_ranks(state: State, left_s: float | None, now: float) -> Step:
+    """Send all ranks the signal that the job chose. After SIGTERM or SIGINT the job ends, too."""
     signum, when = _signal(state), _when(left_s)
-    announced = f"{_whose(state)} ends {when}"
+    announced = f"{_allocation_name(state)} ends {when}"
     name = signal.Signals(signum).name
     if state.phase is not Phase.RUNNING or signum in (signal.SIGTERM, signal.SIGINT):
         stop_s = state.spec.timeouts.stop_s
@@ -154,18 +150,18 @@ def _signal(state: State) -> int:
     return signal.Signals[f"SIG{state.spec.on_notice}"]
 
 
-def _whose(state: State) -> str:
+def _allocation_name(state: State) -> str:
     return state.spec.allocation.name if state.spec.allocation else "the job"
 
 
 MISTAKES = (2, 126, 127)
-"""Exit statuses that another start would only repeat: wrong usage, and a program that can't be run."""
+"""Exit statuses that a requeued job would only repeat: wrong usage, and a program that can't be run."""
 
 
 def is_to_go_on(state: State) -> bool:
-    """Whether the job of this last state is not done, as far as anybody can tell.
+    """Return whether the job of this final state is unfinished, as far as that can be determined.
 
-    After a notice a success may be that of a rank that has just saved its work.
+    After a termination warning, a success may come from a rank that has just saved its work.
     """
     cause, wanted = state.cause, state.spec.restarts.requeue
     if not wanted or (cause and (cause.cancelled or cause.final)):

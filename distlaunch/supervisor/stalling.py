@@ -1,4 +1,4 @@
-"""Watching for ranks that stall: which ones, where they are blocked, and what to do about it."""
+"""Stalled ranks: which ones, where they are blocked, and the reaction to them."""
 
 import re
 import signal
@@ -8,50 +8,46 @@ from distlaunch.agent.wire import STALL_LOOK_MAX_S, STALL_LOOKS
 from distlaunch.errors import Exit
 from distlaunch.job.spec import FOREVER_S
 from distlaunch.supervisor.actions import Action, DumpStacks, Notice
-from distlaunch.supervisor.findings import DumpCame, GenerationFailed, JobOver, Step
-from distlaunch.supervisor.nodes import Stall, Worker
+from distlaunch.supervisor.findings import GenerationFailed, JobOver, Step
+from distlaunch.supervisor.nodes import Worker
 from distlaunch.supervisor.state import Cause, Phase, State, Timer
 from distlaunch.wording import listed, span_words
 
 SETTLE_S = 2.0
-"""Agents look at different moments: after one more look and this, a stall has spread to every rank that it
-blocks."""
+"""Seconds for a stall to spread to every rank that it blocks, in addition to one interval between checks,
+since agents check at different moments."""
 DUMP_S = 5.0
-"""Seconds for stacks to come before stalled ranks are ended."""
+"""Seconds for stacks to arrive before stalled ranks are stopped."""
 MAX_DUMPS = 16
-"""Ranks whose stacks are dumped: of a thousand that wait for one, more would tell nothing."""
+"""Ranks whose stacks are dumped. If a thousand ranks wait for one, further stacks add nothing."""
 SHOWN_FRAMES = 3
 _TORCH = r"\((?:\S*/)?torch/"
 _COLLECTIVE = (
     _TORCH + r"(?:distributed/(?!elastic/|launcher/|run\.py)|nn/parallel/distributed\.py|autograd/graph\.py)"
 )
-"""Where a rank waits for others: in a collective, or in a backward pass that ends with one."""
+"""Frames in which a rank waits for others: a collective, or a backward pass that ends with one."""
 
 
 def on_ranks_stalled(event: RanksStalled, state: State, now: float) -> Step:
-    """Note which ranks stall; we say so once the stall has spread, and again if it spreads further."""
+    """Record stalled ranks. They are reported once the stall has spread, and again if it spreads further."""
     part = state.plan.part_of(event.node) if state.plan else None
     if part is None:
         return state, ()
     before, stopped = {worker.rank for worker in _stalled(state)}, dict(event.stopped)
     for rank in part.ranks:
-        stalled = rank - part.first_rank in event.local_ranks
-        known = (state.worker(rank).stall or Stall())._replace(
-            stopped_pid=stopped.get(rank - part.first_rank)
-        )
-        state = state.with_worker(rank, stall=known if stalled else None)
+        local_rank = rank - part.first_rank
+        stalled = local_rank in event.local_ranks
+        stack = state.worker(rank).stack if stalled else ()
+        pid = stopped.get(local_rank) if stalled else None
+        state = state.with_worker(rank, stalled=stalled, stack=stack, stopped_pid=pid)
     after = {worker.rank for worker in _stalled(state)}
     if not after:
-        said = (Notice("info", "stalled ranks resumed"),) if _is_told(state) else ()
+        message = (Notice("info", "stalled ranks resumed"),) if state.stall_told else ()
         state = state.without_timers(Timer.STALL_NOTICE, Timer.STALL_ACT)
-        return state.with_generation(stall_told=False), said
+        return state._replace(stall_told=False), message
     if after <= before or state.due_at(Timer.STALL_NOTICE) is not None:
         return state, ()
     return state.with_timer(Timer.STALL_NOTICE, now + _settle_s(state)), ()
-
-
-def _is_told(state: State) -> bool:
-    return state.current is not None and state.current.stall_told
 
 
 def _limit_s(state: State) -> float:
@@ -63,22 +59,22 @@ def _settle_s(state: State) -> float:
 
 
 def _stalled(state: State) -> list[Worker]:
-    return [worker for worker in state.workers if worker.stall is not None and worker.running]
+    return [worker for worker in state.workers if worker.stalled and worker.running]
 
 
 def stall_notice_due(state: State, now: float) -> Step:
-    """Say which ranks are stalled and which are not, and have their stacks dumped."""
-    acts, again = state.spec.on_stall != "notice", _is_told(state)
-    said = Notice("warning", _stall_words(state, again))
-    # Of those whose stacks are not known yet; where a rank is that was stopped says nothing.
-    ranks = [w.rank for w in _stalled(state)[:MAX_DUMPS] if not (_stack(w) or _stopped_pid(w))]
+    """Report which ranks are stalled and which are not, and request the stacks of the stalled ones."""
+    acts, again = state.spec.on_stall != "notice", state.stall_told
+    message = Notice("warning", _stall_words(state, again))
+    # Only of ranks without a known stack. The stack of a rank stopped by a signal is meaningless.
+    ranks = [w.rank for w in _stalled(state)[:MAX_DUMPS] if not (w.stack or w.stopped_pid)]
     dumps = _dumps(state, ranks, acts)
-    state = state.with_generation(stall_told=True)
+    state = state._replace(stall_told=True)
     if acts and not again:
         state = state.with_timer(Timer.STALL_ACT, now + DUMP_S)
     for rank in ranks if acts else ():
         state = state.with_worker(rank, dumping=True)
-    return state, (said, *dumps)
+    return state, (message, *dumps)
 
 
 def _stall_words(state: State, again: bool) -> str:
@@ -88,13 +84,13 @@ def _stall_words(state: State, again: bool) -> str:
 
 
 def _named(state: State, worker: Worker) -> str:
-    pid = _stopped_pid(worker)
+    pid = worker.stopped_pid
     why = f": stopped by a signal; `kill -CONT {pid}` resumes it" if pid else ""
     return state.named(worker.rank, f"pid {worker.pid}{why}")
 
 
 def _others_words(state: State) -> str:
-    active = [w.rank for w in state.workers if w.running and w.stall is None]
+    active = [w.rank for w in state.workers if w.running and not w.stalled]
     if not active:
         return f"no {state.unit} is still active"
     verb = "is" if len(active) == 1 else "are"
@@ -117,59 +113,56 @@ def _dumps(state: State, ranks: list[int], abort: bool) -> list[Action]:
 
 
 def on_stack_dumped(event: StackDumped, state: State, now: float) -> Step:
-    """Show where a rank is blocked: its innermost frames; the run directory has all of it."""
+    """Show the innermost frames of a blocked rank. The run directory contains the whole stack."""
     rank = state.rank_of(event.node, event.local_rank)
     if rank is None:
         return state, ()
     frames = _frames(event.text)
     if not frames:
         return _no_stack(state, rank, event.text.strip().partition("\n")[0])
-    known = state.worker(rank).stall or Stall()
-    state = state.with_worker(rank, stall=known._replace(stack=frames))
+    state = state.with_worker(rank, stalled=True, stack=frames)
     where = " < ".join(frames[:SHOWN_FRAMES])
     return state, (Notice("info", f"{state.called(rank)} is blocked in: {where}"),)
 
 
 def _no_stack(state: State, rank: int, why: str) -> Step:
-    """Say why there is no stack, once: the reason is usually the same for all ranks."""
+    """Report once why a stack is missing, since the reason is usually the same for all ranks."""
     if why in state.stackless:
         return state, ()
-    said = Notice("info", f"no stack of {state.called(rank)}: {why}")
-    return state._replace(stackless=state.stackless | {why}), (said,)
+    message = Notice("info", f"no stack of {state.called(rank)}: {why}")
+    return state._replace(stackless=state.stackless | {why}), (message,)
 
 
 def _frames(dump: str) -> tuple[str, ...]:
-    """The frames of the first thread, innermost first, as py-spy prints them: `read (t.py:3)`."""
+    """Return the frames of the first thread, innermost first, as py-spy prints them: `read (t.py:3)`."""
     first_thread = re.split(r"(?m)^Thread .*\n", dump)[1:2] or [dump]
     return tuple(line.strip() for line in first_thread[0].splitlines() if line.startswith("    "))
 
 
 def died_of_its_dump(state: State, rank: int, status: int) -> bool:
-    """Whether a rank died of the SIGABRT by which we had Python print its stacks.
+    """Return whether a rank died of the SIGABRT that makes Python print its stacks.
 
-    It may have resumed in between.
+    The rank may have resumed in between.
     """
-    told = state.phase is Phase.RUNNING and state.worker(rank).dumping
-    return told and status == -signal.SIGABRT
+    return state.phase is Phase.RUNNING and state.worker(rank).dumping and status == -signal.SIGABRT
 
 
 def dumping(state: State) -> bool:
-    """Whether ranks are dying of our SIGABRT: the errors of those that lose them say nothing new."""
-    died = any(worker.stall is not None and worker.stopped for worker in state.workers)
+    """Return whether ranks are dying of that SIGABRT. Failures of their peers are then no news."""
+    died = any(worker.stalled and worker.stopped for worker in state.workers)
     return died and state.due_at(Timer.STALL_ACT) is not None
 
 
-def dump_came(found: DumpCame, state: State, now: float) -> Step:
-    """A rank has died of its dump; act once all dumps have come."""
-    known = state.worker(found.rank).stall or Stall()
-    state = state.with_worker(found.rank, stall=known._replace(stack=_frames_of_python(found.words)))
-    if any(not _stopped_pid(worker) for worker in _stalled(state)):
+def dump_came(state: State, rank: int, words: str, now: float) -> Step:
+    """Record the stack of a rank that died of its dump. Act once all dumps have arrived."""
+    state = state.with_worker(rank, stalled=True, stack=_frames_of_python(words))
+    if any(not worker.stopped_pid for worker in _stalled(state)):
         return state, ()
     return stall_act_due(state.without_timers(Timer.STALL_ACT), now)
 
 
 def _frames_of_python(words: str) -> tuple[str, ...]:
-    """The frames of the thread that SIGABRT met, as Python's faulthandler prints them, in py-spy's form."""
+    """Return the frames of the thread that received SIGABRT, as `_frames` does, from faulthandler output."""
     _, _, thread = words.rpartition("Current thread ")
     found = re.findall(r'(?m)^  File "(.+)", line (\d+) in (.+)$', thread.split("\n\n")[0])
     return tuple(f"{name} ({_short_path(path)}:{line})" for path, line, name in found)
@@ -181,18 +174,18 @@ def _short_path(path: str) -> str:
 
 
 def stall_act_due(state: State, now: float) -> Step:
-    """Do what `on_stall` says."""
+    """Stop or restart the job, as `on_stall` demands."""
     cause = _cause(state, now)
     return state, (GenerationFailed(cause) if state.spec.on_stall == "restart" else JobOver(cause),)
 
 
 def _cause(state: State, now: float) -> Cause:
-    """Blame the ranks that a signal stopped, else those that wait in no collective, else all stalled ones."""
-    # Also who has died of the dump.
-    stalled = [worker for worker in state.workers if worker.stall is not None]
+    """Return the root cause: the ranks stopped by a signal, else those outside a collective, else all."""
+    # Includes ranks that have died of the dump.
+    stalled = [worker for worker in state.workers if worker.stalled]
     waiting = [worker.rank for worker in stalled if _waits_for_others(worker)]
-    elsewhere = [worker for worker in stalled if _stack(worker) and worker.rank not in waiting]
-    stopped = [worker for worker in stalled if _stopped_pid(worker)]
+    elsewhere = [worker for worker in stalled if worker.stack and worker.rank not in waiting]
+    stopped = [worker for worker in stalled if worker.stopped_pid]
     at_fault = stopped or (elsewhere if elsewhere and waiting else stalled)
     who = listed([state.named(worker.rank) for worker in at_fault])
     text = f"{who} stalled for {span_words(_limit_s(state))}"
@@ -200,9 +193,9 @@ def _cause(state: State, now: float) -> Cause:
         text += ": stopped by a signal"
     elif elsewhere and waiting:
         verb = "is" if len(waiting) == 1 else "are"
-        text += f" in {_stack(elsewhere[0])[0]}"
+        text += f" in {elsewhere[0].stack[0]}"
         text += f"; {_ranks_words(state, waiting)} {verb} waiting in a collective"
-    if not state.spec.one_machine and any(map(_is_meeting, stalled)):
+    if not state.spec.one_machine and any(map(_is_joining, stalled)):
         text += "; some ranks are still in init_process_group; `distlaunch check-port` tests the network"
     if len(at_fault) > 1:
         return Cause(text, Exit.TIMEOUT, now)
@@ -211,21 +204,13 @@ def _cause(state: State, now: float) -> Cause:
     return Cause(text, Exit.TIMEOUT, now, rank, node)
 
 
-def _stack(worker: Worker) -> tuple[str, ...]:
-    return worker.stall.stack if worker.stall else ()
-
-
-def _stopped_pid(worker: Worker) -> int | None:
-    return worker.stall.stopped_pid if worker.stall else None
-
-
-def _is_meeting(worker: Worker) -> bool:
-    return any(frame.startswith("init_process_group (") for frame in _stack(worker))
+def _is_joining(worker: Worker) -> bool:
+    return any(frame.startswith("init_process_group (") for frame in worker.stack)
 
 
 def _waits_for_others(worker: Worker) -> bool:
-    """Whether the innermost frames, as far as they are torch's, are a collective's."""
-    for frame in _stack(worker):
+    """Return whether the innermost frames, as far as they belong to torch, are those of a collective."""
+    for frame in worker.stack:
         if not re.search(_TORCH, frame):
             return False
         if re.search(_COLLECTIVE, frame):

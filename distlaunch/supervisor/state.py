@@ -1,4 +1,4 @@
-"""A job's timers: every deadline in the supervisor has a name here."""
+"""The state of a job and its timers. Every deadline in the supervisor has a name here."""
 
 from collections.abc import Mapping
 from enum import Enum
@@ -15,42 +15,42 @@ from distlaunch.wording import counted
 
 
 class Timer(Enum):
-    """A job's timers, in the order in which those that are due at the same time come."""
+    """The timers of a job, in the order in which timers that are due at the same time expire."""
 
     JOB = "job"
     """`timeouts.job` has passed."""
     VERDICT = "verdict"
-    """No other rank has failed by itself: blame the first that lost a peer."""
+    """No other rank has failed for a reason of its own: the first rank that lost a peer is the root cause."""
     ASK = "ask"
-    """The scheduler has not told what becomes of our allocation."""
+    """The scheduler has not answered whether it ends this allocation."""
     JOIN = "join"
     """`timeouts.join` has passed."""
     JOIN_NOTICE = "join notice"
-    """Say which ranks have not joined."""
+    """It is time to name the ranks that have not joined."""
     STALL_NOTICE = "stall notice"
-    """A stall has spread to every rank that it blocks: report it."""
+    """A stall has spread to every rank that it blocks, so it can be reported."""
     STALL_ACT = "stall act"
-    """The time for stacks has passed: do what `on_stall` says."""
+    """The time for collecting stacks has passed, so `on_stall` takes effect."""
     STOP_NOTICE = "stop notice"
-    """Say which ranks are still running."""
+    """It is time to name the ranks that are still running."""
     PREPARE = "prepare"
-    """A node that said hello has not answered since."""
+    """A connected node has not answered while an attempt was being prepared."""
     CLEAR = "clear"
-    """A node has not confirmed the end of a generation."""
+    """A node has not confirmed the end of an attempt."""
     CLOSE = "close"
-    """A node has not confirmed its clean-up."""
+    """A node has not confirmed its cleanup."""
     DRAIN = "drain"
-    """Clean nodes have not delivered more of their output."""
+    """Clean nodes have stopped delivering output."""
     ANSWER = "answer"
-    """Of a node: its hello is overdue."""
+    """Of a node: its agent has not connected in time."""
     RETRY = "retry"
-    """Of a node: connect it again."""
+    """Of a node: it is time to connect it again."""
     FENCE = "fence"
-    """Of a node: its workers are taken to have ended, though it can't be asked."""
+    """Of a node: its workers must have ended by now, although the node can't confirm it."""
     BACKOFF = "backoff"
-    """The next generation may start."""
+    """The next attempt may start."""
     REJOIN = "rejoin"
-    """Stop waiting for other nodes."""
+    """The wait for other nodes is over."""
 
 
 WATCHES = (
@@ -61,18 +61,18 @@ WATCHES = (
     Timer.STALL_ACT,
     Timer.STOP_NOTICE,
 )
-"""Those that watch workers, from their start until they are told to end, or until they have ended."""
+"""Timers that watch workers, from their start until they are told to stop or have ended."""
 
 
 class Alarm(Frozen):
-    """One timer that is set: of the job, or of one node."""
+    """A timer that is set, of the job or of one node."""
 
     timer: Timer
     node: int | None = None
 
 
 class Phase(Enum):
-    """Where the job is; it moves forward, but for RESTARTING, which leads back to PREPARING."""
+    """The phase of a job. Phases only move forward, except that RESTARTING leads back to PREPARING."""
 
     CONNECTING = "connecting"
     PREPARING = "preparing"
@@ -83,12 +83,11 @@ class Phase(Enum):
 
 
 class Cause(Frozen):
-    """Why a generation, or the job, ends other than by success: the first, and the only one that is blamed.
+    """The root cause: why an attempt, or the job, ends other than by success. Only the first one is reported.
 
-    `peer_gone`: the rank only lost its connection to another one, of which nothing worse is known yet.
-    `cancelled`: the user wanted it. `scheduled`: the scheduler ends all that it has given us. `final`:
-    whether the job goes on is settled, it is not to be asked for. `agent_signum`: the signal that
-    stopped the agent of the node.
+    With `peer_gone`, the rank merely lost its connection to another rank, and nothing worse is known yet.
+    `cancelled`: the user stopped the job. `scheduled`: the scheduler ends the whole allocation. `final`: the
+    job must not be requeued. `agent_signum`: the signal that stopped the agent of the node.
     """
 
     text: str
@@ -104,7 +103,7 @@ class Cause(Frozen):
 
 
 class Why(Enum):
-    """Why there was a new generation; only failures count against `restarts.max`."""
+    """The reason for a new attempt. Only failures count against `restarts.max`."""
 
     FAILURE = "failure"
     GROWTH = "growth"
@@ -112,7 +111,7 @@ class Why(Enum):
 
 
 class Restart(Frozen):
-    """The end of a generation that another one follows; it had lived `lived_s` seconds."""
+    """The end of an attempt that another attempt follows. It had run for `lived_s` seconds."""
 
     at: float
     why: Why
@@ -121,47 +120,37 @@ class Restart(Frozen):
 
 
 class Verdict(Frozen):
-    """The end of the job was decided on; `cause` None is success."""
+    """The decision to end the job. `cause` is None after success."""
 
     cause: Cause | None
     at: float
 
 
 class Asked(Frozen):
-    """The scheduler was asked what becomes of the job; a failure, if any, and what is said after it, wait."""
+    """A pending question to the scheduler, with the failure and the messages that wait for the answer."""
 
     cause: Cause | None = None
     also: tuple[Notice, ...] = ()
 
 
-class Generation(Frozen):
-    """One start of all workers: where each is to run, and what has become of it. `workers` are in rank order.
-
-    `port` and `started_at` are known once it is prepared, and has started. The `suspect` would be blamed,
-    unless another rank turns out to have failed by itself.
-    """
-
-    number: int
-    plan: LaunchPlan
-    workers: Workers
-    port: int | None = None
-    started_at: float | None = None
-    suspect: Cause | None = None
-    stall_told: bool = False
-
-
 class State(Frozen):
-    """The whole job.
+    """The state of the whole job.
 
-    `nodes` are the pool's, and a node's number is its place there, everywhere but in what is called
-    `node_rank`: its place in a generation. `addresses` are those by which ssh reaches nodes, as far as
-    the job needs to know. `current` is the last generation that was planned. The `verdict` is there from
-    STOPPING on. `stackless` has the reasons for missing stacks that we have reported, `wait_told` is
-    whether we have said which nodes we wait for between two generations. With `noticed`, the end was
-    announced; `asked`: the scheduler was asked about it. `interrupted_by` is the node that passed on the last
-    interrupt, None = our own. `chance` (0 to 1) spreads what many runs would do at once. `foreseen` is what
-    nodes were asked about before there was a plan, `reached_by` the address by which others reach the first
-    node.
+    `nodes` are the nodes of the pool. A node's number is always its index there; only `node_rank` is its
+    index in an attempt. `addresses` are those at which ssh reaches nodes, as far as the job needs them.
+
+    From `generation` to `stall_told`, the fields belong to the current attempt: `generation` is its number,
+    from 0, and `workers` are in rank order. `plan` is None before the first attempt, `port` until it is
+    prepared, `started_at` until it has started. `suspect` is the failure of a rank that lost a peer, until
+    another rank fails for a reason of its own. `stall_told` is set once a stall was reported.
+
+    `verdict` is set from STOPPING on. `stackless` contains the reasons for missing stacks that were already
+    reported. `wait_told` is set once the nodes that the job waits for between two attempts have been named.
+    `noticed` is set after a termination warning, and `asked` while a question to the scheduler is pending.
+    `interrupted_by` is the node that passed on the last interrupt, or None for the controller itself.
+    `chance` (0 to 1) spreads over time what many runs would do at once. `foreseen` is the rendezvous address
+    that nodes were asked about before there was a plan. `reached_by` is the address at which other nodes
+    reach the first one.
     """
 
     spec: JobSpec
@@ -171,7 +160,13 @@ class State(Frozen):
     addresses: Mapping[int, str] = MappingProxyType({})
     phase: Phase = Phase.CONNECTING
     timers: Mapping[Alarm, float] = MappingProxyType({})
-    current: Generation | None = None
+    generation: int = 0
+    plan: LaunchPlan | None = None
+    workers: Workers = Workers()
+    port: int | None = None
+    started_at: float | None = None
+    suspect: Cause | None = None
+    stall_told: bool = False
     stackless: frozenset[str] = frozenset()
     restarts: tuple[Restart, ...] = ()
     wait_told: bool = False
@@ -186,18 +181,18 @@ class State(Frozen):
 
     @property
     def cause(self) -> Cause | None:
-        """Why the generation, or the job, is being ended, or was."""
+        """Return the root cause that ends, or has ended, the attempt or the job."""
         if self.verdict:
             return self.verdict.cause
         return self.restarts[-1].cause if self.phase is Phase.RESTARTING else None
 
     @property
     def ended_at(self) -> float:
-        """When the workers were told to end."""
+        """Return the time at which the workers were told to stop."""
         return self.verdict.at if self.verdict else self.restarts[-1].at
 
-    def blaming(self, cause: Cause) -> "State":
-        """This state, which is restarting or ending, with another cause of that."""
+    def with_cause(self, cause: Cause) -> "State":
+        """Return this state, which is restarting or stopping, with another root cause."""
         if self.verdict:
             return self._replace(verdict=self.verdict._replace(cause=cause))
         *earlier, last = self.restarts
@@ -205,35 +200,33 @@ class State(Frozen):
 
     @property
     def outcome(self) -> int:
-        """The exit status that the command will have."""
+        """Return the exit status that the command will have."""
         return self.cause.exit_status if self.cause else Exit.OK
 
     # Timers
 
     @property
     def next_due(self) -> float | None:
-        """When the next timer is due, or None."""
+        """Return the time at which the next timer expires, or None."""
         return min(self.timers.values(), default=None)
 
     def alarm(self, now: float) -> Alarm | None:
-        """The first of the timers that are due."""
+        """Return the first of the timers that are due, or None."""
         due = [(at, _TIMERS.index(alarm.timer), alarm) for alarm, at in self.timers.items() if at <= now]
         return min(due, key=lambda each: each[:2])[2] if due else None
 
     def due_at(self, timer: Timer, node: int | None = None) -> float | None:
-        """When a timer is due; None where it is not set."""
+        """Return the time at which a timer expires, or None if it isn't set."""
         return self.timers.get(Alarm(timer, node))
 
-    def with_timer(self, timer: Timer, at: float | None, node: int | None = None) -> "State":
-        """This state with a timer set to another time, or with None not set."""
-        if at is None:
-            return self.without_timers(timer, node=node)
+    def with_timer(self, timer: Timer, at: float, node: int | None = None) -> "State":
+        """Return this state with a timer set to another time."""
         return self._replace(timers={**self.timers, Alarm(timer, node): at})
 
     def without_timers(self, *timers: Timer, node: int | None = None) -> "State":
-        """This state with these timers not set."""
+        """Return this state with these timers cleared."""
         unset = {Alarm(timer, node) for timer in timers}
-        if not any(alarm in self.timers for alarm in unset):  # isdisjoint would look at each of thousands
+        if not any(alarm in self.timers for alarm in unset):  # isdisjoint would visit each of thousands
             return self
         left = {**self.timers}
         for alarm in unset:
@@ -241,104 +234,71 @@ class State(Frozen):
         return self._replace(timers=left)
 
     def unwatched(self) -> "State":
-        """This state with nothing watched about the workers."""
-        return self.without_timers(*WATCHES).with_generation(suspect=None, stall_told=False)
+        """Return this state with all watching of the workers ended."""
+        return self.without_timers(*WATCHES)._replace(suspect=None, stall_told=False)
 
     # Nodes
 
     def label(self, node: int) -> str:
-        """What the user calls the node."""
+        """Return the name by which the user knows a node."""
         return self.spec.pool[node].label
 
     def with_node(self, index: int, node: Node) -> "State":
-        """This state with one node as it is now."""
+        """Return this state with one node replaced."""
         return self._replace(nodes=self.nodes.replaced(index, node))
 
     def chance_of(self, node: int, attempt: int) -> float:
-        """0 to 1, spread by the golden ratio: nodes that are dropped together don't come back together."""
+        """Return a number from 0 to 1, spread so that nodes dropped together don't return together."""
         return (self.chance + (node + 1) * 0.618034 + attempt * 0.414214) % 1.0
 
-    # The current generation
-
-    def with_generation(self, **changes: Any) -> "State":
-        """This state with its current generation changed, if there is one."""
-        return self._replace(current=self.current._replace(**changes)) if self.current else self
-
-    @property
-    def generation(self) -> int:
-        """Its number; they count from 0."""
-        return self.current.number if self.current else 0
-
-    @property
-    def plan(self) -> LaunchPlan | None:
-        """Its plan."""
-        return self.current.plan if self.current else None
-
-    @property
-    def port(self) -> int | None:
-        """That of its rendezvous."""
-        return self.current.port if self.current else None
-
-    @property
-    def started_at(self) -> float | None:
-        """When it did."""
-        return self.current.started_at if self.current else None
-
-    @property
-    def suspect(self) -> Cause | None:
-        """Who has lost a peer, and is blamed unless another rank has failed by itself."""
-        return self.current.suspect if self.current else None
+    # The current attempt
 
     @property
     def members(self) -> tuple[int, ...]:
-        """Its nodes, in rank order."""
+        """Return the nodes of the current attempt, in rank order."""
         return self.plan.members if self.plan else ()
 
     @property
     def restart_count(self) -> int:
-        """TORCHELASTIC_RESTART_COUNT: earlier generations, but for those that only lost their port."""
+        """Return TORCHELASTIC_RESTART_COUNT: the number of earlier attempts, except those that lost their
+        port."""
         return self.spec.restarts_before + sum(restart.why is not Why.PORT for restart in self.restarts)
 
-    # Its workers
-
-    @property
-    def workers(self) -> Workers:
-        """All of them, in rank order."""
-        return self.current.workers if self.current else Workers()
+    # The workers of the current attempt
 
     def worker(self, rank: int) -> Worker:
-        """The worker of that rank."""
+        """Return the worker of a rank."""
         return self.workers[rank]
 
     def with_worker(self, rank: int, **changes: Any) -> "State":
-        """This state with one worker changed."""
+        """Return this state with one worker changed."""
         workers = self.workers
-        return self.with_generation(workers=workers.replaced(rank, workers[rank]._replace(**changes)))
+        return self._replace(workers=workers.replaced(rank, workers[rank]._replace(**changes)))
 
     def rank_of(self, node: int, local_rank: int) -> int | None:
-        """The rank of a worker, or None when the plan has no such worker."""
+        """Return the rank of a worker, or None if the plan has no such worker."""
         part = self.plan.part_of(node) if self.plan else None
         if part is None or not 0 <= local_rank < part.procs:
             return None
         return part.first_rank + local_rank
 
     def called(self, rank: int) -> str:
-        """A worker for people, in short: `rank 3`."""
+        """Return the short name of a worker in messages: `rank 3`."""
         return f"{self.unit} {rank}"
 
     def named(self, rank: int, more: str = "") -> str:
-        """A worker for people, with where it is, and `more`: `rank 3 (gpu-b, pid 812)`."""
+        """Return the name of a worker in messages, with its node and `more`: `rank 3 (gpu-b, pid 812)`."""
         assert self.plan is not None
         inside = ", ".join(filter(None, (self.plan.node_of(rank).label, more)))
         return f"{self.called(rank)} ({inside})"
 
     def counted(self, number: int) -> str:
-        """A number of workers: `3 ranks`."""
+        """Return a number of workers in words: `3 ranks`."""
         return counted(number, self.unit)
 
     @property
     def unit(self) -> str:
-        """What people call a worker."""
+        """Return the word for a worker in messages."""
         return self.plan.unit if self.plan else "rank"
 
 

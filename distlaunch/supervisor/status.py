@@ -1,4 +1,4 @@
-"""A run in a few words, the same everywhere: where it is, since when, who runs it."""
+"""The status of a run in a few words, the same everywhere: its state, since when, and its controller."""
 
 from collections.abc import Mapping
 from enum import Enum
@@ -8,11 +8,11 @@ from distlaunch.agent.frozen import Frozen
 from distlaunch.supervisor.state import Phase, State
 
 VERSION = 1
-"""Of status.json: another one as soon as it can't be read as before."""
+"""Version of status.json. It changes whenever the file can't be read as before."""
 
 
 class RunState(Enum):
-    """Where a run is. The last four are its end; LOST is one whose controller died without a word."""
+    """The state of a run. The last four are final. LOST is a run whose controller died without a trace."""
 
     PENDING = "PENDING"
     CONNECTING = "CONNECTING"
@@ -26,12 +26,12 @@ class RunState(Enum):
 
     @property
     def over(self) -> bool:
-        """Whether nothing follows."""
+        """Return whether the state is final."""
         return self in (RunState.SUCCEEDED, RunState.FAILED, RunState.CANCELLED, RunState.LOST)
 
 
 class Controller(Frozen):
-    """The process that runs a job: `boot` tells one start of its machine from another; "" = not known."""
+    """The process that runs a job. `boot` distinguishes boots of its host. "" if unknown."""
 
     host: str
     pid: int
@@ -41,7 +41,7 @@ class Controller(Frozen):
 class Status(Frozen):
     """The contents of status.json. Times are seconds since the epoch.
 
-    `where` are its nodes, in words; `why` is the cause of a bad end.
+    `where` names the nodes. `why` is the root cause of a failure.
     """
 
     run: str
@@ -59,11 +59,11 @@ class Status(Frozen):
 
 
 WHY_CHARACTERS = 600
-"""Of the cause, for people; summary.json has all of it."""
+"""Characters of the root cause in status.json. summary.json contains all of it."""
 
 
 def document_of(status: Status) -> dict[str, Any]:
-    """For JSON."""
+    """Return a status as a JSON object."""
     fields = status._asdict()
     return {
         "version": VERSION,
@@ -75,14 +75,14 @@ def document_of(status: Status) -> dict[str, Any]:
 
 
 def status_of(document: Mapping[str, Any]) -> Status:
-    """What such a document says, but for keys of later versions. Raises KeyError, TypeError, ValueError."""
+    """Return the status in a JSON object, ignoring unknown keys. Raises KeyError, TypeError, ValueError."""
     known = {name: value for name, value in document.items() if name in Status._fields}
     controller = Controller(**{name: document["controller"][name] for name in Controller._fields})
     return Status(**{**known, "state": RunState(document["state"]), "controller": controller})
 
 
 def run_state(state: State) -> RunState:
-    """Where a run is whose supervisor knows that."""
+    """Return the state of a run from the state of its supervisor."""
     if state.phase is Phase.DONE:
         if state.cause is None:
             return RunState.SUCCEEDED
@@ -93,7 +93,7 @@ def run_state(state: State) -> RunState:
 
 
 def status_now(last: Status, state: State, now: float) -> Status:
-    """What is to be said of the run from `now` on."""
+    """Return the status of a run at time `now`."""
     here = run_state(state)
     return last._replace(
         state=here,

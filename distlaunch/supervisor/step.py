@@ -1,9 +1,9 @@
-"""The policy of a job, one event at a time: who handles what happens, and who decides what follows.
+"""The policy of a job, one event at a time: a handler for each event, deciders for what follows from it.
 
-1. The event's handler (`HANDLERS`) writes down what is known now. It may return findings, which are for
-   another part of the supervisor to decide on.
-2. Each finding goes to its decider (`_DECIDERS`), which may find more.
-3. The rules of the job's phase (`_RULES`) see whether it can go on; if so, back to 2.
+1. The handler of the event (`HANDLERS`) records the new facts. It may return findings for another part of
+   the supervisor to decide on.
+2. Each finding goes to its decider (`_DECIDERS`), which may return further findings.
+3. The rules of the job's phase (`_RULES`) check whether the job can proceed. If it can, step 2 is repeated.
 """
 
 from collections import deque
@@ -35,7 +35,10 @@ Rule = Callable[[State, float], Step]
 
 
 def begin(spec: JobSpec, now: float, chance: float = 0.0) -> tuple[State, tuple[Action, ...]]:
-    """The first state of a job: all nodes are connected at once. `chance` is 0 to 1, another in each run."""
+    """Return the first state of a job, and the actions that connect all nodes at once.
+
+    `chance` is a number from 0 to 1 that differs from run to run.
+    """
     pool = range(len(spec.pool))
     timers = {Alarm(Timer.ANSWER, node): now + spec.timeouts.connect_s for node in pool}
     if spec.timeouts.job_s is not None:
@@ -43,41 +46,41 @@ def begin(spec: JobSpec, now: float, chance: float = 0.0) -> tuple[State, tuple[
     state = State(
         spec=spec, nodes=Nodes([Connecting()] * len(pool)), began_at=now, chance=chance, timers=timers
     )
-    # On one machine it is known by now where the ranks meet; else once addresses are found.
-    state, asked = preparing.foresee(state) if spec.one_machine else (state, ())
-    return state, (*map(Connect, pool), *asked)
+    # On one machine, the rendezvous address is known by now. Otherwise, it follows from `AddressesFound`.
+    state, questions = preparing.foresee(state) if spec.one_machine else (state, ())
+    return state, (*map(Connect, pool), *questions)
 
 
 def step(state: State, event: Event, now: float) -> tuple[State, tuple[Action, ...]]:
-    """The next state and what to do, after `event` at monotonic time `now` (seconds)."""
+    """Return the next state, and the actions to take, after `event` at monotonic time `now` in seconds."""
     kind = type(event)
     if state.phase not in _PHASES.get(kind, _ALIVE):
         return state, ()
     state, found = HANDLERS[kind](event, state, now)
     todo: list[Action] = []
     while True:
-        state = _decided(state, found, now, todo)
-        before, (state, found) = state, _followed(state, now)
+        state = _decide_all(state, found, now, todo)
+        before, (state, found) = state, _apply_rules(state, now)
         if state is before and not found:
             return state, tuple(todo)
 
 
-def _decided(state: State, found: Iterable[Action | Finding], now: float, todo: list[Action]) -> State:
-    """`state` once all that was found is decided on; actions are added to `todo`."""
-    left = deque(found)
-    while left:
-        each = left.popleft()
+def _decide_all(state: State, found: Iterable[Action | Finding], now: float, todo: list[Action]) -> State:
+    """Decide on all findings, append the actions to `todo`, and return the resulting state."""
+    pending = deque(found)
+    while pending:
+        each = pending.popleft()
         decide = _DECIDERS.get(type(each))
         if decide is None:
-            todo.append(each)  # type: ignore[arg-type]  # no finding is without its decider
+            todo.append(each)  # type: ignore[arg-type]  # every finding has a decider
         else:
             state, more = decide(each, state, now)
-            left.extendleft(reversed(more))
+            pending.extendleft(reversed(more))
     return state
 
 
-def _followed(state: State, now: float) -> Step:
-    """What the first rule that applies makes of `state`."""
+def _apply_rules(state: State, now: float) -> Step:
+    """Apply the first rule of the job's phase that changes the state or finds something."""
     for rule in _RULES.get(state.phase, ()):
         after, found = rule(state, now)
         if after is not state or found:
@@ -107,8 +110,8 @@ def _on_timer_due(event: TimerDue, state: State, now: float) -> Step:
     return _DUE[event.timer](state, now)
 
 
-def _nothing(state: State, now: float) -> Step:
-    """Only a wait is over: the rules notice."""
+def _do_nothing(state: State, now: float) -> Step:
+    """Do nothing: only a wait is over, and the rules of the phase take it from there."""
     return state, ()
 
 
@@ -119,7 +122,7 @@ HANDLERS: Mapping[type, Handler] = {
     events.AllocationTold: scheduling.on_allocation_told,
     events.AddressesFound: preparing.on_addresses_found,
     events.LinkEnded: _on_link_ended,
-    messages.Noticed: scheduling.on_noticed,
+    messages.Noticed: scheduling.end_noticed,
     messages.PortHeld: preparing.on_port_held,
     messages.PortRefused: preparing.on_port_refused,
     messages.PortUsurped: preparing.on_port_usurped,
@@ -142,19 +145,13 @@ HANDLERS: Mapping[type, Handler] = {
     messages.Interrupted: ending.on_interrupted,
     events.TimerDue: _on_timer_due,
 }
-"""Who handles each event."""
+"""The handler of each event."""
 
 _DECIDERS: Mapping[type, Handler] = {
-    findings.ConnectAgain: preparing.connect_again,
-    findings.Prepare: preparing.prepare,
-    findings.Planned: connecting.let_misfits_go,
-    findings.Started: joining.watch,
+    findings.Planned: connecting.drop_misfits,
     findings.NodeBack: restarting.node_back,
     findings.NodeLeaving: restarting.node_leaving,
     findings.NodeLost: restarting.node_lost,
-    findings.WorkerFinished: workers.rank_finished,
-    findings.WorkerFailed: workers.rank_failed,
-    findings.DumpCame: stalling.dump_came,
     findings.GenerationFailed: scheduling.generation_failed,
     findings.EndNoticed: scheduling.end_noticed,
     findings.Terminated: scheduling.terminated,
@@ -162,7 +159,7 @@ _DECIDERS: Mapping[type, Handler] = {
     findings.StartAgain: restarting.start_again,
     findings.JobOver: ending.end_job,
 }
-"""Who decides on each finding."""
+"""The decider of each finding."""
 
 
 _RULES: Mapping[Phase, tuple[Rule, ...]] = {
@@ -172,7 +169,7 @@ _RULES: Mapping[Phase, tuple[Rule, ...]] = {
     Phase.RESTARTING: (restarting.go_on_when_cleared,),
     Phase.STOPPING: (ending.drain_when_clean, ending.finish_when_closed),
 }
-"""What each phase does next, as soon as it can."""
+"""The rules of each phase: what the job does next as soon as it can."""
 
 _DUE: Mapping[Timer, Rule] = {
     Timer.JOB: ending.job_overdue,
@@ -187,17 +184,17 @@ _DUE: Mapping[Timer, Rule] = {
     Timer.CLEAR: restarting.clearing_overdue,
     Timer.CLOSE: ending.close_overdue,
     Timer.DRAIN: ending.close_overdue,
-    Timer.BACKOFF: _nothing,
-    Timer.REJOIN: _nothing,
+    Timer.BACKOFF: _do_nothing,
+    Timer.REJOIN: _do_nothing,
 }
-"""What is done when a timer of the job comes due."""
+"""The function to call when a timer of the job expires."""
 
 _DUE_ON_A_NODE: Mapping[Timer, Callable[[State, int, float], Step]] = {
     Timer.ANSWER: connecting.answer_overdue,
     Timer.RETRY: connecting.retry_due,
     Timer.FENCE: restarting.fence_due,
 }
-"""What is done when a timer of a node comes due."""
+"""The function to call when a timer of a node expires."""
 
 _ALIVE = frozenset(Phase) - {Phase.DONE}
 _BEFORE_WORKERS = frozenset({Phase.CONNECTING, Phase.PREPARING})
@@ -215,4 +212,4 @@ _PHASES: Mapping[type, frozenset[Phase]] = {
     messages.RanksStalled: frozenset({Phase.RUNNING}),
     messages.PortUsurped: frozenset({Phase.RUNNING}),
 }
-"""The phases in which an event counts; a report out of turn is ignored."""
+"""The phases in which an event counts. An event that arrives in another phase is ignored."""

@@ -1,4 +1,4 @@
-"""The end of a run: the first cause, its last output, how the others ended, where the logs are."""
+"""The summary of a run: its root cause with the last output, the end of the other ranks, the logs."""
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -14,15 +14,15 @@ from distlaunch.wording import counted, lost_peer_words, rank_list, status_words
 MAX_LINES = 24
 """Lines of last output that are shown."""
 STDOUT_LINES = 5
-"""Of a rank that said nothing on stderr."""
+"""Lines of stdout that are shown of a rank that printed nothing to stderr."""
 RECORD, STDERR, STDOUT = 2, 1, 0
-"""Where a rank's last output is from."""
+"""Sources of the last output of a rank."""
 FAR = 100
-"""Lines after which what was shown counts as scrolled away."""
+"""Lines after which output on the terminal counts as scrolled away."""
 
 
 class Above(Frozen):
-    """A rank's output that the terminal already shows, marked by `mark`, and how many lines came `since`."""
+    """Output of a rank that the terminal already shows, with its `mark`, and the lines printed `since`."""
 
     since: int
     mark: str
@@ -32,9 +32,10 @@ NOWHERE: Mapping[int, Above] = MappingProxyType({})
 
 
 class Summary(Frozen):
-    """What is known at the end. `last_words` are each rank's, the end of `printed` lines on its stderr.
+    """The facts known at the end of a run.
 
-    `last_lines` are the end of each rank's stdout; `lagging` says who missed a collective.
+    `last_words` is the last output of each rank on stderr, out of `printed` lines. `last_lines` is the end of
+    its stdout. `lagging` are lines about ranks that missed a collective.
     """
 
     state: State
@@ -47,11 +48,14 @@ class Summary(Frozen):
 
     @property
     def temporary(self) -> bool:
-        """Whether nobody wants the run directory any more."""
+        """Return whether the run directory is no longer needed."""
         return self.state.spec.logs.temporary and self.state.cause is None
 
     def lines(self, above: Mapping[int, Above] = NOWHERE) -> list[str]:
-        """For people; `above` has, by stream, what they were just shown of the rank to blame."""
+        """Return the summary as lines for the user.
+
+        `above` is the output of the failed rank that is already on the screen, by stream.
+        """
         cause = self.state.cause
         if cause is None:
             workers, nodes = self.state.counted(len(self.state.workers)), len(self.state.members)
@@ -66,12 +70,12 @@ class Summary(Frozen):
         ]
 
     def _logs_elsewhere(self) -> list[tuple[str, str]]:
-        """(node, folder there) of those whose own launchers keep the output."""
+        """Return pairs of node and directory for the nodes whose own launchers keep the output."""
         nodes = self.state.plan.nodes if self.state.plan else ()
         return [(part.label, part.logs) for part in nodes if part.logs]
 
     def document(self) -> dict[str, Any]:
-        """For machines."""
+        """Return the summary as a JSON object."""
         cause = self.state.cause
         return {
             "exit_status": self.state.outcome,
@@ -91,7 +95,7 @@ class Summary(Frozen):
         }
 
     def cause_document(self, cause: Cause) -> dict[str, Any]:
-        """A cause for machines: of the end, or of a restart that was decided on just now."""
+        """Return a root cause as a JSON object, of the end or of a restart."""
         known = cause.rank in {worker.rank for worker in self.state.workers}
         return {
             "text": cause.text,
@@ -115,32 +119,32 @@ class Summary(Frozen):
     def _cause_lines(self, above: Mapping[int, Above]) -> list[str]:
         cause = self.state.cause
         if cause is None or (self.state.started_at is None and not self.state.generation):
-            return []  # said a moment ago, and nothing has been printed since
+            return []  # shown a moment ago, with no output since
         if cause.rank is None:
             return [cause.text]
         hint = self.advice
         return [cause.text, *self._words_lines(cause.rank, above), *([f"hint: {hint}"] if hint else [])]
 
     def _words_lines(self, rank: int, shown: Mapping[int, Above]) -> list[str]:
-        """A rank's last output, or where to find it where the terminal already shows it."""
+        """Return the last output of a rank, or where to find it if the terminal already shows it."""
         words, source = self._shown_words(rank)
         above = shown.get(STDERR if source == RECORD else source)
         if not words or above is None or above.since > FAR or not self._as_printed(rank, source):
             return [f"  | {line}" for line in words]
-        what = "its traceback is" if exits.TRACEBACK in self._said(rank) else "its last output is"
+        what = "its traceback is" if exits.TRACEBACK in self._stderr_end(rank) else "its last output is"
         return [f"  {what} above, marked {above.mark}"] if above.since else []
 
     def _as_printed(self, rank: int, source: int) -> bool:
-        """Whether its output contains its last output just as it is."""
+        """Return whether the output of a rank contains its last output unchanged."""
         recorded = "\n".join(self._recorded_lines(self.state.worker(rank)))
         words = self.last_words.get(rank, "")
-        return recorded in words if source == RECORD else self._said(rank) == words
+        return recorded in words if source == RECORD else self._stderr_end(rank) == words
 
     def _shown_words(self, rank: int) -> tuple[list[str], int]:
-        """A rank's last output: torch's record of its error, else the end of its stderr, or of stdout."""
+        """Return the last output of a rank: its torch error record, else the end of its stderr or stdout."""
         if recorded := self._recorded_lines(self.state.worker(rank)):
             return _end_of(recorded, len(recorded)), RECORD
-        words = self._said(rank)
+        words = self._stderr_end(rank)
         if exits.without_remarks(words):
             lines = words.splitlines()
             return _end_of(lines, max(len(lines), self.printed.get(rank, 0))), STDERR
@@ -150,8 +154,8 @@ class Summary(Frozen):
         words, report = _record_words(worker), self._split(worker.rank)[1]
         return [*words, report] if words and report not in ("", words[-1]) else words
 
-    def _said(self, rank: int) -> str:
-        """The end of its stderr; of a torchrun's own report there, one line."""
+    def _stderr_end(self, rank: int) -> str:
+        """Return the end of the stderr of a rank, with a torchrun report reduced to one line."""
         words, report = self._split(rank)
         return f"{words}{report}\n" if report else words
 
@@ -160,15 +164,15 @@ class Summary(Frozen):
 
     @property
     def advice(self) -> str:
-        """What the user may do about the first failing rank, or nothing."""
+        """Return advice about the first failed rank, or ""."""
         cause = self.state.cause
         if cause is None or cause.rank is None:
             return ""
         worker = self.state.worker(cause.rank)
         if not isinstance(worker.phase, Exited):
             return ""
-        said = exits.without_remarks(self._said(cause.rank))
-        words = "\n".join(_record_words(worker)) + said
+        output = exits.without_remarks(self._stderr_end(cause.rank))
+        words = "\n".join(_record_words(worker)) + output
         assert self.state.plan is not None
         python = self.state.plan.node_of(cause.rank).python
         program = self.state.spec.program
@@ -183,11 +187,11 @@ class Summary(Frozen):
         groups: dict[str, list[int]] = {}
         for worker in self.state.workers:
             if self.state.cause is None or worker.rank != self.state.cause.rank:
-                groups.setdefault(self._fate(worker), []).append(worker.rank)
+                groups.setdefault(self._end_words(worker), []).append(worker.rank)
         return [f"{rank_list(ranks, self.state.unit)}: {fate}" for fate, ranks in groups.items()]
 
-    def _fate(self, worker: Worker) -> str:
-        """How a rank other than the first ended; equal ends have equal words, and share a line."""
+    def _end_words(self, worker: Worker) -> str:
+        """Return how a rank other than the first ended. Ranks with equal words share a line."""
         end = worker.phase
         if not isinstance(end, Exited):
             return "not started" if end is WorkerPhase.PLANNED else worker.phase_word
@@ -197,13 +201,13 @@ class Summary(Frozen):
             return "also failed, with the same traceback"
         if lost_peer := lost_peer_words(end.peer_gone, end.timed_out):
             return f"also failed, {lost_peer}"
-        return self._own_fate(worker.rank, end)
+        return self._own_end(worker.rank, end)
 
-    def _own_fate(self, rank: int, end: Exited) -> str:
+    def _own_end(self, rank: int, end: Exited) -> str:
         if end.stopped:
-            its_own = end.status > 0  # it may have ended by itself
+            its_own = end.status > 0  # it may have exited on its own
             return "stopped by distlaunch" + (f" ({status_words(end.status)})" if its_own else "")
-        last = exits.without_remarks(self._said(rank)).strip().splitlines()[-1:]
+        last = exits.without_remarks(self._stderr_end(rank)).strip().splitlines()[-1:]
         return f"also failed, {status_words(end.status)}" + (f": {last[0][:200]}" if last else "")
 
     def _same_traceback(self, rank: int) -> bool:
@@ -215,14 +219,14 @@ class Summary(Frozen):
 
 
 def _end_of(lines: list[str], whole: int) -> list[str]:
-    """The last of `lines`, which are themselves the last of `whole`."""
+    """Return the end of `lines`, which are themselves the last of `whole` lines."""
     shown = lines[-MAX_LINES:]
     left_out = whole - len(shown)
     return [f"({counted(left_out, 'earlier line')} not shown)", *shown] if left_out > 0 else shown
 
 
 def _record_words(worker: Worker) -> list[str]:
-    """What torch's @record noted: its traceback, else its message."""
+    """Return the error recorded by torch's @record: its traceback, else its message."""
     record = worker.phase.error_record if isinstance(worker.phase, Exited) else None
     if not isinstance(record, dict):
         return []

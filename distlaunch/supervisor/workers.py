@@ -1,4 +1,4 @@
-"""The workers: who has started, who has ended, and which rank is the cause when some fail."""
+"""Workers: how they start and end, and which rank is the root cause if several fail."""
 
 import errno
 import signal
@@ -8,14 +8,7 @@ from distlaunch.agent.messages import OutputLost, WorkerExited, WorkerStarted, W
 from distlaunch.diagnosis.exits import Ending, Words, exit_status_of, facts, words_of
 from distlaunch.supervisor import stalling
 from distlaunch.supervisor.actions import Notice
-from distlaunch.supervisor.findings import (
-    DumpCame,
-    GenerationFailed,
-    JobOver,
-    Step,
-    WorkerFailed,
-    WorkerFinished,
-)
+from distlaunch.supervisor.findings import GenerationFailed, JobOver, Step
 from distlaunch.supervisor.nodes import Exited, WorkerPhase
 from distlaunch.supervisor.stalling import dumping
 from distlaunch.supervisor.state import Cause, Phase, State, Timer
@@ -23,7 +16,7 @@ from distlaunch.wording import listed, lost_peer_words
 
 
 def on_worker_started(event: WorkerStarted, state: State, now: float) -> Step:
-    """A worker runs."""
+    """Record that a worker runs."""
     rank = state.rank_of(event.node, event.local_rank)
     if rank is None:
         return state, ()
@@ -31,14 +24,14 @@ def on_worker_started(event: WorkerStarted, state: State, now: float) -> Step:
 
 
 def on_worker_unstarted(event: WorkerUnstarted, state: State, now: float) -> Step:
-    """A worker can't be started: a mistake in the job, so end."""
+    """End the job because a worker can't be started, which is a mistake in the job."""
     rank = state.rank_of(event.node, event.local_rank)
     if rank is None:
         return state, ()
-    from distlaunch.plan.unstarted import unstarted_advice  # of a mistake
+    from distlaunch.plan.unstarted import unstarted_advice  # needed only for mistakes
 
     state = state.with_worker(rank, phase=WorkerPhase.UNSTARTED)
-    # As in a shell: 127 for what does not exist, 126 for what can't be run.
+    # As in a shell: 127 if the program doesn't exist, 126 if it can't be run.
     status = 127 if event.errno == errno.ENOENT else 126
     advice = unstarted_advice(state.spec, event.node, event.stage, event.errno)
     text = f"{state.named(rank)} could not be started: {event.text}{advice}"
@@ -46,7 +39,7 @@ def on_worker_unstarted(event: WorkerUnstarted, state: State, now: float) -> Ste
 
 
 def on_worker_exited(event: WorkerExited, state: State, now: float) -> Step:
-    """A worker has ended."""
+    """Record the exit of a worker."""
     rank = state.rank_of(event.node, event.local_rank)
     if rank is None or isinstance(state.worker(rank).phase, Exited):
         return state, ()
@@ -56,14 +49,15 @@ def on_worker_exited(event: WorkerExited, state: State, now: float) -> Step:
     exited = Exited(event.status, event.at, told, event.error_record, event.oom_kills, event.shm)
     state = state.with_worker(rank, phase=exited)
     if dumped:
-        return state, (DumpCame(rank, event.words),)
+        return stalling.dump_came(state, rank, event.words, now)
     if event.status != 0:
-        return state, (WorkerFailed(rank, event),)
-    return state, (WorkerFinished(),) if running else ()
+        return _rank_failed(state, rank, event, now)
+    done = running and state.workers.counts.succeeded == len(state.workers)
+    return state, (JobOver(),) if done and not state.asked else ()
 
 
 def on_output_lost(event: OutputLost, state: State, now: float) -> Step:
-    """A node could not keep some output: say how much."""
+    """Report how much output a node was unable to keep."""
     rank = state.rank_of(event.node, event.local_rank)
     if rank is None:
         return state, ()
@@ -72,73 +66,64 @@ def on_output_lost(event: OutputLost, state: State, now: float) -> Step:
     return state, (Notice("warning", f"{lost}: its node had no room to buffer them"),)
 
 
+_STOPPED = (-signal.SIGTERM, -signal.SIGKILL)
+"""Statuses of ranks that were stopped, possibly after an exception."""
 VERDICT_S = 1.0
-"""Seconds for the rank at fault to end after another one has lost its connection to it: it may still be in a
-`finally`, or the interpreter's shutdown, and SIGTERM would end it before its traceback is out."""
+"""Seconds for the failing rank to exit after another rank has lost its connection to it. The rank may
+still be in a `finally` block or in interpreter shutdown, and SIGTERM would end it before its traceback is
+out."""
 
 
-def rank_failed(found: WorkerFailed, state: State, now: float) -> Step:
-    """A rank has ended with a status other than 0: end the generation, once it is clear who is to blame."""
-    rank, event = found
+def _rank_failed(state: State, rank: int, event: WorkerExited, now: float) -> Step:
+    """End the attempt after a nonzero exit, once the root cause is clear."""
     words = words_of(event.status, event.words, event.error_record)
     if words.peer_gone or words.timed_out:
         state = _with_exit(state, rank, peer_gone=words.peer_gone, timed_out=words.timed_out)
     if state.phase is not Phase.RUNNING:
-        return blamed_instead(state, rank, event, words), ()
+        return _with_earlier_cause(state, rank, event, words), ()
     if words.peer_gone and dumping(state):
-        return state, ()  # the peer died of its dump
-    cause = cause_of(state, rank, event, words)
+        return state, ()  # the lost peer died of its dump
+    cause = _cause_of(state, rank, event, words)
     if not cause.peer_gone:
         return state, (GenerationFailed(cause),)
     if state.suspect is None:
-        state = state.unwatched().with_generation(suspect=cause).with_timer(Timer.VERDICT, now + VERDICT_S)
+        state = state.unwatched()._replace(suspect=cause).with_timer(Timer.VERDICT, now + VERDICT_S)
     return state, ()
 
 
-def rank_finished(found: WorkerFinished, state: State, now: float) -> Step:
-    """A rank has succeeded; the job has, too, once all ranks have."""
-    done = state.workers.counts.succeeded == len(state.workers)
-    return state, (JobOver(),) if done and not state.asked else ()
-
-
-def cause_of(state: State, rank: int, event: WorkerExited, words: Words | None = None) -> Cause:
-    """The cause, if this rank is the first that failed."""
+def _cause_of(state: State, rank: int, event: WorkerExited, words: Words) -> Cause:
+    """Return the root cause in case this rank is the first that failed."""
     who = f"{state.named(rank)} failed first"
-    peer_gone = words is not None and words.peer_gone
-    if words and words.traceback and _was_told_to_end(state, event):
-        # How it would have ended: Python's status after a traceback.
-        return Cause(f"{who}: it raised an exception", 1, event.at, rank, event.node, peer_gone)
+    if words.traceback and state.phase is not Phase.RUNNING and event.status in _STOPPED:
+        # Without the signal, it would have exited with the Python status for a traceback.
+        return Cause(f"{who}: it raised an exception", 1, event.at, rank, event.node, words.peer_gone)
     how = facts(Ending(event.status, event.oom_kills, event.shm))
-    after = lost_peer_words(words.peer_gone, words.timed_out) if words else ""
+    after = lost_peer_words(words.peer_gone, words.timed_out)
     how += f", {after}" if after else ""
-    return Cause(f"{who}: {how}", exit_status_of(event.status), event.at, rank, event.node, peer_gone)
-
-
-def _was_told_to_end(state: State, event: WorkerExited) -> bool:
-    return state.phase is not Phase.RUNNING and event.status in (-signal.SIGTERM, -signal.SIGKILL)
+    return Cause(f"{who}: {how}", exit_status_of(event.status), event.at, rank, event.node, words.peer_gone)
 
 
 def verdict_when_all_ended(state: State, now: float) -> Step:
-    """No other rank is left to blame: stop waiting."""
+    """Stop waiting if no other rank is left that may be the root cause."""
     if state.suspect is None or state.workers.counts.alive:
         return state, ()
     return verdict_due(state, now)
 
 
 def verdict_due(state: State, now: float) -> Step:
-    """No other rank has failed by itself: blame the first that lost a peer."""
+    """Make the first rank that lost a peer the root cause, since no other rank failed for its own reason."""
     suspect = state.suspect
     assert suspect is not None
     return state, (GenerationFailed(suspect._replace(text=suspect.text + _absent_words(state))),)
 
 
 def _absent_words(state: State) -> str:
-    """Who may have kept the others waiting: ranks that had succeeded, or did not fail with the others."""
+    """Name ranks that may have kept the others waiting: those that had succeeded, or had not failed."""
     early = [worker for worker in state.workers if worker.status == 0]
     waited = any(isinstance(worker.phase, Exited) and worker.phase.timed_out for worker in state.workers)
     if early:
         names = listed([state.called(worker.rank) for worker in early])
-        never = waited and not any(worker.meeting.joined for worker in early)
+        never = waited and not any(worker.joined for worker in early)
         why = " without joining the rendezvous" if never else " (uneven batches?)"
         return f"; {names} had already exited with status 0{why}"
     going = [state.called(worker.rank) for worker in state.workers if worker.going]
@@ -147,20 +132,22 @@ def _absent_words(state: State) -> str:
     return ""
 
 
-def blamed_instead(state: State, rank: int, event: WorkerExited, words: Words | None = None) -> State:
-    """`state`, which is ending, with the blame on this rank if it came first: not all is heard in order."""
+def _with_earlier_cause(state: State, rank: int, event: WorkerExited, words: Words) -> State:
+    """Return `state`, which is ending, with this rank as root cause if it failed first.
+
+    Reports don't always arrive in the order of the failures.
+    """
     known = state.cause
     if known is None or known.rank is None:
         return state
-    peer_gone = words is not None and words.peer_gone
-    if known.peer_gone and not peer_gone:
-        earlier = bool(words and words.traceback) or event.at <= state.ended_at
+    if known.peer_gone and not words.peer_gone:
+        earlier = words.traceback or event.at <= state.ended_at
     else:
-        # Its link was slower than that of the rank we heard of first.
-        earlier = known.peer_gone is peer_gone and event.at < known.at
+        # Its link was slower than that of the rank reported first.
+        earlier = known.peer_gone is words.peer_gone and event.at < known.at
     if not earlier:
         return state
-    return _with_exit(state, rank, stopped=False).blaming(cause_of(state, rank, event, words))
+    return _with_exit(state, rank, stopped=False).with_cause(_cause_of(state, rank, event, words))
 
 
 def _with_exit(state: State, rank: int, **changes: Any) -> State:

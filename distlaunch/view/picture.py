@@ -183,7 +183,7 @@ class _Measure:
             "stopped": failed and worker.stopped,
             "not started": phase is WorkerPhase.UNSTARTED,
             "lost with its node": phase is WorkerPhase.VANISHED,
-            "stalled": worker.running and worker.stall is not None,
+            "stalled": worker.running and worker.stalled,
             "silent": worker.running and age is not None and age > self._silent_age,
             "slow": worker.running and gpu is not None and gpu < self._slow_gpu,
             "different": worker.running and self._differs(worker.rank),
@@ -203,9 +203,9 @@ def _doing(worker: Worker) -> str:
         if worker.phase.stopped:
             return "stopped"
         return "finished" if worker.phase.status == 0 else status_words(worker.phase.status)
-    if worker.stall:
+    if worker.stalled:
         return "stalled"
-    if worker.running and not worker.meeting.joined and worker.meeting.trying:
+    if worker.running and not worker.joined and worker.trying:
         return "joining"
     return worker.phase.value
 

@@ -8,7 +8,6 @@ from distlaunch.supervisor.nodes import (
     Connecting,
     End,
     Exited,
-    Meeting,
     Nodes,
     Retrying,
     Up,
@@ -22,7 +21,7 @@ _phases: st.SearchStrategy[WorkerPhase | Exited] = st.sampled_from(
     [WorkerPhase.PLANNED, WorkerPhase.RUNNING, Exited(0, 1.0), Exited(7, 1.0)]
 )
 _workers: st.SearchStrategy[Worker] = st.tuples(_phases, st.booleans(), st.booleans()).map(
-    lambda drawn: Worker(0)._replace(phase=drawn[0], meeting=Meeting(drawn[1], drawn[2]))
+    lambda drawn: Worker(0)._replace(phase=drawn[0], joined=drawn[1], trying=drawn[2])
 )
 
 
@@ -44,8 +43,8 @@ def test_replacements_and_counts_are_those_of_a_list(
     assert ([*many], len(many), many[-1]) == (items, len(items), items[-1])
     assert many == Workers(items) and hash(many) == hash(Workers(items)) and many[1:3] == tuple(items[1:3])
     assert many.counts.succeeded == sum(worker.status == 0 for worker in items)
-    assert many.counts.joined == sum(worker.meeting.joined for worker in items)
-    assert many.counts.joining == sum(worker.meeting.joined or worker.meeting.trying for worker in items)
+    assert many.counts.joined == sum(worker.joined for worker in items)
+    assert many.counts.joining == sum(worker.joined or worker.trying for worker in items)
     assert many.counts.alive == sum(worker.going for worker in items)
 
 
