@@ -43,7 +43,7 @@ class Position(Frozen):
 
 
 class Rendezvous(Frozen):
-    """The values that all workers of one generation share."""
+    """The values that all workers of one attempt share."""
 
     master_addr: str
     master_port: int
@@ -56,7 +56,7 @@ class Rendezvous(Frozen):
 
 
 def shared_environment(meeting: Rendezvous, world_size: int, nodes: int | None) -> dict[str, str]:
-    """Return the variables that all workers of a generation share; `nodes` None = not known."""
+    """Return the variables that all workers of an attempt share; `nodes` None = not known."""
     return _known(GROUP_WORLD_SIZE=nodes) | {
         "WORLD_SIZE": str(world_size),
         "ROLE_NAME": meeting.role,

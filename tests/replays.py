@@ -38,8 +38,8 @@ def check_index(folder: Path) -> None:
     path = folder / "output.index"
     entries = index_entries(path.read_bytes()) if path.is_file() else []
     ends: dict[tuple[int, int, int], int] = {}
-    for _, offset, size, rank, generation, stream in entries:
-        key = (generation, rank, stream)
+    for _, offset, size, rank, attempt, stream in entries:
+        key = (attempt, rank, stream)
         assert offset == ends.get(key, 0), f"{folder}: {key} goes on at {offset}, not at {ends.get(key, 0)}"
         ends[key] = offset + size
 

@@ -75,7 +75,7 @@ class StartWorkers(Frozen):
     flight recorders. `temporary` are variables that name a directory deleted by the agent.
     """
 
-    generation: int
+    attempt: int
     run_id: str
     grace_s: float
     lease_s: float
@@ -101,7 +101,7 @@ class RankSpec(Frozen):
 class StartRanks(Frozen):
     """`StartWorkers` for a launcher that joined, which already has its program, arguments and environment."""
 
-    generation: int
+    attempt: int
     run_id: str
     grace_s: float
     lease_s: float
@@ -375,7 +375,7 @@ class Swept(Frozen):
     """No descendant of the agent is left. `leftovers` counts those that had outlived the workers."""
 
     node: int
-    generation: int
+    attempt: int
     leftovers: int
 
 

@@ -179,14 +179,14 @@ class Outbox:
         self._spool.close()
         self._current = memoryview(b"")
 
-    def output(self, generation: int, channel: int, data: bytes | memoryview) -> None:
+    def output(self, attempt: int, channel: int, data: bytes | memoryview) -> None:
         """Queue output of a worker, at most MAX_OUTPUT bytes, or count its loss."""
-        if not self._spool.append(wire.encode_output(self.node, generation, channel, data)):
+        if not self._spool.append(wire.encode_output(self.node, attempt, channel, data)):
             self._lost[channel] = self._lost.get(channel, 0) + len(data)
 
-    def flight(self, generation: int, rank: int, data: bytes) -> None:
+    def flight(self, attempt: int, rank: int, data: bytes) -> None:
         """Queue a piece of a flight recorder dump, at most MAX_OUTPUT bytes, if there is room."""
-        self._spool.append(wire.encode_output(self.node, generation, rank, data, wire.FLIGHT))
+        self._spool.append(wire.encode_output(self.node, attempt, rank, data, wire.FLIGHT))
 
     def losses(self) -> list[OutputLost]:
         """Return reports of the losses since the last call."""

@@ -84,13 +84,13 @@ class Folder:
         except OSError:
             pass
 
-    def flight_prefix(self, generation: int) -> str:
+    def flight_prefix(self, attempt: int) -> str:
         """Return the path prefix for flight recorder dumps of an attempt. torch appends the rank."""
-        return os.path.join(self.path, "flight-%d-" % generation)
+        return os.path.join(self.path, "flight-%d-" % attempt)
 
-    def flight_pieces(self, generation: int) -> Iterator[tuple[int, bytes]]:
+    def flight_pieces(self, attempt: int) -> Iterator[tuple[int, bytes]]:
         """Yield (rank, bytes) of all dumps of an attempt, in order, at most MAX_OUTPUT bytes at once."""
-        prefix = self.flight_prefix(generation)
+        prefix = self.flight_prefix(attempt)
         for name in sorted(os.listdir(self.path)):
             path = os.path.join(self.path, name)
             rank = path[len(prefix) :]

@@ -7,7 +7,7 @@ both directions carry frames:
     offset  size  field
     0       1     kind: CONTROL, PACKED, OUTPUT or FLIGHT; END: the last frame of a launcher that joined
     1       2     node index, since one link may serve several nodes
-    3       2     attempt whose worker printed the payload, modulo GENERATIONS; 0 for CONTROL
+    3       2     attempt whose worker printed the payload, modulo ATTEMPTS; 0 for CONTROL
     5       2     channel: 0 for CONTROL; ``2 * local_rank + (0 stdout | 1 stderr)`` for OUTPUT;
                   the rank for FLIGHT, a piece of its flight recorder dump, which `start` requested
     7       4     length of the payload in bytes, limited by kind
@@ -54,7 +54,7 @@ PACKED = 4
 END = 5
 PACK_BYTES = 900
 """Bytes beyond which commands are packed: srun sends more than 1024 bytes in pieces, 40 ms apart."""
-GENERATIONS = 1 << 16
+ATTEMPTS = 1 << 16
 HEADER = struct.Struct("!BHHHI")
 PIECE, GONE = b"=", b"!"
 ESCAPE = b"\x1b"
@@ -101,7 +101,7 @@ class Frame(Frozen):
 
     kind: int
     node: int
-    generation: int
+    attempt: int
     channel: int
     payload: bytes
 
@@ -122,10 +122,10 @@ def _refuse(constant: str) -> None:
 
 
 def encode_output(
-    node: int, generation: int, channel: int, payload: bytes | memoryview, kind: int = OUTPUT
+    node: int, attempt: int, channel: int, payload: bytes | memoryview, kind: int = OUTPUT
 ) -> bytes:
     """Encode an OUTPUT or FLIGHT frame. `payload` is at most MAX_OUTPUT bytes."""
-    return HEADER.pack(kind, node, generation % GENERATIONS, channel, len(payload)) + payload
+    return HEADER.pack(kind, node, attempt % ATTEMPTS, channel, len(payload)) + payload
 
 
 def encode_message(node: int, message: Message) -> bytes:
@@ -175,14 +175,14 @@ class FrameDecoder:
         frames = []
         start = 0
         while len(self._buffer) - start >= HEADER.size:
-            kind, node, generation, channel, length = HEADER.unpack_from(self._buffer, start)
+            kind, node, attempt, channel, length = HEADER.unpack_from(self._buffer, start)
             self._check(kind, length)
             end = start + HEADER.size + length
             if len(self._buffer) < end:
                 break
             with memoryview(self._buffer) as view:
                 payload = bytes(view[start + HEADER.size : end])  # slicing a bytearray copies twice
-            frames.append(Frame(kind, node, generation, channel, payload))
+            frames.append(Frame(kind, node, attempt, channel, payload))
             start = end
         del self._buffer[:start]
         return frames

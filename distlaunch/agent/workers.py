@@ -49,15 +49,15 @@ class Workers:
         self._store_port: int | None = None
         self._oom_kills = 0
         self._has_flight = False
-        self._generation = 0
+        self._attempt = 0
         self._stopping = self._failed = False
         self.swept = True
 
     def start(self, command: StartWorkers) -> None:
         """Spawn the workers of an attempt. A refusal by the system is reported instead of raised."""
         if not self.swept:
-            raise wire.ProtocolError("a generation was started before the previous one had ended")
-        self._generation = command.generation
+            raise wire.ProtocolError("an attempt was started before the previous one had ended")
+        self._attempt = command.attempt
         self._workers = []
         self._store_port = command.watch_port if command.hosts_store else None
         self._oom_kills, self._has_flight = procfs.oom_kills(), command.flight
@@ -102,11 +102,11 @@ class Workers:
         spec = at_home(spec)._replace(env={**shared, **spec.env})
         if not self._has_flight:
             return spec
-        prefix = self._folder.flight_prefix(self._generation)
+        prefix = self._folder.flight_prefix(self._attempt)
         return spec._replace(defaults={**spec.defaults, "TORCH_FR_DUMP_TEMP_FILE": prefix})
 
     def _spawn(self, spec: WorkerSpec) -> None:
-        error_file = "%s/%d-%d.json" % (self._folder.path, self._generation, spec.local_rank)
+        error_file = "%s/%d-%d.json" % (self._folder.path, self._attempt, spec.local_rank)
         try:
             worker = spawn(spec, error_file)
         except OSError as error:
@@ -149,7 +149,7 @@ class Workers:
             return False
         if data:
             worker.record_output(stream, data)
-            self._outbox.output(self._generation, 2 * worker.local_rank + stream, data)
+            self._outbox.output(self._attempt, 2 * worker.local_rank + stream, data)
         else:
             self._close_stream(worker, stream)
         return bool(data)
@@ -284,8 +284,8 @@ class Workers:
         self._poller.cancel("stuck")
         for worker in self._workers:
             self._close(worker)
-        for rank, piece in self._folder.flight_pieces(self._generation) if self._has_flight else ():
-            self._outbox.flight(self._generation, rank, piece)
+        for rank, piece in self._folder.flight_pieces(self._attempt) if self._has_flight else ():
+            self._outbox.flight(self._attempt, rank, piece)
         self.swept, self._stopping = True, False
         self._report_swept()
         self._sweep = None
@@ -301,7 +301,7 @@ class Workers:
     def _report_swept(self) -> None:
         worker_pids = {worker.pid for worker in self._workers}
         killed = self._sweep.killed - worker_pids if self._sweep else set()
-        self._outbox.report(messages.Swept(self._node, self._generation, len(killed)))
+        self._outbox.report(messages.Swept(self._node, self._attempt, len(killed)))
         for loss in self._outbox.losses():
             self._outbox.report(loss)
 

@@ -147,7 +147,7 @@ class LogLines(Observer):
         self._pattern = pattern
         self._last = None if most is None else deque[tuple[int, str, bytes, int]](maxlen=most)
         self._fold = Folding(self._take, FOLD_S if fold else 0.0)
-        self._live, self._generation = False, 0
+        self._live, self._attempt = False, 0
         self._printed_of: int | None = None
         self._terminal = sys.stdout.isatty()
         self._colours = wants_colour(self._terminal)
@@ -155,7 +155,7 @@ class LogLines(Observer):
     def started(self, state: State, at: float) -> None:
         """Print the incomplete lines of the previous attempt."""
         self.drained()
-        self._generation = state.generation
+        self._attempt = state.attempt
 
     def printed(self, output: Printed) -> None:
         """Assemble lines."""
@@ -184,16 +184,16 @@ class LogLines(Observer):
         if self._pattern and not self._pattern.search(line[:-1]):
             return
         if self._last is None:
-            self._print(rank, tag, line[:-1], self._generation)
+            self._print(rank, tag, line[:-1], self._attempt)
         else:
-            self._last.append((rank, tag, line[:-1], self._generation))
+            self._last.append((rank, tag, line[:-1], self._attempt))
 
-    def _print(self, rank: int, tag: str, text: bytes, generation: int) -> None:
+    def _print(self, rank: int, tag: str, text: bytes, attempt: int) -> None:
         """Print a line; announce a restart before the first line of another attempt."""
-        if self._printed_of is not None and generation > self._printed_of:
+        if self._printed_of is not None and attempt > self._printed_of:
             sys.stdout.buffer.flush()  # stdout and stderr may go to the same place
-            say(f"restart {generation}")
-        self._printed_of = generation
+            say(f"restart {attempt}")
+        self._printed_of = attempt
         start = coloured(tag.encode(), rank) if self._colours else tag.encode()
         sys.stdout.buffer.write(start + (harmless(text) if self._terminal else text) + b"\n")
         if self._live:

@@ -57,7 +57,7 @@ class Part:
         """Return the binding of its workers to CPUs; None = those of the launcher."""
         return None
 
-    def show(self, generation: int, local_rank: int, stream: int, data: bytes) -> None:
+    def show(self, attempt: int, local_rank: int, stream: int, data: bytes) -> None:
         """Handle the output of a worker."""
         raise NotImplementedError
 
@@ -136,8 +136,8 @@ class _Outbox(Outbox):
             self.own_status = report.status
         super().report(report)
 
-    def output(self, generation: int, channel: int, data: bytes | memoryview) -> None:
-        self._part.show(generation, channel // 2, channel % 2, bytes(data))
+    def output(self, attempt: int, channel: int, data: bytes | memoryview) -> None:
+        self._part.show(attempt, channel // 2, channel % 2, bytes(data))
 
 
 class _JoinedAgent(Agent):
@@ -247,7 +247,7 @@ class OneRank(Part):
         (rank,) = ranks.workers
         return (messages.WorkerSpec(0, self._argv, os.getcwd(), (), rank.env, rank.defaults, False, (0, 1)),)
 
-    def show(self, generation: int, local_rank: int, stream: int, data: bytes) -> None:
+    def show(self, attempt: int, local_rank: int, stream: int, data: bytes) -> None:
         """Pass the output on."""
         from distlaunch.observers.outlet import Outlet  # most tasks print nothing there
 

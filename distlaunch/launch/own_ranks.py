@@ -43,13 +43,13 @@ class OwnRanks(Part):
         self._first_rank = int({**ranks.env, **ranks.workers[0].env}["RANK"])
         self._plan = _plan(self._spec, self._first_rank)
         (part,) = self._plan.nodes
-        self._goes_to = destinations(self._plan, ranks.generation)
+        self._goes_to = destinations(self._plan, ranks.attempt)
         for each in self._goes_to.values():
             if each.file and self._folder:
                 self._folder.append(each.file, b"")  # like torchrun, even for a stream without output
         if self._console:
             self._console.finish_lines()  # of ranks that have exited
-        shares = shared_descriptors(self._plan, part, ranks.generation)
+        shares = shared_descriptors(self._plan, part, ranks.attempt)
         planned = workers(self._plan, part, Rendezvous("", 0, "", "gloo"))
         return tuple(
             messages.WorkerSpec(
@@ -67,7 +67,7 @@ class OwnRanks(Part):
         binding = binding_of(self._spec, self._plan.nodes[0])
         return binding and binding._replace(gpus=gpu_count())
 
-    def show(self, generation: int, local_rank: int, stream: int, data: bytes) -> None:
+    def show(self, attempt: int, local_rank: int, stream: int, data: bytes) -> None:
         """Print or keep output, or both, by torchrun's flags."""
         rank = self._first_rank + local_rank
         goes_to = self._goes_to[rank, stream]

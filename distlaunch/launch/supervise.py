@@ -11,7 +11,7 @@ from distlaunch.agent.poller import keep_memory
 from distlaunch.job.spec import JobSpec
 from distlaunch.launch.addresses import answers
 from distlaunch.launch.start import Start, start_run
-from distlaunch.observers.observer import Generations, Observer, Observers, Printed
+from distlaunch.observers.observer import Attempts, Observer, Observers, Printed
 from distlaunch.observers.recording import LastOutput, Recorder
 from distlaunch.runs.index import note_end
 from distlaunch.schedulers import load
@@ -57,7 +57,7 @@ class Loop:
         self._heartbeat_s = self._lease_s / wire.HEARTBEATS
         self._next_heartbeat = self._now() + self._heartbeat_s
         self._next_watch = 0.0
-        self._generations = Generations()
+        self._attempts = Attempts()
         self._finished = False
         self.state: State
 
@@ -110,7 +110,7 @@ class Loop:
         self._tell(Observer.happened, event, self.state, now)
         self._execute(todo, now)
         # A start is noted once the workers are starting, so as not to delay them.
-        if isinstance(event, FIRST_SIGNS_OF_WORKERS) and self._generations.note(self.state):
+        if isinstance(event, FIRST_SIGNS_OF_WORKERS) and self._attempts.note(self.state):
             self._next_watch = now
             self._tell(Observer.started, self.state, now)
 
@@ -180,21 +180,21 @@ class Loop:
             self._feed(event)
 
     def _take_output(self, node: int, frame: wire.Frame) -> None:
-        generation = self._generations.of(frame.generation)
-        part = generation and generation.plan.part_of(node)
+        attempt = self._attempts.of(frame.attempt)
+        part = attempt and attempt.plan.part_of(node)
         running, (local_rank, stream) = part.ranks if part else (), divmod(frame.channel, 2)
         if frame.kind == wire.FLIGHT:
-            if not generation or frame.channel not in running:
+            if not attempt or frame.channel not in running:
                 raise wire.ProtocolError(f"a flight record from rank {frame.channel}, which is not running")
-            self._tell(Observer.dumped, frame.channel, frame.payload, generation.number)
+            self._tell(Observer.dumped, frame.channel, frame.payload, attempt.number)
         else:
-            if not generation or local_rank >= len(running):
+            if not attempt or local_rank >= len(running):
                 raise wire.ProtocolError(f"output from local rank {local_rank}, which is not running")
             rank = running[local_rank]
-            goes_to = generation.destinations.get((rank, stream))
+            goes_to = attempt.destinations.get((rank, stream))
             if goes_to is None:
                 raise wire.ProtocolError(f"output from rank {rank}, which is shown on its own node")
-            self._tell(Observer.printed, Printed(rank, stream, frame.payload, generation.number, goes_to))
+            self._tell(Observer.printed, Printed(rank, stream, frame.payload, attempt.number, goes_to))
         now = self._now()
         if self.state.nodes[node] is End.CLEAN and now - self._flow_told > 1.0:
             self._flow_told = now

@@ -23,8 +23,8 @@ _OF_RANKS = (
 )
 """Name, help, and field of `Use`."""
 _OF_RUN = (
-    ("ranks", "Ranks of the current generation.", "ranks"),
-    ("nodes", "Nodes of the current generation.", "nodes"),
+    ("ranks", "Ranks of the current attempt.", "ranks"),
+    ("nodes", "Nodes of the current attempt.", "nodes"),
     ("restarts", "Restarts so far.", "restarts"),
     ("run_start_timestamp_seconds", "Unix time at which the run began.", "began"),
     ("run_state_since_timestamp_seconds", "Unix time at which it entered this state.", "since"),

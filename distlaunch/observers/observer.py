@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Concatenate, ParamSpec
 
 from distlaunch.agent.frozen import Frozen
-from distlaunch.agent.wire import GENERATIONS
+from distlaunch.agent.wire import ATTEMPTS
 from distlaunch.job.spec import JobSpec
 from distlaunch.plan.layout import LaunchPlan
 from distlaunch.plan.output import Destination, destinations
@@ -24,7 +24,7 @@ class Printed(Frozen):
     rank: int
     stream: int
     data: bytes
-    generation: int
+    attempt: int
     goes_to: Destination
 
 
@@ -68,7 +68,7 @@ class Observer:
     def printed(self, output: Printed) -> None:
         """Take output of a rank."""
 
-    def dumped(self, rank: int, data: bytes, generation: int) -> None:
+    def dumped(self, rank: int, data: bytes, attempt: int) -> None:
         """Take a piece of the dump of a rank's flight recorder."""
 
     def drained(self, state: State) -> None:
@@ -131,7 +131,7 @@ class Begun(Frozen):
     destinations: Mapping[tuple[int, int], Destination]
 
 
-class Generations:
+class Attempts:
     """The attempts of a run that have started. Frames contain only the last digits of their numbers."""
 
     def __init__(self) -> None:
@@ -139,15 +139,15 @@ class Generations:
 
     def note(self, state: State) -> bool:
         """Note the current attempt if it has started; return whether it was unknown."""
-        number, plan = state.generation, state.plan
+        number, plan = state.attempt, state.plan
         if plan is None or state.started_at is None:
             return False
         known = self.of(number)
         if known and known.number == number:
             return False
-        self._attempts[number % GENERATIONS] = Begun(number, plan, destinations(plan, number))
+        self._attempts[number % ATTEMPTS] = Begun(number, plan, destinations(plan, number))
         return True
 
     def of(self, called: int) -> Begun | None:
         """Return the attempt whose number has these last digits: its output may arrive late."""
-        return self._attempts.get(called % GENERATIONS)
+        return self._attempts.get(called % ATTEMPTS)

@@ -57,10 +57,10 @@ class Recorder(Observer):
         if isinstance(event, StackDumped):
             rank = state.rank_of(event.node, event.local_rank)
             if rank is not None:
-                name = file_of(state.generation, f"rank{rank}.stack")
+                name = file_of(state.attempt, f"rank{rank}.stack")
                 self._folder.append(name, event.text.encode() + b"\n")
         elif isinstance(event, WorkerExited) and event.error_record and _keeps_output(state, event.node):
-            name = f"attempt_{state.generation}/{event.local_rank}/error.json"
+            name = f"attempt_{state.attempt}/{event.local_rank}/error.json"
             self._folder.append(name, json.dumps(_as_torch(event.error_record)).encode())
         self._folder.record(at, type(event).__name__, fields_of(event))
         if state.phase is not Phase.DONE:  # the end is recorded once everything else is
@@ -78,9 +78,9 @@ class Recorder(Observer):
         self._uses.clear()
         self.wake_at = time.monotonic() + LOOK_S
         document = plan_document(state.plan, running_workers(state, self._folder.run_id))
-        self._folder.write_json(file_of(state.generation, "plan.json"), document)
+        self._folder.write_json(file_of(state.attempt, "plan.json"), document)
         if state.spec.logs.torchrun:  # as with torchrun, even for a stream without output
-            for each in destinations(state.plan, state.generation).values():
+            for each in destinations(state.plan, state.attempt).values():
                 if each.file:
                     self._folder.append(each.file, b"")
 
@@ -94,9 +94,9 @@ class Recorder(Observer):
 
     def printed(self, output: Printed) -> None:
         """Record the output, byte for byte."""
-        rank, stream, data, generation, goes_to = output
+        rank, stream, data, attempt, goes_to = output
         if goes_to.file:
-            entry = Entry(time.time(), 0, len(data), rank, generation, stream)
+            entry = Entry(time.time(), 0, len(data), rank, attempt, stream)
             self._folder.append(goes_to.file, data, entry)
         if self._folder.lost_bytes and not self._loss_told:
             self._loss_told = True
@@ -118,17 +118,17 @@ class Recorder(Observer):
             ranks = sorted((rank, *use) for rank, use in self._uses.items())
             self._folder.put(USE, json.dumps({"time": time.time(), "ranks": ranks}).encode(), "whole")
 
-    def dumped(self, rank: int, data: bytes, generation: int) -> None:
+    def dumped(self, rank: int, data: bytes, attempt: int) -> None:
         """Record the dump."""
-        self._flights.add(generation)
-        self._folder.append(file_of(generation, f"rank{rank}.flight"), data)
+        self._flights.add(attempt)
+        self._folder.append(file_of(attempt, f"rank{rank}.flight"), data)
 
     def lagging(self, state: State) -> list[str]:
         """Describe the ranks that never reached the last collective, according to flight recorders."""
-        if state.generation not in self._flights:
+        if state.attempt not in self._flights:
             return []
         self._folder.flush()
-        folder = os.path.join(self._folder.path, file_of(state.generation, ""))
+        folder = os.path.join(self._folder.path, file_of(state.attempt, ""))
         return lagging_words(folder, len(state.workers))
 
     def ended(self, summary: Summary) -> None:
@@ -169,14 +169,14 @@ class LastOutput(Observer):
     """The last output of each rank in the last attempt."""
 
     def __init__(self) -> None:
-        self._generation = 0
+        self._attempt = 0
         self._ends: dict[int, dict[int, bytes]] = {STDOUT: {}, STDERR: {}}
         self._lines: dict[int, int] = {}
         """Lines that each rank has printed to stderr."""
 
     def started(self, state: State, at: float) -> None:
         """Forget the output of the previous attempt."""
-        self._generation = state.generation
+        self._attempt = state.attempt
         self._ends = {STDOUT: {}, STDERR: {}}
         self._lines.clear()
 
@@ -189,8 +189,8 @@ class LastOutput(Observer):
 
     def printed(self, output: Printed) -> None:
         """Keep the end of the output."""
-        rank, stream, data, generation, _ = output
-        if generation < self._generation:
+        rank, stream, data, attempt, _ = output
+        if attempt < self._attempt:
             return
         ends, most = self._ends[stream], STDERR_BYTES if stream else STDOUT_BYTES
         ends[rank] = (ends.get(rank, b"") + data[-most:])[-most:]

@@ -45,9 +45,9 @@ def job_part(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-.")[:40]
 
 
-def file_of(generation: int, name: str) -> str:
+def file_of(attempt: int, name: str) -> str:
     """Return the path in the run directory of a file of an attempt. Each restart has a directory."""
-    return f"generation{generation}/{name}" if generation else name
+    return f"attempt{attempt}/{name}" if attempt else name
 
 
 class Entry(Frozen):
@@ -60,7 +60,7 @@ class Entry(Frozen):
     offset: int
     size: int
     rank: int
-    generation: int
+    attempt: int
     stream: int
 
 

@@ -22,7 +22,7 @@ class Destination(Frozen):
         return self.shown and self.prefix is None and self.file is None
 
 
-def destinations(plan: LaunchPlan, generation: int) -> dict[tuple[int, int], Destination]:
+def destinations(plan: LaunchPlan, attempt: int) -> dict[tuple[int, int], Destination]:
     """Return (rank, 0 stdout | 1 stderr) → destination for an attempt with that plan.
 
     Nodes whose own launchers show and keep the output are left out.
@@ -32,10 +32,10 @@ def destinations(plan: LaunchPlan, generation: int) -> dict[tuple[int, int], Des
     for node in plan.nodes:
         for rank, stream in product(node.ranks, range(2)):
             if not logs.torchrun:
-                file = log_file(generation, rank, stream)
+                file = log_file(attempt, rank, stream)
                 found[rank, stream] = Destination(rank in shown, f"[{node.label}:{rank}] ", file)
             elif node.logs is None:
-                found[rank, stream] = _by_torchrun(logs.torchrun, plan, node, rank, stream, generation)
+                found[rank, stream] = _by_torchrun(logs.torchrun, plan, node, rank, stream, attempt)
     return found
 
 
@@ -46,20 +46,20 @@ def shown_ranks(plan: LaunchPlan) -> range | tuple[int, ...]:
     return ranges[shown] if isinstance(shown, str) else shown
 
 
-def log_file(generation: int, rank: int, stream: int) -> str:
+def log_file(attempt: int, rank: int, stream: int) -> str:
     """Return the file of a stream in the run directory; the name has only integers of the job."""
     name = f"rank{rank}.{('out', 'err')[stream]}"
-    return f"generation{generation}/{name}" if generation else name
+    return f"attempt{attempt}/{name}" if attempt else name
 
 
 def _by_torchrun(
-    logs: TorchrunLogs, plan: LaunchPlan, node: NodePlan, rank: int, stream: int, generation: int
+    logs: TorchrunLogs, plan: LaunchPlan, node: NodePlan, rank: int, stream: int, attempt: int
 ) -> Destination:
     """Apply torchrun rules: redirect = only the file; tee = both, with a prefix; else the console."""
     local_rank = rank - node.first_rank
     tee, redirected = (_has(std, local_rank, stream) for std in (logs.tee, logs.redirects))
     wanted = not logs.local_ranks or local_rank in logs.local_ranks
-    file = f"attempt_{generation}/{local_rank}/{STREAMS[stream]}.log" if tee or redirected else None
+    file = f"attempt_{attempt}/{local_rank}/{STREAMS[stream]}.log" if tee or redirected else None
     prefix = _prefix(logs.prefix, plan.spec.role, local_rank, rank) if tee else None
     return Destination(wanted and (tee or not redirected), prefix, file)
 

@@ -75,12 +75,12 @@ def summary_of(folder: str, state: State) -> Summary | None:
     last_output = LastOutput()
     last_output.started(state, 0.0)
     cause = state.cause.rank if state.cause else None
-    places = destinations(state.plan, state.generation) if state.plan else {}
+    places = destinations(state.plan, state.attempt) if state.plan else {}
     for (rank, stream), goes_to in places.items():
         if goes_to.file:
             whole = rank == cause and stream == STDERR  # its lines are counted
             for data in _read(os.path.join(folder, goes_to.file), whole):
-                last_output.printed(Printed(rank, stream, data, state.generation, goes_to))
+                last_output.printed(Printed(rank, stream, data, state.attempt, goes_to))
     summary = last_output.summary(state, folder, document.get("seconds", 0.0))
     return summary._replace(lagging=document.get("lagging", ()))
 

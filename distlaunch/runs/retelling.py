@@ -9,7 +9,7 @@ from heapq import merge
 from io import FileIO
 from typing import Any
 
-from distlaunch.observers.observer import Generations, Observer, Printed
+from distlaunch.observers.observer import Attempts, Observer, Printed
 from distlaunch.observers.run_folder import EVENTS, INDEX_RECORD, OUTPUT_INDEX, Entry, index_entries
 from distlaunch.runs.replay import HistoryError, Replay
 from distlaunch.supervisor.actions import Notice
@@ -62,7 +62,7 @@ class Retelling:
         self._held_lines: list[dict[str, Any]] = []
         self._held_entries: list[Entry] = []
         self._replay = Replay()
-        self._generations = Generations()
+        self._attempts = Attempts()
         self._open: dict[str, int] = {}
         self._moment = 0.0
         observer.moment = lambda: self._moment
@@ -149,17 +149,16 @@ class Retelling:
             self._observer.began(state.spec, state.chance, at)
             return
         self._observer.happened(event, state, at)
-        if self._generations.note(state):
+        if self._attempts.note(state):
             self._observer.started(state, at)
 
     def _tell_output(self, entry: Entry) -> None:
-        rank, generation, stream = entry.rank, entry.generation, entry.stream
-        attempt = self._generations.of(generation)
+        rank, stream, attempt = entry.rank, entry.stream, self._attempts.of(entry.attempt)
         goes_to = attempt and attempt.destinations.get((rank, stream))
         if goes_to and goes_to.file and self._wanted(entry):
             self._moment = entry.time
             data = self._read(goes_to.file, entry.offset, entry.size)
-            self._observer.printed(Printed(rank, stream, data, generation, goes_to))
+            self._observer.printed(Printed(rank, stream, data, entry.attempt, goes_to))
 
     def _read(self, name: str, offset: int, size: int) -> bytes:
         if name not in self._open:

@@ -214,7 +214,7 @@ def _start(state: State, node: int, run_id: str) -> messages.StartWorkers:
     shared = common_contract(planned)
     times = state.spec.timeouts
     return messages.StartWorkers(
-        generation=state.generation,
+        attempt=state.attempt,
         run_id=run_id,
         grace_s=times.stop_s,
         lease_s=times.lease_s,
@@ -253,7 +253,7 @@ def _worker_specs(
     state: State, part: NodePlan, planned: Sequence[WorkerPlan], shared: Mapping[str, str]
 ) -> tuple[messages.WorkerSpec, ...]:
     assert state.plan is not None
-    shares = shared_descriptors(state.plan, part, state.generation)
+    shares = shared_descriptors(state.plan, part, state.attempt)
     return tuple(
         messages.WorkerSpec(
             local_rank=worker.local_rank,
@@ -269,9 +269,9 @@ def _worker_specs(
     )
 
 
-def shared_descriptors(plan: LaunchPlan, part: NodePlan, generation: int) -> Mapping[int, tuple[int, ...]]:
+def shared_descriptors(plan: LaunchPlan, part: NodePlan, attempt: int) -> Mapping[int, tuple[int, ...]]:
     """Map each rank to the descriptors, stdin (0) and stdout (1), that it shares with the command."""
     if not plan.spec.invocation.shares_stdio or part.logs is not None:
         return dict.fromkeys(part.ranks, ())
-    streams = destinations(plan, generation)
+    streams = destinations(plan, attempt)
     return {rank: (0, 1) if streams[rank, 0].direct else (0,) for rank in part.ranks}

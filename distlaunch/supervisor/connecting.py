@@ -85,9 +85,9 @@ def _to_be_reaped(state: State, node: Node) -> bool:
 def _first_try(state: State, node: Node) -> bool:
     """Return whether this is the first connection attempt since the node was lost."""
     match node:
-        case Retrying(attempt=1) | Connecting(attempt=2):
+        case Retrying(tries=1) | Connecting(tries=2):
             return is_missing(node)
-        case Reaping(attempt=2):
+        case Reaping(tries=2):
             # Without a wait for other nodes, its time is the one for clearing the nodes still connected.
             return not state.spec.timeouts.rejoin_s and state.due_at(Timer.CLEAR) is not None
     return False
@@ -121,8 +121,8 @@ def on_agent_leaving(event: AgentLeaving, state: State, now: float) -> Step:
         return state, (SuccessDoubted(),) if state.cause is None else ()
     if not isinstance(node, Up | Reaping):
         return state, ()
-    attempt = node.attempt if isinstance(node, Reaping) else 1
-    leaving = Leaving(may_be_occupied(node), attempt, returned=isinstance(node, Reaping))
+    tries = node.tries if isinstance(node, Reaping) else 1
+    leaving = Leaving(may_be_occupied(node), tries, returned=isinstance(node, Reaping))
     state = state.with_node(event.node, leaving)
     cause = cause_of_loss(state, event.node, _why_it_leaves(event, facts_of(node)), now)
     cause = cause._replace(agent_signum=None if event.orphaned else event.signum or None)
@@ -151,13 +151,13 @@ def lost(state: State, node: int, before: Linked, failure: LinkFailure, now: flo
     """Return `state` after the end of an agent: its workers are lost, and its node is fenced unless clean."""
     clean = failure.clean and not is_missing(before)  # a later agent vouches only for its own workers
     away = Away(occupied=may_be_occupied(before) and not clean)
-    attempt = before.attempt if isinstance(before, Reaping | Leaving) else 1
+    tries = before.tries if isinstance(before, Reaping | Leaving) else 1
     part = state.plan.part_of(node) if state.plan else None
     for rank in part.ranks if part else ():
         if state.worker(rank).going:
             state = state.with_worker(rank, phase=WorkerPhase.VANISHED)
     state = _fenced(state, node, away, now)
-    return reconnect_later(state, node, Retrying(attempt, failure, away), now)
+    return reconnect_later(state, node, Retrying(tries, failure, away), now)
 
 
 def _fenced(state: State, node: int, away: Away, now: float) -> State:
@@ -179,13 +179,13 @@ def reconnect_later(state: State, node: int, this: Retrying, now: float) -> Stat
     of_use = state.spec.takes_nodes_back and state.phase not in (Phase.STOPPING, Phase.CONNECTING)
     if hopeless or not of_use:
         return state.with_node(node, given_up(this, this.failure))
-    spread = 0.75 + 0.5 * state.chance_of(node, this.attempt)
-    wait_s = min(RECONNECT_MAX_S, RECONNECT_S * 2.0 ** min(this.attempt - 1, 30)) * spread
+    spread = 0.75 + 0.5 * state.chance_of(node, this.tries)
+    wait_s = min(RECONNECT_MAX_S, RECONNECT_S * 2.0 ** min(this.tries - 1, 30)) * spread
     state = state.with_node(node, this._replace(away=this.away or Away()))
     return state.with_timer(Timer.RETRY, now + wait_s, node)
 
 
-MAX_ATTEMPTS = 6
+MAX_TRIES = 6
 PULL_S = 3600.0
 """Seconds for pulling an image. A large image takes minutes."""
 RETRY_S = 0.4
@@ -199,7 +199,7 @@ def on_agent_up(event: AgentUp, state: State, now: float) -> Step:
         return state, ()
     state = state.without_timers(Timer.ANSWER, node=event.node)
     if node.away:
-        return state.with_node(event.node, Reaping(event.facts, node.attempt, node.away)), (Reap(event.node),)
+        return state.with_node(event.node, Reaping(event.facts, node.tries, node.away)), (Reap(event.node),)
     return _admit(state, event.node, Up(event.facts, asked=node.asked, held=node.held), 1, now)
 
 
@@ -210,10 +210,10 @@ def on_reaped(event: Reaped, state: State, now: float) -> Step:
         return state, ()
     state = state.without_timers(Timer.FENCE, node=event.node)
     up = Up(node.facts, unfit=node.away.unfit)
-    return _admit(state, event.node, up, node.attempt, now)
+    return _admit(state, event.node, up, node.tries, now)
 
 
-def _admit(state: State, node: int, up: Up, attempt: int, now: float) -> Step:
+def _admit(state: State, node: int, up: Up, tries: int, now: float) -> Step:
     state = state.with_node(node, up)
     if state.phase is Phase.STOPPING:
         return state, ()
@@ -221,7 +221,7 @@ def _admit(state: State, node: int, up: Up, attempt: int, now: float) -> Step:
     if state.phase is Phase.CONNECTING:
         return state.with_node(node, up._replace(unfit=why)), _misfit_notice(state, node, why)
     if why:
-        return _drop(state, node, why, attempt, now)
+        return _drop(state, node, why, tries, now)
     return state.with_node(node, up._replace(unfit="")), (NodeBack(node),)
 
 
@@ -231,10 +231,10 @@ def _misfit_notice(state: State, node: int, why: str) -> tuple[Notice, ...]:
     return () if known else (Notice("warning", f"{state.label(node)} can't be used: {why}"),)
 
 
-def _drop(state: State, node: int, why: str, attempt: int, now: float) -> tuple[State, tuple[Action, ...]]:
+def _drop(state: State, node: int, why: str, tries: int, now: float) -> tuple[State, tuple[Action, ...]]:
     """Drop a node that can't take part as it is. It is checked again later, in case its GPUs appear."""
     message = _misfit_notice(state, node, why)
-    again = Retrying(max(2, attempt), None, Away(unfit=why))
+    again = Retrying(max(2, tries), None, Away(unfit=why))
     return reconnect_later(state, node, again, now), (*message, Drop(node))
 
 
@@ -260,12 +260,12 @@ def on_orphans_killed(event: OrphansKilled, state: State, now: float) -> Step:
 def not_connected(state: State, node: int, this: Connecting, failure: LinkFailure, now: float) -> Step:
     """Handle a failed connection attempt: try again if that can help."""
     if this.away or state.phase is not Phase.CONNECTING:
-        return reconnect_later(state, node, Retrying(this.attempt, failure, this.away), now), ()
+        return reconnect_later(state, node, Retrying(this.tries, failure, this.away), now), ()
     answer_by = state.due_at(Timer.ANSWER, node)
     in_time = answer_by is not None and now < answer_by
-    if in_time and failure.worth_retrying and this.attempt < MAX_ATTEMPTS:
-        retry_at = now + RETRY_S * 2 ** (this.attempt - 1) * (0.5 + state.chance_of(node, this.attempt))
-        state = state.with_node(node, Retrying(this.attempt, failure))
+    if in_time and failure.worth_retrying and this.tries < MAX_TRIES:
+        retry_at = now + RETRY_S * 2 ** (this.tries - 1) * (0.5 + state.chance_of(node, this.tries))
+        state = state.with_node(node, Retrying(this.tries, failure))
         return state.with_timer(Timer.RETRY, retry_at, node), ()
     if not in_time and this.failure and failure.kind is Kind.SILENT:
         failure = this.failure  # an attempt cut short carries less information than the one before
@@ -357,7 +357,7 @@ def retry_due(state: State, node: int, now: float) -> Step:
     """Connect a node again."""
     this = state.nodes[node]
     assert isinstance(this, Retrying)
-    state = state.with_node(node, Connecting(this.attempt + 1, this.failure, this.away))
+    state = state.with_node(node, Connecting(this.tries + 1, this.failure, this.away))
     if this.away:
         state = state.with_timer(Timer.ANSWER, now + state.spec.timeouts.connect_s, node)
     return preparing.connect(state, node)

@@ -100,7 +100,7 @@ def on_swept(event: Swept, state: State, now: float) -> Step:
     node = state.nodes[event.node]
     if not isinstance(node, Linked):
         return state, ()
-    if may_be_occupied(node) and (is_missing(node) or event.generation != state.generation):
+    if may_be_occupied(node) and (is_missing(node) or event.attempt != state.attempt):
         return state, ()  # the workers there belong to another agent or attempt
     if state.phase is not Phase.STOPPING:
         return state.with_node(event.node, emptied(node)), ()

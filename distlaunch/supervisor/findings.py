@@ -32,7 +32,7 @@ class NodeLost(Frozen):
     told: bool
 
 
-class GenerationFailed(Frozen):
+class AttemptFailed(Frozen):
     """The current attempt can't succeed any more: either another attempt follows, or the job ends.
 
     `also` are messages to show right after that.
@@ -81,7 +81,7 @@ Finding = (
     | NodeBack
     | NodeLeaving
     | NodeLost
-    | GenerationFailed
+    | AttemptFailed
     | StartAgain
     | Terminated
     | SuccessDoubted

@@ -59,7 +59,7 @@ class Connecting(Frozen):
     `asked` and `held` are as in `Up`, since an agent receives these questions while it boots.
     """
 
-    attempt: int = 1
+    tries: int = 1
     failure: LinkFailure | None = None
     away: Away | None = None
     asked: str = ""
@@ -69,7 +69,7 @@ class Connecting(Frozen):
 class Retrying(Frozen):
     """A node that will be connected again. `attempt` is the number of the last connection attempt."""
 
-    attempt: int
+    tries: int
     failure: LinkFailure | None
     away: Away | None = None
 
@@ -107,7 +107,7 @@ class Reaping(Frozen):
     """A node that has returned at this connection attempt, and whose leftover processes are being killed."""
 
     facts: Facts
-    attempt: int
+    tries: int
     away: Away
 
 
@@ -118,7 +118,7 @@ class Leaving(Frozen):
     """
 
     occupied: bool
-    attempt: int = 1
+    tries: int = 1
     returned: bool = False
 
 

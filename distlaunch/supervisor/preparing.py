@@ -15,7 +15,7 @@ from distlaunch.plan.layout import LaunchPlan, foreseen_master, make_plan
 from distlaunch.supervisor import joining
 from distlaunch.supervisor.actions import Action, Connect, FindRoute, GiveUp, HoldPort, Notice, StartWorkers
 from distlaunch.supervisor.events import AddressesFound
-from distlaunch.supervisor.findings import GenerationFailed, JobOver, Planned, StartAgain, Step
+from distlaunch.supervisor.findings import AttemptFailed, JobOver, Planned, StartAgain, Step
 from distlaunch.supervisor.nodes import ASKED, Connecting, Route, Up, Worker, Workers, facts_of, route_of
 from distlaunch.supervisor.state import Cause, Phase, State, Timer, Why
 from distlaunch.wording import counted, holders_words, listed, refused_port_words
@@ -98,9 +98,9 @@ def _ask_for_routes(state: State, nodes: Sequence[int], address: str) -> tuple[S
 
 
 def _with_plan(state: State, plan: LaunchPlan) -> State:
-    number = state.generation + 1 if state.plan else 0
+    number = state.attempt + 1 if state.plan else 0
     workers = Workers(Worker(rank) for node in plan.nodes for rank in node.ranks)
-    state = state.unwatched()._replace(phase=Phase.PREPARING, generation=number, plan=plan, workers=workers)
+    state = state.unwatched()._replace(phase=Phase.PREPARING, attempt=number, plan=plan, workers=workers)
     return state._replace(port=None, started_at=None)
 
 
@@ -224,8 +224,8 @@ def _no_route(state: State, event: RouteFailed, node: Up, now: float) -> Step:
     assert state.plan is not None
     text = _no_route_words(state, state.plan.master_addr, event)
     cause = Cause(text, Exit.USAGE, now, node=event.node)
-    if state.generation and route_of(state.nodes[state.members[0]]):
-        return state.with_node(event.node, node._replace(unfit=text)), (GenerationFailed(cause),)
+    if state.attempt and route_of(state.nodes[state.members[0]]):
+        return state.with_node(event.node, node._replace(unfit=text)), (AttemptFailed(cause),)
     return state, (JobOver(cause),)
 
 
@@ -245,7 +245,7 @@ def start_when_prepared(state: State, now: float) -> Step:
         return state, ()
     state = state._replace(phase=Phase.RUNNING, started_at=now).without_timers(Timer.PREPARE)
     state, started = _start(joining.watch(state, now), state.members)
-    return state, (*(() if state.generation else _mismatches(state)), *started)
+    return state, (*(() if state.attempt else _mismatches(state)), *started)
 
 
 def _start(state: State, nodes: Sequence[int]) -> tuple[State, tuple[Action, ...]]:
@@ -271,7 +271,7 @@ def _owes_an_answer(state: State, node: int) -> bool:
 def prepare_overdue(state: State, now: float) -> Step:
     """Give up on a node that connected but no longer answers."""
     limit = f"{state.spec.timeouts.connect_s:g} s (timeouts.connect)"
-    if state.generation:  # it worked before, so it is lost, and the job may continue without it
+    if state.attempt:  # it worked before, so it is lost, and the job may continue without it
         late = [i for i in state.members if _owes_an_answer(state, i)]
         return state, tuple(GiveUp(i, f"no answer within {limit}") for i in late)
     slow = [i for i in state.members if route_of(state.nodes[i]) is None] or state.members[:1]

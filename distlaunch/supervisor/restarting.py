@@ -7,7 +7,7 @@ from distlaunch.supervisor.actions import Action, Drop, Notice, StopWorkers
 from distlaunch.supervisor.connecting import choose_members, lost, may_come, may_return
 from distlaunch.supervisor.ending import with_end_of_workers
 from distlaunch.supervisor.findings import (
-    GenerationFailed,
+    AttemptFailed,
     JobOver,
     NodeBack,
     NodeLeaving,
@@ -26,7 +26,7 @@ BACKOFF_MAX_S = 300.0
 MAX_PORT_MOVES = 3
 
 
-def generation_failed(found: GenerationFailed, state: State, now: float) -> Step:
+def attempt_failed(found: AttemptFailed, state: State, now: float) -> Step:
     """Restart if the job may, else end it. Only the first failure of an attempt counts."""
     if state.phase not in (Phase.PREPARING, Phase.RUNNING):
         return state, found.also
@@ -60,7 +60,7 @@ def node_lost(found: NodeLost, state: State, now: float) -> Step:
     """Fail the attempt if the lost node takes part in it. Otherwise only report the loss."""
     fenced = _fence_words(state, found.node, now)
     if state.phase is not Phase.RESTARTING and found.node in state.members:
-        return state, (GenerationFailed(found.cause, fenced),)
+        return state, (AttemptFailed(found.cause, fenced),)
     warning = () if found.told else (Notice("warning", found.cause.text),)
     state, failed = _growth_failed(state, found.cause, now)
     return state, (*warning, *failed, *fenced)
@@ -69,7 +69,7 @@ def node_lost(found: NodeLost, state: State, now: float) -> Step:
 def node_leaving(found: NodeLeaving, state: State, now: float) -> Step:
     """Handle a node that will be lost in a moment."""
     if state.phase is not Phase.RESTARTING and found.node in state.members:
-        return state, (GenerationFailed(found.cause),)
+        return state, (AttemptFailed(found.cause),)
     return state, (Notice("warning", found.cause.text),)
 
 
@@ -149,7 +149,7 @@ def go_on_when_cleared(state: State, now: float) -> Step:
     if len(found) < len(state.spec.nodes) and may_come(state):
         return state, ()  # wait for its answer, or until it is overdue
     if len(found) >= state.spec.fewest:
-        return _next_generation(state, found, now)
+        return _next_attempt(state, found, now)
     if any(isinstance(node, Leaving) for node in state.nodes):
         return state, ()  # until its link has ended and the node can be connected again
     if state.due_at(Timer.REJOIN) is None or not may_return(state):
@@ -173,7 +173,7 @@ def fence_due(state: State, node: int, now: float) -> Step:
     return state.with_node(node, emptied(state.nodes[node])), ()
 
 
-def _next_generation(state: State, found: tuple[int, ...], now: float) -> Step:
+def _next_attempt(state: State, found: tuple[int, ...], now: float) -> Step:
     before = [state.label(index) for index in state.members]
     names = [state.label(index) for index in found]
     state = state.without_timers(Timer.CLEAR, Timer.STOP_NOTICE, Timer.REJOIN)

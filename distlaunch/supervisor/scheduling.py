@@ -11,8 +11,8 @@ from distlaunch.supervisor import restarting
 from distlaunch.supervisor.actions import AskScheduler, GiveNotice, Notice
 from distlaunch.supervisor.events import AllocationTold
 from distlaunch.supervisor.findings import (
+    AttemptFailed,
     EndNoticed,
-    GenerationFailed,
     JobOver,
     Step,
     SuccessDoubted,
@@ -29,7 +29,7 @@ STATUS = 128 + signal.SIGTERM
 _BY_SIGNALS = (128 + signal.SIGTERM, 128 + signal.SIGKILL, 128 + signal.SIGINT)
 
 
-def generation_failed(found: GenerationFailed, state: State, now: float) -> Step:
+def attempt_failed(found: AttemptFailed, state: State, now: float) -> Step:
     """Hold back a failure that the scheduler may have caused until the scheduler has been asked."""
     if state.asked:
         known = state.asked.cause
@@ -37,7 +37,7 @@ def generation_failed(found: GenerationFailed, state: State, now: float) -> Step
         asked = Asked(cause, state.asked.also + found.also)
         return state.unwatched()._replace(asked=asked), ()
     if not _scheduler_answers(state) or not _may_come_from_scheduler(found.cause):
-        return restarting.generation_failed(found, state, now)
+        return restarting.attempt_failed(found, state, now)
     return _ask(state.unwatched(), Asked(*found), now)
 
 
@@ -99,7 +99,7 @@ def _resume(asked: Asked, left_s: float | None, state: State, now: float) -> Ste
     if asked.cause and asked.cause.cancelled:
         return state, (JobOver(asked.cause),)
     if asked.cause:
-        return restarting.generation_failed(GenerationFailed(asked.cause, asked.also), state, now)
+        return restarting.attempt_failed(AttemptFailed(asked.cause, asked.also), state, now)
     return _warn_ranks(state, left_s, now)
 
 

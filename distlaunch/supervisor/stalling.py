@@ -8,7 +8,7 @@ from distlaunch.agent.wire import STALL_LOOK_MAX_S, STALL_LOOKS
 from distlaunch.errors import Exit
 from distlaunch.job.spec import FOREVER_S
 from distlaunch.supervisor.actions import Action, DumpStacks, Notice
-from distlaunch.supervisor.findings import GenerationFailed, JobOver, Step
+from distlaunch.supervisor.findings import AttemptFailed, JobOver, Step
 from distlaunch.supervisor.nodes import Worker
 from distlaunch.supervisor.state import Cause, Phase, State, Timer
 from distlaunch.wording import listed, span_words
@@ -176,7 +176,7 @@ def _short_path(path: str) -> str:
 def stall_act_due(state: State, now: float) -> Step:
     """Stop or restart the job, as `on_stall` demands."""
     cause = _cause(state, now)
-    return state, (GenerationFailed(cause) if state.spec.on_stall == "restart" else JobOver(cause),)
+    return state, (AttemptFailed(cause) if state.spec.on_stall == "restart" else JobOver(cause),)
 
 
 def _cause(state: State, now: float) -> Cause:

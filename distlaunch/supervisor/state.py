@@ -139,7 +139,7 @@ class State(Frozen):
     `nodes` are the nodes of the pool. A node's number is always its index there; only `node_rank` is its
     index in an attempt. `addresses` are those at which ssh reaches nodes, as far as the job needs them.
 
-    From `generation` to `stall_told`, the fields belong to the current attempt: `generation` is its number,
+    From `attempt` to `stall_told`, the fields belong to the current attempt: `attempt` is its number,
     from 0, and `workers` are in rank order. `plan` is None before the first attempt, `port` until it is
     prepared, `started_at` until it has started. `suspect` is the failure of a rank that lost a peer, until
     another rank fails for a reason of its own. `stall_told` is set once a stall was reported.
@@ -160,7 +160,7 @@ class State(Frozen):
     addresses: Mapping[int, str] = MappingProxyType({})
     phase: Phase = Phase.CONNECTING
     timers: Mapping[Alarm, float] = MappingProxyType({})
-    generation: int = 0
+    attempt: int = 0
     plan: LaunchPlan | None = None
     workers: Workers = Workers()
     port: int | None = None
@@ -247,9 +247,9 @@ class State(Frozen):
         """Return this state with one node replaced."""
         return self._replace(nodes=self.nodes.replaced(index, node))
 
-    def chance_of(self, node: int, attempt: int) -> float:
+    def chance_of(self, node: int, tries: int) -> float:
         """Return a number from 0 to 1, spread so that nodes dropped together don't return together."""
-        return (self.chance + (node + 1) * 0.618034 + attempt * 0.414214) % 1.0
+        return (self.chance + (node + 1) * 0.618034 + tries * 0.414214) % 1.0
 
     # The current attempt
 

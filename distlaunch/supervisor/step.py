@@ -152,7 +152,7 @@ _DECIDERS: Mapping[type, Handler] = {
     findings.NodeBack: restarting.node_back,
     findings.NodeLeaving: restarting.node_leaving,
     findings.NodeLost: restarting.node_lost,
-    findings.GenerationFailed: scheduling.generation_failed,
+    findings.AttemptFailed: scheduling.attempt_failed,
     findings.EndNoticed: scheduling.end_noticed,
     findings.Terminated: scheduling.terminated,
     findings.SuccessDoubted: scheduling.success_doubted,

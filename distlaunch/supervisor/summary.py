@@ -60,7 +60,7 @@ class Summary(Frozen):
         if cause is None:
             workers, nodes = self.state.counted(len(self.state.workers)), len(self.state.members)
             what = f"{workers} on {counted(nodes, 'node')}"
-            after = f" after {counted(self.state.generation, 'restart')}" if self.state.generation else ""
+            after = f" after {counted(self.state.attempt, 'restart')}" if self.state.attempt else ""
             return [f"{what} finished in {self.seconds:.1f} s{after}; logs: {self.folder}"]
         lines = [*_unusable_nodes(self.state), *self._cause_lines(above), *self.lagging, *self._others()]
         return [
@@ -118,7 +118,7 @@ class Summary(Frozen):
 
     def _cause_lines(self, above: Mapping[int, Above]) -> list[str]:
         cause = self.state.cause
-        if cause is None or (self.state.started_at is None and not self.state.generation):
+        if cause is None or (self.state.started_at is None and not self.state.attempt):
             return []  # shown a moment ago, with no output since
         if cause.rank is None:
             return [cause.text]

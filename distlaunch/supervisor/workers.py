@@ -8,7 +8,7 @@ from distlaunch.agent.messages import OutputLost, WorkerExited, WorkerStarted, W
 from distlaunch.diagnosis.exits import Ending, Words, exit_status_of, facts, words_of
 from distlaunch.supervisor import stalling
 from distlaunch.supervisor.actions import Notice
-from distlaunch.supervisor.findings import GenerationFailed, JobOver, Step
+from distlaunch.supervisor.findings import AttemptFailed, JobOver, Step
 from distlaunch.supervisor.nodes import Exited, WorkerPhase
 from distlaunch.supervisor.stalling import dumping
 from distlaunch.supervisor.state import Cause, Phase, State, Timer
@@ -85,7 +85,7 @@ def _rank_failed(state: State, rank: int, event: WorkerExited, now: float) -> St
         return state, ()  # the lost peer died of its dump
     cause = _cause_of(state, rank, event, words)
     if not cause.peer_gone:
-        return state, (GenerationFailed(cause),)
+        return state, (AttemptFailed(cause),)
     if state.suspect is None:
         state = state.unwatched()._replace(suspect=cause).with_timer(Timer.VERDICT, now + VERDICT_S)
     return state, ()
@@ -114,7 +114,7 @@ def verdict_due(state: State, now: float) -> Step:
     """Make the first rank that lost a peer the root cause, since no other rank failed for its own reason."""
     suspect = state.suspect
     assert suspect is not None
-    return state, (GenerationFailed(suspect._replace(text=suspect.text + _absent_words(state))),)
+    return state, (AttemptFailed(suspect._replace(text=suspect.text + _absent_words(state))),)
 
 
 def _absent_words(state: State) -> str:

@@ -90,7 +90,7 @@ class Picture(Observer):
         """Forget the lines and use of the previous attempt."""
         for of_ranks in (self._last, self._uses, self.values, self.of_rank, self._lines.held):
             of_ranks.clear()
-        self.history.append((at, Notice("info", f"generation {state.generation}: {shape(state)}")))
+        self.history.append((at, Notice("info", f"attempt {state.attempt}: {shape(state)}")))
 
     def told(self, notice: Notice, at: float) -> None:
         """Add the message to the history."""

@@ -87,11 +87,11 @@ LIES = {
     "an odd interface": changed("route", interface=MUCH),
     "more ranks than there are": before("exited", op="joined", local_ranks=[10**9, -1]),
     "long names of stuck processes": before(
-        "started", op="stuck", generation=0, processes=[{"command": MUCH, "pid": []}]
+        "started", op="stuck", attempt=0, processes=[{"command": MUCH, "pid": []}]
     ),
     "a flood of warnings": Lie(
         "started",
-        "encode(node, {'op': 'stuck', 'generation': 0, 'processes': []}) * 20_000 + encode(node, message)",
+        "encode(node, {'op': 'stuck', 'attempt': 0, 'processes': []}) * 20_000 + encode(node, message)",
     ),
     "a flood of output": Lie("started", "printed(node, 0, bytes(65536)) * 1500"),
     "a million GPUs": changed("hello", NO_HELLO, gpus=10**6),

@@ -324,7 +324,7 @@ def test_frames_name_their_node_attempt_and_channel(tmp_path: Path, pipe: Pipe) 
         box.report(messages.Pong(5, 1.5))
         box.post({"op": "own"})
         sent = [
-            (each.kind, each.node, each.generation, each.channel, each.payload)
+            (each.kind, each.node, each.attempt, each.channel, each.payload)
             for each in frames(drained(box, pipe))
         ]
     assert sent == [

@@ -93,11 +93,11 @@ QUIET_END_S, SIGNALLED_END_S = 1500.0, 120.0
 
 
 class Agent:
-    """One agent, present or past, of a simulated node; `running` are its workers, all of one generation."""
+    """One agent, present or past, of a simulated node; `running` are its workers, all of one attempt."""
 
     def __init__(self, node: int) -> None:
         self.node = node
-        self.generation = 0
+        self.attempt = 0
         self.running: set[int] = set()
         self.linked = True  # to the controller, which may not know yet that it is not
         self.mute = False  # it neither hears nor tells anything more
@@ -243,7 +243,7 @@ class World:
 
     def _check_beliefs(self) -> None:
         alive = [agent for agents in self.agents for agent in agents if agent.running]
-        assert len({agent.generation for agent in alive}) <= 1, "two generations at once"
+        assert len({agent.attempt for agent in alive}) <= 1, "two attempts at once"
         for agent in alive:
             assert may_be_occupied(self.state.nodes[agent.node]), "workers on a node taken to be clean"
             if self.finished and self.state.interrupts < 3:
@@ -304,7 +304,7 @@ class World:
     def _start(self, agent: Agent) -> None:
         assert isinstance(self.state.nodes[agent.node], Up)
         assert not agent.running and not agent.reaping
-        agent.generation, agent.running = self.state.generation, set(range(PROCS))
+        agent.attempt, agent.running = self.state.attempt, set(range(PROCS))
         for rank in range(PROCS):
             self._start_worker(agent, rank)
         self._succeed(agent)
@@ -320,25 +320,25 @@ class World:
         """With py-spy, or by SIGABRT where that is wanted."""
         for rank in sorted(agent.running & set(dump.local_ranks)):
             if dump.abort and self._delay() > 1.0:
-                self._end_worker(agent, rank, agent.generation, -signal.SIGABRT)
+                self._end_worker(agent, rank, agent.attempt, -signal.SIGABRT)
             else:
                 self._tell(agent, StackDumped(agent.node, rank, "Thread 1: x\n    wait (t.py:1)\n"))
 
     def _succeed(self, agent: Agent) -> None:
-        generation = agent.generation
+        attempt = agent.attempt
         for rank in agent.running if self._quiet else ():
-            self._later(10.0, lambda rank=rank: self._end_worker(agent, rank, generation))  # type: ignore[misc]
+            self._later(10.0, lambda rank=rank: self._end_worker(agent, rank, attempt))  # type: ignore[misc]
 
-    def _end_worker(self, agent: Agent, rank: int, generation: int, status: int = 0, words: str = "") -> None:
-        if rank in agent.running and agent.generation == generation:
+    def _end_worker(self, agent: Agent, rank: int, attempt: int, status: int = 0, words: str = "") -> None:
+        if rank in agent.running and agent.attempt == attempt:
             agent.running.remove(rank)
             exited = WorkerExited(agent.node, rank, status, self.now, words=words)
             self._tell(agent, exited, self._delay(3.0))
 
     def _stop(self, agent: Agent, *, leave: bool = False) -> None:
         for rank in sorted(agent.running):
-            self._end_worker(agent, rank, agent.generation, -signal.SIGTERM)
-        self._tell(agent, Swept(agent.node, agent.generation, 0))
+            self._end_worker(agent, rank, agent.attempt, -signal.SIGTERM)
+        self._tell(agent, Swept(agent.node, agent.attempt, 0))
         if leave:
             self._end_link(agent, LinkFailure(Kind.LOST, clean=True))
 
@@ -388,12 +388,12 @@ class World:
 
     def fail(self, agent: Agent, status: int) -> None:
         """A worker ends."""
-        self._end_worker(agent, next(iter(sorted(agent.running)), -1), agent.generation, status)
+        self._end_worker(agent, next(iter(sorted(agent.running)), -1), agent.attempt, status)
 
     def lose_peer(self, agent: Agent, status: int) -> None:
         """A worker ends since another one is gone, or seems to be."""
         rank = next(iter(sorted(agent.running)), -1)
-        self._end_worker(agent, rank, agent.generation, status or 1, PEER_GONE)
+        self._end_worker(agent, rank, agent.attempt, status or 1, PEER_GONE)
 
     def refuse(self, agent: Agent, number: int) -> None:
         """From now on, ports can't be held, routes not be found, or workers not be started."""
@@ -476,7 +476,7 @@ def check_step(before: State, actions: tuple[Action, ...], after: State, now: fl
     """What holds for every step of every history."""
     ending = before.phase in (Phase.STOPPING, Phase.DONE)
     assert not (ending and any(isinstance(action, StartWorkers | Connect) for action in actions))
-    assert after.generation in (before.generation, before.generation + 1)
+    assert after.attempt in (before.attempt, before.attempt + 1)
     for action in actions:
         if isinstance(action, NOT_AHEAD):
             assert any(isinstance(state.nodes[action.node], Linked) for state in (before, after))
@@ -592,7 +592,7 @@ def any_history(
     world.check_record()
 
 
-def test_generations_never_overlap_and_every_job_ends_whatever_happens() -> None:
+def test_attempts_never_overlap_and_every_job_ends_whatever_happens() -> None:
     DRAWN.clear()
     any_history()
     assert set(DRAWN) == set(HANDLERS), "the histories did not have every event there is"

@@ -129,7 +129,7 @@ def test_the_tool_shows_events_changes_and_actions(
     assert tool.main([str(kept_in(tmp_path))]) == 0
     shown = capsys.readouterr().out
     assert "     0.250  AgentUp(node=0" in shown
-    assert "nodes[0]: Connecting(attempt=1, failure=None, away=None, asked='', held=0) → Up(" in shown
+    assert "nodes[0]: Connecting(tries=1, failure=None, away=None, asked='', held=0) → Up(" in shown
     assert "→ HoldPort(node=0, port=None)" in shown
 
 

@@ -164,7 +164,7 @@ NUMBERS: list[tuple[type, str]] = [
     (messages.OutputLost, "local_rank"),
     (messages.OutputLost, "stream"),
     (messages.OutputLost, "size"),
-    (messages.Swept, "generation"),
+    (messages.Swept, "attempt"),
     (messages.Swept, "leftovers"),
 ]
 LISTS: list[tuple[type, str]] = [

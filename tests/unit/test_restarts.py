@@ -1,4 +1,4 @@
-"""Generations as histories: what a failure restarts, when that is safe, on which nodes, and when it ends."""
+"""Attempts as histories: what a failure restarts, when that is safe, on which nodes, and when it ends."""
 
 import errno
 import itertools
@@ -89,7 +89,7 @@ class Job(History):
         self._began = dict.fromkeys(range(len(self.state.nodes)), 0)
 
     def started(self) -> Self:
-        """The first generation runs."""
+        """The first attempt runs."""
         self.obey(self.actions)
         assert self.state.phase is Phase.RUNNING
         return self
@@ -103,7 +103,7 @@ class Job(History):
         return done
 
     def go_on(self) -> Actions:
-        """Let time pass until the next generation runs, or the job is over."""
+        """Let time pass until the next attempt runs, or the job is over."""
         done = Actions()
         for _ in range(30):
             if self.state.phase in (Phase.RUNNING, Phase.DONE):
@@ -139,11 +139,11 @@ class Job(History):
                 self._began[node] = 0
                 answer = [up(node, self.gpus.get(node, 0))]
             case HoldPort():
-                answer = [PortHeld(node, 29400 + self.state.generation)]
+                answer = [PortHeld(node, 29400 + self.state.attempt)]
             case FindRoute():
                 answer = [RouteFound(node, action.address, action.address, f"eth{node}")]
             case StartWorkers():
-                self._began[node] = self.state.generation
+                self._began[node] = self.state.attempt
                 answer = [WorkerStarted(node, rank, 100 + rank) for rank in (0, 1)]
             case StopWorkers():
                 answer = [Swept(node, self._began[node], 0)]
@@ -165,7 +165,7 @@ def unreachable(node: int, kind: Kind = Kind.UNREACHABLE) -> LinkEnded:
     return lost(node, "No route to host", kind)
 
 
-# A generation that fails, and the next
+# An attempt that fails, and the next
 
 
 def test_a_failing_rank_restarts_the_job_in_the_same_agents_once_all_have_confirmed() -> None:
@@ -177,12 +177,12 @@ def test_a_failing_rank_restarts_the_job_in_the_same_agents_once_all_have_confir
     assert job.feed(Swept(0, 0, 0), exited(1, 1, -15, job.now)) + job.wait() == []
     assert job.feed(Swept(1, 0, 0)) == [HoldPort(0, None)]
     assert job.feed(PortHeld(0, 29444)) == [StartWorkers(0), StartWorkers(1)]
-    assert (job.state.generation, job.state.restart_count, job.state.port) == (1, 1, 29444)
+    assert (job.state.attempt, job.state.restart_count, job.state.port) == (1, 1, 29444)
     assert not Actions(job.actions[before:]).of(Connect, Close, Drop, GiveUp)
     assert job.state.cause is None
 
 
-def test_a_confirmation_of_an_earlier_generation_is_none() -> None:
+def test_a_confirmation_of_an_earlier_attempt_is_none() -> None:
     job = Job().started()
     job.fail()
     job.silent = {0, 1}
@@ -200,14 +200,14 @@ def test_one_failure_is_one_restart_whatever_follows_from_it() -> None:
 
 
 @pytest.mark.parametrize("most", [0, 1, 3])
-def test_a_crash_loop_has_exactly_one_generation_more_than_restarts(most: int) -> None:
+def test_a_crash_loop_has_exactly_one_attempt_more_than_restarts(most: int) -> None:
     job = Job(text_of(restarts=f"restarts: {{max: {most}}}")).started()
-    generations = 0
+    attempts = 0
     while job.state.phase is Phase.RUNNING:
-        generations += 1
+        attempts += 1
         job.fail()
         job.go_on()
-    assert generations == most + 1 == job.actions.count_of(StartWorkers(1))
+    assert attempts == most + 1 == job.actions.count_of(StartWorkers(1))
     assert job.blamed == (7, 1, 0)
     assert len(job.actions.of(Finish)) == 1
     times = {1: "once", 2: "twice"}.get(most, f"{most} times")
@@ -227,7 +227,7 @@ def test_the_window_forgets_old_failures() -> None:
 
 
 def wait_for_the_next(job: Job) -> float:
-    """Seconds from a failure to the next generation."""
+    """Seconds from a failure to the next attempt."""
     failed_at = job.now
     job.fail()
     job.go_on()
@@ -243,7 +243,7 @@ def test_the_first_restart_is_at_once_and_each_further_one_waits_twice_as_long(c
         assert 0.75 <= wait_s / min(BACKOFF_S * 2**attempt, 300.0) <= 1.25
 
 
-def test_after_a_generation_that_worked_the_wait_is_as_at_the_first_failure() -> None:
+def test_after_a_attempt_that_worked_the_wait_is_as_at_the_first_failure() -> None:
     job = Job(text_of(restarts="restarts: {max: 20, backoff: 4s}")).started()
     waits = [wait_for_the_next(job) for _ in range(3)]
     job.now += HEALTHY_S + 0.1
@@ -253,7 +253,7 @@ def test_after_a_generation_that_worked_the_wait_is_as_at_the_first_failure() ->
     assert wait_for_the_next(job) > 10.0
 
 
-def test_a_generation_that_never_ran_has_not_worked() -> None:
+def test_a_attempt_that_never_ran_has_not_worked() -> None:
     job = Job(text_of(restarts="restarts: {max: 20, backoff: 4s}")).started()
     job.now += 10.0
     job.lose(1, clean=True)
@@ -275,24 +275,24 @@ NEVER = [
 ]
 
 
-@pytest.mark.parametrize("generation", [0, 1])
+@pytest.mark.parametrize("attempt", [0, 1])
 @pytest.mark.parametrize(("phase", "event", "status"), NEVER)
 def test_what_a_restart_can_not_mend_ends_the_job(
-    generation: int, phase: str, event: Event, status: int
+    attempt: int, phase: str, event: Event, status: int
 ) -> None:
     job = Job()
-    if generation:
+    if attempt:
         job.started()
     if phase == "preparing":
         job.silent = {0}  # it holds no port
-    job.obey(job.feed(exited(1, 0, 7, job.now), Swept(0, 0, 0)) if generation else job.actions)
+    job.obey(job.feed(exited(1, 0, 7, job.now), Swept(0, 0, 0)) if attempt else job.actions)
     job.feed(up(0))
-    assert (job.state.phase.value, job.state.generation) == (phase, generation)
+    assert (job.state.phase.value, job.state.attempt) == (phase, attempt)
     job.silent = set()
     job.obey(job.feed(event))
     assert job.state.phase is Phase.DONE
     assert job.state.outcome == status
-    assert len(job.state.restarts) == generation
+    assert len(job.state.restarts) == attempt
 
 
 def test_a_node_that_knows_no_way_at_the_start_ends_the_job() -> None:
@@ -693,7 +693,7 @@ def test_who_is_waited_for_is_told_once_and_that_it_is_back() -> None:
     assert job.state.phase is Phase.RUNNING
 
 
-def test_after_a_generation_on_one_node_the_routes_are_found_again() -> None:
+def test_after_a_attempt_on_one_node_the_routes_are_found_again() -> None:
     job = Job(text_of("[a, b]", "min_nodes: 1", f"master_addr: {MASTER}")).started()
     job.lose(1)
     job.go_on()
@@ -851,7 +851,7 @@ def test_too_few_at_the_start_are_too_few_also_with_spares() -> None:
 
 
 def restarting() -> Job:
-    """A job whose first generation is being ended."""
+    """A job whose first attempt is being ended."""
     job = Job().started()
     job.feed(exited(0, 1, 7, job.now))
     assert job.state.phase is Phase.RESTARTING
@@ -893,7 +893,7 @@ def test_a_signal_while_a_lost_node_is_awaited_ends_the_job() -> None:
     assert [phase_word(node) for node in job.state.nodes] == ["closed", "lost"]
 
 
-def test_a_job_that_ends_before_its_next_generation_has_started_is_clean() -> None:
+def test_a_job_that_ends_before_its_next_attempt_has_started_is_clean() -> None:
     job = Job(text_of("[a, b]", "spares: [c]")).started()
     job.fail()
     job.silent.add(0)
@@ -904,7 +904,7 @@ def test_a_job_that_ends_before_its_next_generation_has_started_is_clean() -> No
     assert [phase_word(node) for node in job.state.nodes] == ["closed"] * 3
 
 
-def test_nodes_that_took_no_part_in_the_last_generation_end_without_a_warning() -> None:
+def test_nodes_that_took_no_part_in_the_last_attempt_end_without_a_warning() -> None:
     job = Job(text_of("[a, b]", "spares: [c]")).started()
     job.fail()
     ended = job.obey(job.feed(*(exited(node, rank, 0, job.now) for node in (0, 1) for rank in (0, 1))))
@@ -965,7 +965,7 @@ def test_a_port_that_is_usurped_is_moved_without_being_counted() -> None:
     for moves in (1, 2, 3):
         job.obey(job.feed(PortUsurped(0, owners)))
         assert job.state.phase is Phase.RUNNING
-        assert (job.state.port, job.state.generation) == (29400 + moves, moves)
+        assert (job.state.port, job.state.attempt) == (29400 + moves, moves)
         assert job.state.restart_count == 0
     job.obey(job.feed(PortUsurped(0, owners)))
     assert texts(job.actions, "error") == ["port 29403 on a was taken by redis (pid 42)"]

@@ -183,7 +183,7 @@ def test_the_history_shows_messages_and_attempts() -> None:
     watched = Watched(1, 2)
     watched.picture.told(Notice("warning", "host2 was lost\nits agent died"), 61.0)
     shown = watched.shown(history=True)
-    assert re.search(r"generation 0: 2 ranks on 1 node\b", shown)
+    assert re.search(r"attempt 0: 2 ranks on 1 node\b", shown)
     assert "61s  host2 was lost" in shown
 
 

@@ -82,7 +82,7 @@ class Step:
         for rank in ranks:
             for number in range(self._number if self._how == "print" else 0):
                 text = b"step %d: loss 0.%03d\n" % (number, number % 1000)
-                self._send(node, wire.encode_output(node, start.generation, 2 * rank, text))
+                self._send(node, wire.encode_output(node, start.attempt, 2 * rank, text))
             if self._how in ("end", "print"):
                 self._exit(node, rank, 0)
             elif self._how == "fail" and first + rank == self._number:
@@ -99,7 +99,7 @@ class Step:
         for spec in start.workers if start and self._how in ("fail", "stay") else ():
             if self._how == "stay" or int(spec.env["RANK"]) != self._number:
                 self._exit(node, spec.local_rank, -15)
-        self._tell(node, messages.Swept(node, start.generation if start else 0, 0))
+        self._tell(node, messages.Swept(node, start.attempt if start else 0, 0))
         if leave:
             if self._labelled:
                 self._line(self._labels[node], b"!0")
