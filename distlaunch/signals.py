@@ -6,9 +6,9 @@ import signal
 from collections.abc import Iterable
 from typing import Any
 
-from distlaunch.agent.wire import NOTICES
+from distlaunch.agent.wire import WARNINGS
 
-_WATCHED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP, *NOTICES)
+_WATCHED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP, *WARNINGS)
 
 
 class Interrupts:

@@ -21,7 +21,7 @@ STOP_S = 600.0
 LOOK_S = 5.0
 """Seconds between checks of the link: no signal announces that its other end was closed."""
 
-_WATCHED = (signal.SIGCHLD, *wire.STOPS, *wire.NOTICES)
+_WATCHED = (signal.SIGCHLD, *wire.STOPS, *wire.WARNINGS)
 
 
 def main(nonce: str, place: int | tuple[str, dict[str, int]]) -> None:
@@ -72,7 +72,7 @@ def watch(agent: int, link: int = 0, passed_on: dict[int, int] | None = None) ->
     status: int | None = None
     deadline: float | None = None
     watched = (signal.SIGCHLD, *passed_on) if passed_on else _WATCHED
-    passed = passed_on or {signum: signum for signum in wire.NOTICES}
+    passed = passed_on or {signum: signum for signum in wire.WARNINGS}
     stops = () if passed_on else wire.STOPS
     while status is None:
         wait_s = LOOK_S if deadline is None else max(0.0, min(LOOK_S, deadline - time.monotonic()))

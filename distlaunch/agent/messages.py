@@ -71,7 +71,7 @@ class StartWorkers(Frozen):
     """Start the workers of an attempt. `env` contains the variables that they have in common.
 
     With `stall_s` None, stalled workers are not detected. `hosts_store` is set if the rendezvous is on this
-    node. `notice` is the signal that workers receive when the agent is stopped. `flight` requests dumps of
+    node. `warning` is the signal that workers receive when the agent is stopped. `flight` requests dumps of
     flight recorders. `temporary` are variables that name a directory deleted by the agent.
     """
 
@@ -82,7 +82,7 @@ class StartWorkers(Frozen):
     stall_s: Optional[float]
     watch_port: int
     hosts_store: bool
-    notice: int
+    warning: int
     flight: bool
     temporary: Tuple[str, ...]
     env: Dict[str, str]
@@ -108,7 +108,7 @@ class StartRanks(Frozen):
     stall_s: Optional[float]
     watch_port: int
     hosts_store: bool
-    notice: int
+    warning: int
     flight: bool
     env: Dict[str, str]
     workers: Tuple[RankSpec, ...]
@@ -137,7 +137,7 @@ class WatchUse(Frozen):
     for_s: float
 
 
-class GiveNotice(Frozen):
+class WarnWorkers(Frozen):
     """Send `signum` to the workers, which run on. A file announces the end of the job: in `left_s`, if
     known."""
 
@@ -329,7 +329,7 @@ class StackDumped(Frozen):
     text: str
 
 
-class Noticed(Frozen):
+class WarningReceived(Frozen):
     """The agent received `signum`, a termination warning."""
 
     node: int
@@ -427,7 +427,7 @@ COMMANDS = {
     "stop": StopWorkers,
     "dump": DumpStacks,
     "watch": WatchUse,
-    "notice": GiveNotice,
+    "warn": WarnWorkers,
     "reap": Reap,
     "listen": Listen,
     "dial": DialAll,
@@ -447,7 +447,7 @@ REPORTS = {
     "lagging": RanksLag,
     "stalled": RanksStalled,
     "stack": StackDumped,
-    "noticed": Noticed,
+    "warned": WarningReceived,
     "leaving": AgentLeaving,
     "interrupted": Interrupted,
     "dropped": OutputLost,

@@ -82,7 +82,7 @@ class Agent:
         self._hold: network.Hold | None = None
         self._claim: object | None = None
         self._grace_s, self._lease_s = GRACE_S, wire.LEASE_S
-        self._notice: int = signal.SIGTERM
+        self._warning: int = signal.SIGTERM
         self._commands: dict[type, Callable[[Any], None]] = {
             messages.Ping: self._on_ping,
             messages.HoldPort: self._on_hold,
@@ -91,7 +91,7 @@ class Agent:
             messages.StopWorkers: self._on_stop,
             messages.DumpStacks: self._workers.dump,
             messages.WatchUse: self._workers.usage.go_on,
-            messages.GiveNotice: self._workers.give_notice,
+            messages.WarnWorkers: self._workers.warn,
             messages.Reap: self._on_reap,
             messages.Listen: self._on_listen,
             messages.DialAll: self._on_dial,
@@ -100,7 +100,7 @@ class Agent:
         self._guardian = os.getppid()
         self._link_lost = self._link_full = self._leaving = False
         self._status = wire.CLEAN
-        self._signums: tuple[int, ...] = (signal.SIGCHLD, *wire.STOPS, *wire.NOTICES)
+        self._signums: tuple[int, ...] = (signal.SIGCHLD, *wire.STOPS, *wire.WARNINGS)
 
     def run(self, received: bytes = b"") -> int:
         """Serve until the link is closed, or until its end, the lease or a signal; return the exit status.
@@ -212,7 +212,7 @@ class Agent:
     def _leave_early(self) -> None:
         if not self._leaving:
             self._leaving, self._status = True, wire.LEFT_EARLY
-            self._workers.stop(self._grace_s, self._notice)
+            self._workers.stop(self._grace_s, self._warning)
 
     def _renew_lease(self) -> None:
         self._poller.after(self._lease_s, "lease", self._lose_link)
@@ -220,8 +220,8 @@ class Agent:
     def _on_signals(self, received: bytes) -> None:
         if signal.SIGCHLD in received:
             self._workers.children_changed()
-        for signum in sorted({*received}.intersection(wire.NOTICES)):
-            self._outbox.report(messages.Noticed(self._node, signum))
+        for signum in sorted({*received}.intersection(wire.WARNINGS)):
+            self._outbox.report(messages.WarningReceived(self._node, signum))
             self._flush()
         stop = next((signum for signum in received if signum in wire.STOPS), None)
         if stop is not None and not self._leaving:
@@ -262,7 +262,7 @@ class Agent:
     def _on_start(self, command: messages.StartWorkers) -> None:
         if self._hold:
             self._hold.release()
-        self._grace_s, self._lease_s, self._notice = command.grace_s, command.lease_s, command.notice
+        self._grace_s, self._lease_s, self._warning = command.grace_s, command.lease_s, command.warning
         self._renew_lease()
         self._claim = self._claim or sweep.claim(command.run_id, self._node)
         self._workers.start(command)

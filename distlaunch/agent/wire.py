@@ -70,7 +70,7 @@ SHARED_PMI = "PMI_FD"
 
 STOPS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
 """Signals that stop an agent."""
-NOTICES = (signal.SIGUSR1, signal.SIGUSR2)
+WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
 """Signals that mean a termination warning, to an agent or to the command."""
 CLEAN, LEFT_EARLY, AGENT_DIED, NOT_CLEAN = 0, 1, 70, 71
 """Exit statuses on the node: closed by the controller, left early, agent killed but swept by the guardian,

@@ -217,7 +217,7 @@ class Workers:
     def _live(self) -> list[Worker]:
         return [worker for worker in self._workers if worker.running]
 
-    def give_notice(self, command: messages.GiveNotice) -> None:
+    def warn(self, command: messages.WarnWorkers) -> None:
         """Write down when the job will end, if known, and send the workers a signal."""
         if command.left_s is not None:
             self._folder.write(DEADLINE, "%.0f\n" % (time.time() + command.left_s))

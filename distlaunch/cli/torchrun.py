@@ -41,7 +41,7 @@ def run_torchrun(words: Sequence[str], early: Link | None = None) -> int:
         return Exit.OK
     if why := torchrun_job.left_to_torch(flags):
         _hand_over(why, words, early)
-    for line in torchrun_job.notices(flags):
+    for line in torchrun_job.flag_messages(flags):
         say(line)
     place = here()
     spec = torchrun_job.job_of(flags, place)
@@ -51,7 +51,7 @@ def run_torchrun(words: Sequence[str], early: Link | None = None) -> int:
         return run_shown(spec, early, quiet=True).state.outcome
     _check_python(spec.python or sys.executable)
     gathering = torchrun_job.gathering_of(flags, place.hostname, os.environ)
-    for line in torchrun_job.joining_notices(flags):
+    for line in torchrun_job.gathering_messages(flags):
         say(line)
     return run_gathered(spec, gathering, early)
 

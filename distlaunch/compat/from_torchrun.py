@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from distlaunch.compat.draft import Data, Draft
 from distlaunch.compat.flags import FLAG, FLAGS, Flags, parse_flags
-from distlaunch.compat.torchrun_job import notices
+from distlaunch.compat.torchrun_job import flag_messages
 from distlaunch.contract import RESERVED
 from distlaunch.errors import UsageError
 from distlaunch.job.nodes import host_error
@@ -150,7 +150,7 @@ def add_torchrun(draft: Draft, line: Line, cpus: int, hosts_known: bool = False)
     `hosts_known`: the nodes of the job are determined elsewhere.
     """
     flags, local_rank = _flags_of(line, draft.typed)
-    draft.note(*_unexpanded(line, flags, draft.typed, hosts_known), *notices(flags), *_remarks(flags))
+    draft.note(*_unexpanded(line, flags, draft.typed, hosts_known), *flag_messages(flags), *_remarks(flags))
     draft.set("python", draft.path(line.python) or None)
     if local_rank:
         text = "torch.distributed.launch passes --local-rank; scripts for torch 1.x expect --local_rank"

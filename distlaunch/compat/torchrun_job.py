@@ -49,7 +49,7 @@ def left_to_torch(flags: Flags) -> str:
     return f"--rdzv-conf store_type={store}" if flags.c10d and store != "tcp" else ""
 
 
-def notices(flags: Flags) -> list[str]:
+def flag_messages(flags: Flags) -> list[str]:
     """Return a line for each flag without effect. Raises `UsageError` for refused flags."""
     given = [flag for flag in FLAGS if flag.field in flags.given]
     for flag in given:
@@ -156,7 +156,7 @@ def _chooses_endpoint(flags: Flags) -> bool:
     return flags.alone or (flags.nodes[1] == 1 and not named)
 
 
-def joining_notices(flags: Flags) -> Iterator[str]:
+def gathering_messages(flags: Flags) -> Iterator[str]:
     """Yield the messages for a command line of several nodes, before the launchers gather."""
     if flags.c10d:
         if idle := [key for key in flags.conf if key not in _USED]:

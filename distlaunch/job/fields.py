@@ -125,7 +125,7 @@ RESTARTS = Record(
     requeue=Field(
         Integer(0, 10000),
         "How often Slurm may start the job again: after a failure that max does not cover, at the time "
-        "limit, and after a notice; never after exit status 2, 126 or 127.",
+        "limit, and after a termination warning; never after exit status 2, 126 or 127.",
     ),
     makes=spec.Restarts,
     main="max",
@@ -365,8 +365,8 @@ JOB = Record(
     restarts=built(RESTARTS, "Whether the whole job starts again after a failure; a number sets max."),
     elastic=Field(ELASTIC, "How an elastic job (min_nodes, spares) changes its size."),
     on_stall=Field(Choice(get_args(spec.OnStall)), "What to do when ranks stall for timeouts.stall."),
-    on_notice=Field(
-        Choice(get_args(spec.OnNotice)),
+    on_warning=Field(
+        Choice(get_args(spec.OnWarning)),
         "The signal that ranks get when a scheduler announces the job's end; after TERM or INT they must "
         "leave, after USR1 or USR2 they go on.",
     ),
@@ -412,6 +412,7 @@ JOB = Record(
             backend="distributed_backend",
             numa_binding="affinity_mode",
             cpu_binding="cpu_bind bind_cores_to_rank",
+            on_warning="on_notice",
         ),
         **{theirs: f"rendezvous.{key}" for theirs, key in RENDEZVOUS.foreign.items()},
         "log_dir": "logs.dir",

@@ -33,8 +33,8 @@ Env = Mapping[str, EnvValue]
 NO_ENV: Env = MappingProxyType({})
 Backend = Literal["nccl", "gloo", "mpi"]
 Grow = Literal["restart", "now"]
-OnStall = Literal["notice", "restart", "stop"]
-OnNotice = Literal["TERM", "INT", "USR1", "USR2"]
+OnStall = Literal["warn", "restart", "stop"]
+OnWarning = Literal["TERM", "INT", "USR1", "USR2"]
 
 
 class Program(Frozen):
@@ -224,8 +224,8 @@ class JobSpec(Frozen):
     spares: tuple[NodeSpec, ...] = ()
     min_nodes: int | None = None
     grow: Grow = "restart"
-    on_stall: OnStall = "notice"
-    on_notice: OnNotice = "TERM"
+    on_stall: OnStall = "warn"
+    on_warning: OnWarning = "TERM"
     role: str = "default"
     one_device: bool = False
     binding: Binding | None = None

@@ -26,7 +26,7 @@ _LEFT_OUT = {
     "backend": "with GPUs, DISTLAUNCH_BACKEND is nccl in a pod",
     "cpu_binding": "torchrun binds only by NUMA node; use numa_binding",
     "on_stall": _NO_CONTROLLER,
-    "on_notice": "ranks get the SIGTERM that Kubernetes sends",
+    "on_warning": "ranks get the SIGTERM that Kubernetes sends",
     "elastic": "the number of pods is fixed",
     "logs.console": _CONSOLE,
     "logs.fold": _CONSOLE,
@@ -68,7 +68,7 @@ def left_out(spec: JobSpec, kind: Kind) -> list[str]:
 
 def _is_default(spec: JobSpec, path: str) -> bool:
     """Return whether the key has its usual value."""
-    usual = {"on_stall": spec.on_stall == "notice", "on_notice": spec.on_notice == "TERM"}
+    usual = {"on_stall": spec.on_stall == "warn", "on_warning": spec.on_warning == "TERM"}
     usual["logs.console"] = spec.logs.console == "all"
     usual["backend"] = spec.backend != "gloo" or not spec.nodes[0].gpus
     usual["restarts.requeue"] = not spec.restarts.requeue

@@ -27,7 +27,7 @@ LOST_STATUS = 71
 PATIENCE_S = 5.0
 _OBEYED = (
     *(messages.Ping, messages.HoldPort, messages.FindRoute, messages.StopWorkers, messages.DumpStacks),
-    *(messages.WatchUse, messages.GiveNotice, messages.Reap, messages.Close),
+    *(messages.WatchUse, messages.WarnWorkers, messages.Reap, messages.Close),
 )
 """Commands allowed besides `StartRanks`: none of them names a program, an argument or a path."""
 _FIRST, _LAST = 40, 64
@@ -154,7 +154,7 @@ class _JoinedAgent(Agent):
         self._seat, self._part = seat, part
         self._stops = self.outcome = 0
         self._informed = False
-        for signum in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP, *wire.NOTICES):
+        for signum in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP, *wire.WARNINGS):
             signal.signal(signum, signal.SIG_IGN)  # the guardian forwards them
 
     def _hello(self) -> messages.Hello:

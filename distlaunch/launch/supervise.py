@@ -123,7 +123,7 @@ class Loop:
                     self._links.drop(action.node)
                 case actions.GiveUp():
                     self._links.give_up(action.node, action.why)
-                case actions.Notice():
+                case actions.ShowMessage():
                     self._tell(Observer.told, action, now)
                 case actions.AskScheduler():
                     self._ask_scheduler()

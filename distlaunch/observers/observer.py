@@ -9,7 +9,7 @@ from distlaunch.agent.wire import ATTEMPTS
 from distlaunch.job.spec import JobSpec
 from distlaunch.plan.layout import LaunchPlan
 from distlaunch.plan.output import Destination, destinations
-from distlaunch.supervisor.actions import Notice
+from distlaunch.supervisor.actions import ShowMessage
 from distlaunch.supervisor.events import Event
 from distlaunch.supervisor.nodes import Use
 from distlaunch.supervisor.state import State
@@ -62,7 +62,7 @@ class Observer:
     def started(self, state: State, at: float) -> None:
         """Note that the workers of another attempt are being started."""
 
-    def told(self, notice: Notice, at: float) -> None:
+    def told(self, message: ShowMessage, at: float) -> None:
         """Take a message from the supervisor for the user."""
 
     def printed(self, output: Printed) -> None:

@@ -14,10 +14,10 @@ from distlaunch.observers.observer import Observer, Printed
 from distlaunch.observers.run_folder import STATUS, SUMMARY, Entry, RunFolder, file_of, status_bytes
 from distlaunch.plan.document import plan_document
 from distlaunch.plan.output import destinations
-from distlaunch.supervisor.actions import Notice
+from distlaunch.supervisor.actions import ShowMessage
 from distlaunch.supervisor.codec import running_workers
 from distlaunch.supervisor.events import Event
-from distlaunch.supervisor.history import BEGAN, NOTICE, beginning, fields_of
+from distlaunch.supervisor.history import BEGAN, MESSAGE, beginning, fields_of
 from distlaunch.supervisor.nodes import Use
 from distlaunch.supervisor.state import Phase, State
 from distlaunch.supervisor.status import Status, status_now
@@ -84,13 +84,13 @@ class Recorder(Observer):
                 if each.file:
                     self._folder.append(each.file, b"")
 
-    def told(self, notice: Notice, at: float) -> None:
+    def told(self, message: ShowMessage, at: float) -> None:
         """Record the message."""
-        self._folder.record(at, NOTICE, {"level": notice.level, "text": notice.text})
+        self._folder.record(at, MESSAGE, {"level": message.level, "text": message.text})
 
     def remarked(self, text: str) -> None:
         """Record the message as one that the supervisor has not sent."""
-        self._folder.record(self._at, NOTICE, {"level": "warning", "text": text, "remark": True})
+        self._folder.record(self._at, MESSAGE, {"level": "warning", "text": text, "remark": True})
 
     def printed(self, output: Printed) -> None:
         """Record the output, byte for byte."""

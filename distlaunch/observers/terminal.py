@@ -12,7 +12,7 @@ from distlaunch.job.spec import JobSpec
 from distlaunch.observers.console import Console, Folding
 from distlaunch.observers.observer import Observer, Printed
 from distlaunch.signals import Interrupts
-from distlaunch.supervisor.actions import Notice
+from distlaunch.supervisor.actions import ShowMessage
 from distlaunch.supervisor.events import Event
 from distlaunch.supervisor.nodes import Reaping, Up, WorkerPhase
 from distlaunch.supervisor.state import Phase, State
@@ -47,29 +47,29 @@ class Terminal(Observer):
         self._interrupts, self._quiet = interrupts, quiet
         self._starting = False
         self._connecting = True
-        self._held: list[Notice] = []
+        self._held: list[ShowMessage] = []
         self._state: State | None = None
         self._console = Console(
             lambda: interrupts.send(signal.SIGPIPE), output_fd, lambda: waits and not interrupts.any()
         )
         self._fold = Folding(self._console.output) if fold else None
 
-    def told(self, notice: Notice, at: float) -> None:
+    def told(self, message: ShowMessage, at: float) -> None:
         """Show the message, or hold it back a moment with all that follow."""
-        if notice.level == "info" and self._quiet:
+        if message.level == "info" and self._quiet:
             return
-        if self._held or (self._connecting and notice.level == "error"):
-            self._held.append(notice)
+        if self._held or (self._connecting and message.level == "error"):
+            self._held.append(message)
             self.wake_at = min(self.wake_at or math.inf, time.monotonic() + HOLD_S)
         else:
-            self._console.say(notice.text, notice.level)
+            self._console.say(message.text, message.level)
 
     def _release(self, upcoming: Sequence[str] = ()) -> None:
         """Show the messages held back, except those that start one of the next lines (`upcoming`)."""
         held, self._held = self._held, []
-        for notice in held:
-            if not any(line.startswith(f"{notice.text};") for line in upcoming):
-                self._console.say(notice.text, notice.level)
+        for message in held:
+            if not any(line.startswith(f"{message.text};") for line in upcoming):
+                self._console.say(message.text, message.level)
 
     def remarked(self, text: str) -> None:
         """Show the message."""
@@ -210,10 +210,10 @@ class Departure(Observer):
             self._terminal = None
             self._leave(state)
 
-    def told(self, notice: Notice, at: float) -> None:
+    def told(self, message: ShowMessage, at: float) -> None:
         """Show the message until the controller is detached."""
         if self._terminal:
-            self._terminal.told(notice, at)
+            self._terminal.told(message, at)
 
     def remarked(self, text: str) -> None:
         """Show the message until the controller is detached; afterwards keep it in the controller log."""

@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 from distlaunch.errors import DistlaunchError, reason
 from distlaunch.job.spec import JobSpec
 from distlaunch.observers.run_folder import EVENTS
-from distlaunch.supervisor.actions import Action, Notice
+from distlaunch.supervisor.actions import Action, ShowMessage
 from distlaunch.supervisor.events import Event
-from distlaunch.supervisor.history import BEGAN, NOTICE, VERSION
+from distlaunch.supervisor.history import BEGAN, MESSAGE, VERSION
 from distlaunch.supervisor.state import State
 from distlaunch.supervisor.step import HANDLERS, begin, step
 from distlaunch.transports.slurm import Slurm
@@ -66,7 +66,7 @@ class Replay:
                 raise HistoryError(_NO_START)
             at, event = line["t"], None
             self.state, actions = begin(typed(JobSpec, line["spec"]), at, line["chance"])
-        elif line.get("event") == NOTICE:
+        elif line.get("event") == MESSAGE:
             return None
         else:
             at, event = self._happened(line)
@@ -197,8 +197,10 @@ def _short(value: Any) -> str:
 
 def retold(lines: Iterable[Mapping[str, Any]], moments: Iterable[Moment]) -> str:
     """Return the first message that differs from the recorded one; "" if none does."""
-    recorded = [line["text"] for line in lines if line.get("event") == NOTICE and not line.get("remark")]
-    retold = [action.text for moment in moments for action in moment.actions if isinstance(action, Notice)]
+    recorded = [line["text"] for line in lines if line.get("event") == MESSAGE and not line.get("remark")]
+    retold = [
+        action.text for moment in moments for action in moment.actions if isinstance(action, ShowMessage)
+    ]
     for then, now in zip_longest(recorded, retold):
         if then != now:
             return f"said then: {then or 'nothing more'}\nsays now:  {now or 'nothing more'}"

@@ -12,7 +12,7 @@ from typing import Any
 from distlaunch.observers.observer import Attempts, Observer, Printed
 from distlaunch.observers.run_folder import EVENTS, INDEX_RECORD, OUTPUT_INDEX, Entry, index_entries
 from distlaunch.runs.replay import HistoryError, Replay
-from distlaunch.supervisor.actions import Notice
+from distlaunch.supervisor.actions import ShowMessage
 from distlaunch.supervisor.state import State
 
 MAX_OPEN = 100
@@ -142,7 +142,7 @@ class Retelling:
     def _tell_line(self, line: dict[str, Any]) -> None:
         moment = self._replay.take(line)
         if moment is None:
-            self._observer.told(Notice(line["level"], line["text"]), line["t"])
+            self._observer.told(ShowMessage(line["level"], line["text"]), line["t"])
             return
         at, event, state, _ = moment
         if event is None:

@@ -90,7 +90,7 @@ class GridEngine(script.Scheduler):
         yield "-r n"
         if followed:
             yield "-cwd"
-        if followed or "on_notice" in spec.places:
+        if followed or "on_warning" in spec.places:
             yield "-notify"
 
     def _slots(self, spec: JobSpec) -> int:

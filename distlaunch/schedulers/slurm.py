@@ -85,7 +85,7 @@ class Slurm(script.Scheduler):
             "dependency": Field(LINE, "What to wait for, e.g. afterok:1234."),
             "signal": Field(
                 Text('a signal such as "USR1@120"', r"(?:R:)?[A-Z][A-Z0-9]*(?:@[0-9]{1,5})?"),
-                "The notice before the time limit: USR1@120 comes two minutes before; see on_notice.",
+                "A termination warning: USR1@120 arrives two minutes before the time limit; see on_warning.",
             ),
             "comment": Field(LINE, "A comment on the job."),
         },

@@ -53,7 +53,7 @@ class Reap(Frozen):
     node: int
 
 
-class GiveNotice(Frozen):
+class WarnWorkers(Frozen):
     """Send `signum` to the workers of a node as a termination warning, with the seconds left, if known."""
 
     node: int
@@ -86,7 +86,7 @@ class GiveUp(Frozen):
     why: str
 
 
-class Notice(Frozen):
+class ShowMessage(Frozen):
     """A message for the user."""
 
     level: Literal["info", "warning", "error"]
@@ -105,11 +105,11 @@ Action = (
     | StopWorkers
     | DumpStacks
     | Reap
-    | GiveNotice
+    | WarnWorkers
     | AskScheduler
     | Close
     | Drop
     | GiveUp
-    | Notice
+    | ShowMessage
     | Finish
 )

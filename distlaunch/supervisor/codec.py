@@ -221,7 +221,7 @@ def _start(state: State, node: int, run_id: str) -> messages.StartWorkers:
         stall_s=times.stall_s,
         watch_port=state.port,
         hosts_store=part.node_rank == 0,
-        notice=signal.Signals[f"SIG{state.spec.on_notice}"],
+        warning=signal.Signals[f"SIG{state.spec.on_warning}"],
         flight=state.plan.backend == "nccl",
         temporary=planned[0].temporary,
         # Variables that all workers of the node have in common are sent once.

@@ -4,7 +4,7 @@ from distlaunch.agent.messages import AgentLeaving, OrphansKilled, Reaped
 from distlaunch.errors import Exit, JobError
 from distlaunch.plan.layout import Facts, NodeRank, node_plan
 from distlaunch.supervisor import preparing
-from distlaunch.supervisor.actions import Action, Drop, GiveUp, Notice, Reap
+from distlaunch.supervisor.actions import Action, Drop, GiveUp, Reap, ShowMessage
 from distlaunch.supervisor.events import AgentUp, ImagePulled, NodeArrived
 from distlaunch.supervisor.findings import (
     JobOver,
@@ -106,7 +106,7 @@ def link_ended(state: State, node: int, before: Linked, failure: LinkFailure, no
         if state.cause and state.cause.scheduled:  # the scheduler kills leftovers, too
             return state, ()
         text = f"{state.label(node)}: its agent exited before confirming its cleanup"
-        return state, (Notice("warning", text),)
+        return state, (ShowMessage("warning", text),)
     last = failure.words.splitlines()[-1:] or ["its agent exited"]
     cause = cause_of_loss(state, node, last[0].rstrip("."), now)
     if state.phase is Phase.CONNECTING:
@@ -219,21 +219,21 @@ def _admit(state: State, node: int, up: Up, tries: int, now: float) -> Step:
         return state, ()
     why = misfit(state, node)
     if state.phase is Phase.CONNECTING:
-        return state.with_node(node, up._replace(unfit=why)), _misfit_notice(state, node, why)
+        return state.with_node(node, up._replace(unfit=why)), _misfit_message(state, node, why)
     if why:
         return _drop(state, node, why, tries, now)
     return state.with_node(node, up._replace(unfit="")), (NodeBack(node),)
 
 
-def _misfit_notice(state: State, node: int, why: str) -> tuple[Notice, ...]:
+def _misfit_message(state: State, node: int, why: str) -> tuple[ShowMessage, ...]:
     """Return a warning about a node that can't take part, unless the reason is already known."""
     known = unfit_words(state.nodes[node]) == why
-    return () if known else (Notice("warning", f"{state.label(node)} can't be used: {why}"),)
+    return () if known else (ShowMessage("warning", f"{state.label(node)} can't be used: {why}"),)
 
 
 def _drop(state: State, node: int, why: str, tries: int, now: float) -> tuple[State, tuple[Action, ...]]:
     """Drop a node that can't take part as it is. It is checked again later, in case its GPUs appear."""
-    message = _misfit_notice(state, node, why)
+    message = _misfit_message(state, node, why)
     again = Retrying(max(2, tries), None, Away(unfit=why))
     return reconnect_later(state, node, again, now), (*message, Drop(node))
 
@@ -253,7 +253,7 @@ def on_orphans_killed(event: OrphansKilled, state: State, now: float) -> Step:
     """Report that an agent killed together with its guardian had left processes on a node."""
     killed = counted(event.processes, "process")
     return state, (
-        Notice("warning", f"{state.label(event.node)}: killed {killed} left over from a crashed agent"),
+        ShowMessage("warning", f"{state.label(event.node)}: killed {killed} left over from a crashed agent"),
     )
 
 
@@ -278,7 +278,7 @@ def _unusable(state: State, node: int, failure: LinkFailure) -> Step:
         return state, ()  # its launcher announces itself later
     if not _more_may_come(state) and len(choose_members(state)) < state.spec.fewest:
         return state, ()  # the summary follows at once and includes the advice
-    return state, (Notice("error", f"{state.label(node)}: {failure.kind.value}"),)
+    return state, (ShowMessage("error", f"{state.label(node)}: {failure.kind.value}"),)
 
 
 def _more_may_come(state: State) -> bool:
@@ -301,7 +301,7 @@ def begin_when_connected(state: State, now: float) -> Step:
     state, todo = preparing.prepare(_with_retries(state, now), found, now)
     if missing := [state.label(i) for i in range(len(state.spec.nodes)) if i not in found]:
         text = f"starting on {counted(len(found), 'node')}, without {listed(missing)}"
-        todo = (Notice("warning", text), *todo)
+        todo = (ShowMessage("warning", text), *todo)
     return state, todo
 
 
@@ -330,7 +330,7 @@ def on_image_pulled(event: ImagePulled, state: State, now: float) -> Step:
     left_s = state.spec.timeouts.connect_s if event.over else PULL_S
     state = state.with_timer(Timer.ANSWER, now + left_s, event.node)
     what = "has" if event.over else "pulling"
-    return state, (Notice("info", f"{state.label(event.node)}: {what} image {container.image}"),)
+    return state, (ShowMessage("info", f"{state.label(event.node)}: {what} image {container.image}"),)
 
 
 def answer_overdue(state: State, node: int, now: float) -> Step:

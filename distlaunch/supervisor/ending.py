@@ -3,11 +3,11 @@
 import signal
 
 from distlaunch.agent.messages import Interrupted, Stuck, Swept
-from distlaunch.agent.wire import NOTICES
+from distlaunch.agent.wire import WARNINGS
 from distlaunch.errors import Exit
-from distlaunch.supervisor.actions import Action, Close, Drop, Finish, Notice
+from distlaunch.supervisor.actions import Action, Close, Drop, Finish, ShowMessage
 from distlaunch.supervisor.events import OutputFlows
-from distlaunch.supervisor.findings import EndNoticed, JobOver, Step, Terminated
+from distlaunch.supervisor.findings import JobOver, Step, Terminated, TerminationWarning
 from distlaunch.supervisor.nodes import (
     Connecting,
     End,
@@ -29,7 +29,7 @@ STOP_MARGIN_S = 14.0
 within 15."""
 DRAIN_S = 30.0
 """Seconds without output after which a clean node is given up."""
-STOP_NOTICE_S = 3.0
+STOP_MESSAGE_S = 3.0
 """Seconds after which the ranks still running are named, if the grace period is longer."""
 SAME_SIGNAL_S = 1.0
 """Seconds within which a signal that a scheduler sends to all processes of a job has reached all of them."""
@@ -49,7 +49,7 @@ def end_job(found: JobOver, state: State, now: float) -> Step:
     state = state._replace(asked=None)  # an answer of the scheduler no longer matters
     state = with_end_of_workers(state, Timer.CLOSE, grace_s, now)
     state, closing = _close_all(state, grace_s, found.signum)
-    return state, ((Notice("error", cause.text), *closing) if cause else closing)
+    return state, ((ShowMessage("error", cause.text), *closing) if cause else closing)
 
 
 def job_overdue(state: State, now: float) -> Step:
@@ -61,10 +61,10 @@ def job_overdue(state: State, now: float) -> Step:
 def with_end_of_workers(state: State, limit: Timer, grace_s: float, now: float) -> State:
     """Return `state` after workers were told to stop, with the timers for their end."""
     state = state.unwatched().with_timer(limit, now + grace_s + STOP_MARGIN_S)
-    return state.with_timer(Timer.STOP_NOTICE, now + STOP_NOTICE_S) if grace_s > STOP_NOTICE_S else state
+    return state.with_timer(Timer.STOP_MESSAGE, now + STOP_MESSAGE_S) if grace_s > STOP_MESSAGE_S else state
 
 
-def stop_notice_due(state: State, now: float) -> Step:
+def stop_message_due(state: State, now: float) -> Step:
     """Name the ranks still running, and announce when they will be killed."""
     slow = _still_running(state)
     limit = state.due_at(Timer.CLOSE) or state.due_at(Timer.CLEAR) or 0.0
@@ -72,7 +72,7 @@ def stop_notice_due(state: State, now: float) -> Step:
     if not slow or left_s <= 0.0:
         return state, ()
     names = listed([state.named(worker.rank, f"pid {worker.pid}") for worker in slow])
-    return state, (Notice("warning", f"waiting for {names} to exit; SIGKILL in {left_s:.0f} s"),)
+    return state, (ShowMessage("warning", f"waiting for {names} to exit; SIGKILL in {left_s:.0f} s"),)
 
 
 def _still_running(state: State) -> list[Worker]:
@@ -109,7 +109,7 @@ def on_swept(event: Swept, state: State, now: float) -> Step:
         whose = "its worker" if event.leftovers == 1 else "their workers"
         killed = counted(event.leftovers, "process")
         text = f"{state.label(event.node)}: killed {killed} that outlived {whose}"
-        return state, (Notice("warning", text),)
+        return state, (ShowMessage("warning", text),)
     return state, ()
 
 
@@ -131,7 +131,7 @@ def on_stuck(event: Stuck, state: State, now: float) -> Step:
     names = listed([f"{process.get('command')} (pid {process.get('pid')})" for process in event.processes])
     many = len(event.processes) != 1
     resist = f"{counted(len(event.processes), 'process')} {'resist' if many else 'resists'} SIGKILL"
-    return state, (Notice("warning", f"{state.label(event.node)}: {resist}: {names}"),)
+    return state, (ShowMessage("warning", f"{state.label(event.node)}: {resist}: {names}"),)
 
 
 def finish_when_closed(state: State, now: float) -> Step:
@@ -146,9 +146,9 @@ def on_interrupted(event: Interrupted, state: State, now: float) -> Step:
     if event.signum == signal.SIGTSTP:
         # Silent for longer than the lease, this process would count as dead, and the job would end.
         why = NO_SUSPENDING_TORCHRUN if state.spec.invocation.shares_stdio else NO_SUSPENDING
-        return state, (Notice("warning", why),)
-    if event.signum in NOTICES and signal.Signals(event.signum).name not in state.spec.invocation.signals:
-        return state, (EndNoticed(),)
+        return state, (ShowMessage("warning", why),)
+    if event.signum in WARNINGS and signal.Signals(event.signum).name not in state.spec.invocation.signals:
+        return state, (TerminationWarning(),)
     insists = event.signum in (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT)
     if insists and state.interrupted_at is not None:
         # A scheduler signals the launchers of all nodes, and each passes the signal on.
@@ -171,12 +171,12 @@ def on_interrupted(event: Interrupted, state: State, now: float) -> Step:
 
 def _interrupted_again(state: State) -> Step:
     if state.interrupts == 1:
-        return state, (Notice("info", "already stopping; press Ctrl-C again to kill now"),)
+        return state, (ShowMessage("info", "already stopping; press Ctrl-C again to kill now"),)
     if state.interrupts == 2:
         state, closing = _close_all(state.unwatched(), 0.0)
-        return state, (Notice("info", "killing the workers; press Ctrl-C again to exit now"), *closing)
+        return state, (ShowMessage("info", "killing the workers; press Ctrl-C again to exit now"), *closing)
     return state._replace(phase=Phase.DONE, timers={}), (
-        Notice("warning", "exited; agents are still cleaning up"),
+        ShowMessage("warning", "exited; agents are still cleaning up"),
         Finish(),
     )
 
@@ -188,6 +188,6 @@ def close_overdue(state: State, now: float) -> Step:
         if not is_over(node):
             clean = node is End.CLEAN
             what = "its output is incomplete" if clean else "it did not confirm its cleanup"
-            actions += [Drop(i), Notice("warning", f"gave up on {state.label(i)}: {what}")]
+            actions += [Drop(i), ShowMessage("warning", f"gave up on {state.label(i)}: {what}")]
             state = state.with_node(i, End.CLOSED if clean else Lost(occupied=may_be_occupied(node)))
     return state, tuple(actions)

@@ -3,7 +3,7 @@
 import signal
 
 from distlaunch.agent.frozen import Frozen
-from distlaunch.supervisor.actions import Action, Notice
+from distlaunch.supervisor.actions import Action, ShowMessage
 from distlaunch.supervisor.state import Cause, State, Why
 
 
@@ -39,7 +39,7 @@ class AttemptFailed(Frozen):
     """
 
     cause: Cause
-    also: tuple[Notice, ...] = ()
+    also: tuple[ShowMessage, ...] = ()
 
 
 class StartAgain(Frozen):
@@ -61,7 +61,7 @@ class SuccessDoubted(Frozen):
     """The job has succeeded, but an agent was told to leave, so its ranks may have been told to end early."""
 
 
-class EndNoticed(Frozen):
+class TerminationWarning(Frozen):
     """A termination warning has arrived."""
 
 
@@ -85,7 +85,7 @@ Finding = (
     | StartAgain
     | Terminated
     | SuccessDoubted
-    | EndNoticed
+    | TerminationWarning
     | JobOver
 )
 Step = tuple[State, tuple[Action | Finding, ...]]

@@ -14,7 +14,7 @@ from distlaunch.supervisor.events import Event
 
 VERSION = 5
 """Version of events.jsonl. It changes whenever a line can't be read as before."""
-BEGAN, NOTICE = "Began", "Notice"
+BEGAN, MESSAGE = "Began", "Message"
 """Names of the first line, and of messages. Other lines are events, named after their types."""
 
 

@@ -6,13 +6,13 @@ joined or tries to join. A limit in the job file applies from the start.
 
 from distlaunch.agent.messages import RanksJoined, RanksLag
 from distlaunch.errors import Exit
-from distlaunch.supervisor.actions import Notice
+from distlaunch.supervisor.actions import ShowMessage
 from distlaunch.supervisor.findings import JobOver, Step
 from distlaunch.supervisor.nodes import Worker
 from distlaunch.supervisor.state import Cause, State, Timer
 from distlaunch.wording import exit_words, listed, span_words
 
-NOTICE_S = 15.0
+MESSAGE_S = 15.0
 """Seconds after the start until ranks that have not joined are named. Each further message takes twice as
 long."""
 
@@ -25,7 +25,7 @@ def watch(state: State, now: float) -> State:
     state = state.unwatched()
     if limit_s is None:
         return state
-    state = state.with_timer(Timer.JOIN_NOTICE, now + NOTICE_S)
+    state = state.with_timer(Timer.JOIN_MESSAGE, now + MESSAGE_S)
     return state.with_timer(Timer.JOIN, now + limit_s) if named else state
 
 
@@ -42,7 +42,7 @@ def on_ranks_joined(event: RanksJoined, state: State, now: float) -> Step:
     took_s = now - (state.started_at or now)
     where = f"{state.plan.master_addr}:{state.port}"
     text = f"{_all_words(state)} joined the rendezvous at {where} in {took_s:.1f} s"
-    return state.without_timers(Timer.JOIN, Timer.JOIN_NOTICE), (Notice("info", text),)
+    return state.without_timers(Timer.JOIN, Timer.JOIN_MESSAGE), (ShowMessage("info", text),)
 
 
 def _all_words(state: State) -> str:
@@ -63,7 +63,7 @@ def on_ranks_lag(event: RanksLag, state: State, now: float) -> Step:
 def _with_limit(state: State, now: float) -> State:
     """Return `state` with a time limit once a rank waits for others."""
     limit_s = _limit_s(state)
-    unwatched, limited = state.due_at(Timer.JOIN_NOTICE) is None, state.due_at(Timer.JOIN) is not None
+    unwatched, limited = state.due_at(Timer.JOIN_MESSAGE) is None, state.due_at(Timer.JOIN) is not None
     if unwatched or limited or limit_s is None or not _uses_rendezvous(state):
         return state
     return state.with_timer(Timer.JOIN, now + limit_s)
@@ -78,24 +78,24 @@ def _uses_rendezvous(state: State) -> bool:
     return state.workers.counts.joining > 0
 
 
-def join_notice_due(state: State, now: float) -> Step:
+def join_message_due(state: State, now: float) -> Step:
     """Name the missing ranks and, as far as can be seen, why they are missing."""
     waited_s = now - (state.started_at or now)
-    first = waited_s < 2 * NOTICE_S
-    state = state.with_timer(Timer.JOIN_NOTICE, now + max(waited_s, NOTICE_S))
+    first = waited_s < 2 * MESSAGE_S
+    state = state.with_timer(Timer.JOIN_MESSAGE, now + max(waited_s, MESSAGE_S))
     missing = _missing(state)
     if not missing:
         return state, ()
     if _uses_rendezvous(state):
-        return state, (Notice("info" if first else "warning", _missing_words(state, missing)),)
+        return state, (ShowMessage("info" if first else "warning", _missing_words(state, missing)),)
     alone = len(state.workers) == 1  # a single rank waits for no other
     text = f"{_missing_words(state, missing)}; ignore this if the script does not use {_ENDPOINT}"
-    return state, (Notice("info", text),) if first and not alone else ()
+    return state, (ShowMessage("info", text),) if first and not alone else ()
 
 
 def join_overdue(state: State, now: float) -> Step:
     """End the job, naming the ranks that have not joined."""
-    state = state.without_timers(Timer.JOIN_NOTICE)
+    state = state.without_timers(Timer.JOIN_MESSAGE)
     missing, limit_s = _missing(state), _limit_s(state)
     if not missing or limit_s is None:
         return state, ()

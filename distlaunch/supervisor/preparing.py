@@ -13,7 +13,15 @@ from distlaunch.errors import Exit, JobError
 from distlaunch.job.spec import Env, EnvValue, JobSpec
 from distlaunch.plan.layout import LaunchPlan, foreseen_master, make_plan
 from distlaunch.supervisor import joining
-from distlaunch.supervisor.actions import Action, Connect, FindRoute, GiveUp, HoldPort, Notice, StartWorkers
+from distlaunch.supervisor.actions import (
+    Action,
+    Connect,
+    FindRoute,
+    GiveUp,
+    HoldPort,
+    ShowMessage,
+    StartWorkers,
+)
 from distlaunch.supervisor.events import AddressesFound
 from distlaunch.supervisor.findings import AttemptFailed, JobOver, Planned, StartAgain, Step
 from distlaunch.supervisor.nodes import ASKED, Connecting, Route, Up, Worker, Workers, facts_of, route_of
@@ -286,14 +294,16 @@ CHOOSES_GPUS = "CUDA_VISIBLE_DEVICES"
 """If the job sets this variable, the GPUs visible to the agent are not those visible to the workers."""
 
 
-def _mismatches(state: State) -> tuple[Notice, ...]:
+def _mismatches(state: State) -> tuple[ShowMessage, ...]:
     """Return warnings about the nodes of the attempt, one for all nodes with the same problem."""
     found: dict[tuple[str, str], list[str]] = {}
     for look in (_missing_gpus, _misnamed_interface):
         for index in state.members:
             if words := look(state, index):
                 found.setdefault(words, []).append(state.label(index))
-    return tuple(Notice("warning", f"{one}{listed(nodes)}{other}") for (one, other), nodes in found.items())
+    return tuple(
+        ShowMessage("warning", f"{one}{listed(nodes)}{other}") for (one, other), nodes in found.items()
+    )
 
 
 def _missing_gpus(state: State, index: int) -> tuple[str, str] | None:
@@ -370,7 +380,7 @@ def _chosen_by_nccl(value: str, interfaces: Mapping[str, bool]) -> list[str]:
     ]
 
 
-def _strange_master(state: State) -> tuple[Notice, ...]:
+def _strange_master(state: State) -> tuple[ShowMessage, ...]:
     """Warn if MASTER_ADDR is not an address of the node of rank 0. Launchers check that themselves."""
     route = route_of(state.nodes[state.members[0]])
     if state.plan is None or not (route and route.source and route.ends):
@@ -382,4 +392,4 @@ def _strange_master(state: State) -> tuple[Notice, ...]:
     is_it = "" if address == came_to else f" ({came_to})"
     text = f"MASTER_ADDR {address}{is_it} is not an address of {state.label(state.members[0])}"
     advice = f"no rank can join unless it is forwarded to {route.source}"
-    return (Notice("warning", f"{text}, where rank 0 runs; {advice}"),)
+    return (ShowMessage("warning", f"{text}, where rank 0 runs; {advice}"),)

@@ -3,7 +3,7 @@
 from distlaunch.errors import Exit
 from distlaunch.job.spec import FOREVER_S, Restarts
 from distlaunch.supervisor import preparing
-from distlaunch.supervisor.actions import Action, Drop, Notice, StopWorkers
+from distlaunch.supervisor.actions import Action, Drop, ShowMessage, StopWorkers
 from distlaunch.supervisor.connecting import choose_members, lost, may_come, may_return
 from distlaunch.supervisor.ending import with_end_of_workers
 from distlaunch.supervisor.findings import (
@@ -34,8 +34,8 @@ def attempt_failed(found: AttemptFailed, state: State, now: float) -> Step:
     recent = len(_recent(state, Why.FAILURE, now))
     if most == 0:
         return state, (JobOver(cause), *found.also)
-    if state.noticed or recent >= most:
-        why = "received a termination warning" if state.noticed else _used_up_words(state.spec.restarts)
+    if state.warned or recent >= most:
+        why = "received a termination warning" if state.warned else _used_up_words(state.spec.restarts)
         ended = JobOver(cause._replace(text=f"{cause.text}; not restarting: {why}"))
         return state, (ended, *found.also)
     state, done = _restart(state, Why.FAILURE, cause, f"restart {recent + 1} of {most}", now)
@@ -61,7 +61,7 @@ def node_lost(found: NodeLost, state: State, now: float) -> Step:
     fenced = _fence_words(state, found.node, now)
     if state.phase is not Phase.RESTARTING and found.node in state.members:
         return state, (AttemptFailed(found.cause, fenced),)
-    warning = () if found.told else (Notice("warning", found.cause.text),)
+    warning = () if found.told else (ShowMessage("warning", found.cause.text),)
     state, failed = _growth_failed(state, found.cause, now)
     return state, (*warning, *failed, *fenced)
 
@@ -70,16 +70,16 @@ def node_leaving(found: NodeLeaving, state: State, now: float) -> Step:
     """Handle a node that will be lost in a moment."""
     if state.phase is not Phase.RESTARTING and found.node in state.members:
         return state, (AttemptFailed(found.cause),)
-    return state, (Notice("warning", found.cause.text),)
+    return state, (ShowMessage("warning", found.cause.text),)
 
 
-def _fence_words(state: State, node: int, now: float) -> tuple[Notice, ...]:
+def _fence_words(state: State, node: int, now: float) -> tuple[ShowMessage, ...]:
     """Explain that the restart waits for a lost node, if it does."""
     fence_at = state.due_at(Timer.FENCE, node)
     if fence_at is None or state.spec.restarts.most == 0:
         return ()
     until = f"up to {fence_at - now:.0f} s for its ranks to exit, or for it to reconnect"
-    return (Notice("warning", f"{state.label(node)}: waiting {until}"),)
+    return (ShowMessage("warning", f"{state.label(node)}: waiting {until}"),)
 
 
 def _recent(state: State, why: Why, now: float) -> list[Restart]:
@@ -103,13 +103,13 @@ def node_back(found: NodeBack, state: State, now: float) -> Step:
     """Use a node that has connected: now, at the next restart, or not at all."""
     back = f"{state.label(found.node)} is back"
     if state.phase is Phase.RESTARTING:
-        return state, (Notice("info", back),) if state.wait_told else ()
+        return state, (ShowMessage("info", back),) if state.wait_told else ()
     if len(state.members) >= len(state.spec.nodes) or found.node in state.members:
         return state, ()
     if state.spec.grow == "now":
         cause = Cause(back, Exit.OK, now, node=found.node)
         return state, (StartAgain(Why.GROWTH, cause, "restarting to include it"),)
-    return state, (Notice("info", f"{back}; it rejoins at the next restart"),)
+    return state, (ShowMessage("info", f"{back}; it rejoins at the next restart"),)
 
 
 def _restart(state: State, why: Why, cause: Cause, what: str, now: float) -> Step:
@@ -123,7 +123,7 @@ def _restart(state: State, why: Why, cause: Cause, what: str, now: float) -> Ste
     for timer, wait_s in ((Timer.BACKOFF, delay_s), (Timer.REJOIN, state.spec.timeouts.rejoin_s)):
         if wait_s:
             state = state.with_timer(timer, now + wait_s)
-    message = Notice("info" if why is Why.GROWTH else "warning", f"{cause.text}; {what}{wait}")
+    message = ShowMessage("info" if why is Why.GROWTH else "warning", f"{cause.text}; {what}{wait}")
     busy = [i for i, n in enumerate(state.nodes) if isinstance(n, Linked) and may_be_occupied(n)]
     return state, (message, *(StopWorkers(i, grace_s) for i in busy))
 
@@ -165,7 +165,7 @@ def _waiting(state: State, found: int, now: float) -> Step:
     names = [state.label(i) for i, node in enumerate(state.nodes) if not is_usable(node)]
     left = _left_words(state, found)
     text = f"{left}; waiting up to {until - now:.0f} s for {listed(names)} to return (timeouts.rejoin)"
-    return state._replace(wait_told=True), (Notice("warning", text),)
+    return state._replace(wait_told=True), (ShowMessage("warning", text),)
 
 
 def fence_due(state: State, node: int, now: float) -> Step:
@@ -176,9 +176,9 @@ def fence_due(state: State, node: int, now: float) -> Step:
 def _next_attempt(state: State, found: tuple[int, ...], now: float) -> Step:
     before = [state.label(index) for index in state.members]
     names = [state.label(index) for index in found]
-    state = state.without_timers(Timer.CLEAR, Timer.STOP_NOTICE, Timer.REJOIN)
+    state = state.without_timers(Timer.CLEAR, Timer.STOP_MESSAGE, Timer.REJOIN)
     text = f"continuing with {len(names)} of {len(state.spec.nodes)} nodes: {', '.join(names)}"
-    message = () if names == before else (Notice("info", text),)
+    message = () if names == before else (ShowMessage("info", text),)
     state, todo = preparing.prepare(state, found, now)
     return state, (*message, *todo)
 
@@ -207,7 +207,9 @@ def clearing_overdue(state: State, now: float) -> Step:
         if isinstance(node, Linked) and occupied and state.due_at(Timer.FENCE, i) is None:
             actions += [
                 Drop(i),
-                Notice("warning", f"{state.label(i)} did not confirm its cleanup; treating the node as lost"),
+                ShowMessage(
+                    "warning", f"{state.label(i)} did not confirm its cleanup; treating the node as lost"
+                ),
             ]
             state = lost(state, i, node, LinkFailure(Kind.SILENT), now)
     return state, tuple(actions)

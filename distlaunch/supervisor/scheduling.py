@@ -6,17 +6,17 @@ answer. If the scheduler ends the job, the failure is reported as such, and the 
 
 import signal
 
-from distlaunch.agent.messages import Noticed
+from distlaunch.agent.messages import WarningReceived
 from distlaunch.supervisor import restarting
-from distlaunch.supervisor.actions import AskScheduler, GiveNotice, Notice
+from distlaunch.supervisor.actions import AskScheduler, ShowMessage, WarnWorkers
 from distlaunch.supervisor.events import AllocationTold
 from distlaunch.supervisor.findings import (
     AttemptFailed,
-    EndNoticed,
     JobOver,
     Step,
     SuccessDoubted,
     Terminated,
+    TerminationWarning,
 )
 from distlaunch.supervisor.nodes import Up
 from distlaunch.supervisor.state import Asked, Cause, Phase, State, Timer
@@ -62,11 +62,11 @@ def terminated(found: Terminated, state: State, now: float) -> Step:
     return _ask(state, Asked(found.cause), now)
 
 
-def end_noticed(found: EndNoticed | Noticed, state: State, now: float) -> Step:
+def termination_warning(found: TerminationWarning | WarningReceived, state: State, now: float) -> Step:
     """Pass the first termination warning on to the ranks, after asking the scheduler how long they have."""
-    if state.noticed or state.phase is Phase.STOPPING:
+    if state.warned or state.phase is Phase.STOPPING:
         return state, ()
-    state = state._replace(noticed=True)
+    state = state._replace(warned=True)
     if state.asked:
         return state, ()
     return _ask(state, Asked(), now) if _scheduler_answers(state) else _warn_ranks(state, None, now)
@@ -109,7 +109,7 @@ def _ended_by_scheduler(state: State, answer: AllocationTold, now: float) -> Ste
     if state.phase is not Phase.STOPPING:
         return state, (JobOver(cause, _signal(state)),)
     if state.cause is None:
-        return state.with_cause(cause), (Notice("error", cause.text),)
+        return state.with_cause(cause), (ShowMessage("error", cause.text),)
     return state, ()
 
 
@@ -136,8 +136,8 @@ def _warn_ranks(state: State, left_s: float | None, now: float) -> Step:
         cause = Cause(f"{announced}: sent {name} to all ranks", STATUS, now)
         return state, (JobOver(cause, signum, grace_s),)
     nodes = [i for i, node in enumerate(state.nodes) if isinstance(node, Up) and node.occupied]
-    text = f"{announced}: sent {name} to all ranks (on_notice)"
-    return state, (Notice("warning", text), *(GiveNotice(i, signum, left_s) for i in nodes))
+    text = f"{announced}: sent {name} to all ranks (on_warning)"
+    return state, (ShowMessage("warning", text), *(WarnWorkers(i, signum, left_s) for i in nodes))
 
 
 def _when(left_s: float | None) -> str:
@@ -147,7 +147,7 @@ def _when(left_s: float | None) -> str:
 
 
 def _signal(state: State) -> int:
-    return signal.Signals[f"SIG{state.spec.on_notice}"]
+    return signal.Signals[f"SIG{state.spec.on_warning}"]
 
 
 def _allocation_name(state: State) -> str:
@@ -166,4 +166,4 @@ def is_to_go_on(state: State) -> bool:
     cause, wanted = state.cause, state.spec.restarts.requeue
     if not wanted or (cause and (cause.cancelled or cause.final)):
         return False
-    return state.noticed if state.outcome == 0 else state.outcome not in MISTAKES
+    return state.warned if state.outcome == 0 else state.outcome not in MISTAKES

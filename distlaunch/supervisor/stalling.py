@@ -7,7 +7,7 @@ from distlaunch.agent.messages import RanksStalled, StackDumped
 from distlaunch.agent.wire import STALL_LOOK_MAX_S, STALL_LOOKS
 from distlaunch.errors import Exit
 from distlaunch.job.spec import FOREVER_S
-from distlaunch.supervisor.actions import Action, DumpStacks, Notice
+from distlaunch.supervisor.actions import Action, DumpStacks, ShowMessage
 from distlaunch.supervisor.findings import AttemptFailed, JobOver, Step
 from distlaunch.supervisor.nodes import Worker
 from distlaunch.supervisor.state import Cause, Phase, State, Timer
@@ -42,12 +42,12 @@ def on_ranks_stalled(event: RanksStalled, state: State, now: float) -> Step:
         state = state.with_worker(rank, stalled=stalled, stack=stack, stopped_pid=pid)
     after = {worker.rank for worker in _stalled(state)}
     if not after:
-        message = (Notice("info", "stalled ranks resumed"),) if state.stall_told else ()
-        state = state.without_timers(Timer.STALL_NOTICE, Timer.STALL_ACT)
+        message = (ShowMessage("info", "stalled ranks resumed"),) if state.stall_told else ()
+        state = state.without_timers(Timer.STALL_MESSAGE, Timer.STALL_ACT)
         return state._replace(stall_told=False), message
-    if after <= before or state.due_at(Timer.STALL_NOTICE) is not None:
+    if after <= before or state.due_at(Timer.STALL_MESSAGE) is not None:
         return state, ()
-    return state.with_timer(Timer.STALL_NOTICE, now + _settle_s(state)), ()
+    return state.with_timer(Timer.STALL_MESSAGE, now + _settle_s(state)), ()
 
 
 def _limit_s(state: State) -> float:
@@ -62,10 +62,10 @@ def _stalled(state: State) -> list[Worker]:
     return [worker for worker in state.workers if worker.stalled and worker.running]
 
 
-def stall_notice_due(state: State, now: float) -> Step:
+def stall_message_due(state: State, now: float) -> Step:
     """Report which ranks are stalled and which are not, and request the stacks of the stalled ones."""
-    acts, again = state.spec.on_stall != "notice", state.stall_told
-    message = Notice("warning", _stall_words(state, again))
+    acts, again = state.spec.on_stall != "warn", state.stall_told
+    message = ShowMessage("warning", _stall_words(state, again))
     # Only of ranks without a known stack. The stack of a rank stopped by a signal is meaningless.
     ranks = [w.rank for w in _stalled(state)[:MAX_DUMPS] if not (w.stack or w.stopped_pid)]
     dumps = _dumps(state, ranks, acts)
@@ -122,14 +122,14 @@ def on_stack_dumped(event: StackDumped, state: State, now: float) -> Step:
         return _no_stack(state, rank, event.text.strip().partition("\n")[0])
     state = state.with_worker(rank, stalled=True, stack=frames)
     where = " < ".join(frames[:SHOWN_FRAMES])
-    return state, (Notice("info", f"{state.called(rank)} is blocked in: {where}"),)
+    return state, (ShowMessage("info", f"{state.called(rank)} is blocked in: {where}"),)
 
 
 def _no_stack(state: State, rank: int, why: str) -> Step:
     """Report once why a stack is missing, since the reason is usually the same for all ranks."""
     if why in state.stackless:
         return state, ()
-    message = Notice("info", f"no stack of {state.called(rank)}: {why}")
+    message = ShowMessage("info", f"no stack of {state.called(rank)}: {why}")
     return state._replace(stackless=state.stackless | {why}), (message,)
 
 

@@ -9,7 +9,7 @@ from distlaunch.agent.frozen import Frozen
 from distlaunch.errors import Exit
 from distlaunch.job.spec import JobSpec
 from distlaunch.plan.layout import Foreseen, LaunchPlan
-from distlaunch.supervisor.actions import Notice
+from distlaunch.supervisor.actions import ShowMessage
 from distlaunch.supervisor.nodes import Node, Nodes, Worker, Workers
 from distlaunch.wording import counted
 
@@ -25,13 +25,13 @@ class Timer(Enum):
     """The scheduler has not answered whether it ends this allocation."""
     JOIN = "join"
     """`timeouts.join` has passed."""
-    JOIN_NOTICE = "join notice"
+    JOIN_MESSAGE = "join message"
     """It is time to name the ranks that have not joined."""
-    STALL_NOTICE = "stall notice"
+    STALL_MESSAGE = "stall message"
     """A stall has spread to every rank that it blocks, so it can be reported."""
     STALL_ACT = "stall act"
     """The time for collecting stacks has passed, so `on_stall` takes effect."""
-    STOP_NOTICE = "stop notice"
+    STOP_MESSAGE = "stop message"
     """It is time to name the ranks that are still running."""
     PREPARE = "prepare"
     """A connected node has not answered while an attempt was being prepared."""
@@ -56,10 +56,10 @@ class Timer(Enum):
 WATCHES = (
     Timer.VERDICT,
     Timer.JOIN,
-    Timer.JOIN_NOTICE,
-    Timer.STALL_NOTICE,
+    Timer.JOIN_MESSAGE,
+    Timer.STALL_MESSAGE,
     Timer.STALL_ACT,
-    Timer.STOP_NOTICE,
+    Timer.STOP_MESSAGE,
 )
 """Timers that watch workers, from their start until they are told to stop or have ended."""
 
@@ -130,7 +130,7 @@ class Asked(Frozen):
     """A pending question to the scheduler, with the failure and the messages that wait for the answer."""
 
     cause: Cause | None = None
-    also: tuple[Notice, ...] = ()
+    also: tuple[ShowMessage, ...] = ()
 
 
 class State(Frozen):
@@ -146,7 +146,7 @@ class State(Frozen):
 
     `verdict` is set from STOPPING on. `stackless` contains the reasons for missing stacks that were already
     reported. `wait_told` is set once the nodes that the job waits for between two attempts have been named.
-    `noticed` is set after a termination warning, and `asked` while a question to the scheduler is pending.
+    `warned` is set after a termination warning, and `asked` while a question to the scheduler is pending.
     `interrupted_by` is the node that passed on the last interrupt, or None for the controller itself.
     `chance` (0 to 1) spreads over time what many runs would do at once. `foreseen` is the rendezvous address
     that nodes were asked about before there was a plan. `reached_by` is the address at which other nodes
@@ -174,7 +174,7 @@ class State(Frozen):
     interrupts: int = 0
     interrupted_at: float | None = None
     interrupted_by: int | None = None
-    noticed: bool = False
+    warned: bool = False
     asked: Asked | None = None
     foreseen: Foreseen | None = None
     reached_by: str = ""

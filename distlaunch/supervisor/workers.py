@@ -7,7 +7,7 @@ from typing import Any
 from distlaunch.agent.messages import OutputLost, WorkerExited, WorkerStarted, WorkerUnstarted
 from distlaunch.diagnosis.exits import Ending, Words, exit_status_of, facts, words_of
 from distlaunch.supervisor import stalling
-from distlaunch.supervisor.actions import Notice
+from distlaunch.supervisor.actions import ShowMessage
 from distlaunch.supervisor.findings import AttemptFailed, JobOver, Step
 from distlaunch.supervisor.nodes import Exited, WorkerPhase
 from distlaunch.supervisor.stalling import dumping
@@ -63,7 +63,7 @@ def on_output_lost(event: OutputLost, state: State, now: float) -> Step:
         return state, ()
     stream = "stderr" if event.stream else "stdout"
     lost = f"{event.size} bytes of {state.called(rank)}'s {stream} were lost"
-    return state, (Notice("warning", f"{lost}: its node had no room to buffer them"),)
+    return state, (ShowMessage("warning", f"{lost}: its node had no room to buffer them"),)
 
 
 _STOPPED = (-signal.SIGTERM, -signal.SIGKILL)

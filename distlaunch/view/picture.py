@@ -11,7 +11,7 @@ from distlaunch.agent.frozen import Frozen
 from distlaunch.job.spec import JobSpec
 from distlaunch.observers.console import Lines, latest
 from distlaunch.observers.observer import Observer, Printed
-from distlaunch.supervisor.actions import Notice
+from distlaunch.supervisor.actions import ShowMessage
 from distlaunch.supervisor.events import Event
 from distlaunch.supervisor.nodes import Exited, Use, Worker, WorkerPhase
 from distlaunch.supervisor.state import State
@@ -71,7 +71,7 @@ class Picture(Observer):
         self.of_rank: dict[int, deque[LogLine]] = {}
         self.values: dict[int, float] = {}
         self.trend: deque[tuple[float, float]] = deque(maxlen=VALUES_KEPT)
-        self.history: list[tuple[float, Notice]] = []
+        self.history: list[tuple[float, ShowMessage]] = []
         """Messages and attempts, with seconds since the run began."""
         self.summary: Summary | None = None
         self.moment = clock
@@ -90,11 +90,11 @@ class Picture(Observer):
         """Forget the lines and use of the previous attempt."""
         for of_ranks in (self._last, self._uses, self.values, self.of_rank, self._lines.held):
             of_ranks.clear()
-        self.history.append((at, Notice("info", f"attempt {state.attempt}: {shape(state)}")))
+        self.history.append((at, ShowMessage("info", f"attempt {state.attempt}: {shape(state)}")))
 
-    def told(self, notice: Notice, at: float) -> None:
+    def told(self, message: ShowMessage, at: float) -> None:
         """Add the message to the history."""
-        self.history.append((at, notice))
+        self.history.append((at, message))
 
     def used(self, uses: Mapping[int, Use], at: float) -> None:
         """Keep the latest use of each rank."""

@@ -214,9 +214,9 @@ def _rule(wish: Wish, width: int) -> Text:
 def _pane(picture: Picture, wish: Wish, height: int) -> list[Text]:
     if wish.history:
         messages = [
-            Text.assemble((f"{age_words(at):>6}  ", "dim"), (escape(text), _LEVELS.get(notice.level, "")))
-            for at, notice in picture.history
-            for text in notice.text.splitlines()
+            Text.assemble((f"{age_words(at):>6}  ", "dim"), (escape(text), _LEVELS.get(message.level, "")))
+            for at, message in picture.history
+            for text in message.text.splitlines()
         ]
         return _window(messages, wish.back, height)
     logged = picture.lines if wish.rank is None else picture.of_rank.get(wish.rank, ())

@@ -20,7 +20,7 @@ from distlaunch.observers.terminal import Terminal
 from distlaunch.runs.folder import Run
 from distlaunch.runs.following import LOOK_S, attend
 from distlaunch.signals import Interrupts
-from distlaunch.supervisor.actions import Notice
+from distlaunch.supervisor.actions import ShowMessage
 from distlaunch.supervisor.nodes import Use
 from distlaunch.supervisor.summary import Summary
 from distlaunch.view.picture import Picture
@@ -48,7 +48,7 @@ class Screen(Picture):
     def __init__(self, terminal: Terminal, interrupts: Interrupts, run: Run | None = None) -> None:
         super().__init__(run.status.began if run else time.time())
         self._terminal, self._interrupts, self._run = terminal, interrupts, run
-        self._notices: list[tuple[Notice, float]] = []
+        self._messages: list[tuple[ShowMessage, float]] = []
         self._wish, self._drawn_at, self._touched_at, self._size = Wish(), 0.0, 0.0, Size(0, 0)
         with contextlib.ExitStack() as stack:
             output = os.fdopen(os.dup(1), "w", encoding="utf-8", errors="replace")
@@ -80,17 +80,17 @@ class Screen(Picture):
         if late or wish != self._wish or self._live.console.size != self._size:
             self._draw()
 
-    def told(self, notice: Notice, at: float) -> None:
+    def told(self, message: ShowMessage, at: float) -> None:
         """Keep the message for the history and for the end."""
-        super().told(notice, at)
-        self._notices.append((notice, at))
+        super().told(message, at)
+        self._messages.append((message, at))
 
     def ended(self, summary: Summary) -> None:
         """Close the screen and show how the run ended; for a run of this process, its messages, too."""
         self.wake_at = None
         self.close()
-        for notice, at in () if self._run else self._notices:
-            self._terminal.told(notice, at)
+        for message, at in () if self._run else self._messages:
+            self._terminal.told(message, at)
         self._terminal.ended(summary)
 
     def _draw(self) -> None:

@@ -41,7 +41,7 @@ def assert_refused(site: Site, ended: Ended, expected: dict[str, tuple[str, str]
 def told_s(ended: Ended) -> float:
     """Seconds from the start until people were told why the job ends."""
     (notice,) = [
-        event for event in ended.events("Notice") if event["text"] == ended.document["cause"]["text"]
+        event for event in ended.events("Message") if event["text"] == ended.document["cause"]["text"]
     ]
     told: float = notice["t"]
     return told

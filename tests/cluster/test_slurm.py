@@ -183,10 +183,10 @@ def test_a_termination_warning_reaches_all_ranks_with_the_deadline(
     tmp_path: Path, slurm: Slurm, allocation: str, before: set[int]
 ) -> None:
     slurm.tool("scontrol", "update", f"jobid={allocation}", "TimeLimit=10")
-    with running(write_job(tmp_path, WAITS, f"{CPU}on_notice: USR1\n")) as run:
+    with running(write_job(tmp_path, WAITS, f"{CPU}on_warning: USR1\n")) as run:
         run.wait_ready(3)
         slurm.tool("scancel", "--signal=USR1", allocation)
-        run.wait_for("sent SIGUSR1 to all ranks (on_notice)")
+        run.wait_for("sent SIGUSR1 to all ranks (on_warning)")
         assert f"Slurm job {allocation} ends in 10 min" in run.stderr, run.stderr
         told = re.compile(rb"got SIGUSR1, deadline \d{10}")
         run.wait_until(lambda: len(told.findall(run.out)) >= 3, "three deadlines")

@@ -94,7 +94,7 @@ def test_bad_lines_raise_no_alarm(site: Site, pace: Pace, figures: Figures) -> N
         os.close(go)
         assert run.wait(work_s + PATIENCE_S) == 0, run.stderr
         took_s = time.monotonic() - began
-    alarms = [event["text"] for event in run.events("Notice") if event["level"] != "info"]
+    alarms = [event["text"] for event in run.events("Message") if event["level"] != "info"]
     figures("false alarms", len(alarms), at_most=0, unit="")
     (printed,) = re.findall(r"printed in ([\d.]+)", run.stderr)
     figures("2 MB printed into 1 Mbit/s, in", float(printed), at_most=1.0)
@@ -226,7 +226,7 @@ def test_survives_a_blip(site: Site, pace: Pace, figures: Figures) -> None:
         figures("heard again after", time.monotonic() - began, at_most=pace.lease_s)
         (site.folder / "enough").touch()
         assert run.wait() == 0, run.stderr
-        alarms = [event["text"] for event in run.events("Notice") if event["level"] != "info"]
+        alarms = [event["text"] for event in run.events("Message") if event["level"] != "info"]
         figures("alarms", len(alarms), at_most=0, unit="")
         *counts, last = (run.run_folder() / "rank1.out").read_text().splitlines()[1:]
         assert counts == [f"still {i}" for i in range(len(counts))]

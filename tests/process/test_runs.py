@@ -21,7 +21,7 @@ from distlaunch.runs import retelling as retellings
 from distlaunch.runs.folder import Run
 from distlaunch.runs.following import interrupt
 from distlaunch.runs.retelling import Retelling
-from distlaunch.supervisor.actions import Notice
+from distlaunch.supervisor.actions import ShowMessage
 from tests.harness import (
     PATIENCE_S,
     PRESS_S,
@@ -344,8 +344,8 @@ def told_of(folder: Path) -> list[object]:
         def printed(self, output: Printed) -> None:
             seen.append(output)
 
-        def told(self, notice: Notice, at: float) -> None:
-            seen.append(notice)
+        def told(self, message: ShowMessage, at: float) -> None:
+            seen.append(message)
 
     (run,) = (folder / "runs").iterdir()
     retelling = Retelling(str(run), Everything())

@@ -56,7 +56,7 @@ def test_finds_the_culprit_without_py_spy_by_the_stacks_that_python_prints(tmp_p
 
 
 def test_says_in_one_line_that_it_can_not_get_a_stack(tmp_path: Path) -> None:
-    keys = "gpus_per_node: 0\non_stall: notice\ntimeouts: {stall: 1s}\ncommand: [sleep, '1000']\n"
+    keys = "gpus_per_node: 0\non_stall: warn\ntimeouts: {stall: 1s}\ncommand: [sleep, '1000']\n"
     (tmp_path / "job.yaml").write_text(keys)
     with running(tmp_path / "job.yaml") as run:
         run.wait_for("no stack of rank 0: ")

@@ -74,7 +74,7 @@ def options_of(target: str, keys: str, folder: Path) -> list[str]:
         ("grid-engine", "grid_engine: {queue: 'gpu.q,long.q', project: lab}", ["-q gpu.q,long.q", "-P lab"]),
         ("grid-engine", "grid_engine: {time: 1d12h}", ["-l h_rt=36:00:00"]),
         ("grid-engine", "grid_engine: {time: '36:00:00'}", ["-l h_rt=36:00:00"]),
-        ("grid-engine", "on_notice: USR1", ["-notify"]),
+        ("grid-engine", "on_warning: USR1", ["-notify"]),
         ("grid-engine", "name: '7 of 9: x/y'", ["-N job_7_of_9__x_y"]),
         ("grid-engine", "grid_engine: {extra: [-p -100, -hard]}", ["-p -100", "-hard"]),
         ("pbs", "", ["-N job", "-l select=1:ncpus=1:mpiprocs=1", "-j oe", "-o {here}/", "-r n"]),
@@ -422,7 +422,7 @@ CAUSE = Cause("why", 1, 1.0)
 
 
 @pytest.mark.parametrize(
-    ("cause", "noticed", "goes_on"),
+    ("cause", "warned", "goes_on"),
     [
         (None, False, False),
         (None, True, True),  # it may just have saved its work
@@ -436,9 +436,9 @@ CAUSE = Cause("why", 1, 1.0)
     ],
 )
 def test_only_jobs_that_a_new_start_can_help_are_requeued(
-    cause: Cause | None, noticed: bool, goes_on: bool
+    cause: Cause | None, warned: bool, goes_on: bool
 ) -> None:
-    state = Job().state._replace(noticed=noticed, verdict=Verdict(cause, 1.0))
+    state = Job().state._replace(warned=warned, verdict=Verdict(cause, 1.0))
     assert not is_to_go_on(state)
     wanted = state.spec._replace(restarts=state.spec.restarts._replace(requeue=1))
     assert is_to_go_on(state._replace(spec=wanted)) == goes_on

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distlaunch.agent import messages
-from distlaunch.compat.torchrun_job import gathering_of, joining_notices, notices
+from distlaunch.compat.torchrun_job import flag_messages, gathering_messages, gathering_of
 from distlaunch.contract import SENT
 from distlaunch.errors import UsageError
 from distlaunch.job.allocation import TaskPlace
@@ -90,8 +90,8 @@ def test_how_long_launchers_wait(words: tuple[str, ...], wait_s: float, last_cal
 
 def test_does_not_warn_about_a_rendezvous_timeout() -> None:
     words = ("--nnodes=2", "--master-addr=h")
-    assert notices(parsed(*words, "--rdzv-conf=timeout=9", "s.py")) == []
-    assert notices(parsed(*words, "--rdzv-conf=a=b", "s.py")) != []
+    assert flag_messages(parsed(*words, "--rdzv-conf=timeout=9", "s.py")) == []
+    assert flag_messages(parsed(*words, "--rdzv-conf=a=b", "s.py")) != []
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_explains_mistakes_about_the_endpoint(words: str, told: str) -> None:
     ],
 )
 def test_warns_about_endpoints_and_flags_without_effect(words: str, told: list[str]) -> None:
-    lines = [*joining_notices(parsed(*words.split(), "s.py"))]
+    lines = [*gathering_messages(parsed(*words.split(), "s.py"))]
     assert len(lines) == len(told)
     assert all(line.startswith(start) for line, start in zip(lines, told, strict=True))
 

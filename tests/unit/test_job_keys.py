@@ -72,7 +72,7 @@ KEYS: dict[str, tuple[str, str, Any]] = {
     "elastic.grow": ("elastic: {grow: now}", "grow", "now"),
     "role": ("role: trainer", "role", "trainer"),
     "virtual_local_rank": ("virtual_local_rank: true", "one_device", True),
-    "on_notice": ("on_notice: USR1", "on_notice", "USR1"),
+    "on_warning": ("on_warning: USR1", "on_warning", "USR1"),
     "on_stall": ("on_stall: stop", "on_stall", "stop"),
     "logs.dir": ("logs: {dir: out}", "logs.folder", "{here}/out"),
     "logs.console": ("logs: {console: [0, 3]}", "logs.console", (0, 3)),

@@ -225,7 +225,7 @@ def test_the_suggested_quoting_loads(load: Load, problems: Problems, text: str) 
         ("rendezvous: {endpoint: 12:30}", 'got 12:30, which YAML reads as 750; quote it: "12:30"'),
         ("logs: {dir: 2024}", 'got 2024; quote it: "2024"'),
         ("nodes: [7]", '2:9: nodes[0]: expected a host or a mapping with host, got 7; quote it: "7"'),
-        ("on_stall: no", 'expected "notice", "restart" or "stop", got no, which YAML reads as false'),
+        ("on_stall: no", 'expected "warn", "restart" or "stop", got no, which YAML reads as false'),
         ("python: 3.12", "python: expected an interpreter such as python3.12, or its path, got 3.12"),
     ],
 )

@@ -501,7 +501,7 @@ def test_refuses_a_job_without_an_image() -> None:
             "logs: {console: rank0}",
             "logs.console is left out: `kubectl logs` shows what all ranks of a pod print",
         ),
-        ("on_notice: USR1", "on_notice is left out: ranks get the SIGTERM that Kubernetes sends"),
+        ("on_warning: USR1", "on_warning is left out: ranks get the SIGTERM that Kubernetes sends"),
         ("backend: gloo", "backend is left out: with GPUs, DISTLAUNCH_BACKEND is nccl in a pod"),
         ("ssh: {options: [A=b]}", "ssh is left out: pods are not reached over ssh"),
     ],
@@ -512,7 +512,7 @@ def test_names_keys_without_effect(text: str, line: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["on_notice: TERM", "on_stall: notice", "logs: {console: all}", "slurm: {time: 1h}"]
+    "text", ["on_warning: TERM", "on_stall: warn", "logs: {console: all}", "slurm: {time: 1h}"]
 )
 def test_does_not_name_keys_that_request_the_default(text: str) -> None:
     assert left_out(exported(f"script: t.py\n{text}\n"), "job") == []

@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 from distlaunch.agent.messages import (
     AgentLeaving,
     Interrupted,
-    Noticed,
     OrphansKilled,
     OutputLost,
     PortHeld,
@@ -33,6 +32,7 @@ from distlaunch.agent.messages import (
     StackDumped,
     Stuck,
     Swept,
+    WarningReceived,
     WorkerExited,
     WorkerStarted,
     WorkerUnstarted,
@@ -443,7 +443,7 @@ class World:
     def announce(self, agent: Agent, signum: int) -> None:
         """A scheduler announces the end of the job, to its agents or to the command."""
         if signum:
-            self._tell(agent, Noticed(agent.node, signum))
+            self._tell(agent, WarningReceived(agent.node, signum))
         else:
             self._feed(Interrupted(signal.SIGUSR1))
 
@@ -517,8 +517,8 @@ timeouts: {{stop: {STOP_S:g}s, lease: {LEASE_S:g}s, rejoin: {rejoin}, join: {dra
 spares: {[f"s{i}" for i in range(spares)]}
 restarts: {{max: {most}, window: {window}}}
 elastic: {{grow: {draw(st.sampled_from(["restart", "now"]))}}}
-on_stall: {draw(st.sampled_from(["notice", "restart", "stop"]))}
-on_notice: {draw(st.sampled_from(["USR1", "TERM"]))}"""
+on_stall: {draw(st.sampled_from(["warn", "restart", "stop"]))}
+on_warning: {draw(st.sampled_from(["USR1", "TERM"]))}"""
 
 
 _waits = st.sampled_from([0.3, 0.0, 5.0, 20.0, 40.0, 400.0])

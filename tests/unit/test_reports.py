@@ -37,7 +37,7 @@ RECORD = {"message": "ValueError: bad", "callstack": "File t.py\n  f()"}
 HELLO = messages.Hello(NODE, PROTOCOL, "/venv/bin/python", (3, 11), 8, "gpu-3", 99, 5.0, 2, "/logs/run")
 EVENTS: list[Any] = [
     messages.AgentLeaving(NODE, 15, True),
-    messages.Noticed(NODE, 10),
+    messages.WarningReceived(NODE, 10),
     messages.Interrupted(15, NODE),
     messages.PortHeld(NODE, 29500),
     messages.PortRefused(NODE, "in use", (OWNER,)),

@@ -32,8 +32,8 @@ from distlaunch.supervisor.actions import (
     Finish,
     GiveUp,
     HoldPort,
-    Notice,
     Reap,
+    ShowMessage,
     StartWorkers,
     StopWorkers,
 )
@@ -74,7 +74,7 @@ def text_of(nodes: str = "[a, b]", *more: str, restarts: str = RESTARTS) -> str:
 J = TypeVar("J", bound="Job")
 
 
-_ALOOF = Notice | Finish | AskScheduler
+_ALOOF = ShowMessage | Finish | AskScheduler
 """What no node has to do with."""
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from distlaunch.agent.messages import Interrupted, Noticed
+from distlaunch.agent.messages import Interrupted, WarningReceived
 from distlaunch.errors import JobError, UsageError
 from distlaunch.job.allocation import AllocatedNode, Allocation
 from distlaunch.job.file import load_job
@@ -22,7 +22,7 @@ from distlaunch.schedulers.lsf import Blaunch
 from distlaunch.schedulers.queue import granted_gpus
 from distlaunch.schedulers.script import Scheduler
 from distlaunch.schedulers.task import Task, check_devices
-from distlaunch.supervisor.actions import GiveNotice
+from distlaunch.supervisor.actions import WarnWorkers
 from distlaunch.supervisor.state import Phase
 from distlaunch.transports.failure import Kind, ProcessEnd
 from distlaunch.transports.opening import STEP_NODES, _groups
@@ -395,13 +395,13 @@ def test_does_not_wait_for_a_scheduler_that_cannot_answer() -> None:
     assert stopped.state.cause.text == "stopped by SIGTERM"
 
 
-@pytest.mark.parametrize("event", [Noticed(0, 12), Interrupted(12)])
-def test_a_termination_warning_is_passed_on_at_once(event: Noticed | Interrupted) -> None:
-    job = inside("on_notice: USR1")
+@pytest.mark.parametrize("event", [WarningReceived(0, 12), Interrupted(12)])
+def test_a_termination_warning_is_passed_on_at_once(event: WarningReceived | Interrupted) -> None:
+    job = inside("on_warning: USR1")
     given = job.feed(event)
-    notices = [action for action in given if isinstance(action, GiveNotice)]
-    assert notices == [GiveNotice(node, 10, None) for node in (0, 1)]
-    assert texts(given) == ["Grid Engine job 4711 ends soon: sent SIGUSR1 to all ranks (on_notice)"]
+    notices = [action for action in given if isinstance(action, WarnWorkers)]
+    assert notices == [WarnWorkers(node, 10, None) for node in (0, 1)]
+    assert texts(given) == ["Grid Engine job 4711 ends soon: sent SIGUSR1 to all ranks (on_warning)"]
 
 
 # Tasks

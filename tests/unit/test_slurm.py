@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from distlaunch.agent.messages import AgentLeaving, Interrupted, Noticed
+from distlaunch.agent.messages import AgentLeaving, Interrupted, WarningReceived
 from distlaunch.agent.wire import AGENT_DIED, CLEAN, LEFT_EARLY
 from distlaunch.errors import UsageError
 from distlaunch.job.allocation import AllocatedNode, Allocation
@@ -13,7 +13,7 @@ from distlaunch.plan.gathering import ports_for
 from distlaunch.schedulers import allocation_in
 from distlaunch.schedulers.slurm import ADVICE, count_gpus, scheduler
 from distlaunch.schedulers.task import Task, check_devices, check_master
-from distlaunch.supervisor.actions import AskScheduler, Close, GiveNotice
+from distlaunch.supervisor.actions import AskScheduler, Close, WarnWorkers
 from distlaunch.supervisor.events import AllocationTold
 from distlaunch.supervisor.state import Phase
 from distlaunch.transports.failure import Kind, LinkFailure, ProcessEnd
@@ -255,19 +255,19 @@ def test_a_rank_killed_with_its_node_is_not_the_root_cause() -> None:
 
 
 def test_gives_a_termination_warning_once_with_the_time_left() -> None:
-    job = inside("on_notice: USR1")
-    assert asks(job.feed(Noticed(0, 10)))
-    assert job.feed(Noticed(1, 10)) == []
+    job = inside("on_warning: USR1")
+    assert asks(job.feed(WarningReceived(0, 10)))
+    assert job.feed(WarningReceived(1, 10)) == []
     given = job.feed(AllocationTold(ends=False, left_s=118.4))
-    notices = [action for action in given if isinstance(action, GiveNotice)]
-    assert notices == [GiveNotice(i, 10, 118.4) for i in (0, 1)]
-    assert texts(given) == ["Slurm job 17 ends in 118 s: sent SIGUSR1 to all ranks (on_notice)"]
+    notices = [action for action in given if isinstance(action, WarnWorkers)]
+    assert notices == [WarnWorkers(i, 10, 118.4) for i in (0, 1)]
+    assert texts(given) == ["Slurm job 17 ends in 118 s: sent SIGUSR1 to all ranks (on_warning)"]
     assert phase(job) is Phase.RUNNING
 
 
 def test_a_termination_warning_that_stops_ranks_gives_them_the_time_left() -> None:
     job = inside()
-    job.feed(Noticed(0, 10))
+    job.feed(WarningReceived(0, 10))
     closing = job.feed(AllocationTold(ends=False, left_s=300.0))
     assert {action.grace_s for action in closing if isinstance(action, Close)} == {295.0}
     assert texts(closing) == ["Slurm job 17 ends in 5 min: sent SIGTERM to all ranks"]

@@ -3,7 +3,7 @@
 import pytest
 
 from distlaunch.agent.messages import PortHeld, RouteFound
-from distlaunch.supervisor.actions import Notice
+from distlaunch.supervisor.actions import ShowMessage
 from tests.unit.test_supervisor import MASTER, History, texts, up
 
 HAS = (("lo", True), ("eth0", True), ("eth1", True), ("ib0", False), ("docker0", True))
@@ -25,9 +25,9 @@ env: {{{env}}}
     routes = [
         RouteFound(node, MASTER, MASTER, "eth0", f"10.0.0.{node + 1}", HAS, named) for node in (1, 2, 0)
     ]
-    said = job.feed(PortHeld(0, 29400), *routes).of(Notice)
-    assert all(isinstance(notice, Notice) and notice.level == "warning" for notice in said)
-    return [notice.text for notice in said if isinstance(notice, Notice)]
+    said = job.feed(PortHeld(0, 29400), *routes).of(ShowMessage)
+    assert all(isinstance(message, ShowMessage) and message.level == "warning" for message in said)
+    return [message.text for message in said if isinstance(message, ShowMessage)]
 
 
 GLOO = {

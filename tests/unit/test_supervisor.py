@@ -40,7 +40,7 @@ from distlaunch.supervisor.actions import (
     Finish,
     GiveUp,
     HoldPort,
-    Notice,
+    ShowMessage,
     StartWorkers,
     StopWorkers,
 )
@@ -183,11 +183,11 @@ def lost(node: int, words: str = "Connection reset by peer", kind: Kind = Kind.L
 
 
 def texts(actions: Actions, level: str | None = None) -> list[str]:
-    return [a.text for a in actions if isinstance(a, Notice) and level in (None, a.level)]
+    return [a.text for a in actions if isinstance(a, ShowMessage) and level in (None, a.level)]
 
 
 def wanted(actions: Actions) -> Actions:
-    return Actions(action for action in actions if not isinstance(action, Notice))
+    return Actions(action for action in actions if not isinstance(action, ShowMessage))
 
 
 # The way to the workers' start
@@ -335,7 +335,7 @@ def test_a_first_node_that_does_not_know_its_own_route_is_no_reason_to_stop() ->
 def test_all_nodes_that_fail_are_told_before_the_job_ends_and_nothing_is_started() -> None:
     job = History(f"{JOB}nodes: [a, b, c]")
     said = job.feed(up(0), lost(1, "Permission denied", Kind.AUTHENTICATION))
-    assert said == [Notice("error", "b: authentication failed")]
+    assert said == [ShowMessage("error", "b: authentication failed")]
     assert job.state.phase is Phase.CONNECTING
     said = job.feed(lost(2, "no", Kind.UNRESOLVED))
     assert texts(said, "error") == ["2 of 3 nodes can't be used (b, c); nothing was started"]
@@ -756,7 +756,7 @@ def test_workers_that_take_long_to_end_are_named_once() -> None:
     assert waiting == "waiting for rank 1 (a, pid 101), rank 3 (b, pid 101) to exit; SIGKILL in 7 s"
     assert job.now == 1003.0
     job.close()
-    assert len(job.actions.of(Notice)) == 2  # that, and the cause
+    assert len(job.actions.of(ShowMessage)) == 2  # that, and the cause
 
 
 def test_nobody_waits_for_workers_that_are_killed() -> None:
@@ -832,7 +832,7 @@ def test_two_signals_kill_and_three_leave(phase: str) -> None:
     job.feed(Interrupted(signal.SIGINT), after=1.0)
     assert wanted(job.feed(Interrupted(signal.SIGTERM), after=1.0)) == [Close(0, 0.0), Close(1, 0.0)]
     assert job.feed(Interrupted(signal.SIGINT), after=1.0) == [
-        Notice("warning", "exited; agents are still cleaning up"),
+        ShowMessage("warning", "exited; agents are still cleaning up"),
         Finish(),
     ]
     assert job.blamed == (130, None, None)
@@ -1185,7 +1185,7 @@ def stack(node: int, local_rank: int, *frames: str) -> StackDumped:
 
 
 def test_a_stall_is_told_with_who_is_stalled_and_who_is_active_and_stacks_are_dumped() -> None:
-    job = stalled("notice")
+    job = stalled("warn")
     said = job.tick()
     assert texts(said, "warning") == [
         "stalled: rank 1 (a, pid 101): no output, CPU or GPU use for 10 min; ranks 0, 2, 3 are still active"
@@ -1196,7 +1196,7 @@ def test_a_stall_is_told_with_who_is_stalled_and_who_is_active_and_stacks_are_du
 
 
 def test_a_stall_that_spreads_after_it_was_told_is_told_again() -> None:
-    job = stalled("notice")
+    job = stalled("warn")
     job.tick()
     assert job.feed(RanksStalled(1, (0, 1)), after=20.0) == []
     said = job.tick()
@@ -1209,7 +1209,7 @@ def test_a_stall_that_spreads_after_it_was_told_is_told_again() -> None:
 
 @pytest.mark.parametrize(("limit", "settles_s"), [("8s", 3.0), ("20s", 4.5), ("10m", 17.0)])
 def test_agents_that_look_at_different_times_are_waited_for(limit: str, settles_s: float) -> None:
-    job = stalled("notice", limit)
+    job = stalled("warn", limit)
     since = job.now
     job.tick()
     assert job.now - since == settles_s
@@ -1383,7 +1383,7 @@ def test_where_stacks_do_not_tell_it_nobody_is_singled_out(stacks: list[StackDum
 
 
 def test_where_a_rank_is_blocked_is_told_by_its_innermost_frames() -> None:
-    job = stalled("notice")
+    job = stalled("warn")
     (words,) = texts(job.feed(stack(0, 1, "read (t.py:3)", "main (t.py:9)")))
     assert words == "rank 1 is blocked in: read (t.py:3) < main (t.py:9)"
     (words,) = texts(job.feed(StackDumped(0, 1, "Permission denied")))
@@ -1391,7 +1391,7 @@ def test_where_a_rank_is_blocked_is_told_by_its_innermost_frames() -> None:
 
 
 def test_why_there_are_no_stacks_is_told_once_in_a_run() -> None:
-    job = stalled("notice")
+    job = stalled("warn")
     why = "py-spy is not there"
     said = [texts(job.feed(StackDumped(node, rank, why))) for node, rank in ((0, 1), (0, 0), (1, 0))]
     assert said == [["no stack of rank 1: py-spy is not there"], [], []]

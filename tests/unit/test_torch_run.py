@@ -189,7 +189,7 @@ def test_starts_torch_agents_and_restarts_them() -> None:
 def test_leaves_the_join_to_torchs_agents() -> None:
     job = Job("\n".join([JOB.replace("connect:", "join: 20s, connect:"), ABC, ETCD])).started()
     job.feed(RanksLag(0, ((0, True, "connecting"),)))
-    assert {job.state.due_at(timer) for timer in (Timer.JOIN, Timer.JOIN_NOTICE)} == {None}
+    assert {job.state.due_at(timer) for timer in (Timer.JOIN, Timer.JOIN_MESSAGE)} == {None}
     job.feed(*(exited(node, 0, 0, job.now) for node in range(3)))
     assert job.state.phase is Phase.STOPPING and job.state.cause is None
 

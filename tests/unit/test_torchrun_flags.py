@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distlaunch.compat.flags import FLAGS, Flag, Flags, parse_flags
-from distlaunch.compat.torchrun_job import Here, gathering_of, job_of, left_to_torch, notices, procs_of
+from distlaunch.compat.torchrun_job import Here, flag_messages, gathering_of, job_of, left_to_torch, procs_of
 from distlaunch.errors import UsageError
 from distlaunch.job.spec import JobSpec, Program, TorchrunLogs
 from tests.unit.samples import bounded
@@ -48,7 +48,7 @@ def read(words: Sequence[str], environ: Mapping[str, str]) -> None:
     """Do all that is done with a command line before a job starts."""
     flags = parse_flags(words, environ)
     if not flags.help:
-        notices(flags)
+        flag_messages(flags)
         left_to_torch(flags)
         job_of(flags, here_with(environ=environ))
         if flags.nodes[1] > 1:
@@ -351,7 +351,7 @@ def test_reads_modules_commands_and_run_paths() -> None:
     assert job("--no-python").program == Program("command", ("s.py",))
     assert job("--run-path").program == Program("script", ("-c",))
     flags = parsed("--run-path", "--no-python", "--module", "s.py", "a", "--b")
-    assert notices(flags) == []  # --run-path wins, as torch has it
+    assert flag_messages(flags) == []  # --run-path wins, as torch has it
     made = job_of(flags, here_with())
     assert made.program == Program("script", ("-c",))
     assert made.args[1:] == ("s.py", "a", "--b")
@@ -442,12 +442,12 @@ def test_some_flags_are_left_to_torch(words: str, why: str) -> None:
 
 
 def test_notices() -> None:
-    assert notices(parsed("--nproc-per-node=2", "--role=a", "s.py")) == []
+    assert flag_messages(parsed("--nproc-per-node=2", "--role=a", "s.py")) == []
     for flag in (flag for flag in FLAGS if "no effect" in flag.here):
         line = f"{flag.name} has no effect: {flag.why}"
-        assert notices(parsed(flag.name, sample(flag)[0], "--master-port=5", "s.py")) == [line]
+        assert flag_messages(parsed(flag.name, sample(flag)[0], "--master-port=5", "s.py")) == [line]
         environ = {"PET_MASTER_PORT": "5", flag.variable: sample(flag)[0]}
-        assert notices(parsed("s.py", **environ)) == [line]
+        assert flag_messages(parsed("s.py", **environ)) == [line]
 
 
 C10D = ("--rdzv-backend=c10d", "--rdzv-endpoint=h:29500", "--rdzv-id=j", "--rdzv-conf=is_host=1,timeout=9")
@@ -457,7 +457,7 @@ C10D = ("--rdzv-backend=c10d", "--rdzv-endpoint=h:29500", "--rdzv-id=j", "--rdzv
     "words", [C10D, (*C10D, "--local-addr=127.0.0.2", "--nnodes=1:1"), ("--standalone",)]
 )
 def test_a_common_line_of_one_node_is_not_remarked_on(words: tuple[str, ...]) -> None:
-    assert notices(parsed(*words, "s.py")) == []
+    assert flag_messages(parsed(*words, "s.py")) == []
 
 
 @pytest.mark.parametrize(
@@ -474,7 +474,7 @@ def test_reads_signals_to_handle(text: str, used: tuple[str, ...], left_out: lis
     flags = parsed(f"--signals-to-handle={text}", "s.py")
     assert job_of(flags, here_with()).invocation.signals == used
     lines = [f"--signals-to-handle: ignoring {name}, which can't be handled" for name in left_out]
-    assert notices(flags) == lines
+    assert flag_messages(flags) == lines
 
 
 # The flags are torch's, and the document has them all

@@ -12,7 +12,7 @@ from distlaunch.agent.messages import PortHeld, RanksStalled, WorkerExited, Work
 from distlaunch.observers.observer import Printed
 from distlaunch.plan.layout import Facts
 from distlaunch.plan.output import destinations
-from distlaunch.supervisor.actions import Notice
+from distlaunch.supervisor.actions import ShowMessage
 from distlaunch.supervisor.events import AgentUp, Event
 from distlaunch.supervisor.nodes import Use
 from distlaunch.supervisor.step import begin, step
@@ -181,7 +181,7 @@ def test_the_log_can_be_filtered_searched_and_scrolled() -> None:
 
 def test_the_history_shows_messages_and_attempts() -> None:
     watched = Watched(1, 2)
-    watched.picture.told(Notice("warning", "host2 was lost\nits agent died"), 61.0)
+    watched.picture.told(ShowMessage("warning", "host2 was lost\nits agent died"), 61.0)
     shown = watched.shown(history=True)
     assert re.search(r"attempt 0: 2 ranks on 1 node\b", shown)
     assert "61s  host2 was lost" in shown
