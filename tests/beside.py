@@ -30,7 +30,7 @@ class Room:
     """Where tests of all processes are, or those that want to be alone, one after the other."""
 
     def __init__(self, path: Path, stack: contextlib.ExitStack) -> None:
-        self._door = stack.enter_context(path.with_suffix(".door").open("w"))
+        self._door = stack.enter_context(path.with_suffix(".listener").open("w"))
         self._room = stack.enter_context(path.open("w"))
         self._kept = False
 

@@ -216,14 +216,14 @@ class Going:
     def stderr(self) -> str:
         return self.err.decode(errors="replace")
 
-    def run_folder(self) -> Path:
+    def run_directory(self) -> Path:
         """The run's folder; there is one per job folder in these tests."""
         (found,) = (self.folder / "runs").iterdir()
         return found
 
     def events(self, name: str) -> list[dict[str, Any]]:
         """The recorded events of one kind."""
-        lines = (self.run_folder() / "events.jsonl").read_text().splitlines()
+        lines = (self.run_directory() / "events.jsonl").read_text().splitlines()
         return [event for event in map(json.loads, lines) if event["event"] == name]
 
     def worker_pids(self) -> dict[int, int]:
@@ -232,7 +232,7 @@ class Going:
 
     def holders(self) -> list[int]:
         """Processes that carry the run's cookie in their environment."""
-        return cookie_holders(self.run_folder().name)
+        return cookie_holders(self.run_directory().name)
 
     def kill(self) -> None:
         """End the run whatever it does, as tear-down."""

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from distlaunch.observers.run_folder import index_entries
+from distlaunch.observers.run_directory import index_entries
 from distlaunch.runs.replay import lines_in, replay, retold
 from distlaunch.supervisor.state import State
 from distlaunch.supervisor.summary import Summary

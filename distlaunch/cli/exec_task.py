@@ -76,10 +76,10 @@ def _run(task: Task, argv: list[str], gathering: Gathering) -> int:
 
             gathered = gather(job_of(task, argv, gathering.arrival), gathering, signals, say)
             assert isinstance(gathered, Gathered)
-            return run_controller(gathered.spec, gathered.door, signals)
+            return run_controller(gathered.spec, gathered.listener, signals)
         seat = Launcher(gathering, Prover(os.environ, gathering.arrival.name), signals, say).seated()
         blocked(signals.watched)
-    from distlaunch.launch.joined import OneRank, serve  # late: gathering comes first
+    from distlaunch.launch.launcher_agent import OneRank, serve  # late: gathering comes first
 
     return serve(seat, OneRank(argv, scans=task.local_rank == 0), signals.watched, own_first=True)
 

@@ -20,11 +20,11 @@ from distlaunch.errors import UsageError
 from distlaunch.job.types import compiled
 from distlaunch.observers.console import FOLD_S, Folding, coloured, harmless, wants_colour
 from distlaunch.observers.observer import Observer, Printed
-from distlaunch.observers.run_folder import Entry
-from distlaunch.runs.folder import Run
+from distlaunch.observers.run_directory import Entry
 from distlaunch.runs.following import follow
+from distlaunch.runs.playback import Retelling
 from distlaunch.runs.replay import lines_in, replay
-from distlaunch.runs.retelling import Retelling
+from distlaunch.runs.run_status import Run
 from distlaunch.runs.submissions import run_of
 from distlaunch.signals import Interrupts
 from distlaunch.supervisor.state import State

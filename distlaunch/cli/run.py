@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from distlaunch.observers.observer import Observer
     from distlaunch.plan.gathering import Gathering
     from distlaunch.supervisor.summary import Summary
-    from distlaunch.transports.door import Door
+    from distlaunch.transports.inbound import InboundListener
 
 
 class RunOptions(Frozen):
@@ -144,22 +144,22 @@ def run_gathered(spec: JobSpec, gathering: "Gathering", early: Link | None = Non
             early.discard()  # its lease may end while launchers gather
         gathered = gather(spec, gathering, signals, say)
         if isinstance(gathered, Gathered):
-            return run_controller(gathered.spec, gathered.door, signals)
+            return run_controller(gathered.spec, gathered.listener, signals)
         blocked(signals.watched)
-    from distlaunch.launch.joined import serve
+    from distlaunch.launch.launcher_agent import serve
     from distlaunch.launch.own_ranks import OwnRanks
 
     return serve(gathered, OwnRanks(spec), signals.watched)
 
 
-def run_controller(spec: JobSpec, door: "Door", signals: Signals) -> int:
+def run_controller(spec: JobSpec, listener: "InboundListener", signals: Signals) -> int:
     """Run a job whose launchers have connected; return its exit status. Raises `DistlaunchError`."""
     from distlaunch.launch.supervise import supervise
 
     try:
-        start = start_run(spec, door=door)
+        start = start_run(spec, listener=listener)
     except DistlaunchError as error:
-        door.dismiss(f"the controller can't start the run: {error}", error.exit_status)
+        listener.dismiss(f"the controller can't start the run: {error}", error.exit_status)
         raise
     return supervise(start, signals, _observers(signals, 1, quiet=True)).state.outcome
 
@@ -219,7 +219,7 @@ def _control(spec: JobSpec, quiet: bool, ready: int) -> int:
         with Signals(spec.invocation.signals) as signals:
             start = start_run(spec)
             from distlaunch.launch.supervise import supervise  # while agents boot
-            from distlaunch.observers.run_folder import CONTROLLER_LOG
+            from distlaunch.observers.run_directory import CONTROLLER_LOG
             from distlaunch.observers.terminal import Departure, Terminal, silence
 
             def leave(state: State) -> None:

@@ -14,9 +14,9 @@ from distlaunch.cli.output import print_json, print_text, say
 from distlaunch.errors import Exit, UsageError
 from distlaunch.job.types import UNITS_S, seconds_in
 from distlaunch.runs.find import find
-from distlaunch.runs.folder import Run
 from distlaunch.runs.following import attend, follow, interrupt, over
 from distlaunch.runs.listing import document, listing, table
+from distlaunch.runs.run_status import Run
 from distlaunch.runs.submissions import Submission, as_run, runs_of, stop_queued, submission, submission_of
 from distlaunch.signals import Interrupts, Signals
 from distlaunch.supervisor.status import RunState

@@ -1,7 +1,7 @@
 """The gathering of launchers that were started independently, one per node or rank, into one run.
 
 One of them is the controller: it listens at the rendezvous endpoint until all have joined. The others connect
-to it, and serve it (`distlaunch.launch.joined`).
+to it, and serve it (`distlaunch.launch.launcher_agent`).
 """
 
 import errno
@@ -20,7 +20,7 @@ from distlaunch.plan.gathering import Arrival, Gathering, in_order, ports_for
 from distlaunch.plan.layout import is_loopback
 from distlaunch.schedulers import allocation_in
 from distlaunch.signals import Interrupts
-from distlaunch.transports.door import Door, Visitor
+from distlaunch.transports.inbound import InboundConnection, InboundListener
 from distlaunch.transports.join import TURN_S, JoinError, Launcher, Prover, Say, Seat, Wait, pause, renumbered
 from distlaunch.transports.opening import NO_RANKS_HERE
 from distlaunch.transports.transport import Joined, Local
@@ -31,10 +31,10 @@ NAME_S = 60.0
 
 
 class Gathered(Frozen):
-    """The result for the controller: the job on all nodes, and the door through which their links come."""
+    """The result for the controller: the job on all nodes, and the listener through which their links come."""
 
     spec: JobSpec
-    door: Door
+    listener: InboundListener
 
 
 def gather(spec: JobSpec, gathering: Gathering, interrupts: Interrupts, say: Say) -> Gathered | Seat:
@@ -54,18 +54,18 @@ def gather(spec: JobSpec, gathering: Gathering, interrupts: Interrupts, say: Say
             return seat  # in a running job, whose rank 0 may leave the port of the endpoint unused
         serves = here or serves or False
     if serves:
-        door = Door(gathering, prover, say)
+        listener = InboundListener(gathering, prover, say)
         try:
-            port = door.open(gathering.ports)
+            port = listener.open(gathering.ports)
         except OSError as error:
             if gathering.serves or error.errno != errno.EADDRINUSE:
                 text = f"can't listen at {gathering.label} for the other nodes: {error.strerror or error}"
                 raise JoinError(text, Exit.PORT_TAKEN) from None
         else:
             try:
-                return _Controller(spec, gathering, door, interrupts, say).gathered(port)
+                return _Controller(spec, gathering, listener, interrupts, say).gathered(port)
             except BaseException:
-                door.close()
+                listener.close()
                 raise
     return launcher.seated()
 
@@ -111,13 +111,13 @@ class _Controller:
     """Waits for the launchers of all other nodes, and merges their parts into one job."""
 
     def __init__(
-        self, spec: JobSpec, gathering: Gathering, door: Door, interrupts: Interrupts, say: Say
+        self, spec: JobSpec, gathering: Gathering, listener: InboundListener, interrupts: Interrupts, say: Say
     ) -> None:
-        self._spec, self._gathering, self._door = spec, gathering, door
+        self._spec, self._gathering, self._door = spec, gathering, listener
         self._interrupts, self._say = interrupts, say
         self._own = gathering.arrival
         self._fewest, self._most = self._own.nodes
-        door.admits = self._refusal
+        listener.admits = self._refusal
 
     def gathered(self, port: int) -> Gathered:
         """Wait until all have joined, or until the last call for more than the fewest is over."""
@@ -137,7 +137,7 @@ class _Controller:
             self._door.turn()
         return self._seated(port)
 
-    def _refusal(self, visitor: Visitor, arrival: Arrival) -> str:
+    def _refusal(self, visitor: InboundConnection, arrival: Arrival) -> str:
         if arrival.nodes != self._own.nodes:
             theirs, ours = (":".join(map(str, dict.fromkeys(each.nodes))) for each in (arrival, self._own))
             return f"it was started for {theirs} nodes, and the controller for {ours}"
@@ -188,7 +188,7 @@ class _Controller:
             order = sorted(range(len(arrivals)), key=lambda i: arrivals[i].node_rank or 0)
         else:
             order = in_order(arrivals, [True, *(each.here for each in visitors)])
-        seats: list[Visitor | None] = [visitors[i - 1] if i else None for i in order]
+        seats: list[InboundConnection | None] = [visitors[i - 1] if i else None for i in order]
         nodes = [self._node(arrivals[i], seats[place]) for place, i in enumerate(order)]
         late = [f"node {number}" for number in range(len(nodes), self._most)]
         near = is_loopback(self._gathering.hosts[0])
@@ -203,7 +203,7 @@ class _Controller:
             host = next((each.reached for each in visitors if not each.here), "127.0.0.1")
         return Gathered(spec._replace(master_host=host, master_port=port if fixed else None), self._door)
 
-    def _node(self, arrival: Arrival, visitor: Visitor | None) -> NodeSpec:
+    def _node(self, arrival: Arrival, visitor: InboundConnection | None) -> NodeSpec:
         reach = Joined(arrival.name, visitor.here) if visitor else Local()
         own = self._spec.nodes[0]
         gpus = own.gpus if arrival.gpus is None else arrival.gpus

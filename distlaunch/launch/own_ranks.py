@@ -7,35 +7,35 @@ from typing import TYPE_CHECKING
 from distlaunch.agent import messages
 from distlaunch.contract import Rendezvous
 from distlaunch.job.spec import JobSpec
-from distlaunch.launch.joined import PATIENCE_S, STOP_QUIETLY, Part
+from distlaunch.launch.launcher_agent import PATIENCE_S, STOP_QUIETLY, Part
 from distlaunch.observers.console import Console
 from distlaunch.plan.layout import Facts, LaunchPlan, NodeRank, node_plan, workers
 from distlaunch.plan.output import Destination, destinations
 from distlaunch.supervisor.codec import binding_of, shared_descriptors
 
 if TYPE_CHECKING:
-    from distlaunch.observers.run_folder import RunFolder
+    from distlaunch.observers.run_directory import RunDirectory
 
 
 class OwnRanks(Part):
-    """The ranks of this node, as a `distlaunch.launch.joined.Part`; `spec` is this node's part of the job."""
+    """The ranks of this node, for `launcher_agent`; `spec` is the part of the job on this node."""
 
     def __init__(self, spec: JobSpec) -> None:
         self._spec = spec
         self._plan = _plan(spec, 0)
         self.procs = self._plan.nodes[0].procs
-        self._folder: RunFolder | None = None
+        self._folder: RunDirectory | None = None
         self._console: Console | None = None
         self._first_rank = 0
         self._goes_to: dict[tuple[int, int], Destination] = {}
 
     def logs(self, run_id: str, node: int) -> str:
         """Return the directory for logs, if this command line keeps any output."""
-        from distlaunch.launch.start import run_folder  # few keep output
+        from distlaunch.launch.start import run_directory  # few keep output
 
         if self._folder is None and any(each.file for each in destinations(self._plan, 0).values()):
             # It may join again.
-            self._folder = run_folder(self._spec, f"{run_id}-node{node}-{os.urandom(2).hex()}")
+            self._folder = run_directory(self._spec, f"{run_id}-node{node}-{os.urandom(2).hex()}")
         return self._folder.path if self._folder else ""
 
     def workers(self, ranks: messages.StartRanks) -> tuple[messages.WorkerSpec, ...]:

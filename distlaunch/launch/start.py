@@ -12,7 +12,7 @@ from distlaunch.errors import DistlaunchError, UsageError, reason
 from distlaunch.here import boot_id, make_room_for_links
 from distlaunch.job.spec import JobSpec
 from distlaunch.launch.addresses import ask_addresses
-from distlaunch.observers.run_folder import RunFolder, new_run_id
+from distlaunch.observers.run_directory import RunDirectory, new_run_id
 from distlaunch.plan.layout import is_loopback
 from distlaunch.runs.index import Ticket, note_begin
 from distlaunch.schedulers import allocation_in
@@ -23,7 +23,7 @@ from distlaunch.transports.process import Child
 from distlaunch.transports.transport import Joined
 
 if TYPE_CHECKING:
-    from distlaunch.transports.door import Door
+    from distlaunch.transports.inbound import InboundListener
 
 MANY_NODES = 20
 """Nodes from which on the usual limit on descriptors may be too low."""
@@ -38,12 +38,12 @@ class Start(Frozen):
 
     spec: JobSpec
     run_id: str
-    folder: RunFolder
+    folder: RunDirectory
     status: Status
     links: dict[int, Link]
     asked: dict[int, Child]
     began: float
-    door: "Door | None" = None
+    listener: "InboundListener | None" = None
 
     def now(self) -> float:
         """Return the seconds since the run began, to a microsecond as in its history, for exact replays."""
@@ -51,20 +51,20 @@ class Start(Frozen):
 
     def open(self, node: int) -> Link:
         """Return the link to a node that has none, or none any more. Raises `DistlaunchError`."""
-        link = self.links.pop(node, None) or _joined(self.spec, node, self.run_id, self.door)
+        link = self.links.pop(node, None) or _joined(self.spec, node, self.run_id, self.listener)
         return link or open_link(self.spec, node)
 
     def attach(self, links: Links, arrived: Callable[[int], None]) -> None:
         """Have `links` also watch for nodes that come, or return: call `arrived` with the number of each."""
-        if self.door:
-            self.door.attach(arrived)
-            links.watch(self.door.fd, self.door.turn)
+        if self.listener:
+            self.listener.attach(arrived)
+            links.watch(self.listener.fd, self.listener.turn)
 
 
-def start_run(spec: JobSpec, early: Link | None = None, door: "Door | None" = None) -> Start:
+def start_run(spec: JobSpec, early: Link | None = None, listener: "InboundListener | None" = None) -> Start:
     """Begin a run of `spec`; `early` is the link that `open_early` has opened for it.
 
-    Nodes with their own launchers have joined, or will, through the `door`.
+    Nodes with their own launchers have joined, or will, through the `listener`.
 
     Raises `DistlaunchError` if its directory can't be made, or if notifications can't be sent.
     """
@@ -82,37 +82,37 @@ def start_run(spec: JobSpec, early: Link | None = None, door: "Door | None" = No
 
         spec = continued(spec)
     run_id = new_run_id(spec.name)
-    folder = run_folder(spec, run_id)
+    folder = run_directory(spec, run_id)
     controller, now = Controller(os.uname().nodename, os.getpid(), boot_id()), time.time()
     restarts = spec.restarts_before
     status = Status(run_id, spec.name, RunState.CONNECTING, now, now, controller, restarts=restarts)
     folder.claim(status)
     if spec.allocation and spec.allocation.queued:
         note_start(spec, run_id)
-    note_begin(run_id, folder.path, status.controller.host, _ticket(spec, door))
+    note_begin(run_id, folder.path, status.controller.host, _ticket(spec, listener))
     if len(spec.pool) > MANY_NODES:
         make_room_for_links(len(spec.pool))
-    joined = {i: link for i in range(len(spec.pool)) if (link := _joined(spec, i, run_id, door))}
+    joined = {i: link for i in range(len(spec.pool)) if (link := _joined(spec, i, run_id, listener))}
     links = open_links(spec, early, joined)
     # Looking up addresses takes as long as the answer of a name server.
-    return Start(spec, run_id, folder, status, links, ask_addresses(spec), began, door)
+    return Start(spec, run_id, folder, status, links, ask_addresses(spec), began, listener)
 
 
-def _ticket(spec: JobSpec, door: "Door | None") -> Ticket | None:
+def _ticket(spec: JobSpec, listener: "InboundListener | None") -> Ticket | None:
     """Return the scheduler's ID of the job that is the run, or that its launchers were started in."""
     allocation = spec.allocation
-    if door and allocation is None:
+    if listener and allocation is None:
         with suppress(DistlaunchError):
             allocation = allocation_in(os.environ)
-    if allocation and allocation.job and (allocation.queued or door):
+    if allocation and allocation.job and (allocation.queued or listener):
         return Ticket(allocation.scheduler, allocation.job)
     return None
 
 
-def _joined(spec: JobSpec, node: int, run_id: str, door: "Door | None") -> Link | None:
+def _joined(spec: JobSpec, node: int, run_id: str, listener: "InboundListener | None") -> Link | None:
     """Return the link to a node's own launcher; None = it has none."""
     place = spec.pool[node]
-    return door.link(node, run_id, place.label) if door and isinstance(place.reach, Joined) else None
+    return listener.link(node, run_id, place.label) if listener and isinstance(place.reach, Joined) else None
 
 
 def _check_notify(spec: JobSpec) -> None:
@@ -137,12 +137,12 @@ def _check_master(spec: JobSpec) -> None:
         raise spec.error(spec.master_path, f"{host}: {why}") from None
 
 
-def run_folder(spec: JobSpec, run_id: str) -> RunFolder:
+def run_directory(spec: JobSpec, run_id: str) -> RunDirectory:
     """Make the run directory, where the job wants it. Raises `DistlaunchError`."""
     refused = []
     for place in (spec.logs.folder, *spec.logs.spares):
         try:
-            return RunFolder(place, run_id)
+            return RunDirectory(place, run_id)
         except OSError as error:
             refused.append(f"{place}: {reason(error)}")
     flag = "TMPDIR or --log-dir" if spec.logs.spares else "--log-dir"

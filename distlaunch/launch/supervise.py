@@ -31,7 +31,7 @@ WATCH_S = 4.0
 """Seconds between requests for resource use, while an observer wants it."""
 FIRST_SIGNS_OF_WORKERS = (messages.WorkerStarted, messages.WorkerUnstarted, messages.WorkerExited)
 
-LATE = ("plan.unstarted",)
+LATE = ("plan.start_advice",)
 """Modules that only failures need."""
 LATE_IN_ALLOCATIONS = ("runs.starts",)
 
@@ -124,7 +124,7 @@ class Loop:
                 case actions.GiveUp():
                     self._links.give_up(action.node, action.why)
                 case actions.ShowMessage():
-                    self._tell(Observer.told, action, now)
+                    self._tell(Observer.message, action, now)
                 case actions.AskScheduler():
                     self._ask_scheduler()
                 case actions.Finish():

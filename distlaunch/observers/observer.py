@@ -62,7 +62,7 @@ class Observer:
     def started(self, state: State, at: float) -> None:
         """Note that the workers of another attempt are being started."""
 
-    def told(self, message: ShowMessage, at: float) -> None:
+    def message(self, message: ShowMessage, at: float) -> None:
         """Take a message from the supervisor for the user."""
 
     def printed(self, output: Printed) -> None:

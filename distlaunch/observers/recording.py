@@ -11,7 +11,7 @@ from distlaunch.agent.frozen import Frozen
 from distlaunch.agent.messages import StackDumped, WorkerExited
 from distlaunch.job.spec import JobSpec
 from distlaunch.observers.observer import Observer, Printed
-from distlaunch.observers.run_folder import STATUS, SUMMARY, Entry, RunFolder, file_of, status_bytes
+from distlaunch.observers.run_directory import STATUS, SUMMARY, Entry, RunDirectory, file_of, status_bytes
 from distlaunch.plan.document import plan_document
 from distlaunch.plan.output import destinations
 from distlaunch.supervisor.actions import ShowMessage
@@ -39,7 +39,7 @@ MAX_NAMED = 16
 class Recorder(Observer):
     """Writes the run directory; includes what ranks use while another process views the run."""
 
-    def __init__(self, folder: RunFolder, status: Status) -> None:
+    def __init__(self, folder: RunDirectory, status: Status) -> None:
         self._folder, self._status = folder, status
         self._flights: set[int] = set()
         self._uses: dict[int, Use] = {}
@@ -84,7 +84,7 @@ class Recorder(Observer):
                 if each.file:
                     self._folder.append(each.file, b"")
 
-    def told(self, message: ShowMessage, at: float) -> None:
+    def message(self, message: ShowMessage, at: float) -> None:
         """Record the message."""
         self._folder.record(at, MESSAGE, {"level": message.level, "text": message.text})
 

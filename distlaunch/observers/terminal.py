@@ -54,7 +54,7 @@ class Terminal(Observer):
         )
         self._fold = Folding(self._console.output) if fold else None
 
-    def told(self, message: ShowMessage, at: float) -> None:
+    def message(self, message: ShowMessage, at: float) -> None:
         """Show the message, or hold it back a moment with all that follow."""
         if message.level == "info" and self._quiet:
             return
@@ -210,10 +210,10 @@ class Departure(Observer):
             self._terminal = None
             self._leave(state)
 
-    def told(self, message: ShowMessage, at: float) -> None:
+    def message(self, message: ShowMessage, at: float) -> None:
         """Show the message until the controller is detached."""
         if self._terminal:
-            self._terminal.told(message, at)
+            self._terminal.message(message, at)
 
     def remarked(self, text: str) -> None:
         """Show the message until the controller is detached; afterwards keep it in the controller log."""

@@ -6,9 +6,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import groupby
 
 from distlaunch.errors import UsageError, reason
-from distlaunch.observers.run_folder import EVENTS, job_part
-from distlaunch.runs.folder import Run, run_in
+from distlaunch.observers.run_directory import EVENTS, job_part
 from distlaunch.runs.index import listed
+from distlaunch.runs.run_status import Run, run_in
 from distlaunch.wording import listed as listed_words
 
 LOGS = "runs"

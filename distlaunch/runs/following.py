@@ -13,8 +13,8 @@ from distlaunch.here import send_signal
 from distlaunch.observers.observer import Observer, Printed
 from distlaunch.observers.recording import STDERR_BYTES, LastOutput
 from distlaunch.plan.output import destinations
-from distlaunch.runs.folder import Run, run_in, summary_in
-from distlaunch.runs.retelling import Retelling
+from distlaunch.runs.playback import Retelling
+from distlaunch.runs.run_status import Run, run_in, summary_in
 from distlaunch.signals import Interrupts
 from distlaunch.supervisor.state import State
 from distlaunch.supervisor.status import RunState

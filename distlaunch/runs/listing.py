@@ -7,8 +7,8 @@ from typing import Any
 
 from distlaunch.observers.console import escape
 from distlaunch.runs.find import CUT, LOGS, check_folder, folders, named, scanned, when
-from distlaunch.runs.folder import Run, run_in
 from distlaunch.runs.index import index_path, listed
+from distlaunch.runs.run_status import Run, run_in
 from distlaunch.runs.submissions import waiting
 from distlaunch.supervisor.status import RunState, document_of
 

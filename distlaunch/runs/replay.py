@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from distlaunch.errors import DistlaunchError, reason
 from distlaunch.job.spec import JobSpec
-from distlaunch.observers.run_folder import EVENTS
+from distlaunch.observers.run_directory import EVENTS
 from distlaunch.supervisor.actions import Action, ShowMessage
 from distlaunch.supervisor.events import Event
 from distlaunch.supervisor.history import BEGAN, MESSAGE, VERSION

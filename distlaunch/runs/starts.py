@@ -6,11 +6,11 @@ from collections.abc import Callable
 from distlaunch.agent.frozen import Frozen
 from distlaunch.errors import DistlaunchError
 from distlaunch.job.spec import Earlier, JobSpec
-from distlaunch.runs.folder import run_in
 from distlaunch.runs.index import append, lines_of
+from distlaunch.runs.run_status import run_in
 from distlaunch.schedulers import load
-from distlaunch.supervisor.scheduling import is_to_go_on
 from distlaunch.supervisor.state import State
+from distlaunch.supervisor.termination import is_to_go_on
 
 
 class Begun(Frozen):

@@ -10,9 +10,9 @@ from typing import Any
 from distlaunch.agent.frozen import Frozen
 from distlaunch.errors import DistlaunchError, UsageError
 from distlaunch.runs.find import JOB_FILES, LOGS, find
-from distlaunch.runs.folder import Run, run_in
 from distlaunch.runs.following import over, pause
 from distlaunch.runs.index import Ticket, append, index_path, lines_of, listed, ticket_of
+from distlaunch.runs.run_status import Run, run_in
 from distlaunch.runs.starts import starts_in, starts_path
 from distlaunch.schedulers import DEFAULT, TABLE, load, title_of
 from distlaunch.schedulers.queue import CANCELLED, GONE, Queued, output_path

@@ -14,7 +14,7 @@ from distlaunch.job.text import path_in
 from distlaunch.job.types import LINE, Field, Integer, Lines, ListOf, Record, Text, seconds_in
 from distlaunch.schedulers import queue
 from distlaunch.schedulers.task import Names, Task, numbered_task
-from distlaunch.supervisor.events import AllocationTold
+from distlaunch.supervisor.events import AllocationReported
 from distlaunch.transports.transport import Local, Transport
 
 TRAP = ("", "# The signals that announce an end are distlaunch's to handle.", "trap : INT TERM USR1 USR2")
@@ -234,7 +234,7 @@ class Scheduler:
         """Return the command that prints what `fate` reads."""
         raise NotImplementedError
 
-    def fate(self, starts: int, text: str, now: float) -> AllocationTold:
+    def fate(self, starts: int, text: str, now: float) -> AllocationReported:
         """Return the fate of a job that was started `starts` times before; `now` is Unix time."""
         raise NotImplementedError
 

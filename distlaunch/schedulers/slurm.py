@@ -13,7 +13,7 @@ from distlaunch.job.allocation import AllocatedNode, Allocation
 from distlaunch.job.spec import JobSpec
 from distlaunch.job.types import LINE, Either, Field, Integer, Switch, Text, by_their_names
 from distlaunch.schedulers import queue, script, task
-from distlaunch.supervisor.events import AllocationTold
+from distlaunch.supervisor.events import AllocationReported
 from distlaunch.transports.slurm import VARIABLES
 from distlaunch.transports.slurm import Slurm as Step
 from distlaunch.wording import expand_nodelist
@@ -206,19 +206,19 @@ class Slurm(script.Scheduler):
         """Return the command that shows the job, with local times."""
         return ["scontrol", "show", "job", job, "--oneliner"]
 
-    def fate(self, starts: int, text: str, now: float) -> AllocationTold:
+    def fate(self, starts: int, text: str, now: float) -> AllocationReported:
         """Read the output of scontrol, which may be about a later start."""
         fields = dict(re.findall(r"(?:^|\s)([A-Za-z]+)=(\S*)", text))
         state, end = fields.get("JobState"), _time(fields.get("EndTime", ""))
         left_s = None if end is None else round(end - now, 3)
         if state is None:
-            return AllocationTold(None)
+            return AllocationReported(None)
         if int(fields.get("Restarts", "0")) > starts:
-            return AllocationTold(True, _WHYS["REQUEUED"], final=True)
+            return AllocationReported(True, _WHYS["REQUEUED"], final=True)
         if state in _HELD:
-            return AllocationTold(False, "", left_s)
+            return AllocationReported(False, "", left_s)
         why = _WHYS.get(state) or _why_completing(fields, end)
-        return AllocationTold(True, why, left_s, final=why not in _MAY_GO_ON)
+        return AllocationReported(True, why, left_s, final=why not in _MAY_GO_ON)
 
 
 scheduler = Slurm()

@@ -27,7 +27,7 @@ class LinkEnded(Frozen):
     failure: LinkFailure
 
 
-class AllocationTold(Frozen):
+class AllocationReported(Frozen):
     """The scheduler's answer about this allocation: whether it `ends` the job, why, and in how many seconds.
 
     `ends` is None if the scheduler didn't answer. `why` completes a sentence that begins with `Slurm job 17

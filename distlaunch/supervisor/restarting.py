@@ -5,7 +5,6 @@ from distlaunch.job.spec import FOREVER_S, Restarts
 from distlaunch.supervisor import preparing
 from distlaunch.supervisor.actions import Action, Drop, ShowMessage, StopWorkers
 from distlaunch.supervisor.connecting import choose_members, lost, may_come, may_return
-from distlaunch.supervisor.ending import with_end_of_workers
 from distlaunch.supervisor.findings import (
     AttemptFailed,
     JobOver,
@@ -17,6 +16,7 @@ from distlaunch.supervisor.findings import (
 )
 from distlaunch.supervisor.nodes import Leaving, Linked, emptied, is_usable, may_be_occupied, unfit_words
 from distlaunch.supervisor.state import Cause, Phase, Restart, State, Timer, Why
+from distlaunch.supervisor.stopping import with_end_of_workers
 from distlaunch.transports.failure import Kind, LinkFailure
 from distlaunch.wording import counted, listed, span_words
 

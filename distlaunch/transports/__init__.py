@@ -5,5 +5,5 @@ command), `ssh`, `slurm`, `container`, `handshake` (the first bytes of a link) a
 
 Modules with I/O: `opening` starts transports and makes a `Link` (`link`) of each `process`; `Links` serves
 all of them. For launchers that start by themselves, `join` has the protocol and the side of a launcher that
-joins, and `door` the side of the controller. `tests/unit/test_floors.py` keeps the two parts apart.
+joins, and `inbound` the side of the controller. `tests/unit/test_floors.py` keeps the two parts apart.
 """

@@ -12,7 +12,7 @@ from distlaunch.agent.frozen import Frozen
 from distlaunch.observers.console import escape
 from distlaunch.runs.listing import age_words
 from distlaunch.supervisor.status import RunState, run_state
-from distlaunch.view.picture import LogLine, Picture, Row, shape
+from distlaunch.view.view_model import LogLine, Row, ViewModel, shape
 from distlaunch.wording import counted, spans
 
 Part = TypeVar("Part")
@@ -41,7 +41,7 @@ class Wish(Frozen):
     typing: bool = False
 
 
-def lines(picture: Picture, wish: Wish, size: Size, leaving: str = "quit") -> list[Text]:
+def lines(picture: ViewModel, wish: Wish, size: Size, leaving: str = "quit") -> list[Text]:
     """Return exactly `height` lines, none wider than `width`. `leaving` describes what q does."""
     grid = _grid(picture.rows(), wish, _most(size), bool(picture.values))
     shown = [*_header(picture), *grid, _rule(wish, size.width)]
@@ -66,7 +66,7 @@ def _cut(line: Text, width: int) -> Text:
 # The header
 
 
-def _header(picture: Picture) -> list[Text]:
+def _header(picture: ViewModel) -> list[Text]:
     state = picture.state
     if state is None:
         return [Text("connecting …"), Text("")]
@@ -78,7 +78,7 @@ def _header(picture: Picture) -> list[Text]:
     return [first, _trend(picture)]
 
 
-def _trend(picture: Picture) -> Text:
+def _trend(picture: ViewModel) -> Text:
     """Render the watched number: its value, its rate, and its course."""
     if not picture.trend:
         cause = picture.state.cause if picture.state else None
@@ -175,7 +175,7 @@ def _columns(cells: Sequence[Sequence[Text]], cursor: int) -> list[Text]:
     return made
 
 
-def row_at(picture: Picture, wish: Wish, size: Size) -> int | None:
+def row_at(picture: ViewModel, wish: Wish, size: Size) -> int | None:
     """Return the rank at the cursor; for a node, its first rank."""
     lines_of, _ = _folded(picture.rows(), _most(size))
     there = lines_of[wish.cursor : wish.cursor + 1] or lines_of[-1:]
@@ -211,7 +211,7 @@ def _rule(wish: Wish, width: int) -> Text:
     return Text(title + "─" * max(0, width - len(title)), "dim")
 
 
-def _pane(picture: Picture, wish: Wish, height: int) -> list[Text]:
+def _pane(picture: ViewModel, wish: Wish, height: int) -> list[Text]:
     if wish.history:
         messages = [
             Text.assemble((f"{age_words(at):>6}  ", "dim"), (escape(text), _LEVELS.get(message.level, "")))

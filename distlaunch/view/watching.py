@@ -17,14 +17,14 @@ from rich.live import Live
 
 from distlaunch.observers.recording import USE, WATCHED
 from distlaunch.observers.terminal import Terminal
-from distlaunch.runs.folder import Run
 from distlaunch.runs.following import LOOK_S, attend
+from distlaunch.runs.run_status import Run
 from distlaunch.signals import Interrupts
 from distlaunch.supervisor.actions import ShowMessage
 from distlaunch.supervisor.nodes import Use
 from distlaunch.supervisor.summary import Summary
-from distlaunch.view.picture import Picture
 from distlaunch.view.screen import Wish, after, lines, row_at
+from distlaunch.view.view_model import ViewModel
 
 TOUCH_S = 2.0
 """Seconds between two signs of a viewer to the controller."""
@@ -38,7 +38,7 @@ def watch(run: Run, interrupts: Interrupts) -> Run:
         return attend(run, screen, interrupts, everything=True)
 
 
-class Screen(Picture):
+class Screen(ViewModel):
     """The terminal's alternate screen, for a run of this process, or for `run` of another process.
 
     `q` stops a run of this process, but only quits the screen of any other. `close` returns to the main
@@ -80,9 +80,9 @@ class Screen(Picture):
         if late or wish != self._wish or self._live.console.size != self._size:
             self._draw()
 
-    def told(self, message: ShowMessage, at: float) -> None:
+    def message(self, message: ShowMessage, at: float) -> None:
         """Keep the message for the history and for the end."""
-        super().told(message, at)
+        super().message(message, at)
         self._messages.append((message, at))
 
     def ended(self, summary: Summary) -> None:
@@ -90,7 +90,7 @@ class Screen(Picture):
         self.wake_at = None
         self.close()
         for message, at in () if self._run else self._messages:
-            self._terminal.told(message, at)
+            self._terminal.message(message, at)
         self._terminal.ended(summary)
 
     def _draw(self) -> None:

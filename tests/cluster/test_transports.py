@@ -117,7 +117,7 @@ def test_ranks_are_laid_out_as_told_and_their_files_are_byte_exact(tmp_path: Pat
             make = random.Random(rank).randbytes
             for name in ("out", "err"):
                 expected = place + b"".join(make(20011) for _ in range(50))
-                assert (run.run_folder() / f"rank{rank}.{name}").read_bytes() == expected
+                assert (run.run_directory() / f"rank{rank}.{name}").read_bytes() == expected
         assert run.holders() == []
 
 
@@ -164,7 +164,6 @@ def test_ranks_agree(tmp_path: Path, nodes: str) -> None:
     job.write_text(f"script: {ROOT}/scripts/basics/all_reduce.py\n{where}")
     done = distlaunch("run", str(job))
     ended_well(done.returncode, done.stdout, done.stderr, last="all_reduce: ok, 4 ranks")
-    assert "all 4 ranks joined the rendezvous at" in done.stderr
 
 
 def test_the_job_file_for_two_nodes(tmp_path: Path, bed: Bed) -> None:

@@ -295,7 +295,7 @@ def test_loses_nothing_when_the_window_is_resized(tmp_path: Path, gate: Path, fi
         open_gate(gate)
         assert run.wait() == 0, run.stderr
         nothing_was_dropped(run.stderr)
-        kept = (run.run_folder() / "rank0.out").read_text().count("x" * 99 + "\n")
+        kept = (run.run_directory() / "rank0.out").read_text().count("x" * 99 + "\n")
         figures("lines lost", 100_000 - kept, at_most=0, unit="lines")
 
 

@@ -92,7 +92,7 @@ def test_a_stalled_reader_slows_no_worker(tmp_path: Path, gate: Path, figures: F
         run.process.stdout = stalled
         ends(run, figures, Ending(0, "lines not shown: the reader was too slow", 10.0), time.monotonic())
         nothing_was_dropped(run.stderr)
-        kept = (run.run_folder() / "rank0.out").stat().st_size
+        kept = (run.run_directory() / "rank0.out").stat().st_size
         figures("bytes lost from the log", 64 * MIB + len(f"ready 0 {pids[0]}\n") - kept, 0, "bytes")
 
 
@@ -105,7 +105,7 @@ def test_counts_what_a_full_disk_loses(tmp_path: Path, figures: Figures, limit: 
         with running(job) as run:
             ends(run, figures, Ending(0, "can't write to", 30.0), run.began)
             figures("warnings", run.stderr.count("can't write to"), at_most=1, unit="warnings")
-            kept = sum(log.stat().st_size for log in run.run_folder().glob("rank*"))
+            kept = sum(log.stat().st_size for log in run.run_directory().glob("rank*"))
     lost = RANKS * 3000 * 1024 - kept
     assert lost > 0
     told = max(map(int, re.findall(r"(\d+) bytes", run.stderr)), default=0)
@@ -139,7 +139,7 @@ def test_a_slow_node_slows_no_other(tmp_path: Path, bed: Bed, figures: Figures) 
                 (tmp_path / f"done{rank}").read_bytes()
                 run.wait_for(f"rank {rank} has printed all")
             figures("the others' output arrived", time.monotonic() - began, at_most=5.0)
-            assert (run.run_folder() / "rank1.out").stat().st_size < 2 * MIB, "the link was not slow"
+            assert (run.run_directory() / "rank1.out").stat().st_size < 2 * MIB, "the link was not slow"
             kill(pids[0])
             began = time.monotonic()
             with held(pids.values()) as ranks:
@@ -147,7 +147,7 @@ def test_a_slow_node_slows_no_other(tmp_path: Path, bed: Bed, figures: Figures) 
                 figures("all ranks gone", time.monotonic() - began, at_most=2.0)
         assert run.wait() == 137, run.stderr
         nothing_was_dropped(run.stderr)
-        lost = 3 * MIB - (run.run_folder() / "rank1.out").read_bytes().count(b"x" * 1023 + b"\n") * 1024
+        lost = 3 * MIB - (run.run_directory() / "rank1.out").read_bytes().count(b"x" * 1023 + b"\n") * 1024
         figures("bytes lost of the slow node", lost, at_most=0, unit="bytes")
         assert_no_traceback(run.stderr)
 
@@ -176,7 +176,7 @@ def test_keeps_a_line_without_end(tmp_path: Path, gate: Path, figures: Figures, 
         open_gate(gate)
         ends(run, figures, Ending(0, "1 rank on 1 node finished", 10.0), time.monotonic())
         nothing_was_dropped(run.stderr)
-        log = run.run_folder() / "rank0.out"
+        log = run.run_directory() / "rank0.out"
         figures("bytes lost", blocks * MIB - log.stat().st_size, at_most=0, unit="bytes")
         with log.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as kept:
             assert f"digest {hashlib.sha1(kept).hexdigest()}" in run.stderr
@@ -227,7 +227,7 @@ def wait_for_bytes(run: Run, size: int) -> None:
     """Wait until the logs have grown so large."""
 
     def kept() -> int:
-        return sum(log.stat().st_size for log in run.run_folder().glob("rank*.out"))
+        return sum(log.stat().st_size for log in run.run_directory().glob("rank*.out"))
 
     wait_until(lambda: kept() >= size, lambda: f"{kept()} bytes are kept")
 
@@ -261,7 +261,7 @@ def test_keeps_the_last_line_without_end(tmp_path: Path, figures: Figures) -> No
             shown += f":{rank}] {words}\n" in run.stdout
             shown += f":{rank}] {words}\n" in run.stderr
             for name in ("out", "err"):
-                kept += (run.run_folder() / f"rank{rank}.{name}").read_text().endswith(words)
+                kept += (run.run_directory() / f"rank{rank}.{name}").read_text().endswith(words)
         figures("last lines lost on the console", 2 * RANKS - shown, at_most=0, unit="lines")
         figures("last lines lost from the logs", 2 * RANKS - kept, at_most=0, unit="lines")
 

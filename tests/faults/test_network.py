@@ -98,7 +98,7 @@ def test_bad_lines_raise_no_alarm(site: Site, pace: Pace, figures: Figures) -> N
     figures("false alarms", len(alarms), at_most=0, unit="")
     (printed,) = re.findall(r"printed in ([\d.]+)", run.stderr)
     figures("2 MB printed into 1 Mbit/s, in", float(printed), at_most=1.0)
-    assert (run.run_folder() / "rank2.out").read_bytes().count(b"x") == PRINTED * 99 // 100
+    assert (run.run_directory() / "rank2.out").read_bytes().count(b"x") == PRINTED * 99 // 100
     figures("from the workers' end to the run's", took_s - work_s, at_most=pace.stop_s + 15.0)
     site.assert_gone(before)
 
@@ -126,7 +126,7 @@ def test_slices_of_the_stream_lose_nothing(site: Site, figures: Figures) -> None
     with running(job, "--quiet", cwd=site.folder) as run:
         assert run.wait() == 0, run.stderr
         expected = "".join(f"line {number} of 1\n" for number in range(1, 20001))
-        assert (run.run_folder() / "rank1.out").read_text() == expected
+        assert (run.run_directory() / "rank1.out").read_text() == expected
         figures("the whole run", time.monotonic() - run.began, at_most=30.0)
         site.assert_gone(before)
 
@@ -228,7 +228,7 @@ def test_survives_a_blip(site: Site, pace: Pace, figures: Figures) -> None:
         assert run.wait() == 0, run.stderr
         alarms = [event["text"] for event in run.events("Message") if event["level"] != "info"]
         figures("alarms", len(alarms), at_most=0, unit="")
-        *counts, last = (run.run_folder() / "rank1.out").read_text().splitlines()[1:]
+        *counts, last = (run.run_directory() / "rank1.out").read_text().splitlines()[1:]
         assert counts == [f"still {i}" for i in range(len(counts))]
         assert last == f"in all {len(counts)}"
 

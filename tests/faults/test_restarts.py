@@ -192,4 +192,4 @@ def test_names_and_restarts_a_stalled_rank(tmp_path: Path, figures: Figures) -> 
         )
         assert "rank 1 (node1) stalled for 2 s; restart 1 of 1" in run.stderr
         assert "finished" in run.stderr
-        assert "wait_for_nobody" in (run.run_folder() / "rank1.stack").read_text()
+        assert "wait_for_nobody" in (run.run_directory() / "rank1.stack").read_text()

@@ -262,7 +262,7 @@ def test_a_secret_of_the_environment_is_shown_nowhere(site: Site, figures: Figur
         with (site.folder / "go").open("w") as go:
             go.write("go\n" * 3)
         assert run.wait() == 3
-        texts = {str(path): path.read_text(errors="replace") for path in run.run_folder().iterdir()}
+        texts = {str(path): path.read_text(errors="replace") for path in run.run_directory().iterdir()}
         texts |= {"stdout": run.stdout, "stderr": run.stderr}
     for style in ("table", "shell", "torchrun", "json"):
         done = distlaunch("dry-run", str(job), "--format", style, "--set", "nodes=2", **options)
@@ -297,13 +297,13 @@ def test_files_are_private_under_umask_0(tmp_path: Path, figures: Figures) -> No
         made = [tmp_path / "runs", *(tmp_path / "runs").rglob("*"), *scratch.rglob("*")]
         run.process.send_signal(signal.SIGINT)
         assert run.wait() == 130
-        made += [path for path in run.run_folder().iterdir() if path not in made]
+        made += [path for path in run.run_directory().iterdir() if path not in made]
         modes = {path: stat.S_IMODE(path.lstat().st_mode) for path in made if path.exists()}
     assert {path.name for path in modes} >= {"plan.json", "events.jsonl", "summary.json", "rank1.out"}
     open_to_all = [f"{path.name}: {mode:o}" for path, mode in modes.items() if mode & 0o022]
     which = ", ".join(open_to_all) or "none"
     figures(f"files writable by others ({which})", len(open_to_all), at_most=0, unit="")
-    private = [run.run_folder(), *run.run_folder().iterdir()]
+    private = [run.run_directory(), *run.run_directory().iterdir()]
     assert {modes[path] for path in private} == {0o700, 0o600}
 
 
@@ -319,7 +319,7 @@ def test_planted_links_are_not_followed(kind: str, tmp_path: Path, gate: Path, f
         run.wait_ready(1)
         for name in names:
             (tmp_path / name).write_text("mine")
-            PLANTS[kind](tmp_path / name, run.run_folder() / name)
+            PLANTS[kind](tmp_path / name, run.run_directory() / name)
         open_gate(gate)
         assert run.wait() == 0, run.stderr
     reached = [name for name in names if (tmp_path / name).read_text() != "mine"]

@@ -357,7 +357,7 @@ def test_a_launcher_too_many_does_not_disturb_a_job_that_trains(tmp_path: Path, 
         all_ended_well([first, second], last="sum 2\n")
 
 
-# Strangers at the controller's door
+# Strangers at the controller's listener
 
 HELLO = {**Arrival("--rdzv-id 7", "gpu-b", (3, 3), 1)._asdict(), "nonce": "1"}
 NONSENSE: dict[str, bytes] = {

@@ -222,7 +222,7 @@ def test_a_progress_bar_is_shown_before_its_line_ends(tmp_path: Path) -> None:
         run.wait_ready(1)
         run.process.terminate()
         assert run.wait() == 143
-        log = (run.run_folder() / "rank0.err").read_bytes()
+        log = (run.run_directory() / "rank0.err").read_bytes()
         assert log == b"".join(b"\r%d%%" % percent for percent in range(101))
 
 

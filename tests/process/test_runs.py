@@ -16,11 +16,11 @@ import pytest
 
 from distlaunch.cli.app import run_app
 from distlaunch.observers.observer import Observer, Printed
-from distlaunch.observers.run_folder import INDEX_RECORD
-from distlaunch.runs import retelling as retellings
-from distlaunch.runs.folder import Run
+from distlaunch.observers.run_directory import INDEX_RECORD
+from distlaunch.runs import playback as retellings
 from distlaunch.runs.following import interrupt
-from distlaunch.runs.retelling import Retelling
+from distlaunch.runs.playback import Retelling
+from distlaunch.runs.run_status import Run
 from distlaunch.supervisor.actions import ShowMessage
 from tests.harness import (
     PATIENCE_S,
@@ -344,7 +344,7 @@ def told_of(folder: Path) -> list[object]:
         def printed(self, output: Printed) -> None:
             seen.append(output)
 
-        def told(self, message: ShowMessage, at: float) -> None:
+        def message(self, message: ShowMessage, at: float) -> None:
             seen.append(message)
 
     (run,) = (folder / "runs").iterdir()
@@ -478,7 +478,7 @@ def test_a_directory_without_a_status_is_no_run(restarted: Path, tmp_path: Path)
 # Finding
 
 
-LONG = "a-long-name-of-a-job"
+LONG = f"a-long-name-of-a-job-{os.getpid()}"
 
 
 @pytest.fixture(scope="module")

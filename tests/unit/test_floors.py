@@ -46,7 +46,7 @@ FLOORS = {
     "__init__": 0,
 }
 """The floor of each package and module directly below distlaunch."""
-LINKS = {"door", "join", "link", "opening", "process"}
+LINKS = {"inbound", "join", "link", "opening", "process"}
 """The modules of transports that start processes and carry bytes: the others are pure."""
 FILES = {"file", "yaml_document"}
 """The modules of job that read files, and the environment."""

@@ -14,7 +14,7 @@ from distlaunch.contract import SENT
 from distlaunch.errors import UsageError
 from distlaunch.job.allocation import TaskPlace
 from distlaunch.plan.gathering import LOWEST_PORT, PORT_SPAN, Arrival, Gathering, in_order, ports_for
-from distlaunch.transports.door import ranks_alone
+from distlaunch.transports.inbound import ranks_alone
 from distlaunch.transports.join import SECRET, JoinError, Prover, arrival_of, line_of, message_of
 from tests.unit.samples import bounded
 from tests.unit.test_messages import START, WORKER

@@ -13,7 +13,7 @@ from distlaunch.job.fields import JOB, reference
 from distlaunch.job.file import load_job
 from distlaunch.job.spec import Binding, EnvValue, Timeouts
 from distlaunch.job.types import BUILT, Either, Field, ListOf, Record, Type, duration_text
-from distlaunch.plan.unstarted import unstarted_advice
+from distlaunch.plan.start_advice import unstarted_advice
 from distlaunch.schedulers import job_keys
 from distlaunch.transports.container import Container
 from distlaunch.transports.ssh import Ssh

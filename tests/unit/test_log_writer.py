@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distlaunch.observers import run_folder as module
-from distlaunch.observers.run_folder import LogWriter
+from distlaunch.observers import run_directory as module
+from distlaunch.observers.run_directory import LogWriter
 from tests.unit.samples import bounded, longest_file, no_room
 
 pytestmark = pytest.mark.timeout(60)

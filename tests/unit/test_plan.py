@@ -16,7 +16,7 @@ from distlaunch.job.spec import EnvValue
 from distlaunch.job.text import PLACEHOLDERS, fill
 from distlaunch.plan.document import plan_document
 from distlaunch.plan.layout import Facts, LaunchPlan, WorkerPlan, is_loopback, make_plan, workers
-from distlaunch.plan.unstarted import unstarted_advice
+from distlaunch.plan.start_advice import unstarted_advice
 from tests.unit.samples import bounded, spec_of
 
 Sizes = list[tuple[int, int]]

@@ -59,7 +59,7 @@ from distlaunch.supervisor.actions import (
 from distlaunch.supervisor.events import (
     AddressesFound,
     AgentUp,
-    AllocationTold,
+    AllocationReported,
     Event,
     ImagePulled,
     LinkEnded,
@@ -69,9 +69,9 @@ from distlaunch.supervisor.events import (
 )
 from distlaunch.supervisor.history import BEGAN, beginning, fields_of
 from distlaunch.supervisor.nodes import Linked, Lost, Up, may_be_occupied
+from distlaunch.supervisor.rank_exits import VERDICT_S
 from distlaunch.supervisor.state import Phase, State, Timer, Why
 from distlaunch.supervisor.step import HANDLERS, begin, step
-from distlaunch.supervisor.workers import VERDICT_S
 from distlaunch.transports.failure import Kind, LinkFailure
 from distlaunch.transports.transport import Joined
 from tests.unit.samples import PEER_GONE, bounded, spec_of
@@ -127,7 +127,7 @@ class World:
         delays: Iterable[float],
         smooth: bool,
         refuses: Iterable[type] = (),
-        fates: tuple[AllocationTold, ...] = (),
+        fates: tuple[AllocationReported, ...] = (),
         launchers: bool = False,
     ) -> None:
         self.now = 1000.0
@@ -546,8 +546,8 @@ _delays = st.lists(st.sampled_from([0.1, 0.0, 0.3, 2.0, 12.0, 45.0, NEVER_S]), m
 _fates = st.sampled_from(
     [
         (),
-        (AllocationTold(False, "", 20.0), AllocationTold(None)),
-        (AllocationTold(False), AllocationTold(True, "was cancelled")),
+        (AllocationReported(False, "", 20.0), AllocationReported(None)),
+        (AllocationReported(False), AllocationReported(True, "was cancelled")),
     ]
 )
 """What the scheduler says whenever it is asked; none = there is no scheduler."""
@@ -573,7 +573,7 @@ start the launchers of all nodes but the first; of those, where connections fail
 def any_history(
     text: str,
     delays: list[float],
-    start: tuple[bool, tuple[type, ...], tuple[AllocationTold, ...], bool],
+    start: tuple[bool, tuple[type, ...], tuple[AllocationReported, ...], bool],
     faults: list[Fault],
     signals: int,
     late: list[Fault],

@@ -14,7 +14,7 @@ from distlaunch.schedulers import allocation_in
 from distlaunch.schedulers.slurm import ADVICE, count_gpus, scheduler
 from distlaunch.schedulers.task import Task, check_devices, check_master
 from distlaunch.supervisor.actions import AskScheduler, Close, WarnWorkers
-from distlaunch.supervisor.events import AllocationTold
+from distlaunch.supervisor.events import AllocationReported
 from distlaunch.supervisor.state import Phase
 from distlaunch.transports.failure import Kind, LinkFailure, ProcessEnd
 from distlaunch.transports.slurm import Slurm
@@ -167,15 +167,15 @@ def local(seconds: float) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(seconds))
 
 
-def job_fate(text: str, starts: int = 0) -> AllocationTold:
+def job_fate(text: str, starts: int = 0) -> AllocationReported:
     return scheduler.fate(starts, text, time.time())
 
 
 def test_reads_a_jobs_fate_from_scontrol() -> None:
     begin = 1_790_000_000.0
     times = {"StartTime": local(begin), "EndTime": local(begin + 600)}
-    assert scheduler.fate(0, shown(**times), begin) == AllocationTold(False, "", 600)
-    assert job_fate(shown(EndTime="Unknown")) == AllocationTold(False)
+    assert scheduler.fate(0, shown(**times), begin) == AllocationReported(False, "", 600)
+    assert job_fate(shown(EndTime="Unknown")) == AllocationReported(False)
     ending = {"JobState": "COMPLETING", **times}
     assert job_fate(shown(**ending)).why == "reached its time limit"
     early = ending | {"EndTime": local(begin + 60)}
@@ -183,7 +183,7 @@ def test_reads_a_jobs_fate_from_scontrol() -> None:
     assert job_fate(shown(**early, Reason="NodeDown")).why == "lost a node"
     assert job_fate(shown(**early | {"EndTime": "Unknown"})).why == "was requeued"
     assert job_fate(shown(JobState="TIMEOUT")).why == "reached its time limit"
-    assert job_fate("slurm_load_jobs error: Invalid job id specified") == AllocationTold(None)
+    assert job_fate("slurm_load_jobs error: Invalid job id specified") == AllocationReported(None)
 
 
 def test_a_later_start_means_the_job_was_requeued() -> None:
@@ -225,14 +225,14 @@ def test_a_lost_node_restarts_the_job_once_the_scheduler_has_answered() -> None:
     job = inside()
     assert asks(job.feed(gone(1)))
     assert phase(job) is Phase.RUNNING
-    job.feed(AllocationTold(ends=False))
+    job.feed(AllocationReported(ends=False))
     assert phase(job) is Phase.RESTARTING
 
 
 def test_a_job_that_the_scheduler_ends_is_not_restarted() -> None:
     job = inside()
     job.feed(gone(1))
-    job.feed(AllocationTold(ends=True, why="was cancelled"))
+    job.feed(AllocationReported(ends=True, why="was cancelled"))
     assert phase(job) is Phase.STOPPING
     assert job.state.cause is not None
     assert (job.state.cause.text, job.state.outcome) == ("Slurm job 17 was cancelled", 143)
@@ -250,7 +250,7 @@ def test_a_rank_killed_with_its_node_is_not_the_root_cause() -> None:
         job = inside()
         assert asks(job.feed(exited(1, 1, -9, job.now)))
         job.feed(gone(lost))
-        said = texts(job.feed(AllocationTold(ends=False)))
+        said = texts(job.feed(AllocationReported(ends=False)))
         assert any(text.startswith(blamed) for text in said), said
 
 
@@ -258,7 +258,7 @@ def test_gives_a_termination_warning_once_with_the_time_left() -> None:
     job = inside("on_warning: USR1")
     assert asks(job.feed(WarningReceived(0, 10)))
     assert job.feed(WarningReceived(1, 10)) == []
-    given = job.feed(AllocationTold(ends=False, left_s=118.4))
+    given = job.feed(AllocationReported(ends=False, left_s=118.4))
     notices = [action for action in given if isinstance(action, WarnWorkers)]
     assert notices == [WarnWorkers(i, 10, 118.4) for i in (0, 1)]
     assert texts(given) == ["Slurm job 17 ends in 118 s: sent SIGUSR1 to all ranks (on_warning)"]
@@ -268,7 +268,7 @@ def test_gives_a_termination_warning_once_with_the_time_left() -> None:
 def test_a_termination_warning_that_stops_ranks_gives_them_the_time_left() -> None:
     job = inside()
     job.feed(WarningReceived(0, 10))
-    closing = job.feed(AllocationTold(ends=False, left_s=300.0))
+    closing = job.feed(AllocationReported(ends=False, left_s=300.0))
     assert {action.grace_s for action in closing if isinstance(action, Close)} == {295.0}
     assert texts(closing) == ["Slurm job 17 ends in 5 min: sent SIGTERM to all ranks"]
 
@@ -282,14 +282,14 @@ def test_ranks_that_exit_0_when_slurm_stops_them_are_no_success() -> None:
         assert asks(job.feed(AgentLeaving(1, 15)))
         job.obey(closing)
         assert phase(job) is Phase.STOPPING, "the answer is awaited"
-        job.feed(AllocationTold(ends=ends, why="was cancelled" if ends else ""))
+        job.feed(AllocationReported(ends=ends, why="was cancelled" if ends else ""))
         assert (phase(job), job.state.outcome) == (Phase.DONE, outcome)
 
 
 def test_asks_the_scheduler_about_sigterm() -> None:
     job = inside()
     assert asks(job.feed(Interrupted(15)))
-    job.feed(AllocationTold(ends=False))
+    job.feed(AllocationReported(ends=False))
     assert job.state.cause is not None
     assert job.state.cause.text == "stopped by SIGTERM"
 

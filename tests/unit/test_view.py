@@ -16,8 +16,8 @@ from distlaunch.supervisor.actions import ShowMessage
 from distlaunch.supervisor.events import AgentUp, Event
 from distlaunch.supervisor.nodes import Use
 from distlaunch.supervisor.step import begin, step
-from distlaunch.view.picture import Picture
 from distlaunch.view.screen import Wish, after, lines, row_at, sparkline
+from distlaunch.view.view_model import ViewModel
 from tests.unit.samples import bounded, spec_of
 
 WATCH = "logs: {watch: 'loss ([0-9.a-z]+)'}"
@@ -28,7 +28,7 @@ class Watched:
 
     def __init__(self, nodes: int, procs: int, started: bool = True) -> None:
         self.now = 1000.0
-        self.picture = Picture(1000.0, lambda: self.now)
+        self.picture = ViewModel(1000.0, lambda: self.now)
         hosts = ", ".join(f"gpu{number}" for number in range(nodes))
         shape = f"nodes: [{hosts}]\nlauncher: local\nprocs_per_node: {procs}\ngpus_per_node: 0"
         self.spec = spec_of(f"command: [x]\n{shape}\n{WATCH}")
@@ -181,7 +181,7 @@ def test_the_log_can_be_filtered_searched_and_scrolled() -> None:
 
 def test_the_history_shows_messages_and_attempts() -> None:
     watched = Watched(1, 2)
-    watched.picture.told(ShowMessage("warning", "host2 was lost\nits agent died"), 61.0)
+    watched.picture.message(ShowMessage("warning", "host2 was lost\nits agent died"), 61.0)
     shown = watched.shown(history=True)
     assert re.search(r"attempt 0: 2 ranks on 1 node\b", shown)
     assert "61s  host2 was lost" in shown

@@ -1,4 +1,4 @@
-"""The controller's door, through which launchers join a run.
+"""The controller's listener, through which launchers join a run.
 
 It is open while the run waits for nodes: first at the rendezvous endpoint, which rank 0 uses afterwards;
 later, while a node is missing, at the first free one of the second ports. Connections that stay silent, send
@@ -75,7 +75,7 @@ def ranks_alone(command: messages.StartWorkers) -> messages.StartRanks:
     return messages.StartRanks(**{**fields, "env": sent(command.env), "workers": tuple(ranks)})
 
 
-class Visitor:
+class InboundConnection:
     """A connection that is identified by its `arrival`, and has `joined` once it has proven its identity."""
 
     def __init__(self, sock: socket.socket, host: str, reached: str) -> None:
@@ -103,7 +103,7 @@ class Visitor:
             self.sock.send(join.line_of(message))
 
 
-class Door:
+class InboundListener:
     """Admits launchers to a run; `say` prints messages."""
 
     def __init__(self, gathering: Gathering, prover: join.Prover, say: Callable[[str], object]) -> None:
@@ -111,15 +111,15 @@ class Door:
         self._way = prover.way
         self._selector = selectors.DefaultSelector()
         self._listener: socket.socket | None = None
-        self._visitors: list[Visitor] = []
+        self._visitors: list[InboundConnection] = []
         self._named: set[str] = set()
-        self._seated: dict[int, Visitor] = {}
+        self._seated: dict[int, InboundConnection] = {}
         self._expected: set[int] = set()
         self._second_ports: Sequence[int] = ()
         self._held: list[socket.socket] = []
         """Duplicates that stay open until this process ends, to let the other sides notice that end."""
         self._on_arrival: Callable[[int], object] = lambda node: None
-        self.admits: Callable[[Visitor, Arrival], str] = lambda visitor, arrival: ""
+        self.admits: Callable[[InboundConnection, Arrival], str] = lambda visitor, arrival: ""
         """Returns the reason to refuse a launcher that has proven its identity; "" = none."""
 
     @property
@@ -128,11 +128,11 @@ class Door:
         return self._selector.fileno()  # type: ignore[no-any-return, attr-defined, unused-ignore]
 
     @property
-    def _strangers(self) -> list[Visitor]:
+    def _strangers(self) -> list[InboundConnection]:
         return [visitor for visitor in self._visitors if not visitor.joined]
 
     @property
-    def joined(self) -> list[Visitor]:
+    def joined(self) -> list[InboundConnection]:
         """Return the launchers that have joined and are still connected, in the order of arrival."""
         return [visitor for visitor in self._visitors if visitor.joined]
 
@@ -190,11 +190,11 @@ class Door:
                 return  # no more connections, or one that is closed already
             sock.setblocking(False)
             watch_for_silence(sock)
-            visitor = Visitor(sock, *(host.removeprefix("::ffff:") for host in (address[0], own)))
+            visitor = InboundConnection(sock, *(host.removeprefix("::ffff:") for host in (address[0], own)))
             self._visitors.append(visitor)
             self._selector.register(sock, selectors.EVENT_READ, visitor)
 
-    def _hear(self, visitor: Visitor) -> None:
+    def _hear(self, visitor: InboundConnection) -> None:
         try:
             data = visitor.sock.recv(join.MAX_LINE)
         except BlockingIOError:
@@ -215,7 +215,7 @@ class Door:
         else:
             self._read_lines(visitor)
 
-    def _read_lines(self, visitor: Visitor) -> None:
+    def _read_lines(self, visitor: InboundConnection) -> None:
         lines = visitor.received[len(join.MAGIC) :].split(b"\n")[:-1]
         try:
             if visitor.arrival is None and lines:
@@ -225,7 +225,7 @@ class Door:
         except ValueError as error:
             self._turn_away(visitor, f"sent something that is no launcher's ({error})")
 
-    def _challenge(self, visitor: Visitor, line: bytes) -> None:
+    def _challenge(self, visitor: InboundConnection, line: bytes) -> None:
         message = join.message_of(line)
         theirs = message.get("version")
         if theirs != __version__:
@@ -241,7 +241,7 @@ class Door:
         visitor.line = f"{message.get('nonce')} {nonce} {line.decode(errors='replace')}"
         visitor.send(nonce=nonce, proves=self._way)
 
-    def _judge(self, visitor: Visitor, arrival: Arrival, message: Mapping[str, Any]) -> None:
+    def _judge(self, visitor: InboundConnection, arrival: Arrival, message: Mapping[str, Any]) -> None:
         if "refuses" in message:
             self._name(f"the launcher on {visitor.name} does not join: {str(message['refuses'])[:MAX_WORDS]}")
             self._drop(visitor)
@@ -257,14 +257,14 @@ class Door:
             self._say(f"the launcher on {visitor.name} joins as node {node}")
             self._on_arrival(node)
 
-    def _refuse(self, visitor: Visitor, why: str, another: bool = False) -> None:
+    def _refuse(self, visitor: InboundConnection, why: str, another: bool = False) -> None:
         here = self._gathering.arrival.name
         text = f"the controller on {here} refused the launcher on {visitor.name}: {why}"
         visitor.send(refused=text, status=int(Exit.USAGE), another=another)
         self._name(f"refused the launcher on {visitor.name}: {why}")
         self._drop(visitor)
 
-    def _turn_away(self, visitor: Visitor, what: str) -> None:
+    def _turn_away(self, visitor: InboundConnection, what: str) -> None:
         self._name(f"closed a connection from {visitor.host}, which {what}")
         self._drop(visitor)
 
@@ -273,7 +273,7 @@ class Door:
             self._named.add(text)
             self._say(text)
 
-    def _drop(self, visitor: Visitor) -> None:
+    def _drop(self, visitor: InboundConnection) -> None:
         if visitor in self._visitors:
             self._visitors.remove(visitor)
             self._selector.unregister(visitor.sock)
@@ -281,7 +281,7 @@ class Door:
 
     # Nodes
 
-    def seat(self, visitors: Sequence[Visitor | None], second_ports: Sequence[int]) -> None:
+    def seat(self, visitors: Sequence[InboundConnection | None], second_ports: Sequence[int]) -> None:
         """Assign the nodes, by number, once all are connected; None = this launcher, or a missing node."""
         self.close()
         self._second_ports = second_ports
@@ -316,7 +316,7 @@ class Door:
         return JoinedLink(Joined(visitor.name, visitor.here), visitor.sock, number)
 
     def _await(self, node: int) -> None:
-        """Open the door for a launcher that replaces a missing node."""
+        """Open the listener for a launcher that replaces a missing node."""
         self._expected.add(node)
         if self._listener is None:
             try:

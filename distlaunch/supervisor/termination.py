@@ -9,7 +9,7 @@ import signal
 from distlaunch.agent.messages import WarningReceived
 from distlaunch.supervisor import restarting
 from distlaunch.supervisor.actions import AskScheduler, ShowMessage, WarnWorkers
-from distlaunch.supervisor.events import AllocationTold
+from distlaunch.supervisor.events import AllocationReported
 from distlaunch.supervisor.findings import (
     AttemptFailed,
     JobOver,
@@ -81,7 +81,7 @@ def _ask(state: State, asked: Asked, now: float) -> Step:
     return state._replace(asked=asked).with_timer(Timer.ASK, now + ASK_S), (AskScheduler(),)
 
 
-def on_allocation_told(event: AllocationTold, state: State, now: float) -> Step:
+def on_allocation_reported(event: AllocationReported, state: State, now: float) -> Step:
     """Handle the answer of the scheduler: either it ends the job, or the failure is handled as usual."""
     asked = state.asked
     if asked is None:
@@ -103,7 +103,7 @@ def _resume(asked: Asked, left_s: float | None, state: State, now: float) -> Ste
     return _warn_ranks(state, left_s, now)
 
 
-def _ended_by_scheduler(state: State, answer: AllocationTold, now: float) -> Step:
+def _ended_by_scheduler(state: State, answer: AllocationReported, now: float) -> Step:
     cause = Cause(f"{_allocation_name(state)} {answer.why}", STATUS, now, scheduled=True, final=answer.final)
     cause = cause._replace(cancelled="cancelled" in answer.why)
     if state.phase is not Phase.STOPPING:
@@ -122,7 +122,7 @@ def success_doubted(found: SuccessDoubted, state: State, now: float) -> Step:
 
 def ask_overdue(state: State, now: float) -> Step:
     """Continue without an answer of the scheduler."""
-    return on_allocation_told(AllocationTold(None), state, now)
+    return on_allocation_reported(AllocationReported(None), state, now)
 
 
 def _warn_ranks(state: State, left_s: float | None, now: float) -> Step:

@@ -10,7 +10,7 @@ from io import FileIO
 from typing import Any
 
 from distlaunch.observers.observer import Attempts, Observer, Printed
-from distlaunch.observers.run_folder import EVENTS, INDEX_RECORD, OUTPUT_INDEX, Entry, index_entries
+from distlaunch.observers.run_directory import EVENTS, INDEX_RECORD, OUTPUT_INDEX, Entry, index_entries
 from distlaunch.runs.replay import HistoryError, Replay
 from distlaunch.supervisor.actions import ShowMessage
 from distlaunch.supervisor.state import State
@@ -142,7 +142,7 @@ class Retelling:
     def _tell_line(self, line: dict[str, Any]) -> None:
         moment = self._replay.take(line)
         if moment is None:
-            self._observer.told(ShowMessage(line["level"], line["text"]), line["t"])
+            self._observer.message(ShowMessage(line["level"], line["text"]), line["t"])
             return
         at, event, state, _ = moment
         if event is None:

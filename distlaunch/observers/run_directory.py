@@ -211,7 +211,7 @@ class LogWriter:
         return self._open[name]
 
 
-class RunFolder(LogWriter):
+class RunDirectory(LogWriter):
     """The run directory `parent`/`run_id`, created with mode 0700."""
 
     def __init__(self, parent: str, run_id: str) -> None:

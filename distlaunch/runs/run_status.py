@@ -8,7 +8,7 @@ from typing import Any
 
 from distlaunch.agent.frozen import Frozen
 from distlaunch.here import boot_id
-from distlaunch.observers.run_folder import CONTROLLER_LOG, OUTPUT_INDEX, STATUS, SUMMARY
+from distlaunch.observers.run_directory import CONTROLLER_LOG, OUTPUT_INDEX, STATUS, SUMMARY
 from distlaunch.supervisor.status import Controller, RunState, Status, status_of
 
 

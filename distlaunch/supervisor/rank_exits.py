@@ -28,7 +28,7 @@ def on_worker_unstarted(event: WorkerUnstarted, state: State, now: float) -> Ste
     rank = state.rank_of(event.node, event.local_rank)
     if rank is None:
         return state, ()
-    from distlaunch.plan.unstarted import unstarted_advice  # needed only for mistakes
+    from distlaunch.plan.start_advice import unstarted_advice  # needed only for mistakes
 
     state = state.with_worker(rank, phase=WorkerPhase.UNSTARTED)
     # As in a shell: 127 if the program doesn't exist, 126 if it can't be run.

@@ -52,7 +52,7 @@ class Row(Frozen):
     marks: tuple[str, ...]
 
 
-class Picture(Observer):
+class ViewModel(Observer):
     """The contents of the screen for a run that began at `began`; `clock` returns the current time.
 
     Both are in seconds since the epoch.
@@ -92,7 +92,7 @@ class Picture(Observer):
             of_ranks.clear()
         self.history.append((at, ShowMessage("info", f"attempt {state.attempt}: {shape(state)}")))
 
-    def told(self, message: ShowMessage, at: float) -> None:
+    def message(self, message: ShowMessage, at: float) -> None:
         """Add the message to the history."""
         self.history.append((at, message))
 
