@@ -5,7 +5,7 @@
 
     launch/start      opens a Link to each node (transports/) and makes the run directory
     launch/gather     if something else starts distlaunch per node or rank, one launcher controls the run,
-                      and the others join it (transports/inbound, join) as its agents (launch/joined)
+                      and the others join it (transports/inbound, join) as agents (launch/launcher_agent)
       on the node     sh ─▶ guardian ─▶ agent (agent/, shipped over the link) ─▶ workers
 
     launch/supervise  agent ─Frame─▶ Links ─report─▶ supervisor/codec ─Event─▶ supervisor/step(State, Event)

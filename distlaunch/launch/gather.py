@@ -31,7 +31,7 @@ NAME_S = 60.0
 
 
 class Gathered(Frozen):
-    """The result for the controller: the job on all nodes, and the listener through which their links come."""
+    """The result for the controller: the job on all nodes, and the listener for their links."""
 
     spec: JobSpec
     listener: InboundListener
