@@ -28,6 +28,8 @@ def main() -> None:
     except KeyboardInterrupt:
         _leave(_INTERRUPTED)  # while importing or parsing: nothing was started yet
     except OSError as error:
+        if _directory_is_gone():
+            _fail("the current directory no longer exists: cd to one that does", 2)
         if error.errno not in (errno.EMFILE, errno.ENFILE):
             raise
         _fail("too many open files: raise the limit with `ulimit -n`", 1)
@@ -43,6 +45,14 @@ def main() -> None:
 def _fail(text: str, status: int) -> None:
     sys.stderr.write(f"distlaunch: {text}\n")
     _leave(status)
+
+
+def _directory_is_gone() -> bool:
+    try:
+        os.getcwd()
+    except OSError:
+        return True
+    return False
 
 
 def _interrupted(signum: int, frame: FrameType | None) -> None:

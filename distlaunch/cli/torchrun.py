@@ -73,7 +73,7 @@ def here() -> torchrun_job.Here:
     from distlaunch.here import cpu_count
 
     return torchrun_job.Here(
-        folder=_folder(),
+        folder=os.getcwd(),
         hostname=os.uname().nodename or "localhost",
         python=sys.executable,
         temporary=(*scratch.places(), scratch.MEMORY),
@@ -81,13 +81,6 @@ def here() -> torchrun_job.Here:
         cpus=cpu_count(),
         environ=os.environ,
     )
-
-
-def _folder() -> str:
-    try:
-        return os.getcwd()
-    except OSError as error:
-        raise DistlaunchError(f"can't read the current directory: {error.strerror}") from None
 
 
 def _hand_over(why: str, words: Sequence[str], early: Link | None) -> None:

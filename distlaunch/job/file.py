@@ -92,7 +92,7 @@ def _pods(document: Value) -> dict[str, Any]:
 
 def _surroundings(path: str) -> Surroundings:
     piped, home = is_piped(path), os.path.expanduser("~")
-    folder = _working_directory() if piped else os.path.dirname(os.path.realpath(path))
+    folder = os.getcwd() if piped else os.path.dirname(os.path.realpath(path))
     return Surroundings(folder, home, os.environ, name=PIPED_NAME if piped else None, piped=piped)
 
 
@@ -111,13 +111,6 @@ def source_of(path: str) -> str:
 def is_piped(path: str) -> bool:
     """Check whether a file is in no directory: standard input, or a <(command) of the shell."""
     return path == STDIN or path.startswith("/dev/") or not os.path.isfile(path)
-
-
-def _working_directory() -> str:
-    try:
-        return os.getcwd()
-    except OSError as error:
-        raise UsageError(f"can't read the current directory: {error.strerror}") from None
 
 
 def read_text(path: str) -> str:
