@@ -25,7 +25,7 @@ if __name__ == "__main__":
 TASKS = 256
 _GATHERS = """\
 import os
-from distlaunch.cli.exec_task import gathering_of, job_of, task_of
+from distlaunch.cli.exec_task import finalize, gathering_of, job_of, task_of
 task = task_of(os.environ)
 gathering = gathering_of(task, False, os.environ)
 from distlaunch.signals import Signals
@@ -33,11 +33,13 @@ with Signals() as signals:
     if gathering.serves:
         from distlaunch.launch.gather import gather
         met = gather(job_of(task, ["true"], gathering.arrival), gathering, signals, print)
-        links = [met.door.link(rank, "run", "host") for rank in range(1, task.size)]
+        links = [met.listener.link(rank, "run", "host") for rank in range(1, task.size)]
     else:
         from distlaunch.transports.join import Launcher
         from distlaunch.transports.join import Prover
         Launcher(gathering, Prover(os.environ, gathering.arrival.name), signals, print).seated()
+if task.manager is not None:
+    finalize(task.manager)
 """
 """Tasks that join, as those of `exec` do, and then end."""
 
@@ -136,7 +138,9 @@ def on_slurm(folder: Path, job_id: str) -> Contest:
 def gathering(folder: Path) -> Contest:
     """Until as many tasks of mpirun's as there are have joined the first of them."""
     (folder / "gather.py").write_text(_GATHERS)
-    tasks = [*_mpirun(), "-n", str(TASKS)]
+    # Open MPI stalls now and then with that many tasks on few cores.
+    hydra = shutil.which("mpirun.mpich")
+    tasks = [*([hydra] if hydra else _mpirun()), "-n", str(TASKS)]
     ways = {
         "distlaunch exec": command([*tasks, sys.executable, str(folder / "gather.py")]),
         "mpirun": command([*tasks, "true"]),
