@@ -8,7 +8,8 @@
                       and the others join it (transports/inbound, join) as agents (launch/launcher_agent)
       on the node     sh ─▶ guardian ─▶ agent (agent/, shipped over the link) ─▶ workers
 
-    launch/supervise  agent ─Frame─▶ Links ─report─▶ supervisor/codec ─Event─▶ supervisor/step(State, Event)
+    launch/supervise  the controller: it decides everything, and does it through agents
+                      agent ─Frame─▶ Links ─report─▶ supervisor/codec ─Event─▶ supervisor/step(State, Event)
                       agent ◀─Frame─ Links ◀─command─ supervisor/codec ◀─Action─┘    │
                                                                                      └▶ observers/
                       at the end: State ─supervisor/summary─▶ Summary: messages, the exit status

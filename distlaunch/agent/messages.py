@@ -1,8 +1,8 @@
 """The messages between controller and agent: one class each, which defines the fields and their types.
 
-The payload of a control frame is one JSON object with the fields of a message and its `op`: see `COMMANDS`,
-from the controller to an agent, and `REPORTS`, from an agent to the controller. Names that end in _s are
-seconds; `at` is the monotonic time of the node. Both ends import this module, so field types use the syntax
+The payload of a control frame is one JSON object with the fields of a message and its `op`. `COMMAND_TYPES`
+go from the controller to an agent, `REPORT_TYPES` from an agent to the controller. Names that end in _s are
+in seconds, and `at` is the monotonic time of the node. Both ends import this module, so field types use the syntax
 of Python 3.8, and only the types in `_CHECKS` are supported.
 """
 
@@ -411,14 +411,14 @@ class Listening(Frozen):
     port: int
 
 
-class Dialled(Frozen):
+class Dialed(Frozen):
     """Answers `DialAll`: for each target in turn, [{family, address, ok, error}]."""
 
     node: int
     results: Tuple[Any, ...]
 
 
-COMMANDS = {
+COMMAND_TYPES = {
     "ping": Ping,
     "hold": HoldPort,
     "route": FindRoute,
@@ -433,7 +433,7 @@ COMMANDS = {
     "dial": DialAll,
     "close": Close,
 }
-REPORTS = {
+REPORT_TYPES = {
     "hello": Hello,
     "pong": Pong,
     "held": PortHeld,
@@ -458,9 +458,9 @@ REPORTS = {
     "usurped": PortUsurped,
     "usage": Usage,
     "listening": Listening,
-    "dialled": Dialled,
+    "dialed": Dialed,
 }
-_OPS = {kind: op for table in (COMMANDS, REPORTS) for op, kind in table.items()}
+_OPS = {kind: op for table in (COMMAND_TYPES, REPORT_TYPES) for op, kind in table.items()}
 
 
 def as_object(message: Tuple[Any, ...]) -> Dict[str, Any]:
@@ -484,7 +484,7 @@ def read(table: Dict[str, Type[Any]], fields: Dict[str, Any]) -> Any:
 
 def report_in(frame: Frame) -> Any:
     """Read the report in a frame from an agent. Raises `ProtocolError`."""
-    return read(REPORTS, {**frame.message(), "node": frame.node})
+    return read(REPORT_TYPES, {**frame.message(), "node": frame.node})
 
 
 def _read(kind: Type[Any], fields: Any, where: str) -> Any:

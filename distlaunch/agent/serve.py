@@ -165,7 +165,7 @@ class Agent:
         try:
             frames = [frame for frame in self._decoder.feed(received) if frame.node == self._node]
             for frame in frames:
-                command = messages.read(messages.COMMANDS, frame.message())
+                command = messages.read(messages.COMMAND_TYPES, frame.message())
                 if type(command) not in self._commands:
                     raise wire.ProtocolError("unexpected message: %s" % type(command).__name__)
                 self._commands[type(command)](command)
@@ -288,7 +288,7 @@ class Agent:
 
     def _on_dial(self, command: messages.DialAll) -> None:
         results = network.dial_all(command.targets, command.timeout_s, command.token.encode())
-        self._outbox.report(messages.Dialled(self._node, tuple(results)))
+        self._outbox.report(messages.Dialed(self._node, tuple(results)))
 
     def _on_close(self, command: messages.Close) -> None:
         self._leaving = True

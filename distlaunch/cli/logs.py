@@ -18,7 +18,7 @@ from distlaunch.cli.output import say, while_read
 from distlaunch.cli.runs import Which, ago_s, ended_words, follow_each, run_elsewhere
 from distlaunch.errors import UsageError
 from distlaunch.job.types import compiled
-from distlaunch.observers.console import FOLD_S, Folding, coloured, harmless, wants_colour
+from distlaunch.observers.console import FOLD_S, Folding, colored, harmless, wants_color
 from distlaunch.observers.observer import Observer, Printed
 from distlaunch.observers.run_directory import Entry
 from distlaunch.runs.following import follow
@@ -150,7 +150,7 @@ class LogLines(Observer):
         self._live, self._attempt = False, 0
         self._printed_of: int | None = None
         self._terminal = sys.stdout.isatty()
-        self._colours = wants_colour(self._terminal)
+        self._colors = wants_color(self._terminal)
 
     def started(self, state: State, at: float) -> None:
         """Print the incomplete lines of the previous attempt."""
@@ -194,7 +194,7 @@ class LogLines(Observer):
             sys.stdout.buffer.flush()  # stdout and stderr may go to the same place
             say(f"restart {attempt}")
         self._printed_of = attempt
-        start = coloured(tag.encode(), rank) if self._colours else tag.encode()
+        start = colored(tag.encode(), rank) if self._colors else tag.encode()
         sys.stdout.buffer.write(start + (harmless(text) if self._terminal else text) + b"\n")
         if self._live:
             sys.stdout.buffer.flush()

@@ -22,7 +22,7 @@ _TOP = Path(__file__).parents[1]
 _ROOTS = ("distlaunch.__main__", "distlaunch.cli.torchrun", "distlaunch.transports.opening")
 _UNUSED = (
     *("distlaunch.cli.app", "distlaunch.cli.exec_task", "distlaunch.cli.remote", "distlaunch.view"),
-    *("distlaunch.job.file", "distlaunch.runs.starts"),
+    *("distlaunch.job.file", "distlaunch.runs.requeues"),
 )
 """Modules imported only by other commands: `run` with its options, and jobs that Slurm starts again."""
 

@@ -123,7 +123,7 @@ def run_shown(
 
         summary = supervise(start, signals, observers)
     if spec.restarts.requeue:
-        from distlaunch.runs.starts import (
+        from distlaunch.runs.requeues import (
             ask_for_another,
         )  # already imported; last, as it may end this process
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from distlaunch.cli.output import print_json, print_text
 from distlaunch.launch.port_check import EVERY, PortReport, folded
-from distlaunch.observers.console import escape, wants_colour
+from distlaunch.observers.console import escape, wants_color
 from distlaunch.plan.document import plan_document
 from distlaunch.plan.layout import DEFAULT_PORT, LaunchPlan, NodePlan, planned_workers
 from distlaunch.plan.shell_text import shell_text, torchrun_text
@@ -92,14 +92,14 @@ def print_port_report(report: PortReport) -> None:
         for dial in report.dials:
             result = "ok" if dial.ok else dial.error or "failed"
             rows.append([dial.source, f"{report.host} ({dial.address})", dial.family, result])
-        head, rule, *dialled = _table(rows)
-        lines += [head, rule, *map(_coloured, dialled, (dial.ok for dial in report.dials))]
+        head, rule, *dialed = _table(rows)
+        lines += [head, rule, *map(_colored, dialed, (dial.ok for dial in report.dials))]
     lines += map(escape, _pair_lines(report))
     print_text("\n".join([*lines, ""]))
 
 
-def _coloured(line: str, good: bool) -> str:
-    return f"\x1b[{32 if good else 31}m{line}\x1b[0m" if wants_colour(sys.stdout.isatty()) else line
+def _colored(line: str, good: bool) -> str:
+    return f"\x1b[{32 if good else 31}m{line}\x1b[0m" if wants_color(sys.stdout.isatty()) else line
 
 
 def _pair_lines(report: PortReport) -> list[str]:

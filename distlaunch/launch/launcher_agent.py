@@ -17,13 +17,13 @@ from distlaunch.agent import guardian, messages, scratch, sweep, wire, worker
 from distlaunch.agent.outbox import Outbox
 from distlaunch.agent.serve import Agent
 from distlaunch.contract import SENT
+from distlaunch.errors import Exit
 from distlaunch.transports.join import Seat
 from distlaunch.wording import NO_SUSPENDING_TORCHRUN
 
 if TYPE_CHECKING:
     from distlaunch.observers.outlet import Outlet
 
-LOST_STATUS = 71
 PATIENCE_S = 5.0
 _OBEYED = (
     *(messages.Ping, messages.HoldPort, messages.FindRoute, messages.StopWorkers, messages.DumpStacks),
@@ -96,7 +96,7 @@ def serve(seat: Seat, part: Part, signums: Iterable[int], own_first: bool = Fals
     if status.exited is None:
         part.say("this node's agent was killed")
         part.close()
-        return LOST_STATUS
+        return Exit.NODE_LOST
     return status.exited
 
 
@@ -196,7 +196,7 @@ class _JoinedAgent(Agent):
     def _lose(self, why: str) -> None:
         """Note that the controller is gone, or must not be served any more; its earlier outcome counts."""
         if not (self._informed or self.outcome):
-            self.outcome = LOST_STATUS
+            self.outcome = Exit.NODE_LOST
             lost = f"lost the controller on {self._seat.controller}: {why}"
             self._part.say(f"{lost}; stopping this node's ranks")
 

@@ -110,7 +110,7 @@ def check_port(spec: JobSpec, host: str, port: int | None) -> PortReport:
         report = _listening(agents, asked.nodes[0].label, host, port, token)
         if report.free and report.port is not None:
             question = messages.DialAll(((host, report.port),), DIAL_S, token)
-            answers = agents.ask(dict.fromkeys(agents.present, question), (messages.Dialled,))
+            answers = agents.ask(dict.fromkeys(agents.present, question), (messages.Dialed,))
             report = report._replace(dials=tuple(_dials(asked.nodes, answers)))
             if not spec.one_machine and len(spec.nodes) > 1:
                 labels = [node.label for node in spec.nodes]
@@ -146,7 +146,7 @@ def _listening(agents: "Agents", node: str, host: str, port: int | None, token: 
     return PortReport(node, host, port, None)
 
 
-def _dials(nodes: Sequence[NodeSpec], answers: Mapping[int, messages.Dialled]) -> Iterator[Dial]:
+def _dials(nodes: Sequence[NodeSpec], answers: Mapping[int, messages.Dialed]) -> Iterator[Dial]:
     """Yield the results that nodes with one target have for each of its addresses."""
     for index, answer in sorted(answers.items()):
         for row in _rows(answer)[0] if len(answer.results) == 1 else ():
@@ -155,7 +155,7 @@ def _dials(nodes: Sequence[NodeSpec], answers: Mapping[int, messages.Dialled]) -
                     yield Dial(nodes[index].label, to, kind, ok, why)
 
 
-def _rows(answer: messages.Dialled) -> list[list[dict[str, Any]]]:
+def _rows(answer: messages.Dialed) -> list[list[dict[str, Any]]]:
     """Return the results of a node for each target: a row for each address that it tried."""
     return [
         [row for row in tried if isinstance(row, dict)] if isinstance(tried, list) else []
@@ -187,7 +187,7 @@ def _try_pairs(agents: "Agents", labels: Sequence[str], host: str, token: str) -
         source: messages.DialAll(tuple(ends[target] for target in targets), DIAL_S, token)
         for source, targets in wanted.items()
     }
-    answers = agents.ask(questions, (messages.Dialled,))
+    answers = agents.ask(questions, (messages.Dialed,))
     failed = [
         Unreached(labels[source], labels[target], ends[target][0], error)
         for source, answer in sorted(answers.items())
@@ -213,8 +213,8 @@ def _addresses(routes: Mapping[int, messages.RouteFound | messages.RouteFailed])
     """Return each node's own address on its way to the first, and the address that others dial for that."""
     found = {node: route for node, route in routes.items() if isinstance(route, messages.RouteFound)}
     sources = {node: route.source for node, route in found.items() if node and route.source}
-    dialled = [route.address for node, route in found.items() if node]
-    return {**sources, 0: dialled[0]} if 0 in routes and dialled else sources
+    dialed = [route.address for node, route in found.items() if node]
+    return {**sources, 0: dialed[0]} if 0 in routes and dialed else sources
 
 
 def _error(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -16,7 +16,7 @@ from distlaunch.observers.run_directory import RunDirectory, new_run_id
 from distlaunch.plan.layout import is_loopback
 from distlaunch.runs.index import Ticket, note_begin
 from distlaunch.schedulers import allocation_in
-from distlaunch.supervisor.status import Controller, RunState, Status
+from distlaunch.supervisor.status import ControllerProcess, RunState, Status
 from distlaunch.transports.link import Link, Links
 from distlaunch.transports.opening import open_link, open_links
 from distlaunch.transports.process import Child
@@ -78,12 +78,12 @@ def start_run(spec: JobSpec, early: Link | None = None, listener: "InboundListen
     _check_master(spec)
     began = time.monotonic()
     if spec.allocation and spec.allocation.queued:
-        from distlaunch.runs.starts import continued, note_start
+        from distlaunch.runs.requeues import continued, note_start
 
         spec = continued(spec)
     run_id = new_run_id(spec.name)
     folder = run_directory(spec, run_id)
-    controller, now = Controller(os.uname().nodename, os.getpid(), boot_id()), time.time()
+    controller, now = ControllerProcess(os.uname().nodename, os.getpid(), boot_id()), time.time()
     restarts = spec.restarts_before
     status = Status(run_id, spec.name, RunState.CONNECTING, now, now, controller, restarts=restarts)
     folder.claim(status)

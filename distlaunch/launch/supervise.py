@@ -33,10 +33,10 @@ FIRST_SIGNS_OF_WORKERS = (messages.WorkerStarted, messages.WorkerUnstarted, mess
 
 LATE = ("plan.start_advice",)
 """Modules that only failures need."""
-LATE_IN_ALLOCATIONS = ("runs.starts",)
+LATE_IN_ALLOCATIONS = ("runs.requeues",)
 
 
-class Loop:
+class Controller:
     """Runs one job to its end."""
 
     def __init__(self, start: Start, observers: Observers, interrupts: Interrupts) -> None:
@@ -222,7 +222,7 @@ def supervise(start: Start, interrupts: Interrupts, observers: Iterable[Observer
     """Run the supervisor over the links of `start`; the run directory and the `observers` see the run."""
     recorder, last_output = Recorder(start.folder, start.status), LastOutput()
     seeing = Observers((last_output, recorder, *_wanted(start, last_output), *observers))
-    loop = Loop(start, seeing, interrupts)
+    loop = Controller(start, seeing, interrupts)
     # While agents boot, what the run may need later: by then, another distlaunch may be installed here.
     for name in (*LATE, *(LATE_IN_ALLOCATIONS if start.spec.allocation else ())):
         import_module(f"distlaunch.{name}")

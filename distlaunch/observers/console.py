@@ -22,14 +22,14 @@ FOLD_S = 0.2
 """Seconds for which lines are held back to find identical ones."""
 MAX_FOLDED = 1 << 20
 """Bytes of lines held back to find identical ones."""
-_LEVEL_COLOURS = {"warning": 33, "error": 31}
-RANK_COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
+_LEVEL_COLORS = {"warning": 33, "error": 31}
+RANK_COLORS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
 # Everything a terminal acts on, except tabs and colors (SGR), which training scripts use.
 _BIDI = "\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069"
 _CONTROLS = re.compile(f"\x1b\\[[0-9;:]*m|[\x00-\x08\x0b-\x1f\x7f-\x9f{_BIDI}]")
 
 
-def wants_colour(stream_is_terminal: bool) -> bool:
+def wants_color(stream_is_terminal: bool) -> bool:
     """Return whether to print colors: only on a terminal that supports them, and not if NO_COLOR is set."""
     return stream_is_terminal and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
 
@@ -76,7 +76,7 @@ class Console:
         self._terminal = (os.isatty(output_fd), os.isatty(2))
         self.has_terminal = self._terminal[1]
         """Whether messages go to a terminal."""
-        self._coloured = tuple(map(wants_colour, self._terminal))
+        self._colored = tuple(map(wants_color, self._terminal))
         self._recent: deque[Stream] = deque(maxlen=MAX_RECENT)
         self._progress_shown: dict[Stream, float] = {}
         self._lines = Lines()
@@ -157,8 +157,8 @@ class Console:
         self._end_live()
         for self.last_said in text.splitlines():
             line = f"distlaunch: {escape(self.last_said) if self.has_terminal else self.last_said}"
-            if self._coloured[1] and level in _LEVEL_COLOURS:
-                line = f"\x1b[{_LEVEL_COLOURS[level]}m{line}\x1b[0m"
+            if self._colored[1] and level in _LEVEL_COLORS:
+                line = f"\x1b[{_LEVEL_COLORS[level]}m{line}\x1b[0m"
             begin = b"\n" if self._in_line[1] else b""  # not in the middle of a line of a worker
             self._in_line[1] = False
             self._outlets[1].write(begin + line.encode(errors="backslashreplace") + b"\n", ours=True)
@@ -189,8 +189,8 @@ class Console:
     def _show(self, rank: int, stream: int, whole: bytes) -> None:
         self._came_between(stream)
         prefix = self._prefixes[rank, stream].encode()
-        if self._coloured[stream]:
-            prefix = coloured(prefix, rank)
+        if self._colored[stream]:
+            prefix = colored(prefix, rank)
         if self._terminal[stream]:
             whole = harmless(whole)
         if self._together and all(self._terminal):
@@ -255,9 +255,9 @@ class Folding:
             self.flush()
 
 
-def coloured(tag: bytes, rank: int) -> bytes:
+def colored(tag: bytes, rank: int) -> bytes:
     """Return the tag of a rank's lines in the color of the rank."""
-    return b"\x1b[%dm%s\x1b[0m" % (RANK_COLOURS[rank % len(RANK_COLOURS)], tag)
+    return b"\x1b[%dm%s\x1b[0m" % (RANK_COLORS[rank % len(RANK_COLORS)], tag)
 
 
 def harmless(lines: bytes) -> bytes:

@@ -54,7 +54,7 @@ class Observer:
         """Take what ranks of a node use, by rank; called every few seconds."""
 
     def began(self, spec: JobSpec, chance: float, at: float) -> None:
-        """Note that the run has attempt. Random choices of its supervisor follow from `chance`."""
+        """Note that the run has begun. Random choices of its supervisor follow from `chance`."""
 
     def happened(self, event: Event, state: State, at: float) -> None:
         """Note that an event has led to `state`."""

@@ -9,7 +9,7 @@ from typing import Any
 from distlaunch.agent.frozen import Frozen
 from distlaunch.here import boot_id
 from distlaunch.observers.run_directory import CONTROLLER_LOG, OUTPUT_INDEX, STATUS, SUMMARY
-from distlaunch.supervisor.status import Controller, RunState, Status, status_of
+from distlaunch.supervisor.status import ControllerProcess, RunState, Status, status_of
 
 
 class Run(Frozen):
@@ -82,7 +82,7 @@ def _parsed(data: bytes) -> dict[str, Any]:
     return {}
 
 
-def _why_lost(folder: str, controller: Controller) -> str:
+def _why_lost(folder: str, controller: ControllerProcess) -> str:
     who = f"its controller, process {controller.pid} on {controller.host},"
     known = bool(controller.boot) and controller.host == os.uname().nodename
     if known and controller.boot != boot_id():

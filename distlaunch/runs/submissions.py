@@ -12,12 +12,12 @@ from distlaunch.errors import DistlaunchError, UsageError
 from distlaunch.runs.find import JOB_FILES, LOGS, find
 from distlaunch.runs.following import over, pause
 from distlaunch.runs.index import Ticket, append, index_path, lines_of, listed, ticket_of
+from distlaunch.runs.requeues import starts_in, starts_path
 from distlaunch.runs.run_status import Run, run_in
-from distlaunch.runs.starts import starts_in, starts_path
 from distlaunch.schedulers import DEFAULT, TABLE, load, title_of
 from distlaunch.schedulers.queue import CANCELLED, GONE, Queued, output_path
 from distlaunch.signals import Interrupts
-from distlaunch.supervisor.status import Controller, RunState, Status
+from distlaunch.supervisor.status import ControllerProcess, RunState, Status
 from distlaunch.wording import listed as listed_words
 
 CLOCKS_S = 3600.0
@@ -152,7 +152,7 @@ def as_run(each: Submission, state: RunState, why: str) -> Run:
     at = each.at or time.time()
     reason = f"{title_of(each.scheduler)}: {why}"
     where, ending = ("", f"{reason}; see {each.output}") if state.over else (reason, "")
-    status = Status(each.id, each.job, state, at, at, Controller("", 0), where=where, why=ending)
+    status = Status(each.id, each.job, state, at, at, ControllerProcess("", 0), where=where, why=ending)
     return Run("", status, alive=False, heard=None)
 
 

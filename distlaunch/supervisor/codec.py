@@ -68,7 +68,8 @@ def event_of(report: Any, clock: Clock) -> Event | None:
     if kind in _ANSWERS:
         raise ProtocolError(f"unexpected message: {kind.__name__}")
     fields = {
-        name: _RULES.get((kind, name), _trusted)(value, name) for name, value in report._asdict().items()
+        name: _FIELD_CHECKS.get((kind, name), _trusted)(value, name)
+        for name, value in report._asdict().items()
     }
     if "at" in fields:
         fields["at"] = clock(fields["at"])
@@ -157,7 +158,7 @@ def _stopped(rows: tuple[tuple[int, int], ...], name: str) -> tuple[tuple[int, i
     return tuple((number(rank, name), number(pid, name, 1)) for rank, pid in rows)
 
 
-_RULES: Mapping[tuple[type, str], Callable[[Any, str], Any]] = {
+_FIELD_CHECKS: Mapping[tuple[type, str], Callable[[Any, str], Any]] = {
     (messages.Interrupted, "signum"): _signal,
     (messages.PortRefused, "owners"): _objects,
     (messages.PortUsurped, "owners"): _objects,
@@ -171,7 +172,7 @@ _RULES: Mapping[tuple[type, str], Callable[[Any, str], Any]] = {
     (messages.WorkerExited, "words"): _text(MAX_LAST_WORDS),
 }
 """Checks of fields that need more than `_trusted`."""
-_ANSWERS = frozenset({messages.Usage, messages.Listening, messages.Dialled})
+_ANSWERS = frozenset({messages.Usage, messages.Listening, messages.Dialed})
 """Reports that are not events: no run requests them, or they don't affect decisions."""
 
 

@@ -67,7 +67,7 @@ class Connecting(Frozen):
 
 
 class Retrying(Frozen):
-    """A node that will be connected again. `attempt` is the number of the last connection attempt."""
+    """A node that will be connected again, after that many `tries`."""
 
     tries: int
     failure: LinkFailure | None

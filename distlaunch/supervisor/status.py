@@ -30,7 +30,7 @@ class RunState(Enum):
         return self in (RunState.SUCCEEDED, RunState.FAILED, RunState.CANCELLED, RunState.LOST)
 
 
-class Controller(Frozen):
+class ControllerProcess(Frozen):
     """The process that runs a job. `boot` distinguishes boots of its host. "" if unknown."""
 
     host: str
@@ -49,7 +49,7 @@ class Status(Frozen):
     state: RunState
     since: float
     began: float
-    controller: Controller
+    controller: ControllerProcess
     ranks: int = 0
     nodes: int = 0
     where: str = ""
@@ -77,7 +77,9 @@ def document_of(status: Status) -> dict[str, Any]:
 def status_of(document: Mapping[str, Any]) -> Status:
     """Return the status in a JSON object, ignoring unknown keys. Raises KeyError, TypeError, ValueError."""
     known = {name: value for name, value in document.items() if name in Status._fields}
-    controller = Controller(**{name: document["controller"][name] for name in Controller._fields})
+    controller = ControllerProcess(
+        **{name: document["controller"][name] for name in ControllerProcess._fields}
+    )
     return Status(**{**known, "state": RunState(document["state"]), "controller": controller})
 
 

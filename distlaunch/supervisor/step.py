@@ -13,6 +13,7 @@ from typing import Any
 from distlaunch.agent import messages
 from distlaunch.job.spec import JobSpec
 from distlaunch.supervisor import (
+    allocation_end,
     connecting,
     events,
     findings,
@@ -22,7 +23,6 @@ from distlaunch.supervisor import (
     restarting,
     stalling,
     stopping,
-    termination,
 )
 from distlaunch.supervisor.actions import Action, Connect
 from distlaunch.supervisor.events import Event, LinkEnded, TimerDue
@@ -119,10 +119,10 @@ HANDLERS: Mapping[type, Handler] = {
     messages.AgentLeaving: connecting.on_agent_leaving,
     events.AgentUp: connecting.on_agent_up,
     events.ImagePulled: connecting.on_image_pulled,
-    events.AllocationReported: termination.on_allocation_reported,
+    events.AllocationReported: allocation_end.on_allocation_reported,
     events.AddressesFound: preparing.on_addresses_found,
     events.LinkEnded: _on_link_ended,
-    messages.WarningReceived: termination.termination_warning,
+    messages.WarningReceived: allocation_end.termination_warning,
     messages.PortHeld: preparing.on_port_held,
     messages.PortRefused: preparing.on_port_refused,
     messages.PortUsurped: preparing.on_port_usurped,
@@ -152,10 +152,10 @@ _DECIDERS: Mapping[type, Handler] = {
     findings.NodeBack: restarting.node_back,
     findings.NodeLeaving: restarting.node_leaving,
     findings.NodeLost: restarting.node_lost,
-    findings.AttemptFailed: termination.attempt_failed,
-    findings.TerminationWarning: termination.termination_warning,
-    findings.Terminated: termination.terminated,
-    findings.SuccessDoubted: termination.success_doubted,
+    findings.AttemptFailed: allocation_end.ask_before_failing,
+    findings.TerminationWarning: allocation_end.termination_warning,
+    findings.Terminated: allocation_end.terminated,
+    findings.SuccessDoubted: allocation_end.success_doubted,
     findings.StartAgain: restarting.start_again,
     findings.JobOver: stopping.end_job,
 }
@@ -173,7 +173,7 @@ _RULES: Mapping[Phase, tuple[Rule, ...]] = {
 
 _DUE: Mapping[Timer, Rule] = {
     Timer.JOB: stopping.job_overdue,
-    Timer.ASK: termination.ask_overdue,
+    Timer.ASK: allocation_end.ask_overdue,
     Timer.VERDICT: rank_exits.verdict_due,
     Timer.JOIN: joining.join_overdue,
     Timer.JOIN_MESSAGE: joining.join_message_due,

@@ -17,7 +17,7 @@ from distlaunch.transports import process
 from distlaunch.transports.container import BY_SRUN, Container, entry, in_step
 from distlaunch.transports.handshake import Bundle, Handshake, Streams, boot_text, candidates_text
 from distlaunch.transports.link import Link
-from distlaunch.transports.slurm import NODE_VARIABLE, LabelledStreams, Slurm
+from distlaunch.transports.slurm import NODE_VARIABLE, LabeledStreams, Slurm
 from distlaunch.transports.transport import Local, Transport
 
 TYPE_CHECKING = False
@@ -126,7 +126,7 @@ def _open_step(steps: Mapping[int, Slurm], named: str | None) -> Link:
     by_host = {step.host: index for index, step in steps.items()}
     boot = boot_text(bundle_for(same_interpreter=False), nonce, (NODE_VARIABLE, by_host))
     child = _start(first, first.group_argv(list(by_host)))
-    return Link(first, child, LabelledStreams(_opening(named), nonce, by_host, first), lambda: boot)
+    return Link(first, child, LabeledStreams(_opening(named), nonce, by_host, first), lambda: boot)
 
 
 def _start(reach: Transport, argv: Sequence[str], sharing: Sequence[int] = ()) -> process.Child:

@@ -62,7 +62,7 @@ class Slurm(Transport):
         return self._step([self.host], ["--nodes=1", "--ntasks=1", "--unbuffered"])
 
     def group_argv(self, hosts: Sequence[str]) -> list[str]:
-        """Return the same with a task on each of `hosts`, for `LabelledStreams`; others survive a failed one.
+        """Return the same with a task on each of `hosts`, for `LabeledStreams`; others survive a failed one.
 
         The hosts are in the order of the allocation.
         """
@@ -152,8 +152,8 @@ _TASK_END = re.compile(r"srun: error: (\S+): tasks? [\d,-]+: (?:Exited with exit
 _LABEL = re.compile(rb" *(\d+): ?")
 
 
-class LabelledStreams(Streams):
-    """The output of one step for several nodes, labelled line by line by srun.
+class LabeledStreams(Streams):
+    """The output of one step for several nodes, labeled line by line by srun.
 
     `nodes` are their numbers by host, in the order of the labels. The `opening` is for all of them.
     """
@@ -184,7 +184,7 @@ class LabelledStreams(Streams):
         return b"", found
 
     def listen(self, data: bytes) -> list[NodeGone]:
-        """Take data of stderr: messages of srun, or labelled lines of a node."""
+        """Take data of stderr: messages of srun, or labeled lines of a node."""
         found: list[NodeGone] = []
         for label, line in self._lines(2, data):
             if label is not None and label < len(self._nodes):

@@ -61,9 +61,9 @@ def picture(outcomes: Sequence[Outcome]) -> str:
         for name in outcome.seconds:
             y += _ROW
             width = max(1.0, outcome.median(name) / longest * _WIDTH)
-            colour = "#4c78a8" if name.startswith(("distlaunch", "with", "stuck", "dry")) else "#bab0ac"
+            color = "#4c78a8" if name.startswith(("distlaunch", "with", "stuck", "dry")) else "#bab0ac"
             shapes.append(f'<text x="{_LEFT - 8}" y="{y}" text-anchor="end">{escape(name)}</text>')
-            shapes.append(f'<rect x="{_LEFT}" y="{y - 11}" width="{width:.0f}" height="13" fill="{colour}"/>')
+            shapes.append(f'<rect x="{_LEFT}" y="{y - 11}" width="{width:.0f}" height="13" fill="{color}"/>')
             shown = f"{outcome.median(name) * 1000:,.0f} ms"
             shapes.append(f'<text x="{_LEFT + width + 6:.0f}" y="{y}">{shown}</text>')
         y += 2 * _ROW

@@ -100,7 +100,7 @@ def unlocked_shadow(user: str) -> str | None:
 
 
 def mark(testbed: Testbed, host: Host) -> str:
-    """Return what a host's loopback interface is labelled with, to know the namespace again."""
+    """Return what a host's loopback interface is labeled with, to know the namespace again."""
     return f"testbed {testbed.tag} {host.name}"
 
 

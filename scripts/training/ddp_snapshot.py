@@ -66,7 +66,7 @@ class Trainer:
 
 
 def dataset() -> TensorDataset:
-    """Points of the plane, labelled by whether they lie in the unit circle."""
+    """Points of the plane, labeled by whether they lie in the unit circle."""
     x = torch.randn(2000, 2, generator=torch.Generator().manual_seed(0))
     return TensorDataset(x, (x.norm(dim=1) < 1).long())
 

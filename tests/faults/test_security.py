@@ -367,7 +367,7 @@ BYTES = b"".join(f"<{text}>".encode() for text in COMMANDS) + b"<\x9b2J><\x90x\x
 
 
 def obeyed(shown: bytes) -> list[str]:
-    """What a terminal would obey in all that was shown on it, other than line ends, tabs and colours."""
+    """What a terminal would obey in all that was shown on it, other than line ends, tabs and colors."""
     text = shown.decode(errors="surrogateescape").replace("\r\n", "\n")
     text = re.sub(r"\x1b\[[0-9;:]*m", "", text)
     bad = "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\udc80-\udcff]"

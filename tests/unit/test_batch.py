@@ -14,8 +14,8 @@ from distlaunch.runs.submissions import Submission, submission
 from distlaunch.schedulers import TABLE, flux, grid_engine, load, lsf, pbs, slurm, target_of
 from distlaunch.schedulers.queue import CANCELLED, Queued
 from distlaunch.schedulers.script import Call, Scheduler, check_submitted
+from distlaunch.supervisor.allocation_end import is_to_go_on
 from distlaunch.supervisor.state import Cause, Verdict
-from distlaunch.supervisor.termination import is_to_go_on
 from tests.unit.test_restarts import Job
 
 CALL = Call(("distlaunch", "run", "/work/job.yaml"))

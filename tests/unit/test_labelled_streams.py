@@ -8,25 +8,25 @@ from distlaunch.agent import wire
 from distlaunch.agent.wire import HELLO_PREFIX, READY_MARKER, Frame, encode_output
 from distlaunch.transports.failure import Kind, LinkFailure, ProcessEnd
 from distlaunch.transports.handshake import NodeGone
-from distlaunch.transports.slurm import LabelledStreams, Slurm
+from distlaunch.transports.slurm import LabeledStreams, Slurm
 
 HOSTS, INDICES = ("a1", "a2", "b1"), (4, 5, 7)
 STEP = Slurm("a1", "17")
 HELLO = READY_MARKER + HELLO_PREFIX + b"n0nce\n"
 
 
-def streams() -> LabelledStreams:
-    return LabelledStreams(b"opening", "n0nce", dict(zip(HOSTS, INDICES, strict=True)), STEP)
+def streams() -> LabeledStreams:
+    return LabeledStreams(b"opening", "n0nce", dict(zip(HOSTS, INDICES, strict=True)), STEP)
 
 
-def labelled(label: int, data: bytes) -> bytes:
+def labeled(label: int, data: bytes) -> bytes:
     return b"".join(b"%d: %b\n" % (label, line) for line in data.removesuffix(b"\n").split(b"\n"))
 
 
-def booted() -> LabelledStreams:
+def booted() -> LabeledStreams:
     made = streams()
     for label in range(3):
-        made.receive(labelled(label, HELLO))
+        made.receive(labeled(label, HELLO))
     return made
 
 
@@ -41,7 +41,7 @@ def test_frames_survive_labels_however_they_are_cut(seed: int) -> None:
         sent[INDICES[label]].append(data)
         encoded = wire.as_lines(encode_output(INDICES[label], 0, 0, data))
         assert max(map(len, encoded.split(b"\n"))) < 1000
-        pieces.append(labelled(label, encoded))
+        pieces.append(labeled(label, encoded))
     made, whole, got = booted(), b"".join(pieces), dict[int, list[bytes]]()
     while whole:
         size = chance.randrange(1, 2000)
@@ -55,9 +55,9 @@ def test_frames_survive_labels_however_they_are_cut(seed: int) -> None:
 def test_the_opening_is_for_all_and_each_says_hello() -> None:
     made = streams()
     assert made.without_marker() == b"opening"
-    made.receive(labelled(0, HELLO) + labelled(2, HELLO))
+    made.receive(labeled(0, HELLO) + labeled(2, HELLO))
     assert not made.booted
-    made.receive(labelled(1, HELLO))
+    made.receive(labeled(1, HELLO))
     assert made.booted
 
 
@@ -69,7 +69,7 @@ def test_an_agents_last_status_ends_its_node_once() -> None:
     assert isinstance(gone, NodeGone)
     assert gone == NodeGone(5, LinkFailure(Kind.LOST, clean=True))  # its guardian has swept
     assert made.listen(b"srun: error: a2: task 1: Exited with exit code 70\n") == []
-    (frame,) = made.receive(labelled(2, wire.as_lines(encode_output(7, 0, 0, b"goes on"))))[1]
+    (frame,) = made.receive(labeled(2, wire.as_lines(encode_output(7, 0, 0, b"goes on"))))[1]
     assert isinstance(frame, Frame)
     assert frame.payload == b"goes on"
 
@@ -94,7 +94,7 @@ def test_understands_srun_messages_about_tasks(words: str, ended: list[tuple[int
 
 def test_a_failure_shows_only_its_own_nodes_output() -> None:
     made = streams()
-    made.receive(labelled(1, READY_MARKER))
+    made.receive(labeled(1, READY_MARKER))
     made.listen(b"1: distlaunch: no python: python9\n2: chatter\n")
     (gone,) = made.listen(b"srun: error: a2: task 1: Exited with exit code 127\n")
     assert gone.failure.kind is Kind.NO_PYTHON

@@ -7,8 +7,8 @@ import pytest
 
 from distlaunch.agent import messages
 from distlaunch.agent.messages import (
-    COMMANDS,
-    REPORTS,
+    COMMAND_TYPES,
+    REPORT_TYPES,
     Binding,
     RankSpec,
     StartWorkers,
@@ -48,7 +48,7 @@ def through_json(message: tuple[Any, ...]) -> dict[str, Any]:
     return document
 
 
-@pytest.mark.parametrize("table", [COMMANDS, REPORTS], ids=["commands", "reports"])
+@pytest.mark.parametrize("table", [COMMAND_TYPES, REPORT_TYPES], ids=["commands", "reports"])
 def test_messages_survive_json(table: dict[str, Any]) -> None:
     for kind in table.values():
         message = kind(*map(sample, kind.__annotations__.values()))
@@ -56,18 +56,18 @@ def test_messages_survive_json(table: dict[str, Any]) -> None:
 
 
 def test_nested_records_are_records_again() -> None:
-    read = messages.read(COMMANDS, through_json(START))
+    read = messages.read(COMMAND_TYPES, through_json(START))
     assert (read.binding.how, read.workers[0].argv) == ("listed", ("python", "t.py"))
-    assert messages.read(COMMANDS, through_json(START._replace(binding=None))).binding is None
+    assert messages.read(COMMAND_TYPES, through_json(START._replace(binding=None))).binding is None
 
 
 def test_names_a_missing_field() -> None:
-    for op, kind in {**COMMANDS, **REPORTS}.items():
+    for op, kind in {**COMMAND_TYPES, **REPORT_TYPES}.items():
         for name in kind.__annotations__:
             fields = through_json(kind(*map(sample, kind.__annotations__.values())))
             del fields[name]
             with pytest.raises(ProtocolError, match=f"^{op} lacks {name}$"):
-                messages.read(COMMANDS if kind in COMMANDS.values() else REPORTS, fields)
+                messages.read(COMMAND_TYPES if kind in COMMAND_TYPES.values() else REPORT_TYPES, fields)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_names_a_missing_field() -> None:
 )
 def test_names_a_field_of_a_wrong_type(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(ProtocolError, match=words):
-        messages.read(REPORTS, {**through_json(EXITED), **changes})
+        messages.read(REPORT_TYPES, {**through_json(EXITED), **changes})
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_names_a_field_of_a_wrong_type(changes: dict[str, Any], words: str) -> N
 )
 def test_names_a_wrong_field_of_a_nested_record(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(ProtocolError, match=words):
-        messages.read(COMMANDS, {**through_json(START), **changes})
+        messages.read(COMMAND_TYPES, {**through_json(START), **changes})
 
 
 def test_records_are_made_by_position_or_by_name_with_all_their_fields() -> None:

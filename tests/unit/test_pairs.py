@@ -17,8 +17,8 @@ def test_of_many_nodes_each_dials_a_few(count: int) -> None:
     for node, others in found.items():
         assert len(set(others)) == len(others) == EVERY - 1
         assert node not in others and (node + 1) % count in others
-    dialled = [other for others in found.values() for other in others]
-    assert {dialled.count(node) for node in found} == {EVERY - 1}
+    dialed = [other for others in found.values() for other in others]
+    assert {dialed.count(node) for node in found} == {EVERY - 1}
 
 
 def unreached(pairs: str, error: str = "refused") -> list[Unreached]:

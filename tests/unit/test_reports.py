@@ -63,7 +63,7 @@ EVENTS: list[Any] = [
 """Reports that become events as they are."""
 EXITED = messages.WorkerExited(NODE, 1, -9, 5.0, RECORD, 2, (64, 32), "Killed")
 SAMPLES = {type(report): report for report in (*EVENTS, HELLO, EXITED, messages.Pong(NODE, 5.0))}
-UNASKED: list[Any] = [messages.Listening(NODE, 29500), messages.Dialled(NODE, ())]
+UNASKED: list[Any] = [messages.Listening(NODE, 29500), messages.Dialed(NODE, ())]
 
 
 def told(report: Any) -> Any:
@@ -112,7 +112,7 @@ def test_a_pong_is_only_a_sign_of_life() -> None:
 
 
 def test_every_kind_of_report_is_in_these_tables() -> None:
-    assert {*SAMPLES, *map(type, UNASKED), messages.Usage} == set(messages.REPORTS.values())
+    assert {*SAMPLES, *map(type, UNASKED), messages.Usage} == set(messages.REPORT_TYPES.values())
 
 
 def test_what_workers_use_is_known_by_local_rank() -> None:
@@ -426,7 +426,7 @@ def longest(value: Any) -> int:
     return max(map(longest, value), default=0) if isinstance(value, tuple | list) else 0
 
 
-@given(st.sampled_from(sorted(messages.REPORTS)).flatmap(lambda op: _of_kind(messages.REPORTS[op])))
+@given(st.sampled_from(sorted(messages.REPORT_TYPES)).flatmap(lambda op: _of_kind(messages.REPORT_TYPES[op])))
 @bounded(500)
 def test_any_report_is_a_bounded_event_or_a_protocol_error(report: Any) -> None:
     try:

@@ -10,7 +10,7 @@ from distlaunch.supervisor.state import Phase, Timer
 
 
 def test_every_report_and_every_event_has_its_handler() -> None:
-    reports = {*messages.REPORTS.values()} - codec._ANSWERS - {messages.Hello, messages.Pong}
+    reports = {*messages.REPORT_TYPES.values()} - codec._ANSWERS - {messages.Hello, messages.Pong}
     own = {each for each in vars(events).values() if getattr(each, "__module__", "") == events.__name__}
     assert set(step.HANDLERS) == reports | own
     assert set(step._PHASES) <= set(step.HANDLERS)

@@ -59,7 +59,7 @@ class Step:
     def obey(self, frame: wire.Frame) -> None:
         """What an agent does on a command."""
         node = frame.node
-        match messages.read(messages.COMMANDS, frame.message()):
+        match messages.read(messages.COMMAND_TYPES, frame.message()):
             case messages.Ping():
                 self._tell(node, messages.Pong(node, 1.0))
             case messages.HoldPort():

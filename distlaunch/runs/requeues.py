@@ -9,8 +9,8 @@ from distlaunch.job.spec import Earlier, JobSpec
 from distlaunch.runs.index import append, lines_of
 from distlaunch.runs.run_status import run_in
 from distlaunch.schedulers import load
+from distlaunch.supervisor.allocation_end import is_to_go_on
 from distlaunch.supervisor.state import State
-from distlaunch.supervisor.termination import is_to_go_on
 
 
 class Begun(Frozen):

@@ -29,7 +29,7 @@ STATUS = 128 + signal.SIGTERM
 _BY_SIGNALS = (128 + signal.SIGTERM, 128 + signal.SIGKILL, 128 + signal.SIGINT)
 
 
-def attempt_failed(found: AttemptFailed, state: State, now: float) -> Step:
+def ask_before_failing(found: AttemptFailed, state: State, now: float) -> Step:
     """Hold back a failure that the scheduler may have caused until the scheduler has been asked."""
     if state.asked:
         known = state.asked.cause
