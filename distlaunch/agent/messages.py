@@ -2,8 +2,9 @@
 
 The payload of a control frame is one JSON object with the fields of a message and its `op`. `COMMAND_TYPES`
 go from the controller to an agent, `REPORT_TYPES` from an agent to the controller. Names that end in _s are
-in seconds, and `at` is the monotonic time of the node. Both ends import this module, so field types use the syntax
-of Python 3.8, and only the types in `_CHECKS` are supported.
+in seconds, and `at` is the monotonic time of the node.
+Both ends import this module, so field types use the syntax of Python 3.8, and only the types in `_CHECKS`
+are supported.
 """
 
 from __future__ import annotations

@@ -1,22 +1,16 @@
-"""Replays a run from its events.jsonl, state by state: what did the supervisor know, and what did it do?
-
-    python -m distlaunch.runs.replay runs/mnist-20260101-120000-0a1b2c3d --from 12.5 --to 14
-
-Exits with 1 if it says anything else to the user than it did then: the policy has changed since.
-"""
+"""A run replayed from its events.jsonl, state by state. `scripts/replay` prints it."""
 
 import functools
 import json
-import sys
 import typing
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
 from itertools import zip_longest
 from pathlib import Path
 from types import UnionType
 from typing import Any, NamedTuple
 
-from distlaunch.errors import DistlaunchError, reason
+from distlaunch.errors import DistlaunchError
 from distlaunch.job.spec import JobSpec
 from distlaunch.observers.run_directory import EVENTS
 from distlaunch.supervisor.actions import Action, ShowMessage
@@ -28,8 +22,6 @@ from distlaunch.transports.slurm import Slurm
 from distlaunch.transports.ssh import Ssh
 from distlaunch.transports.transport import Command, Joined, Local, Transport
 
-WIDTH = 160
-"""Characters shown of a value."""
 _NO_START = f"line 1: not the start of a history of version {VERSION}"
 _KINDS: Mapping[Any, type] = {kind.__name__: kind for kind in HANDLERS}
 
@@ -167,34 +159,6 @@ def _one_of(kinds: Iterable[Any], value: Any) -> Any:
     raise TypeError(f"{value!r} is not allowed here")
 
 
-def shown(moments: Iterable[Moment], first_s: float, last_s: float) -> Iterator[str]:
-    """Describe the steps within that time: the event, the changes of the state, and the actions."""
-    before: State | None = None
-    for moment in moments:
-        if first_s <= moment.at <= last_s:
-            yield f"{moment.at:10.3f}  {_short(moment.event or 'began')}"
-            yield from (f"{'':14}{change}" for change in _changes("", before, moment.state) if before)
-            yield from (f"{'':12}→ {_short(action)}" for action in moment.actions)
-        before = moment.state
-
-
-def _changes(path: str, before: Any, after: Any) -> Iterator[str]:
-    """Yield the differences between two states: `workers[3].phase: PLANNED → RUNNING`."""
-    if before == after:
-        return
-    if type(before) is not type(after) or not isinstance(before, tuple) or len(before) != len(after):
-        yield f"{path}: {_short(before)} → {_short(after)}"
-        return
-    for name, one, other in zip(getattr(before, "_fields", range(len(before))), before, after, strict=True):
-        part = f".{name}" if isinstance(name, str) else f"[{name}]"
-        yield from _changes(f"{path}{part}".lstrip("."), one, other)
-
-
-def _short(value: Any) -> str:
-    text = value.name if isinstance(value, Enum) else value if isinstance(value, str) else repr(value)
-    return text if len(text) <= WIDTH else text[: WIDTH - 1] + "…"
-
-
 def retold(lines: Iterable[Mapping[str, Any]], moments: Iterable[Moment]) -> str:
     """Return the first message that differs from the recorded one; "" if none does."""
     recorded = [line["text"] for line in lines if line.get("event") == MESSAGE and not line.get("remark")]
@@ -205,31 +169,3 @@ def retold(lines: Iterable[Mapping[str, Any]], moments: Iterable[Moment]) -> str
         if then != now:
             return f"said then: {then or 'nothing more'}\nsays now:  {now or 'nothing more'}"
     return ""
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line."""
-    import argparse  # needed only here
-
-    parser = argparse.ArgumentParser(
-        prog="python -m distlaunch.runs.replay", description=__doc__.splitlines()[0]
-    )
-    parser.add_argument("folder", type=Path, help="a run's folder, or its events.jsonl")
-    parser.add_argument("--from", type=float, default=0.0, metavar="S", dest="first", help="seconds")
-    parser.add_argument("--to", type=float, default=float("inf"), metavar="S", dest="last", help="seconds")
-    options = parser.parse_args(argv)
-    try:
-        lines = lines_in(options.folder)
-        moments = list(replay(lines))
-    except (OSError, HistoryError) as error:
-        why = reason(error) if isinstance(error, OSError) else error
-        parser.exit(2, f"{options.folder}: {why}\n")
-    for line in shown(moments, options.first, options.last):
-        print(line)
-    difference = retold(lines, moments)
-    print(difference, end="\n" if difference else "", file=sys.stderr)
-    return 1 if difference else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

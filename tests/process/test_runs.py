@@ -7,6 +7,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +26,7 @@ from distlaunch.supervisor.actions import ShowMessage
 from tests.harness import (
     PATIENCE_S,
     PRESS_S,
+    ROOT,
     Going,
     distlaunch,
     distlaunch_argv,
@@ -464,6 +466,28 @@ def test_a_reader_that_leaves_is_no_error(restarted: Path) -> None:
     done = completed(["bash", "-c", f"{line} | head -1; exit ${{PIPESTATUS[0]}}"], cwd=restarted)
     assert done.returncode in (0, 141)
     assert done.stderr in ("", "distlaunch: restart 1\n")
+
+
+def test_the_replay_tool_shows_events_changes_and_messages_that_differ(
+    restarted: Path, tmp_path: Path
+) -> None:
+    def replayed(*words: object) -> "subprocess.CompletedProcess[str]":
+        argv = [sys.executable, str(ROOT / "scripts/replay"), *map(str, words)]
+        return subprocess.run(argv, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+
+    (run,) = (restarted / "runs").iterdir()
+    done = replayed(run)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "  AgentUp(node=0" in done.stdout and "phase: RUNNING → RESTARTING" in done.stdout
+    assert "→ StartWorkers(node=0)" in done.stdout
+    assert "AgentUp" not in replayed(run, "--to", "0").stdout
+    altered = tmp_path / "events.jsonl"
+    added = {"event": "Message", "t": 99.0, "level": "info", "text": "as it was"}
+    altered.write_text((run / "events.jsonl").read_text() + json.dumps(added) + "\n")
+    done = replayed(altered)
+    assert (done.returncode, done.stderr) == (1, "said then: as it was\nsays now:  nothing more\n")
+    done = replayed(tmp_path / "none")
+    assert (done.returncode, done.stderr) == (2, f"{tmp_path}/none: No such file or directory\n")
 
 
 def test_a_directory_without_a_status_is_no_run(restarted: Path, tmp_path: Path) -> None:

@@ -3,16 +3,13 @@
 import json
 import typing
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from distlaunch.agent.messages import WorkerExited
-from distlaunch.agent.wire import Message
 from distlaunch.job.spec import EnvValue, JobSpec, TorchrunLogs
 from distlaunch.plan.layout import Facts
-from distlaunch.runs import replay as tool
 from distlaunch.runs.replay import HistoryError, Moment, loaded, replay, typed
 from distlaunch.supervisor.events import AgentUp, Event, LinkEnded
 from distlaunch.supervisor.history import BEGAN, VERSION, beginning, fields_of, without_secrets
@@ -112,40 +109,3 @@ def test_refuses_what_is_not_a_history(lines: list[str], words: str) -> None:
 def test_ignores_a_truncated_last_line() -> None:
     text = first_line(spec_of("script: t.py")) + "\n" + line("Interrupted", signum=2)[:-9]
     assert [moment.event for moment in replayed(text)] == [None]
-
-
-def kept_in(tmp_path: Path, *more: str) -> Path:
-    spec = spec_of("script: t.py\ngpus_per_node: 0")
-    up: Message = fields_of(AgentUp(0, Facts("python3", 0), "h"))
-    lines = [first_line(spec), line("AgentUp", 0.25, **up), *more]
-    path = tmp_path / "some.jsonl"
-    path.write_text("\n".join(lines))
-    return path
-
-
-def test_the_tool_shows_events_changes_and_actions(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert tool.main([str(kept_in(tmp_path))]) == 0
-    shown = capsys.readouterr().out
-    assert "     0.250  AgentUp(node=0" in shown
-    assert "nodes[0]: Connecting(tries=1, failure=None, away=None, asked='', held=0) → Up(" in shown
-    assert "→ HoldPort(node=0, port=None)" in shown
-
-
-def test_the_tool_shows_a_span(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert tool.main([str(kept_in(tmp_path)), "--to", "0.1"]) == 0
-    assert "AgentUp" not in capsys.readouterr().out
-
-
-def test_the_tool_shows_messages_that_differ(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = kept_in(tmp_path, line("Message", level="info", text="as it was"))
-    assert tool.main([str(path)]) == 1
-    assert capsys.readouterr().err == "said then: as it was\nsays now:  nothing more\n"
-
-
-def test_the_tool_names_an_unreadable_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        tool.main([str(tmp_path)])
-    assert ended.value.code == 2
-    assert capsys.readouterr().err == f"{tmp_path}: No such file or directory\n"
