@@ -481,7 +481,7 @@ def test_the_replay_tool_shows_events_changes_and_messages_that_differ(
     assert "  AgentUp(node=0" in done.stdout and "phase: RUNNING → RESTARTING" in done.stdout
     assert "→ StartWorkers(node=0)" in done.stdout
     assert "AgentUp" not in replayed(run, "--to", "0").stdout
-    altered = tmp_path / "events.jsonl"
+    altered = tmp_path / "altered.jsonl"
     added = {"event": "Message", "t": 99.0, "level": "info", "text": "as it was"}
     altered.write_text((run / "events.jsonl").read_text() + json.dumps(added) + "\n")
     done = replayed(altered)
