@@ -203,7 +203,7 @@ def retold(lines: Iterable[Mapping[str, Any]], moments: Iterable[Moment]) -> str
     ]
     for then, now in zip_longest(recorded, retold):
         if then != now:
-            return f"said then: {then or 'nothing more'}\nsays now:  {now or 'nothing more'}"
+            return f"recorded: {then or 'nothing more'}\nreplayed: {now or 'nothing more'}"
     return ""
 
 
@@ -214,7 +214,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m distlaunch.runs.replay", description=__doc__.splitlines()[0]
     )
-    parser.add_argument("folder", type=Path, help="a run's folder, or its events.jsonl")
+    parser.add_argument("folder", type=Path, help="a run directory, or its events.jsonl")
     parser.add_argument("--from", type=float, default=0.0, metavar="S", dest="first", help="seconds")
     parser.add_argument("--to", type=float, default=float("inf"), metavar="S", dest="last", help="seconds")
     options = parser.parse_args(argv)

@@ -141,7 +141,7 @@ def test_the_tool_shows_a_span(tmp_path: Path, capsys: pytest.CaptureFixture[str
 def test_the_tool_shows_messages_that_differ(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = kept_in(tmp_path, line("Message", level="info", text="as it was"))
     assert tool.main([str(path)]) == 1
-    assert capsys.readouterr().err == "said then: as it was\nsays now:  nothing more\n"
+    assert capsys.readouterr().err == "recorded: as it was\nreplayed: nothing more\n"
 
 
 def test_the_tool_names_an_unreadable_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
