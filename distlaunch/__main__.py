@@ -34,7 +34,7 @@ def main() -> None:
             raise
         _fail("too many open files: raise the limit with `ulimit -n`", 1)
     except MemoryError:
-        _fail("out of memory; see `ulimit -v` and `ulimit -d`, if they are limits", 1)
+        _fail("out of memory; check the limits shown by `ulimit -v` and `ulimit -d`", 1)
     except UnicodeEncodeError as error:
         if error.encoding != sys.getfilesystemencoding():
             raise

@@ -45,7 +45,7 @@ class UsageError(DistlaunchError):
 def reason(error: OSError) -> str:
     """Return the system's message, with advice if descriptors have run out."""
     words = error.strerror or str(error)
-    return f"{words}: raise the limit, `ulimit -n`" if error.errno in (errno.EMFILE, errno.ENFILE) else words
+    return f"{words}: raise `ulimit -n`" if error.errno in (errno.EMFILE, errno.ENFILE) else words
 
 
 class Problem(Frozen):

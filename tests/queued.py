@@ -24,7 +24,7 @@ def check_stop_before_start(name: str, job: str, named: str | None = None) -> No
     assert rows("--all")[0]["state"] == "CANCELLED"
     ended = distlaunch("attach", job)
     assert ended.returncode == 1
-    assert f"{name} ended (CANCELLED) and started no run; see " in ended.stderr
+    assert f"{name} ended (CANCELLED) without starting a run; see " in ended.stderr
 
 
 class Printed:

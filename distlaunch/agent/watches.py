@@ -142,7 +142,7 @@ def _doing(pids: list[int], held: set[int], port: int, sockets: list[procfs.Sock
     if not any(procfs.has_mapped(each, b"libtorch") for each in pids):
         return False, "has not imported torch yet"
     if held and _was_refused(pids, sockets):
-        return True, "the rendezvous refuses its connection"
+        return True, "connection to the rendezvous refused"
     at_work = any(procfs.state(each) == "R" for each in pids)
     return False, "torch imported, %s" % ("busy" if at_work else "idle")
 

@@ -234,7 +234,7 @@ def _words(code: int, stage: str) -> str:
     if stage == "interpreter":
         return "the interpreter in its #! line does not exist"
     if code == errno.ENOEXEC:
-        return "not a program: no #! line and no executable format"
+        return "not executable: no #! line and no known binary format"
     if code == errno.E2BIG:
         return "its arguments and environment are too long (E2BIG)"
     if code == errno.EMFILE:

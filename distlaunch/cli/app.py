@@ -39,7 +39,7 @@ def run_app(words: Sequence[str], early: "Link | None" = None) -> int:
     Raises `DistlaunchError`.
     """
     if words and words[0].endswith((".yaml", ".yml")):
-        say(f"no command {words[0]!r}: `distlaunch run {words[0]}` runs a job")
+        say(f"no command {words[0]!r}; to run a job, use `distlaunch run {words[0]}`")
         return Exit.USAGE
     if words[:1] not in [[command.name] for command in app.registered_commands]:
         _add_other_commands()  # these don't import what they don't use
@@ -84,12 +84,12 @@ def _options(version: Version = False) -> None:
 Quiet = Annotated[
     bool, Option("--quiet", "-q", help="Hide distlaunch's own messages, except warnings and errors.")
 ]
-_DETACH = "Return once all ranks have started, print the run's id, and keep the run going in the background."
+_DETACH = "Return once all ranks have started, print the run's ID, and keep the run going in the background."
 Detach = Annotated[bool, Option("--detach", "-d", help=_DETACH)]
 View = Annotated[
-    bool, Option("--view", help="Show the run full-screen, as `distlaunch view` does; but q stops it.")
+    bool, Option("--view", help="Show the run full-screen, like `distlaunch view`, except that q stops it.")
 ]
-_ON = "Control the run from HOST, reached over ssh, so that this machine can sleep or disconnect."
+_ON = "Run the controller on HOST, reached over SSH, so that this machine can sleep or disconnect."
 On = Annotated[str | None, Option("--on", metavar="HOST", help=_ON)]
 
 
@@ -106,7 +106,7 @@ def run(
     view: View = False,
     on: On = None,
 ) -> None:
-    """Run a job; the exit status is that of the first worker that failed."""
+    """Run a job. The exit status is that of the first worker that failed."""
     from distlaunch.cli.run import RunOptions, run_with
 
     options = RunOptions(
@@ -126,7 +126,7 @@ def dry_run(
     overrides: Set = None,
     as_json: Json = False,
 ) -> None:
-    """Show which rank would run where, or print commands to paste; contacts no host."""
+    """Show where each rank would run, or print commands to paste, without contacting any host."""
     from distlaunch.cli.tables import print_plan
     from distlaunch.job.file import load_job
     from distlaunch.launch.addresses import plan_without_nodes

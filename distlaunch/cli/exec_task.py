@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 USAGE = "usage: distlaunch exec [--virtual-local-rank] -- PROGRAM [ARGS…]"
 HELP = f"""{USAGE}
 
-Run PROGRAM as one rank of many, started task by task by srun, mpirun, flux run or jsrun: sets RANK,
-LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and the rest of torchrun's contract from their variables.
-The task of rank 0 controls all: when a rank fails, the others are stopped, and each task says which it was.
+Run PROGRAM as one rank, in a task started by srun, mpirun, flux run or jsrun. RANK, LOCAL_RANK, WORLD_SIZE,
+MASTER_ADDR, MASTER_PORT and torchrun's other variables are set from the variables of that launcher. The task
+of rank 0 controls the run: when a rank fails, the others are stopped, and each task prints which rank failed.
 
   --virtual-local-rank  LOCAL_RANK is 0: each task sees only its own GPU (srun --gpus-per-task)
   -h, --help            Show this help and exit.
@@ -136,7 +136,7 @@ def _hosts(task: Task, environ: Mapping[str, str]) -> tuple[str, ...]:
     if task.on_one_node:
         return ("127.0.0.1",)
     if not task.addresses:
-        raise UsageError("MASTER_PORT is set, but not MASTER_ADDR: set both, or unset it")
+        raise UsageError("MASTER_PORT is set but MASTER_ADDR is not: set both or neither")
     return task.addresses
 
 

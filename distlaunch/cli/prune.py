@@ -21,15 +21,15 @@ from distlaunch.supervisor.status import RunState
 from distlaunch.wording import counted
 
 Places = Annotated[
-    list[str] | None, Argument(metavar="[FOLDER]…", help="Look only in these folders and their `runs`.")
+    list[str] | None, Argument(metavar="[DIRECTORY]…", help="Only these directories and their `runs`.")
 ]
-_OLDER = "Delete runs that ended longer ago than this, e.g. 30d."
+_OLDER = "Delete runs that ended more than this long ago, e.g. 30d."
 Older = Annotated[str | None, Option("--older", metavar="DURATION", help=_OLDER)]
-Dry = Annotated[bool, Option("--dry-run", help="List what would be deleted; delete nothing.")]
+Dry = Annotated[bool, Option("--dry-run", help="List what would be deleted, without deleting it.")]
 
 
 def prune(places: Places = None, older: Older = None, dry: Dry = False, as_json: Json = False) -> None:
-    """Delete the folders of your old runs."""
+    """Delete the directories of your old runs."""
     if older is None:
         raise UsageError("prune needs --older DURATION, e.g. --older 30d")
     before = time.time() - ago_s("--older", older, "30d")

@@ -62,7 +62,7 @@ if request["folder"]:
         os.chdir(request["folder"])
     except OSError as error:
         words = (request["folder"], request["host"], error.strerror)
-        rest = "; --on needs the job file's folder at the same path there"
+        rest = "; --on needs the job file's directory at the same path there"
         sys.stderr.write("distlaunch: %s on %s: %s" % words + rest + "\\n")
         os._exit(2)
 with tempfile.TemporaryFile() as file:
@@ -193,7 +193,7 @@ def run_on(
     if detach:
         print(run, flush=True)
         if sys.stderr.isatty():
-            say(f"running under the control of {host}; follow it with `distlaunch attach {host}:{run}`")
+            say(f"running, controlled from {host}; follow it with `distlaunch attach {host}:{run}`")
         return Exit.OK
     try:
         return run_there(ssh, Request(("attach", "--all", run)))

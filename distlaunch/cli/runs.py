@@ -24,15 +24,14 @@ from distlaunch.supervisor.status import RunState
 runs = typer.Typer()
 
 _WHICH = (
-    "A run's id or a unique prefix of it, a job's name (its latest run), a run directory, or a Slurm job's "
-    "id; HOST:RUN for a run on another host. Default: the latest run below the current folder."
+    "A run's ID or a unique prefix of it, a job's name (its latest run), a run directory, or a Slurm job "
+    "ID; HOST:RUN for a run on another host. Default: the latest run below the current directory."
 )
 Which = Annotated[str | None, Argument(metavar="[RUN]", help=_WHICH, show_default=False)]
 _PLACES = (
-    "List only these runs, or those in these folders and in their `runs` subfolders; HOST: lists another "
-    "host's."
+    "List only these runs, or those in these directories and in their `runs`; HOST: lists another host's."
 )
-Places = Annotated[list[str] | None, Argument(metavar="[FOLDER|RUN]…", help=_PLACES)]
+Places = Annotated[list[str] | None, Argument(metavar="[DIRECTORY|RUN]…", help=_PLACES)]
 Ended = Annotated[bool, Option("--all", "-a", help="Include runs that have ended.")]
 Most = Annotated[
     int | None, Option("--number", "-n", metavar="N", min=0, help="Show only the N latest runs.")
@@ -59,7 +58,7 @@ def ps(
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
         print_text(table(found, width))
     else:
-        say("no runs" if ended else "no active runs; `distlaunch ps -a` also lists those that have ended")
+        say("no runs" if ended else "no active runs; `distlaunch ps -a` also lists ended runs")
 
 
 Everything = Annotated[bool, Option("--all", "-a", help="Start from the beginning of the run.")]
@@ -73,7 +72,7 @@ def attach(
     fold: Fold = False,
     ssh_config: SshConfig = None,
 ) -> None:
-    """Show what `run` would show of a run, from now on; Ctrl-C detaches without stopping it."""
+    """Follow a run's console output from now on; Ctrl-C detaches without stopping the run."""
     run_elsewhere(context, which, ssh_config)
     from distlaunch.observers.terminal import Terminal
 
@@ -85,7 +84,7 @@ def attach(
 
 @runs.command("view")
 def view(context: typer.Context, which: Which = None, ssh_config: SshConfig = None) -> None:
-    """Watch a run full-screen: its ranks, which stand out, and their output; q quits without stopping it."""
+    """Watch a run full-screen: its ranks, outliers, and their output; q quits without stopping the run."""
     run_elsewhere(context, which, ssh_config, terminal=True)
     from distlaunch.view.watching import watch
 
@@ -126,7 +125,7 @@ def stop(
     as_json: Json = False,
     ssh_config: SshConfig = None,
 ) -> None:
-    """Stop a run, or cancel a queued job, and wait for its end. As with Ctrl-C, a second stop kills."""
+    """Stop a run, or cancel a queued job, and wait until it has ended. Like Ctrl-C, a second stop kills."""
     run_elsewhere(context, which, ssh_config)
     queued = submission(which)
     run = None if queued else find(which, alone=True)
@@ -134,7 +133,7 @@ def stop(
         queued = known
     if run and not queued:
         if run.host and not run.status.state.over:  # only its directory is shared
-            say(f"the controller of {run.id} is on {run.host}: stopping it there over ssh")
+            say(f"the controller of {run.id} is on {run.host}; stopping it over SSH")
             run_elsewhere(context, f"{run.host}:{run.folder}", ssh_config, which)
         if which is None and run.alive:
             say(f"stopping {run.id} ({run.folder})")

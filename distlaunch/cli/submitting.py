@@ -22,7 +22,7 @@ from distlaunch.schedulers.script import Call, Scheduler
 queue = typer.Typer()
 exports = typer.Typer(
     name="export",
-    help="Print a batch script or manifest for the job. Nothing is submitted.",
+    help="Print a batch script or manifest for the job, without submitting it.",
     no_args_is_help=True,
 )
 
@@ -43,9 +43,9 @@ def _known(name: str | None) -> str | None:
 
 
 _METAVAR = f"[{'|'.join(TABLE)}]"
-_TO = "The scheduler; by default the one that the job file has a section for, else Slurm."
+_TO = "The scheduler. Default: the one with a section in the job file, else Slurm."
 To = Annotated[str | None, Option("--to", metavar=_METAVAR, callback=_known, help=_TO, show_default=False)]
-Dry = Annotated[bool, Option("--dry-run", help="Print the batch script; submit nothing.")]
+Dry = Annotated[bool, Option("--dry-run", help="Print the batch script without submitting it.")]
 Waits = Annotated[bool, Option("--wait", help="Wait until the job ends, and exit with its exit status.")]
 _ON = "Submit on HOST, such as a login node, reached over ssh."
 On = Annotated[str | None, Option("--on", metavar="HOST", help=_ON)]
@@ -63,7 +63,7 @@ def submit(
     ssh_config: SshConfig = None,
     as_json: Json = False,
 ) -> None:
-    """Submit a job to a scheduler and print its id; ps, logs, attach, wait, stop and view take it."""
+    """Submit a job to a scheduler and print its ID, which ps, logs, attach, wait, stop and view accept."""
     if on is not None:
         from distlaunch.cli.remote import ssh_to, submit_on
 
@@ -175,7 +175,7 @@ def _submitted(spec: JobSpec, scheduler: Scheduler, script: str) -> tuple[str, P
     except BaseException as error:
         os.unlink(path)
         if isinstance(error, ToolMissingError):
-            raise DistlaunchError(f"{error}, for another scheduler --to") from None
+            raise DistlaunchError(f"{error}; for another scheduler use --to") from None
         raise
     note(Submission(queued, spec.name, folder, time.time(), scheduler=scheduler.name))
     return queued, Path(path).rename(Path(folder, f"{scheduler.name}-{queued}.sh"))

@@ -16,9 +16,9 @@ NOT_FOUND = 127
 USAGE = """\
 usage: distlaunch torchrun [flags] SCRIPT [script arguments]
 
-Run a torchrun command line with distlaunch: it starts in a tenth of a second, a failure on one node ends the
-others too, and the exit status is that of the first worker that failed. PET_<FLAG> in the environment sets a
-flag's default. etcd and --logs-specs are handed over to torch's own elastic agent.
+Run a torchrun command line with distlaunch: it starts in a tenth of a second, a failure on one node stops the
+others, too, and the exit status is that of the first worker that failed. PET_<FLAG> in the environment sets a
+flag's default. Commands with etcd or --logs-specs are handed over to torch's own elastic agent.
 
 flags:
 {flags}

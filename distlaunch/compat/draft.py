@@ -50,22 +50,22 @@ class Draft:
         """
         if not words:
             self.set("script", "train.py")
-            self.note("put your script and its args here", key="script")
+            self.note("replace with your script and its arguments", key="script")
             return
         name = self.path(words[0]) if kind == "script" or "/" in words[0] else words[0]
         self.set(kind, [name] if kind == "command" else name)
         self.set("args", [*first, *map(literal, words[1:])] or None)
         if found := escaped_in(words[1:]):
             names = ", ".join("{{" + word + "}}" for word in found)
-            text = "doubled braces reach the script as single ones; single ones are filled in"
+            text = "doubled braces reach the script as single ones; names in single braces are replaced"
             self.note(f"{names}: {text}", key="args")
 
     def set_hosts(self, first: str | None, count: int) -> None:
         """Set nodes to `count` names to replace, except the first if known."""
         others = [f"HOST[1-{count - 1}]"] if count > LISTED_HOSTS else [f"HOST{i}" for i in range(1, count)]
         self.set("nodes", [first or "HOST0", *others])
-        advice = "rank 0 runs on the first" if first else "the one for rank 0 first"
-        self.note(f"put your host names here, as ssh knows them; {advice}", key="nodes")
+        advice = "rank 0 runs on the first" if first else "the host of rank 0 comes first"
+        self.note(f"replace with your host names, as used with ssh; {advice}", key="nodes")
 
     def set_env(self, env: Mapping[str, str]) -> None:
         """Add variables; CUDA_VISIBLE_DEVICES also determines gpus_per_node."""
@@ -93,8 +93,8 @@ class Draft:
         around = Surroundings("/", "/", {}, sections=sections(self.keys))
         build_spec(value_of(self.keys, Place(self.source)), self.source, around)
         if {"nodes", "hostfile"} & self.keys.keys() and "gpus_per_node" not in self.keys:
-            hint = "set gpus_per_node to the number of GPUs on each host (0 = a CPU job; run detects them)"
-            self.note(f"dry-run contacts no host: for it, {hint}", key="gpus_per_node")
+            hint = "set gpus_per_node to the number of GPUs per node, or to 0 for a CPU job"
+            self.note(f"only `run` detects GPUs; for dry-run, {hint}", key="gpus_per_node")
         return self
 
     def _order(self) -> Iterable[str]:
@@ -129,7 +129,7 @@ def hostfile_draft(text: str, source: str, program: Sequence[str] = ()) -> Draft
     draft.set("procs_per_node", slots[0][1] if same else None)
     if re.search(r"max[-_]slots=", text):
         draft.note("max_slots has no equivalent: distlaunch never oversubscribes", key="nodes")
-    draft.note("set hostfile to its path, instead of nodes, to read it at each start", key="nodes")
+    draft.note("to read the hostfile at each start, set hostfile to its path instead of nodes", key="nodes")
     return draft.checked()
 
 

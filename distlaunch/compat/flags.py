@@ -186,24 +186,24 @@ class Flag(NamedTuple):
 
 
 _RANKS = "distlaunch assigns the ranks itself"
-_FREE = "the ranks meet on the first node, at a free port"
-_ONE_FILE = "this one file starts all nodes"
+_FREE = "the ranks connect to a free port on the first node"
+_ONE_FILE = "this file starts all nodes"
 _FORK = "workers are started by fork and exec"
 _FILTER = "filter the log files instead"
-_SIGNALS = "SIGINT, SIGTERM, SIGHUP and SIGQUIT end the job, and workers get SIGTERM"
-_COMPLETION = "distlaunch torchrun prints no completion script; torchrun does"
+_SIGNALS = "SIGINT, SIGTERM, SIGHUP and SIGQUIT stop the job, and workers get SIGTERM"
+_COMPLETION = "only torchrun itself prints a completion script"
 FLAGS = (
     Flag("nnodes", here="used, or handed over", key="nodes"),
     Flag("nproc_per_node", key="procs_per_node"),
     Flag("rdzv_backend", here="used, or handed over", key="rendezvous.backend", left_out=_RANKS),
     Flag("rdzv_endpoint", key="rendezvous.endpoint", left_out=_FREE),
-    Flag("rdzv_id", key="rendezvous.id", left_out="each run gets its own id"),
+    Flag("rdzv_id", key="rendezvous.id", left_out="each run gets its own ID"),
     Flag("rdzv_conf", here="used, or no effect", why=_RANKS, key="rendezvous.conf", left_out=_RANKS),
     Flag("standalone"),
     Flag("max_restarts", key="restarts.max"),
-    Flag("monitor_interval", here="no effect", why="exits are seen at once"),
+    Flag("monitor_interval", here="no effect", why="exits are noticed immediately"),
     Flag("start_method", choices=("spawn", "fork", "forkserver"), here="no effect", why=_FORK),
-    Flag("event_log_handler", here="no effect", why="events.jsonl in the log folder has all events"),
+    Flag("event_log_handler", here="no effect", why="events.jsonl in the log directory has all events"),
     Flag("role", key="role"),
     Flag("module", "m", key="module"),
     Flag("no_python", key="command"),
@@ -219,7 +219,7 @@ FLAGS = (
     Flag("master_addr", key="master_addr", left_out=_FREE),
     Flag("master_port", key="master_port", left_out=_FREE),
     Flag("local_addr", here="used, or no effect", why="workers connect to --master-addr or --rdzv-endpoint"),
-    Flag("logs_specs", from_environment=False, here="handed over", why="a plug-in of torch's agent"),
+    Flag("logs_specs", from_environment=False, here="handed over", why="a plugin of torch's agent"),
     Flag("numa_binding", choices=get_args(NumaMode), from_environment=False, key="numa_binding"),
     Flag("signals_to_handle", in_file=f"has no equivalent: {_SIGNALS}"),
     Flag("shutdown_timeout", key="timeouts.stop"),

@@ -59,11 +59,11 @@ _RENAMED = {
     "deepspeed_zero3_init_flag": "ACCELERATE_DEEPSPEED_ZERO3_INIT",
 }
 _LEFT_OUT = {
-    "deepspeed_multinode_launcher": "is for DeepSpeed's own launcher",
-    "deepspeed_exclusion_filter": "is for DeepSpeed's own launcher",
-    "deepspeed_inclusion_filter": "is for DeepSpeed's own launcher",
+    "deepspeed_multinode_launcher": "applies only to DeepSpeed's own launcher",
+    "deepspeed_exclusion_filter": "applies only to DeepSpeed's own launcher",
+    "deepspeed_inclusion_filter": "applies only to DeepSpeed's own launcher",
     "fp8_override_linear_precision": "must be set by the script",
-    "deepspeed_hostfile": "becomes the key hostfile, where there are several machines",
+    "deepspeed_hostfile": "becomes the key hostfile if there are several machines",
 }
 """Section keys that don't become variables, with the reason."""
 _TYPES = ("NO", "MULTI_CPU", "MULTI_GPU", "FSDP", "DEEPSPEED", "MEGATRON_LM")
@@ -103,10 +103,10 @@ def accelerate_draft(document: Value, source: str, program: Sequence[str] = ()) 
 def _read(document: Value) -> dict[str, Any]:
     """Return the keys with a value, checked. Raises `JobError` with all problems."""
     problems: list[Problem] = []
-    given = Tree("an accelerate config (a mapping)").check(document, "", problems) or {}
+    given = Tree("an accelerate config (a map of settings)").check(document, "", problems) or {}
     config = {key: value for key, value in given.items() if value is not None}
     if config and not _KEYS.keys() & config.keys():
-        text = "not an accelerate config: it has none of its keys (distributed_type, num_processes, …)"
+        text = "not an accelerate config: it has none of the usual keys (distributed_type, num_processes, …)"
         problems.append(document.place.problem("", text))
     for key, _, value in document.walk() if isinstance(document, Entries) else ():
         if key not in _KEYS or key not in config:
@@ -141,7 +141,7 @@ def _add_nodes(draft: Draft, config: Mapping[str, Any]) -> None:
     else:
         draft.set_hosts(first, machines)
     if "machine_rank" in config:
-        draft.note("machine_rank is not needed: this one file starts all machines", key="nodes")
+        draft.note("machine_rank is not needed: this file starts all machines", key="nodes")
 
 
 def _add_config(draft: Draft, config: Mapping[str, Any]) -> None:
@@ -176,7 +176,7 @@ def _add_procs(draft: Draft, config: Mapping[str, Any]) -> None:
     else:
         draft.set("procs_per_node", max(1, share))
         if rest:
-            text = f"num_processes: {total} over {machines} machines: accelerate starts {share} on each"
+            text = f"num_processes: {total} on {machines} machines: accelerate starts {share} on each"
             draft.note(text, key="procs_per_node")
 
 
@@ -203,6 +203,6 @@ def _add_section(draft: Draft, name: str, config: Mapping[str, Any]) -> None:
         # Fields that the config file of DeepSpeed must not contradict.
         fields = [*given, *(["mixed_precision"] if "mixed_precision" in config else [])]
         env["ACCELERATE_CONFIG_DS_FIELDS"] = ",".join(fields)
-        hint = "accelerate adds the current folder to PYTHONPATH for DeepSpeed: if imports fail, do the same"
+        hint = "for DeepSpeed, accelerate adds the current directory to PYTHONPATH; do so if imports fail"
         draft.note(hint, key="env")
     draft.set_env(env)

@@ -32,8 +32,8 @@ _VARIABLES = {
 _LEFT_OUT = {
     **dict.fromkeys(("output", "error", "open-mode"), "each rank's output is in logs.dir"),
     **dict.fromkeys(("requeue", "no-requeue"), "set restarts.requeue"),
-    **dict.fromkeys(("wait", "parsable", "wrap"), "it is for the sbatch command"),
-    "array": "an array would start the same job many times; submit each by itself",
+    **dict.fromkeys(("wait", "parsable", "wrap"), "it affects only the sbatch command"),
+    "array": "an array would start the same job many times; submit each job separately",
 }
 _SETUP = r"(module|ml|source|\.|ulimit|umask|(conda|(micro)?mamba) activate|spack (load|env))\s|eval \"?\$\("
 """Commands that prepare the environment; `distlaunch submit` runs them in its batch script, too."""
@@ -209,7 +209,7 @@ class _Script:
             raise UsageError(f"lines {lines} start ranks: a job file has one program; import one at a time")
         if self._launches:
             return self._launches[0][1]
-        hint = "no srun with Python, torchrun or accelerate, outside of if, for and functions"
+        hint = "found no srun with Python, torchrun or accelerate outside of if, for and functions"
         close = [text for text in self.left if re.search("srun|torchrun|accelerate|python", text)]
         raise UsageError("; ".join((hint, *close[:3])))
 
@@ -218,14 +218,14 @@ class _Script:
         text = self._text(node)
         parts = [node] if node.type == "variable_assignment" else node.named_children
         if node.has_error:
-            self._leave(node, "a syntax error")
+            self._leave(node, "syntax error")
         elif node.type == "comment":
             if text.startswith("#SBATCH"):
                 self._request(node, leads)
         elif node.type in _COMMANDS and self._run(node):
             pass
         elif self._launches:
-            self._leave(node, "left out behind the ranks")
+            self._leave(node, "left out because it comes after the ranks")
         elif parts and node.type != "unset_command" and {part.type for part in parts} <= _ASSIGNED:
             for part in parts:
                 self._assign(part, text.startswith("export"))
@@ -240,7 +240,7 @@ class _Script:
         """Read an #SBATCH line; sbatch ignores those after the first command."""
         given = _options(shlex.split(self._text(node)[7:], comments=True))
         if not leads or any(not re.fullmatch(r"[A-Za-z][\w-]*", name) for name, _ in given):
-            self._leave(node, "not understood" if leads else "sbatch ignores it behind the first command")
+            self._leave(node, "not understood" if leads else "sbatch ignores it after the first command")
             return
         self.options |= given
         self._known = {name: self.options[key] for name, key in _VARIABLES.items() if key in self.options}
@@ -281,7 +281,7 @@ class _Script:
         behind = node.next_named_sibling
         gap = self._source[node.end_byte : behind.start_byte] if behind and behind.has_error else "\n"
         if not re.search(r"(?<!\\)\n", gap):
-            raise UsageError("a syntax error")
+            raise UsageError("syntax error")
         env = [f"{name}={value}" for name, value in self._env.items()]
         notes = [f"line {_line(node)}: {note}" for note in line.notes]
         self._launches.append((_line(node), torchrun.Line([*env, *line.before], line.words, notes)))

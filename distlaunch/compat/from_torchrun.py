@@ -96,7 +96,7 @@ def cut_line(words: Sequence[str], at: int | None, typed: bool = True) -> Line |
         return None
     end = next((i for i in range(at, len(words)) if typed and _is_syntax(words[i])), len(words))
     if "(" in "".join(words[end : end + 1]):
-        raise UsageError("only a shell can run what is in parentheses: write its output there")
+        raise UsageError("only a shell can run a command in parentheses: replace it with its output")
     hint = _BEFORE if any(map(_is_syntax, words[:at])) else _STARTS_ALL
     parts = ((words[:at], hint), (words[end:], _BEHIND))
     notes = [f"left out: `{_joined(part)}`: {why}" for part, why in parts if not all(map(is_variable, part))]
@@ -203,7 +203,7 @@ def _unexpanded(line: Line, flags: Flags, typed: bool, hosts_known: bool) -> Ite
     paths = (path for path in (line.python, flags.script) if re.search(_EXPANDED, path.lstrip("~")))
     kept = [*paths, *(word for word in (*flags.args, *env) if re.search(_EXPANDED, word))]
     if typed and kept:
-        hint = "job files don't expand variables and patterns, and ~ only in paths such as script"
+        hint = "job files don't expand variables or patterns, and expand ~ only in paths such as script"
         yield f"kept as written: {' '.join(dict.fromkeys(kept))}: {hint}"
 
 
@@ -213,7 +213,7 @@ def _remarks(flags: Flags) -> Iterator[str]:
         if flag.in_file and flag.field in flags.given:
             yield f"{flag.name} {flag.in_file}"
     if "local_addr" in flags.given and flags.rdzv_backend != "static" and flags.nodes[1] > 1:
-        yield "--local-addr is one node's: set that node's address in nodes"
+        yield "--local-addr applies to one node: set its address in nodes"
     if flags.logs_specs is not None:
         yield f"--logs-specs {flags.logs_specs} has no equivalent: it is {FLAG['logs_specs'].why}"
     if {"redirects", "tee"} & flags.given:
@@ -269,7 +269,7 @@ def _add_procs(draft: Draft, flags: Flags, cpus: int) -> None:
         case int(number):
             draft.set("procs_per_node", number)
         case "auto":
-            why = "one worker per GPU; on a node without GPUs torchrun starts one per CPU, distlaunch one"
+            why = "one worker per GPU; on nodes without GPUs torchrun starts one per CPU, distlaunch only one"
             draft.note(f"--nproc-per-node auto: {why}", key="procs_per_node")
         case "cpu":
             draft.set("gpus_per_node", 0)
@@ -284,7 +284,7 @@ def _add_conduct(draft: Draft, flags: Flags) -> None:
     if "shutdown_timeout" in flags.given:
         draft.set("timeouts.stop", f"{flags.shutdown_timeout}s")
     if flags.max_restarts:
-        hint = "--max-restarts counts over the whole run; restarts.max counts in each restarts.window (1h)"
+        hint = "--max-restarts limits the whole run, but restarts.max limits each restarts.window (1h)"
         draft.note(hint, key="restarts")
     elif flags.nodes[0] < flags.nodes[1]:
         draft.note("losing or regaining a node counts as a restart: at most 3 in an hour", key="restarts")

@@ -161,7 +161,7 @@ def gathering_messages(flags: Flags) -> Iterator[str]:
     if flags.c10d:
         if idle := [key for key in flags.conf if key not in _USED]:
             known = "is_host, join_timeout and last_call_timeout"
-            yield f"--rdzv-conf {', '.join(idle)} has no effect: only {known} have one here"
+            yield f"--rdzv-conf {', '.join(idle)} has no effect: only {known} are used"
         if "local_addr" in flags.given:
             yield f"--local-addr has no effect: {FLAG['local_addr'].why}"
     host, _ = flags.endpoint
@@ -222,8 +222,8 @@ def _check_endpoint(flags: Flags, host: str, port: int, environ: Mapping[str, st
         raise UsageError(f"{flag} {text!r}: several nodes need a port from 1 to 65535")
     scheduler, count = step_nodes(environ)
     if flags.c10d and count > 1 and is_loopback(host):
-        whose = f"{load(scheduler).title} {load(scheduler).step}'s"
-        hint = f"each of this {whose} {count} nodes would wait for the others at its own"
+        whose = f"{load(scheduler).title} {load(scheduler).step}"
+        hint = f"each of the {count} nodes of this {whose} would wait for the others at its own address"
         raise UsageError(f"{flag} {host}: {hint}; pass the first node's name")
 
 

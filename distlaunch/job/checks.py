@@ -95,7 +95,7 @@ def _rendezvous(reading: Reading) -> Mistakes:
 
 def _with_etcd(given: Checked, conf: Checked) -> Mistakes:
     for key in filter(given.get, _NOT_WITH_ETCD):
-        yield key, f"with etcd-v2, torch's own agents decide that: remove {key}"
+        yield key, f"with etcd-v2, torch's own agents control this: remove {key}"
     for name, value in conf.items():
         if not value or "," in value:
             yield f"rendezvous.conf.{name}", "expected a non-empty value without commas"
@@ -187,24 +187,24 @@ def _launcher(reading: Reading, spec: JobSpec) -> Mistakes:
 def _command(reading: Reading, launcher: Checked, named: int) -> Mistakes:
     """Check launcher.command, which needs `named` hosts and ignores ssh settings."""
     if not named:
-        yield "launcher", "launcher.command needs names: list the nodes"
+        yield "launcher", "launcher.command needs host names: list the nodes"
     elif named > 1 and not any(HOST in word for word in launcher["command"]):
-        yield "launcher.command", f"{HOST} is in none of the words: all nodes would be the same"
+        yield "launcher.command", f"{HOST} is missing: the command would always reach the same node"
     for path, node in reading.listed():
         for key in ("user", "port"):
             if key in node:
-                yield f"{path}.{key}", f"{key} has no meaning for launcher.command"
+                yield f"{path}.{key}", f"{key} has no effect with launcher.command; remove it"
 
 
 def _mpi(reading: Reading, spec: JobSpec) -> Mistakes:
     """Check settings that mpirun can't honor, and that the mpi backend is used with mpirun."""
     if spec.backend == "mpi" and not spec.mpirun:
-        yield "backend", "mpi needs ranks that MPI starts: set launcher: mpirun"
+        yield "backend", "mpi requires MPI to start the ranks: set launcher: mpirun"
     if not spec.mpirun:
         return
     if spec.etcd:
         key = "mpirun" if "mpirun" in reading.checked else "launcher"
-        yield key, "rendezvous.backend: etcd-v2 has torch's own agents start the ranks"
+        yield key, "with rendezvous.backend: etcd-v2, torch's own agents start the ranks, not mpirun"
     for key in filter(reading.checked.get, _NOT_WITH_MPIRUN):
         yield key, f"mpirun places and starts the ranks: remove {key}, or launcher: mpirun"
     for path, node in reading.listed():
@@ -227,7 +227,7 @@ def _allocated(reading: Reading, _: JobSpec) -> Mistakes:
     nodes = reading.checked.get("nodes")
     for key in reading.around.sections:
         if isinstance(nodes, int) and reading.section(key).get("nodes", nodes) < nodes:
-            yield f"{key}.nodes", f"the job needs more: nodes is {nodes}"
+            yield f"{key}.nodes", f"too few for the job: nodes is {nodes}"
 
 
 def _volumes(reading: Reading, _: JobSpec) -> Mistakes:
@@ -246,9 +246,9 @@ def _container(_: Reading, spec: JobSpec) -> Mistakes:
         yield "container.runtime", f"expected one of {known}, got {container.runtime!r}"
     by_slurm = all(isinstance(node.reach, Slurm) for node in spec.pool)
     if container.runtime == BY_SRUN and not by_slurm:
-        yield "container.runtime", "pyxis is a plug-in of srun: the nodes must be Slurm's"
+        yield "container.runtime", "pyxis is a plugin of srun: it requires nodes allocated by Slurm"
     if container.runtime == BY_SRUN and container.before:
-        yield "container.runtime", "pyxis has no options here: use container.options"
+        yield "container.runtime", "pyxis options belong in container.options"
     for i, mount in enumerate(container.mounts):
         if mount.count(":") > 2:
             yield f"container.mounts[{i}]", f"expected PATH:PATH_INSIDE:ro at most, got {mount!r}"

@@ -134,7 +134,7 @@ def describe(value: Value) -> str:
         case Items():
             return "a list" if value.items else "an empty list"
         case Entries():
-            return "a mapping"
+            return "a map"
         case Scalar(value=str(text)):
             return f'"{text}"' if len(text) <= 60 else f'"{text[:57]}…"'
         case Scalar(value=None, text=text):

@@ -57,15 +57,15 @@ _CPUS = r"[0-9]{1,5}(?:-[0-9]{1,5})?"
 CPUS = Text('a list of CPUs such as "0-3,8"', rf"{_CPUS}(?:,{_CPUS})*", _cpus_error)
 
 NODE = Record(
-    host=built(SOME_TEXT, "The host as ssh knows it; user@host and ranges such as gpu[03-10] work, too."),
+    host=built(SOME_TEXT, "Host name, as used with ssh; user@host and ranges such as gpu[03-10] also work."),
     gpus=built(Either(number=Integer(0), text=AUTO), "GPUs of this node.", "gpus_per_node"),
     procs=built(Integer(1), "Workers on this node.", "procs_per_node"),
     address=Field(SOME_TEXT, "Address at which the other nodes reach it.", "the address that ssh uses"),
-    user=built(SOME_TEXT, "User to log in as.", "as ssh does"),
-    port=built(PORT, "Port of its sshd.", "as ssh does"),
+    user=built(SOME_TEXT, "User to log in as.", "ssh's default"),
+    port=built(PORT, "Port of its SSH server.", "ssh's default"),
     python=built(PYTHON, "Interpreter on this node.", "python"),
-    workdir=built(FILE, "Working directory on this node; a relative script is looked for there.", "workdir"),
-    env=built(ENV, "Variables of this node's workers; they win over the job's."),
+    workdir=built(FILE, "Working directory on this node; a relative script is relative to it.", "workdir"),
+    env=built(ENV, "Environment variables of this node's workers; they override the job's."),
     makes=spec.NodeSpec,
     foreign=by_their_names(
         host="hostname name",
@@ -75,7 +75,7 @@ NODE = Record(
         workdir="cwd",
     ),
     required=("host",),
-    title="a host or a mapping with host",
+    title="a host or a map with host",
     main="host",
 )
 
@@ -83,29 +83,29 @@ RENDEZVOUS = Record(
     endpoint=built(
         SOME_TEXT,
         "host:port of rank 0's store; with etcd-v2, of your etcd server.",
-        "the first node, a free port that distlaunch holds",
+        "a free port on the first node, held by distlaunch",
     ),
     backend=built(
         Choice(("static", "c10d", "etcd-v2")),  # c10d means the same as static
-        "Who assigns ranks: static, c10d = distlaunch; etcd-v2 = torch's own agents, one on each node.",
+        "What assigns ranks: static or c10d = distlaunch; etcd-v2 = torch's own agents, one per node.",
         default="static",
     ),
     conf=built(CONF, "Settings for torch's --rdzv-conf, such as last_call_timeout; etcd-v2 only."),
-    id=Field(SOME_TEXT, "TORCHELASTIC_RUN_ID of the workers.", "the run's id", "rendezvous_id"),
+    id=Field(SOME_TEXT, "TORCHELASTIC_RUN_ID of the workers.", "the run's ID", "rendezvous_id"),
     makes=spec.JobSpec,
     foreign=by_their_names(endpoint="rdzv_endpoint", backend="rdzv_backend", id="rdzv_id", conf="rdzv_conf"),
 )
 
 TIMEOUTS = Record(
-    connect=Field(Duration(), "Until every node's agent runs."),
+    connect=Field(Duration(), "Time limit for every node's agent to start."),
     join=Field(
         LIMIT,
-        "Until all ranks have joined the rendezvous, or the job ends and the missing are named. "
-        "The default counts from when the first rank tries, yours from the start; none = no limit.",
+        "Time limit for all ranks to join the rendezvous; then the job ends, naming the missing ranks. "
+        "The default counts from the first rank's try, an explicit limit from the start; none = no limit.",
     ),
-    stop=Field(Duration(), "Between SIGTERM and SIGKILL."),
-    job=Field(LIMIT, "The whole job."),
-    lease=Field(Duration(least_s=3), "Silence after which a node counts as lost and ends its workers."),
+    stop=Field(Duration(), "Time between SIGTERM and SIGKILL."),
+    job=Field(LIMIT, "Time limit for the whole job."),
+    lease=Field(Duration(least_s=3), "Time without a heartbeat until a node is lost and stops its workers."),
     rejoin=Field(Duration(), "How long to wait for a lost node that the job can't continue without."),
     stall=Field(
         LIMIT, "Time without output, CPU or GPU use after which a rank counts as stalled; none = never."
@@ -116,16 +116,16 @@ TIMEOUTS = Record(
 RESTARTS = Record(
     max=Field(
         Integer(0, 10000),
-        "Restarts of the whole job, in any window, after a worker failed or a node was lost.",
+        "Maximum restarts of the whole job in any window, after a worker fails or a node is lost.",
         f"; {spec.ELASTIC_RESTARTS} with min_nodes or spares",
         "most",
     ),
-    backoff=Field(Duration(), "Wait before the second restart in a row, then twice as long each time."),
-    window=Field(Duration(), "The time in which at most max restarts may happen."),
+    backoff=Field(Duration(), "Delay before the second restart in a row; doubled for each further one."),
+    window=Field(Duration(), "The period in which at most max restarts may happen."),
     requeue=Field(
         Integer(0, 10000),
-        "How often Slurm may start the job again: after a failure that max does not cover, at the time "
-        "limit, and after a termination warning; never after exit status 2, 126 or 127.",
+        "How many times Slurm may requeue the job: after a failure that max does not cover, at the time "
+        "limit, or after a termination warning; never after exit status 2, 126 or 127.",
     ),
     makes=spec.Restarts,
     main="max",
@@ -141,18 +141,18 @@ ELASTIC = Record(
 )
 
 LOGS = Record(
-    dir=built(FILE, "Where run directories are made.", default="runs"),
+    dir=built(FILE, "Where run directories are created.", default="runs"),
     console=Field(
         Either(text=Choice(get_args(spec.Shown)), items=ListOf(Integer(0))),
-        "Whose output is shown: all, rank0, none or a list of ranks.",
+        "Ranks whose output is shown: all, rank0, none or a list of ranks.",
     ),
     watch=Field(
         Regex(group="the number, as in 'loss[ =:]+([-0-9.eE+]+)'"),
-        "A regular expression for a number in the output that `view` plots: its first group, e.g. "
+        "A regular expression whose first group is a number in the output for `view` to plot, e.g. "
         "'loss[ =:]+([-0-9.eE+]+)'.",
     ),
     fold=Field(
-        Switch(), "Show a line that several ranks print within 0.2 s only once, marked with all their ranks."
+        Switch(), "Collapse identical lines that several ranks print within 0.2 s, marked with all ranks."
     ),
     makes=spec.Logs,
     foreign=by_their_names(dir="log_dir path directory folder"),
@@ -161,7 +161,7 @@ LOGS = Record(
 NOTIFY = Record(
     command=Field(
         ListOf(Word(), least=1, first=Word(home_error)),
-        "Program and arguments, run on the controller's machine; it reads the event as JSON from stdin "
+        "Program and arguments, run on the controller's host; it receives the event as JSON on stdin "
         "and is killed after 30 s.",
     ),
     on=Field(
@@ -174,28 +174,26 @@ NOTIFY = Record(
 )
 
 METRICS = Record(
-    file=built(
-        FILE, "Path on the controller's machine; node_exporter's textfile collector reads only *.prom."
-    ),
+    file=built(FILE, "Path on the controller's host; node_exporter's textfile collector reads only *.prom."),
     makes=spec.JobSpec,
     required=("file",),
 )
 
 SSH_OPTION = Text('an option such as "Compression=no"', r"[A-Za-z]+\s*[= ][^\0\n]*")
 SSH = Record(
-    config=built(FILE, "An ssh_config file to use.", "as ssh does"),
-    options=Field(ListOf(SSH_OPTION), "More -o options.", field="words"),
-    persist=built(LIMIT, "Keep connections open this long for the next run."),
+    config=built(FILE, "An ssh_config file to use.", "ssh's default"),
+    options=Field(ListOf(SSH_OPTION), "Additional -o options for ssh.", field="words"),
+    persist=built(LIMIT, "How long to keep connections open for the next run."),
     makes=SshOptions,
 )
 
 LAUNCHER = Record(
     command=built(
         ListOf(Word(), least=1),
-        "A command that runs the command appended to it on a node; {host} is the node's name, as in "
+        "A command that runs the command appended to it on a node; {host} becomes the node's name, as in "
         '[kubectl, exec, -i, "{host}", --].',
     ),
-    shell=built(Switch(), "The command behind it is one word for a shell on the node, as with ssh."),
+    shell=built(Switch(), "Append the command as a single word for a shell on the node, as with ssh."),
     makes=spec.JobSpec,
     required=("command",),
 )
@@ -206,18 +204,18 @@ KUBE_MAP = MapOf(Word(), KUBE_KEYS, "a name such as team or example.com/team", n
 IN_IMAGE = Text("an absolute path", r"/[^\0\n:]*")
 
 RESOURCES = Record(
-    limits=Field(KUBE_MAP, "What each pod may use at most, e.g. {memory: 64Gi}.", "GPUs alone"),
-    requests=Field(KUBE_MAP, "What is reserved for each pod.", "its limits"),
+    limits=Field(KUBE_MAP, "Resource limits of each pod, e.g. {memory: 64Gi}.", "GPUs only"),
+    requests=Field(KUBE_MAP, "Resources reserved for each pod.", "the limits"),
     foreign=dict.fromkeys(("cpu", "memory", "nvidia.com/gpu", "amd.com/gpu"), "limits"),
 )
 
 VOLUME = Record(
-    mount=Field(IN_IMAGE, "Where it appears in the pods."),
+    mount=Field(IN_IMAGE, "Mount path in the pods."),
     claim=Field(KUBE_NAME, "A PersistentVolumeClaim."),
     config_map=Field(KUBE_NAME, "A ConfigMap."),
     secret=Field(KUBE_NAME, "A Secret."),
-    host_path=Field(IN_IMAGE, "A folder of the node that the pod runs on."),
-    sub_path=Field(LINE, "Only this folder of it."),
+    host_path=Field(IN_IMAGE, "A directory on the pod's node."),
+    sub_path=Field(LINE, "Mount only this subdirectory."),
     read_only=Field(Switch(), "Pods can't write to it."),
     foreign=by_their_names(
         mount="mount_path mountPath path",
@@ -231,16 +229,16 @@ VOLUME = Record(
 )
 
 SECRET = Record(
-    secret=Field(KUBE_NAME, "The Secret that has the variable's value."),
-    key=Field(Text("a key of the Secret", r"[-._A-Za-z0-9]{1,253}"), "Its key there."),
+    secret=Field(KUBE_NAME, "The Secret with the variable's value."),
+    key=Field(Text("a key of the Secret", r"[-._A-Za-z0-9]{1,253}"), "The key in the Secret."),
     required=("secret", "key"),
 )
 
 KUBERNETES = Record(
     image=Field(LINE, "The image of the pods, with Python 3.10 or later and torch."),
-    namespace=Field(KUBE_NAME, "Namespace.", "the one that kubectl uses"),
+    namespace=Field(KUBE_NAME, "Namespace.", "kubectl's current namespace"),
     selector=Field(LINE, "Labels of the pods that launcher: kubernetes runs in, e.g. app=train."),
-    container=Field(KUBE_NAME, "The container of each of them.", "the first"),
+    container=Field(KUBE_NAME, "The container to use in each selected pod.", "the first"),
     labels=Field(KUBE_MAP, "Labels of the Job and its pods."),
     annotations=Field(KUBE_MAP, "Annotations of the Job and its pods."),
     node_selector=Field(KUBE_MAP, "Labels that the nodes must have."),
@@ -249,23 +247,22 @@ KUBERNETES = Record(
         "Taints that the pods tolerate, as in a pod's `tolerations`.",
     ),
     queue=Field(KUBE_NAME, "Kueue's LocalQueue to wait in, so that all pods start together."),
-    resources=Field(RESOURCES, "CPUs, memory and so on of each pod; GPUs come from gpus_per_node."),
-    volumes=Field(ListOf(VOLUME), "What to mount in each pod."),
+    resources=Field(RESOURCES, "CPUs, memory and other resources of each pod; GPUs come from gpus_per_node."),
+    volumes=Field(ListOf(VOLUME), "Volumes to mount in each pod."),
     secrets=Field(
         MapOf(SECRET, r"[A-Za-z_][A-Za-z0-9_]*", "a variable name", nulls=False),
-        "Variables whose values come from Secrets; they win over env.",
+        "Variables whose values come from Secrets; they override env.",
     ),
     service_account=Field(KUBE_NAME, "ServiceAccount of the pods."),
     image_pull_secrets=Field(ListOf(KUBE_NAME), "Secrets to pull the image with."),
     priority_class=Field(KUBE_NAME, "PriorityClass of the pods."),
     ttl=Field(
-        LIMIT, "The finished Job is deleted after this time; none = never.", field="ttl", default=604800.0
+        LIMIT, "Time after which a finished Job is deleted; none = never.", field="ttl", default=604800.0
     ),
     runtime=Field(KUBE_NAME, "The ClusterTrainingRuntime of a TrainJob.", default="torch-distributed"),
     extra=Field(
-        Tree("a mapping"),
-        "Merged into the Job: mappings key by key, lists of mappings with name item by item; the rest is "
-        "replaced.",
+        Tree(),
+        "Merged into the Job: maps key by key, lists of maps with name item by item; the rest is replaced.",
     ),
     foreign=by_their_names(
         node_selector="nodeSelector",
@@ -279,22 +276,20 @@ KUBERNETES = Record(
 )
 
 CONTAINER = Record(
-    image=built(
-        LINE, "The image: a name that the runtime knows, or a file where apptainer or enroot has it."
-    ),
+    image=built(LINE, "The image: its name, or its file for apptainer or enroot."),
     runtime=built(
         Either(text=Choice(get_args(Runtime)), items=ListOf(Word(), least=1)),
-        "docker, podman, apptainer, enroot or pyxis; a list adds options of its own, as in "
+        "docker, podman, apptainer, enroot or pyxis; a list adds options of the runtime itself, as in "
         "[podman, --root=/scratch/images].",
         default="docker",
     ),
     mounts=built(
         ListOf(LINE),
-        "Paths of the node to mount inside: PATH, PATH:PATH_INSIDE or PATH:PATH_INSIDE:ro. The workers' "
-        "directory always is.",
+        "Paths on the node to mount: PATH, PATH:PATH_INSIDE or PATH:PATH_INSIDE:ro. The workers' "
+        "directory is always mounted.",
     ),
-    options=Field(ListOf(LINE), "More options, as the runtime takes them."),
-    env=Field(ENV, "Variables of the container; null = as on the node."),
+    options=Field(ListOf(LINE), "Additional options for the runtime."),
+    env=Field(ENV, "Variables of the container; null = the node's value."),
     makes=Container,
     required=("image",),
     foreign={"volumes": "mounts", "args": "options", "engine": "runtime", "name": "image"},
@@ -304,13 +299,13 @@ JOB = Record(
     name=built(SOME_TEXT, "The job's name.", "the file's stem"),
     nodes=built(
         Either(number=Integer(1, 4096), items=ListOf(NODE, least=1)),
-        "The hosts in rank order; or a number of nodes, of the allocation or on this machine.",
-        told="all of the allocation; outside of one, 1",
+        "The hosts in rank order, or a number of nodes in the allocation or on this machine.",
+        told="all of the allocation; 1 outside an allocation",
     ),
     min_nodes=Field(Integer(1), "Minimum nodes to continue with when others are lost.", "all of them"),
     spares=built(
         Either(text=Choice(("rest",)), items=ListOf(NODE)),
-        "Hosts that replace lost nodes; rest = those of the allocation that nodes leaves over.",
+        "Hosts that replace lost nodes; rest = all other nodes of the allocation.",
     ),
     hostfile=built(FILE, "A hostfile (Open MPI, DeepSpeed, Horovod) instead of nodes."),
     gpus_per_node=built(
@@ -328,22 +323,22 @@ JOB = Record(
             text=Choice(("cores",), none=True),
             items=ListOf(Either(number=Integer(0, 99999), text=CPUS), least=1),
         ),
-        "CPUs of each worker: cores = an equal share of the node's physical cores, shared with no other "
+        "CPUs of each worker: cores = an equal share of the node's physical cores, not shared with another "
         'worker; or a list by local rank, such as ["0-3", "4-7"].',
     ),
     backend=Field(
         Choice(("auto", *get_args(spec.Backend))),
-        "What torch.distributed will use.",
+        "Backend of torch.distributed.",
         ": nccl with GPUs, else gloo",
     ),
-    rendezvous=Field(RENDEZVOUS, "Where the ranks meet."),
-    master_addr=built(SOME_TEXT, "Host of the endpoint; rendezvous.endpoint wins."),
-    master_port=built(PORT, "Port of the endpoint; rendezvous.endpoint wins."),
-    script=built(FILE, "A Python script; relative to the workdir of its node."),
+    rendezvous=Field(RENDEZVOUS, "How the ranks connect to each other."),
+    master_addr=built(SOME_TEXT, "Host of the endpoint; rendezvous.endpoint overrides it."),
+    master_port=built(PORT, "Port of the endpoint; rendezvous.endpoint overrides it."),
+    script=built(FILE, "A Python script, relative to the workdir of each node."),
     module=built(Text("a dotted module name", r"[A-Za-z_][\w.]*"), "A Python module, as with python -m."),
     command=built(
         ListOf(ARGUMENT, least=1, first=Word(_program_error)),
-        "Any program, from PATH or by its path, and its arguments.",
+        "Any program, by name or path, and its arguments.",
     ),
     args=Field(
         ListOf(ARGUMENT),
@@ -352,23 +347,23 @@ JOB = Record(
     ),
     env=built(
         ENV,
-        "Variables of the workers; null passes on the value from your shell, and fails if it is unset. "
-        "{job_id} in a value is the job's id, for trackers that resume by it.",
+        "Variables of the workers; null passes on the value from your shell and fails if it is unset. "
+        "{job_id} in a value becomes the job's ID, for trackers that resume by ID.",
     ),
     python=built(
-        PYTHON, "Interpreter on the nodes.", "the path of distlaunch's own if it exists there, else python3"
+        PYTHON, "Interpreter on the nodes.", "distlaunch's own, if its path exists there, else python3"
     ),
     workdir=built(
-        FILE, "Working directory of the workers; ~/ is the home of the node's user.", "the job file's folder"
+        FILE, "Working directory of the workers; ~/ is the home directory there.", "the job file's directory"
     ),
-    timeouts=Field(TIMEOUTS, "How long things may take."),
-    restarts=built(RESTARTS, "Whether the whole job starts again after a failure; a number sets max."),
+    timeouts=Field(TIMEOUTS, "Time limits."),
+    restarts=built(RESTARTS, "Whether the whole job restarts after a failure; a number sets max."),
     elastic=Field(ELASTIC, "How an elastic job (min_nodes, spares) changes its size."),
     on_stall=Field(Choice(get_args(spec.OnStall)), "What to do when ranks stall for timeouts.stall."),
     on_warning=Field(
         Choice(get_args(spec.OnWarning)),
-        "The signal that ranks get when a scheduler announces the job's end; after TERM or INT they must "
-        "leave, after USR1 or USR2 they go on.",
+        "The signal that ranks get after a termination warning from a scheduler; after TERM or INT they must "
+        "exit, after USR1 or USR2 they continue.",
     ),
     role=Field(LINE, "ROLE_NAME of the workers."),
     virtual_local_rank=Field(
@@ -376,21 +371,21 @@ JOB = Record(
     ),
     logs=built(LOGS, "Where output goes."),
     notify=built(NOTIFY, "A program to run when the run fails, restarts, stalls or finishes."),
-    metrics=built(METRICS, "Write the run's metrics to a file in Prometheus' text format."),
-    ssh=built(SSH, "How ssh is called."),
-    container=built(CONTAINER, "Run the ranks in a container on each node, and the agent with them."),
+    metrics=built(METRICS, "Write the run's metrics to a file in Prometheus text format."),
+    ssh=built(SSH, "Settings for ssh."),
+    container=built(CONTAINER, "Run the agent and the ranks of each node in a container."),
     mpirun=built(
         Either(text=LINE, items=ListOf(Word(), least=1)),
-        "MPI's launcher, which runs `distlaunch exec` as each rank: a program; a list adds options, as "
+        "The MPI launcher, which runs `distlaunch exec` for each rank; a list adds options, as "
         "in [mpirun, --mca, btl, self,tcp].",
-        "as launcher says",
+        "depends on launcher",
     ),
-    kubernetes=Field(KUBERNETES, "What `export kubernetes` asks of a cluster."),
+    kubernetes=Field(KUBERNETES, "Settings for `export kubernetes` and launcher: kubernetes."),
     launcher=built(
         Either(text=Choice(("auto", "kubernetes", "local", "mpirun", "slurm", "ssh")), entries=LAUNCHER),
-        "How nodes are reached, or a command that reaches each; kubernetes = pods that run already; "
-        "mpirun = as auto, and MPI's launcher starts the ranks.",
-        ": its scheduler's way inside an allocation, ssh for hosts, else local",
+        "How nodes are reached, or a command that reaches each; kubernetes = running pods; "
+        "mpirun = as auto, but mpirun starts the ranks.",
+        ": the scheduler's transport inside an allocation, ssh for hosts, else local",
         "auto",
     ),
     makes=spec.JobSpec,
@@ -423,7 +418,7 @@ JOB = Record(
         "grow": "elastic.grow",
         "detach": "run --detach",
     },
-    title="a mapping of job keys",
+    title="a map of job keys",
 )
 
 

@@ -43,7 +43,7 @@ class Type:
     `name` is the expected type in error messages.
     """
 
-    name = "a mapping"
+    name = "a map of settings"
     mistake: Mistake | None = None
     unit = ""
     """Suffix for the name of the field with the value."""
@@ -423,7 +423,7 @@ class Lines(Either):
 class Tree(Type):
     """A map of any depth, for another program; becomes dicts, lists and scalars."""
 
-    def __init__(self, name: str = "a mapping") -> None:
+    def __init__(self, name: str = "a map of settings") -> None:
         self.name = name
 
     def check(self, value: Value, path: str, problems: list[Problem]) -> Any:
@@ -497,7 +497,7 @@ class Record(Type):
     ) -> None:
         self.fields, self.makes, self.foreign = {**fields, **more}, makes, foreign
         self.required, self.main = required, main
-        plain = f"a mapping with {' and '.join(required)}" if required else "a mapping"
+        plain = f"a map with {' and '.join(required)}" if required else "a map of settings"
         self.name = title or (f"{self.fields[main].kind.name} or {plain}" if main else plain)
 
     def read(self, value: Scalar) -> Any:
@@ -619,4 +619,4 @@ def _mapping_hint(value: Value) -> str:
 
 ENV = MapOf(Word(), r"[A-Za-z_][A-Za-z0-9_]*", "a variable name")
 SOME_TEXT = Text("a non-empty string", r"[^\0]+")
-LINE = Text("a non-empty line", r"[^\0\n]+")
+LINE = Text("a non-empty single-line string", r"[^\0\n]+")

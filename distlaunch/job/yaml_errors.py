@@ -132,7 +132,7 @@ def _indentation(mistake: Mistake) -> Hint | None:
     if not begins or not mistake.line.strip():
         return None
     words = "this line's indentation doesn't match the lines above it: "
-    return Hint(f"{words}the keys of a mapping must line up, and so must the items of a list", mistake.at)
+    return Hint(f"{words}the keys of a map must line up, and so must the items of a list", mistake.at)
 
 
 def _after_value(mistake: Mistake) -> Hint:
@@ -152,7 +152,7 @@ def _list_on_the_line(mistake: Mistake) -> Hint:
     value = mistake.rest
     if value == "-":
         return _quoted("an unquoted value can't be just a dash", mistake.at, value)
-    words = "put each list item on a line of its own, or the list in brackets: "
+    words = "put each list item on its own line, or the list in brackets: "
     return Hint(words, mistake.at, value, as_list(" ".join(value[1:].split())))
 
 

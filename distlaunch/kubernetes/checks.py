@@ -17,8 +17,8 @@ _CONSOLE = "`kubectl logs` shows what all ranks of a pod print"
 _LEFT_OUT = {
     "ssh": "pods are not reached over ssh",
     "launcher": "each pod starts its own ranks",
-    "kubernetes.selector": "it names pods that run already",
-    "kubernetes.container": "it is one of pods that run already",
+    "kubernetes.selector": "it selects pods that are already running",
+    "kubernetes.container": "it belongs to pods that are already running",
     "mpirun": "each pod starts its own ranks",
     "container": "pods run kubernetes.image",
     "notify": _NO_CONTROLLER,
@@ -31,8 +31,8 @@ _LEFT_OUT = {
     "logs.console": _CONSOLE,
     "logs.fold": _CONSOLE,
     "logs.watch": "`distlaunch view` can't see runs in pods",
-    "restarts.backoff": "ranks start again at once",
-    "restarts.window": "restarts.max counts over the whole run",
+    "restarts.backoff": "ranks restart immediately",
+    "restarts.window": "restarts.max limits the whole run",
     **dict.fromkeys(("timeouts.connect", "timeouts.lease", "timeouts.rejoin", "timeouts.stall"), _NO_FLAG),
 }
 _OF_TRAINJOB = {
@@ -80,7 +80,7 @@ def _nodes(spec: JobSpec) -> Iterator[tuple[str, str]]:
     """Yield each mistake: (path in the job file, text)."""
     for path in ("nodes[0]", "hostfile"):
         if path in spec.places:
-            advice = "set nodes to the number of nodes; kubernetes.node_selector asks for certain ones"
+            advice = "set nodes to the number of nodes; kubernetes.node_selector selects specific ones"
             yield path.partition("[")[0], f"Kubernetes chooses the nodes: {advice}"
     if "spares" in spec.places:
         yield "spares", "Kubernetes has no spares: remove it; with restarts.requeue it replaces lost pods"
@@ -92,11 +92,11 @@ def _nodes(spec: JobSpec) -> Iterator[tuple[str, str]]:
 
 def _paths(spec: JobSpec) -> Iterator[tuple[str, str]]:
     if spec.workdir != "." and not spec.workdir.startswith("/"):
-        yield "workdir", "expected an absolute path: it is one in the image"
+        yield "workdir", "expected an absolute path in the image"
     if spec.python and "/" in spec.python and not spec.python.startswith("/"):
-        yield "python", "expected a name, or an absolute path: it is one in the image"
+        yield "python", "expected a name or an absolute path in the image"
     if spec.program.placed and spec.program.words[0].startswith("~"):
-        yield spec.program.kind, "write the full path: ~ is not your home in the image"
+        yield spec.program.kind, "write the full path: in the image, ~ is not your home directory"
     if "logs.dir" in spec.places and not spec.logs.folder.startswith("/"):
         yield "logs.dir", "expected an absolute path, such as one below the mount of a volume"
 
@@ -106,7 +106,7 @@ def _rendezvous(spec: JobSpec) -> Iterator[tuple[str, str]]:
         yield "rendezvous.backend", "distlaunch assigns the ranks in pods: remove it"
     elif spec.master_host:
         path = "rendezvous.endpoint" if "rendezvous.endpoint" in spec.places else "master_addr"
-        yield path, "ranks meet on the first pod, which Kubernetes names; only the port can be set"
+        yield path, "ranks connect to the first pod, which Kubernetes names; only the port can be set"
 
 
 def _words(spec: JobSpec) -> Iterator[tuple[str, str]]:
@@ -124,7 +124,7 @@ def _env(spec: JobSpec) -> Iterator[tuple[str, str]]:
             advice = f"put it in a Secret and set kubernetes.secrets.{name}: {{secret: …, key: …}}"
             yield f"env.{name}", f"values from your environment are never printed: {advice}"
         if "{job_id}" in value.text:
-            yield f"env.{name}", "{job_id} can't be filled in on Kubernetes: write an id of your own"
+            yield f"env.{name}", "{job_id} can't be filled in on Kubernetes: write your own ID"
     for path, names in (("env", spec.env), ("kubernetes.secrets", secrets)):
         for name in filter(_OWN.fullmatch, names):
             yield f"{path}.{name}", f"the launcher in each pod reads {name} itself; remove it"

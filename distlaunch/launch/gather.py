@@ -103,7 +103,7 @@ def _await_name(host: str, wait_s: float, interrupts: Interrupts, say: Say) -> N
             return
         except (OSError, UnicodeError) as error:
             if wait.is_worth_telling():
-                say(f"waiting for the name {host}: {getattr(error, 'strerror', None) or error}")
+                say(f"waiting for {host} to resolve: {getattr(error, 'strerror', None) or error}")
         pause(interrupts, say, TURN_S)
 
 
@@ -140,12 +140,12 @@ class _Controller:
     def _refusal(self, visitor: InboundConnection, arrival: Arrival) -> str:
         if arrival.nodes != self._own.nodes:
             theirs, ours = (":".join(map(str, dict.fromkeys(each.nodes))) for each in (arrival, self._own))
-            return f"it was started for {theirs} nodes, and the controller for {ours}"
+            return f"it was started for {theirs} nodes, but the controller for {ours}"
         number = arrival.node_rank
         if self._gathering.ordered:
             taken = {each.node_rank for each in self._there()}
             if number is None or number >= self._most:
-                return f"its number, {number}, is not below {self._most}"
+                return f"its node rank, {number}, is not below {self._most}"
             if number in taken:
                 return f"another launcher with node rank {number} has already joined"
         if len(self._door.joined) + 1 >= self._most:

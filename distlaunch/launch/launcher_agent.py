@@ -186,7 +186,7 @@ class _JoinedAgent(Agent):
             self._leave_early()
 
     def _hear_end(self, damage: str = "") -> None:
-        self._lose(f"it sent what it may not: {damage}" if damage else "its connection has ended")
+        self._lose(f"it sent an invalid command: {damage}" if damage else "its connection was closed")
         super()._hear_end(damage)
 
     def _lose_link(self) -> None:
@@ -202,7 +202,7 @@ class _JoinedAgent(Agent):
 
     def _on_reap(self, command: messages.Reap, killed: int = 0) -> None:
         if command.run_id != self._seat.run_id:
-            raise wire.ProtocolError("a controller may end processes of its own run alone")
+            raise wire.ProtocolError("a controller may stop only processes of its own run")
         super()._on_reap(command, killed)
 
     def _on_stop(self, command: messages.StopWorkers) -> None:
@@ -220,14 +220,14 @@ class _JoinedAgent(Agent):
     def _on_ranks(self, ranks: messages.StartRanks) -> None:
         """Start this launcher's own program as these ranks."""
         if ranks.run_id != self._seat.run_id:
-            raise wire.ProtocolError("a controller may start ranks of its own run alone")
+            raise wire.ProtocolError("a controller may start only ranks of its own run")
         named = [*ranks.env, *(name for each in ranks.workers for name in (*each.env, *each.defaults))]
         if strange := sorted({*named} - SENT):
             raise wire.ProtocolError(f"a controller may not set {strange[0]}")
         if [each.local_rank for each in ranks.workers] != list(range(self._part.procs)):
-            raise wire.ProtocolError("the ranks are not those of this node")
+            raise wire.ProtocolError("the ranks don't belong to this node")
         if not all({**ranks.env, **each.env}.get("RANK", "").isdecimal() for each in ranks.workers):
-            raise wire.ProtocolError("the ranks have no numbers")
+            raise wire.ProtocolError("RANK is missing or not a number")
         self.ranks.stopping, self.ranks.own_status = False, 0
         shared = {name: getattr(ranks, name) for name in ranks._fields if name != "workers"}
         workers = self._part.workers(ranks)

@@ -133,7 +133,7 @@ def _check_master(spec: JobSpec) -> None:
     try:
         socket.getaddrinfo(host, None)
     except (OSError, UnicodeError) as error:
-        why = reason(error) if isinstance(error, OSError) else "not a host's name"
+        why = reason(error) if isinstance(error, OSError) else "not a host name"
         raise spec.error(spec.master_path, f"{host}: {why}") from None
 
 
@@ -147,4 +147,4 @@ def run_directory(spec: JobSpec, run_id: str) -> RunDirectory:
             refused.append(f"{place}: {reason(error)}")
     flag = "TMPDIR or --log-dir" if spec.logs.spares else "--log-dir"
     text = f"can't create the run directory in {'; '.join(refused)}"
-    raise DistlaunchError(f"{text}; set {flag if spec.logs.torchrun else 'logs.dir'} to another place")
+    raise DistlaunchError(f"{text}; set {flag if spec.logs.torchrun else 'logs.dir'} to another directory")

@@ -37,7 +37,7 @@ def start_error(program: str) -> str | None:
     if "/" not in program:
         return None if shutil.which(program) else f"{program}: not found in PATH"
     if os.path.isdir(program):
-        return f"{program}: a folder"
+        return f"{program}: is a directory"
     if os.path.exists(program):
         return None if os.access(program, os.X_OK) else f"{program}: not executable"
     return f"{program}: {os.strerror(errno.ENOENT)}"

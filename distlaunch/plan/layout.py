@@ -69,7 +69,7 @@ class NodePlan(Frozen):
     def device(self, local_rank: int) -> str:
         """Return the device that a script selects by LOCAL_RANK."""
         if self.torch_ranks:
-            return f"{counted(self.torch_ranks, 'rank')} of torch's, on {'cuda' if self.gpus else 'cpu'}"
+            return f"{counted(self.torch_ranks, 'torch rank')} on {'cuda' if self.gpus else 'cpu'}"
         return f"cuda:{local_rank}" if local_rank < self.gpus else "cpu"
 
 

@@ -111,7 +111,7 @@ def _procs(spec: JobSpec, node: NodeSpec) -> int:
     gpus = node.gpus if node.gpus is not None else None if node.cpu_procs is None else 0
     procs = node.procs or gpus or node.cpu_procs or (1 if gpus == 0 else None)
     if procs is None:
-        text = f"mpirun needs to know how many ranks {node.label} has: set procs_per_node or gpus_per_node"
+        text = f"mpirun needs the number of ranks on {node.label}: set procs_per_node or gpus_per_node"
         raise spec.error(node.path, text)
     return procs
 

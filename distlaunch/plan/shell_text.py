@@ -20,14 +20,14 @@ def shell_text(plan: LaunchPlan, nodes: dict[NodeRank, list[WorkerPlan]]) -> str
     node can read the arguments of programs such as env.
     """
     blocks, binding = [_node_block(node, nodes[node.node_rank]) for node in plan.nodes], plan.spec.binding
-    bound = [f"# {binding.key} is left out: distlaunch's agent does it on the node"] if binding else []
+    bound = [f"# {binding.key} is left out: distlaunch's agent applies it on the node"] if binding else []
     return "\n".join([*_remarks(plan.spec), *bound, *blocks])
 
 
 def _remarks(spec: JobSpec) -> list[str]:
     """Return comments on where to run the lines."""
     inside = spec.container
-    return [f"# to be run in a container of {inside.image} ({inside.runtime})"] if inside else []
+    return [f"# run this in a container of {inside.image} ({inside.runtime})"] if inside else []
 
 
 def _node_block(node: NodePlan, workers: list[WorkerPlan]) -> str:

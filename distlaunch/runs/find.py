@@ -32,8 +32,8 @@ def find(word: str | None, alone: bool = False) -> Run:
     if word is None:
         here = os.path.join(os.getcwd(), "")
         runs = {run: path for run, path in known.items() if os.path.abspath(path).startswith(here)}
-        which = "below this folder"
-        nothing = f"no runs below the current folder; name one ({_LIST})"
+        which = "below this directory"
+        nothing = f"no runs below the current directory; name one ({_LIST})"
     elif os.path.isdir(word) or (os.sep in word and not word.endswith(JOB_FILES)):
         if found := run_in(os.path.abspath(word)):
             return found
@@ -48,7 +48,7 @@ def find(word: str | None, alone: bool = False) -> Run:
         raise UsageError(_ambiguous(word, runs))
     if alone and len(going) > 1:
         ids = listed_words([run.id for run in going])
-        raise UsageError(f"{len(going)} runs {which} are running: {ids}; name one by its id")
+        raise UsageError(f"{len(going)} runs {which} are running: {ids}; name one by its ID")
     if run := going[0] if going else _latest(runs):
         return run
     raise UsageError(nothing)

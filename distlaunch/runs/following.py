@@ -20,7 +20,7 @@ from distlaunch.supervisor.state import State
 from distlaunch.supervisor.status import RunState
 from distlaunch.supervisor.summary import STDERR, Summary
 
-_GONE = "its run directory was removed or renamed; the run itself may still be going"
+_GONE = "its run directory was removed or renamed; the run itself may still be active"
 LOOK_S = 0.1
 """Seconds between two looks into the directory. It may be on a remote disk, which doesn't notify."""
 ANOTHER_WISH_S = 0.2

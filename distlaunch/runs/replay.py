@@ -167,5 +167,5 @@ def retold(lines: Iterable[Mapping[str, Any]], moments: Iterable[Moment]) -> str
     ]
     for then, now in zip_longest(recorded, retold):
         if then != now:
-            return f"said then: {then or 'nothing more'}\nsays now:  {now or 'nothing more'}"
+            return f"recorded: {then or 'nothing more'}\nreplayed: {now or 'nothing more'}"
     return ""

@@ -271,7 +271,7 @@ def _newer(queued: Submission, before: Run | None) -> Run | None:
 
 
 def _without_run(queued: Submission, state: Queued) -> str:
-    return f"{queued.name} {state.ending} and started no run; see {queued.output}"
+    return f"{queued.name} {state.ending} without starting a run; see {queued.output}"
 
 
 def stop_queued(queued: Submission, at_once: bool, interrupts: Interrupts) -> tuple[Run | None, bool]:

@@ -74,7 +74,7 @@ def load(name: str) -> "Scheduler":
         if point.name == name:
             loaded: Scheduler = point.load()
             return loaded
-    raise DistlaunchError(f"this version of distlaunch can't ask {name}")
+    raise DistlaunchError(f"this version of distlaunch doesn't support the scheduler {name}")
 
 
 def names() -> list[str]:
@@ -154,8 +154,7 @@ def sections(keys: Iterable[str] | None = None) -> "dict[str, Field]":
     known = names() if any(name not in TABLE for name in wanted) else wanted
     found = map(load, known)
     return {
-        each.key: built(each.section, f"What `submit` and `export {each.name}` ask of {each.title}.")
-        for each in found
+        each.key: built(each.section, f"Settings for `submit` and `export {each.name}`.") for each in found
     }
 
 

@@ -13,7 +13,7 @@ from distlaunch.transports.transport import Command
 # No XML parser: versions differ in what they declare, and names of jobs are not always escaped.
 _JOB = re.compile(r"<JB_job_number>(\d+)</JB_job_number>.*?<state>(\w+)</state>", re.DOTALL)
 _END = "</job_info>"
-_REFUSED = "is control_slaves TRUE in `qconf -sp $PE`? `--set launcher=ssh` does without it"
+_REFUSED = "is control_slaves TRUE in `qconf -sp $PE`? `--set launcher=ssh` doesn't need it"
 
 
 class Qrsh(Command):

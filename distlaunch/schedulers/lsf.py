@@ -39,7 +39,7 @@ class Blaunch(Command):
     )
     failed = 255
     advised = (
-        (Kind.TASK_REFUSED, "try `blaunch HOST hostname`; `--set launcher=ssh` does without it"),
+        (Kind.TASK_REFUSED, "try `blaunch HOST hostname`; `--set launcher=ssh` doesn't need it"),
         (Kind.NO_ALLOCATION, "the job is over: see `bjobs -l $LSB_JOBID`"),
     )
     tools = "LSF_BINDIR"

@@ -97,7 +97,7 @@ def call(
         done = _run(argv, ANSWER_S, stdin, env)
     except FileNotFoundError:
         raise ToolMissingError(
-            f"{argv[0]} not found: {title}'s commands are on the login nodes; from elsewhere use --on HOST"
+            f"{argv[0]} not found: {title} commands are on the login nodes; from elsewhere use --on HOST"
         ) from None
     except OSError as error:
         raise DistlaunchError(f"can't run {argv[0]}: {error.strerror}") from None

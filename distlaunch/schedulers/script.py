@@ -17,16 +17,16 @@ from distlaunch.schedulers.task import Names, Task, numbered_task
 from distlaunch.supervisor.events import AllocationReported
 from distlaunch.transports.transport import Local, Transport
 
-TRAP = ("", "# The signals that announce an end are distlaunch's to handle.", "trap : INT TERM USR1 USR2")
+TRAP = ("", "# distlaunch handles the signals of termination warnings.", "trap : INT TERM USR1 USR2")
 MAX_NAME = 200
 
 # A section of the job file
 
-NODES = Field(Integer(1, 4096), "Nodes to allocate, where spares: rest needs more than nodes.", "nodes")
+NODES = Field(Integer(1, 4096), "Nodes to allocate, if spares: rest needs more than nodes.", "nodes")
 QUEUE = Field(LINE, "Queue.")
 SETUP = Field(Lines(), "Shell commands to run first on the first node, such as module load.")
 FOREIGN = {"walltime": "time", "time_limit": "time", "options": "extra", "modules": "setup"}
-_ARRAY = "an array would start the same job many times; submit each by itself"
+_ARRAY = "an array would start the same job many times; submit each job separately"
 _WHY = {"array": _ARRAY, "output": "the job's output goes to logs.dir", "wait": "use `submit --wait`"}
 
 
@@ -57,7 +57,7 @@ class _OtherOption(Text):
 
 def other_options(command: str, example: str, taken: str, pattern: str = r"-[A-Za-z][^\0\n]*") -> Field:
     """Return the key for other options of a scheduler's command."""
-    return Field(ListOf(_OtherOption(example, pattern, taken)), f"Any other options of {command}.")
+    return Field(ListOf(_OtherOption(example, pattern, taken)), f"Additional options of {command}.")
 
 
 def section(keys: Mapping[str, Field], extra: Field, **foreign: str) -> Record:
@@ -158,7 +158,7 @@ class Scheduler:
     def task(self, environ: Mapping[str, str]) -> Task:
         """Locate a process with this environment among the scheduler's tasks. Raises `UsageError`."""
         if self.tasks is None:
-            why = f"{self.title} starts no tasks that know their number"
+            why = f"{self.title} doesn't number its tasks"
             raise UsageError(f"{why}: use `distlaunch run job.yaml`")
         return numbered_task(self.tasks, environ, self.title, self.read_allocation)
 
@@ -190,7 +190,7 @@ class Scheduler:
         if not self.withholds:
             return ()
         path = queue.output_path(shlex.quote(spec.logs.folder), f'"${self.withholds}"', self.name)
-        comment = f"# {self.title} itself shows what a job prints only when it has ended."
+        comment = f"# {self.title} itself shows a job's output only after the job has ended."
         return "", comment, f"exec >>{path} 2>&1"
 
     def closing(self, spec: JobSpec) -> Sequence[str]:
@@ -266,9 +266,9 @@ def _mistakes(spec: JobSpec, scheduler: Scheduler) -> Iterator[tuple[str, str]]:
         if path in spec.places:
             yield path.partition("[")[0], f"{scheduler.title} chooses the hosts: {scheduler.chooses}"
     if "spares" in spec.places and not asked.get("nodes"):
-        yield "spares", f"set {scheduler.key}.nodes to the number of all nodes, spares included"
+        yield "spares", f"set {scheduler.key}.nodes to the total number of nodes, including spares"
     if spec.restarts.requeue and not scheduler.answers:
-        yield "restarts.requeue", f"only Slurm can be asked to start a job again, not {scheduler.title}"
+        yield "restarts.requeue", f"requeueing is supported only with Slurm, not {scheduler.title}"
     yield from scheduler.mistakes(spec)
     if not asked.get("setup"):  # which may create missing files
         yield from _missing(spec)

@@ -61,10 +61,10 @@ class Slurm(script.Scheduler):
     name, title, step = "slurm", "Slurm", "step"
     mark = "#SBATCH"
     answers = True
-    chooses = "set nodes to the number of nodes; slurm.nodelist asks for certain hosts"
+    chooses = "set nodes to the number of nodes; slurm.nodelist requests specific hosts"
     section = script.section(
         {
-            "partition": Field(LINE, "Partition, or several, with commas."),
+            "partition": Field(LINE, "Partition, or several separated by commas."),
             "account": Field(LINE, "Account to charge."),
             "qos": Field(LINE, "Quality of service."),
             "time": Field(
@@ -74,15 +74,15 @@ class Slurm(script.Scheduler):
             ),
             "constraint": Field(LINE, "Features that the nodes must have."),
             "gpus": Field(
-                Either(number=Integer(0), text=LINE), "GPUs of each node, a100:8 for a type.", "gpus_per_node"
+                Either(number=Integer(0), text=LINE), "GPUs of each node; a100:8 for a type.", "gpus_per_node"
             ),
             "gres": Field(LINE, "Other resources of each node; replaces gpus."),
             "mem": Field(Either(number=Integer(0), text=LINE), "Memory of each node, e.g. 200G; 0 = all."),
             "cpus_per_task": Field(Integer(1), "CPUs for each worker."),
-            "exclusive": Field(Switch(), "Share the nodes with no other job.", default=False),
+            "exclusive": Field(Switch(), "Don't share the nodes with other jobs.", default=False),
             "nodelist": Field(LINE, "Hosts that must be among the nodes."),
-            "exclude": Field(LINE, "Hosts that must not."),
-            "dependency": Field(LINE, "What to wait for, e.g. afterok:1234."),
+            "exclude": Field(LINE, "Hosts to exclude."),
+            "dependency": Field(LINE, "Jobs to wait for, e.g. afterok:1234."),
             "signal": Field(
                 Text('a signal such as "USR1@120"', r"(?:R:)?[A-Z][A-Z0-9]*(?:@[0-9]{1,5})?"),
                 "A termination warning: USR1@120 arrives two minutes before the time limit; see on_warning.",
@@ -132,7 +132,7 @@ class Slurm(script.Scheduler):
             seen = ", ".join(f"{name}={environ.get(name, '')}" for name in names)
             raise UsageError(f"Slurm's variables contradict each other: {seen}; {task.SET_BY_A_SCRIPT}")
         if not (rank < size and local < counts[node]):
-            raise UsageError(f"SLURM_PROCID={rank} and SLURM_LOCALID={local} are not of {size} tasks")
+            raise UsageError(f"SLURM_PROCID={rank} and SLURM_LOCALID={local} don't fit {size} tasks")
         job = environ["SLURM_JOB_ID"]
         step, devices = f"{job}.{environ.get('SLURM_STEP_ID', '')}", task.visible_devices(environ)
         place = (rank, size, local, counts[node], node, len(nodes))
@@ -244,7 +244,7 @@ def expand_counts(text: str) -> list[int]:
     for item in text.split(",") if text else ():
         found = re.fullmatch(r"([0-9]+)(?:\(x([0-9]{1,5})\))?", item)
         if not found:
-            raise ValueError(f'"{text}" is no list of counts per node')
+            raise ValueError(f'"{text}" is not a list of counts per node')
         counts += [int(found[1])] * int(found[2] or 1)
     return counts
 

@@ -58,7 +58,7 @@ def number_of(environ: Mapping[str, str], name: str, starter: str, advice: str =
     text = environ.get(name, "")
     if not text.isdecimal():
         what = f"{name}={text} is not a number" if text else f"{name} is not set"
-        raise UsageError(f"exec runs as a task of {starter}, but {what}{advice}")
+        raise UsageError(f"exec must run as a task of {starter}, but {what}{advice}")
     return int(text)
 
 
@@ -74,7 +74,7 @@ def check_devices(task: Task, environ: Mapping[str, str]) -> None:
     what = f"CUDA_VISIBLE_DEVICES={devices}, {task.advice.local_rank}={task.local_rank}"
     if seen == 1:
         raise UsageError(
-            f"each task sees a GPU of its own ({what}), but scripts use cuda:LOCAL_RANK: use "
+            f"each task sees only its own GPU ({what}), but scripts use cuda:LOCAL_RANK: use "
             f"{task.advice.own_gpu}`exec --virtual-local-rank`, which makes LOCAL_RANK 0"
         )
     tasks, fitting = counted(task.local_size, "task"), task.advice.tasks.format(seen)
@@ -85,14 +85,14 @@ def check_master(task: Task, environ: Mapping[str, str]) -> None:
     """Raise `UsageError` if MASTER_ADDR or MASTER_PORT can't be those of rank 0."""
     host, port = environ.get("MASTER_ADDR"), environ.get("MASTER_PORT")
     if host and not port:
-        raise UsageError(f"MASTER_ADDR={host} is set, but not MASTER_PORT: set both, or unset it")
+        raise UsageError(f"MASTER_ADDR={host} is set but MASTER_PORT is not: set both or neither")
     if port and not (port.isdecimal() and 0 < int(port) < 65536):
         raise UsageError(f"MASTER_PORT={port} is not a port")
     known = {name.partition(".")[0] for name in task.nodes}
     if known and host and not host[0].isdigit() and ":" not in host and host.partition(".")[0] not in known:
         raise UsageError(
             f"MASTER_ADDR={host} is not among this step's hosts ({', '.join(task.nodes)}): unset "
-            "MASTER_ADDR and MASTER_PORT, or set them to rank 0's"
+            "MASTER_ADDR and MASTER_PORT, or set them to those of rank 0"
         )
 
 
@@ -168,11 +168,11 @@ def _of_open_mpi(environ: Mapping[str, str]) -> Task:
         return task
     if task.rank == 0 and environ.get(_MPIRUN) != environ.get(_DAEMON):
         raise UsageError(
-            "rank 0 is not on mpirun's host, and Open MPI does not tell where it is: set MASTER_ADDR and "
+            "rank 0 is not on mpirun's host, and Open MPI doesn't expose where it is: set MASTER_ADDR and "
             "MASTER_PORT (mpirun -x MASTER_ADDR=… -x MASTER_PORT=…), or list mpirun's host first"
         )
     if not (addresses := _addresses(environ.get(_MPIRUN, ""))):
-        what = "Open MPI does not tell where rank 0 is"
+        what = "Open MPI doesn't expose where rank 0 is"
         raise UsageError(f"{what}: set MASTER_ADDR and MASTER_PORT (mpirun -x)")
     return task._replace(addresses=addresses)
 

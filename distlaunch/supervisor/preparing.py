@@ -361,7 +361,7 @@ def _flaw_of(names: list[str], interfaces: Mapping[str, bool]) -> str:
         return "no such interface"
     if not any(interfaces[name] for name in there):
         return "that interface has no address" if len(there) == 1 else "those interfaces have no address"
-    return "lo does not reach other machines" if there == ["lo"] else ""
+    return "lo can't reach other machines" if there == ["lo"] else ""
 
 
 def _chosen_by_nccl(value: str, interfaces: Mapping[str, bool]) -> list[str]:

@@ -177,7 +177,7 @@ class InboundListener:
         silent, overdue = self._strangers, time.monotonic() - HELLO_S
         for i, visitor in enumerate(silent):
             if visitor.began < overdue or i < len(silent) - MOST_STRANGERS:
-                what = f"did not say within {HELLO_S:g} s that it is a launcher of this run"
+                what = f"did not identify itself as a launcher of this run within {HELLO_S:g} s"
                 self._turn_away(visitor, what)
 
     def _accept(self) -> None:
@@ -209,9 +209,9 @@ class InboundListener:
             what = "runs torchrun: run `distlaunch torchrun` on all nodes, or torchrun on all"
             self._turn_away(visitor, what)
         elif not visitor.received.startswith(join.MAGIC[: len(visitor.received)]):
-            self._turn_away(visitor, "sent something that is no launcher's")
+            self._turn_away(visitor, "sent an invalid message")
         elif len(visitor.received) > join.MAX_LINE or visitor.joined:
-            self._turn_away(visitor, "sent more than a launcher does")
+            self._turn_away(visitor, "sent too much data")
         else:
             self._read_lines(visitor)
 
@@ -223,7 +223,7 @@ class InboundListener:
             if visitor.arrival is not None and lines[1:]:
                 self._judge(visitor, visitor.arrival, join.message_of(lines[1]))
         except ValueError as error:
-            self._turn_away(visitor, f"sent something that is no launcher's ({error})")
+            self._turn_away(visitor, f"sent an invalid message ({error})")
 
     def _challenge(self, visitor: InboundConnection, line: bytes) -> None:
         message = join.message_of(line)
@@ -243,7 +243,7 @@ class InboundListener:
 
     def _judge(self, visitor: InboundConnection, arrival: Arrival, message: Mapping[str, Any]) -> None:
         if "refuses" in message:
-            self._name(f"the launcher on {visitor.name} does not join: {str(message['refuses'])[:MAX_WORDS]}")
+            self._name(f"the launcher on {visitor.name} won't join: {str(message['refuses'])[:MAX_WORDS]}")
             self._drop(visitor)
             return
         wrong = self._prover.wrong(self._way, "launcher", visitor.line, message.get("proof"))
@@ -322,4 +322,4 @@ class InboundListener:
             try:
                 self.open(self._second_ports)
             except OSError as error:
-                self._say(f"can't listen for nodes that return: {error.strerror}")
+                self._say(f"can't listen for recovered nodes: {error.strerror}")

@@ -86,14 +86,14 @@ def arrival_of(message: Mapping[str, Any]) -> Arrival:
         place = None if fields["place"] is None else TaskPlace(*fields["place"])
         arrival = Arrival(**{**fields, "nodes": (fewest, most), "place": place})
     except (KeyError, TypeError) as error:
-        raise ValueError(f"it lacks something: {error}") from None
+        raise ValueError(f"a field is missing: {error}") from None
     numbers = (*arrival.nodes, arrival.node_rank, arrival.task, arrival.gpus, *(arrival.place or ()))
     if not all(number is None or (type(number) is int and 0 <= number < 1 << 20) for number in numbers):
         raise ValueError("a number is out of range")
     if not isinstance(arrival.job, str) or not isinstance(arrival.name, str):
-        raise ValueError("a name is no text")
+        raise ValueError("a name is not a string")
     if len(arrival.name) > MAX_NAME or not arrival.name.isprintable():
-        raise ValueError("its host's name can't be one")
+        raise ValueError("its host name is invalid")
     return arrival
 
 
@@ -127,8 +127,8 @@ class Prover:
     def proof(self, way: str, side: str, transcript: str) -> str:
         """Return the proof of a `transcript` by one `side`. Raises `JoinError` if that is impossible."""
         if bool(self._secret) != (way == "secret"):
-            ours = f"{SECRET} is set on {self._name}, but the controller has none"
-            theirs = f"the controller demands {SECRET}, which is not set on {self._name}"
+            ours = f"{SECRET} is set on {self._name}, but not on the controller"
+            theirs = f"the controller requires {SECRET}, which is not set on {self._name}"
             text = f"{ours if self._secret else theirs}: set it to the same value on all nodes"
             raise JoinError(text, Exit.USAGE)
         if way == "secret":
@@ -150,7 +150,7 @@ class Prover:
 
             expected = self.proof(way, side, transcript)
             good = isinstance(proof, str) and proof.isascii() and hmac.compare_digest(proof, expected)
-            return "" if good else f"its {SECRET} is another one"
+            return "" if good else f"its {SECRET} is different"
         if way == "munge":
             return self._wrong_credential(str(proof), _digest(side, transcript))
         return ""
@@ -252,7 +252,7 @@ def blocked(signums: Iterable[int]) -> None:
 
 def renumbered(number: int, wanted: int | None) -> str:
     """Return the message for a user who requested another number."""
-    why = "with c10d it counts only if all nodes have different ones; node 0 is on the endpoint's machine"
+    why = "with c10d it counts only if it differs on all nodes; node 0 is on the endpoint's host"
     return f"this is node {number}, not --node-rank {wanted}: {why}"
 
 
@@ -339,7 +339,7 @@ class Launcher:
             raise
         connection.sendall(line_of({"proof": proof}))
         if why := self._prover.wrong(way, "controller", covered, receive(ANSWER_S).get("proof")):
-            raise JoinError(f"the controller at {host} is not to be trusted: {why}", Exit.USAGE)
+            raise JoinError(f"the controller at {host} can't be trusted: {why}", Exit.USAGE)
         message: dict[str, Any] = {}
         while "node" not in message:
             try:
@@ -351,7 +351,7 @@ class Launcher:
                 self._say(str(message["waiting"]))
         node, run_id = message["node"], message["run"]
         if not isinstance(node, int) or not 0 <= node < MAX_NODES or not _is_run_id(run_id):
-            raise ValueError("no such node or run can be")
+            raise ValueError("no such node or run is possible")
         if arrival.node_rank not in (None, node):
             self._say(renumbered(node, arrival.node_rank))
         return Seat(connection, node, run_id, str(message["nonce"]), host, bytes(received))
@@ -372,7 +372,7 @@ class Launcher:
             if select.select([connection], [], [], 0)[0]:
                 data = connection.recv(MAX_LINE)
                 if not data or len(received) > MAX_LINE:
-                    raise ValueError("it closed the connection" if not data else "it says too much")
+                    raise ValueError("it closed the connection" if not data else "its answer is too long")
                 received += data
         line, _, rest = received.partition(b"\n")
         received[:] = rest
@@ -386,12 +386,12 @@ class Launcher:
     def _what_listens(self, host: str, port: int, error: Exception) -> str:
         if _is_torchs(host, port):
             return (
-                "a TCPStore of torch's is there: either torchrun was started there, then run `distlaunch "
-                "torchrun` on all nodes; or the run has all its nodes already"
+                "a torch TCPStore is there: if torchrun was started there, run `distlaunch torchrun` on all "
+                "nodes; otherwise the run already has all its nodes"
             )
         words = getattr(error, "strerror", None) or str(error)
         words = f"it lacks {words}" if isinstance(error, KeyError) else words
-        return f"what listens there is no controller of distlaunch's ({words})"
+        return f"the process that listens there is not a distlaunch controller ({words})"
 
 
 def _is_torchs(host: str, port: int) -> bool:

@@ -257,7 +257,7 @@ _ADVICE = {
     Kind.PROTOCOL: "the agent has another version, or something alters the data on its way",
     Kind.BAD_OPTION: "check `ssh:` in the job file, and {config}",
     Kind.SHARING: (
-        "ssh.persist needs a socket in {sockets} on this machine: make that folder writable, with a short"
+        "ssh.persist needs a socket in {sockets} on this machine: make that directory writable, with a short"
         " path, or leave out ssh.persist"
     ),
     Kind.UNSTARTED: "its login shell or Python exited too early: try `{version}`",

@@ -148,7 +148,7 @@ class Joined(Transport):
     def advice(self, failure: LinkFailure, python: str | None) -> str:
         """Return advice: the launcher prints more on its own node."""
         if failure.kind is Kind.ABSENT:
-            return "no launcher has come for it"
+            return "no launcher has joined for it"
         return f"look at the output of the launcher on {self.host}"
 
 
@@ -215,7 +215,7 @@ class Command(Transport):
     def advice(self, failure: LinkFailure, python: str | None) -> str:
         """Return advice, with a command to paste."""
         if failure.kind is Kind.NO_PYTHON and failure.words.endswith(f"{NO_PYTHON}:"):
-            return "it was sent nothing: have the command pass standard input on, as `kubectl exec -i` does"
+            return "it received no input: make the command pass on standard input, as `kubectl exec -i` does"
         python = python or "python3"
         missing = f"{python} was not found: set `python:` to an interpreter that exists there"
         known = {Kind.NO_PYTHON: missing, Kind.OLD_PYTHON: OLD_PYTHON, **dict(self.advised)}

@@ -97,5 +97,5 @@ def step_of(pid: int) -> str:
 def test_refuses_an_endpoint_that_each_node_has(slurm: Slurm, tmp_path: Path) -> None:
     with step(slurm, tmp_path, TELLS, head="localhost") as run:
         assert run.wait() == 2
-        told = "--rdzv-endpoint localhost: each of this Slurm step's 3 nodes would wait"
+        told = "--rdzv-endpoint localhost: each of the 3 nodes of this Slurm step would wait"
         assert run.stderr.count(told) == 3

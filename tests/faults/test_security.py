@@ -139,7 +139,7 @@ def with_text(keys: dict[str, Any], path: str, kind: str, text: str) -> dict[str
     value: Any = text
     if kind.startswith("a list"):
         value = [text]
-    elif kind.endswith("a mapping"):
+    elif kind.endswith("a map of settings"):
         value = {"NAME": text}
     return _placed(keys, path.split("."), value)
 

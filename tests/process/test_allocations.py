@@ -98,7 +98,7 @@ def test_names_the_setting_where_grid_engine_refuses_a_task(tmp_path: Path) -> N
     assert done.returncode == 69
     assert "distlaunch: host2: task refused" in done.stderr
     assert said in done.stderr
-    assert "is control_slaves TRUE in `qconf -sp $PE`? `--set launcher=ssh` does without it" in done.stderr
+    assert "is control_slaves TRUE in `qconf -sp $PE`? `--set launcher=ssh` doesn't need it" in done.stderr
 
 
 def test_a_dry_run_shows_the_hosts_of_the_allocation(tmp_path: Path) -> None:

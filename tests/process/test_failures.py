@@ -130,7 +130,7 @@ def fails_with(record: str) -> str:
         *((fails_with(odd), "", 3, FAILED) for odd in (NAN, INFINITY, DEEP, SURROGATE)),
         ("import os; os.mkfifo(os.environ['TORCHELASTIC_ERROR_FILE']); exit(3)", "", 3, FAILED),
         (SLEEPER, "timeouts: {job: 500ms}", 124, "the job timed out after 0.5 s (timeouts.job)"),
-        ("", NO_INPUT, 69, "no python; it was sent nothing: have the command pass standard input on"),
+        ("", NO_INPUT, 69, "no python; it received no input: make the command pass on standard input"),
     ],
     ids=[
         *("input", "breakpoint", "torch's record", "NaN", "infinity", "deep", "surrogate", "fifo"),

@@ -88,7 +88,7 @@ def test_a_dash_is_standard_input(kind: str, text: str, words: str) -> None:
         (["torchrun", "torchrun 'x"], "no closing quotation: torchrun 'x"),
         (["sbatch", "nowhere"], "nowhere: No such file"),
         (["sbatch", sys.executable], "not"),
-        (["sbatch", "/dev/null"], "/dev/null: no srun with Python, torchrun or accelerate"),
+        (["sbatch", "/dev/null"], "/dev/null: found no srun with Python, torchrun or accelerate"),
         (["accelerate", "nowhere.yaml"], "nowhere.yaml: No such file"),
         (["hostfile", "nowhere"], "nowhere: No such file"),
     ],

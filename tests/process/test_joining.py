@@ -34,7 +34,7 @@ def test_gives_up_when_rank_0_does_not_join(tmp_path: Path, rank_0: str, words: 
     with running(write_job(tmp_path, ONE_IS_MISSING.format(rank_0=rank_0), job)) as run:
         assert run.wait() == 124
     told = rf"0/2 ranks joined; waiting for rank 0 \(node0.*{words}\), rank 1 \(node0, pid \d+: "
-    refused = r"the rendezvous refuses its connection\); the others are waiting for rank 0"
+    refused = r"connection to the rendezvous refused\); the others are waiting for rank 0"
     at_the_end = rf"; gave up after {TWICE_A_SLOW_IMPORT_S} s \(timeouts\.join\)\n"
     notice, *_, end = re.findall(rf"{told}.*\n", run.stderr)
     assert "gave up" not in notice  # after 15 s; rank 1 may still import torch

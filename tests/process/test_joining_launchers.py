@@ -137,7 +137,7 @@ def test_waits_a_while_for_a_name_to_resolve(monkeypatch: pytest.MonkeyPatch) ->
     with Interrupts() as interrupts:
         gather._await_name("job-0.job", 600, interrupts, said.append)
         assert clock[0] == 1007
-        assert said == ["waiting for the name job-0.job: Name or service not known"]
+        assert said == ["waiting for job-0.job to resolve: Name or service not known"]
         clock[0] = 0.0
         gather._await_name("no-such-name", 600, interrupts, said.append)
         assert clock[0] == gather.NAME_S + 1
@@ -183,9 +183,9 @@ def test_a_launcher_that_is_killed_while_all_wait_is_waited_for_again(
 @pytest.mark.parametrize(
     ("meets", "words", "nodes", "why"),
     [
-        ("static", (), 2, "it was started for 2 nodes, and the controller for 3"),
-        ("c10d", (), 2, "it was started for 2 nodes, and the controller for 3"),
-        ("c10d", (), "1:3", "it was started for 1:3 nodes, and the controller for 3"),
+        ("static", (), 2, "it was started for 2 nodes, but the controller for 3"),
+        ("c10d", (), 2, "it was started for 2 nodes, but the controller for 3"),
+        ("c10d", (), "1:3", "it was started for 1:3 nodes, but the controller for 3"),
         ("static", ("--rdzv-id=17",), 3, "its job is '--rdzv-id 17', not '--rdzv-id none'"),
         ("c10d", ("--rdzv-id=17",), 3, "its job is '--rdzv-id 17', not '--rdzv-id none'"),
     ],
@@ -300,7 +300,7 @@ def test_reports_a_port_that_another_program_has(place: Path, port: int) -> None
         ("connection.sendall(b'{}\\n')", "it lacks 'nonce'"),
         ("connection.sendall(b'[]\\n')", "not an object"),
         ('connection.sendall(b\'{"refused": 1, "status": null}\\n\')', "int"),
-        ("connection.sendall(b'x' * (1 << 16))", "it says too much"),
+        ("connection.sendall(b'x' * (1 << 16))", "its answer is too long"),
         ("globals().setdefault('kept', []).append(connection)", "no answer"),
     ],
     ids=["closes", "http", "nothing", "a list", "a refusal of sorts", "much", "silent"],
@@ -311,7 +311,7 @@ def test_reports_a_listener_that_is_no_controller(place: Path, port: int, answer
         launcher(place, port, "--rdzv-conf=join_timeout=1", node=1) as run,
     ):
         assert run.wait() == Exit.UNREACHABLE
-        assert "what listens there is no controller of distlaunch's (" in run.stderr
+        assert "the process that listens there is not a distlaunch controller (" in run.stderr
         assert why in run.stderr and "Traceback" not in run.stderr
 
 
@@ -319,7 +319,7 @@ def test_reports_a_listener_that_is_no_controller(place: Path, port: int, answer
 def test_recognizes_a_store_of_torchs_at_the_endpoint(place: Path, port: int, meets: str) -> None:
     """As that of a torchrun, or of another job's rank 0."""
     with stranger(place, port, SERVES), launcher(place, port, node=1, meets=meets) as run:
-        run.wait_for("a TCPStore of torch's is there: either torchrun was started there, then run")
+        run.wait_for("a torch TCPStore is there: if torchrun was started there, run")
 
 
 def test_recognizes_a_torchrun_that_connects(place: Path, port: int) -> None:
@@ -352,7 +352,7 @@ def test_a_launcher_too_many_does_not_disturb_a_job_that_trains(tmp_path: Path, 
     with launcher(tmp_path, port) as first, launcher(tmp_path, port, node=1) as second:
         workers([first, second])
         with launcher(tmp_path, port, node=1) as third:
-            third.wait_for("or the run has all its nodes already")
+            third.wait_for("otherwise the run already has all its nodes")
         (tmp_path / "fifo").write_text("go on")
         all_ended_well([first, second], last="sum 2\n")
 
@@ -425,7 +425,7 @@ def test_names_connections_that_send_nonsense_and_starts_in_time(place: Path, po
                     sock.shutdown(socket.SHUT_WR)
                 answered(sock)
             assert first.process.poll() is None, what
-        for named in ("something that is no launcher's", "more than a launcher does"):
+        for named in ("an invalid message", "too much data"):
             first.wait_for(f"closed a connection from 127.0.0.1, which sent {named}\n")
         starts(place, port, first, secret)
         assert "Traceback" not in first.stderr
@@ -467,7 +467,7 @@ def test_closes_and_names_a_slow_connection_and_starts_in_time(place: Path, port
                         slow.send(bytes([next(spoken)]))
                     assert slow.recv(1) == b""
                     break
-        first.wait_for("127.0.0.1, which did not say within 5 s that it is a launcher of this run\n")
+        first.wait_for("127.0.0.1, which did not identify itself as a launcher of this run within 5 s\n")
         held = [stack.enter_context(closing(connected(port))) for _ in range(200)]
         starts(place, port, first)
         assert {answered(sock) for sock in held} == {b""}
@@ -479,9 +479,9 @@ def test_closes_and_names_a_slow_connection_and_starts_in_time(place: Path, port
 @pytest.mark.parametrize(
     ("controllers", "launchers_", "why"),
     [
-        ("s3cret", "another", "its DISTLAUNCH_SECRET is another one"),
-        ("s3cret", "", f"the controller demands {SECRET}, which is not set on {HERE}: set it to the same"),
-        ("", "s3cret", f"{SECRET} is set on {HERE}, but the controller has none: set it to the same value"),
+        ("s3cret", "another", "its DISTLAUNCH_SECRET is different"),
+        ("s3cret", "", f"the controller requires {SECRET}, which is not set on {HERE}: set it to the same"),
+        ("", "s3cret", f"{SECRET} is set on {HERE}, but not on the controller: set it to the same value"),
     ],
     ids=["another", "none", "none of the controller's"],
 )
@@ -517,7 +517,7 @@ def test_a_proof_can_not_be_used_again(place: Path, port: int) -> None:
         with closing(connected(port)) as sock:
             introduced(sock)
             sock.sendall(proof)
-            assert "its DISTLAUNCH_SECRET is another one" in json.loads(answered(sock))["refused"]
+            assert "its DISTLAUNCH_SECRET is different" in json.loads(answered(sock))["refused"]
         starts(place, port, first, "s3cret")
 
 
@@ -528,7 +528,7 @@ def test_a_launcher_with_a_secret_serves_only_a_controller_that_knows_it(
     with Liar(port) as liar, launcher(place, port, node=1, secret="s3cret") as run:
         liar.meet(secret)
         assert run.wait() == Exit.USAGE
-        words = f"is not to be trusted: its {SECRET} is" if secret else "but the controller has none"
+        words = f"can't be trusted: its {SECRET} is" if secret else "but not on the controller"
         assert words in run.stderr
 
 
@@ -642,7 +642,7 @@ def test_a_launcher_leaves_a_controller_that_asks_for_more_than_it_may(
         liar.send(lie)
         assert "exited" not in [report["op"] for report in liar.reports()]
         assert run.wait() == LOST
-        assert "lost the controller on localhost: it sent what it may not: " in run.stderr
+        assert "lost the controller on localhost: it sent an invalid command: " in run.stderr
         assert not (tmp_path / "ran").exists() and not (tmp_path / "evil").exists()
 
 

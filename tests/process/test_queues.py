@@ -206,7 +206,7 @@ def test_reports_a_script_that_never_starts_distlaunch(queue: Queue) -> None:
     section = queue.section.rstrip("}") + ", setup: exit 4}"
     job = queue.submit(HELLO, section)
     ended, why = NO_RUN.get(queue.kind, ("left the queue", "left the queue"))
-    told = f"{queue.title} job {job} {ended} and started no run; see {queue.file('out')}"
+    told = f"{queue.title} job {job} {ended} without starting a run; see {queue.file('out')}"
     for command in ("wait", "logs", "attach"):
         done = distlaunch(command, job)
         assert (done.returncode, told in done.stderr) == (1, True), done.stderr
@@ -306,7 +306,5 @@ def test_says_where_to_submit_from_outside_of_any_cluster(
     done = distlaunch("submit", str(tmp_path / "job.yaml"), "--to", to)
     assert done.returncode == 1
     title, _, (tool, *_) = KINDS[to]
-    told = (
-        f"{title}'s commands are on the login nodes; from elsewhere use --on HOST, for another scheduler --to"
-    )
-    assert done.stderr == f"distlaunch: {tool} not found: {told}\n"
+    told = f"{title} commands are on the login nodes; from elsewhere use --on HOST"
+    assert done.stderr == f"distlaunch: {tool} not found: {told}; for another scheduler use --to\n"

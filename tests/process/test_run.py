@@ -57,7 +57,7 @@ NOSUCH = "nosuch.invalid: "
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["job.yaml"], "distlaunch: no command 'job.yaml': `distlaunch run job.yaml` runs a job\n"),
+        (["job.yaml"], "distlaunch: no command 'job.yaml'; to run a job, use `distlaunch run job.yaml`\n"),
         (["run", "-"], "distlaunch: standard input:1:1: scirpt: unknown key; did you mean script?"),
         (["run", "worker.py"], "is a script, not a job file: write a job file with `script: "),
         (["run", "job.yaml", "--set", "master_addr=nosuch.invalid"], f"master_addr: {NOSUCH}"),

@@ -485,7 +485,7 @@ def test_the_replay_tool_shows_events_changes_and_messages_that_differ(
     added = {"event": "Message", "t": 99.0, "level": "info", "text": "as it was"}
     altered.write_text((run / "events.jsonl").read_text() + json.dumps(added) + "\n")
     done = replayed(altered)
-    assert (done.returncode, done.stderr) == (1, "said then: as it was\nsays now:  nothing more\n")
+    assert (done.returncode, done.stderr) == (1, "recorded: as it was\nreplayed: nothing more\n")
     done = replayed(tmp_path / "none")
     assert (done.returncode, done.stderr) == (2, f"{tmp_path}/none: No such file or directory\n")
 
@@ -603,10 +603,10 @@ def test_a_name_means_a_running_run_before_those_that_ended(tmp_path: Path, gate
 
 def test_stop_asks_which_of_several_running_runs(tmp_path: Path, gate: Path) -> None:
     first, second = left(tmp_path), left(tmp_path)
-    for word, which in ((["job"], "of job"), ([], "below this folder"), (["./runs"], "in ./runs")):
+    for word, which in ((["job"], "of job"), ([], "below this directory"), (["./runs"], "in ./runs")):
         done = ran(tmp_path, "stop", *word)
         assert done.returncode == 2
-        assert f"2 runs {which} are running: {second}, {first}; name one by its id" in done.stderr
+        assert f"2 runs {which} are running: {second}, {first}; name one by its ID" in done.stderr
     assert len(listed(tmp_path)) == 2
     assert ran(tmp_path, "stop", first).returncode == 0
     bare = ran(tmp_path, "stop").stderr.splitlines()

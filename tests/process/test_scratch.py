@@ -85,9 +85,9 @@ TRIED = "; ".join(f"{place}: Read-only file system" for place in ALL_READ_ONLY)
             "run",
             "logs: {dir: /var/tmp}",
             1,
-            "run directory in /var/tmp: Read-only file system; set logs.dir to another place\n",
+            "run directory in /var/tmp: Read-only file system; set logs.dir to another directory\n",
         ),
-        ("torchrun", "", 1, f"run directory in {TRIED}; set TMPDIR or --log-dir to another place\n"),
+        ("torchrun", "", 1, f"run directory in {TRIED}; set TMPDIR or --log-dir to another directory\n"),
     ],
     ids=["error records", "run", "torchrun"],
 )

@@ -138,13 +138,13 @@ def test_a_jobs_script_does_not_ask_for(target: str, keys: str, option: str, tmp
         ("slurm", "workdir: sub", "workdir: {here}/sub does not exist"),
         ("slurm", "python: ./venv/bin/python", "python: {here}/venv/bin/python does not exist"),
         ("slurm", "nodes: [a, b]", "nodes: Slurm chooses the hosts: set nodes to the number of nodes; "),
-        ("slurm", "nodes: 2\nspares: rest", "spares: set slurm.nodes to the number of all nodes"),
+        ("slurm", "nodes: 2\nspares: rest", "spares: set slurm.nodes to the total number of nodes"),
         ("grid-engine", "nodes: 2", "grid_engine.pe: name a parallel environment"),
-        ("grid-engine", "restarts: {requeue: 2}", "only Slurm can be asked to start a job again, not Grid"),
+        ("grid-engine", "restarts: {requeue: 2}", "requeueing is supported only with Slurm, not Grid"),
         ("pbs", "nodes: [a, b]", "nodes: PBS chooses the hosts: set nodes to the number of nodes"),
-        ("pbs", "nodes: 2\nspares: rest", "spares: set pbs.nodes to the number of all nodes"),
+        ("pbs", "nodes: 2\nspares: rest", "spares: set pbs.nodes to the total number of nodes"),
         ("lsf", "nodes: [a, b]", "nodes: LSF chooses the hosts: set nodes to the number of nodes"),
-        ("flux", "restarts: {requeue: 2}", "only Slurm can be asked to start a job again, not Flux"),
+        ("flux", "restarts: {requeue: 2}", "requeueing is supported only with Slurm, not Flux"),
     ],
 )
 def test_refuses_a_job_that_cannot_work_before_it_waits(
@@ -182,14 +182,14 @@ def test_a_plan_before_the_queue_has_the_requested_gpus(keys: str, gpus: int, tm
     [
         ("slurm: {extra: [--array=1-3]}", "slurm.extra[0]: --array can't be used: an array would start"),
         ("slurm: {extra: [-o x]}", "slurm.extra[0]: -o can't be used: the job's output goes to logs.dir"),
-        ("nodes: 4\nslurm: {nodes: 3}", "slurm.nodes: the job needs more: nodes is 4"),
+        ("nodes: 4\nslurm: {nodes: 3}", "slurm.nodes: too few for the job: nodes is 4"),
         ("slurm: {time: 12:00:00}", 'quote it: "12:00:00"'),
         ("slurm: {signal: 'B:USR1@60'}", "slurm.signal: expected a signal"),
         ("grid_engine: {walltime: 90s}", "time"),
         ("grid_engine: {extra: [-t 1-3]}", "grid_engine.extra[0]: -t can't be used: an array would start"),
         ("grid_engine: {extra: [-o x]}", "grid_engine.extra[0]: -o can't be used"),
         ("pbs: {extra: [-J 1-3]}", "pbs.extra[0]: -J can't be used: an array would start"),
-        ("nodes: 4\npbs: {nodes: 3}", "pbs.nodes: the job needs more: nodes is 4"),
+        ("nodes: 4\npbs: {nodes: 3}", "pbs.nodes: too few for the job: nodes is 4"),
         ("pbs: {time: 12:00:00}", 'quote it: "12:00:00"'),
         ("pbs: {time: 1-0}", "pbs.time: expected a time"),
         ("lsf: {extra: [-oo x]}", "lsf.extra[0]: -oo can't be used: the job's output goes to logs.dir"),
@@ -281,7 +281,7 @@ def test_every_scheduler_implements_what_a_submission_needs(name: str) -> None:
 
 
 def test_an_unknown_scheduler_is_refused() -> None:
-    with pytest.raises(DistlaunchError, match="this version of distlaunch can't ask oar"):
+    with pytest.raises(DistlaunchError, match="this version of distlaunch doesn't support the scheduler oar"):
         load("oar")
 
 

@@ -100,7 +100,7 @@ def test_expands_a_home_on_the_node() -> None:
             "{image: i, runtime: [lxc, -v]}",
             "expected one of docker, podman, apptainer, enroot, pyxis, got 'lxc'",
         ),
-        ("{image: i, runtime: pyxis}", "pyxis is a plug-in of srun: the nodes must be Slurm's"),
+        ("{image: i, runtime: pyxis}", "pyxis is a plugin of srun: it requires nodes allocated by Slurm"),
         ("{image: i, mounts: ['/a:/b:ro:z']}", "expected PATH:PATH_INSIDE:ro at most"),
         ("{image: i, volumes: [/a]}", "mounts"),
     ],
@@ -114,7 +114,7 @@ def test_printed_plans_name_the_container(load: Load) -> None:
     plan = make_plan(spec, {0: Facts("python3", 0)}, None)
     ranks = {NodeRank(0): workers(plan, plan.nodes[0], meeting_of(plan, "job", 1))}
     for text in (shell_text(plan, ranks), torchrun_text(plan, 1)):
-        assert text.startswith("# to be run in a container of i (podman)\n")
+        assert text.startswith("# run this in a container of i (podman)\n")
 
 
 def test_failures_in_a_container_have_advice() -> None:

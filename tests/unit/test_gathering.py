@@ -111,7 +111,7 @@ def test_does_not_warn_about_a_rendezvous_timeout() -> None:
         ("--rdzv-conf=last_call_timeout=0", "--rdzv-conf last_call_timeout: expected a number of seconds"),
         ("--rdzv-conf=is_host=maybe", "--rdzv-conf is_host: expected 1 or 0, got 'maybe'"),
         ("--rdzv-conf=x", "--rdzv-conf: expected key=value,…, got 'x'"),
-        ("--rdzv-endpoint=127.0.1.1:5", "--rdzv-endpoint 127.0.1.1: each of this Slurm step's 4 nodes would"),
+        ("--rdzv-endpoint=127.0.1.1:5", "--rdzv-endpoint 127.0.1.1: each of the 4 nodes of this Slurm step"),
     ],
 )
 def test_explains_mistakes_about_the_endpoint(words: str, told: str) -> None:
@@ -190,7 +190,7 @@ def without(name: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", ARRIVAL._fields)
 def test_refuses_an_arrival_that_lacks_a_field(name: str) -> None:
-    with pytest.raises(ValueError, match=f"it lacks something: '{name}'"):
+    with pytest.raises(ValueError, match=f"a field is missing: '{name}'"):
         arrival_of(without(name))
 
 
@@ -263,17 +263,17 @@ def test_accepts_a_proof_with_the_same_secret() -> None:
     ],
 )
 def test_refuses_a_proof_without_the_secret(proof: object) -> None:
-    words = f"its {SECRET} is another one"
+    words = f"its {SECRET} is different"
     assert prover("s3cret").wrong("secret", "launcher", SAID, proof) == words
 
 
 @pytest.mark.parametrize(
     ("secret", "way", "words"),
     [
-        ("", "secret", f"the controller demands {SECRET}, which is not set on gpu-a: set it to the same"),
+        ("", "secret", f"the controller requires {SECRET}, which is not set on gpu-a: set it to the same"),
         # Else anybody who listens at the endpoint could have it run its program.
-        ("s3cret", "", f"{SECRET} is set on gpu-a, but the controller has none: set it to the same value"),
-        ("s3cret", "munge", f"{SECRET} is set on gpu-a, but the controller has none: set it to the same"),
+        ("s3cret", "", f"{SECRET} is set on gpu-a, but not on the controller: set it to the same value"),
+        ("s3cret", "munge", f"{SECRET} is set on gpu-a, but not on the controller: set it to the same"),
     ],
 )
 def test_a_launcher_without_a_proof_says_what_to_set(secret: str, way: str, words: str) -> None:

@@ -18,7 +18,7 @@ def test_an_accelerate_config_becomes_a_job(text: str, keys: dict[str, Any]) -> 
 
 
 def test_refuses_a_file_without_accelerate_keys() -> None:
-    with pytest.raises(JobError, match="not an accelerate config: it has none of its keys"):
+    with pytest.raises(JobError, match="not an accelerate config: it has none of the usual keys"):
         accelerated("{script: train.py, procs_per_node: 2}")
 
 
@@ -55,8 +55,8 @@ def test_fsdp_gets_accelerates_implicit_settings() -> None:
             "set rendezvous.backend to etcd-v2 and rendezvous.endpoint to a:29500",
         ),
         ("num_machines: 2, machine_rank: 0", "machine_rank is not needed"),
-        ("num_machines: 2", "put your host names here"),
-        ("num_machines: 3", "num_processes: 2 over 3 machines"),
+        ("num_machines: 2", "replace with your host names"),
+        ("num_machines: 3", "num_processes: 2 on 3 machines"),
         ("fsdp_config: {a: b}", "fsdp_config has no effect in a job of type MULTI_GPU"),
         ("num_machines: 2, gpu_ids: 0", "here they apply to all"),
     ],
@@ -64,7 +64,7 @@ def test_fsdp_gets_accelerates_implicit_settings() -> None:
 def test_settings_without_an_equivalent_become_comments(more: str, words: str) -> None:
     told = comments(accelerated(f"{{distributed_type: MULTI_GPU, num_processes: 2, {more}}}"))
     assert words in told
-    assert "put your script and its args here" in told
+    assert "replace with your script and its arguments" in told
 
 
 @pytest.mark.parametrize("kind", ["MULTI_NPU", "XLA"])
@@ -82,7 +82,7 @@ def test_other_accelerators_become_comments(kind: str) -> None:
         ("num_machines: x", "c.yaml:1:15: num_machines: expected an integer"),
         ("distributed_type: [XLA]", "c.yaml:1:19: distributed_type: expected"),
         ("compute_environment: AMAZON_SAGEMAKER", "c.yaml:1:22: compute_environment: expected"),
-        ("fsdp_config: 3", "c.yaml:1:14: fsdp_config: expected a mapping"),
+        ("fsdp_config: 3", "c.yaml:1:14: fsdp_config: expected a map of settings"),
         ("main_process_ip: -x", "c.yaml:1:18: main_process_ip: a host name can't begin"),
     ],
 )

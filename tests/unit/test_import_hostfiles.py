@@ -45,7 +45,7 @@ def test_doubled_braces_become_a_comment() -> None:
 )
 def test_an_imported_hostfile_says_what_dry_run_needs(hosts: str, gpus: int) -> None:
     draft = hostfile_draft(hosts, "hosts")
-    assert "set gpus_per_node to the number of GPUs on each host" in comments(draft)
+    assert "set gpus_per_node to the number of GPUs per node" in comments(draft)
     text = draft.text()
     facts = dict.fromkeys(range(hosts.count("\n")), Facts("python", None))
     with pytest.raises(JobError, match="set gpus_per_node"):

@@ -175,7 +175,7 @@ SCRIPTS: dict[str, tuple[str, dict[str, Any], list[str]]] = {
         },
         [
             "line 16: not understood: `dcgmi profile --pause`",
-            "line 19: left out behind the ranks: `dcgmi profile --resume`",
+            "line 19: left out because it comes after the ranks: `dcgmi profile --resume`",
             "kept as written: ${CONFIG_FILE:-./llama3_8b.toml}: job files don't expand variables",
         ],
     ),
@@ -325,7 +325,7 @@ def test_options_and_commands_become_keys(text: str, keys: dict[str, Any]) -> No
 @pytest.mark.parametrize("line", ["module unload a", "export A=$B", "A=2", "wait", "cd /x", "echo done"])
 def test_lines_behind_the_ranks_are_left_out(line: str) -> None:
     draft = imported(f"export A=1\n{RUN}\n{line}\n")
-    assert f"# line 3: left out behind the ranks: `{line}`" in comments(draft)
+    assert f"# line 3: left out because it comes after the ranks: `{line}`" in comments(draft)
     assert keys_of(draft).items() >= {"env": {"A": "1"}, "script": "t.py"}.items()
     assert not {"workdir", "slurm"} & set(keys_of(draft))
 
@@ -349,7 +349,7 @@ def test_no_comment_looks_like_a_key() -> None:
 
 def test_names_a_syntax_error_elsewhere() -> None:
     draft = imported(f"date )\nfi\n{RUN}\n")
-    assert "# lines 1-2: a syntax error: `)`" in comments(draft)
+    assert "# lines 1-2: syntax error: `)`" in comments(draft)
     assert keys_of(draft)["script"] == "t.py"
 
 
@@ -390,7 +390,7 @@ def test_accelerate_launch_flags_become_a_comment() -> None:
 )
 def test_names_each_line_it_does_not_understand(line: str) -> None:
     draft = imported(f"#!/bin/bash\nmodule load a\n{line}\n{RUN}\n")
-    told = "sbatch ignores it behind the first command" if line.startswith("#") else "not understood"
+    told = "sbatch ignores it after the first command" if line.startswith("#") else "not understood"
     assert f"# line 3: {told}: `{line}`" in comments(draft)
     assert keys_of(draft)["script"] == "t.py"
 
@@ -416,7 +416,7 @@ def test_a_variable_that_a_block_may_change_is_not_filled_in(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", "no srun with Python, torchrun or accelerate, outside of if, for and functions"),
+        ("", "found no srun with Python, torchrun or accelerate outside of if, for and functions"),
         ("\n \n# a\n", "no srun with"),
         ("\0\x01\x7f", "no srun with"),
         ("import os\nprint('a')\n", "no srun with"),
@@ -431,11 +431,11 @@ def test_a_variable_that_a_block_may_change_is_not_filled_in(text: str) -> None:
         ),
         (f"{RUN}\n{RUN}", "lines 1, 2 start ranks: a job file has one program; import one at a time"),
         (f"{RUN}; torchrun x.py", "lines 1, 1 start ranks"),
-        ("srun python t.py 'a", "line 1: a syntax error: `srun python t.py`"),
-        ("srun python t.py \\\n  'a", "line 1: a syntax error: `srun python t.py`"),
+        ("srun python t.py 'a", "line 1: syntax error: `srun python t.py`"),
+        ("srun python t.py \\\n  'a", "line 1: syntax error: `srun python t.py`"),
         (
             "srun python t.py $(date)",
-            "line 1: only a shell can run what is in parentheses: write its output there",
+            "line 1: only a shell can run a command in parentheses: replace it with its output",
         ),
         ("#SBATCH --nodes=2-4\n" + RUN, "--nodes=2-4: expected a number"),
         ("#SBATCH -N x\n" + RUN, "--nodes=x: expected a number"),

@@ -432,15 +432,15 @@ def test_the_bundle_is_reproducible() -> None:
         ("nodes: 2\nspares: rest", "spares: Kubernetes has no spares: remove it; "),
         ("nodes: 4\nmin_nodes: 2", "min_nodes: the number of pods is fixed: "),
         ("gpus_per_node: auto", "gpus_per_node: set it to the number of GPUs of each pod, 0 for a CPU job"),
-        ("workdir: src", "workdir: expected an absolute path: it is one in the image"),
-        ("workdir: ~/src", "workdir: expected an absolute path: it is one in the image"),
-        ("python: venv/bin/python", "python: expected a name, or an absolute path: it is one in the image"),
+        ("workdir: src", "workdir: expected an absolute path in the image"),
+        ("workdir: ~/src", "workdir: expected an absolute path in the image"),
+        ("python: venv/bin/python", "python: expected a name or an absolute path in the image"),
         ("logs: {dir: out}", "logs.dir: expected an absolute path, such as one below the mount of a volume"),
         (
             "nodes: 2\nrendezvous: {backend: etcd-v2, endpoint: 'e:1'}",
             "rendezvous.backend: distlaunch assigns the ranks in pods",
         ),
-        ("master_addr: gpu-a", "master_addr: ranks meet on the first pod, which Kubernetes names"),
+        ("master_addr: gpu-a", "master_addr: ranks connect to the first pod, which Kubernetes names"),
         (
             "args: ['--rank={rank}']",
             "args[0]: {rank} can't be filled in on Kubernetes: have the script read RANK",
@@ -449,7 +449,7 @@ def test_the_bundle_is_reproducible() -> None:
         ("env: {NOT_SET_HERE: null}", "env.NOT_SET_HERE: values from your environment are never printed"),
         (
             "env: {RUN: 'x-{job_id}'}",
-            "env.RUN: {job_id} can't be filled in on Kubernetes: write an id of your own",
+            "env.RUN: {job_id} can't be filled in on Kubernetes: write your own ID",
         ),
         (
             "kubernetes: {secrets: {RANK: {secret: s, key: k}}}",
@@ -474,7 +474,7 @@ def test_refuses_what_a_cluster_cannot_do(text: str, problem: str) -> None:
 
 
 def test_refuses_a_script_in_a_home() -> None:
-    with pytest.raises(JobError, match="script: write the full path: ~ is not your home in the image"):
+    with pytest.raises(JobError, match="write the full path: in the image, ~ is not your home directory"):
         check_exported(exported("script: ~/train.py\ngpus_per_node: 0\n"))
 
 
@@ -495,7 +495,7 @@ def test_refuses_a_job_without_an_image() -> None:
         ),
         (
             "restarts: {max: 1, window: 1d}",
-            "restarts.window is left out: restarts.max counts over the whole run",
+            "restarts.window is left out: restarts.max limits the whole run",
         ),
         (
             "logs: {console: rank0}",

@@ -135,7 +135,7 @@ def test_refuses_rank_0_on_another_host_than_mpirun() -> None:
         mpi_task(open_mpi(0, 4, 0, 2, 2, **elsewhere))
     assert mpi_task(open_mpi(2, 4, 0, 2, 2, **elsewhere))
     assert mpi_task(open_mpi(0, 4, 0, 2, 2, **elsewhere, MASTER_ADDR="a"))
-    with pytest.raises(UsageError, match="does not tell where rank 0 is"):
+    with pytest.raises(UsageError, match="doesn't expose where rank 0 is"):
         mpi_task(open_mpi(2, 4, 0, 2, 2, OMPI_MCA_orte_hnp_uri=""))
 
 

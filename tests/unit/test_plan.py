@@ -328,7 +328,7 @@ ON_B = "nodes: [{host: b, workdir: w}]"
         ("script: t.py\nworkdir: w", "script", f"; a relative script {LOOKED_FOR} (set by w"),
         (f"script: t.py\n{ON_B}", "script", f"; a relative script {LOOKED_FOR}"),
         ("script: /t.py", "script", " (set by script)"),
-        ("script: t.py", "workdir", " (by default the job file's folder)"),
+        ("script: t.py", "workdir", " (by default the job file's directory)"),
         ("script: t.py\nworkdir: w", "workdir", " (set by workdir)"),
         (f"script: t.py\n{ON_B}", "workdir", " (set by nodes[0].workdir)"),
         ("command: [./a]", "exec", f"; a relative command {LOOKED_FOR} (by default the"),

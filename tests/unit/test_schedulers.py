@@ -298,9 +298,9 @@ def test_launcher_command_reaches_the_hosts_of_an_allocation(job: Load) -> None:
     assert [node.reach for node in spec.nodes] == [
         Command(host, ("tmrsh", "{host}")) for host in (HERE, "x1001")
     ]
-    with pytest.raises(JobError, match=r"\{host\} is in none of the words: all nodes would be the same"):
+    with pytest.raises(JobError, match=r"\{host\} is missing: the command would always reach the same node"):
         job("launcher: {command: [tmrsh]}", PBS, PBS_NODEFILE)
-    with pytest.raises(JobError, match=r"\{host\} is in none of the words"):
+    with pytest.raises(JobError, match=r"\{host\} is missing: the command"):
         job("nodes: ['gpu[1-2]']\nlauncher: {command: [tmrsh]}", {})
 
 
@@ -333,7 +333,7 @@ def test_an_unreadable_host_list_matters_only_where_it_is_needed(job: Load) -> N
             'error: executing task of job 4711 failed: execution daemon on host "b" didn\'t accept task',
             1,
             Kind.TASK_REFUSED,
-            "is control_slaves TRUE in `qconf -sp $PE`? `--set launcher=ssh` does without it",
+            "is control_slaves TRUE in `qconf -sp $PE`? `--set launcher=ssh` doesn't need it",
         ),
         (
             "grid-engine",
@@ -453,7 +453,7 @@ def test_places_tasks_of_flux_and_jsrun(flux_lists: Callable[[str], None]) -> No
     [
         ({"FLUX_JOB_SIZE": "5"}, "flux run must start the same number of tasks on each node, not 5 on 2"),
         ({"FLUX_TASK_LOCAL_ID": "0"}, "flux run must number the tasks node by node: FLUX_TASK_RANK=3 and"),
-        ({"FLUX_JOB_SIZE": ""}, "exec runs as a task of flux run, but FLUX_JOB_SIZE is not set"),
+        ({"FLUX_JOB_SIZE": ""}, "exec must run as a task of flux run, but FLUX_JOB_SIZE is not set"),
         ({"FLUX_JOB_NNODES": "x"}, "FLUX_JOB_NNODES=x is not a number"),
         ({"FLUX_TASK_RANK": "9", "FLUX_TASK_LOCAL_ID": "1"}, "node by node: FLUX_TASK_RANK=9"),
     ],
@@ -466,8 +466,8 @@ def test_refuses_contradictory_flux_variables(changes: dict[str, str], said: str
 @pytest.mark.parametrize(
     ("environ", "said"),
     [
-        (GRID_ENGINE, "Grid Engine starts no tasks that know their number: use `distlaunch run job.yaml`"),
-        (PBS, "PBS starts no tasks that know their number: use `distlaunch run job.yaml`"),
+        (GRID_ENGINE, "Grid Engine doesn't number its tasks: use `distlaunch run job.yaml`"),
+        (PBS, "PBS doesn't number its tasks: use `distlaunch run job.yaml`"),
         (LSF, "this LSF process is not a task of `jsrun`: use `distlaunch run job.yaml`"),
         (FLUX, "this Flux process is not a task of `flux run`: use `distlaunch run job.yaml`"),
     ],
@@ -486,6 +486,6 @@ def test_refuses_tasks_that_see_one_gpu_each() -> None:
     with pytest.raises(UsageError) as caught:
         check_devices(task._replace(devices=1), {"CUDA_VISIBLE_DEVICES": "3"})
     assert str(caught.value) == (
-        "each task sees a GPU of its own (CUDA_VISIBLE_DEVICES=3, local rank=1), but scripts use "
+        "each task sees only its own GPU (CUDA_VISIBLE_DEVICES=3, local rank=1), but scripts use "
         "cuda:LOCAL_RANK: use `exec --virtual-local-rank`, which makes LOCAL_RANK 0"
     )

@@ -73,7 +73,7 @@ def test_reads_an_allocation() -> None:
     assert asked is not None
     assert [node.procs for node in asked.nodes] == [2, 2, 1]
     for counts in ("x", "2(x", "2(3)", "-1"):
-        with pytest.raises(UsageError, match="no list of counts"):
+        with pytest.raises(UsageError, match="not a list of counts"):
             allocation_in(PLAIN | {"SLURM_NTASKS": "5", "SLURM_TASKS_PER_NODE": counts})
     assert allocation_in({"SLURM_CONF": "/etc/slurm.conf"}) is None
 
@@ -338,7 +338,7 @@ def test_places_a_task_and_sets_its_environment() -> None:
         ({"SLURM_PROCID": "x"}, "SLURM_PROCID=x is not a number"),
         ({"SLURM_NTASKS": "6"}, "SLURM_NTASKS=6"),
         ({"SLURM_STEP_NODELIST": "host[1-2]"}, "SLURM_STEP_NODELIST=host[1-2]"),
-        ({"SLURM_STEP_TASKS_PER_NODE": "2(y)"}, "no list of counts"),
+        ({"SLURM_STEP_TASKS_PER_NODE": "2(y)"}, "not a list of counts"),
         ({"SLURM_LOCALID": "1"}, "SLURM_LOCALID=1"),
         ({"SLURM_NODEID": "3"}, "SLURM_NODEID=3"),
     ],
@@ -368,7 +368,7 @@ def test_accepts_a_master_of_its_own_step() -> None:
     ("given", "said"),
     [
         ({"MASTER_ADDR": "gpu7", "MASTER_PORT": "29500"}, "gpu7 is not among this step's hosts"),
-        ({"MASTER_ADDR": "host1"}, "but not MASTER_PORT"),
+        ({"MASTER_ADDR": "host1"}, "but MASTER_PORT is not"),
         ({"MASTER_PORT": "70000"}, "is not a port"),
     ],
 )

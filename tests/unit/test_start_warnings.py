@@ -34,13 +34,13 @@ GLOO = {
     "": ("eth0", "docker0", "eth0,eth1", ""),
     "no such interface": ("eth9", "eth", "eth0,eth9"),
     "that interface has no address": ("ib0",),
-    "lo does not reach other machines": ("lo",),
+    "lo can't reach other machines": ("lo",),
 }
 NCCL = {
     "": ("eth", "eth0", "=eth0", "=eth1:12345", "wlan,eth", "ib,eth", "^docker", "^=lo,docker0"),
     "no such interface": ("=eth", "en", "^eth,docker,ib"),
     "that interface has no address": ("ib", "^eth,docker"),
-    "lo does not reach other machines": ("lo",),
+    "lo can't reach other machines": ("lo",),
 }
 """What is wrong, and the values of the variable of which it is said."""
 

@@ -960,7 +960,7 @@ def test_a_lone_rank_that_does_not_use_the_rendezvous_is_no_news() -> None:
         assert job.tick() == []
 
 
-REFUSED = "the rendezvous refuses its connection"
+REFUSED = "connection to the rendezvous refused"
 
 
 @pytest.mark.parametrize(

@@ -113,7 +113,7 @@ def test_dry_run_prints_torch_agents(capfd: pytest.CaptureFixture[str]) -> None:
     assert torchrun.count("--rdzv-id=job ") == torchrun.count("--max-restarts=3") == 3
     (agent,) = plan_document(plan, planned)["nodes"][2]["workers"]
     assert agent["argv"] == list(planned[plan.nodes[2].node_rank][0].argv)
-    assert (agent["rank"], agent["device"]) == (2, "2 ranks of torch's, on cpu")
+    assert (agent["rank"], agent["device"]) == (2, "2 torch ranks on cpu")
     assert "MASTER_PORT" not in agent["env"]
     print_plan(plan, "table")
     table = capfd.readouterr().out
@@ -131,9 +131,9 @@ def test_c10d_means_the_same_as_static() -> None:
 
 WRONG = [
     (f"{ETCD}\nargs: [x, '--r={{rank}}']", "args[1]: torch's own agents choose {rank} (etcd-v2)"),
-    (f"{ETCD}\nmaster_port: 1", "master_port: with etcd-v2, torch's own agents decide that"),
-    (f"{ETCD}\nnuma_binding: node", "numa_binding: with etcd-v2, torch's own agents decide that"),
-    (f"{ETCD}\nlauncher: mpirun", "launcher: rendezvous.backend: etcd-v2 has torch's own agents start"),
+    (f"{ETCD}\nmaster_port: 1", "master_port: with etcd-v2, torch's own agents control this"),
+    (f"{ETCD}\nnuma_binding: node", "numa_binding: with etcd-v2, torch's own agents control this"),
+    (f"{ETCD}\nlauncher: mpirun", "launcher: with rendezvous.backend: etcd-v2, torch's own agents start"),
     ("rendezvous: {backend: etcd-v2}", "rendezvous.backend: etcd-v2 needs rendezvous.endpoint"),
     ("rendezvous: {backend: etcd-v2, endpoint: etcd}", "rendezvous.endpoint: etcd-v2 needs"),
     (
