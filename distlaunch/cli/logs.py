@@ -33,15 +33,15 @@ from distlaunch.wording import expand_ranges, rank_list
 STDERR = 1
 
 
-Ranks = Annotated[str | None, Option("--rank", "-r", metavar="0,3-5", help="Only these ranks.")]
+Ranks = Annotated[str | None, Option("--rank", "-r", metavar="0,3-5", help="Print only these ranks.")]
 Follow = Annotated[bool, Option("--follow", "-f", help="Keep printing new output until the run ends.")]
-_SINCE = "Only output of the last DURATION, e.g. 30s, 10m, 1h30m."
+_SINCE = "Print only output of the last DURATION, e.g. 30s, 10m, 1h30m."
 Since = Annotated[str | None, Option("--since", metavar="DURATION", help=_SINCE, show_default=False)]
 Most = Annotated[
     int | None, Option("--lines", "-n", metavar="N", min=0, max=10**9, help="Print only the last N lines.")
 ]
 Grep = Annotated[
-    str | None, Option("--grep", metavar="REGEX", help="Only lines that match REGEX (Python syntax).")
+    str | None, Option("--grep", metavar="REGEX", help="Print only lines that match REGEX (Python syntax).")
 ]
 
 
@@ -52,7 +52,7 @@ def logs(
     goes_on: Follow = False,
     since: Since = None,
     most: Most = None,
-    stderr: Annotated[bool, Option("--stderr", help="Only stderr.")] = False,
+    stderr: Annotated[bool, Option("--stderr", help="Print only stderr.")] = False,
     grep: Grep = None,
     fold: Fold = False,
     ssh_config: SshConfig = None,

@@ -47,7 +47,7 @@ _TO = "The scheduler. Default: the one with a section in the job file, else Slur
 To = Annotated[str | None, Option("--to", metavar=_METAVAR, callback=_known, help=_TO, show_default=False)]
 Dry = Annotated[bool, Option("--dry-run", help="Print the batch script without submitting it.")]
 Waits = Annotated[bool, Option("--wait", help="Wait until the job ends, and exit with its exit status.")]
-_ON = "Submit on HOST, such as a login node, reached over ssh."
+_ON = "Submit on HOST, such as a login node, reached over SSH."
 On = Annotated[str | None, Option("--on", metavar="HOST", help=_ON)]
 
 

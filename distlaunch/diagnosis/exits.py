@@ -173,7 +173,7 @@ def advice(ending: Ending, words: str) -> str:
     if ending.peer_gone and re.search(_TIMED_OUT, words):
         return _MISSED
     if ending.peer_gone:
-        return "no rank reported an error of its own; check the end of each rank's log"
+        return "no rank reported its own error; check the end of each rank's log"
     last = "\n".join(words.splitlines()[-LAST_LINES:])
     if ending.module and (hint := _of_module(ending.module, last)):
         return hint

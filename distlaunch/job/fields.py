@@ -101,7 +101,7 @@ TIMEOUTS = Record(
     join=Field(
         LIMIT,
         "Time limit for all ranks to join the rendezvous; then the job ends, naming the missing ranks. "
-        "The default counts from the first rank's try, an explicit limit from the start; none = no limit.",
+        "The default counts from the first try to join, an explicit limit from the start; none = no limit.",
     ),
     stop=Field(Duration(), "Time between SIGTERM and SIGKILL."),
     job=Field(LIMIT, "Time limit for the whole job."),
@@ -198,7 +198,7 @@ LAUNCHER = Record(
     required=("command",),
 )
 
-KUBE_NAME = Text("a name in lower case such as gpu-jobs", r"[a-z0-9](?:[-.a-z0-9]{0,251}[a-z0-9])?")
+KUBE_NAME = Text("a lowercase name such as gpu-jobs", r"[a-z0-9](?:[-.a-z0-9]{0,251}[a-z0-9])?")
 KUBE_KEYS = r"(?:[a-z0-9](?:[-.a-z0-9]*[a-z0-9])?/)?[A-Za-z0-9](?:[-_.A-Za-z0-9]*[A-Za-z0-9])?"
 KUBE_MAP = MapOf(Word(), KUBE_KEYS, "a name such as team or example.com/team", nulls=False)
 IN_IMAGE = Text("an absolute path", r"/[^\0\n:]*")
@@ -236,7 +236,7 @@ SECRET = Record(
 
 KUBERNETES = Record(
     image=Field(LINE, "The image of the pods, with Python 3.10 or later and torch."),
-    namespace=Field(KUBE_NAME, "Namespace.", "kubectl's current namespace"),
+    namespace=Field(KUBE_NAME, "Namespace of the pods.", "kubectl's current namespace"),
     selector=Field(LINE, "Labels of the pods that launcher: kubernetes runs in, e.g. app=train."),
     container=Field(KUBE_NAME, "The container to use in each selected pod.", "the first"),
     labels=Field(KUBE_MAP, "Labels of the Job and its pods."),

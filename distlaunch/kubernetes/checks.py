@@ -15,7 +15,7 @@ _NO_CONTROLLER = "it needs a controller, and pods run without one"
 _NO_FLAG = "`distlaunch torchrun`, which the pods run, has no flag for it"
 _CONSOLE = "`kubectl logs` shows what all ranks of a pod print"
 _LEFT_OUT = {
-    "ssh": "pods are not reached over ssh",
+    "ssh": "pods are not reached over SSH",
     "launcher": "each pod starts its own ranks",
     "kubernetes.selector": "it selects pods that are already running",
     "kubernetes.container": "it belongs to pods that are already running",

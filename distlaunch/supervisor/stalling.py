@@ -129,7 +129,7 @@ def _no_stack(state: State, rank: int, why: str) -> Step:
     """Report once why a stack is missing, since the reason is usually the same for all ranks."""
     if why in state.stackless:
         return state, ()
-    message = ShowMessage("info", f"no stack of {state.called(rank)}: {why}")
+    message = ShowMessage("info", f"no stack for {state.called(rank)}: {why}")
     return state._replace(stackless=state.stackless | {why}), (message,)
 
 

@@ -254,7 +254,7 @@ class InboundListener:
         visitor.send(proof=self._prover.proof(self._way, "controller", visitor.line))
         if self._expected and (node := self._place_for(arrival)) is not None:
             self._seated[node] = visitor
-            self._say(f"the launcher on {visitor.name} joins as node {node}")
+            self._say(f"the launcher on {visitor.name} joined as node {node}")
             self._on_arrival(node)
 
     def _refuse(self, visitor: InboundConnection, why: str, another: bool = False) -> None:

@@ -142,7 +142,7 @@ def test_a_key_without_effect_is_named_and_one_that_is_missing_is_asked_for(tmp_
     job.write_text("script: t.py\nnodes: 2\nkubernetes: {image: a}\nssh: {persist: 1m}\n")
     done = distlaunch("export", "kubernetes", str(job), "--set", "gpus_per_node=0", "--set", "name=Other")
     assert (done.returncode, "name: other\n" in done.stdout) == (0, True)
-    assert done.stderr == "distlaunch: ssh is left out: pods are not reached over ssh\n"
+    assert done.stderr == "distlaunch: ssh is left out: pods are not reached over SSH\n"
     done = distlaunch("export", "kubernetes", str(job))
     assert (done.returncode, done.stdout) == (2, "")
     told = "gpus_per_node: set it to the number of GPUs of each pod, 0 for a CPU job"

@@ -316,7 +316,7 @@ def test_only_a_launcher_of_the_missing_node_joins_a_run_that_lost_it(tmp_path: 
             first.wait_for("the run has all the nodes it needs")
         runs[2] = start(2)
         assert statuses(runs) == [0, 0, 0], told(runs)
-        assert re.search(r"joins as node [12]\n", first.stderr)  # c10d numbers nodes as they come
+        assert re.search(r"joined as node [12]\n", first.stderr)  # c10d numbers nodes as they come
         assert [run.stdout.count(" 1 of 3") for run in runs] == [1, 1, 1]
         wait_gone(pids, 0.0)
     kept = [path.read_text() for path in (tmp_path / "logs").rglob("stdout.log")]
@@ -336,7 +336,7 @@ def test_an_elastic_job_starts_with_the_fewest_and_takes_a_late_launcher_in(plac
             workers([first], attempt=1)
             workers([second], attempt=1, each=2)
             assert first.stdout.endswith(" 1 of 3\n")
-            assert "joins as node 1" in first.stderr
+            assert "joined as node 1" in first.stderr
             first.process.terminate()
             assert statuses([first, second]) == [143, 143], told([first, second])
 

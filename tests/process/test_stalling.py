@@ -59,10 +59,10 @@ def test_says_in_one_line_that_it_can_not_get_a_stack(tmp_path: Path) -> None:
     keys = "gpus_per_node: 0\non_stall: warn\ntimeouts: {stall: 1s}\ncommand: [sleep, '1000']\n"
     (tmp_path / "job.yaml").write_text(keys)
     with running(tmp_path / "job.yaml") as run:
-        run.wait_for("no stack of rank 0: ")
+        run.wait_for("no stack for rank 0: ")
         run.process.send_signal(signal.SIGINT)
         assert run.wait() == 130
-    assert len(re.findall("no stack of rank 0: .+\n", run.stderr)) == 1
+    assert len(re.findall("no stack for rank 0: .+\n", run.stderr)) == 1
     assert all(line.startswith("distlaunch: ") for line in run.stderr.splitlines())
     assert "Stack backtrace" not in run.stderr
 

@@ -503,7 +503,7 @@ def test_refuses_a_job_without_an_image() -> None:
         ),
         ("on_warning: USR1", "on_warning is left out: ranks get the SIGTERM that Kubernetes sends"),
         ("backend: gloo", "backend is left out: with GPUs, DISTLAUNCH_BACKEND is nccl in a pod"),
-        ("ssh: {options: [A=b]}", "ssh is left out: pods are not reached over ssh"),
+        ("ssh: {options: [A=b]}", "ssh is left out: pods are not reached over SSH"),
     ],
 )
 def test_names_keys_without_effect(text: str, line: str) -> None:

@@ -1387,14 +1387,14 @@ def test_where_a_rank_is_blocked_is_told_by_its_innermost_frames() -> None:
     (words,) = texts(job.feed(stack(0, 1, "read (t.py:3)", "main (t.py:9)")))
     assert words == "rank 1 is blocked in: read (t.py:3) < main (t.py:9)"
     (words,) = texts(job.feed(StackDumped(0, 1, "Permission denied")))
-    assert words == "no stack of rank 1: Permission denied"
+    assert words == "no stack for rank 1: Permission denied"
 
 
 def test_why_there_are_no_stacks_is_told_once_in_a_run() -> None:
     job = stalled("warn")
     why = "py-spy is not there"
     said = [texts(job.feed(StackDumped(node, rank, why))) for node, rank in ((0, 1), (0, 0), (1, 0))]
-    assert said == [["no stack of rank 1: py-spy is not there"], [], []]
+    assert said == [["no stack for rank 1: py-spy is not there"], [], []]
 
 
 def test_a_rank_that_a_signal_has_stopped_is_told_so_and_blamed_before_those_that_wait_for_it() -> None:
