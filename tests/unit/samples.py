@@ -5,6 +5,7 @@ import os
 import resource
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from fcntl import F_SETPIPE_SZ, fcntl
 from typing import Any
 
 from hypothesis import settings
@@ -62,13 +63,48 @@ def longest_file(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-class PipeEnds:
-    """The two ends of a pipe, as descriptors, for a test to make."""
+def open_files(folder: object) -> int:
+    """How many files below a folder, with a name or without, this process keeps open."""
+    links = []
+    for entry in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # the one that reads the folder
+            links.append(os.readlink(f"/proc/self/fd/{entry}"))
+    return sum(link.startswith(f"{folder}/") for link in links)
 
-    read_end: int
-    write_end: int
+
+PAGE = 4096
+"""Bytes of the smallest pipe, and the most that are written to one whole or not at all."""
+
+
+class Pipe:
+    """The smallest pipe that the system has."""
+
+    def __init__(self) -> None:
+        self.read_end, self.write_end = os.pipe()
+        fcntl(self.write_end, F_SETPIPE_SZ, PAGE)
+
+    def fill(self) -> None:
+        """Not a byte more goes into the pipe until `read` has taken these."""
+        os.write(self.write_end, bytes(PAGE))
+
+    def read(self, size: int) -> bytes:
+        """So many bytes, as soon as they come."""
+        data = b""
+        while len(data) < size:
+            piece = os.read(self.read_end, size - len(data))
+            assert piece, "the writer has ended"
+            data += piece
+        return data
+
+    def read_rest(self, most: int = 1 << 20) -> bytes:
+        """What is in the pipe."""
+        os.set_blocking(self.read_end, False)
+        with contextlib.suppress(BlockingIOError):
+            return os.read(self.read_end, most)
+        return b""
 
     def leave(self) -> None:
+        """The reader is gone."""
         os.close(self.read_end)
         self.read_end = -1
 

@@ -205,20 +205,16 @@ def test_assigns_listed_cpus_as_written(tmp_path: Path) -> None:
     assert given_to(tmp_path, SMALL, wish("listed", cpus=["0,2", "1-2", "3"]), 2) == ["0,2", "1-2"]
 
 
+LISTED = wish("listed", cpus=["0", "3-5,9"])
+FEW = "need a core each, but only 4 are available"
+
+
 @pytest.mark.parametrize(
     ("binding", "workers", "words"),
     [
-        (
-            wish("listed", cpus=["0", "3-5,9"]),
-            2,
-            "cpu_binding: CPU 4-5,9 is not available on this node, only 0-3",
-        ),
-        (wish("cores"), 5, "cpu_binding: 5 workers on a node need a core each, but only 4 are available"),
-        (
-            wish("exclusive", 8),
-            1,
-            "numa_binding: 8 GPUs or workers at NUMA node 0 need a core each, but only 4 are available",
-        ),
+        (LISTED, 2, "cpu_binding: CPU 4-5,9 is not available on this node, only 0-3"),
+        (wish("cores"), 5, f"cpu_binding: 5 workers on a node {FEW}"),
+        (wish("exclusive", 8), 1, f"numa_binding: 8 GPUs or workers at NUMA node 0 {FEW}"),
     ],
 )
 def test_says_which_cpus_a_node_lacks(tmp_path: Path, binding: Binding, workers: int, words: str) -> None:

@@ -1,7 +1,6 @@
 """The writer of log files: order, private files, slow disks, and a count of what is lost."""
 
 import contextlib
-import fcntl
 import os
 import stat
 import tempfile
@@ -15,49 +14,39 @@ from hypothesis import strategies as st
 
 from distlaunch.observers import run_directory as module
 from distlaunch.observers.run_directory import LogWriter
-from tests.unit.samples import bounded, longest_file, no_room
+from tests.unit.samples import PAGE, Pipe, bounded, longest_file, no_room, open_files
 
 pytestmark = pytest.mark.timeout(60)
 """A pipe that nothing comes out of would be waited for."""
 
-PAGE = 4096
-"""Bytes of the smallest pipe."""
 LONG_S = 30.0
 """What never takes so long has failed."""
 AT_ONCE_S = 0.001
 
 
-class Disk:
+class Disk(Pipe):
     """What takes bytes when `take` says so: a full pipe, in the place of the writer's file `log`."""
 
     def __init__(self, writer: LogWriter) -> None:
-        self._read_end, self._write_end = os.pipe()
-        fcntl.fcntl(self._write_end, fcntl.F_SETPIPE_SZ, PAGE)
+        super().__init__()
         self.fill()
-        writer._open["log"] = self._write_end  # it closes its files itself
+        writer._open["log"] = self.write_end  # it closes its files itself
 
     def fill(self) -> None:
-        """Nothing is taken until `take`."""
-        self._filled = os.write(self._write_end, bytes(PAGE))
+        super().fill()
+        self._filled = PAGE
 
     def take(self, size: int) -> bytes:
         """So many bytes of the log, as soon as they come."""
-        data = b""
-        while len(data) < self._filled + size:
-            data += os.read(self._read_end, self._filled + size - len(data))
-        data, self._filled = data[self._filled :], 0
+        data, self._filled = self.read(self._filled + size)[self._filled :], 0
         return data
-
-    def break_down(self) -> None:
-        os.close(self._read_end)
-        self._read_end = -1
 
     def close(self) -> None:
         """Takes what is left, so that the writer's thread can end."""
-        if self._read_end >= 0:
-            while os.read(self._read_end, 1 << 20):
+        if self.read_end >= 0:
+            while os.read(self.read_end, 1 << 20):
                 pass
-            self.break_down()
+            self.leave()
 
 
 @pytest.fixture
@@ -108,21 +97,8 @@ def when_waited_for(
 
     monkeypatch.setattr(writer._backlog.changed, "wait", observed)
     yield waits
-    acting.join(LONG_S)
-
-
-def unwaited(wait: Callable[[float | None], bool]) -> Callable[[float | None], bool]:
-    """The same for the writer's thread; this one has nothing to wait for."""
-
-    def observed(timeout: float | None = None) -> bool:
-        assert threading.current_thread() is not threading.main_thread()
-        return wait(timeout)
-
-    return observed
-
-
-def mode(path: Path) -> int:
-    return stat.S_IMODE(path.stat().st_mode)
+    if acting.ident:
+        acting.join(LONG_S)
 
 
 # Files
@@ -146,16 +122,8 @@ def test_files_and_directories_are_private(writer: LogWriter, tmp_path: Path) ->
         writer.close()
     finally:
         os.umask(before)
-    assert mode(tmp_path / "node1/rank0/out.log") == 0o600
-    assert mode(tmp_path / "node1/rank0") == 0o700
-
-
-def test_a_directory_may_exist(writer: LogWriter, tmp_path: Path) -> None:
-    (tmp_path / "node1").mkdir()
-    writer.append("node1/a.log", b"a")
-    writer.append("node1/b.log", b"b")
-    writer.close()
-    assert sorted(path.read_bytes() for path in (tmp_path / "node1").iterdir()) == [b"a", b"b"]
+    assert stat.S_IMODE((tmp_path / "node1/rank0/out.log").stat().st_mode) == 0o600
+    assert stat.S_IMODE((tmp_path / "node1/rank0").stat().st_mode) == 0o700
 
 
 def test_flushed_data_can_be_read(writer: LogWriter, tmp_path: Path) -> None:
@@ -172,15 +140,6 @@ def test_nothing_to_write_is_flushed_and_closed_at_once(writer: LogWriter, tmp_p
     assert list(tmp_path.iterdir()) == []
 
 
-def open_logs(folder: Path) -> int:
-    """How many files there are open."""
-    links = []
-    for entry in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(OSError):  # the one that reads the folder
-            links.append(os.readlink(entry))
-    return sum(link.startswith(f"{folder}/") for link in links)
-
-
 def test_keeps_few_files_open_and_restarts_none(
     writer: LogWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -188,9 +147,9 @@ def test_keeps_few_files_open_and_restarts_none(
     for turn in range(3):
         for rank in range(5):
             writer.append(f"{rank}.log", b"%d.%d " % (rank, turn))
-    assert writer.flush() and open_logs(tmp_path) == 2
+    assert writer.flush() and open_files(tmp_path) == 2
     writer.close()
-    assert open_logs(tmp_path) == 0 and writer.lost_bytes == 0
+    assert open_files(tmp_path) == 0 and writer.lost_bytes == 0
     for rank in range(5):
         assert (tmp_path / f"{rank}.log").read_text() == f"{rank}.0 {rank}.1 {rank}.2 "
 
@@ -199,12 +158,13 @@ def test_keeps_few_files_open_and_restarts_none(
 
 
 def test_does_not_touch_an_existing_file(writer: LogWriter, tmp_path: Path) -> None:
-    (tmp_path / "theirs").write_bytes(b"theirs")
-    for name in ("theirs", "ours", "theirs"):
+    (tmp_path / "node1").mkdir()
+    (tmp_path / "node1/theirs").write_bytes(b"theirs")
+    for name in ("node1/theirs", "node1/ours", "node1/theirs"):
         writer.append(name, b"text")
     writer.close()
-    assert (tmp_path / "theirs").read_bytes() == b"theirs"
-    assert (tmp_path / "ours").read_bytes() == b"text"
+    assert (tmp_path / "node1/theirs").read_bytes() == b"theirs"
+    assert (tmp_path / "node1/ours").read_bytes() == b"text"
     assert writer.lost_bytes == 8
 
 
@@ -274,7 +234,7 @@ def test_what_a_full_disk_does_not_take_is_lost_and_the_rest_is_written(
 
 
 def test_counts_bytes_lost_to_a_broken_disk(writer: LogWriter, disk: Disk) -> None:
-    disk.break_down()
+    disk.leave()
     writer.append("log", b"text")
     assert writer.flush(), "nothing waits any more"
     writer.append("log", b"more")
@@ -290,32 +250,25 @@ def test_waits_once_for_a_stalled_disk_and_counts_what_is_lost(
     writer: LogWriter, disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writer.append("log", b"abc")
-    writer.append("log", b"def")
-    assert writer.lost_bytes == 0
     with when_waited_for(writer, monkeypatch, lambda: None) as waits:
+        writer.append("log", b"de")
+        assert (writer.lost_bytes, waits) == (0, [])
         writer.append("log", b"gh")
-        assert (writer.lost_bytes, waits) == (2, [AT_ONCE_S])
+        assert (writer.lost_bytes, waits) == (2, [AT_ONCE_S]), "a byte too much"
+        writer.append("log", b"f")
+        assert (writer.lost_bytes, waits) == (2, [AT_ONCE_S]), "as much as may wait"
         writer.append("log", b"i")
         assert (writer.lost_bytes, waits) == (3, [AT_ONCE_S]), "not a second time"
     assert disk.take(6) == b"abcdef"
 
 
 @pytest.mark.usefixtures("short")
-@pytest.mark.parametrize(("size", "lost"), [(2, 0), (3, 0), (4, 4)], ids=["less", "as much", "a byte more"])
-def test_accepts_data_up_to_the_capacity(writer: LogWriter, disk: Disk, size: int, lost: int) -> None:
-    writer.append("log", b"abc")
-    writer.append("log", b"x" * size)
-    assert writer.lost_bytes == lost
-
-
-@pytest.mark.usefixtures("short")
 def test_one_piece_may_be_larger_than_the_capacity(
     writer: LogWriter, disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writer._backlog.changed, "wait", unwaited(writer._backlog.changed.wait))
-    writer.append("log", b"abcdefghi")
-    assert disk.take(9) == b"abcdefghi"
-    assert writer.lost_bytes == 0
+    with when_waited_for(writer, monkeypatch, lambda: None) as waits:
+        writer.append("log", b"abcdefghi")
+        assert (disk.take(9), waits, writer.lost_bytes) == (b"abcdefghi", [], 0)
 
 
 @pytest.mark.usefixtures("short")
@@ -334,20 +287,6 @@ def test_waits_again_for_a_disk_that_recovered(
         writer.append("log", b"mno")
     assert waits == [LONG_S], "it is waited for"
     assert disk.take(3) == b"mno" and writer.lost_bytes == 4
-
-
-def test_a_slow_disk_blocks_the_writer_and_loses_nothing(
-    writer: LogWriter, disk: Disk, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "CAPACITY", 6)
-    monkeypatch.setattr(module, "PATIENCE_S", LONG_S)
-    writer.append("log", b"abc")
-    writer.append("log", b"def")
-    with when_waited_for(writer, monkeypatch, lambda: disk.take(6)) as waits:
-        writer.append("log", b"ghi")
-    assert waits and set(waits) == {LONG_S}
-    assert disk.take(3) == b"ghi"
-    assert writer.lost_bytes == 0
 
 
 def test_flush_waits_for_a_slow_disk(writer: LogWriter, disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,6 @@ import itertools
 import os
 import threading
 from collections.abc import Callable, Iterator
-from fcntl import F_SETPIPE_SZ, fcntl
 from types import SimpleNamespace
 
 import pytest
@@ -15,45 +14,15 @@ from hypothesis import strategies as st
 
 from distlaunch.observers import outlet as module
 from distlaunch.observers.outlet import Outlet
-from tests.unit.samples import PipeEnds, bounded, no_room
+from tests.unit.samples import PAGE, Pipe, bounded, no_room
 
 pytestmark = pytest.mark.timeout(60)
 """A pipe that nothing comes out of would be waited for."""
 
-PAGE = 4096
-"""Bytes of the smallest pipe."""
 CHUNK = 1 << 16
 """Bytes that are written at once."""
 LONG_S = 30.0
 """What never takes so long has failed."""
-
-
-class Reader(PipeEnds):
-    """A pipe that somebody reads, or not yet."""
-
-    def __init__(self) -> None:
-        self.read_end, self.write_end = os.pipe()
-        fcntl(self.write_end, F_SETPIPE_SZ, PAGE)
-
-    def fill(self) -> None:
-        """Not a byte more goes into the pipe until `read` has taken these."""
-        os.write(self.write_end, bytes(PAGE))
-
-    def read(self, size: int) -> bytes:
-        """So many bytes, as soon as they come."""
-        data = b""
-        while len(data) < size:
-            piece = os.read(self.read_end, size - len(data))
-            assert piece, "the writer has ended"
-            data += piece
-        return data
-
-    def read_rest(self) -> bytes:
-        """All that is in the pipe."""
-        os.set_blocking(self.read_end, False)
-        with contextlib.suppress(BlockingIOError):
-            return os.read(self.read_end, 1 << 20)
-        return b""
 
 
 class Broken:
@@ -74,13 +43,13 @@ class Broken:
 
 
 @pytest.fixture
-def reader() -> Iterator[Reader]:
-    with contextlib.closing(Reader()) as reader:
+def reader() -> Iterator[Pipe]:
+    with contextlib.closing(Pipe()) as reader:
         yield reader
 
 
 @pytest.fixture
-def full(reader: Reader) -> Reader:
+def full(reader: Pipe) -> Pipe:
     """A reader that takes nothing yet, of a pipe that is full."""
     reader.fill()
     return reader
@@ -102,9 +71,12 @@ def unasked(quiet_s: float) -> bool:
     raise AssertionError("nothing is to be waited for")
 
 
-def write_all(outlet: Outlet, lines: list[bytes]) -> None:
-    for line in lines:
-        outlet.write(line)
+def outlet_with(reader: Pipe, *pieces: bytes) -> Outlet:
+    """An outlet that was given these pieces."""
+    outlet = Outlet(reader.write_end, never)
+    for piece in pieces:
+        outlet.write(piece)
+    return outlet
 
 
 def wait_until(outlet: Outlet, waiting: int) -> None:
@@ -124,7 +96,7 @@ def end(outlet: Outlet) -> None:
 
 
 def test_writes_everything_even_if_no_thread_can_be_started(
-    reader: Reader, monkeypatch: pytest.MonkeyPatch
+    reader: Pipe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     outlet = Outlet(reader.write_end, never)
     with monkeypatch.context() as patch:
@@ -137,20 +109,9 @@ def test_writes_everything_even_if_no_thread_can_be_started(
     assert (outlet.dropped_lines, outlet.broken) == (0, False)
 
 
-def test_a_slow_reader_blocks_nobody(full: Reader) -> None:
-    outlet = Outlet(full.write_end, never)
-    lines = [b"%d\n" % index for index in range(1000)]
-    for line in lines:
-        outlet.write(line)
-    assert full.read(PAGE + sum(map(len, lines)))[PAGE:] == b"".join(lines)
-    outlet.close(always)
-    assert outlet.dropped_lines == 0
-
-
-def test_close_waits_for_a_patient_reader(full: Reader) -> None:
-    outlet = Outlet(full.write_end, never)
+def test_close_waits_for_a_patient_reader(full: Pipe) -> None:
     data = b"x" * 5 * CHUNK + b"\n"
-    outlet.write(data)
+    outlet = outlet_with(full, data)
     closing = threading.Thread(target=outlet.close, args=(always,))
     closing.start()
     got = full.read(PAGE + len(data))
@@ -159,7 +120,7 @@ def test_close_waits_for_a_patient_reader(full: Reader) -> None:
     assert outlet.dropped_lines == 0
 
 
-def test_an_outlet_that_wrote_nothing_closes_at_once(full: Reader) -> None:
+def test_an_outlet_that_wrote_nothing_closes_at_once(full: Pipe) -> None:
     Outlet(full.write_end, never).close(unasked)
 
 
@@ -167,35 +128,30 @@ def test_an_outlet_that_wrote_nothing_closes_at_once(full: Reader) -> None:
 
 
 @pytest.mark.parametrize(
-    ("capacity", "dropped"),
-    [(0, 3), (5, 2), (6, 1), (7, 1), (9, 0)],
-    ids=["nothing fits", "one line", "two lines", "a byte to spare", "all"],
+    ("capacity", "pieces", "kept"),
+    [
+        pytest.param(0, [b"aa\n", b"bb\n", b"cc\n"], 0, id="nothing fits"),
+        pytest.param(5, [b"aa\n", b"bb\n", b"cc\n"], 1, id="one line"),
+        pytest.param(6, [b"aa\n", b"bb\n", b"cc\n"], 2, id="two lines"),
+        pytest.param(7, [b"aa\n", b"bb\n", b"cc\n"], 2, id="a byte to spare"),
+        pytest.param(9, [b"aa\n", b"bb\n", b"cc\n"], 3, id="all"),
+        pytest.param(3, [b"a\nb\nc\n", b"d\ne\n"], 0, id="pieces of several lines"),
+    ],
 )
-def test_lines_beyond_the_capacity_are_dropped_and_counted(
-    full: Reader, monkeypatch: pytest.MonkeyPatch, capacity: int, dropped: int
+def test_drops_and_counts_lines_beyond_the_capacity(
+    full: Pipe, monkeypatch: pytest.MonkeyPatch, capacity: int, pieces: list[bytes], kept: int
 ) -> None:
     monkeypatch.setattr(module, "CAPACITY", capacity)
-    outlet = Outlet(full.write_end, never)
-    lines = [b"aa\n", b"bb\n", b"cc\n"]
-    for line in lines:
-        outlet.write(line)
+    outlet = outlet_with(full, *pieces)
+    dropped = b"".join(pieces[kept:]).count(b"\n")
     assert outlet.dropped_lines == dropped
-    kept = b"".join(lines[: 3 - dropped])
-    assert full.read(PAGE + len(kept))[PAGE:] == kept
+    data = b"".join(pieces[:kept])
+    assert full.read(PAGE + len(data))[PAGE:] == data
     outlet.close(always)
     assert outlet.dropped_lines == dropped
 
 
-def test_each_line_of_a_piece_is_counted(full: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "CAPACITY", 3)
-    outlet = Outlet(full.write_end, never)
-    outlet.write(b"a\nb\nc\n")
-    outlet.write(b"d\ne\n")
-    assert outlet.dropped_lines == 5
-    outlet.close(unasked)
-
-
-def test_a_reader_that_is_waited_for_gets_everything(full: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loses_nothing_where_it_waits_for_the_reader(full: Pipe, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "CAPACITY", 8)
     asked = threading.Event()
     lines = [b"first\n", b"second\n", b"longer than may wait\n"]
@@ -204,8 +160,12 @@ def test_a_reader_that_is_waited_for_gets_everything(full: Reader, monkeypatch: 
         asked.set()
         return True
 
+    def write() -> None:
+        for line in lines:
+            outlet.write(line)
+
     outlet = Outlet(full.write_end, never, waits)
-    writing = threading.Thread(target=write_all, args=(outlet, lines))
+    writing = threading.Thread(target=write)
     writing.start()
     assert asked.wait(LONG_S)
     assert full.read(PAGE + len(b"".join(lines)))[PAGE:] == b"".join(lines)
@@ -214,29 +174,19 @@ def test_a_reader_that_is_waited_for_gets_everything(full: Reader, monkeypatch: 
     assert outlet.dropped_lines == 0
 
 
-def test_never_drops_distlaunchs_own_lines(full: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_never_drops_distlaunchs_own_lines_and_has_room_again_after_reading(
+    full: Pipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "CAPACITY", 3)
-    outlet = Outlet(full.write_end, never)
-    outlet.write(b"aa\n")
-    outlet.write(b"bb\n")
+    outlet = outlet_with(full, b"aa\n", b"bb\n")
     outlet.write(b"ours\n", ours=True)
     outlet.write(b"cc\n")
     assert full.read(PAGE + 8)[PAGE:] == b"aa\nours\n"
-    outlet.close(always)
-    assert outlet.dropped_lines == 2
-
-
-def test_reading_makes_room(full: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "CAPACITY", 3)
-    outlet = Outlet(full.write_end, never)
-    outlet.write(b"aa\n")
-    outlet.write(b"bb\n")
-    assert full.read(PAGE + 3)[PAGE:] == b"aa\n"
     wait_until(outlet, 0)
-    outlet.write(b"cc\n")
+    outlet.write(b"dd\n")
     outlet.close(always)
-    assert full.read_rest() == b"cc\n"
-    assert outlet.dropped_lines == 1
+    assert full.read_rest() == b"dd\n"
+    assert outlet.dropped_lines == 2
 
 
 # Patience at the end
@@ -248,12 +198,10 @@ def test_reading_makes_room(full: Reader, monkeypatch: pytest.MonkeyPatch) -> No
     ids=["a line", "three lines", "a line without an end", "that alone"],
 )
 def test_counts_lines_left_by_an_impatient_close(
-    full: Reader, monkeypatch: pytest.MonkeyPatch, pieces: list[bytes], lines: int
+    full: Pipe, monkeypatch: pytest.MonkeyPatch, pieces: list[bytes], lines: int
 ) -> None:
     monkeypatch.setattr(module, "LOOK_S", 0.001)
-    outlet = Outlet(full.write_end, never)
-    for piece in pieces:
-        outlet.write(piece)
+    outlet = outlet_with(full, *pieces)
     outlet.close(not_at_all)
     assert outlet.dropped_lines == lines
     full.read(PAGE + sum(map(len, pieces)))
@@ -266,11 +214,10 @@ def ticking() -> Callable[[], float]:
     return lambda: float(next(ticks))
 
 
-def test_close_says_how_long_the_reader_has_been_quiet(full: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_close_says_how_long_the_reader_has_been_quiet(full: Pipe, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LOOK_S", 0.001)
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=ticking()))
-    outlet = Outlet(full.write_end, never)
-    outlet.write(b"a" * CHUNK + b"b\n")
+    outlet = outlet_with(full, b"a" * CHUNK + b"b\n")
     quiet: list[float] = []
     # That is all of the chunk but a page, which then goes into the pipe.
     reading = threading.Thread(target=full.read, args=(CHUNK,))
@@ -298,19 +245,7 @@ def test_close_says_how_long_the_reader_has_been_quiet(full: Reader, monkeypatch
 # Readers that leave, disks that are full
 
 
-def test_reports_a_broken_pipe_once(full: Reader) -> None:
-    broken = Broken()
-    outlet = Outlet(full.write_end, broken)
-    outlet.write(b"a\n")
-    wait_until(outlet, 2)
-    outlet.write(b"b\n")
-    full.leave()
-    broken.wait()
-    outlet.close(unasked)
-    assert broken.errors == [errno.EPIPE]
-
-
-def test_a_reader_that_leaves_during_close_ends_it(full: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reader_that_leaves_during_close_ends_it(full: Pipe, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LOOK_S", 0.001)
     broken = Broken()
     outlet = Outlet(full.write_end, broken)
@@ -338,7 +273,7 @@ def test_reports_a_full_disk() -> None:
 
 
 @pytest.mark.parametrize("ours", [False, True], ids=["a worker's", "ours"])
-def test_reports_a_gone_reader_once_and_counts_later_lines(reader: Reader, ours: bool) -> None:
+def test_reports_a_gone_reader_once_and_counts_later_lines(reader: Pipe, ours: bool) -> None:
     broken = Broken()
     outlet = Outlet(reader.write_end, broken)
     reader.leave()
@@ -354,11 +289,9 @@ def test_reports_a_gone_reader_once_and_counts_later_lines(reader: Reader, ours:
 @given(st.lists(st.binary(max_size=3 * PAGE), max_size=12), st.booleans())
 @bounded(60)
 def test_all_data_is_read_once_and_in_order(pieces: list[bytes], blocking: bool) -> None:
-    with contextlib.closing(Reader()) as reader:
+    with contextlib.closing(Pipe()) as reader:
         os.set_blocking(reader.write_end, blocking)
-        outlet = Outlet(reader.write_end, never)
-        for piece in pieces:
-            outlet.write(piece)
+        outlet = outlet_with(reader, *pieces)
         data = b"".join(pieces)
         assert reader.read(len(data)) == data
         outlet.close(always)

@@ -15,58 +15,14 @@ from typing import Any, NamedTuple
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distlaunch.agent.messages import (
-    AgentLeaving,
-    Interrupted,
-    OrphansKilled,
-    OutputLost,
-    PortHeld,
-    PortRefused,
-    PortUsurped,
-    RanksJoined,
-    RanksLag,
-    RanksStalled,
-    Reaped,
-    RouteFailed,
-    RouteFound,
-    StackDumped,
-    Stuck,
-    Swept,
-    WarningReceived,
-    WorkerExited,
-    WorkerStarted,
-    WorkerUnstarted,
-)
+from distlaunch.agent import messages
 from distlaunch.job.allocation import Allocation
 from distlaunch.job.spec import JobSpec
 from distlaunch.plan.layout import Facts
 from distlaunch.runs.replay import loaded, replay
-from distlaunch.supervisor.actions import (
-    Action,
-    AskScheduler,
-    Close,
-    Connect,
-    Drop,
-    DumpStacks,
-    FindRoute,
-    Finish,
-    GiveUp,
-    HoldPort,
-    Reap,
-    StartWorkers,
-    StopWorkers,
-)
-from distlaunch.supervisor.events import (
-    AddressesFound,
-    AgentUp,
-    AllocationReported,
-    Event,
-    ImagePulled,
-    LinkEnded,
-    NodeArrived,
-    OutputFlows,
-    TimerDue,
-)
+from distlaunch.supervisor import actions, events
+from distlaunch.supervisor.actions import Action
+from distlaunch.supervisor.events import Event
 from distlaunch.supervisor.history import BEGAN, beginning, fields_of
 from distlaunch.supervisor.nodes import Linked, Lost, Up, may_be_occupied
 from distlaunch.supervisor.rank_exits import VERDICT_S
@@ -127,7 +83,7 @@ class World:
         delays: Iterable[float],
         smooth: bool,
         refuses: Iterable[type] = (),
-        fates: tuple[AllocationReported, ...] = (),
+        fates: tuple[events.AllocationReported, ...] = (),
         launchers: bool = False,
     ) -> None:
         self.now = 1000.0
@@ -149,9 +105,9 @@ class World:
         self._away_until = [0.0 for _ in self.state.nodes]
         self._refuses = set(refuses)
         self._joined = {node for node, each in enumerate(spec.pool) if isinstance(each.reach, Joined)}
-        self._at_the_door = set() if Connect in self._refuses else set(self._joined)
+        self._at_the_door = set() if actions.Connect in self._refuses else set(self._joined)
         self._execute(first)
-        self._feed(AddressesFound(tuple((node, f"10.0.0.{node}") for node in range(len(self.agents)))))
+        self._feed(events.AddressesFound(tuple((node, f"10.0.0.{node}") for node in range(len(self.agents)))))
         if smooth:
             self.run(1.0)
         self._delays = itertools.cycle(delays)
@@ -175,7 +131,7 @@ class World:
             else:
                 alarm = self.state.alarm(self.now)
                 assert alarm is not None
-                self._feed(TimerDue(*alarm))
+                self._feed(events.TimerDue(*alarm))
         self.now = until if not self.finished else self.now
 
     def calm_down(self) -> None:
@@ -199,34 +155,28 @@ class World:
         DRAWN[type(event)] += 1
         self._lines.append(_line(self.now, type(event).__name__, fields_of(event)))
         before = self.state
-        self.state, actions = step(before, event, self.now)
-        check_step(before, actions, self.state, self.now)
-        self._execute(actions)
+        self.state, wanted = step(before, event, self.now)
+        check_step(before, wanted, self.state, self.now)
+        self._execute(wanted)
         self._check_beliefs()
 
-    def _execute(self, actions: tuple[Action, ...]) -> None:
-        for action in actions:
+    def _execute(self, wanted: tuple[Action, ...]) -> None:
+        for action in wanted:
             match action:
-                case Connect():
+                case actions.Connect():
                     self._connect(action.node)
-                case Drop():
+                case actions.Drop():
                     self._cut(action.node)
-                case GiveUp():
+                case actions.GiveUp():
                     self._cut(action.node)
-                    self._feed(LinkEnded(action.node, LinkFailure(Kind.SILENT, action.why)))
-                case AskScheduler():
+                    self._feed(events.LinkEnded(action.node, LinkFailure(Kind.SILENT, action.why)))
+                case actions.AskScheduler():
                     self._later(self._delay(), self._answer)
-                case Finish():
+                case actions.Finish():
                     self.finished += 1
-                case (
-                    HoldPort()
-                    | FindRoute()
-                    | StartWorkers()
-                    | StopWorkers()
-                    | DumpStacks()
-                    | Reap()
-                    | Close()
-                ):
+                case actions.ShowMessage() | actions.WarnWorkers():
+                    pass
+                case _:
                     agent = self._agent(action.node)
                     if agent and not agent.mute:
                         self._command(agent, action)
@@ -267,38 +217,38 @@ class World:
             self._end_link(agent, LinkFailure(Kind.UNREACHABLE), delay_s)
         else:
             if self.state.spec.container:
-                self._tell(agent, ImagePulled(node, over=False))
-                self._tell(agent, ImagePulled(node, over=True), min(delay_s, PULL_S))
-            self._tell(agent, AgentUp(node, Facts("python3", 0), "host"), delay_s)
+                self._tell(agent, events.ImagePulled(node, over=False))
+                self._tell(agent, events.ImagePulled(node, over=True), min(delay_s, PULL_S))
+            self._tell(agent, events.AgentUp(node, Facts("python3", 0), "host"), delay_s)
             agent.up_at = self.now + delay_s
 
     def _arrive(self, node: int) -> None:
         """Somebody has started a launcher there."""
         self._at_the_door.add(node)
         if not self.finished:
-            self._feed(NodeArrived(node))
+            self._feed(events.NodeArrived(node))
 
     def _command(self, agent: Agent, action: Action) -> None:
         node, delay_s = agent.node, self._delay() + max(0.0, agent.up_at - self.now)
         match action:
-            case HoldPort() if HoldPort in self._refuses:
-                self._tell(agent, PortRefused(node, "in use", ()), delay_s)
-            case HoldPort():
-                self._tell(agent, PortHeld(node, 29400), delay_s)
-            case FindRoute() if FindRoute in self._refuses:
-                self._tell(agent, RouteFailed(node, action.address, "no route"), delay_s)
-            case FindRoute():
-                self._tell(agent, RouteFound(node, action.address, action.address, "eth0"), delay_s)
-            case DumpStacks():
+            case actions.HoldPort() if actions.HoldPort in self._refuses:
+                self._tell(agent, messages.PortRefused(node, "in use", ()), delay_s)
+            case actions.HoldPort():
+                self._tell(agent, messages.PortHeld(node, 29400), delay_s)
+            case actions.FindRoute() if actions.FindRoute in self._refuses:
+                self._tell(agent, messages.RouteFailed(node, action.address, "no route"), delay_s)
+            case actions.FindRoute():
+                self._tell(agent, messages.RouteFound(node, action.address, action.address, "eth0"), delay_s)
+            case actions.DumpStacks():
                 self._dump(agent, action)
-            case StartWorkers():
+            case actions.StartWorkers():
                 self._start(agent)
-            case StopWorkers():
+            case actions.StopWorkers():
                 self._later(delay_s, lambda: self._stop(agent))
-            case Reap():
+            case actions.Reap():
                 agent.reaping = True
                 self._later(delay_s, lambda: self._reap(agent))
-            case Close():
+            case actions.Close():
                 self._later(delay_s, lambda: self._stop(agent, leave=True))
 
     def _start(self, agent: Agent) -> None:
@@ -310,19 +260,19 @@ class World:
         self._succeed(agent)
 
     def _start_worker(self, agent: Agent, rank: int) -> None:
-        if StartWorkers in self._refuses and not self._quiet:
+        if actions.StartWorkers in self._refuses and not self._quiet:
             agent.running.remove(rank)
-            self._tell(agent, WorkerUnstarted(agent.node, rank, "exec", errno.ENOENT, "why"))
+            self._tell(agent, messages.WorkerUnstarted(agent.node, rank, "exec", errno.ENOENT, "why"))
         else:
-            self._tell(agent, WorkerStarted(agent.node, rank, 100 + rank))
+            self._tell(agent, messages.WorkerStarted(agent.node, rank, 100 + rank))
 
-    def _dump(self, agent: Agent, dump: DumpStacks) -> None:
+    def _dump(self, agent: Agent, dump: actions.DumpStacks) -> None:
         """With py-spy, or by SIGABRT where that is wanted."""
         for rank in sorted(agent.running & set(dump.local_ranks)):
             if dump.abort and self._delay() > 1.0:
                 self._end_worker(agent, rank, agent.attempt, -signal.SIGABRT)
             else:
-                self._tell(agent, StackDumped(agent.node, rank, "Thread 1: x\n    wait (t.py:1)\n"))
+                self._tell(agent, messages.StackDumped(agent.node, rank, "Thread 1: x\n    wait (t.py:1)\n"))
 
     def _succeed(self, agent: Agent) -> None:
         attempt = agent.attempt
@@ -332,13 +282,13 @@ class World:
     def _end_worker(self, agent: Agent, rank: int, attempt: int, status: int = 0, words: str = "") -> None:
         if rank in agent.running and agent.attempt == attempt:
             agent.running.remove(rank)
-            exited = WorkerExited(agent.node, rank, status, self.now, words=words)
+            exited = messages.WorkerExited(agent.node, rank, status, self.now, words=words)
             self._tell(agent, exited, self._delay(3.0))
 
     def _stop(self, agent: Agent, *, leave: bool = False) -> None:
         for rank in sorted(agent.running):
             self._end_worker(agent, rank, agent.attempt, -signal.SIGTERM)
-        self._tell(agent, Swept(agent.node, agent.attempt, 0))
+        self._tell(agent, messages.Swept(agent.node, agent.attempt, 0))
         if leave:
             self._end_link(agent, LinkFailure(Kind.LOST, clean=True))
 
@@ -348,7 +298,7 @@ class World:
         for other in self.agents[agent.node]:
             other.running.clear()
         agent.reaping = False
-        self._tell(agent, Reaped(agent.node, 1))
+        self._tell(agent, messages.Reaped(agent.node, 1))
 
     def _tell(self, agent: Agent, event: Event, delay_s: float = 0.0) -> None:
         """What an agent reports comes in order, and not after its link's end."""
@@ -360,7 +310,7 @@ class World:
         def ended() -> None:
             if agent.linked:
                 self._orphan(agent)
-                self._feed(LinkEnded(agent.node, failure))
+                self._feed(events.LinkEnded(agent.node, failure))
 
         if not agent.mute:
             agent.told_until = max(agent.told_until, self.now + delay_s)
@@ -397,32 +347,34 @@ class World:
 
     def refuse(self, agent: Agent, number: int) -> None:
         """From now on, ports can't be held, routes not be found, or workers not be started."""
-        self._refuses.add((HoldPort, FindRoute, StartWorkers)[number % 3])
+        self._refuses.add((actions.HoldPort, actions.FindRoute, actions.StartWorkers)[number % 3])
 
     def stall(self, agent: Agent, number: int) -> None:
         """Some workers do nothing, or do something again."""
-        wanted = {rank for rank in agent.running if number >> rank & 1}
-        self._tell(agent, RanksStalled(agent.node, tuple(sorted(wanted))))
+        stalled = {rank for rank in agent.running if number >> rank & 1}
+        self._tell(agent, messages.RanksStalled(agent.node, tuple(sorted(stalled))))
         self.run(TOLD_S if number == 3 else 0.0)
 
     def join(self, agent: Agent, number: int) -> None:
         """Some workers join the rendezvous; the others are still trying, or haven't tried."""
         for rank in sorted(agent.running):
             if number >> rank & 1:
-                self._tell(agent, RanksJoined(agent.node, (rank,)))
+                self._tell(agent, messages.RanksJoined(agent.node, (rank,)))
             else:
-                self._tell(agent, RanksLag(agent.node, ((rank, number > 1, "what it does"),)))
+                self._tell(agent, messages.RanksLag(agent.node, ((rank, number > 1, "what it does"),)))
 
     def remark(self, agent: Agent, number: int) -> None:
         """What changes nothing is told, too."""
         node = agent.node
-        for event in (OrphansKilled(node, 1), OutputLost(node, 0, 1, 5), Stuck(node, ()), OutputFlows(node)):
+        for event in (messages.OrphansKilled(node, 1), messages.OutputLost(node, 0, 1, 5)):
             self._tell(agent, event)
+        self._tell(agent, messages.Stuck(node, ()))
+        self._tell(agent, events.OutputFlows(node))
 
     def interrupt_there(self, agent: Agent, signum: int) -> None:
         """Ctrl-C, of a launcher that somebody started on that node."""
         if agent.node in self._joined:
-            self._tell(agent, Interrupted(signum, agent.node))
+            self._tell(agent, messages.Interrupted(signum, agent.node))
 
     def end_clean(self, agent: Agent, away_s: int) -> None:
         """An agent ends together with its workers, and its guardian says so."""
@@ -437,24 +389,25 @@ class World:
 
     def leave(self, agent: Agent, signum: int) -> None:
         """Somebody stops an agent."""
-        self._tell(agent, AgentLeaving(agent.node, 15))
+        self._tell(agent, messages.AgentLeaving(agent.node, 15))
         self._later(self._delay(STOP_S), lambda: self._stop(agent, leave=True))
 
     def announce(self, agent: Agent, signum: int) -> None:
         """A scheduler announces the end of the job, to its agents or to the command."""
         if signum:
-            self._tell(agent, WarningReceived(agent.node, signum))
+            self._tell(agent, messages.WarningReceived(agent.node, signum))
         else:
-            self._feed(Interrupted(signal.SIGUSR1))
+            self._feed(messages.Interrupted(signal.SIGUSR1))
 
     def usurp(self, agent: Agent, _: int) -> None:
-        """Somebody else listens on the rendezvous port."""
-        self._tell(agent, PortUsurped(agent.node, ()))
+        """Somebody else listens on the rendezvous port, of the first node if that is there."""
+        agent = self._agent(0) or agent
+        self._tell(agent, messages.PortUsurped(agent.node, ()))
 
     def interrupt(self) -> None:
         """Ctrl-C."""
         if not self.finished:
-            self._feed(Interrupted(signal.SIGINT))
+            self._feed(messages.Interrupted(signal.SIGINT))
 
 
 def _with_launchers(spec: JobSpec) -> JobSpec:
@@ -468,19 +421,21 @@ def _line(now: float, name: str, fields: Mapping[str, Any]) -> str:
     return json.dumps({"t": now, "time": 0.0, "event": name, **fields})
 
 
-NOT_AHEAD = (StartWorkers, StopWorkers, DumpStacks, Reap, Close)
+NOT_AHEAD = (actions.StartWorkers, actions.StopWorkers, actions.DumpStacks, actions.Reap, actions.Close)
 """What only an agent that has said hello is told."""
 
 
-def check_step(before: State, actions: tuple[Action, ...], after: State, now: float) -> None:
+def check_step(before: State, wanted: tuple[Action, ...], after: State, now: float) -> None:
     """What holds for every step of every history."""
     ending = before.phase in (Phase.STOPPING, Phase.DONE)
-    assert not (ending and any(isinstance(action, StartWorkers | Connect) for action in actions))
+    assert not (
+        ending and any(isinstance(action, actions.StartWorkers | actions.Connect) for action in wanted)
+    )
     assert after.attempt in (before.attempt, before.attempt + 1)
-    for action in actions:
+    for action in wanted:
         if isinstance(action, NOT_AHEAD):
             assert any(isinstance(state.nodes[action.node], Linked) for state in (before, after))
-    finishes = sum(isinstance(action, Finish) for action in actions)
+    finishes = sum(isinstance(action, actions.Finish) for action in wanted)
     assert finishes == (after.phase is Phase.DONE and before.phase is not Phase.DONE)
     limit = after.spec.restarts
     recent = [each for each in after.restarts if each.why is Why.FAILURE and now - each.at < limit.window_s]
@@ -523,22 +478,24 @@ on_warning: {draw(st.sampled_from(["USR1", "TERM"]))}"""
 
 _waits = st.sampled_from([0.3, 0.0, 5.0, 20.0, 40.0, 400.0])
 _nodes = st.sampled_from([1, 0, 1, 2, 3, 4])
-_away = st.sampled_from([0, 0, 10, 100])
-_faults: st.SearchStrategy[Fault] = st.one_of(
-    st.builds(Fault, _waits, st.just("fail"), _nodes, st.sampled_from([7, -9, 0])),
-    st.builds(Fault, _waits, st.just("end_clean"), _nodes, _away),
-    st.builds(Fault, _waits, st.just("vanish"), _nodes, _away),
-    st.builds(Fault, _waits, st.just("leave"), _nodes),
-    st.builds(Fault, _waits, st.just("announce"), _nodes, st.sampled_from([10, 0])),
-    st.builds(Fault, _waits, st.just("usurp"), st.just(0)),
-    st.builds(Fault, _waits, st.just("lose_peer"), _nodes, st.sampled_from([1, -6, -15])),
-    st.builds(Fault, _waits, st.just("join"), _nodes, st.integers(0, 3)),
-    st.builds(Fault, _waits, st.just("stall"), _nodes, st.sampled_from([1, 3, 2, 0])),
-    st.builds(Fault, _waits, st.just("refuse"), _nodes, st.integers(0, 2)),
-    st.builds(Fault, _waits, st.just("remark"), _nodes),
-    st.builds(
-        Fault, _waits, st.just("interrupt_there"), _nodes, st.sampled_from([signal.SIGTERM, signal.SIGUSR1])
-    ),
+AWAY_S = [0, 0, 10, 100]
+FAULTS: dict[str, list[int]] = {
+    "announce": [10, 0],
+    "end_clean": AWAY_S,
+    "fail": [7, -9, 0],
+    "interrupt_there": [signal.SIGTERM, signal.SIGUSR1],
+    "join": [0, 1, 2, 3],
+    "leave": [0],
+    "lose_peer": [1, -6, -15],
+    "refuse": [0, 1, 2],
+    "remark": [0],
+    "stall": [1, 3, 2, 0],
+    "usurp": [0],
+    "vanish": AWAY_S,
+}
+"""The methods of World for faults, and their numbers."""
+_faults: st.SearchStrategy[Fault] = st.sampled_from(list(FAULTS)).flatmap(
+    lambda kind: st.builds(Fault, _waits, st.just(kind), _nodes, st.sampled_from(FAULTS[kind]))
 )
 _delays = st.lists(st.sampled_from([0.1, 0.0, 0.3, 2.0, 12.0, 45.0, NEVER_S]), min_size=1, max_size=8)
 
@@ -546,14 +503,14 @@ _delays = st.lists(st.sampled_from([0.1, 0.0, 0.3, 2.0, 12.0, 45.0, NEVER_S]), m
 _fates = st.sampled_from(
     [
         (),
-        (AllocationReported(False, "", 20.0), AllocationReported(None)),
-        (AllocationReported(False), AllocationReported(True, "was cancelled")),
+        (events.AllocationReported(False, "", 20.0), events.AllocationReported(None)),
+        (events.AllocationReported(False), events.AllocationReported(True, "was cancelled")),
     ]
 )
 """What the scheduler says whenever it is asked; none = there is no scheduler."""
 _starts = st.tuples(
     st.sampled_from([True, True, True, False]),
-    st.sampled_from([(), (), (), (), (FindRoute,), (StartWorkers,), (HoldPort,)]),
+    st.sampled_from([(), (), (), (), (actions.FindRoute,), (actions.StartWorkers,), (actions.HoldPort,)]),
     _fates,
     st.sampled_from([True, False]),
 )
@@ -573,7 +530,7 @@ start the launchers of all nodes but the first; of those, where connections fail
 def any_history(
     text: str,
     delays: list[float],
-    start: tuple[bool, tuple[type, ...], tuple[AllocationReported, ...], bool],
+    start: tuple[bool, tuple[type, ...], tuple[events.AllocationReported, ...], bool],
     faults: list[Fault],
     signals: int,
     late: list[Fault],

@@ -2,7 +2,6 @@
 
 import math
 import re
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,18 +12,7 @@ from distlaunch.agent import messages
 from distlaunch.agent.wire import PROTOCOL, ProtocolError
 from distlaunch.plan.layout import Facts
 from distlaunch.supervisor import codec, events
-from distlaunch.supervisor.codec import (
-    MAX_GPUS,
-    MAX_LAST_WORDS,
-    MAX_NUMBER,
-    MAX_SECONDS,
-    MAX_SIGNAL,
-    MAX_STACK,
-    MAX_TEXT,
-    MAX_WORDS,
-    event_of,
-    uses_of,
-)
+from distlaunch.supervisor.codec import MAX_GPUS, MAX_NUMBER, MAX_TEXT, MAX_WORDS, event_of, uses_of
 from distlaunch.supervisor.nodes import Use
 from tests.unit.samples import bounded
 
@@ -64,6 +52,8 @@ EVENTS: list[Any] = [
 EXITED = messages.WorkerExited(NODE, 1, -9, 5.0, RECORD, 2, (64, 32), "Killed")
 SAMPLES = {type(report): report for report in (*EVENTS, HELLO, EXITED, messages.Pong(NODE, 5.0))}
 UNASKED: list[Any] = [messages.Listening(NODE, 29500), messages.Dialed(NODE, ())]
+FIELDS = [(kind, field, form) for kind in SAMPLES for field, form in kind.__annotations__.items()]
+"""Every field of every report, and the form of its values."""
 
 
 def told(report: Any) -> Any:
@@ -84,9 +74,8 @@ def refused(report: Any) -> str:
 
 def kind_of(value: Any) -> str | None:
     """A test's id: the kind of a report."""
-    if isinstance(value, type):
-        return value.__name__
-    return type(value).__name__ if hasattr(value, "_fields") else None
+    kind = value if isinstance(value, type) else type(value)
+    return kind.__name__ if hasattr(kind, "_fields") else None
 
 
 # What each becomes
@@ -103,6 +92,8 @@ def test_the_time_of_an_exit_becomes_the_controllers() -> None:
 
 def test_a_hello_becomes_the_facts_of_a_node() -> None:
     assert told(HELLO) == events.AgentUp(NODE, Facts("/venv/bin/python", 8, 2, "/logs/run"), "gpu-3")
+    for gpus in (0, MAX_GPUS):
+        assert told(HELLO._replace(gpus=gpus)).facts.gpus == gpus
     alone = HELLO._replace(procs=None, logs=None)
     assert told(alone) == events.AgentUp(NODE, Facts("/venv/bin/python", 8), "gpu-3")
 
@@ -120,6 +111,41 @@ def test_what_workers_use_is_known_by_local_rank() -> None:
     assert uses_of(messages.Usage(NODE, tuple(rows))) == {0: Use(99.5, 1 << 30, 87, 2 << 30), 1: Use(3.0, 0)}
 
 
+# What is refused
+
+REFUSED = {
+    "a port that nobody requested": (UNASKED[0], "unexpected message: Listening"),
+    "dials that nobody requested": (UNASKED[1], "unexpected message: Dialed"),
+    "less than no GPUs": (changed(messages.Hello, gpus=-1), "gpus is out of range: -1"),
+    "too many GPUs": (
+        changed(messages.Hello, gpus=MAX_GPUS + 1),
+        f"gpus is out of range: {MAX_GPUS + 1}",
+    ),
+    "no workers": (changed(messages.Hello, procs=0), "procs is out of range: 0"),
+    "status over 255": (changed(messages.WorkerExited, status=256), "status is out of range: 256"),
+    "status of no signal": (changed(messages.WorkerExited, status=-128), "status is out of range: -128"),
+    "signal 0": (messages.Interrupted(0, NODE), "signum is out of range: 0"),
+    "a signal without a name": (messages.Interrupted(127, NODE), "signum is out of range: 127"),
+    "a stopped rank": (
+        messages.RanksStalled(NODE, (), ((MAX_NUMBER + 1, 7),)),
+        f"stopped is out of range: {MAX_NUMBER + 1}",
+    ),
+    "pid 0": (messages.RanksStalled(NODE, (), ((0, 0),)), "stopped is out of range: 0"),
+    "pid of a group": (messages.RanksStalled(NODE, (), ((0, 7), (1, -7))), "stopped is out of range: -7"),
+}
+
+
+@pytest.mark.parametrize(("report", "words"), REFUSED.values(), ids=REFUSED)
+def test_refuses_what_no_agent_of_ours_reports(report: Any, words: str) -> None:
+    assert refused(report) == words
+
+
+@pytest.mark.parametrize("protocol", [PROTOCOL - 1, PROTOCOL + 1, -1])
+def test_refuses_an_agent_of_another_protocol(protocol: int) -> None:
+    words = f"the agent speaks protocol {protocol}, not {PROTOCOL}"
+    assert refused(changed(messages.Hello, protocol=protocol)) == words
+
+
 @pytest.mark.parametrize(
     ("row", "words"),
     [
@@ -131,257 +157,143 @@ def test_what_workers_use_is_known_by_local_rank() -> None:
         ([MAX_NUMBER + 1, 1.0, 2, None, None], f"ranks is out of range: {MAX_NUMBER + 1}"),
     ],
 )
-def test_a_use_that_can_not_be_is_refused(row: list[Any], words: str) -> None:
+def test_refuses_impossible_usage(row: list[Any], words: str) -> None:
     with pytest.raises(ProtocolError, match=re.escape(words)):
         uses_of(messages.Usage(NODE, (row,)))
 
 
-@pytest.mark.parametrize("report", UNASKED, ids=kind_of)
-def test_an_answer_to_what_run_never_asks_is_refused(report: Any) -> None:
-    assert refused(report) == f"unexpected message: {type(report).__name__}"
-
-
-@pytest.mark.parametrize("protocol", [PROTOCOL - 1, PROTOCOL + 1, -1])
-def test_a_hello_of_another_protocol_is_refused(protocol: int) -> None:
-    words = f"the agent speaks protocol {protocol}, not {PROTOCOL}"
-    assert refused(changed(messages.Hello, protocol=protocol)) == words
-
-
-# Numbers
-
-NUMBERS: list[tuple[type, str]] = [
-    (messages.AgentLeaving, "signum"),
-    (messages.PortHeld, "port"),
-    (messages.Reaped, "processes"),
-    (messages.OrphansKilled, "processes"),
-    (messages.WorkerStarted, "local_rank"),
-    (messages.WorkerStarted, "pid"),
-    (messages.WorkerUnstarted, "local_rank"),
-    (messages.WorkerUnstarted, "errno"),
-    (messages.WorkerExited, "local_rank"),
-    (messages.WorkerExited, "oom_kills"),
-    (messages.StackDumped, "local_rank"),
-    (messages.OutputLost, "local_rank"),
-    (messages.OutputLost, "stream"),
-    (messages.OutputLost, "size"),
-    (messages.Swept, "attempt"),
-    (messages.Swept, "leftovers"),
-]
-LISTS: list[tuple[type, str]] = [
-    (messages.WorkerExited, "shm"),
-    (messages.RanksJoined, "local_ranks"),
-    (messages.RanksStalled, "local_ranks"),
+NARROWER = {(messages.WorkerExited, "status"), (messages.Interrupted, "signum")}
+NUMBERS = [
+    (kind, field, form)
+    for kind, field, form in FIELDS
+    if form in ("int", "Tuple[int, ...]") and field != "node" and (kind, field) not in NARROWER
+    if kind is not messages.Hello
 ]
 
 
-@pytest.mark.parametrize("value", [MAX_NUMBER + 1, -MAX_NUMBER - 1, 10**400], ids=["over", "under", "huge"])
-@pytest.mark.parametrize(("kind", "field"), NUMBERS, ids=kind_of)
-def test_a_number_that_no_computer_has_is_refused(kind: type, field: str, value: int) -> None:
-    assert refused(changed(kind, **{field: value})) == f"{field} is out of range: {value}"
+@pytest.mark.parametrize(("kind", "field", "form"), NUMBERS, ids=kind_of)
+def test_refuses_numbers_that_no_computer_has(kind: type, field: str, form: str) -> None:
+    def with_value(value: int) -> Any:
+        return changed(kind, **{field: value if form == "int" else (0, value)})
+
+    for value in (MAX_NUMBER + 1, -MAX_NUMBER - 1, 10**400):
+        assert refused(with_value(value)) == f"{field} is out of range: {value}"
+    for value in (MAX_NUMBER, -MAX_NUMBER):
+        assert getattr(told(with_value(value)), field) == getattr(with_value(value), field)
 
 
-@pytest.mark.parametrize("value", [MAX_NUMBER, -MAX_NUMBER])
-@pytest.mark.parametrize(("kind", "field"), NUMBERS, ids=kind_of)
-def test_the_largest_numbers_are_taken(kind: type, field: str, value: int) -> None:
-    assert value in told(changed(kind, **{field: value}))
-
-
-@pytest.mark.parametrize("value", [MAX_NUMBER + 1, -MAX_NUMBER - 1])
-@pytest.mark.parametrize(("kind", "field"), LISTS, ids=kind_of)
-def test_each_number_of_a_list_is_looked_at(kind: type, field: str, value: int) -> None:
-    assert refused(changed(kind, **{field: (0, value)})) == f"{field} is out of range: {value}"
-
-
-@pytest.mark.parametrize(
-    ("report", "words"),
-    [
-        (changed(messages.Hello, gpus=-1), "gpus is out of range: -1"),
-        (changed(messages.Hello, gpus=MAX_GPUS + 1), f"gpus is out of range: {MAX_GPUS + 1}"),
-        (changed(messages.Hello, procs=0), "procs is out of range: 0"),
-        (changed(messages.WorkerExited, status=256), "status is out of range: 256"),
-        (messages.Interrupted(0, NODE), "signum is out of range: 0"),
-        (messages.Interrupted(MAX_SIGNAL, NODE), f"signum is out of range: {MAX_SIGNAL}"),
-        (
-            changed(messages.WorkerExited, status=-MAX_SIGNAL - 1),
-            f"status is out of range: {-MAX_SIGNAL - 1}",
-        ),
-        (
-            messages.RanksStalled(NODE, (), ((MAX_NUMBER + 1, 7),)),
-            f"stopped is out of range: {MAX_NUMBER + 1}",
-        ),
-        (messages.RanksStalled(NODE, (), ((0, 0),)), "stopped is out of range: 0"),
-        (messages.RanksStalled(NODE, (), ((0, 7), (1, -7))), "stopped is out of range: -7"),
-    ],
-    ids=[
-        "fewer than no GPUs",
-        "more GPUs than a node has",
-        "no workers",
-        "status over 255",
-        "no signal",
-        "a signal without a name",
-        "signal over 127",
-        "rank",
-        "pid 0",
-        "pid of a group",
-    ],
-)
-def test_a_number_has_the_bounds_of_what_it_counts(report: Any, words: str) -> None:
-    assert refused(report) == words
-
-
-@pytest.mark.parametrize("gpus", [0, MAX_GPUS])
-def test_a_node_has_none_or_many_gpus(gpus: int) -> None:
-    assert told(changed(messages.Hello, gpus=gpus)).facts.gpus == gpus
-
-
-@pytest.mark.parametrize("status", [0, 255, -1, -MAX_SIGNAL])
+@pytest.mark.parametrize("status", [0, 255, -1, -codec.MAX_SIGNAL])
 def test_a_status_is_what_wait_can_return(status: int) -> None:
     assert told(changed(messages.WorkerExited, status=status)).status == status
 
 
-@pytest.mark.parametrize(
-    "t", [-1e-9, MAX_SECONDS * 1.01, math.inf, -math.inf, math.nan, 10**400], ids=lambda t: f"{str(t)[:9]}"
-)
-def test_a_time_that_no_clock_shows_is_refused(t: float) -> None:
+IMPOSSIBLE_TIMES = [-1e-9, codec.MAX_SECONDS * 1.01, math.inf, -math.inf, math.nan, 10**400]
+
+
+@pytest.mark.parametrize("t", IMPOSSIBLE_TIMES, ids=lambda t: f"{str(t)[:9]}")
+def test_refuses_a_time_that_no_clock_shows(t: float) -> None:
     assert refused(changed(messages.WorkerExited, at=t)) == "at is out of range"
 
 
-@pytest.mark.parametrize("t", [0, 0.0, 7, MAX_SECONDS])
-def test_a_time_is_turned_into_ours(t: float) -> None:
-    assert told(changed(messages.WorkerExited, at=t)).at == t + AHEAD_S
+@pytest.mark.parametrize("t", [0, 0.0, 7, codec.MAX_SECONDS])
+def test_converts_times_to_the_controllers_clock(t: float) -> None:
+    at = told(changed(messages.WorkerExited, at=t)).at
+    assert at == t + AHEAD_S and isinstance(at, float)
 
 
-def test_a_whole_number_of_seconds_is_a_time_too() -> None:
-    at = event_of(changed(messages.WorkerExited, at=7), lambda t: t).at  # type: ignore[union-attr]
-    assert at == 7 and isinstance(at, float)
+# What is cut
+
+LONGER = {
+    (messages.WorkerExited, "words"): codec.MAX_LAST_WORDS,
+    (messages.StackDumped, "text"): codec.MAX_STACK,
+}
+TEXTS = [(kind, field) for kind, field, form in FIELDS if form in ("str", "Optional[str]")]
 
 
-def test_the_clock_never_sees_a_time_that_is_out_of_range() -> None:
-    asked: list[float] = []
-    with pytest.raises(ProtocolError):
-        event_of(changed(messages.WorkerExited, at=math.nan), lambda t: asked.append(t) or t)  # type: ignore[func-returns-value]
-    assert asked == []
+@pytest.mark.parametrize(("kind", "field"), TEXTS, ids=kind_of)
+def test_cuts_a_text_at_its_maximum(kind: type, field: str) -> None:
+    text = "é" * (LONGER.get((kind, field), MAX_TEXT) - 1) + "xy"
+    for given_text in (text, text[:-1]):
+        event = told(changed(kind, **{field: given_text}))
+        assert getattr(event if hasattr(event, field) else event.facts, field) == text[:-1]
 
 
-# Texts
+@pytest.mark.parametrize(
+    ("kind", "field", "given", "kept"),
+    [
+        (
+            messages.RouteFound,
+            "interfaces",
+            (("n" * (MAX_TEXT + 1), True), ("lo", False)),
+            (("n" * MAX_TEXT, True), ("lo", False)),
+        ),
+        (messages.RouteFound, "named", (("n" * (MAX_TEXT + 1),) * 2,), (("n" * MAX_TEXT,) * 2,)),
+        (
+            messages.RanksLag,
+            "seen",
+            ((0, True, "w" * (MAX_WORDS + 1)),),
+            ((0, True, "w" * MAX_WORDS),),
+        ),
+    ],
+    ids=["interfaces", "variables", "what a rank does"],
+)
+def test_cuts_texts_in_lists_but_keeps_every_item(kind: type, field: str, given: Any, kept: Any) -> None:
+    assert getattr(told(changed(kind, **{field: given})), field) == kept
 
-TEXTS: list[tuple[type, str, int, Callable[[Any], Any]]] = [
-    (messages.Hello, "python", MAX_TEXT, lambda event: event.facts.python),
-    (messages.Hello, "hostname", MAX_TEXT, lambda event: event.hostname),
-    (messages.Hello, "logs", MAX_TEXT, lambda event: event.facts.logs),
-    (messages.PortRefused, "error", MAX_TEXT, lambda event: event.error),
-    (messages.RouteFound, "asked", MAX_TEXT, lambda event: event.asked),
-    (messages.RouteFound, "address", MAX_TEXT, lambda event: event.address),
-    (messages.RouteFound, "source", MAX_TEXT, lambda event: event.source),
-    (messages.RouteFound, "interface", MAX_TEXT, lambda event: event.interface),
-    (messages.RouteFailed, "asked", MAX_TEXT, lambda event: event.asked),
-    (messages.RouteFailed, "error", MAX_TEXT, lambda event: event.error),
-    (messages.WorkerStarted, "cpus", MAX_TEXT, lambda event: event.cpus),
-    (messages.WorkerUnstarted, "stage", MAX_TEXT, lambda event: event.stage),
-    (messages.WorkerUnstarted, "text", MAX_TEXT, lambda event: event.text),
-    (messages.WorkerExited, "words", MAX_LAST_WORDS, lambda event: event.words),
-    (messages.StackDumped, "text", MAX_STACK, lambda event: event.text),
-    (messages.AgentLeaving, "damage", MAX_TEXT, lambda event: event.damage),
+
+PROCESSES: list[tuple[type, str]] = [
+    *((messages.PortRefused, "owners"), (messages.PortUsurped, "owners"), (messages.Stuck, "processes"))
 ]
 
 
-@pytest.mark.parametrize(("kind", "field", "most", "shown"), TEXTS, ids=kind_of)
-def test_a_text_is_cut_at_its_maximum(kind: type, field: str, most: int, shown: Callable[[Any], Any]) -> None:
-    text = "é" * (most - 1) + "xy"
-    assert shown(told(changed(kind, **{field: text}))) == text[:-1]
-    assert shown(told(changed(kind, **{field: text[:-1]}))) == text[:-1]
-
-
-def test_names_of_interfaces_and_variables_are_cut_but_none_is_left_out() -> None:
-    name = "n" * MAX_TEXT
-    given = changed(
-        messages.RouteFound, interfaces=((name + "x", True), ("lo", False)), named=((name + "x",) * 2,)
-    )
-    event = told(given)
-    assert event.interfaces == ((name, True), ("lo", False))
-    assert event.named == ((name, name),)
-
-
-def test_what_a_rank_does_is_cut() -> None:
-    event = told(messages.RanksLag(NODE, ((0, True, "w" * MAX_WORDS + "x"),)))
-    assert event.seen == ((0, True, "w" * MAX_WORDS),)
-
-
-# Owners and processes
-
-
 @pytest.mark.parametrize("value", [None, 7, "redis", [], ["pid", 7]], ids=repr)
-@pytest.mark.parametrize(
-    ("kind", "field"),
-    [(messages.PortRefused, "owners"), (messages.PortUsurped, "owners"), (messages.Stuck, "processes")],
-    ids=kind_of,
-)
-def test_a_process_that_is_no_object_is_refused(kind: type, field: str, value: Any) -> None:
+@pytest.mark.parametrize(("kind", "field"), PROCESSES, ids=kind_of)
+def test_refuses_a_process_that_is_not_an_object(kind: type, field: str, value: Any) -> None:
     assert refused(changed(kind, **{field: (OWNER, value)})) == f"{field} is not a list of objects"
 
 
-@pytest.mark.parametrize(
-    ("given", "kept"),
-    [
-        ({"command": "c" * (MAX_WORDS + 1)}, {"command": "c" * MAX_WORDS}),
-        ({"k" * (MAX_WORDS + 1): 1}, {"k" * MAX_WORDS: 1}),
-        ({"uid": 0, "pid": -1}, {"uid": 0, "pid": -1}),
-        ({"pid": 1.5}, {"pid": None}),
-        ({"command": ["a", "b"]}, {"command": None}),
-        ({"command": {"a": {"b": "c"}}}, {"command": None}),
-        ({"command": None}, {"command": None}),
-        ({}, {}),
-    ],
-    ids=["long value", "long name", "numbers", "float", "list", "nested", "null", "empty"],
-)
-def test_of_a_process_words_and_whole_numbers_are_kept(given: Any, kept: Any) -> None:
-    assert told(messages.Stuck(NODE, (given,))).processes == (kept,)
-    assert told(messages.PortUsurped(NODE, (given,))).owners == (kept,)
-    assert told(messages.PortRefused(NODE, "in use", (given,))).owners == (kept,)
+KEPT_OF_PROCESSES: dict[str, tuple[Any, Any]] = {
+    "long value": ({"command": "c" * (MAX_WORDS + 1)}, {"command": "c" * MAX_WORDS}),
+    "long name": ({"k" * (MAX_WORDS + 1): 1}, {"k" * MAX_WORDS: 1}),
+    "numbers": ({"uid": 0, "pid": -1}, {"uid": 0, "pid": -1}),
+    "float": ({"pid": 1.5}, {"pid": None}),
+    "list": ({"command": ["a", "b"]}, {"command": None}),
+    "nested": ({"command": {"a": {"b": "c"}}}, {"command": None}),
+    "null": ({"command": None}, {"command": None}),
+    "empty": ({}, {}),
+}
 
 
-# Error records
+@pytest.mark.parametrize(("given", "kept"), KEPT_OF_PROCESSES.values(), ids=KEPT_OF_PROCESSES)
+def test_keeps_words_and_whole_numbers_of_a_process(given: Any, kept: Any) -> None:
+    for kind, field in PROCESSES:
+        assert getattr(told(changed(kind, **{field: (given,)})), field) == (kept,)
 
 
-@pytest.mark.parametrize(
-    ("given", "kept"),
-    [
-        (None, None),
-        (7, None),
-        ("ValueError", None),
-        ([RECORD], None),
-        ({}, {}),
-        (RECORD, RECORD),
-        ({"message": "m"}, {"message": "m"}),
-        ({"callstack": "c"}, {"callstack": "c"}),
-        ({"message": {"message": "m"}, "callstack": "c"}, {"callstack": "c"}),
-        ({"message": None, "callstack": 7}, {}),
-        ({"message": "m", "timestamp": 5, "extra": {}}, {"message": "m"}),
-        ({"message": "m" * (MAX_TEXT + 1)}, {"message": "m" * MAX_TEXT}),
-        (
-            {"callstack": "\n".join(["a" * (MAX_TEXT + 1), "b", "c" * (MAX_TEXT + 9)])},
-            {"callstack": "\n".join(["a" * MAX_TEXT, "b", "c" * MAX_TEXT])},
-        ),
-        ({"message": "one\r\ntwo\n"}, {"message": "one\ntwo"}),
-    ],
-    ids=[
-        "none",
-        "number",
-        "text",
-        "list",
-        "empty",
-        "both",
-        "message alone",
-        "callstack alone",
-        "nested message",
-        "no texts",
-        "more than asked",
-        "long message",
-        "long lines",
-        "ends of lines",
-    ],
-)
-def test_of_an_error_record_two_texts_are_kept_by_lines(given: Any, kept: Any) -> None:
+LONG_LINE, CUT_LINE = "m" * (MAX_TEXT + 1), "m" * MAX_TEXT
+KEPT_OF_RECORDS: dict[str, tuple[Any, Any]] = {
+    "none": (None, None),
+    "number": (7, None),
+    "text": ("ValueError", None),
+    "list": ([RECORD], None),
+    "empty": ({}, {}),
+    "both": (RECORD, RECORD),
+    "message alone": ({"message": "m"}, {"message": "m"}),
+    "callstack alone": ({"callstack": "c"}, {"callstack": "c"}),
+    "nested message": ({"message": {"message": "m"}, "callstack": "c"}, {"callstack": "c"}),
+    "no texts": ({"message": None, "callstack": 7}, {}),
+    "more than asked": ({"message": "m", "timestamp": 5, "extra": {}}, {"message": "m"}),
+    "long message": ({"message": LONG_LINE}, {"message": CUT_LINE}),
+    "long lines": (
+        {"callstack": f"{LONG_LINE}\nb\n{LONG_LINE}more"},
+        {"callstack": f"{CUT_LINE}\nb\n{CUT_LINE}"},
+    ),
+    "ends of lines": ({"message": "one\r\ntwo\n"}, {"message": "one\ntwo"}),
+}
+
+
+@pytest.mark.parametrize(("given", "kept"), KEPT_OF_RECORDS.values(), ids=KEPT_OF_RECORDS)
+def test_keeps_two_texts_of_an_error_record_by_lines(given: Any, kept: Any) -> None:
     assert told(changed(messages.WorkerExited, error_record=given)).error_record == kept
 
 
@@ -397,7 +309,7 @@ _FORMS: dict[str, st.SearchStrategy[Any]] = {
     "bool": st.booleans(),
     "int": st.integers() | st.integers(-2, 300),
     "float": st.floats() | st.integers(),
-    "str": st.text(max_size=5) | st.just("x" * (MAX_STACK + 1)),
+    "str": st.text(max_size=5) | st.just("x" * (codec.MAX_STACK + 1)),
     "Optional[int]": st.none() | st.integers(),
     "Optional[str]": st.none() | st.text(max_size=5),
     "Dict[str, str]": st.dictionaries(st.text(max_size=5), st.text(max_size=5), max_size=3),

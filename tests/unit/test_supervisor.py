@@ -7,6 +7,7 @@ import signal
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from typing_extensions import Self
 
 from distlaunch.agent.messages import (
     AgentLeaving,
@@ -17,6 +18,7 @@ from distlaunch.agent.messages import (
     RanksJoined,
     RanksLag,
     RanksStalled,
+    Reaped,
     RouteFailed,
     RouteFound,
     StackDumped,
@@ -32,6 +34,7 @@ from distlaunch.job.spec import Invocation
 from distlaunch.plan.layout import Facts
 from distlaunch.supervisor.actions import (
     Action,
+    AskScheduler,
     Close,
     Connect,
     Drop,
@@ -40,6 +43,7 @@ from distlaunch.supervisor.actions import (
     Finish,
     GiveUp,
     HoldPort,
+    Reap,
     ShowMessage,
     StartWorkers,
     StopWorkers,
@@ -61,8 +65,14 @@ TWO = f"{JOB}nodes: [a, b]"
 CONNECT_S, STOP_S = 30.0, 10.0
 STOP_MARGIN_S, DRAIN_S = 14.0, 30.0  # until a node that does not confirm, or does not deliver, is given up
 MASTER = "10.0.0.1"
-BY_SOMEONE = """rank 2 (b) failed first: killed by signal 9 (SIGKILL); the kernel reports no \
-OOM kill on that node"""
+T = 1000.0
+"""When every history begins."""
+OWN = 'Traceback (most recent call last):\n  File "/t.py", line 7, in <module>\nValueError: bad\n'
+TIMED_OUT = PEER_GONE.replace("Connection closed by peer", "Timed out waiting 12000ms for send operation")
+
+
+Blamed = tuple[int, int | None, int | None]
+"""Exit status, rank and node of a root cause."""
 
 
 class Actions(list[Action]):
@@ -86,14 +96,24 @@ class Actions(list[Action]):
         return Actions(action for action in self if isinstance(action, kinds))
 
 
-class History:
-    """A job under a fake clock: feed it events, look at what it wants."""
+_ALOOF = ShowMessage | Finish | AskScheduler
+"""Actions that concern no node."""
 
-    def __init__(self, text: str = TWO) -> None:
-        self.now = 1000.0
+
+class History:
+    """A job under a fake clock: feed it events, look at what it wants.
+
+    Its nodes do what they are asked to where it is told to `obey`, but for those in `silent`.
+    """
+
+    def __init__(self, text: str = TWO, chance: float = 0.0) -> None:
+        self.now = T
         begun, first = begin(spec_of(text), self.now)
-        self.state = begun._replace(addresses={0: MASTER})
+        self.state = begun._replace(addresses={0: MASTER}, chance=chance)
         self.actions = Actions(first)
+        self.silent: set[int] = set()
+        self.gpus: dict[int, int] = {}
+        self._began = dict.fromkeys(range(len(self.state.nodes)), 0)
 
     def feed(self, *events: Event, after: float = 0.0) -> Actions:
         """What the supervisor wants because of these events."""
@@ -120,27 +140,57 @@ class History:
             done += self.feed(TimerDue(*alarm))
         return done
 
-    def to_preparing(self, gpus: int = 0) -> "History":
+    def obey(self, actions: Actions) -> Actions:
+        """All that the supervisor wants until the nodes have answered to everything."""
+        done = Actions(actions)
+        for action in done:  # it grows
+            if isinstance(action, GiveUp) or not (isinstance(action, _ALOOF) or action.node in self.silent):
+                done += self.feed(*self._answers(action, action.node))
+        return done
+
+    def _answers(self, action: Action, node: int) -> list[Event]:
+        answer: list[Event] = []
+        match action:
+            case Connect():
+                self._began[node] = 0
+                answer = [up(node, self.gpus.get(node, 0))]
+            case HoldPort():
+                answer = [PortHeld(node, 29400 + self.state.attempt)]
+            case FindRoute():
+                answer = [RouteFound(node, action.address, action.address, f"eth{node}")]
+            case StartWorkers():
+                self._began[node] = self.state.attempt
+                answer = [WorkerStarted(node, rank, 100 + rank) for rank in (0, 1)]
+            case StopWorkers():
+                answer = [Swept(node, self._began[node], 0)]
+            case Reap():
+                answer = [Reaped(node, 1)]
+            case Close():
+                answer = [Swept(node, self._began[node], 0), lost(node, clean=True)]
+            case GiveUp():
+                answer = [lost(node, action.why, Kind.SILENT)]
+        return answer
+
+    def to_preparing(self, gpus: int = 0) -> Self:
         self.feed(*(up(node, gpus) for node in range(len(self.state.nodes))))
-        assert self.state.phase is Phase.PREPARING
-        return self
+        return self._now_in(Phase.PREPARING)
 
-    def to_running(self) -> "History":
-        self.to_preparing()
-        self.feed(PortHeld(0, 29400))
-        if not self.state.spec.one_machine:
-            self.feed(*(RouteFound(node, MASTER, MASTER, "eth0") for node in range(1, len(self.state.nodes))))
-            self.feed(RouteFound(0, MASTER, MASTER, "eth1"))
-        assert self.state.phase is Phase.RUNNING
-        for node in self.state.plan.nodes if self.state.plan else ():
-            self.feed(*(WorkerStarted(node.node_rank, rank, 100 + rank) for rank in range(node.procs)))
-        return self
+    def to_running(self) -> Self:
+        self.obey(self.actions)
+        return self._now_in(Phase.RUNNING)
 
-    def to_stopping(self) -> "History":
+    def to_stopping(self) -> Self:
         """Rank 0 has failed with 7."""
-        self.to_running()
-        self.feed(exited(0, 0, 7, self.now))
-        assert self.state.phase is Phase.STOPPING
+        self.to_running().feed(ended(0, 7))
+        return self._now_in(Phase.STOPPING)
+
+    def to_restarting(self) -> Self:
+        """Rank 0 has failed with 7, and its attempt is being stopped."""
+        self.to_running().feed(ended(0, 7))
+        return self._now_in(Phase.RESTARTING)
+
+    def _now_in(self, phase: Phase) -> Self:
+        assert self.state.phase is phase
         return self
 
     def close(self) -> Actions:
@@ -154,20 +204,23 @@ class History:
         return [route.interface for route in map(route_of, self.state.nodes) if route]
 
     @property
-    def blamed(self) -> tuple[int, int | None, int | None]:
-        """Exit status, rank and node of the cause."""
+    def blamed(self) -> Blamed:
         cause = self.state.cause
         return (self.state.outcome, cause and cause.rank, cause and cause.node)
 
 
 PHASES = ["connecting", "preparing", "running"]
+WITH_RESTARTS = f"{TWO}\nrestarts: {{max: 1}}"
 
 
 def job_in(phase: str, text: str = TWO) -> History:
     """A job that has come to that phase."""
     job = History(text)
-    ways = {"preparing": job.to_preparing, "running": job.to_running, "stopping": job.to_stopping}
-    return ways[phase]() if phase in ways else job
+    return job if phase == "connecting" else getattr(job, f"to_{phase}")()
+
+
+def with_times(times: str, text: str = TWO) -> str:
+    return text.replace("stop: 10s", f"stop: 10s, {times}")
 
 
 def up(node: int, gpus: int = 0) -> AgentUp:
@@ -178,8 +231,25 @@ def exited(node: int, local_rank: int, status: int, at: float) -> WorkerExited:
     return WorkerExited(node, local_rank, status, at)
 
 
-def lost(node: int, words: str = "Connection reset by peer", kind: Kind = Kind.LOST) -> LinkEnded:
-    return LinkEnded(node, LinkFailure(kind, words))
+def ended(rank: int, status: int, at: float = 0.0, words: str = "") -> WorkerExited:
+    """The end of one of four ranks on two nodes, so many seconds after the beginning."""
+    return WorkerExited(rank // 2, rank % 2, status, T + at, words=words)
+
+
+def victim(rank: int, at: float = 0.0, status: int = 1) -> WorkerExited:
+    """A rank that ends because another one was gone."""
+    return ended(rank, status, at, PEER_GONE)
+
+
+def failed(rank: int, at: float = 0.0, status: int = 1) -> WorkerExited:
+    """A rank that ends with an error of its own."""
+    return ended(rank, status, at, OWN)
+
+
+def lost(
+    node: int, words: str = "Connection reset by peer", kind: Kind = Kind.LOST, clean: bool = False
+) -> LinkEnded:
+    return LinkEnded(node, LinkFailure(kind, words, clean))
 
 
 def texts(actions: Actions, level: str | None = None) -> list[str]:
@@ -193,12 +263,9 @@ def wanted(actions: Actions) -> Actions:
 # The way to the workers' start
 
 
-def test_all_nodes_are_connected_at_once() -> None:
-    assert History().actions == [Connect(0), Connect(1)]
-
-
-def test_a_job_on_two_machines_holds_the_port_and_finds_the_routes_before_it_starts() -> None:
+def test_connects_to_all_nodes_then_holds_the_port_and_finds_routes_before_workers_start() -> None:
     job = History()
+    assert job.actions == [Connect(0), Connect(1)]
     assert job.feed(up(1)) == []
     assert job.feed(up(0)) == [HoldPort(0, None), FindRoute(1, MASTER)]
     assert job.feed(PortHeld(0, 29400)) == []
@@ -223,7 +290,7 @@ def answers(node: int, asked: str = MASTER, address: str = MASTER) -> list[Event
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
-def test_nodes_are_asked_early_what_the_plan_most_likely_needs(order: tuple[int, ...]) -> None:
+def test_nodes_prepare_before_their_agents_are_there(order: tuple[int, ...]) -> None:
     job = foreseeing(f"{JOB}nodes: [a, b, c]")
     *first, last = [event for node in order for event in answers(node)]
     assert job.feed(*first) == []
@@ -232,14 +299,14 @@ def test_nodes_are_asked_early_what_the_plan_most_likely_needs(order: tuple[int,
     assert job.interfaces == ["eth0", "eth1", "eth2"]
 
 
-def test_answers_may_come_after_the_plan() -> None:
+def test_answers_may_arrive_after_the_plan() -> None:
     job = foreseeing()
     assert job.feed(up(0), up(1)) == []
     assert job.state.phase is Phase.PREPARING
     assert job.feed(*answers(1)[1:], *answers(0)[1:]) == [StartWorkers(0), StartWorkers(1)]
 
 
-def test_the_first_node_is_asked_again_where_its_name_means_another_address_there() -> None:
+def test_asks_the_first_node_again_if_its_name_means_another_address_there() -> None:
     """On Debian its own /etc/hosts has 127.0.1.1 for it."""
     job = foreseeing(address="a")
     first, other = answers(0, "a", "127.0.1.1"), answers(1, "a", MASTER)
@@ -249,27 +316,27 @@ def test_the_first_node_is_asked_again_where_its_name_means_another_address_ther
     assert job.feed(*other, *first) == [FindRoute(0, MASTER)]
 
 
-def test_the_first_node_may_not_know_its_own_name() -> None:
+def test_the_first_node_needs_no_route_to_itself() -> None:
     job = foreseeing(address="a")
     unknown = RouteFailed(0, "a", "Name or service not known")
     assert job.feed(up(0), PortHeld(0, 29400), unknown, *answers(1, "a")) == [FindRoute(0, MASTER)]
     assert job.feed(RouteFailed(0, MASTER, "no route")) == [StartWorkers(0), StartWorkers(1)]
+    assert route_of(job.state.nodes[0]) == Route()
 
 
-def test_what_was_refused_early_is_asked_again_and_told() -> None:
+def test_repeats_a_request_that_was_refused_early_and_reports_its_second_failure() -> None:
     job = foreseeing()
     assert job.feed(up(1), RouteFailed(1, MASTER, "no route to host"), up(0)) == [FindRoute(1, MASTER)]
     said = job.feed(RouteFailed(1, MASTER, "no route to host"))
     assert "b can't reach MASTER_ADDR" in texts(said, "error")[0]
     job = foreseeing()
-    taken = PortRefused(0, "Address already in use", ())
-    assert job.feed(up(0), taken, up(1)) == [HoldPort(0, None)]
+    assert job.feed(up(0), taken(), up(1)) == [HoldPort(0, None)]
     assert job.blamed[0] == 0
-    job.feed(taken)
+    job.feed(taken())
     assert job.blamed[0] == Exit.PORT_TAKEN
 
 
-def test_a_plan_without_the_first_node_asks_anew() -> None:
+def test_a_plan_without_the_first_node_prepares_again() -> None:
     job = foreseeing(f"{JOB}nodes: [a, b, c]\nmin_nodes: 2")
     job.feed(AddressesFound(((0, MASTER), (1, "10.0.0.8"))), lost(0, "x", Kind.UNREACHABLE))
     asked = job.feed(*answers(1), *answers(2))
@@ -280,7 +347,7 @@ def test_a_plan_without_the_first_node_asks_anew() -> None:
     assert job.feed(RouteFound(1, "10.0.0.8", "10.0.0.8", "eth1")) == [StartWorkers(1), StartWorkers(2)]
 
 
-def test_a_node_that_is_connected_again_is_asked_again() -> None:
+def test_a_node_that_reconnects_prepares_again() -> None:
     job = foreseeing()
     job.feed(lost(1, "Connection closed", Kind.DROPPED))
     assert job.tick() == [Connect(1), FindRoute(1, MASTER)]
@@ -296,11 +363,6 @@ def test_early_answers_warn_as_late_ones_do() -> None:
     assert said[1].startswith("GLOO_SOCKET_IFNAME=eth9 on b: no such interface")
 
 
-def test_the_port_of_the_file_is_the_one_that_is_held() -> None:
-    job = History(f"{TWO}\nmaster_port: 29555")
-    assert HoldPort(0, 29555) in job.feed(up(0), up(1))
-
-
 def test_a_job_on_one_machine_needs_no_route() -> None:
     job = History(f"{JOB}nodes: 2")
     assert job.actions == [Connect(0), Connect(1), HoldPort(0, None)]
@@ -310,29 +372,20 @@ def test_a_job_on_one_machine_needs_no_route() -> None:
 
 
 @pytest.mark.parametrize("last", [0, 2, 3], ids=["the port", "a node's route", "the first node's route"])
-def test_workers_start_once_all_preparations_are_done_in_any_order(last: int) -> None:
+def test_workers_start_once_all_is_prepared_in_any_order(last: int) -> None:
     job = History(f"{JOB}nodes: [a, b, c]").to_preparing()
-    events: list[Event] = [
-        PortHeld(0, 29400),
-        *(RouteFound(node, MASTER, MASTER, "eth0") for node in (1, 2, 0)),
-    ]
+    routes = (RouteFound(node, MASTER, MASTER, "eth0") for node in (1, 2, 0))
+    events: list[Event] = [PortHeld(0, 29400), *routes]
     awaited = events.pop(last)
     assert not job.feed(*events).of(StartWorkers)
     assert job.feed(awaited) == [StartWorkers(0), StartWorkers(1), StartWorkers(2)]
     assert job.actions.count_of(FindRoute(0, MASTER)) == 1
 
 
-def test_a_first_node_that_does_not_know_its_own_route_is_no_reason_to_stop() -> None:
-    job = History().to_preparing()
-    job.feed(PortHeld(0, 29400), RouteFound(1, MASTER, MASTER, "eth0"))
-    assert job.feed(RouteFailed(0, MASTER, "no route")) == [StartWorkers(0), StartWorkers(1)]
-    assert route_of(job.state.nodes[0]) == Route()
-
-
 # Nodes that can't be used
 
 
-def test_all_nodes_that_fail_are_told_before_the_job_ends_and_nothing_is_started() -> None:
+def test_reports_every_node_that_can_not_be_used_and_starts_nothing() -> None:
     job = History(f"{JOB}nodes: [a, b, c]")
     said = job.feed(up(0), lost(1, "Permission denied", Kind.AUTHENTICATION))
     assert said == [ShowMessage("error", "b: authentication failed")]
@@ -342,33 +395,28 @@ def test_all_nodes_that_fail_are_told_before_the_job_ends_and_nothing_is_started
     assert wanted(said) == [Close(0, STOP_S)]
     assert job.close() == [Finish()]
     assert job.blamed == (Exit.UNREACHABLE, None, 1)
-    assert [failure.kind for failure in map(failure_of, job.state.nodes) if failure] == [
-        Kind.AUTHENTICATION,
-        Kind.UNRESOLVED,
-    ]
+    kinds = [failure.kind for failure in map(failure_of, job.state.nodes) if failure]
+    assert kinds == [Kind.AUTHENTICATION, Kind.UNRESOLVED]
 
 
-def test_when_no_node_can_be_used_the_job_is_over_at_once() -> None:
-    assert isinstance(History().feed(lost(0), lost(1))[-1], Finish)
-
-
-def test_many_failed_nodes_are_counted_rather_than_all_named() -> None:
+def test_counts_many_failed_nodes_rather_than_naming_all() -> None:
     job = History(f"{JOB}nodes: ['n[1-50]']")
-    last = texts(job.feed(*(lost(node) for node in range(50))))[-1]
-    assert last.startswith("50 of 50 nodes can't be used (n1, ")
-    assert last.endswith("and 42 more); nothing was started")
+    said = job.feed(*(lost(node) for node in range(50)))
+    assert texts(said)[-1].startswith("50 of 50 nodes can't be used (n1, ")
+    assert texts(said)[-1].endswith("and 42 more); nothing was started")
+    assert said[-1] == Finish()
 
 
 @pytest.mark.parametrize(
     "kind", [kind for kind in Kind if kind not in (Kind.DROPPED, Kind.PROXY)], ids=lambda kind: kind.name
 )
-def test_only_dropped_connections_are_tried_again(kind: Kind) -> None:
+def test_retries_no_connection_that_failed_otherwise(kind: Kind) -> None:
     job = History(f"{JOB}nodes: [a]")
     assert Connect(0) not in job.feed(lost(0, "x", kind))
     assert job.state.phase is Phase.DONE
 
 
-def test_a_dropped_connection_is_tried_again_ever_later_and_not_for_ever() -> None:
+def test_retries_a_dropped_connection_ever_later_but_not_for_ever() -> None:
     job = History(f"{JOB}nodes: [a]")
     dropped = lost(0, "Connection closed", Kind.DROPPED)
     waits = []
@@ -384,7 +432,7 @@ def test_a_dropped_connection_is_tried_again_ever_later_and_not_for_ever() -> No
     assert job.blamed == (Exit.UNREACHABLE, None, 0)
 
 
-def test_nodes_that_are_dropped_together_do_not_come_back_together() -> None:
+def test_retries_nodes_that_were_dropped_together_at_different_times() -> None:
     job = History(f"{JOB}nodes: ['n[1-16]']")
     job.feed(*(lost(node, "Connection closed", Kind.DROPPED) for node in range(16)))
     times = sorted(job.state.due_at(Timer.RETRY, node) or 0.0 for node in range(16))
@@ -392,14 +440,7 @@ def test_nodes_that_are_dropped_together_do_not_come_back_together() -> None:
     assert min(gaps) > 0.4 / 16 / 4
 
 
-def test_a_retry_that_works_is_as_good_as_the_first_try() -> None:
-    job = History(f"{JOB}nodes: [a]")
-    job.feed(lost(0, "Connection closed", Kind.DROPPED))
-    job.tick()
-    assert job.feed(up(0), PortHeld(0, 29400)) == [StartWorkers(0)]
-
-
-def test_who_has_not_answered_at_the_deadline_is_given_up_and_named() -> None:
+def test_gives_up_nodes_that_have_not_answered_at_the_deadline() -> None:
     job = History(f"{JOB}nodes: [a, b, c]")
     job.feed(up(0), lost(2, "Connection closed", Kind.DROPPED), after=CONNECT_S - 0.1)
     assert job.wait() == []
@@ -414,7 +455,7 @@ def test_who_has_not_answered_at_the_deadline_is_given_up_and_named() -> None:
     assert job.blamed[0] == Exit.UNREACHABLE
 
 
-def test_a_try_that_time_cuts_short_says_less_than_the_one_before_it() -> None:
+def test_a_retry_that_the_deadline_cuts_short_keeps_the_earlier_failure() -> None:
     job = History(f"{JOB}nodes: [a]")
     job.feed(lost(0, "Connection closed", Kind.DROPPED), after=CONNECT_S - 1.0)
     assert job.wait(0.9) == [Connect(0), HoldPort(0, None)]
@@ -424,7 +465,7 @@ def test_a_try_that_time_cuts_short_says_less_than_the_one_before_it() -> None:
     assert failure and failure.kind is Kind.DROPPED
 
 
-def test_a_link_that_ends_before_all_are_connected_ends_the_job() -> None:
+def test_a_node_lost_while_others_connect_ends_the_job() -> None:
     job = History()
     job.feed(up(0))
     said = job.feed(lost(0, "Timeout, server a not responding."))
@@ -437,85 +478,56 @@ def test_a_link_that_ends_before_all_are_connected_ends_the_job() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "facts", "words"),
+    ("text", "words"),
     [
-        (TWO.replace("gloo", "nccl"), 0, "nccl needs a GPU for each worker, but a has 0 GPUs for 2 workers"),
-        (f"{TWO}\nmaster_addr: 127.0.0.1", 0, "127.0.0.1 is a loopback address"),
+        (TWO.replace("gloo", "nccl"), "nccl needs a GPU for each worker, but a has 0 GPUs for 2 workers"),
+        (f"{TWO}\nmaster_addr: 127.0.0.1", "127.0.0.1 is a loopback address"),
     ],
     ids=["GPUs are missing", "loopback"],
 )
-def test_a_plan_that_is_impossible_on_these_nodes_ends_the_job(text: str, facts: int, words: str) -> None:
+def test_an_impossible_plan_ends_the_job(text: str, words: str) -> None:
     job = History(text)
-    actions = job.feed(up(0, facts), up(1, facts))
+    actions = job.feed(up(0), up(1))
     assert words in texts(actions, "error")[0]
     assert wanted(actions) == [Close(0, STOP_S), Close(1, STOP_S)]
     assert job.close() == [Finish()]
     assert job.blamed == (Exit.USAGE, None, None)
 
 
-@pytest.mark.parametrize(
-    ("event", "status", "node", "words"),
-    [
-        pytest.param(
-            PortRefused(0, "Address already in use", ({"uid": 0, "pid": 42, "command": "redis"},)),
-            Exit.PORT_TAKEN,
-            0,
-            "can't use port 29555 on a: in use by redis (pid 42); leave out the port to get a free one",
-            id="port held by a program",
-        ),
-        pytest.param(
-            PortRefused(0, "Address already in use", ({"uid": 1007, "pid": None, "command": None},)),
-            Exit.PORT_TAKEN,
-            0,
-            "in use by a process of uid 1007",
-            id="port held by another user",
-        ),
-        pytest.param(
-            PortRefused(0, "Address already in use", ()),
-            Exit.PORT_TAKEN,
-            0,
-            "in use by a process that is not listening on it",
-            id="port held by nobody that shows",
-        ),
-        pytest.param(
-            RouteFailed(1, MASTER, "Name or service not known"),
-            Exit.USAGE,
-            1,
-            f"b can't reach MASTER_ADDR {MASTER}: Name or service not known; set nodes[0].address to an",
-            id="no route",
-        ),
-        pytest.param(lost(1), Exit.NODE_LOST, 1, "b was lost: Connection reset by peer", id="node lost"),
-        pytest.param(
-            AgentLeaving(1, signal.SIGTERM),
-            Exit.NODE_LOST,
-            1,
-            "b was lost: its agent was stopped by",
-            id="leaving",
-        ),
-        pytest.param(
-            AgentLeaving(1, signal.SIGTERM, orphaned=True),
-            Exit.NODE_LOST,
-            1,
-            "b was lost: its agent's guardian process was killed",
-            id="leaving without its guardian",
-        ),
-        pytest.param(
-            AgentLeaving(1, 0),
-            Exit.NODE_LOST,
-            1,
-            "b was lost: the connection to its agent was closed on the way",
-            id="leaving at the end of its input",
-        ),
-        pytest.param(
-            AgentLeaving(1, 0, damage="unknown frame kind 97"),
-            Exit.NODE_LOST,
-            1,
-            "b was lost: the data sent to its agent was altered on the way (unknown frame kind 97)",
-            id="leaving as its input is damaged",
-        ),
-    ],
-)
-def test_a_preparation_that_fails_ends_the_job_before_any_worker_starts(
+def taken(*owners: dict[str, object]) -> PortRefused:
+    return PortRefused(0, "Address already in use", owners)
+
+
+PORT, LOST = (Exit.PORT_TAKEN, 0), (Exit.NODE_LOST, 1)
+NO_NAME = RouteFailed(1, MASTER, "Name or service not known")
+UNPREPARED: dict[str, tuple[Event, int, int, str]] = {
+    "port held by a program": (
+        taken({"uid": 0, "pid": 42, "command": "redis"}),
+        *PORT,
+        "can't use port 29555 on a: in use by redis (pid 42); leave out the port to get a free one",
+    ),
+    "port held by another user": (
+        taken({"uid": 1007, "pid": None, "command": None}),
+        *(*PORT, "in use by a process of uid 1007"),
+    ),
+    "port held by nobody": (taken(), *PORT, "in use by a process that is not listening on it"),
+    "no route": (NO_NAME, Exit.USAGE, 1, "Name or service not known; set nodes[0].address to an"),
+    "node lost": (lost(1), *LOST, "b was lost: Connection reset by peer"),
+    "agent stopped": (AgentLeaving(1, 15), *LOST, "b was lost: its agent was stopped by"),
+    "guardian killed": (
+        AgentLeaving(1, signal.SIGTERM, orphaned=True),
+        *(*LOST, "b was lost: its agent's guardian process was killed"),
+    ),
+    "connection closed": (AgentLeaving(1, 0), *LOST, "the connection to its agent was closed on the way"),
+    "connection damaged": (
+        AgentLeaving(1, 0, damage="unknown frame kind 97"),
+        *(*LOST, "b was lost: the data sent to its agent was altered on the way (unknown frame kind 97)"),
+    ),
+}
+
+
+@pytest.mark.parametrize(("event", "status", "node", "words"), UNPREPARED.values(), ids=UNPREPARED)
+def test_a_failure_while_preparing_ends_the_job_before_any_worker_starts(
     event: Event, status: int, node: int, words: str
 ) -> None:
     job = History(f"{TWO}\nmaster_port: 29555").to_preparing()
@@ -525,14 +537,14 @@ def test_a_preparation_that_fails_ends_the_job_before_any_worker_starts(
     assert not job.actions.of(StartWorkers)
 
 
-def test_when_no_port_was_asked_for_none_is_named_and_leaving_it_out_is_no_advice() -> None:
+def test_names_no_port_and_gives_no_advice_if_no_port_was_chosen() -> None:
     job = History().to_preparing()
     (words,) = texts(job.feed(PortRefused(0, "Cannot assign requested address", ())), "error")
     assert "None" not in words
     assert "leave the port out" not in words
 
 
-def test_a_node_that_does_not_answer_while_preparing_is_named() -> None:
+def test_names_nodes_that_do_not_answer_while_preparing() -> None:
     job = History().to_preparing()
     job.feed(PortHeld(0, 29400))
     assert f"no answer from a, b within {CONNECT_S:g} s (timeouts.connect)" in texts(job.tick())
@@ -543,12 +555,10 @@ def test_a_node_that_does_not_answer_while_preparing_is_named() -> None:
 # Workers
 
 
-def test_when_all_workers_succeed_the_job_does() -> None:
+def test_a_job_succeeds_when_all_workers_do() -> None:
     job = History().to_running()
-    ranks = [(0, 0), (0, 1), (1, 0), (1, 1)]
-    for node, local_rank in ranks[:-1]:
-        assert job.feed(exited(node, local_rank, 0, job.now)) == []
-    assert job.feed(exited(1, 1, 0, job.now)) == [Close(0, 0.0), Close(1, 0.0)]
+    assert job.feed(*(ended(rank, 0) for rank in range(3))) == []
+    assert job.feed(ended(3, 0)) == [Close(0, 0.0), Close(1, 0.0)]
     assert job.close() == [Finish()]
     assert job.blamed == (Exit.OK, None, None)
     assert not any(worker.stopped for worker in job.state.workers)
@@ -557,125 +567,92 @@ def test_when_all_workers_succeed_the_job_does() -> None:
 @pytest.mark.parametrize(
     ("status", "outcome", "words"),
     [
-        (1, 1, "rank 2 (b) failed first: exit status 1"),
-        (7, 7, "rank 2 (b) failed first: exit status 7"),
-        (255, 255, "rank 2 (b) failed first: exit status 255"),
-        (-signal.SIGKILL, 137, BY_SOMEONE),
-        (-signal.SIGSEGV, 139, "rank 2 (b) failed first: killed by signal 11 (SIGSEGV)"),
-        (-signal.SIGTERM, 143, "rank 2 (b) failed first: killed by signal 15 (SIGTERM)"),
-        (-40, 168, "rank 2 (b) failed first: killed by signal 40"),
+        (1, 1, "exit status 1"),
+        (7, 7, "exit status 7"),
+        (255, 255, "exit status 255"),
+        (
+            *(-signal.SIGKILL, 137),
+            "killed by signal 9 (SIGKILL); the kernel reports no OOM kill on that node",
+        ),
+        (-signal.SIGSEGV, 139, "killed by signal 11 (SIGSEGV)"),
+        (-signal.SIGTERM, 143, "killed by signal 15 (SIGTERM)"),
+        (-40, 168, "killed by signal 40"),
     ],
 )
 def test_the_first_failure_ends_the_job_with_its_status(status: int, outcome: int, words: str) -> None:
     job = History().to_running()
-    actions = job.feed(exited(1, 0, status, job.now))
-    assert texts(actions, "error") == [words]
+    actions = job.feed(ended(2, status))
+    assert texts(actions, "error") == [f"rank 2 (b) failed first: {words}"]
     assert wanted(actions) == [Close(0, STOP_S), Close(1, STOP_S)]
     assert job.close() == [Finish()]
     assert job.blamed == (outcome, 2, 1)
 
 
-T = 1000.0  # when every history begins
+def unstarted(rank: int, code: int, text: str = "x") -> WorkerUnstarted:
+    return WorkerUnstarted(rank // 2, rank % 2, "exec", code, text)
 
 
-@pytest.mark.parametrize(
-    ("events", "blamed"),
-    [
-        pytest.param(
-            [exited(0, 1, 7, T), exited(0, 0, -15, T + 1), exited(1, 0, -15, T + 1), exited(1, 1, 1, T + 2)],
-            (7, 1, 0),
-            id="who was stopped afterwards is not blamed",
-        ),
-        pytest.param(
-            [exited(0, 0, 1, T + 2), exited(1, 0, 7, T + 1)],
-            (7, 2, 1),
-            id="an earlier exit that came later is",
-        ),
-        pytest.param(
-            [exited(0, 0, 1, T + 3), exited(1, 0, 7, T + 2), exited(1, 1, -11, T + 1)],
-            (139, 3, 1),
-            id="the earliest of three",
-        ),
-        pytest.param(
-            [exited(0, 0, 1, T + 2), exited(1, 0, 7, T + 2)], (1, 0, 0), id="at the same time: who came first"
-        ),
-        pytest.param(
-            [exited(0, 0, 1, T + 2), exited(1, 0, 0, T + 1)], (1, 0, 0), id="an earlier success is no cause"
-        ),
-        pytest.param([exited(0, 0, 1, T), exited(0, 0, 9, T - 1)], (1, 0, 0), id="a rank ends once"),
-        pytest.param([exited(0, 0, 0, T), exited(1, 0, 3, T)], (3, 2, 1), id="after a success"),
-        pytest.param([lost(1), exited(0, 0, 1, T - 1)], (71, None, 1), id="a lost node stays the cause"),
-        pytest.param([exited(0, 0, 1, T), lost(1)], (1, 0, 0), id="a node lost afterwards does not"),
-        pytest.param([lost(0), lost(1)], (71, None, 0), id="the first node lost"),
-        pytest.param(
-            [Interrupted(signal.SIGTERM), exited(0, 0, -15, T - 1)], (143, None, None), id="a signal stays"
-        ),
-        pytest.param(
-            [AgentLeaving(1, signal.SIGTERM), Interrupted(signal.SIGTERM)],
-            (143, None, None),
-            id="a signal to all that reaches an agent first",
-        ),
-        pytest.param(
-            [AgentLeaving(1, signal.SIGTERM), Interrupted(signal.SIGINT)],
-            (71, None, 1),
-            id="a signal of another kind",
-        ),
-        pytest.param(
-            [
-                WorkerUnstarted(0, 0, "exec", errno.ENOENT, "x"),
-                WorkerUnstarted(1, 0, "exec", errno.EACCES, "x"),
-            ],
-            (127, 0, 0),
-            id="the first that could not be started",
-        ),
-        pytest.param(
-            [exited(0, 0, 1, T), WorkerUnstarted(1, 0, "exec", errno.ENOENT, "x")],
-            (1, 0, 0),
-            id="a start that fails afterwards",
-        ),
-        pytest.param(
-            [AgentLeaving(1, signal.SIGTERM), exited(1, 0, -15, T), lost(1)],
-            (71, None, 1),
-            id="an agent that is stopped takes its workers with it",
-        ),
-        pytest.param(
-            [exited(0, 0, 1, T), AgentLeaving(1, signal.SIGTERM)], (1, 0, 0), id="leaving afterwards"
-        ),
-        pytest.param([exited(0, 0, 1, T), PortRefused(0, "late", ())], (1, 0, 0), id="a late refusal"),
-        pytest.param([exited(0, 0, 1, T), RouteFailed(1, MASTER, "late")], (1, 0, 0), id="a late route"),
-    ],
-)
-def test_the_first_cause_is_the_one_that_is_blamed(
-    events: list[Event], blamed: tuple[int, int | None, int | None]
-) -> None:
+SIGINT, SIGTERM = Interrupted(signal.SIGINT), Interrupted(signal.SIGTERM)
+STOPPED_AGENT = AgentLeaving(1, signal.SIGTERM)
+ROOT_CAUSES: dict[str, tuple[list[Event], Blamed]] = {
+    "ranks that are stopped": ([ended(1, 7), ended(0, -15, 1), ended(2, -15, 1), ended(3, 1, 2)], (7, 1, 0)),
+    "an earlier exit that arrives later": ([ended(0, 1, 2), ended(2, 7, 1)], (7, 2, 1)),
+    "the earliest of three": ([ended(0, 1, 3), ended(2, 7, 2), ended(3, -11, 1)], (139, 3, 1)),
+    "two at the same time": ([ended(0, 1, 2), ended(2, 7, 2)], (1, 0, 0)),
+    "an earlier success": ([ended(0, 1, 2), ended(2, 0, 1)], (1, 0, 0)),
+    "a rank that ends twice": ([ended(0, 1), ended(0, 9, -1)], (1, 0, 0)),
+    "after a success": ([ended(0, 0), ended(2, 3)], (3, 2, 1)),
+    "an exit before a node is lost": ([lost(1), ended(0, 1, -1)], (71, None, 1)),
+    "a node lost afterwards": ([ended(0, 1), lost(1)], (1, 0, 0)),
+    "the first node lost": ([lost(0), lost(1)], (71, None, 0)),
+    "an exit before a signal": ([SIGTERM, ended(0, -15, -1)], (143, None, None)),
+    "a signal to all that reaches an agent first": ([STOPPED_AGENT, SIGTERM], (143, None, None)),
+    "a signal of another kind": ([STOPPED_AGENT, SIGINT], (71, None, 1)),
+    "the first not started": ([unstarted(0, errno.ENOENT), unstarted(2, errno.EACCES)], (127, 0, 0)),
+    "a start that fails afterwards": ([ended(0, 1), unstarted(2, errno.ENOENT)], (1, 0, 0)),
+    "an agent that takes its workers with it": ([STOPPED_AGENT, ended(2, -15), lost(1)], (71, None, 1)),
+    "leaving afterwards": ([ended(0, 1), STOPPED_AGENT], (1, 0, 0)),
+    "a late refusal": ([ended(0, 1), PortRefused(0, "late", ())], (1, 0, 0)),
+    "a late route": ([ended(0, 1), RouteFailed(1, MASTER, "late")], (1, 0, 0)),
+    # A rank that lost its peer may end before the one that it lost.
+    "a victim, then sys.exit without a word": ([victim(0), ended(1, 7, 0.5)], (7, 1, 0)),
+    "a victim, then a killed rank": ([victim(0), ended(1, -9, 0.5)], (137, 1, 0)),
+    "a victim, then a lost node": ([victim(0), lost(1)], (71, None, 1)),
+    "a victim, then a stopped agent": ([victim(0), STOPPED_AGENT], (71, None, 1)),
+    "two victims before": ([victim(0), victim(2, -1), failed(3, 0.5)], (1, 3, 1)),
+    "a victim that was earlier": ([failed(0), victim(2, -1)], (1, 0, 0)),
+    "a victim when the user is there": ([victim(0), SIGINT], (1, 0, 0)),
+    "a traceback before the stop": ([victim(0), SIGINT, failed(2, 1, -15)], (1, 2, 1)),
+    "another victim that was stopped": ([victim(0), SIGINT, victim(2, 1, -15)], (1, 0, 0)),
+    "an exit after the stop": ([victim(0), SIGINT, ended(2, 3, 1)], (1, 0, 0)),
+    "an exit before the stop": ([victim(0), SIGINT, ended(2, 3, -1)], (3, 2, 1)),
+    "nobody left to wait for": ([victim(0), victim(1, 0.1), victim(2, 0.2), victim(3, 0.3)], (1, 0, 0)),
+    "the first with its own error": ([victim(0), failed(1, 0.1), failed(2)], (1, 2, 1)),
+    "a crash after losing a peer": ([victim(0, status=-11)], (139, 0, 0)),
+}
+
+
+@pytest.mark.parametrize(("events", "blamed"), ROOT_CAUSES.values(), ids=ROOT_CAUSES)
+def test_finds_the_root_cause(events: list[Event], blamed: Blamed) -> None:
     job = History().to_running()
     job.feed(*events)
+    assert job.state.phase in (Phase.STOPPING, Phase.DONE)
     job.close()
     assert isinstance(job.actions[-1], Finish)
     assert job.blamed == blamed
+    assert len(texts(job.actions, "error")) == 1, "whatever follows from it"
+    assert all(job.actions.count_of(Close(node, STOP_S)) <= 1 for node in (0, 1))
 
 
-def test_every_node_is_told_to_close_once_however_many_failures_follow() -> None:
-    job = History().to_stopping()
-    job.feed(exited(0, 1, 1, job.now), exited(1, 0, -6, job.now))
-    job.feed(WorkerUnstarted(1, 1, "exec", errno.ENOENT, "x"))
-    assert job.actions.of(Close) == [Close(0, STOP_S), Close(1, STOP_S)]
-    assert len(texts(job.actions, "error")) == 1
-
-
-def test_who_was_stopped_is_told_from_who_failed_by_itself() -> None:
+def test_records_which_ranks_were_stopped_and_torchs_error_record() -> None:
     job = History().to_running()
-    job.feed(exited(0, 0, 1, T + 5), exited(0, 1, -15, T + 6), exited(1, 0, 7, T + 4))
+    record = {"message": "boom"}
+    job.feed(ended(0, 1, 5), ended(1, -15, 6), ended(2, 7, 4)._replace(error_record=record))
     assert [worker.stopped for worker in job.state.workers] == [False, True, False, False]
     assert [worker.phase_word for worker in job.state.workers] == [*["exited"] * 3, "running"]
-
-
-def test_torchs_error_record_is_kept_with_its_rank() -> None:
-    job = History().to_running()
-    job.feed(WorkerExited(1, 1, 1, job.now, {"message": "boom"}))
-    exited_so = job.state.workers[3].phase
+    exited_so = job.state.workers[2].phase
     assert isinstance(exited_so, Exited)
-    assert exited_so.error_record == {"message": "boom"}
+    assert exited_so.error_record == record
 
 
 @pytest.mark.parametrize(
@@ -683,9 +660,9 @@ def test_torchs_error_record_is_kept_with_its_rank() -> None:
     [(errno.ENOENT, 127), (errno.EACCES, 126), (errno.ENOEXEC, 126), (errno.EAGAIN, 126), (errno.E2BIG, 126)],
     ids=lambda code: errno.errorcode.get(code, str(code)),
 )
-def test_a_worker_that_could_not_be_started_ends_the_job_as_shells_have_it(code: int, status: int) -> None:
+def test_a_worker_that_can_not_start_ends_the_job_with_the_status_of_a_shell(code: int, status: int) -> None:
     job = History().to_running()
-    (words,) = texts(job.feed(WorkerUnstarted(1, 1, "exec", code, "./a.out: why")), "error")
+    (words,) = texts(job.feed(unstarted(3, code, "./a.out: why")), "error")
     assert words == "rank 3 (b) could not be started: ./a.out: why"
     job.close()
     assert job.blamed == (status, 3, 1)
@@ -694,19 +671,16 @@ def test_a_worker_that_could_not_be_started_ends_the_job_as_shells_have_it(code:
 
 def test_a_lost_node_takes_its_running_workers_with_it() -> None:
     job = History().to_running()
-    job.feed(exited(1, 0, 0, job.now))
+    job.feed(ended(2, 0))
     actions = job.feed(lost(1, "a\nTimeout, server b not responding."))
     assert texts(actions, "error")[0].startswith("b was lost: ")
     assert wanted(actions) == [Close(0, STOP_S)]
-    assert [worker.phase_word for worker in job.state.workers] == [
-        *["running"] * 2,
-        "exited",
-        "lost with its node",
-    ]
+    phases = [worker.phase_word for worker in job.state.workers]
+    assert phases == ["running", "running", "exited", "lost with its node"]
     assert job.close() == [Finish()]
 
 
-def test_a_local_rank_that_the_plan_does_not_have_is_ignored() -> None:
+def test_ignores_a_local_rank_that_the_plan_does_not_have() -> None:
     job = History().to_running()
     before = job.state
     for local_rank in (-1, 2, 70000):
@@ -719,54 +693,58 @@ def test_a_local_rank_that_the_plan_does_not_have_is_ignored() -> None:
     assert job.state == before
 
 
-def test_lost_output_and_processes_that_can_not_be_killed_are_told() -> None:
-    job = History().to_running()
-    assert texts(job.feed(OutputLost(1, 0, 1, 4096)), "warning") == [
-        "4096 bytes of rank 2's stderr were lost: its node had no room to buffer them"
-    ]
-    assert texts(job.feed(Stuck(1, ({"pid": 7, "command": "cp"},))), "warning") == [
-        "b: 1 process resists SIGKILL: cp (pid 7)"
-    ]
-
-
 # The end of nodes
 
 
-def test_left_over_processes_of_a_job_that_succeeded_are_told() -> None:
-    job = History(f"{JOB}nodes: [a]").to_running()
-    job.feed(exited(0, 0, 0, job.now), exited(0, 1, 0, job.now))
-    assert texts(job.feed(Swept(0, 0, 3)), "warning") == ["a: killed 3 processes that outlived their workers"]
+WARNINGS: dict[str, tuple[list[Event], str]] = {
+    "lost output": (
+        [OutputLost(1, 0, 1, 4096)],
+        "4096 bytes of rank 2's stderr were lost: its node had no room to buffer them",
+    ),
+    "stuck processes": (
+        [Stuck(1, ({"pid": 7, "command": "cp"},))],
+        "b: 1 process resists SIGKILL: cp (pid 7)",
+    ),
+    "left-over processes": (
+        [*(ended(rank, 0) for rank in range(4)), Swept(0, 0, 3)],
+        "a: killed 3 processes that outlived their workers",
+    ),
+    "unconfirmed cleanup": ([ended(0, 7), lost(1)], "b: its agent exited before confirming its cleanup"),
+}
 
 
-def test_left_over_processes_of_a_job_that_failed_are_no_news() -> None:
-    assert History().to_stopping().feed(Swept(0, 0, 3)) == []
+@pytest.mark.parametrize(("events", "words"), WARNINGS.values(), ids=WARNINGS)
+def test_warns_about(events: list[Event], words: str) -> None:
+    job = History().to_running()
+    job.feed(*events)
+    assert texts(job.actions, "warning") == [words]
 
 
-def test_a_node_that_ends_without_confirming_its_clean_up_is_told_and_changes_no_status() -> None:
+def test_a_failed_job_keeps_its_status_and_does_not_report_left_over_processes() -> None:
     job = History().to_stopping()
-    assert texts(job.feed(lost(1)), "warning") == ["b: its agent exited before confirming its cleanup"]
-    assert job.feed(Swept(0, 0, 0), lost(0)) == [Finish()]
+    job.feed(lost(1))
+    assert job.feed(Swept(0, 0, 3), lost(0)) == [Finish()]
     assert job.blamed == (7, 0, 0)
 
 
-def test_workers_that_take_long_to_end_are_named_once() -> None:
+def test_names_workers_that_take_long_to_exit_once() -> None:
     job = History().to_running()
-    job.feed(exited(0, 0, 7, job.now), exited(1, 0, -15, job.now))
+    job.feed(ended(0, 7), ended(2, -15))
     (waiting,) = texts(job.tick())
     assert waiting == "waiting for rank 1 (a, pid 101), rank 3 (b, pid 101) to exit; SIGKILL in 7 s"
-    assert job.now == 1003.0
+    assert job.now == T + 3.0
     job.close()
     assert len(job.actions.of(ShowMessage)) == 2  # that, and the cause
 
 
-def test_nobody_waits_for_workers_that_are_killed() -> None:
+def test_does_not_wait_for_workers_that_are_killed() -> None:
     job = History().to_running()
-    job.feed(Interrupted(signal.SIGTERM))
-    job.feed(Interrupted(signal.SIGTERM), after=1.0)
+    job.feed(SIGTERM)
+    job.feed(SIGTERM, after=1.0)
     assert not any("waiting" in text for text in texts(job.tick()))
 
 
-def test_nodes_that_do_not_confirm_are_given_up_after_grace_and_margin() -> None:
+def test_gives_up_nodes_that_do_not_confirm_after_grace_and_margin() -> None:
     job = History().to_stopping()
     job.feed(Swept(0, 0, 0), lost(0), after=1.0)
     assert job.wait(STOP_S + STOP_MARGIN_S - 1.1) == []
@@ -776,7 +754,7 @@ def test_nodes_that_do_not_confirm_are_given_up_after_grace_and_margin() -> None
     assert isinstance(job.state.nodes[1], Lost)
 
 
-def test_a_clean_node_may_take_longer_to_deliver_its_output_but_not_for_ever() -> None:
+def test_a_clean_node_may_deliver_its_output_longer_but_not_for_ever() -> None:
     job = History().to_stopping()
     job.feed(Swept(0, 0, 0), Swept(1, 0, 0), lost(0), after=20.0)
     assert job.wait(DRAIN_S - 0.1) == []
@@ -787,7 +765,7 @@ def test_a_clean_node_may_take_longer_to_deliver_its_output_but_not_for_ever() -
     assert texts(actions, "warning") == ["gave up on b: its output is incomplete"]
 
 
-def test_a_clean_node_has_its_time_when_the_last_other_node_is_lost() -> None:
+def test_a_clean_node_has_time_to_deliver_when_the_last_other_node_is_lost() -> None:
     job = History().to_stopping()
     job.feed(Swept(0, 0, 0), after=1.0)
     job.feed(lost(1), after=STOP_S + STOP_MARGIN_S - 2.0)
@@ -812,10 +790,11 @@ def test_ctrl_z_is_answered_with_what_frees_the_terminal(torchrun: bool, way: st
 SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE]
 
 
-@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("phase", [*PHASES, "restarting"])
 @pytest.mark.parametrize("signum", SIGNALS, ids=lambda signum: signum.name)
 def test_one_signal_ends_the_job_gracefully_in_every_phase(phase: str, signum: signal.Signals) -> None:
-    job = job_in(phase)
+    job = job_in(phase, WITH_RESTARTS)
+    before = len(job.actions)
     actions = job.feed(Interrupted(signum))
     assert texts(actions, "error") == [f"stopped by {signum.name}"]
     if phase == "connecting":
@@ -824,31 +803,30 @@ def test_one_signal_ends_the_job_gracefully_in_every_phase(phase: str, signum: s
         assert wanted(actions) == [Close(0, STOP_S), Close(1, STOP_S)]
         assert job.close() == [Finish()]
     assert job.blamed == (128 + signum, None, None)
+    assert not Actions(job.actions[before:]).of(StartWorkers)
 
 
-@pytest.mark.parametrize("phase", ["preparing", "running"])
+@pytest.mark.parametrize("phase", ["preparing", "running", "restarting", "stopping"])
 def test_two_signals_kill_and_three_leave(phase: str) -> None:
-    job = job_in(phase)
-    job.feed(Interrupted(signal.SIGINT), after=1.0)
-    assert wanted(job.feed(Interrupted(signal.SIGTERM), after=1.0)) == [Close(0, 0.0), Close(1, 0.0)]
-    assert job.feed(Interrupted(signal.SIGINT), after=1.0) == [
-        ShowMessage("warning", "exited; agents are still cleaning up"),
-        Finish(),
-    ]
-    assert job.blamed == (130, None, None)
-    assert job.feed(Interrupted(signal.SIGINT), Swept(0, 0, 0), lost(0)) + job.wait() == []
+    job = job_in(phase, TWO if phase == "stopping" else WITH_RESTARTS)
+    job.feed(SIGINT, after=1.0)
+    assert wanted(job.feed(SIGTERM, after=1.0)) == [Close(0, 0.0), Close(1, 0.0)]
+    left = ShowMessage("warning", "exited; agents are still cleaning up")
+    assert job.feed(SIGINT, after=1.0) == [left, Finish()]
+    assert job.blamed == ((7, 0, 0) if phase == "stopping" else (130, None, None))
+    assert job.feed(SIGINT, Swept(0, 0, 0), Swept(1, 0, 0), lost(0)) + job.wait() == []
 
 
-def test_signals_that_come_at_once_are_one_wish() -> None:
+def test_signals_at_the_same_time_count_once() -> None:
     job = job_in("running")
-    job.feed(Interrupted(signal.SIGINT))
-    assert job.feed(Interrupted(signal.SIGINT), after=0.02) == []
-    assert job.feed(Interrupted(signal.SIGTERM), after=0.07) == []
-    assert wanted(job.feed(Interrupted(signal.SIGINT), after=0.02)) == [Close(0, 0.0), Close(1, 0.0)]
+    job.feed(SIGINT)
+    assert job.feed(SIGINT, after=0.02) == []
+    assert job.feed(SIGTERM, after=0.07) == []
+    assert wanted(job.feed(SIGINT, after=0.02)) == [Close(0, 0.0), Close(1, 0.0)]
 
 
 @pytest.mark.parametrize(("name", "reaches"), [("SIGUSR1", "SIGUSR1"), ("SIGINT", "SIGTERM")])
-def test_signals_that_are_named_reach_the_workers_as_they_are(name: str, reaches: str) -> None:
+def test_passes_on_the_signals_that_the_job_names(name: str, reaches: str) -> None:
     job = job_in("running")
     invocation = Invocation(signals=("SIGUSR1", "SIGTERM"))
     job.state = job.state._replace(spec=job.state.spec._replace(invocation=invocation))
@@ -856,42 +834,26 @@ def test_signals_that_are_named_reach_the_workers_as_they_are(name: str, reaches
     assert wanted(actions) == [Close(node, STOP_S, signal.Signals[reaches]) for node in range(2)]
 
 
-def test_a_signal_while_the_job_ends_by_itself_changes_no_status() -> None:
-    job = History().to_stopping()
-    assert wanted(job.feed(Interrupted(signal.SIGINT), after=1.0)) == []
-    assert wanted(job.feed(Interrupted(signal.SIGINT), after=1.0)) == [Close(0, 0.0), Close(1, 0.0)]
-    assert wanted(job.feed(Interrupted(signal.SIGINT), after=1.0)) == [Finish()]
-    assert job.blamed == (7, 0, 0)
-
-
 def test_a_signal_while_a_retry_waits_ends_the_job() -> None:
     job = History(f"{JOB}nodes: [a]")
     job.feed(lost(0, "Connection closed", Kind.DROPPED))
-    assert wanted(job.feed(Interrupted(signal.SIGINT), after=1.0)) == [Drop(0), Finish()]
-
-
-def test_a_node_that_connects_after_the_signal_is_not_used() -> None:
-    job = History()
-    job.feed(up(0), Interrupted(signal.SIGINT))
-    assert job.feed(up(1)) == []
-    assert job.close() == [Finish()]
+    assert wanted(job.feed(SIGINT, after=1.0)) == [Drop(0), Finish()]
 
 
 # Time limits
 
 
-@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("phase", [*PHASES, "restarting"])
 def test_the_jobs_time_limit_holds_in_every_phase(phase: str) -> None:
-    job = job_in(phase, TWO.replace("stop: 10s", "stop: 10s, job: 20s"))
-    job.wait(19.9)
-    assert job.state.cause is None
+    job = job_in(phase, with_times("job: 20s", WITH_RESTARTS))
+    assert texts(job.wait(19.9), "error") == []
     assert texts(job.wait(0.1), "error") == ["the job timed out after 20 s (timeouts.job)"]
     job.close()
     assert job.blamed == (Exit.TIMEOUT, None, None)
 
 
-def test_a_job_that_is_ending_has_no_time_limit_but_that_of_its_end() -> None:
-    job = History(TWO.replace("stop: 10s", "stop: 10s, job: 20s")).to_stopping()
+def test_a_job_that_is_stopping_has_no_other_time_limit() -> None:
+    job = History(with_times("job: 20s")).to_stopping()
     ends_at = job.now + STOP_S + STOP_MARGIN_S
     job.tick()  # who has not ended is named
     assert job.state.next_due == ends_at
@@ -899,7 +861,7 @@ def test_a_job_that_is_ending_has_no_time_limit_but_that_of_its_end() -> None:
     assert job.blamed == (7, 0, 0)
 
 
-def test_ranks_that_do_not_join_are_named_ever_more_rarely_and_at_last_end_the_job() -> None:
+def test_names_ranks_that_do_not_join_ever_more_rarely_and_ends_the_job_at_last() -> None:
     job = History().to_running()
     began = job.now
     job.feed(RanksJoined(0, (0, 1)), RanksJoined(1, (0,)), RanksLag(1, ((1, False, "stopped by a signal"),)))
@@ -916,23 +878,63 @@ def test_ranks_that_do_not_join_are_named_ever_more_rarely_and_at_last_end_the_j
     assert job.blamed == (Exit.TIMEOUT, None, None)
 
 
-def test_a_rank_that_ended_instead_of_joining_is_named_with_its_status() -> None:
+REFUSED = "the rendezvous refuses its connection"
+ALL_REFUSED: list[Event] = [RanksLag(node, ((0, True, REFUSED), (1, True, REFUSED))) for node in (0, 1)]
+OTHERS_REFUSED: list[Event] = [RanksLag(0, ((0, False, "idle"), (1, True, REFUSED))), ALL_REFUSED[1]]
+EXITED = "exited with status 0 without joining"
+WAIT_FOR_0 = "the others are waiting for rank 0"
+FIRST = "0/4 ranks joined; waiting for rank 0"
+OTHERS = f"rank 1 (a, pid 101: {REFUSED}), rank 2 (b, pid 100: {REFUSED}), rank 3 (b, pid 101: {REFUSED})"
+LAGGING: dict[str, tuple[list[Event], str]] = {
+    "a rank that exited": (
+        [RanksJoined(0, (0, 1)), RanksJoined(1, (0,)), ended(3, 0)],
+        f"3/4 ranks joined; waiting for rank 3 (b: {EXITED})",
+    ),
+    "a rank that tries": (
+        [RanksJoined(0, (1,)), RanksLag(1, ((0, True, "no answer"),)), ended(3, 0)],
+        f"1{FIRST[1:]} (a, pid 100), rank 2 (b, pid 100: no answer), rank 3 (b: {EXITED}); {WAIT_FOR_0}",
+    ),
+    "rank 0 is elsewhere": (OTHERS_REFUSED, f"{FIRST} (a, pid 100: idle), {OTHERS}; {WAIT_FOR_0}"),
+    "rank 0 has exited": ([*OTHERS_REFUSED, ended(0, 0)], f"{FIRST} (a: {EXITED}), {OTHERS}; {WAIT_FOR_0}"),
+    "nobody has joined": (
+        ALL_REFUSED,
+        f"{FIRST} (a, pid 100: {REFUSED}), {OTHERS}; the rendezvous is at {MASTER}:29400",
+    ),
+}
+
+
+@pytest.mark.parametrize(("events", "words"), LAGGING.values(), ids=LAGGING)
+def test_says_why_ranks_have_not_joined(events: list[Event], words: str) -> None:
     job = History().to_running()
-    job.feed(RanksJoined(0, (0, 1)), RanksJoined(1, (0,)), exited(1, 1, 0, job.now))
-    assert texts(job.tick()) == [
-        "3/4 ranks joined; waiting for rank 3 (b: exited with status 0 without joining)"
-    ]
+    job.feed(*events)
+    assert texts(job.tick()) == [words]
 
 
-def test_a_rank_that_tries_to_join_shows_that_the_job_uses_the_rendezvous() -> None:
-    job = History().to_running()
-    job.feed(RanksLag(1, ((0, True, "no answer from the rendezvous"),)))
-    (words,) = texts(job.tick())
-    assert words.startswith("0/4 ranks joined; waiting for ")
-    assert "rank 2 (b, pid 100: no answer from the rendezvous)" in words
+OVERDUE = "gave up after 10 min (timeouts.join)"
+ADVICE = "if the script does not use MASTER_ADDR and MASTER_PORT, set timeouts: {join: none}"
+JOIN_LIMITS: dict[str, tuple[str, float, list[Event], float, str]] = {
+    "the default": ("", 0.0, OTHERS_REFUSED, 600.0, f"; {WAIT_FOR_0}; {OVERDUE}"),
+    "rank 0 has exited": ("", 0.0, [ended(0, 0), *OTHERS_REFUSED], 600.0, f"; {WAIT_FOR_0}; {OVERDUE}"),
+    "after data was prepared": ("", 5000.0, OTHERS_REFUSED, 5600.0, f"; {WAIT_FOR_0}; {OVERDUE}"),
+    "the job's": ("join: 20s", 0.0, [], 20.0, f"; gave up after 20 s (timeouts.join); {ADVICE}"),
+}
 
 
-def test_once_all_have_joined_the_time_to_join_is_over() -> None:
+@pytest.mark.parametrize(("times", "after", "events", "ends", "words"), JOIN_LIMITS.values(), ids=JOIN_LIMITS)
+def test_the_join_limit_counts_from_the_first_try_of_a_rank_unless_the_job_sets_it(
+    times: str, after: float, events: list[Event], ends: float, words: str
+) -> None:
+    job = History(with_times(times)).to_running()
+    job.feed(*events, after=after)
+    while job.state.phase is Phase.RUNNING:
+        said = job.tick()
+    assert job.now == T + ends
+    assert texts(said, "error")[0].startswith(FIRST)
+    assert texts(said, "error")[0].endswith(words)
+    assert job.blamed == (Exit.TIMEOUT, None, None)
+
+
+def test_reports_once_that_all_ranks_joined() -> None:
     job = History().to_running()
     assert job.feed(RanksJoined(0, (0, 1))) == []
     said = job.feed(RanksJoined(1, (0, 1)), after=1.5)
@@ -941,77 +943,24 @@ def test_once_all_have_joined_the_time_to_join_is_over() -> None:
     assert job.state.next_due is None
 
 
-def test_a_job_that_does_not_use_the_rendezvous_is_left_alone_but_not_without_a_word() -> None:
+def test_a_job_that_does_not_use_the_rendezvous_gets_one_message_and_no_limit() -> None:
     job = History().to_running()
     job.feed(RanksLag(0, ((0, False, "torch imported, busy"), (1, False, "has not imported torch yet"))))
     (words,) = texts(job.tick(), "info")
-    assert words.startswith(
-        "0/4 ranks joined; waiting for rank 0 (a, pid 100: torch imported, busy), rank 1 ("
-    )
+    assert words.startswith(f"{FIRST} (a, pid 100: torch imported, busy), rank 1 (")
     assert words.endswith("; ignore this if the script does not use MASTER_ADDR and MASTER_PORT")
     for _ in range(20):
         assert job.tick() == []
     assert job.state.phase is Phase.RUNNING
 
 
-def test_a_lone_rank_that_does_not_use_the_rendezvous_is_no_news() -> None:
+def test_does_not_report_a_lone_rank_without_a_rendezvous() -> None:
     job = History("script: t.py\nbackend: gloo\ngpus_per_node: 0").to_running()
     for _ in range(20):
         assert job.tick() == []
 
 
-REFUSED = "connection to the rendezvous refused"
-
-
-@pytest.mark.parametrize(
-    "first",
-    [
-        pytest.param(RanksLag(0, ((0, False, "torch imported, idle"),)), id="rank 0 is elsewhere"),
-        pytest.param(exited(0, 0, 0, 1000.0), id="rank 0 has ended"),
-    ],
-)
-def test_ranks_that_are_refused_wait_for_rank_0_which_ends_the_job(first: Event) -> None:
-    job = History().to_running()
-    job.feed(first, RanksLag(0, ((1, True, REFUSED),)), RanksLag(1, ((0, True, REFUSED), (1, True, REFUSED))))
-    (words,) = texts(job.tick())
-    assert words.startswith("0/4 ranks joined; waiting for rank 0 (a")
-    assert words.endswith(f"rank 3 (b, pid 101: {REFUSED}); the others are waiting for rank 0")
-    while job.state.phase is Phase.RUNNING:
-        (said,) = texts(job.tick())
-    assert said == f"{words}; gave up after 10 min (timeouts.join)"
-    assert job.now == 1000.0 + 600.0
-    assert job.blamed == (Exit.TIMEOUT, None, None)
-
-
-def test_the_default_limit_counts_from_when_the_first_rank_tries() -> None:
-    job = History().to_running()
-    job.feed(RanksLag(1, ((0, True, REFUSED),)), after=5000.0)  # the data was prepared before
-    while job.state.phase is Phase.RUNNING:
-        job.tick()
-    assert job.now == 1000.0 + 5000.0 + 600.0
-
-
-def test_a_limit_that_the_file_gives_counts_whatever_the_ranks_look_like() -> None:
-    job = History(f"{JOB.replace('stop: 10s', 'stop: 10s, join: 20s')}nodes: [a, b]").to_running()
-    job.tick()
-    (words,) = texts(job.tick(), "error")
-    assert job.now == 1000.0 + 20.0
-    assert words.startswith("0/4 ranks joined; waiting for rank 0 (a, pid 100), rank 1 (a, pid 101), ")
-    assert words.endswith(
-        "; gave up after 20 s (timeouts.join); "
-        "if the script does not use MASTER_ADDR and MASTER_PORT, set timeouts: {join: none}"
-    )
-    assert job.blamed == (Exit.TIMEOUT, None, None)
-
-
-def test_where_nobody_has_joined_the_place_is_told() -> None:
-    job = History().to_running()
-    job.feed(RanksLag(0, ((0, True, REFUSED),)), RanksLag(1, ((0, True, REFUSED),)))
-    (words,) = texts(job.tick())
-    assert words.endswith(f"; the rendezvous is at {MASTER}:29400")
-
-
-def test_an_address_that_is_not_rank_0s_is_told_at_the_start() -> None:
+def test_warns_if_node_0_lacks_master_addr() -> None:
     job = History().to_preparing()
     job.feed(PortHeld(0, 29400), RouteFound(1, MASTER, MASTER, "eth0", "10.0.0.2"))
     (words,) = texts(job.feed(RouteFound(0, MASTER, MASTER, "eth1", "10.0.0.7")), "warning")
@@ -1024,141 +973,68 @@ def test_an_address_that_is_not_rank_0s_is_told_at_the_start() -> None:
     assert texts(job.feed(RouteFound(0, MASTER, MASTER, "lo", MASTER))) == []
 
 
-def test_without_a_limit_nobody_is_waited_for() -> None:
-    job = History(f"{JOB.replace('stop: 10s', 'stop: 10s, join: none')}nodes: [a, b]").to_running()
-    job.feed(RanksLag(1, ((0, True, REFUSED),)))
+def test_without_a_join_limit_nobody_is_waited_for() -> None:
+    job = History(with_times("join: none")).to_running()
+    job.feed(ALL_REFUSED[1])
     assert job.state.next_due is None
 
 
-# Who is blamed: a rank that lost its peer may end before the one that it lost
+def test_names_a_rank_that_has_not_started_without_a_pid() -> None:
+    job = job_in("preparing", with_times("join: 0s"))
+    job.feed(PortHeld(0, 29400), RouteFound(1, MASTER, MASTER, "eth0"))
+    job.feed(RouteFound(0, MASTER, MASTER, "eth1"))
+    (words,) = texts(job.tick(), "error")
+    assert words.startswith(f"{FIRST} (a, not started yet), ")
 
 
-OWN = 'Traceback (most recent call last):\n  File "/t.py", line 7, in <module>\nValueError: bad\n'
+# A rank that lost its peer may end before the one that it lost
 
 
-TIMED_OUT = PEER_GONE.replace("Connection closed by peer", "Timed out waiting 12000ms for send operation")
-
-
-def victim(node: int, local_rank: int, at: float, status: int = 1) -> WorkerExited:
-    """A rank that ends because another one was gone."""
-    return WorkerExited(node, local_rank, status, at, words=PEER_GONE)
-
-
-def failed(node: int, local_rank: int, at: float, status: int = 1, words: str = OWN) -> WorkerExited:
-    """A rank that ends with an error of its own."""
-    return WorkerExited(node, local_rank, status, at, words=words)
-
-
-def test_a_rank_that_lost_its_peer_is_not_blamed_before_the_others_had_a_moment() -> None:
+def test_waits_a_moment_before_a_rank_that_lost_its_peer_is_the_root_cause() -> None:
     job = History().to_running()
-    assert job.feed(victim(0, 0, T)) == []
+    assert job.feed(victim(0)) == []
     assert job.state.next_due == T + 1.0
-    (words,) = texts(job.feed(failed(1, 1, T + 0.4), after=0.4), "error")
+    (words,) = texts(job.feed(failed(3, 0.4), after=0.4), "error")
     assert words == "rank 3 (b) failed first: exit status 1"
     assert job.blamed == (1, 3, 1)
 
 
-@pytest.mark.parametrize(
-    ("events", "blamed"),
-    [
-        pytest.param(
-            [victim(0, 0, T), failed(0, 1, T + 0.5, 7, "")], (7, 1, 0), id="sys.exit without a word"
-        ),
-        pytest.param([victim(0, 0, T), failed(0, 1, T + 0.5, -9, "")], (137, 1, 0), id="killed"),
-        pytest.param([victim(0, 0, T), lost(1)], (71, None, 1), id="a lost node"),
-        pytest.param(
-            [victim(0, 0, T), AgentLeaving(1, signal.SIGTERM)], (71, None, 1), id="an agent that is stopped"
-        ),
-        pytest.param(
-            [victim(0, 0, T), victim(1, 0, T - 1), failed(1, 1, T + 0.5)], (1, 3, 1), id="two victims before"
-        ),
-        pytest.param([failed(0, 0, T), victim(1, 0, T - 1)], (1, 0, 0), id="a victim that was earlier"),
-        pytest.param(
-            [victim(0, 0, T), Interrupted(signal.SIGINT)], (1, 0, 0), id="nobody waits once the user is there"
-        ),
-        pytest.param(
-            [victim(0, 0, T), Interrupted(signal.SIGINT), failed(1, 0, T + 1, -15)],
-            (1, 2, 1),
-            id="a traceback that was out before the rank was stopped",
-        ),
-        pytest.param(
-            [victim(0, 0, T), Interrupted(signal.SIGINT), failed(1, 0, T + 1, -15, PEER_GONE)],
-            (1, 0, 0),
-            id="another victim that was stopped",
-        ),
-        pytest.param(
-            [victim(0, 0, T), Interrupted(signal.SIGINT), failed(1, 0, T + 1, 3, "")],
-            (1, 0, 0),
-            id="who ends otherwise after it was stopped",
-        ),
-        pytest.param(
-            [victim(0, 0, T), Interrupted(signal.SIGINT), failed(1, 0, T - 1, 3, "")],
-            (3, 2, 1),
-            id="who had ended before it was stopped",
-        ),
-        pytest.param(
-            [victim(0, 0, T), victim(0, 1, T + 0.1), victim(1, 0, T + 0.2), victim(1, 1, T + 0.3)],
-            (1, 0, 0),
-            id="nobody is left to wait for",
-        ),
-        pytest.param(
-            [victim(0, 0, T), failed(0, 1, T + 0.1), failed(1, 0, T)], (1, 2, 1), id="the first by itself"
-        ),
-        pytest.param([failed(0, 0, T, -11, PEER_GONE)], (139, 0, 0), id="no exception ends with SIGSEGV"),
-    ],
-)
-def test_who_failed_by_itself_is_blamed_before_who_lost_a_peer(
-    events: list[Event], blamed: tuple[int, int | None, int | None]
+LOST_PEER = "after losing the connection to another rank"
+WAITED = "after timing out while waiting for another rank"
+WITHOUT_OWN_ERROR: dict[str, tuple[list[Event], str]] = {
+    "uneven batches": (
+        [victim(0), victim(2, 0.1), ended(3, 0, 0.2)],
+        f"{LOST_PEER}; rank 3 had already exited with status 0 (uneven batches?)",
+    ),
+    "a rank that had not failed": (
+        [ended(0, 1, 0, TIMED_OUT), ended(1, 1, 0, TIMED_OUT), victim(2, 0.1)],
+        f"{WAITED}; rank 3 had not failed (stalled, or in another collective?)",
+    ),
+    "most ranks still run": ([ended(0, 1, 0, TIMED_OUT)], WAITED),
+    "a rank that never joined": (
+        [ended(1, 0), RanksJoined(0, (0,)), ended(0, 1, 0, TIMED_OUT)],
+        f"{WAITED}; rank 1 had already exited with status 0 without joining the rendezvous",
+    ),
+}
+
+
+@pytest.mark.parametrize(("events", "words"), WITHOUT_OWN_ERROR.values(), ids=WITHOUT_OWN_ERROR)
+def test_blames_the_first_that_lost_its_peer_if_no_rank_has_an_error_of_its_own(
+    events: list[Event], words: str
 ) -> None:
     job = History().to_running()
     job.feed(*events)
-    assert job.state.phase is Phase.STOPPING
-    job.close()
-    assert job.blamed == blamed
-
-
-def test_when_no_other_rank_fails_in_a_second_the_first_that_lost_its_peer_is_blamed() -> None:
-    job = History().to_running()
-    job.feed(victim(0, 0, T), victim(1, 0, T + 0.1), exited(1, 1, 0, T + 0.2))
-    (words,) = texts(job.tick(), "error")
+    assert texts(job.tick(), "error") == [f"rank 0 (a) failed first: exit status 1, {words}"]
     assert job.now == T + 1.0
-    assert words == (
-        "rank 0 (a) failed first: exit status 1, after losing the connection to another rank; "
-        "rank 3 had already exited with status 0 (uneven batches?)"
-    )
     assert job.blamed == (1, 0, 0)
 
 
-def test_who_was_waited_for_until_time_was_up_is_named() -> None:
-    job = History().to_running()
-    job.feed(failed(0, 0, T, 1, TIMED_OUT), failed(0, 1, T, 1, TIMED_OUT), victim(1, 0, T + 0.1))
-    (words,) = texts(job.tick(), "error")
-    assert words == (
-        "rank 0 (a) failed first: exit status 1, after timing out while waiting for another rank; "
-        "rank 3 had not failed (stalled, or in another collective?)"
-    )
-
-
-def test_nobody_is_named_where_most_ranks_still_run() -> None:
-    job = History().to_running()
-    job.feed(failed(0, 0, T, 1, TIMED_OUT))
-    (words,) = texts(job.tick(), "error")
-    assert words.endswith("while waiting for another rank")
-
-
-def test_a_rank_that_ended_before_it_joined_left_no_uneven_batches() -> None:
-    job = History().to_running()
-    job.feed(exited(0, 1, 0, T), RanksJoined(0, (0,)), failed(1, 0, T, 1, TIMED_OUT))
-    (words,) = texts(job.tick(), "error")
-    assert words.endswith("rank 1 had already exited with status 0 without joining the rendezvous")
-
-
-def test_a_restart_blames_who_failed_by_itself_too() -> None:
-    job = History(f"{TWO}\nrestarts: {{max: 1}}").to_running()
-    assert job.feed(victim(0, 0, T)) == []
+def test_a_restart_blames_the_rank_with_its_own_error_too() -> None:
+    job = History(WITH_RESTARTS).to_running()
+    assert job.feed(victim(0)) == []
     job.tick()
     assert job.state.phase is Phase.RESTARTING
-    job.feed(failed(1, 0, T + 1.1, -15))
+    job.feed(failed(2, 1.1, -15))
     assert [restart.cause.rank for restart in job.state.restarts] == [2]
 
 
@@ -1167,24 +1043,21 @@ def test_a_restart_blames_who_failed_by_itself_too() -> None:
 
 def stalled(on_stall: str, limit: str = "10m") -> History:
     """Rank 1 of four has stalled for the time that counts, which is not told yet."""
-    times = JOB.replace("stop: 10s", f"stop: 10s, stall: {limit}")
-    job = History(f"{times}nodes: [a, b]\non_stall: {on_stall}\nrestarts: {{max: 1}}").to_running()
+    text = with_times(f"stall: {limit}", WITH_RESTARTS)
+    job = History(f"{text}\non_stall: {on_stall}").to_running()
     job.feed(RanksJoined(0, (0, 1)), RanksJoined(1, (0, 1)), RanksLag(0, ((1, False, "stale words"),)))
     assert job.feed(RanksStalled(0, (1,)), after=700.0) == []
     return job
 
 
-def stack(node: int, local_rank: int, *frames: str) -> StackDumped:
+def stack(rank: int, *frames: str) -> StackDumped:
     """As py-spy prints it."""
     lines = "".join(f"    {frame}\n" for frame in frames)
-    return StackDumped(
-        node,
-        local_rank,
-        f"Process 7: python\n\nThread 7 (idle): MainThread\n{lines}Thread 8 (idle): x\n    y\n",
-    )
+    text = f"Process 7: python\n\nThread 7 (idle): MainThread\n{lines}Thread 8 (idle): x\n    y\n"
+    return StackDumped(rank // 2, rank % 2, text)
 
 
-def test_a_stall_is_told_with_who_is_stalled_and_who_is_active_and_stacks_are_dumped() -> None:
+def test_reports_stalled_and_active_ranks_and_dumps_stacks() -> None:
     job = stalled("warn")
     said = job.tick()
     assert texts(said, "warning") == [
@@ -1195,7 +1068,7 @@ def test_a_stall_is_told_with_who_is_stalled_and_who_is_active_and_stacks_are_du
     assert job.state.next_due is None
 
 
-def test_a_stall_that_spreads_after_it_was_told_is_told_again() -> None:
+def test_reports_a_stall_that_spreads_again() -> None:
     job = stalled("warn")
     job.tick()
     assert job.feed(RanksStalled(1, (0, 1)), after=20.0) == []
@@ -1208,38 +1081,29 @@ def test_a_stall_that_spreads_after_it_was_told_is_told_again() -> None:
 
 
 @pytest.mark.parametrize(("limit", "settles_s"), [("8s", 3.0), ("20s", 4.5), ("10m", 17.0)])
-def test_agents_that_look_at_different_times_are_waited_for(limit: str, settles_s: float) -> None:
+def test_waits_for_agents_that_look_at_different_times(limit: str, settles_s: float) -> None:
     job = stalled("warn", limit)
     since = job.now
     job.tick()
     assert job.now - since == settles_s
 
 
-def test_a_stall_that_is_over_before_it_is_told_is_no_news() -> None:
+def test_does_not_report_a_stall_that_is_already_over() -> None:
     job = stalled("stop")
     assert job.feed(RanksStalled(0, ()), after=1.0) == []
     assert job.state.next_due is None
 
 
-def test_a_stall_may_stop_the_job() -> None:
-    job = stalled("stop")
+@pytest.mark.parametrize(
+    ("on_stall", "then", "phase"),
+    [("stop", Close, Phase.STOPPING), ("restart", StopWorkers, Phase.RESTARTING)],
+)
+def test_a_stall_may_stop_or_restart_the_job(on_stall: str, then: type, phase: Phase) -> None:
+    job = stalled(on_stall)
     assert wanted(job.tick()) == [DumpStacks(0, (1,), abort=True)]
-    assert wanted(job.tick()) == [Close(0, 10.0), Close(1, 10.0)]
-    assert job.blamed == (Exit.TIMEOUT, 1, 0)
-
-
-def test_a_stall_may_restart_the_job() -> None:
-    job = stalled("restart")
-    job.tick()
-    assert wanted(job.tick()) == [StopWorkers(0, 10.0), StopWorkers(1, 10.0)]
-    assert job.state.phase is Phase.RESTARTING
-
-
-def test_a_rank_that_dies_of_the_dump_of_its_stacks_is_blamed_for_the_stall() -> None:
-    job = stalled("stop")
-    job.tick()
-    (words,) = texts(job.feed(exited(0, 1, -signal.SIGABRT, job.now)), "error")
-    assert words == "rank 1 (a) stalled for 10 min"
+    assert wanted(job.tick()) == [then(0, 10.0), then(1, 10.0)]
+    assert job.state.phase is phase
+    assert phase is Phase.RESTARTING or job.blamed == (Exit.TIMEOUT, 1, 0)
 
 
 ABORTED = """Fatal Python error: Aborted
@@ -1254,59 +1118,56 @@ Extension modules: numpy._core._multiarray_umath (total: 1)
 """What Python prints of SIGABRT under PYTHONFAULTHANDLER."""
 
 
-def aborted(node: int, local_rank: int, *frames: str) -> WorkerExited:
+def aborted(rank: int, *frames: str) -> WorkerExited:
     """A rank that has died of its dump."""
     lines = "".join(f'  File "{frame}\n' for frame in frames)
-    return WorkerExited(node, local_rank, -signal.SIGABRT, T, words=ABORTED.format(lines))
+    return ended(rank, -signal.SIGABRT, words=ABORTED.format(lines))
 
 
-def test_stacks_that_ranks_die_of_tell_who_is_at_fault() -> None:
+def test_finds_the_culprit_by_the_stacks_that_ranks_die_of() -> None:
     job = stalled("stop")
     job.feed(RanksStalled(0, (0, 1)), RanksStalled(1, (0,)))
     job.tick()
     waits = ('/v/torch/distributed/c10d.py", line 9 in all_reduce', '/j/t.py", line 5 in main')
-    culprit = aborted(0, 1, '/j/t.py", line 3 in step')
-    assert job.feed(aborted(0, 0, *waits), victim(1, 1, T + 0.1), culprit) == []
-    (words,) = texts(job.feed(aborted(1, 0, *waits)), "error")
+    culprit = aborted(1, '/j/t.py", line 3 in step')
+    assert job.feed(aborted(0, *waits), victim(3, 0.1), culprit) == []
+    (words,) = texts(job.feed(aborted(2, *waits)), "error")
     assert words == ("rank 1 (a) stalled for 10 min in step (t.py:3); ranks 0, 2 are waiting in a collective")
     job.close()
     assert job.blamed == (Exit.TIMEOUT, 1, 0)
     assert [worker.stopped for worker in job.state.workers] == [True, True, True, False]
 
 
-def test_who_has_died_of_its_dump_does_not_hold_the_others_up_for_ever() -> None:
+def test_does_not_wait_for_ever_for_ranks_to_die_of_their_dumps() -> None:
     job = stalled("stop")
     job.feed(RanksStalled(0, (0, 1)))
     job.tick()
-    job.feed(aborted(0, 0, '/j/t.py", line 5 in main'))
+    job.feed(aborted(0, '/j/t.py", line 5 in main'))
     (words,) = texts(job.tick(), "error")
     assert words.startswith("rank 0 (a), rank 1 (a) stalled for")
 
 
+STALLED_1 = (Exit.TIMEOUT, 1, 0)
+
+
 @pytest.mark.parametrize(
-    ("event", "blamed"),
+    ("events", "blamed"),
     [
-        pytest.param(exited(1, 1, 7, T), (7, 3, 1), id="another rank"),
-        pytest.param(exited(1, 1, -signal.SIGABRT, T), (134, 3, 1), id="another rank that aborts"),
-        pytest.param(exited(0, 1, 9, T), (9, 1, 0), id="the stalled rank, by itself"),
+        pytest.param([ended(1, -signal.SIGABRT)], STALLED_1, id="the stalled rank, of its dump"),
+        pytest.param([RanksStalled(0, ()), aborted(1, '/j/t.py", line 3 in step')], STALLED_1, id="resumed"),
+        pytest.param([ended(3, 7)], (7, 3, 1), id="another rank"),
+        pytest.param([ended(3, -signal.SIGABRT)], (134, 3, 1), id="another rank that aborts"),
+        pytest.param([ended(1, 9)], (9, 1, 0), id="the stalled rank, by itself"),
     ],
 )
-def test_a_rank_that_fails_after_the_notice_has_not_died_of_the_dump(
-    event: Event, blamed: tuple[int, int | None, int | None]
+def test_a_stalled_rank_that_dies_of_its_dump_is_blamed_for_the_stall(
+    events: list[Event], blamed: Blamed
 ) -> None:
     job = stalled("stop")
     job.tick()
-    job.feed(event)
+    said = texts(job.feed(*events), "error")
+    assert (said == ["rank 1 (a) stalled for 10 min"]) == (blamed == STALLED_1)
     assert job.blamed == blamed
-
-
-def test_a_rank_that_resumes_while_it_dies_of_its_dump_has_stalled_all_the_same() -> None:
-    job = stalled("stop")
-    job.tick()
-    assert texts(job.feed(RanksStalled(0, ()))) == ["stalled ranks resumed"]
-    (words,) = texts(job.feed(aborted(0, 1, '/j/t.py", line 3 in step')), "error")
-    assert words.startswith("rank 1 (a) stalled for 10 min")
-    assert job.blamed == (Exit.TIMEOUT, 1, 0)
 
 
 IN_COLLECTIVE = (
@@ -1320,84 +1181,53 @@ IN_BACKWARD = (
     "main (t.py:7)",
 )
 IN_RECORD = ("step (t.py:3)", "wrapper (torch/distributed/elastic/multiprocessing/errors/__init__.py:362)")
+JOINING = ("_new_group (torch/distributed/c10d.py:1)", "init_process_group (torch/distributed/c10d.py:9)")
+EVERYBODY = "rank 0 (a), rank 1 (a), rank 2 (b), rank 3 (b) stalled for 10 min"
+ALL_STALLED: dict[str, tuple[list[StackDumped], str, int | None, int | None]] = {
+    "one is not in the collective": (
+        [stack(0, *IN_COLLECTIVE), stack(1, *IN_BACKWARD), stack(2, *IN_RECORD), stack(3, *IN_COLLECTIVE)],
+        *("rank 2 (b) stalled for 10 min in step (t.py:3); ranks 0, 1, 3 are waiting in a collective", 2, 1),
+    ),
+    "all are joining": (
+        [stack(rank, *JOINING) for rank in range(4)],
+        f"{EVERYBODY}; some ranks are still in init_process_group; `distlaunch check-port` tests the network",
+        *(None, None),
+    ),
+    "no stacks": ([], EVERYBODY, None, None),
+    "all in collectives": ([stack(rank, *IN_COLLECTIVE) for rank in (0, 1)], EVERYBODY, None, None),
+    "all elsewhere": ([stack(rank, *IN_RECORD) for rank in (0, 1)], EVERYBODY, None, None),
+}
 
 
-def all_stalled(*stacks: StackDumped) -> History:
-    """All four ranks have stalled, with these stacks."""
+@pytest.mark.parametrize(("stacks", "words", "rank", "node"), ALL_STALLED.values(), ids=ALL_STALLED)
+def test_blames_the_rank_that_is_not_in_the_collective_if_stacks_show_it(
+    stacks: list[StackDumped], words: str, rank: int | None, node: int | None
+) -> None:
     job = stalled("stop")
     job.feed(RanksStalled(0, (0, 1)), RanksStalled(1, (0, 1)))
     job.tick()
     job.feed(*stacks)
-    job.tick()
-    return job
-
-
-def test_the_rank_that_is_not_in_the_collective_is_blamed_where_stacks_tell_it() -> None:
-    job = all_stalled(
-        stack(0, 0, *IN_COLLECTIVE),
-        stack(0, 1, *IN_BACKWARD),
-        stack(1, 0, *IN_RECORD),
-        stack(1, 1, *IN_COLLECTIVE),
-    )
-    assert texts(job.actions, "error") == [
-        "rank 2 (b) stalled for 10 min in step (t.py:3); ranks 0, 1, 3 are waiting in a collective"
-    ]
-    assert job.blamed == (Exit.TIMEOUT, 2, 1)
-
-
-def test_ranks_that_stall_while_they_meet_are_sent_to_check_port() -> None:
-    meeting = ("_new_group (torch/distributed/c10d.py:1)", "init_process_group (torch/distributed/c10d.py:9)")
-    job = all_stalled(*(stack(node, rank, *meeting) for node in (0, 1) for rank in (0, 1)))
-    (words,) = texts(job.actions, "error")
-    assert words.endswith("init_process_group; `distlaunch check-port` tests the network")
-
-
-def test_a_rank_that_has_not_started_is_named_without_a_pid() -> None:
-    job = job_in("preparing", f"{JOB.replace('stop: 10s', 'stop: 10s, join: 0s')}nodes: [a, b]")
-    job.feed(PortHeld(0, 29400), RouteFound(1, MASTER, MASTER, "eth0"))
-    job.feed(RouteFound(0, MASTER, MASTER, "eth1"))
-    (words,) = texts(job.tick(), "error")
-    assert words.startswith("0/4 ranks joined; waiting for rank 0 (a, not started yet), ")
+    assert texts(job.tick(), "error") == [words]
+    assert job.blamed == (Exit.TIMEOUT, rank, node)
 
 
 def test_limits_can_be_lifted_by_their_word() -> None:
-    job = History(f"{JOB.replace('stop: 10s', 'stop: 10s, job: none')}nodes: [a, b]\nssh: {{persist: none}}")
+    job = History(f"{with_times('job: none')}\nssh: {{persist: none}}")
     reach = job.state.spec.nodes[0].reach
     assert isinstance(reach, Ssh)
     assert (job.state.spec.timeouts.job_s, reach.options.persist_s) == (None, None)
 
 
-@pytest.mark.parametrize(
-    "stacks",
-    [
-        pytest.param([], id="no stacks"),
-        pytest.param([stack(0, rank, *IN_COLLECTIVE) for rank in (0, 1)], id="all in collectives"),
-        pytest.param([stack(0, rank, *IN_RECORD) for rank in (0, 1)], id="all elsewhere"),
-    ],
-)
-def test_where_stacks_do_not_tell_it_nobody_is_singled_out(stacks: list[StackDumped]) -> None:
-    job = all_stalled(*stacks)
-    (words,) = texts(job.actions, "error")
-    assert words == "rank 0 (a), rank 1 (a), rank 2 (b), rank 3 (b) stalled for 10 min"
-    assert job.blamed == (Exit.TIMEOUT, None, None)
-
-
-def test_where_a_rank_is_blocked_is_told_by_its_innermost_frames() -> None:
+def test_names_the_innermost_frames_of_a_blocked_rank_or_once_why_there_are_none() -> None:
     job = stalled("warn")
-    (words,) = texts(job.feed(stack(0, 1, "read (t.py:3)", "main (t.py:9)")))
+    (words,) = texts(job.feed(stack(1, "read (t.py:3)", "main (t.py:9)")))
     assert words == "rank 1 is blocked in: read (t.py:3) < main (t.py:9)"
-    (words,) = texts(job.feed(StackDumped(0, 1, "Permission denied")))
-    assert words == "no stack for rank 1: Permission denied"
+    for why in ("Permission denied", "py-spy is not there"):
+        assert texts(job.feed(StackDumped(0, 1, why))) == [f"no stack for rank 1: {why}"]
+        assert job.feed(StackDumped(0, 0, why), StackDumped(1, 0, why)) == []
 
 
-def test_why_there_are_no_stacks_is_told_once_in_a_run() -> None:
-    job = stalled("warn")
-    why = "py-spy is not there"
-    said = [texts(job.feed(StackDumped(node, rank, why))) for node, rank in ((0, 1), (0, 0), (1, 0))]
-    assert said == [["no stack for rank 1: py-spy is not there"], [], []]
-
-
-def test_a_rank_that_a_signal_has_stopped_is_told_so_and_blamed_before_those_that_wait_for_it() -> None:
+def test_blames_a_rank_that_a_signal_has_stopped_before_those_that_wait_for_it() -> None:
     job = stalled("stop")
     job.feed(RanksStalled(0, (0, 1), ((1, 812),)))
     said = job.tick()
@@ -1405,77 +1235,32 @@ def test_a_rank_that_a_signal_has_stopped_is_told_so_and_blamed_before_those_tha
     stopped = "rank 1 (a, pid 101: stopped by a signal; `kill -CONT 812` resumes it)"
     assert words.startswith(f"stalled: rank 0 (a, pid 100), {stopped}: no output"), words
     assert wanted(said) == [DumpStacks(0, (0,), abort=True)]
-    job.feed(stack(0, 0, *IN_COLLECTIVE))
+    job.feed(stack(0, *IN_COLLECTIVE))
     (words,) = texts(job.tick(), "error")
     assert words == "rank 1 (a) stalled for 10 min: stopped by a signal"
     assert job.blamed == (Exit.TIMEOUT, 1, 0)
 
 
-# Reports out of turn: an agent may be broken, or not ours at all
-
-EVENTS: list[Event] = [
-    up(0),
-    AgentLeaving(0, signal.SIGTERM),
-    AgentLeaving(0, 9999),
-    PortHeld(0, 29400),
-    PortHeld(1, 29400),
-    PortRefused(0, "why", ()),
-    PortRefused(1, "why", ({},)),
-    PortRefused(0, "why", ({"pid": 4},)),
-    RouteFound(1, MASTER, MASTER, "eth0"),
-    RouteFailed(0, MASTER, "why"),
-    RouteFailed(1, MASTER, "why"),
-    WorkerStarted(0, 1, 5),
-    WorkerUnstarted(0, 1, "exec", 2, "why"),
-    WorkerExited(0, 1, 0, T),
-    RanksJoined(0, (0, 1, 9)),
-    OutputLost(0, 9, 7, 1),
-    Swept(0, 0, 1),
-    Swept(0, 8, 1),
-    Stuck(0, ({},)),
-    TimerDue(Timer.JOIN),
-    TimerDue(Timer.ANSWER, 1),
-]
-
-
-@pytest.mark.parametrize("phase", [*PHASES, "stopping"])
-@pytest.mark.parametrize("event", EVENTS, ids=str)
-def test_a_report_out_of_turn_is_no_crash(phase: str, event: Event) -> None:
-    job = job_in(phase)
-    job.feed(event)
-    job.feed(Interrupted(signal.SIGINT))
-    for _ in range(8):
-        if job.state.phase is not Phase.DONE:
-            job.tick()
-    assert isinstance(job.actions[-1], Finish)
-
-
-@pytest.mark.parametrize("event", EVENTS, ids=str)
-def test_a_report_out_of_turn_starts_nothing_and_blames_nobody_else_once_the_job_ends(event: Event) -> None:
-    job = History().to_stopping()
-    cause = job.state.cause
-    assert not job.feed(event).of(StartWorkers, Connect, Close)
-    assert job.state.cause == cause
-
-
-# Any history
+# Any history, also of an agent that is broken, or not ours at all
 
 _node = st.integers(0, 2)
-_local_rank = st.integers(-1, 2)
+_local_rank = st.sampled_from([-1, 0, 1, 2, 9])
 _failures = st.builds(
     LinkFailure,
     st.sampled_from(Kind),
     st.sampled_from(["", "why", "a\nb"]),
     st.booleans(),
 )
-_mapping = st.sampled_from([{"uid": 5, "pid": 1, "command": "x"}, {"uid": 5, "pid": None, "command": None}])
+_mapping = st.sampled_from(
+    [{"uid": 5, "pid": 1, "command": "x"}, {"uid": 5, "pid": None, "command": None}, {"pid": 4}, {}]
+)
 _mappings = st.lists(_mapping, max_size=2).map(tuple)
 _events = st.one_of(
     st.builds(up, _node, st.integers(0, 3)),
-    st.builds(AgentLeaving, _node, st.sampled_from([1, 2, 15])),
+    st.builds(AgentLeaving, _node, st.sampled_from([1, 2, 15, 9999])),
     st.builds(LinkEnded, _node, _failures),
-    st.builds(PortHeld, st.just(0), st.just(29400)),
-    st.builds(PortRefused, st.just(0), st.just("why"), _mappings),
+    st.builds(PortHeld, _node, st.just(29400)),
+    st.builds(PortRefused, _node, st.just("why"), _mappings),
     st.builds(RouteFound, _node, st.just(MASTER), st.just(MASTER), st.sampled_from([None, "eth0"])),
     st.builds(RouteFailed, _node, st.just(MASTER), st.just("why")),
     st.builds(WorkerStarted, _node, _local_rank, st.integers(1, 9)),
@@ -1483,7 +1268,7 @@ _events = st.one_of(
     st.builds(exited, _node, _local_rank, st.sampled_from([0, 0, 0, 1, 255, -9]), st.floats(0, 3 * T)),
     st.builds(RanksJoined, _node, st.lists(_local_rank, max_size=3).map(tuple)),
     st.builds(OutputLost, _node, _local_rank, st.integers(0, 1), st.integers(1, 9)),
-    st.builds(Swept, _node, st.integers(0, 1), st.integers(0, 2)),
+    st.builds(Swept, _node, st.sampled_from([0, 1, 8]), st.integers(0, 2)),
     st.builds(Stuck, _node, _mappings),
     st.builds(Interrupted, st.sampled_from(SIGNALS)),
     st.builds(TimerDue, st.sampled_from(Timer), st.none() | _node),
@@ -1499,10 +1284,11 @@ _jobs = st.sampled_from(
 )
 
 
-def check_step(before: State, actions: Actions, after: State) -> None:
+def check_step(before: State, event: Event, actions: Actions, after: State) -> None:
     """What holds for every step of every history."""
     ended = before.phase in (Phase.STOPPING, Phase.DONE)
-    assert not (ended and actions.of(StartWorkers, Connect))
+    assert not (ended and actions.of(StartWorkers, Connect, HoldPort, FindRoute))
+    assert not (ended and actions.of(Close)) or isinstance(event, Interrupted)
     assert list(Phase).index(after.phase) >= list(Phase).index(before.phase)
     assert (after.outcome == 0) == (after.cause is None)
     assert len(actions.of(Finish)) == (after.phase is Phase.DONE and before.phase is not Phase.DONE)
@@ -1519,43 +1305,41 @@ def check_step(before: State, actions: Actions, after: State) -> None:
         assert (actions, after) == ([], before)
 
 
-@given(_jobs, _phases, _histories)
-@bounded(250)
+@given(_jobs, _phases, _histories, st.booleans())
+@bounded(300)
 def test_any_history_ends_once_with_its_first_cause_and_starts_nothing_afterwards(
-    text: str, phase: str, history: list[tuple[float, Event]]
+    text: str, phase: str, history: list[tuple[float, Event]], punctual: bool
 ) -> None:
+    """With `punctual` timers, one that has come due is gone."""
     job = job_in(phase, text)
-    for wait_s, event in [*history, (0.0, Interrupted(signal.SIGTERM))]:
+
+    def feed(event: Event, after: float = 0.0) -> None:
         before = job.state
-        check_step(before, job.feed(event, after=wait_s), job.state)
+        check_step(before, event, job.feed(event, after=after), job.state)
+
+    for wait_s, event in history:
+        feed(event, wait_s)
+        for _ in range(5 if punctual else 0):
+            if alarm := job.state.alarm(job.now):
+                feed(TimerDue(*alarm))
+        due = job.state.next_due if punctual and job.state.phase is not Phase.DONE else None
+        assert due is None or due > job.now
+    feed(SIGTERM)
     for _ in range(2 * len(job.state.nodes) + 2):
         if job.state.phase is not Phase.DONE:
-            before, due = job.state, job.state.next_due
-            assert due is not None
-            check_step(before, job.tick(), job.state)
+            assert job.state.next_due is not None
+            job.now = max(job.now, job.state.next_due)
+            feed(TimerDue(*(job.state.alarm(job.now) or ())))
     assert job.state.phase is Phase.DONE
     assert len(job.actions.of(Finish)) == 1
     for node in range(3):
         assert job.actions.count_of(StartWorkers(node)) <= 1
 
 
-@given(_jobs, _phases, _histories)
-@bounded(120)
-def test_a_timer_that_has_come_due_is_gone(text: str, phase: str, history: list[tuple[float, Event]]) -> None:
-    job = job_in(phase, text)
-    for wait_s, event in history:
-        job.feed(event, after=wait_s)
-        for _ in range(5):
-            if alarm := job.state.alarm(job.now):
-                job.feed(TimerDue(*alarm))
-        due = None if job.state.phase is Phase.DONE else job.state.next_due
-        assert due is None or due > job.now
-
-
 # Words for statuses
 
 
-def test_every_way_to_fail_is_a_failure_for_the_shell() -> None:
+def test_every_failure_is_one_for_the_shell_too() -> None:
     for status in (*range(1, 256), *(-number for number in range(1, 65))):
         assert 0 < exit_status_of(status) < 256
         assert str(abs(status)) in status_words(status)

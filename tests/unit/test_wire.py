@@ -1,6 +1,5 @@
 """Frames and the first bytes of a link: the same whatever the slices, bounded whatever the peer sends."""
 
-import json
 import tracemalloc
 
 import pytest
@@ -70,42 +69,24 @@ def test_a_message_comes_back_as_it_was(fields: dict[str, object]) -> None:
     assert (frame.kind, frame.node, frame.channel, frame.message()) == (CONTROL, 7, 0, message)
 
 
-def test_a_value_that_is_no_unicode_survives_a_message() -> None:
+def test_a_value_that_is_not_unicode_survives_a_message() -> None:
     (frame,) = FrameDecoder(wire.COMMANDS).feed(wire.encode_message(0, {"op": "start", "a": "\udcff"}))
     assert frame.message()["a"] == "\udcff"
 
 
-def test_nothing_is_told_before_a_frame_is_whole() -> None:
-    frame = wire.encode_output(1, 0, 0, b"abc")
-    decoder = FrameDecoder(wire.REPORTS)
-    assert decoder.feed(frame[:-1]) == []
-    assert [told(each) for each in decoder.feed(frame[-1:])] == [(OUTPUT, 1, 0, b"abc")]
-
-
 @pytest.mark.parametrize("kind", [0, 4, 0x7F, 0xFF])
-def test_an_unknown_kind_ends_the_link(kind: int) -> None:
+def test_refuses_an_unknown_kind_of_frame(kind: int) -> None:
     with pytest.raises(ProtocolError, match=f"unknown frame kind {kind}"):
         FrameDecoder(wire.REPORTS).feed(HEADER.pack(kind, 0, 0, 0, 0))
 
 
-@pytest.mark.parametrize(
-    ("kind", "length"),
-    [
-        (OUTPUT, wire.MAX_OUTPUT + 1),
-        (CONTROL, wire.MAX_REPORT + 1),
-        (CONTROL, 0xFFFFFFFF),
-        (OUTPUT, 0xFFFFFFFF),
-    ],
-)
-def test_an_overlong_frame_is_refused_by_its_header_alone(kind: int, length: int) -> None:
-    with pytest.raises(ProtocolError, match=f"a frame of {length} bytes is over the limit"):
-        FrameDecoder(wire.REPORTS).feed(HEADER.pack(kind, 0, 0, 0, length))
-
-
-@pytest.mark.parametrize(("kind", "length"), [(OUTPUT, wire.MAX_OUTPUT), (CONTROL, wire.MAX_REPORT)])
-def test_the_longest_frame_is_accepted(kind: int, length: int) -> None:
-    (frame,) = FrameDecoder(wire.REPORTS).feed(HEADER.pack(kind, 0, 0, 0, length) + bytes(length))
-    assert len(frame.payload) == length
+@pytest.mark.parametrize(("kind", "most"), [(OUTPUT, wire.MAX_OUTPUT), (CONTROL, wire.MAX_REPORT)])
+def test_refuses_an_overlong_frame_by_its_header_alone(kind: int, most: int) -> None:
+    (frame,) = FrameDecoder(wire.REPORTS).feed(HEADER.pack(kind, 0, 0, 0, most) + bytes(most))
+    assert len(frame.payload) == most
+    for length in (most + 1, 0xFFFFFFFF):
+        with pytest.raises(ProtocolError, match=f"a frame of {length} bytes is over the limit"):
+            FrameDecoder(wire.REPORTS).feed(HEADER.pack(kind, 0, 0, 0, length))
 
 
 def test_each_direction_has_its_own_limit() -> None:
@@ -133,29 +114,28 @@ def test_a_payload_is_an_object_with_an_op_or_a_protocol_error(payload: bytes) -
     assert isinstance(message["op"], str)
 
 
-@pytest.mark.parametrize(
-    "payload",
-    [
-        b"",
-        b"[]",
-        b"null",
-        b"{}",
-        b'{"op": 1}',
-        b'{"op": "x"',
-        b"\xff\xfe",
-        b'{"op": "x"} {}',
-        b'{"op": "x", "t": NaN}',
-        b'{"op": "x", "t": Infinity}',
-        pytest.param(b'{"op": ' + b"[" * 100_000, id="deep"),
-        pytest.param(b'{"op": "x", "n": ' + b"9" * 5000 + b"}", id="a number of 5000 digits"),
-    ],
-)
-def test_what_is_no_message_ends_the_link(payload: bytes) -> None:
+NO_OBJECTS = [b"[]", b"null", b"{}", b'{"op": 1}']
+NOT_JSON = [
+    *(b"", b"{", b'{"op": "x"', b"\xff\xfe", b'{"op": "x"} {}', b'{"op": "x", "t": NaN}', b"nul", b"NaN"),
+    *(b'{"op":Infinity}', b'"\x01"', b"[1,]", b"1 2", b"[" * 100_000, b'{"op": ' + b"[" * 100_000),
+]
+"""Python's own decoder takes some of them, and runs out of its stack on others."""
+
+
+@pytest.mark.parametrize("payload", [*NO_OBJECTS, *NOT_JSON], ids=lambda payload: repr(payload[:20]))
+def test_refuses_a_payload_that_is_not_a_message(payload: bytes) -> None:
+    header = HEADER.pack(CONTROL, 0, 0, 0, len(payload))
+    (frame,) = FrameDecoder(wire.REPORTS).feed(header + payload)
+    with pytest.raises(ProtocolError, match="not JSON" if payload in NOT_JSON else None):
+        frame.message()
+
+
+def test_refuses_a_number_of_5000_digits() -> None:
     with pytest.raises(ProtocolError):
-        wire.Frame(CONTROL, 0, 0, 0, payload).message()
+        wire.Frame(CONTROL, 0, 0, 0, b'{"op": "x", "n": ' + b"9" * 5000 + b"}").message()
 
 
-def test_a_stream_of_long_frames_is_not_kept() -> None:
+def test_does_not_keep_long_frames_in_memory() -> None:
     frame = wire.encode_output(0, 0, 0, bytes(wire.MAX_OUTPUT))
     decoder = FrameDecoder(wire.REPORTS)
     tracemalloc.start()
@@ -213,31 +193,18 @@ def test_byte_by_byte_nothing_is_sent_before_the_marker_is_whole() -> None:
     assert not handshake.booted
 
 
-def test_the_opening_is_sent_once() -> None:
+def test_sends_the_opening_once() -> None:
     sent, _, _ = shaken([wire.READY_MARKER, wire.READY_MARKER, HELLO, b""])
     assert sent == b"opening"
 
 
-def test_frames_that_come_with_the_hello_are_told() -> None:
-    _, frames, _ = shaken([wire.READY_MARKER + HELLO + REPORT + REPORT[:5], REPORT[5:]])
-    assert [json.loads(payload) for *_, payload in frames] == [{"op": "hello"}] * 2
+OTHER_HELLOS = [wire.HELLO_PREFIX + end for end in (b"another\n", b"n0nce2\n", b"\n", b"n0nce")]
 
 
-@pytest.mark.parametrize(
-    "hello",
-    [
-        wire.HELLO_PREFIX + b"another\n",
-        wire.HELLO_PREFIX + b"n0nce2\n",
-        wire.HELLO_PREFIX + b"\n",
-        wire.HELLO_PREFIX + b"n0nce",
-        b"distlaunch-agent n0nce\n",
-    ],
-)
+@pytest.mark.parametrize("hello", [*OTHER_HELLOS, b"distlaunch-agent n0nce\n"])
 def test_a_hello_without_our_nonce_boots_nothing(hello: bytes) -> None:
     _, frames, handshake = shaken([wire.READY_MARKER, hello, REPORT])
-    assert handshake.opened
-    assert not handshake.booted
-    assert frames == []
+    assert (frames, handshake.opened, handshake.booted) == ([], True, False)
 
 
 def test_a_hello_without_a_marker_boots_nothing() -> None:
@@ -245,7 +212,7 @@ def test_a_hello_without_a_marker_boots_nothing() -> None:
     assert (sent, frames, handshake.opened, handshake.booted) == (b"", [], False, False)
 
 
-def test_a_shell_is_nudged_until_that_was_sent_what_it_reads() -> None:
+def test_nudges_a_shell_until_it_was_sent_what_it_reads() -> None:
     awaited, direct = (Streams(Handshake([b"python3\n\n"], "n0nce")) for _ in range(2))
     assert awaited.nudges() == NUDGE
     awaited.receive(wire.READY_MARKER)
@@ -258,36 +225,25 @@ def test_a_shell_is_nudged_until_that_was_sent_what_it_reads() -> None:
 
 @pytest.mark.parametrize("before", [b"", wire.READY_MARKER], ids=["before the marker", "before the hello"])
 @pytest.mark.parametrize("piece", [1000, MAX_NOISE, MAX_NOISE * 4])
-def test_endless_noise_is_refused(before: bytes, piece: int) -> None:
+def test_refuses_endless_noise(before: bytes, piece: int) -> None:
     handshake = Handshake([b"opening"], "n0nce")
     handshake.feed(before)
     with pytest.raises(ProtocolError, match="before the agent started"):
         any(handshake.feed(b"x" * piece)[1] for _ in range(MAX_NOISE * 2 // piece + 1))
 
 
-def test_a_long_message_of_the_day_is_no_endless_noise() -> None:
+def test_accepts_a_long_message_of_the_day() -> None:
     motd = b"welcome\r\n" * (MAX_NOISE // 10)
     sent, _, handshake = shaken([motd, wire.READY_MARKER, motd, HELLO])
     assert (sent, handshake.booted) == (b"opening", True)
 
 
-def test_a_frame_that_breaks_the_protocol_ends_the_link() -> None:
+def test_refuses_a_damaged_frame_after_the_hello() -> None:
     with pytest.raises(ProtocolError, match="unknown frame kind"):
         shaken([wire.READY_MARKER + HELLO + b"segfaulted!"])
 
 
-@pytest.mark.parametrize(
-    "text", ["", "{", '{"a":', "nul", '"\x01"', "[1,]", "1 2", "NaN", '{"op":Infinity}', "[" * 100_000]
-)
-def test_what_is_not_json_breaks_the_protocol(text: str) -> None:
-    data = text.encode()
-    header = HEADER.pack(CONTROL, 0, 0, 0, len(data))
-    (frame,) = wire.FrameDecoder(wire.REPORTS).feed(header + data)
-    with pytest.raises(wire.ProtocolError, match="not JSON"):
-        frame.message()
-
-
-def test_a_long_command_is_packed_and_only_the_controller_may_do_so() -> None:
+def test_only_the_controller_packs_long_messages() -> None:
     message = {"op": "start", "env": {f"NAME{i}": "value" for i in range(100)}}
     data = wire.encode_command(3, message)
     assert len(data) < 1024 < len(wire.encode_message(3, message))
@@ -299,7 +255,7 @@ def test_a_long_command_is_packed_and_only_the_controller_may_do_so() -> None:
     assert wire.encode_command(3, short) == wire.encode_message(3, short)
 
 
-def test_what_is_packed_and_is_none_breaks_the_protocol() -> None:
+def test_refuses_a_packed_message_that_can_not_be_unpacked() -> None:
     header = wire.HEADER.pack(wire.PACKED, 0, 0, 0, 4)
     (frame,) = wire.FrameDecoder(wire.COMMANDS).feed(header + b"junk")
     with pytest.raises(wire.ProtocolError, match="not JSON"):
