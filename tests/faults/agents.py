@@ -109,7 +109,7 @@ LIES = {
     ),
     "a rank that leads elsewhere": changed("started", "local_rank is not of type int", local_rank="../../x"),
     "a status of a million": changed("exited", "{host} was lost: status is out of range", status=10**6),
-    "a clock of the far future": changed("exited", "{host} was lost: at is out of range", t=1e300),
+    "a clock of the far future": changed("exited", "{host} was lost: at is out of range", at=1e300),
     "a long error record": changed("exited", "exit status 1", status=1, error_record={"message": MUCH}),
     "a signal of a million": before(
         "started",

@@ -80,7 +80,7 @@ def test_the_job_continues_when_the_notified_program_fails(
         ("./nope.sh", "{folder}/nope.sh: No such file or directory"),
         ("nowhere-to-be-found", "nowhere-to-be-found: not found in PATH"),
         ("./worker.py", "{folder}/worker.py: not executable"),
-        ("../", "{above}: a folder"),
+        ("../", "{above}: is a directory"),
         ("~nobody/x", "~nobody is not expanded"),
     ],
 )

@@ -76,8 +76,8 @@ def test_a_job_that_waits_in_its_queue_is_stopped(folder: Path) -> None:
 
 
 def test_checks_and_suggests_its_section(folder: Path) -> None:
-    done = distlaunch("submit", str(write_job(folder, WORKER, "toy: {color: red}")))
-    assert "toy.color: unknown key; did you mean color?" in done.stderr
+    done = distlaunch("submit", str(write_job(folder, WORKER, "toy: {colr: red}")))
+    assert "toy.colr: unknown key; did you mean color?" in done.stderr
     done = distlaunch("run", str(write_job(folder, WORKER, "toi: {}")))
     assert "toi: unknown key; did you mean toy?" in done.stderr
     assert '"toy"' in distlaunch("schema").stdout
