@@ -65,6 +65,7 @@ def test_hosts_that_know_no_names_go_on_without_the_first_until_it_returns(
     with running(job) as run:
         run.wait_for("on 4 ranks")
         for at, (host, ranks) in enumerate(procs.items()):
+            run.wait_for(f"[{host}:{at}] ready", times=ranks)  # some links are slower
             assert len(re.findall(rf"\[{host}:{at}\] ready \d \d+ {host}\n", run.stdout)) == ranks
         bed.call("cut", "host1")
         try:
