@@ -214,7 +214,7 @@ def test_stops_a_job_that_runs(queue: GridEngineQueue) -> None:
     assert rows() == []
 
 
-def test_ranks_get_the_signal_that_on_notice_names(queue: GridEngineQueue) -> None:
+def test_ranks_get_the_signal_that_on_warning_names(queue: GridEngineQueue) -> None:
     # Counted from the start of the job's script: time enough for the ranks to start.
     going = queue.going(f"{queue.section(extra='-l s_rt=0:0:12')}on_warning: USR1")
     queue.wait_for(going.job, "got SIGUSR1", 2 * NODES)
