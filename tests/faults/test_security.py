@@ -472,9 +472,9 @@ def prepared(site: Site, number: int, lies: Mapping[str, Lie], good: Sequence[st
     return folder
 
 
-def meet(folder: Path, lies: Mapping[str, Lie]) -> Met:
+def meet(folder: Path, lies: Mapping[str, Lie], meter: Meter) -> Met:
     """Run the job: every lie is said, and told of as it should be, and nothing else is written."""
-    own, meter, began = set(folder.rglob("*")), Meter(folder), time.monotonic()
+    own, began = set(folder.rglob("*")), time.monotonic()
     done = distlaunch("run", str(folder / "job.yaml"), executable=meter.program)
     took_s = time.monotonic() - began
     context = (list(lies), done.returncode, done.stderr[-1000:])
@@ -500,8 +500,9 @@ def test_lies_of_agents_harm_nobody_else(site: Site, figures: Figures) -> None:
     for name, lie in LIES.items():
         groups.setdefault(lie.told if lie.told in ("", NO_HELLO) else name, {})[name] = lie
     folders = [prepared(site, number, lies) for number, lies in enumerate(groups.values())]
+    meters = [Meter(folder) for folder in folders]
     with ThreadPoolExecutor(3) as pool:
-        met = list(pool.map(meet, folders, groups.values()))
+        met = list(pool.map(meet, folders, groups.values(), meters))
     site.assert_gone(before)
     figures("the slowest run", max(each.took_s for each in met), at_most=CONNECT_S)
     figures("most memory", max(each.memory_mib for each in met), at_most=CONTROLLER_MIB, unit="MiB")
@@ -511,7 +512,8 @@ def test_lies_of_agents_harm_nobody_else(site: Site, figures: Figures) -> None:
 @pytest.mark.fault(72, "an agent has a long address", promise="10")
 def test_an_address_that_is_none_costs_no_other_node(site: Site, figures: Figures) -> None:
     lies = {"a long address": LONG_ADDRESS}
-    met = meet(prepared(site, 0, lies), lies)
+    folder = prepared(site, 0, lies)
+    met = meet(folder, lies, Meter(folder))
     figures("the command ended", met.took_s, at_most=CONNECT_S)
     assert "host1 was lost" not in met.told
 
@@ -520,7 +522,8 @@ def test_an_address_that_is_none_costs_no_other_node(site: Site, figures: Figure
 def test_output_before_the_start_loses_its_node(site: Site, figures: Figures) -> None:
     told = "output from local rank 0, which is not running"
     lies = {"a flood of output": LIES["a flood of output"]._replace(told=told)}
-    met = meet(prepared(site, 0, lies, good=()), lies)
+    folder = prepared(site, 0, lies, good=())
+    met = meet(folder, lies, Meter(folder))
     assert met.status == NODE_LOST
     figures("the command ended", met.took_s, at_most=CONNECT_S)
 
