@@ -484,7 +484,10 @@ def read(table: Dict[str, Type[Any]], fields: Dict[str, Any]) -> Any:
 
 
 def report_in(frame: Frame) -> Any:
-    """Read the report in a frame from an agent. Raises `ProtocolError`."""
+    """Read the report in a frame from an agent. Its node is that of the frame, which the link has checked.
+
+    Raises `ProtocolError`.
+    """
     return read(REPORT_TYPES, {**frame.message(), "node": frame.node})
 
 

@@ -42,10 +42,11 @@ def run_exec(words: Sequence[str]) -> int:
     if not virtual:
         check_devices(task, os.environ)
     check_master(task, os.environ)
-    status = _run(task, argv, gathering_of(task, virtual, os.environ))
-    if task.manager is not None:
-        finalize(task.manager)
-    return status
+    try:
+        return _run(task, argv, gathering_of(task, virtual, os.environ))
+    finally:
+        if task.manager is not None:
+            finalize(task.manager)
 
 
 def gathering_of(task: Task, virtual: bool, environ: Mapping[str, str]) -> Gathering:

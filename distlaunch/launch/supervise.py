@@ -222,11 +222,11 @@ def supervise(start: Start, interrupts: Interrupts, observers: Iterable[Observer
     """Run the supervisor over the links of `start`; the run directory and the `observers` see the run."""
     recorder, last_output = Recorder(start.folder, start.status), LastOutput()
     seeing = Observers((last_output, recorder, *_wanted(start, last_output), *observers))
-    loop = Controller(start, seeing, interrupts)
+    controller = Controller(start, seeing, interrupts)
     # While agents boot, what the run may need later: by then, another distlaunch may be installed here.
     for name in (*LATE, *(LATE_IN_ALLOCATIONS if start.spec.allocation else ())):
         import_module(f"distlaunch.{name}")
-    state = loop.run()
+    state = controller.run()
     seeing.tell(Observer.drained, state)
     summary = last_output.summary(state, start.folder.path, start.now())
     summary = summary._replace(lagging=recorder.lagging(state))

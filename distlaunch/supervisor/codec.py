@@ -107,9 +107,7 @@ def _trusted(value: Any, name: str) -> Any:
             return number(value, name)
         case str():
             return value[:MAX_TEXT]
-        case dict():
-            return {key[:MAX_WORDS]: _short(inner) for key, inner in value.items()}
-        case tuple() | list():
+        case tuple():
             return tuple(_trusted(inner, name) for inner in value)
     return value
 
