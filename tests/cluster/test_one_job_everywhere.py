@@ -27,7 +27,8 @@ for _ in range(25):
 digest = hashlib.sha256(b"".join(weights.detach().numpy().tobytes() for weights in model.parameters()))
 where = os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ.get("PMI_RANK") or "-"
 inside = os.path.exists("/run/.containerenv")
-print(dist.get_rank(), digest.hexdigest()[:16], where, inside, flush=True)
+row = f"{dist.get_rank()} {digest.hexdigest()[:16]} {where} {inside}\\n"
+print(row, end="", flush=True)  # one write, also under python -u: mpirun's ranks share a pipe
 dist.destroy_process_group()
 """
 
