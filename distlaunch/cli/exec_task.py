@@ -88,19 +88,27 @@ def _run(task: Task, argv: list[str], gathering: Gathering) -> int:
 def job_of(task: Task, argv: list[str], arrival: Arrival) -> "JobSpec":
     """Return this task's part of the job: a node with one rank."""
     from distlaunch.agent import scratch
-    from distlaunch.job.spec import Earlier, Invocation, JobSpec, Logs, NodeSpec, Program, TorchrunLogs
+    from distlaunch.job.spec import (
+        Earlier,
+        Invocation,
+        JobSpec,
+        Logs,
+        NodeSpec,
+        Program,
+        RendezvousSpec,
+        TorchrunLogs,
+    )
 
     folder, *spares = scratch.places()
     earlier = Earlier(task.job, task.restarts) if task.restarts else None
     return JobSpec(
         name=os.path.basename(argv[0]),
         nodes=(NodeSpec(arrival.name, gpus=arrival.gpus, procs=1, place=arrival.place),),
-        program=Program("command", (argv[0],)),
-        args=tuple(argv[1:]),
-        workdir=os.getcwd(),
+        program=Program(
+            "command", (argv[0],), workdir=os.getcwd(), args=tuple(argv[1:]), python=sys.executable
+        ),
         logs=Logs(folder, temporary=True, torchrun=TorchrunLogs(), spares=tuple(spares)),
-        rendezvous_id=task.step,
-        python=sys.executable,
+        rendezvous=RendezvousSpec(id=task.step),
         source="the command line",
         invocation=Invocation(placeholders=False, shares_stdio=True, earlier=earlier),
     )

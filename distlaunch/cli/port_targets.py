@@ -34,7 +34,7 @@ def _report_on(target: str, overrides: Sequence[str], config: str | None) -> Por
             nodes=tuple(n._replace(gpus=n.gpus or 0, procs=n.procs or 1) for n in spec.nodes)
         )
         plan = plan_without_nodes(known._replace(backend="gloo"))
-        return check_port(spec, plan.master_addr, spec.master_port)
+        return check_port(spec, plan.master_addr, spec.rendezvous.port)
     try:
         host, port = parse_endpoint(target)
     except ValueError as error:
@@ -46,6 +46,5 @@ def _report_on(target: str, overrides: Sequence[str], config: str | None) -> Por
     # This machine by any of its names, or a host reached over SSH.
     local = is_loopback(host) or host in (socket.gethostname(), socket.getfqdn())
     node = NodeSpec(host) if local else NodeSpec(host, Ssh(host, options=SshOptions(config=config)))
-    folder = os.getcwd()
-    lone = JobSpec(host, (node,), Program("command", ("true",)), folder, Logs(folder))
+    lone = JobSpec(host, (node,), Program("command", ("true",), workdir=os.getcwd()), Logs(os.getcwd()))
     return check_port(lone, ssh_address(lone) or host, port)

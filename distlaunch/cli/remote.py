@@ -230,7 +230,10 @@ def _output_of(
         raise UsageError("--on can't take the job from a pipe or standard input; save it to a file")
     named = [f"name={json.dumps(spec.name)}", *overrides]
     words = [*command, *(word for one in named for word in ("--set", one)), *(["--", *args] if args else [])]
-    envs = [spec.env, *(node.env for node in spec.pool)]  # inherited variables have other values there
+    envs = [
+        spec.program.env,
+        *(node.env for node in spec.pool),
+    ]  # inherited variables have other values there
     inherited = {name: value.text for env in envs for name, value in env.items() if value.inherited}
     folder, output = os.path.dirname(os.path.realpath(job)), bytearray()
     status = run_there(ssh, Request(tuple(words), folder, read_text(job), inherited), output.extend)

@@ -38,9 +38,9 @@ def print_plan(plan: LaunchPlan, style: str) -> None:
 
 def _heading(plan: LaunchPlan) -> str:
     size = f"{counted(plan.world_size, plan.unit)} on {counted(len(plan.nodes), 'node')}"
-    if hosts := plan.spec.mpirun_hosts:
+    if hosts := plan.spec.mpirun.hosts:
         ranks = counted(sum(procs for _, procs in hosts), "rank")
-        size = f"{ranks} on {counted(len(hosts), 'node')}, started by {plan.spec.mpirun[0]}"
+        size = f"{ranks} on {counted(len(hosts), 'node')}, started by {plan.spec.mpirun.argv[0]}"
     inside = plan.spec.container
     where = f", in containers of {inside.image} ({inside.runtime})" if inside else ""
     return f"{plan.spec.name}: {size}, {plan.backend}{where}"
@@ -48,14 +48,14 @@ def _heading(plan: LaunchPlan) -> str:
 
 def _rows(plan: LaunchPlan) -> list[list[str]]:
     """Return a row for each rank, with its CPU binding if any; for many ranks, a row for each node."""
-    if plan.spec.mpirun_hosts:
+    if plan.spec.mpirun.hosts:
         from distlaunch.plan.other_launchers import rows as places
 
         columns = ["node", "local rank", "rank", "address"]
         return [columns, *([h, str(local), str(r), _meeting(plan, r)] for h, local, r in places(plan.spec))]
     many = plan.world_size > MANY
     numbers = ("local ranks", "ranks") if many else ("local rank", "rank")
-    wished = [plan.spec.binding.key] if plan.spec.binding else []
+    wished = [plan.spec.placement.binding.key] if plan.spec.placement.binding else []
     rows = [["node", *numbers, "device", *wished, "address"]]
     for node in plan.nodes:
         each = [range(node.procs)] if many else [[local_rank] for local_rank in range(node.procs)]
@@ -65,7 +65,7 @@ def _rows(plan: LaunchPlan) -> list[list[str]]:
 
 def _row(plan: LaunchPlan, node: NodePlan, local_ranks: Sequence[int]) -> list[str]:
     """Return the row of one rank, or of all ranks of a node."""
-    many, binding = len(local_ranks) > 1, plan.spec.binding
+    many, binding = len(local_ranks) > 1, plan.spec.placement.binding
     devices = [node.device(local_rank) for local_rank in local_ranks]
     kinds = dict.fromkeys(device.partition(":")[0] for device in devices) if many else devices
     wish = [", ".join(dict.fromkeys(map(binding.wish, local_ranks)))] if binding else []

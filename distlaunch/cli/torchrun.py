@@ -49,7 +49,7 @@ def run_torchrun(words: Sequence[str], early: Link | None = None) -> int:
 
     if flags.nodes[1] == 1:
         return run_shown(spec, early, quiet=True).state.outcome
-    _check_python(spec.python or sys.executable)
+    _check_python(spec.program.python or sys.executable)
     gathering = torchrun_job.gathering_of(flags, place.hostname, os.environ)
     for line in torchrun_job.gathering_messages(flags):
         say(line)

@@ -79,26 +79,32 @@ def job_of(flags: Flags, here: Here) -> job.JobSpec:
     chosen = _chooses_endpoint(flags)
     host, port = flags.endpoint
     procs = procs_of(flags, here)
-    lease_s = LEASE_S if most == 1 else job.Timeouts().lease_s
+    lease_s = LEASE_S if most == 1 else job.Limits().lease_s
     unnamed = chosen and flags.rdzv_backend != "c10d" and "rdzv_id" not in flags.given
     return job.JobSpec(
         name=flags.rdzv_id if flags.rdzv_id != "none" else "torchrun",
         nodes=(job.NodeSpec(here.hostname, procs=procs, path="--nproc-per-node"),),
-        program=job.Program(flags.kind, ("-c" if flags.run_path else flags.script,)),
-        workdir=here.folder,
+        program=job.Program(
+            flags.kind,
+            ("-c" if flags.run_path else flags.script,),
+            workdir=here.folder,
+            args=(_RUN_PATH, flags.script, *flags.args) if flags.run_path else flags.args,
+            python=here.environ.get("PYTHON_EXEC") or here.python,
+            role=flags.role,
+        ),
         logs=_logs(flags, here),
-        master_host=flags.local_addr if chosen else host,
-        master_port=None if chosen else port,
-        # None = the ID of the run: torch generates one, too, but for c10d only if the ID is empty.
-        rendezvous_id=None if flags.standalone or unnamed else flags.rdzv_id or ("" if chosen else "none"),
-        args=(_RUN_PATH, flags.script, *flags.args) if flags.run_path else flags.args,
-        python=here.environ.get("PYTHON_EXEC") or here.python,
-        timeouts=job.Timeouts(stop_s=_stop_s(flags, here), lease_s=lease_s),
-        grow="now" if fewest < most else "restart",
+        rendezvous=job.RendezvousSpec(
+            flags.local_addr if chosen else host,
+            None if chosen else port,
+            # None = the ID of the run: torch generates one, too, but for c10d only if the ID is empty.
+            None if flags.standalone or unnamed else flags.rdzv_id or ("" if chosen else "none"),
+        ),
+        limits=job.Limits(stop_s=_stop_s(flags, here), lease_s=lease_s),
+        membership=job.Membership(grow="now" if fewest < most else "restart"),
         restarts=job.Restarts(flags.max_restarts, 0.0, job.FOREVER_S),
-        role=flags.role,
-        one_device=flags.virtual_local_rank,
-        binding=job.Binding(flags.numa_binding) if flags.numa_binding else None,
+        placement=job.Placement(
+            flags.virtual_local_rank, job.Binding(flags.numa_binding) if flags.numa_binding else None
+        ),
         source="the command line",
         invocation=job.Invocation(
             placeholders=False, shares_stdio=True, signals=tuple(filter(None, _signals(flags).values()))

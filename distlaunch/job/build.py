@@ -7,7 +7,17 @@ from distlaunch.errors import JobError, Problem
 from distlaunch.job import spec
 from distlaunch.job.checks import OF_KEYS, OF_SPEC, Reading
 from distlaunch.job.document import Entries, Items, Place, Scalar, Value, colon_hint, describe, is_unset
-from distlaunch.job.fields import CONTAINER, JOB, LOGS, NOTIFY, RENDEZVOUS, RESTARTS, with_sections
+from distlaunch.job.fields import (
+    CONTAINER,
+    ELASTIC,
+    JOB,
+    LOGS,
+    NOTIFY,
+    RENDEZVOUS,
+    RESTARTS,
+    TIMEOUTS,
+    with_sections,
+)
 from distlaunch.job.nodes import Pool, endpoint_of
 from distlaunch.job.types import Record
 from distlaunch.transports.container import Container
@@ -65,28 +75,31 @@ def _refuse(problems: list[Problem], mistakes: Iterable[tuple[str, str]], readin
 def _job(reading: Reading, keys: Record, source: str) -> spec.JobSpec:
     """Return the job, once no key is refused any more: `built` keys are made here."""
     checked, around = reading.checked, reading.around
-    etcd = _etcd(reading)
-    host, port = (None, None) if etcd else endpoint_of(checked)
     pool = Pool(checked, around)
     return spec.JobSpec(
         name=checked.get("name") or around.name or os.path.splitext(os.path.basename(source))[0],
         nodes=pool.nodes(),
-        program=_program(reading),
-        workdir=around.on_node(checked.get("workdir", ".")),
+        program=_program(reading)._replace(
+            workdir=around.on_node(checked.get("workdir", ".")),
+            env=around.variables(checked.get("env")),
+            python=around.interpreter(checked.get("python")),
+            **keys.fields_of(checked, spec.Program),
+        ),
         logs=_logs(reading),
-        master_host=host,
-        master_port=port,
-        etcd=etcd,
-        env=around.variables(checked.get("env")),
-        python=around.interpreter(checked.get("python")),
+        rendezvous=_rendezvous(reading),
+        limits=TIMEOUTS.made(reading.section("timeouts"))._replace(**keys.fields_of(checked, spec.Limits)),
         restarts=_restarts(reading),
-        spares=pool.spares(),
+        membership=spec.Membership(
+            pool.spares(),
+            **keys.fields_of(checked, spec.Membership),
+            **ELASTIC.fields_of(reading.section("elastic")),
+        ),
         allocation=pool.allocation,
-        binding=_binding(reading),
+        placement=spec.Placement(binding=_binding(reading), **keys.fields_of(checked, spec.Placement)),
         notify=_notify(reading),
         metrics=around.path(checked["metrics"]["file"]) if checked.get("metrics") else None,
         container=_container(reading),
-        mpirun=_mpirun(reading),
+        mpirun=spec.Mpirun(_mpirun(reading)),
         sections={
             key: each.kind.made(checked[key]) for key, each in around.sections.items() if key in checked
         },
@@ -107,10 +120,13 @@ def _program(reading: Reading) -> spec.Program:
     return spec.Program("command", (first, *rest), placed="/" in first)  # else a name for PATH
 
 
-def _etcd(reading: Reading) -> spec.Etcd | None:
+def _rendezvous(reading: Reading) -> spec.RendezvousSpec:
     given = reading.section("rendezvous")
-    is_used = RENDEZVOUS.value(given, "backend") == "etcd-v2"
-    return spec.Etcd(given["endpoint"], given.get("conf") or {}) if is_used else None
+    made = spec.RendezvousSpec(**RENDEZVOUS.fields_of(given))
+    if RENDEZVOUS.value(given, "backend") == "etcd-v2":
+        return made._replace(etcd=spec.Etcd(given["endpoint"], given.get("conf") or {}))
+    host, port = endpoint_of(reading.checked)
+    return made._replace(host=host, port=port)
 
 
 def _logs(reading: Reading) -> spec.Logs:

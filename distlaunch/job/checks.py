@@ -160,9 +160,9 @@ def _repeated(_: Reading, spec: JobSpec) -> Mistakes:
 def _master(reading: Reading, spec: JobSpec) -> Mistakes:
     others = {name for node in spec.nodes[1:] for name in (node.label, node.address) if name}
     first = {spec.nodes[0].label, spec.nodes[0].address} if spec.nodes else set()
-    if spec.master_host in others - first:
+    if spec.rendezvous.host in others - first:
         path = "rendezvous.endpoint" if "rendezvous.endpoint" in reading.places else "master_addr"
-        host, on = spec.nodes[0].label, spec.master_host
+        host, on = spec.nodes[0].label, spec.rendezvous.host
         yield path, f"rank 0 runs on the first node, {host}, but the endpoint is on {on}; list {on} first"
 
 
@@ -198,11 +198,11 @@ def _command(reading: Reading, launcher: Checked, named: int) -> Mistakes:
 
 def _mpi(reading: Reading, spec: JobSpec) -> Mistakes:
     """Check settings that mpirun can't honor, and that the mpi backend is used with mpirun."""
-    if spec.backend == "mpi" and not spec.mpirun:
+    if spec.backend == "mpi" and not spec.mpirun.argv:
         yield "backend", "mpi requires MPI to start the ranks: set launcher: mpirun"
-    if not spec.mpirun:
+    if not spec.mpirun.argv:
         return
-    if spec.etcd:
+    if spec.rendezvous.etcd:
         key = "mpirun" if "mpirun" in reading.checked else "launcher"
         yield key, "with rendezvous.backend: etcd-v2, torch's own agents start the ranks, not mpirun"
     for key in filter(reading.checked.get, _NOT_WITH_MPIRUN):
@@ -219,7 +219,7 @@ def _numbers(reading: Reading, spec: JobSpec) -> Mistakes:
         yield "spares", "rest requires nodes to be a number"
     if spec.fewest > len(spec.nodes):
         has = counted(len(spec.nodes), "node")
-        yield "min_nodes", f"{spec.min_nodes} is too high: the job has {has}"
+        yield "min_nodes", f"{spec.membership.min_nodes} is too high: the job has {has}"
 
 
 def _allocated(reading: Reading, _: JobSpec) -> Mistakes:

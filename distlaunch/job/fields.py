@@ -91,8 +91,8 @@ RENDEZVOUS = Record(
         default="static",
     ),
     conf=built(CONF, "Settings for torch's --rdzv-conf, such as last_call_timeout; etcd-v2 only."),
-    id=Field(SOME_TEXT, "TORCHELASTIC_RUN_ID of the workers.", "the run's ID", "rendezvous_id"),
-    makes=spec.JobSpec,
+    id=Field(SOME_TEXT, "TORCHELASTIC_RUN_ID of the workers.", "the run's ID"),
+    makes=spec.RendezvousSpec,
     foreign=by_their_names(endpoint="rdzv_endpoint", backend="rdzv_backend", id="rdzv_id", conf="rdzv_conf"),
 )
 
@@ -110,7 +110,7 @@ TIMEOUTS = Record(
     stall=Field(
         LIMIT, "Time without output, CPU or GPU use after which a rank counts as stalled; none = never."
     ),
-    makes=spec.Timeouts,
+    makes=spec.Limits,
 )
 
 RESTARTS = Record(
@@ -137,7 +137,7 @@ ELASTIC = Record(
         Choice(get_args(spec.Grow)),
         "When a recovered node rejoins: at the next restart, or now (which restarts the job).",
     ),
-    makes=spec.JobSpec,
+    makes=spec.Membership,
 )
 
 LOGS = Record(
@@ -302,7 +302,12 @@ JOB = Record(
         "The hosts in rank order, or a number of nodes in the allocation or on this machine.",
         told="all of the allocation; 1 outside an allocation",
     ),
-    min_nodes=Field(Integer(1), "Minimum nodes to continue with when others are lost.", "all of them"),
+    min_nodes=Field(
+        Integer(1),
+        "Minimum nodes to continue with when others are lost.",
+        "all of them",
+        part=spec.Membership,
+    ),
     spares=built(
         Either(text=Choice(("rest",)), items=ListOf(NODE)),
         "Hosts that replace lost nodes; rest = all other nodes of the allocation.",
@@ -331,7 +336,7 @@ JOB = Record(
         "Backend of torch.distributed.",
         ": nccl with GPUs, else gloo",
     ),
-    rendezvous=Field(RENDEZVOUS, "How the ranks connect to each other."),
+    rendezvous=built(RENDEZVOUS, "How the ranks connect to each other."),
     master_addr=built(SOME_TEXT, "Host of the endpoint; rendezvous.endpoint overrides it."),
     master_port=built(PORT, "Port of the endpoint; rendezvous.endpoint overrides it."),
     script=built(FILE, "A Python script, relative to the workdir of each node."),
@@ -344,6 +349,7 @@ JOB = Record(
         ListOf(ARGUMENT),
         "Arguments; {rank}, {local_rank}, {node_rank}, {world_size}, {local_world_size}, {master_addr} "
         "and {master_port} are filled in; write {{rank}} for a literal {rank}.",
+        part=spec.Program,
     ),
     env=built(
         ENV,
@@ -356,18 +362,24 @@ JOB = Record(
     workdir=built(
         FILE, "Working directory of the workers; ~/ is the home directory there.", "the job file's directory"
     ),
-    timeouts=Field(TIMEOUTS, "Time limits."),
+    timeouts=built(TIMEOUTS, "Time limits."),
     restarts=built(RESTARTS, "Whether the whole job restarts after a failure; a number sets max."),
-    elastic=Field(ELASTIC, "How an elastic job (min_nodes, spares) changes its size."),
-    on_stall=Field(Choice(get_args(spec.OnStall)), "What to do when ranks stall for timeouts.stall."),
+    elastic=built(ELASTIC, "How an elastic job (min_nodes, spares) changes its size."),
+    on_stall=Field(
+        Choice(get_args(spec.OnStall)), "What to do when ranks stall for timeouts.stall.", part=spec.Limits
+    ),
     on_warning=Field(
         Choice(get_args(spec.OnWarning)),
         "The signal that ranks get after a termination warning from a scheduler; after TERM or INT they must "
         "exit, after USR1 or USR2 they continue.",
+        part=spec.Limits,
     ),
-    role=Field(LINE, "ROLE_NAME of the workers."),
+    role=Field(LINE, "ROLE_NAME of the workers.", part=spec.Program),
     virtual_local_rank=Field(
-        Switch(), "Each worker sees only its own GPU, and LOCAL_RANK is 0.", field="one_device"
+        Switch(),
+        "Each worker sees only its own GPU, and LOCAL_RANK is 0.",
+        field="one_device",
+        part=spec.Placement,
     ),
     logs=built(LOGS, "Where output goes."),
     notify=built(NOTIFY, "A program to run when the run fails, restarts, stalls or finishes."),

@@ -8,7 +8,7 @@ from distlaunch.errors import JobError, Problem
 from distlaunch.job.allocation import AllocatedNode, Allocation
 from distlaunch.job.document import Place
 from distlaunch.job.fields import JOB, NODE, SSH, TIMEOUTS
-from distlaunch.job.spec import HostEntry, NodeSpec, Surroundings, Timeouts
+from distlaunch.job.spec import HostEntry, Limits, NodeSpec, Surroundings
 from distlaunch.job.types import Checked
 from distlaunch.transports.slurm import Slurm
 from distlaunch.transports.ssh import Ssh, SshOptions
@@ -141,7 +141,7 @@ class Pool:
 
     def _ssh_options(self) -> SshOptions:
         ssh = self._checked.get("ssh", {})
-        timeouts: Timeouts = TIMEOUTS.made(self._checked.get("timeouts", {}))
+        timeouts: Limits = TIMEOUTS.made(self._checked.get("timeouts", {}))
         return SshOptions(
             config=self._around.path(ssh["config"]) if "config" in ssh else None,
             persist_s=None if ssh.get("persist") is None else max(1, round(ssh["persist"])),

@@ -41,12 +41,18 @@ class Program(Frozen):
     """The program of each worker: a Python `script` or `module`, or a `command` with its own arguments.
 
     If `placed`, the first word is a path relative to the workdir of the node, or below the home of its user.
-    Otherwise it is used unchanged.
+    Otherwise it is used unchanged. `args`, `env`, `python` and `workdir` are those of every node; a node may
+    override the last three. `role` is ROLE_NAME.
     """
 
     kind: Literal["script", "module", "command"]
     words: tuple[str, ...]
     placed: bool = False
+    workdir: str = "."
+    args: tuple[str, ...] = ()
+    env: Env = NO_ENV
+    python: str | None = None
+    role: str = "default"
 
     def before(self, python: str) -> tuple[str, ...]:
         """Return the words that start the program with an interpreter, up to its own words."""
@@ -90,8 +96,27 @@ class NodeSpec(Frozen):
         return self.reach.here
 
 
-class Timeouts(Frozen):
-    """Time limits in seconds; None = no limit. A node without heartbeat for `lease_s` counts as lost."""
+class Membership(Frozen):
+    """Nodes of an elastic job: `spares` replace lost nodes; `min_nodes` None = all nodes are needed."""
+
+    spares: tuple[NodeSpec, ...] = ()
+    min_nodes: int | None = None
+    grow: Grow = "restart"
+
+
+class Placement(Frozen):
+    """Devices and CPUs of the workers. With `one_device` each sees only its own GPU, as LOCAL_RANK 0."""
+
+    one_device: bool = False
+    binding: Binding | None = None
+
+
+class Limits(Frozen):
+    """Time limits in seconds, and what happens at two of them; None = no limit.
+
+    A node without heartbeat for `lease_s` counts as lost. `on_warning` is the signal that ranks get after a
+    termination warning.
+    """
 
     connect_s: float = 30.0
     join_s: float | None = 600.0
@@ -100,6 +125,8 @@ class Timeouts(Frozen):
     lease_s: float = LEASE_S
     rejoin_s: float = 300.0
     stall_s: float | None = 600.0
+    on_stall: OnStall = "warn"
+    on_warning: OnWarning = "TERM"
 
 
 FOREVER_S = 1e9
@@ -191,60 +218,62 @@ class Etcd(Frozen):
     conf: Mapping[str, str] = MappingProxyType({})
 
 
+class RendezvousSpec(Frozen):
+    """Where the ranks connect to each other; None = decided by the plan.
+
+    `host` and `port` are MASTER_ADDR and MASTER_PORT, `id` is TORCHELASTIC_RUN_ID. With `etcd` the worker of
+    each node is a torch agent, which starts and numbers the ranks there.
+    """
+
+    host: str | None = None
+    port: int | None = None
+    id: str | None = None
+    etcd: Etcd | None = None
+
+
+class Mpirun(Frozen):
+    """The MPI launcher that places the ranks, and its options; no `argv` = none.
+
+    `hosts` has (host, ranks) once the job is planned (`distlaunch.plan.other_launchers`).
+    """
+
+    argv: tuple[str, ...] = ()
+    hosts: tuple[tuple[str, int], ...] = ()
+
+
 class JobSpec(Frozen):
     """A whole job. Paths are absolute; paths on a node may begin with ~ for the home of its user.
 
+    `metrics` is a file on this machine. `allocation` is set if a scheduler chose the nodes. `sections` has
+    the scheduler sections of the job file by their keys, and `kubernetes` its section for Kubernetes.
     `places` maps the path of a key to its position in the file.
-
-    With `one_device` each worker sees only its own GPU, as LOCAL_RANK 0. `spares` replace lost nodes;
-    `min_nodes` None = all of `nodes` are needed. `metrics` is a file on this machine. `allocation` is set if
-    a scheduler chose the nodes. `sections` has the scheduler sections of the job file by their keys, and
-    `kubernetes` its section for Kubernetes.
-
-    With `mpirun`, a program and its options, the MPI launcher places the ranks; `mpirun_hosts` has (host,
-    ranks) once the job is planned (`distlaunch.plan.other_launchers`). With `etcd` the worker of each node is
-    a torch agent, which starts and numbers the ranks there.
     """
 
     name: str
     nodes: tuple[NodeSpec, ...]
     program: Program
-    workdir: str
     logs: Logs
     backend: Backend | Literal["auto"] = "auto"
-    master_host: str | None = None
-    master_port: int | None = None
-    rendezvous_id: str | None = None
-    etcd: Etcd | None = None
-    args: tuple[str, ...] = ()
-    env: Env = NO_ENV
-    python: str | None = None
-    timeouts: Timeouts = Timeouts()
+    rendezvous: RendezvousSpec = RendezvousSpec()
+    limits: Limits = Limits()
     restarts: Restarts = Restarts()
-    spares: tuple[NodeSpec, ...] = ()
-    min_nodes: int | None = None
-    grow: Grow = "restart"
-    on_stall: OnStall = "warn"
-    on_warning: OnWarning = "TERM"
-    role: str = "default"
-    one_device: bool = False
-    binding: Binding | None = None
+    membership: Membership = Membership()
+    placement: Placement = Placement()
     notify: Notify = Notify()
     metrics: str | None = None
-    sections: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
     container: Container | None = None
-    mpirun: tuple[str, ...] = ()
-    mpirun_hosts: tuple[tuple[str, int], ...] = ()
+    mpirun: Mpirun = Mpirun()
+    sections: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
     kubernetes: Mapping[str, Any] = MappingProxyType({})
-    places: Mapping[str, Place] = MappingProxyType({})
     allocation: Allocation | None = None
     source: str = "job"
+    places: Mapping[str, Place] = MappingProxyType({})
     invocation: Invocation = Invocation()
 
     @cached_property
     def pool(self) -> tuple[NodeSpec, ...]:
         """Return every node that may take part: the nodes, then the spares. Node indices refer to it."""
-        return (*self.nodes, *self.spares)
+        return (*self.nodes, *self.membership.spares)
 
     @property
     def hosts_unknown(self) -> bool:
@@ -258,7 +287,7 @@ class JobSpec(Frozen):
 
     def together(self, reaches: Sequence[Transport]) -> bool:
         """Check whether the workers on nodes with these transports are all on the same machine."""
-        return len(self.mpirun_hosts) <= 1 and (len(reaches) == 1 or all(reach.here for reach in reaches))
+        return len(self.mpirun.hosts) <= 1 and (len(reaches) == 1 or all(reach.here for reach in reaches))
 
     @property
     def restarts_before(self) -> int:
@@ -268,12 +297,12 @@ class JobSpec(Frozen):
     @property
     def takes_nodes_back(self) -> bool:
         """Check whether a lost node can be used again."""
-        return self.restarts.most > 0 or self.grow == "now"
+        return self.restarts.most > 0 or self.membership.grow == "now"
 
     @property
     def master_path(self) -> str:
         """Return the key with the address or port of the first node; "" = none."""
-        keys = () if self.etcd else ("rendezvous.endpoint", "master_addr")
+        keys = () if self.rendezvous.etcd else ("rendezvous.endpoint", "master_addr")
         return next((path for path in keys if path in self.places), "")
 
     @property
@@ -284,12 +313,12 @@ class JobSpec(Frozen):
     @property
     def fewest(self) -> int:
         """Return the minimum number of nodes."""
-        return self.min_nodes or len(self.nodes)
+        return self.membership.min_nodes or len(self.nodes)
 
     @property
     def elastic(self) -> bool:
         """Check whether the job may run on other nodes than those listed."""
-        return bool(self.spares) or self.fewest < len(self.nodes)
+        return bool(self.membership.spares) or self.fewest < len(self.nodes)
 
     def error(self, path: str, text: str) -> JobError:
         """Return an error about the value at `path`."""

@@ -450,8 +450,9 @@ class Tree(Type):
 class Field(Frozen):
     """One key of a record: its type, a line of explanation, and the destination of its value.
 
-    The value becomes `field` of the type that the record `makes`; None = the field named like the key. The
-    default of that field is the default of the key. `told` is a default in words, or an addition to it.
+    The value becomes `field` of the type that the record `makes`, or of `part`, a part of that type; None =
+    the field named like the key. The default of that field is the default of the key. `told` is a default in
+    words, or an addition to it.
     """
 
     kind: Type
@@ -459,6 +460,7 @@ class Field(Frozen):
     told: str = ""
     field: str | None = None
     default: Any = None
+    part: Any = None
 
 
 BUILT = ""
@@ -478,10 +480,9 @@ def by_their_names(**ours: str) -> dict[str, str]:
 class Record(Type):
     """A map with known keys; becomes a dict of the given keys.
 
-    `makes` is the frozen type that the values become fields of, possibly shared with the surrounding record;
-    None = a dict without the defaults. `foreign` maps names in other tools to keys. The value of the `main`
-    key may stand for the whole record. Keys may be passed like the items of `dict`, as a map or as keyword
-    arguments.
+    `makes` is the frozen type that the values become fields of; None = a dict without the defaults. `foreign`
+    maps names in other tools to keys. The value of the `main` key may stand for the whole record. Keys may be
+    passed like the items of `dict`, as a map or as keyword arguments.
     """
 
     def __init__(
@@ -565,16 +566,13 @@ class Record(Type):
         entry = self.fields[key]
         return key + entry.kind.unit if entry.field is None else entry.field
 
-    def fields_of(self, checked: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the fields and their values for the given keys, without `built` keys."""
-        made: dict[str, Any] = {}
-        for key, value in checked.items():
-            kind = self.fields[key].kind
-            if isinstance(kind, Record) and kind.makes and kind.makes is self.makes:
-                made |= kind.fields_of(value)
-            elif field := self.field_of(key):
-                made[field] = kind.made(value)
-        return made
+    def fields_of(self, checked: Mapping[str, Any], part: Any = None) -> dict[str, Any]:
+        """Return the fields and values of the given keys for `makes`, or for `part`; without `built` keys."""
+        return {
+            field: self.fields[key].kind.made(value)
+            for key, value in checked.items()
+            if self.fields[key].part is part and (field := self.field_of(key))
+        }
 
     def made(self, checked: Any) -> Any:
         """Make the `makes` type, or a dict, of the given keys; none may be `built`."""
@@ -589,8 +587,9 @@ class Record(Type):
 
     def default(self, key: str) -> Any:
         """Return the default of a key; None = decided elsewhere."""
-        known = getattr(self.makes, "_field_defaults", {})
-        return known.get(self.field_of(key), self.fields[key].default)
+        entry = self.fields[key]
+        known = getattr(entry.part or self.makes, "_field_defaults", {})
+        return known.get(self.field_of(key), entry.default)
 
     def default_text(self, key: str) -> str:
         """Return the default of a key as text."""

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 
 from distlaunch.contract import RESERVED
-from distlaunch.job.spec import JobSpec
+from distlaunch.job.spec import JobSpec, Mpirun
 from distlaunch.job.text import placeholders_in
 from distlaunch.kubernetes.manifests import Kind
 from distlaunch.kubernetes.running import GPU
@@ -46,7 +46,7 @@ _OF_TRAINJOB = {
 
 def with_gpus(spec: JobSpec) -> JobSpec:
     """Return the job with the GPUs in the limits of its pods, unless it sets how many it uses."""
-    spec = spec._replace(mpirun=())  # each pod starts its own ranks
+    spec = spec._replace(mpirun=Mpirun())  # each pod starts its own ranks
     limits = spec.kubernetes.get("resources", {}).get("limits", {})
     counts = [count for name, count in limits.items() if GPU.match(name)]
     return spec.with_gpus(int(counts[0])) if counts and counts[0].isdecimal() else spec
@@ -68,11 +68,11 @@ def left_out(spec: JobSpec, kind: Kind) -> list[str]:
 
 def _is_default(spec: JobSpec, path: str) -> bool:
     """Return whether the key has its usual value."""
-    usual = {"on_stall": spec.on_stall == "warn", "on_warning": spec.on_warning == "TERM"}
+    usual = {"on_stall": spec.limits.on_stall == "warn", "on_warning": spec.limits.on_warning == "TERM"}
     usual["logs.console"] = spec.logs.console == "all"
     usual["backend"] = spec.backend != "gloo" or not spec.nodes[0].gpus
     usual["restarts.requeue"] = not spec.restarts.requeue
-    usual["rendezvous.endpoint"] = spec.master_port is None
+    usual["rendezvous.endpoint"] = spec.rendezvous.port is None
     return usual.get(path, False)
 
 
@@ -91,9 +91,9 @@ def _nodes(spec: JobSpec) -> Iterator[tuple[str, str]]:
 
 
 def _paths(spec: JobSpec) -> Iterator[tuple[str, str]]:
-    if spec.workdir != "." and not spec.workdir.startswith("/"):
+    if spec.program.workdir != "." and not spec.program.workdir.startswith("/"):
         yield "workdir", "expected an absolute path in the image"
-    if spec.python and "/" in spec.python and not spec.python.startswith("/"):
+    if spec.program.python and "/" in spec.program.python and not spec.program.python.startswith("/"):
         yield "python", "expected a name or an absolute path in the image"
     if spec.program.placed and spec.program.words[0].startswith("~"):
         yield spec.program.kind, "write the full path: in the image, ~ is not your home directory"
@@ -102,15 +102,15 @@ def _paths(spec: JobSpec) -> Iterator[tuple[str, str]]:
 
 
 def _rendezvous(spec: JobSpec) -> Iterator[tuple[str, str]]:
-    if spec.etcd:
+    if spec.rendezvous.etcd:
         yield "rendezvous.backend", "distlaunch assigns the ranks in pods: remove it"
-    elif spec.master_host:
+    elif spec.rendezvous.host:
         path = "rendezvous.endpoint" if "rendezvous.endpoint" in spec.places else "master_addr"
         yield path, "ranks connect to the first pod, which Kubernetes names; only the port can be set"
 
 
 def _words(spec: JobSpec) -> Iterator[tuple[str, str]]:
-    for key, words in (("command", spec.program.words), ("args", spec.args)):
+    for key, words in (("command", spec.program.words), ("args", spec.program.args)):
         for i, word in enumerate(words):
             for name in placeholders_in([word]):
                 advice = f"have the script read {name.upper()}"
@@ -119,13 +119,13 @@ def _words(spec: JobSpec) -> Iterator[tuple[str, str]]:
 
 def _env(spec: JobSpec) -> Iterator[tuple[str, str]]:
     secrets = spec.kubernetes.get("secrets", {})
-    for name, value in spec.env.items():
+    for name, value in spec.program.env.items():
         if value.inherited and name not in secrets:
             advice = f"put it in a Secret and set kubernetes.secrets.{name}: {{secret: …, key: …}}"
             yield f"env.{name}", f"values from your environment are never printed: {advice}"
         if "{job_id}" in value.text:
             yield f"env.{name}", "{job_id} can't be filled in on Kubernetes: write your own ID"
-    for path, names in (("env", spec.env), ("kubernetes.secrets", secrets)):
+    for path, names in (("env", spec.program.env), ("kubernetes.secrets", secrets)):
         for name in filter(_OWN.fullmatch, names):
             yield f"{path}.{name}", f"the launcher in each pod reads {name} itself; remove it"
         for name in RESERVED & names.keys():

@@ -81,7 +81,7 @@ class Pods(Frozen):
     @property
     def port(self) -> int:
         """Return the port of the rendezvous."""
-        return self.spec.master_port or DEFAULT_PORT
+        return self.spec.rendezvous.port or DEFAULT_PORT
 
     @property
     def bundle(self) -> str:
@@ -91,7 +91,7 @@ class Pods(Frozen):
     @property
     def stop_s(self) -> int:
         """Return the seconds that ranks have to exit."""
-        return max(1, math.ceil(self.spec.timeouts.stop_s))
+        return max(1, math.ceil(self.spec.limits.stop_s))
 
 
 def pod_template(pods: Pods) -> Manifest:
@@ -130,7 +130,7 @@ def _container(pods: Pods) -> Manifest:
     return {
         "name": "main",
         "image": spec.kubernetes["image"],
-        **given({"workingDir": "" if spec.workdir == "." else spec.workdir}),
+        **given({"workingDir": "" if spec.program.workdir == "." else spec.program.workdir}),
         "command": command(pods),
         "args": args(pods),
         **given({"env": env(pods), "resources": resources(pods)}),
@@ -140,13 +140,16 @@ def _container(pods: Pods) -> Manifest:
 
 def command(pods: Pods) -> list[str]:
     """Return the command that unpacks and execs the launcher, with the ranks' interpreter."""
-    return [pods.spec.python or "python3", "-c", _BOOT]
+    return [pods.spec.program.python or "python3", "-c", _BOOT]
 
 
 def args(pods: Pods) -> list[str]:
     """Return the launcher's command line, which is the same in all pods."""
     spec = pods.spec
-    program = [spec.program.words[0], *(fill(word, {}) for word in (*spec.program.words[1:], *spec.args))]
+    program = [
+        spec.program.words[0],
+        *(fill(word, {}) for word in (*spec.program.words[1:], *spec.program.args)),
+    ]
     # Files only if the job names a directory that outlives the pod.
     files = (f"--log-dir={unexpanded(spec.logs.folder)}", "--tee=3", "--log-line-prefix-template=[${rank}] ")
     logs = files if "logs.dir" in spec.places else ()
@@ -170,7 +173,7 @@ def _wait(pods: Pods) -> list[str]:
     """Return the flag for the time limit of the rendezvous, if the job sets it."""
     if "timeouts.join" not in pods.spec.places or pods.number == 1:
         return []
-    limit_s = pods.spec.timeouts.join_s
+    limit_s = pods.spec.limits.join_s
     return [f"--rdzv-conf=timeout={math.ceil(FOREVER_S if limit_s is None else max(1, limit_s))}"]
 
 
@@ -182,7 +185,7 @@ def unexpanded(text: str) -> str:
 def env(pods: Pods) -> list[Manifest]:
     """Return the job's variables; those in Secrets by reference."""
     secrets = pods.spec.kubernetes.get("secrets", {})
-    plain = {name: value.text for name, value in pods.spec.env.items() if name not in secrets}
+    plain = {name: value.text for name, value in pods.spec.program.env.items() if name not in secrets}
     values = [{"name": name, "value": unexpanded(text)} for name, text in plain.items()]
     keys: Manifest = {name: {"name": each["secret"], "key": each["key"]} for name, each in secrets.items()}
     if pods.number > 1 and SECRET not in {*plain, *keys}:
@@ -318,7 +321,7 @@ def _job_spec(pods: Pods, backoff: int) -> Manifest:
         "parallelism": pods.number,
         "backoffLimit": backoff,
         "podFailurePolicy": {"rules": _rules(backoff)},
-        **_limit("activeDeadlineSeconds", pods.spec.timeouts.job_s),
+        **_limit("activeDeadlineSeconds", pods.spec.limits.job_s),
         "template": pod_template(pods),
     }
 
@@ -351,7 +354,7 @@ def _trainjob(pods: Pods) -> Manifest:
         **given({"env": env(pods), "resourcesPerNode": resources(pods)}),
     }
     patch = {"manager": "distlaunch", "trainingRuntimeSpec": {"template": {"spec": _patch(pods)}}}
-    limit = _limit("activeDeadlineSeconds", pods.spec.timeouts.job_s)
+    limit = _limit("activeDeadlineSeconds", pods.spec.limits.job_s)
     reference = {"name": KUBERNETES.value(pods.spec.kubernetes, "runtime")}
     spec = {"runtimeRef": reference, **limit, "trainer": trainer, "runtimePatches": [patch]}
     return _workload(pods, "trainer.kubeflow.org/v1alpha1", "TrainJob", spec)

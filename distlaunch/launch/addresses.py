@@ -43,7 +43,7 @@ def ssh_address(spec: JobSpec) -> str | None:
 def _may_be_first(spec: JobSpec, index: int, node: NodeSpec) -> bool:
     if node.address or node.local:
         return False
-    return not spec.master_host if index == 0 else spec.elastic
+    return not spec.rendezvous.host if index == 0 else spec.elastic
 
 
 def _ask(node: NodeSpec) -> process.Child | None:

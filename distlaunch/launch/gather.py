@@ -196,12 +196,14 @@ class _Controller:
         self._door.seat(seats, ports_for(f"{self._gathering.label} {self._own.job}"))
         if self._own.node_rank not in (None, number := order.index(0)):
             self._say(renumbered(number, self._own.node_rank))
-        spec = self._spec._replace(nodes=tuple(nodes), min_nodes=self._fewest)
+        membership = self._spec.membership._replace(min_nodes=self._fewest)
         fixed, host = self._gathering.fixed, self._gathering.hosts[0]
         if not fixed and len(self._gathering.hosts) > 1:
             # The local address that launchers on other machines have used.
             host = next((each.reached for each in visitors if not each.here), "127.0.0.1")
-        return Gathered(spec._replace(master_host=host, master_port=port if fixed else None), self._door)
+        rendezvous = self._spec.rendezvous._replace(host=host, port=port if fixed else None)
+        spec = self._spec._replace(nodes=tuple(nodes), membership=membership, rendezvous=rendezvous)
+        return Gathered(spec, self._door)
 
     def _node(self, arrival: Arrival, visitor: InboundConnection | None) -> NodeSpec:
         reach = Joined(arrival.name, visitor.here) if visitor else Local()

@@ -54,7 +54,7 @@ class OwnRanks(Part):
         return tuple(
             messages.WorkerSpec(
                 *(each.local_rank, own.argv, own.cwd, own.paths, each.env, each.defaults),
-                one_device=self._spec.one_device,
+                one_device=self._spec.placement.one_device,
                 shares=shares[own.rank],
             )
             for each, own in zip(ranks.workers, planned, strict=True)
@@ -99,6 +99,6 @@ class OwnRanks(Part):
 
 def _plan(spec: JobSpec, first_rank: int) -> LaunchPlan:
     """Return the plan of this node alone, for its command line: the controller decides about the rest."""
-    facts = Facts(spec.python or "", 0)
+    facts = Facts(spec.program.python or "", 0)
     part = node_plan(spec._replace(backend="gloo"), facts, 0, NodeRank(0), first_rank)
     return LaunchPlan(spec, (part,), part.procs, "gloo", "", None)

@@ -104,7 +104,7 @@ def _plain(value: Any) -> Any:
 
 def check_port(spec: JobSpec, host: str, port: int | None) -> PortReport:
     """Check `port` (None = one that is free) on the first node of `spec`, which the others call `host`."""
-    asked = _with_here(spec._replace(spares=()), host)
+    asked = _with_here(spec._replace(membership=spec.membership._replace(spares=())), host)
     token = os.urandom(16).hex()
     with Agents(asked) as agents:
         report = _listening(agents, asked.nodes[0].label, host, port, token)
@@ -118,9 +118,9 @@ def check_port(spec: JobSpec, host: str, port: int | None) -> PortReport:
     unasked = []
     for index, failure in sorted(agents.failures.items()):
         node = asked.nodes[index]
-        advice = node.reach.advice(failure, node.python or asked.python)
+        advice = node.reach.advice(failure, node.python or asked.program.python)
         unasked.append(Unasked(node.label, failure.kind.value, failure.words, advice))
-    spares = tuple(node.label for node in spec.spares)
+    spares = tuple(node.label for node in spec.membership.spares)
     return report._replace(failures=tuple(unasked), here_counts=len(spec.nodes) == 1, spares=spares)
 
 
@@ -132,8 +132,8 @@ def _with_here(spec: JobSpec, host: str) -> JobSpec:
     if any(node.local for node in spec.nodes) or is_loopback(host) or not runs_ranks():
         return spec
     # The job's interpreter is for its own nodes.
-    nodes = [node._replace(python=node.python or spec.python) for node in spec.nodes]
-    return spec._replace(nodes=(*nodes, NodeSpec(HERE)), python=None)
+    nodes = [node._replace(python=node.python or spec.program.python) for node in spec.nodes]
+    return spec._replace(nodes=(*nodes, NodeSpec(HERE)), program=spec.program._replace(python=None))
 
 
 def _listening(agents: "Agents", node: str, host: str, port: int | None, token: str) -> PortReport:
@@ -260,7 +260,7 @@ class Agents:
         links = open_links(self._spec)
         for node, link in links.items():
             self._links.add(node, link)
-        self._await(set(links), (messages.Hello,), self._spec.timeouts.connect_s)
+        self._await(set(links), (messages.Hello,), self._spec.limits.connect_s)
         return self
 
     def __exit__(self, *error: object) -> None:

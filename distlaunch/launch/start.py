@@ -70,7 +70,7 @@ def start_run(spec: JobSpec, early: Link | None = None, listener: "InboundListen
     """
     if spec.hosts_unknown:
         raise UsageError(NO_ALLOCATION)
-    if spec.mpirun:
+    if spec.mpirun.argv:
         from distlaunch.plan.other_launchers import under_mpirun  # few jobs are for MPI
 
         spec = under_mpirun(spec, sys.executable)
@@ -125,7 +125,7 @@ def _check_notify(spec: JobSpec) -> None:
 
 def _check_master(spec: JobSpec) -> None:
     """Raise an error for an unknown master address, which ranks here would try again and again."""
-    host, here = spec.master_host, all(node.local for node in spec.pool) and not spec.container
+    host, here = spec.rendezvous.host, all(node.local for node in spec.pool) and not spec.container
     if not host or not here or spec.logs.torchrun or is_loopback(host):
         return
     import socket  # few jobs on one machine set it

@@ -53,7 +53,7 @@ class Controller:
         self._last_frame: dict[int, float] = {}
         self._flow_told = 0.0
         self._clock_offsets: dict[int, float] = {}
-        self._lease_s = start.spec.timeouts.lease_s
+        self._lease_s = start.spec.limits.lease_s
         self._heartbeat_s = self._lease_s / wire.HEARTBEATS
         self._next_heartbeat = self._now() + self._heartbeat_s
         self._next_watch = 0.0

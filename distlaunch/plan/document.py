@@ -13,7 +13,7 @@ def plan_document(plan: LaunchPlan, nodes: dict[NodeRank, list[WorkerPlan]]) -> 
     Inherited values, and values of variables with the name of a secret, are null. So is a port picked at the
     start.
     """
-    binding = plan.spec.binding
+    binding = plan.spec.placement.binding
     bound = {binding.key: list(binding.cpus) or binding.how} if binding else {}  # as in the job file
     return {
         "name": plan.spec.name,

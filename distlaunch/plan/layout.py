@@ -119,19 +119,19 @@ class LaunchPlan(Frozen):
     @property
     def unit(self) -> str:
         """Return the word for a worker in messages."""
-        return "torch agent" if self.spec.etcd else "mpirun" if self.spec.mpirun_hosts else "rank"
+        return "torch agent" if self.spec.rendezvous.etcd else "mpirun" if self.spec.mpirun.hosts else "rank"
 
     @property
     def meeting_place(self) -> str:
         """Return the endpoint of the rendezvous for people."""
-        if self.spec.etcd:
-            return f"etcd at {self.spec.etcd.endpoint}"
+        if self.spec.rendezvous.etcd:
+            return f"etcd at {self.spec.rendezvous.etcd.endpoint}"
         return f"MASTER_ADDR {self.master_addr}, {self.master_port or 'a free port'}"
 
     @property
     def join_s(self) -> float | None:
         """Return the join timeout in seconds; None = no limit, or torch agents apply it."""
-        return None if self.spec.etcd else self.spec.timeouts.join_s
+        return None if self.spec.rendezvous.etcd else self.spec.limits.join_s
 
 
 class Foreseen(Frozen):
@@ -175,7 +175,7 @@ def make_plan(spec: JobSpec, facts: Mapping[int, Facts], master_address: str | N
     _check_console(spec, world_size)
     together = spec.together([node.reach for node in nodes])
     address = _master_addr(spec, nodes[0].node, together, master_address)
-    return LaunchPlan(spec, tuple(nodes), world_size, backend, address, spec.master_port)
+    return LaunchPlan(spec, tuple(nodes), world_size, backend, address, spec.rendezvous.port)
 
 
 def _check_console(spec: JobSpec, world_size: int) -> None:
@@ -207,7 +207,7 @@ def node_plan(spec: JobSpec, fact: Facts, index: int, node_rank: NodeRank, first
     if procs > MAX_PROCS:
         text = f"{procs} workers on {node.label} are too many: at most {MAX_PROCS} are supported"
         raise spec.error(node.path, text)
-    binding = spec.binding
+    binding = spec.placement.binding
     if binding and binding.how == "listed" and len(binding.cpus) < procs:
         has = counted(procs, "worker")
         text = f"{node.label} has {has}, but CPUs are listed for only {len(binding.cpus)}"
@@ -218,12 +218,12 @@ def node_plan(spec: JobSpec, fact: Facts, index: int, node_rank: NodeRank, first
         label=node.label,
         reach=node.reach,
         first_rank=first_rank,
-        procs=1 if spec.etcd else procs,
-        torch_ranks=procs if spec.etcd else 0,
+        procs=1 if spec.rendezvous.etcd else procs,
+        torch_ranks=procs if spec.rendezvous.etcd else 0,
         gpus=gpus,
-        python=node.python or spec.python or fact.python,
-        workdir=node.workdir or spec.workdir,
-        env={**spec.env, **node.env},
+        python=node.python or spec.program.python or fact.python,
+        workdir=node.workdir or spec.program.workdir,
+        env={**spec.program.env, **node.env},
         place=node.place,
         logs=fact.logs,
     )
@@ -241,7 +241,7 @@ def choose_backend(spec: JobSpec, nodes: Sequence[NodePlan]) -> Backend:
 def _master_addr(spec: JobSpec, index: int, together: bool, master_address: str | None) -> str:
     first = spec.pool[index]
     # An endpoint in the job file means the first node. A replacement has its own address.
-    named = spec.master_host if index == 0 else None
+    named = spec.rendezvous.host if index == 0 else None
     if together:
         return named or "127.0.0.1"
     chosen = named or first.address or master_address or first.label
@@ -274,11 +274,11 @@ def meeting_of(plan: LaunchPlan, run_id: str, port: int, restart_count: int = 0)
     return contract.Rendezvous(
         master_addr=plan.master_addr,
         master_port=port,
-        run_id=plan.spec.rendezvous_id or run_id,
+        run_id=plan.spec.rendezvous.id or run_id,
         backend=plan.backend,
         restart_count=restart_count,
         max_restarts=plan.spec.restarts_before + plan.spec.restarts.most,
-        role=plan.spec.role,
+        role=plan.spec.program.role,
         signals=",".join(plan.spec.invocation.signals) or contract.HANDLED_SIGNALS,
     )
 
@@ -301,7 +301,7 @@ def workers(
 
     `interface` leads to MASTER_ADDR, and `source` is the address of the node on it.
     """
-    if plan.spec.etcd:
+    if plan.spec.rendezvous.etcd:
         return [_torch_agent(plan, node, meeting, interface, source)]
     return [_worker(plan, node, local_rank, meeting, interface) for local_rank in range(node.procs)]
 
@@ -313,7 +313,7 @@ def _worker(
     rank = node.first_rank + local_rank
     position = contract.Position(rank, place.local_rank, place.local_size, place.node_rank)
     shared = contract.shared_environment(meeting, plan.world_size, place.node_count)
-    own = contract.own_environment(position, plan.spec.one_device)
+    own = contract.own_environment(position, plan.spec.placement.one_device)
     return WorkerPlan(
         rank=rank,
         local_rank=local_rank,
@@ -354,7 +354,7 @@ def common_contract(workers: Sequence[WorkerPlan]) -> dict[str, str]:
 
 def _argv(plan: LaunchPlan, node: NodePlan, values: Mapping[str, str]) -> tuple[str, ...]:
     program, word = plan.spec.program, program_word(plan.spec, node)
-    args = (*program.words[1:], *plan.spec.args)
+    args = (*program.words[1:], *plan.spec.program.args)
     if plan.spec.invocation.placeholders:
         args = tuple(fill(argument, values) for argument in args)
     return (*program.before(node.python), word, *args)

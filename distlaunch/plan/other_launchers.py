@@ -6,7 +6,7 @@ ranks join an ordinary run at MASTER_ADDR and MASTER_PORT of the job.
 """
 
 from distlaunch.contract import Rendezvous
-from distlaunch.job.spec import FOREVER_S, EnvValue, JobSpec, NodeSpec, Program
+from distlaunch.job.spec import FOREVER_S, EnvValue, JobSpec, NodeSpec
 from distlaunch.job.text import fill
 from distlaunch.transports.ssh import Ssh
 
@@ -33,14 +33,14 @@ def agent_words(
 
 def agent_flags(spec: JobSpec, nodes: int, ranks: int, meeting: Rendezvous) -> list[str]:
     """Return the torchrun flags of agents that join through an etcd server."""
-    assert spec.etcd
-    join_s = FOREVER_S if spec.timeouts.join_s is None else spec.timeouts.join_s
-    conf = {"join_timeout": f"{max(1, round(join_s))}", **spec.etcd.conf}
+    assert spec.rendezvous.etcd
+    join_s = FOREVER_S if spec.limits.join_s is None else spec.limits.join_s
+    conf = {"join_timeout": f"{max(1, round(join_s))}", **spec.rendezvous.etcd.conf}
     return [
         f"--nnodes={nodes}",
         f"--nproc-per-node={ranks}",
         "--rdzv-backend=etcd-v2",
-        f"--rdzv-endpoint={spec.etcd.endpoint}",
+        f"--rdzv-endpoint={spec.rendezvous.etcd.endpoint}",
         f"--rdzv-id={meeting.run_id}",
         f"--rdzv-conf={','.join(f'{name}={value}' for name, value in conf.items())}",
         f"--max-restarts={meeting.max_restarts}",
@@ -50,8 +50,8 @@ def agent_flags(spec: JobSpec, nodes: int, ranks: int, meeting: Rendezvous) -> l
 
 def workers_flags(spec: JobSpec) -> list[str]:
     """Return the torchrun flags for worker settings that differ from the defaults."""
-    role = [f"--role={spec.role}"] if spec.role != "default" else []
-    return [*role, *(["--virtual-local-rank"] if spec.one_device else [])]
+    role = [f"--role={spec.program.role}"] if spec.program.role != "default" else []
+    return [*role, *(["--virtual-local-rank"] if spec.placement.one_device else [])]
 
 
 def program_flag(spec: JobSpec) -> list[str]:
@@ -61,7 +61,7 @@ def program_flag(spec: JobSpec) -> list[str]:
 
 def arguments(spec: JobSpec) -> tuple[str, ...]:
     """Return the arguments of the program with literal braces; torchrun fills in no placeholders."""
-    return tuple(fill(argument, {}) for argument in (*spec.program.words[1:], *spec.args))
+    return tuple(fill(argument, {}) for argument in (*spec.program.words[1:], *spec.program.args))
 
 
 _PASSED_ON = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT", "DISTLAUNCH_JOB_ID")
@@ -82,28 +82,32 @@ def under_mpirun(spec: JobSpec, python: str) -> JobSpec:
 
     `python` is the default interpreter; every node needs distlaunch installed for it.
     """
-    if not spec.mpirun or spec.mpirun_hosts:
+    if not spec.mpirun.argv or spec.mpirun.hosts:
         return spec
-    python = spec.python or python
+    python = spec.program.python or python
     hosts = tuple(("localhost" if node.local else node.label, _procs(spec, node)) for node in spec.nodes)
-    words = [*spec.mpirun[1:], "-n", str(sum(procs for _, procs in hosts))]
+    words = [*spec.mpirun.argv[1:], "-n", str(sum(procs for _, procs in hosts))]
     words += ["--host", ",".join(f"{host}:{procs}" for host, procs in hosts)]
     words += [python, "-m", "distlaunch", "exec", "--", *spec.program.before(python)]
     words += [spec.program.words[0], *arguments(spec)]
     return spec._replace(
         nodes=(spec.nodes[0]._replace(procs=1),),
-        program=Program("command", (spec.mpirun[0],)),
-        args=tuple(words),
-        env={**_settings(spec), **spec.env},
-        timeouts=spec.timeouts._replace(join_s=None, stall_s=None),  # `exec` watches the ranks
+        program=spec.program._replace(
+            kind="command",
+            words=(spec.mpirun.argv[0],),
+            placed=False,
+            args=tuple(words),
+            env={**_settings(spec), **spec.program.env},
+        ),
+        limits=spec.limits._replace(join_s=None, stall_s=None),  # `exec` watches the ranks
         invocation=spec.invocation._replace(placeholders=False),
-        mpirun_hosts=hosts,
+        mpirun=spec.mpirun._replace(hosts=hosts),
     )
 
 
 def rows(spec: JobSpec) -> list[tuple[str, int, int]]:
     """Return the host, local rank and rank of each rank, as placed by mpirun."""
-    places = [(host, local_rank) for host, procs in spec.mpirun_hosts for local_rank in range(procs)]
+    places = [(host, local_rank) for host, procs in spec.mpirun.hosts for local_rank in range(procs)]
     return [(*place, rank) for rank, place in enumerate(places)]
 
 
@@ -118,7 +122,7 @@ def _procs(spec: JobSpec, node: NodeSpec) -> int:
 
 def _settings(spec: JobSpec) -> dict[str, EnvValue]:
     """Return mpirun settings as variables, since options differ between Open MPI 4, 5 and MPICH."""
-    settings = {**_DEFAULTS, _EXPORTED: ";".join((*_PASSED_ON, *spec.env))}
+    settings = {**_DEFAULTS, _EXPORTED: ";".join((*_PASSED_ON, *spec.program.env))}
     reach = next((node.reach for node in spec.nodes if isinstance(node.reach, Ssh)), None)
     if reach and reach.options.config:
         shell = f"ssh -F {reach.options.config}"

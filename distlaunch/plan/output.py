@@ -60,7 +60,7 @@ def _by_torchrun(
     tee, redirected = (_has(std, local_rank, stream) for std in (logs.tee, logs.redirects))
     wanted = not logs.local_ranks or local_rank in logs.local_ranks
     file = f"attempt_{attempt}/{local_rank}/{STREAMS[stream]}.log" if tee or redirected else None
-    prefix = _prefix(logs.prefix, plan.spec.role, local_rank, rank) if tee else None
+    prefix = _prefix(logs.prefix, plan.spec.program.role, local_rank, rank) if tee else None
     return Destination(wanted and (tee or not redirected), prefix, file)
 
 

@@ -19,7 +19,10 @@ def shell_text(plan: LaunchPlan, nodes: dict[NodeRank, list[WorkerPlan]]) -> str
     Workers differ only by the variables in their line. The shell exports the values, because everyone on a
     node can read the arguments of programs such as env.
     """
-    blocks, binding = [_node_block(node, nodes[node.node_rank]) for node in plan.nodes], plan.spec.binding
+    blocks, binding = (
+        [_node_block(node, nodes[node.node_rank]) for node in plan.nodes],
+        plan.spec.placement.binding,
+    )
     bound = [f"# {binding.key} is left out: distlaunch's agent applies it on the node"] if binding else []
     return "\n".join([*_remarks(plan.spec), *bound, *blocks])
 
@@ -76,7 +79,7 @@ def _default_exports(worker: WorkerPlan) -> list[str]:
 def torchrun_text(plan: LaunchPlan, port: int) -> str:
     """Return the equivalent torchrun lines, with comments on differences."""
     spec = plan.spec
-    run_id = spec.rendezvous_id or spec.name
+    run_id = spec.rendezvous.id or spec.name
     meeting = Rendezvous(plan.master_addr, port, run_id, plan.backend, max_restarts=spec.restarts.most)
     lines = []
     for node in plan.nodes:
@@ -86,10 +89,10 @@ def torchrun_text(plan: LaunchPlan, port: int) -> str:
 
 def _torchrun_remarks(plan: LaunchPlan) -> list[str]:
     remarks = _remarks(plan.spec)
-    if used := placeholders_in([*plan.spec.program.words[1:], *plan.spec.args]):
+    if used := placeholders_in([*plan.spec.program.words[1:], *plan.spec.program.args]):
         names = ", ".join("{" + name + "}" for name in used)
         remarks.append(f"# torchrun can't fill in {names}: the script must read them itself")
-    binding = plan.spec.binding
+    binding = plan.spec.placement.binding
     if binding and binding.key == "cpu_binding":
         remarks.append("# cpu_binding is left out: torchrun binds only by NUMA node")
     return remarks
@@ -102,7 +105,7 @@ def _torchrun_line(plan: LaunchPlan, node: NodePlan, meeting: Rendezvous) -> str
     export = f"export {' '.join(exports)} && " if exports else ""
     program = program_word(spec, node)
     program = _quoted_path(program) if spec.program.placed else quote(program)
-    named = spec.pool[node.node].python or spec.python  # else from PATH
+    named = spec.pool[node.node].python or spec.program.python  # else from PATH
     torchrun = [_quoted_path(named), "-m", "torch.distributed.run"] if named else ["torchrun"]
     words = " ".join([*torchrun, *map(quote, flags), program, *map(quote, arguments(spec))])
     return f"(cd {_quoted_path(node.workdir)} && {export}exec {words})"
@@ -110,7 +113,7 @@ def _torchrun_line(plan: LaunchPlan, node: NodePlan, meeting: Rendezvous) -> str
 
 def _flags(plan: LaunchPlan, node: NodePlan, meeting: Rendezvous) -> list[str]:
     spec = plan.spec
-    if spec.etcd:
+    if spec.rendezvous.etcd:
         return [*agent_flags(spec, len(plan.nodes), node.torch_ranks, meeting), *program_flag(spec)]
     return [
         f"--nnodes={len(plan.nodes)}",
@@ -118,16 +121,16 @@ def _flags(plan: LaunchPlan, node: NodePlan, meeting: Rendezvous) -> list[str]:
         f"--nproc-per-node={node.procs}",
         f"--master-addr={plan.master_addr}",
         f"--master-port={meeting.master_port}",
-        *([f"--shutdown-timeout={spec.timeouts.stop_s:.0f}"] if "timeouts.stop" in spec.places else []),
+        *([f"--shutdown-timeout={spec.limits.stop_s:.0f}"] if "timeouts.stop" in spec.places else []),
         *job_flags(spec),
     ]
 
 
 def job_flags(spec: JobSpec) -> list[str]:
     """Return the torchrun flags of each node for job settings that differ from the defaults."""
-    binding = spec.binding
+    binding = spec.placement.binding
     return [
-        *([f"--rdzv-id={spec.rendezvous_id}"] if spec.rendezvous_id else []),
+        *([f"--rdzv-id={spec.rendezvous.id}"] if spec.rendezvous.id else []),
         *([f"--max-restarts={spec.restarts.most}"] if spec.restarts.most else []),
         *workers_flags(spec),
         *([f"--numa-binding={binding.how}"] if binding and binding.key == "numa_binding" else []),

@@ -275,7 +275,7 @@ def _mistakes(spec: JobSpec, scheduler: Scheduler) -> Iterator[tuple[str, str]]:
 
 
 def _missing(spec: JobSpec) -> Iterator[tuple[str, str]]:
-    workdir = os.path.expanduser(spec.workdir)
+    workdir = os.path.expanduser(spec.program.workdir)
     if not os.path.isdir(workdir):
         yield "workdir", f"{workdir} does not exist"
         return
@@ -283,7 +283,7 @@ def _missing(spec: JobSpec) -> Iterator[tuple[str, str]]:
     script = os.path.expanduser(path_in(workdir, program.words[0]))
     if program.placed and not os.path.isfile(script):
         yield ("command" if program.kind == "command" else program.kind), f"{script} does not exist"
-    python = "" if spec.container else spec.python or ""  # an image's can't be checked from here
+    python = "" if spec.container else spec.program.python or ""  # an image's can't be checked from here
     if "/" in python and not os.path.isfile(os.path.expanduser(python)):
         yield "python", f"{python} does not exist"
 
@@ -296,7 +296,7 @@ def workers(spec: JobSpec, gpus: object = None) -> int:
 
 def workdir(spec: JobSpec) -> str:
     """Return an existing directory for the output of a script that is not followed."""
-    return os.path.expanduser(spec.workdir)
+    return os.path.expanduser(spec.program.workdir)
 
 
 def plain_name(name: str) -> str:

@@ -131,7 +131,7 @@ def _warn_ranks(state: State, left_s: float | None, now: float) -> Step:
     announced = f"{_allocation_name(state)} ends {when}"
     name = signal.Signals(signum).name
     if state.phase is not Phase.RUNNING or signum in (signal.SIGTERM, signal.SIGINT):
-        stop_s = state.spec.timeouts.stop_s
+        stop_s = state.spec.limits.stop_s
         grace_s = stop_s if left_s is None else max(stop_s, left_s - SPARE_S)
         cause = Cause(f"{announced}: sent {name} to all ranks", STATUS, now)
         return state, (JobOver(cause, signum, grace_s),)
@@ -147,7 +147,7 @@ def _when(left_s: float | None) -> str:
 
 
 def _signal(state: State) -> int:
-    return signal.Signals[f"SIG{state.spec.on_warning}"]
+    return signal.Signals[f"SIG{state.spec.limits.on_warning}"]
 
 
 def _allocation_name(state: State) -> str:

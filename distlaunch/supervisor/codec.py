@@ -211,7 +211,7 @@ def _start(state: State, node: int, run_id: str) -> messages.StartWorkers:
     assert part is not None
     planned = _workers_of(state, part, run_id)
     shared = common_contract(planned)
-    times = state.spec.timeouts
+    times = state.spec.limits
     return messages.StartWorkers(
         attempt=state.attempt,
         run_id=run_id,
@@ -220,7 +220,7 @@ def _start(state: State, node: int, run_id: str) -> messages.StartWorkers:
         stall_s=times.stall_s,
         watch_port=state.port,
         hosts_store=part.node_rank == 0,
-        warning=signal.Signals[f"SIG{state.spec.on_warning}"],
+        warning=signal.Signals[f"SIG{state.spec.limits.on_warning}"],
         flight=state.plan.backend == "nccl",
         temporary=planned[0].temporary,
         # Variables that all workers of the node have in common are sent once.
@@ -244,7 +244,7 @@ def _environment(spec: JobSpec, worker: WorkerPlan, run_id: str) -> dict[str, st
 
 def binding_of(spec: JobSpec, part: NodePlan) -> messages.Binding | None:
     """Return the CPU binding that the job requests for the workers of a node."""
-    binding = spec.binding
+    binding = spec.placement.binding
     return messages.Binding(binding.how, part.gpus, tuple(binding.cpus)) if binding else None
 
 

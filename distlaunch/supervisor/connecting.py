@@ -89,7 +89,7 @@ def _first_try(state: State, node: Node) -> bool:
             return is_missing(node)
         case Reaping(tries=2):
             # Without a wait for other nodes, its time is the one for clearing the nodes still connected.
-            return not state.spec.timeouts.rejoin_s and state.due_at(Timer.CLEAR) is not None
+            return not state.spec.limits.rejoin_s and state.due_at(Timer.CLEAR) is not None
     return False
 
 
@@ -167,7 +167,7 @@ def _fenced(state: State, node: int, away: Away, now: float) -> State:
     """
     if not away.occupied or state.phase is Phase.STOPPING:
         return state.without_timers(Timer.FENCE, node=node)
-    times = state.spec.timeouts
+    times = state.spec.limits
     fence_at = now + times.lease_s + times.stop_s + FENCE_MARGIN_S
     return state.with_timer(Timer.FENCE, state.due_at(Timer.FENCE, node) or fence_at, node)
 
@@ -327,7 +327,7 @@ def on_image_pulled(event: ImagePulled, state: State, now: float) -> Step:
     container = state.spec.container
     if container is None or not isinstance(state.nodes[event.node], Connecting):
         return state, ()
-    left_s = state.spec.timeouts.connect_s if event.over else PULL_S
+    left_s = state.spec.limits.connect_s if event.over else PULL_S
     state = state.with_timer(Timer.ANSWER, now + left_s, event.node)
     what = "has" if event.over else "pulling"
     return state, (ShowMessage("info", f"{state.label(event.node)}: {what} image {container.image}"),)
@@ -337,7 +337,7 @@ def answer_overdue(state: State, node: int, now: float) -> Step:
     """Give up on a node that has not connected in time."""
     this = state.nodes[node]
     if isinstance(this, Connecting):
-        why = f"no agent within {state.spec.timeouts.connect_s:g} s (timeouts.connect)"
+        why = f"no agent within {state.spec.limits.connect_s:g} s (timeouts.connect)"
         return state, (GiveUp(node, why),)  # its `LinkEnded` follows, with everything received from it
     if not isinstance(this, Retrying) or this.failure is None:
         return state, ()
@@ -359,5 +359,5 @@ def retry_due(state: State, node: int, now: float) -> Step:
     assert isinstance(this, Retrying)
     state = state.with_node(node, Connecting(this.tries + 1, this.failure, this.away))
     if this.away:
-        state = state.with_timer(Timer.ANSWER, now + state.spec.timeouts.connect_s, node)
+        state = state.with_timer(Timer.ANSWER, now + state.spec.limits.connect_s, node)
     return preparing.connect(state, node)

@@ -12,7 +12,7 @@ from distlaunch.job.spec import EnvValue, JobSpec
 from distlaunch.job.text import is_secret, redacted
 from distlaunch.supervisor.events import Event
 
-VERSION = 5
+VERSION = 6
 """Version of events.jsonl. It changes whenever a line can't be read as before."""
 BEGAN, MESSAGE = "Began", "Message"
 """Names of the first line, and of messages. Other lines are events, named after their types."""
@@ -32,13 +32,14 @@ def fields_of(event: Event) -> dict[str, Any]:
 def without_secrets(spec: JobSpec) -> JobSpec:
     """Return `spec` without values that may be secrets or come from the environment of the caller."""
     nodes, spares = (
-        tuple(node._replace(env=_open(node.env)) for node in nodes) for nodes in (spec.nodes, spec.spares)
+        tuple(node._replace(env=_open(node.env)) for node in nodes)
+        for nodes in (spec.nodes, spec.membership.spares)
     )
-    args, words = tuple(redacted(spec.args)), tuple(redacted(spec.program.words))
-    program = spec.program._replace(words=words)
+    args, words = tuple(redacted(spec.program.args)), tuple(redacted(spec.program.words))
+    program = spec.program._replace(words=words, args=args, env=_open(spec.program.env))
     places = {path: place._replace(typed="") for path, place in spec.places.items()}  # of a --set
-    shown = spec._replace(args=args, program=program, places=places)
-    return shown._replace(env=_open(spec.env), nodes=nodes, spares=spares)
+    membership = spec.membership._replace(spares=spares)
+    return spec._replace(nodes=nodes, program=program, membership=membership, places=places)
 
 
 def _open(env: Mapping[str, EnvValue]) -> dict[str, EnvValue]:

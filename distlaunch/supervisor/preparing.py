@@ -64,7 +64,7 @@ def _ask_early(state: State, node: int) -> tuple[State, tuple[Action, ...]]:
         return state, ()
     actions: tuple[Action, ...] = ()
     if node == 0:
-        this, actions = this._replace(held=ASKED), (HoldPort(0, state.spec.master_port),)
+        this, actions = this._replace(held=ASKED), (HoldPort(0, state.spec.rendezvous.port),)
     if not foreseen.one_machine:
         this, actions = this._replace(asked=foreseen.address), (*actions, FindRoute(node, foreseen.address))
     return state.with_node(node, this), actions
@@ -79,7 +79,7 @@ def prepare(state: State, members: tuple[int, ...], now: float) -> Step:
         return state, (JobOver(Cause(str(error), error.exit_status, now)),)
     moved, first_time = _has_moved(state, plan, members[0]), state.plan is None
     state = _with_plan(state, plan)
-    state = state.with_timer(Timer.PREPARE, now + state.spec.timeouts.connect_s)
+    state = state.with_timer(Timer.PREPARE, now + state.spec.limits.connect_s)
     state, todo = _hold_port(state, plan, members[0])
     if plan.one_machine:
         way = Route("lo" if state.spec.one_machine else None, "127.0.0.1")
@@ -175,7 +175,7 @@ def on_port_usurped(event: PortUsurped, state: State, now: float) -> Step:
         return state, ()
     text = f"port {state.port} on {state.label(event.node)} was taken by {holders_words(event.owners)}"
     cause = Cause(text, Exit.PORT_TAKEN, now, node=event.node)
-    if state.spec.master_port is not None:
+    if state.spec.rendezvous.port is not None:
         return state, (JobOver(cause),)
     return state, (StartAgain(Why.PORT, cause, "restarting with another port"),)
 
@@ -278,7 +278,7 @@ def _owes_an_answer(state: State, node: int) -> bool:
 
 def prepare_overdue(state: State, now: float) -> Step:
     """Give up on a node that connected but no longer answers."""
-    limit = f"{state.spec.timeouts.connect_s:g} s (timeouts.connect)"
+    limit = f"{state.spec.limits.connect_s:g} s (timeouts.connect)"
     if state.attempt:  # it worked before, so it is lost, and the job may continue without it
         late = [i for i in state.members if _owes_an_answer(state, i)]
         return state, tuple(GiveUp(i, f"no answer within {limit}") for i in late)
@@ -309,7 +309,7 @@ def _mismatches(state: State) -> tuple[ShowMessage, ...]:
 def _missing_gpus(state: State, index: int) -> tuple[str, str] | None:
     """Return the words before and after the names of nodes with too few GPUs visible to the agent."""
     expected, visible = state.spec.pool[index].gpus, facts_of(state.nodes[index]).gpus
-    env: Env = {**state.spec.env, **state.spec.pool[index].env}
+    env: Env = {**state.spec.program.env, **state.spec.pool[index].env}
     if not expected or visible is None or visible >= expected or CHOOSES_GPUS in env:
         return None
     there = "none is" if not visible else f"only {visible} {'is' if visible == 1 else 'are'}"
@@ -331,7 +331,7 @@ def _misnamed(event: RouteFound, state: State) -> tuple[tuple[str, str, str], ..
     if not event.interfaces:
         return ()
     given = {name: EnvValue(text) for name, text in event.named}
-    env: Mapping[str, EnvValue] = {**given, **state.spec.env, **state.spec.pool[event.node].env}
+    env: Mapping[str, EnvValue] = {**given, **state.spec.program.env, **state.spec.pool[event.node].env}
     way = f"; the route to the other nodes uses {event.interface}" if event.interface else ""
     interfaces = dict(event.interfaces)
     return tuple(

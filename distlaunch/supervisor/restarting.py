@@ -106,7 +106,7 @@ def node_back(found: NodeBack, state: State, now: float) -> Step:
         return state, (ShowMessage("info", back),) if state.wait_told else ()
     if len(state.members) >= len(state.spec.nodes) or found.node in state.members:
         return state, ()
-    if state.spec.grow == "now":
+    if state.spec.membership.grow == "now":
         cause = Cause(back, Exit.OK, now, node=found.node)
         return state, (StartAgain(Why.GROWTH, cause, "restarting to include it"),)
     return state, (ShowMessage("info", f"{back}; it rejoins at the next restart"),)
@@ -116,11 +116,11 @@ def _restart(state: State, why: Why, cause: Cause, what: str, now: float) -> Ste
     lived_s = now - state.started_at if state.started_at and state.phase is Phase.RUNNING else 0.0
     delay_s = _backoff_s(state, lived_s) if why is Why.FAILURE else 0.0
     wait = f" in {delay_s:.1f} s" if delay_s else ""
-    grace_s = state.spec.timeouts.stop_s
+    grace_s = state.spec.limits.stop_s
     restarts = (*state.restarts, Restart(now, why, cause, lived_s))
     state = state._replace(phase=Phase.RESTARTING, restarts=restarts, wait_told=False)
     state = with_end_of_workers(state.without_timers(Timer.PREPARE), Timer.CLEAR, grace_s, now)
-    for timer, wait_s in ((Timer.BACKOFF, delay_s), (Timer.REJOIN, state.spec.timeouts.rejoin_s)):
+    for timer, wait_s in ((Timer.BACKOFF, delay_s), (Timer.REJOIN, state.spec.limits.rejoin_s)):
         if wait_s:
             state = state.with_timer(timer, now + wait_s)
     message = ShowMessage("info" if why is Why.GROWTH else "warning", f"{cause.text}; {what}{wait}")
@@ -191,7 +191,7 @@ def _nobody_came(state: State, found: int) -> JobOver:
     cause = state.restarts[-1].cause
     waited = "" if may_return(state) else "; no lost node can return"
     if state.due_at(Timer.REJOIN) is None:
-        waited = f" after waiting {span_words(state.spec.timeouts.rejoin_s)} (timeouts.rejoin)"
+        waited = f" after waiting {span_words(state.spec.limits.rejoin_s)} (timeouts.rejoin)"
     for index, node in enumerate(state.nodes):
         unfit = unfit_words(node)
         waited += f"; {state.label(index)} can't be used: {unfit}" if unfit else ""

@@ -51,7 +51,7 @@ def on_ranks_stalled(event: RanksStalled, state: State, now: float) -> Step:
 
 
 def _limit_s(state: State) -> float:
-    return state.spec.timeouts.stall_s or FOREVER_S
+    return state.spec.limits.stall_s or FOREVER_S
 
 
 def _settle_s(state: State) -> float:
@@ -64,7 +64,7 @@ def _stalled(state: State) -> list[Worker]:
 
 def stall_message_due(state: State, now: float) -> Step:
     """Report which ranks are stalled and which are not, and request the stacks of the stalled ones."""
-    acts, again = state.spec.on_stall != "warn", state.stall_told
+    acts, again = state.spec.limits.on_stall != "warn", state.stall_told
     message = ShowMessage("warning", _stall_words(state, again))
     # Only of ranks without a known stack. The stack of a rank stopped by a signal is meaningless.
     ranks = [w.rank for w in _stalled(state)[:MAX_DUMPS] if not (w.stack or w.stopped_pid)]
@@ -176,7 +176,7 @@ def _short_path(path: str) -> str:
 def stall_act_due(state: State, now: float) -> Step:
     """Stop or restart the job, as `on_stall` demands."""
     cause = _cause(state, now)
-    return state, (AttemptFailed(cause) if state.spec.on_stall == "restart" else JobOver(cause),)
+    return state, (AttemptFailed(cause) if state.spec.limits.on_stall == "restart" else JobOver(cause),)
 
 
 def _cause(state: State, now: float) -> Cause:

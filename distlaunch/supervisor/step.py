@@ -40,9 +40,9 @@ def begin(spec: JobSpec, now: float, chance: float = 0.0) -> tuple[State, tuple[
     `chance` is a number from 0 to 1 that differs from run to run.
     """
     pool = range(len(spec.pool))
-    timers = {Alarm(Timer.ANSWER, node): now + spec.timeouts.connect_s for node in pool}
-    if spec.timeouts.job_s is not None:
-        timers[Alarm(Timer.JOB)] = now + spec.timeouts.job_s
+    timers = {Alarm(Timer.ANSWER, node): now + spec.limits.connect_s for node in pool}
+    if spec.limits.job_s is not None:
+        timers[Alarm(Timer.JOB)] = now + spec.limits.job_s
     state = State(
         spec=spec, nodes=Nodes([Connecting()] * len(pool)), began_at=now, chance=chance, timers=timers
     )

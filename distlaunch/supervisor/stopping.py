@@ -43,7 +43,7 @@ def end_job(found: JobOver, state: State, now: float) -> Step:
     if state.phase is Phase.STOPPING:
         return state, ()
     cause = found.cause
-    grace_s = state.spec.timeouts.stop_s if found.grace_s is None else found.grace_s
+    grace_s = state.spec.limits.stop_s if found.grace_s is None else found.grace_s
     grace_s = grace_s if cause else 0.0
     state = state.unwatched()._replace(phase=Phase.STOPPING, verdict=Verdict(cause, now), timers={})
     state = state._replace(asked=None)  # an answer of the scheduler no longer matters
@@ -54,7 +54,7 @@ def end_job(found: JobOver, state: State, now: float) -> Step:
 
 def job_overdue(state: State, now: float) -> Step:
     """End a job that has exceeded its time limit."""
-    text = f"the job timed out after {span_words(state.spec.timeouts.job_s or 0.0)} (timeouts.job)"
+    text = f"the job timed out after {span_words(state.spec.limits.job_s or 0.0)} (timeouts.job)"
     return state, (JobOver(Cause(text, Exit.TIMEOUT, now)),)
 
 

@@ -239,7 +239,7 @@ def _unusable_nodes(state: State) -> list[str]:
     for index, node in enumerate(state.nodes):
         if isinstance(node, Unusable) and (failure := failure_of(node)):
             there = state.spec.pool[index]
-            python = there.python or state.spec.python
+            python = there.python or state.spec.program.python
             container = state.spec.container
             inside = advice_for(failure, container, python) if container else ""
             what = inside or there.reach.advice(failure, python)

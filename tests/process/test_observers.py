@@ -22,10 +22,8 @@ def job(folder: Path, script: str, procs: int = 2) -> JobSpec:
     return JobSpec(
         "toy",
         (NodeSpec("here", gpus=0, procs=procs),),
-        Program("command", ("sh",)),
-        str(folder),
+        Program("command", ("sh",), workdir=str(folder), args=("-c", script)),
         Logs(str(folder / "runs")),
-        args=("-c", script),
         invocation=Invocation(placeholders=False),
     )
 

@@ -18,7 +18,7 @@ from tests.process.commands import completed
 
 
 def spec_of(node: NodeSpec, python: str | None = None) -> JobSpec:
-    return JobSpec("job", (node,), Program("command", ("true",)), "/", Logs("/"), python=python)
+    return JobSpec("job", (node,), Program("command", ("true",), workdir="/", python=python), Logs("/"))
 
 
 @pytest.fixture

@@ -13,7 +13,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distlaunch.contract import Rendezvous
-from distlaunch.job.spec import Binding, EnvValue, JobSpec, Logs, NodeSpec, Program
+from distlaunch.job.spec import (
+    NO_ENV,
+    Binding,
+    Env,
+    EnvValue,
+    JobSpec,
+    Logs,
+    NodeSpec,
+    Placement,
+    Program,
+    RendezvousSpec,
+)
 from distlaunch.plan.layout import Facts, LaunchPlan, make_plan, workers
 from distlaunch.plan.shell_text import shell_text, torchrun_text
 from distlaunch.transports.ssh import Ssh
@@ -27,6 +38,7 @@ SHELLS = sorted(
 TELL = "import json,os,sys;os.write(1,json.dumps([sys.argv[1:],dict(os.environ)]).encode()+b'\\n')"
 TELLER = (sys.executable, "-I", "-S", "-c", TELL)
 """A worker that prints its arguments and its environment."""
+PROGRAM = Program("command", TELLER)
 MEETING = Rendezvous("10.0.0.1", 29500, "run-1", "gloo")
 
 # A prefix keeps clear of names that belong to the shell, such as IFS, PWD or bash's readonly UID.
@@ -34,10 +46,17 @@ env_names = st.text("ABC_19", max_size=4).map("V_".__add__)
 envs = st.dictionaries(env_names, process_text, max_size=4)
 
 
-def job(args: Sequence[str] = (), env: Mapping[str, EnvValue] | None = None, **changes: Any) -> JobSpec:
+def job(
+    args: Sequence[str] = (),
+    env: Env = NO_ENV,
+    program: Program = PROGRAM,
+    **changes: Any,
+) -> JobSpec:
+    program = program._replace(
+        workdir=changes.pop("workdir", "/"), args=tuple(args), env=env, python=changes.pop("python", None)
+    )
     nodes = tuple(NodeSpec(f"n{i}", Ssh(f"n{i}")) for i in range(changes.pop("count", 1)))
-    spec = JobSpec("job", nodes, Program("command", TELLER), "/", Logs("/logs"))
-    return spec._replace(args=tuple(args), env=env or {}, **changes)
+    return JobSpec("job", nodes, program, Logs("/logs"))._replace(**changes)
 
 
 def plan_of(spec: JobSpec) -> LaunchPlan:
@@ -68,7 +87,7 @@ def plain(values: Mapping[str, str]) -> dict[str, EnvValue]:
 def test_arguments_and_variables_arrive_exactly(shell: str, args: list[str], env: dict[str, str]) -> None:
     plan = plan_of(job(args, plain(env)))
     ((argv, environ),) = run_in(shell, text_of(plan))
-    assert argv == list(plan.spec.args)
+    assert argv == list(plan.spec.program.args)
     assert {name: environ[name] for name in env} == env
 
 
@@ -97,7 +116,8 @@ def test_a_missing_inherited_variable_stops_the_worker_and_is_named(shell: str) 
 
 @pytest.mark.parametrize("shell", SHELLS)
 def test_each_worker_of_a_block_gets_its_own_contract_and_the_block_waits_for_all(shell: str) -> None:
-    spec = job(["{rank}", "{{rank}}"])._replace(nodes=(NodeSpec("n0", procs=3),), rendezvous_id="an 'id'")
+    spec = job(["{rank}", "{{rank}}"], rendezvous=RendezvousSpec(id="an 'id'"))
+    spec = spec._replace(nodes=(NodeSpec("n0", procs=3),))
     plan = plan_of(spec)
     told = run_in(shell, text_of(plan))
     assert [argv for argv, _ in told] == [["0", "{rank}"], ["1", "{rank}"], ["2", "{rank}"]]
@@ -215,7 +235,12 @@ def told_to_torchrun(teller: Callable[[str], str]) -> Callable[[LaunchPlan, int]
 def test_torchruns_line_says_the_same_as_the_plan(
     told_to_torchrun: Callable[[LaunchPlan, int], list[Any]], program: Program, words: list[str], node: int
 ) -> None:
-    spec = job(["-x", "$(id)", ""], {"V_A": EnvValue("b 'c'")}, program=program, rendezvous_id="an id")
+    spec = job(
+        ["-x", "$(id)", ""],
+        {"V_A": EnvValue("b 'c'")},
+        program=program,
+        rendezvous=RendezvousSpec(id="an id"),
+    )
     spec = spec._replace(nodes=(NodeSpec("n0", Ssh("n0"), procs=2), NodeSpec("n1", Ssh("n1"), procs=2)))
     argv, environ = told_to_torchrun(plan_of(spec), node)
     place = ["--nnodes=2", f"--node-rank={node}", "--nproc-per-node=2", "--master-addr=10.0.0.1"]
@@ -228,8 +253,12 @@ def test_torchruns_line_says_the_same_as_the_plan(
     [
         ({"args": ("--rank={rank}",)}, "", "# torchrun can't fill in {rank}"),
         ({"program": Program("command", ("a.out", "--rank={rank}"))}, "", "# torchrun can't fill in {rank}"),
-        ({"binding": Binding("cores")}, "# cpu_binding is left out:", "# cpu_binding is left out:"),
-        ({"binding": Binding("core-complex")}, "# numa_binding is left out:", ""),
+        (
+            {"placement": Placement(binding=Binding("cores"))},
+            "# cpu_binding is left out:",
+            "# cpu_binding is left out:",
+        ),
+        ({"placement": Placement(binding=Binding("core-complex"))}, "# numa_binding is left out:", ""),
         ({"args": ("{{rank}}",)}, "", ""),
     ],
     ids=["in the arguments", "in the command", "cores", "NUMA", "a literal brace"],

@@ -120,7 +120,7 @@ class Room(Transport):
 def test_a_toy_transport_reaches_a_node_and_tells_why_it_does_not(tmp_path: Path) -> None:
     rooms = [Room(listener=True), Room(listener=False)]
     nodes = tuple(NodeSpec(f"room{i}", room) for i, room in enumerate(rooms))
-    spec = JobSpec("job", nodes, Program("command", ("true",)), str(tmp_path), Logs(str(tmp_path)))
+    spec = JobSpec("job", nodes, Program("command", ("true",), workdir=str(tmp_path)), Logs(str(tmp_path)))
     with Agents(spec) as agents:
         answers = agents.ask({0: FindRoute("127.0.0.1")}, (RouteFound,))
         assert (answers[0].interface, agents.present) == ("lo", [0])

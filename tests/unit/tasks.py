@@ -12,7 +12,8 @@ def task_environment(task: Task, environ: Mapping[str, str], endpoint: tuple[str
     arrival = exec_task.gathering_of(task, False, environ).arrival
     spec = exec_task.job_of(task, ["true"], arrival)
     host, port = endpoint
-    spec = spec._replace(nodes=spec.nodes * task.size, master_host=host, master_port=port)
+    rendezvous = spec.rendezvous._replace(host=host, port=port)
+    spec = spec._replace(nodes=spec.nodes * task.size, rendezvous=rendezvous)
     plan = make_plan(spec, {node: Facts("python") for node in range(task.size)})
     meeting = meeting_of(plan, "run", port, spec.restarts_before)
     (worker,) = workers(plan, plan.nodes[task.rank], meeting)

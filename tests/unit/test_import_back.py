@@ -92,9 +92,9 @@ def test_a_command_comes_back_from_its_job_file(
 def test_variables_and_paths_survive_the_import(env: dict[str, str], folder: str) -> None:
     words = [*(f"{name}={value}" for name, value in env.items()), "torchrun", f"--log-dir={folder}", "x.py"]
     spec = spec_of(command_draft(words, CPUS).text())
-    assert {name: value.text for name, value in spec.env.items()} == env
+    assert {name: value.text for name, value in spec.program.env.items()} == env
     assert spec.logs.folder == os.path.normpath(os.path.join(FOLDER, folder))
-    assert (spec.workdir, spec.program.words) == (FOLDER, ("x.py",))
+    assert (spec.program.workdir, spec.program.words) == (FOLDER, ("x.py",))
 
 
 @given(argument=braces)

@@ -37,7 +37,7 @@ def test_a_hostfile_becomes_a_job(text: str, keys: dict[str, Any]) -> None:
 def test_doubled_braces_become_a_comment() -> None:
     draft = hostfile_draft("a\n", "hosts", ["x.py", "{epoch}"])
     assert "{{epoch}}: doubled braces" in comments(draft)
-    assert fill(spec_of(draft.text()).args[0], {}) == "{epoch}"
+    assert fill(spec_of(draft.text()).program.args[0], {}) == "{epoch}"
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from distlaunch.compat.torchrun_job import Here, job_of
 from distlaunch.errors import DistlaunchError
 from distlaunch.job.fields import JOB
 from tests.unit.drafts import CONFIGS, CPUS, accelerated, comments, imported, keys_of
-from tests.unit.samples import spec_of
+from tests.unit.samples import found_at, spec_of
 
 # torchrun
 
@@ -330,6 +330,5 @@ def test_a_flag_means_the_same_in_a_job_file_and_in_torchrun(words: str) -> None
     file = spec_of(imported(f"torchrun {words} x.py").text())
     flags = parse_flags([*words.split(), "x.py"], {})
     there = job_of(flags, Here("/", "host", "python3", ("/tmp",), 0, 1, {}))
-    for field in ("role", "one_device", "binding", "rendezvous_id"):
-        assert getattr(file, field) == getattr(there, field)
-    assert file.restarts.most == there.restarts.most
+    for path in ("program.role", "placement", "rendezvous.id", "restarts.most"):
+        assert found_at(file, path) == found_at(there, path)

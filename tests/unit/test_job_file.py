@@ -202,7 +202,7 @@ def test_any_document_of_known_keys_loads_or_is_refused_in_words(
         assert all(problem.line > 0 and problem.text for problem in error.problems)
     else:
         assert spec.nodes
-        assert os.path.isabs(spec.workdir)
+        assert os.path.isabs(spec.program.workdir)
 
 
 @given(st.text(max_size=30), st.text(max_size=30))

@@ -11,7 +11,7 @@ import yaml
 
 from distlaunch.job.fields import JOB, reference
 from distlaunch.job.file import load_job
-from distlaunch.job.spec import Binding, EnvValue, Timeouts
+from distlaunch.job.spec import Binding, EnvValue, Limits
 from distlaunch.job.types import BUILT, Either, Field, ListOf, Record, Type, duration_text
 from distlaunch.plan.start_advice import unstarted_advice
 from distlaunch.schedulers import job_keys
@@ -36,44 +36,56 @@ KEYS: dict[str, tuple[str, str, Any]] = {
     "hostfile": ("hostfile: hosts", "nodes.0.reach", Ssh("from-hostfile")),
     "gpus_per_node": ("gpus_per_node: 8", "nodes.0.gpus", 8),
     "procs_per_node": ("procs_per_node: 6", "nodes.0.procs", 6),
-    "numa_binding": ("numa_binding: core-complex", "binding", Binding("core-complex")),
-    "cpu_binding": ("cpu_binding: [0-3, 4, '5,7']", "binding", Binding("listed", ("0-3", "4", "5,7"))),
+    "numa_binding": ("numa_binding: core-complex", "placement.binding", Binding("core-complex")),
+    "cpu_binding": (
+        "cpu_binding: [0-3, 4, '5,7']",
+        "placement.binding",
+        Binding("listed", ("0-3", "4", "5,7")),
+    ),
     "backend": ("backend: gloo", "backend", "gloo"),
-    "rendezvous.endpoint": ("rendezvous: {endpoint: 'm:29500'}", "master_port", 29500),
-    "rendezvous.backend": ("rendezvous: {backend: etcd-v2, endpoint: 'e:1'}", "etcd.endpoint", "e:1"),
+    "rendezvous.endpoint": ("rendezvous: {endpoint: 'm:29500'}", "rendezvous.port", 29500),
+    "rendezvous.backend": (
+        "rendezvous: {backend: etcd-v2, endpoint: 'e:1'}",
+        "rendezvous.etcd.endpoint",
+        "e:1",
+    ),
     "rendezvous.conf": (
         "rendezvous: {backend: etcd-v2, endpoint: 'e:1', conf: {read_timeout: 9}}",
-        "etcd.conf",
+        "rendezvous.etcd.conf",
         {"read_timeout": "9"},
     ),
-    "rendezvous.id": ("rendezvous: {id: my-job}", "rendezvous_id", "my-job"),
-    "master_addr": ("master_addr: 10.0.0.1", "master_host", "10.0.0.1"),
-    "master_port": ("master_port: 29501", "master_port", 29501),
+    "rendezvous.id": ("rendezvous: {id: my-job}", "rendezvous.id", "my-job"),
+    "master_addr": ("master_addr: 10.0.0.1", "rendezvous.host", "10.0.0.1"),
+    "master_port": ("master_port: 29501", "rendezvous.port", 29501),
     "script": ("script: train.py", "program.words", ("train.py",)),
     "module": ("module: pkg.train", "program.words", ("pkg.train",)),
     "command": ("command: [./a.out, -x, 3]", "program.words", ("./a.out", "-x", "3")),
-    "args": ("args: [--epochs, '10', -3]", "args", ("--epochs", "10", "-3")),
-    "env": ("env: {NCCL_DEBUG: WARN, N: 1}", "env", {"NCCL_DEBUG": EnvValue("WARN"), "N": EnvValue("1")}),
-    "python": ("python: venv/bin/python", "python", "{here}/venv/bin/python"),
-    "workdir": ("workdir: sub/..", "workdir", "{here}"),
-    "timeouts.connect": ("timeouts: {connect: 5s}", "timeouts.connect_s", 5.0),
-    "timeouts.join": ("timeouts: {join: 2m}", "timeouts.join_s", 120.0),
-    "timeouts.stop": ("timeouts: {stop: 250ms}", "timeouts.stop_s", 0.25),
-    "timeouts.job": ("timeouts: {job: 1.5h}", "timeouts.job_s", 5400.0),
-    "timeouts.lease": ("timeouts: {lease: 6s}", "timeouts.lease_s", 6.0),
-    "timeouts.rejoin": ("timeouts: {rejoin: 1m}", "timeouts.rejoin_s", 60.0),
-    "timeouts.stall": ("timeouts: {stall: 1h}", "timeouts.stall_s", 3600.0),
+    "args": ("args: [--epochs, '10', -3]", "program.args", ("--epochs", "10", "-3")),
+    "env": (
+        "env: {NCCL_DEBUG: WARN, N: 1}",
+        "program.env",
+        {"NCCL_DEBUG": EnvValue("WARN"), "N": EnvValue("1")},
+    ),
+    "python": ("python: venv/bin/python", "program.python", "{here}/venv/bin/python"),
+    "workdir": ("workdir: sub/..", "program.workdir", "{here}"),
+    "timeouts.connect": ("timeouts: {connect: 5s}", "limits.connect_s", 5.0),
+    "timeouts.join": ("timeouts: {join: 2m}", "limits.join_s", 120.0),
+    "timeouts.stop": ("timeouts: {stop: 250ms}", "limits.stop_s", 0.25),
+    "timeouts.job": ("timeouts: {job: 1.5h}", "limits.job_s", 5400.0),
+    "timeouts.lease": ("timeouts: {lease: 6s}", "limits.lease_s", 6.0),
+    "timeouts.rejoin": ("timeouts: {rejoin: 1m}", "limits.rejoin_s", 60.0),
+    "timeouts.stall": ("timeouts: {stall: 1h}", "limits.stall_s", 3600.0),
     "restarts": ("restarts: 3", "restarts.most", 3),
     "restarts.max": ("restarts: {max: 3}", "restarts.most", 3),
     "restarts.backoff": ("restarts: {backoff: 5s}", "restarts.backoff_s", 5.0),
     "restarts.window": ("restarts: {window: 2h}", "restarts.window_s", 7200.0),
     "min_nodes": ("nodes: 3\nmin_nodes: 2", "fewest", 2),
     "spares": ("nodes: [a]\nspares: [z]", "pool.1.reach", Ssh("z")),
-    "elastic.grow": ("elastic: {grow: now}", "grow", "now"),
-    "role": ("role: trainer", "role", "trainer"),
-    "virtual_local_rank": ("virtual_local_rank: true", "one_device", True),
-    "on_warning": ("on_warning: USR1", "on_warning", "USR1"),
-    "on_stall": ("on_stall: stop", "on_stall", "stop"),
+    "elastic.grow": ("elastic: {grow: now}", "membership.grow", "now"),
+    "role": ("role: trainer", "program.role", "trainer"),
+    "virtual_local_rank": ("virtual_local_rank: true", "placement.one_device", True),
+    "on_warning": ("on_warning: USR1", "limits.on_warning", "USR1"),
+    "on_stall": ("on_stall: stop", "limits.on_stall", "stop"),
     "logs.dir": ("logs: {dir: out}", "logs.folder", "{here}/out"),
     "logs.console": ("logs: {console: [0, 3]}", "logs.console", (0, 3)),
     "logs.fold": ("logs: {fold: true}", "logs.fold", True),
@@ -102,7 +114,7 @@ KEYS: dict[str, tuple[str, str, Any]] = {
         "nodes.0.reach",
         Command("a", ("tsh", "ssh", "{host}", "--"), shell=True),
     ),
-    "mpirun": ("mpirun: [mpirun, -v]", "mpirun", ("mpirun", "-v")),
+    "mpirun": ("mpirun: [mpirun, -v]", "mpirun.argv", ("mpirun", "-v")),
     "container.image": ("container: {image: 'a/b:1'}", "container.image", "a/b:1"),
     "container.runtime": (
         "container: {image: i, runtime: [podman, --root=/r]}",
@@ -214,11 +226,11 @@ def test_defaults_of_the_smallest_job(load: Load, tmp_path: Path) -> None:
     assert spec.name == "job"
     assert [node.reach for node in spec.nodes] == [Local()]
     assert spec.backend == "auto"
-    assert spec.workdir == str(tmp_path)
+    assert spec.program.workdir == str(tmp_path)
     assert spec.logs.folder == f"{tmp_path}/runs"
-    assert spec.timeouts == Timeouts(30.0, 600.0, 10.0, None, 30.0, 300.0, 600.0)
-    assert (spec.master_host, spec.master_port, spec.python) == (None, None, None)
-    assert (spec.args, spec.env) == ((), {})
+    assert spec.limits == Limits(30.0, 600.0, 10.0, None, 30.0, 300.0, 600.0)
+    assert (spec.rendezvous.host, spec.rendezvous.port, spec.program.python) == (None, None, None)
+    assert (spec.program.args, spec.program.env) == ((), {})
 
 
 # Nodes
@@ -256,14 +268,14 @@ def test_a_nodes_counts_override_the_jobs(load: Load) -> None:
 
 def test_the_endpoint_overrides_master_addr_and_port(load: Load) -> None:
     text = "script: a\nmaster_addr: x\nmaster_port: 1\nrendezvous: {endpoint: 'y:2'}"
-    assert (load(text).master_host, load(text).master_port) == ("y", 2)
+    assert (load(text).rendezvous.host, load(text).rendezvous.port) == ("y", 2)
 
 
 def test_null_takes_the_callers_variable_and_marks_it_as_secret(
     load: Load, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SOME_TOKEN", "s3cret")
-    assert load("script: a\nenv: {SOME_TOKEN: null}").env == {
+    assert load("script: a\nenv: {SOME_TOKEN: null}").program.env == {
         "SOME_TOKEN": EnvValue("s3cret", inherited=True)
     }
 
@@ -274,21 +286,25 @@ def test_null_takes_the_callers_variable_and_marks_it_as_secret(
 @pytest.mark.parametrize(
     ("text", "path", "expected"),
     [
-        pytest.param("script: a\nworkdir: ../w", "workdir", "{parent}/w", id="up"),
-        pytest.param("script: a\nworkdir: /abs/w/.", "workdir", "/abs/w", id="absolute"),
-        pytest.param("script: a\nworkdir: ~/w/../v", "workdir", "~/v", id="the node's home"),
-        pytest.param("script: a\nworkdir: ~/../v", "workdir", "~/../v", id="beside the node's home"),
-        pytest.param("script: a\nworkdir: '~'", "workdir", "~", id="the node's home itself"),
-        pytest.param("script: a\nworkdir: ~//w", "workdir", "~/w", id="two slashes"),
-        pytest.param("script: a\nworkdir: ./~/w", "workdir", "{here}/~/w", id="a folder called ~"),
+        pytest.param("script: a\nworkdir: ../w", "program.workdir", "{parent}/w", id="up"),
+        pytest.param("script: a\nworkdir: /abs/w/.", "program.workdir", "/abs/w", id="absolute"),
+        pytest.param("script: a\nworkdir: ~/w/../v", "program.workdir", "~/v", id="the node's home"),
+        pytest.param("script: a\nworkdir: ~/../v", "program.workdir", "~/../v", id="beside the node's home"),
+        pytest.param("script: a\nworkdir: '~'", "program.workdir", "~", id="the node's home itself"),
+        pytest.param("script: a\nworkdir: ~//w", "program.workdir", "~/w", id="two slashes"),
+        pytest.param("script: a\nworkdir: ./~/w", "program.workdir", "{here}/~/w", id="a folder called ~"),
         pytest.param(
             "script: a\nnodes: [{host: b, workdir: ~/w}]", "nodes.0.workdir", "~/w", id="a node's home"
         ),
         pytest.param(
             "script: a\nnodes: [{host: b, python: ~/v/py}]", "nodes.0.python", "~/v/py", id="a node's python"
         ),
-        pytest.param("script: a\npython: python3.12", "python", "python3.12", id="a bare python is for PATH"),
-        pytest.param("script: a\npython: ~/v/python", "python", "~/v/python", id="python at home there"),
+        pytest.param(
+            "script: a\npython: python3.12", "program.python", "python3.12", id="a bare python is for PATH"
+        ),
+        pytest.param(
+            "script: a\npython: ~/v/python", "program.python", "~/v/python", id="python at home there"
+        ),
         pytest.param("script: a\nlogs: {dir: ~/r}", "logs.folder", "/home/me/r", id="logs are here"),
         pytest.param(
             "script: a\nnodes: [a]\nssh: {config: ~/c}",
@@ -329,7 +345,7 @@ def test_the_callers_directory_does_not_matter(
 ) -> None:
     load("script: t.py")
     monkeypatch.chdir(tmp_path)
-    assert load_job("job.yaml").workdir == str(tmp_path)
+    assert load_job("job.yaml").program.workdir == str(tmp_path)
 
 
 DURATIONS = {"0.5s": 0.5, "1s": 1, "90s": 90, "10m": 600, "90m": 5400, "2h": 7200, "1d": 86400}
@@ -339,7 +355,7 @@ OTHER_DURATIONS = {"500ms": 0.5, "1.5 h": 5400, "45": 45, "1h30m": 5400, "1h 1m 
 
 @pytest.mark.parametrize(("text", "seconds"), [*DURATIONS.items(), *OTHER_DURATIONS.items()])
 def test_durations_become_seconds(load: Load, text: str, seconds: float) -> None:
-    assert load(f"script: a\ntimeouts: {{job: {text}}}").timeouts.job_s == seconds
+    assert load(f"script: a\ntimeouts: {{job: {text}}}").limits.job_s == seconds
     assert text in OTHER_DURATIONS or duration_text(seconds) == text
 
 
@@ -386,12 +402,12 @@ def test_there_are_defaults_to_write_out() -> None:
 
 @pytest.mark.parametrize("off", ["none", "null", "~"])
 def test_a_binding_can_be_switched_off(load: Load, off: str) -> None:
-    assert load(f"script: x\nnuma_binding: {off}\ncpu_binding: {off}").binding is None
-    assert load(f"script: x\nnuma_binding: {off}\ncpu_binding: cores").binding == Binding("cores")
+    assert load(f"script: x\nnuma_binding: {off}\ncpu_binding: {off}").placement.binding is None
+    assert load(f"script: x\nnuma_binding: {off}\ncpu_binding: cores").placement.binding == Binding("cores")
 
 
 def test_refuses_on_stall_without_a_stall_timeout(load: Load, problems: Problems) -> None:
-    assert load("script: x\ntimeouts: {stall: none}").timeouts.stall_s is None
+    assert load("script: x\ntimeouts: {stall: none}").limits.stall_s is None
     assert problems("script: x\ntimeouts: {stall: none}\non_stall: stop") == [
         "job.yaml:3:11: on_stall: on_stall: stop has no effect because timeouts.stall is none"
     ]
@@ -447,7 +463,7 @@ def test_a_refused_value_takes_no_part_in_other_checks(problems: Problems, wrong
     "argument", ['{"a": 1}', "{}", "{1}", "${HOME}", "{a,b}", "{{nope}}", "{ rank }", "{a b}"]
 )
 def test_leaves_other_braces_alone(load: Load, argument: str) -> None:
-    assert load(f"script: x\nargs: ['{argument}']").args == (argument,)
+    assert load(f"script: x\nargs: ['{argument}']").program.args == (argument,)
 
 
 def test_a_job_file_may_be_piped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -459,7 +475,7 @@ def test_a_job_file_may_be_piped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     os.close(read)
     advice = " (by default the current directory, since the job is piped)"
     assert unstarted_advice(spec, 0, "workdir", 0) == advice
-    assert (spec.name, spec.workdir, spec.logs.folder) == ("job", str(tmp_path), f"{tmp_path}/runs")
+    assert (spec.name, spec.program.workdir, spec.logs.folder) == ("job", str(tmp_path), f"{tmp_path}/runs")
 
 
 def test_every_suggested_key_exists() -> None:
@@ -481,8 +497,8 @@ def test_a_missing_variable_suggests_one_that_is_set(
 )
 def test_an_argument_keeps_its_spelling(load: Load, spelling: str) -> None:
     spec = load(f"script: x\nargs: [{spelling}]\nenv: {{A: {spelling}}}")
-    assert spec.args == (spelling,)
-    assert spec.env["A"].text == spelling
+    assert spec.program.args == (spelling,)
+    assert spec.program.env["A"].text == spelling
 
 
 # How keys are declared
@@ -507,6 +523,6 @@ def inside(kind: Type | None) -> Iterator[Record]:
 
 def test_every_key_of_a_job_has_a_field_with_a_default_or_is_built() -> None:
     for record, key, entry in declared(JOB):
-        part = isinstance(entry.kind, Record) and entry.kind.makes is record.makes
-        if record.makes and entry.field != BUILT and not part and key not in record.required:
-            assert record.field_of(key) in record.makes._field_defaults, key
+        makes = entry.part or record.makes
+        if makes and entry.field != BUILT and key not in record.required:
+            assert record.field_of(key) in makes._field_defaults, key

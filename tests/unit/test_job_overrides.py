@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from distlaunch.errors import DistlaunchError, UsageError
-from distlaunch.job.spec import EnvValue, Restarts, Timeouts
+from distlaunch.job.spec import EnvValue, Limits, Restarts
 from distlaunch.transports.ssh import Ssh
 from tests.unit.samples import Load, Problems, found_at
 
@@ -18,19 +18,19 @@ from tests.unit.samples import Load, Problems, found_at
         ("", "backend=gloo", "backend", "gloo"),
         ("backend: nccl", "backend=gloo", "backend", "gloo"),
         pytest.param(
-            "timeouts: {stop: 3s}", "timeouts.job=1h", "timeouts", Timeouts(30, 600, 3, 3600), id="inside"
+            "timeouts: {stop: 3s}", "timeouts.job=1h", "limits", Limits(30, 600, 3, 3600), id="inside"
         ),
-        ("", "timeouts.job=1h", "timeouts.job_s", 3600),
-        ("", "args=[a, 'b c']", "args", ("a", "b c")),
-        ("args: [a, b]", "args[1]=c", "args", ("a", "c")),
+        ("", "timeouts.job=1h", "limits.job_s", 3600),
+        ("", "args=[a, 'b c']", "program.args", ("a", "b c")),
+        ("args: [a, b]", "args[1]=c", "program.args", ("a", "c")),
         ("nodes: [{host: a, gpus: 1}]", "nodes[0].gpus=4", "nodes.0.gpus", 4),
-        ("", "env.A=b=c", "env", {"A": EnvValue("b=c")}),
-        ("", "env={A: b}", "env", {"A": EnvValue("b")}),
+        ("", "env.A=b=c", "program.env", {"A": EnvValue("b=c")}),
+        ("", "env={A: b}", "program.env", {"A": EnvValue("b")}),
         ("", "script=other.py", "program.kind", "script"),
-        ("", "env.A=", "env", {"A": EnvValue("")}),
-        ("", "env.A=''", "env", {"A": EnvValue("")}),
-        ("", "env.A=#b", "env", {"A": EnvValue("#b")}),
-        ("args: [a, b]", "args[1]=", "args", ("a", "")),
+        ("", "env.A=", "program.env", {"A": EnvValue("")}),
+        ("", "env.A=''", "program.env", {"A": EnvValue("")}),
+        ("", "env.A=#b", "program.env", {"A": EnvValue("#b")}),
+        ("args: [a, b]", "args[1]=", "program.args", ("a", "")),
         ("nodes: [a]", "nodes[0].procs=4", "nodes.0.procs", 4),
         ("nodes: ['a[1-2]']", "nodes[0].procs=4", "nodes.1.procs", 4),
         ("nodes: [a]\nspares: [b]", "spares[0].gpus=1", "pool.1.gpus", 1),
@@ -58,20 +58,20 @@ def test_set_alone_makes_a_job_of_an_empty_file(load: Load) -> None:
         ("script: x\ntimeouts: {join: 5s}", ("timeouts.join=null",), "names_join_limit", False),
         ("script: x\nrestarts: 3", ("restarts.max=null",), "restarts.most", 0),
         ("script: x\nnodes: [{host: a, procs: 3}]", ("nodes[0].procs=null",), "nodes.0.procs", None),
-        ("script: x\nenv: {A: b}", ("env=null",), "env", {}),
-        ("script: x\nargs: [a]", ("args=null",), "args", ("more",)),
+        ("script: x\nenv: {A: b}", ("env=null",), "program.env", {}),
+        ("script: x\nargs: [a]", ("args=null",), "program.args", ("more",)),
         ("script: x", ("name=null",), "name", "job"),
         ("script: x", ("script=null", "script=y"), "program.words", ("y",)),
-        ("script: x\nenv: {A: b, C: d}", ("env.A=null",), "env", {"C": EnvValue("d")}),
-        ("script: x\nenv: {A: null}", ("env.A=null",), "env", {}),
-        ("script: x", ("env.A=b", "env.A=null"), "env", {}),
+        ("script: x\nenv: {A: b, C: d}", ("env.A=null",), "program.env", {"C": EnvValue("d")}),
+        ("script: x\nenv: {A: null}", ("env.A=null",), "program.env", {}),
+        ("script: x", ("env.A=b", "env.A=null"), "program.env", {}),
         ("script: x\nnodes: [{host: a, env: {A: b}}]", ("nodes[0].env.A=null",), "nodes.0.env", {}),
         ("script: x\nnodes: [a]", ("launcher.command=null",), "nodes.0.reach", Ssh("a")),
         ("script: x\nmetrics: {file: m.prom}", ("metrics.file=null",), "metrics", None),
         (
             "script: x\nrendezvous: {backend: etcd-v2, endpoint: 'e:1', conf: {a: b}}",
             ("rendezvous.conf.a=null",),
-            "etcd.conf",
+            "rendezvous.etcd.conf",
             {},
         ),
     ],
@@ -85,9 +85,9 @@ def test_null_removes_a_key(
 
 def test_null_still_takes_the_callers_variable(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOME_TOKEN", "s3cret")
-    assert load("script: x", "env.SOME_TOKEN=null").env["SOME_TOKEN"].text == "s3cret"
+    assert load("script: x", "env.SOME_TOKEN=null").program.env["SOME_TOKEN"].text == "s3cret"
     told = load("script: x\nenv: {SOME_TOKEN: a}", "env={SOME_TOKEN: null}")
-    assert told.env["SOME_TOKEN"].text == "s3cret"
+    assert told.program.env["SOME_TOKEN"].text == "s3cret"
 
 
 @pytest.mark.parametrize(
@@ -246,7 +246,7 @@ def test_a_bad_override_is_explained(load: Load, override: str, words: str) -> N
 def test_extra_arguments_are_appended_as_they_are(
     load: Load, args: str, extra: tuple[str, ...], expected: tuple[str, ...]
 ) -> None:
-    assert load(f"script: x\n{args}", extra=extra).args == expected
+    assert load(f"script: x\n{args}", extra=extra).program.args == expected
 
 
 def test_extra_arguments_do_not_hide_a_mistake_in_args(problems: Problems) -> None:

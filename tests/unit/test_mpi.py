@@ -28,7 +28,7 @@ def planned(text: str) -> JobSpec:
 def test_mpirun_runs_exec_as_each_rank_on_its_node() -> None:
     spec = planned(f"{TWO}mpirun: [mpiexec, -v]\nargs: [--lr, '1', '{{{{x}}}}']")
     assert [node.label for node in spec.nodes] == ["a"]
-    assert (spec.program.words, spec.args) == (
+    assert (spec.program.words, spec.program.args) == (
         ("mpiexec",),
         (
             *("-v", "-n", "3", "--host", "a:2,b:1", "/usr/bin/python3", "-m", "distlaunch", "exec", "--"),
@@ -36,21 +36,21 @@ def test_mpirun_runs_exec_as_each_rank_on_its_node() -> None:
         ),
     )
     ((worker,),) = planned_workers(make_plan(spec, {0: Facts("/usr/bin/python3", 0)})).values()
-    assert worker.argv == ("mpiexec", *spec.args)
+    assert worker.argv == ("mpiexec", *spec.program.args)
     assert worker.contract["MASTER_ADDR"] == "a"
 
 
 def test_mpirun_gets_only_names_of_variables() -> None:
     spec = planned(f"{TWO}env: {{TOKEN: secret}}")
-    assert spec.env["TOKEN"].text == "secret"
-    assert spec.env["OMPI_MCA_mca_base_env_list"].text.split(";")[-1] == "TOKEN"
-    assert "secret" not in " ".join(spec.args)
+    assert spec.program.env["TOKEN"].text == "secret"
+    assert spec.program.env["OMPI_MCA_mca_base_env_list"].text.split(";")[-1] == "TOKEN"
+    assert "secret" not in " ".join(spec.program.args)
 
 
 def test_passes_ssh_config_to_open_mpi_and_mpich() -> None:
     spec = planned(f"{TWO}ssh: {{config: /etc/ours}}")
-    assert spec.env["OMPI_MCA_plm_rsh_agent"].text == "ssh -F /etc/ours"
-    assert spec.env["HYDRA_LAUNCHER_EXTRA_ARGS"].text == "-F /etc/ours"
+    assert spec.program.env["OMPI_MCA_plm_rsh_agent"].text == "ssh -F /etc/ours"
+    assert spec.program.env["HYDRA_LAUNCHER_EXTRA_ARGS"].text == "-F /etc/ours"
 
 
 @pytest.mark.parametrize(

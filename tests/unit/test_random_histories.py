@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from distlaunch.agent import messages
 from distlaunch.job.allocation import Allocation
-from distlaunch.job.spec import JobSpec
+from distlaunch.job.spec import JobSpec, RendezvousSpec
 from distlaunch.plan.layout import Facts
 from distlaunch.runs.replay import loaded, replay
 from distlaunch.supervisor import actions, events
@@ -414,7 +414,8 @@ def _with_launchers(spec: JobSpec) -> JobSpec:
     """`spec` where all nodes but the first have launchers that somebody else starts."""
     first, *others = spec.nodes
     joined = (node._replace(reach=Joined(node.label)) for node in others)
-    return spec._replace(nodes=(first, *joined), spares=(), master_host="n0", master_port=29500)
+    membership, rendezvous = spec.membership._replace(spares=()), RendezvousSpec("n0", 29500)
+    return spec._replace(nodes=(first, *joined), membership=membership, rendezvous=rendezvous)
 
 
 def _line(now: float, name: str, fields: Mapping[str, Any]) -> str:

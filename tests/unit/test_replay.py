@@ -54,7 +54,7 @@ def test_a_job_survives_its_history_without_secrets() -> None:
     assert "secret" not in text
     assert "eth7" in text, "the supervisor judges the names of interfaces"
     assert replayed(text)[0].state.spec == without_secrets(spec)
-    assert without_secrets(spec).env["TOKEN"] == EnvValue("", inherited=True)
+    assert without_secrets(spec).program.env["TOKEN"] == EnvValue("", inherited=True)
 
 
 def test_a_torchrun_job_survives_its_history() -> None:

@@ -265,7 +265,10 @@ def test_uses_granted_gpus_unless_the_job_sets_them(job: Load) -> None:
 
 def test_a_job_may_use_part_of_an_allocation(job: Load) -> None:
     spec = job("nodes: 1\nspares: rest", PBS, PBS_NODEFILE)
-    assert [[node.label for node in each] for each in (spec.nodes, spec.spares)] == [["x1000"], ["x1001"]]
+    assert [[node.label for node in each] for each in (spec.nodes, spec.membership.spares)] == [
+        ["x1000"],
+        ["x1001"],
+    ]
     with pytest.raises(JobError, match=r"the job requests 3 nodes, but PBS job 88\.pbs has 2 nodes"):
         job("nodes: 3", PBS, PBS_NODEFILE)
 

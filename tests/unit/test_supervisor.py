@@ -1215,7 +1215,7 @@ def test_limits_can_be_lifted_by_their_word() -> None:
     job = History(f"{with_times('job: none')}\nssh: {{persist: none}}")
     reach = job.state.spec.nodes[0].reach
     assert isinstance(reach, Ssh)
-    assert (job.state.spec.timeouts.job_s, reach.options.persist_s) == (None, None)
+    assert (job.state.spec.limits.job_s, reach.options.persist_s) == (None, None)
 
 
 def test_names_the_innermost_frames_of_a_blocked_rank_or_once_why_there_are_none() -> None:

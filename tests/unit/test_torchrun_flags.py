@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from distlaunch.compat.flags import FLAGS, Flag, Flags, parse_flags
 from distlaunch.compat.torchrun_job import Here, flag_messages, gathering_of, job_of, left_to_torch, procs_of
 from distlaunch.errors import UsageError
-from distlaunch.job.spec import JobSpec, Program, TorchrunLogs
+from distlaunch.job.spec import JobSpec, TorchrunLogs
 from tests.unit.samples import bounded
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "torchrun.md"
@@ -200,7 +200,7 @@ def test_what_follows_the_script_is_not_touched(args: list[str], script: str) ->
     before = ("--nproc-per-node=2", "--") if script == "--" else ("--nproc-per-node=2",)
     flags = parse_flags((*before, script, *args), {})
     assert (flags.nproc_per_node, flags.script, flags.args) == ("2", script, tuple(args))
-    assert job_of(flags, here_with()).args == tuple(args)
+    assert job_of(flags, here_with()).program.args == tuple(args)
 
 
 def test_dashes_end_the_flags_once() -> None:
@@ -291,12 +291,12 @@ def test_reads_streams_of_many_local_ranks() -> None:
 def test_a_bare_script_has_torchruns_defaults() -> None:
     made = job()
     (node,) = made.nodes
-    assert (node.procs, node.local, made.workdir) == (1, True, "/work")
-    assert made.program == Program("script", ("s.py",))
-    assert (made.master_host, made.master_port, made.rendezvous_id) == (None, None, None)
-    assert (made.restarts.most, made.restarts.backoff_s, made.timeouts.stop_s) == (0, 0.0, 30.0)
-    assert (made.invocation.placeholders, made.one_device) == (False, False)
-    assert (made.python, made.role) == ("/usr/bin/python3", "default")
+    assert (node.procs, node.local, made.program.workdir) == (1, True, "/work")
+    assert made.program[:2] == ("script", ("s.py",))
+    assert (made.rendezvous.host, made.rendezvous.port, made.rendezvous.id) == (None, None, None)
+    assert (made.restarts.most, made.restarts.backoff_s, made.limits.stop_s) == (0, 0.0, 30.0)
+    assert (made.invocation.placeholders, made.placement.one_device) == (False, False)
+    assert (made.program.python, made.program.role) == ("/usr/bin/python3", "default")
 
 
 @pytest.mark.parametrize(
@@ -333,41 +333,41 @@ def test_counts_workers_of_nproc_per_node(words: str, gpus: int, expected: int) 
 )
 def test_where_the_ranks_meet(words: str, host: str | None, port: int | None) -> None:
     made = job(*words.split())
-    assert (made.master_host, made.master_port) == (host, port)
+    assert (made.rendezvous.host, made.rendezvous.port) == (host, port)
 
 
 def test_the_runs_id() -> None:
-    assert job("--rdzv-id=a").rendezvous_id == "a"
+    assert job("--rdzv-id=a").rendezvous.id == "a"
     assert job("--rdzv-id=a").name == "a"
-    assert job("--standalone", "--rdzv-id=a").rendezvous_id is None
-    assert job("--master-port=5").rendezvous_id == "none"
-    assert job(PET_RDZV_ID="b").rendezvous_id == "b"
-    assert job("--rdzv-backend=c10d").rendezvous_id == "none"
-    assert job("--rdzv-backend=c10d", "--rdzv-id=a").rendezvous_id == "a"
+    assert job("--standalone", "--rdzv-id=a").rendezvous.id is None
+    assert job("--master-port=5").rendezvous.id == "none"
+    assert job(PET_RDZV_ID="b").rendezvous.id == "b"
+    assert job("--rdzv-backend=c10d").rendezvous.id == "none"
+    assert job("--rdzv-backend=c10d", "--rdzv-id=a").rendezvous.id == "a"
 
 
 def test_reads_modules_commands_and_run_paths() -> None:
-    assert job("-m").program == Program("module", ("s.py",))
-    assert job("--no-python").program == Program("command", ("s.py",))
-    assert job("--run-path").program == Program("script", ("-c",))
+    assert job("-m").program[:2] == ("module", ("s.py",))
+    assert job("--no-python").program[:2] == ("command", ("s.py",))
+    assert job("--run-path").program[:2] == ("script", ("-c",))
     flags = parsed("--run-path", "--no-python", "--module", "s.py", "a", "--b")
     assert flag_messages(flags) == []  # --run-path wins, as torch has it
     made = job_of(flags, here_with())
-    assert made.program == Program("script", ("-c",))
-    assert made.args[1:] == ("s.py", "a", "--b")
+    assert made.program[:2] == ("script", ("-c",))
+    assert made.program.args[1:] == ("s.py", "a", "--b")
 
 
 def test_reads_restarts_role_device_and_interpreter() -> None:
     made = job("--max-restarts=3", "--role=trainer", "--virtual-local-rank", PYTHON_EXEC="/opt/python")
-    assert (made.restarts.most, made.role, made.one_device) == (3, "trainer", True)
-    assert made.python == "/opt/python"
+    assert (made.restarts.most, made.program.role, made.placement.one_device) == (3, "trainer", True)
+    assert made.program.python == "/opt/python"
 
 
 def test_reads_the_shutdown_timeout() -> None:
-    assert job("--shutdown-timeout=3").timeouts.stop_s == 3.0
-    assert job(TORCH_ELASTIC_SHUTDOWN_TIMEOUT="4").timeouts.stop_s == 4.0
-    assert job("--shutdown-timeout=3", TORCH_ELASTIC_SHUTDOWN_TIMEOUT="4").timeouts.stop_s == 3.0
-    assert job(f"--shutdown-timeout={'9' * 400}").timeouts.stop_s == 1e9
+    assert job("--shutdown-timeout=3").limits.stop_s == 3.0
+    assert job(TORCH_ELASTIC_SHUTDOWN_TIMEOUT="4").limits.stop_s == 4.0
+    assert job("--shutdown-timeout=3", TORCH_ELASTIC_SHUTDOWN_TIMEOUT="4").limits.stop_s == 3.0
+    assert job(f"--shutdown-timeout={'9' * 400}").limits.stop_s == 1e9
     assert "TORCH_ELASTIC_SHUTDOWN_TIMEOUT" in refusal(
         "s.py", environ={"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "x"}
     )
