@@ -1,14 +1,18 @@
-"""Signals to this process, as readable descriptors."""
+"""Signals to this process, as readable descriptors, and searches that a signal ends."""
 
 import contextlib
 import os
+import re
 import signal
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, AnyStr
 
 from distlaunch.agent.wire import WARNINGS
 
 _WATCHED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP, *WARNINGS)
+
+MATCH_S = 0.5
+"""CPU seconds that a search for a user's pattern in one line may take."""
 
 
 class Interrupts:
@@ -73,3 +77,21 @@ class Signals(Interrupts):
         for signum, handler in self._before.items():
             signal.signal(signum, handler)
         super().__exit__(*error)
+
+
+def search(pattern: re.Pattern[AnyStr], line: AnyStr) -> re.Match[AnyStr] | None:
+    """Search a line for a pattern from a user. Raises TimeoutError after MATCH_S. For the main thread only.
+
+    A pattern such as (a+)+$ may backtrack for years, but `re` calls the handlers of signals meanwhile.
+    """
+
+    def give_up(*_: object) -> None:
+        raise TimeoutError(f"the pattern takes more than {MATCH_S:g} s on a line: avoid nested repetition")
+
+    before = signal.signal(signal.SIGVTALRM, give_up)
+    try:
+        signal.setitimer(signal.ITIMER_VIRTUAL, MATCH_S)
+        return pattern.search(line)
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)

@@ -26,7 +26,7 @@ from distlaunch.runs.playback import Retelling
 from distlaunch.runs.replay import lines_in, replay
 from distlaunch.runs.run_status import Run
 from distlaunch.runs.submissions import run_of
-from distlaunch.signals import Interrupts
+from distlaunch.signals import Interrupts, search
 from distlaunch.supervisor.state import State
 from distlaunch.wording import expand_ranges, rank_list
 
@@ -181,8 +181,11 @@ class LogLines(Observer):
         self._live = True
 
     def _take(self, rank: int, stream: int, line: bytes, tag: str) -> None:
-        if self._pattern and not self._pattern.search(line[:-1]):
-            return
+        try:
+            if self._pattern and not search(self._pattern, line[:-1]):
+                return
+        except TimeoutError as error:
+            raise UsageError(f"--grep: {error}") from None
         if self._last is None:
             self._print(rank, tag, line[:-1], self._attempt)
         else:

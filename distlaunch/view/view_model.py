@@ -11,6 +11,7 @@ from distlaunch.agent.frozen import Frozen
 from distlaunch.job.spec import JobSpec
 from distlaunch.observers.console import Lines, latest
 from distlaunch.observers.observer import Observer, Printed
+from distlaunch.signals import search
 from distlaunch.supervisor.actions import ShowMessage
 from distlaunch.supervisor.events import Event
 from distlaunch.supervisor.nodes import Exited, Use, Worker, WorkerPhase
@@ -115,7 +116,12 @@ class ViewModel(Observer):
     def _add(self, line: LogLine) -> None:
         self.lines.append(line)
         self.of_rank.setdefault(line.rank, deque(maxlen=OF_A_RANK)).append(line)
-        found = self._watch.search(line.text) if self._watch else None
+        try:
+            found = search(self._watch, line.text) if self._watch else None
+        except TimeoutError as error:
+            text = f"logs.watch: {error}; no longer plotting"
+            self._watch, found = None, None
+            self.history.append((line.at - self._began, ShowMessage("warning", text)))
         if not found:
             return
         try:

@@ -449,6 +449,7 @@ def test_shows_only_the_chosen_lines(restarted: Path) -> None:
             "is not a regular expression: the repetition number is too large",
         ),
         (("--grep", "(" * 5000 + ")" * 5000), "is not a regular expression: it is nested too deeply"),
+        (("--grep", ".?" * 40 + "="), "--grep: the pattern takes more than 0.5 s on a line"),
         (("-n", "9" * 30), "Invalid value for '--lines' / '-n'"),
         (("nothing-like-it",), "no run matches 'nothing-like-it'"),
         (("./nowhere",), "./nowhere: not a run directory, and it contains no runs"),
