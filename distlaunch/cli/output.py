@@ -4,6 +4,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterator
+from typing import TextIO
 
 from distlaunch.errors import DistlaunchError, Exit
 from distlaunch.wording import json_text
@@ -31,7 +32,11 @@ def print_json(document: object) -> None:
 
 
 def print_text(text: str) -> None:
-    """Print `text` on stdout. If the reader leaves, the command ends with the status that shells use."""
+    """Print `text` on stdout; escaped on a terminal, as results may quote files.
+
+    If the reader leaves, the command ends with the status that shells use.
+    """
+    text = _shown(text, sys.stdout)
     with while_read():
         sys.stdout.write(text)
         sys.stdout.flush()
@@ -39,9 +44,13 @@ def print_text(text: str) -> None:
 
 def say(text: str) -> None:
     """Print a message on stderr; escaped on a terminal, as messages may quote files."""
-    if sys.stderr.isatty():
-        from distlaunch.observers.console import escape
-
-        text = escape(text)
-    for line in text.splitlines():
+    for line in _shown(text, sys.stderr).splitlines():
         print(f"distlaunch: {line}", file=sys.stderr)
+
+
+def _shown(text: str, stream: TextIO) -> str:
+    if not stream.isatty():
+        return text
+    from distlaunch.observers.console import escape
+
+    return escape(text)

@@ -33,7 +33,7 @@ def print_plan(plan: LaunchPlan, style: str) -> None:
         case "torchrun":
             print_text(torchrun_text(plan, plan.master_port or DEFAULT_PORT))
         case _:
-            print_text("\n".join([escape(_heading(plan)), *_table(_rows(plan)), ""]))
+            print_text("\n".join([_heading(plan), *_table(_rows(plan)), ""]))
 
 
 def _heading(plan: LaunchPlan) -> str:
@@ -83,10 +83,10 @@ def print_port_report(report: PortReport) -> None:
     state = "free" if report.free else refused_port_words(str(report.error), report.owners)
     if report.free is None:
         state = "unknown: the node can't be used"
-    lines = [escape(f"{port} on {report.node}: {state}")]
+    lines = [f"{port} on {report.node}: {state}"]
     for node, kind, words, advice in report.failures:
-        lines.append(escape(f"  {node}: {kind}; {advice}"))
-        lines += [f"    | {escape(line)}" for line in words.splitlines()]
+        lines.append(f"  {node}: {kind}; {advice}")
+        lines += [f"    | {line}" for line in words.splitlines()]
     if report.dials:
         rows = [["from", "to", "family", "result"]]
         for dial in report.dials:
@@ -94,7 +94,7 @@ def print_port_report(report: PortReport) -> None:
             rows.append([dial.source, f"{report.host} ({dial.address})", dial.family, result])
         head, rule, *dialed = _table(rows)
         lines += [head, rule, *map(_colored, dialed, (dial.ok for dial in report.dials))]
-    lines += map(escape, _pair_lines(report))
+    lines += _pair_lines(report)
     print_text("\n".join([*lines, ""]))
 
 

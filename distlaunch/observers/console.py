@@ -28,6 +28,8 @@ RANK_COLORS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
 _BIDI = "\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069"
 _CONTROLS = re.compile(f"\x1b\\[[0-9;:]*m|[\x00-\x08\x0b-\x1f\x7f-\x9f{_BIDI}]")
 
+_COLOR_ARGUMENTS = re.compile(r"[345]8(?::[0-9:]*|;5;[0-9]*|;2(?:;[0-9]*){3})")
+
 
 def wants_color(stream_is_terminal: bool) -> bool:
     """Return whether to print colors: only on a terminal that supports them, and not if NO_COLOR is set."""
@@ -273,9 +275,16 @@ def latest(line: bytes) -> bytes:
 
 
 def escape(text: str) -> str:
-    """Return `text` with escapes for everything a terminal acts on, except tabs, line ends and colors."""
+    """Return `text` with escapes for what a terminal acts on, except tabs, line ends and visible colors."""
 
     def shown(found: re.Match[str]) -> str:
-        return found[0] if found[0].startswith("\x1b[") else f"\\x{ord(found[0]):02x}"
+        is_color = found[0].startswith("\x1b[") and not _conceals(found[0])
+        return found[0] if is_color else f"\\x{ord(found[0][0]):02x}{found[0][1:]}"
 
     return _CONTROLS.sub(shown, text)
+
+
+def _conceals(colors: str) -> bool:
+    """Return whether a sequence of colors hides the text after it (SGR 8)."""
+    attributes = _COLOR_ARGUMENTS.sub("", colors[2:-1]).split(";")
+    return any(number.partition(":")[0].lstrip("0") == "8" for number in attributes)

@@ -104,7 +104,7 @@ def _trusted(value: Any, name: str) -> Any:
         case bool() | None:
             return value
         case int():
-            return number(value, name)
+            return number(value, name, 0)
         case str():
             return value[:MAX_TEXT]
         case tuple():
@@ -162,7 +162,7 @@ _FIELD_CHECKS: Mapping[tuple[type, str], Callable[[Any, str], Any]] = {
     (messages.PortUsurped, "owners"): _objects,
     (messages.RanksLag, "seen"): _seen,
     (messages.RanksStalled, "stopped"): _stopped,
-    (messages.StackDumped, "text"): _text(MAX_STACK),
+    (messages.StackDumped, "text"): lambda value, name: _cut_lines(value[:MAX_STACK]),
     (messages.Stuck, "processes"): _objects,
     (messages.WorkerExited, "at"): seconds,
     (messages.WorkerExited, "error_record"): _error_record,

@@ -356,22 +356,25 @@ def strange(files: Iterable[Path], folder: Path) -> list[Path]:
     return [path for path in files if not KEPT.fullmatch(str(path).removeprefix(f"{folder}/"))]
 
 
+HIDING = ("\x1b[8m", "\x1b[1;08;31m", "\x1b[38;5;1;8m", "\x1b[48;2;1;2;3;8m")
 COMMANDS = [
     *(chr(code) for code in (*range(1, 9), *range(11, 32), *range(127, 160)) if code != 13),
     *"\u061c\u200e\u200f\u2028\u2029\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069",
     *("\x1b]0;title\x07", "\x1b]52;c;aGk=\x1b\\", "\x1b]8;;http://elsewhere\x1b\\", "\x1bP+q544e\x1b\\"),
     *("\x1b[2J", "\x1b[6n", "\x1b[?1049h", "\x1b[5i", "\x1bc", "\x1b#8", "\x9b2J"),
+    *HIDING,
 ]
-"""What terminals obey: the controls of C0, C1 and bidi, and some sequences."""
+"""What terminals obey: the controls of C0, C1 and bidi, and some sequences, such as for hidden text."""
 BYTES = b"".join(f"<{text}>".encode() for text in COMMANDS) + b"<\x9b2J><\x90x\x9c>\n<over\rwritten>"
 
 
 def obeyed(shown: bytes) -> list[str]:
     """What a terminal would obey in all that was shown on it, other than line ends, tabs and colors."""
     text = shown.decode(errors="surrogateescape").replace("\r\n", "\n")
+    hidden = [colors for colors in HIDING if colors in text]
     text = re.sub(r"\x1b\[[0-9;:]*m", "", text)
     bad = "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\udc80-\udcff]"
-    return re.findall(bad, text)
+    return hidden + re.findall(bad, text)
 
 
 def worker_of(code: str) -> dict[str, Any]:
@@ -393,6 +396,7 @@ SPEAKERS: dict[str, tuple[str, dict[str, Any]]] = {
     "a key of the job file": ("run", {**worker_of(""), "".join(COMMANDS): 1}),
     "a value of the job file": ("run", {**worker_of(""), "backend": "".join(COMMANDS)}),
     "a path of the job file": ("run", {"script": "x", "workdir": "".join(COMMANDS), "gpus_per_node": 0}),
+    "a plan as a script": ("dry-run --format=shell", {**worker_of(""), "args": [f"<{c}>" for c in COMMANDS]}),
     "a plan": ("dry-run", {**worker_of(""), "name": "".join(COMMANDS), "args": COMMANDS}),
 }
 """Who says it → the command that shows it, and the job."""
@@ -407,7 +411,7 @@ def test_terminal_commands_are_escaped(speaker: str, tmp_path: Path, figures: Fi
         f"#!{sys.executable} -IS\nimport os\nos.write(2, {BYTES!r})\nos._exit(3)\n"
     )
     (tmp_path / "speaking").chmod(0o755)
-    _, shown = on_a_terminal(command, str(tmp_path / "job.yaml"))
+    _, shown = on_a_terminal(*command.split(), str(tmp_path / "job.yaml"))
     figures(f"{speaker}: terminal commands obeyed", len(obeyed(shown)), at_most=0, unit="")
     assert b"\\" in shown, shown
 
