@@ -394,6 +394,13 @@ class OrphansKilled(Frozen):
     processes: int
 
 
+class GuardianResumed(Frozen):
+    """A signal had stopped the guardian, which can neither sweep nor exit then: the agent resumed it."""
+
+    node: int
+    pid: int
+
+
 class Usage(Frozen):
     """Resource use: [local rank, CPU in percent of one core, bytes, GPU in percent, GPU bytes] of each
     worker.
@@ -456,6 +463,7 @@ REPORT_TYPES = {
     "swept": Swept,
     "reaped": Reaped,
     "orphans": OrphansKilled,
+    "resumed": GuardianResumed,
     "usurped": PortUsurped,
     "usage": Usage,
     "listening": Listening,

@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from distlaunch.agent import gpus, messages, network, sweep, wire
+from distlaunch.agent import gpus, messages, network, procfs, sweep, wire
 from distlaunch.agent.outbox import Outbox
 from distlaunch.agent.poller import Poller, keep_memory, widen
 from distlaunch.agent.scratch import Folder
@@ -122,6 +122,7 @@ class Agent:
             self._flush()
             self._poller.turn()
         self._folder.remove()
+        self._resume_guardian()
         self._flush_rest()
         return self._status
 
@@ -236,10 +237,16 @@ class Agent:
             )
             self._flush()
 
+    def _resume_guardian(self) -> None:
+        if procfs.state(self._guardian) == "T" and os.getppid() == self._guardian:
+            os.kill(self._guardian, signal.SIGCONT)
+            self._outbox.report(messages.GuardianResumed(self._node, self._guardian))
+
     # Commands, one method each
 
     def _on_ping(self, command: messages.Ping) -> None:
         self._renew_lease()
+        self._resume_guardian()
         self._outbox.report(messages.Pong(self._node, time.monotonic()))
 
     def _on_hold(self, command: messages.HoldPort) -> None:

@@ -1,6 +1,6 @@
 """Connecting nodes, losing them, connecting them again, and choosing the nodes of the next attempt."""
 
-from distlaunch.agent.messages import AgentLeaving, OrphansKilled, Reaped
+from distlaunch.agent.messages import AgentLeaving, GuardianResumed, OrphansKilled, Reaped
 from distlaunch.errors import Exit, JobError
 from distlaunch.plan.layout import Facts, NodeRank, node_plan
 from distlaunch.supervisor import preparing
@@ -255,6 +255,14 @@ def on_orphans_killed(event: OrphansKilled, state: State, now: float) -> Step:
     return state, (
         ShowMessage("warning", f"{state.label(event.node)}: killed {killed} left over from a crashed agent"),
     )
+
+
+def on_guardian_resumed(event: GuardianResumed, state: State, now: float) -> Step:
+    """Report that somebody had stopped a guardian."""
+    text = (
+        f"{state.label(event.node)}: its guardian (pid {event.pid}) had been stopped by a signal; resumed it"
+    )
+    return state, (ShowMessage("warning", text),)
 
 
 def not_connected(state: State, node: int, this: Connecting, failure: LinkFailure, now: float) -> Step:

@@ -138,6 +138,7 @@ HANDLERS: Mapping[type, Handler] = {
     messages.Swept: stopping.on_swept,
     messages.Reaped: connecting.on_reaped,
     messages.OrphansKilled: connecting.on_orphans_killed,
+    messages.GuardianResumed: connecting.on_guardian_resumed,
     events.OutputFlows: stopping.on_output_flows,
     messages.OutputLost: rank_exits.on_output_lost,
     messages.Stuck: stopping.on_stuck,

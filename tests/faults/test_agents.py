@@ -80,6 +80,20 @@ def test_a_stopped_agent_is_lost(site: Site, pace: Pace, figures: Figures) -> No
         lost(run)
 
 
+@pytest.mark.everywhere
+@pytest.mark.fault(81, "a guardian is stopped by SIGSTOP", promise="2, 3")
+def test_a_stopped_guardian_is_resumed_and_named(site: Site, pace: Pace, figures: Figures) -> None:
+    before = site.processes()
+    with started_run(there(site, ["host1", "host2"], SLEEPER, pace), 2) as (run, started):
+        guardian = parent_of(parent_of(started[1].pid))
+        kill(guardian, signal.SIGSTOP)
+        began = time.monotonic()
+        interrupted(run)
+        figures("the run ends", time.monotonic() - began, at_most=pace.stop_s + NOISE_S)
+        assert f"host2: its guardian (pid {guardian}) had been stopped by a signal; resumed it" in run.stderr
+        site.assert_gone(before)
+
+
 @pytest.mark.parametrize("bed", ["slurm"], indirect=True)
 @pytest.mark.fault(79, "a slurmstepd is killed with SIGKILL", promise="4, 5")
 def test_a_node_without_slurmstepd_is_lost(site: Site, pace: Pace, figures: Figures) -> None:

@@ -366,7 +366,11 @@ class World:
     def remark(self, agent: Agent, number: int) -> None:
         """What changes nothing is told, too."""
         node = agent.node
-        for event in (messages.OrphansKilled(node, 1), messages.OutputLost(node, 0, 1, 5)):
+        for event in (
+            messages.OrphansKilled(node, 1),
+            messages.GuardianResumed(node, 7),
+            messages.OutputLost(node, 0, 1, 5),
+        ):
             self._tell(agent, event)
         self._tell(agent, messages.Stuck(node, ()))
         self._tell(agent, events.OutputFlows(node))

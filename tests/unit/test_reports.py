@@ -33,6 +33,7 @@ EVENTS: list[Any] = [
     messages.PortUsurped(NODE, (OWNER,)),
     messages.Reaped(NODE, 4),
     messages.OrphansKilled(NODE, 4),
+    messages.GuardianResumed(NODE, 4711),
     messages.RouteFound(NODE, "a", "10.0.0.1", "ib0", "10.0.0.4", (("ib0", True),), (("IFNAME", "ib0"),)),
     messages.RouteFound(NODE, "a", "10.0.0.1", None),
     messages.RouteFailed(NODE, "a", "no route to host"),
@@ -203,7 +204,7 @@ def test_converts_times_to_the_controllers_clock(t: float) -> None:
 
 # What is cut
 
-LONGER = {(messages.WorkerExited, "words"): codec.MAX_LAST_WORDS}
+LONGER: dict[tuple[type, str], int] = {(messages.WorkerExited, "words"): codec.MAX_LAST_WORDS}
 TEXTS = [(kind, field) for kind, field, form in FIELDS if form in ("str", "Optional[str]")]
 
 
