@@ -5,6 +5,7 @@ Error records are written by torch's @record.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import stat
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ MEMORY = "/dev/shm"
 """The last directory to try: its files occupy the memory of the workers."""
 
 
+_PREFIX = "distlaunch-agent-"
 MAX_ERROR_RECORD = 1 << 18
 MAX_FLIGHT = 32 << 20
 """Bytes that are read of one worker's error record, and of its flight recorder dump."""
@@ -40,7 +42,7 @@ class Folder:
     """
 
     def __init__(self) -> None:
-        self._name = "distlaunch-%s" % os.urandom(8).hex()
+        self._name = _PREFIX + os.urandom(8).hex()
         self._paths_read, self._paths_write = os.pipe()
         os.set_blocking(self._paths_read, False)
         self._announced: set[str] = set()
@@ -65,6 +67,7 @@ class Folder:
                 os.write(self._paths_write, os.fsencode(path) + b"\0")
             try:
                 _make(path)
+                _lock(path)  # until this process ends
                 self.path = path
                 return
             except OSError as error:
@@ -145,6 +148,39 @@ def _make(path: str) -> None:
     finally:
         os.close(fd)
         os.unlink(probe)
+
+
+def _lock(path: str) -> int:
+    """Return a descriptor that locks a directory of this user, or -1 if another process has locked it."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError:
+        return -1
+    try:
+        if os.fstat(fd).st_uid == os.geteuid():
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return fd
+    except OSError:
+        pass  # locked, or on a file system without locks
+    os.close(fd)
+    return -1
+
+
+def remove_abandoned() -> None:
+    """Delete the directories of agents that were killed together with their guardians."""
+    for place in (*places(), MEMORY):
+        try:
+            names = os.listdir(place)
+        except OSError:
+            continue
+        for name in names:
+            number = name[len(_PREFIX) :]
+            if name.startswith(_PREFIX) and len(number) == 16 and not number.strip("0123456789abcdef"):
+                path = os.path.join(place, name)
+                fd = _lock(path)
+                if fd >= 0:
+                    remove(path)
+                    os.close(fd)
 
 
 def remove(folder: str) -> None:

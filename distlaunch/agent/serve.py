@@ -14,10 +14,9 @@ import sys
 import time
 from collections.abc import Callable
 
-from distlaunch.agent import gpus, messages, network, procfs, sweep, wire
+from distlaunch.agent import gpus, messages, network, procfs, scratch, sweep, wire
 from distlaunch.agent.outbox import Outbox
 from distlaunch.agent.poller import Poller, keep_memory, widen
-from distlaunch.agent.scratch import Folder
 from distlaunch.agent.worker import close_inherited
 from distlaunch.agent.workers import Workers
 
@@ -34,7 +33,7 @@ FLUSH_S = 15.0
 _READ = 1 << 18
 
 
-def main(nonce: str, node: int, folder: Folder, alone: bool = True) -> None:
+def main(nonce: str, node: int, folder: scratch.Folder, alone: bool = True) -> None:
     """Serve on descriptors 0 and 1, and exit; never returns. `folder` is for error records.
 
     If the node is not `alone` on its link, it also receives the frames of other nodes, and writes lines.
@@ -74,7 +73,7 @@ def _take_link() -> tuple[int, int]:
 class Agent:
     """The agent of one node. `link_in` and `link_out` are the descriptors of the link."""
 
-    def __init__(self, link_in: int, link_out: int, folder: Folder, outbox: Outbox) -> None:
+    def __init__(self, link_in: int, link_out: int, folder: scratch.Folder, outbox: Outbox) -> None:
         self._link_in, self._link_out, self._folder = link_in, link_out, folder
         self._poller, self._outbox, self._node = Poller(), outbox, outbox.node
         self._decoder = wire.FrameDecoder(wire.COMMANDS)
@@ -139,6 +138,7 @@ class Agent:
         )
 
     def _report_orphans(self) -> None:
+        scratch.remove_abandoned()
         killed = sweep.kill_orphans()
         if killed:
             self._outbox.report(messages.OrphansKilled(self._node, killed))

@@ -36,18 +36,24 @@ LEFT = "killed 1 process left over from a crashed agent"
 
 @pytest.mark.alone  # any other run that starts here kills what was left, and tells it
 @pytest.mark.fault(22, "agent and guardian are killed at once, then another run starts", promise="12")
-def test_the_next_start_ends_what_a_crash_left(tmp_path: Path, figures: Figures) -> None:
-    (tmp_path / "next").mkdir()
+def test_the_next_start_ends_what_a_crash_left(
+    tmp_path: Path, figures: Figures, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("next", "scratch", "scratch/distlaunch-agent-of-the-user"):
+        (tmp_path / name).mkdir()
+    monkeypatch.setenv("TMPDIR", f"{tmp_path}/scratch")
     with started_run(here(tmp_path, WITH_DAEMON, nodes=2), 3) as (run, started):
         daemon = started.pop(101).pid
         kill_agent_and_guardian(started[1].pid)
         figures("all ranks gone", wait_gone(pids(started), PATIENCE_S), at_most=4.0)
         assert run.wait() == NODE_LOST
         assert run.holders() == [daemon]
+        assert len([*(tmp_path / "scratch").iterdir()]) == 2
         with running(here(tmp_path / "next", "")) as following:
             figures("from the next start, the daemon gone", wait_gone([daemon], PATIENCE_S), at_most=5.0)
             assert following.wait() == 0
             assert LEFT in following.stderr
+        assert [path.name for path in (tmp_path / "scratch").iterdir()] == ["distlaunch-agent-of-the-user"]
 
 
 @pytest.mark.fault(22, "agent and guardian are killed at once, and the job starts again", promise="6, 12")
