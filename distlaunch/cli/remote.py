@@ -37,16 +37,20 @@ top = os.path.join(cache if os.path.isabs(cache) else os.path.expanduser("~/.cac
 home = os.path.join(top, {key!r})
 """
 _RECEIVE = """
-import io, json, shutil, tempfile, threading, time, zipfile
+import io, json, shutil, stat, tempfile, threading, time, zipfile
+os.makedirs(top, 0o700, exist_ok=True)
+kept = os.lstat(top)  # the program in it is executed
+if not stat.S_ISDIR(kept.st_mode) or kept.st_uid != os.getuid() or kept.st_mode & 0o022:
+    sys.stderr.write("distlaunch: %s must be a directory that only you can write to; remove it\\n" % top)
+    os._exit(2)
 caller = os.fdopen(os.dup(0), "rb")
 request = json.loads(caller.readline())
-if os.path.isdir(home) and os.stat(home).st_uid == os.getuid():
+if os.path.isdir(home):
     os.utime(home)
     os.write(1, b"\\0distlaunch: have\\n")
 else:
     os.write(1, b"\\0distlaunch: need\\n")
     program = zipfile.ZipFile(io.BytesIO(caller.read(int(caller.readline()))))
-    os.makedirs(top, 0o700, exist_ok=True)
     fresh = tempfile.mkdtemp(dir=top)
     program.extractall(fresh)
     try:

@@ -30,6 +30,24 @@ def test_names_a_directory_that_the_host_lacks(capfd: pytest.CaptureFixture[str]
     )
 
 
+@pytest.mark.parametrize("kind", ["writable by all", "a link"])
+def test_runs_no_program_from_a_directory_of_others(
+    kind: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    kept = tmp_path / "cache" / "distlaunch"
+    kept.parent.mkdir()
+    if kind == "a link":
+        (tmp_path / "elsewhere").mkdir()
+        kept.symlink_to(tmp_path / "elsewhere")
+    else:
+        kept.mkdir()
+        kept.chmod(0o777)
+    assert run_there(Ssh("gpu-a"), Request(("--version",))) == 2
+    text = f"distlaunch: {kept} must be a directory that only you can write to; remove it\n"
+    assert capfd.readouterr().err == text
+    assert [*kept.iterdir()] == []
+
+
 def test_reports_a_host_without_python(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(DistlaunchError, match=r"gpu-a: found no Python 3\.10 or later \(tried python3 and"):
