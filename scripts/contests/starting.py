@@ -58,7 +58,8 @@ def here(folder: Path) -> Contest:
         "shell loop": shell(loop),
     }
     peers = {
-        "mpirun": [*_mpirun(), "-n", str(RANKS), sys.executable, str(script)],
+        "Open MPI": [*_open_mpi(), "-n", str(RANKS), sys.executable, str(script)],
+        "MPICH": ["mpirun.mpich", "-n", str(RANKS), sys.executable, str(script)],
         "torchrun": [str(near / "torchrun"), *torchs],
         "accelerate": [
             *(str(near / "accelerate"), "launch", "--cpu", f"--num_processes={RANKS}", "--num_machines=1"),
@@ -73,14 +74,15 @@ def here(folder: Path) -> Contest:
     (folder / "by_torchrunx.py").write_text(_BY_TORCHRUNX)
     environ = {**os.environ, "DS_ACCELERATOR": "cpu"}
     ways |= {name: command(argv, env=environ) for name, argv in found.items()}
-    bars = (Bar("mpirun", 1.4, 1.0), Bar("torchrun", 1 / 16, 1 / 20, ours="distlaunch torchrun"))
+    bars = (Bar("Open MPI", 1.4, 1.0), Bar("torchrun", 1 / 16, 1 / 20, ours="distlaunch torchrun"))
     title = f"a script that does nothing, {RANKS} ranks here"
     return Contest(title, ways, bars, [name for name in peers if name not in found])
 
 
-def _mpirun() -> list[str]:
+def _open_mpi() -> list[str]:
+    """Start of its command line; Debian has both MPIs, by the names of their own."""
     root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
-    return ["mpirun", *root, "--oversubscribe"]
+    return [next(filter(shutil.which, ("mpirun.openmpi", "mpirun")), "mpirun"), *root, "--oversubscribe"]
 
 
 def on_hosts(folder: Path, ssh_config: Path, count: int, bar: Bar) -> Contest:
@@ -140,7 +142,7 @@ def gathering(folder: Path) -> Contest:
     (folder / "gather.py").write_text(_GATHERS)
     # Open MPI stalls now and then with that many tasks on few cores.
     hydra = shutil.which("mpirun.mpich")
-    tasks = [*([hydra] if hydra else _mpirun()), "-n", str(TASKS)]
+    tasks = [*([hydra] if hydra else _open_mpi()), "-n", str(TASKS)]
     ways = {
         "distlaunch exec": command([*tasks, sys.executable, str(folder / "gather.py")]),
         "mpirun": command([*tasks, "true"]),
