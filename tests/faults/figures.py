@@ -10,7 +10,7 @@ import pytest
 from tests.harness import ROOT, on_time
 
 FOLDER = Path(os.environ.get("DISTLAUNCH_REPORTS", ROOT / "reports"))
-"""Where the table is kept: `faults.md` and `faults.json`."""
+"""Where the table is kept, as `faults.md`."""
 
 
 class Row(NamedTuple):
@@ -32,9 +32,10 @@ class Row(NamedTuple):
         return (str(self.fault), self.name, self.promise, self.what, value, limit.strip(), self.outcome)
 
 
-def fault(number: int, name: str, promise: str, *values: Any) -> Any:
+def fault(number: int, name: str, promise: str, *values: Any, alone: bool = False) -> Any:
     """A row of a table of faults of the catalogue: the values of its test's parameters."""
-    return pytest.param(*values, id=name, marks=pytest.mark.fault(number, name, promise=promise))
+    marks = [pytest.mark.fault(number, name, promise=promise), *([pytest.mark.alone] if alone else [])]
+    return pytest.param(*values, id=name, marks=marks)
 
 
 class Pace(NamedTuple):
