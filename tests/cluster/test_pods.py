@@ -37,8 +37,7 @@ def kubectl(bed: Bed, tmp_path: Path) -> Env:
         }
         for number in (1, 2, 3)
     ]
-    folder = tmp_path / "bin"
-    folder.mkdir()
+    (folder := tmp_path / "bin").mkdir()
     (folder / "pods.json").write_text(json.dumps({"items": pods}))
     enter = " ".join(bed.argv("exec", "HOST", "--"))
     program(

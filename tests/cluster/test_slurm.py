@@ -40,7 +40,7 @@ WAITS = """
 """
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def emptied(slurm: Slurm) -> Iterator[None]:
     """In the end there are no more processes on the hosts than before."""
     with slurm.emptied():
@@ -140,6 +140,7 @@ LIMIT = ["scontrol update jobid=JOB TimeLimit=1", "scontrol update jobid=JOB End
         pytest.param(LIMIT, "reached its time limit", marks=pytest.mark.long),
     ],
 )
+@pytest.mark.usefixtures("emptied")
 def test_a_job_that_slurm_ends_is_not_restarted_and_says_why(
     tmp_path: Path, slurm: Slurm, allocation: str, commands: list[str], told: str
 ) -> None:
@@ -156,6 +157,7 @@ def test_a_job_that_slurm_ends_is_not_restarted_and_says_why(
 
 
 @pytest.mark.alone  # any other run that starts then kills what Slurm has not killed yet, and tells it
+@pytest.mark.usefixtures("emptied")
 def test_scancel_of_a_step_is_the_loss_of_its_node(tmp_path: Path, slurm: Slurm, allocation: str) -> None:
     job = write_job(tmp_path, WAITS, f"{CPU}restarts: 1\n")
     with running(job) as run:
@@ -169,6 +171,7 @@ def test_scancel_of_a_step_is_the_loss_of_its_node(tmp_path: Path, slurm: Slurm,
         ended(run, 130, "host2 was lost: ")
 
 
+@pytest.mark.usefixtures("emptied")
 def test_a_termination_warning_tells_ranks_the_deadline(
     tmp_path: Path, slurm: Slurm, allocation: str
 ) -> None:

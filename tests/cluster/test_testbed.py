@@ -42,8 +42,7 @@ class Hosts(Bed):
 
     def status(self, name: str = "host1") -> dict[str, Any]:
         status = json.loads(self.ask("status", "--json").stdout)
-        found: dict[str, Any] = next(host for host in status["hosts"] if host["name"] == name)
-        return found
+        return dict(next(host for host in status["hosts"] if host["name"] == name))
 
     def sshd(self, name: str = "host1") -> int:
         return int((self.hosts[name].folder / "sshd.pid").read_text())

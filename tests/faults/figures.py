@@ -1,7 +1,7 @@
 """The figures of the fault catalogue: the pace of the faults, what was measured, and the table of all."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -71,5 +71,10 @@ HEAD = ("fault", "what was done", "promise", "measured", "figure", "limit", "res
 
 def table(rows: Iterable[Row]) -> str:
     """The rows as Markdown, by fault."""
-    cells = [HEAD, ("---",) * len(HEAD), *(row.cells for row in sorted(rows, key=lambda row: row.fault))]
+    return markdown(HEAD, (row.cells for row in sorted(rows, key=lambda row: row.fault)))
+
+
+def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table."""
+    cells = [head, ("---",) * len(head), *rows]
     return "".join(f"| {' | '.join(row)} |\n" for row in cells)

@@ -23,6 +23,7 @@ from pathlib import Path
 from tests.cluster.hosts import bed_of
 from tests.faults.blame.cases import CASES
 from tests.faults.blame.launchers import LAUNCHERS, Outcome
+from tests.faults.figures import markdown
 
 PLACES = ("here", "hosts")
 HOSTS = 3
@@ -32,19 +33,19 @@ Column = tuple[str, str]
 
 def table(outcomes: Mapping[str, Mapping[Column, Sequence[Outcome]]], columns: Sequence[Column]) -> str:
     """For people: a line for each script, then the sums."""
-    names = [f"{launcher} {place}" for launcher, place in columns]
-    lines = [f"| script | culprit | {' | '.join(names)} | seconds |", "|---" * (len(names) + 3) + "|"]
-    for script, found in outcomes.items():
-        culprit = f"{CASES[script].rank} of {CASES[script].ranks}"
-        lines.append(_line(script, culprit, [found[column] for column in columns]))
+    head = ["script", "culprit", *(f"{launcher} {place}" for launcher, place in columns), "seconds"]
+    rows = [
+        _row(script, f"{CASES[script].rank} of {CASES[script].ranks}", [found[each] for each in columns])
+        for script, found in outcomes.items()
+    ]
     sums = [[outcome for found in outcomes.values() for outcome in found[column]] for column in columns]
-    return "\n".join([*lines, _line("all", "", sums)])
+    return markdown(head, [*rows, _row("all", "", sums)])
 
 
-def _line(name: str, culprit: str, cells: Sequence[Sequence[Outcome]]) -> str:
+def _row(name: str, culprit: str, cells: Sequence[Sequence[Outcome]]) -> list[str]:
     times = [each.down_s for cell in cells for each in cell if each.down_s is not None]
     seconds = f"{statistics.median(times):.2f}, {max(times):.2f}" if times else ""
-    return f"| {' | '.join([name, culprit, *map(_score, cells), seconds])} |"
+    return [name, culprit, *map(_score, cells), seconds]
 
 
 def _score(outcomes: Sequence[Outcome]) -> str:
