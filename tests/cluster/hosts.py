@@ -81,7 +81,7 @@ class Bed:
     """A testbed that is up."""
 
     def __init__(self, folder: Path, info: Mapping[str, Any]) -> None:
-        self.folder = folder
+        self.folder, self.info = folder, info
         self.hosts = {
             host["name"]: Host(host["name"], host["address"], host["pid"], folder / host["name"])
             for host in info["hosts"]
@@ -96,18 +96,43 @@ class Bed:
         """The command line of one of the testbed's commands."""
         return [sys.executable, str(TESTBED), command, "--dir", str(self.folder), *words]
 
+    def ask(self, command: str, *words: str) -> Done:
+        """Have the testbed do something, whatever comes of it."""
+        return completed(self.argv(command, *words))
+
     def call(self, command: str, *words: str) -> None:
         """Have the testbed do something, which must succeed."""
-        done = completed(self.argv(command, *words))
+        done = self.ask(command, *words)
         assert done.returncode == 0, done.stderr
 
     def inside(self, host: str, *argv: str, **options: Any) -> Done:
         """Run a command on a host."""
         return completed(self.argv("exec", host, "--", *argv), **options)
 
+    @contextlib.contextmanager
+    def rule(self, host: str, *words: str) -> Iterator[None]:
+        """A rule of a host's firewall, for a while, after those that are there."""
+
+        def change(how: str) -> None:
+            done = self.inside(host, str(find("iptables")), "-w", "5", how, *words)
+            assert done.returncode == 0, done.stderr
+
+        change("-A")
+        try:
+            yield
+        finally:
+            change("-D")
+
     def processes(self) -> set[int]:
         """PIDs of all processes on the hosts."""
         return {pid for pid in _pids() if self._has(pid)}
+
+    @contextlib.contextmanager
+    def emptied(self, within_s: float = 10.0) -> Iterator[None]:
+        """What is started on the hosts in this block is gone soon after it."""
+        before = self.processes()
+        yield
+        wait_gone(sorted(self.processes() - before), within_s)
 
     def _has(self, pid: int) -> bool:
         try:
@@ -119,19 +144,20 @@ class Bed:
 SomeBed = TypeVar("SomeBed", bound=Bed)
 
 
-def brought_up(count: int, folder: Path, *words: str) -> dict[str, Any]:
-    """Bring so many hosts up, with more words for `up`; what it says of them."""
+def brought_up(count: int, folder: Path, *words: str, prefix: Sequence[str] = ()) -> dict[str, Any]:
+    """Bring so many hosts up, with more words for `up`, by a command before it; what it says of them."""
     up = [sys.executable, str(TESTBED), "up", str(count), "--mode", "netns", "--dir", str(folder), "--json"]
-    made = completed([*up, *words])
+    made = completed([*prefix, *up, *words])
     assert made.returncode == 0, made.stderr
-    described: dict[str, Any] = json.loads(made.stdout)
-    return described
+    return dict(json.loads(made.stdout))
 
 
 @contextlib.contextmanager
-def bed_up(kind: type[SomeBed], count: int, folder: Path, *words: str) -> Iterator[SomeBed]:
+def bed_up(
+    kind: type[SomeBed], count: int, folder: Path, *words: str, prefix: Sequence[str] = ()
+) -> Iterator[SomeBed]:
     """So many hosts that are taken down with the block."""
-    bed = kind(folder, brought_up(count, folder, *words))
+    bed = kind(folder, brought_up(count, folder, *words, prefix=prefix))
     try:
         yield bed
     finally:

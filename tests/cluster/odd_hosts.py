@@ -5,18 +5,18 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
+from distlaunch.wording import listed
 from tests.cluster.hosts import Ended, Node, Site, completed, find, program
 from tests.harness import PATIENCE_S
 
-UNREACHABLE, NODE_LOST = 69, 71
-SHORT = ("--set", "timeouts.connect=10s")
+UNREACHABLE = 69
 
 
 def assert_refused(site: Site, ended: Ended, expected: dict[str, tuple[str, str]]) -> None:
@@ -30,7 +30,7 @@ def assert_refused(site: Site, ended: Ended, expected: dict[str, tuple[str, str]
         assert told.startswith(f"distlaunch: {node}: {kind}; ")
         assert re.search(words, told), told
     nodes = ended.document["nodes"]
-    names = ", ".join(node["name"] for node in nodes if node["name"] in expected)
+    names = listed([node["name"] for node in nodes if node["name"] in expected])
     which = "the only node" if len(nodes) == 1 else f"{len(expected)} of {len(nodes)} nodes"
     count = f"{which} can't be used ({names}); nothing was started"
     assert f"distlaunch: {count}\n" in ended.stderr
@@ -43,8 +43,7 @@ def told_s(ended: Ended) -> float:
     (notice,) = [
         event for event in ended.events("Message") if event["text"] == ended.document["cause"]["text"]
     ]
-    told: float = notice["t"]
-    return told
+    return float(notice["t"])
 
 
 def assert_ran(site: Site, ended: Ended) -> None:
@@ -53,10 +52,14 @@ def assert_ran(site: Site, ended: Ended) -> None:
     assert site.started() == [str(rank) for rank in range(len(ended.document["nodes"]))]
 
 
+Make = Callable[[Site, str], Node]
+"""Makes a host of this name, and returns the job's entry for it."""
+
+
 class Bad(NamedTuple):
     """A way to be unusable: how to make such a host, the kind that is told, and a pattern of the words."""
 
-    make: Callable[[Site, str], Node]
+    make: Make
     kind: str
     words: str
 
@@ -65,17 +68,18 @@ NO_PROMPT = {"SSH_ASKPASS_REQUIRE": "force", "DISPLAY": ":0"}
 """Have ssh ask for passwords, where it may ask at all, by the program in SSH_ASKPASS."""
 
 
-def assert_told(bad: Bad, site: Site, *options: str) -> Ended:
-    """A job with one good host and one `bad` one is refused for the bad one, and nobody is asked anything."""
+def assert_each_told(site: Site, bad: Mapping[str, Bad], *options: str) -> Ended:
+    """A job with one good host and these bad ones is refused for those, and nobody is asked anything."""
     asked = site.folder / "asked"
     askpass = program(site.folder / "askpass", f"touch {asked}")
-    ended = site.run(["host1", bad.make(site, "bad")], *options, env={**NO_PROMPT, "SSH_ASKPASS": askpass})
-    assert_refused(site, ended, {"bad": (bad.kind, bad.words)})
+    nodes = ["host1", *(one.make(site, name) for name, one in bad.items())]
+    ended = site.run(nodes, *options, env={**NO_PROMPT, "SSH_ASKPASS": askpass})
+    assert_refused(site, ended, {name: (one.kind, one.words) for name, one in bad.items()})
     assert not asked.exists()
     return ended
 
 
-# One host that can't be used. Each function makes it, and returns the job's entry for it.
+# One host that can't be used
 
 
 def a_key_it_does_not_know(site: Site, name: str) -> Node:
@@ -99,12 +103,12 @@ def a_host_key_to_ask_about(site: Site, name: str) -> Node:
     return site.name(name, "host2", HostKeyAlias=name, StrictHostKeyChecking="ask")
 
 
-def no_python_of_that_name(site: Site, name: str) -> Node:
-    return {"host": site.name(name, "host2"), "python": "python-that-is-missing"}
+def with_python(python: str) -> Make:
+    return lambda site, name: {"host": site.name(name, "host2"), "python": python}
 
 
-def no_python_at_that_path(site: Site, name: str) -> Node:
-    return {"host": site.name(name, "host2"), "python": "/nowhere/bin/python3"}
+def with_python_of(version: str) -> Make:
+    return lambda site, name: with_python(python(site, version))(site, name)
 
 
 def no_python_at_all(site: Site, name: str) -> Node:
@@ -114,18 +118,6 @@ def no_python_at_all(site: Site, name: str) -> Node:
     # Without rc files too, which might set PATH again.
     over = {Path(sys.executable).parent: bare, **site.login(bare, "/bin/sh")}
     return site.name(name, "host2", site.sshd("host2", f"SetEnv PATH={bare}", over=over))
-
-
-def python_2_7(site: Site, name: str) -> Node:
-    return {"host": site.name(name, "host2"), "python": python(site, "2.7")}
-
-
-def python_3_6(site: Site, name: str) -> Node:
-    return {"host": site.name(name, "host2"), "python": python(site, "3.6")}
-
-
-def python_3_7(site: Site, name: str) -> Node:
-    return {"host": site.name(name, "host2"), "python": python(site, "3.7")}
 
 
 def silent_once_accepted(site: Site, name: str) -> Node:

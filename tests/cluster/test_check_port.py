@@ -1,25 +1,13 @@
 """The network between the nodes: `check-port` where it is broken, and interfaces that are wrong."""
 
-import contextlib
 import json
 import time
-from collections.abc import Iterator
 from typing import Any
 
-from tests.cluster.hosts import Bed, Ended, Node, Site
+from tests.cluster.hosts import Ended, Node, Site
 from tests.harness import distlaunch, on_time
 
 NODES = ["host1", "host2", "host3", "host4"]
-
-
-@contextlib.contextmanager
-def filtered(bed: Bed, host: str, *rule: str) -> Iterator[None]:
-    """A rule for what comes into a host."""
-    assert bed.inside(host, "iptables", "-A", "INPUT", *rule).returncode == 0
-    try:
-        yield
-    finally:
-        assert bed.inside(host, "iptables", "-D", "INPUT", *rule).returncode == 0
 
 
 def checked(*arguments: str) -> tuple[int, dict[str, Any]]:
@@ -41,7 +29,7 @@ def test_tries_every_pair_of_nodes_but_spares(site: Site) -> None:
 def test_names_two_nodes_that_cannot_reach_each_other(site: Site) -> None:
     job = str(site.job(NODES))
     address = site.bed.hosts["host2"].address
-    with filtered(site.bed, "host3", "-s", address, "-j", "DROP"):
+    with site.bed.rule("host3", "INPUT", "-s", address, "-j", "DROP"):
         status, report = checked(job)
         assert status == 1
         assert [dial["ok"] for dial in report["dials"]] == [True] * 5, "not even the master was reached"
@@ -60,7 +48,7 @@ def test_names_two_nodes_that_cannot_reach_each_other(site: Site) -> None:
 def test_sees_a_firewall_that_lets_in_nothing_but_the_master_port(site: Site) -> None:
     job = str(site.job(NODES, rendezvous={"endpoint": f"{site.bed.hosts['host1'].address}:29511"}))
     rule = ("-p", "tcp", "--syn", "-m", "multiport", "!", "--dports", "22,29511", "-j", "REJECT")
-    with filtered(site.bed, "host1", *rule):
+    with site.bed.rule("host1", "INPUT", *rule):
         status, report = checked(job)
     assert (status, report["free"]) == (1, True)
     assert [dial["ok"] for dial in report["dials"]] == [True] * 5

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.containers import Podman
-from tests.cluster.hosts import Bed, parent_of, program
+from tests.cluster.hosts import Bed, program
 from tests.cluster.slurm import Slurm
+from tests.cluster.workers import SLEEPER
 from tests.harness import (
     children_of,
     command_line,
@@ -24,28 +25,9 @@ from tests.harness import (
 )
 
 pytestmark = pytest.mark.together("containers")
-WAITS = """
-    import os, signal
-    os.write(1, f"ready {os.environ['RANK']} {os.getpid()}\\n".encode())
-    signal.pause()
-"""
 CPU = "gpus_per_node: 0\n"
 CONNECT_S = 10
 """So long a node may take to answer once its image is there."""
-
-
-def in_containers(pids: set[int]) -> list[int]:
-    """The first processes of containers."""
-    ours = os.stat("/proc/self/ns/pid").st_ino
-    found = []
-    for pid in pids:
-        try:
-            inside = os.stat(f"/proc/{pid}/ns/pid").st_ino != ours
-            if inside and os.stat(f"/proc/{parent_of(pid)}/ns/pid").st_ino == ours:
-                found.append(pid)
-        except OSError:
-            continue
-    return sorted(found)
 
 
 def named(pids: set[int], *words: str) -> list[int]:
@@ -54,15 +36,13 @@ def named(pids: set[int], *words: str) -> list[int]:
 
 
 @pytest.mark.parametrize("victim", ["ssh", "podman", "init", "agent", "rank", "controller"])
-def test_no_container_is_left_whatever_is_killed(
-    tmp_path: Path, podman: Podman, bed: Bed, victim: str
-) -> None:
+def test_no_container_outlives_a_kill(tmp_path: Path, podman: Podman, bed: Bed, victim: str) -> None:
     before = bed.processes()
     hosts = f"nodes: [host1, host2, host3]\nssh: {{config: {bed.folder}/ssh_config}}\n"
-    with running(write_job(tmp_path, WAITS, CPU + hosts + podman.section())) as run:
+    with running(write_job(tmp_path, SLEEPER, CPU + hosts + podman.section())) as run:
         run.wait_ready(3)
         there = bed.processes() - before
-        guardian = in_containers(there)[0]
+        guardian = int(podman.tool("inspect", "--latest", "--format={{.State.Pid}}"))
         (agent,) = children_of(guardian)
         kill(
             {

@@ -94,9 +94,7 @@ def test_unequal_nodes_are_numbered_and_train(bed: Bed, tmp_path: Path) -> None:
         assert not any("MASTER_ADDR" in run.stderr for run in runs)
 
 
-def test_with_c10d_the_host_that_has_the_address_is_node_0_and_a_failure_restarts_all(
-    bed: Bed, tmp_path: Path
-) -> None:
+def test_the_host_of_a_c10d_endpoint_is_node_0_and_a_failure_restarts_all(bed: Bed, tmp_path: Path) -> None:
     """One same command on all: the others are numbered by name."""
     worker = SLEEPER.replace(
         "signal.pause()", "os.environ['TORCHELASTIC_RESTART_COUNT'] == '1' or signal.pause()"

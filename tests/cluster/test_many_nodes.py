@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.hosts import parent_of
+from tests.cluster.hosts import parent_of, program
 from tests.cluster.slurm import Slurm, inside, slurm_of, why_not
-from tests.harness import Run, children_of, distlaunch, kill, running, wait_gone, write_job
+from tests.harness import Run, children_of, distlaunch, kill, running, write_job
 
 pytestmark = pytest.mark.together("many nodes")
 NODES = 33
@@ -32,10 +32,8 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
 @pytest.fixture(autouse=True)
 def allocated(many: Slurm, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The test is inside an allocation of all nodes; in the end no process is left on any host."""
-    before = many.processes()
-    with inside(many, monkeypatch, f"--nodes={NODES}", "--no-kill"):
+    with many.emptied(), inside(many, monkeypatch, f"--nodes={NODES}", "--no-kill"):
         yield
-    wait_gone(sorted(many.processes() - before), 10.0)
 
 
 def asked_for_steps(slurm: Slurm) -> int:
@@ -69,9 +67,7 @@ VICTIMS: dict[str, Callable[[Run], int]] = {
 
 
 @pytest.mark.parametrize("victim", VICTIMS)
-def test_the_job_restarts_after_a_death_that_the_other_nodes_of_a_step_outlive(
-    tmp_path: Path, victim: str
-) -> None:
+def test_restarts_after_a_death_that_other_nodes_of_the_step_outlive(tmp_path: Path, victim: str) -> None:
     job = tmp_path / "job.yaml"
     job.write_text(WAITS + KEYS)
     with running(job, "--quiet") as run:
@@ -92,11 +88,8 @@ def test_the_job_restarts_after_a_death_that_the_other_nodes_of_a_step_outlive(
 
 def test_a_node_without_python_is_named_alone(tmp_path: Path) -> None:
     """A step's nodes share an interpreter; where it is missing on one, that one is told."""
-    python = tmp_path / "python"
-    python.write_text(
-        f'#!/bin/sh\n[ "$SLURMD_NODENAME" != n31 ] || exec missing\nexec {sys.executable} "$@"\n'
-    )
-    python.chmod(0o755)
+    fails = '[ "$SLURMD_NODENAME" != n31 ] || exec missing'
+    python = program(tmp_path / "python", f'{fails}\nexec {sys.executable} "$@"')
     job = write_job(tmp_path, "pass", f"gpus_per_node: 0\npython: {python}\n")
     done = distlaunch("run", str(job))
     assert done.returncode == 69, done.stderr

@@ -115,9 +115,7 @@ def assert_agree(rows: list[dict[str, Any]]) -> None:
     assert [row["LOCAL_RANK"] for row in rows] == ["0", "1", "0", "0"]
 
 
-def test_a_restart_starts_mpirun_again_with_the_jobs_environment_in_no_argv(
-    bed: Bed, tmp_path: Path, kind: Mpi
-) -> None:
+def test_a_restart_runs_mpirun_again_with_no_secret_in_argv(bed: Bed, tmp_path: Path, kind: Mpi) -> None:
     before = bed.processes()
     keys = job_of(bed, kind, "restarts: {max: 1, backoff: 0s}\nenv: {GIVEN: canary}")
     job = str(write_job(tmp_path, INITS + FAILS_ONCE + TELLS, keys))

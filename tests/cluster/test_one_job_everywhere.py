@@ -4,9 +4,11 @@ import shutil
 import sys
 from pathlib import Path
 
-from tests.cluster.containers import podman_alone, why_no_podman
+import pytest
+
+from tests.cluster.containers import Podman, why_no_podman
 from tests.cluster.hosts import Bed
-from tests.harness import PATIENCE_S, distlaunch, wait_gone
+from tests.harness import distlaunch
 from tests.process.torchruns import NEEDS_TORCH
 
 pytestmark = NEEDS_TORCH
@@ -34,7 +36,7 @@ dist.destroy_process_group()
 
 
 def test_the_same_job_file_gives_the_same_weights_everywhere(
-    bed: Bed, allocation: str, tmp_path: Path
+    bed: Bed, allocation: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     (tmp_path / "train.py").write_text(TRAINS)
     job = tmp_path / "job.yaml"
@@ -58,12 +60,11 @@ ssh: {{config: {bed.folder}/ssh_config}}
     }
     found = {place: _rows(job, sets) for place, sets in places.items() if _is_there(sets)}
     if not why_no_podman():
-        with podman_alone() as podman:
-            before = bed.processes()
+        podman: Podman = request.getfixturevalue("podman")
+        with bed.emptied():
             found["podman"] = _rows(job, [f"container={podman.section().partition(':')[2].strip()}"])
-            assert {row[3] for row in found["podman"]} == {"True"}
-            wait_gone(sorted(bed.processes() - before), PATIENCE_S)
-            assert podman.tool("ps", "--all", "--quiet") == ""
+        assert {row[3] for row in found["podman"]} == {"True"}
+        assert podman.tool("ps", "--all", "--quiet") == ""
     assert len({row[1] for rows in found.values() for row in rows}) == 1
     for place, rows in found.items():
         assert [row[0] for row in rows] == ["0", "1"]

@@ -1,75 +1,103 @@
-"""The pods that `export kubernetes` prints, each as a container of podman's on a host of its own.
+"""`launcher: kubernetes`. No cluster runs here: a stand-in for kubectl reaches the testbed's hosts."""
 
-No cluster runs here. From each pod's template everything is taken that a node's kubelet would take: command,
-arguments, variables, directory, volumes. Only the image is another one, and DNS is a line in /etc/hosts.
-"""
-
-import contextlib
+import json
+import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
-import yaml
+import pytest
 
-from tests.cluster.containers import IMAGE, LIMITS, MOUNTS, Podman, volumes
-from tests.cluster.hosts import Bed
-from tests.cluster.test_one_job_everywhere import TRAINS
-from tests.harness import Going, all_ended_well, distlaunch
-from tests.pods import Manifest, expand, unpack
-from tests.process.torchruns import NEEDS_TORCH
+from tests.cluster.hosts import Bed, program
+from tests.harness import distlaunch, kill, running, wait_gone, write_job
 
-pytestmark = NEEDS_TORCH
+WAITS = """
+import os, signal
+e = os.environ
+os.write(1, f"ready {e['RANK']} {os.getpid()} {e['LOCAL_RANK']} {e['MASTER_ADDR']}\\n".encode())
+signal.pause()
+"""
+JOB = """
+launcher: kubernetes
+nodes: 2
+gpus_per_node: 0
+kubernetes: {selector: app=train, namespace: ml, container: main}
+"""
+Env = Callable[[str], dict[str, str]]
 
 
-def argv_of(podman: Podman, workload: Manifest, index: int, folder: Path, first: str) -> list[str]:
-    """How podman runs the pod of that index; `folder` is in the image, with the ConfigMap's files below."""
-    pod = workload["spec"]["template"]["spec"]
-    (main,) = pod["containers"]
-    given = {"JOB_COMPLETION_INDEX": str(index)}
-    for each in main.get("env", []):
-        if "value" in each:  # there are no Secrets
-            given[each["name"]] = expand(each["value"], given)
-    kinds = {volume["name"]: volume for volume in pod["volumes"]}
-    own = [mount for mount in MOUNTS if not mount.startswith("/etc")]  # a place for the ConfigMap
-    mounts = volumes(*own, str(folder))
-    for mount in main["volumeMounts"]:
-        if "configMap" in kinds[mount["name"]]:
-            mounts.append(f"--volume={folder}/packed:{mount['mountPath']}:ro")
-        else:
-            assert "emptyDir" in kinds[mount["name"]]
-            mounts.append(f"--tmpfs={mount['mountPath']}")
-    name = f"{workload['metadata']['name']}-0.{pod['subdomain']}"
-    words = [expand(word, given) for word in (*main["command"], *main["args"])]
-    return [
-        *(*podman.words, "run", "--rm", "--network=host", f"--add-host={name}:{first}", *LIMITS, *mounts),
-        *(f"--env={name}={value}" for name, value in given.items()),
-        *(f"--workdir={main['workingDir']}", "--entrypoint=", IMAGE, *words),
+@pytest.fixture
+def kubectl(bed: Bed, tmp_path: Path) -> Env:
+    """An environment with a stand-in whose pods trainer-1 … trainer-3 are host1 … host3."""
+    pods = [
+        {
+            "metadata": {"name": f"trainer-{number}"},
+            "spec": {"containers": [{"name": "sidecar"}, {"name": "main"}]},
+            "status": {"phase": "Running", "podIP": bed.hosts[f"host{number}"].address},
+        }
+        for number in (1, 2, 3)
     ]
+    (folder := tmp_path / "bin").mkdir()
+    (folder / "pods.json").write_text(json.dumps({"items": pods}))
+    enter = " ".join(bed.argv("exec", "HOST", "--"))
+    program(
+        folder / "kubectl",
+        f"""
+        case "$KUBECTL_FAILS$*" in
+            "get pods --selector=app=train --namespace=ml --output=json") exec cat {folder}/pods.json;;
+            "exec --stdin --namespace=ml --container=main trainer-"[123]" -- "*)
+                host=host${{5#trainer-}}; shift 6; exec {enter.replace("HOST", '"$host"')} "$@";;
+            "get pods --selector=none"*) echo '{{"items": []}}';;
+            *) echo "error: $KUBECTL_FAILS$*" >&2; exit 1;;
+        esac""",
+    )
+    path = f"{folder}:{os.environ['PATH']}"
+    return lambda fails: {**os.environ, "PATH": path, "KUBECTL_FAILS": fails}
 
 
-def test_ranks_train_in_the_pods_of_a_job(bed: Bed, tmp_path: Path, podman: Podman) -> None:
-    (tmp_path / "train.py").write_text(TRAINS)
-    job = {
-        "script": "train.py",
-        "nodes": 2,
-        "gpus_per_node": 0,
-        "master_port": 29500,
-        "python": sys.executable,
-        "workdir": str(tmp_path),
-        "kubernetes": {"image": "a/b:1"},
-        "env": {"OMP_NUM_THREADS": 1},
-    }
-    (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
-    done = distlaunch("export", "kubernetes", str(tmp_path / "job.yaml"))
-    assert done.returncode == 0, done.stderr
-    bundle, *_, workload = yaml.safe_load_all(done.stdout)
-    unpack(bundle, tmp_path / "packed")
-    with contextlib.ExitStack() as stack:
-        pods = []
-        for index in range(workload["spec"]["completions"]):
-            argv = argv_of(podman, workload, index, tmp_path, bed.hosts["host1"].address)
-            pods.append(Going(tmp_path, bed.argv("exec", f"host{index + 1}", "--", *argv)))
-            stack.callback(pods[-1].kill)
-        all_ended_well(pods, "- True\n")
-        told = [line.split() for pod in pods for line in pod.stdout.splitlines()]
-    assert [(row[0], row[3]) for row in told] == [("0", "True"), ("1", "True")]
-    assert told[0][1] == told[1][1]
+def job_in(folder: Path) -> Path:
+    return write_job(folder, WAITS, f"{JOB}python: {sys.executable}\n")
+
+
+def test_ranks_run_in_pods_and_end_with_a_killed_one(bed: Bed, tmp_path: Path, kubectl: Env) -> None:
+    before = bed.processes()
+    with running(job_in(tmp_path), env=kubectl("")) as run:
+        ranks, first = run.wait_ready(2), bed.hosts["host1"].address
+        assert sorted(run.stdout.splitlines()) == [
+            f"[trainer-1:0] ready 0 {ranks[0]} 0 {first}",
+            f"[trainer-2:1] ready 1 {ranks[1]} 0 {first}",
+        ]
+        assert "2 nodes from Kubernetes (app=train): trainer-1, trainer-2" in run.stderr
+        kill(ranks[1])
+        wait_gone(list(ranks.values()), 2.0)
+        assert run.wait() == 137
+        assert "rank 1 (trainer-2) failed first: killed by signal 9 (SIGKILL)" in run.stderr
+        wait_gone(sorted(bed.processes() - before), 2.0)
+
+
+NO_LOGIN = "You must be logged in to the server (Unauthorized) "
+LISTS_NONE = "kubectl get pods --selector=none --namespace=ml"
+
+
+@pytest.mark.parametrize(
+    ("fails", "setting", "told"),
+    [
+        (NO_LOGIN, "nodes=2", "--namespace=ml --output=json` failed: error: You must be logged in"),
+        ("", "kubernetes.selector=none", f"no running pod matches none: see `{LISTS_NONE}`"),
+    ],
+)
+def test_says_what_stands_in_the_way(
+    tmp_path: Path, kubectl: Env, fails: str, setting: str, told: str
+) -> None:
+    done = distlaunch("run", str(job_in(tmp_path)), "--set", setting, env=kubectl(fails))
+    assert done.returncode == 2, done.stderr
+    assert told in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_says_what_else_to_do_without_kubectl(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    done = distlaunch("run", str(job_in(tmp_path)), env={**os.environ, "PATH": str(tmp_path / "empty")})
+    assert done.returncode == 2
+    assert "can't list the pods: kubectl: No such file or directory" in done.stderr
+    assert "list the pods in nodes, with launcher.command" in done.stderr

@@ -11,27 +11,22 @@ import pytest
 
 from tests.cluster.slurm import Slurm
 from tests.cluster.test_launchers import TRAINS
+from tests.cluster.workers import worker
 from tests.harness import Going, all_ended_well, distlaunch_argv, wait_gone
 
 PORT = 29533
-TELLS = """
-    import os, signal, sys
+TELLS = worker("""
     names = ("RANK", "GROUP_RANK", "WORLD_SIZE", "SLURM_NODEID", "MASTER_ADDR")
-    os.write(1, f"ready {os.environ['RANK']} {os.getpid()}\\n".encode())
     os.write(1, f"told {' '.join(os.environ[name] for name in names)}\\n".encode())
-    if sys.argv[1:] == ["wait"]:
-        signal.pause()
-"""
+""")
 
 
 @contextlib.contextmanager
-def step(slurm: Slurm, folder: Path, worker: str, *words: str, head: str = "host1") -> Iterator[Going]:
+def step(slurm: Slurm, folder: Path, text: str, head: str = "host1") -> Iterator[Going]:
     """As in PyTorch's sbatch file: one task for each node, and nothing that says which node it is."""
-    (folder / "worker.py").write_text(textwrap.dedent(worker))
+    (folder / "worker.py").write_text(textwrap.dedent(text))
     where = ["--rdzv_id", "17", "--rdzv_backend", "c10d", "--rdzv_endpoint", f"{head}:{PORT}"]
-    launcher = distlaunch_argv(
-        "torchrun", "--nnodes", "3", "--nproc_per_node", "1", *where, "worker.py", *words
-    )
+    launcher = distlaunch_argv("torchrun", "--nnodes", "3", "--nproc_per_node", "1", *where, "worker.py")
     argv = ["srun", "--quiet", "--nodes=3", "--ntasks=3", *launcher]
     run = Going(folder, argv, cwd=folder, env={**os.environ, **slurm.environ})
     try:
@@ -45,9 +40,8 @@ def step(slurm: Slurm, folder: Path, worker: str, *words: str, head: str = "host
 @pytest.fixture(autouse=True)
 def nothing_is_left(slurm: Slurm) -> Iterator[None]:
     """No launcher, keeper, agent or worker outlives its step."""
-    before = slurm.processes()
-    yield
-    wait_gone(sorted(slurm.processes() - before), 20.0)
+    with slurm.emptied(20.0):
+        yield
 
 
 def test_the_recipe_trains(slurm: Slurm, tmp_path: Path) -> None:
@@ -64,22 +58,11 @@ def test_nodes_are_numbered_as_slurm_does_after_the_one_of_the_endpoint(slurm: S
         assert run.stderr == ""
 
 
-def test_all_nodes_end_with_the_status_of_a_worker_that_fails(slurm: Slurm, tmp_path: Path) -> None:
-    fails = TELLS.replace("signal.pause()", "os.environ['RANK'] == '1' and sys.exit(int(open('go').read()))")
-    os.mkfifo(tmp_path / "go")
-    with step(slurm, tmp_path, f"{fails}    signal.pause()\n", "wait") as run:
-        pids = run.wait_ready(3)
-        (tmp_path / "go").write_text("7")
-        wait_gone(list(pids.values()), 5.0)
-        assert run.wait() == 7
-        assert run.stderr.count("rank 1 (host2) failed first: exit status 7") == 3  # each says it
-
-
 @pytest.mark.parametrize("name", ["TERM", "USR1"])
 def test_signals_of_scancel_end_all_nodes(slurm: Slurm, tmp_path: Path, name: str) -> None:
     """scancel --signal reaches all processes at once: the ranks ignore what warns of the end."""
-    ignores = TELLS.replace("names =", "signal.signal(signal.SIGUSR1, signal.SIG_IGN)\n    names =")
-    with step(slurm, tmp_path, ignores, "wait") as run:
+    ignores = worker("signal.signal(signal.SIGUSR1, signal.SIG_IGN)\nready()\nwait()")
+    with step(slurm, tmp_path, ignores) as run:
         pids = run.wait_ready(3)
         slurm.tool("scancel", f"--signal={name}", step_of(pids[0]))
         wait_gone(list(pids.values()), 5.0)

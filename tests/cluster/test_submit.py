@@ -13,7 +13,7 @@ from distlaunch.runs.submissions import Submission, note
 from tests.cluster.hosts import bed_up, missing
 from tests.cluster.queues import Queue
 from tests.cluster.slurm import OVER, Slurm, why_not
-from tests.harness import PATIENCE_S, distlaunch, distlaunch_argv, kill, wait_gone, wait_until, write_job
+from tests.harness import PATIENCE_S, distlaunch, distlaunch_argv, kill, wait_until, write_job
 from tests.queued import check_stop_before_start, rows
 
 STEPS = """
@@ -46,17 +46,16 @@ class SlurmQueue(Queue):
 @pytest.fixture
 def queue(slurm: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SlurmQueue]:
     """A folder to submit from; in the end nothing that was submitted is left on any host."""
-    before = slurm.processes()
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     for name, value in slurm.environ.items():
         monkeypatch.setenv(name, value)
     monkeypatch.chdir(tmp_path)
     made = SlurmQueue(slurm, tmp_path)
-    yield made
-    for job in made.known:
-        slurm.tool("scancel", job, status=None)
-        slurm.wait_state(job, *OVER)
-    wait_gone(sorted(slurm.processes() - before), 10.0)
+    with slurm.emptied():
+        yield made
+        for job in made.known:
+            slurm.tool("scancel", job, status=None)
+            slurm.wait_state(job, *OVER)
 
 
 def test_a_job_from_the_queue_to_its_end(queue: SlurmQueue) -> None:
@@ -124,9 +123,7 @@ def test_a_failure_beyond_its_restarts_has_the_job_requeued(queue: SlurmQueue) -
 
 
 @pytest.mark.parametrize(("failure", "starts"), [("2", 1), ("127", 1), ("3", 2)])
-def test_a_mistake_is_not_requeued_and_a_failure_only_so_often(
-    queue: SlurmQueue, failure: str, starts: int
-) -> None:
+def test_requeues_no_mistake_and_a_failure_so_often(queue: SlurmQueue, failure: str, starts: int) -> None:
     flaky = FLAKY.replace("{failure}", failure).replace("{good}", "9")
     job = queue.submit(flaky, "restarts: {requeue: 1}")
     assert distlaunch("wait", job).returncode == int(failure)

@@ -11,14 +11,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.cluster.hosts import TESTBED, Done, completed, find, hiding_argv, program, why_not
+from tests.cluster.hosts import TESTBED, Bed, Done, bed_up, completed, find, hiding_argv, program, why_not
 from tests.harness import PATIENCE_S, Held, children_of, held, line_pipe
 
 Words = Sequence[str | Path]
@@ -35,66 +34,46 @@ pytestmark = [
 needs_netns = pytest.mark.skipif(NO_NETNS is not None, reason=str(NO_NETNS))
 
 
-def call_testbed(command: str, folder: Path, *words: str | Path, prefix: Words = ()) -> Done:
-    return completed([str(word) for word in (*prefix, *BY_PYTHON, command, "--dir", folder, *words)])
-
-
-@dataclass(frozen=True)
-class Bed:
-    """A testbed that is up, as `--json` describes it."""
-
-    dir: Path
-    info: dict[str, Any]
-
-    def call(self, command: str, *words: str) -> Done:
-        return call_testbed(command, self.dir, *words)
-
-    def inside(self, host: str, *argv: str) -> Done:
-        return self.call("exec", host, "--", *argv)
+class Hosts(Bed):
+    """A testbed that is up, and what is known of its hosts."""
 
     def ssh(self, host: str, *argv: str, options: Sequence[str] = ()) -> Done:
         return completed(["ssh", "-F", self.info["ssh_config"], *options, host, shlex.join(argv)])
 
-    def host(self, name: str) -> dict[str, Any]:
-        status = json.loads(self.call("status", "--json").stdout)
-        found: dict[str, Any] = next(host for host in status["hosts"] if host["name"] == name)
-        return found
-
-    def keeper(self, name: str = "host1") -> int:
-        """The PID of the process that keeps a host."""
-        return next(int(host["pid"]) for host in self.info["hosts"] if host["name"] == name)
+    def status(self, name: str = "host1") -> dict[str, Any]:
+        status = json.loads(self.ask("status", "--json").stdout)
+        return dict(next(host for host in status["hosts"] if host["name"] == name))
 
     def sshd(self, name: str = "host1") -> int:
-        return int((self.dir / name / "sshd.pid").read_text())
+        return int((self.hosts[name].folder / "sshd.pid").read_text())
 
     def daemon(self, name: str = "host1", start: str = "setsid") -> int:
         """Start a process that leaves its session; its PID."""
         return int(self.ssh(name, "sh", "-c", f"{start} sleep 1000 >/dev/null 2>&1 & echo $!").stdout)
 
 
+def call_testbed(command: str, folder: Path, *words: str | Path, prefix: Words = ()) -> Done:
+    return completed([str(word) for word in (*prefix, *BY_PYTHON, command, "--dir", folder, *words)])
+
+
 @contextlib.contextmanager
-def brought_up(folder: Path, count: int, *options: str, prefix: Words = ()) -> Iterator[Bed]:
-    if NO_NETNS and "loopback" not in options:
+def brought_up(folder: Path, count: int, prefix: Sequence[str] = ()) -> Iterator[Hosts]:
+    if NO_NETNS:
         pytest.skip(NO_NETNS)
-    made = call_testbed("up", folder, str(count), "--json", *options, prefix=prefix)
-    assert made.returncode == 0, made.stderr
-    try:
-        yield Bed(folder, json.loads(made.stdout))
-    finally:
-        taken = call_testbed("down", folder)
-        assert taken.returncode == 0, taken.stderr
-        assert not folder.exists()
+    with bed_up(Hosts, count, folder, prefix=prefix) as bed:
+        yield bed
+    assert not folder.exists()
 
 
 @pytest.fixture
-def bed(tmp_path: Path) -> Iterator[Bed]:
+def bed(tmp_path: Path) -> Iterator[Hosts]:
     """One host, which the test may harm."""
     with brought_up(tmp_path / "bed", 1) as bed:
         yield bed
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bed]:
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
     """Two hosts that tests share, and leave as they were."""
     with brought_up(tmp_path_factory.mktemp("pair") / "bed", 2) as bed:
         yield bed
@@ -124,7 +103,7 @@ NOTHING: dict[str, list[Any]] = {"folder": [], "interfaces": [], "processes": []
 
 
 @contextlib.contextmanager
-def noted(info: dict[str, Any]) -> Iterator[Callable[[], dict[str, list[Any]]]]:
+def noted(info: Mapping[str, Any]) -> Iterator[Callable[[], dict[str, list[Any]]]]:
     """Note all that a testbed has on this machine; what is yielded finds what is left of it.
 
     The namespaces are held open meanwhile, for the kernel gives a dead one's number to the next, which
@@ -160,38 +139,18 @@ def banner_argv(host: str, port: int = 22) -> list[str]:
 # What hosts are
 
 
-def test_each_host_has_its_own_hostname_and_address_over_ssh(pair: Bed) -> None:
-    assert [host["name"] for host in pair.info["hosts"]] == ["host1", "host2"]
-    for host in pair.info["hosts"]:
-        assert pair.ssh(host["name"], "hostname").stdout == f"{host['name']}\n"
-        assert host["address"] in pair.ssh(host["name"], "ip", "-4", "address", "show", "eth0").stdout
-        assert pair.ssh(host["address"], "hostname").stdout == f"{host['name']}\n"
-
-
-def test_hosts_reach_each_other_by_name(pair: Bed) -> None:
+def test_each_host_has_its_own_name_and_address_and_all_know_them(pair: Hosts) -> None:
+    for host in pair.hosts.values():
+        assert pair.ssh(host.name, "hostname").stdout == f"{host.name}\n"
+        assert host.address in pair.ssh(host.name, "ip", "-4", "address", "show", "eth0").stdout
+        assert pair.ssh(host.address, "hostname").stdout == f"{host.name}\n"
     assert pair.ssh("host1", *banner_argv("host2")).stdout == "SSH-\n"
     own = pair.ssh("host1", "getent", "hosts", "host1").stdout.split()
-    assert own == [pair.info["hosts"][0]["address"], "host1"]
+    assert own == [pair.hosts["host1"].address, "host1"]
     assert pair.ssh("host1", "getent", "hosts", "controller").stdout.split()[0] == pair.info["gateway"]
 
 
-def test_a_host_sees_the_cgroups(pair: Bed) -> None:
-    folder = Path("/sys/fs/cgroup")
-    before = {entry.name for entry in folder.iterdir()}
-    seen = set(pair.ssh("host1", "ls", str(folder)).stdout.split())
-    lasting = before & {entry.name for entry in folder.iterdir()}  # other tests make some, and remove them
-    assert lasting and lasting <= seen
-
-
-def test_refuses_a_changed_host_key(pair: Bed, tmp_path: Path) -> None:
-    other_key = (pair.dir / "id_ed25519.pub").read_text()
-    (tmp_path / "known").write_text(f"host1,{pair.info['hosts'][0]['address']} {other_key}")
-    refused = pair.ssh("host1", "true", options=[f"-oUserKnownHostsFile={tmp_path}/known"])
-    assert refused.returncode == 255
-    assert "Host key verification failed" in refused.stderr
-
-
-def test_exec_runs_inside_and_passes_the_exit_status_on(pair: Bed) -> None:
+def test_exec_runs_inside_and_passes_the_exit_status_on(pair: Hosts) -> None:
     assert pair.inside("host1", "sh", "-c", "hostname; exit 7").returncode == 7
     assert pair.inside("host1", "hostname").stdout == "host1\n"
     assert pair.inside("host1", "pwd").stdout == f"{Path.cwd()}\n"
@@ -201,43 +160,30 @@ def test_exec_runs_inside_and_passes_the_exit_status_on(pair: Bed) -> None:
     assert "no host 'host9'" in unknown.stderr
 
 
-def test_a_cut_host_is_silent_until_it_is_healed(pair: Bed) -> None:
-    address = (pair.info["hosts"][0]["address"], 22)
-    assert pair.call("cut", "host1").returncode == 0
-    assert pair.host("host1")["cut"] == "both"
-    with pytest.raises(TimeoutError):
-        socket.create_connection(address, STALL_S)
-    assert pair.inside("host2", *banner_argv("host2")).stdout == "SSH-\n"
-    assert pair.inside("host1", *banner_argv("host1")).stdout == "SSH-\n", "loopback must go on"
-    assert pair.call("cut", "host1").returncode == 0, "twice is as good as once"
-    assert pair.call("heal", "host1").returncode == 0
-    assert pair.host("host1")["cut"] is None
-    assert pair.ssh("host1", "hostname").stdout == "host1\n"
-    assert pair.call("heal", "host1").returncode == 0
-
-
-def test_a_host_that_is_cut_one_way_can_send(pair: Bed) -> None:
-    host = pair.info["hosts"][0]
-    with contextlib.ExitStack() as stack:
-        controller = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+def test_a_cut_host_is_silent_until_it_is_healed(pair: Hosts) -> None:
+    address = (pair.hosts["host1"].address, 22)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as controller:
         controller.bind((pair.info["gateway"], 0))
         controller.settimeout(PATIENCE_S)
         code = f"import socket; socket.socket(2, 2).sendto(b'alive', {controller.getsockname()!r})"
-        stack.callback(pair.call, "heal", "host1")
-        pair.call("cut", "host1")
-        assert "not permitted" in pair.inside("host1", sys.executable, "-c", code).stderr
+        sends = ("host1", sys.executable, "-c", code)
+        for _ in range(2):  # twice is as good as once
+            pair.call("cut", "host1")
+            assert pair.status()["cut"] == "both"
+        with pytest.raises(TimeoutError):
+            socket.create_connection(address, STALL_S)
+        assert "not permitted" in pair.inside(*sends).stderr
+        assert pair.inside("host2", *banner_argv("host2")).stdout == "SSH-\n"
+        assert pair.inside("host1", *banner_argv("host1")).stdout == "SSH-\n", "loopback must go on"
         pair.call("cut", "host1", "--one-way")
-        assert pair.host("host1")["cut"] == "in"
-        assert pair.inside("host1", sys.executable, "-c", code).returncode == 0
+        assert pair.status()["cut"] == "in"
+        assert pair.inside(*sends).returncode == 0
         assert controller.recv(16) == b"alive"
         with pytest.raises(TimeoutError):
-            socket.create_connection((host["address"], host["port"]), STALL_S)
-
-
-def test_up_refuses_a_folder_that_holds_a_living_testbed(pair: Bed) -> None:
-    again = call_testbed("up", pair.dir, "1")
-    assert (again.returncode, again.stderr.count("\n")) == (1, 1)
-    assert "living testbed" in again.stderr
+            socket.create_connection(address, STALL_S)
+    for _ in range(2):
+        pair.call("heal", "host1")
+        assert pair.status()["cut"] is None
     assert pair.ssh("host1", "hostname").stdout == "host1\n"
 
 
@@ -277,7 +223,7 @@ def test_testbeds_brought_up_at_once_have_different_networks(tmp_path: Path) -> 
         first, second, third = (json.loads(up.communicate(timeout=PATIENCE_S)[0]) for up in ups)
         assert len({info["gateway"] for info in (first, second, third)}) == len(folders)
         assert call_testbed("down", folders[0]).returncode == 0
-        assert Bed(folders[1], second).ssh("host1", "hostname").stdout == "host1\n", "others go on"
+        assert Hosts(folders[1], second).ssh("host1", "hostname").stdout == "host1\n", "others go on"
     finally:
         assert [call_testbed("down", folder).returncode for folder in folders] == [0, 0, 0]
 
@@ -285,72 +231,59 @@ def test_testbeds_brought_up_at_once_have_different_networks(tmp_path: Path) -> 
 # What down leaves
 
 
-def test_down_leaves_nothing(tmp_path: Path) -> None:
-    with brought_up(tmp_path / "bed", 2) as bed, noted(bed.info) as left:
+def test_down_leaves_nothing_also_where_an_sshd_or_a_keeper_was_killed(tmp_path: Path) -> None:
+    with contextlib.ExitStack() as stack:
+        bed = stack.enter_context(brought_up(tmp_path / "bed", 3))
+        left = stack.enter_context(noted(bed.info))
         before = left()
-        assert before["folder"] and len(before["interfaces"]) == 3 and len(before["processes"]) >= 4
-        daemons = [bed.daemon(), bed.daemon(start="setsid unshare --net")]
-        with held(daemons) as processes:
-            assert not any(ended(processes, pid, 0) for pid in daemons)
-            taken = bed.call("down")
-            assert taken.returncode == 0, taken.stderr
-            assert all(ended(processes, pid, 0) for pid in daemons)
+        assert before["folder"] and len(before["interfaces"]) == 4 and len(before["processes"]) >= 6
+        sshd, keeper, keepers_sshd = bed.sshd("host1"), bed.hosts["host2"].pid, bed.sshd("host2")
+        daemons = [bed.daemon("host2"), bed.daemon("host3"), bed.daemon("host3", "setsid unshare --net")]
+        processes = stack.enter_context(held([sshd, keeper, keepers_sshd, *daemons]))
+        os.kill(sshd, signal.SIGKILL)
+        assert ended(processes, sshd)
+        assert (bed.status("host1")["sshd"], bed.status("host1")["alive"]) == (False, True)
+        assert bed.inside("host1", "hostname").stdout == "host1\n", "the host outlives its sshd"
+        os.kill(keeper, signal.SIGKILL)
+        assert ended(processes, keeper) and ended(processes, keepers_sshd)
+        assert not bed.status("host2")["alive"]
+        refused = bed.inside("host2", "true")
+        assert (refused.returncode, "is dead" in refused.stderr) == (1, True)
+        assert not any(ended(processes, pid, 0) for pid in daemons)
+        bed.call("down")
+        assert all(ended(processes, pid, 0) for pid in daemons)
         assert left() == NOTHING
     # Down of nothing, at the end of the block, is no error.
 
 
-def test_down_leaves_nothing_where_an_sshd_or_a_keeper_was_killed(tmp_path: Path) -> None:
-    with contextlib.ExitStack() as stack:
-        bed = stack.enter_context(brought_up(tmp_path / "bed", 2))
-        left = stack.enter_context(noted(bed.info))
-        sshd, keeper, keepers_sshd, daemon = (
-            *(bed.sshd("host1"), bed.keeper("host2"), bed.sshd("host2")),
-            bed.daemon("host2"),
-        )
-        processes = stack.enter_context(held([sshd, keeper, keepers_sshd, daemon]))
-        os.kill(sshd, signal.SIGKILL)
-        assert ended(processes, sshd)
-        assert (bed.host("host1")["sshd"], bed.host("host1")["alive"]) == (False, True)
-        assert bed.inside("host1", "hostname").stdout == "host1\n", "the host outlives its sshd"
-        os.kill(keeper, signal.SIGKILL)
-        assert ended(processes, keeper) and ended(processes, keepers_sshd)
-        assert not bed.host("host2")["alive"]
-        refused = bed.inside("host2", "true")
-        assert (refused.returncode, "is dead" in refused.stderr) == (1, True)
-        assert not ended(processes, daemon, 0)
-        assert bed.call("down").returncode == 0
-        assert ended(processes, daemon, 0)
-        assert left() == NOTHING
-
-
-def kill_keeper(bed: Bed) -> None:
+def kill_keeper(bed: Hosts) -> None:
     """End a host by its keeper; its sshd ends with it."""
-    with held([bed.keeper(), bed.sshd()]) as processes:
-        os.kill(bed.keeper(), signal.SIGKILL)
+    with held([bed.hosts["host1"].pid, bed.sshd()]) as processes:
+        os.kill(bed.hosts["host1"].pid, signal.SIGKILL)
         processes.wait_ends(processes.pids, time.monotonic() + PATIENCE_S)
 
 
-def test_down_spares_a_stranger_whose_namespace_got_the_same_number(bed: Bed) -> None:
+def test_down_spares_a_stranger_whose_namespace_got_the_same_number(bed: Hosts) -> None:
     kill_keeper(bed)
     stranger = subprocess.Popen(
         ["unshare", "--net", "sh", "-c", "echo; exec sleep 1000"], stdout=subprocess.PIPE
     )
     try:
         assert stranger.stdout is not None and stranger.stdout.readline()
-        state = bed.dir / "state.json"
+        state = bed.folder / "state.json"
         data = json.loads(state.read_text())
         data["hosts"][0]["netns"] = Path(f"/proc/{stranger.pid}/ns/net").stat().st_ino
         state.write_text(json.dumps(data))
-        assert bed.call("down").returncode == 0
+        assert bed.ask("down").returncode == 0
         assert stranger.poll() is None
     finally:
         stranger.kill()
         stranger.communicate(timeout=PATIENCE_S)
 
 
-def test_up_replaces_a_testbed_that_died(bed: Bed) -> None:
+def test_up_replaces_a_testbed_that_died(bed: Hosts) -> None:
     kill_keeper(bed)
-    made = call_testbed("up", bed.dir, "1", "--json")
+    made = call_testbed("up", bed.folder, "1", "--json")
     assert made.returncode == 0, made.stderr
     assert bed.ssh("host1", "hostname").stdout == "host1\n"
     assert json.loads(made.stdout)["bridge"] != bed.info["bridge"]
@@ -455,22 +388,13 @@ def test_an_sshd_that_does_not_start_fails_up_and_leaves_nothing(tmp_path: Path)
         assert left() == NOTHING
 
 
-@needs_netns
-def test_names_a_missing_sshd_with_its_package(tmp_path: Path) -> None:
-    hidden = tmp_path / "sshd"
-    hidden.touch(mode=0o644)
-    without = hiding_argv({Path(str(find("sshd"))): hidden}, [])
-    failed = call_testbed("up", tmp_path / "bed", "1", prefix=without)
-    assert (failed.returncode, failed.stderr) == (1, "testbed: sshd not found: apt install openssh-server\n")
-    assert not (tmp_path / "bed").exists()
-
-
-def test_leaves_a_foreign_folder_alone(tmp_path: Path) -> None:
+def test_leaves_a_living_testbed_and_a_foreign_folder_alone(pair: Hosts, tmp_path: Path) -> None:
     (tmp_path / "precious").write_text("mine")
-    for command in (["up", "1"], ["down"], ["status"]):
-        refused = completed([*map(str, BY_PYTHON), *command, "--dir", str(tmp_path)])
+    for command, folder in (("up", pair.folder), ("up", tmp_path), ("down", tmp_path), ("status", tmp_path)):
+        refused = call_testbed(command, folder, *(["1"] if command == "up" else []))
         assert (refused.returncode, refused.stderr.count("\n")) == (1, 1)
     assert (tmp_path / "precious").read_text() == "mine"
+    assert pair.ssh("host1", "hostname").stdout == "host1\n"
 
 
 @pytest.mark.parametrize(
@@ -483,25 +407,6 @@ def test_misuse_ends_with_status_2(arguments: list[str], tmp_path: Path) -> None
 
 
 # Without namespaces
-
-
-def test_loopback_hosts_need_no_namespaces_and_leave_nothing(tmp_path: Path) -> None:
-    with brought_up(tmp_path / "bed", 2, "--mode", "loopback") as bed:
-        assert (bed.info["mode"], bed.info["bridge"]) == ("loopback", None)
-        assert len({(host["address"], host["port"]) for host in bed.info["hosts"]}) == 2
-        for host in bed.info["hosts"]:
-            connection = bed.ssh(host["name"], "sh", "-c", "echo $SSH_CONNECTION").stdout.split()
-            assert connection[2:] == [host["address"], str(host["port"])]
-        there = bed.inside("host1", "sh", "-c", "pwd; exit 7")
-        assert (there.stdout, there.returncode) == (f"{Path.cwd()}\n", 7)
-        assert bed.host("host1")["sshd"]
-        refused = bed.call("cut", "host1")
-        assert (refused.returncode, "cannot be cut off" in refused.stderr) == (1, True)
-        daemon = bed.daemon()
-        with held([daemon, bed.sshd(), bed.keeper()]) as processes:
-            assert not ended(processes, daemon, 0)
-            assert bed.call("down").returncode == 0
-            assert all(ended(processes, pid, 0) for pid in processes.pids)
 
 
 TESTER = 54321
@@ -544,17 +449,32 @@ def test_an_ordinary_user_gets_loopback_hosts(ordinary_user: tuple[Path, Words])
     def as_user(*argv: str | Path) -> Done:
         return completed([str(word) for word in (*prefix, *argv)], cwd="/")
 
-    made = as_user(python, script, "up", "2", "--dir", bed, "--json")
+    def testbed(command: str, *words: str) -> Done:
+        return as_user(python, script, command, "--dir", bed, *words)
+
+    made = testbed("up", "2", "--json")
     assert made.returncode == 0, made.stderr
     try:
         told = "testbed: only root can make network namespaces; making loopback hosts instead\n"
         assert made.stderr == told
         info = json.loads(made.stdout)
-        assert info["mode"] == "loopback"
-        answers = [as_user("ssh", "-F", info["ssh_config"], host, "id -u") for host in ("host1", "host2")]
-        assert [answer.stdout for answer in answers] == [as_user("id", "-u").stdout] * 2
+        assert (info["mode"], info["bridge"]) == ("loopback", None)
+        for host in info["hosts"]:
+            tells = "id -u; echo $SSH_CONNECTION"
+            user, *connection = as_user("ssh", "-F", info["ssh_config"], host["name"], tells).stdout.split()
+            assert f"{user}\n" == as_user("id", "-u").stdout
+            assert connection[2:] == [host["address"], str(host["port"])]
+        assert testbed("exec", "host1", "--", "sh", "-c", "exit 7").returncode == 7
+        refused = testbed("cut", "host1")
+        assert (refused.returncode, "cannot be cut off" in refused.stderr) == (1, True)
+        forks = "setsid sleep 1000 >/dev/null 2>&1 & echo $!"
+        daemon = int(as_user("ssh", "-F", info["ssh_config"], "host1", forks).stdout)
+        with held([daemon, *(host["pid"] for host in info["hosts"])]) as processes:
+            assert not ended(processes, daemon, 0)
+            assert testbed("down").returncode == 0
+            assert all(ended(processes, pid, 0) for pid in processes.pids)
     finally:
-        assert as_user(python, script, "down", "--dir", bed).returncode == 0
+        assert testbed("down").returncode == 0  # of nothing, it is no error
     assert not bed.exists()
-    forced = as_user(python, script, "up", "1", "--dir", bed, "--mode", "netns")
+    forced = testbed("up", "1", "--mode", "netns")
     assert (forced.returncode, forced.stderr.count("\n")) == (1, 1)

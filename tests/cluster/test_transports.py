@@ -16,12 +16,12 @@ import pytest
 from tests.cluster.containers import Podman
 from tests.cluster.hosts import Bed, Done, Site, completed, hiding_argv, parent_of
 from tests.cluster.odd_hosts import installed
+from tests.cluster.workers import DAEMONS, SLEEPER, STUBBORN
 from tests.harness import (
     ROOT,
     Going,
     Run,
     all_ended_well,
-    children_of,
     distlaunch,
     distlaunch_argv,
     ended_well,
@@ -32,30 +32,6 @@ from tests.harness import (
     write_job,
 )
 
-SLEEPER = """
-    import os, signal, socket
-    os.write(1, f"ready {os.environ['RANK']} {os.getpid()}\\n".encode())
-    signal.pause()
-"""
-DAEMONS = """
-    import os, signal, sys
-    rank = os.environ["RANK"]
-    if os.fork() == 0:
-        os.setsid()
-        if os.fork() == 0:
-            os.write(1, f"ready {100 + int(rank)} {os.getpid()}\\n".encode())
-            signal.pause()
-        os._exit(0)
-    os.write(1, f"ready {rank} {os.getpid()}\\n".encode())
-    signal.pause()
-"""
-STUBBORN = """
-    import os, signal
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    os.write(1, f"ready {os.environ['RANK']} {os.getpid()}\\n".encode())
-    while True:
-        signal.pause()
-"""
 RANKS = 6
 
 
@@ -142,9 +118,10 @@ STRIKES = {
 }
 
 
-@pytest.mark.parametrize("nodes", ["ssh", "slurm", "command", PODMAN], indirect=True)
+@pytest.mark.parametrize("nodes", ["command", PODMAN], indirect=True)
 @pytest.mark.parametrize("strike", STRIKES.values(), ids=STRIKES)
 def test_no_process_of_a_job_outlives_it(tmp_path: Path, nodes: str, strike: Strike) -> None:
+    """For ssh and Slurm the fault catalogue does all this, and more."""
     with running(write_job(tmp_path, strike.worker, nodes), "--set", "timeouts.stop=1s") as run:
         pids = run.wait_ready(2 * RANKS if strike.worker == DAEMONS else RANKS)
         kill(strike.whom(run, pids), strike.signum)
@@ -154,16 +131,6 @@ def test_no_process_of_a_job_outlives_it(tmp_path: Path, nodes: str, strike: Str
         if strike.status == 137:
             assert "ranks 0-3, 5: stopped by distlaunch" in run.stderr
         wait_gone(run.holders(), 1.0 if strike.status < 0 else 0.0)
-
-
-@pytest.mark.parametrize("nodes", ["command"], indirect=True)
-def test_ranks_agree(tmp_path: Path, nodes: str) -> None:
-    # All hosts share this machine: fewer ranks, and none that takes all cores because its host has no other.
-    where = nodes.replace("procs: 3", "procs: 1") + "env: {OMP_NUM_THREADS: 1}\n"
-    job = tmp_path / "job.yaml"
-    job.write_text(f"script: {ROOT}/scripts/basics/all_reduce.py\n{where}")
-    done = distlaunch("run", str(job))
-    ended_well(done.returncode, done.stdout, done.stderr, last="all_reduce: ok, 4 ranks")
 
 
 def test_the_job_file_for_two_nodes(tmp_path: Path, bed: Bed) -> None:
@@ -229,14 +196,6 @@ def test_names_the_owner_of_the_port_on_another_host(site: Site) -> None:
 
 
 # ssh alone
-
-
-def test_an_agent_that_was_started_ahead_in_vain_leaves_no_zombie(site: Site) -> None:
-    write_job(site.folder, SLEEPER)
-    with running(site.job(["host1"], command=[sys.executable, "worker.py"])) as run:
-        run.wait_ready(1)
-        names = [Path(f"/proc/{pid}/comm").read_text().strip() for pid in children_of(run.process.pid)]
-        assert names == ["ssh"]
 
 
 @pytest.mark.parametrize(

@@ -5,25 +5,17 @@ Those of the fault catalogue are in tests/faults/test_ssh.py.
 
 import os
 import signal
-from collections.abc import Callable, Mapping
-
-import pytest
 
 from tests.cluster.hosts import Node, Site, completed, program
 from tests.cluster.odd_hosts import (
     HANGING_UP,
-    SHORT,
     Bad,
-    a_key_it_does_not_know,
+    Make,
     another_key,
-    assert_refused,
-    assert_told,
-    python_3_7,
+    assert_each_told,
     with_rc_file,
 )
 from tests.harness import running
-
-Make = Callable[[Site, str], Node]
 
 
 def reached(port: int = 22, **settings: str) -> Make:
@@ -43,7 +35,11 @@ def behind_server(code: str) -> Make:
 
 def by_jump(port: int = 22, **settings: str) -> Make:
     """A host behind a jump host that has this port and settings."""
-    return lambda site, name: reached(ProxyJump=site.name("jump", "host1", port, **settings))(site, name)
+
+    def make(site: Site, name: str) -> Node:
+        return site.name(name, "host2", ProxyJump=site.name(f"jump-to-{name}", "host1", port, **settings))
+
+    return make
 
 
 def by_jump_with(of_server: str) -> Make:
@@ -98,59 +94,53 @@ CIPHERS = behind_sshd("Ciphers aes128-ctr", Ciphers="aes256-ctr", LogLevel="ERRO
 BOUND = reached(BindAddress="192.0.2.7")  # an address of another machine
 UNKNOWN = reached(HostName="no-such-host.invalid", ProxyJump="host1")
 BAD = {
-    "no sshd": Bad(reached(2), REFUSED, r"connect to host \S+ port 2: Connection refused"),
-    "too many keys": Bad(too_many_keys, "authentication failed", r"Too many authentication failures"),
+    "no-sshd": Bad(reached(2), REFUSED, r"connect to host \S+ port 2: Connection refused"),
+    "too-many-keys": Bad(too_many_keys, "authentication failed", r"Too many authentication failures"),
     "ciphers": Bad(CIPHERS, "no algorithm in common", r"no matching cipher found. Their offer: "),
     "python": Bad(python_that_does_not_start, "agent not started", r"python3: version not set"),
     "nologin": Bad(login_shell_that_refuses, "agent not started", r"This account is not available\."),
-    "rc file": Bad(behind_rc_file("yes"), "too much output before the agent started", r"65536 bytes"),
+    "rc-file": Bad(behind_rc_file("yes"), "too much output before the agent started", r"65536 bytes"),
     "revoked": Bad(revoked_host_key, "host key revoked", r"revoked by file"),
-    "another service": Bad(behind_server(SENDS_NO_BANNER), "not an ssh server", r"banner line too long"),
-    "no session": Bad(behind_sshd("MaxSessions 0"), "session refused", r"open failed"),
+    "another-service": Bad(behind_server(SENDS_NO_BANNER), "not an ssh server", r"banner line too long"),
+    "no-session": Bad(behind_sshd("MaxSessions 0"), "session refused", r"open failed"),
     "address": Bad(BOUND, "ssh refused its options", r"Cannot assign requested address"),
 }
 PROXIES = {
     "name": Bad(by_jump(HostName="no.invalid"), "unknown host", r"Could not resolve hostname no\.invalid"),
     "down": Bad(by_jump(2), REFUSED, r"port 2: Connection refused"),
-    "unknown to it": Bad(UNKNOWN, "unknown to the jump host", r"open failed: connect failed: "),
-    "refusing it": Bad(
-        reached(2, ProxyJump="host1"), "connection refused", r"connect failed: Connection ref"
-    ),
-    "no forwarding": Bad(by_jump_with("AllowTcpForwarding no"), NOT_ALLOWED, r"administratively prohib"),
-    "other forwarding": Bad(by_jump_with("PermitOpen 192.0.2.1:22"), NOT_ALLOWED, r"administratively"),
-    "no proxy": Bad(reached(ProxyCommand="no-such-proxy %h"), NOT_RUN, r"no-such-proxy: .*not found"),
-    "wrong path": Bad(reached(ProxyCommand="/nowhere/proxy %h"), NOT_RUN, r"/nowhere/proxy: "),
-    "no program": Bad(file_as_proxy, NOT_RUN, r"[Pp]ermission denied"),
+    "unknown-to-it": Bad(UNKNOWN, "unknown to the jump host", r"open failed: connect failed: "),
+    "refusing-it": Bad(reached(2, ProxyJump="host1"), REFUSED, r"connect failed: Connection ref"),
+    "no-forwarding": Bad(by_jump_with("AllowTcpForwarding no"), NOT_ALLOWED, r"administratively prohib"),
+    "other-forwarding": Bad(by_jump_with("PermitOpen 192.0.2.1:22"), NOT_ALLOWED, r"administratively"),
+    "no-proxy": Bad(reached(ProxyCommand="no-such-proxy %h"), NOT_RUN, r"no-such-proxy: .*not found"),
+    "wrong-path": Bad(reached(ProxyCommand="/nowhere/proxy %h"), NOT_RUN, r"/nowhere/proxy: "),
+    "no-program": Bad(file_as_proxy, NOT_RUN, r"[Pp]ermission denied"),
 }
 """None of these is worth another try."""
 DROPPING = {
     "server": Bad(behind_server(HANGING_UP), *DROPPED),
-    "jump host": Bad(by_jump_that_hangs_up, *DROPPED),
+    "jump-host": Bad(by_jump_that_hangs_up, *DROPPED),
     "proxy": Bad(proxy_that_gives_up, "closed by its proxy", r"no tunnel for you"),
 }
 
 
-def each(cases: Mapping[str, Bad]) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("bad", [pytest.param(bad, id=name) for name, bad in cases.items()])
+def test_names_unusable_hosts_and_starts_nothing(site: Site) -> None:
+    assert_each_told(site, BAD)
 
 
-@each(BAD)
-def test_names_an_unusable_host_and_starts_nothing(bad: Bad, site: Site) -> None:
-    assert_told(bad, site, *SHORT)
+def test_names_the_failures_of_jump_hosts_and_proxies_at_once(site: Site) -> None:
+    ended = assert_each_told(site, PROXIES)
+    tried = [event["node"] for event in ended.events("LinkEnded")]
+    for node, name in enumerate(PROXIES, 1):
+        assert tried.count(node) == 1, f"{name} was tried again"
+        assert "MaxStartups" not in ended.block(name)
 
 
-@each(PROXIES)
-def test_names_the_failure_of_a_jump_host_or_proxy_at_once(bad: Bad, site: Site) -> None:
-    ended = assert_told(bad, site, *SHORT)
-    tries = [event["failure"] for event in ended.events("LinkEnded") if event["node"] == 1]
-    assert len(tries) == 1, f"it was tried again: {tries}"
-    assert "MaxStartups" not in ended.block("bad")
-
-
-@each(DROPPING)
-def test_tries_again_what_may_be_overloaded(bad: Bad, site: Site) -> None:
-    ended = assert_told(bad, site, "--set", "timeouts.connect=8s")
-    assert [event["node"] for event in ended.events("LinkEnded")].count(1) > 1, "it was not tried again"
+def test_tries_again_what_may_be_overloaded(site: Site) -> None:
+    ended = assert_each_told(site, DROPPING, "--set", "timeouts.connect=10s")
+    tried = [event["node"] for event in ended.events("LinkEnded")]
+    for node, name in enumerate(DROPPING, 1):
+        assert tried.count(node) > 1, f"{name} was not tried again"
 
 
 def test_a_proxy_that_hangs_ends_with_the_run(site: Site) -> None:
@@ -169,25 +159,8 @@ def test_a_proxy_that_hangs_ends_with_the_run(site: Site) -> None:
 
 def test_names_a_login_shell_that_ends_with_the_command_that_shows_it(site: Site) -> None:
     bad = Bad(behind_rc_file("echo no licence >&2; exit 3"), "agent not started", r"no licence")
-    told = assert_told(bad, site, *SHORT).block("bad").splitlines()[0]
+    told = assert_each_told(site, {"bad": bad}).block("bad").splitlines()[0]
     command = told.split("`")[1]
     assert command.startswith(f"ssh -F {site.ssh_config} ")
     done = completed(["/bin/sh", "-c", command], cwd="/")
     assert (done.returncode, done.stderr.strip()) == (3, "no licence")
-
-
-def test_names_all_unusable_hosts_at_once(site: Site) -> None:
-    nodes = [
-        a_key_it_does_not_know(site, "locked"),
-        "host1",
-        reached(2)(site, "refusing"),
-        python_3_7(site, "ancient"),
-    ]
-    ended = site.run(nodes)
-    expected = {
-        "locked": ("authentication failed", "Permission denied"),
-        "refusing": ("connection refused", "Connection refused"),
-        "ancient": ("python too old", "3.7"),
-    }
-    assert_refused(site, ended, expected)
-    assert ended.document["nodes"][1] == {"name": "host1", "phase": "closed", "failure": None}

@@ -85,6 +85,7 @@ LIES = {
     "a long list of CPUs": changed("started", cpus=MUCH),
     "an error record of lists": changed("exited", error_record=[[[]]] * 9),
     "an odd interface": changed("route", interface=MUCH),
+    "a long address": changed("route", address=MUCH),
     "more ranks than there are": before("exited", op="joined", local_ranks=[10**9, -1]),
     "long names of stuck processes": before(
         "started", op="stuck", attempt=0, processes=[{"command": MUCH, "pid": []}]
@@ -124,4 +125,9 @@ LIES = {
     ),
     "a long reason for no route": changed("route", "xxx", op="no route", error=MUCH),
 }
-LONG_ADDRESS = changed("route", address=MUCH)
+FLOOD_BEFORE_THE_START = {
+    "a flood of output": LIES["a flood of output"]._replace(
+        told="output from local rank 0, which is not running"
+    )
+}
+"""Where no other node has to be waited for."""

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.faults.figures import FOLDER
+from tests.faults.figures import FOLDER, markdown
 from tests.faults.strikes import GROUNDS, LIMIT_S, PROCS, Ground, Hit, Kind, Outcome, Plan, strike
 from tests.harness import on_time
 
@@ -69,15 +69,13 @@ def table(kills: Sequence[Kill]) -> str:
     times: dict[str, list[float]] = {}
     for plan, outcome, _ in kills:
         times.setdefault(plan.name if len(plan.hits) == 1 else "two at once", []).append(outcome.clean_s)
-    lines = ["| killed | times | clean after, median | at most |", "|---|---|---|---|"]
-    for kind, clean_s in sorted(times.items()):
-        lines.append(
-            f"| {kind} | {len(clean_s)} | {statistics.median(clean_s):.2f} s | {max(clean_s):.2f} s |"
-        )
+    rows = [
+        (kind, str(len(clean_s)), f"{statistics.median(clean_s):.2f} s", f"{max(clean_s):.2f} s")
+        for kind, clean_s in sorted(times.items())
+    ]
     peak_mib = max(kill.outcome.peak_mib for kill in kills)
-    return "\n".join(
-        [*lines, f"\nclean after each of {len(kills)}; controller's peak memory: {peak_mib:.0f} MiB"]
-    )
+    told = f"clean after each of {len(kills)}; controller's peak memory: {peak_mib:.0f} MiB"
+    return f"{markdown(('killed', 'times', 'clean after, median', 'at most'), rows)}\n{told}"
 
 
 def series(ground: Ground, folder: Path, kills: int, seed: int) -> Iterator[Kill]:

@@ -1,6 +1,5 @@
 """Fixtures of the fault catalogue: a pace (shortened or default settings), figures, the table at the end."""
 
-import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -50,10 +49,9 @@ def nodes(request: pytest.FixtureRequest) -> str:
     """The part of a job file for four ranks `here`, on hosts over `ssh`, or in an allocation of `slurm`."""
     if request.param == "here":
         return CPU
-    if request.param == "ssh":
-        return on_hosts(request.getfixturevalue("bed"))
-    request.getfixturevalue("allocation")
-    return on_hosts(request.getfixturevalue("slurm"))
+    if request.param == "slurm":
+        request.getfixturevalue("allocation")
+    return on_hosts(request.getfixturevalue("slurm" if request.param == "slurm" else "bed"))
 
 
 @pytest.fixture
@@ -109,7 +107,6 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     text = table(rows)
     FOLDER.mkdir(parents=True, exist_ok=True)
     (FOLDER / "faults.md").write_text(text)
-    (FOLDER / "faults.json").write_text(json.dumps([row._asdict() for row in rows], indent=1))
     terminalreporter.section("fault catalogue")
     if terminalreporter.stats.get("failed") or terminalreporter.stats.get("error"):
         terminalreporter.write_line(f"{len(rows)} rows in {FOLDER / 'faults.md'}")

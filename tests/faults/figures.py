@@ -1,7 +1,7 @@
 """The figures of the fault catalogue: the pace of the faults, what was measured, and the table of all."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,7 +10,7 @@ import pytest
 from tests.harness import ROOT, on_time
 
 FOLDER = Path(os.environ.get("DISTLAUNCH_REPORTS", ROOT / "reports"))
-"""Where the table is kept: `faults.md` and `faults.json`."""
+"""Where the table is kept, as `faults.md`."""
 
 
 class Row(NamedTuple):
@@ -32,9 +32,10 @@ class Row(NamedTuple):
         return (str(self.fault), self.name, self.promise, self.what, value, limit.strip(), self.outcome)
 
 
-def fault(number: int, name: str, promise: str, *values: Any) -> Any:
+def fault(number: int, name: str, promise: str, *values: Any, alone: bool = False) -> Any:
     """A row of a table of faults of the catalogue: the values of its test's parameters."""
-    return pytest.param(*values, id=name, marks=pytest.mark.fault(number, name, promise=promise))
+    marks = [pytest.mark.fault(number, name, promise=promise), *([pytest.mark.alone] if alone else [])]
+    return pytest.param(*values, id=name, marks=marks)
 
 
 class Pace(NamedTuple):
@@ -70,5 +71,10 @@ HEAD = ("fault", "what was done", "promise", "measured", "figure", "limit", "res
 
 def table(rows: Iterable[Row]) -> str:
     """The rows as Markdown, by fault."""
-    cells = [HEAD, ("---",) * len(HEAD), *(row.cells for row in sorted(rows, key=lambda row: row.fault))]
+    return markdown(HEAD, (row.cells for row in sorted(rows, key=lambda row: row.fault)))
+
+
+def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table."""
+    cells = [head, ("---",) * len(head), *rows]
     return "".join(f"| {' | '.join(row)} |\n" for row in cells)

@@ -21,20 +21,10 @@ def inside(bed: Bed, host: str, program: str, *arguments: str) -> str:
     return done.stdout
 
 
-@contextlib.contextmanager
-def rule(bed: Bed, host: str, *words: str) -> Iterator[None]:
-    """A rule of a host's firewall, for a while, after those that are there."""
-    inside(bed, host, "iptables", "-w", "5", "-A", *words)
-    try:
-        yield
-    finally:
-        inside(bed, host, "iptables", "-w", "5", "-D", *words)
-
-
 def closed(bed: Bed, host: str) -> contextlib.AbstractContextManager[None]:
     """A host starts no agents; those that are there go on."""
     syn = ("-p", "tcp", "--dport", str(bed.port), "--syn")
-    return rule(bed, host, "INPUT", *syn, "-j", "REJECT", "--reject-with", "tcp-reset")
+    return bed.rule(host, "INPUT", *syn, "-j", "REJECT", "--reject-with", "tcp-reset")
 
 
 LOST = (("10", "0"), ("9", "0"), ("8", "3"))
@@ -52,7 +42,7 @@ def lossy(bed: Bed, host: str, chain: str) -> Iterator[None]:
     with contextlib.ExitStack() as rules:
         for every, first in LOST:
             words = (*nth, "--every", every, "--packet", first, "-j", "DROP")
-            rules.enter_context(rule(bed, host, chain, *words))
+            rules.enter_context(bed.rule(host, chain, *words))
         yield
         counted = inside(bed, host, "iptables", "-w", "5", "-nvxL", chain)
         dropped = re.findall(r"^ +[1-9]\d* .*statistic", counted, re.MULTILINE)

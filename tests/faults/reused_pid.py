@@ -12,18 +12,18 @@ import sys
 import time
 from pathlib import Path
 
-from tests.faults.scenes import CPU, IGNORES, open_gate, worker
+from tests.cluster.workers import worker
+from tests.faults.scenes import CPU, open_gate
 from tests.harness import PATIENCE_S, held, kill, running, write_job
 
-ENDS = worker(
-    """
-    if os.environ["RANK"] == "1":
+ENDS = worker("""
+    resist()
+    ready()
+    if RANK == "1":
         open("gate").read()
         sys.exit(0)
-    while True: signal.pause()
-    """,
-    first=IGNORES,
-)
+    wait()
+""")
 
 
 def main(folder: Path) -> None:

@@ -1,22 +1,28 @@
-"""What the tests of the catalogue share: workers as texts, processes held and measured, a clean end."""
+"""Jobs of the catalogue's tests, how they end, and what must be gone then."""
 
 import contextlib
 import json
 import os
 import re
 import signal
-import textwrap
+import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.cluster.hosts import Bed, parent_of
-from tests.faults.figures import Figures
-from tests.harness import PATIENCE_S, Run, children_of, held, running
+import yaml
+
+from tests.cluster.hosts import Bed, Node, Site, parent_of
+from tests.cluster.workers import worker
+from tests.faults.figures import Figures, Pace
+from tests.harness import PATIENCE_S, Run, children_of, held, kill, running, write_job
 
 CPU = "nodes: 2\ngpus_per_node: 0\nprocs_per_node: 2\n"
 ONE = "gpus_per_node: 0\n"
+NODE_LOST, INTERRUPTED = 71, 130
+NOISE_S = 4.0
+"""For a busy machine, on top of a promise that is shortened with the pace: late tries are not made up for."""
 RANKS = 4
 """Of `CPU` and `on_hosts`."""
 
@@ -33,17 +39,14 @@ def stop_after(seconds: float) -> tuple[str, str]:
     return "--set", f"timeouts.stop={seconds:g}s"
 
 
-def worker(does: str = "while True: signal.pause()", first: str = "") -> str:
-    """A worker that does `first`, says that it is ready, and then what it `does`."""
-    says = r"""os.write(1, f"ready {os.environ['RANK']} {os.getpid()}\n".encode())"""
-    parts = ["import os, signal, sys", textwrap.dedent(first), says, textwrap.dedent(does)]
-    return "\n".join(parts) + "\n"
-
-
-IGNORES = "signal.signal(signal.SIGTERM, signal.SIG_IGN)"
-SLEEPER = worker()
-STUBBORN = worker(first=IGNORES)
-LEAVES = worker(first="signal.signal(signal.SIGUSR1, lambda *_: sys.exit(0))")
+LEAVES = worker("""
+    def leave(*_):
+        print("finished by itself", flush=True)
+        sys.exit(0)
+    signal.signal(signal.SIGUSR1, leave)
+    ready()
+    wait()
+""")
 """Ends with 0, by a signal of its own."""
 
 
@@ -120,3 +123,65 @@ def ends(run: Run, figures: Figures, ending: Ending, began: float) -> None:
 def assert_no_traceback(stderr: str) -> None:
     """Neither the command nor an agent shows a traceback of its own; those of workers have a prefix."""
     assert not re.search(r"^Traceback|distlaunch/\w+/\w+\.py", stderr, re.MULTILINE), stderr
+
+
+# Jobs that restart
+
+
+def here(folder: Path, text: str, **keys: Any) -> Path:
+    """A job on this machine whose workers have this text; a CPU job unless `keys` say otherwise."""
+    return write_job(folder, text, yaml.safe_dump({"gpus_per_node": 0} | keys))
+
+
+def there(site: Site, hosts: Sequence[Node], text: str, pace: Pace | None = None, **keys: Any) -> Path:
+    """A job with one such worker on each of these hosts."""
+    (site.folder / "worker.py").write_text(text)
+    timeouts = (pace.keys if pace else {}) | keys.pop("timeouts", {})
+    return site.job(hosts, command=[sys.executable, "worker.py"], timeouts=timeouts, **keys)
+
+
+def starts(run: Run, attempt: int, count: int, within_s: float = PATIENCE_S) -> dict[int, int]:
+    """rank → pid, once so many workers of an attempt are ready."""
+    run.wait_for(f" of attempt {attempt}\n", count, within_s)
+    rows = re.findall(rb"ready (\d+) (\d+) beside \d+ of attempt %d\n" % attempt, run.out)
+    return {int(rank): int(pid) for rank, pid in rows}
+
+
+def earlier_seen(run: Run, attempt: int) -> int:
+    """How many processes of earlier attempts the workers of this one have seen at their start."""
+    return sum(map(int, re.findall(rb" beside (\d+) of attempt %d\n" % attempt, run.out)))
+
+
+@contextlib.contextmanager
+def started_run(job: Path, count: int, **options: Any) -> Iterator[tuple[Run, dict[int, int]]]:
+    """A run, and rank → pid once so many workers have started."""
+    with running(job, **options) as run:
+        yield run, run.wait_ready(count)
+
+
+def kill_agent_and_guardian(rank: int) -> None:
+    """Kill the agent of a worker and its guardian so that neither can clean up after the other."""
+    agent = parent_of(rank)
+    guardian = parent_of(agent)
+    kill(guardian, signal.SIGSTOP)
+    kill(agent)
+    kill(guardian)
+
+
+def lost_within_s(pace: Pace) -> float:
+    """So soon a node that can't be reached is told to be lost."""
+    return min(20.0, pace.lease_s * 2 / 3 + NOISE_S)
+
+
+def interrupted(run: Run) -> None:
+    """Ctrl-C ends the run, everywhere."""
+    run.process.send_signal(signal.SIGINT)
+    assert run.wait() == INTERRUPTED
+    assert run.holders() == []
+
+
+def lost(run: Run) -> None:
+    """The run ends as one that has lost a node, everywhere."""
+    assert run.wait() == NODE_LOST
+    assert_no_traceback(run.stderr)
+    assert run.holders() == []

@@ -13,11 +13,13 @@ from typing import NamedTuple
 import pytest
 
 from distlaunch.agent.guardian import LOOK_S
+from tests.cluster import workers
 from tests.cluster.hosts import Bed, bed_of, parent_of
 from tests.cluster.slurm import NODES, Slurm, inside, slurm_of
 from tests.faults.memory import peak_mib
 from tests.faults.networks import listening
 from tests.harness import (
+    Going,
     Run,
     children_of,
     command_line,
@@ -38,7 +40,7 @@ CUT_LIMIT_S = LEASE_S + STOP_S + 2.0
 class Scene(NamedTuple):
     """A run, and the rank that is hit, or whose agent, guardian, link or host is."""
 
-    run: Run
+    run: Going
     rank: int
 
     @property
@@ -47,11 +49,11 @@ class Scene(NamedTuple):
         return f"host{self.rank // PROCS + 1}"
 
 
-def _controller(scene: Scene) -> int:
+def controller(scene: Scene) -> int:
     return scene.run.process.pid
 
 
-def _client(scene: Scene) -> int:
+def client(scene: Scene) -> int:
     """The process here that is the link to the rank's host: the one whose command line names it."""
     (found,) = [pid for pid in children_of(scene.run.process.pid) if scene.host in names(pid)]
     return found
@@ -62,20 +64,20 @@ def names(pid: int) -> list[str]:
     return [word.rpartition("=")[2] for word in command_line(pid)]
 
 
-def _worker(scene: Scene) -> int:
+def worker(scene: Scene) -> int:
     return scene.run.worker_pids()[scene.rank]
 
 
-def _agent(scene: Scene) -> int:
-    return parent_of(_worker(scene))
+def agent(scene: Scene) -> int:
+    return parent_of(worker(scene))
 
 
-def _guardian(scene: Scene) -> int:
-    return parent_of(_agent(scene))
+def guardian(scene: Scene) -> int:
+    return parent_of(agent(scene))
 
 
-def _slurmstepd(scene: Scene) -> int:
-    return parent_of(_guardian(scene))
+def slurmstepd(scene: Scene) -> int:
+    return parent_of(guardian(scene))
 
 
 class Kind(NamedTuple):
@@ -96,61 +98,46 @@ class Kind(NamedTuple):
     @property
     def is_controller(self) -> bool:
         """Whether it is the command itself that is hit."""
-        return self.victim is _controller
-
-    @property
-    def is_worker(self) -> bool:
-        """Whether it is a rank, after which no host is lost."""
-        return self.victim is _worker
-
-    @property
-    def loses_step(self) -> bool:
-        """Whether Slurm goes on listing the step: only its slurmstepd ends it, also that of a plain srun."""
-        return self.victim is _slurmstepd
+        return self.victim is controller
 
     @property
     def must_be_woken(self) -> bool:
         """Whether nobody but us would continue it."""
         return self.is_controller and self.signum == signal.SIGSTOP
 
-    @property
-    def ends_run(self) -> bool:
-        """Whether no restart can follow."""
-        return self.is_controller and not self.must_be_woken
-
     def told(self, scene: Scene) -> str:
         """The pattern of what is told of this scene."""
         return self.tells.format(host=scene.host, rank=scene.rank)
 
 
-_LOST, _KILLED = "{host} was lost: ", r"killed by signal 9 \(SIGKILL\)"
+_LOST, KILLED = "{host} was lost: ", r"killed by signal 9 \(SIGKILL\)"
 _SILENT = f"{_LOST}no heartbeat for {LEASE_S:g} s"
 _WOKEN = " was lost: (no heartbeat|its agent exited)"  # the agents have left by then
 _STOPPED = f"{_LOST}its agent was stopped by signal 15"
 # Over Slurm, slurmstepd kills the agent as soon as its guardian ends: it may not come to tell that.
 _ORPHANED = f"{_LOST}(its agent's guardian process was killed|srun: .*task 0: Killed)"
 _COMMON = {
-    "worker": Kind(_worker, 6, (137,), r"rank {rank} \(\S+\) failed first: " + _KILLED),
-    "agent": Kind(_agent, 4, (71,), f"{_LOST}its agent exited"),
-    "agent SIGTERM": Kind(_agent, 1, (71,), _STOPPED, signal.SIGTERM),
-    "agent SIGSTOP": Kind(_agent, 1, (71,), _SILENT, signal.SIGSTOP, CUT_LIMIT_S + LOOK_S),
-    "guardian": Kind(_guardian, 2, (71,), _ORPHANED),
-    "controller SIGKILL": Kind(_controller, 4, (-9,), "", early=True),
-    "controller SIGTERM": Kind(_controller, 1, (143,), "stopped by SIGTERM", signal.SIGTERM, early=True),
-    "controller SIGINT": Kind(_controller, 1, (130,), "stopped by SIGINT", signal.SIGINT, early=True),
-    "controller SIGSTOP": Kind(_controller, 1, (71,), _WOKEN, signal.SIGSTOP, CUT_LIMIT_S),
+    "worker": Kind(worker, 6, (137,), r"rank {rank} \(\S+\) failed first: " + KILLED),
+    "agent": Kind(agent, 4, (71,), f"{_LOST}its agent exited"),
+    "agent SIGTERM": Kind(agent, 1, (71,), _STOPPED, signal.SIGTERM),
+    "agent SIGSTOP": Kind(agent, 1, (71,), _SILENT, signal.SIGSTOP, CUT_LIMIT_S + LOOK_S),
+    "guardian": Kind(guardian, 2, (71,), _ORPHANED),
+    "controller SIGKILL": Kind(controller, 4, (-9,), "", early=True),
+    "controller SIGTERM": Kind(controller, 1, (143,), "stopped by SIGTERM", signal.SIGTERM, early=True),
+    "controller SIGINT": Kind(controller, 1, (130,), "stopped by SIGINT", signal.SIGINT, early=True),
+    "controller SIGSTOP": Kind(controller, 1, (71,), _WOKEN, signal.SIGSTOP, CUT_LIMIT_S),
 }
 OVER_SSH: Mapping[str, Kind] = _COMMON | {
-    "ssh client": Kind(_client, 2, (71,), f"{_LOST}ssh on this machine was {_KILLED}"),
+    "ssh client": Kind(client, 2, (71,), f"{_LOST}ssh on this machine was {KILLED}"),
     "network": Kind(None, 2, (69, 71), "{host}( was lost)?: ", limit_s=CUT_LIMIT_S, early=True),
 }
 SRUN_S = 4.0
 """So long a slurmstepd tries to tell a srun that is stopped of its end."""
 OVER_SLURM: Mapping[str, Kind] = _COMMON | {
-    "srun": Kind(_client, 3, (71,), f"{_LOST}srun on this machine was {_KILLED}"),
-    "srun SIGTERM": Kind(_client, 1, (71,), f"{_LOST}slurmstepd.* CANCELLED", signal.SIGTERM),
-    "srun SIGSTOP": Kind(_client, 1, (71,), _SILENT, signal.SIGSTOP, CUT_LIMIT_S + SRUN_S),
-    "slurmstepd": Kind(_slurmstepd, 3, (71,), _SILENT, limit_s=CUT_LIMIT_S),
+    "srun": Kind(client, 3, (71,), f"{_LOST}srun on this machine was {KILLED}"),
+    "srun SIGTERM": Kind(client, 1, (71,), f"{_LOST}slurmstepd.* CANCELLED", signal.SIGTERM),
+    "srun SIGSTOP": Kind(client, 1, (71,), _SILENT, signal.SIGSTOP, CUT_LIMIT_S + SRUN_S),
+    "slurmstepd": Kind(slurmstepd, 3, (71,), _SILENT, limit_s=CUT_LIMIT_S),
 }
 """A slurmstepd that is gone, Slurm tells nobody: the lease does."""
 
@@ -213,17 +200,14 @@ GROUNDS = {"ssh": _over_ssh, "slurm": _over_slurm}
 MARK = "CHAOS"
 """A variable that the command has, and so its links, which no run's cookie tells."""
 
-WORKER = """
-    import os, signal, subprocess, sys
+WORKER = workers.worker("""
     if os.environ["LOCAL_RANK"] == "1":
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        resist()
     else:
-        daemon = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); signal.pause()"
-        subprocess.Popen([sys.executable, "-S", "-c", daemon], start_new_session=True)
-    os.write(1, f"ready {os.environ['RANK']} {os.getpid()}\\n".encode())
-    while True:
-        signal.pause()
-"""
+        daemon(says=str)
+    ready()
+    wait()
+""")
 
 
 class Hit(NamedTuple):
@@ -274,10 +258,10 @@ def strike(ground: Ground, folder: Path, plan: Plan) -> Outcome:
         peak = peak_mib(run.process.pid)
         struck = _struck(run, ground, plan)
         hit_at = time.monotonic()
-        _hit(ground.bed, struck)
+        hit(ground.bed, struck)
         ended_at = _end_what_restarts(run, struck, plan, plan.moment == ground.ranks)
         run.wait()
-        _heal(ground.bed, struck)
+        heal(ground.bed, struck)
         _clean(run, ground, before, struck)
         clean_s = time.monotonic() - (ended_at or hit_at)
         assert _ports(ground.bed) == before.ports, "a port is left"
@@ -285,7 +269,7 @@ def strike(ground: Ground, folder: Path, plan: Plan) -> Outcome:
         _check_next(ground, folder)
         return Outcome(clean_s, peak)
     finally:
-        _heal(ground.bed, struck)
+        heal(ground.bed, struck)
         run.kill()
 
 
@@ -302,7 +286,7 @@ def _struck(run: Run, ground: Ground, plan: Plan) -> Struck:
     return [(ground.kinds[hit.kind], Scene(run, rank)) for hit, rank in zip(plan.hits, ranks, strict=True)]
 
 
-def _hit(bed: Bed, struck: Struck) -> None:
+def hit(bed: Bed, struck: Struck) -> None:
     # All are found first: who is above a worker can't be told any more when that has ended.
     victims = [(kind, scene, kind.victim(scene) if kind.victim else None) for kind, scene in struck]
     for kind, scene, pid in victims:
@@ -316,7 +300,7 @@ def _hit(bed: Bed, struck: Struck) -> None:
             _kill(scene.run.process.pid, signal.SIGCONT)
 
 
-def _heal(bed: Bed, struck: Struck) -> None:
+def heal(bed: Bed, struck: Struck) -> None:
     for kind, scene in struck:
         if kind.victim is None:
             bed.call("heal", scene.host)
@@ -329,9 +313,10 @@ def _kill(pid: int, signum: int) -> None:
 
 def _end_what_restarts(run: Run, struck: Struck, plan: Plan, started: bool) -> float | None:
     """A job that may restart is let do so, and then ended; the time of that."""
-    if not plan.restarts or any(kind.ends_run for kind, _ in struck):
+    if not plan.restarts or any(kind.is_controller and not kind.must_be_woken for kind, _ in struck):
         return None
-    surely = started and all(kind.is_worker for kind, _ in struck)  # one that had not started ends at once
+    # One that had not started ends at once.
+    surely = started and all(kind.victim is worker for kind, _ in struck)
     with contextlib.nullcontext() if surely else contextlib.suppress(AssertionError):
         run.wait_for("restart 1 of 1")
         _kill(run.process.pid, signal.SIGTERM)
@@ -344,7 +329,8 @@ def _clean(run: Run, ground: Ground, before: Before, struck: Struck) -> None:
     holders = run.holders if any(run.folder.glob("runs/*")) else list[int]
     ours = f"{MARK}={run.folder}"
     _wait_gone(lambda: {*(ground.bed.processes() - before.processes), *holders(), *holders_of(ours)})
-    kept = tuple(f" {scene.host}" for kind, scene in struck if kind.loses_step)
+    # Slurm goes on listing a step that has lost its slurmstepd, which alone ends it.
+    kept = tuple(f" {scene.host}" for kind, scene in struck if kind.victim is slurmstepd)
 
     def listed() -> list[str]:
         return [step for step in ground.steps() - before.steps if not step.endswith(kept)]

@@ -5,11 +5,10 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.hosts import Bed
 from tests.faults.blame.cases import CASES
-from tests.faults.blame.launchers import Outcome, by_distlaunch, by_torchrun
-from tests.faults.blame.verdicts import of_distlaunch, of_torchrun
-from tests.faults.figures import Figures
+from tests.faults.blame.launchers import by_distlaunch, by_torchrun
+from tests.faults.blame.verdicts import of_distlaunch
+from tests.faults.figures import Figures, fault
 from tests.harness import TORCHS_ABORT
 
 # In these it matters who is told when; over hosts ranks are both beside each other and apart.
@@ -23,36 +22,24 @@ OVER_HOSTS = (
 )
 DOWN_S = 3.0
 """From the first failure to the end of all: a second for the others to say their own, and the tear-down."""
-ROOT_CAUSE = """\
-Root Cause (first observed failure):
-[0]:
-  time      : 2026-01-02_03:04:{second:02}
-  host      : host{rank}
-  rank      : {rank} (local_rank: 0)
-  exitcode  : 1 (pid: 4321)
-"""
 
 
-def assert_right(name: str, outcome: Outcome, figures: Figures) -> None:
+@pytest.mark.parametrize(
+    ("name", "hosts"),
+    [
+        fault(0, f"the first of the ranks that fail is named: {name}", "9", name, name in OVER_HOSTS)
+        for name in sorted(CASES)
+    ],
+)
+def test_names_the_rank_that_failed_first(
+    name: str, hosts: bool, tmp_path: Path, figures: Figures, request: pytest.FixtureRequest
+) -> None:
     """Nothing that was said is wrong, and it took no longer than it may; nothing had to be killed."""
+    outcome = by_distlaunch(CASES[name], tmp_path, request.getfixturevalue("bed") if hosts else None)
     assert outcome.opinion.wrong == [], f"{outcome.opinion.said}: {outcome.ended.texts[0]}"
     assert (outcome.ended.hung, outcome.ended.left) == (0, 0)
     assert outcome.down_s is not None
     figures(name, outcome.down_s, at_most=DOWN_S)
-
-
-@pytest.mark.fault(0, "the first of the ranks that fail is named, here", promise="9")
-@pytest.mark.parametrize("name", sorted(set(CASES) - set(OVER_HOSTS)))
-def test_names_the_rank_that_failed_first(name: str, tmp_path: Path, figures: Figures) -> None:
-    assert_right(name, by_distlaunch(CASES[name], tmp_path, None), figures)
-
-
-@pytest.mark.fault(0, "the first of the ranks that fail is named, over hosts", promise="9")
-@pytest.mark.parametrize("name", OVER_HOSTS)
-def test_names_the_rank_that_failed_first_over_hosts(
-    name: str, bed: Bed, tmp_path: Path, figures: Figures
-) -> None:
-    assert_right(name, by_distlaunch(CASES[name], tmp_path, bed), figures)
 
 
 # The judge itself
@@ -64,32 +51,13 @@ def test_reads_the_root_cause_of_torchrun(tmp_path: Path) -> None:
     assert (outcome.ended.hung, outcome.ended.left) == (0, 0)
 
 
-@pytest.mark.parametrize(
-    ("causes", "right"),
-    [
-        ([(7, 1)], 1.0),
-        ([(7, 0)], 0.0),
-        ([(7, 1), (8, 0)], 1.0),
-        ([(8, 1), (7, 0)], 0.0),
-        ([(7, 0), (7, 1)], 0.5),
-        ([(7, 1), (7, 1)], 1.0),
-        ([], 0.0),
-    ],
-)
-def test_counts_the_earliest_root_cause_of_several_torchruns(
-    causes: list[tuple[int, int]], right: float
-) -> None:
-    outputs = [ROOT_CAUSE.format(second=second, rank=rank) for second, rank in causes]
-    assert of_torchrun(CASES["value_error"], outputs).right == right
-
-
 def summary(rank: int, *shown: str) -> str:
     """The end of what people read: who failed first, and its last output."""
     lines = [f"rank {rank} (host2) failed first: exit status 1", *(f"  | {words}" for words in shown)]
     return "".join(f"distlaunch: {line}\n" for line in lines)
 
 
-LABEL, EMPTY, LEASE = (CASES[name].words[0] for name in ("value_error", "before_init", "thread_exits"))
+LABEL, EMPTY = (CASES[name].words[0] for name in ("value_error", "before_init"))
 
 
 @pytest.mark.parametrize(
@@ -101,10 +69,8 @@ LABEL, EMPTY, LEASE = (CASES[name].words[0] for name in ("value_error", "before_
         ("value_error", 143, 0, summary(1, LABEL), ["--json names rank 0", "exit status 143"]),
         # torch may abort a rank at its end, after its own words, where it has a group.
         ("value_error", 134, 1, summary(1, LABEL, TORCHS_ABORT), []),
-        ("value_error", 134, 1, summary(1, LABEL), ["exit status 134"]),
         ("value_error", 134, 1, summary(1, TORCHS_ABORT, LABEL), ["exit status 134"]),
         ("before_init", 134, 0, summary(0, EMPTY, TORCHS_ABORT), ["exit status 134"]),
-        ("thread_exits", 134, 1, summary(1, LEASE, TORCHS_ABORT), ["exit status 134"]),
     ],
 )
 def test_judges_what_people_and_machines_read(

@@ -1,4 +1,4 @@
-"""Faults of the controller, its terminal and its readers: the job ends everywhere, or goes on."""
+"""Faults of agents, of the controller, its terminal and its readers: the job ends everywhere, or goes on."""
 
 import contextlib
 import json
@@ -9,33 +9,39 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from subprocess import CompletedProcess
 from typing import Any, NamedTuple
 
 import pytest
 
-from tests.cluster.hosts import parent_of
-from tests.faults.attempts import INTERRUPTED, NODE_LOST
+from tests.cluster.hosts import Site, find, parent_of, program
+from tests.cluster.workers import DAEMONS, SLEEPER, STUBBORN, worker
 from tests.faults.disks import small_disk
 from tests.faults.figures import Figures, Pace, fault
 from tests.faults.scenes import (
     CPU,
-    IGNORES,
+    INTERRUPTED,
     LEAVES,
+    NODE_LOST,
+    NOISE_S,
     ONE,
     RANKS,
-    SLEEPER,
-    STUBBORN,
     Ending,
     assert_no_traceback,
     clean,
+    earlier_seen,
     ends,
-    ends_clean,
     family,
+    here,
+    interrupted,
+    kill_agent_and_guardian,
+    lost,
     open_gate,
+    started_run,
+    starts,
     stop_after,
-    worker,
+    there,
 )
+from tests.faults.strikes import names
 from tests.harness import (
     PATIENCE_S,
     PRESS_S,
@@ -46,69 +52,226 @@ from tests.harness import (
     distlaunch,
     held,
     kill,
+    line_pipe,
     nothing_was_dropped,
     running,
+    wait_gone,
     write_job,
 )
 from tests.process.test_runs import beside
 
 
-@pytest.mark.fault(20, "an agent is killed with SIGKILL", promise="4")
-@pytest.mark.parametrize("nodes", ["ssh", "slurm"], indirect=True)
-def test_ends_when_an_agent_is_killed(tmp_path: Path, nodes: str, figures: Figures) -> None:
-    mixed = worker(first=f'if os.environ["RANK"] in "12": {IGNORES}')
-    ending = Ending(NODE_LOST, "host2 was lost: its agent ", 2.0)
-    with ends_clean(write_job(tmp_path, mixed, nodes), figures, ending) as (_, pids):
-        kill(parent_of(pids[1]))
-
-
-@pytest.mark.fault(21, "a guardian is killed with SIGKILL", promise="4")
 @pytest.mark.parametrize(
-    # slurmstepd kills what is left when the guardian ends: another run could see it first, and tell.
-    "nodes",
-    ["ssh", pytest.param("slurm", marks=pytest.mark.alone)],
-    indirect=True,
-)
-def test_ends_when_a_guardian_is_killed(tmp_path: Path, nodes: str, figures: Figures) -> None:
-    grace_s = 3.0  # more than the margin: two graces in a row are seen
-    words = "host2 was lost: its agent's guardian process was killed"
-    job, ending = write_job(tmp_path, STUBBORN, nodes), Ending(NODE_LOST, words, grace_s + 2.0, reaped=False)
-    with ends_clean(job, figures, ending, *stop_after(grace_s)) as (_, pids):
-        kill(parent_of(parent_of(pids[1])))
-
-
-KILLED = Ending(-signal.SIGKILL, "", 0.0, reaped=False)
-
-
-@pytest.mark.parametrize(
-    ("nodes", "signum", "ending"),
+    ("signum", "told"),
     [
-        fault(24, "the command is killed with SIGKILL", "3", "here", signal.SIGKILL, KILLED),
-        fault(24, "the command is killed with SIGKILL", "3", "ssh", signal.SIGKILL, KILLED),
-        fault(24, "the command is killed with SIGKILL", "3", "slurm", signal.SIGKILL, KILLED),
-        fault(27, "the terminal goes away: SIGHUP", "7", "here", signal.SIGHUP, Ending(129, "by SIGHUP", 0)),
+        fault(26, "Ctrl-Z: SIGTSTP to the controller", "7", signal.SIGTSTP, "can't be suspended"),
+        fault(27, "SIGHUP under nohup", "7", signal.SIGHUP, ""),
     ],
-    indirect=["nodes"],
 )
-def test_ends_by_a_signal(
-    tmp_path: Path, nodes: str, figures: Figures, pace: Pace, signum: signal.Signals, ending: Ending
+def test_goes_on_after_a_signal_that_ends_nothing(
+    tmp_path: Path, figures: Figures, signum: signal.Signals, told: str
 ) -> None:
-    job, ending = write_job(tmp_path, STUBBORN, nodes), ending._replace(within_s=pace.stop_s + 2.0)
-    with ends_clean(job, figures, ending, *stop_after(pace.stop_s)) as (run, _):
-        run.process.send_signal(signum)
-
-
-@pytest.mark.fault(27, "SIGHUP under nohup", promise="7")
-def test_goes_on_after_a_sighup_under_nohup(tmp_path: Path, figures: Figures) -> None:
-    """The job ends with 0 by itself, each rank by a signal of its own that comes after the SIGHUP."""
+    """The job ends with 0 by itself, each rank by a signal of its own that comes after the other one."""
     ignore = lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)  # noqa: E731
     with running(write_job(tmp_path, LEAVES, CPU), preexec_fn=ignore) as run:
-        pids = run.wait_ready(RANKS)
-        run.process.send_signal(signal.SIGHUP)
-        for pid in pids.values():
+        ranks = run.wait_ready(RANKS)
+        began = time.monotonic()
+        kill(run.process.pid, signum)
+        if told:
+            run.wait_for(told)
+            figures("said so", time.monotonic() - began, at_most=1.0)
+        for pid in ranks.values():
             kill(pid, signal.SIGUSR1)
         assert run.wait() == 0, run.stderr
         figures("the SIGHUP told of", run.stderr.count("SIGHUP"), at_most=0, unit="times")
+
+
+HEARTBEATS = 6
+"""In each lease."""
+LEFT = "killed 1 process left over from a crashed agent"
+
+
+@pytest.mark.alone  # any other run that starts here kills what was left, and tells it
+@pytest.mark.fault(22, "agent and guardian are killed at once, then another run starts", promise="12")
+def test_the_next_start_ends_what_a_crash_left(
+    tmp_path: Path, figures: Figures, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("next", "scratch", "scratch/distlaunch-agent-of-the-user"):
+        (tmp_path / name).mkdir()
+    monkeypatch.setenv("TMPDIR", f"{tmp_path}/scratch")
+    with started_run(here(tmp_path, DAEMONS, nodes=2), 4) as (run, started):
+        daemon = started.pop(101)
+        kill_agent_and_guardian(started[1])
+        figures("all ranks gone", wait_gone([*started.values()], PATIENCE_S), at_most=4.0)
+        assert run.wait() == NODE_LOST
+        assert run.holders() == [daemon]
+        assert len([*(tmp_path / "scratch").iterdir()]) == 2
+        with running(here(tmp_path / "next", "")) as following:
+            figures("from the next start, the daemon gone", wait_gone([daemon], PATIENCE_S), at_most=5.0)
+            assert following.wait() == 0
+            assert LEFT in following.stderr
+        assert [path.name for path in (tmp_path / "scratch").iterdir()] == ["distlaunch-agent-of-the-user"]
+
+
+@pytest.mark.fault(22, "agent and guardian are killed at once, and the job starts again", promise="6, 12")
+def test_a_restart_ends_what_a_crash_left(tmp_path: Path, pace: Pace, figures: Figures) -> None:
+    job = here(tmp_path, DAEMONS, nodes=2, restarts={"max": 1}, timeouts=pace.keys)
+    with started_run(job, 4) as (run, started):
+        began = time.monotonic()
+        kill_agent_and_guardian(started[1])
+        starts(run, 1, 4)
+        figures("the next attempt runs", time.monotonic() - began, at_most=5.0)
+        wait_gone([*started.values()], 0.0)
+        figures("processes of the old one that it saw", earlier_seen(run, 1), 0, unit="")
+        interrupted(run)
+
+
+@pytest.mark.long
+@pytest.mark.everywhere
+@pytest.mark.fault(23, "an agent is stopped by SIGSTOP", promise="5")
+def test_a_stopped_agent_is_lost(site: Site, pace: Pace, figures: Figures) -> None:
+    with started_run(there(site, ["host1", "host2"], STUBBORN, pace), 2) as (run, started):
+        began = time.monotonic()
+        agent = parent_of(started[1])
+        kill(agent, signal.SIGSTOP)
+        run.wait_for("host2 was lost: no heartbeat for")
+        silent_s = pace.lease_s * (1 + 1 / HEARTBEATS)
+        figures("told to be lost", time.monotonic() - began, at_most=silent_s + NOISE_S)
+        # Its guardian wakes it. Another attempt would wait as long for that as a fence stands.
+        figures("then its ranks gone", wait_gone([started[1], agent], PATIENCE_S), at_most=pace.fence_s)
+        wait_gone([started[0]], pace.stop_s + NOISE_S)
+        lost(run)
+
+
+@pytest.mark.everywhere
+@pytest.mark.fault(81, "a guardian is stopped by SIGSTOP", promise="2, 3")
+def test_a_stopped_guardian_is_resumed_and_named(site: Site, pace: Pace, figures: Figures) -> None:
+    before = site.processes()
+    with started_run(there(site, ["host1", "host2"], SLEEPER, pace), 2) as (run, started):
+        guardian = parent_of(parent_of(started[1]))
+        kill(guardian, signal.SIGSTOP)
+        began = time.monotonic()
+        interrupted(run)
+        figures("the run ends", time.monotonic() - began, at_most=pace.stop_s + NOISE_S)
+        assert f"host2: its guardian (pid {guardian}) had been stopped by a signal; resumed it" in run.stderr
+        site.assert_gone(before)
+
+
+@pytest.mark.parametrize("bed", ["slurm"], indirect=True)
+@pytest.mark.fault(79, "a slurmstepd is killed with SIGKILL", promise="4, 5")
+def test_a_node_without_slurmstepd_is_lost(site: Site, pace: Pace, figures: Figures) -> None:
+    """Slurm tells nobody; the agent sees its link end at once."""
+    with started_run(there(site, ["host1", "host2"], SLEEPER, pace), 2) as (run, started):
+        agent = parent_of(started[1])
+        began = time.monotonic()
+        kill(parent_of(parent_of(agent)))
+        figures("its ranks gone", wait_gone([started[1], agent], PATIENCE_S), at_most=2.0)
+        run.wait_for("host2 was lost: ")  # the lease is over, or srun says before that its step does not end
+        assert "no heartbeat for" in run.stderr or "Timed out waiting for job step" in run.stderr
+        silent_s = pace.lease_s * (1 + 1 / HEARTBEATS)
+        figures("told to be lost", time.monotonic() - began, at_most=silent_s + NOISE_S)
+        lost(run)
+
+
+@pytest.mark.everywhere(alone="slurm")
+@pytest.mark.fault(80, "a link's process is stopped by SIGSTOP, a spare is there", promise="2, 5")
+def test_ends_and_reaps_a_stopped_link(site: Site, pace: Pace, figures: Figures) -> None:
+    hosts = ["host1", "host2", "host3"]
+    with running(there(site, hosts[:2], SLEEPER, pace, spares=hosts[2:])) as run:
+        starts(run, 0, 2)
+        (link,) = [pid for pid in children_of(run.process.pid) if "host1" in names(pid)]
+        with held([link]) as stopped:
+            kill(link, signal.SIGSTOP)
+            run.wait_for("host1 was lost: no heartbeat for")
+            began = time.monotonic()
+            stopped.wait_reaped(began + PATIENCE_S)
+            figures("ended and reaped", time.monotonic() - began, at_most=2.0 + NOISE_S)
+        assert run.process.poll() is None
+        starts(run, 1, 2)
+        interrupted(run)
+
+
+@pytest.mark.everywhere
+@pytest.mark.fault(25, "the controller is stopped by SIGSTOP", promise="5")
+def test_agents_of_a_stopped_controller_end_their_ranks(site: Site, pace: Pace, figures: Figures) -> None:
+    before = site.processes()
+    with started_run(there(site, ["host1", "host2", "host3"], STUBBORN, pace), 3) as (run, started):
+        agents = [parent_of(pid) for pid in started.values()]
+        kill(run.process.pid, signal.SIGSTOP)
+        took_s = wait_gone([*started.values(), *agents], PATIENCE_S)
+        figures("agents have stopped their ranks", took_s, at_most=pace.lease_s + pace.stop_s + NOISE_S)
+        assert run.holders() == []
+        kill(run.process.pid, signal.SIGCONT)
+        assert run.wait() == NODE_LOST
+        assert "Traceback" not in run.stderr
+        site.assert_gone(before)
+
+
+GUARDIANS_STATUS = 70
+"""A guardian's exit status: the agent was killed, and all is swept."""
+
+
+@pytest.mark.fault(
+    62, "scancel: SIGTERM to the command's process group, SIGKILL after KillWait", promise="3, 7"
+)
+@pytest.mark.parametrize("patient", [True, False], ids=["KillWait is enough", "KillWait is too short"])
+def test_scancel_ends_all_ranks_in_time(tmp_path: Path, pace: Pace, figures: Figures, patient: bool) -> None:
+    """These are the signals that slurmstepd sends, in its order.
+
+    Its SIGKILL to the whole step would hit workers too, which only makes it easier for us.
+    """
+    kill_wait_s = pace.stop_s + 2.0
+    job = here(tmp_path, STUBBORN, nodes=2, procs_per_node=2, timeouts=pace.keys)
+    with started_run(job, 4, process_group=0) as (run, started):
+        began = time.monotonic()
+        os.killpg(run.process.pid, signal.SIGTERM)
+        run.wait_for("stopped by SIGTERM")
+        if not patient:
+            os.killpg(run.process.pid, signal.SIGKILL)
+        wait_gone([*started.values()], PATIENCE_S)
+        what = "all ranks gone" if patient else "all ranks gone, the command killed meanwhile"
+        figures(what, time.monotonic() - began, at_most=kill_wait_s)
+        assert run.wait() == (128 + signal.SIGTERM if patient else -signal.SIGKILL)
+        assert run.holders() == []
+
+
+NOTING_SSH = """
+{ssh} "$@"
+status=$?
+case " $* " in
+*" -G "*) ;;
+*" host2 "*) echo $status > {note} ;;
+esac
+exit $status
+"""
+"""An ssh that tells us, as srun would be told, how what it ran on host2 has ended."""
+
+
+@pytest.mark.fault(63, "srun -K: an agent is killed in mid-clean-up", promise="2, 4")
+def test_a_killed_agents_status_comes_after_its_cleanup(site: Site, pace: Pace, figures: Figures) -> None:
+    note = site.folder / "status"
+    program(site.folder / "ssh", NOTING_SSH.format(ssh=find("ssh"), note=note))
+    environment = {**os.environ, "PATH": f"{site.folder}:{os.environ['PATH']}"}
+    text = worker("daemon()\nresist()\nready()\nwait()")
+    job = there(site, ["host1", "host2"], text, pace, timeouts={"stop": "30s"})
+    with line_pipe(note) as noted, running(job, env=environment) as run:
+        started = starts(run, 0, 4)
+        run.process.send_signal(signal.SIGINT)
+        run.wait_for("stopped by SIGINT")
+        agent = parent_of(started[1])
+        began = time.monotonic()
+        kill(parent_of(agent), signal.SIGTERM)
+        kill(agent, signal.SIGTERM)
+        kill(agent)
+        assert int(noted()) == GUARDIANS_STATUS
+        wait_gone([started[1], started[101]], 0.0)  # said only when nothing is left
+        figures("swept, and said so", time.monotonic() - began, at_most=2.0)
+        time.sleep(PRESS_S)
+        run.process.send_signal(signal.SIGINT)  # kills on the other host too
+        assert run.wait() == 130
+        assert "killing the workers" in run.stderr
+        assert "host2: its agent exited before confirming its cleanup" in run.stderr
+        assert run.holders() == []
 
 
 class Brought(NamedTuple):
@@ -127,19 +290,19 @@ class Brought(NamedTuple):
             self.run.wait_for(answer)
 
 
-JOINS = worker(
-    first=f"""
-        import socket
-        {IGNORES}
-        port = int(os.environ["MASTER_PORT"])
-        if os.environ["RANK"] == "0":
-            server = socket.create_server(("", port))
-            open("gate", "w").close()
-        else:
-            open("gate").read()
-        joined = socket.create_connection((os.environ["MASTER_ADDR"], port))
-    """
-)
+JOINS = worker("""
+    import socket
+    resist()
+    port = int(os.environ["MASTER_PORT"])
+    if RANK == "0":
+        server = socket.create_server(("", port))
+        open("gate", "w").close()
+    else:
+        open("gate").read()
+    joined = socket.create_connection((os.environ["MASTER_ADDR"], port))
+    ready()
+    wait()
+""")
 
 
 def parsing(folder: Path, grace: tuple[str, str], stack: contextlib.ExitStack) -> Brought:
@@ -162,9 +325,8 @@ def connecting(folder: Path, grace: tuple[str, str], stack: contextlib.ExitStack
 def booting(folder: Path, grace: tuple[str, str], stack: contextlib.ExitStack) -> Brought:
     """An interpreter that never comes up."""
     os.mkfifo(folder / "gate")
-    (folder / "python").write_text(f"#!/bin/sh\nread line < {folder}/gate\n")
-    (folder / "python").chmod(0o755)
-    job = write_job(folder, SLEEPER, f"{ONE}python: {folder}/python\n")
+    python = program(folder / "python", f"read line < {folder}/gate")
+    job = write_job(folder, SLEEPER, f"{ONE}python: {python}\n")
     run = stack.enter_context(running(job, *grace))
     stack.callback(os.close, os.open(folder / "gate", os.O_WRONLY))
     return Brought(run, {})
@@ -284,6 +446,7 @@ def test_ends_when_the_reader_of_its_output_leaves(tmp_path: Path, figures: Figu
 @pytest.mark.fault(31, "the terminal's window is resized without end", promise="10")
 def test_loses_nothing_when_the_window_is_resized(tmp_path: Path, gate: Path, figures: Figures) -> None:
     prints = worker("""
+        ready()
         for _ in range(100_000): print("x" * 99)
         open("gate").read()
     """)
@@ -302,23 +465,19 @@ def test_loses_nothing_when_the_window_is_resized(tmp_path: Path, gate: Path, fi
 AT_ONCE_S = 5.0
 
 
-class Left:
-    """A run that was left, whose ranks say `ready RANK PID`."""
+class Detached:
+    """A detached run, whose ranks say `ready RANK PID`."""
 
-    def __init__(self, job: Path, *words: str) -> None:
+    def __init__(self, job: Path) -> None:
         self.folder = job.parent
-        done = distlaunch("run", "-d", str(job), *words, cwd=self.folder)
+        done = distlaunch("run", "-d", str(job), cwd=self.folder)
         assert done.returncode == 0, done.stderr
         self.id = done.stdout.strip()
         follow = beside(self.folder, "logs", "-f", self.id)
         try:
-            self.pids = follow.wait_ready(RANKS)
+            follow.wait_ready(RANKS)
         finally:
             follow.kill()
-
-    def does(self, *words: str) -> CompletedProcess[str]:
-        """One of the commands about it, `words` and its id."""
-        return distlaunch(*words, self.id, cwd=self.folder)
 
     def ps(self, place: str = ".") -> dict[str, Any]:
         done = distlaunch("ps", "-a", place, "--json", cwd=self.folder)
@@ -326,38 +485,18 @@ class Left:
         return dict(run)
 
 
-@pytest.mark.fault(26, "the controller of a run that was left gets SIGTERM", promise="3")
-def test_the_run_ends_when_the_controller_is_terminated(tmp_path: Path, figures: Figures) -> None:
-    left = Left(write_job(tmp_path, SLEEPER, CPU))
-    with held([*cookie_holders(left.id), left.ps()["controller"]["pid"]]) as processes:
-        began = time.monotonic()
-        kill(left.ps()["controller"]["pid"], signal.SIGTERM)
-        assert left.does("wait").returncode == 128 + signal.SIGTERM
-        figures("the run ended", time.monotonic() - began, at_most=AT_ONCE_S)
-        processes.wait_ends(processes.pids, began + AT_ONCE_S)
-    assert cookie_holders(left.id) == []
-    assert left.ps()["state"] == "CANCELLED"
-
-
-@pytest.mark.fault(27, "the controller of a run that was left gets SIGHUP", promise="7")
-def test_the_run_goes_on_when_the_controller_gets_sighup(tmp_path: Path, figures: Figures) -> None:
-    """The ranks end with 0, each by a signal of its own that comes after the SIGHUP."""
-    left = Left(write_job(tmp_path, LEAVES, CPU))
-    kill(left.ps()["controller"]["pid"], signal.SIGHUP)
-    assert left.ps()["state"] == "RUNNING"
-    for pid in left.pids.values():
-        kill(pid, signal.SIGUSR1)
-    figures("the status of the run", left.does("wait").returncode, at_most=0, unit="")
-
-
-@pytest.mark.fault(29, "`attach | head -1`: a run that was left goes on", promise="7")
-def test_goes_on_when_its_readers_leave(tmp_path: Path, figures: Figures) -> None:
-    prints = worker(
-        "while True: os.write(1, b'more' * 20 + b'\\n'); select.select([], [], [], 0.001)", "import select"
-    )
-    left = Left(write_job(tmp_path, prints, CPU))
+@pytest.mark.fault(29, "`attach | head -1`, then SIGHUP and SIGTERM: a detached run", promise="3, 7")
+def test_a_detached_run_outlives_its_readers_and_sighup(tmp_path: Path, figures: Figures) -> None:
+    prints = """
+        import select
+        ready()
+        while True:
+            os.write(1, b"more" * 20 + b"\\n")
+            select.select([], [], [], 0.001)
+    """
+    detached = Detached(write_job(tmp_path, worker(prints), CPU))
     for words in (("attach",), ("logs", "-f")):
-        follow = beside(tmp_path, *words, left.id)
+        follow = beside(tmp_path, *words, detached.id)
         follow.wait_for("more")
         assert follow.process.stdout
         follow.process.stdout.close()
@@ -365,16 +504,24 @@ def test_goes_on_when_its_readers_leave(tmp_path: Path, figures: Figures) -> Non
         assert follow.process.wait(PATIENCE_S) in (0, 141, -signal.SIGPIPE)
         figures(f"{words[0]} ended", time.monotonic() - began, at_most=AT_ONCE_S)
         follow.kill()
-    assert left.ps()["state"] == "RUNNING"
-    assert left.does("stop", "--now").returncode == 0
+    controller = detached.ps()["controller"]["pid"]
+    with held([*cookie_holders(detached.id), controller]) as processes:
+        kill(controller, signal.SIGHUP)
+        assert detached.ps()["state"] == "RUNNING"
+        began = time.monotonic()
+        kill(controller, signal.SIGTERM)
+        assert distlaunch("wait", detached.id, cwd=tmp_path).returncode == 128 + signal.SIGTERM
+        figures("the run ended", time.monotonic() - began, at_most=AT_ONCE_S)
+        processes.wait_ends(processes.pids, began + AT_ONCE_S)
+    assert cookie_holders(detached.id) == []
+    assert detached.ps()["state"] == "CANCELLED"
 
 
-@pytest.mark.fault(32, "the disk of a run that was left is full", promise="10")
-def test_its_end_is_known_although_its_disk_is_full(tmp_path: Path, figures: Figures) -> None:
+@pytest.mark.fault(32, "the disk of a detached run is full", promise="10")
+def test_the_end_of_a_detached_run_is_known_if_its_disk_is_full(tmp_path: Path, figures: Figures) -> None:
     """What `ps` has said stays true, and the end is known, though nothing else of it could be kept."""
-    worker = """
-        import os, sys, time
-        os.write(1, b"ready %s %d\\n" % (os.environ["RANK"].encode(), os.getpid()))
+    floods = """
+        ready()
         while not os.path.exists("gate"):
             time.sleep(0.05)
         for _ in range(100):
@@ -382,13 +529,13 @@ def test_its_end_is_known_although_its_disk_is_full(tmp_path: Path, figures: Fig
         sys.exit(7)
     """
     with small_disk(tmp_path / "small", "size=300k"):
-        left = Left(write_job(tmp_path, worker, f"{CPU}logs: {{dir: small}}\n"))
-        assert left.ps("small")["state"] == "RUNNING"
+        detached = Detached(write_job(tmp_path, worker(floods), f"{CPU}logs: {{dir: small}}\n"))
+        assert detached.ps("small")["state"] == "RUNNING"
         (tmp_path / "gate").touch()
-        assert distlaunch("wait", left.id, cwd=tmp_path).returncode == 7
-        run = left.ps("small")
+        assert distlaunch("wait", detached.id, cwd=tmp_path).returncode == 7
+        run = detached.ps("small")
         assert (run["state"], run["exit_status"]) == ("FAILED", 7)
         kept = sum(path.stat().st_size for path in (tmp_path / "small").rglob("*") if path.is_file())
         figures("KiB that were kept", kept / 1024, at_most=300, unit="KiB")
-        shown = distlaunch("logs", left.id, cwd=tmp_path)
+        shown = distlaunch("logs", detached.id, cwd=tmp_path)
         assert (shown.returncode, "Traceback" in shown.stderr) == (0, False)

@@ -6,67 +6,45 @@ import re
 import shlex
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable
 
 import pytest
 
-from tests.cluster.hosts import GONE_S, Node, Site
+from tests.cluster.hosts import GONE_S, Site, parent_of
+from tests.cluster.workers import STUBBORN, worker
 from tests.faults import mangler
-from tests.faults.attempts import (
+from tests.faults.figures import Figures, Pace, fault
+from tests.faults.networks import inside, lossy, narrow
+from tests.faults.scenes import (
     NOISE_S,
-    STUBBORN,
+    earlier_seen,
     interrupted,
     lost,
     lost_within_s,
-    pids,
+    open_gate,
     started_run,
     starts,
     there,
 )
-from tests.faults.figures import Figures, Pace
-from tests.faults.networks import inside, lossy, narrow, rule
-from tests.faults.scenes import open_gate
-from tests.harness import PATIENCE_S, Run, kill, running, wait_gone
+from tests.harness import PATIENCE_S, kill, running, wait_gone
 
 TOLD_S = 1.0
 """A broken link is told so soon."""
-SLEEPING = ["sh", "-c", "echo ready {rank} $$; exec sleep 1000"]
-
-
-def expect_loss(run: Run, began: float, ranks: Mapping[int, int], figures: Figures) -> None:
-    """The run tells at once that it has lost a node, and ends on all hosts; `began` is when it was broken."""
-    run.wait_for(" was lost")
-    figures("until told", time.monotonic() - began, at_most=TOLD_S)
-    wait_gone(list(ranks.values()), PATIENCE_S)
-    figures("all ranks gone", time.monotonic() - began, at_most=GONE_S)
-    lost(run)
-
-
-@pytest.mark.fault(49, "RST: all TCP connections of a node are reset", promise="5")
-def test_a_reset_connection_loses_its_node(site: Site, figures: Figures) -> None:
-    job, before = site.job(["host1", "host2", "host3"], command=SLEEPING), site.processes()
-    with running(job) as run:
-        ranks = run.wait_ready(3)
-        began = time.monotonic()
-        inside(site.bed, "host2", "ss", "-K", "-t", "sport", "=", ":22")
-        expect_loss(run, began, ranks, figures)
-        site.assert_gone(before)
+HOSTS = ["host1", "host2", "host3"]
 
 
 WORKING = """
-import os, sys, time
-rank = os.environ["RANK"]
-with open("go") as go:
-    os.write(1, f"ready {rank} {os.getpid()}\\n".encode())
-    go.read()
-began = time.monotonic()
-if rank == "2":
-    for _ in range(PRINTED // 100):
-        os.write(1, b"x" * 99 + b"\\n")
-    print("printed in", time.monotonic() - began, file=sys.stderr, flush=True)
-while time.monotonic() < began + SECONDS:
-    print("still here", flush=True)
-    time.sleep(0.5)
+    with open("go") as go:
+        ready()
+        go.read()
+    began = time.monotonic()
+    if RANK == "2":
+        for _ in range(PRINTED // 100):
+            os.write(1, b"x" * 99 + b"\\n")
+        print("printed in", time.monotonic() - began, file=sys.stderr, flush=True)
+    while time.monotonic() < began + SECONDS:
+        print("still here", flush=True)
+        time.sleep(0.5)
 """
 WORK_S = 25.0
 """Longer than ssh's own patience, which is 19.4 s."""
@@ -80,10 +58,9 @@ PRINTED = 2_000_000
 def test_bad_lines_raise_no_alarm(site: Site, pace: Pace, figures: Figures) -> None:
     work_s = max(WORK_S, pace.lease_s + 5.0)
     script = WORKING.replace("PRINTED", str(PRINTED)).replace("SECONDS", str(work_s))
-    (site.folder / "worker.py").write_text(script)
     os.mkfifo(site.folder / "go")
     go = os.open(site.folder / "go", os.O_RDWR)
-    job = site.job(["host1", "host2", "host3"], command=[sys.executable, "worker.py"])
+    job = there(site, HOSTS, worker(script))
     before = site.processes()
     with contextlib.ExitStack() as bad, running(job) as run:
         run.wait_ready(3)
@@ -103,16 +80,7 @@ def test_bad_lines_raise_no_alarm(site: Site, pace: Pace, figures: Figures) -> N
     site.assert_gone(before)
 
 
-CHATTY = """
-import os, signal, time
-os.write(1, f"ready {os.environ['RANK']} {os.getpid()}\\n".encode())
-while True:
-    os.write(1, b"still here\\n")
-    time.sleep(0.05)
-"""
-
-
-def mangled(site: Site, how: str) -> Node:
+def mangled(site: Site, how: str) -> str:
     """host2 behind a mangler that begins as soon as the fifo `begin` is opened."""
     os.mkfifo(site.folder / "begin")
     proxy = [sys.executable, mangler.__file__, how, site.bed.hosts["host2"].address, "22", "begin"]
@@ -131,28 +99,56 @@ def test_slices_of_the_stream_lose_nothing(site: Site, figures: Figures) -> None
         site.assert_gone(before)
 
 
-@pytest.mark.fault(52, "a truncated and a corrupt stream", promise="10")
+CHATTY = worker("""
+    ready()
+    while True:
+        os.write(1, b"still here\\n")
+        time.sleep(0.05)
+""")
+
+
+def mangle(site: Site, rank: int) -> None:
+    open_gate(site.folder / "begin")
+
+
+def reset(site: Site, rank: int) -> None:
+    inside(site.bed, "host2", "ss", "-K", "-t", "sport", "=", ":22")
+
+
+def kill_session(site: Site, rank: int) -> None:
+    kill(parent_of(parent_of(parent_of(rank))))
+
+
+CORRUPT = "Corrupted MAC|message authentication code incorrect"
+
+
 @pytest.mark.parametrize(
-    ("how", "words"),
+    ("how", "break_it", "words"),
     [
-        ("truncated", r"Broken pipe|[Cc]onnection|ended"),
-        ("corrupt", "Corrupted MAC|message authentication code incorrect"),
+        fault(45, "sshd's session process is killed", "1", "", kill_session, ""),
+        fault(49, "RST: all TCP connections of a node are reset", "5", "", reset, ""),
+        fault(52, "a truncated stream", "10", "truncated", mangle, r"Broken pipe|[Cc]onnection|ended"),
+        fault(52, "a corrupt stream", "10", "corrupt", mangle, CORRUPT),
     ],
 )
-def test_a_broken_stream_loses_its_node(how: str, words: str, site: Site, figures: Figures) -> None:
+def test_a_broken_connection_loses_its_node(
+    how: str, break_it: Callable[[Site, int], None], words: str, site: Site, figures: Figures
+) -> None:
     """What an agent says that is no frame, or one of 4 GiB, is among the lies in `agents`."""
-    nodes = ["host1", mangled(site, how), "host3"]
-    job, before = site.job(nodes, command=[sys.executable, "-c", CHATTY]), site.processes()
+    host2 = mangled(site, how) if how else "host2"
+    job, before = there(site, ["host1", host2, "host3"], CHATTY), site.processes()
     with running(job, cwd=site.folder) as run:
         ranks = run.wait_ready(3)
+        agent = parent_of(ranks[1])
         began = time.monotonic()
-        open_gate(site.folder / "begin")
-        expect_loss(run, began, ranks, figures)
-        assert re.search(f"mangled was lost: .*({words})", run.stderr), run.stderr
+        break_it(site, ranks[1])
+        run.wait_for(" was lost")
+        figures("until told", time.monotonic() - began, at_most=TOLD_S)
+        wait_gone([*ranks.values(), agent], PATIENCE_S)
+        figures("all ranks gone", time.monotonic() - began, at_most=GONE_S)
+        lost(run)
+        assert re.search(f"{host2} was lost: .*({words})", run.stderr), run.stderr
         site.assert_gone(before)
-
-
-HOSTS = ["host1", "host2", "host3"]
 
 
 @pytest.mark.once
@@ -164,9 +160,9 @@ def test_a_node_that_is_cut_off_is_lost(site: Site, pace: Pace, figures: Figures
         began = time.monotonic()
         run.wait_for("host2 was lost")
         figures("told to be lost", time.monotonic() - began, at_most=lost_within_s(pace))
-        others = [started[0].pid, started[2].pid]
+        others = [started[0], started[2]]
         figures("then the others gone", wait_gone(others, PATIENCE_S), at_most=pace.stop_s + 2.0)
-        wait_gone([started[1].pid], PATIENCE_S)
+        wait_gone([started[1]], PATIENCE_S)
         limit_s = pace.lease_s + pace.stop_s + NOISE_S
         figures("its own ranks gone", time.monotonic() - began, at_most=limit_s)
         lost(run)
@@ -178,28 +174,28 @@ def test_a_node_that_is_cut_off_is_lost(site: Site, pace: Pace, figures: Figures
 def test_a_node_that_is_cut_off_one_way_is_lost(site: Site, pace: Pace, figures: Figures) -> None:
     with started_run(there(site, HOSTS, STUBBORN, pace), 3) as (run, started):
         # Loopback is not cut: it is the network that is one-way.
-        deaf = rule(site.bed, "host2", "INPUT", "!", "-i", "lo", "-j", "DROP")
-        dumb = rule(site.bed, "host3", "OUTPUT", "!", "-o", "lo", "-j", "DROP")
+        deaf = site.bed.rule("host2", "INPUT", "!", "-i", "lo", "-j", "DROP")
+        dumb = site.bed.rule("host3", "OUTPUT", "!", "-o", "lo", "-j", "DROP")
         with deaf, dumb:
             began = time.monotonic()
             run.wait_for(" was lost")
             figures("the first told to be lost", time.monotonic() - began, at_most=lost_within_s(pace))
-            wait_gone(pids(started), PATIENCE_S)
+            wait_gone([*started.values()], PATIENCE_S)
             # A node that still hears us counts from our last word, said before we gave it up.
             limit_s = lost_within_s(pace) + pace.lease_s + pace.stop_s
             figures("all ranks gone", time.monotonic() - began, at_most=limit_s)
             lost(run)
 
 
-COUNTS = """
-ready()
-counted = 0
-while not os.path.exists("enough"):
-    print("still", counted, flush=True)
-    counted += 1
-    time.sleep(0.02)
-print("in all", counted)
-"""
+COUNTS = worker("""
+    ready()
+    counted = 0
+    while not os.path.exists("enough"):
+        print("still", counted, flush=True)
+        counted += 1
+        time.sleep(0.02)
+    print("in all", counted)
+""")
 
 
 @pytest.mark.once
@@ -237,23 +233,21 @@ def test_survives_a_blip(site: Site, pace: Pace, figures: Figures) -> None:
 @pytest.mark.once
 @pytest.mark.everywhere
 @pytest.mark.fault(51, "a partition during a restart", promise="6")
-def test_a_restart_waits_for_the_fence_of_a_node_that_is_cut_off(
-    site: Site, pace: Pace, figures: Figures
-) -> None:
+def test_a_restart_waits_until_a_cut_off_node_is_fenced(site: Site, pace: Pace, figures: Figures) -> None:
     job = there(site, HOSTS[:2], STUBBORN, pace, spares=HOSTS[2:], restarts={"max": 1})
     with started_run(job, 2) as (run, started):
         site.cut("host2")
-        kill(started[0].pid)
+        kill(started[0])
         began = time.monotonic()
         run.wait_for("restart 1 of 1")
-        wait_gone([started[1].pid], PATIENCE_S)
+        wait_gone([started[1]], PATIENCE_S)
         gone_at = time.time()
         limit_s = pace.lease_s + pace.stop_s + NOISE_S
         figures("old ranks on the cut host gone", time.monotonic() - began, at_most=limit_s)
         limit_s = lost_within_s(pace) + pace.fence_s
-        again = starts(run, 1, 2, within_s=limit_s + PATIENCE_S)
+        starts(run, 1, 2, within_s=limit_s + PATIENCE_S)
         figures("the new attempt runs", time.monotonic() - began, at_most=limit_s + NOISE_S)
-        figures("processes of the old one that it saw", sum(s.beside for s in again.values()), 0, unit="")
+        figures("processes of the old one that it saw", earlier_seen(run, 1), 0, unit="")
         interrupted(run)
         assert "continuing with 2 of 2 nodes: host1, host3" in run.stderr
         new_at = min(event["time"] for event in run.events("WorkerStarted")[2:])

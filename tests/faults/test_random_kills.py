@@ -31,9 +31,7 @@ def test_is_clean_after_random_kills_in_an_allocation(
 @pytest.mark.long
 @pytest.mark.fault(0, "kills of what launchers that joined have", promise="1-5")
 @pytest.mark.parametrize("name", launcher_kills.KINDS)
-def test_is_clean_after_a_kill_of_what_a_launcher_has(
-    name: str, bed: Bed, tmp_path: Path, figures: Figures
-) -> None:
+def test_is_clean_after_a_launchers_kill(name: str, bed: Bed, tmp_path: Path, figures: Figures) -> None:
     number = [*launcher_kills.KINDS].index(name) % launcher_kills.HOSTS
     limit_s = launcher_kills.CUT_LIMIT_S if name == "network" else launcher_kills.LIMIT_S
     figures(f"clean after {name}", launcher_kills.strike(bed, tmp_path, name, number), at_most=limit_s)

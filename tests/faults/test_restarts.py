@@ -10,10 +10,21 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.hosts import Site, parent_of
-from tests.faults.attempts import NODE_LOST, NOISE_S, SLEEPER, here, interrupted, started_run, starts, there
+from tests.cluster.workers import SLEEPER, worker
 from tests.faults.figures import Figures, Pace
 from tests.faults.networks import closed, fell
-from tests.faults.scenes import RANKS, open_gate
+from tests.faults.scenes import (
+    NODE_LOST,
+    NOISE_S,
+    RANKS,
+    earlier_seen,
+    here,
+    interrupted,
+    open_gate,
+    started_run,
+    starts,
+    there,
+)
 from tests.harness import ended_well, kill, running, wait_gone
 
 CONNECT_S = 30.0
@@ -22,7 +33,7 @@ REJOIN_S = 3.0
 
 @pytest.mark.fault(59, "a crash loop", promise="9")
 def test_a_crash_loop_ends_after_its_restarts(tmp_path: Path, figures: Figures) -> None:
-    job = here(tmp_path, "ready()\nsys.exit(3)", restarts={"max": 3, "backoff": "10ms"})
+    job = here(tmp_path, worker("ready()\nsys.exit(3)"), restarts={"max": 3, "backoff": "10ms"})
     with running(job) as run:
         assert run.wait() == 3
         attempts = run.stdout.count(" of attempt ")
@@ -32,21 +43,25 @@ def test_a_crash_loop_ends_after_its_restarts(tmp_path: Path, figures: Figures) 
         assert run.holders() == []
 
 
-STORE = """
-import torch.distributed as dist
-os.write(1, f"port {os.environ['MASTER_PORT']} of attempt {ATTEMPT}\\n".encode())
-open("gate").read()
-dist.init_process_group("gloo")
-os.write(1, b"joined\\n")
-dist.destroy_process_group()
-"""
+STORE = worker("""
+    import torch.distributed as dist
+    os.write(1, f"port {os.environ['MASTER_PORT']} of attempt {ATTEMPT}\\n".encode())
+    open("gate").read()
+    dist.init_process_group("gloo")
+    os.write(1, b"joined\\n")
+    dist.destroy_process_group()
+""")
 
 
 @pytest.mark.fault(60, "the rendezvous port is stolen between hold and listen", promise="9")
 def test_a_stolen_port_is_replaced_without_a_restart(tmp_path: Path, gate: Path, figures: Figures) -> None:
     with running(here(tmp_path, STORE)) as run:
+
+        def ports() -> list[int]:
+            return [int(port) for port in re.findall(r"port (\d+) of attempt", run.stdout)]
+
         run.wait_for(" of attempt 0\n")
-        port = _ports(run.stdout)[0]
+        (port,) = ports()
         with socket.create_server(("", port)):  # sets SO_REUSEADDR, and listens at once
             began = time.monotonic()
             open_gate(gate)
@@ -55,13 +70,9 @@ def test_a_stolen_port_is_replaced_without_a_restart(tmp_path: Path, gate: Path,
             run.wait_for(" of attempt 0\n", times=2)
             open_gate(gate)
             ended_well(run.wait(), run.stdout, run.stderr, last="joined\n")
-        first, second = _ports(run.stdout)  # and both are the attempt of no restart: it is not counted
+        first, second = ports()  # and both are the attempt of no restart: it is not counted
         assert first != second
         assert "failed first" not in run.stderr
-
-
-def _ports(text: str) -> list[int]:
-    return [int(port) for port in re.findall(r"port (\d+) of attempt", text)]
 
 
 @pytest.mark.everywhere
@@ -72,7 +83,7 @@ def test_gives_up_where_no_node_can_replace_a_lost_one(site: Site, pace: Pace, f
     with started_run(job, 2) as (run, started):
         with closed(site.bed, "host2"):
             began = time.monotonic()
-            kill(parent_of(started[1].pid))  # its guardian says that the node is clean: no fence
+            kill(parent_of(started[1]))  # its guardian says that the node is clean: no fence
             assert run.wait() == NODE_LOST
             took_s = time.monotonic() - began
         # A slurmd that refuses is asked again by srun for ten seconds.
@@ -85,7 +96,6 @@ def test_gives_up_where_no_node_can_replace_a_lost_one(site: Site, pace: Pace, f
         assert run.holders() == []
 
 
-CONNECT_S = 30.0
 THERE = ["host1", "host2", "host3"]
 PROMISED_MS = 50.0
 """From a worker's death to the next attempt's exec, where the others end at SIGTERM."""
@@ -115,13 +125,11 @@ def test_restarts_in_place(tmp_path: Path, nodes: str, figures: Figures) -> None
     figures("until the last exec of the next attempt", took_ms, at_most=10 * PROMISED_MS, unit="ms")
 
 
-MEETS = """
-ready()
-print("the master is", os.environ["MASTER_ADDR"], "on", os.uname().nodename, flush=True)
-wait()
-"""
-
-
+MEETS = worker("""
+    ready()
+    print("the master is", os.environ["MASTER_ADDR"], "on", os.uname().nodename, flush=True)
+    wait()
+""")
 MASTERS = re.compile(rb"the master is (\S+) on \S+\n")
 
 
@@ -140,12 +148,12 @@ def test_a_spare_takes_the_place_of_a_lost_node(site: Site, pace: Pace, figures:
             run.wait_for("host1 was lost")
             told_s = time.monotonic() - began
             figures("told", told_s, at_most=at_most_s)
-            wait_gone([started[0].pid], 2.0)
-            again = starts(run, 1, 2)
+            wait_gone([started[0]], 2.0)
+            starts(run, 1, 2)
             limit_s = told_s + pace.fence_s + 5.0  # it can't say any more that it is empty
             figures("goes on with the spare", time.monotonic() - began, at_most=limit_s)
             run.wait_until(lambda: len(MASTERS.findall(run.out)) >= 4, "four masters")
-        assert [start.beside for start in again.values()] == [0, 0]
+        assert earlier_seen(run, 1) == 0
         run.wait_for("continuing with 2 of 2 nodes: host2, host3")
         # ssh knows a host's address, Slurm its name.
         names = {name: name if site.bed.launcher else site.bed.hosts[name].address for name in THERE}
@@ -154,18 +162,18 @@ def test_a_spare_takes_the_place_of_a_lost_node(site: Site, pace: Pace, figures:
         interrupted(run)
 
 
-STANDS = """
-def wait_for_nobody():
-    wait()
-ready()
-if ATTEMPT == "1":
-    sys.exit()
-if RANK == "1":
-    wait_for_nobody()
-while True:
-    print("at work", flush=True)
-    time.sleep(0.1)
-"""
+STANDS = worker("""
+    def wait_for_nobody():
+        wait()
+    ready()
+    if ATTEMPT == "1":
+        sys.exit()
+    if RANK == "1":
+        wait_for_nobody()
+    while True:
+        print("at work", flush=True)
+        time.sleep(0.1)
+""")
 PY_SPY = shutil.which("py-spy", path=str(Path(sys.executable).parent))
 STALL_S = 2.0
 SETTLE_S, DUMP_S = 2.0, 5.0
@@ -177,7 +185,7 @@ SETTLE_S, DUMP_S = 2.0, 5.0
 def test_names_and_restarts_a_stalled_rank(tmp_path: Path, figures: Figures) -> None:
     keys = {"timeouts": {"stall": f"{STALL_S:g}s"}, "on_stall": "restart", "restarts": {"max": 1}}
     with running(here(tmp_path, STANDS, nodes=2, **keys)) as run:
-        pid = starts(run, 0, 2)[1].pid
+        pid = starts(run, 0, 2)[1]
         began = time.monotonic()
         run.wait_for("stalled: ")
         told_s = STALL_S * 1.25 + SETTLE_S + STALL_S / 8

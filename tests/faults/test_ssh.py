@@ -3,18 +3,25 @@
 import re
 import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from tests.cluster import odd_hosts
-from tests.cluster.hosts import GONE_S, Node, Site, parent_of, program
-from tests.cluster.odd_hosts import assert_ran, assert_refused, run_behind, told_s
+from tests.cluster.hosts import Node, Site
+from tests.cluster.odd_hosts import (
+    Bad,
+    assert_each_told,
+    assert_ran,
+    assert_refused,
+    run_behind,
+    told_s,
+    with_python,
+    with_python_of,
+)
 from tests.faults.agents import python_with
-from tests.faults.attempts import lost
 from tests.faults.figures import Figures, Pace, fault
-from tests.harness import kill, running, wait_gone
 
 CONNECT_S = 30.0
 """The default of timeouts.connect."""
@@ -66,41 +73,35 @@ def of_another_version(site: Site, name: str) -> Node:
     return {"host": site.name(name, "host2"), "python": python_with(site.folder / "newer", patch)}
 
 
-UNUSABLE: dict[tuple[int, str], dict[Callable[[Site, str], Node], tuple[str, str]]] = {
+PERMISSION = r"Permission denied \(password\)"
+NOT_KNOWN = "host key not accepted"
+CHANGED_KEY = r"REMOTE HOST IDENTIFICATION HAS CHANGED"
+UNUSABLE = {
     (36, "no python, or too old a one"): {
-        odd_hosts.no_python_of_that_name: ("no python", r"python-that-is-missing"),
-        odd_hosts.no_python_at_that_path: ("no python", r"/nowhere/bin/python3"),
-        odd_hosts.no_python_at_all: ("no python", re.escape(sys.executable) + r".* python3$"),
-        odd_hosts.python_2_7: ("python too old", r"Unknown option: -I"),
-        odd_hosts.python_3_6: ("python too old", r"3\.6\.\d"),
-        odd_hosts.python_3_7: ("python too old", r"3\.7\.\d"),
+        "not-in-path": Bad(with_python("no-such-python"), "no python", r"no-such-python"),
+        "not-there": Bad(with_python("/nowhere/bin/python3"), "no python", r"/nowhere/bin/python3"),
+        "none": Bad(odd_hosts.no_python_at_all, "no python", re.escape(sys.executable) + r".* python3$"),
+        "python-2-7": Bad(with_python_of("2.7"), "python too old", r"Unknown option: -I"),
+        "python-3-6": Bad(with_python_of("3.6"), "python too old", r"3\.6\.\d"),
+        "python-3-7": Bad(with_python_of("3.7"), "python too old", r"3\.7\.\d"),
     },
     (37, "an agent of another version"): {
-        of_another_version: ("protocol error", r"speaks protocol \d+, not \d+"),
+        "newer": Bad(of_another_version, "protocol error", r"speaks protocol \d+, not \d+"),
     },
     (40, "an unknown or changed host key"): {
-        odd_hosts.another_host_key: ("host key changed", r"REMOTE HOST IDENTIFICATION HAS CHANGED"),
-        odd_hosts.no_known_host_key: ("host key not accepted", r"No \S+ host key is known for no_known_"),
-        odd_hosts.a_host_key_to_ask_about: ("host key not accepted", r"Host key verification failed"),
+        "changed": Bad(odd_hosts.another_host_key, "host key changed", CHANGED_KEY),
+        "unknown": Bad(odd_hosts.no_known_host_key, NOT_KNOWN, r"No \S+ host key is known for unknown"),
+        "asks": Bad(odd_hosts.a_host_key_to_ask_about, NOT_KNOWN, r"Host key verification failed"),
     },
     (41, "a server that asks for a password"): {
-        odd_hosts.asks_for_a_password: ("authentication failed", r"Permission denied \(password\)"),
+        "asks": Bad(odd_hosts.asks_for_a_password, "authentication failed", PERMISSION),
     },
 }
-"""Each fault of the catalogue, with hosts by the functions that make them: the kind and words told."""
 
 
-@pytest.mark.parametrize("hosts", [fault(*of, "8, 11", hosts) for of, hosts in UNUSABLE.items()])
-def test_tells_why_a_host_is_unusable(
-    hosts: dict[Callable[[Site, str], Node], tuple[str, str]], site: Site, figures: Figures
-) -> None:
-    """In one run for each fault; and nobody is asked anything."""
-    askpass = program(site.folder / "askpass", f"touch {site.folder}/asked")
-    nodes = ["host1", *(make(site, make.__name__) for make in hosts)]
-    ended = site.run(nodes, env={**odd_hosts.NO_PROMPT, "SSH_ASKPASS": askpass})
-    assert_refused(site, ended, {make.__name__: told for make, told in hosts.items()})
-    assert not (site.folder / "asked").exists()
-    figures("until told", told_s(ended), at_most=CONNECT_S)
+@pytest.mark.parametrize("bad", [fault(*of, "8, 11", bad) for of, bad in UNUSABLE.items()])
+def test_tells_why_a_host_is_unusable(bad: Mapping[str, Bad], site: Site, figures: Figures) -> None:
+    figures("until told", told_s(assert_each_told(site, bad)), at_most=CONNECT_S)
 
 
 @pytest.mark.fault(38, "sshd drops connections (MaxStartups 2:100:2)", promise="8")
@@ -198,34 +199,27 @@ while True:
 """Says that `missing` is no name, tells where `slow` is after a second, and ignores all else."""
 
 
-@pytest.fixture
-def resolver(site: Site) -> Mapping[Path, Path]:
-    """What to put over what so that names are looked up at a bad name server."""
+@pytest.mark.fault(43, "DNS fails, is slow, or is silent", promise="8")
+def test_survives_slow_dns_and_names_unknown_hosts(site: Site, connect_s: float, figures: Figures) -> None:
     site.server("host2", NAME_SERVER)
     config = site.folder / "resolv.conf"
     config.write_text(f"nameserver {site.bed.hosts['host2'].address}\noptions timeout:30\n")
-    return {Path("/etc/resolv.conf"): config}
-
-
-@pytest.mark.fault(43, "DNS fails, is slow, or is silent", promise="8")
-def test_survives_a_slow_name_server_and_names_a_bad_one(
-    site: Site, resolver: Mapping[Path, Path], connect_s: float, figures: Figures
-) -> None:
-    slow, missing, silent = (
+    resolver = {Path("/etc/resolv.conf"): config}
+    for name in ("slow", "missing", "silent"):
         site.name(name, "host2", HostName=f"{name}.invalid.", AddressFamily="inet")
-        for name in ("slow", "missing", "silent")
-    )
-    ended = site.run(["host1", slow], over=resolver)
+    ended = site.run(["host1", "slow"], over=resolver)
     assert_ran(site, ended)
     figures("slow: the whole run", ended.took_s, at_most=CONNECT_S)
     for path in site.folder.glob("started-*"):
         path.unlink()
-    ended = site.run(["host1", missing], over=resolver)
-    assert_refused(site, ended, {"missing": ("unknown host", "Could not resolve hostname missing")})
-    figures("no such name: until told", told_s(ended), at_most=CONNECT_S)
-    ended = site.run(["host1", silent], "--set", f"timeouts.connect={connect_s:g}s", over=resolver)
-    assert_refused(site, ended, {"silent": ("no answer", f"no agent within {connect_s:g} s")})
-    figures("silent: until told", told_s(ended), at_most=connect_s + TELLING_S)
+    bad = {
+        "missing": ("unknown host", "Could not resolve hostname missing", CONNECT_S),
+        "silent": ("no answer", f"no agent within {connect_s:g} s", connect_s + TELLING_S),
+    }
+    for name, (kind, words, limit_s) in bad.items():
+        ended = site.run(["host1", name], "--set", f"timeouts.connect={connect_s:g}s", over=resolver)
+        assert_refused(site, ended, {name: (kind, words)})
+        figures(f"{name}: until told", told_s(ended), at_most=limit_s)
 
 
 @pytest.mark.fault(44, "ControlMaster, RemoteCommand, RequestTTY and more in ssh_config", promise="11")
@@ -257,19 +251,3 @@ def test_overrides_a_hostile_ssh_config(site: Site, figures: Figures) -> None:
     assert not (site.folder / "local").exists()
     assert not (site.folder / "new").exists(), "a master was left"
     figures("the whole run", ended.took_s, at_most=CONNECT_S)
-
-
-@pytest.mark.fault(45, "sshd's session process is killed", promise="1")
-def test_a_session_that_is_killed_loses_its_node(site: Site, figures: Figures) -> None:
-    script = "echo ready {rank} $$; exec sleep 1000"
-    nodes: list[Node] = ["host1", "host2", "host3"]
-    job, before = site.job(nodes, command=["sh", "-c", script]), site.processes()
-    with running(job) as run:
-        ranks = run.wait_ready(3)
-        agent = parent_of(ranks[1])
-        session = parent_of(parent_of(agent))
-        kill(session)
-        figures("all ranks gone", wait_gone([*ranks.values(), agent], 60.0), at_most=GONE_S)
-        lost(run)
-        assert "host2 was lost" in run.stderr
-        site.assert_gone(before)

@@ -1,4 +1,4 @@
-"""Faults of workers: each ends the job everywhere, in time, and leaves nothing."""
+"""Faults of workers, and deaths of what is above them: all ends, in time, and leaves nothing."""
 
 import contextlib
 import json
@@ -8,34 +8,36 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
-from tests.cluster.hosts import Bed, parent_of
+from tests.cluster.hosts import parent_of, program
+from tests.cluster.workers import DAEMONS, SLEEPER, STUBBORN, worker
+from tests.faults import strikes
 from tests.faults.disks import freezable_disk, frozen
 from tests.faults.figures import Figures, Pace, fault
 from tests.faults.memory import memory_group
 from tests.faults.scenes import (
     CPU,
-    IGNORES,
     KILLED,
+    LEAVES,
+    NODE_LOST,
     ONE,
     RANKS,
     SIGKILLED,
-    SLEEPER,
-    STUBBORN,
     Ending,
     assert_no_traceback,
     clean,
     ends,
     ends_clean,
     killed,
-    on_hosts,
     open_gate,
     stop_after,
-    worker,
 )
+from tests.faults.strikes import Scene
 from tests.harness import (
     PATIENCE_S,
     ROOT,
@@ -54,27 +56,26 @@ from tests.harness import (
 def rank_2_does(what: str) -> str:
     """Workers of which rank 2, once the gate is open, does something."""
     return worker(f"""
-        if os.environ["RANK"] == "2":
+        ready()
+        if RANK == "2":
             open("gate").read()
             {what}
-        signal.pause()
+        wait()
     """)
 
 
 SPINS = "import resource; resource.setrlimit(resource.RLIMIT_CPU, (1, 1)); any(iter(int, 1))"
 
 
+EXITS, CPU_TIME = "exit status 1\n", f"{KILLED}; the kernel reports no OOM kill"
+
+
 @pytest.mark.parametrize(
     ("what", "how", "status"),
     [
-        fault(1, "a worker exits with 1", "1", *("raise SystemExit(1)", "exit status 1\n", 1)),
-        fault(
-            *(5, "the kernel kills a worker for its CPU time", "1, 9"),
-            *(SPINS, f"{KILLED}; the kernel reports no OOM kill", SIGKILLED),
-        ),
-        fault(
-            18, "a worker has no descriptor left (EMFILE)", "1", "while True: os.dup(0)", "exit status 1\n", 1
-        ),
+        fault(1, "a worker exits with 1", "1", "raise SystemExit(1)", EXITS, 1),
+        fault(5, "the kernel kills a worker for its CPU time", "1, 9", SPINS, CPU_TIME, SIGKILLED),
+        fault(18, "a worker has no descriptor left (EMFILE)", "1", "while True: os.dup(0)", EXITS, 1),
     ],
 )
 def test_a_worker_fails(
@@ -87,50 +88,101 @@ def test_a_worker_fails(
     assert ("  | OSError: [Errno 24] Too many open files" in run.stderr) == ("dup" in what)
 
 
-@pytest.mark.fault(2, "a worker is killed by a signal", promise="1, 9")
-@pytest.mark.parametrize("signum", [signal.SIGSEGV, signal.SIGKILL])
-def test_a_signal_kills_a_worker(tmp_path: Path, figures: Figures, signum: signal.Signals) -> None:
-    no_core = "import resource; resource.setrlimit(resource.RLIMIT_CORE, (0, 0))"
-    words = f"rank 3 (node1) failed first: killed by signal {signum:d} ({signum.name})"
-    job = write_job(tmp_path, worker(first=no_core), CPU)
-    with ends_clean(job, figures, Ending(128 + signum, words, 2.0)) as (_, pids):
-        kill(pids[3], signum)
-
-
-@pytest.mark.fault(3, "workers ignore SIGTERM", promise="1")
-@pytest.mark.parametrize(("nodes", "node"), [("here", "node1"), ("ssh", "host2")], indirect=["nodes"])
-def test_kills_workers_that_ignore_sigterm(
-    tmp_path: Path, nodes: str, node: str, figures: Figures, pace: Pace
-) -> None:
-    job, ending = write_job(tmp_path, STUBBORN, nodes), killed(2, node, pace.stop_s + 2.0)
-    with ends_clean(job, figures, ending, *stop_after(pace.stop_s)) as (_, pids):
-        kill(pids[2])
-
-
+NO_CORE = worker("import resource; resource.setrlimit(resource.RLIMIT_CORE, (0, 0)); ready(); wait()")
 COMPUTES = worker("""
+    ready()
     os.nice(19)  # the other tests come first
     while True: pass
 """)
+SPAWNS = """
+    import subprocess
+    for i in range(3):
+        number = 100 * (1 + i) + int(RANK)
+        code = f"import os, signal; os.write(1, b'ready {number} %d\\\\n' % os.getpid()); signal.pause()"
+        subprocess.Popen([sys.executable, "-c", code], start_new_session={new_session})
+    ready()
+"""
+CHILDREN = worker(SPAWNS.replace("{new_session}", "False") + "    wait()")
 
 
-@pytest.mark.fault(0, "a worker is killed, the other nodes compute and do not communicate", promise="1")
-def test_computing_workers_end_at_once(tmp_path: Path, bed: Bed, figures: Figures) -> None:
-    job = write_job(tmp_path, COMPUTES, on_hosts(bed))
-    with ends_clean(job, figures, killed(2, "host2", 0.5)) as (_, pids):
-        kill(pids[2])
+MIXED = worker("if RANK in '12': resist()\nready()\nwait()")
+
+
+FAILED_FIRST = "failed first: "
+
+
+class Blow(NamedTuple):
+    """A signal to rank 2, or to what is above it, while workers with this text run; how the run then ends.
+
+    Where they ignore SIGTERM, all have the grace, too: `grace_s`, or that of the pace.
+    """
+
+    does: str
+    words: str = FAILED_FIRST + KILLED
+    status: int = SIGKILLED
+    signum: signal.Signals = signal.SIGKILL
+    victim: Callable[[Scene], int] = strikes.worker
+    ready: int = RANKS
+    within_s: float = 2.0
+    grace_s: float | None = None
+    reaped: bool = True
+
+
+FAULTED, ORPHANED = "killed by signal 11 (SIGSEGV)", "its agent's guardian process was killed"
+SEGFAULT = Blow(NO_CORE, FAILED_FIRST + FAULTED, 128 + signal.SIGSEGV, signal.SIGSEGV)
+AGENT = Blow(MIXED, "host2 was lost: its agent ", NODE_LOST, victim=strikes.agent)
+GUARDIAN = Blow(STUBBORN, f"host2 was lost: {ORPHANED}", NODE_LOST, victim=strikes.guardian, reaped=False)
+GUARDIAN = GUARDIAN._replace(grace_s=3.0)  # more than the margin: two graces in a row are seen
+CONTROLLER = Blow(STUBBORN, "", -signal.SIGKILL, victim=strikes.controller, reaped=False)
+HANGUP = Blow(STUBBORN, "by SIGHUP", 128 + signal.SIGHUP, signal.SIGHUP, strikes.controller)
+COMPUTING = "a worker is killed, the other nodes compute and do not communicate"
+
+
+@pytest.mark.parametrize(
+    ("nodes", "blow"),
+    [
+        fault(0, COMPUTING, "1", "ssh", Blow(COMPUTES, within_s=0.5)),
+        fault(2, "SIGSEGV to a worker", "1, 9", "here", SEGFAULT),
+        fault(2, "SIGKILL to a worker", "1, 9", "here", Blow(SLEEPER)),
+        fault(3, "workers ignore SIGTERM, here", "1", "here", Blow(STUBBORN)),
+        fault(3, "workers ignore SIGTERM", "1", "ssh", Blow(STUBBORN)),
+        fault(7, "workers have children", "2", "here", Blow(CHILDREN, ready=4 * RANKS)),
+        fault(8, "workers have daemons", "2", "ssh", Blow(DAEMONS, ready=2 * RANKS)),
+        fault(20, "an agent is killed", "4", "ssh", AGENT),
+        fault(20, "an agent is killed", "4", "slurm", AGENT),
+        fault(21, "a guardian is killed", "4", "ssh", GUARDIAN),
+        # slurmstepd kills what is left when the guardian ends: another run could see it first, and tell.
+        fault(21, "a guardian is killed", "4", "slurm", GUARDIAN, alone=True),
+        fault(24, "the command is killed", "3", "here", CONTROLLER),
+        fault(24, "the command is killed", "3", "ssh", CONTROLLER),
+        fault(24, "the command is killed", "3", "slurm", CONTROLLER),
+        fault(27, "the terminal goes away: SIGHUP", "7", "here", HANGUP),
+    ],
+    indirect=["nodes"],
+)
+def test_a_signal_that_ends_a_process_ends_all(
+    tmp_path: Path, nodes: str, figures: Figures, pace: Pace, blow: Blow
+) -> None:
+    grace_s = (blow.grace_s or pace.stop_s) if blow.does == STUBBORN else 0.0
+    rank_2 = f"rank 2 ({'host2' if 'host2' in nodes else 'node1'}) "
+    words = blow.words.replace(FAILED_FIRST, rank_2 + FAILED_FIRST)
+    ending = Ending(blow.status, words, blow.within_s + grace_s, blow.reaped)
+    options, job = stop_after(grace_s) if grace_s else (), write_job(tmp_path, blow.does, nodes)
+    with ends_clean(job, figures, ending, *options, ready=blow.ready) as (run, _):
+        kill(blow.victim(Scene(run, 2)), blow.signum)
 
 
 @pytest.mark.fault(4, "workers are stopped with SIGSTOP", promise="1")
 def test_wakes_stopped_workers(tmp_path: Path, figures: Figures, pace: Pace) -> None:
     """SIGTERM stays pending until they are woken: they have to get the chance to heed it."""
-    heeds = worker(
-        first="""
-            def leave(*_):
-                print("tidied up", flush=True)
-                sys.exit(0)
-            signal.signal(signal.SIGTERM, leave)
-        """
-    )
+    heeds = worker("""
+        def leave(*_):
+            print("tidied up", flush=True)
+            sys.exit(0)
+        signal.signal(signal.SIGTERM, leave)
+        ready()
+        wait()
+    """)
     job, ending = write_job(tmp_path, heeds, CPU), killed(3, "node1", pace.stop_s + 2.0)
     with ends_clean(job, figures, ending, *stop_after(pace.stop_s)) as (run, pids):
         for rank in (0, 1, 2):
@@ -153,18 +205,16 @@ def test_names_the_oom_killer(tmp_path: Path, gate: Path, figures: Figures) -> N
 
 @pytest.mark.long
 @pytest.mark.fault(6, "a worker is in uninterruptible sleep", promise="8, 12")
-def test_names_a_worker_in_uninterruptible_sleep(
-    tmp_path: Path, gate: Path, figures: Figures, pace: Pace
-) -> None:
-    writes = worker(
-        """
-        if os.environ["RANK"] == "1":
+def test_names_a_worker_in_d_state(tmp_path: Path, gate: Path, figures: Figures, pace: Pace) -> None:
+    writes = worker("""
+        resist()
+        file = os.open(f"disk/{RANK}", os.O_CREAT | os.O_WRONLY)
+        ready()
+        if RANK == "1":
             open("gate").read()
             os.write(file, b"x")
-        while True: signal.pause()
-        """,
-        first=f"{IGNORES}\nfile = os.open(f'disk/{{os.environ[\"RANK\"]}}', os.O_CREAT | os.O_WRONLY)",
-    )
+        wait()
+    """)
     job = write_job(tmp_path, writes, CPU)
     with freezable_disk(tmp_path / "disk") as disk, running(job, *stop_after(pace.stop_s)) as run:
         pids = run.wait_ready(RANKS)
@@ -189,63 +239,30 @@ def wait_uninterruptible(pid: int) -> None:
     wait_until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "D", stat.read_text)
 
 
-SPAWNS = """
-    import subprocess
-    for i in range(3):
-        number = 100 * (1 + i) + int(os.environ["RANK"])
-        code = f"import os, signal; os.write(1, b'ready {number} %d\\\\n' % os.getpid()); signal.pause()"
-        subprocess.Popen([sys.executable, "-c", code], start_new_session={new_session})
-"""
-
-
-@pytest.mark.fault(7, "workers have children of their own", promise="2")
-def test_ends_the_children_of_workers(tmp_path: Path, figures: Figures) -> None:
-    job = write_job(tmp_path, worker(first=SPAWNS.replace("{new_session}", "False")), CPU)
-    with ends_clean(job, figures, killed(1, "node0"), ready=4 * RANKS) as (_, pids):
-        kill(pids[1])
-
-
-@pytest.mark.fault(8, "workers have daemons: setsid and double fork", promise="2")
-def test_ends_daemons_of_workers(tmp_path: Path, bed: Bed, figures: Figures) -> None:
-    daemon = f"""
-        if os.fork() == 0:
-            os.setsid()
-            if os.fork() == 0:
-                {IGNORES}
-                os.write(1, b"ready %d %d\\n" % (100 + int(os.environ["RANK"]), os.getpid()))
-                while True: signal.pause()
-            os._exit(0)
-        os.wait()
-    """
-    job = write_job(tmp_path, worker(first=daemon), on_hosts(bed))
-    with ends_clean(job, figures, killed(1, "host2"), ready=2 * RANKS) as (_, pids):
-        kill(pids[1])
-
-
 @pytest.mark.fault(9, "workers are fork bombs", promise="2")
 def test_ends_fork_bombs(tmp_path: Path, figures: Figures) -> None:
     """Each process forks three, four levels deep, and each that dies is replaced: many, but not endless."""
-    bomb = worker(
-        first=f"""
-            up, tell = os.pipe()
-            def fork(depth):
-                if os.fork() == 0:
-                    {IGNORES}
-                    os.write(tell, b".")
-                    explode(depth)
-            def explode(depth):
-                for _ in range(3 if depth else 0):
-                    fork(depth - 1)
-                while depth:
-                    os.wait()
-                    fork(depth - 1)
-                while True: signal.pause()
-            fork(4)
-            seen = 0
-            while seen < 1 + 3 + 9 + 27 + 81:
-                seen += len(os.read(up, 100))
-        """
-    )
+    bomb = worker("""
+        up, tell = os.pipe()
+        def fork(depth):
+            if os.fork() == 0:
+                resist()
+                os.write(tell, b".")
+                explode(depth)
+        def explode(depth):
+            for _ in range(3 if depth else 0):
+                fork(depth - 1)
+            while depth:
+                os.wait()
+                fork(depth - 1)
+            wait()
+        fork(4)
+        seen = 0
+        while seen < 1 + 3 + 9 + 27 + 81:
+            seen += len(os.read(up, 100))
+        ready()
+        wait()
+    """)
     with running(write_job(tmp_path, bomb, "nodes: 2\ngpus_per_node: 0\n")) as run:
         ranks = run.wait_ready(2)
         pids = run.holders()
@@ -275,8 +292,8 @@ def test_ends_fork_bombs(tmp_path: Path, figures: Figures) -> None:
 def test_reports_an_exit_although_daemons_keep_the_output_open(
     tmp_path: Path, gate: Path, figures: Figures, status: int, words: str, told: str
 ) -> None:
-    leaves = f"open('gate').read()\nsys.exit({status})"
-    job = write_job(tmp_path, worker(leaves, first=SPAWNS.replace("{new_session}", "True")), ONE)
+    leaves = f"    open('gate').read()\n    sys.exit({status})"
+    job = write_job(tmp_path, worker(SPAWNS.replace("{new_session}", "True") + leaves), ONE)
     with ends_clean(job, figures, Ending(status, told, 2.0), ready=4) as (run, _):
         open_gate(gate)
         began = time.monotonic()
@@ -287,17 +304,11 @@ def test_reports_an_exit_although_daemons_keep_the_output_open(
 @pytest.mark.fault(11, "a rank has finished, the others go on", promise="9")
 def test_others_go_on_when_a_rank_finishes(tmp_path: Path, figures: Figures) -> None:
     """Each rank ends only after the one before it has been reaped: whoever was stopped could not tell so."""
-    for rank in range(RANKS):
-        os.mkfifo(tmp_path / f"gate{rank}")
-    finishes = worker("""
-        open(f"gate{os.environ['RANK']}").read()
-        print("finished by itself", flush=True)
-    """)
-    with running(write_job(tmp_path, finishes, CPU)) as run:
+    with running(write_job(tmp_path, LEAVES, CPU)) as run:
         pids = run.wait_ready(RANKS)
         with held(pids.values()) as ranks:
-            for done, (rank, pid) in enumerate(pids.items(), 1):
-                open_gate(tmp_path / f"gate{rank}")
+            for done, pid in enumerate(pids.values(), 1):
+                kill(pid, signal.SIGUSR1)
                 ranks.wait_ends([pid], time.monotonic() + PATIENCE_S)
                 run.wait_for("finished by itself", done)
         assert run.wait() == 0, run.stderr
@@ -322,28 +333,25 @@ def test_never_signals_a_reused_pid(tmp_path: Path, figures: Figures) -> None:
 @pytest.mark.fault(14, "a worker leaves a thousand orphans, which end at once", promise="2")
 def test_reaps_a_thousand_orphans(tmp_path: Path, gate: Path, figures: Figures) -> None:
     """A pipe's end tells that the last has ended; a line that is printed then comes after the reaping."""
-    orphans = worker(
-        """
-            open("gate").read()
+    orphans = worker("""
+        ends, tell = os.pipe()
+        waits, hold = os.pipe()
+        if os.fork() == 0:
             os.close(hold)
-            os.read(ends, 1)
-            print("they have ended", flush=True)
-            while True: signal.pause()
-        """,
-        first="""
-            ends, tell = os.pipe()
-            wait, hold = os.pipe()
-            if os.fork() == 0:
-                os.close(hold)
-                for _ in range(1000):
-                    if os.fork() == 0:
-                        os.read(wait, 1)
-                        os._exit(0)
-                os._exit(0)
-            os.close(tell)
-            os.wait()
-        """,
-    )
+            for _ in range(1000):
+                if os.fork() == 0:
+                    os.read(waits, 1)
+                    os._exit(0)
+            os._exit(0)
+        os.close(tell)
+        os.wait()
+        ready()
+        open("gate").read()
+        os.close(hold)
+        os.read(ends, 1)
+        print("they have ended", flush=True)
+        wait()
+    """)
     with running(write_job(tmp_path, orphans, ONE)) as run:
         pids = run.wait_ready(1)
         agent = parent_of(pids[0])
@@ -358,6 +366,7 @@ def test_reaps_a_thousand_orphans(tmp_path: Path, gate: Path, figures: Figures) 
 
 
 TOO_BIG = f"command: ['true']\nenv: {{BIG: {'x' * 200_000}}}"
+NO_INTERPRETER = "the interpreter in its #! line does not exist"
 
 
 @pytest.mark.parametrize(
@@ -365,9 +374,7 @@ TOO_BIG = f"command: ['true']\nenv: {{BIG: {'x' * 200_000}}}"
     [
         fault(15, "no program", "9", "command: [./missing]", 127, "missing: No such file or directory"),
         fault(15, "not executable", "9", "command: [./data]", 126, "data: Permission denied"),
-        fault(
-            15, "a bad shebang", "9", "command: [./bad]", 127, "the interpreter in its #! line does not exist"
-        ),
+        fault(15, "a bad shebang", "9", "command: [./bad]", 127, NO_INTERPRETER),
         fault(16, "an environment that is too big", "9", TOO_BIG, 126, "are too long (E2BIG)"),
     ],
 )
@@ -379,16 +386,16 @@ def test_never_retries_what_cannot_be_started(
     (tmp_path / "bad").chmod(0o755)
     (tmp_path / "job.yaml").write_text(f"{keys}\n{CPU}restarts: {{max: 3}}\n")
     with running(tmp_path / "job.yaml") as run:
-        unstarted(run, figures, Ending(status, words, 2.0))
+        unstarted(run, figures, status, words)
         tried = [(event["node"], event["local_rank"]) for event in run.events("WorkerUnstarted")]
         figures("tries of one rank", max(map(tried.count, tried)), at_most=1, unit="tries")
         figures("restarts", run.stderr.count("restart "), at_most=0, unit="")
 
 
-def unstarted(run: Run, figures: Figures, ending: Ending) -> None:
+def unstarted(run: Run, figures: Figures, status: int, words: str) -> None:
     """Ranks of the run can't be started, which is told, and ends it."""
     run.wait_for("could not be started")
-    ends(run, figures, ending, time.monotonic())
+    ends(run, figures, Ending(status, words, 2.0), time.monotonic())
 
 
 @pytest.mark.fault(17, "a worker reads stdin", promise="1")
@@ -406,7 +413,7 @@ def test_tells_that_an_agent_has_no_descriptors(tmp_path: Path, figures: Figures
     limit = lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))  # noqa: E731
     job = write_job(tmp_path, SLEEPER, f"{ONE}procs_per_node: 60\n")
     with running(job, preexec_fn=limit) as run:
-        unstarted(run, figures, Ending(126, "(node0) could not be started", 2.0))
+        unstarted(run, figures, 126, "(node0) could not be started")
         assert "Too many open files" in run.stderr
 
 
@@ -414,17 +421,15 @@ def test_tells_that_an_agent_has_no_descriptors(tmp_path: Path, figures: Figures
 def test_tells_that_a_node_refuses_to_fork(tmp_path: Path, figures: Figures) -> None:
     """By a limit on the node's processes. Root has none, so there the agent is another user's."""
     uid = os.getuid() or 54321
-    interpreter = tmp_path / "limited"
     limits = f"prlimit --nproc={tasks_of(uid) + 30}"
     if not os.getuid():
         keeps = "--inh-caps=-all,+dac_override --ambient-caps=-all,+dac_override"
         limits += f" setpriv --reuid={uid} --clear-groups {keeps}"
-    interpreter.write_text(f'#!/bin/sh\nexec {limits} {sys.executable} "$@"\n')
-    interpreter.chmod(0o755)
+    interpreter = program(tmp_path / "limited", f'exec {limits} {sys.executable} "$@"')
     job = tmp_path / "job.yaml"
     job.write_text(f"{ONE}procs_per_node: 60\npython: {interpreter}\ncommand: [sleep, infinity]\n")
     with running(job) as run:
-        unstarted(run, figures, Ending(126, "(node0) could not be started", 2.0))
+        unstarted(run, figures, 126, "(node0) could not be started")
         assert "Resource temporarily unavailable" in run.stderr
 
 

@@ -1,149 +1,57 @@
 """When a distributed job fails, does the launcher name the rank that really failed first?
 
-    python -m tests.faults.blame --runs 20 --json blame.json
+    python -m tests.faults.blame --runs 20
 
-Each verdict is kept in blame.jsonl as it comes, and what is there is not run again: a series of an hour can
-be broken off and gone on with, and a new one wants another FILE. Over hosts it needs root.
+A line tells of each run as it ends, and a table of all. Over hosts it needs root.
+
+Right of distlaunch: rank and exit status in --json, the rank in the summary, and the script's error there.
+Right of torchrun: the rank of its root cause. Over hosts each node has its own; the earliest counts, by
+whole seconds as torchrun prints them, and a tie in which the culprit takes part is half right. Where a rank
+leaves early, it is right to tell that it had ended with exit status 0. Seconds: from the first failure to
+the end of distlaunch's command, median and most.
 """
 
 import argparse
 import contextlib
 import itertools
-import json
 import statistics
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
 
-from tests.cluster.hosts import Bed, bed_of
+from tests.cluster.hosts import bed_of
 from tests.faults.blame.cases import CASES
 from tests.faults.blame.launchers import LAUNCHERS, Outcome
-from tests.faults.figures import FOLDER
+from tests.faults.figures import markdown
 
 PLACES = ("here", "hosts")
 HOSTS = 3
-Row = Mapping[str, Any]
-"""The verdict on one run, as it is kept in JSON."""
-COLUMNS = {
-    "ours here": ("distlaunch", "here"),
-    "ours hosts": ("distlaunch", "hosts"),
-    "ours joined": ("distlaunch torchrun", "hosts"),
-    "torchrun here": ("torchrun", "here"),
-    "torchrun hosts": ("torchrun", "hosts"),
-}
-NOTES = """\
-Right of distlaunch: rank and exit status in --json, the rank in the summary, and the script's error there.
-Right of torchrun: the rank of its root cause. Over hosts each node has its own; the earliest counts, by whole
-seconds as torchrun prints them, and a tie in which the culprit takes part is half right.
-Where a rank leaves early, it is right to tell that it had ended with exit status 0.
-Seconds: from the first failure to the end of distlaunch's command, median and most."""
+Column = tuple[str, str]
+"""A launcher and a place."""
 
 
-class Turn(NamedTuple):
-    """One run of a series."""
-
-    run: int
-    script: str
-    place: str
-    launcher: str
-
-
-def turns(runs: int, scripts: Sequence[str], places: Sequence[str], launchers: Sequence[str]) -> list[Turn]:
-    """All, so ordered that a series which is broken off has as much of each."""
-    return [Turn(*each) for each in itertools.product(range(runs), scripts, places, launchers)]
-
-
-def verdict(turn: Turn, outcome: Outcome) -> dict[str, Any]:
-    """What is kept of one run; what was printed, only where it was told wrong."""
-    opinion, ended = outcome.opinion, outcome.ended
-    return {
-        **turn._asdict(),
-        **opinion._asdict(),
-        "statuses": ended.statuses,
-        "hung": ended.hung,
-        "left": ended.left,
-        "down_s": outcome.down_s,
-        "took_s": ended.took_s,
-        "stderr": ended.texts if opinion.right < 1 else [],
-    }
-
-
-def series(wanted: Sequence[Turn], kept: Path, bed: Bed | None) -> list[Row]:
-    """Run what is not kept yet; the verdicts on all that was wanted."""
-    done = {_turn(row): row for row in _rows(kept)}
-    for number, turn in enumerate(wanted, 1):
-        if turn in done:
-            continue
-        with tempfile.TemporaryDirectory() as folder:
-            on = bed if turn.place == "hosts" else None
-            outcome = LAUNCHERS[turn.launcher](CASES[turn.script], Path(folder), on)
-        done[turn] = row = verdict(turn, outcome)
-        with kept.open("a") as file:
-            print(json.dumps(row), file=file)
-        print(f"{number}/{len(wanted)} {_told(row)}", file=sys.stderr, flush=True)
-    return [done[turn] for turn in wanted]
-
-
-def _rows(kept: Path) -> Iterator[Row]:
-    for line in kept.read_text().splitlines() if kept.exists() else ():
-        with contextlib.suppress(ValueError):  # the last line of a series that was killed
-            yield json.loads(line)
-
-
-def _turn(row: Mapping[str, Any]) -> Turn:
-    return Turn(*(row[field] for field in Turn._fields))
-
-
-def _told(row: Row) -> str:
-    what = "; ".join(row["wrong"]) or "right"
-    return f"{row['script']}, {row['launcher']} {row['place']}, {row['took_s']:.1f} s: {what}"
-
-
-def table(rows: Sequence[Row]) -> str:
-    """For people: a line for each script, then the sums, and what was said where it was wrong."""
-    names = [name for name in CASES if any(row["script"] == name for row in rows)]
-    lines = [
-        "| script | culprit | " + " | ".join(COLUMNS) + " | seconds |",
-        "|---" * (len(COLUMNS) + 3) + "|",
+def table(outcomes: Mapping[str, Mapping[Column, Sequence[Outcome]]], columns: Sequence[Column]) -> str:
+    """For people: a line for each script, then the sums."""
+    head = ["script", "culprit", *(f"{launcher} {place}" for launcher, place in columns), "seconds"]
+    rows = [
+        _row(script, f"{CASES[script].rank} of {CASES[script].ranks}", [found[each] for each in columns])
+        for script, found in outcomes.items()
     ]
-    for name in names:
-        case = CASES[name]
-        mine = [row for row in rows if row["script"] == name]
-        lines.append(_line(name, f"{case.rank} of {case.ranks}", mine))
-    lines.append(_line("all", "", rows))
-    return "\n".join([*lines, "", NOTES, "", *_mistakes(rows)])
+    sums = [[outcome for found in outcomes.values() for outcome in found[column]] for column in columns]
+    return markdown(head, [*rows, _row("all", "", sums)])
 
 
-def _line(name: str, culprit: str, rows: Sequence[Row]) -> str:
-    cells = [_score(_of(rows, *column)) for column in COLUMNS.values()]
-    return "| " + " | ".join([name, culprit, *cells, _seconds(rows)]) + " |"
+def _row(name: str, culprit: str, cells: Sequence[Sequence[Outcome]]) -> list[str]:
+    times = [each.down_s for cell in cells for each in cell if each.down_s is not None]
+    seconds = f"{statistics.median(times):.2f}, {max(times):.2f}" if times else ""
+    return [name, culprit, *map(_score, cells), seconds]
 
 
-def _of(rows: Iterable[Row], launcher: str, place: str) -> list[Row]:
-    return [row for row in rows if (row["launcher"], row["place"]) == (launcher, place)]
-
-
-def _score(rows: Sequence[Row]) -> str:
-    if not rows:
-        return ""
-    hung = sum(row["hung"] > 0 for row in rows)
-    return f"{sum(row['right'] for row in rows):g}/{len(rows)}" + (f", {hung} hung" if hung else "")
-
-
-def _seconds(rows: Iterable[Row]) -> str:
-    times = [row["down_s"] for row in rows if row["down_s"] is not None]
-    return f"{statistics.median(times):.2f}, {max(times):.2f}" if times else ""
-
-
-def _mistakes(rows: Iterable[Row]) -> list[str]:
-    """Each run that was told wrong, by script."""
-    wrong = [row for row in rows if row["right"] < 1 or row["left"]]
-    return [
-        f"run {row['run']} of {_told(row)}; processes left and killed: {row['left']}"
-        for row in sorted(wrong, key=lambda row: (row["script"], row["launcher"], row["place"], row["run"]))
-    ]
+def _score(outcomes: Sequence[Outcome]) -> str:
+    hung = sum(outcome.ended.hung > 0 for outcome in outcomes)
+    right = sum(outcome.opinion.right for outcome in outcomes)
+    return f"{right:g}/{len(outcomes)}" + (f", {hung} hung" if hung else "")
 
 
 def main() -> int:
@@ -153,16 +61,23 @@ def main() -> int:
     parser.add_argument("--where", nargs="+", choices=PLACES, default=PLACES)
     parser.add_argument("--launchers", nargs="+", choices=LAUNCHERS, default=list(LAUNCHERS))
     parser.add_argument("--only", nargs="+", choices=CASES, default=list(CASES), metavar="SCRIPT")
-    parser.add_argument("--json", type=Path, default=FOLDER / "blame.json", metavar="FILE")
     given = parser.parse_args()
-    given.json.parent.mkdir(parents=True, exist_ok=True)
-    wanted = turns(given.runs, given.only, given.where, given.launchers)
+    columns = list(itertools.product(given.launchers, given.where))
+    outcomes: dict[str, dict[Column, list[Outcome]]] = {
+        script: {column: [] for column in columns} for script in given.only
+    }
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         bed = stack.enter_context(bed_of(HOSTS, folder / "bed")) if "hosts" in given.where else None
-        rows = series(wanted, given.json.with_suffix(".jsonl"), bed)
-    given.json.write_text(json.dumps(rows, indent=1))
-    print(table(rows))
+        for _, script, (launcher, place) in itertools.product(range(given.runs), given.only, columns):
+            with tempfile.TemporaryDirectory() as own:
+                on = bed if place == "hosts" else None
+                outcome = LAUNCHERS[launcher](CASES[script], Path(own), on)
+            outcomes[script][launcher, place].append(outcome)
+            told = "; ".join(outcome.opinion.wrong) or "right"
+            took = f"{outcome.ended.took_s:.1f} s, {outcome.ended.left} processes left"
+            print(f"{script}, {launcher} {place}, {took}: {told}", file=sys.stderr, flush=True)
+    print(table(outcomes, columns))
     return 0
 
 

@@ -39,6 +39,7 @@ class Case(NamedTuple):
         return any(self.words) and self.around != "before_init" and self.fail != "exits_in_a_thread"
 
 
+LOADER_KILLED = ("DataLoader worker (pid", "ConnectionResetError")
 MISSING = "No module named 'fused_attention'"
 _CASES = [
     Case("abort", 1, 2, 134, fail="aborts"),
@@ -53,16 +54,7 @@ _CASES = [
     Case("import_after_init", 0, 2, 1, [MISSING], body="alone", fail="imports"),
     Case("import_before_init", 1, 2, 1, [MISSING], "before_init", "alone", "imports"),
     Case("last_rank", 2, 3, 1, ["KeyError: 'shard-2'"], body="looks_up"),
-    Case(
-        "loader_killed",
-        1,
-        2,
-        1,
-        ["DataLoader worker (pid", "ConnectionResetError"],
-        "plain",
-        "loads",
-        "killed",
-    ),
+    Case("loader_killed", 1, 2, 1, LOADER_KILLED, body="loads", fail="killed"),
     Case("loader_raises", 0, 2, 1, ["image 17 is truncated"], "with_finally", "loads"),
     Case("nan_loss", 2, 3, 1, ["the loss is nan at step 4"], "with_finally"),
     Case("record_finally", 1, 3, 1, ["shard 1 has 0 samples"], "recorded"),

@@ -33,7 +33,6 @@ class Ended(NamedTuple):
 
     texts: Sequence[str]
     outs: Sequence[str]
-    statuses: Sequence[int]
     hung: int
     left: int
     took_s: float
@@ -56,9 +55,10 @@ def run_all(argvs: Sequence[Sequence[str]], folder: Path, bed: Bed | None) -> En
         ended_at = time.monotonic()
     finally:
         left = _sweep(folder, bed, before)
-    statuses = [command.wait(PATIENCE_S) for command in commands]
+    for command in commands:
+        command.wait(PATIENCE_S)
     outs, errs = ([path.read_text(errors="replace") for path in paths] for paths in zip(*texts, strict=True))
-    return Ended(errs, outs, statuses, hung, left, ended_at - began, ended_at)
+    return Ended(errs, outs, hung, left, ended_at - began, ended_at)
 
 
 def _wait(commands: Sequence["subprocess.Popen[bytes]"]) -> int:
@@ -102,50 +102,42 @@ class Outcome(NamedTuple):
     down_s: float | None = None
 
 
-class _Shape(NamedTuple):
-    nodes: int
-    procs: int
-
-
-def _shape(case: Case, bed: Bed | None) -> _Shape:
-    """All here; over hosts one rank on each of two or three, or two on each of two."""
+def _shape(case: Case, bed: Bed | None) -> tuple[int, int]:
+    """Nodes, and ranks of each: all here; over hosts one on each of two or three, or two on each of two."""
     if bed is None:
-        return _Shape(1, case.ranks)
-    return _Shape(3, 1) if case.ranks == 3 else _Shape(2, case.ranks // 2)
+        return 1, case.ranks
+    return (3, 1) if case.ranks == 3 else (2, case.ranks // 2)
 
 
 def by_distlaunch(case: Case, folder: Path, bed: Bed | None) -> Outcome:
     """One `distlaunch run`, here, also where its ranks are on hosts."""
-    shape, path = _shape(case, bed), folder / "job.yaml"
-    path.write_text(json.dumps(_job(case, shape, bed)))
+    path = folder / "job.yaml"
+    path.write_text(json.dumps(_job(case, bed)))
     ended = run_all([distlaunch_argv("run", str(path), "--json")], folder, bed)
     try:
         document = json.loads(ended.outs[0])
     except ValueError:
         return Outcome(Opinion(0.0, "nothing", ["--json: no result"]), ended)
-    exits = _exits(Path(document["folder"]), shape.procs)
-    failed = [at for at, status in exits.values() if status]
-    down_s = ended.at - min(failed) if failed else None
+    first = _first_failure(Path(document["folder"]))
+    down_s = ended.at - first if first else None
     return Outcome(of_distlaunch(case, document, ended.texts[0]), ended, down_s)
 
 
-def _job(case: Case, shape: _Shape, bed: Bed | None) -> dict[str, Any]:
+def _job(case: Case, bed: Bed | None) -> dict[str, Any]:
     script, *arguments = case.argv
-    job = {"script": script, "args": arguments, "gpus_per_node": 0, "procs_per_node": shape.procs}
+    nodes, procs = _shape(case, bed)
+    job = {"script": script, "args": arguments, "gpus_per_node": 0, "procs_per_node": procs}
     if bed is None:
-        return {**job, "nodes": 1}
-    return {**job, "nodes": list(bed.hosts)[: shape.nodes], "ssh": {"config": str(bed.folder / "ssh_config")}}
+        return {**job, "nodes": nodes}
+    return {**job, "nodes": list(bed.hosts)[:nodes], "ssh": {"config": str(bed.folder / "ssh_config")}}
 
 
-def _exits(folder: Path, procs: int) -> Mapping[int, tuple[float, int]]:
-    """rank → when it ended (monotonic) and its status."""
+def _first_failure(folder: Path) -> float | None:
+    """When the first rank that failed has ended (monotonic)."""
     events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
     began = events[0]["time"] - events[0]["t"] - (time.time() - time.monotonic())
-    return {
-        event["node"] * procs + event["local_rank"]: (began + event["at"], event["status"])
-        for event in events
-        if event["event"] == "WorkerExited"
-    }
+    failed = [event for event in events if event["event"] == "WorkerExited" and event["status"]]
+    return min((began + event["at"] for event in failed), default=None)
 
 
 def by_torchrun(case: Case, folder: Path, bed: Bed | None) -> Outcome:
@@ -166,12 +158,12 @@ def by_joined(case: Case, folder: Path, bed: Bed | None) -> Outcome:
 
 def _torchruns(launcher: Sequence[str], case: Case, bed: Bed | None) -> Sequence[Sequence[str]]:
     """The command lines of a torchrun, or of one that takes its flags, on each node."""
-    shape = _shape(case, bed)
-    words = [*launcher, f"--nproc-per-node={shape.procs}"]
+    nodes, procs = _shape(case, bed)
+    words = [*launcher, f"--nproc-per-node={procs}"]
     if bed is None:
         return [[*words, "--standalone", *case.argv]]
-    hosts = list(bed.hosts.values())[: shape.nodes]
-    words += [f"--nnodes={shape.nodes}", f"--master-addr={hosts[0].address}", f"--master-port={PORT}"]
+    hosts = list(bed.hosts.values())[:nodes]
+    words += [f"--nnodes={nodes}", f"--master-addr={hosts[0].address}", f"--master-port={PORT}"]
     return [
         bed.argv("exec", host.name, "--", *words, f"--node-rank={number}", *case.argv)
         for number, host in enumerate(hosts)

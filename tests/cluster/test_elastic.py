@@ -1,14 +1,80 @@
-"""torch's own agents over ssh: they meet at an etcd server, and a host that is cut off is done without."""
+"""Training that goes on without a host that is cut off, and takes it in again."""
 
 import importlib.util
 import re
+import shutil
+import signal
 import sys
 from pathlib import Path
 
 import pytest
 
 from tests.cluster.hosts import Bed, Site, find
-from tests.harness import ended_well, running
+from tests.harness import ROOT, ended_well, running
+
+SLOWER = f"""
+import sys, time
+from torch.utils.data import DistributedSampler
+deal = DistributedSampler.set_epoch
+DistributedSampler.set_epoch = lambda *words: (time.sleep(0.3), deal(*words))
+sys.path[:0] = ["{ROOT}/scripts/training"]
+import ddp_snapshot
+ddp_snapshot.main()
+"""
+"""The example, with epochs that leave the machine to the other tests."""
+
+
+@pytest.mark.long
+def test_the_loss_curve_continues_over_the_loss_and_return_of_a_host(tmp_path: Path, bed: Bed) -> None:
+    job = tmp_path / "job.yaml"
+    shutil.copy(ROOT / "configs/hosts/elastic.yaml", job)
+    (tmp_path / "slower.py").write_text(SLOWER)
+    settings = [
+        f"ssh.config={bed.folder}/ssh_config",
+        "script=slower.py",
+        f"args=[--dir, {tmp_path}/snapshot, --epochs, '100000']",
+        "timeouts={lease: 6s, stop: 2s}",
+        "env={OMP_NUM_THREADS: 1}",  # the hosts share this machine's cores
+    ]
+    with running(job, *(word for one in settings for word in ("--set", one))) as run:
+        try:
+            run.wait_for("on 3 ranks", times=5)
+            bed.call("cut", "host2")
+            run.wait_for("host2 was lost")
+            run.wait_for("continuing with 2 of 3 nodes: host1, host3")
+            run.wait_for("on 2 ranks", times=5)
+        finally:
+            bed.call("heal", "host2")
+        run.wait_for("host2 is back; restarting to include it")
+        run.wait_for("continuing with 3 of 3 nodes: host1, host3, host2")
+        before = run.stdout.count("on 3 ranks")
+        run.wait_for("on 3 ranks", times=before + 5)
+        run.process.send_signal(signal.SIGINT)
+        assert run.wait() == 130
+        assert run.holders() == []
+    assert_continues(run.stdout)
+
+
+def assert_continues(text: str) -> None:
+    """No epoch is trained twice but the one that a restart interrupted, and the loss does not start anew."""
+    found = re.findall(r"epoch +(\d+)  loss ([\d.]+)  on (\d+) ranks\n", text)
+    epochs = [(int(number), float(loss), int(ranks)) for number, loss, ranks in found]
+    resumed = set(map(int, re.findall(r"resumed from epoch (\d+)", text)))
+    sizes = [ranks for _, _, ranks in epochs]
+    assert sorted(set(sizes)) == [2, 3]
+    turns = [i for i in range(1, len(epochs)) if sizes[i] != sizes[i - 1]]
+    assert len(turns) == 2
+    first_loss = epochs[0][1]
+    for turn in turns:
+        (number, loss, _), (before, earlier, _) = epochs[turn], epochs[turn - 1]
+        # A restart may come between an epoch's snapshot and the line that tells of it.
+        assert before <= number <= before + 2, "it went on where it was"
+        assert number - 1 in resumed, "and no epoch was left out"
+        assert loss < min(first_loss * 0.9, earlier * 1.5 + 0.05), "and not from the beginning"
+
+
+# torch's own agents, which meet at an etcd server
+
 
 SIZES = """
 import os, time, torch, torch.distributed as dist
@@ -47,9 +113,7 @@ def nameless(site: Site, host: str) -> str:
 
 
 @pytest.mark.long
-def test_hosts_that_know_no_names_go_on_without_the_first_until_it_returns(
-    site: Site, bed: Bed, etcd: str
-) -> None:
+def test_nameless_hosts_go_on_without_the_first_until_it_returns(site: Site, bed: Bed, etcd: str) -> None:
     (site.folder / "sizes.py").write_text(SIZES)
     procs = {nameless(site, "host1"): 2, nameless(site, "host2"): 1, nameless(site, "host3"): 1}
     first, second, third = procs
