@@ -111,42 +111,39 @@ def test_a_torchrun_command_becomes_a_job(command: str, keys: dict[str, Any]) ->
 
 @pytest.mark.parametrize(
     ("command", "words"),
-    [
-        ("torchrun x.py", "keep it in the directory where the command was run"),
-        ("torchrun --monitor-interval 2 x.py", "--monitor-interval has no effect"),
-        ("torchrun --master-port 5 --rdzv-conf a=b x.py", "--rdzv-conf has no effect"),
-        ("torchrun --logs-specs a x.py", "--logs-specs a has no equivalent"),
-        ("torchrun --rdzv-backend mine x.py", "--rdzv-backend mine: distlaunch assigns the ranks itself"),
-        ("torchrun --nnodes 2 --rdzv-backend c10d --local-addr a x.py", "--local-addr applies to one node"),
-        ("torchrun --signals-to-handle SIGUSR1 x.py", "--signals-to-handle has no equivalent"),
-        ("torchrun --nnodes 2 --node-rank 1 x.py", "--node-rank is not needed"),
-        ("torchrun --nnodes 2 x.py", "replace with your host names"),
-        (
-            "srun torchrun --nnodes 2 --rdzv_endpoint gpu-a:5 x.py",
-            "left out: --nnodes, --rdzv_endpoint: distlaunch finds the hosts and sets up the rendezvous",
+    {
+        "torchrun x.py": "keep it in the directory where the command was run",
+        "torchrun --monitor-interval 2 x.py": "--monitor-interval has no effect",
+        "torchrun --master-port 5 --rdzv-conf a=b x.py": "--rdzv-conf has no effect",
+        "torchrun --logs-specs a x.py": "--logs-specs a has no equivalent",
+        "torchrun --rdzv-backend mine x.py": "--rdzv-backend mine: distlaunch assigns the ranks itself",
+        "torchrun --nnodes 2 --rdzv-backend c10d --local-addr a x.py": "--local-addr applies to one node",
+        "torchrun --signals-to-handle SIGUSR1 x.py": "--signals-to-handle has no equivalent",
+        "torchrun --nnodes 2 --node-rank 1 x.py": "--node-rank is not needed",
+        "torchrun --nnodes 2 x.py": "replace with your host names",
+        "srun torchrun --nnodes 2 --rdzv_endpoint gpu-a:5 x.py": (
+            "left out: --nnodes, --rdzv_endpoint: distlaunch finds the hosts and sets up the rendezvous"
         ),
-        (
-            "torchrun --nnodes 2 --rdzv-backend etcd --rdzv-endpoint a:1 x.py",
-            "set rendezvous.backend to etcd-v2 and rendezvous.endpoint to a:1",
+        "torchrun --nnodes 2 --rdzv-backend etcd --rdzv-endpoint a:1 x.py": (
+            "set rendezvous.backend to etcd-v2 and rendezvous.endpoint to a:1"
         ),
-        (
-            "torchrun --nnodes 2 --rdzv-backend c10d --rdzv-endpoint a:1 --rdzv-conf join_timeout=9 x.py",
-            "--rdzv-conf join_timeout=9: set timeouts.join",
+        "torchrun --nnodes 2 --rdzv-backend c10d --rdzv-endpoint a:1 --rdzv-conf join_timeout=9 x.py": (
+            "--rdzv-conf join_timeout=9: set timeouts.join"
         ),
-        ("torchrun --max-restarts 1 x.py", "limits the whole run"),
-        ("torchrun --nnodes 1:2 x.py", "counts as a restart"),
-        ("torchrun -t 3 x.py", "the run directory always keeps each rank's stdout"),
-        ("torchrun -r 1 x.py", "shows both streams"),
-        ("torchrun -r 0:1 x.py", "shows both streams"),
-        ("torchrun --log-line-prefix-template x x.py", "the prefix is [node:rank]"),
-        ("RANK=1 torchrun x.py", "distlaunch sets RANK"),
-        ("torchrun x.py {rank}", "{{rank}}: doubled braces"),
-        ("torchrun x.py --name {epoch}-{step}", "{{epoch}}, {{step}}: doubled braces"),
-        ("torchrun --nnodes 2 --nproc-per-node 4 x.py", "set gpus_per_node to the number of GPUs"),
-        ("torchrun --nproc-per-node auto x.py", "one worker per GPU"),
-        ("torchrun --run-path x.py", "--run-path has no effect"),
-        ("python -m torch.distributed.launch x.py", "expect --local_rank"),
-    ],
+        "torchrun --max-restarts 1 x.py": "limits the whole run",
+        "torchrun --nnodes 1:2 x.py": "counts as a restart",
+        "torchrun -t 3 x.py": "the run directory always keeps each rank's stdout",
+        "torchrun -r 1 x.py": "shows both streams",
+        "torchrun -r 0:1 x.py": "shows both streams",
+        "torchrun --log-line-prefix-template x x.py": "the prefix is [node:rank]",
+        "RANK=1 torchrun x.py": "distlaunch sets RANK",
+        "torchrun x.py {rank}": "{{rank}}: doubled braces",
+        "torchrun x.py --name {epoch}-{step}": "{{epoch}}, {{step}}: doubled braces",
+        "torchrun --nnodes 2 --nproc-per-node 4 x.py": "set gpus_per_node to the number of GPUs",
+        "torchrun --nproc-per-node auto x.py": "one worker per GPU",
+        "torchrun --run-path x.py": "--run-path has no effect",
+        "python -m torch.distributed.launch x.py": "expect --local_rank",
+    }.items(),
 )
 def test_flags_without_an_equivalent_become_comments(command: str, words: str) -> None:
     assert words in comments(imported(command))

@@ -1,11 +1,8 @@
 """Job files as a whole: unreadable files, hostfiles, and random text that never causes a traceback."""
 
-import os
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -13,7 +10,7 @@ from distlaunch.errors import DistlaunchError, JobError, UsageError
 from distlaunch.job.file import load_job
 from distlaunch.schedulers import job_keys
 from distlaunch.transports.ssh import Ssh
-from tests.unit.samples import Load, Problems, bounded, job_documents
+from tests.unit.samples import Load, Problems, bounded
 
 
 @pytest.mark.parametrize(
@@ -187,22 +184,6 @@ def test_any_text_loads_or_is_refused_in_words(tmp_path_factory: pytest.TempPath
         load_job(str(path))
     except DistlaunchError as error:
         assert str(error)
-
-
-@given(job_documents)
-@bounded(200)
-def test_any_document_of_known_keys_loads_or_is_refused_in_words(
-    tmp_path_factory: pytest.TempPathFactory, document: dict[str, Any]
-) -> None:
-    path = tmp_path_factory.getbasetemp() / "random.yaml"
-    path.write_text(yaml.safe_dump(document, allow_unicode=True))
-    try:
-        spec = load_job(str(path))
-    except JobError as error:
-        assert all(problem.line > 0 and problem.text for problem in error.problems)
-    else:
-        assert spec.nodes
-        assert os.path.isabs(spec.workdir)
 
 
 @given(st.text(max_size=30), st.text(max_size=30))

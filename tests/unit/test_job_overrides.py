@@ -111,29 +111,6 @@ def test_setting_an_item_of_a_missing_list_suggests_the_whole_list(
     assert str(caught.value).endswith(f"set the whole list: --set {shlex.quote(f'{key}=[…]')}")
 
 
-HOSTS_AS_KEYS = [
-    (
-        "nodes: {host1: }",
-        "2:8: nodes: expected an integer from 1 to 4096 or a non-empty list",
-        "- host: host1",
-    ),
-    ("nodes:\n  host1: {procs: 2}", "3:3: nodes: expected an integer", "- host: host1"),
-    ("spares: {host1: }", '2:9: spares: expected "rest" or a list', "- host: host1"),
-    ("nodes: {host: a, procs: 2}", "2:8: nodes: expected", "even a single one: - host: …"),
-    ("ssh: {options: -v}", "2:16: ssh.options:", 'each item must be an option such as "Compression=no"'),
-    ("args: [--a, null]", "2:13: args[1]: expected a string, got null", 'quote it: "null"'),
-    ("args: [~]", "2:8: args[0]: expected a string, got ~, which YAML reads as null", 'quote it: "~"'),
-    ("args: [Null]", "2:8: args[0]: expected a string, got Null", 'quote it: "Null"'),
-]
-
-
-@pytest.mark.parametrize(("text", "start", "end"), HOSTS_AS_KEYS)
-def test_says_how_to_write_an_item(problems: Problems, text: str, start: str, end: str) -> None:
-    (problem,) = problems(f"script: x\n{text}")
-    assert problem.startswith(f"job.yaml:{start}")
-    assert problem.endswith(end)
-
-
 @pytest.mark.parametrize(
     ("text", "hint"),
     [

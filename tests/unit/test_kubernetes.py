@@ -427,43 +427,33 @@ def test_the_bundle_is_reproducible() -> None:
 
 @pytest.mark.parametrize(
     ("text", "problem"),
-    [
-        ("nodes: [a, b]", "nodes: Kubernetes chooses the nodes: set nodes to the number of nodes; "),
-        ("nodes: 2\nspares: rest", "spares: Kubernetes has no spares: remove it; "),
-        ("nodes: 4\nmin_nodes: 2", "min_nodes: the number of pods is fixed: "),
-        ("gpus_per_node: auto", "gpus_per_node: set it to the number of GPUs of each pod, 0 for a CPU job"),
-        ("workdir: src", "workdir: expected an absolute path in the image"),
-        ("workdir: ~/src", "workdir: expected an absolute path in the image"),
-        ("python: venv/bin/python", "python: expected a name or an absolute path in the image"),
-        ("logs: {dir: out}", "logs.dir: expected an absolute path, such as one below the mount of a volume"),
-        (
-            "nodes: 2\nrendezvous: {backend: etcd-v2, endpoint: 'e:1'}",
-            "rendezvous.backend: distlaunch assigns the ranks in pods",
+    {
+        "nodes: [a, b]": "nodes: Kubernetes chooses the nodes: set nodes to the number of nodes; ",
+        "nodes: 2\nspares: rest": "spares: Kubernetes has no spares: remove it; ",
+        "nodes: 4\nmin_nodes: 2": "min_nodes: the number of pods is fixed: ",
+        "gpus_per_node: auto": "gpus_per_node: set it to the number of GPUs of each pod, 0 for a CPU job",
+        "workdir: src": "workdir: expected an absolute path in the image",
+        "workdir: ~/src": "workdir: expected an absolute path in the image",
+        "python: venv/bin/python": "python: expected a name or an absolute path in the image",
+        "logs: {dir: out}": "logs.dir: expected an absolute path, such as one below the mount of a volume",
+        "nodes: 2\nrendezvous: {backend: etcd-v2, endpoint: 'e:1'}": (
+            "rendezvous.backend: distlaunch assigns the ranks in pods"
         ),
-        ("master_addr: gpu-a", "master_addr: ranks connect to the first pod, which Kubernetes names"),
-        (
-            "args: ['--rank={rank}']",
-            "args[0]: {rank} can't be filled in on Kubernetes: have the script read RANK",
+        "master_addr: gpu-a": "master_addr: ranks connect to the first pod, which Kubernetes names",
+        "args: ['--rank={rank}']": (
+            "args[0]: {rank} can't be filled in on Kubernetes: have the script read RANK"
         ),
-        ("env: {PATH: null}", "a Secret and set kubernetes.secrets.PATH: {secret: …, key: …}"),
-        ("env: {NOT_SET_HERE: null}", "env.NOT_SET_HERE: values from your environment are never printed"),
-        (
-            "env: {RUN: 'x-{job_id}'}",
-            "env.RUN: {job_id} can't be filled in on Kubernetes: write your own ID",
+        "env: {PATH: null}": "a Secret and set kubernetes.secrets.PATH: {secret: …, key: …}",
+        "env: {NOT_SET_HERE: null}": "env.NOT_SET_HERE: values from your environment are never printed",
+        "env: {RUN: 'x-{job_id}'}": "env.RUN: {job_id} can't be filled in on Kubernetes: write your own ID",
+        "kubernetes: {secrets: {RANK: {secret: s, key: k}}}": (
+            "kubernetes.secrets.RANK: distlaunch sets RANK for each worker; remove it"
         ),
-        (
-            "kubernetes: {secrets: {RANK: {secret: s, key: k}}}",
-            "kubernetes.secrets.RANK: distlaunch sets RANK for each worker; remove it",
+        "env: {PET_NNODES: 3}": "env.PET_NNODES: the launcher in each pod reads PET_NNODES itself; remove it",
+        "kubernetes: {volumes: [{mount: /x}]}": (
+            "kubernetes.volumes[0]: set one of claim, config_map, secret and host_path"
         ),
-        (
-            "env: {PET_NNODES: 3}",
-            "env.PET_NNODES: the launcher in each pod reads PET_NNODES itself; remove it",
-        ),
-        (
-            "kubernetes: {volumes: [{mount: /x}]}",
-            "kubernetes.volumes[0]: set one of claim, config_map, secret and host_path",
-        ),
-    ],
+    }.items(),
 )
 def test_refuses_what_a_cluster_cannot_do(text: str, problem: str) -> None:
     gpus = "" if "gpus_per_node" in text else "gpus_per_node: 1\n"
@@ -485,26 +475,21 @@ def test_refuses_a_job_without_an_image() -> None:
 
 @pytest.mark.parametrize(
     ("text", "line"),
-    [
-        ("container: {image: i}", "container is left out: pods run kubernetes.image"),
-        ("notify: {command: [x]}", "notify is left out: it needs a controller, and pods run without one"),
-        ("cpu_binding: cores", "cpu_binding is left out: torchrun binds only by NUMA node; use numa_binding"),
-        (
-            "timeouts: {stall: 1m}",
-            "timeouts.stall is left out: `distlaunch torchrun`, which the pods run, has no flag for it",
+    {
+        "container: {image: i}": "container is left out: pods run kubernetes.image",
+        "notify: {command: [x]}": "notify is left out: it needs a controller, and pods run without one",
+        "cpu_binding: cores": "cpu_binding is left out: torchrun binds only by NUMA node; use numa_binding",
+        "timeouts: {stall: 1m}": (
+            "timeouts.stall is left out: `distlaunch torchrun`, which the pods run, has no flag for it"
         ),
-        (
-            "restarts: {max: 1, window: 1d}",
-            "restarts.window is left out: restarts.max limits the whole run",
+        "restarts: {max: 1, window: 1d}": "restarts.window is left out: restarts.max limits the whole run",
+        "logs: {console: rank0}": (
+            "logs.console is left out: `kubectl logs` shows what all ranks of a pod print"
         ),
-        (
-            "logs: {console: rank0}",
-            "logs.console is left out: `kubectl logs` shows what all ranks of a pod print",
-        ),
-        ("on_warning: USR1", "on_warning is left out: ranks get the SIGTERM that Kubernetes sends"),
-        ("backend: gloo", "backend is left out: with GPUs, DISTLAUNCH_BACKEND is nccl in a pod"),
-        ("ssh: {options: [A=b]}", "ssh is left out: pods are not reached over SSH"),
-    ],
+        "on_warning: USR1": "on_warning is left out: ranks get the SIGTERM that Kubernetes sends",
+        "backend: gloo": "backend is left out: with GPUs, DISTLAUNCH_BACKEND is nccl in a pod",
+        "ssh: {options: [A=b]}": "ssh is left out: pods are not reached over SSH",
+    }.items(),
 )
 def test_names_keys_without_effect(text: str, line: str) -> None:
     gpus = 8 if "backend" in text else 0
