@@ -156,7 +156,7 @@ class World:
         self._lines.append(_line(self.now, type(event).__name__, fields_of(event)))
         before = self.state
         self.state, wanted = step(before, event, self.now)
-        check_step(before, wanted, self.state, self.now)
+        check_step(before, event, wanted, self.state, self.now)
         self._execute(wanted)
         self._check_beliefs()
 
@@ -423,14 +423,15 @@ def _line(now: float, name: str, fields: Mapping[str, Any]) -> str:
 
 NOT_AHEAD = (actions.StartWorkers, actions.StopWorkers, actions.DumpStacks, actions.Reap, actions.Close)
 """What only an agent that has said hello is told."""
+NOT_AT_THE_END = (actions.StartWorkers, actions.Connect, actions.HoldPort, actions.FindRoute)
 
 
-def check_step(before: State, wanted: tuple[Action, ...], after: State, now: float) -> None:
+def check_step(before: State, event: Event, wanted: tuple[Action, ...], after: State, now: float) -> None:
     """What holds for every step of every history."""
     ending = before.phase in (Phase.STOPPING, Phase.DONE)
-    assert not (
-        ending and any(isinstance(action, actions.StartWorkers | actions.Connect) for action in wanted)
-    )
+    assert not (ending and any(isinstance(action, NOT_AT_THE_END) for action in wanted))
+    closes = any(isinstance(action, actions.Close) for action in wanted)
+    assert not (ending and closes) or isinstance(event, messages.Interrupted)
     assert after.attempt in (before.attempt, before.attempt + 1)
     for action in wanted:
         if isinstance(action, NOT_AHEAD):
@@ -442,9 +443,17 @@ def check_step(before: State, wanted: tuple[Action, ...], after: State, now: flo
     assert len(recent) <= limit.most
     corrected = before.phase is after.phase and before.cause is not None and after.cause != before.cause
     grew = bool(before.restarts) and before.restarts[-1].why is Why.GROWTH  # a loss meanwhile is its cause
-    if corrected and before.cause and not grew:
+    if corrected and before.cause and before.cause.agent_signum is not None:
+        # The signal was for all, and an agent heard it before us.
+        assert after.cause is not None and after.cause.cancelled
+    elif corrected and before.cause and not grew:
         assert after.cause is not None and None not in (before.cause.rank, after.cause.rank)
         assert after.cause.at < before.cause.at or (before.cause.peer_gone and not after.cause.peer_gone)
+    assert after.phase is Phase.RESTARTING or (after.outcome == 0) == (after.cause is None)
+    assert before.phase is not Phase.DONE or (wanted, after) == ((), before)
+    assert not ending or after.phase in (Phase.STOPPING, Phase.DONE)
+    for counted in (after.nodes, after.workers):
+        assert counted.counts == type(counted)(counted).counts, "not what counting anew would give"
     if after.suspect and not ending:
         verdict_at = after.due_at(Timer.VERDICT)
         assert verdict_at is not None and verdict_at <= now + VERDICT_S

@@ -336,10 +336,6 @@ def test_without_ssh_output_other_evidence_counts() -> None:
     assert classify("Host key verification failed.", timed_out=True, protocol_error="x").kind is Kind.HOST_KEY
 
 
-def test_retries_only_dropped_connections() -> None:
-    assert [kind for kind in Kind if LinkFailure(kind).worth_retrying] == [Kind.DROPPED, Kind.PROXY]
-
-
 # What the user can do
 
 ODD = Ssh("gpu-a", "me", 2222, SshOptions(config="/my job/ssh_config", words=("Compression=no",)))
