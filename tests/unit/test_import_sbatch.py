@@ -1,6 +1,5 @@
 """Import of Slurm batch scripts as job files: keys, comments about everything else, and refusals."""
 
-import re
 import time
 from typing import Any
 
@@ -11,7 +10,6 @@ from hypothesis import strategies as st
 from distlaunch.compat.draft import Draft
 from distlaunch.compat.from_sbatch import MAX_CHARACTERS, sbatch_draft
 from distlaunch.errors import DistlaunchError, UsageError
-from distlaunch.job.fields import JOB
 from tests.unit.drafts import CPUS, comments, keys_of
 from tests.unit.samples import bounded
 
@@ -20,31 +18,6 @@ def imported(text: str) -> Draft:
     return sbatch_draft(text, "job.sh", CPUS)
 
 
-PYTORCH = """\
-#!/bin/bash
-
-#SBATCH --job-name=multinode-example
-#SBATCH --nodes=4
-#SBATCH --ntasks=4
-#SBATCH --gpus-per-task=1
-#SBATCH --cpus-per-task=4
-
-nodes=( $( scontrol show hostnames $SLURM_JOB_NODELIST ) )
-nodes_array=($nodes)
-head_node=${nodes_array[0]}
-head_node_ip=$(srun --nodes=1 --ntasks=1 -w "$head_node" hostname --ip-address)
-
-echo Node IP: $head_node_ip
-export LOGLEVEL=INFO
-
-srun torchrun \\
---nnodes 4 \\
---nproc_per_node 1 \\
---rdzv_id $RANDOM \\
---rdzv_backend c10d \\
---rdzv_endpoint $head_node_ip:29500 \\
-/shared/examples/multinode_torchrun.py 50 10
-"""
 TITAN = """\
 #!/bin/bash
 #SBATCH --ntasks=2
@@ -139,23 +112,6 @@ srun --wait=60 torchrun $DISTRIBUTED_ARGS pretrain_gpt.py $GPT_ARGS --save /ckpt
 echo "END TIME: $(date)"
 """
 SCRIPTS: dict[str, tuple[str, dict[str, Any], list[str]]] = {
-    "PyTorch's torchrun recipe": (
-        PYTORCH,
-        {
-            "name": "multinode-example",
-            "nodes": 4,
-            "procs_per_node": 1,
-            "script": "/shared/examples/multinode_torchrun.py",
-            "args": ["50", "10"],
-            "env": {"LOGLEVEL": "INFO"},
-            "slurm": {"cpus_per_task": 4, "extra": ["--gpus-per-task=1"]},
-        },
-        [
-            "left out: lines 9, 10, 11, 12, --nnodes, --rdzv_id, --rdzv_backend, --rdzv_endpoint: distlaunch",
-            "line 17: left out: `srun`: `distlaunch run` starts the ranks of all nodes itself",
-            "line 14: not understood: `echo Node IP: $head_node_ip`",
-        ],
-    ),
     "torchtitan": (
         TITAN,
         {
@@ -340,11 +296,6 @@ def test_names_a_single_option_that_is_left_out() -> None:
     text = imported("#!/bin/bash\n#SBATCH --array=1-4\nsrun python train.py\n").text()
     assert "slurm:" not in text
     assert "# left out: --array=1-4: an array would start" in text
-
-
-def test_no_comment_looks_like_a_key() -> None:
-    for text, _, _ in SCRIPTS.values():
-        assert not set(re.findall(r"(?m)^\s*# ([a-z_]+): ", imported(text).text())) & set(JOB.fields)
 
 
 def test_names_a_syntax_error_elsewhere() -> None:

@@ -24,7 +24,7 @@ from distlaunch.supervisor import actions, events
 from distlaunch.supervisor.actions import Action
 from distlaunch.supervisor.events import Event
 from distlaunch.supervisor.history import BEGAN, beginning, fields_of
-from distlaunch.supervisor.nodes import Linked, Lost, Up, may_be_occupied
+from distlaunch.supervisor.nodes import Linked, Lost, Nodes, Up, Workers, may_be_occupied
 from distlaunch.supervisor.rank_exits import VERDICT_S
 from distlaunch.supervisor.state import Phase, State, Timer, Why
 from distlaunch.supervisor.step import HANDLERS, begin, step
@@ -452,8 +452,8 @@ def check_step(before: State, event: Event, wanted: tuple[Action, ...], after: S
     assert after.phase is Phase.RESTARTING or (after.outcome == 0) == (after.cause is None)
     assert before.phase is not Phase.DONE or (wanted, after) == ((), before)
     assert not ending or after.phase in (Phase.STOPPING, Phase.DONE)
-    for counted in (after.nodes, after.workers):
-        assert counted.counts == type(counted)(counted).counts, "not what counting anew would give"
+    assert after.nodes.counts == Nodes(after.nodes).counts, "not what counting anew would give"
+    assert after.workers.counts == Workers(after.workers).counts, "not what counting anew would give"
     if after.suspect and not ending:
         verdict_at = after.due_at(Timer.VERDICT)
         assert verdict_at is not None and verdict_at <= now + VERDICT_S
