@@ -121,49 +121,34 @@ OWN = raised("ValueError: bad")
 BACKWARD = raised(f"RuntimeError: {GLOO}", "/venv/lib/python3.11/site-packages/torch/autograd/graph.py")
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        pytest.param(VICTIM, id="a collective"),
-        pytest.param(prefixed(VICTIM), id="behind torch's prefix"),
-        pytest.param(BACKWARD, id="a backward pass"),
-        pytest.param(raised(f"RuntimeError: {GLOO}").replace("Read error", "Write error"), id="a hook"),
-        pytest.param(raised("RuntimeError: Connection closed by peer", C10D), id="by its place alone"),
-        pytest.param(
-            raised("RuntimeError: [/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 1800000ms"),
-            id="time",
-        ),
-        pytest.param(
-            raised("torch.distributed.DistNetworkError: failed to recv, got 0 bytes", C10D), id="the store"
-        ),
-        pytest.param(
-            raised(
-                "torch.distributed.DistStoreError: wait timeout after 600000ms, keys: /default_pg/0//0", C10D
-            ),
-            id="the store's wait",
-        ),
-        pytest.param(
-            raised(
-                "torch.distributed.DistBackendError: NCCL error in: NCCLUtils.cpp:77, remote process exited "
-                "or there was a network error, NCCL version 2.27.5\nncclRemoteError: A call failed possibly "
-                "due to a network error or a remote process exiting prematurely.\nLast error:\n"
-            ),
-            id="nccl",
-        ),
-        pytest.param(VICTIM + CONTEXT + OWN, id="what was raised because of it"),
-        pytest.param(VICTIM + CAUSE + raised("RuntimeError: training failed"), id="what it was wrapped in"),
-        pytest.param(OWN + "retrying\n" + VICTIM, id="after an error that was only printed"),
-        pytest.param(
-            "terminate called after throwing an instance of 'gloo::IoException'\n  what():  " + GLOO,
-            id="in C++",
-        ),
-        pytest.param(
-            "[rank0]:[E1121 22:45:16 ProcessGroupNCCL.cpp:683] [Rank 0] Watchdog caught collective operation "
-            "timeout: WorkNCCL(SeqNum=5, OpType=ALLREDUCE, Timeout(ms)=600000)",
-            id="nccl's watchdog",
-        ),
-    ],
-)
+PEER_GONE = {
+    "a collective": VICTIM,
+    "behind torch's prefix": prefixed(VICTIM),
+    "a backward pass": BACKWARD,
+    "a hook": raised(f"RuntimeError: {GLOO}").replace("Read error", "Write error"),
+    "by its place alone": raised("RuntimeError: Connection closed by peer", C10D),
+    "time": raised("RuntimeError: [/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 1800000ms"),
+    "the store": raised("torch.distributed.DistNetworkError: failed to recv, got 0 bytes", C10D),
+    "the store's wait": raised(
+        "torch.distributed.DistStoreError: wait timeout after 600000ms, keys: /default_pg/0//0", C10D
+    ),
+    "nccl": raised(
+        "torch.distributed.DistBackendError: NCCL error in: NCCLUtils.cpp:77, remote process exited "
+        "or there was a network error, NCCL version 2.27.5\nncclRemoteError: A call failed possibly "
+        "due to a network error or a remote process exiting prematurely.\nLast error:\n"
+    ),
+    "what was raised because of it": VICTIM + CONTEXT + OWN,
+    "what it was wrapped in": VICTIM + CAUSE + raised("RuntimeError: training failed"),
+    "after an error that was only printed": OWN + "retrying\n" + VICTIM,
+    "in C++": "terminate called after throwing an instance of 'gloo::IoException'\n  what():  " + GLOO,
+    "nccl's watchdog": (
+        "[rank0]:[E1121 22:45:16 ProcessGroupNCCL.cpp:683] [Rank 0] Watchdog caught collective operation "
+        "timeout: WorkNCCL(SeqNum=5, OpType=ALLREDUCE, Timeout(ms)=600000)"
+    ),
+}
+
+
+@pytest.mark.parametrize("words", PEER_GONE.values(), ids=PEER_GONE)
 def test_errors_of_a_rank_whose_peer_is_gone(words: str) -> None:
     assert words_of(1, words).peer_gone
     assert words_of(-signal.SIGABRT, words).peer_gone

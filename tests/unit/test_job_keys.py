@@ -38,7 +38,7 @@ KEYS: dict[str, tuple[str, str, Any]] = {
     "numa_binding": ("numa_binding: core-complex", "binding", Binding("core-complex")),
     "cpu_binding": ("cpu_binding: [0-3, 4, '5,7']", "binding", Binding("listed", ("0-3", "4", "5,7"))),
     "backend": ("backend: gloo", "backend", "gloo"),
-    "rendezvous.endpoint": ("rendezvous: {endpoint: 'm:29500'}", "master_port", 29500),
+    "rendezvous.endpoint": ("master_port: 1\nrendezvous: {endpoint: 'm:29500'}", "master_port", 29500),
     "rendezvous.backend": ("rendezvous: {backend: etcd-v2, endpoint: 'e:1'}", "etcd.endpoint", "e:1"),
     "rendezvous.conf": (
         "rendezvous: {backend: etcd-v2, endpoint: 'e:1', conf: {read_timeout: 9}}",
@@ -248,20 +248,6 @@ def test_localhost_is_this_machine_unless_ssh_details_are_given(load: Load) -> N
     assert not load("script: a\nnodes: [localhost]\nlauncher: ssh").nodes[0].local
 
 
-def test_a_nodes_counts_override_the_jobs(load: Load) -> None:
-    text = "script: a\ngpus_per_node: 8\nprocs_per_node: 8\nnodes: [a, {host: b, gpus: 0, procs: 1}]"
-    assert [(node.gpus, node.procs) for node in load(text).nodes] == [(8, 8), (0, 1)]
-
-
-def test_null_takes_the_callers_variable_and_marks_it_as_secret(
-    load: Load, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SOME_TOKEN", "s3cret")
-    assert load("script: a\nenv: {SOME_TOKEN: null}").env == {
-        "SOME_TOKEN": EnvValue("s3cret", inherited=True)
-    }
-
-
 # Paths and durations
 
 
@@ -361,14 +347,15 @@ def test_there_are_defaults_to_write_out() -> None:
 
 
 @pytest.mark.parametrize("off", ["none", "null", "~"])
-def test_a_binding_can_be_switched_off(load: Load, off: str) -> None:
+def test_bindings_and_the_stall_timeout_can_be_switched_off(load: Load, off: str) -> None:
+    assert load("script: x\ntimeouts: {stall: none}").timeouts.stall_s is None
     assert load(f"script: x\nnuma_binding: {off}\ncpu_binding: {off}").binding is None
     assert load(f"script: x\nnuma_binding: {off}\ncpu_binding: cores").binding == Binding("cores")
 
 
 def test_reports_all_mistakes_in_the_order_of_the_file(problems: Problems) -> None:
     text = """
-nodes: [a, {host: b, gpus: four}]
+nodes: [a, {host: b, gpus: four}, -o, "g[2-1]"]
 nproc_per_node: 3
 backend: gluu
 args: [x, [y]]
@@ -377,23 +364,12 @@ timeouts: {join: never, stop: 5s, stp: 1}
 """
     assert [problem.split(" ")[0].rstrip(":") for problem in problems(text)] == [
         f"job.yaml:{place}"
-        for place in ("2:1", "2:28", "3:1", "4:10", "5:11", "6:13", "6:30", "7:18", "7:35")
-    ]
-
-
-def test_reports_nested_mistakes_with_the_others(problems: Problems) -> None:
-    text = "script: x\nnodes: [-o, 'g[2-1]']\nrendezvous: {endpoint: 'a:0'}\nprocs_per_node: 0"
-    assert [problem.split(" ")[1] for problem in problems(text)] == [
-        "nodes[0]:",
-        "nodes[1]:",
-        "rendezvous.endpoint:",
-        "procs_per_node:",
+        for place in ("2:1", "2:28", "2:35", "2:39", "3:1", "4:10", "5:11", "6:13", "6:30", "7:18", "7:35")
     ]
 
 
 def test_reports_one_mistake_once(problems: Problems) -> None:
     assert len(problems("script: x\nenv: {NOT_SET_HERE: [1]}")) == 1
-    assert len(problems("command: []")) == 1
 
 
 @pytest.mark.parametrize(
@@ -422,7 +398,7 @@ def test_leaves_other_braces_alone(load: Load, argument: str) -> None:
 def test_a_job_file_may_be_piped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     read, write = os.pipe()
-    os.write(write, b"script: t.py")
+    os.write(write, b"\xef\xbb\xbfscript: t.py")  # a byte order mark, as some editors write it
     os.close(write)
     spec = load_job(f"/dev/fd/{read}")
     os.close(read)
@@ -452,6 +428,3 @@ def test_an_argument_keeps_its_spelling(load: Load, spelling: str) -> None:
     spec = load(f"script: x\nargs: [{spelling}]\nenv: {{A: {spelling}}}")
     assert spec.args == (spelling,)
     assert spec.env["A"].text == spelling
-
-
-# How keys are declared

@@ -69,7 +69,7 @@ def test_ranks_are_contiguous_per_node_in_the_order_of_the_file(nodes: Sizes) ->
         pytest.param("nodes: [a, b]", [8, 4], [8, 4], id="one worker per GPU"),
         pytest.param("nodes: [a, b]", [0, 0], [1, 1], id="one worker on a CPU node"),
         pytest.param("nodes: [a, b]\ngpus_per_node: 2", [8, 8], [2, 2], id="the file's GPUs win"),
-        pytest.param("nodes: [a, b]\nprocs_per_node: 3", [8, 0], [3, 3], id="the file's workers win"),
+        pytest.param("nodes: [a, {host: b, procs: 1}]\nprocs_per_node: 3", [8, 0], [3, 1], id="a node's own"),
         pytest.param("nodes: [{host: a, gpus: auto}, b]\ngpus_per_node: 1", [8, 8], [8, 1], id="auto"),
         pytest.param("nodes: 2\nprocs_per_node: 2", [0, 0], [2, 2], id="a number of nodes"),
     ],

@@ -9,7 +9,6 @@ from distlaunch.agent.messages import AgentLeaving, Interrupted, WarningReceived
 from distlaunch.agent.wire import AGENT_DIED, CLEAN, LEFT_EARLY
 from distlaunch.errors import UsageError
 from distlaunch.job.allocation import AllocatedNode, Allocation
-from distlaunch.plan.gathering import ports_for
 from distlaunch.schedulers import allocation_in
 from distlaunch.schedulers.slurm import ADVICE, count_gpus, scheduler
 from distlaunch.schedulers.task import Task, check_devices, check_master
@@ -375,8 +374,3 @@ def test_accepts_a_master_of_its_own_step() -> None:
 def test_refuses_a_master_of_another_step(given: dict[str, str], said: str) -> None:
     with pytest.raises(UsageError, match=re.escape(said)):
         check_master(scheduler.task(TASK), given)
-
-
-def test_all_tasks_of_a_step_try_the_same_ports() -> None:
-    assert ports_for("17.2") == ports_for("17.2") != ports_for("17.3")
-    assert all(10_000 <= port < 30_000 for port in ports_for("17.2"))

@@ -114,7 +114,7 @@ def test_a_payload_is_an_object_with_an_op_or_a_protocol_error(payload: bytes) -
     assert isinstance(message["op"], str)
 
 
-NO_OBJECTS = [b"[]", b"null", b"{}", b'{"op": 1}']
+NO_OBJECTS = [b"[]", b"null", b"{}", b'{"op": 1}', b'{"op": "x", "n": ' + b"9" * 5000 + b"}"]
 NOT_JSON = [
     *(b"", b"{", b'{"op": "x"', b"\xff\xfe", b'{"op": "x"} {}', b'{"op": "x", "t": NaN}', b"nul", b"NaN"),
     *(b'{"op":Infinity}', b'"\x01"', b"[1,]", b"1 2", b"[" * 100_000, b'{"op": ' + b"[" * 100_000),
@@ -128,11 +128,6 @@ def test_refuses_a_payload_that_is_not_a_message(payload: bytes) -> None:
     (frame,) = FrameDecoder(wire.REPORTS).feed(header + payload)
     with pytest.raises(ProtocolError, match="not JSON" if payload in NOT_JSON else None):
         frame.message()
-
-
-def test_refuses_a_number_of_5000_digits() -> None:
-    with pytest.raises(ProtocolError):
-        wire.Frame(CONTROL, 0, 0, 0, b'{"op": "x", "n": ' + b"9" * 5000 + b"}").message()
 
 
 def test_does_not_keep_long_frames_in_memory() -> None:
