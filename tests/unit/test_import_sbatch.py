@@ -286,30 +286,22 @@ def test_lines_behind_the_ranks_are_left_out(line: str) -> None:
     assert not {"workdir", "slurm"} & set(keys_of(draft))
 
 
-def test_commands_before_srun_in_its_line_are_left_out() -> None:
-    draft = imported(f"source v/bin/activate && {RUN}\n")
-    assert "# line 1: left out: `source v/bin/activate && srun`: run it before" in comments(draft)
-    assert "slurm" not in keys_of(draft)
+FLAGS = "--use_fsdp --fsdp_offload_params=true --mixed_precision bf16 --odd 1"
 
 
-def test_names_a_single_option_that_is_left_out() -> None:
-    text = imported("#!/bin/bash\n#SBATCH --array=1-4\nsrun python train.py\n").text()
-    assert "slurm:" not in text
-    assert "# left out: --array=1-4: an array would start" in text
-
-
-def test_names_a_syntax_error_elsewhere() -> None:
-    draft = imported(f"date )\nfi\n{RUN}\n")
-    assert "# lines 1-2: syntax error: `)`" in comments(draft)
-    assert keys_of(draft)["script"] == "t.py"
-
-
-def test_accelerate_launch_flags_become_a_comment() -> None:
-    flags = "--use_fsdp --fsdp_offload_params=true --mixed_precision bf16 --odd 1"
-    draft = imported(f"accelerate launch {flags} t.py --lr 1")
-    assert keys_of(draft) == {"nodes": 1, "script": "t.py", "args": ["--lr", "1"]}
-    told = f"not understood: `accelerate launch {flags}`: set procs_per_node and env"
-    assert told in comments(draft)
+@pytest.mark.parametrize(
+    ("text", "told"),
+    {
+        f"source v/bin/activate && {RUN}": "line 1: left out: `source v/bin/activate && srun`: run it before",
+        f"#SBATCH --array=1-4\n{RUN}": "left out: --array=1-4: an array would start",
+        f"date )\nfi\n{RUN}": "lines 1-2: syntax error: `)`",
+        f"accelerate launch {FLAGS} t.py": f"not understood: `accelerate launch {FLAGS}`: set procs",
+    }.items(),
+)
+def test_names_what_is_left_out(text: str, told: str) -> None:
+    draft = imported(f"{text}\n")
+    assert f"# {told}" in comments(draft)
+    assert keys_of(draft).keys() <= {"nodes", "procs_per_node", "script", "python"}
 
 
 @pytest.mark.parametrize(

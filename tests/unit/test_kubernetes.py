@@ -5,7 +5,8 @@ for JobSet's and Trainer's; tests/process/test_kubernetes.py runs what the pods 
 """
 
 import json
-from functools import cache
+import sys
+from base64 import b64encode
 from pathlib import Path
 from typing import Any
 
@@ -395,30 +396,16 @@ def test_long_names_that_begin_alike_stay_apart() -> None:
 
 
 def test_the_bundle_is_small_enough_for_kubectl_apply() -> None:
-    from base64 import b64encode
-
     spec = exported(JOBS["everything"])
     bundle = manifests(spec, "job", 8, b64encode(torchrun_payload()).decode())[0]
     assert len(json.dumps(bundle)) < APPLY_LIMIT
 
 
-@cache
-def along() -> set[str]:
-    return {name_of(Path(path)) for path in (path for _, path in torchrun_modules())}
-
-
-def test_the_bundle_needs_only_python() -> None:
-    import sys
-
-    outside = {module.split(".")[0] for name in along() for module in imports_of(name)} - {"distlaunch"}
+def test_the_bundle_is_the_whole_agent_needs_only_python_and_is_reproducible() -> None:
+    along = {name_of(Path(path)) for _, path in torchrun_modules()}
+    assert {name for name in TREES if name.startswith("distlaunch.agent")} <= along
+    outside = {module.split(".")[0] for name in along for module in imports_of(name)} - {"distlaunch"}
     assert outside - {"typing_extensions"} <= sys.stdlib_module_names  # which mypy alone imports
-
-
-def test_the_bundle_contains_the_whole_agent() -> None:
-    assert {name for name in TREES if name.startswith("distlaunch.agent")} <= along()
-
-
-def test_the_bundle_is_reproducible() -> None:
     assert torchrun_payload() == torchrun_payload()
 
 
@@ -428,6 +415,7 @@ def test_the_bundle_is_reproducible() -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     {
+        "script: ~/t.py": "write the full path: in the image, ~ is not your home directory",
         "nodes: [a, b]": "nodes: Kubernetes chooses the nodes: set nodes to the number of nodes; ",
         "nodes: 2\nspares: rest": "spares: Kubernetes has no spares: remove it; ",
         "nodes: 4\nmin_nodes: 2": "min_nodes: the number of pods is fixed: ",
@@ -456,16 +444,12 @@ def test_the_bundle_is_reproducible() -> None:
     }.items(),
 )
 def test_refuses_what_a_cluster_cannot_do(text: str, problem: str) -> None:
-    gpus = "" if "gpus_per_node" in text else "gpus_per_node: 1\n"
+    text += "" if "gpus_per_node" in text else "\ngpus_per_node: 1"
+    text += "" if "script" in text else "\nscript: train.py"
     with pytest.raises(JobError) as refused:
-        check_exported(exported(f"script: train.py\n{gpus}{text}\n"))
+        check_exported(exported(text))
     assert problem in str(refused.value)
     assert "job.yaml:" in str(refused.value)
-
-
-def test_refuses_a_script_in_a_home() -> None:
-    with pytest.raises(JobError, match="write the full path: in the image, ~ is not your home directory"):
-        check_exported(exported("script: ~/train.py\ngpus_per_node: 0\n"))
 
 
 def test_refuses_a_job_without_an_image() -> None:

@@ -19,6 +19,7 @@ from distlaunch.agent.messages import (
     WorkerUnstarted,
 )
 from distlaunch.errors import Exit
+from distlaunch.job.allocation import Allocation
 from distlaunch.supervisor.actions import (
     Close,
     Connect,
@@ -128,6 +129,13 @@ def with_spares(spares: str = "[c]") -> Job:
     return Job(text_of("[a, b]", f"spares: {spares}"))
 
 
+def inside(allocation: Allocation, *lines: str) -> Job:
+    """A running job of two nodes that may restart, inside an allocation."""
+    job = Job(text_of("[a, b]", *lines))
+    job.state = job.state._replace(spec=job.state.spec._replace(allocation=allocation))
+    return job.started()
+
+
 def unreachable(node: int, kind: Kind = Kind.UNREACHABLE) -> LinkEnded:
     return lost(node, "No route to host", kind)
 
@@ -147,17 +155,6 @@ def test_a_failing_rank_restarts_the_job_in_the_same_agents_once_all_confirmed()
     assert (job.state.attempt, job.state.restart_count, job.state.port) == (1, 1, 29444)
     assert not Actions(job.actions[before:]).of(Connect, Close, Drop, GiveUp)
     assert job.state.cause is None
-
-
-def test_ignores_confirmations_of_an_earlier_attempt() -> None:
-    job = Job().started()
-    job.fail()
-    job.silent = {0, 1}
-    job.fail()
-    assert job.feed(Swept(0, 0, 0), Swept(1, 0, 0)) == []
-    assert all(map(may_be_occupied, job.state.nodes))
-    assert wanted(job.feed(exited(1, 0, 1, job.now), AgentLeaving(1, signal.SIGTERM))) == []
-    assert len(job.state.restarts) == 2, "one for each failure, whatever follows from it"
 
 
 @pytest.mark.parametrize("most", [0, 1, 3])
@@ -436,53 +433,6 @@ def test_a_node_that_returns_and_is_reaped_needs_no_fence_any_more() -> None:
     assert wanted(job.feed(Reaped(1, 2)))[0] == HoldPort(0, None)
     assert job.now < lost_at + 2.0
     assert job.state.due_at(Timer.FENCE, 1) is None
-
-
-@pytest.mark.parametrize("clean", [True, False])
-def test_a_later_agent_that_is_lost_before_it_reaped_does_not_end_the_fence(clean: bool) -> None:
-    job = Job().started()
-    fence_at = job.now + FENCE_S
-    job.lose(1)
-    job.tick()
-    job.feed(up(1), after=3.0)
-    job.feed(gone(1, clean))
-    assert (may_be_occupied(job.state.nodes[1]), job.state.due_at(Timer.FENCE, 1)) == (True, fence_at)
-
-
-@pytest.mark.parametrize("clean", [True, False])
-def test_does_not_use_a_node_that_returned_before_it_is_reaped(clean: bool) -> None:
-    job = elastic()
-    job.silent.add(1)
-    job.feed(gone(1, clean))
-    job.tick()
-    assert job.feed(up(1)) == [Reap(1)]
-    job.feed(Swept(0, 0, 0))
-    job.go_on()
-    assert job.state.members == (0,)
-    assert job.actions.count_of(FindRoute(1, MASTER)) == 1
-
-
-def test_stops_a_node_that_is_reaped_while_it_has_workers() -> None:
-    job = elastic()
-    job.lose(1, clean=True)
-    job.tick()
-    job.feed(up(1))
-    job.go_on()
-    job.feed(Reaped(1, 0))
-    used = [node for node in (0, 1) if may_be_occupied(job.state.nodes[node])]
-    assert used == list(job.state.members)
-
-
-def test_does_not_wait_for_ever_for_a_node_whose_agents_exit_at_once() -> None:
-    job = elastic()
-    job.lose(1, clean=True)
-    lost_at = job.now
-    while job.state.phase is not Phase.RUNNING:
-        assert job.now < lost_at + REJOIN_S
-        if Connect(1) in job.obey(job.tick()):
-            job.feed(up(1))
-            job.obey(job.feed(gone(1, clean=True)))
-    assert job.state.members == (0,)
 
 
 def test_drops_and_fences_a_node_that_does_not_confirm_in_time() -> None:
@@ -779,18 +729,6 @@ def test_nodes_outside_the_last_attempt_end_without_a_warning() -> None:
     assert texts(ended, "warning") == []
     assert [phase_word(node) for node in job.state.nodes] == ["closed"] * 3
     assert job.state.outcome == Exit.OK
-
-
-def test_a_lost_node_that_was_not_reaped_is_not_clean() -> None:
-    job = Job().started()
-    job.silent.add(1)
-    job.lose(1)
-    job.tick()
-    job.feed(up(1))
-    job.silent.clear()
-    job.obey(job.feed(Interrupted(signal.SIGINT)))
-    assert may_be_occupied(job.state.nodes[1])
-    assert isinstance(job.state.nodes[1], Lost)
 
 
 def test_an_earlier_exit_reported_while_restarting_is_the_root_cause() -> None:

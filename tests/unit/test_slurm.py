@@ -19,7 +19,7 @@ from distlaunch.transports.failure import Kind, LinkFailure, ProcessEnd
 from distlaunch.transports.slurm import Slurm
 from distlaunch.wording import expand_nodelist
 from tests.unit.tasks import task_environment
-from tests.unit.test_restarts import Job, gone, text_of
+from tests.unit.test_restarts import Job, gone, inside
 from tests.unit.test_supervisor import Actions, exited, texts
 
 # Variables
@@ -204,13 +204,6 @@ def test_only_a_timed_out_job_may_be_requeued() -> None:
 SLURM_JOB = Allocation("slurm", "Slurm", "17", (), answers=True)
 
 
-def inside(*lines: str) -> Job:
-    """A running job of two nodes that may restart, inside an allocation."""
-    job = Job(text_of("[a, b]", *lines))
-    job.state = job.state._replace(spec=job.state.spec._replace(allocation=SLURM_JOB))
-    return job.started()
-
-
 def asks(actions: Actions) -> bool:
     """Whether the scheduler is asked, and nothing else is done."""
     return [type(action) for action in actions] == [AskScheduler]
@@ -221,7 +214,7 @@ def phase(job: Job) -> Phase:
 
 
 def test_a_lost_node_restarts_the_job_once_the_scheduler_has_answered() -> None:
-    job = inside()
+    job = inside(SLURM_JOB)
     assert asks(job.feed(gone(1)))
     assert phase(job) is Phase.RUNNING
     job.feed(AllocationReported(ends=False))
@@ -229,7 +222,7 @@ def test_a_lost_node_restarts_the_job_once_the_scheduler_has_answered() -> None:
 
 
 def test_a_job_that_the_scheduler_ends_is_not_restarted() -> None:
-    job = inside()
+    job = inside(SLURM_JOB)
     job.feed(gone(1))
     job.feed(AllocationReported(ends=True, why="was cancelled"))
     assert phase(job) is Phase.STOPPING
@@ -238,7 +231,7 @@ def test_a_job_that_the_scheduler_ends_is_not_restarted() -> None:
 
 
 def test_restarts_if_the_scheduler_does_not_answer() -> None:
-    job = inside()
+    job = inside(SLURM_JOB)
     job.feed(gone(1))
     job.wait(1.0)
     assert phase(job) is Phase.RESTARTING
@@ -246,7 +239,7 @@ def test_restarts_if_the_scheduler_does_not_answer() -> None:
 
 def test_a_rank_killed_with_its_node_is_not_the_root_cause() -> None:
     for lost, blamed in ((1, "b was lost"), (0, "rank 3 (b) failed first")):
-        job = inside()
+        job = inside(SLURM_JOB)
         assert asks(job.feed(exited(1, 1, -9, job.now)))
         job.feed(gone(lost))
         said = texts(job.feed(AllocationReported(ends=False)))
@@ -254,7 +247,7 @@ def test_a_rank_killed_with_its_node_is_not_the_root_cause() -> None:
 
 
 def test_gives_a_termination_warning_once_with_the_time_left() -> None:
-    job = inside("on_warning: USR1")
+    job = inside(SLURM_JOB, "on_warning: USR1")
     assert asks(job.feed(WarningReceived(0, 10)))
     assert job.feed(WarningReceived(1, 10)) == []
     given = job.feed(AllocationReported(ends=False, left_s=118.4))
@@ -265,7 +258,7 @@ def test_gives_a_termination_warning_once_with_the_time_left() -> None:
 
 
 def test_a_termination_warning_that_stops_ranks_gives_them_the_time_left() -> None:
-    job = inside()
+    job = inside(SLURM_JOB)
     job.feed(WarningReceived(0, 10))
     closing = job.feed(AllocationReported(ends=False, left_s=300.0))
     assert {action.grace_s for action in closing if isinstance(action, Close)} == {295.0}
@@ -274,7 +267,7 @@ def test_a_termination_warning_that_stops_ranks_gives_them_the_time_left() -> No
 
 def test_ranks_that_exit_0_when_slurm_stops_them_are_no_success() -> None:
     for ends, outcome in ((True, 143), (False, 0)):
-        job = inside()
+        job = inside(SLURM_JOB)
         ends_of_ranks = [exited(node, local_rank, 0, job.now) for node in (0, 1) for local_rank in (0, 1)]
         closing = job.feed(*ends_of_ranks)
         assert phase(job) is Phase.STOPPING
@@ -286,7 +279,7 @@ def test_ranks_that_exit_0_when_slurm_stops_them_are_no_success() -> None:
 
 
 def test_asks_the_scheduler_about_sigterm() -> None:
-    job = inside()
+    job = inside(SLURM_JOB)
     assert asks(job.feed(Interrupted(15)))
     job.feed(AllocationReported(ends=False))
     assert job.state.cause is not None

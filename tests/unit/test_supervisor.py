@@ -301,13 +301,6 @@ def test_nodes_prepare_before_their_agents_are_there(order: tuple[int, ...]) -> 
     assert job.interfaces == ["eth0", "eth1", "eth2"]
 
 
-def test_answers_may_arrive_after_the_plan() -> None:
-    job = foreseeing()
-    assert job.feed(up(0), up(1)) == []
-    assert job.state.phase is Phase.PREPARING
-    assert job.feed(*answers(1)[1:], *answers(0)[1:]) == [StartWorkers(0), StartWorkers(1)]
-
-
 def test_asks_the_first_node_again_if_its_name_means_another_address_there() -> None:
     """On Debian its own /etc/hosts has 127.0.1.1 for it."""
     job = foreseeing(address="a")
