@@ -53,11 +53,7 @@ def options_of(target: str, keys: str, folder: Path) -> list[str]:
         ("slurm", "slurm: {time: 1d12h, cpus_per_task: 12}", ["--time=1-12:00:00", "--cpus-per-task=12"]),
         ("slurm", "slurm: {time: '1-0', signal: USR1@120}", ["--time=1-0", "--signal=USR1@120"]),
         ("slurm", "slurm: {comment: 'it''s $x \"y\"'}", ['--comment=it\'s $x "y"']),
-        (
-            "slurm",
-            "restarts: {requeue: 3}\nslurm: {extra: [-x n1], mem: 0}",
-            ["--requeue", "-x n1", "--mem=0"],
-        ),
+        ("slurm", "restarts: {requeue: 3}\nslurm: {extra: [-x], mem: 0}", ["--requeue", "-x", "--mem=0"]),
         ("slurm", "restarts: {max: 3}\nname: long run", ["--no-requeue", "--job-name=long run"]),
         ("slurm", 'name: "a\\nb"', ["--job-name=a b"]),
         ("slurm", "logs: {dir: '50%j'}", ["--output={here}/50%%j/slurm-%j.out", "--open-mode=append"]),
@@ -93,12 +89,8 @@ def options_of(target: str, keys: str, folder: Path) -> list[str]:
             "nodes: 4\ngpus_per_node: 8",
             ["--nodes=4", "--nslots=4", "--cores-per-slot=8", "--gpus-per-slot=8"],
         ),
-        (
-            "flux",
-            "flux: {cpus: 64, gpus: 4, bank: b}",
-            ["--cores-per-slot=64", "--gpus-per-slot=4", "--bank=b"],
-        ),
-        ("flux", "flux: {time: 1d, queue: q, extra: [-x]}", ["--time-limit=86400s", "--queue=q", "-x"]),
+        ("flux", "flux: {cpus: 6, gpus: 4, extra: [-x]}", ["--cores-per-slot=6", "--gpus-per-slot=4", "-x"]),
+        ("flux", "flux: {time: 1d, queue: q, bank: b}", ["--time-limit=86400s", "--queue=q", "--bank=b"]),
     ],
 )
 def test_a_jobs_script_asks_its_scheduler(target: str, keys: str, asked: list[str], tmp_path: Path) -> None:
@@ -134,9 +126,7 @@ def test_a_jobs_script_does_not_ask_for(target: str, keys: str, option: str, tmp
         ("flux", "restarts: {requeue: 2}", "requeueing is supported only with Slurm, not Flux"),
     ],
 )
-def test_refuses_a_job_that_cannot_work_before_it_waits(
-    target: str, text: str, problem: str, tmp_path: Path
-) -> None:
+def test_refuses_a_job_that_cannot_work(target: str, text: str, problem: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").touch()
     spec = submitted(text if "script" in text else f"script: train.py\n{text}", tmp_path)
     with pytest.raises(JobError) as refused:
@@ -272,9 +262,7 @@ def test_an_unknown_scheduler_is_refused() -> None:
         load("oar")
 
 
-def test_old_list_entries_without_a_scheduler_are_slurm_jobs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_old_list_entries_are_slurm_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     (tmp_path / "distlaunch").mkdir()
     lines = (
@@ -322,9 +310,7 @@ QSTAT_XML = """<?xml version='1.0'?>
         ("z", "Rq", ("over", "goes"), "Rq"),
     ],
 )
-def test_grid_engine_states_become_stages(
-    running: str, pending: str, stages: tuple[str, str], words: str
-) -> None:
+def test_qstat_states_become_stages(running: str, pending: str, stages: tuple[str, str], words: str) -> None:
     found = grid_engine.jobs_in(QSTAT_XML.format(running=running, pending=pending))
     assert (found["4711"].stage, found["4712"].stage) == stages
     assert found["4712"].words == words
@@ -413,9 +399,7 @@ CAUSE = Cause("why", 1, 1.0)
         (CAUSE._replace(exit_status=143, scheduled=True, final=True), False, False),  # requeued already
     ],
 )
-def test_only_jobs_that_a_new_start_can_help_are_requeued(
-    cause: Cause | None, warned: bool, goes_on: bool
-) -> None:
+def test_requeues_jobs_that_a_new_start_can_help(cause: Cause | None, warned: bool, goes_on: bool) -> None:
     state = Job().state._replace(warned=warned, verdict=Verdict(cause, 1.0))
     assert not is_to_go_on(state)
     wanted = state.spec._replace(restarts=state.spec.restarts._replace(requeue=1))

@@ -155,9 +155,7 @@ def test_assigns_cpus_to_workers(
         pytest.param("cores", "3-4,19", ["3,19", "4"], id="cores"),
     ],
 )
-def test_assigns_only_cpus_that_the_agent_may_use(
-    tmp_path: Path, how: str, allowed: str, expected: list[str]
-) -> None:
+def test_assigns_only_cpus_of_the_agent(tmp_path: Path, how: str, allowed: str, expected: list[str]) -> None:
     near = BIG._replace(distances=["10 12 32 32", "12 10 32 32", "32 32 10 12", "32 32 12 10"])
     assert given_to(tmp_path, near, wish(how, 2), 2, allowed) == expected
 

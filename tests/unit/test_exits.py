@@ -53,7 +53,7 @@ def test_facts_name_the_signal_and_what_explains_it(ending: Ending, words: str) 
         (Ending(1), "RuntimeError: CUDA error: invalid device ordinal", "procs_per_node"),
         (
             Ending(-6),
-            "[Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=5, OpType=ALLREDUCE)",
+            "[Rank 0] Watchdog caught collective operation timeout: WorkNCCL",
             "a rank that stalled",
         ),
         (Ending(1), "RuntimeError: Timed out waiting 1800000ms for recv operation", "a rank that stalled"),
@@ -154,44 +154,27 @@ def test_errors_of_a_rank_whose_peer_is_gone(words: str) -> None:
     assert words_of(-signal.SIGABRT, words).peer_gone
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        pytest.param("", id="not a word"),
-        pytest.param(OWN, id="an exception"),
-        pytest.param(prefixed(OWN), id="behind torch's prefix"),
-        pytest.param(OWN + CONTEXT + VICTIM, id="before a collective in its finally failed too"),
-        pytest.param(
-            OWN + "[W1121 22:45:16 TCPStore.cpp:106] [c10d] sendBytes failed: Broken pipe\n",
-            id="what C++ logs then",
-        ),
-        pytest.param(
-            raised("RuntimeError: feature server: Connection reset by peer"), id="another connection"
-        ),
-        pytest.param(
-            raised(
-                "ConnectionResetError: [Errno 104] Connection reset by peer",
-                "/venv/site-packages/urllib3/c.py",
-            ),
-            id="another library's",
-        ),
-        pytest.param(
-            raised("RuntimeError: feature server: Connection reset by peer").replace(
-                '  File "/job', f'  File "{ELASTIC}", line 362, in wrapper\n    f()\n  File "/job'
-            ),
-            id="under torch's @record",
-        ),
-        pytest.param(raised("ValueError: Invalid backend", C10D), id="wrong use of a collective"),
-        pytest.param(
-            raised("torch.distributed.DistBackendError: NCCL error in: x.cpp, unhandled system error"),
-            id="nccl's own",
-        ),
-        pytest.param(
-            raised("RuntimeError: DataLoader worker (pid 9) is killed by signal: Killed. "),
-            id="a data loader",
-        ),
-    ],
-)
+OWN_ERRORS = {
+    "not a word": "",
+    "an exception": OWN,
+    "behind torch's prefix": prefixed(OWN),
+    "before a collective in its finally failed too": OWN + CONTEXT + VICTIM,
+    "what C++ logs then": OWN + "[W1121 22:45:16 TCPStore.cpp:106] [c10d] sendBytes failed: Broken pipe\n",
+    "another connection": raised("RuntimeError: feature server: Connection reset by peer"),
+    "another library's": raised(
+        "ConnectionResetError: [Errno 104] Connection reset by peer",
+        "/venv/site-packages/urllib3/c.py",
+    ),
+    "under torch's @record": raised("RuntimeError: feature server: Connection reset by peer").replace(
+        '  File "/job', f'  File "{ELASTIC}", line 362, in wrapper\n    f()\n  File "/job'
+    ),
+    "wrong use of a collective": raised("ValueError: Invalid backend", C10D),
+    "nccl's own": raised("torch.distributed.DistBackendError: NCCL error in: x.cpp, unhandled system error"),
+    "a data loader": raised("RuntimeError: DataLoader worker (pid 9) is killed by signal: Killed. "),
+}
+
+
+@pytest.mark.parametrize("words", OWN_ERRORS.values(), ids=OWN_ERRORS)
 def test_errors_of_the_rank_itself(words: str) -> None:
     assert not words_of(1, words).peer_gone
 

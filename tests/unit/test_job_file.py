@@ -110,9 +110,7 @@ def test_hostfiles_of_three_tools_are_read(
         pytest.param("# nobody\n", " the hostfile lists no hosts", id="empty"),
     ],
 )
-def test_a_hostfiles_mistakes_name_its_line(
-    problems: Problems, tmp_path: Path, text: str, expected: str
-) -> None:
+def test_places_mistakes_in_a_hostfile(problems: Problems, tmp_path: Path, text: str, expected: str) -> None:
     (tmp_path / "hosts").write_text(text)
     (problem,) = problems("script: x\nhostfile: hosts")
     assert problem.startswith(f"hosts:{expected}")

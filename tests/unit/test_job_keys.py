@@ -80,16 +80,8 @@ KEYS: dict[str, tuple[str, str, Any]] = {
     "notify.command": ("notify: {command: [mail, me]}", "notify.command", ("mail", "me")),
     "notify.on": ("notify: {command: [x], on: [failed]}", "notify.on", ("failed",)),
     "metrics.file": ("metrics: {file: job.prom}", "metrics", "{here}/job.prom"),
-    "ssh.config": (
-        "nodes: [a]\nssh: {config: ssh_config}",
-        "nodes.0.reach.options.config",
-        "{here}/ssh_config",
-    ),
-    "ssh.options": (
-        "nodes: [a]\nssh: {options: [Compression=no]}",
-        "nodes.0.reach.options.words",
-        ("Compression=no",),
-    ),
+    "ssh.config": ("nodes: [a]\nssh: {config: c}", "nodes.0.reach.options.config", "{here}/c"),
+    "ssh.options": ("nodes: [a]\nssh: {options: [A=b]}", "nodes.0.reach.options.words", ("A=b",)),
     "ssh.persist": ("nodes: [a]\nssh: {persist: 10m}", "nodes.0.reach.options.persist_s", 600),
     "launcher.command": (
         'nodes: [a]\nlauncher: {command: [podman, exec, -i, "{host}"]}',
@@ -261,9 +253,7 @@ def test_localhost_is_this_machine_unless_ssh_details_are_given(load: Load) -> N
         pytest.param("script: a\nworkdir: '~'", "workdir", "~", id="the node's home itself"),
         pytest.param("script: a\nworkdir: ~//w", "workdir", "~/w", id="two slashes"),
         pytest.param("script: a\nworkdir: ./~/w", "workdir", "{here}/~/w", id="a folder called ~"),
-        pytest.param(
-            "script: a\nnodes: [{host: b, workdir: ~/w}]", "nodes.0.workdir", "~/w", id="a node's home"
-        ),
+        pytest.param("script: a\nnodes: [{host: b, workdir: ~/w}]", "nodes.0.workdir", "~/w", id="of a node"),
         pytest.param(
             "script: a\nnodes: [{host: b, python: ~/v/py}]", "nodes.0.python", "~/v/py", id="a node's python"
         ),
@@ -286,9 +276,7 @@ def test_paths_are_relative_to_the_file_or_to_a_home(
     assert found_at(load(text), path) == expected
 
 
-def test_the_callers_directory_does_not_matter(
-    load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_workdir_is_absolute(load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     load("script: t.py")
     monkeypatch.chdir(tmp_path)
     assert load_job("job.yaml").workdir == str(tmp_path)
@@ -413,9 +401,7 @@ def test_every_suggested_key_exists() -> None:
     assert not set(JOB.foreign) & set(JOB.fields)
 
 
-def test_a_missing_variable_suggests_one_that_is_set(
-    problems: Problems, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_variable_suggests_another(problems: Problems, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_ACCESS_TOKEN", "x")
     (problem,) = problems("script: x\nenv: {MY_ACESS_TOKEN: null}")
     assert problem.endswith("did you mean MY_ACCESS_TOKEN?")

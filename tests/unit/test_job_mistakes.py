@@ -58,9 +58,7 @@ PLAIN_MISTAKES = {
     "args: [[x]]": "2:8: args[0]: expected a string, got a list",
     "env: [A]": "2:6: env: expected a map of settings, got a list",
     "env: {A: [1]}": "2:10: env.A: expected a string, got a list",
-    "timeouts: {connect: soon}": (
-        '2:21: timeouts.connect: expected a duration such as "30s" or "10m", got "soon"'
-    ),
+    "timeouts: {stop: soon}": '2:18: timeouts.stop: expected a duration such as "30s" or "10m", got "soon"',
     "timeouts: {boot: 1s}": (
         "2:12: timeouts.boot: unknown key; known keys: connect, join, stop, job, lease, rejoin, stall"
     ),
@@ -171,9 +169,7 @@ WHOLE_FILES = {
     "# nothing": " the job file is empty; it needs at least `script:`",
     "": " the job file is empty; it needs at least `script:`",
     "just words": "1:1: expected a map of job keys, got…",
-    "- script": (
-        "1:1: expected a map of job keys, got a list; to run a script, write a YAML file with `script:`"
-    ),
+    "- script": "1:1: expected a map of job keys, got a list; to run a script, write a YAML file…",
     "\tscript: x": "1:1: tabs can't indent: use spaces",
     "nodes:\n\t- a": "2:1: tabs can't indent: use spaces",
     "? [a]\n: b\nscript: x": "1:3: a key must be a word",

@@ -16,9 +16,7 @@ from tests.unit.samples import Load, Problems, found_at
     ("base", "override", "path", "expected"),
     [
         ("backend: nccl", "backend=gloo", "backend", "gloo"),
-        pytest.param(
-            "timeouts: {stop: 3s}", "timeouts.job=1h", "timeouts", Timeouts(30, 600, 3, 3600), id="inside"
-        ),
+        ("timeouts: {stop: 3s}", "timeouts.job=1h", "timeouts", Timeouts(30, 600, 3, 3600)),
         ("", "args=[a, 'b c']", "args", ("a", "b c")),
         ("args: [a, b]", "args[1]=c", "args", ("a", "c")),
         ("nodes: [{host: a, gpus: 1}]", "nodes[0].gpus=4", "nodes.0.gpus", 4),
@@ -29,9 +27,7 @@ from tests.unit.samples import Load, Problems, found_at
         ("nodes: [a]", "nodes[0].procs=4", "nodes.0.procs", 4),
         ("nodes: ['a[1-2]']", "nodes[0].procs=4", "nodes.1.procs", 4),
         ("nodes: [a]\nspares: [b]", "spares[0].gpus=1", "pool.1.gpus", 1),
-        pytest.param(
-            "restarts: 3", "restarts.window=1m", "restarts", Restarts(3, 1, 60), id="in a short form"
-        ),
+        ("restarts: 3", "restarts.window=1m", "restarts", Restarts(3, 1, 60)),
     ],
 )
 def test_set_overrides_a_key(load: Load, base: str, override: str, path: str, expected: Any) -> None:
@@ -77,9 +73,7 @@ def test_null_removes_a_key(
     assert found_at(load(base, *overrides, extra=("more",)), path) == expected
 
 
-def test_null_takes_the_callers_variable_and_marks_it_as_secret(
-    load: Load, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_null_takes_the_callers_variable_as_a_secret(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOME_TOKEN", "s3cret")
     secret = EnvValue("s3cret", inherited=True)
     assert load("script: x\nenv: {SOME_TOKEN: null}").env == {"SOME_TOKEN": secret}
@@ -99,9 +93,7 @@ def test_null_takes_the_callers_variable_and_marks_it_as_secret(
     ],
 )
 @pytest.mark.parametrize("base", ["script: x", "script: x\nnodes: 2"])
-def test_setting_an_item_of_a_missing_list_suggests_the_whole_list(
-    load: Load, base: str, override: str, key: str
-) -> None:
+def test_an_item_of_a_missing_list_suggests_the_list(load: Load, base: str, override: str, key: str) -> None:
     with pytest.raises(UsageError) as caught:
         load(base, override)
     assert f"{override}: {key} is not a list in the job file" in str(caught.value)
@@ -121,9 +113,7 @@ def test_setting_an_item_of_a_missing_list_suggests_the_whole_list(
         ("torchrun a.py", "`distlaunch import torchrun 'torchrun a.py'` prints a job file for this command"),
     ],
 )
-def test_suggests_keys_for_a_command_line_given_as_a_script(
-    load: Load, problems: Problems, text: str, hint: str
-) -> None:
+def test_suggests_keys_for_a_command_in_script(load: Load, problems: Problems, text: str, hint: str) -> None:
     assert problems(f"script: {text}") == [f"job.yaml:1:9: script: {hint}"]
     if hint.startswith("write"):
         load(hint.removeprefix("write ").replace(" and ", "\n"))
@@ -169,9 +159,7 @@ def test_refuses_null_for_a_required_key(problems: Problems, text: str, override
         ("script=python -m a.b", "--set script=null --set module=a.b"),
     ],
 )
-def test_a_hint_about_an_override_can_be_pasted(
-    load: Load, problems: Problems, override: str, hint: str
-) -> None:
+def test_hints_for_set_can_be_pasted(load: Load, problems: Problems, override: str, hint: str) -> None:
     problem = problems("script: x", override)[0]
     assert problem.endswith(hint)
     if override.startswith("nodes=[17"):

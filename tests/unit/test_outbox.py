@@ -150,9 +150,7 @@ def test_a_closed_spool_is_empty_and_has_all_its_room_again(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("missing", [False, True], ids=["full", "missing"])
-def test_skips_a_place_without_room_and_closes_its_file(
-    tmp_path: Path, full_disk: str, missing: bool
-) -> None:
+def test_skips_and_closes_a_place_without_room(tmp_path: Path, full_disk: str, missing: bool) -> None:
     before = open_files(Path("/dev"))
     with spool_in(tmp_path / "missing" if missing else full_disk, tmp_path, memory=0) as spool:
         assert taken(spool, "abc") == "abc"

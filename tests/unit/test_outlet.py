@@ -95,9 +95,7 @@ def end(outlet: Outlet) -> None:
 # Order, and who waits for whom
 
 
-def test_writes_everything_even_if_no_thread_can_be_started(
-    reader: Pipe, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_writes_everything_even_without_a_thread(reader: Pipe, monkeypatch: pytest.MonkeyPatch) -> None:
     outlet = Outlet(reader.write_end, never)
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", no_room)

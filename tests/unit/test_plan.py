@@ -161,19 +161,13 @@ def test_master_addr_is_the_first_nodes_name_if_ssh_does_not_answer() -> None:
 
 @pytest.mark.parametrize(
     ("text", "path"),
-    [
-        pytest.param(
-            "nodes: [a, b]\nmaster_addr: 127.0.0.1", "3:14: master_addr: 127.0.0.1", id="master_addr"
-        ),
-        pytest.param(
-            "nodes: [a, b]\nrendezvous: {endpoint: 'localhost:1'}",
-            "3:24: rendezvous.endpoint: local",
-            id="endpoint",
-        ),
-        pytest.param("nodes: [localhost, b]", "2:9: nodes[0]: localhost", id="this machine's label"),
-        pytest.param("nodes: [{host: a, address: '::1'}, b]", "2:9: nodes[0]: ::1", id="the node's address"),
-        pytest.param("nodes: [127.0.1.1, b]", "2:9: nodes[0]: 127.0.1.1", id="Debian's own name"),
-    ],
+    {
+        "nodes: [a, b]\nmaster_addr: 127.0.0.1": "3:14: master_addr: 127.0.0.1",
+        "nodes: [a, b]\nrendezvous: {endpoint: 'localhost:1'}": "3:24: rendezvous.endpoint: local",
+        "nodes: [localhost, b]": "2:9: nodes[0]: localhost",
+        "nodes: [{host: a, address: '::1'}, b]": "2:9: nodes[0]: ::1",
+        "nodes: [127.0.1.1, b]": "2:9: nodes[0]: 127.0.1.1",  # Debian's own name
+    }.items(),
 )
 def test_a_loopback_master_is_refused_on_several_machines(text: str, path: str) -> None:
     words = refusal(text, master_address=None)
@@ -238,12 +232,7 @@ def test_no_job_can_set_what_the_contract_sets() -> None:
     [
         pytest.param(1, None, {}, id="one worker takes all cores"),
         pytest.param(2, None, {"OMP_NUM_THREADS": "1"}, id="several share"),
-        pytest.param(
-            1,
-            "eth1",
-            {"GLOO_SOCKET_IFNAME": "eth1", "NCCL_SOCKET_IFNAME": "eth1"},
-            id="the route's interface",
-        ),
+        pytest.param(1, "eth1", {"GLOO_SOCKET_IFNAME": "eth1", "NCCL_SOCKET_IFNAME": "eth1"}, id="interface"),
     ],
 )
 def test_defaults_are_those_of_torchrun_and_the_interface(
@@ -349,10 +338,7 @@ VALUES = {name.upper(): f"<{name}>" for name in PLACEHOLDERS}
         ('{"rank": {rank}}', '{"rank": <rank>}'),
         ('{"rank": {rank}, "world": [{world_size}]}', '{"rank": <rank>, "world": [<world_size>]}'),
         ('{"a": {"b": {rank}}}', '{"a": {"b": <rank>}}'),
-        (
-            "{Rank} {ranks} { rank } {} {0} {unknown} ${HOME}",
-            "{Rank} {ranks} { rank } {} {0} {unknown} ${HOME}",
-        ),
+        ("{Rank} { rank } {} {0} {unknown} ${HOME}", "{Rank} { rank } {} {0} {unknown} ${HOME}"),
         ("{{nope}} ${{a}} {{{a-b}}}", "{nope} ${a} {{a-b}}"),
         ("{rank", "{rank"),
         ("rank}", "rank}"),
@@ -394,9 +380,7 @@ def document_of(plan: LaunchPlan) -> dict[str, Any]:
         ("cpu_binding: [0-3, 7]", None, ["0-3", "7"]),
     ],
 )
-def test_a_printed_plan_contains_the_cpu_binding(
-    text: str, numa: str | None, cpu: str | list[str] | None
-) -> None:
+def test_a_printed_plan_has_the_cpu_binding(text: str, numa: str | None, cpu: str | list[str] | None) -> None:
     document = document_of(plan_of(text))
     assert (document["numa_binding"], document["cpu_binding"]) == (numa, cpu)
 
@@ -415,9 +399,7 @@ def test_a_printed_plan_is_json_without_inherited_values() -> None:
 @pytest.mark.parametrize(
     ("text", "port", "variable"), [("", None, None), ("master_port: 29500", 29500, "29500")]
 )
-def test_a_port_chosen_at_the_start_is_null_in_a_printed_plan(
-    text: str, port: int | None, variable: str | None
-) -> None:
+def test_a_port_chosen_later_is_null_in_a_plan(text: str, port: int | None, variable: str | None) -> None:
     document = document_of(plan_of(text))
     (worker,) = document["nodes"][0]["workers"]
     assert (document["master_port"], worker["env"]["MASTER_PORT"]) == (port, variable)

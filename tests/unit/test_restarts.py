@@ -234,9 +234,7 @@ NEVER = [
 
 @pytest.mark.parametrize("attempt", [0, 1])
 @pytest.mark.parametrize(("phase", "event", "status"), NEVER)
-def test_a_failure_that_a_restart_can_not_mend_ends_the_job(
-    attempt: int, phase: str, event: Event, status: int
-) -> None:
+def test_a_failure_beyond_repair_ends_the_job(attempt: int, phase: str, event: Event, status: int) -> None:
     job = Job()
     if attempt:
         job.started()
@@ -511,9 +509,7 @@ MEMBERS = [
 
 
 @pytest.mark.parametrize(("nodes", "more", "away", "members"), MEMBERS)
-def test_nodes_that_are_left_keep_their_order(
-    nodes: str, more: str, away: list[int], members: tuple[int, ...]
-) -> None:
+def test_members_keep_their_order(nodes: str, more: str, away: list[int], members: tuple[int, ...]) -> None:
     job = Job(text_of(nodes, more)).started()
     for node in away:
         job.lose(node)

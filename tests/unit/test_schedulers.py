@@ -152,9 +152,7 @@ def test_refuses_a_malformed_host_list(environ: dict[str, str], listed: str, err
         ({"SLURM_JOB_ID": "17"}, ""),
     ],
 )
-def test_finds_where_the_scheduler_lists_the_hosts(
-    environ: dict[str, str], listing: str | tuple[str, ...]
-) -> None:
+def test_finds_the_schedulers_host_list(environ: dict[str, str], listing: str | tuple[str, ...]) -> None:
     assert inside_of(environ).listing(environ) == listing
 
 
@@ -335,9 +333,7 @@ def test_an_unreadable_host_list_matters_only_where_it_is_needed(job: Load) -> N
         ("lsf", "sh: python3: not found", 127, Kind.UNSTARTED, "try `blaunch b python3 -V`"),
     ],
 )
-def test_explains_failures_of_qrsh_and_blaunch(
-    scheduler: str, words: str, status: int, kind: Kind, advice: str
-) -> None:
+def test_explains_qrsh_and_blaunch(scheduler: str, words: str, status: int, kind: Kind, advice: str) -> None:
     reach = inside_of(GRID_ENGINE if scheduler == "grid-engine" else LSF).command("b")
     assert reach is not None
     failure = reach.failure(ProcessEnd(words, status=status))

@@ -133,10 +133,7 @@ NO_STEP = "srun: error: Unable to create step for job 2: Requested node configur
         (ProcessEnd(REFUSED, True, 1), (Kind.LOST, REFUSED, False)),
         (ProcessEnd(FORCED, True, 0), (Kind.LOST, FORCED, False)),
         (ProcessEnd(f"{KILLED}\n{FORCED}", True, 137), (Kind.LOST, KILLED, False)),
-        (
-            ProcessEnd("\n".join([ABORTED, CANCELLED, KILLED, FORCED]), True, 137),
-            (Kind.LOST, CANCELLED, False),
-        ),
+        (ProcessEnd("\n".join([ABORTED, CANCELLED, FORCED]), True, 137), (Kind.LOST, CANCELLED, False)),
         (ProcessEnd(CHATTER, True, -9), (Kind.LOST, SRUN_KILLED, False)),
         (ProcessEnd(NO_JOB, status=1), (Kind.NO_ALLOCATION, NO_JOB, False)),
         (ProcessEnd(NO_STEP, status=1), (Kind.STEP_REFUSED, NO_STEP, False)),
