@@ -208,14 +208,10 @@ TIMED_OUT = "TCPStore.cpp:340] [c10d] The client socket has timed out"
 
 
 @pytest.mark.parametrize(
-    "remark",
-    [
-        f"[W1122 09:00:00.123456789 {TIMED_OUT}",
-        f"[rank3]:[I1122 09:00:00.123456789 {TIMED_OUT}",
-        f"W1122 09:00:00.123000 2689 {TIMED_OUT}",
-    ],
+    "begin", ["[W1122 09:00:00.12", "[rank3]:[I1122 09:00:00.12", "W1122 09:00:00.12 2689"]
 )
-def test_ignores_warnings_logged_by_torch(remark: str) -> None:
+def test_ignores_warnings_logged_by_torch(begin: str) -> None:
+    remark = f"{begin} {TIMED_OUT}"
     assert without_remarks(f"{remark}\n\n") == ""
     assert without_remarks(f"{remark}\nboom\n") == "boom\n"
     assert not words_of(3, f"{remark}\n").peer_gone

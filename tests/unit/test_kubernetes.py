@@ -38,14 +38,13 @@ ODD = (
     *("0o17", "yes", "null", "~", "- x", "#", "&a", "!t", "%d", "@", "{{brace}}", "é\x85\ud7ff\U0001f600"),
 )
 
+CPU_JOB = {"script": "t.py", "gpus_per_node": 0}
 JOBS = {
     "CPU": "script: train.py\ngpus_per_node: 0\nprocs_per_node: 4\n",
     "64 GPUs": "script: train.py\nnodes: 8\ngpus_per_node: 8\nnuma_binding: node\n",
     "AMD GPUs": "script: t.py\nnodes: 2\nkubernetes: {resources: {limits: {amd.com/gpu: 8, memory: 64Gi}}}\n",
     "a long name": f"name: {'Llama 3.1 8B, ' * 9}\nscript: train.py\nnodes: 300\ngpus_per_node: 1\n",
-    "odd words": yaml.safe_dump(
-        {"script": "t.py", "nodes": 2, "gpus_per_node": 0, "args": [*ODD], "env": {"X": ODD[2]}}
-    ),
+    "odd words": yaml.safe_dump({**CPU_JOB, "nodes": 2, "args": [*ODD], "env": {"X": ODD[2]}}),
     "secrets": "script: t.py\ngpus_per_node: 1\nenv: {HF_TOKEN: null, A: b}\n"
     "kubernetes: {secrets: {HF_TOKEN: {secret: hf, key: token}}}\n",
     "a module": "module: pkg.train\nnodes: 2\ngpus_per_node: 2\npython: /venv/bin/python\nworkdir: /src\n",

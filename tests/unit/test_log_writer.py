@@ -104,9 +104,7 @@ def when_waited_for(
 # Files
 
 
-def test_writes_everything_even_without_a_thread(
-    writer: LogWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_writes_without_a_thread(writer: LogWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threading.Thread, "start", no_room)
     for text in (b"one ", b"two "):
         writer.append("log", text)
@@ -167,7 +165,7 @@ def test_does_not_touch_an_existing_file(writer: LogWriter, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("target", ["victim", "missing"])
-def test_does_not_follow_a_planted_link(writer: LogWriter, tmp_path: Path, target: str) -> None:
+def test_follows_no_planted_link(writer: LogWriter, tmp_path: Path, target: str) -> None:
     (tmp_path / "victim").write_bytes(b"theirs")
     (tmp_path / "log").symlink_to(tmp_path / target)
     writer.append("log", b"text")
@@ -176,9 +174,7 @@ def test_does_not_follow_a_planted_link(writer: LogWriter, tmp_path: Path, targe
     assert writer.lost_bytes == 4
 
 
-def test_does_not_follow_a_link_that_replaced_a_log(
-    writer: LogWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_follows_no_later_link(writer: LogWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_OPEN", 1)
     (tmp_path / "victim").write_bytes(b"theirs")
     writer.append("log", b"text")

@@ -235,9 +235,7 @@ def test_no_job_can_set_what_the_contract_sets() -> None:
         pytest.param(1, "eth1", {"GLOO_SOCKET_IFNAME": "eth1", "NCCL_SOCKET_IFNAME": "eth1"}, id="interface"),
     ],
 )
-def test_defaults_are_those_of_torchrun_and_the_interface(
-    procs: int, interface: str | None, expected: dict[str, str]
-) -> None:
+def test_defaults_are_those_of_torchrun(procs: int, interface: str | None, expected: dict[str, str]) -> None:
     plan = plan_of(f"procs_per_node: {procs}")
     worker = workers(plan, plan.nodes[0], MEETING, interface)[0]
     assert worker.defaults == {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", **expected}
@@ -282,9 +280,7 @@ def test_the_workers_command_line(text: str, argv: tuple[str, ...]) -> None:
     ],
 )
 @pytest.mark.parametrize("rendezvous", ["static", "etcd-v2, endpoint: 'e:1'"], ids=["static", "etcd"])
-def test_a_relative_program_is_relative_to_the_workdir_of_its_node(
-    program: str, ours: str, its_own: str, rendezvous: str
-) -> None:
+def test_a_program_is_found_in_the_workdir(program: str, ours: str, its_own: str, rendezvous: str) -> None:
     text = f"{program}\nworkdir: w\nnodes: [a, {{host: b, workdir: ~/own}}]\nargs: [last]"
     spec = spec_of(f"{text}\nrendezvous: {{backend: {rendezvous}}}")
     plan = make_plan(spec, {i: Facts("/usr/bin/python3", 0) for i in range(2)}, "10.0.0.1")

@@ -45,16 +45,21 @@ NCCL = {
 """What is wrong, and the values of the variable of which it is said."""
 
 
-@pytest.mark.parametrize(("value", "why"), [(value, why) for why in GLOO for value in GLOO[why]])
-def test_gloo_takes_whole_names_and_needs_all(value: str, why: str) -> None:
-    expected = [f"GLOO_SOCKET_IFNAME={value} on a, b, c: {why}{WAY}"] if why else []
-    assert interface_warnings(f'GLOO_SOCKET_IFNAME: "{value}"') == expected
-
-
-@pytest.mark.parametrize(("value", "why"), [(value, why) for why in NCCL for value in NCCL[why]])
-def test_nccl_takes_prefixes_and_needs_one(value: str, why: str) -> None:
-    expected = [f"NCCL_SOCKET_IFNAME={value} on a, b, c: {why}{WAY}"] if why else []
-    assert interface_warnings(f'NCCL_SOCKET_IFNAME: "{value}"', "nccl") == expected
+@pytest.mark.parametrize(
+    ("backend", "value", "why"),
+    [
+        (name, value, why)
+        for name, each in (("gloo", GLOO), ("nccl", NCCL))
+        for why in each
+        for value in each[why]
+    ],
+)
+def test_gloo_takes_whole_names_and_needs_all_nccl_prefixes_and_one(
+    backend: str, value: str, why: str
+) -> None:
+    setting = f"{backend.upper()}_SOCKET_IFNAME"
+    expected = [f"{setting}={value} on a, b, c: {why}{WAY}"] if why else []
+    assert interface_warnings(f'{setting}: "{value}"', backend) == expected
 
 
 def test_checks_only_variables_that_the_backend_uses() -> None:

@@ -515,9 +515,7 @@ UNPREPARED: dict[str, tuple[Event, int, int, str]] = {
 
 
 @pytest.mark.parametrize(("event", "status", "node", "words"), UNPREPARED.values(), ids=UNPREPARED)
-def test_a_failure_while_preparing_ends_the_job_before_any_worker_starts(
-    event: Event, status: int, node: int, words: str
-) -> None:
+def test_a_failure_while_preparing_ends_the_job(event: Event, status: int, node: int, words: str) -> None:
     job = History(f"{TWO}\nmaster_port: 29555").to_preparing()
     assert words in texts(job.feed(event), "error")[0]
     assert isinstance(job.close()[-1], Finish)

@@ -168,9 +168,7 @@ def shaken(parts: list[bytes]) -> tuple[bytes, list[Told], Handshake]:
     cuts,
 )
 @bounded(200)
-def test_noise_before_marker_and_hello_is_skipped_in_any_slices(
-    motd: bytes, noise: bytes, stream: bytes, at: list[int]
-) -> None:
+def test_skips_noise_before_marker_and_hello(motd: bytes, noise: bytes, stream: bytes, at: list[int]) -> None:
     data = motd + wire.READY_MARKER + noise + HELLO + stream
     sent, frames, handshake = shaken(slices(data, at))
     assert sent == b"opening"
