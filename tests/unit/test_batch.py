@@ -144,7 +144,7 @@ def test_setup_may_make_the_script(tmp_path: Path) -> None:
     [
         ("gpus_per_node: 3\nslurm: {gpus: 8}", 3),
         ("slurm: {gpus: 8}", 8),
-        ("slurm: {gpus: 'a100:4'}", 4),
+        ("slurm: {gpus: 'volta:3,kepler:1'}", 4),
         ("slurm: {gres: 'nvme:1,gpu:h100:2'}", 2),
         ("slurm: {partition: gpu}", 0),
     ],

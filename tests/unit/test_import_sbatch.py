@@ -260,10 +260,7 @@ RUN = "srun python t.py"
         ("#SBATCH -N 4 # four\n\n  \n# so\n#SBATCH -p a\n" + RUN, {"nodes": 4, "slurm": {"partition": "a"}}),
         ("accelerate launch --cpu --num_processes 3 -m a.b --x", {"module": "a.b", "args": ["--x"]}),
         ("accelerate launch --multi_gpu t.py", {"procs_per_node": None}),
-        (
-            "A=1\nexport A\nA=2\nB=3\nexport B C=$A\nA=4 srun python t.py",
-            {"env": {"A": "4", "B": "3", "C": "2"}},
-        ),
+        ("A=1\nexport A\nA=2\nexport C=$A\nA=4 srun python t.py", {"env": {"A": "4", "C": "2"}}),
         ("ARGS='--lr 1 --x'\nsrun python t.py $ARGS \"$ARGS\"", {"args": ["--lr", "1", "--x", "--lr 1 --x"]}),
     ],
 )

@@ -75,10 +75,7 @@ COMMANDS: list[tuple[str, dict[str, Any]]] = [
         "torchrun --role r --shutdown-timeout 5 --virtual-local-rank x.py",
         {"timeouts": {"stop": "5s"}, "role": "r", "virtual_local_rank": True},
     ),
-    (
-        "torchrun --log-dir l --redirects 3 --nproc-per-node 2 x.py",
-        {"procs_per_node": 2, "logs": {"dir": "l", "console": "none"}},
-    ),
+    ("torchrun --log-dir l --redirects 3 x.py", {"logs": {"dir": "l", "console": "none"}}),
     ("torchrun -r 3 -t 3 x.py", {}),
     ("torchrun --numa-binding=node x.py", {"numa_binding": "node"}),
     (
@@ -95,10 +92,7 @@ COMMANDS: list[tuple[str, dict[str, Any]]] = [
         "~/v/bin/torchrun --log-dir ~/l ./~/x.py",
         {"script": "./~/x.py", "python": "~/v/bin/python", "logs": {"dir": "~/l"}},
     ),
-    (
-        "PYTHON_EXEC=~/p PET_LOG_DIR=~/l torchrun ~/x.py",
-        {"script": "~/x.py", "python": "~/p", "logs": {"dir": "~/l"}},
-    ),
+    ("PYTHON_EXEC=~/p PET_LOG_DIR=~/l torchrun x.py", {"python": "~/p", "logs": {"dir": "~/l"}}),
     (
         "torchrun x.py a#b '#c' 'd e' \"f'g\" h\\ i \\\n  j '' '$k' 'l|m'",
         {"args": ["a#b", "#c", "d e", "f'g", "h i", "j", "", "$k", "l|m"]},

@@ -243,37 +243,31 @@ def test_localhost_is_this_machine_unless_ssh_details_are_given(load: Load) -> N
 # Paths and durations
 
 
-@pytest.mark.parametrize(
-    ("text", "path", "expected"),
-    [
-        pytest.param("script: a\nworkdir: ../w", "workdir", "{parent}/w", id="up"),
-        pytest.param("script: a\nworkdir: /abs/w/.", "workdir", "/abs/w", id="absolute"),
-        pytest.param("script: a\nworkdir: ~/w/../v", "workdir", "~/v", id="the node's home"),
-        pytest.param("script: a\nworkdir: ~/../v", "workdir", "~/../v", id="beside the node's home"),
-        pytest.param("script: a\nworkdir: '~'", "workdir", "~", id="the node's home itself"),
-        pytest.param("script: a\nworkdir: ~//w", "workdir", "~/w", id="two slashes"),
-        pytest.param("script: a\nworkdir: ./~/w", "workdir", "{here}/~/w", id="a folder called ~"),
-        pytest.param("script: a\nnodes: [{host: b, workdir: ~/w}]", "nodes.0.workdir", "~/w", id="of a node"),
-        pytest.param(
-            "script: a\nnodes: [{host: b, python: ~/v/py}]", "nodes.0.python", "~/v/py", id="a node's python"
-        ),
-        pytest.param("script: a\npython: python3.12", "python", "python3.12", id="a bare python is for PATH"),
-        pytest.param("script: a\npython: ~/v/python", "python", "~/v/python", id="python at home there"),
-        pytest.param("script: a\nlogs: {dir: ~/r}", "logs.folder", "/home/me/r", id="logs are here"),
-        pytest.param(
-            "script: a\nnodes: [a]\nssh: {config: ~/c}",
-            "nodes.0.reach.options.config",
-            "/home/me/c",
-            id="ssh is called here",
-        ),
-    ],
-)
+PATHS = {
+    "workdir: ../w": ("workdir", "{parent}/w"),
+    "workdir: /abs/w/.": ("workdir", "/abs/w"),
+    "workdir: ~/w/../v": ("workdir", "~/v"),
+    "workdir: ~/../v": ("workdir", "~/../v"),
+    "workdir: '~'": ("workdir", "~"),
+    "workdir: ~//w": ("workdir", "~/w"),
+    "workdir: ./~/w": ("workdir", "{here}/~/w"),
+    "nodes: [{host: b, workdir: ~/w}]": ("nodes.0.workdir", "~/w"),
+    "nodes: [{host: b, python: ~/v/py}]": ("nodes.0.python", "~/v/py"),
+    "python: python3.12": ("python", "python3.12"),  # PATH has it
+    "python: ~/v/python": ("python", "~/v/python"),
+    "logs: {dir: ~/r}": ("logs.folder", "/home/me/r"),  # here
+    "nodes: [a]\nssh: {config: ~/c}": ("nodes.0.reach.options.config", "/home/me/c"),  # here, too
+}
+
+
+@pytest.mark.parametrize("text", PATHS)
 def test_paths_are_relative_to_the_file_or_to_a_home(
-    load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, path: str, expected: str
+    load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
     monkeypatch.setenv("HOME", "/home/me")
+    path, expected = PATHS[text]
     expected = expected.replace("{parent}", str(tmp_path.parent)).replace("{here}", str(tmp_path))
-    assert found_at(load(text), path) == expected
+    assert found_at(load(f"script: a\n{text}"), path) == expected
 
 
 def test_a_workdir_is_absolute(load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ from distlaunch.supervisor import actions, events
 from distlaunch.supervisor.actions import Action
 from distlaunch.supervisor.events import Event
 from distlaunch.supervisor.history import BEGAN, beginning, fields_of
-from distlaunch.supervisor.nodes import Linked, Lost, Nodes, Up, Workers, may_be_occupied
+from distlaunch.supervisor.nodes import End, Linked, Lost, Nodes, Up, Workers, may_be_occupied
 from distlaunch.supervisor.rank_exits import VERDICT_S
 from distlaunch.supervisor.state import Phase, State, Timer, Why
 from distlaunch.supervisor.step import HANDLERS, begin, step
@@ -435,7 +435,8 @@ def check_step(before: State, event: Event, wanted: tuple[Action, ...], after: S
     assert after.attempt in (before.attempt, before.attempt + 1)
     for action in wanted:
         if isinstance(action, NOT_AHEAD):
-            assert any(isinstance(state.nodes[action.node], Linked) for state in (before, after))
+            nodes = [state.nodes[action.node] for state in (before, after)]
+            assert any(isinstance(node, Linked) or node is End.CLEAN for node in nodes)
     finishes = sum(isinstance(action, actions.Finish) for action in wanted)
     assert finishes == (after.phase is Phase.DONE and before.phase is not Phase.DONE)
     limit = after.spec.restarts

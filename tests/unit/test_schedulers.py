@@ -408,7 +408,7 @@ def flux_lists(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
 
 def test_places_tasks_of_flux_and_jsrun(flux_lists: Callable[[str], None]) -> None:
     assert task_number(FLUX_TASK | {"SLURM_PROCID": "0"}) == task_number(JSM_TASK) == 3
-    steps = FLUX_TASK, {"SLURM_STEP_NUM_NODES": "3"}, {}
+    steps: list[dict[str, str]] = [FLUX_TASK, {"SLURM_STEP_NUM_NODES": "3"}, {}]
     assert [step_nodes(environ) for environ in steps] == [("flux", 2), ("slurm", 3), ("", 1)]
     task = task_in(FLUX_TASK)
     assert task == Task("f2Cm.", "f2Cm", 3, 4, 1, 2, 1, 2, ("flux1", "flux2"), ("flux1",), 2, 0)

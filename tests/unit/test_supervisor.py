@@ -3,6 +3,7 @@
 import errno
 import itertools
 import signal
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -15,6 +16,7 @@ from distlaunch.agent.messages import (
     OutputLost,
     PortHeld,
     PortRefused,
+    PortUsurped,
     RanksJoined,
     RanksLag,
     RanksStalled,
@@ -56,6 +58,7 @@ from distlaunch.transports.failure import Kind, LinkFailure
 from distlaunch.wording import status_words
 from tests.unit.samples import PEER_GONE, bounded, spec_of
 from tests.unit.test_random_histories import check_step
+from tests.unit.test_reports import EVENTS, EXITED
 
 JOB = (
     "script: t.py\nbackend: gloo\ngpus_per_node: 0\nprocs_per_node: 2\ntimeouts: {connect: 30s, stop: 10s}\n"
@@ -860,21 +863,21 @@ def test_names_ranks_that_do_not_join_ever_more_rarely_and_ends_the_job_at_last(
 REFUSED = "the rendezvous refuses its connection"
 ALL_REFUSED: list[Event] = [RanksLag(node, ((0, True, REFUSED), (1, True, REFUSED))) for node in (0, 1)]
 OTHERS_REFUSED: list[Event] = [RanksLag(0, ((0, False, "idle"), (1, True, REFUSED))), ALL_REFUSED[1]]
-EXITED = "exited with status 0 without joining"
+UNJOINED = "exited with status 0 without joining"
 WAIT_FOR_0 = "the others are waiting for rank 0"
 FIRST = "0/4 ranks joined; waiting for rank 0"
 OTHERS = f"rank 1 (a, pid 101: {REFUSED}), rank 2 (b, pid 100: {REFUSED}), rank 3 (b, pid 101: {REFUSED})"
 LAGGING: dict[str, tuple[list[Event], str]] = {
     "a rank that exited": (
         [RanksJoined(0, (0, 1)), RanksJoined(1, (0,)), ended(3, 0)],
-        f"3/4 ranks joined; waiting for rank 3 (b: {EXITED})",
+        f"3/4 ranks joined; waiting for rank 3 (b: {UNJOINED})",
     ),
     "a rank that tries": (
         [RanksJoined(0, (1,)), RanksLag(1, ((0, True, "no answer"),)), ended(3, 0)],
-        f"1{FIRST[1:]} (a, pid 100), rank 2 (b, pid 100: no answer), rank 3 (b: {EXITED}); {WAIT_FOR_0}",
+        f"1{FIRST[1:]} (a, pid 100), rank 2 (b, pid 100: no answer), rank 3 (b: {UNJOINED}); {WAIT_FOR_0}",
     ),
     "rank 0 is elsewhere": (OTHERS_REFUSED, f"{FIRST} (a, pid 100: idle), {OTHERS}; {WAIT_FOR_0}"),
-    "rank 0 has exited": ([*OTHERS_REFUSED, ended(0, 0)], f"{FIRST} (a: {EXITED}), {OTHERS}; {WAIT_FOR_0}"),
+    "rank 0 has exited": ([*OTHERS_REFUSED, ended(0, 0)], f"{FIRST} (a: {UNJOINED}), {OTHERS}; {WAIT_FOR_0}"),
     "nobody has joined": (
         ALL_REFUSED,
         f"{FIRST} (a, pid 100: {REFUSED}), {OTHERS}; the rendezvous is at {MASTER}:29400",
@@ -1197,25 +1200,23 @@ _failures = st.builds(
     st.sampled_from(["", "why", "a\nb"]),
     st.booleans(),
 )
-_mapping = st.sampled_from(
-    [{"uid": 5, "pid": 1, "command": "x"}, {"uid": 5, "pid": None, "command": None}, {"pid": 4}, {}]
-)
-_mappings = st.lists(_mapping, max_size=2).map(tuple)
+
+
+def reported(report: Any, node: int, local_rank: int, status: int, at: float) -> Event:
+    """A sample of a report, from any node and local rank."""
+    drawn = {"node": node, "local_rank": local_rank, "status": status, "at": at, "asked": MASTER}
+    event: Event = report._replace(**{name: drawn[name] for name in drawn.keys() & {*report._fields}})
+    return event
+
+
+_samples = st.sampled_from([sample for sample in (*EVENTS, EXITED) if not isinstance(sample, PortUsurped)])
+_statuses = st.sampled_from([0, 0, 0, 1, 255, -9])
 _events = st.one_of(
-    st.builds(up, _node, st.integers(0, 3)),
-    st.builds(AgentLeaving, _node, st.sampled_from([1, 2, 15, 9999])),
-    st.builds(LinkEnded, _node, _failures),
-    st.builds(PortHeld, _node, st.just(29400)),
-    st.builds(PortRefused, _node, st.just("why"), _mappings),
-    st.builds(RouteFound, _node, st.just(MASTER), st.just(MASTER), st.sampled_from([None, "eth0"])),
-    st.builds(RouteFailed, _node, st.just(MASTER), st.just("why")),
-    st.builds(WorkerStarted, _node, _local_rank, st.integers(1, 9)),
-    st.builds(WorkerUnstarted, _node, _local_rank, st.just("exec"), st.sampled_from([2, 13]), st.just("why")),
-    st.builds(exited, _node, _local_rank, st.sampled_from([0, 0, 0, 1, 255, -9]), st.floats(0, 3 * T)),
+    st.builds(reported, _samples, _node, _local_rank, _statuses, st.floats(0, 3 * T)),
     st.builds(RanksJoined, _node, st.lists(_local_rank, max_size=3).map(tuple)),
-    st.builds(OutputLost, _node, _local_rank, st.integers(0, 1), st.integers(1, 9)),
     st.builds(Swept, _node, st.sampled_from([0, 1, 8]), st.integers(0, 2)),
-    st.builds(Stuck, _node, _mappings),
+    st.builds(up, _node, st.integers(0, 3)),
+    st.builds(LinkEnded, _node, _failures),
     st.builds(Interrupted, st.sampled_from(SIGNALS)),
     st.builds(TimerDue, st.sampled_from(Timer), st.none() | _node),
 )
