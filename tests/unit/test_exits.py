@@ -16,6 +16,7 @@ from distlaunch.diagnosis.exits import (
 )
 
 GIB = 1 << 30
+LOADER = "RuntimeError: DataLoader worker (pid 7)"
 SHM_FULL, SHM_SMALL, SHM_FINE = (8 * GIB, 0), (64 << 20, 60 << 20), (8 * GIB, 7 * GIB)
 
 
@@ -60,9 +61,9 @@ def test_facts_name_the_signal_and_what_explains_it(ending: Ending, words: str) 
         (Ending(1), "ncclSystemError: System call failed", "NCCL_DEBUG"),
         (Ending(1), "OSError: [Errno 28] No space left on device", "a disk is full"),
         (
-            Ending(1, python="/opt/venv/bin/python"),
+            Ending(1, python="/py"),
             "ModuleNotFoundError: No module named 'torch'",
-            "the workers' Python (/opt/venv/bin/python) lacks a package",
+            "Python (/py) lacks a package",
         ),
         (Ending(1), "bdb.BdbQuit", "distlaunch torchrun"),
         (Ending(1, stdin=True), "bdb.BdbQuit", ""),
@@ -72,15 +73,15 @@ def test_facts_name_the_signal_and_what_explains_it(ending: Ending, words: str) 
         (Ending(1, module="train"), "/bin/python: No module named ninja", ""),
         (
             Ending(1),
-            "Connection reset by peer\nRuntimeError: DataLoader worker (pid 7) is killed by signal: K.",
+            f"Connection reset by peer\n{LOADER} is killed by signal: K.",
             "a DataLoader worker died",
         ),
         (
             Ending(1, oom_kills=1),
-            "RuntimeError: DataLoader worker (pid(s) 7) exited unexpectedly",
+            f"{LOADER} exited unexpectedly",
             "the OOM killer killed a DataLoader worker",
         ),
-        (Ending(1), "RuntimeError: DataLoader worker (pid 7) is killed by signal: Bus error. ", "--shm-size"),
+        (Ending(1), f"{LOADER} is killed by signal: Bus error. ", "--shm-size"),
         (Ending(1), "ConnectionResetError: [Errno 104] Connection reset by peer", ""),
         (Ending(1, peer_gone=True), "RuntimeError: Connection closed by peer", "no rank reported its own"),
         (Ending(1, peer_gone=True), "Timed out waiting 1800000ms for recv operation", "a rank that stalled"),

@@ -125,9 +125,6 @@ def test_a_torchrun_command_becomes_a_job(command: str, keys: dict[str, Any]) ->
         "srun torchrun --nnodes 2 --rdzv_endpoint gpu-a:5 x.py": (
             "left out: --nnodes, --rdzv_endpoint: distlaunch finds the hosts and sets up the rendezvous"
         ),
-        "torchrun --nnodes 2 --rdzv-backend etcd --rdzv-endpoint a:1 x.py": (
-            "set rendezvous.backend to etcd-v2 and rendezvous.endpoint to a:1"
-        ),
         "torchrun --nnodes 2 --rdzv-backend c10d --rdzv-endpoint a:1 --rdzv-conf join_timeout=9 x.py": (
             "--rdzv-conf join_timeout=9: set timeouts.join"
         ),

@@ -165,12 +165,9 @@ def test_args_and_variables_arrive_as_they_were_written() -> None:
     words = [expand(word, {"POD_IP": "wrong", "id": "wrong"}) for word in container["args"]]
     wanted = [word.replace("{{brace}}", "{brace}") for word in ODD]
     assert words[words.index("t.py") + 1 :] == wanted
-    assert expand(container["env"][0]["value"], {"id": "wrong"}) == ODD[2]
-
-
-def test_pods_of_one_run_share_a_secret_if_there_is_one() -> None:
-    (secret,) = [each for each in main(JOBS["odd words"])["env"] if "value" not in each]
-    assert secret["name"] == "DISTLAUNCH_SECRET"
+    variable, secret = container["env"]
+    assert expand(variable["value"], {"id": "wrong"}) == ODD[2]
+    assert secret["name"] == "DISTLAUNCH_SECRET"  # which pods of one run share, if there is one
     assert secret["valueFrom"]["secretKeyRef"]["optional"] is True
 
 
@@ -264,14 +261,10 @@ def test_each_pod_has_its_gpus_and_as_many_ranks(text: str, limits: dict[str, st
     assert f"--nproc-per-node={ranks}" in container["args"]
 
 
-def test_shared_memory_is_as_large_as_the_pods() -> None:
-    made = pod(JOBS["CPU"])
+def test_a_pod_has_shared_memory_and_leaves_ranks_their_grace() -> None:
+    made = pod(JOBS["CPU"], "timeouts.stop=1m")
     assert {"name": "shm", "emptyDir": {"medium": "Memory"}} in made["volumes"]
     assert {"name": "shm", "mountPath": "/dev/shm"} in made["containers"][0]["volumeMounts"]
-
-
-def test_ranks_have_their_grace_when_the_pod_is_to_end() -> None:
-    made = pod(JOBS["CPU"], "timeouts.stop=1m")
     assert made["terminationGracePeriodSeconds"] == 70
     assert "--shutdown-timeout=60" in made["containers"][0]["args"]
 

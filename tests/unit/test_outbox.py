@@ -229,17 +229,11 @@ def test_all_spooled_frames_come_out_once_and_in_order(limits: Limits, steps: li
 # The outbox
 
 
-@contextlib.contextmanager
-def link() -> Iterator[Pipe]:
+@pytest.fixture
+def pipe() -> Iterator[Pipe]:
     """As small as the system has one; what is written never waits."""
     with contextlib.closing(Pipe()) as pipe:
         os.set_blocking(pipe.write_end, False)
-        yield pipe
-
-
-@pytest.fixture
-def pipe() -> Iterator[Pipe]:
-    with link() as pipe:
         yield pipe
 
 
@@ -364,7 +358,8 @@ _traffic = st.lists(
 @bounded(200)
 def test_all_queued_data_is_sent_once_and_in_order(traffic: list[tuple[str, int]]) -> None:
     data, outputs, reports = b"", [], []
-    with outbox_in() as box, link() as pipe:
+    with outbox_in() as box, contextlib.closing(Pipe()) as pipe:
+        os.set_blocking(pipe.write_end, False)
         for index, (what, size) in enumerate(traffic):
             if what == "output":
                 outputs.append(bytes([index]) * size)

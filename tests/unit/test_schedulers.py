@@ -29,8 +29,8 @@ from distlaunch.transports.opening import STEP_NODES, _groups
 from distlaunch.transports.ssh import Ssh
 from distlaunch.transports.transport import Command, Local
 from tests.unit.tasks import task_environment
-from tests.unit.test_restarts import gone, inside
-from tests.unit.test_supervisor import texts
+from tests.unit.test_restarts import inside
+from tests.unit.test_supervisor import lost, texts
 
 GRID_ENGINE = {
     "JOB_ID": "4711",
@@ -358,9 +358,9 @@ GRID_ENGINE_JOB = Allocation("grid-engine", "Grid Engine", "4711", ())
 
 
 def test_does_not_wait_for_a_scheduler_that_cannot_answer() -> None:
-    lost, stopped = inside(GRID_ENGINE_JOB), inside(GRID_ENGINE_JOB)
-    lost.feed(gone(1))
-    assert (lost.state.phase, lost.state.asked) == (Phase.RESTARTING, None)
+    without, stopped = inside(GRID_ENGINE_JOB), inside(GRID_ENGINE_JOB)
+    without.feed(lost(1))
+    assert (without.state.phase, without.state.asked) == (Phase.RESTARTING, None)
     stopped.feed(Interrupted(15))
     assert stopped.state.phase is Phase.STOPPING
     assert stopped.state.cause is not None

@@ -19,8 +19,8 @@ from distlaunch.transports.failure import Kind, LinkFailure, ProcessEnd
 from distlaunch.transports.slurm import Slurm
 from distlaunch.wording import expand_nodelist
 from tests.unit.tasks import task_environment
-from tests.unit.test_restarts import Job, gone, inside
-from tests.unit.test_supervisor import Actions, exited, texts
+from tests.unit.test_restarts import Job, inside
+from tests.unit.test_supervisor import Actions, exited, lost, texts
 
 # Variables
 
@@ -202,7 +202,7 @@ def phase(job: Job) -> Phase:
 
 def test_a_lost_node_restarts_the_job_once_the_scheduler_has_answered() -> None:
     job = inside(SLURM_JOB)
-    assert asks(job.feed(gone(1)))
+    assert asks(job.feed(lost(1)))
     assert phase(job) is Phase.RUNNING
     job.feed(AllocationReported(ends=False))
     assert phase(job) is Phase.RESTARTING
@@ -210,7 +210,7 @@ def test_a_lost_node_restarts_the_job_once_the_scheduler_has_answered() -> None:
 
 def test_a_job_that_the_scheduler_ends_is_not_restarted() -> None:
     job = inside(SLURM_JOB)
-    job.feed(gone(1))
+    job.feed(lost(1))
     job.feed(AllocationReported(ends=True, why="was cancelled"))
     assert phase(job) is Phase.STOPPING
     assert job.state.cause is not None
@@ -219,16 +219,16 @@ def test_a_job_that_the_scheduler_ends_is_not_restarted() -> None:
 
 def test_restarts_if_the_scheduler_does_not_answer() -> None:
     job = inside(SLURM_JOB)
-    job.feed(gone(1))
+    job.feed(lost(1))
     job.wait(1.0)
     assert phase(job) is Phase.RESTARTING
 
 
 def test_a_rank_killed_with_its_node_is_not_the_root_cause() -> None:
-    for lost, blamed in ((1, "b was lost"), (0, "rank 3 (b) failed first")):
+    for node, blamed in ((1, "b was lost"), (0, "rank 3 (b) failed first")):
         job = inside(SLURM_JOB)
         assert asks(job.feed(exited(1, 1, -9, job.now)))
-        job.feed(gone(lost))
+        job.feed(lost(node))
         said = texts(job.feed(AllocationReported(ends=False)))
         assert any(text.startswith(blamed) for text in said), said
 

@@ -162,7 +162,7 @@ def start_of(node: int, job: Job) -> Start:
 
 
 def test_starts_torch_agents_and_restarts_them() -> None:
-    job = Job("\n".join([JOB, ABC, ETCD, "min_nodes: 2", RESTARTS])).started()
+    job = Job("\n".join([JOB, ABC, ETCD, "min_nodes: 2", RESTARTS])).to_running()
     first = start_of(1, job)
     (spec,) = first.workers
     assert {"--nnodes=3", "--rdzv-id=run-1-0"} <= set(spec.argv)
@@ -170,14 +170,13 @@ def test_starts_torch_agents_and_restarts_them() -> None:
     said = texts(job.obey(job.feed(exited(1, 0, 1, job.now))), "warning")
     assert said[0].startswith("torch agent 1 (b) failed first: exit status 1; restart 1 of 3")
     job.go_on()
-    job.lose(2)
-    job.go_on()
+    job.go_on_without(2)
     (spec,) = start_of(1, job).workers
     assert {"--nnodes=2", "--rdzv-id=run-1-2"} <= set(spec.argv)
 
 
 def test_leaves_the_join_to_torchs_agents() -> None:
-    job = Job("\n".join([JOB.replace("connect:", "join: 20s, connect:"), ABC, ETCD])).started()
+    job = Job("\n".join([JOB.replace("connect:", "join: 20s, connect:"), ABC, ETCD])).to_running()
     job.feed(RanksLag(0, ((0, True, "connecting"),)))
     assert {job.state.due_at(timer) for timer in (Timer.JOIN, Timer.JOIN_MESSAGE)} == {None}
     job.feed(*(exited(node, 0, 0, job.now) for node in range(3)))

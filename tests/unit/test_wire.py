@@ -51,12 +51,6 @@ def test_frames_are_the_same_byte_by_byte_in_slices_and_at_once(stream: bytes, a
     assert decoded(slices(stream, at)) == whole
 
 
-@given(st.integers(0, 65535), st.integers(0, 65535), st.binary(max_size=300))
-@bounded()
-def test_output_comes_back_byte_for_byte(node: int, channel: int, payload: bytes) -> None:
-    assert decoded([wire.encode_output(node, 7, channel, payload)]) == [(OUTPUT, node, channel, payload)]
-
-
 @given(
     st.dictionaries(
         st.text(max_size=5), st.text(max_size=5) | st.integers() | st.lists(st.booleans()), max_size=4
