@@ -176,7 +176,7 @@ def test_a_plan_before_the_queue_has_the_requested_gpus(keys: str, gpus: int, tm
         ("flux: {account: a}", "flux.account: unknown key; use bank"),
     ],
 )
-def test_mistakes_in_a_schedulers_section_are_told(keys: str, problem: str, tmp_path: Path) -> None:
+def test_explains_mistakes_in_a_schedulers_section(keys: str, problem: str, tmp_path: Path) -> None:
     with pytest.raises(JobError, match=re.escape(problem)):
         submitted(f"script: train.py\n{keys}\n", tmp_path)
 

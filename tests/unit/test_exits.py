@@ -150,7 +150,7 @@ PEER_GONE = {
 
 
 @pytest.mark.parametrize("words", PEER_GONE.values(), ids=PEER_GONE)
-def test_errors_of_a_rank_whose_peer_is_gone(words: str) -> None:
+def test_recognizes_errors_of_a_rank_that_lost_its_peer(words: str) -> None:
     assert words_of(1, words).peer_gone
     assert words_of(-signal.SIGABRT, words).peer_gone
 
@@ -176,7 +176,7 @@ OWN_ERRORS = {
 
 
 @pytest.mark.parametrize("words", OWN_ERRORS.values(), ids=OWN_ERRORS)
-def test_errors_of_the_rank_itself(words: str) -> None:
+def test_recognizes_a_ranks_own_errors(words: str) -> None:
     assert not words_of(1, words).peer_gone
 
 

@@ -73,7 +73,7 @@ def test_node_ranks_become_an_ordered_arrival(number: int, serves: bool) -> None
         (("--nnodes=2", "--master-addr=h", "--rdzv-conf=timeout=9"), 9.0, 30.0),
     ],
 )
-def test_how_long_launchers_wait(words: tuple[str, ...], wait_s: float, last_call_s: float) -> None:
+def test_launchers_wait_for_each_other(words: tuple[str, ...], wait_s: float, last_call_s: float) -> None:
     met = gathering(*words)
     assert (met.wait_s, met.last_call_s) == (wait_s, last_call_s)
 
@@ -154,7 +154,7 @@ def near(name: str, *numbers: int | None, near: bool = False) -> tuple[Arrival, 
         ([near("a", None, None, near=True), near("a", None, None, near=True)], [0, 1]),
     ],
 )
-def test_the_order_of_nodes_that_have_met(arrivals: list[tuple[Arrival, bool]], order: list[int]) -> None:
+def test_orders_nodes_that_have_connected(arrivals: list[tuple[Arrival, bool]], order: list[int]) -> None:
     assert in_order([arrival for arrival, _ in arrivals], [is_near for _, is_near in arrivals]) == order
 
 

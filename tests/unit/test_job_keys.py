@@ -352,22 +352,6 @@ def test_reports_one_mistake_once(problems: Problems) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong",
-    [
-        "backend: c10",
-        "backend: etcd-v2, endpoint: [1]",
-        "backend: c10, conf: {a: b}",
-        "backend: etcd-v2, endpoint: 'e:1', conf: {a: [1]}",
-        "backend: etcd-v2, endpoint: 'e:1'}\nnuma_binding: {a: node",
-        "backend: static, endpoint: [x]",
-    ],
-)
-def test_a_refused_value_takes_no_part_in_other_checks(problems: Problems, wrong: str) -> None:
-    (problem,) = problems(f"script: x\nrendezvous: {{{wrong}}}")
-    assert "expected" in problem
-
-
-@pytest.mark.parametrize(
     "argument", ['{"a": 1}', "{}", "{1}", "${HOME}", "{a,b}", "{{nope}}", "{ rank }", "{a b}"]
 )
 def test_leaves_other_braces_alone(load: Load, argument: str) -> None:

@@ -151,6 +151,13 @@ MISTAKES = {
     "logs: {dir: ~you}": "2:13: logs.dir: ~you is not expanded, only ~/ is…",
     "hostfile: ~you/h": "2:11: hostfile: ~you is not expanded, only ~/ is…",
     "nodes: [{host: a, workdir: ~you}]": "2:28: nodes[0].workdir: ~you is not expanded, only ~/ is…",
+    # What is refused takes no part in other checks.
+    "rendezvous: {backend: c10}": '2:23: rendezvous.backend: expected "static", "c10d" or "etcd-v2"…',
+    "rendezvous: {backend: c10, conf: {a: b}}": "2:23: rendezvous.backend: expected…",
+    "rendezvous: {backend: etcd-v2, endpoint: [1]}": "2:42: rendezvous.endpoint: expected a non-empty…",
+    "rendezvous: {backend: static, endpoint: [x]}": "2:41: rendezvous.endpoint: expected a non-empty…",
+    "rendezvous: {backend: etcd-v2, endpoint: 'e:1', conf: {a: [1]}}": "2:59: rendezvous.conf.a: expected…",
+    "rendezvous: {backend: etcd-v2, endpoint: 'e:1'}\nnuma_binding: {a: node}": "3:15: numa_binding: …",
     "timeouts: {stall: none}\non_stall: stop": (
         "3:11: on_stall: on_stall: stop has no effect because timeouts.stall is none"
     ),

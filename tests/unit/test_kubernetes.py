@@ -198,7 +198,7 @@ def test_each_pod_runs_one_launcher_that_finds_the_first_pod() -> None:
 @pytest.mark.parametrize(
     ("join", "seconds"), [("1h", ["3600"]), ("500ms", ["1"]), ("none", ["1000000000"]), ("null", [])]
 )
-def test_how_long_pods_wait_for_each_other(join: str, seconds: list[str]) -> None:
+def test_pods_wait_for_each_other(join: str, seconds: list[str]) -> None:
     args = main(JOBS["64 GPUs"], f"timeouts.join={join}")["args"]
     found = [word.rpartition("=")[2] for word in args if word.startswith("--rdzv-conf=timeout=")]
     assert found == seconds

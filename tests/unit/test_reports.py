@@ -106,7 +106,7 @@ def test_every_kind_of_report_is_in_these_tables() -> None:
     assert {*SAMPLES, *map(type, UNASKED), messages.Usage} == set(messages.REPORT_TYPES.values())
 
 
-def test_what_workers_use_is_known_by_local_rank() -> None:
+def test_reads_usage_by_local_rank() -> None:
     rows = [[0, 99.5, 1 << 30, 87, 2 << 30], [1, 3, 0, None, None]]
     assert uses_of(messages.Usage(NODE, tuple(rows))) == {0: Use(99.5, 1 << 30, 87, 2 << 30), 1: Use(3.0, 0)}
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from distlaunch.agent.wire import READY_MARKER
 from distlaunch.transports.failure import NO_PYTHON, TOO_OLD, Kind, LinkFailure, ProcessEnd
-from distlaunch.transports.handshake import SCRIPT, candidates_text
+from distlaunch.transports.handshake import SCRIPT
 from distlaunch.transports.ssh import Ssh, SshOptions, on_the_way
 from distlaunch.transports.transport import Local, Transport
 from tests.unit.samples import bounded, spec_of
@@ -386,11 +386,6 @@ def test_the_script_needs_no_quotes_and_does_not_contain_the_marker() -> None:
     assert not set(SCRIPT) & set("'!\n")
     assert SCRIPT.isascii()
     assert READY_MARKER.strip().decode() not in SCRIPT, "an echo of the command is no answer"
-
-
-def test_candidates_end_with_an_empty_line() -> None:
-    assert candidates_text(["/a/python", "python3"]) == b"/a/python\npython3\n\n"
-    assert candidates_text([]) == b"\n"
 
 
 def test_limits_sshs_memory_unless_the_user_sets_it() -> None:

@@ -696,7 +696,7 @@ WARNINGS: dict[str, tuple[list[Event], str]] = {
 
 
 @pytest.mark.parametrize(("events", "words"), WARNINGS.values(), ids=WARNINGS)
-def test_warns_about(events: list[Event], words: str) -> None:
+def test_warns_about_losses(events: list[Event], words: str) -> None:
     job = History().to_running()
     job.feed(*events)
     assert texts(job.actions, "warning") == [words]
@@ -761,7 +761,7 @@ def test_a_clean_node_has_time_to_deliver_when_the_last_other_node_is_lost() -> 
 @pytest.mark.parametrize(
     ("torchrun", "way"), [(False, "`distlaunch run --detach`"), (True, "nohup or in tmux")]
 )
-def test_ctrl_z_is_answered_with_what_frees_the_terminal(torchrun: bool, way: str) -> None:
+def test_ctrl_z_explains_how_to_free_the_terminal(torchrun: bool, way: str) -> None:
     job = History().to_running()
     invocation = job.state.spec.invocation._replace(shares_stdio=torchrun)
     job.state = job.state._replace(spec=job.state.spec._replace(invocation=invocation))
@@ -789,7 +789,7 @@ def test_one_signal_ends_the_job_gracefully_in_every_phase(phase: str, signum: s
 
 
 @pytest.mark.parametrize("phase", ["preparing", "running", "restarting", "stopping"])
-def test_two_signals_kill_and_three_leave(phase: str) -> None:
+def test_two_signals_kill_and_three_exit_at_once(phase: str) -> None:
     job = job_in(phase, TWO if phase == "stopping" else WITH_RESTARTS)
     job.feed(SIGINT, after=1.0)
     assert wanted(job.feed(SIGTERM, after=1.0)) == [Close(0, 0.0), Close(1, 0.0)]
@@ -942,7 +942,7 @@ def test_does_not_report_a_lone_rank_without_a_rendezvous() -> None:
         assert job.tick() == []
 
 
-def test_without_a_join_limit_nobody_is_waited_for() -> None:
+def test_does_not_wait_for_ranks_without_a_join_limit() -> None:
     job = History(with_times("join: none")).to_running()
     job.feed(ALL_REFUSED[1])
     assert job.state.next_due is None

@@ -244,7 +244,7 @@ def test_any_command_line_is_read_or_refused_in_a_line(words: list[str]) -> None
         "--lr=0.1": "torchrun has no flag --lr; a flag of the script goes after the script",
     }.items(),
 )
-def test_a_bad_value_is_told_in_a_line(words: str, text: str) -> None:
+def test_explains_a_bad_value_in_one_line(words: str, text: str) -> None:
     assert refusal(*words.split(), "s.py") == text
 
 
@@ -307,12 +307,12 @@ def test_counts_workers_of_nproc_per_node(words: str, gpus: int, expected: int) 
         ("--local-addr 127.0.0.2 --master-port 6", "127.0.0.1", 6),
     ],
 )
-def test_where_the_ranks_meet(words: str, host: str | None, port: int | None) -> None:
+def test_chooses_the_rendezvous_endpoint(words: str, host: str | None, port: int | None) -> None:
     made = job(*words.split())
     assert (made.master_host, made.master_port) == (host, port)
 
 
-def test_the_runs_id() -> None:
+def test_reads_the_rendezvous_id() -> None:
     assert job("--rdzv-id=a").rendezvous_id == "a"
     assert job("--rdzv-id=a").name == "a"
     assert job("--standalone", "--rdzv-id=a").rendezvous_id is None
@@ -417,7 +417,7 @@ def test_some_flags_are_left_to_torch(words: str, why: str) -> None:
     assert left_to_torch(parsed(*words.split(), "s.py")) == why
 
 
-def test_notices() -> None:
+def test_names_flags_without_effect() -> None:
     assert flag_messages(parsed("--nproc-per-node=2", "--role=a", "s.py")) == []
     for flag in (flag for flag in FLAGS if "no effect" in flag.here):
         line = f"{flag.name} has no effect: {flag.why}"
@@ -432,7 +432,7 @@ C10D = ("--rdzv-backend=c10d", "--rdzv-endpoint=h:29500", "--rdzv-id=j", "--rdzv
 @pytest.mark.parametrize(
     "words", [C10D, (*C10D, "--local-addr=127.0.0.2", "--nnodes=1:1"), ("--standalone",)]
 )
-def test_a_common_line_of_one_node_is_not_remarked_on(words: tuple[str, ...]) -> None:
+def test_does_not_comment_on_a_common_line_of_one_node(words: tuple[str, ...]) -> None:
     assert flag_messages(parsed(*words, "s.py")) == []
 
 
