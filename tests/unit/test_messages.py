@@ -100,3 +100,11 @@ def test_names_a_field_of_a_wrong_type(changes: dict[str, Any], words: str) -> N
 def test_names_a_wrong_field_of_a_nested_record(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(ProtocolError, match=words):
         messages.read(COMMAND_TYPES, {**through_json(START), **changes})
+
+
+def test_a_record_has_exactly_its_fields() -> None:
+    made = messages.WatchUse(for_s=1.0)
+    assert made == messages.WatchUse(1.0) and repr(made) == "WatchUse(for_s=1.0)"
+    for values, named in (((), {}), ((1.0, 2.0), {}), ((1.0,), {"for_s": 1.0}), ((), {"x": 1})):
+        with pytest.raises(TypeError, match="WatchUse has the fields for_s"):
+            messages.WatchUse(*values, **named)

@@ -273,7 +273,7 @@ def test_connects_to_all_nodes_then_holds_the_port_and_finds_routes_before_worke
     assert job.actions == [Connect(0), Connect(1)]
     assert job.feed(up(1)) == []
     assert job.feed(up(0)) == [HoldPort(0, None), FindRoute(1, MASTER)]
-    assert job.feed(PortHeld(0, 29400)) == []
+    assert job.feed(PortHeld(0, 29400), PortHeld(1, 1)) == [], "the other one was not asked"
     assert job.feed(RouteFound(1, MASTER, "10.0.0.7", "eth0")) == [FindRoute(0, "10.0.0.7")]
     assert job.feed(RouteFound(0, "10.0.0.7", "10.0.0.7", "eth1")) == [StartWorkers(0), StartWorkers(1)]
     assert job.interfaces == ["eth1", "eth0"]
@@ -454,6 +454,14 @@ def test_a_retry_that_the_deadline_cuts_short_keeps_the_earlier_failure() -> Non
     job.feed(lost(0, "", Kind.SILENT))
     failure = failure_of(job.state.nodes[0])
     assert failure and failure.kind is Kind.DROPPED
+
+
+def test_an_agent_stopped_while_others_connect_ends_the_job() -> None:
+    job = History()
+    said = job.feed(up(0), AgentLeaving(0, signal.SIGTERM))
+    assert texts(said, "error") == ["a was lost: its agent was stopped by signal 15 (SIGTERM)"]
+    assert job.state.phase is Phase.STOPPING
+    assert job.blamed == (Exit.NODE_LOST, None, 0)
 
 
 def test_a_node_lost_while_others_connect_ends_the_job() -> None:
