@@ -127,16 +127,13 @@ def test_a_jobs_script_does_not_ask_for(target: str, keys: str, option: str, tmp
     ],
 )
 def test_refuses_a_job_that_cannot_work(target: str, text: str, problem: str, tmp_path: Path) -> None:
+    check_submitted(submitted("script: none.py\nslurm: {setup: 'git clone x'}\n", tmp_path), SLURM)
     (tmp_path / "train.py").touch()
     spec = submitted(text if "script" in text else f"script: train.py\n{text}", tmp_path)
     with pytest.raises(JobError) as refused:
         check_submitted(spec, load(target))
     assert problem.format(here=tmp_path) in str(refused.value)
     assert "job.yaml:" in str(refused.value)
-
-
-def test_setup_may_make_the_script(tmp_path: Path) -> None:
-    check_submitted(submitted("script: none.py\nslurm: {setup: 'git clone x'}\n", tmp_path), SLURM)
 
 
 @pytest.mark.parametrize(
@@ -313,12 +310,8 @@ QSTAT_XML = """<?xml version='1.0'?>
 def test_qstat_states_become_stages(running: str, pending: str, stages: tuple[str, str], words: str) -> None:
     found = grid_engine.jobs_in(QSTAT_XML.format(running=running, pending=pending))
     assert (found["4711"].stage, found["4712"].stage) == stages
+    assert grid_engine.jobs_in("<job_info><queue_info></queue_info><job_info></job_info></job_info>") == {}
     assert found["4712"].words == words
-
-
-def test_an_empty_grid_engine_queue_has_no_jobs() -> None:
-    said = "<?xml version='1.0'?><job_info><queue_info></queue_info><job_info></job_info></job_info>"
-    assert grid_engine.jobs_in(said) == {}
 
 
 QSTAT_F = """

@@ -27,6 +27,7 @@ def test_docker_and_podman_command_lines(runtime: Runtime) -> None:
     container = Container("img:1", runtime, ("/data", "/a:/b:ro"), ("--shm-size=8g",), {"A": QUOTES})
     words = words_of(container)
     assert words[:2] == [runtime, "run"]
+    assert words_of(container._replace(before=("--root=/a b",)))[:3] == [runtime, "--root=/a b", "run"]
     assert {
         *("--rm", "--interactive", "--network=host", "--ipc=host", "--entrypoint=/bin/sh", "--shm-size=8g"),
         *(f"--env=A={QUOTES}", "--env=CUDA_VISIBLE_DEVICES"),
@@ -72,10 +73,6 @@ def test_pyxis_becomes_srun_options() -> None:
     plain = in_step(Slurm("n1", "17"), Container("~/i.sqsh", "pyxis"), "/", "/home/me")
     assert "--container-image=/home/me/i.sqsh" in plain.argv()
     assert not [word for word in plain.argv() if word.startswith("--container-env")]
-
-
-def test_options_of_the_runtime_itself_come_before_its_command() -> None:
-    assert words_of(Container("i", "podman", before=("--root=/a b",)))[:3] == ["podman", "--root=/a b", "run"]
 
 
 def test_the_workers_directory_is_mounted_unless_the_job_mounts_something_there() -> None:

@@ -180,24 +180,23 @@ def test_recognizes_a_ranks_own_errors(words: str) -> None:
     assert not words_of(1, words).peer_gone
 
 
-def test_distinguishes_a_timeout_from_a_lost_connection() -> None:
-    timed_out = raised("RuntimeError: [/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 12000ms")
-    assert words_of(1, timed_out) == Words(traceback=True, peer_gone=True, timed_out=True)
-    assert words_of(1, VICTIM) == Words(traceback=True, peer_gone=True)
+TIMEOUT = raised("RuntimeError: [/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 12000ms")
+JUDGED: dict[str, tuple[int, str, dict[str, str] | None, Words]] = {
+    "a lost connection": (1, VICTIM, None, Words(traceback=True, peer_gone=True)),
+    "a timeout": (1, TIMEOUT, None, Words(traceback=True, peer_gone=True, timed_out=True)),
+    "torch's record": (1, VICTIM, {"message": "ValueError: bad", "callstack": OWN}, Words(traceback=True)),
+    "a record alone": (1, "", {"message": f"RuntimeError: {GLOO}", "callstack": ""}, Words(True, True)),
+    "a crash, whatever was printed": (-signal.SIGSEGV, VICTIM, None, Words()),
+    "a traceback before the stop": (-signal.SIGTERM, OWN, None, Words(traceback=True)),
+    "no traceback": (-signal.SIGTERM, "epoch 3\n", None, Words()),
+}
 
 
-def test_torchs_error_record_overrides_the_output() -> None:
-    assert words_of(1, VICTIM, {"message": "ValueError: bad", "callstack": OWN}) == Words(traceback=True)
-    assert words_of(1, "", {"message": f"RuntimeError: {GLOO}", "callstack": ""}).peer_gone
-
-
-def test_a_crash_is_the_ranks_own_error_whatever_it_printed() -> None:
-    assert words_of(-signal.SIGSEGV, VICTIM) == Words()
-
-
-def test_knows_whether_a_traceback_was_printed() -> None:
-    assert words_of(-signal.SIGTERM, OWN).traceback
-    assert not words_of(-signal.SIGTERM, "epoch 3\n").traceback
+@pytest.mark.parametrize(("status", "text", "record", "words"), JUDGED.values(), ids=JUDGED)
+def test_judges_an_exit_by_output_and_record(
+    status: int, text: str, record: dict[str, str] | None, words: Words
+) -> None:
+    assert words_of(status, text, record) == words
 
 
 def test_without_a_traceback_the_last_lines_count() -> None:

@@ -36,13 +36,10 @@ def test_refuses_a_file_that_is_not_text(load: Load, data: bytes, words: str) ->
         pytest.param("".join(f"{' ' * depth}a:\n" for depth in range(1000)), id="mappings in block style"),
     ],
 )
-def test_refuses_deep_nesting(problems: Problems, text: str) -> None:
+def test_refuses_deep_nesting_and_binary_junk(problems: Problems, text: str) -> None:
+    assert problems(bytes(range(32)))[0].startswith("job.yaml: not YAML: unacceptable character")
     (problem,) = problems(text)
     assert problem.endswith("nested more than 20 levels deep")
-
-
-def test_refuses_binary_junk(problems: Problems) -> None:
-    assert problems(bytes(range(32)))[0].startswith("job.yaml: not YAML: unacceptable character")
 
 
 @pytest.mark.parametrize(

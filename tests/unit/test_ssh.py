@@ -31,6 +31,7 @@ def options_of(argv: list[str]) -> list[str]:
 
 
 def test_only_the_constant_command_follows_the_host() -> None:
+    assert Local().argv() == ["/bin/sh", "-c", SCRIPT]
     argv = Ssh("gpu-a", "me", 2222).argv()
     assert argv[-7:] == ["-l", "me", "-p", "2222", "--", "gpu-a", f"exec /bin/sh -c '{SCRIPT}'"]
 
@@ -59,10 +60,6 @@ logs: {dir: canary11}
     assert [word for word in argvs[0] if word != "gpu-a"] == [word for word in argvs[1] if word != "gpu-b"]
 
 
-def test_a_node_on_this_machine_gets_the_same_script_from_sh() -> None:
-    assert Local().argv() == ["/bin/sh", "-c", SCRIPT]
-
-
 def test_fixed_options_come_before_the_users() -> None:
     mine = ("BatchMode=no", "Compression=no", "RequestTTY=force")
     options = options_of(Ssh("a", options=SshOptions(words=mine)).argv())
@@ -82,18 +79,14 @@ def test_options_unknown_to_old_clients_follow_ignore_unknown() -> None:
     ]
 
 
-def test_sets_ssh_options() -> None:
+def test_sets_ssh_options_but_leaves_host_keys_to_the_users_ssh() -> None:
     plain = options_of(PLAIN.argv())
+    assert "HostKey" not in str(PLAIN.argv()[:-1]) and "KnownHosts" not in str(PLAIN.argv()[:-1])
     assert {"ControlMaster=no", "ControlPath=none"} <= {*plain}, "never the user's own master"
     assert {"ForwardAgent=no", "ClearAllForwardings=yes"} <= {*plain}
     persistent = options_of(Ssh("a", options=SshOptions(persist_s=60)).argv())
     assert {"ControlMaster=auto", "ControlPersist=60"} <= {*persistent}
     assert "ConnectTimeout=7" in options_of(Ssh("a", options=SshOptions(connect_s=7)).argv())
-
-
-def test_leaves_host_keys_to_the_users_ssh() -> None:
-    assert "HostKey" not in str(PLAIN.argv()[:-1])
-    assert "KnownHosts" not in str(PLAIN.argv()[:-1])
 
 
 def test_resolves_with_the_jobs_ssh_config() -> None:

@@ -62,18 +62,12 @@ def test_gloo_takes_whole_names_and_needs_all_nccl_prefixes_and_one(
     assert interface_warnings(f'{setting}: "{value}"', backend) == expected
 
 
-def test_checks_only_variables_that_the_backend_uses() -> None:
+def test_a_setting_counts_for_its_backend_and_its_nodes() -> None:
     assert interface_warnings("NCCL_SOCKET_IFNAME: eth9", "gloo") == []
     assert len(interface_warnings("GLOO_SOCKET_IFNAME: eth9", "nccl")) == 1
-
-
-def test_checks_a_nodes_own_environment_if_the_job_sets_nothing() -> None:
     own = (("GLOO_SOCKET_IFNAME", "eth9"),)
     assert interface_warnings(named=own) == [f"GLOO_SOCKET_IFNAME=eth9 on a, b, c: no such interface{WAY}"]
-    assert interface_warnings("GLOO_SOCKET_IFNAME: eth1", named=own) == []
-
-
-def test_settings_of_one_node_count_only_there() -> None:
+    assert interface_warnings("GLOO_SOCKET_IFNAME: eth1", named=own) == [], "the job's own wins"
     expected = [f"GLOO_SOCKET_IFNAME=eth9 on b: no such interface{WAY}"]
     assert interface_warnings("GLOO_SOCKET_IFNAME: eth0", node_env="GLOO_SOCKET_IFNAME: eth9") == expected
 

@@ -149,6 +149,8 @@ def test_a_variable_is_the_default(flag: Flag) -> None:
 
 
 def test_the_command_line_overrides_variables() -> None:
+    bad = refusal("s.py", environ={"PET_MAX_RESTARTS": "many"})
+    assert bad == "PET_MAX_RESTARTS: expected a number, got 'many'"
     flags = parsed("--max-restarts=2", "--role", "b", "s.py", PET_MAX_RESTARTS="many", PET_ROLE="a")
     assert (flags.max_restarts, flags.role) == (2, "b")
 
@@ -163,11 +165,6 @@ def test_some_flags_have_no_variable() -> None:
     assert {flag.field for flag in FLAGS if not flag.from_environment} == WITHOUT_VARIABLE
     environ = {f"PET_{field.upper()}": "1" for field in WITHOUT_VARIABLE}
     assert parsed("s.py", **environ) == Flags(script="s.py")
-
-
-def test_names_a_bad_variable() -> None:
-    text = refusal("s.py", environ={"PET_MAX_RESTARTS": "many"})
-    assert text == "PET_MAX_RESTARTS: expected a number, got 'many'"
 
 
 # What follows the flags
@@ -255,11 +252,6 @@ def test_refuses_unknown_streams(name: Literal["redirects", "tee"], text: str) -
         assert parsed(f"--{name}={text}", "s.py").streams(name) == 0
     else:
         assert refusal(f"--{name}={text}", "s.py").startswith(f"--{name}: expected 0 (nothing), 1 (stdout)")
-
-
-def test_reads_streams_of_many_local_ranks() -> None:
-    assert parsed("--tee=3", "s.py").streams("tee") == 3
-    assert parsed("--tee=0:1,9:2,10:3,127:1", "s.py").streams("tee") == {0: 1, 9: 2, 10: 3, 127: 1}
 
 
 # The job
@@ -356,6 +348,7 @@ def logs(*words: str, **environ: str) -> TorchrunLogs:
 
 
 def test_reads_output_flags() -> None:
+    assert parsed("--tee=0:1,9:2,10:3,127:1", "s.py").streams("tee") == {0: 1, 9: 2, 10: 3, 127: 1}
     assert logs() == TorchrunLogs()
     found = logs("-r3", "-t0:1,10:2", "--local-ranks-filter=0, 10", "--log-line-prefix-template=${rank}>")
     assert found == TorchrunLogs(3, {0: 1, 10: 2}, "${rank}>", frozenset({0, 10}))
