@@ -114,6 +114,13 @@ class Pipe:
                 os.close(end)
 
 
+anything: st.SearchStrategy[Any] = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=6,
+)
+"""Whatever JSON may have."""
+
 # Everything that a process can be given: any text without NUL. A lone surrogate is no text.
 process_text = st.text(
     st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=20

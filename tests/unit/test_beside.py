@@ -32,7 +32,7 @@ ITEMS = st.lists(st.builds(Item, st.sampled_from(["unit", "process"]), st.sample
 
 @bounded()
 @given(ITEMS, st.integers(2, 6))
-def test_each_is_dealt_once_and_long_ones_do_not_wait(items: list[Item], count: int) -> None:
+def test_each_is_dealt_once_a_group_as_one_and_long_ones_do_not_wait(items: list[Item], count: int) -> None:
     hands = cast("list[list[Item]]", dealt(cast("list[pytest.Item]", items), count))
     assert len(hands) == count
     assert sorted(map(id, chain(*hands))) == sorted(map(id, items))
@@ -42,13 +42,11 @@ def test_each_is_dealt_once_and_long_ones_do_not_wait(items: list[Item], count: 
         others = [item for item in hand if item.path.parent.name != "unit" and item not in alone]
         order = ["together", "long", ""]
         assert [item.marker for item in others] == sorted((item.marker for item in others), key=order.index)
-
-
-@bounded()
-@given(ITEMS, st.integers(2, 6))
-def test_a_group_is_dealt_as_one(items: list[Item], count: int) -> None:
-    dealt_items = list(chain(*dealt(cast("list[pytest.Item]", items), count)))
     for name in ("a", "b"):
-        group = [item for item in items if item.args == (name,) and item.path.parent.name != "unit"]
-        at = [index for index, item in enumerate(cast("list[Item]", dealt_items)) if item in group]
-        assert at == list(range(at[0], at[0] + len(group))) if group else not at
+        at = [
+            (number, index)
+            for number, hand in enumerate(hands)
+            for index, item in enumerate(hand)
+            if item.args == (name,) and item.path.parent.name != "unit"
+        ]
+        assert at == [(at[0][0], at[0][1] + more) for more in range(len(at))], "a group is dealt as one"

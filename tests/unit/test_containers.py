@@ -27,6 +27,7 @@ def test_docker_and_podman_command_lines(runtime: Runtime) -> None:
     container = Container("img:1", runtime, ("/data", "/a:/b:ro"), ("--shm-size=8g",), {"A": QUOTES})
     words = words_of(container)
     assert words[:2] == [runtime, "run"]
+    assert words_of(container._replace(before=("--root=/a b",)))[:3] == [runtime, "--root=/a b", "run"]
     assert {
         *("--rm", "--interactive", "--network=host", "--ipc=host", "--entrypoint=/bin/sh", "--shm-size=8g"),
         *(f"--env=A={QUOTES}", "--env=CUDA_VISIBLE_DEVICES"),
@@ -74,10 +75,6 @@ def test_pyxis_becomes_srun_options() -> None:
     assert not [word for word in plain.argv() if word.startswith("--container-env")]
 
 
-def test_options_of_the_runtime_itself_come_before_its_command() -> None:
-    assert words_of(Container("i", "podman", before=("--root=/a b",)))[:3] == ["podman", "--root=/a b", "run"]
-
-
 def test_the_workers_directory_is_mounted_unless_the_job_mounts_something_there() -> None:
     assert [w for w in words_of(Container("i", mounts=("/mine:/work",))) if "volume" in w] == [
         "--volume=/mine:/work"
@@ -96,10 +93,7 @@ def test_expands_a_home_on_the_node() -> None:
     [
         ("{runtime: docker}", "container: image is missing"),
         ("{image: i, runtime: lxc}", "expected"),
-        (
-            "{image: i, runtime: [lxc, -v]}",
-            "expected one of docker, podman, apptainer, enroot, pyxis, got 'lxc'",
-        ),
+        ("{image: i, runtime: [lxc, -v]}", "one of docker, podman, apptainer, enroot, pyxis, got 'lxc'"),
         ("{image: i, runtime: pyxis}", "pyxis is a plugin of srun: it requires nodes allocated by Slurm"),
         ("{image: i, mounts: ['/a:/b:ro:z']}", "expected PATH:PATH_INSIDE:ro at most"),
         ("{image: i, volumes: [/a]}", "mounts"),

@@ -155,9 +155,7 @@ def test_assigns_cpus_to_workers(
         pytest.param("cores", "3-4,19", ["3,19", "4"], id="cores"),
     ],
 )
-def test_assigns_only_cpus_that_the_agent_may_use(
-    tmp_path: Path, how: str, allowed: str, expected: list[str]
-) -> None:
+def test_assigns_only_cpus_of_the_agent(tmp_path: Path, how: str, allowed: str, expected: list[str]) -> None:
     near = BIG._replace(distances=["10 12 32 32", "12 10 32 32", "32 32 10 12", "32 32 12 10"])
     assert given_to(tmp_path, near, wish(how, 2), 2, allowed) == expected
 
@@ -201,10 +199,6 @@ def test_without_numa_in_the_kernel_all_cpus_are_one_node(tmp_path: Path) -> Non
         assert shares(wish(how), 2, machine) == [{0, 1}, {2, 3}]
 
 
-def test_assigns_listed_cpus_as_written(tmp_path: Path) -> None:
-    assert given_to(tmp_path, SMALL, wish("listed", cpus=["0,2", "1-2", "3"]), 2) == ["0,2", "1-2"]
-
-
 LISTED = wish("listed", cpus=["0", "3-5,9"])
 FEW = "need a core each, but only 4 are available"
 
@@ -217,7 +211,10 @@ FEW = "need a core each, but only 4 are available"
         (wish("exclusive", 8), 1, f"numa_binding: 8 GPUs or workers at NUMA node 0 {FEW}"),
     ],
 )
-def test_says_which_cpus_a_node_lacks(tmp_path: Path, binding: Binding, workers: int, words: str) -> None:
+def test_assigns_listed_cpus_or_says_which_a_node_lacks(
+    tmp_path: Path, binding: Binding, workers: int, words: str
+) -> None:
+    assert given_to(tmp_path, SMALL, wish("listed", cpus=["0,2", "1-2", "3"]), 2) == ["0,2", "1-2"]
     with pytest.raises(BindingError, match=f"^{words}$"):
         given_to(tmp_path, SMALL, binding, workers)
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import zlib
 from collections.abc import Callable, Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -196,27 +197,13 @@ def test_no_unit_test_can_start_a_process(start: Callable[[], object]) -> None:
 # Shape
 
 
-def cycles(edges: dict[str, set[str]]) -> set[str]:
-    """The nodes that are left when those without outgoing edges are taken away again and again."""
-    left = dict(edges)
-    while leaves := [name for name, targets in left.items() if not targets & left.keys()]:
-        for name in leaves:
-            del left[name]
-    return set(left)
-
-
-def test_a_cycle_is_found() -> None:
-    assert cycles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": set()}) == {"a", "b", "c"}
-    assert cycles({"a": {"b"}, "b": {"c"}, "c": set()}) == set()
-
-
 def test_neither_modules_nor_packages_import_each_other() -> None:
     edges = {name: set(own_imports(name)) - {name} for name in TREES}
-    assert cycles(edges) == set()
+    TopologicalSorter(edges).prepare()  # raises CycleError, which names one
     parts: dict[str, set[str]] = {part_of(name): set() for name in TREES}
     for name, modules in edges.items():
         parts[part_of(name)] |= set(map(part_of, modules)) - {part_of(name)}
-    assert cycles(parts) == set()
+    TopologicalSorter(parts).prepare()
 
 
 def test_the_supervisors_modules_hardly_know_each_other() -> None:

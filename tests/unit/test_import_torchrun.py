@@ -1,24 +1,35 @@
-"""Import of torchrun command lines as job files: keys, comments about everything else, and refusals."""
+"""Import of torchrun command lines as job files, and the way back: keys, comments, and refusals."""
 
+import os.path
 import re
+import shlex
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
-from distlaunch.compat.draft import hostfile_draft
-from distlaunch.compat.flags import FLAGS, Flag, parse_flags
+from distlaunch.compat.draft import Draft
+from distlaunch.compat.flags import FLAGS, Flag, Flags, parse_flags
 from distlaunch.compat.from_torchrun import command_draft
 from distlaunch.compat.torchrun_job import Here, job_of
 from distlaunch.errors import DistlaunchError
-from distlaunch.job.fields import JOB
-from tests.unit.drafts import CONFIGS, CPUS, accelerated, comments, imported, keys_of
-from tests.unit.samples import found_at, spec_of
+from distlaunch.job.spec import JobSpec
+from distlaunch.job.text import PLACEHOLDERS, fill, literal, placeholder_error
+from distlaunch.plan.layout import Facts, make_plan
+from distlaunch.plan.shell_text import torchrun_text
+from tests.unit.drafts import CPUS, comments, keys_of
+from tests.unit.samples import FOLDER, bounded, found_at, process_text, spec_of
 
-# torchrun
+
+def imported(command: str) -> Draft:
+    return command_draft([command], CPUS)
+
 
 COMMANDS: list[tuple[str, dict[str, Any]]] = [
     ("torchrun x.py a", {"args": ["a"]}),
-    ("torchrun --nproc_per_node=2 -m a.b", {"script": None, "procs_per_node": 2, "module": "a.b"}),
+    ("torchrun --nproc_per_node=2 --module a.b", {"script": None, "procs_per_node": 2, "module": "a.b"}),
     ("torchrun --no-python ./a.out", {"script": None, "command": ["./a.out"]}),
     ("torchrun --run-path x.py", {}),
     ("/v/bin/torchrun x.py", {"python": "/v/bin/python"}),
@@ -29,10 +40,7 @@ COMMANDS: list[tuple[str, dict[str, Any]]] = [
     ("torchrun --nproc-per-node gpu x.py", {"procs_per_node": None}),
     ("torchrun --nproc-per-node auto x.py", {"procs_per_node": None}),
     ("torchrun --nproc-per-node cpu x.py", {"gpus_per_node": 0, "procs_per_node": CPUS}),
-    (
-        "A=1 B='c d' RANK=3 PET_NPROC_PER_NODE=4 torchrun x.py",
-        {"procs_per_node": 4, "env": {"A": "1", "B": "c d"}},
-    ),
+    ("B='c d' RANK=3 PET_NPROC_PER_NODE=4 torchrun x.py", {"procs_per_node": 4, "env": {"B": "c d"}}),
     (
         "CUDA_VISIBLE_DEVICES=2,3 torchrun --nproc-per-node gpu x.py",
         {"procs_per_node": None, "gpus_per_node": 2, "env": {"CUDA_VISIBLE_DEVICES": "2,3"}},
@@ -61,20 +69,15 @@ COMMANDS: list[tuple[str, dict[str, Any]]] = [
             "restarts": {"max": 5},
         },
     ),
-    (
-        "torchrun --nnodes 2 --rdzv-backend etcd-v2 --rdzv-endpoint etcd:2379 x.py",
-        {"nodes": ["HOST0", "HOST1"]},
-    ),
+    ("torchrun --nnodes 2 --rdzv-backend etcd-v2 --rdzv-endpoint e:1 x.py", {"nodes": ["HOST0", "HOST1"]}),
     ("torchrun --standalone --nnodes 9 --rdzv-id x x.py", {}),
     (
         "torchrun --role r --shutdown-timeout 5 --virtual-local-rank x.py",
         {"timeouts": {"stop": "5s"}, "role": "r", "virtual_local_rank": True},
     ),
-    (
-        "torchrun --log-dir l -r 3 --nproc-per-node 2 x.py",
-        {"procs_per_node": 2, "logs": {"dir": "l", "console": "none"}},
-    ),
+    ("torchrun --log-dir l --redirects 3 x.py", {"logs": {"dir": "l", "console": "none"}}),
     ("torchrun -r 3 -t 3 x.py", {}),
+    ("torchrun --numa-binding=node x.py", {"numa_binding": "node"}),
     (
         "torchrun --local-ranks-filter 0 --nnodes 2 --nproc-per-node 4 x.py",
         {"nodes": ["HOST0", "HOST1"], "procs_per_node": 4, "logs": {"console": [0, 4]}},
@@ -89,10 +92,7 @@ COMMANDS: list[tuple[str, dict[str, Any]]] = [
         "~/v/bin/torchrun --log-dir ~/l ./~/x.py",
         {"script": "./~/x.py", "python": "~/v/bin/python", "logs": {"dir": "~/l"}},
     ),
-    (
-        "PYTHON_EXEC=~/p PET_LOG_DIR=~/l torchrun ~/x.py",
-        {"script": "~/x.py", "python": "~/p", "logs": {"dir": "~/l"}},
-    ),
+    ("PYTHON_EXEC=~/p PET_LOG_DIR=~/l torchrun x.py", {"python": "~/p", "logs": {"dir": "~/l"}}),
     (
         "torchrun x.py a#b '#c' 'd e' \"f'g\" h\\ i \\\n  j '' '$k' 'l|m'",
         {"args": ["a#b", "#c", "d e", "f'g", "h i", "j", "", "$k", "l|m"]},
@@ -100,53 +100,48 @@ COMMANDS: list[tuple[str, dict[str, Any]]] = [
     ("torchrun x.py ssh a", {"args": ["ssh", "a"]}),
     ("export A=1 B=2; env C=3 torchrun x.py", {"env": {"A": "1", "B": "2", "C": "3"}}),
 ]
-"""Each with the keys that it becomes: a script x.py and one worker, unless it says otherwise."""
+"""Each with the keys that it becomes, but for those that are AS_IT_IS; None: without that key."""
+AS_IT_IS: dict[str, Any] = {"procs_per_node": 1, "script": "x.py"}
 
 
 @pytest.mark.parametrize(("command", "keys"), COMMANDS, ids=[command for command, _ in COMMANDS])
 def test_a_torchrun_command_becomes_a_job(command: str, keys: dict[str, Any]) -> None:
-    expected = {"procs_per_node": 1, "script": "x.py", **keys}
-    assert keys_of(imported(command)) == {key: value for key, value in expected.items() if value is not None}
+    expected = {key: value for key, value in (AS_IT_IS | keys).items() if value is not None}
+    assert keys_of(imported(command)) == expected
 
 
 @pytest.mark.parametrize(
     ("command", "words"),
-    [
-        ("torchrun x.py", "keep it in the directory where the command was run"),
-        ("torchrun --monitor-interval 2 x.py", "--monitor-interval has no effect"),
-        ("torchrun --master-port 5 --rdzv-conf a=b x.py", "--rdzv-conf has no effect"),
-        ("torchrun --logs-specs a x.py", "--logs-specs a has no equivalent"),
-        ("torchrun --rdzv-backend mine x.py", "--rdzv-backend mine: distlaunch assigns the ranks itself"),
-        ("torchrun --nnodes 2 --rdzv-backend c10d --local-addr a x.py", "--local-addr applies to one node"),
-        ("torchrun --signals-to-handle SIGUSR1 x.py", "--signals-to-handle has no equivalent"),
-        ("torchrun --nnodes 2 --node-rank 1 x.py", "--node-rank is not needed"),
-        ("torchrun --nnodes 2 x.py", "replace with your host names"),
-        (
-            "srun torchrun --nnodes 2 --rdzv_endpoint gpu-a:5 x.py",
-            "left out: --nnodes, --rdzv_endpoint: distlaunch finds the hosts and sets up the rendezvous",
+    {
+        "torchrun x.py": "keep it in the directory where the command was run",
+        "torchrun --monitor-interval 2 x.py": "--monitor-interval has no effect",
+        "torchrun --master-port 5 --rdzv-conf a=b x.py": "--rdzv-conf has no effect",
+        "torchrun --logs-specs a x.py": "--logs-specs a has no equivalent",
+        "torchrun --rdzv-backend mine x.py": "--rdzv-backend mine: distlaunch assigns the ranks itself",
+        "torchrun --nnodes 2 --rdzv-backend c10d --local-addr a x.py": "--local-addr applies to one node",
+        "torchrun --signals-to-handle SIGUSR1 x.py": "--signals-to-handle has no equivalent",
+        "torchrun --nnodes 2 --node-rank 1 x.py": "--node-rank is not needed",
+        "torchrun --nnodes 2 x.py": "replace with your host names",
+        "srun torchrun --nnodes 2 --rdzv_endpoint gpu-a:5 x.py": (
+            "left out: --nnodes, --rdzv_endpoint: distlaunch finds the hosts and sets up the rendezvous"
         ),
-        (
-            "torchrun --nnodes 2 --rdzv-backend etcd --rdzv-endpoint a:1 x.py",
-            "set rendezvous.backend to etcd-v2 and rendezvous.endpoint to a:1",
+        "torchrun --nnodes 2 --rdzv-backend c10d --rdzv-endpoint a:1 --rdzv-conf join_timeout=9 x.py": (
+            "--rdzv-conf join_timeout=9: set timeouts.join"
         ),
-        (
-            "torchrun --nnodes 2 --rdzv-backend c10d --rdzv-endpoint a:1 --rdzv-conf join_timeout=9 x.py",
-            "--rdzv-conf join_timeout=9: set timeouts.join",
-        ),
-        ("torchrun --max-restarts 1 x.py", "limits the whole run"),
-        ("torchrun --nnodes 1:2 x.py", "counts as a restart"),
-        ("torchrun -t 3 x.py", "the run directory always keeps each rank's stdout"),
-        ("torchrun -r 1 x.py", "shows both streams"),
-        ("torchrun -r 0:1 x.py", "shows both streams"),
-        ("torchrun --log-line-prefix-template x x.py", "the prefix is [node:rank]"),
-        ("RANK=1 torchrun x.py", "distlaunch sets RANK"),
-        ("torchrun x.py {rank}", "{{rank}}: doubled braces"),
-        ("torchrun x.py --name {epoch}-{step}", "{{epoch}}, {{step}}: doubled braces"),
-        ("torchrun --nnodes 2 --nproc-per-node 4 x.py", "set gpus_per_node to the number of GPUs"),
-        ("torchrun --nproc-per-node auto x.py", "one worker per GPU"),
-        ("torchrun --run-path x.py", "--run-path has no effect"),
-        ("python -m torch.distributed.launch x.py", "expect --local_rank"),
-    ],
+        "torchrun --max-restarts 1 x.py": "limits the whole run",
+        "torchrun --nnodes 1:2 x.py": "counts as a restart",
+        "torchrun -t 3 x.py": "the run directory always keeps each rank's stdout",
+        "torchrun -r 1 x.py": "shows both streams",
+        "torchrun -r 0:1 x.py": "shows both streams",
+        "torchrun --log-line-prefix-template x x.py": "the prefix is [node:rank]",
+        "RANK=1 torchrun x.py": "distlaunch sets RANK",
+        "torchrun x.py {rank}": "{{rank}}: doubled braces",
+        "torchrun x.py --name {epoch}-{step}": "{{epoch}}, {{step}}: doubled braces",
+        "torchrun --nnodes 2 --nproc-per-node 4 x.py": "set gpus_per_node to the number of GPUs",
+        "torchrun --nproc-per-node auto x.py": "one worker per GPU",
+        "torchrun --run-path x.py": "--run-path has no effect",
+        "python -m torch.distributed.launch x.py": "expect --local_rank",
+    }.items(),
 )
 def test_flags_without_an_equivalent_become_comments(command: str, words: str) -> None:
     assert words in comments(imported(command))
@@ -193,18 +188,6 @@ def test_an_etcd_server_is_named_beside_the_keys_for_it(endpoint: str) -> None:
     told = f"set rendezvous.backend to etcd-v2 and rendezvous.endpoint to {endpoint or 'ETCD_HOST:2379'}"
     assert told in comments(draft)
     assert keys_of(draft).keys() == {"nodes", "procs_per_node", "script"}
-
-
-@pytest.mark.parametrize("name", ["torchrun", "accelerate", "hostfile"])
-def test_no_comment_looks_like_a_key(name: str) -> None:
-    drafts = {
-        "torchrun": [imported(command) for command, _ in COMMANDS],
-        "accelerate": [accelerated(text) for text, _ in CONFIGS],
-        "hostfile": [hostfile_draft("a max_slots=2", "hosts")],
-    }
-    for draft in drafts[name]:
-        like_keys = re.findall(r"(?m)^\s*# ([a-z_]+): ", draft.text())
-        assert not set(like_keys) & set(JOB.fields)
 
 
 @pytest.mark.parametrize(
@@ -284,38 +267,16 @@ def test_a_comment_can_not_break_out_of_its_line() -> None:
     assert keys_of(draft)["script"] == "x.py"
 
 
-KEYED: dict[str, tuple[str, Any]] = {
-    "nnodes": ("--nnodes=2", ["HOST0", "HOST1"]),
-    "nproc_per_node": ("--nproc-per-node=3", 3),
-    "rdzv_id": ("--rdzv-id=j", "j"),
-    "max_restarts": ("--max-restarts=2", 2),
-    "role": ("--role=r", "r"),
-    "module": ("--module", "x"),
-    "no_python": ("--no-python", ["x"]),
-    "run_path": ("--run-path", "x"),
-    "log_dir": ("--log-dir=l", "l"),
-    "redirects": ("--redirects=3", "none"),
-    "local_ranks_filter": ("--local-ranks-filter=0", [0]),
-    "master_addr": ("--nnodes=2 --master-addr=h", "h"),
-    "master_port": ("--master-port=5", 5),
-    "numa_binding": ("--numa-binding=node", "node"),
-    "shutdown_timeout": ("--shutdown-timeout=5", "5s"),
-    "virtual_local_rank": ("--virtual-local-rank", True),
-}
-"""Flag with a job key → a command that has it, and what stands at that key then."""
-
-
 _OF_ETCD = {"rdzv_backend", "rdzv_endpoint", "rdzv_conf"}
 
 
 @pytest.mark.parametrize(
     "flag", [flag for flag in FLAGS if flag.key and flag.field not in _OF_ETCD], ids=lambda flag: flag.field
 )
-def test_a_flag_becomes_the_key_that_the_table_names(flag: Flag) -> None:
-    words, value = KEYED[flag.field]
+def test_a_command_above_has_each_flag_that_becomes_a_key(flag: Flag) -> None:
     section, _, inner = flag.key.rpartition(".")
-    found = imported(f"torchrun {words} x").keys[section or inner]
-    assert (found[inner] if section else found) == value
+    with_flag = [AS_IT_IS | keys for command, keys in COMMANDS if flag.name in command.replace("_", "-")]
+    assert any(inner in (keys.get(section, {}) if section else keys) for keys in with_flag)
 
 
 @pytest.mark.parametrize("others", ["--module", "--no-python", "-m --no-python"])
@@ -332,3 +293,96 @@ def test_a_flag_means_the_same_in_a_job_file_and_in_torchrun(words: str) -> None
     there = job_of(flags, Here("/", "host", "python3", ("/tmp",), 0, 1, {}))
     for path in ("program.role", "placement", "rendezvous.id", "restarts.most"):
         assert found_at(file, path) == found_at(there, path)
+
+
+# The way back
+
+_brace = st.sampled_from(
+    [f"{{{name}}}" for name in (*PLACEHOLDERS, "a-b", "X1", "1")] + [*"{}x$", "{{", "}}"]
+)
+braces = st.lists(_brace, max_size=6).map("".join)
+arguments = st.lists(process_text | braces, max_size=5)
+_scripts = process_text.filter(bool)
+_programs = (
+    st.tuples(st.just(""), _scripts)
+    | st.tuples(st.just("--module"), st.sampled_from(["a", "a.b_c"]))
+    | st.tuples(st.just("--no-python"), _scripts.filter(lambda text: not text.startswith("-")))
+)
+_lines = process_text.filter(lambda text: text and "\n" not in text)
+_values = st.fixed_dictionaries(
+    {},
+    optional={
+        "nnodes": st.integers(1, 3).map(str),
+        "nproc_per_node": st.integers(1, 9).map(str),
+        "max_restarts": st.integers(0, 9),
+        "role": _lines,
+        "shutdown_timeout": st.integers(0, 99),
+        "virtual_local_rank": st.just(True),
+        "rdzv_id": _lines,
+        "master_addr": st.sampled_from(["gpu-a", "10.0.0.9", "fe80::1"]),
+        "master_port": st.integers(1, 65535),
+    },
+)
+
+
+def words_of(values: dict[str, Any]) -> list[str]:
+    flags = [(f"--{name.replace('_', '-')}", value) for name, value in values.items()]
+    return [name if value is True else f"{name}={value}" for name, value in flags]
+
+
+def back_to_flags(spec: JobSpec) -> Flags:
+    """The flags of the last node's line of `dry-run --format torchrun`."""
+    plan = make_plan(spec, {i: Facts("python3", 0) for i in range(len(spec.nodes))})
+    line = torchrun_text(plan, plan.master_port or 29500).partition(f"# node {spec.nodes[-1].label}\n")[2]
+    words = shlex.split(line.rstrip("\n").removesuffix(")"))
+    return parse_flags(words[words.index("torchrun") + 1 :], {})
+
+
+def there(program: str, script: str) -> str:
+    """Where the user's command had it, run in FOLDER."""
+    path = program == "" or (program == "--no-python" and "/" in script)
+    return os.path.normpath(os.path.join(FOLDER, script)) if path else script
+
+
+@given(values=_values, program=_programs, args=arguments, quoted=st.booleans())
+@bounded(400)
+def test_a_command_comes_back_from_its_job_file(
+    values: dict[str, Any], program: tuple[str, str], args: Sequence[str], quoted: bool
+) -> None:
+    how, script = program
+    words = ["torchrun", *words_of(values), *([how] if how else []), "--", script, *args]
+    # In a line, shlex can't tell a quoted operator from one of the shell's, nor a quoted $ or ~.
+    plain = not any(set(word) <= set("();<>|&\n") or word == "#" or "\\\n" in word for word in words if word)
+    in_line = quoted and plain and not set("$`~") & set("".join(words[: len(words) - len(args)]))
+    given = [shlex.join(words)] if in_line else words
+    spec = spec_of(command_draft(given, CPUS).text())
+    back = back_to_flags(spec)
+    nodes = int(values.get("nnodes", "1"))
+    # One node without a port needs no endpoint, and torchrun then has none of its address either.
+    unheard = {"master_addr"} if nodes == 1 and "master_port" not in values else set()
+    expected = {name: value for name, value in values.items() if name not in unheard}
+    assert {name: getattr(back, name) for name in expected} == expected
+    assert (back.node_rank, back.nnodes) == (nodes - 1, str(nodes))
+    assert (back.module, back.no_python) == (how == "--module", how == "--no-python")
+    assert (back.script, list(back.args)) == (there(how, script), list(args))
+
+
+@given(
+    env=st.dictionaries(st.text("ABC_19", max_size=4).map("V_".__add__), process_text, max_size=4),
+    folder=process_text.filter(bool),
+)
+@example(env={}, folder="~you/x")
+@bounded()
+def test_variables_and_paths_survive_the_import(env: dict[str, str], folder: str) -> None:
+    words = [*(f"{name}={value}" for name, value in env.items()), "torchrun", f"--log-dir={folder}", "x.py"]
+    spec = spec_of(command_draft(words, CPUS).text())
+    assert {name: value.text for name, value in spec.program.env.items()} == env
+    assert spec.logs.folder == os.path.normpath(os.path.join(FOLDER, folder))
+    assert (spec.program.workdir, spec.program.words) == (FOLDER, ("x.py",))
+
+
+@given(argument=braces)
+@bounded()
+def test_literal_braces_survive_filling(argument: str) -> None:
+    assert fill(literal(argument), {name.upper(): "9" for name in PLACEHOLDERS}) == argument
+    assert placeholder_error(literal(argument)) is None

@@ -2,7 +2,6 @@
 
 import os
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import yaml
 from distlaunch.job.fields import JOB, reference
 from distlaunch.job.file import load_job
 from distlaunch.job.spec import Binding, EnvValue, Limits
-from distlaunch.job.types import BUILT, Either, Field, ListOf, Record, Type, duration_text
+from distlaunch.job.types import duration_text
 from distlaunch.plan.start_advice import unstarted_advice
 from distlaunch.schedulers import job_keys
 from distlaunch.transports.container import Container
@@ -43,7 +42,7 @@ KEYS: dict[str, tuple[str, str, Any]] = {
         Binding("listed", ("0-3", "4", "5,7")),
     ),
     "backend": ("backend: gloo", "backend", "gloo"),
-    "rendezvous.endpoint": ("rendezvous: {endpoint: 'm:29500'}", "rendezvous.port", 29500),
+    "rendezvous.endpoint": ("master_port: 1\nrendezvous: {endpoint: 'm:29500'}", "rendezvous.port", 29500),
     "rendezvous.backend": (
         "rendezvous: {backend: etcd-v2, endpoint: 'e:1'}",
         "rendezvous.etcd.endpoint",
@@ -93,16 +92,8 @@ KEYS: dict[str, tuple[str, str, Any]] = {
     "notify.command": ("notify: {command: [mail, me]}", "notify.command", ("mail", "me")),
     "notify.on": ("notify: {command: [x], on: [failed]}", "notify.on", ("failed",)),
     "metrics.file": ("metrics: {file: job.prom}", "metrics", "{here}/job.prom"),
-    "ssh.config": (
-        "nodes: [a]\nssh: {config: ssh_config}",
-        "nodes.0.reach.options.config",
-        "{here}/ssh_config",
-    ),
-    "ssh.options": (
-        "nodes: [a]\nssh: {options: [Compression=no]}",
-        "nodes.0.reach.options.words",
-        ("Compression=no",),
-    ),
+    "ssh.config": ("nodes: [a]\nssh: {config: c}", "nodes.0.reach.options.config", "{here}/c"),
+    "ssh.options": ("nodes: [a]\nssh: {options: [A=b]}", "nodes.0.reach.options.words", ("A=b",)),
     "ssh.persist": ("nodes: [a]\nssh: {persist: 10m}", "nodes.0.reach.options.persist_s", 600),
     "launcher.command": (
         'nodes: [a]\nlauncher: {command: [podman, exec, -i, "{host}"]}',
@@ -261,88 +252,37 @@ def test_localhost_is_this_machine_unless_ssh_details_are_given(load: Load) -> N
     assert not load("script: a\nnodes: [localhost]\nlauncher: ssh").nodes[0].local
 
 
-def test_a_nodes_counts_override_the_jobs(load: Load) -> None:
-    text = "script: a\ngpus_per_node: 8\nprocs_per_node: 8\nnodes: [a, {host: b, gpus: 0, procs: 1}]"
-    assert [(node.gpus, node.procs) for node in load(text).nodes] == [(8, 8), (0, 1)]
-
-
-def test_the_endpoint_overrides_master_addr_and_port(load: Load) -> None:
-    text = "script: a\nmaster_addr: x\nmaster_port: 1\nrendezvous: {endpoint: 'y:2'}"
-    assert (load(text).rendezvous.host, load(text).rendezvous.port) == ("y", 2)
-
-
-def test_null_takes_the_callers_variable_and_marks_it_as_secret(
-    load: Load, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SOME_TOKEN", "s3cret")
-    assert load("script: a\nenv: {SOME_TOKEN: null}").program.env == {
-        "SOME_TOKEN": EnvValue("s3cret", inherited=True)
-    }
-
-
 # Paths and durations
 
 
-@pytest.mark.parametrize(
-    ("text", "path", "expected"),
-    [
-        pytest.param("script: a\nworkdir: ../w", "program.workdir", "{parent}/w", id="up"),
-        pytest.param("script: a\nworkdir: /abs/w/.", "program.workdir", "/abs/w", id="absolute"),
-        pytest.param("script: a\nworkdir: ~/w/../v", "program.workdir", "~/v", id="the node's home"),
-        pytest.param("script: a\nworkdir: ~/../v", "program.workdir", "~/../v", id="beside the node's home"),
-        pytest.param("script: a\nworkdir: '~'", "program.workdir", "~", id="the node's home itself"),
-        pytest.param("script: a\nworkdir: ~//w", "program.workdir", "~/w", id="two slashes"),
-        pytest.param("script: a\nworkdir: ./~/w", "program.workdir", "{here}/~/w", id="a folder called ~"),
-        pytest.param(
-            "script: a\nnodes: [{host: b, workdir: ~/w}]", "nodes.0.workdir", "~/w", id="a node's home"
-        ),
-        pytest.param(
-            "script: a\nnodes: [{host: b, python: ~/v/py}]", "nodes.0.python", "~/v/py", id="a node's python"
-        ),
-        pytest.param(
-            "script: a\npython: python3.12", "program.python", "python3.12", id="a bare python is for PATH"
-        ),
-        pytest.param(
-            "script: a\npython: ~/v/python", "program.python", "~/v/python", id="python at home there"
-        ),
-        pytest.param("script: a\nlogs: {dir: ~/r}", "logs.folder", "/home/me/r", id="logs are here"),
-        pytest.param(
-            "script: a\nnodes: [a]\nssh: {config: ~/c}",
-            "nodes.0.reach.options.config",
-            "/home/me/c",
-            id="ssh is called here",
-        ),
-    ],
-)
+PATHS = {
+    "workdir: ../w": ("program.workdir", "{parent}/w"),
+    "workdir: /abs/w/.": ("program.workdir", "/abs/w"),
+    "workdir: ~/w/../v": ("program.workdir", "~/v"),
+    "workdir: ~/../v": ("program.workdir", "~/../v"),
+    "workdir: '~'": ("program.workdir", "~"),
+    "workdir: ~//w": ("program.workdir", "~/w"),
+    "workdir: ./~/w": ("program.workdir", "{here}/~/w"),
+    "nodes: [{host: b, workdir: ~/w}]": ("nodes.0.workdir", "~/w"),
+    "nodes: [{host: b, python: ~/v/py}]": ("nodes.0.python", "~/v/py"),
+    "python: python3.12": ("program.python", "python3.12"),  # PATH has it
+    "python: ~/v/python": ("program.python", "~/v/python"),
+    "logs: {dir: ~/r}": ("logs.folder", "/home/me/r"),  # here
+    "nodes: [a]\nssh: {config: ~/c}": ("nodes.0.reach.options.config", "/home/me/c"),  # here, too
+}
+
+
+@pytest.mark.parametrize("text", PATHS)
 def test_paths_are_relative_to_the_file_or_to_a_home(
-    load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, path: str, expected: str
+    load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
     monkeypatch.setenv("HOME", "/home/me")
+    path, expected = PATHS[text]
     expected = expected.replace("{parent}", str(tmp_path.parent)).replace("{here}", str(tmp_path))
-    assert found_at(load(text), path) == expected
+    assert found_at(load(f"script: a\n{text}"), path) == expected
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        pytest.param("script: ~you/t.py", "1:9: script: ~you is not expanded, only ~/ is", id="script"),
-        pytest.param("script: ~", "1:9: script: expected a non-empty string, got ~, which", id="null"),
-        pytest.param("command: [~you/x]", "1:11: command[0]: ~you is not expanded", id="command"),
-        pytest.param("script: x\nlogs: {dir: ~you}", "2:13: logs.dir: ~you is not expanded", id="logs"),
-        pytest.param("script: x\nhostfile: ~you/h", "2:11: hostfile: ~you is not expanded", id="hostfile"),
-        pytest.param(
-            "script: x\nnodes: [{host: a, workdir: ~you}]", "2:28: nodes[0].workdir: ~you is", id="a node's"
-        ),
-    ],
-)
-def test_refuses_another_users_home(problems: Problems, text: str, expected: str) -> None:
-    (problem,) = problems(text)
-    assert problem.startswith(f"job.yaml:{expected}")
-
-
-def test_the_callers_directory_does_not_matter(
-    load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_workdir_is_absolute(load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     load("script: t.py")
     monkeypatch.chdir(tmp_path)
     assert load_job("job.yaml").program.workdir == str(tmp_path)
@@ -380,7 +320,9 @@ def _documented_defaults() -> list[tuple[str, str]]:
     """Each default that is a word, a number or a duration; not those told in words, or another key's."""
     rows = [(key, re.split("[:;]", default)[0]) for key, _, _, default in reference(job_keys())]
     names = {name for name, *_ in reference(job_keys())}
-    return [(key, value) for key, value in rows if value and " " not in value and value not in names]
+    found = [(key, value) for key, value in rows if value and " " not in value and value not in names]
+    assert {"numa_binding", "cpu_binding", "timeouts.stall", "ssh.persist"} <= dict(found).keys()
+    return found
 
 
 @pytest.mark.parametrize(("key", "value"), _documented_defaults())
@@ -395,27 +337,16 @@ def test_a_documented_default_can_be_written_out(load: Load, key: str, value: st
     assert spec._replace(places={}) == plain._replace(places={})
 
 
-def test_there_are_defaults_to_write_out() -> None:
-    expected = {"numa_binding", "cpu_binding", "timeouts.stall", "ssh.persist"}
-    assert expected <= dict(_documented_defaults()).keys()
-
-
 @pytest.mark.parametrize("off", ["none", "null", "~"])
-def test_a_binding_can_be_switched_off(load: Load, off: str) -> None:
+def test_bindings_and_the_stall_timeout_can_be_switched_off(load: Load, off: str) -> None:
+    assert load("script: x\ntimeouts: {stall: none}").limits.stall_s is None
     assert load(f"script: x\nnuma_binding: {off}\ncpu_binding: {off}").placement.binding is None
     assert load(f"script: x\nnuma_binding: {off}\ncpu_binding: cores").placement.binding == Binding("cores")
 
 
-def test_refuses_on_stall_without_a_stall_timeout(load: Load, problems: Problems) -> None:
-    assert load("script: x\ntimeouts: {stall: none}").limits.stall_s is None
-    assert problems("script: x\ntimeouts: {stall: none}\non_stall: stop") == [
-        "job.yaml:3:11: on_stall: on_stall: stop has no effect because timeouts.stall is none"
-    ]
-
-
 def test_reports_all_mistakes_in_the_order_of_the_file(problems: Problems) -> None:
     text = """
-nodes: [a, {host: b, gpus: four}]
+nodes: [a, {host: b, gpus: four}, -o, "g[2-1]"]
 nproc_per_node: 3
 backend: gluu
 args: [x, [y]]
@@ -424,39 +355,12 @@ timeouts: {join: never, stop: 5s, stp: 1}
 """
     assert [problem.split(" ")[0].rstrip(":") for problem in problems(text)] == [
         f"job.yaml:{place}"
-        for place in ("2:1", "2:28", "3:1", "4:10", "5:11", "6:13", "6:30", "7:18", "7:35")
-    ]
-
-
-def test_reports_nested_mistakes_with_the_others(problems: Problems) -> None:
-    text = "script: x\nnodes: [-o, 'g[2-1]']\nrendezvous: {endpoint: 'a:0'}\nprocs_per_node: 0"
-    assert [problem.split(" ")[1] for problem in problems(text)] == [
-        "nodes[0]:",
-        "nodes[1]:",
-        "rendezvous.endpoint:",
-        "procs_per_node:",
+        for place in ("2:1", "2:28", "2:35", "2:39", "3:1", "4:10", "5:11", "6:13", "6:30", "7:18", "7:35")
     ]
 
 
 def test_reports_one_mistake_once(problems: Problems) -> None:
     assert len(problems("script: x\nenv: {NOT_SET_HERE: [1]}")) == 1
-    assert len(problems("command: []")) == 1
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        "backend: c10",
-        "backend: etcd-v2, endpoint: [1]",
-        "backend: c10, conf: {a: b}",
-        "backend: etcd-v2, endpoint: 'e:1', conf: {a: [1]}",
-        "backend: etcd-v2, endpoint: 'e:1'}\nnuma_binding: {a: node",
-        "backend: static, endpoint: [x]",
-    ],
-)
-def test_a_refused_value_takes_no_part_in_other_checks(problems: Problems, wrong: str) -> None:
-    (problem,) = problems(f"script: x\nrendezvous: {{{wrong}}}")
-    assert "expected" in problem
 
 
 @pytest.mark.parametrize(
@@ -469,7 +373,7 @@ def test_leaves_other_braces_alone(load: Load, argument: str) -> None:
 def test_a_job_file_may_be_piped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     read, write = os.pipe()
-    os.write(write, b"script: t.py")
+    os.write(write, b"\xef\xbb\xbfscript: t.py")  # a byte order mark, as some editors write it
     os.close(write)
     spec = load_job(f"/dev/fd/{read}")
     os.close(read)
@@ -484,9 +388,7 @@ def test_every_suggested_key_exists() -> None:
     assert not set(JOB.foreign) & set(JOB.fields)
 
 
-def test_a_missing_variable_suggests_one_that_is_set(
-    problems: Problems, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_variable_suggests_another(problems: Problems, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_ACCESS_TOKEN", "x")
     (problem,) = problems("script: x\nenv: {MY_ACESS_TOKEN: null}")
     assert problem.endswith("did you mean MY_ACCESS_TOKEN?")
@@ -499,30 +401,3 @@ def test_an_argument_keeps_its_spelling(load: Load, spelling: str) -> None:
     spec = load(f"script: x\nargs: [{spelling}]\nenv: {{A: {spelling}}}")
     assert spec.program.args == (spelling,)
     assert spec.program.env["A"].text == spelling
-
-
-# How keys are declared
-
-
-def declared(record: Record) -> Iterator[tuple[Record, str, Field]]:
-    for key, entry in record.fields.items():
-        yield record, key, entry
-        for inner in inside(entry.kind):
-            yield from declared(inner)
-
-
-def inside(kind: Type | None) -> Iterator[Record]:
-    match kind:
-        case Record():
-            yield kind
-        case ListOf():
-            yield from inside(kind.item)
-        case Either():
-            yield from (record for part in (kind.items, kind.entries) for record in inside(part))
-
-
-def test_every_key_of_a_job_has_a_field_with_a_default_or_is_built() -> None:
-    for record, key, entry in declared(JOB):
-        makes = entry.part or record.makes
-        if makes and entry.field != BUILT and key not in record.required:
-            assert record.field_of(key) in makes._field_defaults, key

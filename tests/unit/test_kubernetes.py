@@ -5,7 +5,8 @@ for JobSet's and Trainer's; tests/process/test_kubernetes.py runs what the pods 
 """
 
 import json
-from functools import cache
+import sys
+from base64 import b64encode
 from pathlib import Path
 from typing import Any
 
@@ -37,14 +38,13 @@ ODD = (
     *("0o17", "yes", "null", "~", "- x", "#", "&a", "!t", "%d", "@", "{{brace}}", "é\x85\ud7ff\U0001f600"),
 )
 
+CPU_JOB = {"script": "t.py", "gpus_per_node": 0}
 JOBS = {
     "CPU": "script: train.py\ngpus_per_node: 0\nprocs_per_node: 4\n",
     "64 GPUs": "script: train.py\nnodes: 8\ngpus_per_node: 8\nnuma_binding: node\n",
     "AMD GPUs": "script: t.py\nnodes: 2\nkubernetes: {resources: {limits: {amd.com/gpu: 8, memory: 64Gi}}}\n",
     "a long name": f"name: {'Llama 3.1 8B, ' * 9}\nscript: train.py\nnodes: 300\ngpus_per_node: 1\n",
-    "odd words": yaml.safe_dump(
-        {"script": "t.py", "nodes": 2, "gpus_per_node": 0, "args": [*ODD], "env": {"X": ODD[2]}}
-    ),
+    "odd words": yaml.safe_dump({**CPU_JOB, "nodes": 2, "args": [*ODD], "env": {"X": ODD[2]}}),
     "secrets": "script: t.py\ngpus_per_node: 1\nenv: {HF_TOKEN: null, A: b}\n"
     "kubernetes: {secrets: {HF_TOKEN: {secret: hf, key: token}}}\n",
     "a module": "module: pkg.train\nnodes: 2\ngpus_per_node: 2\npython: /venv/bin/python\nworkdir: /src\n",
@@ -165,12 +165,9 @@ def test_args_and_variables_arrive_as_they_were_written() -> None:
     words = [expand(word, {"POD_IP": "wrong", "id": "wrong"}) for word in container["args"]]
     wanted = [word.replace("{{brace}}", "{brace}") for word in ODD]
     assert words[words.index("t.py") + 1 :] == wanted
-    assert expand(container["env"][0]["value"], {"id": "wrong"}) == ODD[2]
-
-
-def test_pods_of_one_run_share_a_secret_if_there_is_one() -> None:
-    (secret,) = [each for each in main(JOBS["odd words"])["env"] if "value" not in each]
-    assert secret["name"] == "DISTLAUNCH_SECRET"
+    variable, secret = container["env"]
+    assert expand(variable["value"], {"id": "wrong"}) == ODD[2]
+    assert secret["name"] == "DISTLAUNCH_SECRET"  # which pods of one run share, if there is one
     assert secret["valueFrom"]["secretKeyRef"]["optional"] is True
 
 
@@ -201,7 +198,7 @@ def test_each_pod_runs_one_launcher_that_finds_the_first_pod() -> None:
 @pytest.mark.parametrize(
     ("join", "seconds"), [("1h", ["3600"]), ("500ms", ["1"]), ("none", ["1000000000"]), ("null", [])]
 )
-def test_how_long_pods_wait_for_each_other(join: str, seconds: list[str]) -> None:
+def test_pods_wait_for_each_other(join: str, seconds: list[str]) -> None:
     args = main(JOBS["64 GPUs"], f"timeouts.join={join}")["args"]
     found = [word.rpartition("=")[2] for word in args if word.startswith("--rdzv-conf=timeout=")]
     assert found == seconds
@@ -264,14 +261,10 @@ def test_each_pod_has_its_gpus_and_as_many_ranks(text: str, limits: dict[str, st
     assert f"--nproc-per-node={ranks}" in container["args"]
 
 
-def test_shared_memory_is_as_large_as_the_pods() -> None:
-    made = pod(JOBS["CPU"])
+def test_a_pod_has_shared_memory_and_leaves_ranks_their_grace() -> None:
+    made = pod(JOBS["CPU"], "timeouts.stop=1m")
     assert {"name": "shm", "emptyDir": {"medium": "Memory"}} in made["volumes"]
     assert {"name": "shm", "mountPath": "/dev/shm"} in made["containers"][0]["volumeMounts"]
-
-
-def test_ranks_have_their_grace_when_the_pod_is_to_end() -> None:
-    made = pod(JOBS["CPU"], "timeouts.stop=1m")
     assert made["terminationGracePeriodSeconds"] == 70
     assert "--shutdown-timeout=60" in made["containers"][0]["args"]
 
@@ -395,30 +388,16 @@ def test_long_names_that_begin_alike_stay_apart() -> None:
 
 
 def test_the_bundle_is_small_enough_for_kubectl_apply() -> None:
-    from base64 import b64encode
-
     spec = exported(JOBS["everything"])
     bundle = manifests(spec, "job", 8, b64encode(torchrun_payload()).decode())[0]
     assert len(json.dumps(bundle)) < APPLY_LIMIT
 
 
-@cache
-def along() -> set[str]:
-    return {name_of(Path(path)) for path in (path for _, path in torchrun_modules())}
-
-
-def test_the_bundle_needs_only_python() -> None:
-    import sys
-
-    outside = {module.split(".")[0] for name in along() for module in imports_of(name)} - {"distlaunch"}
+def test_the_bundle_is_the_whole_agent_needs_only_python_and_is_reproducible() -> None:
+    along = {name_of(Path(path)) for _, path in torchrun_modules()}
+    assert {name for name in TREES if name.startswith("distlaunch.agent")} <= along
+    outside = {module.split(".")[0] for name in along for module in imports_of(name)} - {"distlaunch"}
     assert outside - {"typing_extensions"} <= sys.stdlib_module_names  # which mypy alone imports
-
-
-def test_the_bundle_contains_the_whole_agent() -> None:
-    assert {name for name in TREES if name.startswith("distlaunch.agent")} <= along()
-
-
-def test_the_bundle_is_reproducible() -> None:
     assert torchrun_payload() == torchrun_payload()
 
 
@@ -427,55 +406,42 @@ def test_the_bundle_is_reproducible() -> None:
 
 @pytest.mark.parametrize(
     ("text", "problem"),
-    [
-        ("nodes: [a, b]", "nodes: Kubernetes chooses the nodes: set nodes to the number of nodes; "),
-        ("nodes: 2\nspares: rest", "spares: Kubernetes has no spares: remove it; "),
-        ("nodes: 4\nmin_nodes: 2", "min_nodes: the number of pods is fixed: "),
-        ("gpus_per_node: auto", "gpus_per_node: set it to the number of GPUs of each pod, 0 for a CPU job"),
-        ("workdir: src", "workdir: expected an absolute path in the image"),
-        ("workdir: ~/src", "workdir: expected an absolute path in the image"),
-        ("python: venv/bin/python", "python: expected a name or an absolute path in the image"),
-        ("logs: {dir: out}", "logs.dir: expected an absolute path, such as one below the mount of a volume"),
-        (
-            "nodes: 2\nrendezvous: {backend: etcd-v2, endpoint: 'e:1'}",
-            "rendezvous.backend: distlaunch assigns the ranks in pods",
+    {
+        "script: ~/t.py": "write the full path: in the image, ~ is not your home directory",
+        "nodes: [a, b]": "nodes: Kubernetes chooses the nodes: set nodes to the number of nodes; ",
+        "nodes: 2\nspares: rest": "spares: Kubernetes has no spares: remove it; ",
+        "nodes: 4\nmin_nodes: 2": "min_nodes: the number of pods is fixed: ",
+        "gpus_per_node: auto": "gpus_per_node: set it to the number of GPUs of each pod, 0 for a CPU job",
+        "workdir: src": "workdir: expected an absolute path in the image",
+        "workdir: ~/src": "workdir: expected an absolute path in the image",
+        "python: venv/bin/python": "python: expected a name or an absolute path in the image",
+        "logs: {dir: out}": "logs.dir: expected an absolute path, such as one below the mount of a volume",
+        "nodes: 2\nrendezvous: {backend: etcd-v2, endpoint: 'e:1'}": (
+            "rendezvous.backend: distlaunch assigns the ranks in pods"
         ),
-        ("master_addr: gpu-a", "master_addr: ranks connect to the first pod, which Kubernetes names"),
-        (
-            "args: ['--rank={rank}']",
-            "args[0]: {rank} can't be filled in on Kubernetes: have the script read RANK",
+        "master_addr: gpu-a": "master_addr: ranks connect to the first pod, which Kubernetes names",
+        "args: ['--rank={rank}']": (
+            "args[0]: {rank} can't be filled in on Kubernetes: have the script read RANK"
         ),
-        ("env: {PATH: null}", "a Secret and set kubernetes.secrets.PATH: {secret: …, key: …}"),
-        ("env: {NOT_SET_HERE: null}", "env.NOT_SET_HERE: values from your environment are never printed"),
-        (
-            "env: {RUN: 'x-{job_id}'}",
-            "env.RUN: {job_id} can't be filled in on Kubernetes: write your own ID",
+        "env: {PATH: null}": "a Secret and set kubernetes.secrets.PATH: {secret: …, key: …}",
+        "env: {NOT_SET_HERE: null}": "env.NOT_SET_HERE: values from your environment are never printed",
+        "env: {RUN: 'x-{job_id}'}": "env.RUN: {job_id} can't be filled in on Kubernetes: write your own ID",
+        "kubernetes: {secrets: {RANK: {secret: s, key: k}}}": (
+            "kubernetes.secrets.RANK: distlaunch sets RANK for each worker; remove it"
         ),
-        (
-            "kubernetes: {secrets: {RANK: {secret: s, key: k}}}",
-            "kubernetes.secrets.RANK: distlaunch sets RANK for each worker; remove it",
+        "env: {PET_NNODES: 3}": "env.PET_NNODES: the launcher in each pod reads PET_NNODES itself; remove it",
+        "kubernetes: {volumes: [{mount: /x}]}": (
+            "kubernetes.volumes[0]: set one of claim, config_map, secret and host_path"
         ),
-        (
-            "env: {PET_NNODES: 3}",
-            "env.PET_NNODES: the launcher in each pod reads PET_NNODES itself; remove it",
-        ),
-        (
-            "kubernetes: {volumes: [{mount: /x}]}",
-            "kubernetes.volumes[0]: set one of claim, config_map, secret and host_path",
-        ),
-    ],
+    }.items(),
 )
 def test_refuses_what_a_cluster_cannot_do(text: str, problem: str) -> None:
-    gpus = "" if "gpus_per_node" in text else "gpus_per_node: 1\n"
+    text += "" if "gpus_per_node" in text else "\ngpus_per_node: 1"
+    text += "" if "script" in text else "\nscript: train.py"
     with pytest.raises(JobError) as refused:
-        check_exported(exported(f"script: train.py\n{gpus}{text}\n"))
+        check_exported(exported(text))
     assert problem in str(refused.value)
     assert "job.yaml:" in str(refused.value)
-
-
-def test_refuses_a_script_in_a_home() -> None:
-    with pytest.raises(JobError, match="write the full path: in the image, ~ is not your home directory"):
-        check_exported(exported("script: ~/train.py\ngpus_per_node: 0\n"))
 
 
 def test_refuses_a_job_without_an_image() -> None:
@@ -485,26 +451,21 @@ def test_refuses_a_job_without_an_image() -> None:
 
 @pytest.mark.parametrize(
     ("text", "line"),
-    [
-        ("container: {image: i}", "container is left out: pods run kubernetes.image"),
-        ("notify: {command: [x]}", "notify is left out: it needs a controller, and pods run without one"),
-        ("cpu_binding: cores", "cpu_binding is left out: torchrun binds only by NUMA node; use numa_binding"),
-        (
-            "timeouts: {stall: 1m}",
-            "timeouts.stall is left out: `distlaunch torchrun`, which the pods run, has no flag for it",
+    {
+        "container: {image: i}": "container is left out: pods run kubernetes.image",
+        "notify: {command: [x]}": "notify is left out: it needs a controller, and pods run without one",
+        "cpu_binding: cores": "cpu_binding is left out: torchrun binds only by NUMA node; use numa_binding",
+        "timeouts: {stall: 1m}": (
+            "timeouts.stall is left out: `distlaunch torchrun`, which the pods run, has no flag for it"
         ),
-        (
-            "restarts: {max: 1, window: 1d}",
-            "restarts.window is left out: restarts.max limits the whole run",
+        "restarts: {max: 1, window: 1d}": "restarts.window is left out: restarts.max limits the whole run",
+        "logs: {console: rank0}": (
+            "logs.console is left out: `kubectl logs` shows what all ranks of a pod print"
         ),
-        (
-            "logs: {console: rank0}",
-            "logs.console is left out: `kubectl logs` shows what all ranks of a pod print",
-        ),
-        ("on_warning: USR1", "on_warning is left out: ranks get the SIGTERM that Kubernetes sends"),
-        ("backend: gloo", "backend is left out: with GPUs, DISTLAUNCH_BACKEND is nccl in a pod"),
-        ("ssh: {options: [A=b]}", "ssh is left out: pods are not reached over SSH"),
-    ],
+        "on_warning: USR1": "on_warning is left out: ranks get the SIGTERM that Kubernetes sends",
+        "backend: gloo": "backend is left out: with GPUs, DISTLAUNCH_BACKEND is nccl in a pod",
+        "ssh: {options: [A=b]}": "ssh is left out: pods are not reached over SSH",
+    }.items(),
 )
 def test_names_keys_without_effect(text: str, line: str) -> None:
     gpus = 8 if "backend" in text else 0

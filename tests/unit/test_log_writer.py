@@ -104,9 +104,7 @@ def when_waited_for(
 # Files
 
 
-def test_writes_everything_even_if_no_thread_can_be_started(
-    writer: LogWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_writes_without_a_thread(writer: LogWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threading.Thread, "start", no_room)
     for text in (b"one ", b"two "):
         writer.append("log", text)
@@ -140,9 +138,7 @@ def test_nothing_to_write_is_flushed_and_closed_at_once(writer: LogWriter, tmp_p
     assert list(tmp_path.iterdir()) == []
 
 
-def test_keeps_few_files_open_and_restarts_none(
-    writer: LogWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_keeps_few_files_open(writer: LogWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_OPEN", 2)
     for turn in range(3):
         for rank in range(5):
@@ -169,7 +165,7 @@ def test_does_not_touch_an_existing_file(writer: LogWriter, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("target", ["victim", "missing"])
-def test_does_not_follow_a_planted_link(writer: LogWriter, tmp_path: Path, target: str) -> None:
+def test_follows_no_planted_link(writer: LogWriter, tmp_path: Path, target: str) -> None:
     (tmp_path / "victim").write_bytes(b"theirs")
     (tmp_path / "log").symlink_to(tmp_path / target)
     writer.append("log", b"text")
@@ -178,9 +174,7 @@ def test_does_not_follow_a_planted_link(writer: LogWriter, tmp_path: Path, targe
     assert writer.lost_bytes == 4
 
 
-def test_does_not_follow_a_link_that_replaced_a_log(
-    writer: LogWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_follows_no_later_link(writer: LogWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_OPEN", 1)
     (tmp_path / "victim").write_bytes(b"theirs")
     writer.append("log", b"text")
@@ -194,9 +188,7 @@ def test_does_not_follow_a_link_that_replaced_a_log(
 
 
 @pytest.mark.parametrize("name", ["file/log", "n" * 300], ids=["below a file", "a name too long"])
-def test_a_file_that_cannot_be_made_loses_only_its_own_data(
-    writer: LogWriter, tmp_path: Path, name: str
-) -> None:
+def test_an_impossible_file_loses_only_its_own_data(writer: LogWriter, tmp_path: Path, name: str) -> None:
     (tmp_path / "file").write_bytes(b"")
     writer.append(name, b"lost")
     writer.append("log", b"text")
@@ -219,9 +211,7 @@ def test_tries_again_to_make_a_file(writer: LogWriter, tmp_path: Path) -> None:
 # Disks that fail
 
 
-def test_what_a_full_disk_does_not_take_is_lost_and_the_rest_is_written(
-    writer: LogWriter, tmp_path: Path
-) -> None:
+def test_what_a_full_disk_refuses_is_lost_and_the_rest_is_written(writer: LogWriter, tmp_path: Path) -> None:
     with longest_file(5):
         writer.append("log", b"abcdefgh")
         writer.append("other", b"abcd")
@@ -263,18 +253,14 @@ def test_waits_once_for_a_stalled_disk_and_counts_what_is_lost(
 
 
 @pytest.mark.usefixtures("short")
-def test_one_piece_may_be_larger_than_the_capacity(
-    writer: LogWriter, disk: Disk, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_piece_may_exceed_capacity(writer: LogWriter, disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
     with when_waited_for(writer, monkeypatch, lambda: None) as waits:
         writer.append("log", b"abcdefghi")
         assert (disk.take(9), waits, writer.lost_bytes) == (b"abcdefghi", [], 0)
 
 
 @pytest.mark.usefixtures("short")
-def test_waits_again_for_a_disk_that_recovered(
-    writer: LogWriter, disk: Disk, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_waits_for_a_recovered_disk(writer: LogWriter, disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
     writer.append("log", b"abcdef")
     writer.append("log", b"lost")
     assert disk.take(6) == b"abcdef"

@@ -102,17 +102,9 @@ def test_names_a_wrong_field_of_a_nested_record(changes: dict[str, Any], words: 
         messages.read(COMMAND_TYPES, {**through_json(START), **changes})
 
 
-def test_records_are_made_by_position_or_by_name_with_all_their_fields() -> None:
+def test_a_record_has_exactly_its_fields() -> None:
     made = messages.WatchUse(for_s=1.0)
-    assert made == messages.WatchUse(1.0)
-    assert made._replace(for_s=2.0).for_s == 2.0
-    assert messages.Ping() == messages.Ping()
-    assert repr(made) == "WatchUse(for_s=1.0)" and hash(made) == hash((1.0,))
-    with pytest.raises(AttributeError):
-        setattr(made, "for_s", 2.0)  # noqa: B010 — mypy would not have it otherwise
-    match made:
-        case messages.WatchUse(for_s=seconds):
-            assert seconds == 1.0
+    assert made == messages.WatchUse(1.0) and repr(made) == "WatchUse(for_s=1.0)"
     for values, named in (((), {}), ((1.0, 2.0), {}), ((1.0,), {"for_s": 1.0}), ((), {"x": 1})):
-        with pytest.raises(TypeError):
+        with pytest.raises(TypeError, match="WatchUse has the fields for_s"):
             messages.WatchUse(*values, **named)

@@ -35,6 +35,8 @@ def test_mpirun_runs_exec_as_each_rank_on_its_node() -> None:
             *("/usr/bin/python3", "-u", "train.py", "--lr", "1", "{x}"),
         ),
     )
+    plain = spec_of("script: t.py")
+    assert under_mpirun(plain, "python3") is plain
     ((worker,),) = planned_workers(make_plan(spec, {0: Facts("/usr/bin/python3", 0)})).values()
     assert worker.argv == ("mpiexec", *spec.program.args)
     assert worker.contract["MASTER_ADDR"] == "a"
@@ -68,11 +70,6 @@ def test_refuses_keys_that_mpirun_decides(text: str, words: str) -> None:
         planned(text)
 
 
-def test_a_job_without_mpirun_is_unchanged() -> None:
-    spec = spec_of("script: t.py")
-    assert under_mpirun(spec, "python3") is spec
-
-
 HOST = "7.0;tcp://10.0.0.1,192.168.0.1:4000;tcp6://[fd00::2]:4001"
 OTHER = "7.1;tcp://10.0.0.2:4000"
 
@@ -89,10 +86,6 @@ def open_mpi(rank: int, size: int, local: int, local_size: int, nodes: int, **mo
         "OMPI_MCA_orte_local_daemon_uri": HOST,
         **more,
     }
-
-
-def test_srun_variables_are_not_mpiruns() -> None:
-    assert mpi_task({"SLURM_PROCID": "1", "PMI_RANK": "1"}) is None  # srun sets PMI_RANK, too
 
 
 def test_places_a_task_of_open_mpi() -> None:
@@ -152,7 +145,8 @@ def test_refuses_contradictory_mpi_variables(change: dict[str, str], told: str) 
         mpi_task({**open_mpi(1, 4, 1, 2, 2), **change})
 
 
-def test_places_a_task_of_hydra() -> None:
+def test_places_a_task_of_hydra_but_not_of_srun() -> None:
+    assert mpi_task({"SLURM_PROCID": "1", "PMI_RANK": "1"}) is None  # srun sets PMI_RANK, too
     task = mpi_task({"PMI_RANK": "2", "PMI_SIZE": "3", "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "1"})
     assert task is not None
     assert (task.rank, task.size, task.local_rank, task.local_size, task.node_rank) == (2, 3, 0, 1, None)
@@ -169,7 +163,4 @@ def test_places_a_task_of_hydra() -> None:
 )
 def test_reads_the_node_rank_from_hydras_mapping(mapping: str, nodes: list[int]) -> None:
     assert [node_of(mapping, rank) for rank in range(4)] == [(node, max(nodes) + 1) for node in nodes]
-
-
-def test_without_a_mapping_the_node_rank_is_unknown() -> None:
     assert node_of("", 0) is None

@@ -150,9 +150,7 @@ def test_a_closed_spool_is_empty_and_has_all_its_room_again(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("missing", [False, True], ids=["full", "missing"])
-def test_skips_a_place_without_room_and_closes_its_file(
-    tmp_path: Path, full_disk: str, missing: bool
-) -> None:
+def test_skips_and_closes_a_place_without_room(tmp_path: Path, full_disk: str, missing: bool) -> None:
     before = open_files(Path("/dev"))
     with spool_in(tmp_path / "missing" if missing else full_disk, tmp_path, memory=0) as spool:
         assert taken(spool, "abc") == "abc"
@@ -231,17 +229,11 @@ def test_all_spooled_frames_come_out_once_and_in_order(limits: Limits, steps: li
 # The outbox
 
 
-@contextlib.contextmanager
-def link() -> Iterator[Pipe]:
+@pytest.fixture
+def pipe() -> Iterator[Pipe]:
     """As small as the system has one; what is written never waits."""
     with contextlib.closing(Pipe()) as pipe:
         os.set_blocking(pipe.write_end, False)
-        yield pipe
-
-
-@pytest.fixture
-def pipe() -> Iterator[Pipe]:
-    with link() as pipe:
         yield pipe
 
 
@@ -366,7 +358,8 @@ _traffic = st.lists(
 @bounded(200)
 def test_all_queued_data_is_sent_once_and_in_order(traffic: list[tuple[str, int]]) -> None:
     data, outputs, reports = b"", [], []
-    with outbox_in() as box, link() as pipe:
+    with outbox_in() as box, contextlib.closing(Pipe()) as pipe:
+        os.set_blocking(pipe.write_end, False)
         for index, (what, size) in enumerate(traffic):
             if what == "output":
                 outputs.append(bytes([index]) * size)

@@ -95,9 +95,7 @@ def end(outlet: Outlet) -> None:
 # Order, and who waits for whom
 
 
-def test_writes_everything_even_if_no_thread_can_be_started(
-    reader: Pipe, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_writes_without_a_thread(reader: Pipe, monkeypatch: pytest.MonkeyPatch) -> None:
     outlet = Outlet(reader.write_end, never)
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", no_room)
@@ -174,7 +172,7 @@ def test_loses_nothing_where_it_waits_for_the_reader(full: Pipe, monkeypatch: py
     assert outlet.dropped_lines == 0
 
 
-def test_never_drops_distlaunchs_own_lines_and_has_room_again_after_reading(
+def test_never_drops_own_lines_and_has_room_after_reading(
     full: Pipe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "CAPACITY", 3)

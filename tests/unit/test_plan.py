@@ -52,24 +52,13 @@ def refusal(text: str, *gpus: int | None, master_address: str | None = "10.0.0.1
 # Ranks
 
 
-@given(sizes)
-@bounded()
-def test_ranks_are_contiguous_per_node_in_the_order_of_the_file(nodes: Sizes) -> None:
-    plan = plan_of_sizes(nodes)
-    assert plan.world_size == sum(procs for _, procs in nodes)
-    assert [worker.rank for worker in all_workers(plan)] == list(range(plan.world_size))
-    assert [len(node.ranks) for node in plan.nodes] == [procs for _, procs in nodes]
-    labels = [f"n{i}" for i, (_, procs) in enumerate(nodes) for _ in range(procs)]
-    assert [plan.node_of(rank).label for rank in range(plan.world_size)] == labels
-
-
 @pytest.mark.parametrize(
     ("text", "gpus", "procs"),
     [
         pytest.param("nodes: [a, b]", [8, 4], [8, 4], id="one worker per GPU"),
         pytest.param("nodes: [a, b]", [0, 0], [1, 1], id="one worker on a CPU node"),
         pytest.param("nodes: [a, b]\ngpus_per_node: 2", [8, 8], [2, 2], id="the file's GPUs win"),
-        pytest.param("nodes: [a, b]\nprocs_per_node: 3", [8, 0], [3, 3], id="the file's workers win"),
+        pytest.param("nodes: [a, {host: b, procs: 1}]\nprocs_per_node: 3", [8, 0], [3, 1], id="a node's own"),
         pytest.param("nodes: [{host: a, gpus: auto}, b]\ngpus_per_node: 1", [8, 8], [8, 1], id="auto"),
         pytest.param("nodes: 2\nprocs_per_node: 2", [0, 0], [2, 2], id="a number of nodes"),
     ],
@@ -172,19 +161,13 @@ def test_master_addr_is_the_first_nodes_name_if_ssh_does_not_answer() -> None:
 
 @pytest.mark.parametrize(
     ("text", "path"),
-    [
-        pytest.param(
-            "nodes: [a, b]\nmaster_addr: 127.0.0.1", "3:14: master_addr: 127.0.0.1", id="master_addr"
-        ),
-        pytest.param(
-            "nodes: [a, b]\nrendezvous: {endpoint: 'localhost:1'}",
-            "3:24: rendezvous.endpoint: local",
-            id="endpoint",
-        ),
-        pytest.param("nodes: [localhost, b]", "2:9: nodes[0]: localhost", id="this machine's label"),
-        pytest.param("nodes: [{host: a, address: '::1'}, b]", "2:9: nodes[0]: ::1", id="the node's address"),
-        pytest.param("nodes: [127.0.1.1, b]", "2:9: nodes[0]: 127.0.1.1", id="Debian's own name"),
-    ],
+    {
+        "nodes: [a, b]\nmaster_addr: 127.0.0.1": "3:14: master_addr: 127.0.0.1",
+        "nodes: [a, b]\nrendezvous: {endpoint: 'localhost:1'}": "3:24: rendezvous.endpoint: local",
+        "nodes: [localhost, b]": "2:9: nodes[0]: localhost",
+        "nodes: [{host: a, address: '::1'}, b]": "2:9: nodes[0]: ::1",
+        "nodes: [127.0.1.1, b]": "2:9: nodes[0]: 127.0.1.1",  # Debian's own name
+    }.items(),
 )
 def test_a_loopback_master_is_refused_on_several_machines(text: str, path: str) -> None:
     words = refusal(text, master_address=None)
@@ -210,13 +193,15 @@ def test_names_and_addresses_that_mean_this_machine_everywhere_are_recognized() 
 @bounded()
 def test_every_variable_of_torchruns_contract_has_torchruns_meaning(nodes: Sizes) -> None:
     plan = plan_of_sizes(nodes)
+    labels = [f"n{i}" for i, (_, procs) in enumerate(nodes) for _ in range(procs)]
+    assert [plan.node_of(rank).label for rank in range(plan.world_size)] == labels
     first_rank = 0
     for index, (_, procs) in enumerate(nodes):
         for local_rank, worker in enumerate(workers(plan, plan.nodes[index], MEETING)):
             assert worker.contract == {
                 "RANK": str(first_rank + local_rank),
                 "LOCAL_RANK": str(local_rank),
-                "WORLD_SIZE": str(plan.world_size),
+                "WORLD_SIZE": str(len(labels)),
                 "LOCAL_WORLD_SIZE": str(procs),
                 "GROUP_RANK": str(index),
                 "NODE_RANK": str(index),
@@ -247,17 +232,10 @@ def test_no_job_can_set_what_the_contract_sets() -> None:
     [
         pytest.param(1, None, {}, id="one worker takes all cores"),
         pytest.param(2, None, {"OMP_NUM_THREADS": "1"}, id="several share"),
-        pytest.param(
-            1,
-            "eth1",
-            {"GLOO_SOCKET_IFNAME": "eth1", "NCCL_SOCKET_IFNAME": "eth1"},
-            id="the route's interface",
-        ),
+        pytest.param(1, "eth1", {"GLOO_SOCKET_IFNAME": "eth1", "NCCL_SOCKET_IFNAME": "eth1"}, id="interface"),
     ],
 )
-def test_defaults_are_those_of_torchrun_and_the_interface(
-    procs: int, interface: str | None, expected: dict[str, str]
-) -> None:
+def test_defaults_are_those_of_torchrun(procs: int, interface: str | None, expected: dict[str, str]) -> None:
     plan = plan_of(f"procs_per_node: {procs}")
     worker = workers(plan, plan.nodes[0], MEETING, interface)[0]
     assert worker.defaults == {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", **expected}
@@ -302,9 +280,7 @@ def test_the_workers_command_line(text: str, argv: tuple[str, ...]) -> None:
     ],
 )
 @pytest.mark.parametrize("rendezvous", ["static", "etcd-v2, endpoint: 'e:1'"], ids=["static", "etcd"])
-def test_a_relative_program_is_relative_to_the_workdir_of_its_node(
-    program: str, ours: str, its_own: str, rendezvous: str
-) -> None:
+def test_a_program_is_found_in_the_workdir(program: str, ours: str, its_own: str, rendezvous: str) -> None:
     text = f"{program}\nworkdir: w\nnodes: [a, {{host: b, workdir: ~/own}}]\nargs: [last]"
     spec = spec_of(f"{text}\nrendezvous: {{backend: {rendezvous}}}")
     plan = make_plan(spec, {i: Facts("/usr/bin/python3", 0) for i in range(2)}, "10.0.0.1")
@@ -358,10 +334,7 @@ VALUES = {name.upper(): f"<{name}>" for name in PLACEHOLDERS}
         ('{"rank": {rank}}', '{"rank": <rank>}'),
         ('{"rank": {rank}, "world": [{world_size}]}', '{"rank": <rank>, "world": [<world_size>]}'),
         ('{"a": {"b": {rank}}}', '{"a": {"b": <rank>}}'),
-        (
-            "{Rank} {ranks} { rank } {} {0} {unknown} ${HOME}",
-            "{Rank} {ranks} { rank } {} {0} {unknown} ${HOME}",
-        ),
+        ("{Rank} { rank } {} {0} {unknown} ${HOME}", "{Rank} { rank } {} {0} {unknown} ${HOME}"),
         ("{{nope}} ${{a}} {{{a-b}}}", "{nope} ${a} {{a-b}}"),
         ("{rank", "{rank"),
         ("rank}", "rank}"),
@@ -376,13 +349,6 @@ def test_placeholders_are_filled_and_other_braces_stay(argument: str, filled: st
 @bounded()
 def test_text_without_a_placeholders_name_is_never_changed(argument: str) -> None:
     assert fill(argument, VALUES) == argument
-
-
-@given(st.dictionaries(st.text("abc", min_size=1, max_size=3), st.integers(), max_size=3), st.integers(0, 99))
-@bounded()
-def test_json_with_a_rank_in_it_stays_json(document: dict[str, int], rank: int) -> None:
-    text = json.dumps({**document, "rank": "@"}).replace('"@"', "{rank}")
-    assert json.loads(fill(text, {"RANK": str(rank)})) == {**document, "rank": rank}
 
 
 def test_every_placeholder_has_a_value_in_every_worker() -> None:
@@ -410,9 +376,7 @@ def document_of(plan: LaunchPlan) -> dict[str, Any]:
         ("cpu_binding: [0-3, 7]", None, ["0-3", "7"]),
     ],
 )
-def test_a_printed_plan_contains_the_cpu_binding(
-    text: str, numa: str | None, cpu: str | list[str] | None
-) -> None:
+def test_a_printed_plan_has_the_cpu_binding(text: str, numa: str | None, cpu: str | list[str] | None) -> None:
     document = document_of(plan_of(text))
     assert (document["numa_binding"], document["cpu_binding"]) == (numa, cpu)
 
@@ -431,9 +395,7 @@ def test_a_printed_plan_is_json_without_inherited_values() -> None:
 @pytest.mark.parametrize(
     ("text", "port", "variable"), [("", None, None), ("master_port: 29500", 29500, "29500")]
 )
-def test_a_port_chosen_at_the_start_is_null_in_a_printed_plan(
-    text: str, port: int | None, variable: str | None
-) -> None:
+def test_a_port_chosen_later_is_null_in_a_plan(text: str, port: int | None, variable: str | None) -> None:
     document = document_of(plan_of(text))
     (worker,) = document["nodes"][0]["workers"]
     assert (document["master_port"], worker["env"]["MASTER_PORT"]) == (port, variable)

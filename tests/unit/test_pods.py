@@ -107,19 +107,15 @@ def test_refuses_a_job_that_cannot_have_pods(text: str, told: str) -> None:
 
 @pytest.mark.parametrize(
     ("words", "kind"),
-    [
-        ('Error from server (NotFound): pods "t-1" not found', Kind.UNRESOLVED),
-        (
-            'Error from server (Forbidden): pods "t-1" is forbidden: User "me" cannot create resource',
-            Kind.TASK_REFUSED,
+    {
+        'Error from server (NotFound): pods "t-1" not found': Kind.UNRESOLVED,
+        'Error from server (Forbidden): pods "t-1" is forbidden: User "me" cannot create resource': (
+            Kind.TASK_REFUSED
         ),
-        ('error: unable to upgrade connection: container not found ("main")', Kind.NODE_DOWN),
-        ("Unable to connect to the server: dial tcp 10.0.0.1:6443: i/o timeout", Kind.UNREACHABLE),
-        (
-            "error: cannot exec into a container in a completed pod; current phase is Succeeded",
-            Kind.NODE_DOWN,
-        ),
-    ],
+        'error: unable to upgrade connection: container not found ("main")': Kind.NODE_DOWN,
+        "Unable to connect to the server: dial tcp 10.0.0.1:6443: i/o timeout": Kind.UNREACHABLE,
+        "error: cannot exec into a container in a completed pod; current phase is Succeeded": Kind.NODE_DOWN,
+    }.items(),
 )
 def test_understands_kubectl_errors(words: str, kind: Kind) -> None:
     reach = job("launcher: kubernetes\nkubernetes: {selector: app=t}").nodes[0].reach

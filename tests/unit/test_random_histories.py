@@ -24,7 +24,7 @@ from distlaunch.supervisor import actions, events
 from distlaunch.supervisor.actions import Action
 from distlaunch.supervisor.events import Event
 from distlaunch.supervisor.history import BEGAN, beginning, fields_of
-from distlaunch.supervisor.nodes import Linked, Lost, Up, may_be_occupied
+from distlaunch.supervisor.nodes import End, Linked, Lost, Nodes, Up, Workers, may_be_occupied
 from distlaunch.supervisor.rank_exits import VERDICT_S
 from distlaunch.supervisor.state import Phase, State, Timer, Why
 from distlaunch.supervisor.step import HANDLERS, begin, step
@@ -156,7 +156,7 @@ class World:
         self._lines.append(_line(self.now, type(event).__name__, fields_of(event)))
         before = self.state
         self.state, wanted = step(before, event, self.now)
-        check_step(before, wanted, self.state, self.now)
+        check_step(before, event, wanted, self.state, self.now)
         self._execute(wanted)
         self._check_beliefs()
 
@@ -428,18 +428,20 @@ def _line(now: float, name: str, fields: Mapping[str, Any]) -> str:
 
 NOT_AHEAD = (actions.StartWorkers, actions.StopWorkers, actions.DumpStacks, actions.Reap, actions.Close)
 """What only an agent that has said hello is told."""
+NOT_AT_THE_END = (actions.StartWorkers, actions.Connect, actions.HoldPort, actions.FindRoute)
 
 
-def check_step(before: State, wanted: tuple[Action, ...], after: State, now: float) -> None:
+def check_step(before: State, event: Event, wanted: tuple[Action, ...], after: State, now: float) -> None:
     """What holds for every step of every history."""
     ending = before.phase in (Phase.STOPPING, Phase.DONE)
-    assert not (
-        ending and any(isinstance(action, actions.StartWorkers | actions.Connect) for action in wanted)
-    )
+    assert not (ending and any(isinstance(action, NOT_AT_THE_END) for action in wanted))
+    closes = any(isinstance(action, actions.Close) for action in wanted)
+    assert not (ending and closes) or isinstance(event, messages.Interrupted)
     assert after.attempt in (before.attempt, before.attempt + 1)
     for action in wanted:
         if isinstance(action, NOT_AHEAD):
-            assert any(isinstance(state.nodes[action.node], Linked) for state in (before, after))
+            nodes = [state.nodes[action.node] for state in (before, after)]
+            assert any(isinstance(node, Linked) or node is End.CLEAN for node in nodes)
     finishes = sum(isinstance(action, actions.Finish) for action in wanted)
     assert finishes == (after.phase is Phase.DONE and before.phase is not Phase.DONE)
     limit = after.spec.restarts
@@ -447,9 +449,17 @@ def check_step(before: State, wanted: tuple[Action, ...], after: State, now: flo
     assert len(recent) <= limit.most
     corrected = before.phase is after.phase and before.cause is not None and after.cause != before.cause
     grew = bool(before.restarts) and before.restarts[-1].why is Why.GROWTH  # a loss meanwhile is its cause
-    if corrected and before.cause and not grew:
+    if corrected and before.cause and before.cause.agent_signum is not None:
+        # The signal was for all, and an agent heard it before us.
+        assert after.cause is not None and after.cause.cancelled
+    elif corrected and before.cause and not grew:
         assert after.cause is not None and None not in (before.cause.rank, after.cause.rank)
         assert after.cause.at < before.cause.at or (before.cause.peer_gone and not after.cause.peer_gone)
+    assert after.phase is Phase.RESTARTING or (after.outcome == 0) == (after.cause is None)
+    assert before.phase is not Phase.DONE or (wanted, after) == ((), before)
+    assert not ending or after.phase in (Phase.STOPPING, Phase.DONE)
+    assert after.nodes.counts == Nodes(after.nodes).counts, "not what counting anew would give"
+    assert after.workers.counts == Workers(after.workers).counts, "not what counting anew would give"
     if after.suspect and not ending:
         verdict_at = after.due_at(Timer.VERDICT)
         assert verdict_at is not None and verdict_at <= now + VERDICT_S

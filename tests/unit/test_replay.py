@@ -1,7 +1,6 @@
 """The history of a run: what is written, how it is read again, and the tool that replays it."""
 
 import json
-import typing
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,12 +8,8 @@ import pytest
 
 from distlaunch.agent.messages import WorkerExited
 from distlaunch.job.spec import EnvValue, JobSpec, TorchrunLogs
-from distlaunch.plan.layout import Facts
 from distlaunch.runs.replay import HistoryError, Moment, loaded, replay, typed
-from distlaunch.supervisor.events import AgentUp, Event, LinkEnded
 from distlaunch.supervisor.history import BEGAN, VERSION, beginning, fields_of, without_secrets
-from distlaunch.supervisor.step import HANDLERS
-from distlaunch.transports.failure import Kind, LinkFailure
 from tests.unit.samples import spec_of
 
 JOB = """
@@ -70,23 +65,9 @@ def test_defaults_are_not_written_down() -> None:
     assert "ssh" not in fields
 
 
-@pytest.mark.parametrize(
-    "event",
-    [
-        AgentUp(1, Facts("python3", 4), "gpu-b"),
-        LinkEnded(0, LinkFailure(Kind.HOST_KEY, "words", True)),
-        WorkerExited(0, 1, -9, 12.5, {"message": "m", "callstack": "c"}, 1, (5, 6), "said"),
-    ],
-)
-def test_events_survive_json(event: Event) -> None:
-    assert typed(type(event), through_json(fields_of(event))) == event
-
-
-@pytest.mark.parametrize("kind", HANDLERS, ids=lambda kind: kind.__name__)
-def test_the_fields_of_every_event_have_types_that_can_be_read(kind: type) -> None:
-    for wanted in typing.get_type_hints(kind, localns=vars(typing)).values():
-        with pytest.raises((TypeError, ValueError, AttributeError, KeyError)):
-            typed(wanted, object()) if wanted is not Any else typed(int, object())
+def test_an_exit_survives_json() -> None:
+    event = WorkerExited(0, 1, -9, 12.5, {"message": "m", "callstack": "c"}, 1, (5, 6), "said")
+    assert typed(WorkerExited, through_json(fields_of(event))) == event
 
 
 @pytest.mark.parametrize(
@@ -98,6 +79,7 @@ def test_the_fields_of_every_event_have_types_that_can_be_read(kind: type) -> No
         ([first_line(spec_of("script: t.py")), line("Nonsense")], "line 2: unknown event: 'Nonsense'"),
         ([first_line(spec_of("script: t.py")), line("Swept", node="a")], "line 2: Swept: "),
         ([first_line(spec_of("script: t.py")), line("Swept")], "line 2: Swept: "),
+        ([first_line(spec_of("script: t.py")), line("Interrupted", signum=2, node="a")], "Interrupted: 'a'"),
         ([first_line(spec_of("script: t.py")), "{", line("TimerDue", timer="job")], "line 2: not JSON"),
     ],
 )

@@ -5,7 +5,6 @@ import itertools
 import signal
 
 import pytest
-from typing_extensions import Self
 
 from distlaunch.agent.messages import (
     AgentLeaving,
@@ -19,6 +18,7 @@ from distlaunch.agent.messages import (
     WorkerUnstarted,
 )
 from distlaunch.errors import Exit
+from distlaunch.job.allocation import Allocation
 from distlaunch.supervisor.actions import (
     Close,
     Connect,
@@ -71,10 +71,6 @@ class Job(History):
     def __init__(self, text: str = "", chance: float = 0.0) -> None:
         super().__init__(text or text_of(), chance)
 
-    def started(self) -> Self:
-        """The first attempt runs."""
-        return self.to_running()
-
     def go_on(self) -> Actions:
         """Let time pass until the next attempt runs, or the job is over."""
         done = Actions()
@@ -88,11 +84,21 @@ class Job(History):
         """The last local rank of the first node fails."""
         return self.obey(self.feed(exited(self.state.members[0], 1, status, self.now)))
 
+    def restart(self) -> None:
+        """A rank fails, and time passes until the next attempt runs, or the job is over."""
+        self.fail()
+        self.go_on()
+
+    def go_on_without(self, node: int, clean: bool = False) -> None:
+        """A node is lost, and time passes until the next attempt runs, or the job is over."""
+        self.lose(node, clean)
+        self.go_on()
+
     def lose(self, node: int, clean: bool = False, away: bool = True) -> Actions:
         """A node's agent is gone; while it is `away`, it can't be reached again."""
         if away:
             self.silent.add(node)
-        return self.obey(self.feed(gone(node, clean)))
+        return self.obey(self.feed(lost(node, clean=clean)))
 
     def stay_without(self, node: int) -> float:
         """Let time pass while a node can't be reached; seconds until the next attempt runs, or the end."""
@@ -114,18 +120,20 @@ class Job(History):
         raise AssertionError("it is never tried")
 
 
-def gone(node: int, clean: bool = False) -> LinkEnded:
-    """The end of an agent that had been up."""
-    return lost(node, clean=clean)
-
-
 def elastic(*more: str) -> Job:
     """A job on a and b that can run on one of them."""
-    return Job(text_of("[a, b]", "min_nodes: 1", *more)).started()
+    return Job(text_of("[a, b]", "min_nodes: 1", *more)).to_running()
 
 
 def with_spares(spares: str = "[c]") -> Job:
     return Job(text_of("[a, b]", f"spares: {spares}"))
+
+
+def inside(allocation: Allocation, *lines: str) -> Job:
+    """A running job of two nodes that may restart, inside an allocation."""
+    job = Job(text_of("[a, b]", *lines))
+    job.state = job.state._replace(spec=job.state.spec._replace(allocation=allocation))
+    return job.to_running()
 
 
 def unreachable(node: int, kind: Kind = Kind.UNREACHABLE) -> LinkEnded:
@@ -136,7 +144,7 @@ def unreachable(node: int, kind: Kind = Kind.UNREACHABLE) -> LinkEnded:
 
 
 def test_a_failing_rank_restarts_the_job_in_the_same_agents_once_all_confirmed() -> None:
-    job = Job().started()
+    job = Job().to_running()
     before = len(job.actions)
     said = job.feed(exited(1, 0, 7, job.now))
     assert texts(said, "warning") == ["rank 2 (b) failed first: exit status 7; restart 1 of 3"]
@@ -149,25 +157,13 @@ def test_a_failing_rank_restarts_the_job_in_the_same_agents_once_all_confirmed()
     assert job.state.cause is None
 
 
-def test_ignores_confirmations_of_an_earlier_attempt() -> None:
-    job = Job().started()
-    job.fail()
-    job.silent = {0, 1}
-    job.fail()
-    assert job.feed(Swept(0, 0, 0), Swept(1, 0, 0)) == []
-    assert all(map(may_be_occupied, job.state.nodes))
-    assert wanted(job.feed(exited(1, 0, 1, job.now), AgentLeaving(1, signal.SIGTERM))) == []
-    assert len(job.state.restarts) == 2, "one for each failure, whatever follows from it"
-
-
 @pytest.mark.parametrize("most", [0, 1, 3])
 def test_a_crash_loop_has_exactly_one_attempt_more_than_restarts(most: int) -> None:
-    job = Job(text_of(restarts=f"restarts: {{max: {most}}}")).started()
+    job = Job(text_of(restarts=f"restarts: {{max: {most}}}")).to_running()
     attempts = 0
     while job.state.phase is Phase.RUNNING:
         attempts += 1
-        job.fail()
-        job.go_on()
+        job.restart()
     assert attempts == most + 1 == job.actions.count_of(StartWorkers(1))
     assert job.blamed == (7, 1, 0)
     assert len(job.actions.of(Finish)) == 1
@@ -177,7 +173,7 @@ def test_a_crash_loop_has_exactly_one_attempt_more_than_restarts(most: int) -> N
 
 
 def test_restarts_before_the_window_do_not_count() -> None:
-    job = Job(text_of(restarts="restarts: {max: 2, window: 100s, backoff: 0s}")).started()
+    job = Job(text_of(restarts="restarts: {max: 2, window: 100s, backoff: 0s}")).to_running()
     for wait_s, restarts in [(0.0, True), (60.0, True), (40.0, True), (59.9, False)]:
         job.now += wait_s
         job.fail()
@@ -189,14 +185,13 @@ def test_restarts_before_the_window_do_not_count() -> None:
 def wait_for_the_next(job: Job) -> float:
     """Seconds from a failure to the next attempt."""
     failed_at = job.now
-    job.fail()
-    job.go_on()
+    job.restart()
     return job.now - failed_at
 
 
 @pytest.mark.parametrize("chance", [0.0, 0.3, 0.6, 0.99])
 def test_the_first_restart_is_at_once_and_each_further_one_waits_twice_as_long(chance: float) -> None:
-    job = Job(text_of(restarts="restarts: {max: 20, backoff: 4s}"), chance).started()
+    job = Job(text_of(restarts="restarts: {max: 20, backoff: 4s}"), chance).to_running()
     first, *others = [wait_for_the_next(job) for _ in range(12)]
     assert first == 0.0
     for attempt, wait_s in enumerate(others):
@@ -204,7 +199,7 @@ def test_the_first_restart_is_at_once_and_each_further_one_waits_twice_as_long(c
 
 
 def test_after_a_healthy_attempt_the_backoff_begins_again() -> None:
-    job = Job(text_of(restarts="restarts: {max: 20, backoff: 4s}")).started()
+    job = Job(text_of(restarts="restarts: {max: 20, backoff: 4s}")).to_running()
     waits = [wait_for_the_next(job) for _ in range(3)]
     job.now += HEALTHY_S + 0.1
     for again, before in zip([wait_for_the_next(job) for _ in range(3)], waits, strict=True):
@@ -214,7 +209,7 @@ def test_after_a_healthy_attempt_the_backoff_begins_again() -> None:
 
 
 def test_an_attempt_that_never_ran_is_not_healthy() -> None:
-    job = Job(text_of(restarts="restarts: {max: 20, backoff: 4s}")).started()
+    job = Job(text_of(restarts="restarts: {max: 20, backoff: 4s}")).to_running()
     job.now += 10.0
     job.lose(1, clean=True)
     job.now += HEALTHY_S - 50.0
@@ -222,7 +217,7 @@ def test_an_attempt_that_never_ran_is_not_healthy() -> None:
     job.come_back(1)
     assert job.state.phase is Phase.PREPARING
     job.now += 40.0
-    job.feed(gone(1, clean=True))
+    job.feed(lost(1, clean=True))
     assert (job.state.due_at(Timer.BACKOFF) or 0.0) > job.now
 
 
@@ -237,12 +232,10 @@ NEVER = [
 
 @pytest.mark.parametrize("attempt", [0, 1])
 @pytest.mark.parametrize(("phase", "event", "status"), NEVER)
-def test_a_failure_that_a_restart_can_not_mend_ends_the_job(
-    attempt: int, phase: str, event: Event, status: int
-) -> None:
+def test_a_failure_beyond_repair_ends_the_job(attempt: int, phase: str, event: Event, status: int) -> None:
     job = Job()
     if attempt:
-        job.started()
+        job.to_running()
     if phase == "preparing":
         job.silent = {0}  # it holds no port
     job.obey(job.feed(exited(1, 0, 7, job.now), Swept(0, 0, 0)) if attempt else job.actions)
@@ -266,7 +259,7 @@ def test_a_node_without_a_route_at_the_start_ends_the_job() -> None:
 
 
 def test_ignores_a_lost_route_that_was_not_requested() -> None:
-    job = Job().started()
+    job = Job().to_running()
     job.silent = {0}  # it holds no port
     job.obey(job.feed(exited(1, 0, 7, job.now), Swept(0, 0, 0)))
     assert job.feed(RouteFailed(1, MASTER, "no route")) == []
@@ -309,7 +302,7 @@ def test_skips_a_spare_that_does_not_fit_with_a_warning_at_the_start(early: bool
         job.obey(Actions([Connect(2), Connect(3)]))
         job.obey(Actions([Connect(0), Connect(1)]))
     else:
-        job.started()
+        job.to_running()
     assert texts(job.actions, "warning") == [f"c {NO_GPU}"]
     assert Drop(2) in job.actions
     job.lose(1, clean=True)
@@ -331,7 +324,7 @@ def test_skips_a_spare_that_does_not_fit_a_named_backend_at_the_first_start() ->
 def test_a_node_that_returns_before_its_gpus_rejoins_with_them() -> None:
     job = Job(WITH_GPUS.replace("spares: [c, d]", "min_nodes: 1\nelastic: {grow: now}"))
     job.gpus = {0: 2, 1: 2}
-    job.started().lose(1, clean=True)
+    job.to_running().lose(1, clean=True)
     job.go_on()
     job.gpus.pop(1)
     before = len(job.actions)
@@ -339,8 +332,7 @@ def test_a_node_that_returns_before_its_gpus_rejoins_with_them() -> None:
     for _ in range(9):
         job.obey(job.tick())
     assert texts(Actions(job.actions[before:]), "warning") == [f"b {NO_GPU}"]
-    job.fail()
-    job.go_on()
+    job.restart()
     assert job.state.plan
     assert (job.state.members, job.state.plan.backend) == ((0,), "nccl")
     job.gpus[1] = 2
@@ -353,7 +345,7 @@ def test_a_node_that_returns_before_its_gpus_rejoins_with_them() -> None:
 def test_waits_for_the_gpus_of_a_node_that_is_needed() -> None:
     job = Job(WITH_GPUS.replace("spares: [c, d]", "on_stall: stop"))
     job.gpus = {0: 2, 1: 2}
-    job.started()
+    job.to_running()
     job.gpus.pop(1)
     job.lose(1, clean=True, away=False)
     for _ in range(9):
@@ -365,7 +357,7 @@ def test_waits_for_the_gpus_of_a_node_that_is_needed() -> None:
 
 
 def test_does_not_judge_nodes_while_the_job_ends() -> None:
-    job = Job(WITH_GPUS).started()
+    job = Job(WITH_GPUS).to_running()
     job.feed(Interrupted(signal.SIGTERM))
     before = len(job.actions)
     job.feed(Reaped(1, 0), up(2))
@@ -373,7 +365,7 @@ def test_does_not_judge_nodes_while_the_job_ends() -> None:
 
 
 def test_skips_a_spare_without_a_route_until_it_returns() -> None:
-    job = with_spares("[c, d]").started()
+    job = with_spares("[c, d]").to_running()
     job.silent.add(2)  # it does not find its way
     job.lose(1, clean=True)
     assert (job.state.members, job.state.phase) == ((0, 2), Phase.PREPARING)
@@ -390,7 +382,7 @@ def test_skips_a_spare_without_a_route_until_it_returns() -> None:
 
 def test_the_job_ends_without_a_node_that_fits() -> None:
     job = Job(text_of("[{host: a, gpus: 2}]", "spares: [{host: b, gpus: 0}]").replace("gloo", "nccl"))
-    job.started().lose(0, clean=True)
+    job.to_running().lose(0, clean=True)
     while job.state.phase is Phase.RESTARTING:
         job.obey(job.tick())
     left = "only 0 of 1 required node available after waiting 5 min (timeouts.rejoin)"
@@ -402,7 +394,7 @@ def test_the_job_ends_without_a_node_that_fits() -> None:
 
 
 def test_a_node_whose_agent_exited_cleanly_needs_no_fence() -> None:
-    job = Job(text_of("[a, b, c]", "min_nodes: 2")).started()
+    job = Job(text_of("[a, b, c]", "min_nodes: 2")).to_running()
     lost_at = job.now
     job.lose(1, clean=True)
     assert job.state.due_at(Timer.FENCE, 1) is None
@@ -414,7 +406,7 @@ def test_a_node_whose_agent_exited_cleanly_needs_no_fence() -> None:
 
 @pytest.mark.parametrize(("times", "fence_s"), [("stop: 10s", FENCE_S), ("stop: 2s, lease: 7s", 14.0)])
 def test_fences_other_lost_nodes_for_lease_grace_and_five_seconds(times: str, fence_s: float) -> None:
-    job = Job(text_of("[a, b, c]", "min_nodes: 2").replace("stop: 10s", times)).started()
+    job = Job(text_of("[a, b, c]", "min_nodes: 2").replace("stop: 10s", times)).to_running()
     job.lose(1)
     assert job.state.due_at(Timer.FENCE, 1) == job.now + fence_s
     assert job.stay_without(1) == fence_s
@@ -422,10 +414,10 @@ def test_fences_other_lost_nodes_for_lease_grace_and_five_seconds(times: str, fe
 
 
 def test_a_node_that_returns_and_is_reaped_needs_no_fence_any_more() -> None:
-    job = Job().started()
+    job = Job().to_running()
     lost_at = job.now
     job.silent.add(1)
-    assert texts(job.feed(gone(1))) == [
+    assert texts(job.feed(lost(1))) == [
         "b was lost: Connection reset by peer; restart 1 of 3",
         "b: waiting up to 45 s for its ranks to exit, or for it to reconnect",
     ]
@@ -436,53 +428,6 @@ def test_a_node_that_returns_and_is_reaped_needs_no_fence_any_more() -> None:
     assert wanted(job.feed(Reaped(1, 2)))[0] == HoldPort(0, None)
     assert job.now < lost_at + 2.0
     assert job.state.due_at(Timer.FENCE, 1) is None
-
-
-@pytest.mark.parametrize("clean", [True, False])
-def test_a_later_agent_that_is_lost_before_it_reaped_does_not_end_the_fence(clean: bool) -> None:
-    job = Job().started()
-    fence_at = job.now + FENCE_S
-    job.lose(1)
-    job.tick()
-    job.feed(up(1), after=3.0)
-    job.feed(gone(1, clean))
-    assert (may_be_occupied(job.state.nodes[1]), job.state.due_at(Timer.FENCE, 1)) == (True, fence_at)
-
-
-@pytest.mark.parametrize("clean", [True, False])
-def test_does_not_use_a_node_that_returned_before_it_is_reaped(clean: bool) -> None:
-    job = elastic()
-    job.silent.add(1)
-    job.feed(gone(1, clean))
-    job.tick()
-    assert job.feed(up(1)) == [Reap(1)]
-    job.feed(Swept(0, 0, 0))
-    job.go_on()
-    assert job.state.members == (0,)
-    assert job.actions.count_of(FindRoute(1, MASTER)) == 1
-
-
-def test_stops_a_node_that_is_reaped_while_it_has_workers() -> None:
-    job = elastic()
-    job.lose(1, clean=True)
-    job.tick()
-    job.feed(up(1))
-    job.go_on()
-    job.feed(Reaped(1, 0))
-    used = [node for node in (0, 1) if may_be_occupied(job.state.nodes[node])]
-    assert used == list(job.state.members)
-
-
-def test_does_not_wait_for_ever_for_a_node_whose_agents_exit_at_once() -> None:
-    job = elastic()
-    job.lose(1, clean=True)
-    lost_at = job.now
-    while job.state.phase is not Phase.RUNNING:
-        assert job.now < lost_at + REJOIN_S
-        if Connect(1) in job.obey(job.tick()):
-            job.feed(up(1))
-            job.obey(job.feed(gone(1, clean=True)))
-    assert job.state.members == (0,)
 
 
 def test_drops_and_fences_a_node_that_does_not_confirm_in_time() -> None:
@@ -505,21 +450,20 @@ def test_does_not_use_a_node_whose_agent_was_stopped_until_another_connects() ->
     said = job.obey(job.feed(AgentLeaving(1, signal.SIGTERM)))
     assert texts(said)[0] == ("b was lost: its agent was stopped by signal 15 (SIGTERM); restart 1 of 3")
     assert (job.state.phase, job.state.members) == (Phase.RUNNING, (0,))
-    assert texts(job.feed(gone(1, clean=True))) == []
+    assert texts(job.feed(lost(1, clean=True))) == []
     job.come_back(1)
-    job.fail()
-    job.go_on()
+    job.restart()
     assert job.state.members == (0, 1)
 
 
 def test_waits_for_a_node_whose_agent_leaves_before_its_link_ends() -> None:
-    job = Job(text_of("[a, b]")).started()
+    job = Job(text_of("[a, b]")).to_running()
     job.silent = {0, 1}
     said = job.obey(job.feed(AgentLeaving(1, signal.SIGTERM)))
     assert wanted(said) == [StopWorkers(0, STOP_S), StopWorkers(1, STOP_S)]
     assert job.feed(Swept(0, 0, 0), Swept(1, 0, 0)) + job.wait() == []
     assert job.state.phase is Phase.RESTARTING
-    job.feed(gone(1, clean=True))
+    job.feed(lost(1, clean=True))
     job.silent.clear()
     job.go_on()
     assert (job.state.phase, job.state.members) == (Phase.RUNNING, (0, 1))
@@ -529,7 +473,7 @@ def test_waits_for_a_node_whose_agent_leaves_before_its_link_ends() -> None:
 
 
 def test_a_spare_replaces_a_lost_node() -> None:
-    job = with_spares().started()
+    job = with_spares().to_running()
     assert job.state.members == (0, 1)
     actions = job.lose(1, clean=True)
     assert wanted(actions)[:3] == [StopWorkers(0, STOP_S), HoldPort(0, None), FindRoute(2, MASTER)]
@@ -542,7 +486,7 @@ def test_a_spare_replaces_a_lost_node() -> None:
 def test_waits_for_a_late_spare_before_continuing_with_fewer_nodes() -> None:
     job = Job(text_of("[a, b]", "spares: [c]", "min_nodes: 1"))
     job.silent.add(2)
-    job.started().lose(1, clean=True)
+    job.to_running().lose(1, clean=True)
     job.tick()
     assert not job.feed(unreachable(1)).of(HoldPort)
     job.obey(job.feed(up(2)))
@@ -561,10 +505,8 @@ MEMBERS = [
 
 
 @pytest.mark.parametrize(("nodes", "more", "away", "members"), MEMBERS)
-def test_nodes_that_are_left_keep_their_order(
-    nodes: str, more: str, away: list[int], members: tuple[int, ...]
-) -> None:
-    job = Job(text_of(nodes, more)).started()
+def test_members_keep_their_order(nodes: str, more: str, away: list[int], members: tuple[int, ...]) -> None:
+    job = Job(text_of(nodes, more)).to_running()
     for node in away:
         job.lose(node)
     job.go_on()
@@ -577,7 +519,7 @@ def test_nodes_that_are_left_keep_their_order(
 
 
 def test_rank_0_moves_if_its_node_is_lost_and_routes_are_found_again() -> None:
-    job = Job(text_of("[a, b, c]", "min_nodes: 2")).started()
+    job = Job(text_of("[a, b, c]", "min_nodes: 2")).to_running()
     job.lose(0, clean=True)
     job.tick()
     actions = job.obey(job.feed(unreachable(0)))
@@ -589,7 +531,7 @@ def test_rank_0_moves_if_its_node_is_lost_and_routes_are_found_again() -> None:
 @pytest.mark.parametrize("nodes", ["[a, b]", "[a, b, c]"])
 @pytest.mark.parametrize("node", [0, 1])
 def test_a_node_that_returns_in_time_has_its_place_again_with_its_route(nodes: str, node: int) -> None:
-    job = Job(text_of(nodes)).started()
+    job = Job(text_of(nodes)).to_running()
     job.lose(node)
     job.come_back(node)
     assert job.state.phase is Phase.RUNNING
@@ -601,7 +543,7 @@ def test_a_node_that_returns_in_time_has_its_place_again_with_its_route(nodes: s
 
 
 def test_reports_once_which_node_it_waits_for_and_that_it_is_back() -> None:
-    job = Job().started()
+    job = Job().to_running()
     job.lose(1)
     while not (told := [text for text in texts(job.actions) if "timeouts.rejoin" in text]):
         job.obey(job.tick())
@@ -615,21 +557,18 @@ def test_reports_once_which_node_it_waits_for_and_that_it_is_back() -> None:
 
 def test_finds_routes_again_after_an_attempt_on_one_node() -> None:
     job = elastic(f"master_addr: {MASTER}")
-    job.lose(1)
-    job.go_on()
+    job.go_on_without(1)
     assert job.interfaces == [None]
     job.come_back(1)
-    job.fail()
-    job.go_on()
+    job.restart()
     assert job.state.members == (0, 1)
     assert job.interfaces == ["eth0", "eth1"]
 
 
 def without_b(*more: str, restarts: str = RESTARTS) -> Job:
     """A job on a, b and c that goes on with a and c."""
-    job = Job(text_of("[a, b, c]", "min_nodes: 2", *more, restarts=restarts)).started()
-    job.lose(1)
-    job.go_on()
+    job = Job(text_of("[a, b, c]", "min_nodes: 2", *more, restarts=restarts)).to_running()
+    job.go_on_without(1)
     assert job.state.members == (0, 2)
     return job
 
@@ -639,8 +578,7 @@ def test_a_node_that_returned_rejoins_at_the_next_restart() -> None:
     actions = job.come_back(1)
     assert wanted(actions) == [Connect(1), Reap(1)]
     assert texts(actions) == ["b is back; it rejoins at the next restart"]
-    job.fail()
-    job.go_on()
+    job.restart()
     assert job.state.members == (0, 2, 1)
     assert job.state.restart_count == 2
 
@@ -653,8 +591,7 @@ def test_grow_now_restarts_at_once_without_counting() -> None:
     assert (job.state.phase, job.state.members) == (Phase.RUNNING, (0, 2, 1))
     assert [restart.why for restart in job.state.restarts] == [Why.FAILURE, Why.GROWTH]
     assert job.state.restart_count == 2
-    job.fail()
-    job.go_on()
+    job.restart()
     assert job.state.outcome == 7
 
 
@@ -662,17 +599,16 @@ def test_growth_before_the_window_leaves_all_restarts() -> None:
     job = without_b("elastic: {grow: now}", restarts="restarts: {max: 1, window: 100s}")
     job.come_back(1)
     job.now += 100.0
-    job.fail()
-    job.go_on()
+    job.restart()
     assert job.state.phase is Phase.RUNNING
 
 
 def test_a_complete_job_does_not_grow() -> None:
     job = Job(text_of("[a, b]", "spares: [c]", "elastic: {grow: now}"))
     job.silent.add(2)
-    job.started()
+    job.to_running()
     assert job.feed(up(2)) == []
-    assert wanted(job.feed(gone(2))) == []
+    assert wanted(job.feed(lost(2))) == []
     assert job.obey(job.tick())[-1] == Connect(2)
     job.silent.clear()
     assert job.obey(Actions([Connect(2)])) == [Connect(2), Reap(2)]
@@ -680,7 +616,7 @@ def test_a_complete_job_does_not_grow() -> None:
 
 
 def test_waits_for_too_few_nodes_but_not_for_ever() -> None:
-    job = Job().started()
+    job = Job().to_running()
     job.lose(1)
     assert job.stay_without(1) == REJOIN_S
     assert job.blamed == (Exit.NODE_LOST, None, 1)
@@ -721,7 +657,7 @@ def test_starts_with_a_spare_in_place_of_a_node_and_waits_for_no_other() -> None
     assert job.state.members == (0, 2)
     job = with_spares()
     job.silent.add(2)
-    assert job.started().state.members == (0, 1)
+    assert job.to_running().state.members == (0, 1)
 
 
 def test_starts_without_retrying_a_node_with_wrong_settings() -> None:
@@ -744,7 +680,7 @@ def test_starts_nothing_on_too_few_nodes() -> None:
 
 
 def test_a_signal_during_the_backoff_ends_the_job_with_the_nodes_clean() -> None:
-    job = Job().started()
+    job = Job().to_running()
     job.fail()
     job.fail()
     assert job.state.phase is Phase.RESTARTING
@@ -754,7 +690,7 @@ def test_a_signal_during_the_backoff_ends_the_job_with_the_nodes_clean() -> None
 
 
 def test_a_signal_while_waiting_for_a_lost_node_ends_the_job() -> None:
-    job = Job().started()
+    job = Job().to_running()
     job.lose(1)
     actions = job.obey(job.feed(Interrupted(signal.SIGINT)))
     assert Drop(1) in actions and actions[-1] == Finish()
@@ -762,18 +698,19 @@ def test_a_signal_while_waiting_for_a_lost_node_ends_the_job() -> None:
 
 
 def test_a_job_that_ends_before_its_next_attempt_is_clean() -> None:
-    job = with_spares().started()
+    job = with_spares().to_running()
     job.fail()
     job.silent.add(0)
     job.fail()
     job.silent.clear()
     actions = job.obey(job.feed(Interrupted(signal.SIGINT)))
+    assert actions[-1] == Finish()
     assert texts(actions, "warning") == []
     assert [phase_word(node) for node in job.state.nodes] == ["closed"] * 3
 
 
 def test_nodes_outside_the_last_attempt_end_without_a_warning() -> None:
-    job = with_spares().started()
+    job = with_spares().to_running()
     job.fail()
     ended = job.obey(job.feed(*(exited(node, rank, 0, job.now) for node in (0, 1) for rank in (0, 1))))
     assert texts(ended, "warning") == []
@@ -781,20 +718,8 @@ def test_nodes_outside_the_last_attempt_end_without_a_warning() -> None:
     assert job.state.outcome == Exit.OK
 
 
-def test_a_lost_node_that_was_not_reaped_is_not_clean() -> None:
-    job = Job().started()
-    job.silent.add(1)
-    job.lose(1)
-    job.tick()
-    job.feed(up(1))
-    job.silent.clear()
-    job.obey(job.feed(Interrupted(signal.SIGINT)))
-    assert may_be_occupied(job.state.nodes[1])
-    assert isinstance(job.state.nodes[1], Lost)
-
-
 def test_an_earlier_exit_reported_while_restarting_is_the_root_cause() -> None:
-    job = Job().started()
+    job = Job().to_running()
     job.now += 5.0
     job.silent = {0, 1}
     job.fail()
@@ -811,7 +736,7 @@ def test_an_earlier_exit_reported_while_restarting_is_the_root_cause() -> None:
 
 
 def test_moves_a_usurped_port_three_times_without_counting_restarts() -> None:
-    job = Job(text_of(restarts="restarts: {max: 0}")).started()
+    job = Job(text_of(restarts="restarts: {max: 0}")).to_running()
     owners = ({"uid": 0, "pid": 42, "command": "redis"},)
     for moves in (1, 2, 3):
         job.obey(job.feed(PortUsurped(0, owners)))
@@ -825,7 +750,7 @@ def test_moves_a_usurped_port_three_times_without_counting_restarts() -> None:
 
 
 def test_does_not_move_a_port_that_the_job_chose_and_believes_only_the_node_of_rank_0() -> None:
-    job = Job(text_of("[a, b, c]", "master_port: 29555")).started()
+    job = Job(text_of("[a, b, c]", "master_port: 29555")).to_running()
     assert HoldPort(0, 29555) in job.actions
     assert job.feed(PortUsurped(1, ()), PortUsurped(2, ())) == []
     job.obey(job.feed(PortUsurped(0, ())))

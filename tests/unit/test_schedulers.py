@@ -29,8 +29,8 @@ from distlaunch.transports.opening import STEP_NODES, _groups
 from distlaunch.transports.ssh import Ssh
 from distlaunch.transports.transport import Command, Local
 from tests.unit.tasks import task_environment
-from tests.unit.test_restarts import Job, gone, text_of
-from tests.unit.test_supervisor import texts
+from tests.unit.test_restarts import inside
+from tests.unit.test_supervisor import lost, texts
 
 GRID_ENGINE = {
     "JOB_ID": "4711",
@@ -152,9 +152,7 @@ def test_refuses_a_malformed_host_list(environ: dict[str, str], listed: str, err
         ({"SLURM_JOB_ID": "17"}, ""),
     ],
 )
-def test_finds_where_the_scheduler_lists_the_hosts(
-    environ: dict[str, str], listing: str | tuple[str, ...]
-) -> None:
+def test_finds_the_schedulers_host_list(environ: dict[str, str], listing: str | tuple[str, ...]) -> None:
     assert inside_of(environ).listing(environ) == listing
 
 
@@ -196,17 +194,6 @@ def test_counts_granted_gpus(environ: dict[str, str], gpus: int | None) -> None:
     assert granted_gpus(environ) == gpus
 
 
-@pytest.mark.parametrize("name", ["FLUX_TASK_RANK", "JSM_NAMESPACE_RANK"])
-def test_reads_task_numbers(name: str) -> None:
-    assert task_number({name: "5", "SLURM_PROCID": "0"}) == 5
-
-
-def test_counts_the_nodes_of_a_step() -> None:
-    assert step_nodes({"FLUX_JOB_NNODES": "3"}) == ("flux", 3)
-    assert step_nodes({"SLURM_STEP_NUM_NODES": "3"}) == ("slurm", 3)
-    assert step_nodes({}) == ("", 1)
-
-
 # Jobs
 
 
@@ -232,7 +219,8 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Load:
 QRSH = ("qrsh", "-inherit", "-V", "{host}")
 
 
-def test_reaches_grid_engine_hosts_by_qrsh(job: Load) -> None:
+def test_reaches_grid_engine_hosts_by_qrsh_and_localhost_directly(job: Load) -> None:
+    assert job("", PBS, "localhost\n").nodes[0].reach == Local()
     listed = PE_HOSTFILE.replace("node1.cluster", f"{HERE.upper()}.cluster")
     first, second = job("gpus_per_node: 0", GRID_ENGINE, listed).nodes
     assert (first.label, first.reach, first.cpu_procs) == (f"{HERE.upper()}.cluster", Local(), 2)
@@ -280,12 +268,8 @@ def test_launcher_overrides_the_allocation(job: Load) -> None:
     for text in ("launcher: local", "launcher: local\nnodes: 2", "nodes: [a, b]", "launcher: slurm"):
         assert job(text, GRID_ENGINE, PE_HOSTFILE).allocation is None
     assert isinstance(job("nodes: [a, b]", GRID_ENGINE, PE_HOSTFILE).nodes[1].reach, Ssh)
-
-
-def test_hosts_of_a_slurm_allocation_can_be_reached_over_ssh_too(job: Load) -> None:
-    over_ssh = job("launcher: ssh", {"SLURM_JOB_ID": "17", "SLURM_JOB_NODELIST": "a[1-2]"})
-    assert [(node.label, type(node.reach)) for node in over_ssh.nodes] == [("a1", Ssh), ("a2", Ssh)]
-    assert over_ssh.allocation is not None
+    in_slurm = job("launcher: ssh", {"SLURM_JOB_ID": "17", "SLURM_JOB_NODELIST": "a[1-2]"})
+    assert [(node.label, type(node.reach)) for node in in_slurm.nodes] == [("a1", Ssh), ("a2", Ssh)]
 
 
 @pytest.mark.parametrize("launcher", ["auto", "ssh"])
@@ -305,10 +289,6 @@ def test_launcher_command_reaches_the_hosts_of_an_allocation(job: Load) -> None:
         job("launcher: {command: [tmrsh]}", PBS, PBS_NODEFILE)
     with pytest.raises(JobError, match=r"\{host\} is missing: the command"):
         job("nodes: ['gpu[1-2]']\nlauncher: {command: [tmrsh]}", {})
-
-
-def test_localhost_is_this_machine(job: Load) -> None:
-    assert job("", PBS, "localhost\n").nodes[0].reach == Local()
 
 
 def test_an_unreadable_host_list_matters_only_where_it_is_needed(job: Load) -> None:
@@ -356,9 +336,7 @@ def test_an_unreadable_host_list_matters_only_where_it_is_needed(job: Load) -> N
         ("lsf", "sh: python3: not found", 127, Kind.UNSTARTED, "try `blaunch b python3 -V`"),
     ],
 )
-def test_explains_failures_of_qrsh_and_blaunch(
-    scheduler: str, words: str, status: int, kind: Kind, advice: str
-) -> None:
+def test_explains_qrsh_and_blaunch(scheduler: str, words: str, status: int, kind: Kind, advice: str) -> None:
     reach = inside_of(GRID_ENGINE if scheduler == "grid-engine" else LSF).command("b")
     assert reach is not None
     failure = reach.failure(ProcessEnd(words, status=status))
@@ -379,19 +357,13 @@ def test_looks_for_commands_in_the_schedulers_directory() -> None:
 
 # What a scheduler does to a job that it can't be asked about
 
-
-def inside(*lines: str) -> Job:
-    """A running job of two nodes that may restart, inside such an allocation."""
-    job = Job(text_of("[a, b]", *lines))
-    allocation = Allocation("grid-engine", "Grid Engine", "4711", ())
-    job.state = job.state._replace(spec=job.state.spec._replace(allocation=allocation))
-    return job.started()
+GRID_ENGINE_JOB = Allocation("grid-engine", "Grid Engine", "4711", ())
 
 
 def test_does_not_wait_for_a_scheduler_that_cannot_answer() -> None:
-    lost, stopped = inside(), inside()
-    lost.feed(gone(1))
-    assert (lost.state.phase, lost.state.asked) == (Phase.RESTARTING, None)
+    without, stopped = inside(GRID_ENGINE_JOB), inside(GRID_ENGINE_JOB)
+    without.feed(lost(1))
+    assert (without.state.phase, without.state.asked) == (Phase.RESTARTING, None)
     stopped.feed(Interrupted(15))
     assert stopped.state.phase is Phase.STOPPING
     assert stopped.state.cause is not None
@@ -400,7 +372,7 @@ def test_does_not_wait_for_a_scheduler_that_cannot_answer() -> None:
 
 @pytest.mark.parametrize("event", [WarningReceived(0, 12), Interrupted(12)])
 def test_a_termination_warning_is_passed_on_at_once(event: WarningReceived | Interrupted) -> None:
-    job = inside("on_warning: USR1")
+    job = inside(GRID_ENGINE_JOB, "on_warning: USR1")
     given = job.feed(event)
     notices = [action for action in given if isinstance(action, WarnWorkers)]
     assert notices == [WarnWorkers(node, 10, None) for node in (0, 1)]
@@ -438,6 +410,9 @@ def flux_lists(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
 
 
 def test_places_tasks_of_flux_and_jsrun(flux_lists: Callable[[str], None]) -> None:
+    assert task_number(FLUX_TASK | {"SLURM_PROCID": "0"}) == task_number(JSM_TASK) == 3
+    steps: list[dict[str, str]] = [FLUX_TASK, {"SLURM_STEP_NUM_NODES": "3"}, {}]
+    assert [step_nodes(environ) for environ in steps] == [("flux", 2), ("slurm", 3), ("", 1)]
     task = task_in(FLUX_TASK)
     assert task == Task("f2Cm.", "f2Cm", 3, 4, 1, 2, 1, 2, ("flux1", "flux2"), ("flux1",), 2, 0)
     # The script of such an LSF job runs on a launch node, which comes first.

@@ -1,6 +1,7 @@
 """The JSON schema for editors: valid job files, and plain mistakes."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from distlaunch.job.fields import json_schema, reference
 from distlaunch.schedulers import job_keys
 from tests.unit.samples import bounded, job_documents, spec_of
 from tests.unit.test_job_keys import KEYS, SECTIONS
+from tests.unit.test_job_mistakes import PLAIN_MISTAKES
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 JOB_FILES = sorted(path for path in CONFIGS.rglob("*.yaml"))
@@ -24,10 +26,6 @@ def errors_of(document: object) -> list[str]:
     return [error.message for error in SCHEMA.iter_errors(document)]
 
 
-def test_the_schema_is_a_schema() -> None:
-    jsonschema.Draft202012Validator.check_schema(json_schema(job_keys()))
-
-
 @pytest.mark.parametrize("path", JOB_FILES, ids=lambda path: str(path.relative_to(CONFIGS)))
 def test_every_example_job_file_is_valid(path: Path) -> None:
     assert errors_of(yaml.safe_load(path.read_text())) == []
@@ -35,12 +33,15 @@ def test_every_example_job_file_is_valid(path: Path) -> None:
 
 @given(job_documents)
 @bounded(300)
-def test_whatever_loads_is_valid(document: dict[str, Any]) -> None:
+def test_any_document_of_known_keys_is_valid_or_refused_with_its_place(document: dict[str, Any]) -> None:
     try:
-        spec_of(yaml.safe_dump(document))
-    except JobError:
-        return
-    assert errors_of(document) == []
+        spec = spec_of(yaml.safe_dump(document))
+    except JobError as error:
+        assert all(problem.line > 0 and problem.text for problem in error.problems)
+    else:
+        assert errors_of(document) == []
+        assert spec.nodes
+        assert os.path.isabs(spec.program.workdir)
 
 
 GOOD = [
@@ -58,49 +59,18 @@ def test_good_jobs_are_valid(text: str) -> None:
     assert errors_of(yaml.safe_load(text)) == []
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "[]",
-        "script",
-        "scirpt: x",
-        "nproc_per_node: 2",
-        "script: [x]",
-        "nodes: 0",
-        "nodes: []",
-        "nodes: [{gpus: 4}]",
-        "nodes: [{host: a, gpu: 4}]",
-        "nodes: [{host: a, gpus: four}]",
-        "gpus_per_node: many",
-        "procs_per_node: 0",
-        "procs_per_node: 2.5",
-        "backend: ncll",
-        "master_port: 70000",
-        "command: []",
-        "args: --epochs 10",
-        "args: [[x]]",
-        "env: [A]",
-        "env: {A: [1]}",
-        "env: {A-B: x}",
-        "timeouts: {connect: soon}",
-        "timeouts: {connect: -1}",
-        "timeouts: {boot: 1s}",
-        "logs: {console: some}",
-        "ssh: {options: Compression=no}",
-        "launcher: slrm",
-        "name: ''",
-        "numa_binding: core",
-        "cpu_binding: 0-3",
-        "cpu_binding: []",
-        "cpu_binding: ['0-3:2']",
-        "module: -m",
-    ],
-)
+@pytest.mark.parametrize("text", PLAIN_MISTAKES)
 def test_plain_mistakes_are_marked(text: str) -> None:
     assert errors_of(yaml.safe_load(text))
 
 
+def test_a_job_is_a_map() -> None:
+    assert errors_of([])
+    assert errors_of("script")
+
+
 def test_every_key_of_the_reference_is_described_in_the_schema() -> None:
+    jsonschema.Draft202012Validator.check_schema(json_schema(job_keys()))
     text = json.dumps(json_schema(job_keys()))
     for _, _, explanation, _ in reference(job_keys()):
         assert json.dumps(explanation)[1:-1] in text

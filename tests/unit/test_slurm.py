@@ -9,9 +9,8 @@ from distlaunch.agent.messages import AgentLeaving, Interrupted, WarningReceived
 from distlaunch.agent.wire import AGENT_DIED, CLEAN, LEFT_EARLY
 from distlaunch.errors import UsageError
 from distlaunch.job.allocation import AllocatedNode, Allocation
-from distlaunch.plan.gathering import ports_for
 from distlaunch.schedulers import allocation_in
-from distlaunch.schedulers.slurm import ADVICE, count_gpus, scheduler
+from distlaunch.schedulers.slurm import ADVICE, scheduler
 from distlaunch.schedulers.task import Task, check_devices, check_master
 from distlaunch.supervisor.actions import AskScheduler, Close, WarnWorkers
 from distlaunch.supervisor.events import AllocationReported
@@ -20,8 +19,8 @@ from distlaunch.transports.failure import Kind, LinkFailure, ProcessEnd
 from distlaunch.transports.slurm import Slurm
 from distlaunch.wording import expand_nodelist
 from tests.unit.tasks import task_environment
-from tests.unit.test_restarts import Job, gone, text_of
-from tests.unit.test_supervisor import Actions, exited, texts
+from tests.unit.test_restarts import Job, inside
+from tests.unit.test_supervisor import Actions, exited, lost, texts
 
 # Variables
 
@@ -30,21 +29,11 @@ from tests.unit.test_supervisor import Actions, exited, texts
     ("text", "hosts"),
     [
         ("", []),
-        ("host1", ["host1"]),
-        ("host[1-3]", ["host1", "host2", "host3"]),
         ("a[09-10,12],b-[1-2]-x,c", ["a09", "a10", "a12", "b-1-x", "b-2-x", "c"]),
-        ("r[1-2]n[1-2]", ["r1n1", "r1n2", "r2n1", "r2n2"]),
     ],
 )
 def test_expands_node_lists(text: str, hosts: list[str]) -> None:
     assert expand_nodelist(text) == hosts
-
-
-@pytest.mark.parametrize(
-    ("text", "gpus"), [("", None), ("4", 4), ("a100:4", 4), ("volta:3,kepler:1", 4), ("a100", None)]
-)
-def test_counts_gpus_per_node(text: str, gpus: int | None) -> None:
-    assert count_gpus(text) == gpus
 
 
 # As Slurm 22.05 sets them.
@@ -134,10 +123,7 @@ NO_STEP = "srun: error: Unable to create step for job 2: Requested node configur
         (ProcessEnd(REFUSED, True, 1), (Kind.LOST, REFUSED, False)),
         (ProcessEnd(FORCED, True, 0), (Kind.LOST, FORCED, False)),
         (ProcessEnd(f"{KILLED}\n{FORCED}", True, 137), (Kind.LOST, KILLED, False)),
-        (
-            ProcessEnd("\n".join([ABORTED, CANCELLED, KILLED, FORCED]), True, 137),
-            (Kind.LOST, CANCELLED, False),
-        ),
+        (ProcessEnd("\n".join([ABORTED, CANCELLED, FORCED]), True, 137), (Kind.LOST, CANCELLED, False)),
         (ProcessEnd(CHATTER, True, -9), (Kind.LOST, SRUN_KILLED, False)),
         (ProcessEnd(NO_JOB, status=1), (Kind.NO_ALLOCATION, NO_JOB, False)),
         (ProcessEnd(NO_STEP, status=1), (Kind.STEP_REFUSED, NO_STEP, False)),
@@ -205,13 +191,6 @@ def test_only_a_timed_out_job_may_be_requeued() -> None:
 SLURM_JOB = Allocation("slurm", "Slurm", "17", (), answers=True)
 
 
-def inside(*lines: str) -> Job:
-    """A running job of two nodes that may restart, inside an allocation."""
-    job = Job(text_of("[a, b]", *lines))
-    job.state = job.state._replace(spec=job.state.spec._replace(allocation=SLURM_JOB))
-    return job.started()
-
-
 def asks(actions: Actions) -> bool:
     """Whether the scheduler is asked, and nothing else is done."""
     return [type(action) for action in actions] == [AskScheduler]
@@ -222,16 +201,16 @@ def phase(job: Job) -> Phase:
 
 
 def test_a_lost_node_restarts_the_job_once_the_scheduler_has_answered() -> None:
-    job = inside()
-    assert asks(job.feed(gone(1)))
+    job = inside(SLURM_JOB)
+    assert asks(job.feed(lost(1)))
     assert phase(job) is Phase.RUNNING
     job.feed(AllocationReported(ends=False))
     assert phase(job) is Phase.RESTARTING
 
 
 def test_a_job_that_the_scheduler_ends_is_not_restarted() -> None:
-    job = inside()
-    job.feed(gone(1))
+    job = inside(SLURM_JOB)
+    job.feed(lost(1))
     job.feed(AllocationReported(ends=True, why="was cancelled"))
     assert phase(job) is Phase.STOPPING
     assert job.state.cause is not None
@@ -239,23 +218,23 @@ def test_a_job_that_the_scheduler_ends_is_not_restarted() -> None:
 
 
 def test_restarts_if_the_scheduler_does_not_answer() -> None:
-    job = inside()
-    job.feed(gone(1))
+    job = inside(SLURM_JOB)
+    job.feed(lost(1))
     job.wait(1.0)
     assert phase(job) is Phase.RESTARTING
 
 
 def test_a_rank_killed_with_its_node_is_not_the_root_cause() -> None:
-    for lost, blamed in ((1, "b was lost"), (0, "rank 3 (b) failed first")):
-        job = inside()
+    for node, blamed in ((1, "b was lost"), (0, "rank 3 (b) failed first")):
+        job = inside(SLURM_JOB)
         assert asks(job.feed(exited(1, 1, -9, job.now)))
-        job.feed(gone(lost))
+        job.feed(lost(node))
         said = texts(job.feed(AllocationReported(ends=False)))
         assert any(text.startswith(blamed) for text in said), said
 
 
 def test_gives_a_termination_warning_once_with_the_time_left() -> None:
-    job = inside("on_warning: USR1")
+    job = inside(SLURM_JOB, "on_warning: USR1")
     assert asks(job.feed(WarningReceived(0, 10)))
     assert job.feed(WarningReceived(1, 10)) == []
     given = job.feed(AllocationReported(ends=False, left_s=118.4))
@@ -266,7 +245,7 @@ def test_gives_a_termination_warning_once_with_the_time_left() -> None:
 
 
 def test_a_termination_warning_that_stops_ranks_gives_them_the_time_left() -> None:
-    job = inside()
+    job = inside(SLURM_JOB)
     job.feed(WarningReceived(0, 10))
     closing = job.feed(AllocationReported(ends=False, left_s=300.0))
     assert {action.grace_s for action in closing if isinstance(action, Close)} == {295.0}
@@ -275,7 +254,7 @@ def test_a_termination_warning_that_stops_ranks_gives_them_the_time_left() -> No
 
 def test_ranks_that_exit_0_when_slurm_stops_them_are_no_success() -> None:
     for ends, outcome in ((True, 143), (False, 0)):
-        job = inside()
+        job = inside(SLURM_JOB)
         ends_of_ranks = [exited(node, local_rank, 0, job.now) for node in (0, 1) for local_rank in (0, 1)]
         closing = job.feed(*ends_of_ranks)
         assert phase(job) is Phase.STOPPING
@@ -287,7 +266,7 @@ def test_ranks_that_exit_0_when_slurm_stops_them_are_no_success() -> None:
 
 
 def test_asks_the_scheduler_about_sigterm() -> None:
-    job = inside()
+    job = inside(SLURM_JOB)
     assert asks(job.feed(Interrupted(15)))
     job.feed(AllocationReported(ends=False))
     assert job.state.cause is not None
@@ -375,8 +354,3 @@ def test_accepts_a_master_of_its_own_step() -> None:
 def test_refuses_a_master_of_another_step(given: dict[str, str], said: str) -> None:
     with pytest.raises(UsageError, match=re.escape(said)):
         check_master(scheduler.task(TASK), given)
-
-
-def test_all_tasks_of_a_step_try_the_same_ports() -> None:
-    assert ports_for("17.2") == ports_for("17.2") != ports_for("17.3")
-    assert all(10_000 <= port < 30_000 for port in ports_for("17.2"))

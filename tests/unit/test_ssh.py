@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from distlaunch.agent.wire import READY_MARKER
 from distlaunch.transports.failure import NO_PYTHON, TOO_OLD, Kind, LinkFailure, ProcessEnd
-from distlaunch.transports.handshake import SCRIPT, candidates_text
+from distlaunch.transports.handshake import SCRIPT
 from distlaunch.transports.ssh import Ssh, SshOptions, on_the_way
 from distlaunch.transports.transport import Local, Transport
 from tests.unit.samples import bounded, spec_of
@@ -31,6 +31,7 @@ def options_of(argv: list[str]) -> list[str]:
 
 
 def test_only_the_constant_command_follows_the_host() -> None:
+    assert Local().argv() == ["/bin/sh", "-c", SCRIPT]
     argv = Ssh("gpu-a", "me", 2222).argv()
     assert argv[-7:] == ["-l", "me", "-p", "2222", "--", "gpu-a", f"exec /bin/sh -c '{SCRIPT}'"]
 
@@ -59,10 +60,6 @@ logs: {dir: canary11}
     assert [word for word in argvs[0] if word != "gpu-a"] == [word for word in argvs[1] if word != "gpu-b"]
 
 
-def test_a_node_on_this_machine_gets_the_same_script_from_sh() -> None:
-    assert Local().argv() == ["/bin/sh", "-c", SCRIPT]
-
-
 def test_fixed_options_come_before_the_users() -> None:
     mine = ("BatchMode=no", "Compression=no", "RequestTTY=force")
     options = options_of(Ssh("a", options=SshOptions(words=mine)).argv())
@@ -82,18 +79,14 @@ def test_options_unknown_to_old_clients_follow_ignore_unknown() -> None:
     ]
 
 
-def test_sets_ssh_options() -> None:
+def test_sets_ssh_options_but_leaves_host_keys_to_the_users_ssh() -> None:
     plain = options_of(PLAIN.argv())
+    assert "HostKey" not in str(PLAIN.argv()[:-1]) and "KnownHosts" not in str(PLAIN.argv()[:-1])
     assert {"ControlMaster=no", "ControlPath=none"} <= {*plain}, "never the user's own master"
     assert {"ForwardAgent=no", "ClearAllForwardings=yes"} <= {*plain}
     persistent = options_of(Ssh("a", options=SshOptions(persist_s=60)).argv())
     assert {"ControlMaster=auto", "ControlPersist=60"} <= {*persistent}
     assert "ConnectTimeout=7" in options_of(Ssh("a", options=SshOptions(connect_s=7)).argv())
-
-
-def test_leaves_host_keys_to_the_users_ssh() -> None:
-    assert "HostKey" not in str(PLAIN.argv()[:-1])
-    assert "KnownHosts" not in str(PLAIN.argv()[:-1])
 
 
 def test_resolves_with_the_jobs_ssh_config() -> None:
@@ -107,6 +100,8 @@ def test_resolves_with_the_jobs_ssh_config() -> None:
 # What ssh's last output means, with OpenSSH 7 to 9
 
 _GONE = "kex_exchange_identification: Connection closed by remote host"
+_STRICT = "you have requested strict checking."
+_UNVERIFIED = "Host key verification failed."
 _BEHIND = f"{_GONE} / Connection closed by UNKNOWN port 65535"
 _CHANGED = "@@@@@@@@@@@ / @    WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED!     @ / @@@@@@@@@@@"
 """ssh warns so too where it is told not to mind, and goes on."""
@@ -128,31 +123,22 @@ WORDS = {
         'Load key "/home/me/.ssh/id_rsa": Permission denied / me@gpu-a: Permission denied (publickey).',
         "sign_and_send_pubkey: signing failed: agent refused operation / a: Permission denied (publickey).",
         f"{_CHANGED} / me@gpu-a: Permission denied (publickey).",
-        (
-            "Received disconnect from 10.0.0.1 port 22:2: Too many authentication failures"
-            " / Disconnected from 10.0.0.1 port 22"
-        ),
+        "Received disconnect from ::1 port 22:2: Too many authentication failures / Disconnected from ::1",
         "Received disconnect from 10.0.0.1: 2: Too many authentication failures for me",
     ],
     Kind.HOST_KEY: [
         "Host key verification failed.",
-        (
-            "No ED25519 host key is known for gpu-a and you have requested strict checking."
-            " / Host key verification failed."
-        ),
+        f"No ED25519 host key is known for gpu-a and {_STRICT} / {_UNVERIFIED}",
         f"{_CHANGED} / No ED25519 host key is known for b and you have requested strict checking.",
     ],
     Kind.HOST_KEY_CHANGED: [
-        (
-            f"{_CHANGED} / Host key for gpu-a has changed and you have requested strict checking."
-            " / Host key verification failed."
-        ),
+        f"{_CHANGED} / Host key for gpu-a has changed and {_STRICT} / {_UNVERIFIED}",
         "RSA host key for gpu-a has changed and you have requested strict checking.",
     ],
     Kind.HOST_KEY_REVOKED: [
         (
             "@@@@@@@@@@@ / @       WARNING: REVOKED HOST KEY DETECTED!               @ / @@@@@@@@@@@"
-            " / The ED25519 host key for gpu-a is marked as revoked. / Host key verification failed."
+            f" / The ED25519 host key for gpu-a is marked as revoked. / {_UNVERIFIED}"
         ),
         "ED25519 host key for gpu-a was revoked and you have requested strict checking.",
         "Host key ED25519 SHA256:miF revoked by file /etc/ssh/revoked / Host key verification failed.",
@@ -227,10 +213,7 @@ WORDS = {
         "ControlPath too long ('/long/.ssh/distlaunch-91c6' >= 108 bytes)",
     ],
     Kind.ALGORITHM: [
-        (
-            "Unable to negotiate with 10.0.0.1 port 22: no matching host key type found."
-            " Their offer: ssh-rsa,ssh-dss"
-        )
+        "Unable to negotiate with ::1 port 22: no matching host key type found. Their offer: ssh-rsa"
     ],
     Kind.SESSION: ["channel 0: open failed: connect failed: open failed", "exec request failed on channel 0"],
     Kind.SILENT: [
@@ -241,10 +224,7 @@ WORDS = {
     Kind.BAD_OPTION: [
         "command-line: line 0: Bad configuration option: bogus",
         'command-line line 0: unsupported option "maybe".',
-        (
-            "/j/config: line 2: Bad configuration option: bogus"
-            " / /j/config: terminating, 1 bad configuration options"
-        ),
+        "/j/c: line 2: Bad configuration option: bogus / /j/c: terminating, 1 bad configuration options",
         '/j/config line 2: unsupported option "maybe". / /j/config: terminating, 1 bad configuration options',
         "Can't open user config file /j/config: No such file or directory",
         "Bad owner or permissions on /home/me/.ssh/config",
@@ -336,10 +316,6 @@ def test_without_ssh_output_other_evidence_counts() -> None:
     assert classify("Host key verification failed.", timed_out=True, protocol_error="x").kind is Kind.HOST_KEY
 
 
-def test_retries_only_dropped_connections() -> None:
-    assert [kind for kind in Kind if LinkFailure(kind).worth_retrying] == [Kind.DROPPED, Kind.PROXY]
-
-
 # What the user can do
 
 ODD = Ssh("gpu-a", "me", 2222, SshOptions(config="/my job/ssh_config", words=("Compression=no",)))
@@ -403,11 +379,6 @@ def test_the_script_needs_no_quotes_and_does_not_contain_the_marker() -> None:
     assert not set(SCRIPT) & set("'!\n")
     assert SCRIPT.isascii()
     assert READY_MARKER.strip().decode() not in SCRIPT, "an echo of the command is no answer"
-
-
-def test_candidates_end_with_an_empty_line() -> None:
-    assert candidates_text(["/a/python", "python3"]) == b"/a/python\npython3\n\n"
-    assert candidates_text([]) == b"\n"
 
 
 def test_limits_sshs_memory_unless_the_user_sets_it() -> None:

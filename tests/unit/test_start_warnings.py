@@ -45,30 +45,29 @@ NCCL = {
 """What is wrong, and the values of the variable of which it is said."""
 
 
-@pytest.mark.parametrize(("value", "why"), [(value, why) for why in GLOO for value in GLOO[why]])
-def test_gloo_takes_whole_names_and_needs_all(value: str, why: str) -> None:
-    expected = [f"GLOO_SOCKET_IFNAME={value} on a, b, c: {why}{WAY}"] if why else []
-    assert interface_warnings(f'GLOO_SOCKET_IFNAME: "{value}"') == expected
+@pytest.mark.parametrize(
+    ("backend", "value", "why"),
+    [
+        (name, value, why)
+        for name, each in (("gloo", GLOO), ("nccl", NCCL))
+        for why in each
+        for value in each[why]
+    ],
+)
+def test_gloo_takes_whole_names_and_needs_all_nccl_prefixes_and_one(
+    backend: str, value: str, why: str
+) -> None:
+    setting = f"{backend.upper()}_SOCKET_IFNAME"
+    expected = [f"{setting}={value} on a, b, c: {why}{WAY}"] if why else []
+    assert interface_warnings(f'{setting}: "{value}"', backend) == expected
 
 
-@pytest.mark.parametrize(("value", "why"), [(value, why) for why in NCCL for value in NCCL[why]])
-def test_nccl_takes_prefixes_and_needs_one(value: str, why: str) -> None:
-    expected = [f"NCCL_SOCKET_IFNAME={value} on a, b, c: {why}{WAY}"] if why else []
-    assert interface_warnings(f'NCCL_SOCKET_IFNAME: "{value}"', "nccl") == expected
-
-
-def test_checks_only_variables_that_the_backend_uses() -> None:
+def test_a_setting_counts_for_its_backend_and_its_nodes() -> None:
     assert interface_warnings("NCCL_SOCKET_IFNAME: eth9", "gloo") == []
     assert len(interface_warnings("GLOO_SOCKET_IFNAME: eth9", "nccl")) == 1
-
-
-def test_checks_a_nodes_own_environment_if_the_job_sets_nothing() -> None:
     own = (("GLOO_SOCKET_IFNAME", "eth9"),)
     assert interface_warnings(named=own) == [f"GLOO_SOCKET_IFNAME=eth9 on a, b, c: no such interface{WAY}"]
-    assert interface_warnings("GLOO_SOCKET_IFNAME: eth1", named=own) == []
-
-
-def test_settings_of_one_node_count_only_there() -> None:
+    assert interface_warnings("GLOO_SOCKET_IFNAME: eth1", named=own) == [], "the job's own wins"
     expected = [f"GLOO_SOCKET_IFNAME=eth9 on b: no such interface{WAY}"]
     assert interface_warnings("GLOO_SOCKET_IFNAME: eth0", node_env="GLOO_SOCKET_IFNAME: eth9") == expected
 

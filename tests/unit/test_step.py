@@ -4,7 +4,6 @@ import typing
 
 from distlaunch.agent import messages
 from distlaunch.supervisor import codec, events, step
-from distlaunch.supervisor.actions import Action
 from distlaunch.supervisor.findings import Finding
 from distlaunch.supervisor.state import Phase, Timer
 
@@ -16,18 +15,7 @@ def test_every_report_and_every_event_has_its_handler() -> None:
     assert set(step._PHASES) <= set(step.HANDLERS)
 
 
-def test_every_finding_has_a_decider() -> None:
+def test_every_finding_timer_and_phase_has_its_rules() -> None:
     assert set(step._DECIDERS) == set(typing.get_args(Finding))
-
-
-def test_no_action_is_also_a_finding() -> None:
-    assert set(typing.get_args(Action)) & set(typing.get_args(Finding)) == set()
-
-
-def test_every_timer_has_one_handler() -> None:
     assert set(step._DUE) | set(step._DUE_ON_A_NODE) == set(Timer)
-    assert set(step._DUE) & set(step._DUE_ON_A_NODE) == set()
-
-
-def test_every_phase_but_the_last_has_rules() -> None:
     assert set(step._RULES) == set(Phase) - {Phase.DONE}

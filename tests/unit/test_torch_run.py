@@ -47,30 +47,20 @@ def test_the_command_line_of_torchs_agent() -> None:
     ]
 
 
-def test_each_attempt_has_its_own_rendezvous() -> None:
-    assert "--rdzv-id=run-1-2" in argv_of(plan_of(ETCD, ABC), 0, restarts=2)
-    named = "rendezvous: {backend: etcd-v2, endpoint: 'etcd:2379', id: mine}"
-    assert "--rdzv-id=mine-1" in argv_of(plan_of(named, ABC), 0, restarts=1)
-
-
-def test_an_attempt_without_a_node_expects_one_node_less() -> None:
-    assert "--nnodes=2" in argv_of(plan_of(ETCD, ABC, "min_nodes: 2", nodes=2), 0)
-
-
-def test_passes_role_and_virtual_local_rank_to_torch() -> None:
-    argv = argv_of(plan_of(ETCD, ABC, "role: trainer", "virtual_local_rank: true"), 0)
-    assert {"--role=trainer", "--virtual-local-rank"} <= set(argv)
-
-
-def test_passes_rendezvous_settings_to_torch() -> None:
-    argv = argv_of(
-        plan_of(
-            "rendezvous: {backend: etcd-v2, endpoint: '[fd00::1]:2379', conf: {last_call_timeout: 5}}", ABC
+@pytest.mark.parametrize(
+    ("rendezvous", "more", "flags"),
+    [
+        ("endpoint: 'e:1', id: mine", "", {"--rdzv-id=mine-2", "--rdzv-endpoint=e:1"}),
+        ("endpoint: 'e:1'", "role: r\nvirtual_local_rank: true", {"--role=r", "--virtual-local-rank"}),
+        (
+            "endpoint: '[fd00::1]:2379', conf: {last_call_timeout: 5}",
+            *("", {"--rdzv-endpoint=[fd00::1]:2379", "--rdzv-conf=join_timeout=600,last_call_timeout=5"}),
         ),
-        0,
-    )
-    assert "--rdzv-endpoint=[fd00::1]:2379" in argv
-    assert "--rdzv-conf=join_timeout=600,last_call_timeout=5" in argv
+    ],
+)
+def test_keys_become_flags_of_torchs_agents(rendezvous: str, more: str, flags: set[str]) -> None:
+    plan = plan_of(f"rendezvous: {{backend: etcd-v2, {rendezvous}}}", ABC, more)
+    assert flags <= set(argv_of(plan, 0, restarts=2))
 
 
 @pytest.mark.parametrize(
@@ -172,7 +162,7 @@ def start_of(node: int, job: Job) -> Start:
 
 
 def test_starts_torch_agents_and_restarts_them() -> None:
-    job = Job("\n".join([JOB, ABC, ETCD, "min_nodes: 2", RESTARTS])).started()
+    job = Job("\n".join([JOB, ABC, ETCD, "min_nodes: 2", RESTARTS])).to_running()
     first = start_of(1, job)
     (spec,) = first.workers
     assert {"--nnodes=3", "--rdzv-id=run-1-0"} <= set(spec.argv)
@@ -180,14 +170,13 @@ def test_starts_torch_agents_and_restarts_them() -> None:
     said = texts(job.obey(job.feed(exited(1, 0, 1, job.now))), "warning")
     assert said[0].startswith("torch agent 1 (b) failed first: exit status 1; restart 1 of 3")
     job.go_on()
-    job.lose(2)
-    job.go_on()
+    job.go_on_without(2)
     (spec,) = start_of(1, job).workers
     assert {"--nnodes=2", "--rdzv-id=run-1-2"} <= set(spec.argv)
 
 
 def test_leaves_the_join_to_torchs_agents() -> None:
-    job = Job("\n".join([JOB.replace("connect:", "join: 20s, connect:"), ABC, ETCD])).started()
+    job = Job("\n".join([JOB.replace("connect:", "join: 20s, connect:"), ABC, ETCD])).to_running()
     job.feed(RanksLag(0, ((0, True, "connecting"),)))
     assert {job.state.due_at(timer) for timer in (Timer.JOIN, Timer.JOIN_MESSAGE)} == {None}
     job.feed(*(exited(node, 0, 0, job.now) for node in range(3)))
