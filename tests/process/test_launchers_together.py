@@ -12,7 +12,8 @@ import pytest
 
 from distlaunch.errors import Exit
 from tests.harness import PATIENCE_S, Going, all_ended_well, children_of, wait_gone
-from tests.process.launchers import LOST, SAYS_AND_WAITS, launcher, launchers, statuses, told, workers
+from tests.process.commands import SLEEPER
+from tests.process.launchers import LOST, launcher, launchers, statuses, told, workers
 from tests.process.torchruns import BOTH, MAY_DIFFER, NEEDS_TORCH, TELL, free_port, script, scripts
 
 pytestmark = NEEDS_TORCH
@@ -298,7 +299,7 @@ def test_an_interrupt_during_a_restart_ends_all(tmp_path: Path) -> None:
 @pytest.mark.parametrize("meets", ["static", "c10d, told"])
 def test_only_a_launcher_of_the_missing_node_joins_a_run_that_lost_it(tmp_path: Path, meets: str) -> None:
     """With new files for what its ranks print."""
-    script(tmp_path, SAYS_AND_WAITS.replace("signal.pause()", "count == '1' or signal.pause()"))
+    script(tmp_path, SLEEPER.replace("signal.pause()", "count == '1' or signal.pause()"))
     port, words = free_port(), ("--max-restarts=1", "--tee=3", "--log-dir=logs")
     with ExitStack() as stack:
 

@@ -22,7 +22,7 @@ from tests.harness import (
     wait_gone,
     write_job,
 )
-from tests.process.commands import ONE, completed, run_one
+from tests.process.commands import ONE, completed, run_one, sleeper
 
 CPU = "nodes: 2\ngpus_per_node: 0\nprocs_per_node: 2\n"
 
@@ -76,6 +76,16 @@ NOSUCH = "nosuch.invalid: "
                 f"{port}: neither a job file nor host:port; write localhost:29777 for",
             )
             for port in ("29777", ":29777")
+        ),
+        (["view"], "view needs a terminal as stdout"),
+        (["run", "--view", "job.yaml"], "--view needs a terminal as stdout"),
+        (["run", "--view", "--detach", "job.yaml"], "--view can't be combined with --detach or --on"),
+        (["run", "--view", "--json", "job.yaml"], "--view can't be combined with --json"),
+        (["run", "--json", "-d", "job.yaml"], "--json can't be combined with --detach or --on"),
+        (["run", "--json", "--on", "host", "job.yaml"], "--json can't be combined with --detach or --on"),
+        (
+            ["run", "--on", "gpu-a", "-"],
+            "--on can't take the job from a pipe or standard input; save it",
         ),
     ],
 )
@@ -140,16 +150,6 @@ def test_reads_a_job_from_standard_input(tmp_path: Path) -> None:
     assert done["dry-run"].stdout.startswith("job: 1 rank on 1 node, gloo\n")
 
 
-def test_a_job_file_may_be_a_pipe(tmp_path: Path) -> None:
-    """As of `<(…)`: it is read once."""
-    text = f"command: [echo, here]\nnodes: [{os.uname().nodename}]\nlauncher: local\ngpus_per_node: 0\n"
-    os.mkfifo(tmp_path / "job.yaml")
-    with running(tmp_path / "job.yaml", cwd=tmp_path) as run:
-        (tmp_path / "job.yaml").write_text(text)
-        assert run.wait() == 0, run.stderr
-        assert run.stdout.endswith("here\n")
-
-
 NO_UTF8 = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 
 
@@ -209,14 +209,7 @@ def test_a_terminal_gets_colored_prefixes_and_no_control_sequences_of_workers(tm
 
 
 def test_a_progress_bar_is_shown_before_its_line_ends(tmp_path: Path) -> None:
-    worker = """
-        import os, signal, sys
-        for percent in range(101):
-            sys.stderr.write(f"\\r{percent}%")
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-        os.write(1, b"ready 0 %d\\n" % os.getpid())
-        signal.pause()
-    """
+    worker = sleeper("import sys\nfor percent in range(101): sys.stderr.write(f'\\r{percent}%')\n")
     with running(write_job(tmp_path, worker, ONE)) as run:
         run.wait_for("%")
         run.wait_ready(1)
@@ -249,16 +242,20 @@ def test_a_warning_of_torch_alone_is_no_last_output(tmp_path: Path, worker: str,
     assert json.loads(done.stdout)["cause"]["last_words"] == lines
 
 
-def test_a_traceback_that_the_terminal_has_just_shown_is_not_repeated(tmp_path: Path) -> None:
-    worker = "raise RuntimeError('boom')"
-    status, shown = on_a_terminal("run", str(write_job(tmp_path, worker, ONE)), NO_COLOR="1")
-    lines = shown.decode().splitlines()
+def test_the_summary_repeats_a_traceback_only_if_the_terminal_did_not_show_it(tmp_path: Path) -> None:
+    job = str(write_job(tmp_path, "raise RuntimeError('boom')", ONE))
+    status, shown = on_a_terminal("run", job, NO_COLOR="1")
     assert status == 1
-    assert lines.count("[node0:0] RuntimeError: boom") == 1
+    assert shown.decode().splitlines().count("[node0:0] RuntimeError: boom") == 1
     assert shown.count(b"RuntimeError: boom") == 1, shown.decode()
     assert b"above" not in shown
     assert shown.index(b"RuntimeError: boom") < shown.index(b"failed first")
     assert shown.count(b"failed first: exit status 1") == 1
+    _, silent = on_a_terminal("run", job, "--set", "logs.console=none", NO_COLOR="1")
+    assert b"distlaunch:   | RuntimeError: boom" in silent
+    _, shown = on_a_terminal("run", "--json", job, NO_COLOR="1")
+    assert b"  | " not in shown
+    assert json.loads(shown[shown.index(b"\n{") :])["cause"]["last_words"][-1] == "RuntimeError: boom"
 
 
 @pytest.mark.parametrize("says", ["raise RuntimeError('boom')", "print('boom'); sys.exit(1)"])
@@ -360,22 +357,6 @@ def test_pasted_commands_end_with_the_status_of_the_worker_that_failed(tmp_path:
     for procs, status in ((1, 0), (2, 7)):
         text = distlaunch("dry-run", str(job), "--set", f"procs_per_node={procs}", "--format", "shell").stdout
         assert subprocess.run([shell, "-c", text], check=False).returncode == status
-
-
-def test_warns_of_missing_gpus_at_the_start(tmp_path: Path) -> None:
-    job = write_job(tmp_path, "", "nodes: 2\ngpus_per_node: 2\n")
-    done = distlaunch("run", str(job), env={**os.environ, "CUDA_VISIBLE_DEVICES": ""})
-    told = "node0, node1: the job file says 2 GPUs, but none is visible there; check with `nvidia-smi -L`\n"
-    assert (done.returncode, done.stderr.count(told)) == (0, 1), done.stderr
-
-
-def test_the_summary_repeats_what_the_terminal_does_not_show(tmp_path: Path) -> None:
-    job = str(write_job(tmp_path, "raise RuntimeError('boom')", ONE))
-    _, silent = on_a_terminal("run", job, "--set", "logs.console=none", NO_COLOR="1")
-    assert b"distlaunch:   | RuntimeError: boom" in silent
-    _, shown = on_a_terminal("run", "--json", job, NO_COLOR="1")
-    assert b"  | " not in shown
-    assert json.loads(shown[shown.index(b"\n{") :])["cause"]["last_words"][-1] == "RuntimeError: boom"
 
 
 def test_the_plan_of_a_thousand_nodes_is_whole_in_each_form(tmp_path: Path) -> None:

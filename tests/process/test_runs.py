@@ -38,7 +38,7 @@ from tests.harness import (
     wait_until,
     write_job,
 )
-from tests.process.commands import completed
+from tests.process.commands import STUBBORN, completed
 
 TWO = "nodes: 1\nprocs_per_node: 2\ngpus_per_node: 0\n"
 ID = re.compile(r"job-\d{8}-\d{6}-[0-9a-f]{8}\n")
@@ -51,13 +51,6 @@ WAITS = """
     raise SystemExit(int(os.environ["RANK"]) * 7)
 """
 """Rank 1 ends with status 7 once the gate is opened."""
-STUBBORN = """
-    import os, signal
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    os.write(1, b"here\\n")
-    while True:
-        signal.pause()
-"""
 
 
 @pytest.fixture
@@ -300,18 +293,6 @@ def failed_twice(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("failed")
     assert ran(folder, "run", str(write_job(folder, ALTERNATES, RESTARTS))).returncode == 3
     return folder
-
-
-def test_names_an_unusable_node_once(tmp_path: Path) -> None:
-    said = "echo ssh: Could not resolve hostname %h: Name or service not known >&2; exit 1"
-    (tmp_path / "config").write_text(f"Host *\n  ProxyCommand sh -c '{said}'\n")
-    job = "command: ['true']\nnodes: [one, two]\ngpus_per_node: 0\nssh: {config: config}\n"
-    (tmp_path / "job.yaml").write_text(job)
-    for words in (["run", "job.yaml"], ["attach", "--all"]):
-        done = ran(tmp_path, *words)
-        assert done.returncode == 69
-        for node in ("one", "two"):
-            assert len(re.findall(f"distlaunch: {node}: ", done.stderr)) == 1, done.stderr
 
 
 @pytest.mark.parametrize("terminal", [False, True])

@@ -221,21 +221,3 @@ def test_survives_a_storm_of_resizes(tmp_path: Path, left: str) -> None:
         shown.process.send_signal(signal.SIGINT)
         assert shown.ended() == 130
         shown.assert_sane()
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("view",), "view needs a terminal as stdout"),
-        (("run", "--view", "job.yaml"), "--view needs a terminal as stdout"),
-        (("run", "--view", "--detach", "job.yaml"), "--view can't be combined with --detach or --on"),
-        (("run", "--view", "--json", "job.yaml"), "--view can't be combined with --json"),
-        (("run", "--json", "-d", "job.yaml"), "--json can't be combined with --detach or --on"),
-        (("run", "--json", "--on", "host", "job.yaml"), "--json can't be combined with --detach or --on"),
-    ],
-)
-def test_refuses_options_that_contradict_each_other(
-    words: tuple[str, ...], said: str, tmp_path: Path
-) -> None:
-    done = distlaunch(*words, cwd=tmp_path)
-    assert (done.returncode, said in done.stderr) == (2, True), done.stderr
