@@ -24,25 +24,8 @@ from tests.unit.samples import bounded
 pytestmark = NEEDS_TORCH
 ODD = ["it's", 'say "hi"', "$HOME $(JOB_COMPLETION_INDEX) $$", "two\nlines", "", "1e-4", "-x", "{{rank}}"]
 AMBIGUOUS = (
-    *[
-        "1e-4",
-        "1_000",
-        "0b1",
-        "0o17",
-        "0x1F",
-        "01",
-        "1.0",
-        ".5",
-        ".inf",
-        "12:30",
-        "2026-01-01",
-        "y",
-        "NO",
-        "~",
-        "null",
-        "=",
-        "<<",
-    ],
+    *("1e-4", "1_000", "0b1", "0o17", "0x1F", "01", "1.0", ".5", ".inf", "12:30", "2026-01-01"),
+    *("y", "NO", "~", "null", "=", "<<"),
     *("!!str a", "? x", "- x", "a: b", " lead", "trail ", "\n\nx", "  a\nb", "a\n  b\n\n", "a\r\nb"),
     *("\t", "\x7f", "\x85", "\u2028x", "\ufeff", "\U0001f600"),
 )

@@ -157,7 +157,7 @@ def test_workers_see_the_terminal_and_the_debugger_works_there(
         "import os\nprint(*map(os.isatty, range(3)))\nsecret = 6 * 7\nbreakpoint()\nprint('went on')",
     )
     ours_end, launchers_end = pty.openpty()
-    streams = dict.fromkeys(("stdin", "stdout", "stderr"), launchers_end)
+    streams: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), launchers_end)
     env = environment(tmp_path, TERM="dumb")
     with subprocess.Popen([*launcher, "worker.py"], cwd=tmp_path, env=env, **streams) as process:
         os.close(launchers_end)

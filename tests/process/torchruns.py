@@ -108,10 +108,7 @@ REFERENCES = {
         for name, words in OUTPUTS.items()
     },
     "record": (FAILS_RECORDED, ["--nproc-per-node=2", *LOGS]),
-    "restarts": (
-        FAILS_TWICE,
-        ["--nproc-per-node=2", "--max-restarts=2", "-r1", "--log-dir=logs", "worker.py"],
-    ),
+    "restarts": (FAILS_TWICE, ["--nproc-per-node=2", "--max-restarts=2", *LOGS]),
 }
 """By name: a script and torchrun's arguments, of which torchrun's own way is what ours is compared with."""
 MANY_TORCHRUNS = """
