@@ -10,11 +10,15 @@ from tests.harness import PATIENCE_S, distlaunch, write_job
 
 Done = subprocess.CompletedProcess[str]
 ONE = "gpus_per_node: 0\n"
+TWO = f"{ONE}procs_per_node: 2\n"
+FOUR = f"{TWO}nodes: 2\n"
+"""Keys of jobs on the CPU, by their number of ranks."""
 SLEEPER = """
     import os, signal
     count, rank = os.environ["TORCHELASTIC_RESTART_COUNT"], os.environ["RANK"]
     os.write(1, f"ready {rank} {os.getpid()} {count} of {os.environ['WORLD_SIZE']}\\n".encode())
-    signal.pause()
+    while True:
+        signal.pause()
 """
 """A worker that says its place and its attempt, and waits."""
 

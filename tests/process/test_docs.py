@@ -143,14 +143,3 @@ def _pods(folder: Path) -> Path:
     (folder / "kubectl").write_text(f"#!/bin/sh\nexec cat {folder}/pods.json\n")
     (folder / "kubectl").chmod(0o700)
     return folder
-
-
-def test_the_example_job_can_be_planned_as_described(tmp_path: Path) -> None:
-    example = README.partition("```yaml\n")[2].partition("```")[0]
-    (tmp_path / "job.yaml").write_text(example)
-    planned = distlaunch("dry-run", str(tmp_path / "job.yaml"), "--set", "gpus_per_node=8")
-    assert planned.returncode == 0, planned.stderr
-    assert "16 ranks on 2 nodes, nccl" in planned.stdout
-    asked = distlaunch("dry-run", str(tmp_path / "job.yaml"))
-    assert asked.returncode == 2
-    assert "--set gpus_per_node=8" in asked.stderr

@@ -12,23 +12,13 @@ from pathlib import Path
 import pytest
 
 from tests.harness import children_of, distlaunch, distlaunch_argv, kill, running, wait_gone, write_job
-from tests.process.commands import ONE, SLEEPER, completed, run_one, sleeper
-
-CPU = "nodes: 2\ngpus_per_node: 0\nprocs_per_node: 2\n"
+from tests.process.commands import FOUR, ONE, SLEEPER, completed, run_one, sleeper
 
 
 def test_reports_status_and_last_output_of_the_rank_that_failed_first(tmp_path: Path) -> None:
-    job = write_job(
-        tmp_path,
-        """
-        import os, signal
-        if os.environ["RANK"] == "2":
-            raise SystemExit(7) from ValueError(print("the cause", file=__import__("sys").stderr))
-        signal.pause()
-        """,
-        CPU,
-    )
-    done = distlaunch("run", str(job))
+    fails = "print('the cause', file=sys.stderr); sys.exit(7)"
+    worker = f"import os, signal, sys\nif os.environ['RANK'] == '2': {fails}\nsignal.pause()"
+    done = run_one(tmp_path, worker, "nodes: 2\nprocs_per_node: 2\n")
     assert done.returncode == 7
     assert "rank 2 (node1) failed first: exit status 7" in done.stderr
     assert "  | the cause" in done.stderr
@@ -47,7 +37,7 @@ def test_folds_identical_tracebacks(tmp_path: Path) -> None:
         """
     os.mkfifo(tmp_path / "release")
     release = os.open(tmp_path / "release", os.O_RDWR)
-    with running(write_job(tmp_path, worker, CPU)) as run:
+    with running(write_job(tmp_path, worker, FOUR)) as run:
         run.wait_ready(4)
         os.close(release)
         assert run.wait() == 1
@@ -123,7 +113,7 @@ def test_explains_a_failure(tmp_path: Path, worker: str, keys: str, status: int,
 
 
 HELPER = "read _; exec sleep 0.05"
-"""Ends when its parent has, but not at once; it takes hardly any CPU time, of which others may want much."""
+"""Ends when its parent has, but not at once; it takes hardly any FOUR time, of which others may want much."""
 LEAVES = sleeper("""
     import os, signal, time
     from multiprocessing import get_context, resource_tracker, shared_memory
@@ -177,7 +167,7 @@ def test_a_signal_to_the_controller_stops_gracefully(tmp_path: Path, signum: int
             sys.exit(0)
         signal.signal(signal.SIGTERM, leave)
     """)
-    with running(write_job(tmp_path, worker, CPU)) as run:
+    with running(write_job(tmp_path, worker, FOUR)) as run:
         run.wait_ready(4)
         run.process.send_signal(signum)
         assert run.wait() == status
@@ -186,7 +176,7 @@ def test_a_signal_to_the_controller_stops_gracefully(tmp_path: Path, signum: int
 
 
 def test_reports_the_signal_that_a_guardian_got(tmp_path: Path) -> None:
-    with running(write_job(tmp_path, SLEEPER, CPU)) as run:
+    with running(write_job(tmp_path, SLEEPER, FOUR)) as run:
         pids = run.wait_ready(4)
         kill(parent_of(parent_of(pids[2])), signal.SIGTERM)
         assert run.wait() == 71
@@ -315,7 +305,7 @@ def test_error_records_are_deleted_on_the_node(whose: str, tmp_path: Path) -> No
     scratch, other = tmp_path / "tmp", tmp_path / "other"
     scratch.mkdir()
     other.mkdir()
-    job = f"{CPU}\nenv: {{TMPDIR: {scratch}}}\n" if whose == "the job's" else CPU
+    job = f"{FOUR}\nenv: {{TMPDIR: {scratch}}}\n" if whose == "the job's" else FOUR
     environment = {**os.environ, "TMPDIR": str(other if whose == "the job's" else scratch)}
     with running(write_job(tmp_path, SLEEPER, job), env=environment) as run:
         pids = run.wait_ready(4)

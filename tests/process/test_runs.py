@@ -12,17 +12,17 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from distlaunch.cli.app import run_app
-from distlaunch.observers.observer import Observer, Printed
+from distlaunch.observers.observer import Observer
 from distlaunch.observers.run_directory import INDEX_RECORD
-from distlaunch.runs import playback as retellings
+from distlaunch.runs import playback
 from distlaunch.runs.following import interrupt
 from distlaunch.runs.playback import Retelling
 from distlaunch.runs.run_status import Run
-from distlaunch.supervisor.actions import ShowMessage
 from tests.harness import (
     PATIENCE_S,
     PRESS_S,
@@ -38,9 +38,8 @@ from tests.harness import (
     wait_until,
     write_job,
 )
-from tests.process.commands import STUBBORN, completed
+from tests.process.commands import STUBBORN, TWO, completed
 
-TWO = "nodes: 1\nprocs_per_node: 2\ngpus_per_node: 0\n"
 ID = re.compile(r"job-\d{8}-\d{6}-[0-9a-f]{8}\n")
 WAITS = """
     import os, signal
@@ -270,91 +269,17 @@ def test_ctrl_c_while_attached_leaves_the_run_alone(tmp_path: Path, gate: Path) 
 # Told again
 
 RESTARTS = f"{TWO}restarts: {{max: 1, backoff: 0s}}\n"
-ALTERNATES = """
-    import os, sys, time
-    rank, count = os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]
-    for number in range(100):
-        os.write(1 + number % 2, f"say {rank} {count} {number}\\n".encode())
-    if rank == "0":
-        sys.exit(3)
-    time.sleep(600)
-"""
-
-
-def in_one_place(folder: Path, *words: str) -> str:
-    """All that a command prints, where both its streams go to one pipe."""
-    one_place = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    return str(completed(distlaunch_argv(*words), cwd=folder, **one_place).stdout)
-
-
-@pytest.fixture(scope="module")
-def failed_twice(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of two attempts, both of which failed."""
-    folder = tmp_path_factory.mktemp("failed")
-    assert ran(folder, "run", str(write_job(folder, ALTERNATES, RESTARTS))).returncode == 3
-    return folder
-
-
-@pytest.mark.parametrize("terminal", [False, True])
-def test_attach_shows_everything_in_its_order(failed_twice: Path, terminal: bool) -> None:
-    lines = [line for line in spoken(failed_twice) if "say" in line]
-    for _ in range(3):
-        if terminal:
-            shown = on_a_terminal("attach", "--all", str(failed_twice), NO_COLOR="1")[1].decode()
-        else:
-            shown = in_one_place(failed_twice, "attach", "--all")
-        said = shown.replace("\r", "").splitlines()
-        ranks = [line for line in said if line.startswith("[node0:")]
-        assert ranks == lines
-        (again,) = (at for at, line in enumerate(said) if line.endswith("restart 1 of 1"))
-        assert again < min(at for at, line in enumerate(said) if re.search(r"say \d 1 ", line))
-
-
-def test_pieces_of_the_index_keep_their_place_among_events(
-    failed_twice: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    told = told_of(failed_twice)
-    monkeypatch.setattr(retellings, "PIECE", INDEX_RECORD.size)
-    assert told_of(failed_twice) == told
-    assert len(told) > 4
-
-
-def told_of(folder: Path) -> list[object]:
-    """What an observer sees of the only run there."""
-    seen: list[object] = []
-
-    class Everything(Observer):
-        def printed(self, output: Printed) -> None:
-            seen.append(output)
-
-        def message(self, message: ShowMessage, at: float) -> None:
-            seen.append(message)
-
-    (run,) = (folder / "runs").iterdir()
-    retelling = Retelling(str(run), Everything())
-    retelling.catch_up()
-    retelling.close()
-    return seen
-
-
-# Logs
-
-SPEAKS = """
+LINES = 50
+SPEAKS = f"""
     import os, sys
     rank, count = os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]
-    for number in range(3):
-        print(f"out {rank} {count} {number}", flush=True)
-        print(f"err {rank} {count} {number}", file=sys.stderr, flush=True)
+    for number in range({LINES}):
+        print(f"out {{rank}} {{count}} {{number}}", flush=True)
+        print(f"err {{rank}} {{count}} {{number}}", file=sys.stderr, flush=True)
     os.write(1, b"unfinished")
     if count == "0" and rank == "0":
         sys.exit(3)
 """
-
-
-def spoken(folder: Path, *words: str) -> list[str]:
-    done = ran(folder, "logs", *words)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
 
 
 @pytest.fixture(scope="module")
@@ -367,18 +292,62 @@ def restarted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def in_one_place(folder: Path, *words: str) -> str:
+    """All that a command prints, where both its streams go to one pipe."""
+    one_place = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    return str(completed(distlaunch_argv(*words), cwd=folder, **one_place).stdout)
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_attach_shows_everything_in_its_order(restarted: Path, terminal: bool) -> None:
+    lines = spoken(restarted)
+    for _ in range(3):
+        if terminal:
+            shown = on_a_terminal("attach", "--all", str(restarted), NO_COLOR="1")[1].decode()
+        else:
+            shown = in_one_place(restarted, "attach", "--all")
+        said = shown.replace("\r", "").splitlines()
+        ranks = [line for line in said if line.startswith("[node0:")]
+        assert ranks == lines
+        (again,) = (at for at, line in enumerate(said) if line.endswith("restart 1 of 1"))
+        assert again < min(at for at, line in enumerate(said) if re.search(r"(out|err) \d 1 ", line))
+
+
+def test_pieces_of_the_index_keep_their_place_among_events(
+    restarted: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (run,) = (restarted / "runs").iterdir()
+    told = []
+    for size in (playback.PIECE, INDEX_RECORD.size):
+        monkeypatch.setattr(playback, "PIECE", size)
+        retelling = Retelling(str(run), observer := Mock(spec=Observer))
+        retelling.catch_up()
+        retelling.close()
+        told.append([call for call in observer.mock_calls if call[0] in ("printed", "message")])
+    assert told[0] == told[1]
+    assert len(told[0]) > 4
+
+
+# Logs
+
+
+def spoken(folder: Path, *words: str) -> list[str]:
+    done = ran(folder, "logs", *words)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
 def test_all_lines_come_in_their_order_over_restarts(restarted: Path) -> None:
     lines = spoken(restarted)
     for rank in "01":
         mine = [line.partition("] ")[2] for line in lines if line.startswith(f"[node0:{rank}]")]
         for stream in ("out", "err"):
             numbers = [line.split()[2:] for line in mine if line.startswith(stream)]
-            assert numbers[-3:] == [["1", str(number)] for number in range(3)]
-            assert numbers[:-3] == [["0", str(number)] for number in range(len(numbers) - 3)]
-    assert len([line for line in lines if "out 0 0" in line]) == 3
-    assert max(index for index, line in enumerate(lines) if " 0 2" in line[-4:]) < min(
-        index for index, line in enumerate(lines) if re.search(r"(out|err) \d 1 0", line)
-    )
+            assert numbers[-LINES:] == [["1", str(number)] for number in range(LINES)]
+            assert numbers[:-LINES] == [["0", str(number)] for number in range(len(numbers) - LINES)]
+    assert len([line for line in lines if "out 0 0 " in line]) == LINES
+    attempts = [found[1] for line in lines if (found := re.search(r"(?:out|err) \d (\d) ", line))]
+    assert attempts == sorted(attempts)
     assert sum(line.endswith("unfinished") for line in lines) >= 3
 
 
@@ -392,7 +361,7 @@ def test_shows_a_restart_between_the_lines(restarted: Path) -> None:
     for words in ([], ["--fold"], ["--rank", "0"]):
         before, said, after = in_one_place(restarted, "logs", *words).partition("distlaunch: restart 1\n")
         assert said
-        assert "out 0 0 2" in before
+        assert f"out 0 0 {LINES - 1}\n" in before
         assert "out 0 1 0" in after
         assert re.search(r"\[(node0:0|0-1)\] unfinished\n", before)
         assert not re.search(r"(out|err) \d 1 ", before)
@@ -409,7 +378,7 @@ def test_shows_only_the_chosen_lines(restarted: Path) -> None:
     assert spoken(restarted, "--rank", "0-1") == everything
     assert spoken(restarted, "--stderr") == [line for line in everything if "err" in line]
     assert spoken(restarted, "--grep", "^out 0 1 [12]$") == ["[node0:0] out 0 1 1", "[node0:0] out 0 1 2"]
-    assert spoken(restarted, "--grep", "err", "-n", "1", "-r", "0") == ["[node0:0] err 0 1 2"]
+    assert spoken(restarted, "--grep", "err", "-n", "1", "-r", "0") == [f"[node0:0] err 0 1 {LINES - 1}"]
     assert spoken(restarted, "--since", "1h") == everything
     assert spoken(restarted, "--since", "0s") == []
     assert spoken(restarted, "-f") == everything

@@ -10,14 +10,13 @@ from typing import Any
 import pytest
 
 from tests.harness import PATIENCE_S, distlaunch, held, line_pipe, running, write_job
-from tests.process.commands import run_one
+from tests.process.commands import TWO, run_one
 
 FAILS_ONCE = """
     import os, sys
     print("here", flush=True)
     sys.exit(0 if os.environ["TORCHELASTIC_RESTART_COUNT"] == "1" else 3)
 """
-TWO = "nodes: 1\nprocs_per_node: 2\ngpus_per_node: 0\n"
 
 
 def notifying(folder: Path, worker: str, command: str, more: str = "") -> Path:
