@@ -41,3 +41,18 @@ def sleeper(first: str) -> str:
 
 
 STUBBORN = sleeper("import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)")
+
+
+def adds(before: str = "pass", after: str = "pass") -> str:
+    """A worker that adds up with all others by gloo, and what it does before and after that."""
+    return f"""
+        import os, torch, torch.distributed as dist
+        dist.init_process_group("gloo")
+        {before}
+        total = torch.ones(1)
+        dist.all_reduce(total)
+        os.write(1, f"sum {{int(total)}}\\n".encode())
+        {after}
+        dist.barrier()
+        dist.destroy_process_group()
+    """

@@ -25,6 +25,7 @@ from distlaunch.plan.gathering import Arrival
 from distlaunch.signals import Interrupts
 from distlaunch.transports.join import MAGIC, SECRET, Prover, line_of
 from tests.harness import PATIENCE_S, Going, all_ended_well, on_time, wait_until
+from tests.process.commands import adds
 from tests.process.launchers import LOST, launcher, statuses, told, workers
 from tests.process.torchruns import NEEDS_TORCH, OURS, TORCHRUN, free_port, going, our_lines, script
 
@@ -75,10 +76,10 @@ def test_gives_up_after_the_join_timeout_naming_the_missing_nodes(
 
 
 def test_gives_up_after_the_join_timeout_without_a_controller(place: Path, port: int) -> None:
-    with launcher(place, port, "--rdzv-conf=timeout=1", node=1) as run:
+    with launcher(place, port, "--rdzv-conf=timeout=6", node=1) as run:
         run.wait_for(f"distlaunch: waiting for node 0 at localhost:{port}: Connection refused\n")
         assert run.wait() == Exit.UNREACHABLE
-        gave_up = f"gave up after 1 s: can't reach the controller at localhost:{port}: Connection refused"
+        gave_up = f"gave up after 6 s: can't reach the controller at localhost:{port}: Connection refused"
         assert our_lines(run)[-1].startswith(f"distlaunch: {gave_up}")
 
 
@@ -319,24 +320,10 @@ def test_recognizes_a_torchrun_that_connects(place: Path, port: int) -> None:
 
 def test_a_launcher_too_many_does_not_disturb_a_job_that_trains(tmp_path: Path, port: int) -> None:
     """It finds the store of the job's rank 0, and says what may be wrong."""
-    script(
-        tmp_path,
-        """
-        import os, torch, torch.distributed as dist
-        dist.init_process_group("gloo")
-        os.write(1, f"ready {dist.get_rank()} {os.getpid()} 0 of 2\\n".encode())
-        if dist.get_rank() == 0:
-            open("fifo").read()
-        total = torch.ones(1)
-        dist.all_reduce(total)
-        os.write(1, f"sum {int(total)}\\n".encode())
-        dist.barrier()
-        dist.destroy_process_group()
-        """,
-    )
+    script(tmp_path, adds(before="os.write(1, b'here\\n'); dist.get_rank() or open('fifo').read()"))
     os.mkfifo(tmp_path / "fifo")
     with launcher(tmp_path, port) as first, launcher(tmp_path, port, node=1) as second:
-        workers([first, second])
+        first.wait_for("here")
         with launcher(tmp_path, port, node=1) as third:
             third.wait_for("otherwise the run already has all its nodes")
         (tmp_path / "fifo").write_text("go on")
@@ -511,7 +498,7 @@ def test_a_proof_can_not_be_used_again(place: Path, port: int) -> None:
 def test_a_launcher_with_a_secret_serves_only_a_controller_that_knows_it(
     place: Path, port: int, secret: str
 ) -> None:
-    with Liar(port) as liar, launcher(place, port, node=1, secret="s3cret") as run:
+    with closing(Liar(port)) as liar, launcher(place, port, node=1, secret="s3cret") as run:
         liar.meet(secret)
         assert run.wait() == Exit.USAGE
         words = f"can't be trusted: its {SECRET} is" if secret else "but not on the controller"
@@ -528,10 +515,7 @@ class Liar:
         self._server = socket.create_server(("127.0.0.1", port))
         self._socket: socket.socket | None = None
 
-    def __enter__(self) -> "Liar":
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         self._server.close()
         if self._socket:
             self._file.close()
@@ -603,7 +587,7 @@ TELLS = """
 def test_a_launcher_obeys_a_controller_that_keeps_to_the_protocol(tmp_path: Path, port: int) -> None:
     """That the tests of lies below would find what is done for them."""
     script(tmp_path, TELLS)
-    with Liar(port) as liar, launcher(tmp_path, port, node=1) as run:
+    with closing(Liar(port)) as liar, launcher(tmp_path, port, node=1) as run:
         liar.meet()
         liar.seat()
         liar.send(messages.HoldPort(None))
@@ -622,7 +606,7 @@ def test_a_launcher_leaves_a_controller_that_asks_for_more_than_it_may(
     tmp_path: Path, port: int, lie: Any
 ) -> None:
     script(tmp_path, TELLS)
-    with Liar(port) as liar, launcher(tmp_path, port, node=1) as run:
+    with closing(Liar(port)) as liar, launcher(tmp_path, port, node=1) as run:
         liar.meet()
         liar.seat()
         liar.send(lie)
@@ -646,11 +630,11 @@ def test_a_launcher_leaves_a_controller_that_asks_for_more_than_it_may(
 )
 def test_a_launcher_refuses_an_impossible_seat(tmp_path: Path, port: int, seat: dict[str, Any]) -> None:
     script(tmp_path, TELLS)
-    with Liar(port) as liar:
+    with closing(Liar(port)) as liar:
         with launcher(tmp_path, port, "--tee=3", "--log-dir=logs", "--rdzv-conf=timeout=1", node=1) as run:
             liar.meet()
             liar.say(**seat)
-            liar.__exit__()
+            liar.close()
             assert run.wait() == Exit.UNREACHABLE
             assert "Traceback" not in run.stderr
         assert not (tmp_path / "evil").exists() and not (tmp_path / "ran").exists()

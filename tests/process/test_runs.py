@@ -320,7 +320,7 @@ def test_pieces_of_the_index_keep_their_place_among_events(
     told = []
     for size in (playback.PIECE, INDEX_RECORD.size):
         monkeypatch.setattr(playback, "PIECE", size)
-        retelling = Retelling(str(run), observer := Mock(spec=Observer))
+        retelling = Retelling(str(run), observer := Mock(spec=Observer, wake_at=None))
         retelling.catch_up()
         retelling.close()
         told.append([call for call in observer.mock_calls if call[0] in ("printed", "message")])

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from tests.harness import PATIENCE_S, descendants_of, ended_well, wait_gone
+from tests.process.commands import adds
 from tests.process.torchruns import (
     C10D,
     CATCHES,
@@ -86,25 +87,14 @@ def test_runs_one_node_with_c10d_itself(tmp_path: Path, torchruns: Torchruns, na
 
 def test_one_node_with_c10d_needs_no_free_endpoint(tmp_path: Path) -> None:
     """Two jobs of the common line at once, with the endpoint of both taken by a stranger."""
-    script(
-        tmp_path,
-        """
-        import os, torch, torch.distributed as dist
-        dist.init_process_group("gloo")
-        total = torch.tensor(1)
-        dist.all_reduce(total)
-        os.write(1, b"%d\\n" % total.item())
-        dist.barrier()
-        dist.destroy_process_group()
-        """,
-    )
+    script(tmp_path, adds())
     with socket.create_server(("127.0.0.1", 0)) as stranger:
         words = ("--rdzv-backend=c10d", f"--rdzv-endpoint=localhost:{stranger.getsockname()[1]}")
         flags = (*words, "--nproc-per-node=2", "worker.py")
         with going(OURS, tmp_path, *flags) as first, going(OURS, tmp_path, *flags) as second:
             for run in (first, second):
-                ended_well(run.wait(), run.stdout, run.stderr, last="2\n", times=2)
-                assert run.stdout == "2\n2\n"
+                ended_well(run.wait(), run.stdout, run.stderr, last="sum 2\n", times=2)
+                assert run.stdout == "sum 2\n" * 2
 
 
 @pytest.mark.parametrize("name", MADE_UP)

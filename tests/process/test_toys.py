@@ -12,7 +12,7 @@ from distlaunch.launch.port_check import Agents
 from distlaunch.transports.failure import Kind, LinkFailure, ProcessEnd, classify
 from distlaunch.transports.handshake import SCRIPT
 from distlaunch.transports.transport import Transport
-from tests.harness import distlaunch, write_job
+from tests.harness import ROOT, distlaunch, write_job
 from tests.process import toy_scheduler
 from tests.process.commands import completed
 from tests.queued import check_stop_before_start, rows
@@ -35,7 +35,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (site / "toy_scheduler.py").write_text(Path(toy_scheduler.__file__).read_text())
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: toy-scheduler\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text("[distlaunch.schedulers]\ntoy = toy_scheduler:scheduler\n")
-    for name, value in {"PYTHONPATH": site, "TOY_QUEUE": queue, "XDG_STATE_HOME": tmp_path / "state"}.items():
+    paths = f"{site}:{ROOT}"
+    for name, value in {
+        "PYTHONPATH": paths,
+        "TOY_QUEUE": queue,
+        "XDG_STATE_HOME": tmp_path / "state",
+    }.items():
         monkeypatch.setenv(name, str(value))
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     monkeypatch.chdir(tmp_path)

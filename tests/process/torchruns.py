@@ -239,12 +239,6 @@ def script(folder: Path, text: str) -> None:
     (folder / "worker.py").write_text(textwrap.dedent(text))
 
 
-def scripts(folder: Path, text: str) -> None:
-    """Write worker.py for `both`."""
-    for name in ("torchrun", "ours"):
-        script(folder / name, text)
-
-
 def free_port() -> int:
     """A port that was free a moment ago, and that the kernel gives to nobody who asks for any."""
     for port in random.sample(range(20000, 30000), 100):
