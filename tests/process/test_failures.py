@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cluster.hosts import parent_of
 from tests.harness import children_of, distlaunch, distlaunch_argv, kill, running, wait_gone, write_job
 from tests.process.commands import FOUR, ONE, SLEEPER, completed, run_one, sleeper
 
@@ -152,10 +153,6 @@ def test_shared_memory_of_a_killed_worker_is_unlinked(tmp_path: Path, end: str) 
         assert run.holders() == []
 
 
-def parent_of(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-
-
 @pytest.mark.parametrize(
     ("signum", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
 )
@@ -205,17 +202,16 @@ def test_reports_how_a_connection_was_harmed(harm: str, why: str, tmp_path: Path
     between.write_text(f"""if True:
         import os, signal, subprocess, sys
         agent = subprocess.Popen(sys.argv[1:], stdin=subprocess.PIPE)
-        def harm(*_):
-            if {harm!r} == "alter":
+        def end(*signals):
+            if signals and {harm!r} == "alter":
                 os.write(agent.stdin.fileno(), b"a" * 99)
             agent.stdin.close()
             sys.exit(agent.wait())
-        signal.signal(signal.SIGUSR1, harm)
+        signal.signal(signal.SIGUSR1, end)
         while piece := os.read(0, 65536):
             agent.stdin.write(piece)
             agent.stdin.flush()
-        agent.stdin.close()
-        sys.exit(agent.wait())
+        end()
     """)
     launcher = json.dumps({"command": [sys.executable, str(between), "env", "WHERE={host}"]})
     job = f"nodes: [there]\ngpus_per_node: 0\nprocs_per_node: 2\nlauncher: {launcher}\n"

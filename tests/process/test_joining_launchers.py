@@ -176,7 +176,6 @@ def test_a_launcher_that_is_killed_while_all_wait_is_waited_for_again(
         ("static", ("--rdzv-id=17",), 3, "its job is '--rdzv-id 17', not '--rdzv-id none'"),
         ("c10d", ("--rdzv-id=17",), 3, "its job is '--rdzv-id 17', not '--rdzv-id none'"),
     ],
-    ids=["static-nodes", "c10d-nodes", "c10d-a range of nodes", "static-job", "c10d-job"],
 )
 def test_both_sides_say_why_a_launcher_is_refused(
     place: Path, port: int, meets: str, words: tuple[str, ...], nodes: int | str, why: str

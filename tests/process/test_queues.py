@@ -87,7 +87,6 @@ def queue(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
         (tools / name).write_text(f"#!{sys.executable} -I\n{text}")
         (tools / name).chmod(0o755)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
     monkeypatch.setenv("KIND", made.kind)
     monkeypatch.setenv("QUEUE", str(made.place))

@@ -69,10 +69,7 @@ NOSUCH = "nosuch.invalid: "
             )
         ),
         *(
-            (
-                ["check-port", port],
-                f"{port}: neither a job file nor host:port; write localhost:29777 for",
-            )
+            (["check-port", port], f"{port}: neither a job file nor host:port; write localhost:29777 for")
             for port in ("29777", ":29777")
         ),
         (["view"], "view needs a terminal as stdout"),
@@ -99,7 +96,6 @@ def test_refuses_a_command_line_and_starts_nothing(tmp_path: Path, words: list[s
         ("command: [/bin/echo, rank, '{rank}', of, '{world_size}']", [], "rank 0 of 1"),
         (f"script: python.py\npython: {sys.executable}", [], sys.executable),
     ],
-    ids=["script", "module", "command", "interpreter"],
 )
 def test_ranks_run_the_program(tmp_path: Path, program: str, words: list[str], printed: str) -> None:
     (tmp_path / "pkg").mkdir()
@@ -227,7 +223,6 @@ EXITS = "sys.exit(3)", "os.kill(os.getpid(), 15)", "os.abort()"
         (f"sys.stderr.write('{WARNED}\\n'); sys.exit('boom')", [WARNED, "boom"]),
         *((f"sys.stderr.write('{WARNED}\\n'); sys.stderr.flush(); {exits}", []) for exits in EXITS),
     ],
-    ids=["stdout", "behind a warning", *EXITS],
 )
 def test_a_warning_of_torch_alone_is_no_last_output(tmp_path: Path, worker: str, lines: list[str]) -> None:
     done = run_one(tmp_path, f"import os, sys; {worker}", "", "--json")

@@ -388,7 +388,6 @@ def test_shows_only_the_chosen_lines(restarted: Path) -> None:
     ("words", "said"),
     [
         (("--rank", "1-"), "--rank: expected ranks"),
-        (("--rank", "1-0"), "--rank: expected ranks"),
         (("--rank", "7"), "no rank 7: the run has ranks 0-1"),
         (("--rank", "0-9"), "no ranks 2-9: the run has ranks 0-1"),
         (("-f", "--rank", "0,3-5,2"), "no ranks 2-5: the run has ranks 0-1"),
@@ -396,7 +395,7 @@ def test_shows_only_the_chosen_lines(restarted: Path) -> None:
         (("--grep", "("), "--grep: '(' is not a regular expression"),
         (
             ("--grep", "x{99999999999999999999}"),
-            "is not a regular expression: the repetition number is too large",
+            "regular expression: the repetition number is too large",
         ),
         (("--grep", "(" * 5000 + ")" * 5000), "is not a regular expression: it is nested too deeply"),
         (("-n", "9" * 30), "Invalid value for '--lines' / '-n'"),
@@ -589,16 +588,21 @@ def test_the_list_of_runs_is_only_a_hint(tmp_path: Path, monkeypatch: pytest.Mon
 # Deleting
 
 
-def test_prune_deletes_old_runs_that_are_over(
+def test_prune_deletes_old_runs_that_are_over_here_or_in_the_named_directory(
     tmp_path: Path, gate: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     going = left(tmp_path)
     (tmp_path / "other.yaml").write_text("name: other\ncommand: ['true']\nnodes: 1\n")
-    assert ran(tmp_path, "run", "other.yaml").returncode == 0
+    for place in ("runs", "elsewhere/runs"):
+        assert ran(tmp_path, "run", "other.yaml", "--set", f"logs.dir={place}").returncode == 0
     (old,) = (run for run in listed(tmp_path, "-a") if run["run"] != going)
     none = ran(tmp_path, "prune", "--older", "1h")
     assert (none.returncode, none.stdout) == (0, "")
+    gone = ran(tmp_path, "prune", "none", "--older", "0s")
+    assert (gone.returncode, gone.stderr) == (2, "distlaunch: none: No such file or directory\n")
+    assert ran(tmp_path, "prune", "elsewhere", "--older", "0s").returncode == 0
+    assert list((tmp_path / "elsewhere/runs").iterdir()) == []
     dry = ran(tmp_path, "prune", "--older", "0s", "--dry-run")
     assert old["folder"] in dry.stdout
     assert Path(old["folder"]).is_dir()
@@ -610,17 +614,6 @@ def test_prune_deletes_old_runs_that_are_over(
     assert (week.returncode, "(units: ms, s, m, h, d), got '1w'" in week.stderr) == (2, True)
     bare = ran(tmp_path, "prune")
     assert (bare.returncode, "e.g. --older 30d" in bare.stderr) == (2, True)
-
-
-def test_prune_deletes_only_runs_in_the_named_directories(tmp_path: Path) -> None:
-    for name in ("one", "two"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "job.yaml").write_text("command: ['true']\nnodes: 1\n")
-        assert ran(tmp_path / name, "run", "job.yaml").returncode == 0
-    gone = ran(tmp_path, "prune", "none", "--older", "0s")
-    assert (gone.returncode, gone.stderr) == (2, "distlaunch: none: No such file or directory\n")
-    assert ran(tmp_path, "prune", "one", "--older", "0s").returncode == 0
-    assert [len(listed(tmp_path / name, "-a")) for name in ("one", "two")] == [0, 1]
 
 
 @pytest.mark.parametrize(("command", "renamed"), [("wait", True), ("attach", False)])

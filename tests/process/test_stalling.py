@@ -49,12 +49,8 @@ def test_finds_the_culprit_without_py_spy_by_the_stacks_that_python_prints(tmp_p
     place.mkdir(parents=True)
     (place / "c10d.py").write_text("import signal\n\n\ndef all_reduce():\n    signal.pause()\n")
     (tmp_path / "python").symlink_to(os.path.realpath(sys.executable))  # where no py-spy is beside it
-    keys = f"python: {tmp_path}/python\nenv: {{PYTHONFAULTHANDLER: 1, PLACE: {place}}}\nprocs_per_node: 2"
-    job = write_job(
-        tmp_path,
-        WAITS_OR_STEPS,
-        f"gpus_per_node: 0\non_stall: stop\ntimeouts: {{stall: 3s}}\n{keys}",
-    )
+    keys = f"python: {tmp_path}/python\nenv: {{PYTHONFAULTHANDLER: 1, PLACE: {place}}}"
+    job = write_job(tmp_path, WAITS_OR_STEPS, f"{TWO}on_stall: stop\ntimeouts: {{stall: 3s}}\n{keys}")
     done = distlaunch("run", str(job), env={**os.environ, "PATH": "/usr/bin:/bin"})
     assert done.returncode == 124, done.stderr
     cause = "rank 1 (node0) stalled for 3 s in step (worker.py:6); rank 0 is waiting in a collective"

@@ -5,6 +5,7 @@ import os
 import re
 import shlex
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 import pytest
@@ -177,13 +178,9 @@ def ranks_of(line: str) -> set[int]:
 
 
 def test_a_trackers_variable_has_the_jobs_id_over_restarts(tmp_path: Path) -> None:
-    worker = """
-        import os, sys
-        print("id", os.environ["DISTLAUNCH_JOB_ID"], os.environ["WANDB_RUN_ID"], flush=True)
-        sys.exit(0 if os.environ["TORCHELASTIC_RESTART_COUNT"] == "1" else 3)
-    """
-    more = "restarts: {max: 1, backoff: 0s}\nenv: {WANDB_RUN_ID: 'run-{job_id}'}\n"
-    done = distlaunch("run", str(write_job(tmp_path, worker, TWO + more)))
+    tells = "import os; print('id', os.environ['DISTLAUNCH_JOB_ID'], os.environ['WANDB_RUN_ID'])\n"
+    more = "procs_per_node: 2\nrestarts: {max: 1, backoff: 0s}\nenv: {WANDB_RUN_ID: 'run-{job_id}'}\n"
+    done = run_one(tmp_path, tells + dedent(FAILS_ONCE), more)
     assert done.returncode == 0, done.stderr
     (run,) = (tmp_path / "runs").iterdir()
     assert done.stdout.count(f"id {run.name} run-{run.name}\n") in (3, 4)  # one may be stopped before

@@ -35,13 +35,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (site / "toy_scheduler.py").write_text(Path(toy_scheduler.__file__).read_text())
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: toy-scheduler\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text("[distlaunch.schedulers]\ntoy = toy_scheduler:scheduler\n")
-    paths = f"{site}:{ROOT}"
-    for name, value in {
-        "PYTHONPATH": paths,
-        "TOY_QUEUE": queue,
-        "XDG_STATE_HOME": tmp_path / "state",
-    }.items():
-        monkeypatch.setenv(name, str(value))
+    monkeypatch.setenv("PYTHONPATH", f"{site}:{ROOT}")
+    monkeypatch.setenv("TOY_QUEUE", str(queue))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     monkeypatch.chdir(tmp_path)
     return tmp_path

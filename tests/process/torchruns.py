@@ -134,14 +134,7 @@ for _ in json.loads(sys.argv[1]):
     os.wait()
 """
 MAY_DIFFER = {
-    # Ours alone.
-    *(
-        "DISTLAUNCH_AGENT",
-        "DISTLAUNCH_DEADLINE",
-        "DISTLAUNCH_BACKEND",
-        "DISTLAUNCH_JOB_ID",
-        "DISTLAUNCH_RUN_ID",
-    ),
+    *(f"DISTLAUNCH_{name}" for name in ("AGENT", "DEADLINE", "BACKEND", "JOB_ID", "RUN_ID")),  # ours alone
     "NODE_RANK",  # what other launchers call GROUP_RANK
     *("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"),  # the interface that leads to rank 0, where none is given
     # With GPUs: the flight recorder tells who missed a collective.
