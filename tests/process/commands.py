@@ -1,4 +1,4 @@
-"""Commands that run to their ends, and jobs of one rank: what many tests of real processes start."""
+"""Commands that run to their end, and the keys and workers of jobs that many tests start."""
 
 import subprocess
 import textwrap

@@ -1,4 +1,4 @@
-"""What torchrun does, once for the tests of all processes."""
+"""Fixtures: the reference runs of torchrun, shared by all test processes, and a directory with a worker."""
 
 import fcntl
 import os

@@ -1,4 +1,4 @@
-"""Several `distlaunch torchrun`, here on one machine, which join one run: what the tests of that share."""
+"""Helpers that start several launchers, here on one machine, which join one run."""
 
 import contextlib
 import re

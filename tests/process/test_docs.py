@@ -101,7 +101,7 @@ def test_every_page_can_be_reached_from_the_readme() -> None:
 @pytest.mark.parametrize(
     "script", sorted({name for text in PAGES.values() for name in re.findall(r"\bscripts/(\w+)\b", text)})
 )
-def test_the_scripts_can_be_run(script: str) -> None:
+def test_the_scripts_are_executable(script: str) -> None:
     assert (ROOT / "scripts" / script).stat().st_mode & 0o111
 
 

@@ -114,7 +114,7 @@ def test_explains_a_failure(tmp_path: Path, worker: str, keys: str, status: int,
 
 
 HELPER = "read _; exec sleep 0.05"
-"""Ends when its parent has, but not at once; it takes hardly any FOUR time, of which others may want much."""
+"""Ends when its parent has, but not at once; it takes hardly any CPU time, of which others may want much."""
 LEAVES = sleeper("""
     import os, signal, time
     from multiprocessing import get_context, resource_tracker, shared_memory
@@ -196,7 +196,7 @@ def test_waits_for_a_slow_connection(tmp_path: Path) -> None:
         ("alter", "the data sent to its agent was altered on the way (unknown frame kind 97)"),
     ],
 )
-def test_reports_how_a_connection_was_harmed(harm: str, why: str, tmp_path: Path) -> None:
+def test_reports_a_connection_that_was_closed_or_altered(harm: str, why: str, tmp_path: Path) -> None:
     """As by what stands between: a container's exec, a proxy. It passes all on until it gets SIGUSR1."""
     between = tmp_path / "between.py"
     between.write_text(f"""if True:
@@ -249,7 +249,7 @@ MISNAMED = "hint: check the module's name: Python looks for it in the workdir an
         ),
     ],
 )
-def test_names_what_can_not_be_started(tmp_path: Path, program: str, status: int, words: str) -> None:
+def test_names_what_cannot_be_started(tmp_path: Path, program: str, status: int, words: str) -> None:
     (tmp_path / "pkg").mkdir()
     for name in ("worker.py", "plain.py", "pkg/__init__.py", "pkg/train.py"):
         (tmp_path / name).touch()
@@ -261,7 +261,7 @@ def test_names_what_can_not_be_started(tmp_path: Path, program: str, status: int
     assert "Traceback" not in done.stderr
 
 
-def test_names_a_script_that_can_not_be_read(tmp_path: Path) -> None:
+def test_names_a_script_that_cannot_be_read(tmp_path: Path) -> None:
     """Python would end with 2, the status of a mistake in the job file."""
     job = write_job(tmp_path, "", ONE)
     (tmp_path / "worker.py").chmod(0)
@@ -273,7 +273,7 @@ def test_names_a_script_that_can_not_be_read(tmp_path: Path) -> None:
     assert "/worker.py: Permission denied\n" in done.stderr
 
 
-def test_says_once_why_each_node_can_not_be_used(tmp_path: Path) -> None:
+def test_says_once_why_each_node_is_unusable(tmp_path: Path) -> None:
     """Also when the run is shown again."""
     write_job(tmp_path, "", f"{ONE}python: /nowhere/python3\nnodes: 2\n")
     missing = "/nowhere/python3 was not found: set `python:` to an interpreter that exists"

@@ -146,7 +146,7 @@ def test_a_signal_ends_only_the_wait_of_that_launcher(place: Path, port: int, no
 
 @pytest.mark.parametrize("dies", [0, 1], ids=["controller", "another"])
 @pytest.mark.parametrize("meets", ["static", "c10d, told"])
-def test_a_launcher_that_is_killed_while_all_wait_is_waited_for_again(
+def test_waits_again_for_a_launcher_that_is_killed_while_all_wait(
     place: Path, port: int, meets: str, dies: int
 ) -> None:
     with ExitStack() as stack:
@@ -204,7 +204,7 @@ def test_refuses_a_second_launcher_of_a_node(place: Path, port: int) -> None:
             ends(first, second, fourth)
 
 
-def test_a_controller_that_can_not_start_the_run_tells_all_launchers(place: Path, port: int) -> None:
+def test_a_controller_that_cannot_start_the_run_tells_all_launchers(place: Path, port: int) -> None:
     with launcher(place, port, "--log-dir=/proc/none") as first, launcher(place, port, node=1) as second:
         assert statuses([first, second]) == [1, 1], told([first, second])
         why = "can't create the run directory in /proc/none: "
@@ -291,7 +291,7 @@ def test_reports_a_port_that_another_program_has(place: Path, port: int) -> None
     ],
     ids=["closes", "http", "nothing", "a list", "a refusal of sorts", "much", "silent"],
 )
-def test_reports_a_listener_that_is_no_controller(place: Path, port: int, answer: str, why: str) -> None:
+def test_reports_a_listener_that_is_not_a_controller(place: Path, port: int, answer: str, why: str) -> None:
     with (
         stranger(place, port, LISTENS.replace("ANSWER", answer)),
         launcher(place, port, "--rdzv-conf=join_timeout=1", node=1) as run,
@@ -469,7 +469,7 @@ def test_refuses_a_launcher_without_the_same_secret_on_both_sides(
         assert "s3cret" not in first.stderr
 
 
-def test_a_proof_can_not_be_used_again(place: Path, port: int) -> None:
+def test_a_proof_cannot_be_reused(place: Path, port: int) -> None:
     """What a launcher has said, word for word, is not believed from another connection."""
     prover = Prover({SECRET: "s3cret"}, "gpu-b")
     line = line_of(HELLO)

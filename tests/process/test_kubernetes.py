@@ -115,3 +115,13 @@ def test_kubectl_reads_what_was_written(words: list[str]) -> None:
     argv = ["kubectl", "annotate", "--local", "-f", "-", "a=b", "-o", "json"]
     read = subprocess.run(argv, input=yaml_text([manifest]).encode(), capture_output=True, check=True)
     assert json.loads(read.stdout)["spec"]["containers"][0]["args"] == [*AMBIGUOUS, *words]
+
+
+def test_names_a_key_without_effect(tmp_path: Path) -> None:
+    job = tmp_path / "job.yaml"
+    job.write_text("script: t.py\nnodes: 2\ngpus_per_node: 0\nkubernetes: {image: a}\nssh: {persist: 1m}\n")
+    done = distlaunch("export", "kubernetes", str(job))
+    assert (done.returncode, done.stderr) == (
+        0,
+        "distlaunch: ssh is left out: pods are not reached over SSH\n",
+    )

@@ -155,7 +155,7 @@ def test_a_killed_launcher_ends_the_others_and_leaves_nothing(place: Path, numbe
             assert words in run.stderr, run.stderr
 
 
-def test_a_killed_agent_ends_all(place: Path) -> None:
+def test_a_killed_agent_of_a_launcher_ends_all(place: Path) -> None:
     """A launcher that joined is the guardian of one, and says so."""
     with launchers(place) as runs:
         pids = workers(runs)
@@ -169,7 +169,7 @@ def test_a_killed_agent_ends_all(place: Path) -> None:
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGHUP])
 @pytest.mark.parametrize("number", [0, 1], ids=["controller", "another"])
-def test_an_interrupt_of_one_ends_all(place: Path, number: int, signum: signal.Signals) -> None:
+def test_an_interrupt_of_one_launcher_ends_all(place: Path, number: int, signum: signal.Signals) -> None:
     with launchers(place) as runs:
         pids = workers(runs)
         runs[number].process.send_signal(signal.SIGTSTP)
@@ -242,7 +242,7 @@ def test_a_failing_rank_restarts_the_ranks_of_all_nodes(tmp_path: Path, meets: s
         assert re.search(rf"^distlaunch: {failed}restarting$", told(runs), re.MULTILINE), told(runs)
 
 
-def test_an_interrupt_during_a_restart_ends_all(tmp_path: Path) -> None:
+def test_an_interrupt_during_a_restart_ends_all_launchers(tmp_path: Path) -> None:
     fails = """
         import os, sys
         if os.environ["RANK"] == "0":

@@ -323,7 +323,7 @@ def test_the_script_requeues_only_for_a_distlaunch_that_was_killed(
     assert (done.returncode, done.stdout) == (status, said)
 
 
-def test_tells_where_a_script_can_not_be_kept_and_a_dry_run_makes_nothing(tmp_path: Path) -> None:
+def test_reports_a_directory_that_cannot_hold_scripts_and_a_dry_run_writes_none(tmp_path: Path) -> None:
     job = tmp_path / "job.yaml"
     job.write_text("command: ['true']\nlogs: {dir: job.yaml}\n")
     done = distlaunch("submit", str(job))

@@ -9,6 +9,7 @@ import pytest
 from distlaunch.cli.remote import Request, run_there
 from distlaunch.errors import DistlaunchError
 from distlaunch.transports.ssh import Ssh
+from tests.harness import distlaunch
 
 
 @pytest.fixture(autouse=True)
@@ -33,3 +34,9 @@ def test_reports_a_host_without_python(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(DistlaunchError, match=r"gpu-a: found no Python 3\.10 or later \(tried python3 and"):
         run_there(Ssh("gpu-a"), Request(("--version",)))
+
+
+def test_refuses_to_send_a_job_from_a_pipe() -> None:
+    done = distlaunch("run", "--on", "gpu-a", "-", input="command: ['true']\n")
+    assert done.returncode == 2
+    assert "--on can't take the job from a pipe or standard input; save it to a file" in done.stderr

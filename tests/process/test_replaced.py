@@ -1,4 +1,4 @@
-"""Runs that end with the code that they began with, whatever is installed meanwhile."""
+"""Runs that end with the code that they began with, although another version is installed meanwhile."""
 
 import contextlib
 import os

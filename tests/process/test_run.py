@@ -164,7 +164,7 @@ def test_prints_in_any_encoding_without_a_traceback(
     assert (done.returncode, b"Traceback" in done.stderr) == (0, False), done.stderr
 
 
-def test_reports_a_file_name_that_the_locale_can_not_encode(tmp_path: Path) -> None:
+def test_reports_a_file_name_that_the_locale_cannot_encode(tmp_path: Path) -> None:
     job = write_job(tmp_path, "", "gpus_per_node: 0\nlogs: {dir: jö}")
     done = distlaunch("run", str(job), env={**os.environ, **NO_UTF8})
     assert done.returncode == 2
@@ -181,7 +181,7 @@ def test_reports_too_low_a_limit_on_descriptors(tmp_path: Path, most: int) -> No
 
 
 @pytest.mark.parametrize("command", ["run", "check-port", "import"])
-def test_h_shows_the_help(command: str) -> None:
+def test_dash_h_shows_the_help(command: str) -> None:
     assert distlaunch(command, "-h").stdout == distlaunch(command, "--help").stdout != ""
 
 
@@ -224,7 +224,7 @@ EXITS = "sys.exit(3)", "os.kill(os.getpid(), 15)", "os.abort()"
         *((f"sys.stderr.write('{WARNED}\\n'); sys.stderr.flush(); {exits}", []) for exits in EXITS),
     ],
 )
-def test_a_warning_of_torch_alone_is_no_last_output(tmp_path: Path, worker: str, lines: list[str]) -> None:
+def test_torchs_warning_alone_is_not_the_last_output(tmp_path: Path, worker: str, lines: list[str]) -> None:
     done = run_one(tmp_path, f"import os, sys; {worker}", "", "--json")
     assert (f"[node0:0] {WARNED}\n" in done.stderr) == (WARNED in worker)
     assert re.findall(r"  \| (.*)", done.stderr) == lines

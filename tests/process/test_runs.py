@@ -167,7 +167,7 @@ def opened(pid: int) -> Iterator[str]:
         ("logs: {dir: /proc/nowhere}", 1, "logs.dir"),
     ],
 )
-def test_reports_a_detached_run_that_can_not_start(key: str, status: int, said: str, tmp_path: Path) -> None:
+def test_reports_a_detached_run_that_cannot_start(key: str, status: int, said: str, tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(f"{'' if 'command' in key else 'command: [sleep, 60]'}\n{key}\n")
     done = ran(tmp_path, "run", "--detach", "job.yaml")
     assert (done.returncode, done.stdout) == (status, "")
@@ -410,7 +410,7 @@ def test_refuses_an_impossible_choice(restarted: Path, words: tuple[str, ...], s
     assert "Traceback" not in done.stderr
 
 
-def test_a_reader_that_leaves_is_no_error(restarted: Path) -> None:
+def test_a_reader_that_leaves_is_not_an_error(restarted: Path) -> None:
     line = " ".join(distlaunch_argv("logs"))
     done = completed(["bash", "-c", f"{line} | head -1; exit ${{PIPESTATUS[0]}}"], cwd=restarted)
     assert done.returncode in (0, 141)
@@ -439,7 +439,7 @@ def test_the_replay_tool_shows_events_changes_and_messages_that_differ(
     assert (done.returncode, done.stderr) == (2, f"{tmp_path}/none: No such file or directory\n")
 
 
-def test_a_directory_without_a_status_is_no_run(restarted: Path, tmp_path: Path) -> None:
+def test_a_directory_without_a_status_is_not_a_run(restarted: Path, tmp_path: Path) -> None:
     shutil.copytree(restarted / "runs", tmp_path / "runs")
     (folder,) = (tmp_path / "runs").iterdir()
     for text in ("", "nonsense", "{}", '{"controller": 3}'):
@@ -537,7 +537,7 @@ def test_ps_looks_in_the_given_place(tmp_path: Path, gate: Path) -> None:
     assert "no active runs" in ran(tmp_path, "ps", "empty").stderr
 
 
-def test_a_name_means_a_running_run_before_those_that_ended(tmp_path: Path, gate: Path) -> None:
+def test_a_name_means_a_running_run_rather_than_one_that_ended(tmp_path: Path, gate: Path) -> None:
     going = left(tmp_path)
     later = ran(tmp_path, "run", "job.yaml", "--set", "command=['true']", "--set", "script=null")
     assert later.returncode == 0, later.stderr

@@ -58,6 +58,13 @@ def run_in(shell: str, text: str, environ: Mapping[str, str] | None = None) -> l
     return sorted(told, key=lambda each: int(each[1].get("RANK", 0)))
 
 
+def make_teller(path: Path) -> None:
+    """Make a program that tells its arguments and its environment."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!{sys.executable} -IS\n{TELL}\n")
+    path.chmod(0o755)
+
+
 def plain(values: Mapping[str, str]) -> dict[str, EnvValue]:
     return {name: EnvValue(value) for name, value in values.items()}
 
@@ -139,9 +146,7 @@ def test_a_working_directory_may_have_any_name(shell: str, name: str, tmp_path: 
 def test_a_home_is_that_of_the_user_who_pastes(
     shell: str, text: Callable[..., str], name: str, tmp_path: Path
 ) -> None:
-    (tmp_path / name / "v").mkdir(parents=True)
-    (tmp_path / name / "v" / "python").write_text(f"#!{sys.executable} -IS\n{TELL}\n")
-    (tmp_path / name / "v" / "python").chmod(0o755)
+    make_teller(tmp_path / name / "v" / "python")
     program = Program("script", ("t.py",), placed=True)
     home = f"~/{name}".rstrip("/")
     plan = plan_of(job(["~/kept"], workdir=home, program=program, python=f"{home}/v/python"))
@@ -158,43 +163,18 @@ def test_every_node_has_a_block_under_its_name() -> None:
     assert [run_in("sh", block)[0][1]["RANK"] for block in blocks] == ["0", "1"]
 
 
-@pytest.fixture
-def teller(tmp_path: Path) -> Callable[[str], str]:
-    """Makes a program of that name, which tells its arguments and environment; the PATH that finds it."""
-
-    def make(name: str) -> str:
-        (tmp_path / name).write_text(f"#!{sys.executable} -IS\n{TELL}\n")
-        (tmp_path / name).chmod(0o755)
-        return f"{tmp_path}:{os.environ['PATH']}"
-
-    return make
-
-
 @pytest.mark.parametrize("shell", SHELLS)
 @pytest.mark.parametrize("name", ["echo", "test", "exit", "if", "a=b", "it's"])
 def test_a_program_may_be_called_like_something_that_the_shell_knows(
-    teller: Callable[[str], str], shell: str, name: str
+    shell: str, name: str, tmp_path: Path
 ) -> None:
-    path = teller(name)
+    make_teller(tmp_path / name)
+    path = f"{tmp_path}:{os.environ['PATH']}"
     plan = plan_of(job(["a\\nb"], program=Program("command", (name,))))
     assert [argv for argv, _ in run_in(shell, text_of(plan), {"PATH": path})] == [["a\\nb"]]
 
 
 # torchrun
-
-
-@pytest.fixture
-def told_to_torchrun(teller: Callable[[str], str]) -> Callable[[LaunchPlan, int], list[Any]]:
-    """What a `torchrun` gets when the line of one node is run: [arguments, environment]."""
-    path = teller("torchrun")
-
-    def told(plan: LaunchPlan, node: int) -> list[Any]:
-        block = torchrun_text(plan, 29500).split("# node ")[node + 1]
-        line = block.partition("\n")[2]
-        (told,) = run_in("sh", line, {"PATH": path})
-        return list(told)
-
-    return told
 
 
 @pytest.mark.parametrize(
@@ -208,11 +188,13 @@ def told_to_torchrun(teller: Callable[[str], str]) -> Callable[[LaunchPlan, int]
 )
 @pytest.mark.parametrize("node", [0, 1])
 def test_torchruns_line_says_the_same_as_the_plan(
-    told_to_torchrun: Callable[[LaunchPlan, int], list[Any]], program: Program, words: list[str], node: int
+    program: Program, words: list[str], node: int, tmp_path: Path
 ) -> None:
+    make_teller(tmp_path / "torchrun")
     spec = job(["-x", "$(id)", ""], {"V_A": EnvValue("b 'c'")}, program=program, rendezvous_id="an id")
     spec = spec._replace(nodes=(NodeSpec("n0", Ssh("n0"), procs=2), NodeSpec("n1", Ssh("n1"), procs=2)))
-    argv, environ = told_to_torchrun(plan_of(spec), node)
+    line = torchrun_text(plan_of(spec), 29500).split("# node ")[node + 1].partition("\n")[2]
+    ((argv, environ),) = run_in("sh", line, {"PATH": f"{tmp_path}:{os.environ['PATH']}"})
     place = ["--nnodes=2", f"--node-rank={node}", "--nproc-per-node=2", "--master-addr=10.0.0.1"]
     assert argv == [*place, "--master-port=29500", "--rdzv-id=an id", *words, "-x", "$(id)", ""]
     assert environ["V_A"] == "b 'c'"

@@ -59,7 +59,7 @@ def test_finds_the_culprit_without_py_spy_by_the_stacks_that_python_prints(tmp_p
     assert "distlaunch: rank 0: stopped by distlaunch" in done.stderr
 
 
-def test_says_in_one_line_that_it_can_not_get_a_stack(tmp_path: Path) -> None:
+def test_says_in_one_line_why_it_gets_no_stack(tmp_path: Path) -> None:
     keys = "gpus_per_node: 0\non_stall: warn\ntimeouts: {stall: 1s}\ncommand: [sleep, '1000']\n"
     (tmp_path / "job.yaml").write_text(keys)
     with running(tmp_path / "job.yaml") as run:
@@ -190,7 +190,7 @@ class Evil:
         return (print, ("ran",))
 
 
-def test_ignores_a_file_that_is_no_dump_and_runs_nothing_in_it(tmp_path: Path) -> None:
+def test_ignores_a_file_that_is_not_a_dump_and_runs_nothing_in_it(tmp_path: Path) -> None:
     (tmp_path / "rank0.flight").write_bytes(pickle.dumps(Evil()))
     (tmp_path / "rank1.flight").write_bytes(b"\x80garbage")
     (tmp_path / "rank2.flight").write_bytes(pickle.dumps({"entries": [1, {"process_group": 3}]}))

@@ -35,7 +35,6 @@ from tests.process.torchruns import (
     OUTPUTS,
     PRINT,
     TORCHRUN,
-    TOUCH,
     Torchruns,
     as_reference,
     assert_fine,
@@ -53,7 +52,7 @@ pytestmark = NEEDS_TORCH
 
 
 @pytest.mark.parametrize("word", ["auto", "cpu"])
-def test_as_many_workers_as_torch_counts_cores(tmp_path: Path, word: str) -> None:
+def test_starts_a_worker_for_each_core_that_torch_counts(tmp_path: Path, word: str) -> None:
     count = "import torch; print(torch._utils.cpu_count())"
     cores = int(launch([sys.executable, "-c"], tmp_path, count).stdout)
     done = ours(tmp_path, f"--nproc-per-node={word}", "--no-python", "sh", "-c", "echo $RANK")
@@ -64,19 +63,19 @@ def test_as_many_workers_as_torch_counts_cores(tmp_path: Path, word: str) -> Non
 ELASTIC = ("--nproc-per-node=2", "--rdzv-backend=c10d", "--rdzv-id=9")
 
 
-@pytest.mark.parametrize(("words", "status"), [([], 0), (["--fail"], 1)], ids=["works", "fails"])
-def test_hands_over_to_torch_what_only_its_agent_can_do(
-    tmp_path: Path, words: list[str], status: int
-) -> None:
-    script(tmp_path, TOUCH)
+@pytest.mark.parametrize(
+    ("does", "status"), [("open(os.environ['RANK'], 'w')", 0), ("raise RuntimeError('as asked')", 1)]
+)
+def test_hands_over_to_torch_what_only_its_agent_can_do(tmp_path: Path, does: str, status: int) -> None:
+    script(tmp_path, f"import os\n{does}")
     store = (f"--rdzv-endpoint={tmp_path}/store", "--rdzv-conf=last_call_timeout=1,store_type=file")
-    done = ours(tmp_path, "--nnodes=1:2", *ELASTIC, *store, "worker.py", *words)
-    touched = {path.name for path in tmp_path.glob("[01]")}
-    assert (done.returncode, touched) == (status, set() if words else {"0", "1"}), done.stderr
+    done = ours(tmp_path, "--nnodes=1:2", *ELASTIC, *store, "worker.py")
+    made = {path.name for path in tmp_path.glob("[01]")}
+    assert (done.returncode, made) == (status, set() if status else {"0", "1"}), done.stderr
     (line,) = our_lines(done)
     assert "needs torch's elastic agent; handing over" in line
     assert line.endswith("-m torch.distributed.run")
-    assert ("ChildFailedError" in done.stderr) == bool(words)
+    assert ("ChildFailedError" in done.stderr) == bool(status)
 
 
 @pytest.mark.parametrize("nodes", ["1:2", "2"])
@@ -134,7 +133,7 @@ def test_names_a_missing_script_in_one_line(tmp_path: Path, more: list[str]) -> 
     assert "can't open file" not in done.stderr
 
 
-def test_a_script_on_stdin_a_directory_and_a_status_of_2_are_no_missing_files(tmp_path: Path) -> None:
+def test_a_script_on_stdin_a_directory_and_a_status_of_2_are_not_missing_files(tmp_path: Path) -> None:
     (tmp_path / "package").mkdir()
     (tmp_path / "package/__main__.py").write_text("print('main')")
     assert ours(tmp_path, "package").stdout == "main\n"
@@ -189,7 +188,7 @@ def test_workers_do_not_outlive_a_killed_launcher(tmp_path: Path) -> None:
         wait_gone(list(pids.values()), 5.0)
 
 
-def test_a_reader_that_leaves_the_help_is_no_error(tmp_path: Path) -> None:
+def test_a_reader_that_leaves_the_help_is_not_an_error(tmp_path: Path) -> None:
     with going(OURS, tmp_path, "-h") as run:
         assert run.process.stdout
         run.process.stdout.close()
@@ -216,7 +215,7 @@ def test_it_starts_ten_times_faster_than_torchrun(tmp_path: Path, record_propert
     on_time(f"a tenth of torchrun's {theirs:.3f} s", mine, theirs / 10)
 
 
-def test_accelerates_own_tests(tmp_path: Path) -> None:
+def test_accelerates_own_tests_print_the_same(tmp_path: Path) -> None:
     """test_ops takes the CPU only from a state that was made for it before."""
     pytest.importorskip("accelerate", reason="accelerate is not installed")
     text = """

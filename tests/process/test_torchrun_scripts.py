@@ -1,9 +1,8 @@
-"""The environment that scripts see under `distlaunch torchrun`, next to torchrun."""
+"""The environment, streams and restarts that scripts see under `distlaunch torchrun`, next to torchrun."""
 
 import contextlib
 import json
 import os
-import pty
 import re
 import signal
 import socket
@@ -17,6 +16,7 @@ import pytest
 
 from tests.harness import PATIENCE_S, descendants_of, ended_well, wait_gone
 from tests.process.commands import adds
+from tests.process.test_view import plain, seen
 from tests.process.torchruns import (
     C10D,
     CATCHES,
@@ -142,30 +142,22 @@ def test_workers_see_the_terminal_and_the_debugger_works_there(
     launcher: list[str], terminals: str, tmp_path: Path
 ) -> None:
     """But for stderr, whose last lines are the cause of a failure."""
-    script(
-        tmp_path,
-        "import os\nprint(*map(os.isatty, range(3)))\nsecret = 6 * 7\nbreakpoint()\nprint('went on')",
-    )
-    ours_end, launchers_end = pty.openpty()
-    streams: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), launchers_end)
-    env = environment(tmp_path, TERM="dumb")
-    with subprocess.Popen([*launcher, "worker.py"], cwd=tmp_path, env=env, **streams) as process:
-        os.close(launchers_end)
-        with os.fdopen(ours_end, "r+b", buffering=0) as terminal:
-            try:
-                terminal.write(b"secret\n")
-                said = b""
-                while not re.search(rb"42\r\n.*\(Pdb\) ", said):  # a prompt comes without a line's end
-                    said += terminal.read(4096)
-                terminal.write(b"continue\n")
-                with contextlib.suppress(OSError):  # EIO is its end
-                    while piece := terminal.read(4096):
-                        said += piece
-                assert process.wait(PATIENCE_S) == 0
-            finally:
-                process.kill()
-    assert terminals in said.decode()
-    assert said.endswith(b"went on\r\n")
+    tells = "import os\nprint(*map(os.isatty, range(3)))"
+    script(tmp_path, f"{tells}\nsecret = 6 * 7\nbreakpoint()\nprint('went on')")
+    with seen(tmp_path, "worker.py", argv=launcher, env=environment(tmp_path)) as shown:
+        shown.press(b"secret\n")
+        shown.wait_for(r"42\s+\(Pdb\) ")
+        shown.press(b"continue\n")
+        assert shown.ended() == 0
+        text = plain(shown.written)
+    assert terminals in text
+    assert text.endswith("went on\r\n")
+
+
+def test_without_stdin_there_is_nothing_to_read(tmp_path: Path) -> None:
+    script(tmp_path, "import sys; print(repr(sys.stdin.read()))")
+    done = launch(["sh", "-c", 'exec "$@" <&-', "sh", *OURS], tmp_path, "worker.py")
+    assert (done.returncode, done.stdout) == (0, "''\n"), done.stderr
 
 
 SAYS = """

@@ -1,4 +1,4 @@
-"""A scheduler of another package, added by an entry point, and a transport of a type of its own."""
+"""A scheduler of another package, added by an entry point, and a transport of a new type."""
 
 import os
 from pathlib import Path

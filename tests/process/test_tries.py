@@ -99,6 +99,6 @@ def test_only_an_abort_at_a_workers_end_counts_as_torchs(
     assert (caught.type is TorchsAbortError) == torchs
 
 
-def test_a_job_that_ends_with_0_and_has_not_said_its_last_is_a_failure() -> None:
+def test_a_job_that_exits_with_0_without_its_last_line_is_a_failure() -> None:
     with pytest.raises(AssertionError, match="was not printed"):
         ended_well(0, "begun\n", "", last="the sum is 1\n")

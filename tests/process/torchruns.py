@@ -23,12 +23,6 @@ OURS = distlaunch_argv("torchrun")
 BOTH = (TORCHRUN, OURS)
 NEEDS_TORCH = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
 """Looked for, not imported: each process that runs tests would take more than a second for that."""
-TOUCH = """
-    import os, pathlib, sys
-    if sys.argv[1:] == ["--fail"]:
-        raise RuntimeError("as asked")
-    pathlib.Path(os.environ["RANK"]).touch()
-"""
 TELL = """
     import json, os, signal, sys
     told = {
