@@ -1,4 +1,4 @@
-"""What torchrun does, once for the tests of all processes."""
+"""Fixtures: the reference runs of torchrun, shared by all test processes, and a directory with a worker."""
 
 import fcntl
 import os
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.process.launchers import SAYS_AND_WAITS
+from tests.process.commands import SLEEPER
 from tests.process.torchruns import Torchruns, ended_reference, run_references, script
 
 
@@ -26,5 +26,5 @@ def torchruns(tmp_path_factory: pytest.TempPathFactory) -> Torchruns:
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
     """A folder with a worker that says its place and waits."""
-    script(tmp_path, SAYS_AND_WAITS)
+    script(tmp_path, SLEEPER)
     return tmp_path

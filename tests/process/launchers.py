@@ -1,4 +1,4 @@
-"""Several `distlaunch torchrun`, here on one machine, which join one run: what the tests of that share."""
+"""Helpers that start several launchers, here on one machine, which join one run."""
 
 import contextlib
 import re
@@ -14,12 +14,6 @@ PLACES = {
     "static": "--master-addr=localhost --master-port={port} --node-rank={node}",
 }
 """How launchers are told where they meet, static ones which node each is, others which is the controller."""
-SAYS_AND_WAITS = """
-    import os, signal
-    count, rank = os.environ["TORCHELASTIC_RESTART_COUNT"], os.environ["RANK"]
-    os.write(1, f"ready {rank} {os.getpid()} {count} of {os.environ['WORLD_SIZE']}\\n".encode())
-    signal.pause()
-"""
 LOST = 71
 """The status of launchers that have lost one of them."""
 

@@ -1,4 +1,4 @@
-"""What stand-ins for ssh and its like have in common: written for sh."""
+"""The part that stand-ins for ssh and similar commands share, written for sh."""
 
 WITHOUT_OPTIONS = """
 while :; do

@@ -75,30 +75,12 @@ def test_takes_hosts_and_slots_and_starts_agents_as_the_scheduler_does(tool: str
         assert [line for line in started if line != "ssh -G"] == [f"{tool} host2"]
 
 
-def test_finds_a_command_in_the_directory_of_its_scheduler(tmp_path: Path) -> None:
-    env = environment(tmp_path, LSF, "")  # a real qrsh may be here
-    env |= {"PATH": os.environ["PATH"], "LSF_BINDIR": str(tmp_path / "bin")}
-    assert run_one(tmp_path, WORKER, env=env).returncode == 0
-    assert (tmp_path / "started").read_text() == "blaunch host2\n"
-
-
 def test_a_termination_warning_of_lsf_does_not_end_its_links(tmp_path: Path) -> None:
     """LSF sends it to all processes of the job: here each blaunch sends it to itself."""
     env = environment(tmp_path, LSF, "")
     tool = tmp_path / "bin/blaunch"
     tool.write_text(tool.read_text().replace("exec sh", "kill -USR2 $$ && kill -USR1 $$ && exec sh"))
     assert run_one(tmp_path, WORKER, env=env).returncode == 0
-
-
-def test_names_the_setting_where_grid_engine_refuses_a_task(tmp_path: Path) -> None:
-    env = environment(tmp_path, GRID_ENGINE, f"{HERE} 1 a\nhost2 1 b\n")
-    said = 'error: executing task of job 4711 failed: execution daemon on host "host2" didn\'t accept task'
-    (tmp_path / "bin/qrsh").write_text(f"#!/bin/sh\ncat <<'END' >&2\n{said}\nEND\nexit 1\n")
-    done = run_one(tmp_path, WORKER, env=env)
-    assert done.returncode == 69
-    assert "distlaunch: host2: task refused" in done.stderr
-    assert said in done.stderr
-    assert "is control_slaves TRUE in `qconf -sp $PE`? `--set launcher=ssh` doesn't need it" in done.stderr
 
 
 def test_a_dry_run_shows_the_hosts_of_the_allocation(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The script that starts an agent, run by real login shells, and the ssh options that start it."""
+"""The script that starts an agent, run by real login shells."""
 
 import importlib.util
 import json
@@ -14,7 +14,7 @@ import pytest
 from distlaunch.agent.wire import READY_MARKER
 from distlaunch.transports.failure import NO_PYTHON, TOO_OLD, Kind, LinkFailure, ProcessEnd
 from distlaunch.transports.handshake import NUDGE, PACKAGES, SHIPPED, Bundle, boot_text, candidates_text
-from distlaunch.transports.ssh import Ssh, SshOptions
+from distlaunch.transports.ssh import Ssh
 from tests.harness import ROOT, distlaunch, write_job
 from tests.process.commands import completed
 
@@ -179,35 +179,3 @@ def test_empty_lines_before_the_candidates_are_skipped(nudges: int, fake_python:
     ran = start("sh", NUDGE * nudges + candidates_text([str(fake_python)]))
     assert ran.returncode != 127
     assert NO_PYTHON.encode() not in ran.stderr
-
-
-# ssh itself
-
-
-@pytest.mark.skipif(shutil.which("ssh") is None, reason="ssh is missing")
-def test_our_options_override_the_users_ssh_config(tmp_path: Path) -> None:
-    config = tmp_path / "config"
-    config.write_text(
-        "Host *\n ControlMaster auto\n ControlPath /tmp/%C\n RequestTTY force\n RemoteCommand top\n"
-        " BatchMode no\n ForwardAgent yes\n ForwardX11 yes\n PermitLocalCommand yes\n LogLevel DEBUG3\n"
-        " ServerAliveInterval 0\n HostName real.example\n"
-    )
-    ssh, *rest, host, _ = Ssh("alias", options=SshOptions(config=str(config), words=("BatchMode=no",))).argv()
-    ran = completed([ssh, "-G", *rest, host])
-    effective = dict(line.split(" ", 1) for line in ran.stdout.splitlines() if " " in line)
-    expected = {
-        "hostname": "real.example",
-        "batchmode": "yes",
-        "controlmaster": "false",
-        "requesttty": "false",
-        "forwardagent": "no",
-        "forwardx11": "no",
-        "clearallforwardings": "yes",
-        "permitlocalcommand": "no",
-        "loglevel": "INFO",
-        "serveraliveinterval": "5",
-        "serveralivecountmax": "3",
-    }
-    assert {name: effective[name] for name in expected} == expected
-    assert effective.get("remotecommand", "none") == "none"
-    assert effective.get("controlpath", "none") == "none"

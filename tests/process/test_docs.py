@@ -101,7 +101,7 @@ def test_every_page_can_be_reached_from_the_readme() -> None:
 @pytest.mark.parametrize(
     "script", sorted({name for text in PAGES.values() for name in re.findall(r"\bscripts/(\w+)\b", text)})
 )
-def test_the_scripts_can_be_run(script: str) -> None:
+def test_the_scripts_are_executable(script: str) -> None:
     assert (ROOT / "scripts" / script).stat().st_mode & 0o111
 
 
@@ -143,14 +143,3 @@ def _pods(folder: Path) -> Path:
     (folder / "kubectl").write_text(f"#!/bin/sh\nexec cat {folder}/pods.json\n")
     (folder / "kubectl").chmod(0o700)
     return folder
-
-
-def test_the_example_job_can_be_planned_as_described(tmp_path: Path) -> None:
-    example = README.partition("```yaml\n")[2].partition("```")[0]
-    (tmp_path / "job.yaml").write_text(example)
-    planned = distlaunch("dry-run", str(tmp_path / "job.yaml"), "--set", "gpus_per_node=8")
-    assert planned.returncode == 0, planned.stderr
-    assert "16 ranks on 2 nodes, nccl" in planned.stdout
-    asked = distlaunch("dry-run", str(tmp_path / "job.yaml"))
-    assert asked.returncode == 2
-    assert "--set gpus_per_node=8" in asked.stderr

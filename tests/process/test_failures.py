@@ -11,35 +11,15 @@ from pathlib import Path
 
 import pytest
 
+from tests.cluster.hosts import parent_of
 from tests.harness import children_of, distlaunch, distlaunch_argv, kill, running, wait_gone, write_job
-from tests.process.commands import ONE, completed, run_one
-
-CPU = "nodes: 2\ngpus_per_node: 0\nprocs_per_node: 2\n"
-SLEEPER = """
-    import os, signal, sys
-    os.write(1, f"ready {os.environ['RANK']} {os.getpid()}\\n".encode())
-    signal.pause()
-"""
-BUSY = """
-    import os
-    os.write(1, f"ready {os.environ['RANK']} {os.getpid()}\\n".encode())
-    while True:
-        pass
-"""
+from tests.process.commands import FOUR, ONE, SLEEPER, completed, run_one, sleeper
 
 
 def test_reports_status_and_last_output_of_the_rank_that_failed_first(tmp_path: Path) -> None:
-    job = write_job(
-        tmp_path,
-        """
-        import os, signal
-        if os.environ["RANK"] == "2":
-            raise SystemExit(7) from ValueError(print("the cause", file=__import__("sys").stderr))
-        signal.pause()
-        """,
-        CPU,
-    )
-    done = distlaunch("run", str(job))
+    fails = "print('the cause', file=sys.stderr); sys.exit(7)"
+    worker = f"import os, signal, sys\nif os.environ['RANK'] == '2': {fails}\nsignal.pause()"
+    done = run_one(tmp_path, worker, "nodes: 2\nprocs_per_node: 2\n")
     assert done.returncode == 7
     assert "rank 2 (node1) failed first: exit status 7" in done.stderr
     assert "  | the cause" in done.stderr
@@ -58,23 +38,13 @@ def test_folds_identical_tracebacks(tmp_path: Path) -> None:
         """
     os.mkfifo(tmp_path / "release")
     release = os.open(tmp_path / "release", os.O_RDWR)
-    with running(write_job(tmp_path, worker, CPU)) as run:
+    with running(write_job(tmp_path, worker, FOUR)) as run:
         run.wait_ready(4)
         os.close(release)
         assert run.wait() == 1
         summary = [line for line in run.stderr.splitlines() if line.startswith("distlaunch:")]
         assert sum("RuntimeError: rank" in line for line in summary) == 1, run.stderr
         assert "also failed, with the same traceback" in run.stderr
-
-
-def test_a_killed_rank_ends_ranks_that_compute(tmp_path: Path) -> None:
-    with running(write_job(tmp_path, BUSY, CPU)) as run:
-        pids = run.wait_ready(4)
-        kill(pids[3])
-        wait_gone(list(pids.values()), 2.0)
-        assert run.wait() == 128 + signal.SIGKILL
-        assert "rank 3 (node1) failed first: killed by signal 9 (SIGKILL)" in run.stderr
-        assert run.holders() == []
 
 
 def test_the_cause_stands_above_its_last_output_where_both_streams_go_to_one_place(tmp_path: Path) -> None:
@@ -143,27 +113,9 @@ def test_explains_a_failure(tmp_path: Path, worker: str, keys: str, status: int,
     assert words in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("module", "hint"),
-    [
-        ("plain.py", "name a module without .py: `module: plain`; for a file, use `script:`"),
-        ("pkg.trian", "check the module's name: Python looks for it in the workdir and on PYTHONPATH"),
-        ("pgk.train", "check the module's name: Python looks for it in the workdir and on PYTHONPATH"),
-        ("pkg", "name a module in that package, or add a __main__.py, which `python -m pkg` runs"),
-    ],
-)
-def test_says_how_to_name_a_module(tmp_path: Path, module: str, hint: str) -> None:
-    (tmp_path / "pkg").mkdir()
-    for name in ("plain.py", "pkg/__init__.py", "pkg/train.py"):
-        (tmp_path / name).touch()
-    (tmp_path / "job.yaml").write_text(f"module: {module}\ngpus_per_node: 0\n")
-    done = distlaunch("run", str(tmp_path / "job.yaml"))
-    assert f"hint: {hint}\n" in done.stderr, done.stderr
-
-
 HELPER = "read _; exec sleep 0.05"
 """Ends when its parent has, but not at once; it takes hardly any CPU time, of which others may want much."""
-LEAVES = """
+LEAVES = sleeper("""
     import os, signal, time
     from multiprocessing import get_context, resource_tracker, shared_memory
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -172,9 +124,7 @@ LEAVES = """
     tracker = resource_tracker._resource_tracker._pid
     while "SigBlk:\\t0000000000000000\\n" not in open(f"/proc/{tracker}/status").read():
         time.sleep(0.01)  # it starts with signals blocked, until it ignores them
-    os.write(1, f"ready {os.environ['RANK']} {os.getpid()}\\n".encode())
-    signal.pause()
-"""
+""")
 
 
 def test_a_helper_that_ends_with_its_worker_is_not_reported_as_killed(tmp_path: Path) -> None:
@@ -203,24 +153,18 @@ def test_shared_memory_of_a_killed_worker_is_unlinked(tmp_path: Path, end: str) 
         assert run.holders() == []
 
 
-def parent_of(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-
-
 @pytest.mark.parametrize(
     ("signum", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
 )
 def test_a_signal_to_the_controller_stops_gracefully(tmp_path: Path, signum: int, status: int) -> None:
-    worker = """
-        import os, signal, sys
+    worker = sleeper("""
+        import signal, sys
         def leave(*_):
             print("tidied up", flush=True)
             sys.exit(0)
         signal.signal(signal.SIGTERM, leave)
-        os.write(1, f"ready {os.environ['RANK']} {os.getpid()}\\n".encode())
-        signal.pause()
-    """
-    with running(write_job(tmp_path, worker, CPU)) as run:
+    """)
+    with running(write_job(tmp_path, worker, FOUR)) as run:
         run.wait_ready(4)
         run.process.send_signal(signum)
         assert run.wait() == status
@@ -228,19 +172,12 @@ def test_a_signal_to_the_controller_stops_gracefully(tmp_path: Path, signum: int
         assert run.holders() == []
 
 
-@pytest.mark.parametrize(
-    ("signum", "why"),
-    [
-        (signal.SIGKILL, "its agent's guardian process was killed"),
-        (signal.SIGTERM, "its agent was stopped by signal 15 (SIGTERM)"),
-    ],
-)
-def test_reports_the_signal_that_a_guardian_got(signum: signal.Signals, why: str, tmp_path: Path) -> None:
-    with running(write_job(tmp_path, SLEEPER, CPU)) as run:
+def test_reports_the_signal_that_a_guardian_got(tmp_path: Path) -> None:
+    with running(write_job(tmp_path, SLEEPER, FOUR)) as run:
         pids = run.wait_ready(4)
-        kill(parent_of(parent_of(pids[2])), signum)
+        kill(parent_of(parent_of(pids[2])), signal.SIGTERM)
         assert run.wait() == 71
-        assert f"node1 was lost: {why}\n" in run.stderr, run.stderr
+        assert "node1 was lost: its agent was stopped by signal 15 (SIGTERM)\n" in run.stderr, run.stderr
 
 
 def test_waits_for_a_slow_connection(tmp_path: Path) -> None:
@@ -259,23 +196,22 @@ def test_waits_for_a_slow_connection(tmp_path: Path) -> None:
         ("alter", "the data sent to its agent was altered on the way (unknown frame kind 97)"),
     ],
 )
-def test_reports_how_a_connection_was_harmed(harm: str, why: str, tmp_path: Path) -> None:
+def test_reports_a_connection_that_was_closed_or_altered(harm: str, why: str, tmp_path: Path) -> None:
     """As by what stands between: a container's exec, a proxy. It passes all on until it gets SIGUSR1."""
     between = tmp_path / "between.py"
     between.write_text(f"""if True:
         import os, signal, subprocess, sys
         agent = subprocess.Popen(sys.argv[1:], stdin=subprocess.PIPE)
-        def harm(*_):
-            if {harm!r} == "alter":
+        def end(*signals):
+            if signals and {harm!r} == "alter":
                 os.write(agent.stdin.fileno(), b"a" * 99)
             agent.stdin.close()
             sys.exit(agent.wait())
-        signal.signal(signal.SIGUSR1, harm)
+        signal.signal(signal.SIGUSR1, end)
         while piece := os.read(0, 65536):
             agent.stdin.write(piece)
             agent.stdin.flush()
-        agent.stdin.close()
-        sys.exit(agent.wait())
+        end()
     """)
     launcher = json.dumps({"command": [sys.executable, str(between), "env", "WHERE={host}"]})
     job = f"nodes: [there]\ngpus_per_node: 0\nprocs_per_node: 2\nlauncher: {launcher}\n"
@@ -287,36 +223,45 @@ def test_reports_how_a_connection_was_harmed(harm: str, why: str, tmp_path: Path
         wait_gone([*run.worker_pids().values()], 5.0)
 
 
-ABSENT = "No such file or directory"
-RELATIVE = f"{ABSENT}; a relative script is looked for in the node's workdir"
+NO_SCRIPT = "/no.py: No such file or directory; a relative script is looked for in the node's workdir"
+WITHOUT_PY = "hint: name a module without .py: `module: plain`; for a file, use `script:`\n"
+IN_PACKAGE = "hint: name a module in that package, or add a __main__.py, which `python -m pkg` runs\n"
+MISNAMED = "hint: check the module's name: Python looks for it in the workdir and on PYTHONPATH\n"
 
 
 @pytest.mark.parametrize(
-    ("program", "words"),
+    ("program", "status", "words"),
     [
-        ("command: [./missing]", f"missing: {ABSENT}; a relative command is looked for in"),
-        ("script: worker.py\nworkdir: nowhere", f"nowhere: {ABSENT} (set by workdir)\n"),
-        ("script: no.py\nrestarts: {max: 1}", f"/no.py: {RELATIVE} (by default the job file's"),
+        ("script: worker.py\nworkdir: nowhere", 127, "nowhere: No such file or directory (set by workdir)\n"),
+        ("script: no.py\nrestarts: {max: 1}", 127, f"{NO_SCRIPT} (by default the job file's"),
+        ("script: no.py\nrendezvous: {backend: etcd-v2, endpoint: 'e:1'}", 127, NO_SCRIPT),
         (
-            "script: worker.py\nnodes: [{host: localhost, workdir: inner}]",
-            f"inner/worker.py: {RELATIVE} (set by nodes[0].workdir)\n",
+            "module: plain.py",
+            1,
+            "hint: name a module without .py: `module: plain`; for a file, use `script:`\n",
         ),
-        ("script: /no/t.py", f" /no/t.py: {ABSENT} (set by script)\n"),
-        ("script: no.py\nrendezvous: {backend: etcd-v2, endpoint: 'e:1'}", f"/no.py: {RELATIVE}"),
+        ("module: pkg.trian", 1, MISNAMED),
+        ("module: pgk.train", 1, MISNAMED),
+        (
+            "module: pkg",
+            1,
+            "hint: name a module in that package, or add a __main__.py, which `python -m pkg` ",
+        ),
     ],
 )
-def test_names_what_cannot_be_started(tmp_path: Path, program: str, words: str) -> None:
-    (tmp_path / "worker.py").write_text("")
-    (tmp_path / "inner").mkdir()
+def test_names_what_cannot_be_started(tmp_path: Path, program: str, status: int, words: str) -> None:
+    (tmp_path / "pkg").mkdir()
+    for name in ("worker.py", "plain.py", "pkg/__init__.py", "pkg/train.py"):
+        (tmp_path / name).touch()
     (tmp_path / "job.yaml").write_text(f"{program}\ngpus_per_node: 0\n")
     done = distlaunch("run", str(tmp_path / "job.yaml"))
-    assert done.returncode == 127, done.stderr
+    assert done.returncode == status, done.stderr
     assert words in done.stderr
-    assert done.stderr.count("could not be started") == 1
+    assert done.stderr.count("could not be started") == (status == 127)
     assert "Traceback" not in done.stderr
 
 
-def test_names_a_script_that_can_not_be_read(tmp_path: Path) -> None:
+def test_names_a_script_that_cannot_be_read(tmp_path: Path) -> None:
     """Python would end with 2, the status of a mistake in the job file."""
     job = write_job(tmp_path, "", ONE)
     (tmp_path / "worker.py").chmod(0)
@@ -328,12 +273,16 @@ def test_names_a_script_that_can_not_be_read(tmp_path: Path) -> None:
     assert "/worker.py: Permission denied\n" in done.stderr
 
 
-def test_says_once_why_the_last_node_can_not_be_used(tmp_path: Path) -> None:
-    done = run_one(tmp_path, "", "python: /nowhere/python3\n")
-    assert done.returncode == 69
-    told = [line for line in done.stderr.splitlines() if "no python" in line and "  | " not in line]
+def test_says_once_why_each_node_is_unusable(tmp_path: Path) -> None:
+    """Also when the run is shown again."""
+    write_job(tmp_path, "", f"{ONE}python: /nowhere/python3\nnodes: 2\n")
     missing = "/nowhere/python3 was not found: set `python:` to an interpreter that exists"
-    assert told == [f"distlaunch: node0: no python; {missing}"], done.stderr
+    for words in (["run", "job.yaml"], ["attach", "--all"]):
+        done = distlaunch(*words, cwd=tmp_path)
+        assert done.returncode == 69
+        told = {line for line in done.stderr.splitlines() if "no python" in line and "  | " not in line}
+        assert told == {f"distlaunch: node{node}: no python; {missing}" for node in (0, 1)}, done.stderr
+        assert done.stderr.count("no python;") == 2
 
 
 def test_a_port_in_use_names_its_owner(tmp_path: Path) -> None:
@@ -352,7 +301,7 @@ def test_error_records_are_deleted_on_the_node(whose: str, tmp_path: Path) -> No
     scratch, other = tmp_path / "tmp", tmp_path / "other"
     scratch.mkdir()
     other.mkdir()
-    job = f"{CPU}\nenv: {{TMPDIR: {scratch}}}\n" if whose == "the job's" else CPU
+    job = f"{FOUR}\nenv: {{TMPDIR: {scratch}}}\n" if whose == "the job's" else FOUR
     environment = {**os.environ, "TMPDIR": str(other if whose == "the job's" else scratch)}
     with running(write_job(tmp_path, SLEEPER, job), env=environment) as run:
         pids = run.wait_ready(4)
@@ -369,15 +318,6 @@ def test_the_job_continues_when_the_disk_behind_stdout_is_full(tmp_path: Path) -
         done = completed(argv, stdout=full, stderr=subprocess.PIPE)
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("can't write to stdout: No space left on device; the job continues") == 1
-
-
-def test_a_stopped_agent_does_not_outlive_the_controller(tmp_path: Path) -> None:
-    with running(write_job(tmp_path, SLEEPER, ONE)) as run:
-        pids = run.wait_ready(1)
-        agent = parent_of(pids[0])
-        kill(agent, signal.SIGSTOP)
-        run.process.kill()
-        wait_gone([agent, *pids.values()], 12.0)
 
 
 TELLS_LIMIT = "import resource; print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])"

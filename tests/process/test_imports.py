@@ -89,8 +89,6 @@ def test_a_dash_is_standard_input(kind: str, text: str, words: str) -> None:
         (["sbatch", "nowhere"], "nowhere: No such file"),
         (["sbatch", sys.executable], "not"),
         (["sbatch", "/dev/null"], "/dev/null: found no srun with Python, torchrun or accelerate"),
-        (["accelerate", "nowhere.yaml"], "nowhere.yaml: No such file"),
-        (["hostfile", "nowhere"], "nowhere: No such file"),
     ],
 )
 def test_reports_a_mistake_in_one_line(arguments: list[str], words: str) -> None:

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+import textwrap
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -12,8 +13,9 @@ import pytest
 
 from distlaunch.errors import Exit
 from tests.harness import PATIENCE_S, Going, all_ended_well, children_of, wait_gone
-from tests.process.launchers import LOST, SAYS_AND_WAITS, launcher, launchers, statuses, told, workers
-from tests.process.torchruns import BOTH, MAY_DIFFER, NEEDS_TORCH, TELL, free_port, script, scripts
+from tests.process.commands import SLEEPER, adds, sleeper
+from tests.process.launchers import LOST, launcher, launchers, statuses, told, workers
+from tests.process.torchruns import BOTH, MAY_DIFFER, NEEDS_TORCH, TELL, free_port, script
 
 pytestmark = NEEDS_TORCH
 ENDS_LATER = """
@@ -24,14 +26,11 @@ ENDS_LATER = """
         sys.exit(7)
 """
 """The rank of node 0 has succeeded long before that of node 1 fails."""
-STUBBORN = """
+STUBBORN = sleeper("""
     import os, signal
     for name in ("SIGTERM", "SIGINT"):
         signal.signal(getattr(signal, name), lambda *_: os.write(1, b"told\\n"))
-    os.write(1, f"ready {os.environ['RANK']} {os.getpid()} 0 of 2\\n".encode())
-    while True:
-        signal.pause()
-"""
+""")
 
 
 # Starts
@@ -40,10 +39,10 @@ STUBBORN = """
 @pytest.mark.once
 def test_workers_get_what_two_torchruns_give(tmp_path: Path) -> None:
     """But that torch's node 0 is any, and MASTER_PORT one of its own."""
-    scripts(tmp_path, TELL)
     for name, argv in zip(("torchrun", "ours"), BOTH, strict=True):
         port, words = free_port(), ("--nproc-per-node=2", "--rdzv-id=a b")
         folder = tmp_path / name
+        script(folder, TELL)
         with ExitStack() as stack:
             runs = [
                 stack.enter_context(launcher(folder, port, *words, meets="c10d", argv=argv, args="."))
@@ -156,7 +155,7 @@ def test_a_killed_launcher_ends_the_others_and_leaves_nothing(place: Path, numbe
             assert words in run.stderr, run.stderr
 
 
-def test_a_killed_agent_ends_all(place: Path) -> None:
+def test_a_killed_agent_of_a_launcher_ends_all(place: Path) -> None:
     """A launcher that joined is the guardian of one, and says so."""
     with launchers(place) as runs:
         pids = workers(runs)
@@ -170,9 +169,11 @@ def test_a_killed_agent_ends_all(place: Path) -> None:
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGHUP])
 @pytest.mark.parametrize("number", [0, 1], ids=["controller", "another"])
-def test_an_interrupt_of_one_ends_all(place: Path, number: int, signum: signal.Signals) -> None:
+def test_an_interrupt_of_one_launcher_ends_all(place: Path, number: int, signum: signal.Signals) -> None:
     with launchers(place) as runs:
         pids = workers(runs)
+        runs[number].process.send_signal(signal.SIGTSTP)
+        runs[number].wait_for("can't be suspended")
         runs[number].process.send_signal(signum)
         assert statuses(runs) == [128 + signum, 128 + signum], told(runs)
         wait_gone(pids, 5.0)
@@ -181,20 +182,15 @@ def test_an_interrupt_of_one_ends_all(place: Path, number: int, signum: signal.S
 
 def test_a_signal_to_all_launchers_counts_once(tmp_path: Path) -> None:
     """As a scheduler sends it; the second wish would be to kill."""
-    script(
-        tmp_path,
-        """
+    leaves = """
         import os, signal, sys
         def leave(*_):
             open("fifo" + os.environ["RANK"]).read()
             os.write(1, b"ended in order\\n")
             sys.exit(0)
         signal.signal(signal.SIGTERM, leave)
-        os.write(1, f"ready {os.environ['RANK']} {os.getpid()} 0 of 2\\n".encode())
-        while True:
-            signal.pause()
-        """,
-    )
+    """
+    script(tmp_path, sleeper(leaves))
     for rank in range(2):
         os.mkfifo(tmp_path / f"fifo{rank}")
     with launchers(tmp_path) as runs:
@@ -220,16 +216,6 @@ def test_a_second_interrupt_of_a_launcher_kills_all_ranks(tmp_path: Path) -> Non
         wait_gone(pids, 5.0)
 
 
-def test_each_launcher_answers_ctrl_z_and_continues(place: Path) -> None:
-    with launchers(place) as runs:
-        workers(runs)
-        for run in runs:
-            run.process.send_signal(signal.SIGTSTP)
-            run.wait_for("can't be suspended")
-        runs[1].process.terminate()
-        assert statuses(runs) == [143, 143]
-
-
 def test_killed_launchers_can_be_started_again_at_once(place: Path) -> None:
     port = free_port()
     for _ in range(2):
@@ -244,52 +230,31 @@ def test_killed_launchers_can_be_started_again_at_once(place: Path) -> None:
 
 @pytest.mark.parametrize(("meets", "fails"), [("c10d", 1), ("static", 0)])
 def test_a_failing_rank_restarts_the_ranks_of_all_nodes(tmp_path: Path, meets: str, fails: int) -> None:
-    script(
-        tmp_path,
-        """
-        import os
-        import torch, torch.distributed as dist
-        count, rank = int(os.environ["TORCHELASTIC_RESTART_COUNT"]), int(os.environ["RANK"])
-        dist.init_process_group("gloo")
-        total = torch.ones(1)
-        dist.all_reduce(total)
-        os.write(1, f"attempt {count}: rank {rank} of {int(total)}\\n".encode())
-        if count == 0 and rank == FAILS:
-            os._exit(5)
-        dist.barrier()  # of which the other rank fails, too, often before its launcher is told
-        dist.destroy_process_group()
-        """.replace("FAILS", str(fails)),
-    )
+    """The other rank fails, too, often before its launcher is told."""
+    first = "os.environ['TORCHELASTIC_RESTART_COUNT'] == '0'"
+    script(tmp_path, adds(after=f"{first} and dist.get_rank() == {fails} and os._exit(5)"))
     with launchers(tmp_path, "--max-restarts=2", meets=meets) as runs:
-        all_ended_well(runs, last="attempt 1: rank")
-        said = "".join(run.stdout for run in runs).splitlines()
-        assert len(said) == len({*said})
-        last = [f"attempt 1: rank {rank} of 2" for rank in range(2)]
-        assert {f"attempt 0: rank {fails} of 2", *last} <= {*said}
+        all_ended_well(runs, last="sum 2\n")
+        sums = [run.stdout.count("sum 2\n") for run in runs]
+        assert 2 in sums and 0 not in sums, told(runs)
         failed = rf"rank {fails} .* failed first: exit status 5; "
         assert re.search(rf"^distlaunch: {failed}restart 1 of 2$", told(runs), re.MULTILINE), told(runs)
         assert re.search(rf"^distlaunch: {failed}restarting$", told(runs), re.MULTILINE), told(runs)
 
 
-def test_an_interrupt_during_a_restart_ends_all(tmp_path: Path) -> None:
-    script(
-        tmp_path,
-        """
-        import os, signal, sys
+def test_an_interrupt_during_a_restart_ends_all_launchers(tmp_path: Path) -> None:
+    fails = """
+        import os, sys
         if os.environ["RANK"] == "0":
             open("fifo").read()
             sys.exit(5)
-        signal.signal(signal.SIGTERM, lambda *_: os.write(1, b"told to end\\n"))
-        os.write(1, b"ready 0 1\\n")
-        while True:
-            signal.pause()
-        """,
-    )
+    """
+    script(tmp_path, textwrap.dedent(fails) + STUBBORN)
     os.mkfifo(tmp_path / "fifo")
     with launchers(tmp_path, "--max-restarts=3", "--shutdown-timeout=2") as (first, second):
         second.wait_ready(1)
         (tmp_path / "fifo").write_text("end")
-        second.wait_for("told to end")
+        second.wait_for("told\n")
         first.wait_for("restart 1 of 3")
         second.process.send_signal(signal.SIGINT)
         assert statuses([first, second]) == [130, 130], told([first, second])
@@ -298,7 +263,7 @@ def test_an_interrupt_during_a_restart_ends_all(tmp_path: Path) -> None:
 @pytest.mark.parametrize("meets", ["static", "c10d, told"])
 def test_only_a_launcher_of_the_missing_node_joins_a_run_that_lost_it(tmp_path: Path, meets: str) -> None:
     """With new files for what its ranks print."""
-    script(tmp_path, SAYS_AND_WAITS.replace("signal.pause()", "count == '1' or signal.pause()"))
+    script(tmp_path, SLEEPER.replace("True", "count != '1'"))
     port, words = free_port(), ("--max-restarts=1", "--tee=3", "--log-dir=logs")
     with ExitStack() as stack:
 
@@ -330,6 +295,7 @@ def test_an_elastic_job_starts_with_the_fewest_and_takes_a_late_launcher_in(plac
     """All start again with the larger world, in which the late node has more workers than the first."""
     port, words = free_port(), ("--rdzv-conf=last_call_timeout=1",)
     with launcher(place, port, *words, nodes="1:2", meets="c10d") as first:
+        first.wait_for("distlaunch: starting on 1 node, without node 1\n")
         assert len(workers([first])) == 1
         assert "0 of 1" in first.stdout
         with launcher(place, port, *words, "--nproc-per-node=2", nodes="1:2", meets="c10d") as second:

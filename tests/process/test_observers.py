@@ -1,9 +1,8 @@
 """Observers of runs, and several runs in one process."""
 
 import signal
-import threading
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -71,12 +70,6 @@ def untouched() -> Iterator[None]:
     assert handlers == {number: signal.getsignal(number) for number in handlers}
 
 
-def in_thread(work: Callable[[], None]) -> threading.Thread:
-    thread = threading.Thread(target=work)
-    thread.start()
-    return thread
-
-
 @pytest.mark.usefixtures("untouched")
 def test_a_program_runs_jobs_in_threads_and_one_after_another(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
@@ -88,8 +81,8 @@ def test_a_program_runs_jobs_in_threads_and_one_after_another(
         folder.mkdir()
         outcomes[number] = run_job(job(folder, f"echo said; exit {number}")).state.outcome
 
-    for thread in [in_thread(partial(run, number)) for number in (3, 4)]:
-        thread.join()
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(run, (3, 4)))
     run(5)
     assert outcomes == {3: 3, 4: 4, 5: 5}
     assert capfd.readouterr() == ("", "")

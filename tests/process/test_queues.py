@@ -1,4 +1,4 @@
-"""Jobs submitted to stand-ins for queues, from the queue to their ends."""
+"""Jobs submitted to stand-ins for queues, from the queue to their ends, and batch scripts run by a shell."""
 
 import json
 import os
@@ -7,13 +7,16 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from textwrap import dedent
 
 import pytest
 
+from distlaunch.job.file import job_of
 from distlaunch.runs.submissions import Submission, note, note_end
-from tests.harness import PATIENCE_S, distlaunch, distlaunch_argv, on_a_terminal
+from distlaunch.schedulers import load
+from distlaunch.schedulers.script import Call
+from tests.harness import PATIENCE_S, distlaunch, distlaunch_argv, on_a_terminal, write_job
 from tests.process import stand_in_queue
+from tests.process.commands import SLEEPER, STUBBORN, TWO, Done, completed
 from tests.queued import Printed, check_stop_before_start, rows
 
 HERE = os.uname().nodename
@@ -30,17 +33,6 @@ WAITS = {
     "flux": "SCHED",
 }
 HELLO = 'print("hello from", __import__("os").environ["RANK"])'
-STUBBORN = """
-    import signal, time
-    signal.signal(signal.SIGTERM, lambda *_: print("told to end", flush=True))
-    print("runs", flush=True)
-    while True: time.sleep(60)
-"""
-LONG = """
-    import time
-    print("runs", flush=True)
-    time.sleep(600)
-"""
 
 
 class Queue(Printed):
@@ -55,11 +47,8 @@ class Queue(Printed):
 
     def job(self, worker: str, keys: str = "") -> Path:
         """A job file for this scheduler, which its section says."""
-        (self.folder / "worker.py").write_text(dedent(worker))
-        path = self.folder / "train.yaml"
         section = "" if self.section.partition(":")[0] in keys else self.section
-        path.write_text(f"script: worker.py\ngpus_per_node: 0\nprocs_per_node: 2\n{section}\n{keys}\n")
-        return path
+        return write_job(self.folder, worker, f"{TWO}{section}\n{keys}\n").rename(self.folder / "train.yaml")
 
     def submit(self, worker: str, keys: str = "") -> str:
         """Submit it; the job's id, which is all that is printed."""
@@ -80,8 +69,6 @@ class Queue(Printed):
         """One of those that are named after the job."""
         return self.folder / "runs" / f"{self.kind}-{self.id}.{suffix}"
 
-    rows = staticmethod(rows)
-
     @property
     def asked(self) -> list[str]:
         """What qstat was asked so far."""
@@ -100,7 +87,6 @@ def queue(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
         (tools / name).write_text(f"#!{sys.executable} -I\n{text}")
         (tools / name).chmod(0o755)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
     monkeypatch.setenv("KIND", made.kind)
     monkeypatch.setenv("QUEUE", str(made.place))
@@ -114,7 +100,7 @@ def test_a_job_from_the_queue_to_its_end(queue: Queue) -> None:
     queue.hold()
     job = queue.submit(HELLO)
     waits = WAITS[queue.kind]
-    (row,) = queue.rows()
+    (row,) = rows()
     assert (row["run"], row["state"], row["where"]) == (job, "PENDING", f"{queue.title}: {waits}")
     logs = distlaunch("logs", job)
     assert (logs.returncode, logs.stdout) == (1, "")
@@ -127,7 +113,7 @@ def test_a_job_from_the_queue_to_its_end(queue: Queue) -> None:
     assert distlaunch("wait", "88").returncode == 0
     logs = distlaunch("logs", "-f", job)
     assert {line.split("] ")[1] for line in logs.stdout.splitlines()} == {"hello from 0", "hello from 1"}
-    (row,) = queue.rows("--all")
+    (row,) = rows("--all")
     assert (row["state"], row["where"]) == ("SUCCEEDED", f"{queue.title} job {job}: {HERE}")
     assert f"1 node from {queue.title} job {job}: {HERE}" in queue.file("out").read_text()
     (begun,) = map(json.loads, queue.file("jsonl").read_text().splitlines())
@@ -159,15 +145,15 @@ def test_a_job_is_stopped_while_it_waits(queue: Queue) -> None:
 
 
 def test_a_job_is_stopped_by_its_name_while_it_runs(queue: Queue) -> None:
-    job = queue.submit(LONG)
-    queue.wait_for(queue.id, "runs", 2)
-    (row,) = queue.rows()
+    job = queue.submit(SLEEPER)
+    queue.wait_for(queue.id, "ready", 2)
+    (row,) = rows()
     assert (row["state"], row["ranks"]) == ("RUNNING", 2)
     stopped = distlaunch("stop", "train")
     assert stopped.returncode == 0, stopped.stderr
     assert f"{row['run']}: {ENDS[queue.kind]}" in stopped.stderr
     assert distlaunch("wait", job).returncode == (130 if queue.kind == "lsf" else 143)
-    assert queue.rows() == []
+    assert rows() == []
     assert "had already ended" in distlaunch("stop", job).stderr
 
 
@@ -182,7 +168,7 @@ ENDS = {
 @pytest.mark.parametrize("queue", ["pbs", "lsf", "flux"], indirect=True)
 def test_stop_now_kills_stubborn_ranks_at_once(queue: Queue) -> None:
     queue.submit(STUBBORN, "timeouts: {stop: 10m}")
-    queue.wait_for(queue.id, "runs", 2)
+    queue.wait_for(queue.id, "ready", 2)
     stopped = distlaunch("stop", "88", "--now")
     assert stopped.returncode == 0, stopped.stderr
     assert "CANCELLED" in stopped.stderr
@@ -191,12 +177,12 @@ def test_stop_now_kills_stubborn_ranks_at_once(queue: Queue) -> None:
 @pytest.mark.parametrize("queue", ["grid-engine"], indirect=True)
 def test_stops_the_run_itself_where_its_script_asks_for_no_warning(queue: Queue) -> None:
     """qdel would be a SIGKILL."""
-    job = queue.job(LONG)
+    job = queue.job(SLEEPER)
     script = queue.folder / "own.sh"
     script.write_text(f"#$ -o {queue.file('out')}\n{' '.join(distlaunch_argv('run', str(job)))}\n")
     queue.file("out").parent.mkdir()
     queue.tool("qsub", "-terse", str(script))
-    queue.wait_for(queue.id, "runs", 2)
+    queue.wait_for(queue.id, "ready", 2)
     stopped = distlaunch("stop", "train")
     assert stopped.returncode == 0, stopped.stderr
     assert "CANCELLED, exit status 130" in stopped.stderr
@@ -210,7 +196,7 @@ def test_reports_a_script_that_never_starts_distlaunch(queue: Queue) -> None:
     for command in ("wait", "logs", "attach"):
         done = distlaunch(command, job)
         assert (done.returncode, told in done.stderr) == (1, True), done.stderr
-    (row,) = queue.rows("--all")
+    (row,) = rows("--all")
     assert row["state"] == "FAILED"
     assert row["why"] == f"{queue.title}: {why}; see {queue.file('out')}"
 
@@ -242,9 +228,9 @@ def test_ps_asks_once_for_all_jobs(queue: Queue) -> None:
     ids = [f"{number}{queue.id[2:]}" for number in range(200, 300)]
     for job in ids:
         note(Submission(job, "long", str(queue.folder / "runs"), time.time(), scheduler=queue.kind))
-    assert [row["run"] for row in queue.rows()] == [queue.id]  # of the others it knows nothing
+    assert [row["run"] for row in rows()] == [queue.id]  # of the others it knows nothing
     assert len(queue.asked) == 1
-    assert len(queue.rows("--all")) == 101
+    assert len(rows("--all")) == 101
     assert distlaunch("ps").returncode == 0
     assert len(queue.asked) == 3
 
@@ -259,10 +245,10 @@ def test_a_queue_that_does_not_answer_loses_no_job(queue: Queue) -> None:
         broken["exit 0"] = "qstat: unexpected output: nothing"
     for does, told in broken.items():
         tool.write_text(f"#!/bin/sh\n{does}\n")
-        (row,) = queue.rows()
+        (row,) = rows()
         assert (row["state"], row["where"]) == ("PENDING", f"{queue.title}: unknown, {told}")
     tool.write_text(before)
-    assert queue.rows()[0]["run"] == job
+    assert rows()[0]["run"] == job
 
 
 @pytest.mark.parametrize("queue", ["pbs"], indirect=True)
@@ -281,7 +267,7 @@ def test_the_same_id_in_two_queues_is_two_jobs(queue: Queue) -> None:
     note(old)
     note_end(old, "COMPLETED")
     queue.submit(HELLO)
-    (row,) = queue.rows()
+    (row,) = rows()
     assert (row["job"], row["state"]) == ("train", "PENDING")
     assert f"{queue.title} job {queue.id}: cancelled" in distlaunch("stop", queue.id).stderr
 
@@ -308,3 +294,53 @@ def test_says_where_to_submit_from_outside_of_any_cluster(
     title, _, (tool, *_) = KINDS[to]
     told = f"{title} commands are on the login nodes; from elsewhere use --on HOST"
     assert done.stderr == f"distlaunch: {tool} not found: {told}; for another scheduler use --to\n"
+
+
+# Slurm's batch scripts
+
+
+def run_script(text: str, call: Call, folder: Path, **environ: str) -> Done:
+    """Run a job's batch script for Slurm as slurmstepd would; scontrol is one that says what it is asked."""
+    tool = folder / "scontrol"
+    tool.write_text('#!/bin/sh\necho "scontrol $*"\n')
+    tool.chmod(0o755)
+    script = folder / "script.sh"
+    script.write_text(load("slurm").script(job_of(text, str(folder / "job.yaml"), submitted=True), call))
+    env = {"PATH": f"{folder}:/usr/bin:/bin", "SLURM_JOB_ID": "17", **environ}
+    return completed(["bash", str(script)], env=env)
+
+
+@pytest.mark.parametrize(
+    ("status", "starts", "said"),
+    [(0, "0", ""), (3, "0", ""), (137, "0", "scontrol requeue 17\n"), (137, "2", "")],
+)
+def test_the_script_requeues_only_for_a_distlaunch_that_was_killed(
+    status: int, starts: str, said: str, tmp_path: Path
+) -> None:
+    job = "script: train.py\nrestarts: {requeue: 2}\n"
+    end = "kill -KILL $$" if status == 137 else f"exit {status}"
+    done = run_script(job, Call(("bash", "-c", end)), tmp_path, SLURM_RESTART_COUNT=starts)
+    assert (done.returncode, done.stdout) == (status, said)
+
+
+def test_reports_a_directory_that_cannot_hold_scripts_and_a_dry_run_writes_none(tmp_path: Path) -> None:
+    job = tmp_path / "job.yaml"
+    job.write_text("command: ['true']\nlogs: {dir: job.yaml}\n")
+    done = distlaunch("submit", str(job))
+    assert done.returncode == 1
+    assert f"can't write the batch script to {job}: File exists; set logs.dir" in done.stderr
+    assert (
+        "no GPUs are requested: set gpus_per_node to the number of GPUs per node, or to 0 for a CPU job"
+        in done.stderr
+    )
+    job.write_text("command: ['true']\ngpus_per_node: 0\n")
+    done = distlaunch("submit", "--dry-run", str(job))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert list(tmp_path.iterdir()) == [job]
+
+
+def test_runs_the_setup_first_and_passes_a_job_along_with_the_script(tmp_path: Path) -> None:
+    job = "script: train.py\nslurm:\n  setup: |\n    export A=1\n    echo $A\n"
+    text = "script: $HOME/`x`\nEND_OF_JOB\nargs: ['it''s']\n"
+    done = run_script(job, Call(("cat",), text), tmp_path)
+    assert done.stdout == f"1\n{text}", done.stderr

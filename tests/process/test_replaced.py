@@ -1,31 +1,24 @@
-"""Runs that end with the code that they began with, whatever is installed meanwhile."""
+"""Runs that end with the code that they began with, although another version is installed meanwhile."""
 
 import contextlib
 import os
 import shutil
 import signal
-import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.harness import ROOT, Going, distlaunch_argv, kill, write_job
+from tests.process.commands import SLEEPER, sleeper
 from tests.process.torchruns import free_port
 
-WAITS = """
-    import os, signal
-    os.write(1, f"ready {os.environ['RANK']} {os.getpid()}\\n".encode())
-    signal.pause()
-"""
-FAILS = """
-    import os, signal, sys
+FAILS = sleeper("""
+    import signal
     def fail(*_):
         raise ConnectionError("Connection closed by peer")
     signal.signal(signal.SIGTERM, fail)
-    os.write(1, f"ready {os.environ['RANK']} {os.getpid()}\\n".encode())
-    signal.pause()
-"""
+""")
 
 
 class Installed:
@@ -80,7 +73,7 @@ def test_explains_and_restarts_a_rank_that_fails(
 
 
 def test_writes_the_summary_as_json(installed: Installed, tmp_path: Path) -> None:
-    job = str(write_job(tmp_path, WAITS, "procs_per_node: 2"))
+    job = str(write_job(tmp_path, SLEEPER, "procs_per_node: 2"))
     with installed.running(tmp_path, "run", "--json", job) as run:
         run.wait_for("ready", times=2)
         installed.replace()
@@ -90,7 +83,7 @@ def test_writes_the_summary_as_json(installed: Installed, tmp_path: Path) -> Non
 
 
 def test_launchers_that_joined_restart_together(installed: Installed, tmp_path: Path) -> None:
-    (tmp_path / "worker.py").write_text(textwrap.dedent(WAITS))
+    write_job(tmp_path, SLEEPER)
     where = ["torchrun", "--nnodes=2", f"--master-port={free_port()}", "--max-restarts=1"]
     with contextlib.ExitStack() as stack:
         runs = [

@@ -22,14 +22,12 @@ from tests.harness import (
     wait_gone,
     write_job,
 )
-from tests.process.commands import ONE, completed, run_one
-
-CPU = "nodes: 2\ngpus_per_node: 0\nprocs_per_node: 2\n"
+from tests.process.commands import FOUR, ONE, TWO, completed, run_one, sleeper
 
 
 def test_ranks_get_the_contract(tmp_path: Path) -> None:
     worker = "import json, os; json.dump(dict(os.environ), open(f'env{os.environ[\"RANK\"]}.json', 'w'))"
-    done = distlaunch("run", str(write_job(tmp_path, worker, f"{CPU}env: {{WORD: a b}}")))
+    done = distlaunch("run", str(write_job(tmp_path, worker, f"{FOUR}env: {{WORD: a b}}")))
     assert done.returncode == 0, done.stderr
     found = [json.loads((tmp_path / f"env{rank}.json").read_text()) for rank in range(4)]
     shared = {"WORLD_SIZE": "4", "ROLE_WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "GROUP_WORLD_SIZE": "2"}
@@ -45,7 +43,7 @@ def test_ranks_get_the_contract(tmp_path: Path) -> None:
     ("console", "shown"), [("all", {0, 1, 2, 3}), ("rank0", {0}), ("none", set()), ("[0, 3]", {0, 3})]
 )
 def test_console_shows_the_chosen_ranks(tmp_path: Path, console: str, shown: set[int]) -> None:
-    job = write_job(tmp_path, "import os; print('rank', os.environ['RANK'])", CPU)
+    job = write_job(tmp_path, "import os; print('rank', os.environ['RANK'])", FOUR)
     done = distlaunch("run", str(job), "--set", f"logs.console={console}")
     assert {int(line.rsplit(" ", 1)[1]) for line in done.stdout.splitlines()} == shown
 
@@ -71,12 +69,15 @@ NOSUCH = "nosuch.invalid: "
             )
         ),
         *(
-            (
-                ["check-port", port],
-                f"{port}: neither a job file nor host:port; write localhost:29777 for",
-            )
+            (["check-port", port], f"{port}: neither a job file nor host:port; write localhost:29777 for")
             for port in ("29777", ":29777")
         ),
+        (["view"], "view needs a terminal as stdout"),
+        (["run", "--view", "job.yaml"], "--view needs a terminal as stdout"),
+        (["run", "--view", "--detach", "job.yaml"], "--view can't be combined with --detach or --on"),
+        (["run", "--view", "--json", "job.yaml"], "--view can't be combined with --json"),
+        (["run", "--json", "-d", "job.yaml"], "--json can't be combined with --detach or --on"),
+        (["run", "--json", "--on", "host", "job.yaml"], "--json can't be combined with --detach or --on"),
     ],
 )
 def test_refuses_a_command_line_and_starts_nothing(tmp_path: Path, words: list[str], said: str) -> None:
@@ -95,7 +96,6 @@ def test_refuses_a_command_line_and_starts_nothing(tmp_path: Path, words: list[s
         ("command: [/bin/echo, rank, '{rank}', of, '{world_size}']", [], "rank 0 of 1"),
         (f"script: python.py\npython: {sys.executable}", [], sys.executable),
     ],
-    ids=["script", "module", "command", "interpreter"],
 )
 def test_ranks_run_the_program(tmp_path: Path, program: str, words: list[str], printed: str) -> None:
     (tmp_path / "pkg").mkdir()
@@ -140,16 +140,6 @@ def test_reads_a_job_from_standard_input(tmp_path: Path) -> None:
     assert done["dry-run"].stdout.startswith("job: 1 rank on 1 node, gloo\n")
 
 
-def test_a_job_file_may_be_a_pipe(tmp_path: Path) -> None:
-    """As of `<(…)`: it is read once."""
-    text = f"command: [echo, here]\nnodes: [{os.uname().nodename}]\nlauncher: local\ngpus_per_node: 0\n"
-    os.mkfifo(tmp_path / "job.yaml")
-    with running(tmp_path / "job.yaml", cwd=tmp_path) as run:
-        (tmp_path / "job.yaml").write_text(text)
-        assert run.wait() == 0, run.stderr
-        assert run.stdout.endswith("here\n")
-
-
 NO_UTF8 = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 
 
@@ -174,7 +164,7 @@ def test_prints_in_any_encoding_without_a_traceback(
     assert (done.returncode, b"Traceback" in done.stderr) == (0, False), done.stderr
 
 
-def test_reports_a_file_name_that_the_locale_can_not_encode(tmp_path: Path) -> None:
+def test_reports_a_file_name_that_the_locale_cannot_encode(tmp_path: Path) -> None:
     job = write_job(tmp_path, "", "gpus_per_node: 0\nlogs: {dir: jö}")
     done = distlaunch("run", str(job), env={**os.environ, **NO_UTF8})
     assert done.returncode == 2
@@ -191,7 +181,7 @@ def test_reports_too_low_a_limit_on_descriptors(tmp_path: Path, most: int) -> No
 
 
 @pytest.mark.parametrize("command", ["run", "check-port", "import"])
-def test_h_shows_the_help(command: str) -> None:
+def test_dash_h_shows_the_help(command: str) -> None:
     assert distlaunch(command, "-h").stdout == distlaunch(command, "--help").stdout != ""
 
 
@@ -209,14 +199,7 @@ def test_a_terminal_gets_colored_prefixes_and_no_control_sequences_of_workers(tm
 
 
 def test_a_progress_bar_is_shown_before_its_line_ends(tmp_path: Path) -> None:
-    worker = """
-        import os, signal, sys
-        for percent in range(101):
-            sys.stderr.write(f"\\r{percent}%")
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-        os.write(1, b"ready 0 %d\\n" % os.getpid())
-        signal.pause()
-    """
+    worker = sleeper("import sys\nfor percent in range(101): sys.stderr.write(f'\\r{percent}%')\n")
     with running(write_job(tmp_path, worker, ONE)) as run:
         run.wait_for("%")
         run.wait_ready(1)
@@ -240,25 +223,28 @@ EXITS = "sys.exit(3)", "os.kill(os.getpid(), 15)", "os.abort()"
         (f"sys.stderr.write('{WARNED}\\n'); sys.exit('boom')", [WARNED, "boom"]),
         *((f"sys.stderr.write('{WARNED}\\n'); sys.stderr.flush(); {exits}", []) for exits in EXITS),
     ],
-    ids=["stdout", "behind a warning", *EXITS],
 )
-def test_a_warning_of_torch_alone_is_no_last_output(tmp_path: Path, worker: str, lines: list[str]) -> None:
+def test_torchs_warning_alone_is_not_the_last_output(tmp_path: Path, worker: str, lines: list[str]) -> None:
     done = run_one(tmp_path, f"import os, sys; {worker}", "", "--json")
     assert (f"[node0:0] {WARNED}\n" in done.stderr) == (WARNED in worker)
     assert re.findall(r"  \| (.*)", done.stderr) == lines
     assert json.loads(done.stdout)["cause"]["last_words"] == lines
 
 
-def test_a_traceback_that_the_terminal_has_just_shown_is_not_repeated(tmp_path: Path) -> None:
-    worker = "raise RuntimeError('boom')"
-    status, shown = on_a_terminal("run", str(write_job(tmp_path, worker, ONE)), NO_COLOR="1")
-    lines = shown.decode().splitlines()
+def test_the_summary_repeats_a_traceback_only_if_the_terminal_did_not_show_it(tmp_path: Path) -> None:
+    job = str(write_job(tmp_path, "raise RuntimeError('boom')", ONE))
+    status, shown = on_a_terminal("run", job, NO_COLOR="1")
     assert status == 1
-    assert lines.count("[node0:0] RuntimeError: boom") == 1
+    assert shown.decode().splitlines().count("[node0:0] RuntimeError: boom") == 1
     assert shown.count(b"RuntimeError: boom") == 1, shown.decode()
     assert b"above" not in shown
     assert shown.index(b"RuntimeError: boom") < shown.index(b"failed first")
     assert shown.count(b"failed first: exit status 1") == 1
+    _, silent = on_a_terminal("run", job, "--set", "logs.console=none", NO_COLOR="1")
+    assert b"distlaunch:   | RuntimeError: boom" in silent
+    _, shown = on_a_terminal("run", "--json", job, NO_COLOR="1")
+    assert b"  | " not in shown
+    assert json.loads(shown[shown.index(b"\n{") :])["cause"]["last_words"][-1] == "RuntimeError: boom"
 
 
 @pytest.mark.parametrize("says", ["raise RuntimeError('boom')", "print('boom'); sys.exit(1)"])
@@ -309,7 +295,7 @@ def test_the_summary_points_at_last_output_that_others_followed(
     tmp_path: Path, fails: str, last: str, pointer: str
 ) -> None:
     os.mkfifo(tmp_path / "ready")
-    job = write_job(tmp_path, SPEAKS_LATER.format(fails=fails), "gpus_per_node: 0\nprocs_per_node: 2\n")
+    job = write_job(tmp_path, SPEAKS_LATER.format(fails=fails), TWO)
     status, shown = on_a_terminal("run", str(job), NO_COLOR="1")
     lines = shown.decode().splitlines()
     assert status == 1
@@ -337,7 +323,7 @@ def test_the_summary_points_at_a_traceback_that_others_interrupted(tmp_path: Pat
     """
     for name in ("shown", "said"):
         os.mkfifo(tmp_path / name)
-    job = write_job(tmp_path, worker, "gpus_per_node: 0\nprocs_per_node: 2\n")
+    job = write_job(tmp_path, worker, TWO)
     gate = (b"RuntimeError: boom", tmp_path / "shown")
     _, shown = on_a_terminal("run", str(job), gate=gate, NO_COLOR="1")
     assert shown.count(b"RuntimeError: boom") == 1
@@ -347,7 +333,7 @@ def test_the_summary_points_at_a_traceback_that_others_interrupted(tmp_path: Pat
 def test_the_summary_repeats_what_has_scrolled_away(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "ready")
     worker = SPEAKS_LATER.replace("told to end", "x\\n" * 101).format(fails="sys.exit('boom')")
-    job = write_job(tmp_path, worker, "gpus_per_node: 0\nprocs_per_node: 2\n")
+    job = write_job(tmp_path, worker, TWO)
     _, shown = on_a_terminal("run", str(job), NO_COLOR="1")
     assert b"distlaunch:   | boom" in shown
 
@@ -360,22 +346,6 @@ def test_pasted_commands_end_with_the_status_of_the_worker_that_failed(tmp_path:
     for procs, status in ((1, 0), (2, 7)):
         text = distlaunch("dry-run", str(job), "--set", f"procs_per_node={procs}", "--format", "shell").stdout
         assert subprocess.run([shell, "-c", text], check=False).returncode == status
-
-
-def test_warns_of_missing_gpus_at_the_start(tmp_path: Path) -> None:
-    job = write_job(tmp_path, "", "nodes: 2\ngpus_per_node: 2\n")
-    done = distlaunch("run", str(job), env={**os.environ, "CUDA_VISIBLE_DEVICES": ""})
-    told = "node0, node1: the job file says 2 GPUs, but none is visible there; check with `nvidia-smi -L`\n"
-    assert (done.returncode, done.stderr.count(told)) == (0, 1), done.stderr
-
-
-def test_the_summary_repeats_what_the_terminal_does_not_show(tmp_path: Path) -> None:
-    job = str(write_job(tmp_path, "raise RuntimeError('boom')", ONE))
-    _, silent = on_a_terminal("run", job, "--set", "logs.console=none", NO_COLOR="1")
-    assert b"distlaunch:   | RuntimeError: boom" in silent
-    _, shown = on_a_terminal("run", "--json", job, NO_COLOR="1")
-    assert b"  | " not in shown
-    assert json.loads(shown[shown.index(b"\n{") :])["cause"]["last_words"][-1] == "RuntimeError: boom"
 
 
 def test_the_plan_of_a_thousand_nodes_is_whole_in_each_form(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Secrets of job files and command lines, which are written down nowhere."""
+"""Secrets of job files and command lines, which are not written anywhere."""
 
 import os
 import stat

@@ -77,6 +77,13 @@ def run_in(shell: str, text: str, environ: Mapping[str, str] | None = None) -> l
     return sorted(told, key=lambda each: int(each[1].get("RANK", 0)))
 
 
+def make_teller(path: Path) -> None:
+    """Make a program that tells its arguments and its environment."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!{sys.executable} -IS\n{TELL}\n")
+    path.chmod(0o755)
+
+
 def plain(values: Mapping[str, str]) -> dict[str, EnvValue]:
     return {name: EnvValue(value) for name, value in values.items()}
 
@@ -155,25 +162,18 @@ def test_a_working_directory_may_have_any_name(shell: str, name: str, tmp_path: 
 
 @pytest.mark.parametrize("shell", SHELLS)
 @pytest.mark.parametrize("text", [shell_text, torchrun_text], ids=["shell", "torchrun"])
-@pytest.mark.parametrize("name", ["w", "a b", "it's", "$(id)", "-n", "é"])
+@pytest.mark.parametrize("name", ["", "w", "a b", "it's", "$(id)", "-n", "é"])
 def test_a_home_is_that_of_the_user_who_pastes(
     shell: str, text: Callable[..., str], name: str, tmp_path: Path
 ) -> None:
-    (tmp_path / name / "v").mkdir(parents=True)
-    (tmp_path / name / "v" / "python").write_text(f"#!{sys.executable} -IS\n{TELL}\n")
-    (tmp_path / name / "v" / "python").chmod(0o755)
+    make_teller(tmp_path / name / "v" / "python")
     program = Program("script", ("t.py",), placed=True)
-    plan = plan_of(job(["~/kept"], workdir=f"~/{name}", program=program, python=f"~/{name}/v/python"))
+    home = f"~/{name}".rstrip("/")
+    plan = plan_of(job(["~/kept"], workdir=home, program=program, python=f"{home}/v/python"))
     given = {0: workers(plan, plan.nodes[0], MEETING)} if text is shell_text else 29500
     ((argv, environ),) = run_in(shell, text(plan, given), {"HOME": str(tmp_path)})
-    assert environ["PWD"] == f"{tmp_path}/{name}"
-    assert argv[-2:] == [f"{tmp_path}/{name}/t.py", "~/kept"]
-
-
-@pytest.mark.parametrize("shell", SHELLS)
-def test_the_home_itself_may_be_the_working_directory(shell: str, tmp_path: Path) -> None:
-    ((_, environ),) = run_in(shell, text_of(plan_of(job(workdir="~"))), {"HOME": str(tmp_path)})
-    assert environ["PWD"] == str(tmp_path)
+    assert environ["PWD"] == home.replace("~", str(tmp_path))
+    assert argv[-2:] == [home.replace("~", str(tmp_path)) + "/t.py", "~/kept"]
 
 
 def test_every_node_has_a_block_under_its_name() -> None:
@@ -183,43 +183,18 @@ def test_every_node_has_a_block_under_its_name() -> None:
     assert [run_in("sh", block)[0][1]["RANK"] for block in blocks] == ["0", "1"]
 
 
-@pytest.fixture
-def teller(tmp_path: Path) -> Callable[[str], str]:
-    """Makes a program of that name, which tells its arguments and environment; the PATH that finds it."""
-
-    def make(name: str) -> str:
-        (tmp_path / name).write_text(f"#!{sys.executable} -IS\n{TELL}\n")
-        (tmp_path / name).chmod(0o755)
-        return f"{tmp_path}:{os.environ['PATH']}"
-
-    return make
-
-
 @pytest.mark.parametrize("shell", SHELLS)
 @pytest.mark.parametrize("name", ["echo", "test", "exit", "if", "a=b", "it's"])
 def test_a_program_may_be_called_like_something_that_the_shell_knows(
-    teller: Callable[[str], str], shell: str, name: str
+    shell: str, name: str, tmp_path: Path
 ) -> None:
-    path = teller(name)
+    make_teller(tmp_path / name)
+    path = f"{tmp_path}:{os.environ['PATH']}"
     plan = plan_of(job(["a\\nb"], program=Program("command", (name,))))
     assert [argv for argv, _ in run_in(shell, text_of(plan), {"PATH": path})] == [["a\\nb"]]
 
 
 # torchrun
-
-
-@pytest.fixture
-def told_to_torchrun(teller: Callable[[str], str]) -> Callable[[LaunchPlan, int], list[Any]]:
-    """What a `torchrun` gets when the line of one node is run: [arguments, environment]."""
-    path = teller("torchrun")
-
-    def told(plan: LaunchPlan, node: int) -> list[Any]:
-        block = torchrun_text(plan, 29500).split("# node ")[node + 1]
-        line = block.partition("\n")[2]
-        (told,) = run_in("sh", line, {"PATH": path})
-        return list(told)
-
-    return told
 
 
 @pytest.mark.parametrize(
@@ -233,16 +208,14 @@ def told_to_torchrun(teller: Callable[[str], str]) -> Callable[[LaunchPlan, int]
 )
 @pytest.mark.parametrize("node", [0, 1])
 def test_torchruns_line_says_the_same_as_the_plan(
-    told_to_torchrun: Callable[[LaunchPlan, int], list[Any]], program: Program, words: list[str], node: int
+    program: Program, words: list[str], node: int, tmp_path: Path
 ) -> None:
-    spec = job(
-        ["-x", "$(id)", ""],
-        {"V_A": EnvValue("b 'c'")},
-        program=program,
-        rendezvous=RendezvousSpec(id="an id"),
-    )
+    make_teller(tmp_path / "torchrun")
+    meeting = RendezvousSpec(id="an id")
+    spec = job(["-x", "$(id)", ""], {"V_A": EnvValue("b 'c'")}, program, rendezvous=meeting)
     spec = spec._replace(nodes=(NodeSpec("n0", Ssh("n0"), procs=2), NodeSpec("n1", Ssh("n1"), procs=2)))
-    argv, environ = told_to_torchrun(plan_of(spec), node)
+    line = torchrun_text(plan_of(spec), 29500).split("# node ")[node + 1].partition("\n")[2]
+    ((argv, environ),) = run_in("sh", line, {"PATH": f"{tmp_path}:{os.environ['PATH']}"})
     place = ["--nnodes=2", f"--node-rank={node}", "--nproc-per-node=2", "--master-addr=10.0.0.1"]
     assert argv == [*place, "--master-port=29500", "--rdzv-id=an id", *words, "-x", "$(id)", ""]
     assert environ["V_A"] == "b 'c'"
@@ -269,8 +242,3 @@ def test_says_in_a_comment_what_it_leaves_out(changes: dict[str, Any], shell: st
         assert text.startswith(comment or "# node ")
         assert "{{rank}}" not in text
     assert (" --numa-binding=core-complex " in torchrun_text(plan, 29500)) == bool(shell and not torchrun)
-
-
-def test_torchrun_is_that_of_the_named_interpreter() -> None:
-    plan = plan_of(job(python="/opt/venv/bin/python"))
-    assert "exec /opt/venv/bin/python -m torch.distributed.run --nnodes=1" in torchrun_text(plan, 29500)

@@ -1,12 +1,20 @@
-"""Ranks that stall, with limits as short as a test can wait for."""
+"""Ranks that stall, never join the rendezvous, or miss a collective."""
 
 import os
+import pickle
 import re
 import signal
+import socket
 import sys
 from pathlib import Path
 
-from tests.harness import distlaunch, running, write_job
+import pytest
+
+from distlaunch.agent import procfs
+from distlaunch.agent.watches import Arrivals
+from distlaunch.observers.recording import lagging_words
+from tests.harness import Going, distlaunch, running, wait_until, write_job
+from tests.process.commands import TWO
 
 HARDLY_WORKS = """
     import time
@@ -41,12 +49,8 @@ def test_finds_the_culprit_without_py_spy_by_the_stacks_that_python_prints(tmp_p
     place.mkdir(parents=True)
     (place / "c10d.py").write_text("import signal\n\n\ndef all_reduce():\n    signal.pause()\n")
     (tmp_path / "python").symlink_to(os.path.realpath(sys.executable))  # where no py-spy is beside it
-    keys = f"python: {tmp_path}/python\nenv: {{PYTHONFAULTHANDLER: 1, PLACE: {place}}}\nprocs_per_node: 2"
-    job = write_job(
-        tmp_path,
-        WAITS_OR_STEPS,
-        f"gpus_per_node: 0\non_stall: stop\ntimeouts: {{stall: 3s}}\n{keys}",
-    )
+    keys = f"python: {tmp_path}/python\nenv: {{PYTHONFAULTHANDLER: 1, PLACE: {place}}}"
+    job = write_job(tmp_path, WAITS_OR_STEPS, f"{TWO}on_stall: stop\ntimeouts: {{stall: 3s}}\n{keys}")
     done = distlaunch("run", str(job), env={**os.environ, "PATH": "/usr/bin:/bin"})
     assert done.returncode == 124, done.stderr
     cause = "rank 1 (node0) stalled for 3 s in step (worker.py:6); rank 0 is waiting in a collective"
@@ -55,7 +59,7 @@ def test_finds_the_culprit_without_py_spy_by_the_stacks_that_python_prints(tmp_p
     assert "distlaunch: rank 0: stopped by distlaunch" in done.stderr
 
 
-def test_says_in_one_line_that_it_can_not_get_a_stack(tmp_path: Path) -> None:
+def test_says_in_one_line_why_it_gets_no_stack(tmp_path: Path) -> None:
     keys = "gpus_per_node: 0\non_stall: warn\ntimeouts: {stall: 1s}\ncommand: [sleep, '1000']\n"
     (tmp_path / "job.yaml").write_text(keys)
     with running(tmp_path / "job.yaml") as run:
@@ -77,9 +81,117 @@ def test_reports_a_rank_that_a_signal_has_stopped(tmp_path: Path) -> None:
     assert "rank 1 is blocked in" not in done.stderr
 
 
-def test_nothing_counts_as_stalled_without_a_limit(tmp_path: Path) -> None:
-    """With the limit of 1 s that the other tests have, 4 s without output would be told."""
-    job = tmp_path / "job.yaml"
-    job.write_text("gpus_per_node: 0\ntimeouts: {stall: none}\ncommand: [sleep, '4']\n")
-    done = distlaunch("run", str(job))
-    assert (done.returncode, "stalled:" in done.stderr) == (0, False), done.stderr
+# Joining
+
+ONE_IS_MISSING = """
+    import os, signal, sys
+    if os.environ["RANK"] == "0":
+        {rank_0}
+    from torch.distributed import destroy_process_group, init_process_group
+    init_process_group("gloo")
+    destroy_process_group()
+"""
+TWICE_A_SLOW_IMPORT_S = 40
+"""Until then rank 1 has imported torch, also on two cores that run other tests."""
+JOB = f"{TWO}timeouts: {{join: {TWICE_A_SLOW_IMPORT_S}s}}"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("rank_0", "words"),
+    [
+        ("signal.pause()", r"pid \d+: has not imported torch yet"),
+        ("sys.exit(0)", "exited with status 0 without joining"),
+    ],
+)
+def test_gives_up_when_rank_0_does_not_join(tmp_path: Path, rank_0: str, words: str) -> None:
+    with running(write_job(tmp_path, ONE_IS_MISSING.format(rank_0=rank_0), JOB)) as run:
+        assert run.wait() == 124
+    told = rf"0/2 ranks joined; waiting for rank 0 \(node0.*{words}\), rank 1 \(node0, pid \d+: "
+    refused = r"connection to the rendezvous refused\); the others are waiting for rank 0"
+    at_the_end = rf"; gave up after {TWICE_A_SLOW_IMPORT_S} s \(timeouts\.join\)\n"
+    notice, *_, end = re.findall(rf"{told}.*\n", run.stderr)
+    assert "gave up" not in notice  # after 15 s; rank 1 may still import torch
+    assert re.fullmatch(rf"{told}{refused}{at_the_end}", end), end
+
+
+CONNECTS = """
+import signal, socket, sys
+peer = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+print("connected", flush=True)
+signal.pause()
+"""
+
+
+def test_looks_again_at_a_connection_that_takes_its_time(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as server:
+        port = server.getsockname()[1]
+
+        def is_sent() -> bool:
+            return any(s.state == procfs.SYN_SENT and s.remote_port == port for s in procfs.sockets())
+
+        # The queue is full: a SYN is dropped, and sent again.
+        with socket.create_connection(("127.0.0.1", port)):
+            arrivals = Arrivals(port)
+            worker = Going(tmp_path, [sys.executable, "-c", CONNECTS, str(port)])
+            try:
+                wait_until(is_sent, lambda: "no SYN was sent")
+                assert arrivals.look({0: worker.process.pid}) == set()
+                server.accept()[0].close()
+                worker.wait_for("connected")
+                assert arrivals.look({0: worker.process.pid}) == {0}
+            finally:
+                worker.kill()
+
+
+# Dumps of torch's flight recorder
+
+# Gloo stands for nccl, which can't run here: the same recorder, but only NCCL's watchdog dumps by itself.
+RECORDS = """
+    import os, pathlib, torch
+    import torch.distributed as dist
+    from torch._C._distributed_c10d import _dump_fr_trace
+
+    dist.init_process_group("gloo")
+    rank, x = dist.get_rank(), torch.ones(4)
+    dist.all_reduce(x)
+    dist.barrier()
+    if rank != 1:
+        dist.all_reduce(x, async_op=True)  # the one to which rank 1 never comes
+    pathlib.Path(f"{os.environ['TORCH_FR_DUMP_TEMP_FILE']}{rank}").write_bytes(_dump_fr_trace())
+    store = dist.distributed_c10d._get_default_store()
+    store.set(f"dumped{rank}", "")
+    store.wait([f"dumped{other}" for other in range(3)])
+    os._exit(9 if rank == 0 else 0)
+"""
+RECORDED = "backend: nccl\ngpus_per_node: 3\nenv: {CUDA_VISIBLE_DEVICES: ''}\n"
+
+
+def test_names_the_rank_that_missed_the_last_collective(tmp_path: Path) -> None:
+    done = distlaunch("run", str(write_job(tmp_path, RECORDS, RECORDED)))
+    assert done.returncode == 9, done.stderr
+    assert "never reached all_reduce #3 of default_pg, called at worker.py:" in done.stderr
+    assert ": rank 1 (last in " in done.stderr
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert sorted(path.name for path in folder.glob("*.flight")) == [f"rank{i}.flight" for i in range(3)]
+
+
+def test_keeps_the_users_variables(tmp_path: Path) -> None:
+    worker = "import os; print([os.environ[f'TORCH_FR_{x}'] for x in ('BUFFER_SIZE', 'DUMP_TEMP_FILE')])"
+    env = "env: {TORCH_FR_BUFFER_SIZE: 7, TORCH_FR_DUMP_TEMP_FILE: /mine}\n"
+    done = distlaunch("run", str(write_job(tmp_path, worker, f"backend: nccl\ngpus_per_node: 1\n{env}")))
+    assert "['7', '/mine']" in done.stdout
+
+
+class Evil:
+    """Pickles to a call."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (print, ("ran",))
+
+
+def test_ignores_a_file_that_is_not_a_dump_and_runs_nothing_in_it(tmp_path: Path) -> None:
+    (tmp_path / "rank0.flight").write_bytes(pickle.dumps(Evil()))
+    (tmp_path / "rank1.flight").write_bytes(b"\x80garbage")
+    (tmp_path / "rank2.flight").write_bytes(pickle.dumps({"entries": [1, {"process_group": 3}]}))
+    assert lagging_words(str(tmp_path), 3) == []

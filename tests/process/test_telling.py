@@ -1,23 +1,23 @@
-"""Reports of a run to others: `notify`, `metrics` and folded lines."""
+"""Reports of a run to others: `notify`, `metrics`, folded lines, and the ID for experiment trackers."""
 
 import json
 import os
 import re
 import shlex
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 import pytest
 
 from tests.harness import PATIENCE_S, distlaunch, held, line_pipe, running, write_job
-from tests.process.commands import run_one
+from tests.process.commands import TWO, run_one
 
 FAILS_ONCE = """
     import os, sys
     print("here", flush=True)
     sys.exit(0 if os.environ["TORCHELASTIC_RESTART_COUNT"] == "1" else 3)
 """
-TWO = "nodes: 1\nprocs_per_node: 2\ngpus_per_node: 0\n"
 
 
 def notifying(folder: Path, worker: str, command: str, more: str = "") -> Path:
@@ -85,7 +85,7 @@ def test_the_job_continues_when_the_notified_program_fails(
     ],
 )
 @pytest.mark.parametrize("options", [[], ["-d"]])
-def test_refuses_a_program_that_can_not_be_started(
+def test_refuses_a_notified_program_that_cannot_be_started(
     command: str, said: str, options: list[str], tmp_path: Path
 ) -> None:
     job = write_job(tmp_path, "pass", f"notify:\n  command: [{command}]\n")
@@ -97,7 +97,7 @@ def test_refuses_a_program_that_can_not_be_started(
 
 
 @pytest.mark.once
-def test_kills_a_program_that_does_not_end_and_does_not_wait_for_it(tmp_path: Path) -> None:
+def test_kills_a_notified_program_that_hangs_without_waiting_for_it(tmp_path: Path) -> None:
     command = f"echo $$ > {shlex.quote(str(tmp_path))}/pid; sleep 1000 & sleep 1000"
     job = notifying(tmp_path, FAILS_ONCE, command, "restarts: {max: 1, backoff: 0s}\n")
     with line_pipe(tmp_path / "pid") as told_pid, running(job) as run:
@@ -118,7 +118,7 @@ def metrics_of(path: Path) -> dict[str, float]:
     return found
 
 
-def test_metrics_are_there_while_it_runs_and_afterwards(tmp_path: Path) -> None:
+def test_writes_metrics_while_it_runs_and_afterwards(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "go")
     worker = "import os; os.write(1, b'here\\n'); open('go').read(); raise SystemExit(5)"
     job = write_job(tmp_path, worker, f"{TWO}metrics: {{file: job.prom}}\n")
@@ -143,7 +143,7 @@ def test_metrics_are_there_while_it_runs_and_afterwards(tmp_path: Path) -> None:
         ("none/job.prom", "none/job.prom: No such file or directory"),
     ],
 )
-def test_says_once_that_metrics_can_not_be_written(file: str, said: str, tmp_path: Path) -> None:
+def test_says_once_that_metrics_cannot_be_written(file: str, said: str, tmp_path: Path) -> None:
     """For root also /dev/null could be replaced."""
     os.mkfifo(tmp_path / "pipe")
     done = run_one(tmp_path, "print('here')", f"metrics: {{file: {file}}}\n")
@@ -152,7 +152,7 @@ def test_says_once_that_metrics_can_not_be_written(file: str, said: str, tmp_pat
     assert (tmp_path / "pipe").is_fifo()
 
 
-def test_folds_identical_lines_and_keeps_each_ranks(tmp_path: Path) -> None:
+def test_folds_identical_lines_and_logs_them_for_each_rank(tmp_path: Path) -> None:
     worker = """
         import os
         rank = os.environ["RANK"]
@@ -178,13 +178,9 @@ def ranks_of(line: str) -> set[int]:
 
 
 def test_a_trackers_variable_has_the_jobs_id_over_restarts(tmp_path: Path) -> None:
-    worker = """
-        import os, sys
-        print("id", os.environ["DISTLAUNCH_JOB_ID"], os.environ["WANDB_RUN_ID"], flush=True)
-        sys.exit(0 if os.environ["TORCHELASTIC_RESTART_COUNT"] == "1" else 3)
-    """
-    more = "restarts: {max: 1, backoff: 0s}\nenv: {WANDB_RUN_ID: 'run-{job_id}'}\n"
-    done = distlaunch("run", str(write_job(tmp_path, worker, TWO + more)))
+    tells = "import os; print('id', os.environ['DISTLAUNCH_JOB_ID'], os.environ['WANDB_RUN_ID'])\n"
+    more = "procs_per_node: 2\nrestarts: {max: 1, backoff: 0s}\nenv: {WANDB_RUN_ID: 'run-{job_id}'}\n"
+    done = run_one(tmp_path, tells + dedent(FAILS_ONCE), more)
     assert done.returncode == 0, done.stderr
     (run,) = (tmp_path / "runs").iterdir()
     assert done.stdout.count(f"id {run.name} run-{run.name}\n") in (3, 4)  # one may be stopped before

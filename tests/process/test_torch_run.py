@@ -126,7 +126,7 @@ def test_the_end_of_the_controller_ends_torchs_agents_and_their_ranks(
     assert list(env.iterdir()) == []
 
 
-def test_the_job_file_to_copy_from_runs(tmp_path: Path, etcd: str) -> None:
+def test_the_example_job_file_for_etcd_runs(tmp_path: Path, etcd: str) -> None:
     settings = (f"logs.dir={tmp_path / 'runs'}", f"rendezvous.endpoint={etcd}", "procs_per_node=1")
     job = str(ROOT / "configs" / "hosts" / "etcd.yaml")
     done = distlaunch("run", job, *(part for one in settings for part in ("--set", one)))

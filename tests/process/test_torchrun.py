@@ -1,7 +1,7 @@
-"""`distlaunch torchrun` next to torchrun: what scripts see, what users see, and how it ends.
+"""`distlaunch torchrun` next to torchrun: its workers, their output, how it ends, and how fast it is.
 
-The first part holds what PyTorch's own launcher tests hold (test/distributed/launcher), in our words.
-Left out:
+What PyTorch's own launcher tests hold (test/distributed/launcher) is here and in test_torchrun_scripts.py, in
+our words. Left out:
 
 * test_launch_shutdown, test_launch_elastic_agent_raise_exception, the tests of `launch_agent`,
   `elastic_launch` and the rendezvous handler: they mock parts of torch's agent; there is none here.
@@ -12,9 +12,12 @@ Left out:
 * test_virtual_local_rank compiles on two GPUs; here the variables are compared.
 * test_script_local_rank: torch.distributed.launch is another command.
 * test_run_supervisor: its backend was never released.
-* plug-ins for logs, variables as defaults: tests/unit/test_torchrun_flags.py has them.
+* spellings of flags, plug-ins for logs, variables as defaults: tests/unit/test_torchrun_flags.py has them.
 """
 
+import os
+import re
+import signal
 import sys
 import time
 from pathlib import Path
@@ -22,152 +25,175 @@ from typing import Any
 
 import pytest
 
-from tests.harness import Going, ended_well, on_time
-from tests.process.commands import Done
+from tests.harness import on_time, wait_gone
+from tests.process.commands import SLEEPER, STUBBORN
 from tests.process.torchruns import (
     BOTH,
+    CATCHES,
     NEEDS_TORCH,
     OURS,
+    OUTPUTS,
+    PRINT,
     TORCHRUN,
-    TOUCH,
+    Torchruns,
+    as_reference,
     assert_fine,
-    free_port,
+    going,
     launch,
     logs_of,
     our_lines,
     ours,
     script,
-    touched,
 )
 
 pytestmark = NEEDS_TORCH
 
-
-# What PyTorch's own tests hold
-
-
-@pytest.fixture
-def out(tmp_path: Path) -> Path:
-    """A folder with a script that touches out/RANK."""
-    (tmp_path / "out").mkdir()
-    script(tmp_path, TOUCH)
-    shell = tmp_path / "worker.sh"
-    shell.write_text('#!/bin/sh\necho "rank $RANK"\n: > "$1/$RANK"\n')
-    shell.chmod(0o755)
-    return tmp_path
-
-
-ALL_FOUR = {"0", "1", "2", "3"}
-FOUR_WAYS = {
-    "plain": ["--rdzv-id=17", "--nnodes=1"],
-    "as torch.distributed.launch had it": ["--master-addr=localhost", "--node-rank=0"],
-    "standalone": ["--standalone"],
-    "run-path": ["--run-path"],
-    "underscores": ["--max_restarts=0", "--rdzv_id", "3"],
-}
-
-
-@pytest.mark.parametrize("words", FOUR_WAYS.values(), ids=FOUR_WAYS)
-def test_every_worker_runs(out: Path, words: list[str]) -> None:
-    port = [f"--master-port={free_port()}"] if "--node-rank=0" in words else []
-    done = ours(out, *words, *port, "--nproc-per-node=4", "worker.py", "--touch-file-dir=out")
-    assert_fine(done)
-    assert touched(out) == ALL_FOUR
-
-
-@pytest.mark.parametrize("procs", [1, 4])
-def test_a_command_that_is_not_python(out: Path, procs: int) -> None:
-    assert_fine(ours(out, "--no-python", f"--nproc-per-node={procs}", "./worker.sh", "out"))
-    assert touched(out) == {str(rank) for rank in range(procs)}
+# Workers
 
 
 @pytest.mark.parametrize("word", ["auto", "cpu"])
-def test_as_many_workers_as_torch_counts_cores(out: Path, word: str) -> None:
+def test_starts_a_worker_for_each_core_that_torch_counts(tmp_path: Path, word: str) -> None:
     count = "import torch; print(torch._utils.cpu_count())"
-    cores = int(launch([sys.executable, "-c"], out, count).stdout)
-    assert_fine(ours(out, f"--nproc-per-node={word}", "--no-python", "./worker.sh", "out"))
-    assert len(touched(out)) == cores
+    cores = int(launch([sys.executable, "-c"], tmp_path, count).stdout)
+    done = ours(tmp_path, f"--nproc-per-node={word}", "--no-python", "sh", "-c", "echo $RANK")
+    assert_fine(done)
+    assert {int(rank) for rank in done.stdout.split()} == set(range(cores))
 
 
-def elastic_words(nodes: str, store: str = "") -> list[str]:
-    """With a `store` in a file it is left to torch."""
-    conf = ",store_type=file" if store else ""
-    return [
-        f"--nnodes={nodes}",
-        "--nproc-per-node=2",
-        "--rdzv-backend=c10d",
-        f"--rdzv-endpoint={store or f'localhost:{free_port()}'}",
-        f"--rdzv-conf=join_timeout=30,last_call_timeout=1{conf}",
-        "--rdzv-id=9",
-        "worker.py",
-        "--touch-file-dir=out",
-    ]
+ELASTIC = ("--nproc-per-node=2", "--rdzv-backend=c10d", "--rdzv-id=9")
 
 
-def handed_over(done: Done | Going) -> bool:
+@pytest.mark.parametrize(
+    ("does", "status"), [("open(os.environ['RANK'], 'w')", 0), ("raise RuntimeError('as asked')", 1)]
+)
+def test_hands_over_to_torch_what_only_its_agent_can_do(tmp_path: Path, does: str, status: int) -> None:
+    script(tmp_path, f"import os\n{does}")
+    store = (f"--rdzv-endpoint={tmp_path}/store", "--rdzv-conf=last_call_timeout=1,store_type=file")
+    done = ours(tmp_path, "--nnodes=1:2", *ELASTIC, *store, "worker.py")
+    made = {path.name for path in tmp_path.glob("[01]")}
+    assert (done.returncode, made) == (status, set() if status else {"0", "1"}), done.stderr
     (line,) = our_lines(done)
-    return line.endswith("-m torch.distributed.run") and "needs torch's elastic agent; handing over" in line
+    assert "needs torch's elastic agent; handing over" in line
+    assert line.endswith("-m torch.distributed.run")
+    assert ("ChildFailedError" in done.stderr) == bool(status)
 
 
-def test_an_elastic_job_starts_on_the_fewest_nodes(out: Path) -> None:
-    done = ours(out, *elastic_words("1:2"))
-    assert (done.returncode, touched(out)) == (0, {"0", "1"}), done.stderr
-    assert our_lines(done)[-1] == "distlaunch: starting on 1 node, without node 1"
+@pytest.mark.parametrize("nodes", ["1:2", "2"])
+def test_names_a_missing_interpreter_in_one_line(tmp_path: Path, nodes: str) -> None:
+    done = ours(tmp_path, f"--nnodes={nodes}", *ELASTIC, "worker.py", PYTHON_EXEC="/nowhere/python")
+    line = "distlaunch: PYTHON_EXEC: /nowhere/python: No such file or directory"
+    assert (done.returncode, our_lines(done)) == (127, [line])
+    assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize(("words", "status"), [([], 0), (["--fail"], 1)], ids=["works", "fails"])
-def test_hands_over_to_torch_what_only_its_agent_can_do(out: Path, words: list[str], status: int) -> None:
-    done = ours(out, *elastic_words("1:2", str(out / "store")), *words)
-    assert (done.returncode, touched(out)) == (status, set() if words else {"0", "1"}), done.stderr
-    assert handed_over(done)
-    assert ("ChildFailedError" in done.stderr) == bool(words)
+# Output
 
 
-@pytest.mark.parametrize("launcher", [OURS, [*OURS, "--run-path"], [sys.executable]])
-def test_torch_knows_its_launcher(tmp_path: Path, launcher: list[str]) -> None:
-    script(tmp_path, "import torch.distributed; print(torch.distributed.is_torchelastic_launched())")
-    assert launch(launcher, tmp_path, "worker.py").stdout == f"{launcher != [sys.executable]}\n"
+@pytest.mark.parametrize("name", OUTPUTS)
+def test_output_goes_where_torchrun_puts_it(tmp_path: Path, torchruns: Torchruns, name: str) -> None:
+    theirs, mine = torchruns(name), as_reference(tmp_path, name)
+    assert (theirs.status, mine.returncode) == (0, 0), mine.stderr
+    assert lines_of_ranks(mine.stdout) == lines_of_ranks(theirs.stdout)
+    assert lines_of_ranks(mine.stderr) == lines_of_ranks(theirs.stderr)
+    assert logs_of(tmp_path) == logs_of(theirs.folder)
 
 
-@pytest.mark.parametrize("scheme", ["tcp", "env"])
-def test_process_groups(tmp_path: Path, scheme: str) -> None:
-    script(
-        tmp_path,
-        """
-        import os, sys, torch, torch.distributed as dist
-        whole = {"rank": int(os.environ["RANK"]), "world_size": int(os.environ["WORLD_SIZE"])}
-        dist.init_process_group("gloo", init_method=sys.argv[1], **(whole if "tcp" in sys.argv[1] else {}))
-        total = torch.tensor(dist.get_rank())
-        dist.all_reduce(total)
-        print(f"sum {total.item()}\\n", end="")
-        dist.destroy_process_group()
-        """,
-    )
-    port = free_port()
-    method = f"tcp://localhost:{port}" if scheme == "tcp" else "env://"
-    flags = ("--run-path", "--nproc-per-node=2", "--master-addr=localhost", f"--master-port={port}")
-    done = ours(tmp_path, *flags, "worker.py", method)
-    ended_well(done.returncode, done.stdout, done.stderr, last="sum 1\n", times=2)
+def lines_of_ranks(text: str) -> list[str]:
+    return sorted(line for line in text.splitlines() if re.search(r"(out|err) \d+$", line))
+
+
+def test_prefixes_lines_by_the_template_and_joins_no_unfinished_ones(tmp_path: Path) -> None:
+    """torchrun glues a line that lacks its end to the next rank's."""
+    script(tmp_path, "import sys; sys.stdout.write('no end')")
+    template = "--log-line-prefix-template=<${role_name}/${local_rank}/${rank}/$other> "
+    flags = (template, "--tee=1", "--role=trainer", "--nproc-per-node=2", "--log-dir=logs")
+    done = ours(tmp_path, *flags, "worker.py")
     assert_fine(done)
-    assert done.stdout == "sum 1\n" * 2
+    assert sorted(done.stdout.splitlines()) == [f"<trainer/{rank}/{rank}/$other> no end" for rank in (0, 1)]
+    assert {text for _, text in logs_of(tmp_path)} == {"no end"}
 
 
-def test_captured_output_has_the_prefix_of_the_variable(out: Path) -> None:
-    done = ours(
-        out,
-        *("--redirect=3", "--tee=3", "--nproc-per-node=4", "--no-python", "./worker.sh", "out"),
-        TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE="[rank${rank}]: ",
-    )
-    assert_fine(done)
-    assert sorted(done.stdout.splitlines()) == [f"[rank{rank}]: rank {rank}" for rank in range(4)]
+def test_nothing_is_left_in_the_temporary_folder(tmp_path: Path) -> None:
+    """torchrun leaves a folder there, each time."""
+    script(tmp_path, PRINT)
+    assert_fine(ours(tmp_path, "--nproc-per-node=2", "worker.py"))
+    assert_fine(ours(tmp_path, "--log-dir=/dev/null", "--tee=3", "worker.py"))
+    assert list((tmp_path / "tmp").iterdir()) == []
 
 
-def test_names_a_missing_interpreter_in_one_line(out: Path) -> None:
-    for nodes in ("1:2", "2"):
-        done = ours(out, *elastic_words(nodes), PYTHON_EXEC="/nowhere/python")
-        line = "distlaunch: PYTHON_EXEC: /nowhere/python: No such file or directory"
-        assert (done.returncode, our_lines(done)) == (127, [line])
-        assert "Traceback" not in done.stderr
+# Ends
+
+
+@pytest.mark.parametrize("more", [[], ["--max-restarts=3"]])
+def test_names_a_missing_script_in_one_line(tmp_path: Path, more: list[str]) -> None:
+    """Python would end with 2 in every worker, which is what a mistake on the command line has."""
+    done = ours(tmp_path, *more, "--nproc-per-node=2", "nosuch.py")
+    assert done.returncode == 127
+    assert our_lines(done)[0].endswith("could not be started: nosuch.py: No such file or directory")
+    assert "can't open file" not in done.stderr
+
+
+def test_a_script_on_stdin_a_directory_and_a_status_of_2_are_not_missing_files(tmp_path: Path) -> None:
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package/__main__.py").write_text("print('main')")
+    assert ours(tmp_path, "package").stdout == "main\n"
+    assert ours(tmp_path, "--", "-").returncode == 0
+    script(tmp_path, "raise SystemExit(2)")
+    assert ours(tmp_path, "worker.py").returncode == 2
+
+
+@pytest.mark.parametrize("launcher", BOTH)
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1"])
+def test_signals_reach_the_workers(launcher: list[str], name: str, tmp_path: Path) -> None:
+    """The launcher's signal is what workers get, SIGUSR1 only because it is asked for."""
+    script(tmp_path, CATCHES)
+    listed = "--signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGUSR1"
+    with going(launcher, tmp_path, "--nproc-per-node=2", listed, "worker.py") as run:
+        pids = run.wait_ready(2)
+        run.process.send_signal(signal.Signals[name])
+        status = run.wait()
+        assert run.stdout.count(f"got {name}\n") == 2
+    if launcher is OURS:
+        wait_gone(list(pids.values()), 0.0)
+        assert status == 128 + signal.Signals[name]
+        first, *_, last = our_lines(run)
+        assert first == f"distlaunch: stopped by {name}"
+        assert f"exit status {status}" in last
+        assert "Traceback" not in run.stderr
+
+
+@pytest.mark.parametrize(("fails", "status"), [(False, 143), (True, 137)], ids=["stopped", "a rank fails"])
+def test_stubborn_workers_have_the_shutdown_timeout(tmp_path: Path, fails: bool, status: int) -> None:
+    """After a failure torchrun gives the others 30 s, whatever is asked for."""
+    script(tmp_path, STUBBORN)
+    with going(OURS, tmp_path, "--nproc-per-node=2", "--shutdown-timeout=2", "worker.py") as run:
+        pids = run.wait_ready(2)
+        began = time.monotonic()
+        os.kill(pids[0], signal.SIGKILL) if fails else run.process.terminate()
+        assert run.wait() == status
+        took_s = time.monotonic() - began
+    wait_gone(list(pids.values()), 0.0)
+    assert ("rank 0 " in our_lines(run)[0] and "SIGKILL" in our_lines(run)[0]) == fails
+    assert "Traceback" not in run.stderr
+    assert took_s >= 2
+    on_time("all ended", took_s, 3.0)
+
+
+def test_workers_do_not_outlive_a_killed_launcher(tmp_path: Path) -> None:
+    script(tmp_path, SLEEPER)
+    with going(OURS, tmp_path, "--nproc-per-node=2", "--log-dir=runs", "worker.py") as run:
+        pids = run.wait_ready(2)
+        run.process.kill()
+        run.wait()
+        wait_gone(list(pids.values()), 5.0)
+
+
+def test_a_reader_that_leaves_the_help_is_not_an_error(tmp_path: Path) -> None:
+    with going(OURS, tmp_path, "-h") as run:
+        assert run.process.stdout
+        run.process.stdout.close()
+        run.wait()
+        assert "Traceback" not in run.stderr
 
 
 # How fast it is, and scripts that others wrote
@@ -189,7 +215,7 @@ def test_it_starts_ten_times_faster_than_torchrun(tmp_path: Path, record_propert
     on_time(f"a tenth of torchrun's {theirs:.3f} s", mine, theirs / 10)
 
 
-def test_accelerates_own_tests(tmp_path: Path) -> None:
+def test_accelerates_own_tests_print_the_same(tmp_path: Path) -> None:
     """test_ops takes the CPU only from a state that was made for it before."""
     pytest.importorskip("accelerate", reason="accelerate is not installed")
     text = """

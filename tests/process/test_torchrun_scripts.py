@@ -1,15 +1,12 @@
-"""The environment that scripts see under `distlaunch torchrun`, next to torchrun."""
+"""The environment, streams and restarts that scripts see under `distlaunch torchrun`, next to torchrun."""
 
 import contextlib
 import json
 import os
-import pty
 import re
 import signal
 import socket
 import subprocess
-import sys
-import textwrap
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,21 +15,19 @@ from typing import Any
 import pytest
 
 from tests.harness import PATIENCE_S, descendants_of, ended_well, wait_gone
+from tests.process.commands import adds
+from tests.process.test_view import plain, seen
 from tests.process.torchruns import (
-    BOTH,
     C10D,
     CATCHES,
     CONTRACTS,
-    DEVICES,
     MADE_UP,
     MAY_DIFFER,
     NEEDS_TORCH,
     OURS,
-    TELL,
-    TOLD,
     TORCHRUN,
     Torchruns,
-    both,
+    as_reference,
     environment,
     fed,
     free_port,
@@ -40,9 +35,7 @@ from tests.process.torchruns import (
     launch,
     logs_of,
     our_lines,
-    ours,
     script,
-    scripts,
 )
 
 pytestmark = NEEDS_TORCH
@@ -64,11 +57,8 @@ def differing(theirs: dict[str, str], mine: dict[str, str]) -> set[str]:
 @pytest.mark.parametrize("name", CONTRACTS)
 def test_workers_get_what_torchrun_gives(tmp_path: Path, torchruns: Torchruns, name: str) -> None:
     words, there = CONTRACTS[name], torchruns(name)
-    assert there.status == 0, there.stderr
-    script(tmp_path / "ours", TELL)
-    flags = (*words, f"--master-port={there.port}", "--rdzv-id=4")
-    done = ours(tmp_path / "ours", *flags, *TOLD, CUDA_VISIBLE_DEVICES=DEVICES.get(name, ""))
-    assert done.returncode == 0, done.stderr
+    done = as_reference(tmp_path / "ours", name, there.port)
+    assert (there.status, done.returncode) == (0, 0), there.stderr + done.stderr
     for rank in range(2 if "--nproc-per-node=2" in words else 1):
         theirs, mine = (told(folder, rank) for folder in (there.folder, tmp_path / "ours"))
         assert differing(theirs.pop("env"), mine.pop("env")) <= MAY_DIFFER
@@ -83,10 +73,8 @@ def test_workers_get_what_torchrun_gives(tmp_path: Path, torchruns: Torchruns, n
 @pytest.mark.parametrize("name", C10D)
 def test_runs_one_node_with_c10d_itself(tmp_path: Path, torchruns: Torchruns, name: str) -> None:
     """Nothing is elastic with one node: workers get what torch's agent gives them, and nothing is said."""
-    script(tmp_path, TELL)
     theirs, port = torchruns(name), free_port()
-    words = [word.format(port=port) for word in C10D[name]]
-    mine = ours(tmp_path, *words, "--nproc-per-node=2", "--max-restarts=1", "worker.py", ".")
+    mine = as_reference(tmp_path, name, port)
     assert (theirs.status, mine.returncode) == (0, 0), mine.stderr
     assert our_lines(mine) == []
     for rank in range(2):
@@ -94,37 +82,24 @@ def test_runs_one_node_with_c10d_itself(tmp_path: Path, torchruns: Torchruns, na
         assert differing(there, here) <= {*MAY_DIFFER, "MASTER_ADDR", "MASTER_PORT"}
         assert there["MASTER_PORT"] != str(theirs.port)  # that is the agents' own store's
         assert here["MASTER_PORT"] != str(port)
-        given = [word for word in words if word.startswith("--local_addr")]
-        assert there["MASTER_ADDR"] == here["MASTER_ADDR"] or not given
+        assert there["MASTER_ADDR"] == here["MASTER_ADDR"] or name != "an address"
 
 
 def test_one_node_with_c10d_needs_no_free_endpoint(tmp_path: Path) -> None:
     """Two jobs of the common line at once, with the endpoint of both taken by a stranger."""
-    script(
-        tmp_path,
-        """
-        import os, torch, torch.distributed as dist
-        dist.init_process_group("gloo")
-        total = torch.tensor(1)
-        dist.all_reduce(total)
-        os.write(1, b"%d\\n" % total.item())
-        dist.barrier()
-        dist.destroy_process_group()
-        """,
-    )
+    script(tmp_path, adds())
     with socket.create_server(("127.0.0.1", 0)) as stranger:
         words = ("--rdzv-backend=c10d", f"--rdzv-endpoint=localhost:{stranger.getsockname()[1]}")
         flags = (*words, "--nproc-per-node=2", "worker.py")
         with going(OURS, tmp_path, *flags) as first, going(OURS, tmp_path, *flags) as second:
             for run in (first, second):
-                ended_well(run.wait(), run.stdout, run.stderr, last="2\n", times=2)
-                assert run.stdout == "2\n2\n"
+                ended_well(run.wait(), run.stdout, run.stderr, last="sum 2\n", times=2)
+                assert run.stdout == "sum 2\n" * 2
 
 
 @pytest.mark.parametrize("name", MADE_UP)
 def test_makes_up_address_and_id_without_an_endpoint(tmp_path: Path, torchruns: Torchruns, name: str) -> None:
-    script(tmp_path, TELL)
-    there, done = torchruns(name), ours(tmp_path, *MADE_UP[name], "worker.py", ".")
+    there, done = torchruns(name), as_reference(tmp_path, name)
     assert (there.status, done.returncode) == (0, 0), done.stderr
     theirs, mine = (told(folder, 0)["env"] for folder in (there.folder, tmp_path))
     made_up = {"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID"}
@@ -162,34 +137,21 @@ def test_workers_share_the_callers_stdin(launcher: list[str], kind: str, tmp_pat
     assert sorted(done.stdout.splitlines()) == ["''", "'typed'"], done.stderr
 
 
-@pytest.mark.parametrize("launcher", BOTH)
-def test_the_debugger_works_on_a_terminal(launcher: list[str], tmp_path: Path) -> None:
-    script(tmp_path, "secret = 6 * 7\nbreakpoint()\nprint('went on')")
-    ours_end, launchers_end = pty.openpty()
-    try:
-        process = subprocess.Popen(
-            [*launcher, "worker.py"],
-            cwd=tmp_path,
-            env=environment(tmp_path),
-            stdin=launchers_end,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        )
-        assert process.stdout is not None
-        os.write(ours_end, b"secret\n")
-        said = b""
-        while b"42\n(Pdb) " not in said:  # a prompt comes without a line's end
-            piece = os.read(process.stdout.fileno(), 4096)
-            assert piece, said
-            said += piece
-        os.write(ours_end, b"continue\n")
-        assert process.communicate(timeout=PATIENCE_S)[0].endswith(b"went on\n")
-        assert process.returncode == 0
-    finally:
-        process.kill()
-        process.communicate()
-        os.close(ours_end)
-        os.close(launchers_end)
+@pytest.mark.parametrize(("launcher", "terminals"), [(TORCHRUN, "True True True"), (OURS, "True True False")])
+def test_workers_see_the_terminal_and_the_debugger_works_there(
+    launcher: list[str], terminals: str, tmp_path: Path
+) -> None:
+    """But for stderr, whose last lines are the cause of a failure."""
+    tells = "import os\nprint(*map(os.isatty, range(3)))"
+    script(tmp_path, f"{tells}\nsecret = 6 * 7\nbreakpoint()\nprint('went on')")
+    with seen(tmp_path, "worker.py", argv=launcher, env=environment(tmp_path)) as shown:
+        shown.press(b"secret\n")
+        shown.wait_for(r"42\s+\(Pdb\) ")
+        shown.press(b"continue\n")
+        assert shown.ended() == 0
+        text = plain(shown.written)
+    assert terminals in text
+    assert text.endswith("went on\r\n")
 
 
 def test_without_stdin_there_is_nothing_to_read(tmp_path: Path) -> None:
@@ -230,61 +192,16 @@ def test_what_workers_print_is_whole_for_a_slow_reader(launcher: list[str], fd: 
         assert [int(line[2]) for line in told if line and line[1] == rank] == list(range(20000))
 
 
-def unread(folder: Path) -> subprocess.Popen[bytes]:
-    """Our launcher, whose output is read by nobody but the test."""
-    pipe = subprocess.PIPE
-    return subprocess.Popen(
-        [*OURS, "worker.py"], cwd=folder, env=environment(folder), stdout=pipe, stderr=pipe
-    )
-
-
-def test_counts_lines_on_stderr_that_it_does_not_show(tmp_path: Path) -> None:
-    """More of them wait for a reader than are kept in memory."""
-    says = SAYS.replace("os.write(1,", "os.write(2,").replace("20000", "150000")
-    script(tmp_path, f"import os; os.write(1, b'%d\\n' % os.getpid())\n{textwrap.dedent(says)}")
-    with unread(tmp_path) as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
-        process.stdout.readline()
-        wait_gone(descendants_of(process.pid), PATIENCE_S)  # the agent too: the launcher has it all
-        said = process.stderr.read().decode()
-        assert process.wait(PATIENCE_S) == 0
-    told = re.search(r"distlaunch: (\d+) lines not shown: the reader was too slow\n", said)
-    assert told
-    assert int(told[1]) + said.count(" line ") == 150000
-
-
 def test_an_interrupt_ends_the_wait_for_a_slow_reader(tmp_path: Path) -> None:
     ends = "import os; os.write(2, b'.' * 1000000); os.write(1, b'ready 0 %d\\n' % os.getpid())"
     script(tmp_path, ends)
-    with unread(tmp_path) as process:
+    argv, pipe = [*OURS, "worker.py"], subprocess.PIPE
+    with subprocess.Popen(argv, cwd=tmp_path, env=environment(tmp_path), stdout=pipe, stderr=pipe) as process:
         assert process.stdout is not None
         process.stdout.readline()
         wait_gone(descendants_of(process.pid), PATIENCE_S)
         process.send_signal(signal.SIGINT)
         assert process.wait(PATIENCE_S) in (0, 130)
-
-
-@pytest.mark.parametrize(("launcher", "terminals"), [(TORCHRUN, "111"), (OURS, "110")])
-def test_workers_see_the_terminal(launcher: list[str], terminals: str, tmp_path: Path) -> None:
-    """But for stderr, whose last lines are the cause of a failure."""
-    script(tmp_path, "import os; print(*map(os.isatty, range(3)))")
-    ours_end, launchers_end = pty.openpty()
-    process = subprocess.Popen(
-        [*launcher, "worker.py"],
-        cwd=tmp_path,
-        env=environment(tmp_path),
-        stdin=launchers_end,
-        stdout=launchers_end,
-        stderr=launchers_end,
-    )
-    os.close(launchers_end)
-    said = b""
-    with os.fdopen(ours_end, "rb", buffering=0) as terminal, contextlib.suppress(OSError):  # EIO is its end
-        while piece := terminal.read(4096):
-            said += piece
-    assert process.wait(PATIENCE_S) == 0
-    assert " ".join(str(flag == "1") for flag in terminals).encode() in said
 
 
 def test_a_job_that_was_stopped_for_a_while_goes_on(tmp_path: Path) -> None:
@@ -316,28 +233,9 @@ def test_reports_a_working_directory_that_is_gone(tmp_path: Path, words: tuple[s
     )
 
 
-def test_python_m_runs_it(tmp_path: Path) -> None:
-    script(tmp_path, "import sys; print(sys.argv[1:])")
-    done = launch([sys.executable, "-m", "distlaunch.torchrun"], tmp_path, "worker.py", "--nnodes", "-h")
-    assert done.stdout == "['--nnodes', '-h']\n"
-
-
-def test_reports_the_root_cause_that_the_record_decorator_left(tmp_path: Path) -> None:
-    scripts(
-        tmp_path,
-        """
-        import os, signal
-        if os.environ["RANK"] == "0":
-            signal.pause()
-        from torch.distributed.elastic.multiprocessing.errors import record
-        @record
-        def main():
-            raise ValueError("the root cause")
-        main()
-        """,
-    )
-    theirs, mine = both(tmp_path, "--nproc-per-node=2", "--redirects=3", "--log-dir=logs", "worker.py")
-    assert (theirs.process.returncode, mine.process.returncode) == (1, 1)
+def test_reports_the_root_cause_that_the_record_decorator_left(tmp_path: Path, torchruns: Torchruns) -> None:
+    theirs, mine = torchruns("record"), as_reference(tmp_path, "record")
+    assert (theirs.status, mine.returncode) == (1, 1)
     assert "ValueError: the root cause" in theirs.stderr
     (worker,) = {line for line in our_lines(mine) if "failed first" in line}
     assert worker.startswith("distlaunch: rank 1 ")
@@ -345,21 +243,11 @@ def test_reports_the_root_cause_that_the_record_decorator_left(tmp_path: Path) -
     assert "SIGTERM" not in mine.stderr
 
 
-def test_counts_restarts(tmp_path: Path) -> None:
-    text = """
-        import os, sys
-        count, most = os.environ["TORCHELASTIC_RESTART_COUNT"], os.environ["TORCHELASTIC_MAX_RESTARTS"]
-        print(f"attempt {count} of {most}\\n", end="")  # one write: a rank may be stopped after it
-        sys.exit(count != "2")
-    """
-    scripts(tmp_path, text)
-    words = ("--nproc-per-node=2", "--max-restarts=2", "--log-dir=logs", "-r1", "worker.py")
-    theirs, mine = both(tmp_path, *words)
-    assert (theirs.process.returncode, mine.process.returncode) == (0, 0), mine.stderr
-    # A rank that is stopped before it prints has an empty file here and there.
-    seen = [
-        {(path, text) for path, text in logs_of(tmp_path / name) if text} for name in ("torchrun", "ours")
-    ]
-    for found in seen:
+def test_counts_restarts(tmp_path: Path, torchruns: Torchruns) -> None:
+    theirs, mine = torchruns("restarts"), as_reference(tmp_path, "restarts")
+    assert (theirs.status, mine.returncode) == (0, 0), mine.stderr
+    for folder in (theirs.folder, tmp_path):
+        # A rank that is stopped before it prints has an empty file here and there.
+        found = [(path, text) for path, text in logs_of(folder) if text]
         assert {path.split("/")[0] for path, _ in found} == {"attempt_0", "attempt_1", "attempt_2"}
         assert all(text == f"attempt {path[len('attempt_')]} of 2\n" for path, text in found)

@@ -1,7 +1,6 @@
-"""A scheduler of another package, added by an entry point, and a transport of a type of its own."""
+"""A scheduler of another package, added by an entry point, and a transport of a new type."""
 
 import os
-import subprocess
 from pathlib import Path
 from typing import Literal
 
@@ -10,12 +9,12 @@ import pytest
 from distlaunch.agent.messages import FindRoute, RouteFound
 from distlaunch.job.spec import JobSpec, Logs, NodeSpec, Program
 from distlaunch.launch.port_check import Agents
-from distlaunch.schedulers import NAMED
 from distlaunch.transports.failure import Kind, LinkFailure, ProcessEnd, classify
 from distlaunch.transports.handshake import SCRIPT
 from distlaunch.transports.transport import Transport
-from tests.harness import PATIENCE_S, distlaunch, write_job
+from tests.harness import ROOT, distlaunch, write_job
 from tests.process import toy_scheduler
+from tests.process.commands import completed
 from tests.queued import check_stop_before_start, rows
 
 HERE = os.uname().nodename
@@ -36,23 +35,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (site / "toy_scheduler.py").write_text(Path(toy_scheduler.__file__).read_text())
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: toy-scheduler\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text("[distlaunch.schedulers]\ntoy = toy_scheduler:scheduler\n")
-    for name, value in {"PYTHONPATH": site, "TOY_QUEUE": queue, "XDG_STATE_HOME": tmp_path / "state"}.items():
-        monkeypatch.setenv(name, str(value))
+    monkeypatch.setenv("PYTHONPATH", f"{site}:{ROOT}")
+    monkeypatch.setenv("TOY_QUEUE", str(queue))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-def inside() -> dict[str, str]:
-    """The environment of its job 1."""
-    return {**os.environ, "TOY_JOB": "1", "TOY_HOSTS": f"{HERE} host2", NAMED: "toy"}
-
-
-def test_takes_the_hosts_of_its_allocation(folder: Path) -> None:
-    done = distlaunch("run", str(write_job(folder, WORKER, KEYS)), env=inside())
-    assert done.returncode == 0, done.stderr
-    assert set(done.stdout.splitlines()) == {f"[{HERE}:0] 0 2 0 None", "[host2:1] 1 2 1 host2"}
-    assert f"2 nodes from Toy job 1: {HERE}, host2 (" in done.stderr
 
 
 def test_a_job_is_submitted_to_it_and_shown_until_its_end(folder: Path) -> None:
@@ -63,8 +51,11 @@ def test_a_job_is_submitted_to_it_and_shown_until_its_end(folder: Path) -> None:
     (row,) = rows()
     assert (row["run"], row["state"], row["where"]) == ("1", "PENDING", "Toy: in line")
     script = (folder / "queue" / "1").rename(folder / "begun.sh")
-    env = {name: value for name, value in inside().items() if name != NAMED}  # as the script has it
-    subprocess.run(["sh", str(script)], env=env, check=True, timeout=PATIENCE_S, capture_output=True)
+    env = {**os.environ, "TOY_JOB": "1", "TOY_HOSTS": f"{HERE} host2"}
+    ran = completed(["sh", script], env=env)
+    assert ran.returncode == 0, ran.stderr
+    assert set(ran.stdout.splitlines()) == {f"[{HERE}:0] 0 2 0 None", "[host2:1] 1 2 1 host2"}
+    assert f"2 nodes from Toy job 1: {HERE}, host2 (" in ran.stderr
     (row,) = rows("--all")
     assert (row["state"], row["where"]) == ("SUCCEEDED", f"Toy job 1: {HERE}, host2")
     assert distlaunch("wait", "1").returncode == 0

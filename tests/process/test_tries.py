@@ -42,10 +42,6 @@ LATE_5 = """
     def test_aborted():
         once("aborted", TorchsAbortError("by torch"))
 """
-TOLD = [
-    *(f"test_late[{i}]: tests.harness.LateError: {i}: over the limit" for i in range(4)),
-    "test_aborted: tests.harness.TorchsAbortError: by torch",
-]
 FAILING = f"""
     def test_an_abort_that_is_not_torchs():
         once(1, AssertionError({TORCHS_ABORT!r}))
@@ -59,18 +55,18 @@ FAILING = f"""
 """
 
 
-def test_lists_late_tries_of_all_processes_with_their_tests(tmp_path: Path) -> None:
-    done = pytest_of(tmp_path, LATE_5)
-    assert done.returncode == 0, done.stdout
-    assert {f"test_them.py::{line}" for line in TOLD} <= set(done.stdout.splitlines())
-    assert f"5 tries were late or failed by others' faults, of at most {MOST_TRIES}" in done.stdout
-
-
-def test_too_many_late_tries_are_a_failure(tmp_path: Path) -> None:
-    done = pytest_of(tmp_path, LATE_5.replace("range(4)", "range(5)"))
-    assert done.returncode == pytest.ExitCode.TESTS_FAILED
-    assert "6 passed, 6 rerun" in done.stdout
-    assert "6 tries were late or failed by others' faults, of at most 5" in done.stdout
+@pytest.mark.parametrize(("late", "status"), [(4, pytest.ExitCode.OK), (5, pytest.ExitCode.TESTS_FAILED)])
+def test_lists_late_tries_of_all_processes_and_too_many_are_a_failure(
+    tmp_path: Path, late: int, status: int
+) -> None:
+    done = pytest_of(tmp_path, LATE_5.replace("range(4)", f"range({late})"))
+    assert done.returncode == status, done.stdout
+    told = {f"test_late[{i}]: tests.harness.LateError: {i}: over the limit" for i in range(late)}
+    told |= {"test_aborted: tests.harness.TorchsAbortError: by torch"}
+    assert {f"test_them.py::{line}" for line in told} <= set(done.stdout.splitlines())
+    assert f"{late + 1} passed, {late + 1} rerun" in done.stdout
+    count = f"{late + 1} tries were late or failed by others' faults, of at most {MOST_TRIES}"
+    assert count in done.stdout
 
 
 def test_fails_when_late_each_time_or_aborted_elsewhere_or_marked_once(tmp_path: Path) -> None:
@@ -103,6 +99,6 @@ def test_only_an_abort_at_a_workers_end_counts_as_torchs(
     assert (caught.type is TorchsAbortError) == torchs
 
 
-def test_a_job_that_ends_with_0_and_has_not_said_its_last_is_a_failure() -> None:
+def test_a_job_that_exits_with_0_without_its_last_line_is_a_failure() -> None:
     with pytest.raises(AssertionError, match="was not printed"):
         ended_well(0, "begun\n", "", last="the sum is 1\n")

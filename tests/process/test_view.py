@@ -1,4 +1,4 @@
-"""`view` and `run --view` on a real terminal, which they leave as it was."""
+"""`view` and `run --view` on a real terminal, which they restore."""
 
 import fcntl
 import os
@@ -10,9 +10,10 @@ import struct
 import subprocess
 import termios
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,18 +35,20 @@ JOB = "nodes: 2\nprocs_per_node: 2\ngpus_per_node: 0\nlogs: {watch: 'loss ([0-9.
 class Seen:
     """A command on a terminal of its own, and all that was written there."""
 
-    def __init__(self, folder: Path, *words: str) -> None:
+    def __init__(
+        self, folder: Path, *words: str, argv: Sequence[str] = (), env: Mapping[str, str] = os.environ
+    ) -> None:
         self._controller, self.terminal = os.openpty()
         self.resize(24, 80)
         self.before = termios.tcgetattr(self.terminal)
         self.written = b""
         self.process = subprocess.Popen(
-            distlaunch_argv(*words),
+            [*(argv or distlaunch_argv()), *words],
             cwd=folder,
             stdin=self.terminal,
             stdout=self.terminal,
             stderr=self.terminal,
-            env={**os.environ, "TERM": "xterm-256color"},
+            env={**env, "TERM": "xterm-256color"},
             start_new_session=True,
         )
 
@@ -114,8 +117,8 @@ def plain(written: bytes) -> str:
 
 
 @contextmanager
-def seen(folder: Path, *words: str) -> Iterator[Seen]:
-    shown = Seen(folder, *words)
+def seen(folder: Path, *words: str, **options: Any) -> Iterator[Seen]:
+    shown = Seen(folder, *words, **options)
     try:
         yield shown
     finally:
@@ -221,21 +224,3 @@ def test_survives_a_storm_of_resizes(tmp_path: Path, left: str) -> None:
         shown.process.send_signal(signal.SIGINT)
         assert shown.ended() == 130
         shown.assert_sane()
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("view",), "view needs a terminal as stdout"),
-        (("run", "--view", "job.yaml"), "--view needs a terminal as stdout"),
-        (("run", "--view", "--detach", "job.yaml"), "--view can't be combined with --detach or --on"),
-        (("run", "--view", "--json", "job.yaml"), "--view can't be combined with --json"),
-        (("run", "--json", "-d", "job.yaml"), "--json can't be combined with --detach or --on"),
-        (("run", "--json", "--on", "host", "job.yaml"), "--json can't be combined with --detach or --on"),
-    ],
-)
-def test_refuses_options_that_contradict_each_other(
-    words: tuple[str, ...], said: str, tmp_path: Path
-) -> None:
-    done = distlaunch(*words, cwd=tmp_path)
-    assert (done.returncode, said in done.stderr) == (2, True), done.stderr

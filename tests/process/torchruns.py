@@ -16,19 +16,13 @@ from typing import NamedTuple
 import pytest
 
 from tests.harness import PATIENCE_S, ROOT, Going, distlaunch_argv
-from tests.process.commands import Done, completed
+from tests.process.commands import Done, completed, sleeper
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 OURS = distlaunch_argv("torchrun")
 BOTH = (TORCHRUN, OURS)
 NEEDS_TORCH = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
 """Looked for, not imported: each process that runs tests would take more than a second for that."""
-TOUCH = """
-    import os, pathlib, sys
-    if sys.argv[2:] == ["--fail"]:
-        raise RuntimeError("as asked")
-    pathlib.Path(sys.argv[1].removeprefix("--touch-file-dir="), os.environ["RANK"]).touch()
-"""
 TELL = """
     import json, os, signal, sys
     told = {
@@ -44,14 +38,6 @@ TELL = """
     with open(f"{sys.argv[1]}/{os.environ['RANK']}", "w") as file:
         json.dump(told, file)
 """
-STUBBORN = """
-    import os, signal
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    os.write(1, b"ready %s %d\\n" % (os.environ["RANK"].encode(), os.getpid()))
-    while True:
-        signal.pause()
-"""
-WAITING = STUBBORN.replace("signal.signal(signal.SIGTERM, signal.SIG_IGN)", "")
 CONTRACTS = {
     "one worker": ["--nproc-per-node=1"],
     "roles and restarts": ["--role=trainer", "--max-restarts=2", "--nproc-per-node=2"],
@@ -82,8 +68,25 @@ OUTPUTS = {
     "filter and tee": ["--local-ranks-filter=0,2", "--tee=3", "--role=trainer"],
     "filter and redirects": ["--local-ranks-filter=0,2", "-r=1:3,2:1"],
 }
+FAILS_RECORDED = """
+    import os, signal
+    if os.environ["RANK"] == "0":
+        signal.pause()
+    from torch.distributed.elastic.multiprocessing.errors import record
+    @record
+    def main():
+        raise ValueError("the root cause")
+    main()
+"""
+FAILS_TWICE = """
+    import os, sys
+    count, most = os.environ["TORCHELASTIC_RESTART_COUNT"], os.environ["TORCHELASTIC_MAX_RESTARTS"]
+    print(f"attempt {count} of {most}\\n", end="")  # one write: a rank may be stopped after it
+    sys.exit(count != "2")
+"""
 DEVICES = {"virtual local rank": "4,5,7"}
 TOLD = ("worker.py", ".", "--x", "a b", "--")
+LOGS = ("-r3", "--log-dir=logs", "worker.py")
 REFERENCES = {
     **{
         name: (TELL, [*words, "--master-port={port}", "--rdzv-id=4", *TOLD])
@@ -98,6 +101,8 @@ REFERENCES = {
         name: (PRINT, [*words, "--nproc-per-node=3", "--log-dir=logs", "worker.py"])
         for name, words in OUTPUTS.items()
     },
+    "record": (FAILS_RECORDED, ["--nproc-per-node=2", *LOGS]),
+    "restarts": (FAILS_TWICE, ["--nproc-per-node=2", "--max-restarts=2", *LOGS]),
 }
 """By name: a script and torchrun's arguments, of which torchrun's own way is what ours is compared with."""
 MANY_TORCHRUNS = """
@@ -123,14 +128,7 @@ for _ in json.loads(sys.argv[1]):
     os.wait()
 """
 MAY_DIFFER = {
-    # Ours alone.
-    *(
-        "DISTLAUNCH_AGENT",
-        "DISTLAUNCH_DEADLINE",
-        "DISTLAUNCH_BACKEND",
-        "DISTLAUNCH_JOB_ID",
-        "DISTLAUNCH_RUN_ID",
-    ),
+    *(f"DISTLAUNCH_{name}" for name in ("AGENT", "DEADLINE", "BACKEND", "JOB_ID", "RUN_ID")),  # ours alone
     "NODE_RANK",  # what other launchers call GROUP_RANK
     *("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"),  # the interface that leads to rank 0, where none is given
     # With GPUs: the flight recorder tells who missed a collective.
@@ -164,6 +162,14 @@ def ours(folder: Path, *words: str, **environ: str) -> Done:
     return launch(OURS, folder, *words, **environ)
 
 
+def as_reference(folder: Path, name: str, port: int = 0) -> Done:
+    """Run ours in `folder` with the script and the arguments of one of `REFERENCES`."""
+    text, words = REFERENCES[name]
+    script(folder, text)
+    placed = (word.replace("{port}", str(port)) for word in words)
+    return ours(folder, *placed, CUDA_VISIBLE_DEVICES=DEVICES.get(name, ""))
+
+
 @contextlib.contextmanager
 def going(launcher: list[str], folder: Path, *words: str) -> Iterator[Going]:
     """A launcher in `folder` that is ended when the test is."""
@@ -172,19 +178,6 @@ def going(launcher: list[str], folder: Path, *words: str) -> Iterator[Going]:
         yield run
     finally:
         run.kill()
-
-
-def both(folder: Path, *words: str) -> tuple[Going, Going]:
-    """Run torchrun and ours at the same time, each in a folder of its own, to their ends."""
-    folders = [folder / name for name in ("torchrun", "ours")]
-    with contextlib.ExitStack() as stack:
-        runs = [
-            stack.enter_context(going(launcher, place, *words))
-            for launcher, place in zip(BOTH, folders, strict=True)
-        ]
-        for run in runs:
-            run.wait()
-    return runs[0], runs[1]
 
 
 class Ended(NamedTuple):
@@ -233,12 +226,6 @@ def script(folder: Path, text: str) -> None:
     (folder / "worker.py").write_text(textwrap.dedent(text))
 
 
-def scripts(folder: Path, text: str) -> None:
-    """Write worker.py for `both`."""
-    for name in ("torchrun", "ours"):
-        script(folder / name, text)
-
-
 def free_port() -> int:
     """A port that was free a moment ago, and that the kernel gives to nobody who asks for any."""
     for port in random.sample(range(20000, 30000), 100):
@@ -259,10 +246,6 @@ def assert_fine(done: Done) -> None:
     assert our_lines(done) == []
 
 
-def touched(folder: Path) -> set[str]:
-    return {entry.name for entry in (folder / "out").iterdir()}
-
-
 # Output, next to real torchrun
 
 
@@ -272,7 +255,7 @@ def logs_of(folder: Path) -> set[tuple[str, str]]:
     return {(str(path.relative_to(run)), path.read_text()) for path in run.rglob("*.log")}
 
 
-CATCHES = """
+CATCHES = sleeper("""
     import os, signal, sys
     def leave(signum, frame):
         os.write(1, f"got {signal.Signals(signum).name}\\n".encode())
@@ -280,7 +263,4 @@ CATCHES = """
     for name in ("SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP"):
         signal.signal(getattr(signal, name), leave)
     signal.sigtimedwait([], 0.5)  # torchrun passes signals on only once it has started all its workers
-    os.write(1, f"ready {os.environ['RANK']} {os.getpid()}\\n".encode())
-    while True:
-        signal.pause()
-"""
+""")
