@@ -16,12 +16,19 @@ _OPTIONS = (
     "--mem=0",  # all memory of the job on the node
     "--cpu-bind=none",  # the job file decides about CPUs
     *("--mpi=none", "--input=all", "--output=all", "--error=all", "--kill-on-bad-exit=0", "--wait=0"),
-    *("--export=ALL", "--chdir=/", "--quit-on-interrupt"),
+    *("--export=ALL", "--chdir=/", "--quit-on-interrupt", "--job-name=distlaunch"),
 )
 """Options of srun that it also reads from variables, which the allocation or a script may have set."""
 
 VARIABLES = ("SLURM_", "SRUN_", "PMI_", "PMIX_", "SLURMD_")
 """Prefixes of the variables that Slurm's tools set, and some of them read."""
+_JOB_NAME = "DISTLAUNCH_JOB_NAME"
+_START = (
+    # A termination warning may go to every process, and ranks that don't handle it would die of it.
+    'trap "" USR1 USR2; '
+    # srun has replaced the name of the job by that of the step.
+    f'SLURM_JOB_NAME="${{{_JOB_NAME}:-$SLURM_JOB_NAME}}"; unset {_JOB_NAME}; exec "$@"'
+)
 _OF_THE_JOB = ("SLURM_JOB_", "SLURM_ARRAY_", "SLURM_SUBMIT_", "SLURM_HET_", "SLURM_JOBID_HET_")
 _KEPT = ("SLURM_JOBID", "SLURM_CONF", "SLURM_CLUSTERS", "SLURM_CLUSTER_NAME", "SLURM_RESTART_COUNT")
 _OF_THE_STEP = (
@@ -74,12 +81,13 @@ class Slurm(Transport):
         group = [] if self.group is None else [f"--het-group={self.group}"]
         unset = [part for name in _OF_THE_STEP for part in ("-u", name)]
         where = [f"--jobid={self.job}", *group, f"--nodelist={','.join(hosts)}"]
-        env = ["env", *unset, *self.variables]
-        return ["srun", *size, *_OPTIONS, *self.options, *where, *env, "/bin/sh", "-c", SCRIPT]
+        start = ["env", *unset, *self.variables, "/bin/sh", "-c", _START, "sh"]
+        return ["srun", *size, *_OPTIONS, *self.options, *where, *start, "/bin/sh", "-c", SCRIPT]
 
     def environment(self, environ: Mapping[str, str]) -> dict[str, str]:
         """Return the environment without variables that are options of srun, or describe another step."""
-        return {name: value for name, value in environ.items() if _passes(name)}
+        named = {_JOB_NAME: environ["SLURM_JOB_NAME"]} if "SLURM_JOB_NAME" in environ else {}
+        return {name: value for name, value in environ.items() if _passes(name)} | named
 
     def failure(self, end: ProcessEnd) -> LinkFailure:
         """Return the failure by srun's messages if srun has failed, else by the node's."""
