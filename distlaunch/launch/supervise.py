@@ -1,6 +1,7 @@
 """The loop of a run: waits for links, signals and deadlines, feeds the supervisor, executes its actions."""
 
 import os
+import signal
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
@@ -25,8 +26,8 @@ from distlaunch.supervisor.summary import Summary
 from distlaunch.transports import process
 from distlaunch.transports.link import Links
 
-# A scheduler may send SIGTERM to all processes of a job at once, including the one that asks for the reason.
-_UNSTOPPED = ("/bin/sh", "-c", 'trap "" TERM; exec "$@"', "sh")
+_ENV = "/usr/bin/env"
+"""Runs a command, or fails by itself if that is missing."""
 WATCH_S = 4.0
 """Seconds between requests for resource use, while an observer wants it."""
 FIRST_SIGNS_OF_WORKERS = (messages.WorkerStarted, messages.WorkerUnstarted, messages.WorkerExited)
@@ -136,7 +137,9 @@ class Controller:
         allocation = self._spec.allocation
         assert allocation is not None
         scheduler, printed = load(allocation.scheduler), bytearray()
-        command = process.start([*_UNSTOPPED, *scheduler.fate_argv(allocation.job)], os.environ)
+        # A scheduler may send SIGTERM to all processes of a job at once, including the one that asks it why.
+        argv = [_ENV, *scheduler.fate_argv(allocation.job)]
+        command = process.start(argv, os.environ, blocked=(signal.SIGTERM,))
 
         def receive() -> None:
             piece = os.read(command.stdout, 1 << 16)

@@ -7,6 +7,7 @@ answer. If the scheduler ends the job, the failure is reported as such, and the 
 import signal
 
 from distlaunch.agent.messages import WarningReceived
+from distlaunch.errors import Exit
 from distlaunch.supervisor import restarting
 from distlaunch.supervisor.actions import AskScheduler, ShowMessage, WarnWorkers
 from distlaunch.supervisor.events import AllocationReported
@@ -26,6 +27,7 @@ ASK_S = 1.0
 SPARE_S = 5.0
 """Seconds of the remaining time that are reserved for the end of the job itself."""
 STATUS = 128 + signal.SIGTERM
+_BY_SCHEDULER = (128 + signal.SIGTERM, 128 + signal.SIGKILL, Exit.NODE_LOST)
 _BY_SIGNALS = (128 + signal.SIGTERM, 128 + signal.SIGKILL, 128 + signal.SIGINT)
 
 
@@ -108,7 +110,7 @@ def _ended_by_scheduler(state: State, answer: AllocationReported, now: float) ->
     cause = cause._replace(cancelled="cancelled" in answer.why)
     if state.phase is not Phase.STOPPING:
         return state, (JobOver(cause, _signal(state)),)
-    if state.cause is None:
+    if state.cause is None or state.cause.exit_status in _BY_SCHEDULER:
         return state.with_cause(cause), (ShowMessage("error", cause.text),)
     return state, ()
 
@@ -121,8 +123,9 @@ def success_doubted(found: SuccessDoubted, state: State, now: float) -> Step:
 
 
 def ask_overdue(state: State, now: float) -> Step:
-    """Continue without an answer of the scheduler."""
-    return on_allocation_reported(AllocationReported(None), state, now)
+    """Continue without an answer of the scheduler; a job that ends waits a little longer for the reason."""
+    asked, (state, found) = state.asked, on_allocation_reported(AllocationReported(None), state, now)
+    return state._replace(asked=asked if any(isinstance(each, JobOver) for each in found) else None), found
 
 
 def _warn_ranks(state: State, left_s: float | None, now: float) -> Step:

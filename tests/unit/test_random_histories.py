@@ -443,7 +443,8 @@ def check_step(before: State, wanted: tuple[Action, ...], after: State, now: flo
     assert len(recent) <= limit.most
     corrected = before.phase is after.phase and before.cause is not None and after.cause != before.cause
     grew = bool(before.restarts) and before.restarts[-1].why is Why.GROWTH  # a loss meanwhile is its cause
-    if corrected and before.cause and not grew:
+    late = after.cause is not None and after.cause.scheduled  # the scheduler's answer
+    if corrected and before.cause and not (grew or late):
         assert after.cause is not None and None not in (before.cause.rank, after.cause.rank)
         assert after.cause.at < before.cause.at or (before.cause.peer_gone and not after.cause.peer_gone)
     if after.suspect and not ending:

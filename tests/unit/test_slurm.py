@@ -245,6 +245,26 @@ def test_restarts_if_the_scheduler_does_not_answer() -> None:
     assert phase(job) is Phase.RESTARTING
 
 
+def test_a_late_answer_of_the_scheduler_still_says_why_the_job_has_ended() -> None:
+    job = inside()
+    assert asks(job.feed(Interrupted(15)))
+    job.obey(job.wait(1.0))
+    assert phase(job) is Phase.STOPPING, "the answer is awaited"
+    told = job.feed(AllocationReported(ends=True, why="was cancelled"))
+    assert texts(told) == ["Slurm job 17 was cancelled"]
+    assert (phase(job), job.state.cause and job.state.cause.scheduled) == (Phase.DONE, True)
+
+
+def test_a_job_does_not_wait_for_ever_for_the_scheduler() -> None:
+    job = inside()
+    job.feed(Interrupted(15))
+    job.obey(job.wait(1.0))
+    job.wait(3.0)
+    assert phase(job) is Phase.DONE
+    assert job.state.cause is not None
+    assert job.state.cause.text == "stopped by SIGTERM"
+
+
 def test_a_rank_killed_with_its_node_is_not_the_root_cause() -> None:
     for lost, blamed in ((1, "b was lost"), (0, "rank 3 (b) failed first")):
         job = inside()
