@@ -28,6 +28,8 @@ from distlaunch.transports.link import Links
 
 _ENV = "/usr/bin/env"
 """Runs a command, or fails by itself if that is missing."""
+MISSED = 3.5
+"""Heartbeats without an answer until a node is lost that the transport doesn't watch, as soon as over ssh."""
 WATCH_S = 4.0
 """Seconds between requests for resource use, while an observer wants it."""
 FIRST_SIGNS_OF_WORKERS = (messages.WorkerStarted, messages.WorkerUnstarted, messages.WorkerExited)
@@ -102,8 +104,10 @@ class Controller:
             self._links.nudge()
             for node in self._links.answering:
                 self._links.send(node, messages.Ping())
-                if now - self._last_frame.get(node, now) > self._lease_s:
-                    self._links.give_up(node, f"no heartbeat for {self._lease_s:g} s (timeouts.lease)")
+                keeps_alive = self._spec.pool[node].reach.keeps_alive
+                most_s = self._lease_s if keeps_alive else MISSED * self._heartbeat_s
+                if now - self._last_frame.get(node, now) > most_s:
+                    self._links.give_up(node, f"no heartbeat for {most_s:g} s (timeouts.lease)")
 
     def _feed(self, event: events.Event) -> None:
         now = self._now()

@@ -56,6 +56,7 @@ class Slurm(Transport):
     options: tuple[str, ...] = ()
     variables: tuple[str, ...] = ()
     name: Literal["slurm"] = "slurm"
+    keeps_alive = False
     patience_s = 0.5  # only a running srun ends its step
 
     @property
@@ -93,6 +94,8 @@ class Slurm(Transport):
         """Return the failure by srun's messages if srun has failed, else by the node's."""
         relevant = end._replace(stderr=_telling(end))
         failure = classify(relevant, _BY_SRUN, _SRUN_FAILED, "srun on this machine")
+        if failure.kind is Kind.LOST and re.search(_NODE_FAILED, end.stderr):
+            failure = failure._replace(kind=Kind.NODE_DOWN)
         return failure._replace(clean=failure.clean and _swept(end))
 
     def advice(self, failure: LinkFailure, python: str | None) -> str:
@@ -116,11 +119,12 @@ def _passes(name: str) -> bool:
 _SRUN_FAILED = 1
 """Exit status of srun's own failures, and of a task that ends with the same status."""
 
+_NODE_FAILED = "[Nn]ode failure"
 # As Slurm 22.05 prints them, and from the messages in its sources.
 _BY_SRUN: Patterns = (
     (Kind.NO_ALLOCATION, r"Invalid job id|[Jj]ob/step already complet|has been revoked"),
     (Kind.NO_ALLOCATION, r"allocation .* has expired|Unable to confirm allocation"),
-    (Kind.NODE_DOWN, r"[Nn]ode failure|required nodes? (?:is|are) not available|nodes? .* DOWN"),
+    (Kind.NODE_DOWN, rf"{_NODE_FAILED}|required nodes? (?:is|are) not available|nodes? .* DOWN"),
     (Kind.UNREACHABLE, r"Communication connection failure|Unable to contact slurm"),
     (Kind.UNREACHABLE, r"Connection (?:refused|timed out)"),
     (Kind.STEP_REFUSED, r"Unable to create step|Unable to allocate resources|Access/permission denied"),
@@ -129,7 +133,7 @@ _BY_SRUN: Patterns = (
 _CHATTER = r"lacks support for cpu binding"
 _TASK_ENDED = r"tasks? [\d,-]+: Exited with exit code"
 _KILLED = r"tasks? [\d,-]+: Killed"
-_BROKEN = rf"[Nn]ode failure|Force Terminated|Job step aborted|{_KILLED}"
+_BROKEN = rf"{_NODE_FAILED}|Force Terminated|Job step aborted|{_KILLED}"
 _FOLLOWS = (r"Force Terminated|Job step aborted|forcing job termination", _KILLED)
 """Messages that srun prints after the cause; the second is left out only after the first."""
 

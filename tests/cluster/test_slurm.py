@@ -224,6 +224,19 @@ def test_a_spare_of_the_allocation_replaces_a_node_that_is_down(
         ended(run, 130, "host2 was lost")
 
 
+def test_a_node_that_is_cut_off_is_lost_after_three_heartbeats(
+    tmp_path: Path, slurm: Slurm, allocation: str, before: set[int]
+) -> None:
+    with running(write_job(tmp_path, WAITS, f"{CPU}timeouts: {{stop: 2s, lease: 12s}}\n")) as run:
+        run.wait_ready(3)
+        slurm.call("cut", "host3")
+        try:
+            assert run.ends_within(9.5) == 71
+        finally:
+            slurm.call("heal", "host3")
+        assert "host3 was lost: no heartbeat for 7 s" in run.stderr
+
+
 @pytest.mark.parametrize("daemon", ["slurmctld", "slurmd"])
 def test_the_death_of_a_daemon_hurts_no_run(
     tmp_path: Path, slurm: Slurm, allocation: str, daemon: str

@@ -160,7 +160,7 @@ def by_the_loss_of_a_node(queue: SlurmQueue, job: str) -> None:
     """slurmctld takes a node for lost."""
     try:
         queue.slurm.tool("scontrol", "update", "nodename=host3", "state=DOWN", "reason=test")
-        queue.wait_for(job, "DUE TO")
+        queue.wait_for(job, f"host3 was lost; Slurm job {job} was requeued")
     finally:
         queue.slurm.tool("scontrol", "update", "nodename=host3", "state=RESUME", status=None)
 

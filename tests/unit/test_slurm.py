@@ -14,7 +14,7 @@ from distlaunch.schedulers import allocation_in
 from distlaunch.schedulers.slurm import ADVICE, count_gpus, scheduler
 from distlaunch.schedulers.task import Task, check_devices, check_master
 from distlaunch.supervisor.actions import AskScheduler, Close, WarnWorkers
-from distlaunch.supervisor.events import AllocationReported
+from distlaunch.supervisor.events import AllocationReported, LinkEnded
 from distlaunch.supervisor.state import Phase
 from distlaunch.transports.failure import Kind, LinkFailure, ProcessEnd
 from distlaunch.transports.slurm import Slurm
@@ -120,6 +120,7 @@ KILLED = "srun: error: host2: task 0: Killed"
 CANCELLED = "slurmstepd-host2: error: *** STEP 6.1 ON host2 CANCELLED AT 2026-01-01T12:00:00 ***"
 ABORTED = "srun: Job step aborted: Waiting up to 7 seconds for job step to finish."
 SRUN_KILLED = "srun on this machine was killed by signal 9 (SIGKILL)"
+FAILED = "srun: error: Node failure on host2"
 NO_JOB = "srun: error: Unable to confirm allocation for job 9: Invalid job id specified"
 NO_STEP = "srun: error: Unable to create step for job 2: Requested node configuration is not available"
 
@@ -139,6 +140,7 @@ NO_STEP = "srun: error: Unable to create step for job 2: Requested node configur
             (Kind.LOST, CANCELLED, False),
         ),
         (ProcessEnd(CHATTER, True, -9), (Kind.LOST, SRUN_KILLED, False)),
+        (ProcessEnd(f"{ABORTED}\n{FAILED}", True, 1), (Kind.NODE_DOWN, FAILED, False)),
         (ProcessEnd(NO_JOB, status=1), (Kind.NO_ALLOCATION, NO_JOB, False)),
         (ProcessEnd(NO_STEP, status=1), (Kind.STEP_REFUSED, NO_STEP, False)),
     ],
@@ -236,6 +238,16 @@ def test_a_job_that_the_scheduler_ends_is_not_restarted() -> None:
     assert phase(job) is Phase.STOPPING
     assert job.state.cause is not None
     assert (job.state.cause.text, job.state.outcome) == ("Slurm job 17 was cancelled", 143)
+
+
+@pytest.mark.parametrize("kind", [Kind.SILENT, Kind.NODE_DOWN])
+def test_names_the_node_for_which_the_scheduler_ends_the_job(kind: Kind) -> None:
+    for why, lost in (("was requeued", "b was lost; "), ("was cancelled", "")):
+        job = inside()
+        job.feed(LinkEnded(1, LinkFailure(kind)))
+        job.feed(AllocationReported(ends=True, why=why))
+        assert job.state.cause is not None
+        assert job.state.cause.text == f"{lost}Slurm job 17 {why}"
 
 
 def test_restarts_if_the_scheduler_does_not_answer() -> None:
