@@ -140,6 +140,11 @@ class Controller:
     def _ask_scheduler(self) -> None:
         allocation = self._spec.allocation
         assert allocation is not None
+        if not allocation.answers:
+            from distlaunch.runs.requeues import fate_by_stop
+
+            self._feed(fate_by_stop(self._spec))
+            return
         scheduler, printed = load(allocation.scheduler), bytearray()
         # A scheduler may send SIGTERM to all processes of a job at once, including the one that asks it why.
         argv = [_ENV, *scheduler.fate_argv(allocation.job)]

@@ -79,7 +79,7 @@ def termination_warning(found: TerminationWarning | WarningReceived, state: Stat
 
 def _scheduler_answers(state: State) -> bool:
     allocation = state.spec.allocation
-    return allocation is not None and allocation.answers
+    return allocation is not None and (allocation.answers or allocation.queued)
 
 
 def _ask(state: State, asked: Asked, now: float) -> Step:
