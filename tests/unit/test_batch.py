@@ -184,6 +184,7 @@ def test_a_plan_before_the_queue_has_the_requested_gpus(keys: str, gpus: int, tm
     [
         ("slurm: {extra: [--array=1-3]}", "slurm.extra[0]: --array can't be used: an array would start"),
         ("slurm: {extra: [-o x]}", "slurm.extra[0]: -o can't be used: the job's output goes to logs.dir"),
+        ("slurm: {extra: {reservation: x}}", 'a map; each item must be an option such as "--reservation='),
         ("nodes: 4\nslurm: {nodes: 3}", "slurm.nodes: too few for the job: nodes is 4"),
         ("slurm: {time: 12:00:00}", 'quote it: "12:00:00"'),
         ("slurm: {signal: 'X:USR1@60'}", "slurm.signal: expected a signal"),
