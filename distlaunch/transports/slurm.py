@@ -198,14 +198,16 @@ class LabeledStreams(Streams):
     def listen(self, data: bytes) -> list[NodeGone]:
         """Take data of stderr: messages of srun, or labeled lines of a node."""
         found: list[NodeGone] = []
+        told: list[_Node] = []
         for label, line in self._lines(2, data):
             if label is not None and label < len(self._nodes):
                 self._nodes[label].listen(line + b"\n")
+                told.append(self._nodes[label])
                 continue
             super().listen(line + b"\n")
             if end := _TASK_END.match(line.decode(errors="replace")):
                 found += self._ended(line, *end.groups())
-        return found
+        return found + [gone for node in told if node.late for gone in self._gone(node, node.late)]
 
     def _lines(self, stream: int, data: bytes) -> Iterator[tuple[int | None, bytes]]:
         *whole, self._half[stream] = (self._half[stream] + data).split(b"\n")
@@ -217,8 +219,11 @@ class LabeledStreams(Streams):
         """Note the end of tasks that srun reports."""
         found = []
         for node in (self._on[host] for host in expand_nodelist(hosts) if host in self._on):
+            if status and not (node.booted or node.words):
+                node.late = int(status)  # without an agent it must have said why: srun reports the end sooner
             node.listen(words + b"\n")
-            found += self._gone(node, int(status) if status else None)
+            if not node.late:
+                found += self._gone(node, int(status) if status else None)
         return found
 
     def _gone(self, node: "_Node", status: int | None) -> list[NodeGone]:
@@ -237,6 +242,8 @@ class _Node(Streams):
         self.index = index
         self._rest = b""
         self.gone = False
+        self.late = 0
+        """Its exit status, if its last output is still on the way."""
 
     def receive(self, line: bytes) -> tuple[bytes, Sequence[wire.Frame | NodeGone]]:
         """Return the frames that a line completes."""
