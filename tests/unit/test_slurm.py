@@ -16,6 +16,7 @@ from distlaunch.schedulers.task import Task, check_devices, check_master
 from distlaunch.supervisor.actions import AskScheduler, Close, WarnWorkers
 from distlaunch.supervisor.events import AllocationReported, LinkEnded
 from distlaunch.supervisor.state import Phase
+from distlaunch.supervisor.summary import Summary
 from distlaunch.transports.failure import Kind, LinkFailure, ProcessEnd
 from distlaunch.transports.slurm import Slurm
 from distlaunch.wording import expand_nodelist
@@ -255,6 +256,13 @@ def test_restarts_if_the_scheduler_does_not_answer() -> None:
     job.feed(gone(1))
     job.wait(1.0)
     assert phase(job) is Phase.RESTARTING
+
+
+def test_ranks_that_the_scheduler_has_stopped_did_not_fail() -> None:
+    job = inside()
+    job.feed(exited(1, 1, -15, job.now))
+    job.feed(AllocationReported(ends=True, why="was cancelled"))
+    assert "rank 3: stopped by Slurm" in Summary(job.state, "", {}, 1.0).lines()
 
 
 def test_a_late_answer_of_the_scheduler_still_says_why_the_job_has_ended() -> None:
