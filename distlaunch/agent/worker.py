@@ -203,7 +203,7 @@ def _reset_signals() -> None:
     # Ignored and blocked signals survive exec, and Python itself ignores SIGPIPE and SIGXFSZ.
     signal.set_wakeup_fd(-1)
     for signum in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
-        signal.signal(signum, signal.SIG_DFL)
+        signal.signal(signum, signal.SIG_IGN if signum in _ignored else signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
@@ -242,6 +242,8 @@ def _words(code: int, stage: str) -> str:
     return os.strerror(code)
 
 
+_ignored = [signum for signum in wire.WARNINGS if signal.getsignal(signum) is signal.SIG_IGN]
+"""Termination warnings that this agent was started to ignore: workers do, unless they handle them."""
 _own_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
 _shared = dict(enumerate(map(int, filter(None, os.environ.pop(wire.SHARED, "").split(",")))))
 

@@ -32,9 +32,9 @@ def from_torchrun(words: Words, as_json: Json = False) -> None:
     """Print a job file for a torchrun command."""
     from distlaunch.compat.from_torchrun import command_draft
     from distlaunch.here import cpu_count
-    from distlaunch.job.file import STDIN, read_text
+    from distlaunch.job.file import STDIN, read_job
 
-    given = [read_text(STDIN)] if words == [STDIN] else words
+    given = [read_job(STDIN)] if words == [STDIN] else words
     _print(command_draft(given, cpu_count()), as_json)
 
 
@@ -52,20 +52,20 @@ def from_sbatch(script: Script, as_json: Json = False) -> None:
 def from_accelerate(config: Config, program: Program = None, as_json: Json = False) -> None:
     """Print a job file for an accelerate config."""
     from distlaunch.compat.from_accelerate import accelerate_draft
-    from distlaunch.job.file import read_text, source_of
+    from distlaunch.job.file import read_job, source_of
     from distlaunch.job.yaml_document import parse
 
     source = source_of(config)
-    _print(accelerate_draft(parse(read_text(config), source), source, program or ()), as_json)
+    _print(accelerate_draft(parse(read_job(config), source), source, program or ()), as_json)
 
 
 @imports.command("hostfile")
 def from_hostfile(hosts: Hosts, program: Program = None, as_json: Json = False) -> None:
     """Print a job file for the hosts of a hostfile."""
     from distlaunch.compat.draft import hostfile_draft
-    from distlaunch.job.file import read_text, source_of
+    from distlaunch.job.file import read_job, source_of
 
-    _print(hostfile_draft(read_text(hosts), source_of(hosts), program or ()), as_json)
+    _print(hostfile_draft(read_job(hosts), source_of(hosts), program or ()), as_json)
 
 
 def _print(draft: "Draft", as_json: bool) -> None:

@@ -30,10 +30,16 @@ def load_job(path: str, overrides: Sequence[str] = (), extra_args: Sequence[str]
 
 
 def read_job(path: str) -> str:
-    """Return the text of a job file. Raises `UsageError`."""
+    """Return the text of a job file, or of another launcher's. Raises `UsageError` for a program."""
     if path.endswith(".py"):
         raise UsageError(f"{path} is a script, not a job file: write a job file with `script: {path}`")
-    return read_text(path)
+    text = read_text(path)
+    if "\n#SBATCH" in f"\n{text}":
+        from shlex import quote  # only a mistake needs it
+
+        hint = f"`distlaunch import sbatch {quote(path)}` makes a job file of it"
+        raise UsageError(f"{source_of(path)} is a Slurm batch script: {hint}")
+    return text
 
 
 def job_of(

@@ -313,6 +313,8 @@ class ListOf(Type):
         match value:
             case Entries() if value.entries and isinstance(self.item, Record) and self.item.main:
                 return records_hint(value, {*self.item.fields, *self.item.foreign}, self.item.main)
+            case Entries() if not isinstance(self.item, Record):
+                return f"; each item must be {self.item.name}"
             case Scalar(value=str(text)) if text.strip(" ,"):
                 words = (Scalar(word, value.place, word) for word in words_of(text))
                 if any(self.item.read(word) is REFUSED for word in words):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from distlaunch.agent.frozen import Frozen
 from distlaunch.errors import DistlaunchError, UsageError, reason
 from distlaunch.here import boot_id, make_room_for_links
+from distlaunch.job.allocation import Allocation
 from distlaunch.job.spec import JobSpec
 from distlaunch.launch.addresses import ask_addresses
 from distlaunch.observers.run_directory import RunDirectory, new_run_id
@@ -77,6 +78,8 @@ def start_run(spec: JobSpec, early: Link | None = None, listener: "InboundListen
     _check_notify(spec)
     _check_master(spec)
     began = time.monotonic()
+    if spec.logs.torchrun:
+        spec = spec._replace(allocation=_surrounding(bool(listener)))
     if spec.allocation and spec.allocation.queued:
         from distlaunch.runs.requeues import continued, note_start
 
@@ -101,11 +104,16 @@ def start_run(spec: JobSpec, early: Link | None = None, listener: "InboundListen
 def _ticket(spec: JobSpec, listener: "InboundListener | None") -> Ticket | None:
     """Return the scheduler's ID of the job that is the run, or that its launchers were started in."""
     allocation = spec.allocation
-    if listener and allocation is None:
-        with suppress(DistlaunchError):
-            allocation = allocation_in(os.environ)
     if allocation and allocation.job and (allocation.queued or listener):
         return Ticket(allocation.scheduler, allocation.job)
+    return None
+
+
+def _surrounding(needed: bool) -> Allocation | None:
+    """Return the allocation that the launchers of nodes or ranks are in, whose end is theirs, too."""
+    with suppress(DistlaunchError):
+        if found := allocation_in(os.environ, needed):
+            return found._replace(queued=False)  # the batch script is the user's own
     return None
 
 

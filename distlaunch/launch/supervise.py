@@ -1,6 +1,7 @@
 """The loop of a run: waits for links, signals and deadlines, feeds the supervisor, executes its actions."""
 
 import os
+import signal
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
@@ -25,8 +26,10 @@ from distlaunch.supervisor.summary import Summary
 from distlaunch.transports import process
 from distlaunch.transports.link import Links
 
-# A scheduler may send SIGTERM to all processes of a job at once, including the one that asks for the reason.
-_UNSTOPPED = ("/bin/sh", "-c", 'trap "" TERM; exec "$@"', "sh")
+_ENV = "/usr/bin/env"
+"""Runs a command, or fails by itself if that is missing."""
+MISSED = 3.5
+"""Heartbeats without an answer until a node is lost that the transport doesn't watch, as soon as over ssh."""
 WATCH_S = 4.0
 """Seconds between requests for resource use, while an observer wants it."""
 FIRST_SIGNS_OF_WORKERS = (messages.WorkerStarted, messages.WorkerUnstarted, messages.WorkerExited)
@@ -101,8 +104,10 @@ class Controller:
             self._links.nudge()
             for node in self._links.answering:
                 self._links.send(node, messages.Ping())
-                if now - self._last_frame.get(node, now) > self._lease_s:
-                    self._links.give_up(node, f"no heartbeat for {self._lease_s:g} s (timeouts.lease)")
+                keeps_alive = self._spec.pool[node].reach.keeps_alive
+                most_s = self._lease_s if keeps_alive else MISSED * self._heartbeat_s
+                if now - self._last_frame.get(node, now) > most_s:
+                    self._links.give_up(node, f"no heartbeat for {most_s:g} s (timeouts.lease)")
 
     def _feed(self, event: events.Event) -> None:
         now = self._now()
@@ -135,8 +140,15 @@ class Controller:
     def _ask_scheduler(self) -> None:
         allocation = self._spec.allocation
         assert allocation is not None
+        if not allocation.answers:
+            from distlaunch.runs.requeues import fate_by_stop
+
+            self._feed(fate_by_stop(self._spec))
+            return
         scheduler, printed = load(allocation.scheduler), bytearray()
-        command = process.start([*_UNSTOPPED, *scheduler.fate_argv(allocation.job)], os.environ)
+        # A scheduler may send SIGTERM to all processes of a job at once, including the one that asks it why.
+        argv = [_ENV, *scheduler.fate_argv(allocation.job)]
+        command = process.start(argv, os.environ, blocked=(signal.SIGTERM,))
 
         def receive() -> None:
             piece = os.read(command.stdout, 1 << 16)

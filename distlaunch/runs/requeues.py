@@ -1,4 +1,4 @@
-"""Restarts by a scheduler: the earlier runs of a job that is started again, and requeueing."""
+"""Starts and ends by a scheduler: the earlier runs of a job that is started again, requeueing, `stop`."""
 
 import os
 from collections.abc import Callable
@@ -10,6 +10,7 @@ from distlaunch.runs.index import append, lines_of
 from distlaunch.runs.run_status import run_in
 from distlaunch.schedulers import load
 from distlaunch.supervisor.allocation_end import is_to_go_on
+from distlaunch.supervisor.events import AllocationReported
 from distlaunch.supervisor.state import State
 
 
@@ -51,6 +52,17 @@ def note_start(spec: JobSpec, run_id: str) -> None:
     """List this start for the next one."""
     assert spec.allocation is not None
     append(_path_of(spec), Begun(run_id, spec.name, spec.allocation.starts)._asdict())
+
+
+def note_stop(folder: str, queued: str, scheduler: str) -> None:
+    """Note, for its run, that a queued job is cancelled: not every scheduler tells a job why it ends."""
+    append(starts_path(folder, queued, scheduler), {"stop": True})
+
+
+def fate_by_stop(spec: JobSpec) -> AllocationReported:
+    """Return the fate of a job whose scheduler doesn't answer: cancelled, or not known."""
+    stopped = any("stop" in line for line in lines_of(_path_of(spec)))
+    return AllocationReported(True, "was cancelled", final=True) if stopped else AllocationReported(None)
 
 
 def ask_for_another(state: State, tell: Callable[[str], None]) -> None:

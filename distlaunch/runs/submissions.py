@@ -12,7 +12,7 @@ from distlaunch.errors import DistlaunchError, UsageError
 from distlaunch.runs.find import JOB_FILES, LOGS, find
 from distlaunch.runs.following import over, pause
 from distlaunch.runs.index import Ticket, append, index_path, lines_of, listed, ticket_of
-from distlaunch.runs.requeues import starts_in, starts_path
+from distlaunch.runs.requeues import note_stop, starts_in, starts_path
 from distlaunch.runs.run_status import Run, run_in
 from distlaunch.schedulers import DEFAULT, TABLE, load, title_of
 from distlaunch.schedulers.queue import CANCELLED, GONE, Queued, output_path
@@ -281,6 +281,7 @@ def stop_queued(queued: Submission, at_once: bool, interrupts: Interrupts) -> tu
     """
     if state_of(queued).over:
         return latest_run(queued), False
+    note_stop(queued.folder, queued.id, queued.scheduler)
     load(queued.scheduler).cancel(queued.id, at_once)
     queries = _queries()
     while not interrupts.any():

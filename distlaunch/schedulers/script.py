@@ -193,6 +193,10 @@ class Scheduler:
         comment = f"# {self.title} itself shows a job's output only after the job has ended."
         return "", comment, f"exec >>{path} 2>&1"
 
+    def waits(self, spec: JobSpec) -> bool:
+        """Return whether the call runs in the background, for which `closing` waits."""
+        return False
+
     def closing(self, spec: JobSpec) -> Sequence[str]:
         """Return the lines after the call."""
         return ()
@@ -207,7 +211,8 @@ class Scheduler:
         options = (*self.options(spec, followed), *extra)
         head = ["#!/bin/bash", *(f"{self.mark} {option}" for option in options)]
         head += [*(self.opening(spec) if followed else ()), *TRAP, *(["", *lines] if lines else [])]
-        return "\n".join([*head, "", *_run_lines(call), *self.closing(spec), ""])
+        run = _run_lines(call, " &" if self.waits(spec) else "")
+        return "\n".join([*head, "", *run, *self.closing(spec), ""])
 
     def submit(self, script: str) -> str:
         """Submit the script of that path, and return the job's ID. Raises `DistlaunchError`."""
@@ -305,14 +310,14 @@ def plain_name(name: str) -> str:
     return plain if plain[:1].isalpha() else f"job_{plain}"
 
 
-def _run_lines(call: Call) -> list[str]:
+def _run_lines(call: Call, ending: str) -> list[str]:
     line = shlex.join(call.words)
     if call.stdin is None:
-        return [line]
+        return [f"{line}{ending}"]
     end = "END_OF_JOB"
     while re.search(rf"^{end}$", call.stdin, re.MULTILINE):
         end += "_"
-    return [f"{line} <<'{end}'", call.stdin.rstrip("\n"), end]
+    return [f"{line} <<'{end}'{ending}", call.stdin.rstrip("\n"), end]
 
 
 def given(asked: Mapping[str, Any], flags: Mapping[str, str]) -> Iterator[str]:

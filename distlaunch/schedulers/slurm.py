@@ -26,7 +26,7 @@ ADVICE = task.Advice(
 _KEPT = ("SLURM_CONF", "SLURM_CLUSTERS")
 _PLAIN = (
     *("partition", "account", "qos", "constraint", "gres", "mem", "cpus_per_task"),
-    *("nodelist", "exclude", "dependency", "signal", "comment", "time"),
+    *("nodelist", "exclude", "dependency", "comment", "time"),
 )
 """Keys that are options of sbatch."""
 _WAITING = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD")
@@ -84,7 +84,7 @@ class Slurm(script.Scheduler):
             "exclude": Field(LINE, "Hosts to exclude."),
             "dependency": Field(LINE, "Jobs to wait for, e.g. afterok:1234."),
             "signal": Field(
-                Text('a signal such as "USR1@120"', r"(?:R:)?[A-Z][A-Z0-9]*(?:@[0-9]{1,5})?"),
+                Text('a signal such as "USR1@120"', r"(?:[BR]{1,2}:)?[A-Z][A-Z0-9]*(?:@[0-9]{1,5})?"),
                 "A termination warning: USR1@120 arrives two minutes before the time limit; see on_warning.",
             ),
             "comment": Field(LINE, "A comment on the job."),
@@ -158,6 +158,10 @@ class Slurm(script.Scheduler):
         if workers := node.procs or count_gpus(str(gpus or "")):
             yield script.option("--ntasks-per-node=", workers)
         yield from script.given(asked, {key: f"--{key.replace('_', '-')}=" for key in _PLAIN})
+        if signal := asked.get("signal"):
+            flags, _, which = signal.rpartition(":")
+            # Without B, every process of every step gets it, and the script doesn't.
+            yield f"--signal={flags.replace('B', '')}B:{which}"
         if asked.get("exclusive"):
             yield "--exclusive"
         folder = spec.logs.folder.replace("%", "%%")  # where % also begins a pattern of Slurm
@@ -167,12 +171,26 @@ class Slurm(script.Scheduler):
         if spec.elastic or "spares" in spec.places:
             yield "--no-kill"
 
+    def waits(self, spec: JobSpec) -> bool:
+        """Return whether the shell of the script has to pass on the termination warning."""
+        return "signal" in self.asked(spec)
+
     def closing(self, spec: JobSpec) -> list[str]:
-        """Requeue a job whose distlaunch was killed, and so couldn't do it."""
+        """Pass on the termination warning; requeue a job whose distlaunch was killed, and so couldn't."""
+        lines = []
+        if self.waits(spec):
+            name = self.asked(spec)["signal"].rpartition(":")[2].partition("@")[0]
+            lines = [
+                "# Slurm sends the termination warning only to this shell.",
+                f"trap 'kill -{name} $!' {name}",
+                "while kill -0 $! 2>/dev/null; do wait $!; done",
+                "wait $!",
+            ]
         if not spec.restarts.requeue:
-            return []
+            return lines
         again = f'[ "${{SLURM_RESTART_COUNT:-0}}" -lt {spec.restarts.requeue} ]'
         return [
+            *lines,
             "status=$?",
             "# distlaunch requeues the job itself, unless it was killed.",
             f'[ $status -ne {KILLED} ] || ! {again} || scontrol requeue "$SLURM_JOB_ID"',

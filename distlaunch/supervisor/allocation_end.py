@@ -7,6 +7,7 @@ answer. If the scheduler ends the job, the failure is reported as such, and the 
 import signal
 
 from distlaunch.agent.messages import WarningReceived
+from distlaunch.errors import Exit
 from distlaunch.supervisor import restarting
 from distlaunch.supervisor.actions import AskScheduler, ShowMessage, WarnWorkers
 from distlaunch.supervisor.events import AllocationReported
@@ -18,14 +19,18 @@ from distlaunch.supervisor.findings import (
     Terminated,
     TerminationWarning,
 )
-from distlaunch.supervisor.nodes import Up
+from distlaunch.supervisor.nodes import Up, failure_of
 from distlaunch.supervisor.state import Asked, Cause, Phase, State, Timer
+from distlaunch.transports.failure import Kind
+from distlaunch.wording import listed
 
 ASK_S = 1.0
 """Seconds for the scheduler to answer. A failure must not wait longer."""
 SPARE_S = 5.0
 """Seconds of the remaining time that are reserved for the end of the job itself."""
 STATUS = 128 + signal.SIGTERM
+_DOWN = (Kind.SILENT, Kind.NODE_DOWN)
+_BY_SCHEDULER = (128 + signal.SIGTERM, 128 + signal.SIGKILL, Exit.NODE_LOST)
 _BY_SIGNALS = (128 + signal.SIGTERM, 128 + signal.SIGKILL, 128 + signal.SIGINT)
 
 
@@ -74,7 +79,7 @@ def termination_warning(found: TerminationWarning | WarningReceived, state: Stat
 
 def _scheduler_answers(state: State) -> bool:
     allocation = state.spec.allocation
-    return allocation is not None and allocation.answers
+    return allocation is not None and (allocation.answers or allocation.queued)
 
 
 def _ask(state: State, asked: Asked, now: float) -> Step:
@@ -104,13 +109,21 @@ def _resume(asked: Asked, left_s: float | None, state: State, now: float) -> Ste
 
 
 def _ended_by_scheduler(state: State, answer: AllocationReported, now: float) -> Step:
-    cause = Cause(f"{_allocation_name(state)} {answer.why}", STATUS, now, scheduled=True, final=answer.final)
-    cause = cause._replace(cancelled="cancelled" in answer.why)
+    cancelled = "cancelled" in answer.why
+    text = f"{'' if cancelled else _lost_words(state)}{_allocation_name(state)} {answer.why}"
+    cause = Cause(text, STATUS, now, scheduled=True, cancelled=cancelled, final=answer.final)
     if state.phase is not Phase.STOPPING:
         return state, (JobOver(cause, _signal(state)),)
-    if state.cause is None:
+    if state.cause is None or state.cause.exit_status in _BY_SCHEDULER:
         return state.with_cause(cause), (ShowMessage("error", cause.text),)
     return state, ()
+
+
+def _lost_words(state: State) -> str:
+    """Name the nodes that are down, for which the scheduler may end the job."""
+    failures = ((node, failure_of(state.nodes[node])) for node in state.members)
+    down = [state.label(node) for node, failure in failures if failure and failure.kind in _DOWN]
+    return f"{listed(down)} {'was' if len(down) == 1 else 'were'} lost; " if down else ""
 
 
 def success_doubted(found: SuccessDoubted, state: State, now: float) -> Step:
@@ -121,8 +134,9 @@ def success_doubted(found: SuccessDoubted, state: State, now: float) -> Step:
 
 
 def ask_overdue(state: State, now: float) -> Step:
-    """Continue without an answer of the scheduler."""
-    return on_allocation_reported(AllocationReported(None), state, now)
+    """Continue without an answer of the scheduler; a job that ends waits a little longer for the reason."""
+    asked, (state, found) = state.asked, on_allocation_reported(AllocationReported(None), state, now)
+    return state._replace(asked=asked if any(isinstance(each, JobOver) for each in found) else None), found
 
 
 def _warn_ranks(state: State, left_s: float | None, now: float) -> Step:

@@ -66,7 +66,7 @@ def on_output_lost(event: OutputLost, state: State, now: float) -> Step:
     return state, (ShowMessage("warning", f"{lost}: its node had no room to buffer them"),)
 
 
-_STOPPED = (-signal.SIGTERM, -signal.SIGKILL)
+STOPPED = (-signal.SIGTERM, -signal.SIGKILL)
 """Statuses of ranks that were stopped, possibly after an exception."""
 VERDICT_S = 1.0
 """Seconds for the failing rank to exit after another rank has lost its connection to it. The rank may
@@ -94,7 +94,7 @@ def _rank_failed(state: State, rank: int, event: WorkerExited, now: float) -> St
 def _cause_of(state: State, rank: int, event: WorkerExited, words: Words) -> Cause:
     """Return the root cause in case this rank is the first that failed."""
     who = f"{state.named(rank)} failed first"
-    if words.traceback and state.phase is not Phase.RUNNING and event.status in _STOPPED:
+    if words.traceback and state.phase is not Phase.RUNNING and event.status in STOPPED:
         # Without the signal, it would have exited with the Python status for a traceback.
         return Cause(f"{who}: it raised an exception", 1, event.at, rank, event.node, words.peer_gone)
     how = facts(Ending(event.status, event.oom_kills, event.shm))

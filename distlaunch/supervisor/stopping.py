@@ -29,6 +29,8 @@ STOP_MARGIN_S = 14.0
 within 15."""
 DRAIN_S = 30.0
 """Seconds without output after which a clean node is given up."""
+LATE_S = 3.0
+"""Seconds that the end of the job waits for a late answer of the scheduler on why it ends."""
 STOP_MESSAGE_S = 3.0
 """Seconds after which the ranks still running are named, if the grace period is longer."""
 SAME_SIGNAL_S = 1.0
@@ -46,7 +48,8 @@ def end_job(found: JobOver, state: State, now: float) -> Step:
     grace_s = state.spec.limits.stop_s if found.grace_s is None else found.grace_s
     grace_s = grace_s if cause else 0.0
     state = state.unwatched()._replace(phase=Phase.STOPPING, verdict=Verdict(cause, now), timers={})
-    state = state._replace(asked=None)  # an answer of the scheduler no longer matters
+    if state.asked:
+        state = state.with_timer(Timer.ASK, now + LATE_S)
     state = with_end_of_workers(state, Timer.CLOSE, grace_s, now)
     state, closing = _close_all(state, grace_s, found.signum)
     return state, ((ShowMessage("error", cause.text), *closing) if cause else closing)
@@ -171,6 +174,8 @@ def on_interrupted(event: Interrupted, state: State, now: float) -> Step:
 
 def _interrupted_again(state: State) -> Step:
     if state.interrupts == 1:
+        if state.cause and state.cause.scheduled:  # the signal is part of the same end
+            return state, ()
         return state, (ShowMessage("info", "already stopping; press Ctrl-C again to kill now"),)
     if state.interrupts == 2:
         state, closing = _close_all(state.unwatched(), 0.0)

@@ -7,6 +7,7 @@ from typing import Any
 from distlaunch.agent.frozen import Frozen
 from distlaunch.diagnosis import exits
 from distlaunch.supervisor.nodes import Exited, Unusable, Worker, WorkerPhase, failure_of, phase_word
+from distlaunch.supervisor.rank_exits import STOPPED
 from distlaunch.supervisor.state import Cause, State
 from distlaunch.transports.container import advice_for
 from distlaunch.wording import counted, lost_peer_words, rank_list, status_words
@@ -207,6 +208,9 @@ class Summary(Frozen):
         if end.stopped:
             its_own = end.status > 0  # it may have exited on its own
             return "stopped by distlaunch" + (f" ({status_words(end.status)})" if its_own else "")
+        cause, allocation = self.state.cause, self.state.spec.allocation
+        if cause and cause.scheduled and allocation and end.status in STOPPED:
+            return f"stopped by {allocation.title}"
         last = exits.without_remarks(self._stderr_end(rank)).strip().splitlines()[-1:]
         return f"also failed, {status_words(end.status)}" + (f": {last[0][:200]}" if last else "")
 

@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from distlaunch.agent import wire
 from distlaunch.agent.poller import widen
@@ -120,11 +121,13 @@ class Peer(Child):
         return self.status
 
 
-def start(argv: Sequence[str], environ: Mapping[str, str], sharing: Sequence[int] = ()) -> Child:
+def start(
+    argv: Sequence[str], environ: Mapping[str, str], sharing: Sequence[int] = (), blocked: Sequence[int] = ()
+) -> Child:
     """Start a process with a pipe to each of its three streams, in its own session. Raises OSError.
 
-    It gets copies of the descriptors in `sharing`. Ctrl-C in the terminal does not reach it: the controller,
-    not ssh, decides what that means.
+    It gets copies of the descriptors in `sharing`, and blocks only the `blocked` signals. Ctrl-C in the
+    terminal does not reach it: the controller, not ssh, decides what that means.
     """
     copies = [os.dup(fd) for fd in sharing]
     environ = {**environ, wire.SHARED: ",".join(map(str, copies))}
@@ -145,7 +148,8 @@ def start(argv: Sequence[str], environ: Mapping[str, str], sharing: Sequence[int
         for fd in copies:
             os.set_inheritable(fd, True)
         program, words = _program(argv[0], environ), list(argv)
-        pid = os.posix_spawn(program, words, environ, file_actions=actions, setsid=True, setsigdef=_DEFAULTS)
+        spawn = partial(os.posix_spawn, file_actions=actions, setsid=True, setsigdef=_DEFAULTS)
+        pid = spawn(program, words, environ, setsigmask=blocked)
         return Child(pid, ours)
     except BaseException:
         for fd in ours:

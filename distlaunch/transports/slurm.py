@@ -16,12 +16,19 @@ _OPTIONS = (
     "--mem=0",  # all memory of the job on the node
     "--cpu-bind=none",  # the job file decides about CPUs
     *("--mpi=none", "--input=all", "--output=all", "--error=all", "--kill-on-bad-exit=0", "--wait=0"),
-    *("--export=ALL", "--chdir=/", "--quit-on-interrupt"),
+    *("--export=ALL", "--chdir=/", "--quit-on-interrupt", "--job-name=distlaunch"),
 )
 """Options of srun that it also reads from variables, which the allocation or a script may have set."""
 
 VARIABLES = ("SLURM_", "SRUN_", "PMI_", "PMIX_", "SLURMD_")
 """Prefixes of the variables that Slurm's tools set, and some of them read."""
+_JOB_NAME = "DISTLAUNCH_JOB_NAME"
+_START = (
+    # A termination warning may go to every process, and ranks that don't handle it would die of it.
+    'trap "" USR1 USR2; '
+    # srun has replaced the name of the job by that of the step.
+    f'SLURM_JOB_NAME="${{{_JOB_NAME}:-$SLURM_JOB_NAME}}"; unset {_JOB_NAME}; exec "$@"'
+)
 _OF_THE_JOB = ("SLURM_JOB_", "SLURM_ARRAY_", "SLURM_SUBMIT_", "SLURM_HET_", "SLURM_JOBID_HET_")
 _KEPT = ("SLURM_JOBID", "SLURM_CONF", "SLURM_CLUSTERS", "SLURM_CLUSTER_NAME", "SLURM_RESTART_COUNT")
 _OF_THE_STEP = (
@@ -49,6 +56,7 @@ class Slurm(Transport):
     options: tuple[str, ...] = ()
     variables: tuple[str, ...] = ()
     name: Literal["slurm"] = "slurm"
+    keeps_alive = False
     patience_s = 0.5  # only a running srun ends its step
 
     @property
@@ -74,17 +82,20 @@ class Slurm(Transport):
         group = [] if self.group is None else [f"--het-group={self.group}"]
         unset = [part for name in _OF_THE_STEP for part in ("-u", name)]
         where = [f"--jobid={self.job}", *group, f"--nodelist={','.join(hosts)}"]
-        env = ["env", *unset, *self.variables]
-        return ["srun", *size, *_OPTIONS, *self.options, *where, *env, "/bin/sh", "-c", SCRIPT]
+        start = ["env", *unset, *self.variables, "/bin/sh", "-c", _START, "sh"]
+        return ["srun", *size, *_OPTIONS, *self.options, *where, *start, "/bin/sh", "-c", SCRIPT]
 
     def environment(self, environ: Mapping[str, str]) -> dict[str, str]:
         """Return the environment without variables that are options of srun, or describe another step."""
-        return {name: value for name, value in environ.items() if _passes(name)}
+        named = {_JOB_NAME: environ["SLURM_JOB_NAME"]} if "SLURM_JOB_NAME" in environ else {}
+        return {name: value for name, value in environ.items() if _passes(name)} | named
 
     def failure(self, end: ProcessEnd) -> LinkFailure:
         """Return the failure by srun's messages if srun has failed, else by the node's."""
         relevant = end._replace(stderr=_telling(end))
         failure = classify(relevant, _BY_SRUN, _SRUN_FAILED, "srun on this machine")
+        if failure.kind is Kind.LOST and re.search(_NODE_FAILED, end.stderr):
+            failure = failure._replace(kind=Kind.NODE_DOWN)
         return failure._replace(clean=failure.clean and _swept(end))
 
     def advice(self, failure: LinkFailure, python: str | None) -> str:
@@ -108,11 +119,12 @@ def _passes(name: str) -> bool:
 _SRUN_FAILED = 1
 """Exit status of srun's own failures, and of a task that ends with the same status."""
 
+_NODE_FAILED = "[Nn]ode failure"
 # As Slurm 22.05 prints them, and from the messages in its sources.
 _BY_SRUN: Patterns = (
     (Kind.NO_ALLOCATION, r"Invalid job id|[Jj]ob/step already complet|has been revoked"),
     (Kind.NO_ALLOCATION, r"allocation .* has expired|Unable to confirm allocation"),
-    (Kind.NODE_DOWN, r"[Nn]ode failure|required nodes? (?:is|are) not available|nodes? .* DOWN"),
+    (Kind.NODE_DOWN, rf"{_NODE_FAILED}|required nodes? (?:is|are) not available|nodes? .* DOWN"),
     (Kind.UNREACHABLE, r"Communication connection failure|Unable to contact slurm"),
     (Kind.UNREACHABLE, r"Connection (?:refused|timed out)"),
     (Kind.STEP_REFUSED, r"Unable to create step|Unable to allocate resources|Access/permission denied"),
@@ -121,7 +133,7 @@ _BY_SRUN: Patterns = (
 _CHATTER = r"lacks support for cpu binding"
 _TASK_ENDED = r"tasks? [\d,-]+: Exited with exit code"
 _KILLED = r"tasks? [\d,-]+: Killed"
-_BROKEN = rf"[Nn]ode failure|Force Terminated|Job step aborted|{_KILLED}"
+_BROKEN = rf"{_NODE_FAILED}|Force Terminated|Job step aborted|{_KILLED}"
 _FOLLOWS = (r"Force Terminated|Job step aborted|forcing job termination", _KILLED)
 """Messages that srun prints after the cause; the second is left out only after the first."""
 
@@ -186,14 +198,16 @@ class LabeledStreams(Streams):
     def listen(self, data: bytes) -> list[NodeGone]:
         """Take data of stderr: messages of srun, or labeled lines of a node."""
         found: list[NodeGone] = []
+        told: list[_Node] = []
         for label, line in self._lines(2, data):
             if label is not None and label < len(self._nodes):
                 self._nodes[label].listen(line + b"\n")
+                told.append(self._nodes[label])
                 continue
             super().listen(line + b"\n")
             if end := _TASK_END.match(line.decode(errors="replace")):
                 found += self._ended(line, *end.groups())
-        return found
+        return found + [gone for node in told if node.late for gone in self._gone(node, node.late)]
 
     def _lines(self, stream: int, data: bytes) -> Iterator[tuple[int | None, bytes]]:
         *whole, self._half[stream] = (self._half[stream] + data).split(b"\n")
@@ -205,8 +219,11 @@ class LabeledStreams(Streams):
         """Note the end of tasks that srun reports."""
         found = []
         for node in (self._on[host] for host in expand_nodelist(hosts) if host in self._on):
+            if status and not (node.booted or node.words):
+                node.late = int(status)  # without an agent it must have said why: srun reports the end sooner
             node.listen(words + b"\n")
-            found += self._gone(node, int(status) if status else None)
+            if not node.late:
+                found += self._gone(node, int(status) if status else None)
         return found
 
     def _gone(self, node: "_Node", status: int | None) -> list[NodeGone]:
@@ -225,6 +242,8 @@ class _Node(Streams):
         self.index = index
         self._rest = b""
         self.gone = False
+        self.late = 0
+        """Its exit status, if its last output is still on the way."""
 
     def receive(self, line: bytes) -> tuple[bytes, Sequence[wire.Frame | NodeGone]]:
         """Return the frames that a line completes."""

@@ -56,6 +56,11 @@ class Transport(_Frozen):
         return True
 
     @property
+    def keeps_alive(self) -> bool:
+        """Whether the process ends by itself, in good time, if the node can't be reached any more."""
+        return True
+
+    @property
     def patience_s(self) -> float:
         """Return the seconds that a process may live once it is not needed any more.
 
@@ -175,6 +180,7 @@ class Command(Transport):
     words: tuple[str, ...]
     shell: bool = False
     name: Literal["command"] = "command"
+    keeps_alive = False
     patience_s = 15.0
     failures = _NO_PATTERNS
     """Messages of the command's own failures, which end it with status `failed`."""

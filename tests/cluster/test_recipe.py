@@ -70,6 +70,15 @@ def test_signals_of_scancel_end_all_nodes(slurm: Slurm, tmp_path: Path, name: st
         assert "helper" not in run.stderr
 
 
+def test_scancel_is_no_failure_of_a_rank_or_node(slurm: Slurm, tmp_path: Path) -> None:
+    with step(slurm, tmp_path, TELLS, "wait") as run:
+        job = step_of(run.wait_ready(3)[0]).partition(".")[0]
+        slurm.tool("scancel", job)
+        assert run.wait() == 143, run.stderr
+        assert run.stderr.count(f"Slurm job {job} was cancelled") == 3, run.stderr
+        assert "failed" not in run.stderr
+
+
 def step_of(pid: int) -> str:
     """The step of a worker; Slurm may list others, which have just ended."""
     told = Path(f"/proc/{pid}/environ").read_text().split("\0")

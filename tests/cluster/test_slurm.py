@@ -102,6 +102,7 @@ def test_ranks_see_the_job_of_slurm(tmp_path: Path, slurm: Slurm, monkeypatch: p
             "SLURM_EXPORT_ENV": "NONE",
             "SLURM_LABELIO": "1",
             "SLURM_PROCID": "7",
+            "SLURM_JOB_NAME": "train",
             "SRUN_CPUS_PER_TASK": "99",
             "SLURM_GPUS_PER_NODE": "x:1,y:1",
         }.items():
@@ -109,7 +110,7 @@ def test_ranks_see_the_job_of_slurm(tmp_path: Path, slurm: Slurm, monkeypatch: p
         done = distlaunch("run", str(write_job(tmp_path, tells)))
     rows = [json.loads(line.partition("] ")[2]) for line in done.stdout.splitlines()]
     assert len(rows) == 6, done.stderr
-    assert {row["SLURM_JOB_ID"] for row in rows} == {job}
+    assert {(row["SLURM_JOB_ID"], row["SLURM_JOB_NAME"]) for row in rows} == {(job, "train")}
     assert {row["CUDA_VISIBLE_DEVICES"] for row in rows} == {"0,1"}
     gone = {"SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_STEP_ID", "SLURM_NODEID", "SLURM_NNODES"}
     assert not gone & {name for row in rows for name in row}
@@ -162,7 +163,8 @@ def test_scancel_of_a_step_is_the_loss_of_its_node(tmp_path: Path, slurm: Slurm,
     job = write_job(tmp_path, WAITS, f"{CPU}restarts: 1\n")
     with running(job) as run:
         run.wait_ready(3)
-        steps = slurm.tool("squeue", "--steps", "--noheader", "--format=%i %N", f"--jobs={allocation}")
+        steps = slurm.tool("squeue", "--steps", "--noheader", "--format=%i %j %N", f"--jobs={allocation}")
+        assert steps.count(" distlaunch ") == 3
         step = next(line.split()[0] for line in steps.splitlines() if line.endswith("host2"))
         slurm.tool("scancel", step)
         run.wait_for("restart 1 of 1")
@@ -185,6 +187,30 @@ def test_a_termination_warning_tells_ranks_the_deadline(
         run.wait_until(lambda: len(told.findall(run.out)) >= 3, "three deadlines")
         run.process.send_signal(signal.SIGINT)
         ended(run, 130, "stopped by SIGINT")
+
+
+def test_a_signal_to_all_processes_kills_no_rank(tmp_path: Path, slurm: Slurm, allocation: str) -> None:
+    waits = 'import os, time; print("ready", os.environ["RANK"], os.getpid(), flush=True); time.sleep(600)'
+    with running(write_job(tmp_path, waits, f"{CPU}on_warning: USR1\n")) as run:
+        run.wait_ready(3)
+        slurm.tool("scancel", "--signal=USR1", allocation)
+        run.wait_for("sent SIGUSR1 to all ranks (on_warning)")
+        run.process.send_signal(signal.SIGINT)
+        ended(run, 130, "stopped by SIGINT")
+        assert "also failed" not in run.stderr
+
+
+def test_a_node_that_is_cut_off_is_lost_after_three_heartbeats(
+    tmp_path: Path, slurm: Slurm, allocation: str, emptied: None
+) -> None:
+    with running(write_job(tmp_path, WAITS, f"{CPU}timeouts: {{stop: 2s, lease: 12s}}\n")) as run:
+        run.wait_ready(3)
+        slurm.call("cut", "host3")
+        try:
+            assert run.ends_within(9.5) == 71
+        finally:
+            slurm.call("heal", "host3")
+        assert "host3 was lost: no heartbeat for 7 s" in run.stderr
 
 
 @pytest.mark.parametrize("daemon", ["slurmctld", "slurmd"])

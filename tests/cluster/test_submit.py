@@ -13,6 +13,7 @@ from distlaunch.runs.submissions import Submission, note
 from tests.cluster.hosts import bed_up, missing
 from tests.cluster.queues import Queue
 from tests.cluster.slurm import OVER, Slurm, why_not
+from tests.cluster.test_slurm import WAITS
 from tests.harness import PATIENCE_S, distlaunch, distlaunch_argv, kill, wait_until, write_job
 from tests.queued import check_stop_before_start, rows
 
@@ -132,6 +133,15 @@ def test_requeues_no_mistake_and_a_failure_so_often(queue: SlurmQueue, failure: 
     assert (told in queue.output(job)) == (starts == 2)
 
 
+@pytest.mark.long
+def test_slurms_warning_reaches_each_rank_once_and_with_the_deadline(queue: SlurmQueue) -> None:
+    """slurmctld sends it, within half a minute."""
+    job = queue.submit(WAITS, "on_warning: USR1\nslurm: {time: 1m, signal: USR1@60}")
+    queue.wait_for(job, "got SIGUSR1", times=3)
+    output = queue.output(job)
+    assert len(re.findall(r"got SIGUSR1, deadline \d{10}\n", output)) == output.count("got ") == 3, output
+
+
 def by_the_scripts_shell(queue: SlurmQueue, job: str) -> None:
     """distlaunch is killed."""
     (row,) = rows()
@@ -147,7 +157,7 @@ def by_the_loss_of_a_node(queue: SlurmQueue, job: str) -> None:
     """slurmctld takes a node for lost."""
     try:
         queue.slurm.tool("scontrol", "update", "nodename=host3", "state=DOWN", "reason=test")
-        queue.wait_for(job, "DUE TO")
+        queue.wait_for(job, f"host3 was lost; Slurm job {job} was requeued")
     finally:
         queue.slurm.tool("scontrol", "update", "nodename=host3", "state=RESUME", status=None)
 

@@ -111,7 +111,7 @@ class Kind(NamedTuple):
 
 
 _LOST, KILLED = "{host} was lost: ", r"killed by signal 9 \(SIGKILL\)"
-_SILENT = f"{_LOST}no heartbeat for {LEASE_S:g} s"
+_SILENT = rf"{_LOST}no heartbeat for [\d.]+ s"
 _WOKEN = " was lost: (no heartbeat|its agent exited)"  # the agents have left by then
 _STOPPED = f"{_LOST}its agent was stopped by signal 15"
 # Over Slurm, slurmstepd kills the agent as soon as its guardian ends: it may not come to tell that.

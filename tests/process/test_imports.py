@@ -82,6 +82,14 @@ def test_a_dash_is_standard_input(kind: str, text: str, words: str) -> None:
     assert "hostfile:" not in made.stdout
 
 
+@pytest.mark.parametrize("command", ["submit", "run", "import torchrun", "import accelerate"])
+def test_other_commands_point_to_the_import_of_a_batch_script(command: str) -> None:
+    refused = distlaunch(*command.split(), "-", input=BATCH)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    told = "standard input is a Slurm batch script: `distlaunch import sbatch -` makes a job file of it\n"
+    assert refused.stderr == f"distlaunch: {told}"
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -158,10 +158,10 @@ def test_a_job_is_stopped_by_its_name_while_it_runs(queue: Queue) -> None:
 
 
 ENDS = {
-    "grid-engine": "FAILED, exit status 143: Grid Engine job 88 ends soon: sent SIGTERM to all ranks",
-    "pbs": "CANCELLED, exit status 143: stopped by SIGTERM",
+    "grid-engine": "CANCELLED, exit status 143: Grid Engine job 88 was cancelled",
+    "pbs": "CANCELLED, exit status 143: PBS job 88.pbs.example was cancelled",
     "lsf": "CANCELLED, exit status 130: stopped by SIGINT",
-    "flux": "CANCELLED, exit status 143: stopped by SIGTERM",
+    "flux": "CANCELLED, exit status 143: Flux job 88 was cancelled",
 }
 
 

@@ -69,7 +69,8 @@ def test_pyxis_becomes_srun_options() -> None:
         "--container-env=TOKEN",
     )
     # What the image sets would win over a variable of srun's own.
-    assert step.argv()[-4:] == ["MODE=it's fast", "/bin/sh", "-c", SCRIPT]
+    words = step.argv()
+    assert words.index("MODE=it's fast") == words.index("/bin/sh") - 1
     plain = in_step(Slurm("n1", "17"), Container("~/i.sqsh", "pyxis"), "/", "/home/me")
     assert "--container-image=/home/me/i.sqsh" in plain.argv()
     assert not [word for word in plain.argv() if word.startswith("--container-env")]

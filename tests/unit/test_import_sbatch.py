@@ -199,6 +199,7 @@ SCRIPTS: dict[str, tuple[str, dict[str, Any], list[str]]] = {
                 "account": "acct",
                 "time": "120m",
                 "comment": "a b",
+                "signal": "B:USR1@120",
                 "setup": [
                     "module purge",
                     "module load cuda/12.1",
@@ -206,7 +207,7 @@ SCRIPTS: dict[str, tuple[str, dict[str, Any], list[str]]] = {
                     'eval "$(conda shell.bash hook)"',
                     "export PATH=/opt/venv/bin:$PATH",
                 ],
-                "extra": ["--signal=B:USR1@120", "--mail-type=END", "-k"],
+                "extra": ["--mail-type=END", "-k"],
             },
         },
         [

@@ -101,6 +101,14 @@ def test_a_failure_shows_only_its_own_nodes_output() -> None:
     assert "chatter" not in gone.failure.words
 
 
+def test_a_failure_before_the_hello_waits_for_the_output_of_its_node() -> None:
+    made = streams()
+    assert made.listen(b"srun: error: a2: task 1: Exited with exit code 127\n2: chatter\n") == []
+    (gone,) = made.listen(b"1: distlaunch: no python: python9\n")
+    assert (gone.node, gone.failure.kind) == (5, Kind.NO_PYTHON)
+    assert made.listen(b"1: more\n") == []
+
+
 def test_a_line_without_a_label_breaks_the_protocol() -> None:
     with pytest.raises(wire.ProtocolError, match="without srun's label"):
         booted().receive(b"hello\n")

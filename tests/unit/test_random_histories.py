@@ -449,10 +449,11 @@ def check_step(before: State, event: Event, wanted: tuple[Action, ...], after: S
     assert len(recent) <= limit.most
     corrected = before.phase is after.phase and before.cause is not None and after.cause != before.cause
     grew = bool(before.restarts) and before.restarts[-1].why is Why.GROWTH  # a loss meanwhile is its cause
-    if corrected and before.cause and before.cause.agent_signum is not None:
+    late = after.cause is not None and after.cause.scheduled  # the scheduler's answer
+    if corrected and before.cause and before.cause.agent_signum is not None and not late:
         # The signal was for all, and an agent heard it before us.
         assert after.cause is not None and after.cause.cancelled
-    elif corrected and before.cause and not grew:
+    elif corrected and before.cause and not (grew or late):
         assert after.cause is not None and None not in (before.cause.rank, after.cause.rank)
         assert after.cause.at < before.cause.at or (before.cause.peer_gone and not after.cause.peer_gone)
     assert after.phase is Phase.RESTARTING or (after.outcome == 0) == (after.cause is None)

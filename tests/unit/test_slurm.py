@@ -13,8 +13,9 @@ from distlaunch.schedulers import allocation_in
 from distlaunch.schedulers.slurm import ADVICE, scheduler
 from distlaunch.schedulers.task import Task, check_devices, check_master
 from distlaunch.supervisor.actions import AskScheduler, Close, WarnWorkers
-from distlaunch.supervisor.events import AllocationReported
+from distlaunch.supervisor.events import AllocationReported, LinkEnded
 from distlaunch.supervisor.state import Phase
+from distlaunch.supervisor.summary import Summary
 from distlaunch.transports.failure import Kind, LinkFailure, ProcessEnd
 from distlaunch.transports.slurm import Slurm
 from distlaunch.wording import expand_nodelist
@@ -109,6 +110,7 @@ KILLED = "srun: error: host2: task 0: Killed"
 CANCELLED = "slurmstepd-host2: error: *** STEP 6.1 ON host2 CANCELLED AT 2026-01-01T12:00:00 ***"
 ABORTED = "srun: Job step aborted: Waiting up to 7 seconds for job step to finish."
 SRUN_KILLED = "srun on this machine was killed by signal 9 (SIGKILL)"
+FAILED = "srun: error: Node failure on host2"
 NO_JOB = "srun: error: Unable to confirm allocation for job 9: Invalid job id specified"
 NO_STEP = "srun: error: Unable to create step for job 2: Requested node configuration is not available"
 
@@ -125,6 +127,7 @@ NO_STEP = "srun: error: Unable to create step for job 2: Requested node configur
         (ProcessEnd(f"{KILLED}\n{FORCED}", True, 137), (Kind.LOST, KILLED, False)),
         (ProcessEnd("\n".join([ABORTED, CANCELLED, FORCED]), True, 137), (Kind.LOST, CANCELLED, False)),
         (ProcessEnd(CHATTER, True, -9), (Kind.LOST, SRUN_KILLED, False)),
+        (ProcessEnd(f"{ABORTED}\n{FAILED}", True, 1), (Kind.NODE_DOWN, FAILED, False)),
         (ProcessEnd(NO_JOB, status=1), (Kind.NO_ALLOCATION, NO_JOB, False)),
         (ProcessEnd(NO_STEP, status=1), (Kind.STEP_REFUSED, NO_STEP, False)),
     ],
@@ -217,11 +220,48 @@ def test_a_job_that_the_scheduler_ends_is_not_restarted() -> None:
     assert (job.state.cause.text, job.state.outcome) == ("Slurm job 17 was cancelled", 143)
 
 
+@pytest.mark.parametrize("kind", [Kind.SILENT, Kind.NODE_DOWN])
+def test_names_the_node_for_which_the_scheduler_ends_the_job(kind: Kind) -> None:
+    for why, first in (("was requeued", "b was lost; "), ("was cancelled", "")):
+        job = inside(SLURM_JOB)
+        job.feed(LinkEnded(1, LinkFailure(kind)))
+        job.feed(AllocationReported(ends=True, why=why))
+        assert job.state.cause is not None
+        assert job.state.cause.text == f"{first}Slurm job 17 {why}"
+
+
 def test_restarts_if_the_scheduler_does_not_answer() -> None:
     job = inside(SLURM_JOB)
     job.feed(lost(1))
     job.wait(1.0)
     assert phase(job) is Phase.RESTARTING
+
+
+def test_ranks_that_the_scheduler_has_stopped_did_not_fail() -> None:
+    job = inside(SLURM_JOB)
+    job.feed(exited(1, 1, -15, job.now))
+    job.feed(AllocationReported(ends=True, why="was cancelled"))
+    assert "rank 3: stopped by Slurm" in Summary(job.state, "", {}, 1.0).lines()
+
+
+def test_a_late_answer_of_the_scheduler_still_says_why_the_job_has_ended() -> None:
+    job = inside(SLURM_JOB)
+    assert asks(job.feed(Interrupted(15)))
+    job.obey(job.wait(1.0))
+    assert phase(job) is Phase.STOPPING, "the answer is awaited"
+    told = job.feed(AllocationReported(ends=True, why="was cancelled"))
+    assert texts(told) == ["Slurm job 17 was cancelled"]
+    assert (phase(job), job.state.cause and job.state.cause.scheduled) == (Phase.DONE, True)
+
+
+def test_a_job_does_not_wait_for_ever_for_the_scheduler() -> None:
+    job = inside(SLURM_JOB)
+    job.feed(Interrupted(15))
+    job.obey(job.wait(1.0))
+    job.wait(3.0)
+    assert phase(job) is Phase.DONE
+    assert job.state.cause is not None
+    assert job.state.cause.text == "stopped by SIGTERM"
 
 
 def test_a_rank_killed_with_its_node_is_not_the_root_cause() -> None:
