@@ -21,6 +21,8 @@ class Timer(Enum):
     """`timeouts.job` has passed."""
     VERDICT = "verdict"
     """No other rank has failed for a reason of its own: the first rank that lost a peer is the root cause."""
+    STACKS = "stacks"
+    """The stacks of ranks that others timed out on have had time to arrive."""
     ASK = "ask"
     """The scheduler has not answered whether it ends this allocation."""
     JOIN = "join"
@@ -55,6 +57,7 @@ class Timer(Enum):
 
 WATCHES = (
     Timer.VERDICT,
+    Timer.STACKS,
     Timer.JOIN,
     Timer.JOIN_MESSAGE,
     Timer.STALL_MESSAGE,

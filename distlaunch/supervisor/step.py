@@ -175,6 +175,7 @@ _DUE: Mapping[Timer, Rule] = {
     Timer.JOB: stopping.job_overdue,
     Timer.ASK: allocation_end.ask_overdue,
     Timer.VERDICT: rank_exits.verdict_due,
+    Timer.STACKS: rank_exits.stacks_due,
     Timer.JOIN: joining.join_overdue,
     Timer.JOIN_MESSAGE: joining.join_message_due,
     Timer.STALL_MESSAGE: stalling.stall_message_due,

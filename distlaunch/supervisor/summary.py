@@ -166,8 +166,8 @@ class Summary(Frozen):
     def advice(self) -> str:
         """Return advice about the first failed rank, or ""."""
         cause = self.state.cause
-        if cause is None or cause.rank is None:
-            return ""
+        if cause is None or cause.rank is None or " failed first: " not in cause.text:
+            return ""  # only an exit is explained
         worker = self.state.worker(cause.rank)
         if not isinstance(worker.phase, Exited):
             return ""

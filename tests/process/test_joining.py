@@ -26,7 +26,7 @@ TWICE_A_SLOW_IMPORT_S = 40
     ("rank_0", "words"),
     [
         ("signal.pause()", r"pid \d+: has not imported torch yet"),
-        ("sys.exit(0)", "exited with status 0 without joining"),
+        ("sys.exit(0)", "exited with status 0"),
     ],
 )
 def test_gives_up_when_rank_0_does_not_join(tmp_path: Path, rank_0: str, words: str) -> None:
@@ -58,3 +58,34 @@ def test_gives_up_when_every_connection_is_refused(tmp_path: Path) -> None:
 def test_a_job_without_a_rendezvous_runs_to_its_end_without_the_limit(tmp_path: Path) -> None:
     job = write_job(tmp_path, "print('done')", "gpus_per_node: 0\ntimeouts: {join: none}")
     assert distlaunch("run", str(job)).returncode == 0
+
+
+TIMES_OUT = """
+import os, socket, time
+def init_process_group():
+    place = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+    store = socket.create_server(place) if os.environ["RANK"] == "0" else None
+    link = socket.socket()
+    while link.connect_ex(place):
+        time.sleep(0.02)
+    time.sleep(1.5)
+    raise RuntimeError("gloo/rendezvous: Timed out waiting 1500ms")
+"""
+
+
+def test_names_the_rank_that_never_joined_rather_than_one_that_timed_out(tmp_path: Path) -> None:
+    """A stand-in for torch, in a folder of that name."""
+    place = tmp_path / "torch" / "distributed"
+    place.mkdir(parents=True)
+    (place / "c10d.py").write_text(TIMES_OUT)
+    worker = f"""
+        import os, signal, sys
+        sys.path.insert(0, {str(place)!r})
+        import c10d
+        signal.pause() if os.environ["RANK"] == "2" else c10d.init_process_group()
+    """
+    done = distlaunch("run", str(write_job(tmp_path, worker, "gpus_per_node: 0\nprocs_per_node: 4")))
+    assert done.returncode == 1
+    cause = r"rank 2 \(node0, pid \d+\) never joined the rendezvous; ranks 0-1, 3 were waiting in init_pro"
+    assert len(re.findall(cause, done.stderr)) == 1, done.stderr
+    assert "failed first" not in done.stderr

@@ -213,7 +213,7 @@ def test_errors_of_the_rank_itself(words: str) -> None:
 
 def test_distinguishes_a_timeout_from_a_lost_connection() -> None:
     timed_out = raised("RuntimeError: [/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 12000ms")
-    assert words_of(1, timed_out) == Words(traceback=True, peer_gone=True, timed_out=True)
+    assert words_of(1, timed_out) == Words(True, True, timed_out=True, stack=("step (train.py:9)",))
     assert words_of(1, VICTIM) == Words(traceback=True, peer_gone=True)
 
 

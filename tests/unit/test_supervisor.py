@@ -881,7 +881,7 @@ def test_names_ranks_that_do_not_join_ever_more_rarely_and_ends_the_job_at_last(
 REFUSED = "the rendezvous refuses its connection"
 ALL_REFUSED: list[Event] = [RanksLag(node, ((0, True, REFUSED), (1, True, REFUSED))) for node in (0, 1)]
 OTHERS_REFUSED: list[Event] = [RanksLag(0, ((0, False, "idle"), (1, True, REFUSED))), ALL_REFUSED[1]]
-EXITED = "exited with status 0 without joining"
+EXITED = "exited with status 0"
 WAIT_FOR_0 = "the others are waiting for rank 0"
 FIRST = "0/4 ranks joined; waiting for rank 0"
 OTHERS = f"rank 1 (a, pid 101: {REFUSED}), rank 2 (b, pid 100: {REFUSED}), rank 3 (b, pid 101: {REFUSED})"
@@ -1006,14 +1006,9 @@ WITHOUT_OWN_ERROR: dict[str, tuple[list[Event], str]] = {
         [victim(0), victim(2, 0.1), ended(3, 0, 0.2)],
         f"{LOST_PEER}; rank 3 had already exited with status 0 (uneven batches?)",
     ),
-    "a rank that had not failed": (
-        [ended(0, 1, 0, TIMED_OUT), ended(1, 1, 0, TIMED_OUT), victim(2, 0.1)],
-        f"{WAITED}; rank 3 had not failed (stalled, or in another collective?)",
-    ),
-    "most ranks still run": ([ended(0, 1, 0, TIMED_OUT)], WAITED),
-    "a rank that never joined": (
-        [ended(1, 0), RanksJoined(0, (0,)), ended(0, 1, 0, TIMED_OUT)],
-        f"{WAITED}; rank 1 had already exited with status 0 without joining the rendezvous",
+    "a rank that had joined unseen": (
+        [ended(1, 0), RanksJoined(0, (0,)), *(victim(rank) for rank in (0, 2, 3))],
+        f"{LOST_PEER}; rank 1 had already exited with status 0 (uneven batches?)",
     ),
 }
 
@@ -1024,9 +1019,69 @@ def test_blames_the_first_that_lost_its_peer_if_no_rank_has_an_error_of_its_own(
 ) -> None:
     job = History().to_running()
     job.feed(*events)
-    assert texts(job.tick(), "error") == [f"rank 0 (a) failed first: exit status 1, {words}"]
-    assert job.now == T + 1.0
+    job.wait(1.0)
+    assert texts(job.actions, "error") == [f"rank 0 (a) failed first: exit status 1, {words}"]
     assert job.blamed == (1, 0, 0)
+
+
+def timed_out(rank: int, at: float = 0.0, call: str = "all_reduce") -> WorkerExited:
+    return ended(rank, 1, at, TIMED_OUT.replace("all_reduce", call))
+
+
+LEFT: list[Event] = [timed_out(0), timed_out(1), victim(2, 0.1)]
+FIRST_WAITED = f"rank 0 (a) failed first: exit status 1, {WAITED}"
+WAITING = "ranks 0-1 were waiting in all_reduce (t.py:9)"
+NEVER_JOINED = "never joined the rendezvous"
+IN_INIT = [timed_out(rank, 0.1 * rank, "init_process_group") for rank in (0, 1, 3)]
+AWAY: dict[str, tuple[list[Event], str, int]] = {
+    "unknown": (
+        LEFT,
+        f"{FIRST_WAITED}; rank 3 had not failed (stalled, or in another collective?)",
+        0,
+    ),
+    "most ranks still run": ([timed_out(0)], FIRST_WAITED, 0),
+    "never joined": (
+        [RanksJoined(0, (0, 1)), RanksLag(1, ((0, False, "idle"),)), RanksJoined(1, (1,)), *IN_INIT],
+        f"rank 2 (b, pid 100: idle) {NEVER_JOINED}; ranks 0-1, 3 were waiting in init_process_group (t.py:9)",
+        2,
+    ),
+    "rank 0 never joined": (
+        [timed_out(3, 0, "init_process_group")],
+        f"rank 0 (a, pid 100) {NEVER_JOINED}; rank 3 was waiting in init_process_group (t.py:9)",
+        0,
+    ),
+    "stopped": ([RanksStalled(1, (1,), ((1, 7),)), *LEFT], f"rank 3 (b) stopped by a signal; {WAITING}", 3),
+    "stalled": (
+        [RanksStalled(1, (1,)), *LEFT],
+        f"rank 3 (b) stalled: no output, CPU or GPU use for 10 min; {WAITING}",
+        3,
+    ),
+    "another collective": (
+        [timed_out(0), timed_out(1), timed_out(2, 0.2, "barrier"), timed_out(3)],
+        "rank 2 (b) was in barrier (t.py:9); ranks 0-1, 3 were waiting in all_reduce (t.py:9)",
+        2,
+    ),
+}
+
+
+@pytest.mark.parametrize(("events", "words", "rank"), AWAY.values(), ids=AWAY)
+def test_blames_the_rank_that_the_others_waited_for(events: list[Event], words: str, rank: int) -> None:
+    job = History(with_times("stall: 10m")).to_running()
+    if not any(isinstance(event, RanksJoined) for event in events) and NEVER_JOINED not in words:
+        job.feed(RanksJoined(0, (0, 1)), RanksJoined(1, (0, 1)))
+    job.feed(*events)
+    job.wait(1.0)
+    job.wait(0.5)
+    assert texts(job.actions, "error") == [words]
+    assert job.blamed == (1, rank, rank // 2)
+
+
+def test_blames_the_running_rank_that_is_elsewhere_by_its_stack() -> None:
+    job = History().to_running()
+    job.feed(RanksJoined(0, (0, 1)), RanksJoined(1, (0, 1)), *LEFT)
+    assert wanted(job.tick()) == [DumpStacks(1, (1,), abort=False)]
+    job.feed(stack(3, *IN_RECORD))
+    assert texts(job.tick(), "error") == [f"rank 3 (b) was in step (t.py:3); {WAITING}"]
 
 
 def test_a_restart_blames_the_rank_with_its_own_error_too() -> None:
@@ -1092,6 +1147,13 @@ def test_does_not_report_a_stall_that_is_already_over() -> None:
     job = stalled("stop")
     assert job.feed(RanksStalled(0, ()), after=1.0) == []
     assert job.state.next_due is None
+
+
+def test_a_stack_that_arrives_late_does_not_make_a_resumed_rank_stalled() -> None:
+    job = stalled("warn")
+    job.tick()
+    job.feed(RanksStalled(0, ()), stack(1, *IN_RECORD))
+    assert not any(worker.stalled for worker in job.state.workers)
 
 
 @pytest.mark.parametrize(
