@@ -176,7 +176,7 @@ _ANSWERS = frozenset({messages.Usage, messages.Listening, messages.Dialed})
 
 def command_for(action: actions.Action, state: State, run_id: str) -> tuple[Any, ...]:
     """Return the command by which an agent executes an action."""
-    why = state.cause.text if state.cause else ""
+    why = state.cause.preliminary if state.cause else ""
     match action:
         case actions.StartWorkers():
             return _start(state, action.node, run_id)

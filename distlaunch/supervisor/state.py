@@ -104,6 +104,11 @@ class Cause(Frozen):
     final: bool = False
     agent_signum: int | None = None
 
+    @property
+    def preliminary(self) -> str:
+        """Return the text at the time of the failure, when an earlier one may not have been reported yet."""
+        return self.text.replace(" failed first: ", " failed: ", 1)
+
 
 class Why(Enum):
     """The reason for a new attempt. Only failures count against `restarts.max`."""

@@ -49,7 +49,18 @@ def end_job(found: JobOver, state: State, now: float) -> Step:
     state = state._replace(asked=None)  # an answer of the scheduler no longer matters
     state = with_end_of_workers(state, Timer.CLOSE, grace_s, now)
     state, closing = _close_all(state, grace_s, found.signum)
-    return state, ((ShowMessage("error", cause.text), *closing) if cause else closing)
+    return state, ((_announcement(state, cause, grace_s), *closing) if cause else closing)
+
+
+def _announcement(state: State, cause: Cause, grace_s: float) -> ShowMessage:
+    """Return what to say as the job begins to end: the cause, or how long it takes if the user ends it."""
+    left = len(_still_running(state))
+    if cause.scheduled or not (cause.cancelled and left and grace_s):
+        return ShowMessage("error", cause.preliminary)
+    name = signal.Signals(cause.exit_status - 128).name
+    again = "press Ctrl-C again to kill them" if name == "SIGINT" else f"another {name} kills them"
+    text = f"received {name}: waiting up to {span_words(grace_s)} for {state.counted(left)} to exit"
+    return ShowMessage("warning", f"{text}; {again}" if state.interrupts else text)
 
 
 def job_overdue(state: State, now: float) -> Step:

@@ -118,8 +118,8 @@ class Summary(Frozen):
 
     def _cause_lines(self, above: Mapping[int, Above]) -> list[str]:
         cause = self.state.cause
-        if cause is None or (self.state.started_at is None and not self.state.attempt):
-            return []  # shown a moment ago, with no output since
+        if cause is None:
+            return []
         if cause.rank is None:
             return [cause.text]
         hint = self.advice

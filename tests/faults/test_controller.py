@@ -117,7 +117,7 @@ class Brought(NamedTuple):
     run: Run
     pids: dict[int, int]
     status: int = INTERRUPTED
-    answer: str = "stopped by SIGINT"
+    answer: str = "received SIGINT"
 
     def press(self, times: int) -> None:
         """Press Ctrl-C so many times, each after the answer to the last, as fast as people do."""
@@ -188,7 +188,7 @@ def stopping(folder: Path, grace: tuple[str, str], stack: contextlib.ExitStack) 
     """One rank has failed, the others ignore SIGTERM; the status stays that of the first."""
     run, pids, *_ = joining(folder, grace, stack)
     kill(pids.pop(3))
-    run.wait_for("rank 3 (node1) failed first")
+    run.wait_for("rank 3 (node1) failed")
     return Brought(run, pids, 128 + signal.SIGKILL, "already stopping")
 
 

@@ -7,11 +7,21 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from tests.harness import children_of, distlaunch, distlaunch_argv, kill, running, wait_gone, write_job
+from tests.harness import (
+    PRESS_S,
+    children_of,
+    distlaunch,
+    distlaunch_argv,
+    kill,
+    running,
+    wait_gone,
+    write_job,
+)
 from tests.process.commands import ONE, completed, run_one
 
 CPU = "nodes: 2\ngpus_per_node: 0\nprocs_per_node: 2\n"
@@ -19,6 +29,11 @@ SLEEPER = """
     import os, signal, sys
     os.write(1, f"ready {os.environ['RANK']} {os.getpid()}\\n".encode())
     signal.pause()
+"""
+IGNORES_SIGTERM = """
+import os, signal
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+os.write(1, f"ready {os.environ['RANK']} {os.getpid()}\\n".encode())
 """
 BUSY = """
     import os
@@ -78,12 +93,12 @@ def test_a_killed_rank_ends_ranks_that_compute(tmp_path: Path) -> None:
 
 
 def test_the_cause_stands_above_its_last_output_where_both_streams_go_to_one_place(tmp_path: Path) -> None:
-    """A line that lacked its end is shown after the cause was told."""
+    """A line that lacked its end is shown at the end."""
     worker = "import sys; print('half', end='', flush=True); sys.exit('boom')"
     argv = distlaunch_argv("run", str(write_job(tmp_path, worker, ONE)))
     lines = completed(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT).stdout.splitlines()
     cause = "distlaunch: rank 0 (node0) failed first: exit status 1"
-    assert lines.count(cause) == 2
+    assert lines.count(cause) == 1
     assert lines[lines.index("distlaunch:   | boom") - 1] == cause
     assert "[node0:0] half" in lines
 
@@ -98,6 +113,35 @@ def test_a_line_on_another_stream_does_not_separate_the_cause_from_its_last_outp
         assert run.wait() == 1
     assert run.stderr.count("rank 0 (node0) failed first: exit status 1") == 1
     assert run.stdout == "[node0:0] half\n"
+
+
+def test_says_at_once_which_rank_failed_and_only_at_the_end_that_it_was_the_first(tmp_path: Path) -> None:
+    with running(
+        write_job(tmp_path, f"{IGNORES_SIGTERM}\nsignal.pause()", f"{CPU}timeouts: {{stop: 1s}}")
+    ) as run:
+        kill(run.wait_ready(4)[1])
+        run.wait_for("rank 1 (node0) failed: killed by signal 9")
+        assert run.wait() == 137
+    assert [run.stderr.count(f"rank 1 (node0) {word}: ") for word in ("failed", "failed first")] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("signum", "again"),
+    [(signal.SIGINT, "press Ctrl-C again to kill them"), (signal.SIGTERM, "another SIGTERM kills them")],
+)
+def test_says_at_once_how_long_a_stop_may_take_and_once_that_it_was_stopped(
+    tmp_path: Path, signum: signal.Signals, again: str
+) -> None:
+    with running(
+        write_job(tmp_path, f"{IGNORES_SIGTERM}\nsignal.pause()", f"{CPU}timeouts: {{stop: 60s}}")
+    ) as run:
+        run.wait_ready(4)
+        run.process.send_signal(signum)
+        run.wait_for(f"received {signum.name}: waiting up to 1 min for 4 ranks to exit; {again}\n")
+        time.sleep(PRESS_S)  # or it would count as the same press
+        run.process.send_signal(signum)
+        assert run.wait() == 128 + signum
+    assert run.stderr.count(f"stopped by {signum.name}") == 1
 
 
 def test_counts_the_lines_left_out_of_the_last_output(tmp_path: Path) -> None:

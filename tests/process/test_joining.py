@@ -1,10 +1,13 @@
 """Ranks that never join the rendezvous."""
 
+import mmap
+import os
 import re
 from pathlib import Path
 
 import pytest
 
+from distlaunch.agent.watches import doing
 from tests.harness import distlaunch, running, write_job
 
 ONE_IS_MISSING = """
@@ -25,7 +28,7 @@ TWICE_A_SLOW_IMPORT_S = 40
 @pytest.mark.parametrize(
     ("rank_0", "words"),
     [
-        ("signal.pause()", r"pid \d+: has not imported torch yet"),
+        ("signal.pause()", r"pid \d+: has not imported torch or JAX yet"),
         ("sys.exit(0)", "exited with status 0"),
     ],
 )
@@ -58,6 +61,16 @@ def test_gives_up_when_every_connection_is_refused(tmp_path: Path) -> None:
 def test_a_job_without_a_rendezvous_runs_to_its_end_without_the_limit(tmp_path: Path) -> None:
     job = write_job(tmp_path, "print('done')", "gpus_per_node: 0\ntimeouts: {join: none}")
     assert distlaunch("run", str(job)).returncode == 0
+
+
+def test_says_which_library_a_rank_has_imported(tmp_path: Path) -> None:
+    """A file in a folder of that name: what counts is the path of what a process has mapped."""
+    (tmp_path / "jaxlib").mkdir()
+    (tmp_path / "jaxlib" / "x.so").write_bytes(bytes(4096))
+    assert doing([os.getpid()], 1) == [(False, "has not imported torch or JAX yet")]
+    with (tmp_path / "jaxlib" / "x.so").open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ):
+        ((_, words),) = doing([os.getpid()], 1)
+    assert words.startswith("JAX imported, ")
 
 
 TIMES_OUT = """

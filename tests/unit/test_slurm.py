@@ -246,7 +246,7 @@ def test_restarts_if_the_scheduler_does_not_answer() -> None:
 
 
 def test_a_rank_killed_with_its_node_is_not_the_root_cause() -> None:
-    for lost, blamed in ((1, "b was lost"), (0, "rank 3 (b) failed first")):
+    for lost, blamed in ((1, "b was lost"), (0, "rank 3 (b) failed")):
         job = inside()
         assert asks(job.feed(exited(1, 1, -9, job.now)))
         job.feed(gone(lost))

@@ -582,7 +582,7 @@ def test_a_job_succeeds_when_all_workers_do() -> None:
 def test_the_first_failure_ends_the_job_with_its_status(status: int, outcome: int, words: str) -> None:
     job = History().to_running()
     actions = job.feed(ended(2, status))
-    assert texts(actions, "error") == [f"rank 2 (b) failed first: {words}"]
+    assert texts(actions, "error") == [f"rank 2 (b) failed: {words}"]
     assert wanted(actions) == [Close(0, STOP_S), Close(1, STOP_S)]
     assert job.close() == [Finish()]
     assert job.blamed == (outcome, 2, 1)
@@ -640,7 +640,8 @@ def test_finds_the_root_cause(events: list[Event], blamed: Blamed) -> None:
     job.close()
     assert isinstance(job.actions[-1], Finish)
     assert job.blamed == blamed
-    assert len(texts(job.actions, "error")) == 1, "whatever follows from it"
+    told = [text for text in texts(job.actions) if text.startswith("received SIG")]
+    assert len(texts(job.actions, "error") + told) == 1, "whatever follows from it"
     assert all(job.actions.count_of(Close(node, STOP_S)) <= 1 for node in (0, 1))
 
 
@@ -796,7 +797,19 @@ def test_one_signal_ends_the_job_gracefully_in_every_phase(phase: str, signum: s
     job = job_in(phase, WITH_RESTARTS)
     before = len(job.actions)
     actions = job.feed(Interrupted(signum))
-    assert texts(actions, "error") == [f"stopped by {signum.name}"]
+    (words, *_) = texts(actions)
+    if phase in ("connecting", "preparing"):
+        assert words == f"stopped by {signum.name}"
+    else:
+        insists = signum in (signal.SIGINT, signal.SIGTERM)
+        again = (
+            "press Ctrl-C again to kill them"
+            if signum == signal.SIGINT
+            else f"another {signum.name} kills them"
+        )
+        left = "4 ranks" if phase == "running" else "3 ranks"
+        waiting = f"received {signum.name}: waiting up to 10 s for {left} to exit"
+        assert words == (f"{waiting}; {again}" if insists else waiting)
     if phase == "connecting":
         assert wanted(actions) == [Drop(0), Drop(1), Finish()]
     else:
@@ -995,7 +1008,7 @@ def test_waits_a_moment_before_a_rank_that_lost_its_peer_is_the_root_cause() -> 
     assert job.feed(victim(0)) == []
     assert job.state.next_due == T + 1.0
     (words,) = texts(job.feed(failed(3, 0.4), after=0.4), "error")
-    assert words == "rank 3 (b) failed first: exit status 1"
+    assert words == "rank 3 (b) failed: exit status 1"
     assert job.blamed == (1, 3, 1)
 
 
@@ -1020,7 +1033,7 @@ def test_blames_the_first_that_lost_its_peer_if_no_rank_has_an_error_of_its_own(
     job = History().to_running()
     job.feed(*events)
     job.wait(1.0)
-    assert texts(job.actions, "error") == [f"rank 0 (a) failed first: exit status 1, {words}"]
+    assert texts(job.actions, "error") == [f"rank 0 (a) failed: exit status 1, {words}"]
     assert job.blamed == (1, 0, 0)
 
 
@@ -1029,7 +1042,7 @@ def timed_out(rank: int, at: float = 0.0, call: str = "all_reduce") -> WorkerExi
 
 
 LEFT: list[Event] = [timed_out(0), timed_out(1), victim(2, 0.1)]
-FIRST_WAITED = f"rank 0 (a) failed first: exit status 1, {WAITED}"
+FIRST_WAITED = f"rank 0 (a) failed: exit status 1, {WAITED}"
 WAITING = "ranks 0-1 were waiting in all_reduce (t.py:9)"
 NEVER_JOINED = "never joined the rendezvous"
 IN_INIT = [timed_out(rank, 0.1 * rank, "init_process_group") for rank in (0, 1, 3)]
