@@ -27,6 +27,8 @@ from distlaunch.transports.link import Links
 
 # A scheduler may send SIGTERM to all processes of a job at once, including the one that asks for the reason.
 _UNSTOPPED = ("/bin/sh", "-c", 'trap "" TERM; exec "$@"', "sh")
+CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+"""A clock that goes on while the machine is suspended."""
 WATCH_S = 4.0
 """Seconds between requests for resource use, while an observer wants it."""
 FIRST_SIGNS_OF_WORKERS = (messages.WorkerStarted, messages.WorkerUnstarted, messages.WorkerExited)
@@ -57,6 +59,7 @@ class Controller:
         self._heartbeat_s = self._lease_s / wire.HEARTBEATS
         self._next_heartbeat = self._now() + self._heartbeat_s
         self._next_watch = 0.0
+        self._awake_at = time.clock_gettime(CLOCK)
         self._attempts = Attempts()
         self._finished = False
         self.state: State
@@ -87,7 +90,14 @@ class Controller:
             wait_s = min(wait_s, self._next_watch - self._now())
         return max(0.0, wait_s)
 
+    def _notice_suspension(self) -> None:
+        """Feed the event if the loop, which wakes up for every heartbeat, hasn't run for longer than two."""
+        before, self._awake_at = self._awake_at, time.clock_gettime(CLOCK)
+        if (for_s := self._awake_at - before) > 2 * self._heartbeat_s:
+            self._feed(events.Suspended(round(for_s, 3)))
+
     def _look_at_clock(self) -> None:
+        self._notice_suspension()
         self._observers.wake()
         now = self._now()
         if self._observers.want_use and now >= self._next_watch:
@@ -105,6 +115,7 @@ class Controller:
                     self._links.give_up(node, f"no heartbeat for {self._lease_s:g} s (timeouts.lease)")
 
     def _feed(self, event: events.Event) -> None:
+        self._notice_suspension()
         now = self._now()
         self.state, todo = step(self.state, event, now)
         self._tell(Observer.happened, event, self.state, now)

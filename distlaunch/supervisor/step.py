@@ -119,6 +119,7 @@ HANDLERS: Mapping[type, Handler] = {
     messages.AgentLeaving: connecting.on_agent_leaving,
     events.AgentUp: connecting.on_agent_up,
     events.ImagePulled: connecting.on_image_pulled,
+    events.Suspended: connecting.on_suspended,
     events.AllocationReported: allocation_end.on_allocation_reported,
     events.AddressesFound: preparing.on_addresses_found,
     events.LinkEnded: _on_link_ended,

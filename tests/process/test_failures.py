@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.harness import (
+    PATIENCE_S,
     PRESS_S,
     children_of,
     distlaunch,
@@ -422,6 +423,21 @@ def test_a_stopped_agent_does_not_outlive_the_controller(tmp_path: Path) -> None
         kill(agent, signal.SIGSTOP)
         run.process.kill()
         wait_gone([agent, *pids.values()], 12.0)
+
+
+def test_a_stopped_controller_is_the_root_cause_and_not_running_meanwhile(tmp_path: Path) -> None:
+    with running(write_job(tmp_path, SLEEPER, f"{CPU}timeouts: {{lease: 2s, stop: 100ms}}")) as run:
+        pids = run.wait_ready(4)
+        kill(run.process.pid, signal.SIGSTOP)
+        listed = distlaunch("ps", str(tmp_path / "runs")).stdout
+        wait_gone([*pids.values()], PATIENCE_S)
+        kill(run.process.pid, signal.SIGCONT)
+        assert run.wait() == 71
+    assert " SUSPENDED " in listed, listed
+    told = [line for line in run.stderr.splitlines() if "suspended for" in line or "was lost" in line]
+    assert len(told) == 1, run.stderr
+    assert "this machine, or this command, was suspended for " in told[0]
+    assert "exited before confirming" not in run.stderr
 
 
 TELLS_LIMIT = "import resource; print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])"

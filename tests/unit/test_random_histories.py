@@ -370,6 +370,7 @@ class World:
             self._tell(agent, event)
         self._tell(agent, messages.Stuck(node, ()))
         self._tell(agent, events.OutputFlows(node))
+        self._feed(events.Suspended(15.0 * number))
 
     def interrupt_there(self, agent: Agent, signum: int) -> None:
         """Ctrl-C, of a launcher that somebody started on that node."""

@@ -48,7 +48,15 @@ from distlaunch.supervisor.actions import (
     StartWorkers,
     StopWorkers,
 )
-from distlaunch.supervisor.events import AddressesFound, AgentUp, Event, LinkEnded, OutputFlows, TimerDue
+from distlaunch.supervisor.events import (
+    AddressesFound,
+    AgentUp,
+    Event,
+    LinkEnded,
+    OutputFlows,
+    Suspended,
+    TimerDue,
+)
 from distlaunch.supervisor.nodes import Exited, Lost, Route, failure_of, is_over, route_of
 from distlaunch.supervisor.state import Phase, State, Timer
 from distlaunch.supervisor.step import begin, step
@@ -679,6 +687,28 @@ def test_a_lost_node_takes_its_running_workers_with_it() -> None:
     phases = [worker.phase_word for worker in job.state.workers]
     assert phases == ["running", "running", "exited", "lost with its node"]
     assert job.close() == [Finish()]
+
+
+@pytest.mark.parametrize("for_s", [35.0, 20.0, 10.0])
+def test_a_suspension_of_the_controller_is_the_root_cause_of_lost_nodes(for_s: float) -> None:
+    job = History().to_running()
+    words = f"this machine, or this command, was suspended for {for_s:.0f} s"
+    assert texts(job.feed(Suspended(for_s))) == ([words] if for_s == 20.0 else [])
+    said = texts(job.feed(lost(0), lost(1), after=1.0))
+    if for_s == 10.0:
+        assert said[0] == "a was lost: Connection reset by peer"
+    else:
+        assert said == [f"{words}; after 30 s (timeouts.lease) nodes stop their ranks; {AWAKE}"]
+        assert job.blamed == (Exit.NODE_LOST, None, None)
+
+
+def test_a_loss_long_after_a_suspension_has_its_own_cause() -> None:
+    job = History().to_running()
+    job.feed(Suspended(20.0))
+    assert texts(job.feed(lost(0), after=31.0), "error") == ["a was lost: Connection reset by peer"]
+
+
+AWAKE = "set a longer timeouts.lease, or let a machine that stays awake control the run: `--on HOST`"
 
 
 def test_ignores_a_local_rank_that_the_plan_does_not_have() -> None:
