@@ -144,15 +144,8 @@ def _why_it_leaves(event: AgentLeaving, facts: Facts) -> str:
 
 def on_suspended(event: Suspended, state: State, now: float) -> Step:
     """Note a suspension that may have ended the leases of nodes. If it has, that is the root cause."""
-    lease_s = state.spec.limits.lease_s
-    if event.for_s < lease_s / 2:
-        return state, ()
-    message = ShowMessage("warning", _suspended_words(event.for_s))
-    return state._replace(resumed=(now, event.for_s)), (message,) if event.for_s < lease_s else ()
-
-
-def _suspended_words(for_s: float) -> str:
-    return f"this machine, or this command, was suspended for {for_s:.0f} s"
+    long = event.for_s >= state.spec.limits.lease_s / 2
+    return (state._replace(resumed=(now, event.for_s)) if long else state), ()
 
 
 def _was_suspended(state: State, now: float) -> bool:
@@ -163,9 +156,10 @@ def _was_suspended(state: State, now: float) -> bool:
 def cause_of_loss(state: State, node: int, why: str, now: float) -> Cause:
     """Return the root cause in case the loss of this node is what ends the attempt."""
     if state.resumed and _was_suspended(state, now):
+        what = f"this machine, or this command, was suspended for {state.resumed[1]:.0f} s"
         lease = f"after {span_words(state.spec.limits.lease_s)} (timeouts.lease) nodes stop their ranks"
         advice = "set a longer timeouts.lease, or let a machine that stays awake control the run: `--on HOST`"
-        return Cause(f"{_suspended_words(state.resumed[1])}; {lease}; {advice}", Exit.NODE_LOST, now)
+        return Cause(f"{what}; {lease}; {advice}", Exit.NODE_LOST, now)
     return Cause(f"{state.label(node)} was lost: {why}", Exit.NODE_LOST, now, node=node)
 
 

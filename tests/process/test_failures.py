@@ -426,7 +426,7 @@ def test_a_stopped_agent_does_not_outlive_the_controller(tmp_path: Path) -> None
 
 
 def test_a_stopped_controller_is_the_root_cause_and_not_running_meanwhile(tmp_path: Path) -> None:
-    with running(write_job(tmp_path, SLEEPER, f"{CPU}timeouts: {{lease: 2s, stop: 100ms}}")) as run:
+    with running(write_job(tmp_path, SLEEPER, f"{CPU}timeouts: {{lease: 3s, stop: 100ms}}")) as run:
         pids = run.wait_ready(4)
         kill(run.process.pid, signal.SIGSTOP)
         listed = distlaunch("ps", str(tmp_path / "runs")).stdout

@@ -689,11 +689,11 @@ def test_a_lost_node_takes_its_running_workers_with_it() -> None:
     assert job.close() == [Finish()]
 
 
-@pytest.mark.parametrize("for_s", [35.0, 20.0, 10.0])
+@pytest.mark.parametrize("for_s", [35.0, 10.0])
 def test_a_suspension_of_the_controller_is_the_root_cause_of_lost_nodes(for_s: float) -> None:
     job = History().to_running()
     words = f"this machine, or this command, was suspended for {for_s:.0f} s"
-    assert texts(job.feed(Suspended(for_s))) == ([words] if for_s == 20.0 else [])
+    assert job.feed(Suspended(for_s)) == []
     said = texts(job.feed(lost(0), lost(1), after=1.0))
     if for_s == 10.0:
         assert said[0] == "a was lost: Connection reset by peer"
