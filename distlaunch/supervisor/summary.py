@@ -58,8 +58,7 @@ class Summary(Frozen):
         """
         cause = self.state.cause
         if cause is None:
-            workers, nodes = self.state.counted(len(self.state.workers)), len(self.state.members)
-            what = f"{workers} on {counted(nodes, 'node')}"
+            what = self.state.plan.size_words if self.state.plan else "nothing"
             after = f" after {counted(self.state.attempt, 'restart')}" if self.state.attempt else ""
             return [f"{what} finished in {self.seconds:.1f} s{after}; logs: {self.folder}"]
         lines = [*_unusable_nodes(self.state), *self._cause_lines(above), *self.lagging, *self._others()]
