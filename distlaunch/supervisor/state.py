@@ -10,7 +10,7 @@ from distlaunch.errors import Exit
 from distlaunch.job.spec import JobSpec
 from distlaunch.plan.layout import Foreseen, LaunchPlan
 from distlaunch.supervisor.actions import ShowMessage
-from distlaunch.supervisor.nodes import Node, Nodes, Worker, Workers
+from distlaunch.supervisor.nodes import Node, Nodes, Worker, Workers, is_missing
 from distlaunch.wording import counted
 
 
@@ -291,6 +291,11 @@ class State(Frozen):
         if part is None or not 0 <= local_rank < part.procs:
             return None
         return part.first_rank + local_rank
+
+    def cut_off(self, node: int) -> list[int]:
+        """Return the ranks of a node that was lost before all of their output had arrived."""
+        part = self.plan.part_of(node) if self.plan and is_missing(self.nodes[node]) else None
+        return [rank for rank in part.ranks if self.worker(rank).pid] if part and part.logs is None else []
 
     def called(self, rank: int) -> str:
         """Return the short name of a worker in messages: `rank 3`."""

@@ -200,5 +200,5 @@ def close_overdue(state: State, now: float) -> Step:
             clean = node is End.CLEAN
             what = "its output is incomplete" if clean else "it did not confirm its cleanup"
             actions += [Drop(i), ShowMessage("warning", f"gave up on {state.label(i)}: {what}")]
-            state = state.with_node(i, End.CLOSED if clean else Lost(occupied=may_be_occupied(node)))
+            state = state.with_node(i, Lost(occupied=may_be_occupied(node)))
     return state, tuple(actions)

@@ -60,13 +60,20 @@ class Summary(Frozen):
         if cause is None:
             what = self.state.plan.size_words if self.state.plan else "nothing"
             after = f" after {counted(self.state.attempt, 'restart')}" if self.state.attempt else ""
-            return [f"{what} finished in {self.seconds:.1f} s{after}; logs: {self.folder}"]
+            return [f"{what} finished in {self.seconds:.1f} s{after}; logs: {self.folder}", *self._gaps()]
         lines = [*_unusable_nodes(self.state), *self._cause_lines(above), *self.lagging, *self._others()]
         return [
             *lines,
+            *self._gaps(),
             f"ended after {self.seconds:.1f} s with exit status {cause.exit_status}; logs: {self.folder}",
             *(f"logs of {label}, there: {folder}" for label, folder in self._logs_elsewhere()),
         ]
+
+    def _gaps(self) -> list[str]:
+        """Name the ranks whose last output was lost with their nodes."""
+        ranks = [rank for index in self.state.members for rank in self.state.cut_off(index)]
+        whose = f"logs of {rank_list(ranks, self.state.unit)}" if ranks else ""
+        return [f"{whose} are incomplete: the node was lost before all output had arrived"] if ranks else []
 
     def _logs_elsewhere(self) -> list[tuple[str, str]]:
         """Return pairs of node and directory for the nodes whose own launchers keep the output."""

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import signal
 import socket
@@ -438,6 +439,18 @@ def test_a_stopped_controller_is_the_root_cause_and_not_running_meanwhile(tmp_pa
     assert len(told) == 1, run.stderr
     assert "this machine, or this command, was suspended for " in told[0]
     assert "exited before confirming" not in run.stderr
+
+
+def test_the_logs_of_a_lost_node_and_the_summary_say_that_output_may_be_missing(tmp_path: Path) -> None:
+    with running(write_job(tmp_path, SLEEPER, CPU)) as run:
+        kill(parent_of(run.wait_ready(4)[2]))
+        assert run.wait() == 71
+        ends = {path.name: path.read_text() for path in run.run_directory().glob("rank*.err")}
+    assert sorted(ends) == ["rank2.err", "rank3.err"]
+    told = r"\ndistlaunch: incomplete: node1 was lost at \S+ \S+\n"
+    assert all(re.fullmatch(told, end) for end in ends.values()), ends
+    incomplete = "logs of ranks 2-3 are incomplete: the node was lost before all output had arrived\n"
+    assert run.stderr.count(incomplete) == 1, run.stderr
 
 
 TELLS_LIMIT = "import resource; print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])"
