@@ -228,7 +228,8 @@ def waited_for(state: State, waiters: list[Worker]) -> tuple[list[Worker], str]:
         return halted, "stopped by a signal"
     if elsewhere:
         return elsewhere, f"was in {elsewhere[0].stack[0]}"
-    if stalled := [worker for worker in running if worker.stalled and not worker.stack]:
+    stalled = [worker for worker in running if worker.stalled and not worker.stack]
+    if 0 < len(stalled) <= len(state.workers) // 2:  # many may only be about to time out, too
         return stalled, f"stalled: no output, CPU or GPU use for {span_words(_limit_s(state))}"
     places: dict[str, list[Worker]] = {}
     for worker in (*waiters, *running):

@@ -648,6 +648,7 @@ def test_finds_the_root_cause(events: list[Event], blamed: Blamed) -> None:
     job.close()
     assert isinstance(job.actions[-1], Finish)
     assert job.blamed == blamed
+    assert not any("failed first" in text for text in texts(job.actions)), "which is known only at the end"
     told = [text for text in texts(job.actions) if text.startswith("received SIG")]
     assert len(texts(job.actions, "error") + told) == 1, "whatever follows from it"
     assert all(job.actions.count_of(Close(node, STOP_S)) <= 1 for node in (0, 1))
@@ -1098,6 +1099,11 @@ AWAY: dict[str, tuple[list[Event], str, int]] = {
         [RanksStalled(1, (1,)), *LEFT],
         f"rank 3 (b) stalled: no output, CPU or GPU use for 10 min; {WAITING}",
         3,
+    ),
+    "most ranks are stalled": (
+        [RanksStalled(0, (1,)), RanksStalled(1, (0, 1)), timed_out(0)],
+        FIRST_WAITED,
+        0,
     ),
     "another collective": (
         [timed_out(0), timed_out(1), timed_out(2, 0.2, "barrier"), timed_out(3)],
