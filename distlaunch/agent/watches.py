@@ -26,6 +26,8 @@ IDLE_SHARE = 0.01
 IDLE_TICKS = 2
 """Clock ticks between two checks that still count as idle. An idle torch process uses one now and then."""
 IDLE_GPU_PERCENT = 1
+LIBRARIES = (("torch", b"libtorch"), ("JAX", b"/jaxlib/"))
+"""Libraries that join a rendezvous, with a part of the path of a file that each maps."""
 USAGE_INTERVAL_S, USAGE_FIRST_S = 2.0, 0.5
 """Seconds between two measurements. The second one comes sooner, since a report requires two."""
 DUMP_S = 20.0
@@ -139,12 +141,13 @@ def _doing(pids: list[int], held: set[int], port: int, sockets: list[procfs.Sock
         return False, "stopped by a signal; `kill -CONT %d` resumes it" % halted
     if procfs.state(pids[0]) == "D":
         return False, "blocked on a disk or driver"
-    if not any(procfs.has_mapped(each, b"libtorch") for each in pids):
-        return False, "has not imported torch yet"
+    has = [name for name, file in LIBRARIES if any(procfs.has_mapped(each, file) for each in pids)]
+    if not has:
+        return False, "has not imported torch or JAX yet"
     if held and _was_refused(pids, sockets):
         return True, "connection to the rendezvous refused"
     at_work = any(procfs.state(each) == "R" for each in pids)
-    return False, "torch imported, %s" % ("busy" if at_work else "idle")
+    return False, "%s imported, %s" % (has[0], "busy" if at_work else "idle")
 
 
 def _stopped(pids: list[int]) -> int:

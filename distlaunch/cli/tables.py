@@ -37,7 +37,7 @@ def print_plan(plan: LaunchPlan, style: str) -> None:
 
 
 def _heading(plan: LaunchPlan) -> str:
-    size = f"{counted(plan.world_size, plan.unit)} on {counted(len(plan.nodes), 'node')}"
+    size = plan.size_words
     if hosts := plan.spec.mpirun.hosts:
         ranks = counted(sum(procs for _, procs in hosts), "rank")
         size = f"{ranks} on {counted(len(hosts), 'node')}, started by {plan.spec.mpirun.argv[0]}"

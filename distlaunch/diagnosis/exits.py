@@ -90,12 +90,13 @@ _ROOT = (
 class Words(Frozen):
     """The evidence in a rank's last output: whether it has a `traceback`, and whether a peer was gone.
 
-    `timed_out`: no connection was lost, but waiting for the peer timed out.
+    `timed_out`: no connection was lost, but waiting for the peer timed out. `stack` is where it waited.
     """
 
     traceback: bool = False
     peer_gone: bool = False
     timed_out: bool = False
+    stack: tuple[str, ...] = ()
 
 
 def words_of(status: int, stderr: str, record: Mapping[str, Any] | None = None) -> Words:
@@ -107,7 +108,19 @@ def words_of(status: int, stderr: str, record: Mapping[str, Any] | None = None) 
     text = root_error(recorded if isinstance(recorded, str) else output)
     error = _of_a_collective(text)
     lost, timed_out = re.search(_LOST, error) is not None, re.search(_WAITED, error) is not None
-    return Words(TRACEBACK in output or bool(recorded), lost or timed_out, timed_out and not lost)
+    stack = python_frames(text)[::-1] if timed_out else ()
+    return Words(TRACEBACK in output or bool(recorded), lost or timed_out, timed_out and not lost, stack)
+
+
+def python_frames(text: str) -> tuple[str, ...]:
+    """Return the frames in a traceback or in faulthandler output, in its order: `read (t.py:3)`."""
+    found = re.findall(r'(?m)^  File "(.+)", line (\d+),? in (.+)$', text)
+    return tuple(f"{name} ({_short_path(path)}:{line})" for path, line, name in found)
+
+
+def _short_path(path: str) -> str:
+    _, torch, rest = path.rpartition("/torch/")
+    return f"torch/{rest}" if torch else path.rpartition("/")[2]
 
 
 def root_error(words: str) -> str:

@@ -30,6 +30,8 @@ _ENV = "/usr/bin/env"
 """Runs a command, or fails by itself if that is missing."""
 MISSED = 3.5
 """Heartbeats without an answer until a node is lost that the transport doesn't watch, as soon as over ssh."""
+CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+"""A clock that goes on while the machine is suspended."""
 WATCH_S = 4.0
 """Seconds between requests for resource use, while an observer wants it."""
 FIRST_SIGNS_OF_WORKERS = (messages.WorkerStarted, messages.WorkerUnstarted, messages.WorkerExited)
@@ -60,6 +62,7 @@ class Controller:
         self._heartbeat_s = self._lease_s / wire.HEARTBEATS
         self._next_heartbeat = self._now() + self._heartbeat_s
         self._next_watch = 0.0
+        self._awake_at = time.clock_gettime(CLOCK)
         self._attempts = Attempts()
         self._finished = False
         self.state: State
@@ -90,7 +93,14 @@ class Controller:
             wait_s = min(wait_s, self._next_watch - self._now())
         return max(0.0, wait_s)
 
+    def _notice_suspension(self) -> None:
+        """Feed the event if the loop, which wakes up for every heartbeat, hasn't run for longer than two."""
+        before, self._awake_at = self._awake_at, time.clock_gettime(CLOCK)
+        if (for_s := self._awake_at - before) > 2 * self._heartbeat_s:
+            self._feed(events.Suspended(round(for_s, 3)))
+
     def _look_at_clock(self) -> None:
+        self._notice_suspension()
         self._observers.wake()
         now = self._now()
         if self._observers.want_use and now >= self._next_watch:
@@ -110,6 +120,7 @@ class Controller:
                     self._links.give_up(node, f"no heartbeat for {most_s:g} s (timeouts.lease)")
 
     def _feed(self, event: events.Event) -> None:
+        self._notice_suspension()
         now = self._now()
         self.state, todo = step(self.state, event, now)
         self._tell(Observer.happened, event, self.state, now)

@@ -10,16 +10,16 @@ from typing import Any
 from distlaunch.agent.frozen import Frozen
 from distlaunch.agent.messages import StackDumped, WorkerExited
 from distlaunch.job.spec import JobSpec
-from distlaunch.observers.observer import Observer, Printed
+from distlaunch.observers.observer import Attempts, Observer, Printed
 from distlaunch.observers.run_directory import STATUS, SUMMARY, Entry, RunDirectory, file_of, status_bytes
 from distlaunch.plan.document import plan_document
 from distlaunch.plan.output import destinations
 from distlaunch.supervisor.actions import ShowMessage
 from distlaunch.supervisor.codec import running_workers
-from distlaunch.supervisor.events import Event
+from distlaunch.supervisor.events import Event, LinkEnded, TimerDue
 from distlaunch.supervisor.history import BEGAN, MESSAGE, beginning, fields_of
 from distlaunch.supervisor.nodes import Use
-from distlaunch.supervisor.state import Phase, State
+from distlaunch.supervisor.state import Phase, State, Timer
 from distlaunch.supervisor.status import Status, status_now
 from distlaunch.supervisor.summary import STDERR, STDOUT, Summary
 from distlaunch.wording import listed
@@ -32,6 +32,8 @@ STDERR_BYTES, STDOUT_BYTES = 16384, 2048
 """Bytes of each rank's last output kept for the summary."""
 MAX_DUMP = 64 << 20
 """Size limit in bytes for reading the dump of a flight recorder."""
+ENDS_LINKS = (Timer.CLEAR, Timer.CLOSE, Timer.DRAIN)
+"""Timers on which the supervisor gives up nodes without another event."""
 MAX_NAMED = 16
 """Ranks named as lagging behind in a collective."""
 
@@ -44,6 +46,8 @@ class Recorder(Observer):
         self._flights: set[int] = set()
         self._uses: dict[int, Use] = {}
         self._loss_told = False
+        self._attempts = Attempts()
+        self._cut_off: set[tuple[int, int]] = set()
         self._at = 0.0
         self._open, self._temporary = True, False
 
@@ -62,9 +66,26 @@ class Recorder(Observer):
         elif isinstance(event, WorkerExited) and event.error_record and _keeps_output(state, event.node):
             name = f"attempt_{state.attempt}/{event.local_rank}/error.json"
             self._folder.append(name, json.dumps(_as_torch(event.error_record)).encode())
+        elif isinstance(event, LinkEnded):
+            self._mark_gaps(state, [event.node])
+        elif isinstance(event, TimerDue) and event.timer in ENDS_LINKS:
+            self._mark_gaps(state, range(len(state.nodes)))
         self._folder.record(at, type(event).__name__, fields_of(event))
         if state.phase is not Phase.DONE:  # the end is recorded once everything else is
             self._keep_status(state)
+
+    def _mark_gaps(self, state: State, nodes: Iterable[int]) -> None:
+        """Note at the end of the stderr log of each rank that its last output was lost with its node."""
+        if (attempt := self._attempts.of(state.attempt)) is None:
+            return
+        for rank in [rank for node in nodes for rank in state.cut_off(node)]:
+            goes_to, label = attempt.destinations[rank, STDERR], attempt.plan.node_of(rank).label
+            if goes_to.file and (attempt.number, rank) not in self._cut_off:
+                self._cut_off.add((attempt.number, rank))
+                when = time.strftime("%Y-%m-%d %H:%M:%S")
+                words = f"\ndistlaunch: incomplete: {label} was lost at {when}\n".encode()
+                entry = Entry(time.time(), 0, len(words), rank, attempt.number, STDERR)
+                self._folder.append(goes_to.file, words, entry)
 
     def _keep_status(self, state: State) -> None:
         status = status_now(self._status, state, time.time())
@@ -76,6 +97,7 @@ class Recorder(Observer):
         """Record the plan, and begin to check for viewers."""
         assert state.plan is not None
         self._uses.clear()
+        self._attempts.note(state)
         self.wake_at = time.monotonic() + LOOK_S
         document = plan_document(state.plan, running_workers(state, self._folder.run_id))
         self._folder.write_json(file_of(state.attempt, "plan.json"), document)

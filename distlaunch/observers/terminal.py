@@ -5,7 +5,7 @@ import math
 import os
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from distlaunch.job.allocation import Allocation
 from distlaunch.job.spec import JobSpec
@@ -23,8 +23,8 @@ PATIENCE_S = 5.0
 """Seconds to wait at the end for a reader that takes nothing; the log files have everything."""
 PROGRESS_S = 0.5
 """Seconds between two updates of the progress of a slow start."""
-HOLD_S = 0.5
-"""Seconds to hold back an error of a connecting node: a summary that comes first has more details."""
+HOLD_S = 0.3
+"""Seconds to hold back an error."""
 MOST_NAMED = 4
 """Nodes named as missing from a start."""
 
@@ -46,7 +46,6 @@ class Terminal(Observer):
     ) -> None:
         self._interrupts, self._quiet = interrupts, quiet
         self._starting = False
-        self._connecting = True
         self._held: list[ShowMessage] = []
         self._state: State | None = None
         self._console = Console(
@@ -55,20 +54,21 @@ class Terminal(Observer):
         self._fold = Folding(self._console.output) if fold else None
 
     def message(self, message: ShowMessage, at: float) -> None:
-        """Show the message, or hold it back a moment with all that follow."""
+        """Show the message. Hold an error back a moment, with all that follow: the summary has more details,
+        and a failure that came earlier may be reported later."""
         if message.level == "info" and self._quiet:
             return
-        if self._held or (self._connecting and message.level == "error"):
+        if self._held or message.level == "error":
             self._held.append(message)
             self.wake_at = min(self.wake_at or math.inf, time.monotonic() + HOLD_S)
         else:
             self._console.say(message.text, message.level)
 
-    def _release(self, upcoming: Sequence[str] = ()) -> None:
-        """Show the messages held back, except those that start one of the next lines (`upcoming`)."""
+    def _release(self, errors: bool = True) -> None:
+        """Show the messages held back, with or without errors."""
         held, self._held = self._held, []
         for message in held:
-            if not any(line.startswith(f"{message.text};") for line in upcoming):
+            if errors or message.level != "error":
                 self._console.say(message.text, message.level)
 
     def remarked(self, text: str) -> None:
@@ -79,9 +79,7 @@ class Terminal(Observer):
     def printed(self, output: Printed) -> None:
         """Show the output if the job wants it."""
         prefix = output.goes_to.prefix
-        self._release()
-        if self._starting:
-            self._starting, self.wake_at = False, None
+        self._starting = False
         if not output.goes_to.shown:
             return
         if self._fold is None or prefix is None:
@@ -106,7 +104,6 @@ class Terminal(Observer):
 
     def started(self, state: State, at: float) -> None:
         """Show the incomplete lines of the previous attempt."""
-        self._connecting = False
         self._release()
         self.drained(state)
 
@@ -131,10 +128,11 @@ class Terminal(Observer):
         """Show how the run ended, and write out what waits for a slow reader."""
         shown = summary.state.cause is not None or not self._quiet
         lines = summary.lines(self._above(summary)) if shown else []
-        self._release(lines)
-        above = lines[:1] == [self._console.last_said]  # the cause may have been shown just now
-        for line in lines[1:] if above else lines:
-            self._console.say(line)
+        self._release(errors=summary.state.cause is None)  # or else the summary has them
+        above = self._console.last_said  # the cause may have been shown just now
+        for line in lines:
+            if line != above:
+                self._console.say(line)
         # Without log files, as with torchrun, wait for the reader until a signal comes.
         needed = summary.state.spec.logs.torchrun is not None
         self._console.close(lambda silent_s: silent_s < PATIENCE_S or (needed and not self._interrupts.any()))

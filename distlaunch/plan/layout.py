@@ -99,6 +99,12 @@ class LaunchPlan(Frozen):
         """Return the names of the nodes, shortened to the first few."""
         return listed([part.label for part in self.nodes])
 
+    @property
+    def size_words(self) -> str:
+        """Return the size of the job: `8 ranks on 2 nodes`."""
+        simulated = " simulated on this machine" if self.one_machine and len(self.nodes) > 1 else ""
+        return f"{counted(self.world_size, self.unit)} on {counted(len(self.nodes), 'node')}{simulated}"
+
     @cached_property
     def _parts(self) -> Mapping[int, NodePlan]:
         return {part.node: part for part in self.nodes}
@@ -234,7 +240,8 @@ def choose_backend(spec: JobSpec, nodes: Sequence[NodePlan]) -> Backend:
     short = [node for node in nodes if node.gpu_flaw]
     if spec.backend == "nccl" and short:
         text = f"nccl needs a GPU for each worker, but {short[0].label} has {short[0].gpu_flaw}"
-        raise spec.error("backend", f"{text}; lower procs_per_node, or use backend: gloo")
+        advice = "lower procs_per_node, use backend: gloo, or set gpus_per_node if more are there"
+        raise spec.error("backend", f"{text}; {advice}")
     return spec.backend if spec.backend != "auto" else "gloo" if short else "nccl"
 
 

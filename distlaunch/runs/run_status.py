@@ -6,6 +6,7 @@ import json
 import os
 from typing import Any
 
+from distlaunch.agent import procfs
 from distlaunch.agent.frozen import Frozen
 from distlaunch.here import boot_id
 from distlaunch.observers.run_directory import CONTROLLER_LOG, OUTPUT_INDEX, STATUS, SUMMARY
@@ -44,6 +45,9 @@ def run_in(folder: str) -> Run | None:
         return None
     if not alive and not status.state.over:
         status = status._replace(state=RunState.LOST, why=_why_lost(folder, status.controller))
+    elif alive and _is_stopped(status.controller):
+        resume = f"`kill -CONT {status.controller.pid}` resumes it"
+        status = status._replace(state=RunState.SUSPENDED, why=f"a signal stopped its controller; {resume}")
     return Run(folder, status, alive, None if status.state.over else heard(folder))
 
 
@@ -80,6 +84,10 @@ def _parsed(data: bytes) -> dict[str, Any]:
         document = json.loads(data)
         return document if isinstance(document, dict) else {}
     return {}
+
+
+def _is_stopped(controller: ControllerProcess) -> bool:
+    return controller.host == os.uname().nodename and procfs.state(controller.pid) == "T"
 
 
 def _why_lost(folder: str, controller: ControllerProcess) -> str:

@@ -181,7 +181,7 @@ def command_for(action: actions.Action, state: State, run_id: str) -> tuple[Any,
         case actions.StartWorkers():
             return _start(state, action.node, run_id)
         case actions.StopWorkers():
-            return messages.StopWorkers(action.grace_s, why)
+            return messages.StopWorkers(action.grace_s, state.cause.preliminary if state.cause else "")
         case actions.Close():
             return messages.Close(action.grace_s, action.signum, state.outcome, why)
         case actions.Reap():

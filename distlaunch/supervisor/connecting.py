@@ -5,7 +5,7 @@ from distlaunch.errors import Exit, JobError
 from distlaunch.plan.layout import Facts, NodeRank, node_plan
 from distlaunch.supervisor import preparing
 from distlaunch.supervisor.actions import Action, Drop, GiveUp, Reap, ShowMessage
-from distlaunch.supervisor.events import AgentUp, ImagePulled, NodeArrived
+from distlaunch.supervisor.events import AgentUp, ImagePulled, NodeArrived, Suspended
 from distlaunch.supervisor.findings import (
     JobOver,
     NodeBack,
@@ -36,7 +36,7 @@ from distlaunch.supervisor.nodes import (
 )
 from distlaunch.supervisor.state import Cause, Phase, State, Timer
 from distlaunch.transports.failure import Kind, LinkFailure
-from distlaunch.wording import counted, listed, signal_words
+from distlaunch.wording import counted, listed, signal_words, span_words
 
 
 def choose_members(state: State) -> tuple[int, ...]:
@@ -103,8 +103,8 @@ def link_ended(state: State, node: int, before: Linked, failure: LinkFailure, no
     """Treat a node as lost, and its workers with it."""
     state = lost(state, node, before, failure, now)
     if state.phase is Phase.STOPPING:
-        if state.cause and state.cause.scheduled:  # the scheduler kills leftovers, too
-            return state, ()
+        if (state.cause and state.cause.scheduled) or _was_suspended(state, now):
+            return state, ()  # the scheduler kills leftovers, too, and agents leave as their lease ends
         text = f"{state.label(node)}: its agent exited before confirming its cleanup"
         return state, (ShowMessage("warning", text),)
     last = failure.words.splitlines()[-1:] or ["its agent exited"]
@@ -142,8 +142,24 @@ def _why_it_leaves(event: AgentLeaving, facts: Facts) -> str:
     return "the connection to its agent was closed on the way"
 
 
+def on_suspended(event: Suspended, state: State, now: float) -> Step:
+    """Note a suspension that may have ended the leases of nodes. If it has, that is the root cause."""
+    long = event.for_s >= state.spec.limits.lease_s / 2
+    return (state._replace(resumed=(now, event.for_s)) if long else state), ()
+
+
+def _was_suspended(state: State, now: float) -> bool:
+    """Return whether nodes are lost because the controller was suspended."""
+    return state.resumed is not None and now - state.resumed[0] < state.spec.limits.lease_s
+
+
 def cause_of_loss(state: State, node: int, why: str, now: float) -> Cause:
     """Return the root cause in case the loss of this node is what ends the attempt."""
+    if state.resumed and _was_suspended(state, now):
+        what = f"this machine, or this command, was suspended for {state.resumed[1]:.0f} s"
+        lease = f"after {span_words(state.spec.limits.lease_s)} (timeouts.lease) nodes stop their ranks"
+        advice = "set a longer timeouts.lease, or let a machine that stays awake control the run: `--on HOST`"
+        return Cause(f"{what}; {lease}; {advice}", Exit.NODE_LOST, now)
     return Cause(f"{state.label(node)} was lost: {why}", Exit.NODE_LOST, now, node=node)
 
 

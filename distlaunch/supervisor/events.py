@@ -27,6 +27,12 @@ class LinkEnded(Frozen):
     failure: LinkFailure
 
 
+class Suspended(Frozen):
+    """The controller, or its machine, was suspended for `for_s` seconds."""
+
+    for_s: float
+
+
 class AllocationReported(Frozen):
     """The scheduler's answer about this allocation: whether it `ends` the job, why, and in how many seconds.
 

@@ -111,7 +111,7 @@ def _missing(state: State) -> list[Worker]:
 
 def _missing_words(state: State, missing: list[Worker]) -> str:
     """Describe the missing ranks: `6/8 ranks joined; waiting for rank 5 (gpu-b, pid 812: …) …`."""
-    names = listed([_named(state, worker) for worker in missing])
+    names = listed([named(state, worker) for worker in missing])
     count = len(state.workers)
     text = f"{count - len(missing)}/{state.counted(count)} joined; waiting for {names}"
     first = missing[0]
@@ -126,9 +126,10 @@ def _where_words(state: State) -> str:
     return f"; the rendezvous is at {state.plan.master_addr}:{state.port}" if trying and state.plan else ""
 
 
-def _named(state: State, worker: Worker) -> str:
+def named(state: State, worker: Worker) -> str:
+    """Return the name of a rank with its activity: `rank 5 (gpu-b, pid 812: torch imported, idle)`."""
     if worker.status is not None:
-        return f"{state.named(worker.rank)[:-1]}: {exit_words(worker.status)} without joining)"
+        return f"{state.named(worker.rank)[:-1]}: {exit_words(worker.status)})"
     if worker.pid is None:
         return state.named(worker.rank, "not started yet")
     doing = f": {worker.doing}" if worker.doing else ""

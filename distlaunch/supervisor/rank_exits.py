@@ -6,13 +6,13 @@ from typing import Any
 
 from distlaunch.agent.messages import OutputLost, WorkerExited, WorkerStarted, WorkerUnstarted
 from distlaunch.diagnosis.exits import Ending, Words, exit_status_of, facts, words_of
-from distlaunch.supervisor import stalling
+from distlaunch.supervisor import joining, stalling
 from distlaunch.supervisor.actions import ShowMessage
 from distlaunch.supervisor.findings import AttemptFailed, JobOver, Step
-from distlaunch.supervisor.nodes import Exited, WorkerPhase
+from distlaunch.supervisor.nodes import Exited, Worker, WorkerPhase
 from distlaunch.supervisor.stalling import dumping
 from distlaunch.supervisor.state import Cause, Phase, State, Timer
-from distlaunch.wording import listed, lost_peer_words
+from distlaunch.wording import listed, lost_peer_words, rank_list
 
 
 def on_worker_started(event: WorkerStarted, state: State, now: float) -> Step:
@@ -45,7 +45,7 @@ def on_worker_exited(event: WorkerExited, state: State, now: float) -> Step:
         return state, ()
     running = state.phase is Phase.RUNNING
     dumped = stalling.died_of_its_dump(state, rank, event.status)
-    told = dumped or not running
+    told = dumped or (not running and event.at >= state.ended_at)
     exited = Exited(event.status, event.at, told, event.error_record, event.oom_kills, event.shm)
     state = state.with_worker(rank, phase=exited)
     if dumped:
@@ -66,6 +66,8 @@ def on_output_lost(event: OutputLost, state: State, now: float) -> Step:
     return state, (ShowMessage("warning", f"{lost}: its node had no room to buffer them"),)
 
 
+STACKS_S = 0.5
+"""Seconds for the stacks of ranks that others timed out on to arrive."""
 STOPPED = (-signal.SIGTERM, -signal.SIGKILL)
 """Statuses of ranks that were stopped, possibly after an exception."""
 VERDICT_S = 1.0
@@ -77,8 +79,10 @@ out."""
 def _rank_failed(state: State, rank: int, event: WorkerExited, now: float) -> Step:
     """End the attempt after a nonzero exit, once the root cause is clear."""
     words = words_of(event.status, event.words, event.error_record)
-    if words.peer_gone or words.timed_out:
-        state = _with_exit(state, rank, peer_gone=words.peer_gone, timed_out=words.timed_out)
+    if words.peer_gone:
+        state = _with_exit(state, rank, peer_gone=True, timed_out=words.timed_out)
+    if words.stack:
+        state = state.with_worker(rank, stack=words.stack)
     if state.phase is not Phase.RUNNING:
         return _with_earlier_cause(state, rank, event, words), ()
     if words.peer_gone and dumping(state):
@@ -111,23 +115,48 @@ def verdict_when_all_ended(state: State, now: float) -> Step:
 
 
 def verdict_due(state: State, now: float) -> Step:
-    """Make the first rank that lost a peer the root cause, since no other rank failed for its own reason."""
-    suspect = state.suspect
-    assert suspect is not None
-    return state, (AttemptFailed(suspect._replace(text=suspect.text + _absent_words(state))),)
+    """Find the rank that the others waited for, since no rank failed for its own reason.
+
+    If that takes the stacks of ranks that are still running, request them.
+    """
+    waiters = _timed_out(state)
+    running = [w.rank for w in state.workers if w.running and not w.stack] if waiters else []
+    if not running or stalling.waited_for(state, waiters)[0]:
+        return stacks_due(state, now)
+    state = state.with_timer(Timer.STACKS, now + STACKS_S)
+    return state, tuple(stalling.dump_stacks(state, running[: stalling.MAX_DUMPS]))
+
+
+def stacks_due(state: State, now: float) -> Step:
+    """Make the rank that the others waited for the root cause; the first that lost a peer if it isn't
+    known."""
+    assert state.suspect is not None
+    waiters = _timed_out(state)
+    at_fault, what = stalling.waited_for(state, waiters) if waiters else ([], "")
+    if not at_fault:
+        return state, (AttemptFailed(state.suspect._replace(text=state.suspect.text + _absent_words(state))),)
+    who = [state.named(w.rank) if w.joined else joining.named(state, w) for w in at_fault]
+    others = [w for w in state.workers if w not in at_fault and (w in waiters or stalling.waits_in(w))]
+    were = f"{rank_list([w.rank for w in others], state.unit)} {'was' if len(others) == 1 else 'were'}"
+    place = next((f" in {place}" for place in map(stalling.waits_in, others) if place), "")
+    text = f"{listed(who)} {what}; {were} waiting{place}"
+    rank = at_fault[0].rank if len(at_fault) == 1 else None
+    node = state.plan.node_of(rank).node if rank is not None and state.plan else None
+    cause = state.suspect._replace(text=text, rank=rank, node=node, peer_gone=False)
+    return state, (AttemptFailed(cause),)
+
+
+def _timed_out(state: State) -> list[Worker]:
+    return [w for w in state.workers if isinstance(w.phase, Exited) and w.phase.timed_out]
 
 
 def _absent_words(state: State) -> str:
     """Name ranks that may have kept the others waiting: those that had succeeded, or had not failed."""
-    early = [worker for worker in state.workers if worker.status == 0]
-    waited = any(isinstance(worker.phase, Exited) and worker.phase.timed_out for worker in state.workers)
+    early = [state.called(worker.rank) for worker in state.workers if worker.status == 0]
     if early:
-        names = listed([state.called(worker.rank) for worker in early])
-        never = waited and not any(worker.joined for worker in early)
-        why = " without joining the rendezvous" if never else " (uneven batches?)"
-        return f"; {names} had already exited with status 0{why}"
+        return f"; {listed(early)} had already exited with status 0 (uneven batches?)"
     going = [state.called(worker.rank) for worker in state.workers if worker.going]
-    if waited and going and len(going) <= len(state.workers) // 2:
+    if _timed_out(state) and going and len(going) <= len(state.workers) // 2:
         return f"; {listed(going)} had not failed (stalled, or in another collective?)"
     return ""
 

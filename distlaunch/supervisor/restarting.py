@@ -123,7 +123,7 @@ def _restart(state: State, why: Why, cause: Cause, what: str, now: float) -> Ste
     for timer, wait_s in ((Timer.BACKOFF, delay_s), (Timer.REJOIN, state.spec.limits.rejoin_s)):
         if wait_s:
             state = state.with_timer(timer, now + wait_s)
-    message = ShowMessage("info" if why is Why.GROWTH else "warning", f"{cause.text}; {what}{wait}")
+    message = ShowMessage("info" if why is Why.GROWTH else "warning", f"{cause.preliminary}; {what}{wait}")
     busy = [i for i, n in enumerate(state.nodes) if isinstance(n, Linked) and may_be_occupied(n)]
     return state, (message, *(StopWorkers(i, grace_s) for i in busy))
 

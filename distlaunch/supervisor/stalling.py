@@ -2,9 +2,11 @@
 
 import re
 import signal
+from itertools import takewhile
 
 from distlaunch.agent.messages import RanksStalled, StackDumped
 from distlaunch.agent.wire import STALL_LOOK_MAX_S, STALL_LOOKS
+from distlaunch.diagnosis.exits import python_frames
 from distlaunch.errors import Exit
 from distlaunch.job.spec import FOREVER_S
 from distlaunch.supervisor.actions import Action, DumpStacks, ShowMessage
@@ -68,7 +70,7 @@ def stall_message_due(state: State, now: float) -> Step:
     message = ShowMessage("warning", _stall_words(state, again))
     # Only of ranks without a known stack. The stack of a rank stopped by a signal is meaningless.
     ranks = [w.rank for w in _stalled(state)[:MAX_DUMPS] if not (w.stack or w.stopped_pid)]
-    dumps = _dumps(state, ranks, acts)
+    dumps = dump_stacks(state, ranks, acts)
     state = state._replace(stall_told=True)
     if acts and not again:
         state = state.with_timer(Timer.STALL_ACT, now + DUMP_S)
@@ -103,7 +105,8 @@ def _ranks_words(state: State, ranks: list[int]) -> str:
     return f"{state.unit}s {listed([*map(str, ranks)])}"
 
 
-def _dumps(state: State, ranks: list[int], abort: bool) -> list[Action]:
+def dump_stacks(state: State, ranks: list[int], abort: bool = False) -> list[Action]:
+    """Return the requests for the stacks of these ranks. With `abort`, they may end the ranks."""
     wanted: dict[int, list[int]] = {}
     for rank in ranks:
         assert state.plan is not None
@@ -115,12 +118,12 @@ def _dumps(state: State, ranks: list[int], abort: bool) -> list[Action]:
 def on_stack_dumped(event: StackDumped, state: State, now: float) -> Step:
     """Show the innermost frames of a blocked rank. The run directory contains the whole stack."""
     rank = state.rank_of(event.node, event.local_rank)
-    if rank is None:
-        return state, ()
+    if rank is None or not (state.worker(rank).stalled or (state.suspect and state.worker(rank).running)):
+        return state, ()  # it has resumed, or ended, in the meantime
     frames = _frames(event.text)
     if not frames:
         return _no_stack(state, rank, event.text.strip().partition("\n")[0])
-    state = state.with_worker(rank, stalled=True, stack=frames)
+    state = state.with_worker(rank, stack=frames)
     where = " < ".join(frames[:SHOWN_FRAMES])
     return state, (ShowMessage("info", f"{state.called(rank)} is blocked in: {where}"),)
 
@@ -164,13 +167,7 @@ def dump_came(state: State, rank: int, words: str, now: float) -> Step:
 def _frames_of_python(words: str) -> tuple[str, ...]:
     """Return the frames of the thread that received SIGABRT, as `_frames` does, from faulthandler output."""
     _, _, thread = words.rpartition("Current thread ")
-    found = re.findall(r'(?m)^  File "(.+)", line (\d+) in (.+)$', thread.split("\n\n")[0])
-    return tuple(f"{name} ({_short_path(path)}:{line})" for path, line, name in found)
-
-
-def _short_path(path: str) -> str:
-    _, torch, rest = path.rpartition("/torch/")
-    return f"torch/{rest}" if torch else path.rpartition("/")[2]
+    return python_frames(thread.split("\n\n")[0])
 
 
 def stall_act_due(state: State, now: float) -> Step:
@@ -183,7 +180,7 @@ def _cause(state: State, now: float) -> Cause:
     """Return the root cause: the ranks stopped by a signal, else those outside a collective, else all."""
     # Includes ranks that have died of the dump.
     stalled = [worker for worker in state.workers if worker.stalled]
-    waiting = [worker.rank for worker in stalled if _waits_for_others(worker)]
+    waiting = [worker.rank for worker in stalled if waits_in(worker)]
     elsewhere = [worker for worker in stalled if worker.stack and worker.rank not in waiting]
     stopped = [worker for worker in stalled if worker.stopped_pid]
     at_fault = stopped or (elsewhere if elsewhere and waiting else stalled)
@@ -195,7 +192,7 @@ def _cause(state: State, now: float) -> Cause:
         verb = "is" if len(waiting) == 1 else "are"
         text += f" in {elsewhere[0].stack[0]}"
         text += f"; {_ranks_words(state, waiting)} {verb} waiting in a collective"
-    if not state.spec.one_machine and any(map(_is_joining, stalled)):
+    if not state.spec.one_machine and any(map(is_joining, stalled)):
         text += "; some ranks are still in init_process_group; `distlaunch check-port` tests the network"
     if len(at_fault) > 1:
         return Cause(text, Exit.TIMEOUT, now)
@@ -204,15 +201,39 @@ def _cause(state: State, now: float) -> Cause:
     return Cause(text, Exit.TIMEOUT, now, rank, node)
 
 
-def _is_joining(worker: Worker) -> bool:
+def is_joining(worker: Worker) -> bool:
+    """Return whether a rank waits for others in init_process_group."""
     return any(frame.startswith("init_process_group (") for frame in worker.stack)
 
 
-def _waits_for_others(worker: Worker) -> bool:
-    """Return whether the innermost frames, as far as they belong to torch, are those of a collective."""
-    for frame in worker.stack:
-        if not re.search(_TORCH, frame):
-            return False
-        if re.search(_COLLECTIVE, frame):
-            return True
-    return False
+def waits_in(worker: Worker) -> str:
+    """Return the collective in which a rank waits, with its caller: `all_reduce (t.py:5)`. "" if in none."""
+    inside = list(takewhile(lambda frame: re.search(_TORCH, frame), worker.stack))
+    if not any(re.search(_COLLECTIVE, frame) for frame in inside):
+        return ""
+    names = [frame for frame in inside if "/c10d_logger.py" not in frame]  # a decorator
+    caller = [frame.rpartition("(")[2] for frame in worker.stack[len(inside) :][:1]]
+    return " (".join([(names or inside)[-1].partition(" ")[0], *caller])
+
+
+def waited_for(state: State, waiters: list[Worker]) -> tuple[list[Worker], str]:
+    """Return the ranks for which these waited until they timed out, as far as is known, and what they did."""
+    left = [worker for worker in state.workers if worker.going or worker.status == 0]
+    if any(map(is_joining, waiters)) and (away := [w for w in left if not (w.joined or w.trying)]):
+        # Without rank 0, none of the others can join.
+        return (away[:1] if away[0].rank == 0 else away), "never joined the rendezvous"
+    running = [worker for worker in left if worker.running]
+    elsewhere = [worker for worker in running if worker.stack and not waits_in(worker)]
+    if halted := [worker for worker in running if worker.stopped_pid]:
+        return halted, "stopped by a signal"
+    if elsewhere:
+        return elsewhere, f"was in {elsewhere[0].stack[0]}"
+    stalled = [worker for worker in running if worker.stalled and not worker.stack]
+    if 0 < len(stalled) <= len(state.workers) // 2:  # many may only be about to time out, too
+        return stalled, f"stalled: no output, CPU or GPU use for {span_words(_limit_s(state))}"
+    places: dict[str, list[Worker]] = {}
+    for worker in (*waiters, *running):
+        places.setdefault(waits_in(worker), []).append(worker)
+    places.pop("", None)
+    where, fewest = min(places.items(), key=lambda each: len(each[1]), default=("", []))
+    return (fewest, f"was in {where}") if len(places) > 1 else ([], "")

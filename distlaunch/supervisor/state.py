@@ -10,7 +10,7 @@ from distlaunch.errors import Exit
 from distlaunch.job.spec import JobSpec
 from distlaunch.plan.layout import Foreseen, LaunchPlan
 from distlaunch.supervisor.actions import ShowMessage
-from distlaunch.supervisor.nodes import Node, Nodes, Worker, Workers
+from distlaunch.supervisor.nodes import Node, Nodes, Worker, Workers, is_missing
 from distlaunch.wording import counted
 
 
@@ -21,6 +21,8 @@ class Timer(Enum):
     """`timeouts.job` has passed."""
     VERDICT = "verdict"
     """No other rank has failed for a reason of its own: the first rank that lost a peer is the root cause."""
+    STACKS = "stacks"
+    """The stacks of ranks that others timed out on have had time to arrive."""
     ASK = "ask"
     """The scheduler has not answered whether it ends this allocation."""
     JOIN = "join"
@@ -55,6 +57,7 @@ class Timer(Enum):
 
 WATCHES = (
     Timer.VERDICT,
+    Timer.STACKS,
     Timer.JOIN,
     Timer.JOIN_MESSAGE,
     Timer.STALL_MESSAGE,
@@ -100,6 +103,11 @@ class Cause(Frozen):
     scheduled: bool = False
     final: bool = False
     agent_signum: int | None = None
+
+    @property
+    def preliminary(self) -> str:
+        """Return the text at the time of the failure, when an earlier one may not have been reported yet."""
+        return self.text.replace(" failed first: ", " failed: ", 1)
 
 
 class Why(Enum):
@@ -148,6 +156,7 @@ class State(Frozen):
     reported. `wait_told` is set once the nodes that the job waits for between two attempts have been named.
     `warned` is set after a termination warning, and `asked` while a question to the scheduler is pending.
     `interrupted_by` is the node that passed on the last interrupt, or None for the controller itself.
+    `resumed` is when the controller continued after a suspension of at least half a lease, and its seconds.
     `chance` (0 to 1) spreads over time what many runs would do at once. `foreseen` is the rendezvous address
     that nodes were asked about before there was a plan. `reached_by` is the address at which other nodes
     reach the first one.
@@ -174,6 +183,7 @@ class State(Frozen):
     interrupts: int = 0
     interrupted_at: float | None = None
     interrupted_by: int | None = None
+    resumed: tuple[float, float] | None = None
     warned: bool = False
     asked: Asked | None = None
     foreseen: Foreseen | None = None
@@ -281,6 +291,11 @@ class State(Frozen):
         if part is None or not 0 <= local_rank < part.procs:
             return None
         return part.first_rank + local_rank
+
+    def cut_off(self, node: int) -> list[int]:
+        """Return the ranks of a node that was lost before all of their output had arrived."""
+        part = self.plan.part_of(node) if self.plan and is_missing(self.nodes[node]) else None
+        return [rank for rank in part.ranks if self.worker(rank).pid] if part and part.logs is None else []
 
     def called(self, rank: int) -> str:
         """Return the short name of a worker in messages: `rank 3`."""

@@ -12,11 +12,15 @@ VERSION = 1
 
 
 class RunState(Enum):
-    """The state of a run. The last four are final. LOST is a run whose controller died without a trace."""
+    """The state of a run. The last four are final. LOST is a run whose controller died without a trace.
+
+    SUSPENDED is a run whose controller was stopped by a signal.
+    """
 
     PENDING = "PENDING"
     CONNECTING = "CONNECTING"
     RUNNING = "RUNNING"
+    SUSPENDED = "SUSPENDED"
     RESTARTING = "RESTARTING"
     STOPPING = "STOPPING"
     SUCCEEDED = "SUCCEEDED"

@@ -52,7 +52,18 @@ def end_job(found: JobOver, state: State, now: float) -> Step:
         state = state.with_timer(Timer.ASK, now + LATE_S)
     state = with_end_of_workers(state, Timer.CLOSE, grace_s, now)
     state, closing = _close_all(state, grace_s, found.signum)
-    return state, ((ShowMessage("error", cause.text), *closing) if cause else closing)
+    return state, ((_announcement(state, cause, grace_s), *closing) if cause else closing)
+
+
+def _announcement(state: State, cause: Cause, grace_s: float) -> ShowMessage:
+    """Return what to say as the job begins to end: the cause, or how long it takes if the user ends it."""
+    left = len(_still_running(state))
+    if cause.scheduled or not (cause.cancelled and left and grace_s):
+        return ShowMessage("error", cause.preliminary)
+    name = signal.Signals(cause.exit_status - 128).name
+    again = "press Ctrl-C again to kill them" if name == "SIGINT" else f"another {name} kills them"
+    text = f"received {name}: waiting up to {span_words(grace_s)} for {state.counted(left)} to exit"
+    return ShowMessage("warning", f"{text}; {again}" if state.interrupts else text)
 
 
 def job_overdue(state: State, now: float) -> Step:
@@ -194,5 +205,5 @@ def close_overdue(state: State, now: float) -> Step:
             clean = node is End.CLEAN
             what = "its output is incomplete" if clean else "it did not confirm its cleanup"
             actions += [Drop(i), ShowMessage("warning", f"gave up on {state.label(i)}: {what}")]
-            state = state.with_node(i, End.CLOSED if clean else Lost(occupied=may_be_occupied(node)))
+            state = state.with_node(i, Lost(occupied=may_be_occupied(node)))
     return state, tuple(actions)

@@ -59,16 +59,22 @@ class Summary(Frozen):
         """
         cause = self.state.cause
         if cause is None:
-            workers, nodes = self.state.counted(len(self.state.workers)), len(self.state.members)
-            what = f"{workers} on {counted(nodes, 'node')}"
+            what = self.state.plan.size_words if self.state.plan else "nothing"
             after = f" after {counted(self.state.attempt, 'restart')}" if self.state.attempt else ""
-            return [f"{what} finished in {self.seconds:.1f} s{after}; logs: {self.folder}"]
+            return [f"{what} finished in {self.seconds:.1f} s{after}; logs: {self.folder}", *self._gaps()]
         lines = [*_unusable_nodes(self.state), *self._cause_lines(above), *self.lagging, *self._others()]
         return [
             *lines,
+            *self._gaps(),
             f"ended after {self.seconds:.1f} s with exit status {cause.exit_status}; logs: {self.folder}",
             *(f"logs of {label}, there: {folder}" for label, folder in self._logs_elsewhere()),
         ]
+
+    def _gaps(self) -> list[str]:
+        """Name the ranks whose last output was lost with their nodes."""
+        ranks = [rank for index in self.state.members for rank in self.state.cut_off(index)]
+        whose = f"logs of {rank_list(ranks, self.state.unit)}" if ranks else ""
+        return [f"{whose} are incomplete: the node was lost before all output had arrived"] if ranks else []
 
     def _logs_elsewhere(self) -> list[tuple[str, str]]:
         """Return pairs of node and directory for the nodes whose own launchers keep the output."""
@@ -119,8 +125,8 @@ class Summary(Frozen):
 
     def _cause_lines(self, above: Mapping[int, Above]) -> list[str]:
         cause = self.state.cause
-        if cause is None or (self.state.started_at is None and not self.state.attempt):
-            return []  # shown a moment ago, with no output since
+        if cause is None:
+            return []
         if cause.rank is None:
             return [cause.text]
         hint = self.advice
@@ -167,8 +173,8 @@ class Summary(Frozen):
     def advice(self) -> str:
         """Return advice about the first failed rank, or ""."""
         cause = self.state.cause
-        if cause is None or cause.rank is None:
-            return ""
+        if cause is None or cause.rank is None or " failed first: " not in cause.text:
+            return ""  # only an exit is explained
         worker = self.state.worker(cause.rank)
         if not isinstance(worker.phase, Exited):
             return ""

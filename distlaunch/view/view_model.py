@@ -223,4 +223,4 @@ def _middle(values: Sequence[float]) -> float:
 
 def shape(state: State) -> str:
     """Describe the size of a run: its ranks and nodes."""
-    return f"{state.counted(len(state.workers))} on {counted(len(state.members), 'node')}"
+    return state.plan.size_words if state.plan else counted(len(state.nodes), "node")

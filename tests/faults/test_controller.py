@@ -225,7 +225,7 @@ def test_scancel_ends_all_ranks_in_time(tmp_path: Path, pace: Pace, figures: Fig
     with started_run(job, 4, process_group=0) as (run, started):
         began = time.monotonic()
         os.killpg(run.process.pid, signal.SIGTERM)
-        run.wait_for("stopped by SIGTERM")
+        run.wait_for("received SIGTERM")
         if not patient:
             os.killpg(run.process.pid, signal.SIGKILL)
         wait_gone([*started.values()], PATIENCE_S)
@@ -257,7 +257,7 @@ def test_a_killed_agents_status_comes_after_its_cleanup(site: Site, pace: Pace, 
     with line_pipe(note) as noted, running(job, env=environment) as run:
         started = starts(run, 0, 4)
         run.process.send_signal(signal.SIGINT)
-        run.wait_for("stopped by SIGINT")
+        run.wait_for("received SIGINT")
         agent = parent_of(started[1])
         began = time.monotonic()
         kill(parent_of(agent), signal.SIGTERM)
@@ -280,7 +280,7 @@ class Brought(NamedTuple):
     run: Run
     pids: dict[int, int]
     status: int = INTERRUPTED
-    answer: str = "stopped by SIGINT"
+    answer: str = "received SIGINT"
 
     def press(self, times: int) -> None:
         """Press Ctrl-C so many times, each after the answer to the last, as fast as people do."""
@@ -350,7 +350,7 @@ def stopping(folder: Path, grace: tuple[str, str], stack: contextlib.ExitStack) 
     """One rank has failed, the others ignore SIGTERM; the status stays that of the first."""
     run, pids, *_ = joining(folder, grace, stack)
     kill(pids.pop(3))
-    run.wait_for("rank 3 (node1) failed first")
+    run.wait_for("rank 3 (node1) failed")
     return Brought(run, pids, 128 + signal.SIGKILL, "already stopping")
 
 

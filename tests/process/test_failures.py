@@ -2,18 +2,30 @@
 
 import json
 import os
+import re
 import shlex
 import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from tests.cluster.hosts import parent_of
-from tests.harness import children_of, distlaunch, distlaunch_argv, kill, running, wait_gone, write_job
-from tests.process.commands import FOUR, ONE, SLEEPER, completed, run_one, sleeper
+from tests.harness import (
+    PATIENCE_S,
+    PRESS_S,
+    children_of,
+    distlaunch,
+    distlaunch_argv,
+    kill,
+    running,
+    wait_gone,
+    write_job,
+)
+from tests.process.commands import FOUR, ONE, SLEEPER, STUBBORN, completed, run_one, sleeper
 
 
 def test_reports_status_and_last_output_of_the_rank_that_failed_first(tmp_path: Path) -> None:
@@ -48,12 +60,12 @@ def test_folds_identical_tracebacks(tmp_path: Path) -> None:
 
 
 def test_the_cause_stands_above_its_last_output_where_both_streams_go_to_one_place(tmp_path: Path) -> None:
-    """A line that lacked its end is shown after the cause was told."""
+    """A line that lacked its end is shown at the end."""
     worker = "import sys; print('half', end='', flush=True); sys.exit('boom')"
     argv = distlaunch_argv("run", str(write_job(tmp_path, worker, ONE)))
     lines = completed(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT).stdout.splitlines()
     cause = "distlaunch: rank 0 (node0) failed first: exit status 1"
-    assert lines.count(cause) == 2
+    assert lines.count(cause) == 1
     assert lines[lines.index("distlaunch:   | boom") - 1] == cause
     assert "[node0:0] half" in lines
 
@@ -68,6 +80,31 @@ def test_a_line_on_another_stream_does_not_separate_the_cause_from_its_last_outp
         assert run.wait() == 1
     assert run.stderr.count("rank 0 (node0) failed first: exit status 1") == 1
     assert run.stdout == "[node0:0] half\n"
+
+
+def test_says_at_once_which_rank_failed_and_only_at_the_end_that_it_was_the_first(tmp_path: Path) -> None:
+    with running(write_job(tmp_path, STUBBORN, f"{FOUR}timeouts: {{stop: 1s}}")) as run:
+        kill(run.wait_ready(4)[1])
+        run.wait_for("rank 1 (node0) failed: killed by signal 9")
+        assert run.wait() == 137
+    assert [run.stderr.count(f"rank 1 (node0) {word}: ") for word in ("failed", "failed first")] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("signum", "again"),
+    [(signal.SIGINT, "press Ctrl-C again to kill them"), (signal.SIGTERM, "another SIGTERM kills them")],
+)
+def test_says_at_once_how_long_a_stop_may_take_and_once_that_it_was_stopped(
+    tmp_path: Path, signum: signal.Signals, again: str
+) -> None:
+    with running(write_job(tmp_path, STUBBORN, f"{FOUR}timeouts: {{stop: 60s}}")) as run:
+        run.wait_ready(4)
+        run.process.send_signal(signum)
+        run.wait_for(f"received {signum.name}: waiting up to 1 min for 4 ranks to exit; {again}\n")
+        time.sleep(PRESS_S)  # or it would count as the same press
+        run.process.send_signal(signum)
+        assert run.wait() == 128 + signum
+    assert run.stderr.count(f"stopped by {signum.name}") == 1
 
 
 def test_counts_the_lines_left_out_of_the_last_output(tmp_path: Path) -> None:
@@ -318,6 +355,33 @@ def test_the_job_continues_when_the_disk_behind_stdout_is_full(tmp_path: Path) -
         done = completed(argv, stdout=full, stderr=subprocess.PIPE)
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("can't write to stdout: No space left on device; the job continues") == 1
+
+
+def test_a_stopped_controller_is_the_root_cause_and_not_running_meanwhile(tmp_path: Path) -> None:
+    with running(write_job(tmp_path, SLEEPER, f"{FOUR}timeouts: {{lease: 3s, stop: 100ms}}")) as run:
+        pids = run.wait_ready(4)
+        kill(run.process.pid, signal.SIGSTOP)
+        listed = distlaunch("ps", str(tmp_path / "runs")).stdout
+        wait_gone([*pids.values()], PATIENCE_S)
+        kill(run.process.pid, signal.SIGCONT)
+        assert run.wait() == 71
+    assert " SUSPENDED " in listed, listed
+    told = [line for line in run.stderr.splitlines() if "suspended for" in line or "was lost" in line]
+    assert len(told) == 1, run.stderr
+    assert "this machine, or this command, was suspended for " in told[0]
+    assert "exited before confirming" not in run.stderr
+
+
+def test_the_logs_of_a_lost_node_and_the_summary_say_that_output_may_be_missing(tmp_path: Path) -> None:
+    with running(write_job(tmp_path, SLEEPER, FOUR)) as run:
+        kill(parent_of(run.wait_ready(4)[2]))
+        assert run.wait() == 71
+        ends = {path.name: path.read_text() for path in run.run_directory().glob("rank*.err")}
+    assert sorted(ends) == ["rank2.err", "rank3.err"]
+    told = r"\ndistlaunch: incomplete: node1 was lost at \S+ \S+\n"
+    assert all(re.fullmatch(told, end) for end in ends.values()), ends
+    incomplete = "logs of ranks 2-3 are incomplete: the node was lost before all output had arrived\n"
+    assert run.stderr.count(incomplete) == 1, run.stderr
 
 
 TELLS_LIMIT = "import resource; print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])"

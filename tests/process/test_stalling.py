@@ -1,5 +1,6 @@
 """Ranks that stall, never join the rendezvous, or miss a collective."""
 
+import mmap
 import os
 import pickle
 import re
@@ -11,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from distlaunch.agent import procfs
-from distlaunch.agent.watches import Arrivals
+from distlaunch.agent.watches import Arrivals, doing
 from distlaunch.observers.recording import lagging_words
 from tests.harness import Going, distlaunch, running, wait_until, write_job
-from tests.process.commands import TWO
+from tests.process.commands import ONE, TWO
 
 HARDLY_WORKS = """
     import time
@@ -72,13 +73,18 @@ def test_says_in_one_line_why_it_gets_no_stack(tmp_path: Path) -> None:
 
 
 def test_reports_a_rank_that_a_signal_has_stopped(tmp_path: Path) -> None:
-    worker = "import os, signal; os.environ['RANK'] == '1' and os.kill(os.getpid(), signal.SIGSTOP)"
-    keys = "gpus_per_node: 0\nprocs_per_node: 2\non_stall: stop\ntimeouts: {stall: 1s}"
+    worker = """
+        import os, signal
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        os.environ["RANK"] == "1" and os.kill(os.getpid(), signal.SIGSTOP)
+    """
+    keys = "gpus_per_node: 0\nprocs_per_node: 2\non_stall: stop\ntimeouts: {stall: 1s, stop: 100ms}"
     done = distlaunch("run", str(write_job(tmp_path, worker, keys)))
     told = r"rank 1 \(node0, pid (\d+): stopped by a signal; `kill -CONT \1` resumes it\)"
     assert re.search(f"stalled: {told}: ", done.stderr), done.stderr
     assert "rank 1 (node0) stalled for 1 s: stopped by a signal" in done.stderr
     assert "rank 1 is blocked in" not in done.stderr
+    assert "hint: " not in done.stderr  # distlaunch itself has killed it
 
 
 # Joining
@@ -100,8 +106,8 @@ JOB = f"{TWO}timeouts: {{join: {TWICE_A_SLOW_IMPORT_S}s}}"
 @pytest.mark.parametrize(
     ("rank_0", "words"),
     [
-        ("signal.pause()", r"pid \d+: has not imported torch yet"),
-        ("sys.exit(0)", "exited with status 0 without joining"),
+        ("signal.pause()", r"pid \d+: has not imported torch or JAX yet"),
+        ("sys.exit(0)", "exited with status 0"),
     ],
 )
 def test_gives_up_when_rank_0_does_not_join(tmp_path: Path, rank_0: str, words: str) -> None:
@@ -195,3 +201,44 @@ def test_ignores_a_file_that_is_not_a_dump_and_runs_nothing_in_it(tmp_path: Path
     (tmp_path / "rank1.flight").write_bytes(b"\x80garbage")
     (tmp_path / "rank2.flight").write_bytes(pickle.dumps({"entries": [1, {"process_group": 3}]}))
     assert lagging_words(str(tmp_path), 3) == []
+
+
+def test_says_which_library_a_rank_has_imported(tmp_path: Path) -> None:
+    """A file in a folder of that name: what counts is the path of what a process has mapped."""
+    (tmp_path / "jaxlib").mkdir()
+    (tmp_path / "jaxlib" / "x.so").write_bytes(bytes(4096))
+    assert doing([os.getpid()], 1) == [(False, "has not imported torch or JAX yet")]
+    with (tmp_path / "jaxlib" / "x.so").open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ):
+        ((_, words),) = doing([os.getpid()], 1)
+    assert words.startswith("JAX imported, ")
+
+
+TIMES_OUT = """
+import os, socket, time
+def init_process_group():
+    place = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+    store = socket.create_server(place) if os.environ["RANK"] == "0" else None
+    link = socket.socket()
+    while link.connect_ex(place):
+        time.sleep(0.02)
+    time.sleep(1.5)
+    raise RuntimeError("gloo/rendezvous: Timed out waiting 1500ms")
+"""
+
+
+def test_names_the_rank_that_never_joined_rather_than_one_that_timed_out(tmp_path: Path) -> None:
+    """A stand-in for torch, in a folder of that name."""
+    place = tmp_path / "torch" / "distributed"
+    place.mkdir(parents=True)
+    (place / "c10d.py").write_text(TIMES_OUT)
+    worker = f"""
+        import os, signal, sys
+        sys.path.insert(0, {str(place)!r})
+        import c10d
+        signal.pause() if os.environ["RANK"] == "2" else c10d.init_process_group()
+    """
+    done = distlaunch("run", str(write_job(tmp_path, worker, f"{ONE}procs_per_node: 4")))
+    assert done.returncode == 1
+    cause = r"rank 2 \(node0, pid \d+\) never joined the rendezvous; ranks 0-1, 3 were waiting in init_pro"
+    assert len(re.findall(cause, done.stderr)) == 1, done.stderr
+    assert "failed first" not in done.stderr

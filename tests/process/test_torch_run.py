@@ -82,8 +82,8 @@ def test_all_ranks_agree_and_a_failure_restarts_all(tmp_path: Path, env: Path, e
     for attempt in (0, 1):
         line = f"sum 1 of 2 ('gloo', 'secret') in attempt {attempt}\n"
         assert done.stdout.count(f"[node0:0] {line}") == done.stdout.count(f"[node1:1] {line}") == 1
-    assert re.search(r"torch agent \d \(node\d\) failed first: exit status 1; restart 1 of 1", done.stderr)
-    assert "2 torch agents on 2 nodes finished" in done.stderr
+    assert re.search(r"torch agent \d \(node\d\) failed: exit status 1; restart 1 of 1", done.stderr)
+    assert "2 torch agents on 2 nodes simulated on this machine finished" in done.stderr
     assert list(env.iterdir()) == []
 
 

@@ -173,7 +173,7 @@ def test_reports_the_end_of_a_run_below_its_screen(
         (tmp_path / "gate").touch()
         assert shown.ended() == 0
         shown.assert_sane()
-        assert "4 ranks on 2 nodes finished in" in shown.after_screen
+        assert "4 ranks on 2 nodes simulated on this machine finished in" in shown.after_screen
 
 
 SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL]

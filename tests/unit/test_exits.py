@@ -183,7 +183,7 @@ def test_recognizes_a_ranks_own_errors(words: str) -> None:
 TIMEOUT = raised("RuntimeError: [/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 12000ms")
 JUDGED: dict[str, tuple[int, str, dict[str, str] | None, Words]] = {
     "a lost connection": (1, VICTIM, None, Words(traceback=True, peer_gone=True)),
-    "a timeout": (1, TIMEOUT, None, Words(traceback=True, peer_gone=True, timed_out=True)),
+    "a timeout": (1, TIMEOUT, None, Words(True, True, True, ("step (train.py:9)",))),
     "torch's record": (1, VICTIM, {"message": "ValueError: bad", "callstack": OWN}, Words(traceback=True)),
     "a record alone": (1, "", {"message": f"RuntimeError: {GLOO}", "callstack": ""}, Words(True, True)),
     "a crash, whatever was printed": (-signal.SIGSEGV, VICTIM, None, Words()),

@@ -102,6 +102,19 @@ def test_nccl_without_enough_gpus_is_refused_with_the_nodes_name() -> None:
     assert words.startswith(
         "job.yaml:3:10: backend: nccl needs a GPU for each worker, but b has 2 GPUs for 4 workers;"
     )
+    assert words.endswith("or set gpus_per_node if more are there")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("nodes: 2\nprocs_per_node: 2", "4 ranks on 2 nodes simulated on this machine"),
+        ("nodes: 1\nprocs_per_node: 2", "2 ranks on 1 node"),
+        ("nodes: [a, b]\nprocs_per_node: 2", "4 ranks on 2 nodes"),
+    ],
+)
+def test_says_whether_nodes_are_simulated(text: str, words: str) -> None:
+    assert plan_of(text, *([0] * (1 if "nodes: 1" in text else 2))).size_words == words
 
 
 def test_refuses_unknown_gpus_and_says_what_to_do() -> None:

@@ -374,6 +374,7 @@ class World:
             self._tell(agent, event)
         self._tell(agent, messages.Stuck(node, ()))
         self._tell(agent, events.OutputFlows(node))
+        self._feed(events.Suspended(15.0 * number))
 
     def interrupt_there(self, agent: Agent, signum: int) -> None:
         """Ctrl-C, of a launcher that somebody started on that node."""
@@ -462,8 +463,8 @@ def check_step(before: State, event: Event, wanted: tuple[Action, ...], after: S
     assert after.nodes.counts == Nodes(after.nodes).counts, "not what counting anew would give"
     assert after.workers.counts == Workers(after.workers).counts, "not what counting anew would give"
     if after.suspect and not ending:
-        verdict_at = after.due_at(Timer.VERDICT)
-        assert verdict_at is not None and verdict_at <= now + VERDICT_S
+        due = after.due_at(Timer.VERDICT) or after.due_at(Timer.STACKS)  # one after the other
+        assert due is not None and due <= now + VERDICT_S
 
 
 _limits = st.sampled_from(["10m", "none", "30s"])

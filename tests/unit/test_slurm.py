@@ -265,7 +265,7 @@ def test_a_job_does_not_wait_for_ever_for_the_scheduler() -> None:
 
 
 def test_a_rank_killed_with_its_node_is_not_the_root_cause() -> None:
-    for node, blamed in ((1, "b was lost"), (0, "rank 3 (b) failed first")):
+    for node, blamed in ((1, "b was lost"), (0, "rank 3 (b) failed")):
         job = inside(SLURM_JOB)
         assert asks(job.feed(exited(1, 1, -9, job.now)))
         job.feed(lost(node))

@@ -50,7 +50,15 @@ from distlaunch.supervisor.actions import (
     StartWorkers,
     StopWorkers,
 )
-from distlaunch.supervisor.events import AddressesFound, AgentUp, Event, LinkEnded, OutputFlows, TimerDue
+from distlaunch.supervisor.events import (
+    AddressesFound,
+    AgentUp,
+    Event,
+    LinkEnded,
+    OutputFlows,
+    Suspended,
+    TimerDue,
+)
 from distlaunch.supervisor.nodes import Exited, Lost, Route, failure_of, is_over, route_of
 from distlaunch.supervisor.state import Phase, Timer
 from distlaunch.supervisor.step import begin, step
@@ -575,7 +583,7 @@ def test_a_job_succeeds_when_all_workers_do() -> None:
 def test_the_first_failure_ends_the_job_with_its_status(status: int, outcome: int, words: str) -> None:
     job = History().to_running()
     actions = job.feed(ended(2, status))
-    assert texts(actions, "error") == [f"rank 2 (b) failed first: {words}"]
+    assert texts(actions, "error") == [f"rank 2 (b) failed: {words}"]
     assert wanted(actions) == [Close(0, STOP_S), Close(1, STOP_S)]
     assert job.close() == [Finish()]
     assert job.blamed == (outcome, 2, 1)
@@ -633,7 +641,9 @@ def test_finds_the_root_cause(events: list[Event], blamed: Blamed) -> None:
     job.close()
     assert isinstance(job.actions[-1], Finish)
     assert job.blamed == blamed
-    assert len(texts(job.actions, "error")) == 1, "whatever follows from it"
+    assert not any("failed first" in text for text in texts(job.actions)), "which is known only at the end"
+    told = [text for text in texts(job.actions) if text.startswith("received SIG")]
+    assert len(texts(job.actions, "error") + told) == 1, "whatever follows from it"
     assert all(job.actions.count_of(Close(node, STOP_S)) <= 1 for node in (0, 1))
 
 
@@ -671,6 +681,28 @@ def test_a_lost_node_takes_its_running_workers_with_it() -> None:
     phases = [worker.phase_word for worker in job.state.workers]
     assert phases == ["running", "running", "exited", "lost with its node"]
     assert job.close() == [Finish()]
+
+
+@pytest.mark.parametrize("for_s", [35.0, 10.0])
+def test_a_suspension_of_the_controller_is_the_root_cause_of_lost_nodes(for_s: float) -> None:
+    job = History().to_running()
+    words = f"this machine, or this command, was suspended for {for_s:.0f} s"
+    assert job.feed(Suspended(for_s)) == []
+    said = texts(job.feed(lost(0), lost(1), after=1.0))
+    if for_s == 10.0:
+        assert said[0] == "a was lost: Connection reset by peer"
+    else:
+        assert said == [f"{words}; after 30 s (timeouts.lease) nodes stop their ranks; {AWAKE}"]
+        assert job.blamed == (Exit.NODE_LOST, None, None)
+
+
+def test_a_loss_long_after_a_suspension_has_its_own_cause() -> None:
+    job = History().to_running()
+    job.feed(Suspended(20.0))
+    assert texts(job.feed(lost(0), after=31.0), "error") == ["a was lost: Connection reset by peer"]
+
+
+AWAKE = "set a longer timeouts.lease, or let a machine that stays awake control the run: `--on HOST`"
 
 
 def test_ignores_a_local_rank_that_the_plan_does_not_have() -> None:
@@ -786,7 +818,19 @@ def test_one_signal_ends_the_job_gracefully_in_every_phase(phase: str, signum: s
     job = job_in(phase, WITH_RESTARTS)
     before = len(job.actions)
     actions = job.feed(Interrupted(signum))
-    assert texts(actions, "error") == [f"stopped by {signum.name}"]
+    (words, *_) = texts(actions)
+    if phase in ("connecting", "preparing"):
+        assert words == f"stopped by {signum.name}"
+    else:
+        insists = signum in (signal.SIGINT, signal.SIGTERM)
+        again = (
+            "press Ctrl-C again to kill them"
+            if signum == signal.SIGINT
+            else f"another {signum.name} kills them"
+        )
+        left = "4 ranks" if phase == "running" else "3 ranks"
+        waiting = f"received {signum.name}: waiting up to 10 s for {left} to exit"
+        assert words == (f"{waiting}; {again}" if insists else waiting)
     if phase == "connecting":
         assert wanted(actions) == [Drop(0), Drop(1), Finish()]
     else:
@@ -871,7 +915,7 @@ def test_names_ranks_that_do_not_join_ever_more_rarely_and_ends_the_job_at_last(
 REFUSED = "the rendezvous refuses its connection"
 ALL_REFUSED: list[Event] = [RanksLag(node, ((0, True, REFUSED), (1, True, REFUSED))) for node in (0, 1)]
 OTHERS_REFUSED: list[Event] = [RanksLag(0, ((0, False, "idle"), (1, True, REFUSED))), ALL_REFUSED[1]]
-UNJOINED = "exited with status 0 without joining"
+UNJOINED = "exited with status 0"
 WAIT_FOR_0 = "the others are waiting for rank 0"
 FIRST = "0/4 ranks joined; waiting for rank 0"
 OTHERS = f"rank 1 (a, pid 101: {REFUSED}), rank 2 (b, pid 100: {REFUSED}), rank 3 (b, pid 101: {REFUSED})"
@@ -935,7 +979,8 @@ def test_reports_once_that_all_ranks_joined() -> None:
 
 def test_a_job_that_does_not_use_the_rendezvous_gets_one_message_and_no_limit() -> None:
     job = History().to_running()
-    job.feed(RanksLag(0, ((0, False, "torch imported, busy"), (1, False, "has not imported torch yet"))))
+    seen = ((0, False, "torch imported, busy"), (1, False, "has not imported torch or JAX yet"))
+    job.feed(RanksLag(0, seen))
     (words,) = texts(job.tick(), "info")
     assert words.startswith(f"{FIRST} (a, pid 100: torch imported, busy), rank 1 (")
     assert words.endswith("; ignore this if the script does not use MASTER_ADDR and MASTER_PORT")
@@ -974,14 +1019,9 @@ WITHOUT_OWN_ERROR: dict[str, tuple[list[Event], str]] = {
         [victim(0), victim(2, 0.1), ended(3, 0, 0.2)],
         f"{LOST_PEER}; rank 3 had already exited with status 0 (uneven batches?)",
     ),
-    "a rank that had not failed": (
-        [ended(0, 1, 0, TIMED_OUT), ended(1, 1, 0, TIMED_OUT), victim(2, 0.1)],
-        f"{WAITED}; rank 3 had not failed (stalled, or in another collective?)",
-    ),
-    "most ranks still run": ([ended(0, 1, 0, TIMED_OUT)], WAITED),
-    "a rank that never joined": (
-        [ended(1, 0), RanksJoined(0, (0,)), ended(0, 1, 0, TIMED_OUT)],
-        f"{WAITED}; rank 1 had already exited with status 0 without joining the rendezvous",
+    "a rank that had joined unseen": (
+        [ended(1, 0), RanksJoined(0, (0,)), *(victim(rank) for rank in (0, 2, 3))],
+        f"{LOST_PEER}; rank 1 had already exited with status 0 (uneven batches?)",
     ),
 }
 
@@ -990,9 +1030,74 @@ WITHOUT_OWN_ERROR: dict[str, tuple[list[Event], str]] = {
 def test_blames_the_first_victim_if_no_rank_has_an_error_of_its_own(events: list[Event], words: str) -> None:
     job = History().to_running()
     job.feed(*events)
-    assert texts(job.tick(), "error") == [f"rank 0 (a) failed first: exit status 1, {words}"]
-    assert job.now == T + 1.0
+    job.wait(1.0)
+    assert texts(job.actions, "error") == [f"rank 0 (a) failed: exit status 1, {words}"]
     assert job.blamed == (1, 0, 0)
+
+
+def timed_out(rank: int, at: float = 0.0, call: str = "all_reduce") -> WorkerExited:
+    return ended(rank, 1, at, TIMED_OUT.replace("all_reduce", call))
+
+
+LEFT: list[Event] = [timed_out(0), timed_out(1), victim(2, 0.1)]
+FIRST_WAITED = f"rank 0 (a) failed: exit status 1, {WAITED}"
+WAITING = "ranks 0-1 were waiting in all_reduce (t.py:9)"
+NEVER_JOINED = "never joined the rendezvous"
+IN_INIT = [timed_out(rank, 0.1 * rank, "init_process_group") for rank in (0, 1, 3)]
+AWAY: dict[str, tuple[list[Event], str, int]] = {
+    "unknown": (
+        LEFT,
+        f"{FIRST_WAITED}; rank 3 had not failed (stalled, or in another collective?)",
+        0,
+    ),
+    "most ranks still run": ([timed_out(0)], FIRST_WAITED, 0),
+    "never joined": (
+        [RanksJoined(0, (0, 1)), RanksLag(1, ((0, False, "idle"),)), RanksJoined(1, (1,)), *IN_INIT],
+        f"rank 2 (b, pid 100: idle) {NEVER_JOINED}; ranks 0-1, 3 were waiting in init_process_group (t.py:9)",
+        2,
+    ),
+    "rank 0 never joined": (
+        [timed_out(3, 0, "init_process_group")],
+        f"rank 0 (a, pid 100) {NEVER_JOINED}; rank 3 was waiting in init_process_group (t.py:9)",
+        0,
+    ),
+    "stopped": ([RanksStalled(1, (1,), ((1, 7),)), *LEFT], f"rank 3 (b) stopped by a signal; {WAITING}", 3),
+    "stalled": (
+        [RanksStalled(1, (1,)), *LEFT],
+        f"rank 3 (b) stalled: no output, CPU or GPU use for 10 min; {WAITING}",
+        3,
+    ),
+    "most ranks are stalled": (
+        [RanksStalled(0, (1,)), RanksStalled(1, (0, 1)), timed_out(0)],
+        FIRST_WAITED,
+        0,
+    ),
+    "another collective": (
+        [timed_out(0), timed_out(1), timed_out(2, 0.2, "barrier"), timed_out(3)],
+        "rank 2 (b) was in barrier (t.py:9); ranks 0-1, 3 were waiting in all_reduce (t.py:9)",
+        2,
+    ),
+}
+
+
+@pytest.mark.parametrize(("events", "words", "rank"), AWAY.values(), ids=AWAY)
+def test_blames_the_rank_that_the_others_waited_for(events: list[Event], words: str, rank: int) -> None:
+    job = History(with_times("stall: 10m")).to_running()
+    if not any(isinstance(event, RanksJoined) for event in events) and NEVER_JOINED not in words:
+        job.feed(RanksJoined(0, (0, 1)), RanksJoined(1, (0, 1)))
+    job.feed(*events)
+    job.wait(1.0)
+    job.wait(0.5)
+    assert texts(job.actions, "error") == [words]
+    assert job.blamed == (1, rank, rank // 2)
+
+
+def test_blames_the_running_rank_that_is_elsewhere_by_its_stack() -> None:
+    job = History().to_running()
+    job.feed(RanksJoined(0, (0, 1)), RanksJoined(1, (0, 1)), *LEFT)
+    assert wanted(job.tick()) == [DumpStacks(1, (1,), abort=False)]
+    job.feed(stack(3, *IN_RECORD))
+    assert texts(job.tick(), "error") == [f"rank 3 (b) was in step (t.py:3); {WAITING}"]
 
 
 def test_a_restart_blames_the_rank_with_its_own_error_too() -> None:
@@ -1058,6 +1163,13 @@ def test_does_not_report_a_stall_that_is_already_over() -> None:
     job = stalled("stop")
     assert job.feed(RanksStalled(0, ()), after=1.0) == []
     assert job.state.next_due is None
+
+
+def test_a_stack_that_arrives_late_does_not_make_a_resumed_rank_stalled() -> None:
+    job = stalled("warn")
+    job.tick()
+    job.feed(RanksStalled(0, ()), stack(1, *IN_RECORD))
+    assert not any(worker.stalled for worker in job.state.workers)
 
 
 @pytest.mark.parametrize(

@@ -168,7 +168,7 @@ def test_starts_torch_agents_and_restarts_them() -> None:
     assert {"--nnodes=3", "--rdzv-id=run-1-0"} <= set(spec.argv)
     assert first.temporary == ("PET_LOG_DIR",)
     said = texts(job.obey(job.feed(exited(1, 0, 1, job.now))), "warning")
-    assert said[0].startswith("torch agent 1 (b) failed first: exit status 1; restart 1 of 3")
+    assert said[0].startswith("torch agent 1 (b) failed: exit status 1; restart 1 of 3")
     job.go_on()
     job.go_on_without(2)
     (spec,) = start_of(1, job).workers

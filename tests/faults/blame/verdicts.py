@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from tests.faults.blame.cases import Case
 from tests.harness import TORCHS_ABORT
 
-_FIRST = re.compile(r"^distlaunch: rank (\d+)\b.* failed first", re.MULTILINE)
+_FIRST = re.compile(r"^distlaunch: rank (\d+) .*\b(?:first|never|was in|stalled)\b", re.MULTILINE)
 _SHOWN = re.compile(r"^distlaunch:   \| (.*)$", re.MULTILINE)
 _ROOT_CAUSE = re.compile(
     r"^Root Cause \(first observed failure\):\n\[\d+\]:\n  time +: (\S+)\n  host +: .*\n  rank +: (\d+) ",
