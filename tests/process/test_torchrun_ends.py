@@ -145,14 +145,16 @@ def test_a_signal_to_the_launcher_stops_the_ranks(tmp_path: Path, signum: int, s
         run.process.send_signal(signum)
         assert run.wait() == status
     wait_gone(list(pids.values()), 1.0)
-    first, *_, others, last = our_lines(run)
-    assert first == f"distlaunch: stopped by {signal.Signals(signum).name}"
+    first, cause, *_, others, last = our_lines(run)
+    name = signal.Signals(signum).name
+    assert first.startswith(f"distlaunch: received {name}: waiting up to 30 s for 2 ranks to exit")
+    assert cause == f"distlaunch: stopped by {name}"
     assert others == "distlaunch: ranks 0-1: stopped by distlaunch"
     assert f"exit status {status}" in last
     assert "/distlaunch/" not in run.stderr  # no traceback of ours
     workers_own = "KeyboardInterrupt" in run.stderr
     assert workers_own == (signum == signal.SIGINT)
-    assert workers_own or len(run.stderr.splitlines()) == 3
+    assert workers_own or len(run.stderr.splitlines()) == 4
 
 
 @pytest.mark.parametrize("launcher", BOTH)
