@@ -6,7 +6,6 @@ import json
 import os
 from typing import Any
 
-from distlaunch.agent import procfs
 from distlaunch.agent.frozen import Frozen
 from distlaunch.here import boot_id
 from distlaunch.observers.run_directory import CONTROLLER_LOG, OUTPUT_INDEX, STATUS, SUMMARY
@@ -87,7 +86,10 @@ def _parsed(data: bytes) -> dict[str, Any]:
 
 
 def _is_stopped(controller: ControllerProcess) -> bool:
-    return controller.host == os.uname().nodename and procfs.state(controller.pid) == "T"
+    with contextlib.suppress(OSError), open(f"/proc/{controller.pid}/stat", "rb") as file:
+        state = file.read().rpartition(b")")[2].split()[0]
+        return state == b"T" and controller.host == os.uname().nodename
+    return False
 
 
 def _why_lost(folder: str, controller: ControllerProcess) -> str:

@@ -156,8 +156,9 @@ def test_signals_reach_the_workers(launcher: list[str], name: str, tmp_path: Pat
     if launcher is OURS:
         wait_gone(list(pids.values()), 0.0)
         assert status == 128 + signal.Signals[name]
-        first, *_, last = our_lines(run)
-        assert first == f"distlaunch: stopped by {name}"
+        first, cause, *_, last = our_lines(run)
+        assert first.startswith(f"distlaunch: received {name}: waiting up to 30 s for 2 ranks to exit")
+        assert cause == f"distlaunch: stopped by {name}"
         assert f"exit status {status}" in last
         assert "Traceback" not in run.stderr
 
