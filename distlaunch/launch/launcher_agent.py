@@ -11,18 +11,16 @@ import socket
 import sys
 from collections.abc import Iterable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from distlaunch.agent import guardian, messages, scratch, sweep, wire, worker
 from distlaunch.agent.outbox import Outbox
 from distlaunch.agent.serve import Agent
 from distlaunch.contract import SENT
 from distlaunch.errors import Exit
+from distlaunch.observers.outlet import Outlet
 from distlaunch.transports.join import Seat
 from distlaunch.wording import NO_SUSPENDING_TORCHRUN
-
-if TYPE_CHECKING:
-    from distlaunch.observers.outlet import Outlet
 
 PATIENCE_S = 5.0
 _OBEYED = (
@@ -249,8 +247,6 @@ class OneRank(Part):
 
     def show(self, attempt: int, local_rank: int, stream: int, data: bytes) -> None:
         """Pass the output on."""
-        from distlaunch.observers.outlet import Outlet  # most tasks print nothing there
-
         self._errors = self._errors or Outlet(2, lambda error: None)
         self._errors.write(data)
 

@@ -33,7 +33,7 @@ FIRST_SIGNS_OF_WORKERS = (messages.WorkerStarted, messages.WorkerUnstarted, mess
 
 LATE = ("plan.start_advice",)
 """Modules that only failures need."""
-LATE_IN_ALLOCATIONS = ("runs.requeues",)
+LATE_TO_REQUEUE = ("runs.requeues",)
 
 
 class Controller:
@@ -224,7 +224,7 @@ def supervise(start: Start, interrupts: Interrupts, observers: Iterable[Observer
     seeing = Observers((last_output, recorder, *_wanted(start, last_output), *observers))
     controller = Controller(start, seeing, interrupts)
     # While agents boot, what the run may need later: by then, another distlaunch may be installed here.
-    for name in (*LATE, *(LATE_IN_ALLOCATIONS if start.spec.allocation else ())):
+    for name in (*LATE, *(LATE_TO_REQUEUE if start.spec.restarts.requeue else ())):
         import_module(f"distlaunch.{name}")
     state = controller.run()
     seeing.tell(Observer.drained, state)
