@@ -13,8 +13,6 @@ from distlaunch.plan.gathering import Arrival, Gathering
 from distlaunch.plan.layout import is_loopback
 from distlaunch.schedulers import load, step_nodes, task_number
 
-LEASE_S = 86400.0
-"""Seconds; controller and agent share a machine and see each other exit. A suspended job may go on."""
 _UNHANDLED = ("SIGKILL", "SIGSTOP", "SIGTSTP", "SIGTTIN", "SIGTTOU")
 _RUN_PATH = "import runpy,sys; sys.argv.pop(0); runpy.run_path(sys.argv[0], run_name='__main__')"
 _TRUE, _FALSE = ("1", "true", "t", "yes", "y"), ("0", "false", "f", "no", "n")
@@ -79,7 +77,6 @@ def job_of(flags: Flags, here: Here) -> job.JobSpec:
     chosen = _chooses_endpoint(flags)
     host, port = flags.endpoint
     procs = procs_of(flags, here)
-    lease_s = LEASE_S if most == 1 else job.Limits().lease_s
     unnamed = chosen and flags.rdzv_backend != "c10d" and "rdzv_id" not in flags.given
     return job.JobSpec(
         name=flags.rdzv_id if flags.rdzv_id != "none" else "torchrun",
@@ -99,7 +96,7 @@ def job_of(flags: Flags, here: Here) -> job.JobSpec:
             # None = the ID of the run: torch generates one, too, but for c10d only if the ID is empty.
             None if flags.standalone or unnamed else flags.rdzv_id or ("" if chosen else "none"),
         ),
-        limits=job.Limits(stop_s=_stop_s(flags, here), lease_s=lease_s),
+        limits=job.Limits(stop_s=_stop_s(flags, here)),
         membership=job.Membership(grow="now" if fewest < most else "restart"),
         restarts=job.Restarts(flags.max_restarts, 0.0, job.FOREVER_S),
         placement=job.Placement(

@@ -96,12 +96,13 @@ class Controller:
                 self._links.send(node, messages.WatchUse(2 * WATCH_S))
         if alarm := self.state.alarm(now):
             self._feed(events.TimerDue(*alarm))
-        if now >= self._next_heartbeat:
+        if now >= (due := self._next_heartbeat):
             self._next_heartbeat = now + self._heartbeat_s
             self._links.nudge()
             for node in self._links.answering:
                 self._links.send(node, messages.Ping())
-                if now - self._last_frame.get(node, now) > self._lease_s:
+                # Not `now`: while this process was suspended, it could hear nothing.
+                if due - self._last_frame.get(node, due) > self._lease_s:
                     self._links.give_up(node, f"no heartbeat for {self._lease_s:g} s (timeouts.lease)")
 
     def _feed(self, event: events.Event) -> None:

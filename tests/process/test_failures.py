@@ -7,11 +7,21 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from tests.harness import children_of, distlaunch, distlaunch_argv, kill, running, wait_gone, write_job
+from tests.harness import (
+    children_of,
+    descendants_of,
+    distlaunch,
+    distlaunch_argv,
+    kill,
+    running,
+    wait_gone,
+    write_job,
+)
 from tests.process.commands import ONE, completed, run_one
 
 CPU = "nodes: 2\ngpus_per_node: 0\nprocs_per_node: 2\n"
@@ -378,6 +388,21 @@ def test_a_stopped_agent_does_not_outlive_the_controller(tmp_path: Path) -> None
         kill(agent, signal.SIGSTOP)
         run.process.kill()
         wait_gone([agent, *pids.values()], 12.0)
+
+
+def test_a_job_that_is_suspended_as_a_whole_goes_on(tmp_path: Path) -> None:
+    """As batch systems do it, for longer than the lease, and than the guardian looks away."""
+    worker = "import os; os.write(1, b'ready 0 %d\\n' % os.getpid()); open('go').read()"
+    os.mkfifo(tmp_path / "go")
+    with running(write_job(tmp_path, worker, ONE + "timeouts: {lease: 3s}")) as run:
+        run.wait_ready(1)
+        family = [run.process.pid, *descendants_of(run.process.pid)]
+        for signum, then_s in ((signal.SIGSTOP, 6.0), (signal.SIGCONT, 0.5)):
+            for pid in family:
+                kill(pid, signum)
+            time.sleep(then_s)
+        os.close(os.open(tmp_path / "go", os.O_WRONLY | os.O_NONBLOCK))
+        assert run.wait() == 0, run.stderr
 
 
 TELLS_LIMIT = "import resource; print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])"

@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 import textwrap
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,6 @@ from tests.harness import PATIENCE_S, descendants_of, ended_well, wait_gone
 from tests.process.torchruns import (
     BOTH,
     C10D,
-    CATCHES,
     CONTRACTS,
     DEVICES,
     MADE_UP,
@@ -285,22 +283,6 @@ def test_workers_see_the_terminal(launcher: list[str], terminals: str, tmp_path:
             said += piece
     assert process.wait(PATIENCE_S) == 0
     assert " ".join(str(flag == "1") for flag in terminals).encode() in said
-
-
-def test_a_job_that_was_stopped_for_a_while_goes_on(tmp_path: Path) -> None:
-    """As a batch system suspends jobs: all of it stops, for longer than the guardian looks away."""
-    script(tmp_path, CATCHES)
-    with going(OURS, tmp_path, "--nproc-per-node=2", "worker.py") as run:
-        run.wait_ready(2)
-        family = [run.process.pid, *descendants_of(run.process.pid)]
-        for pid in family:
-            os.kill(pid, signal.SIGSTOP)
-        time.sleep(6.0)
-        for pid in family:
-            os.kill(pid, signal.SIGCONT)
-        run.process.send_signal(signal.SIGINT)
-        assert run.wait() == 130
-        assert run.stdout.count("got SIGINT") == 2
 
 
 @pytest.mark.parametrize(

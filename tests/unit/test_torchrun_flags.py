@@ -295,6 +295,7 @@ def test_a_bare_script_has_torchruns_defaults() -> None:
     assert made.program[:2] == ("script", ("s.py",))
     assert (made.rendezvous.host, made.rendezvous.port, made.rendezvous.id) == (None, None, None)
     assert (made.restarts.most, made.restarts.backoff_s, made.limits.stop_s) == (0, 0.0, 30.0)
+    assert made.limits.lease_s == 30.0
     assert (made.invocation.placeholders, made.placement.one_device) == (False, False)
     assert (made.program.python, made.program.role) == ("/usr/bin/python3", "default")
 
