@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distlaunch import contract
+from distlaunch.cli.tables import print_plan
 from distlaunch.contract import Rendezvous
 from distlaunch.errors import JobError
 from distlaunch.job.spec import EnvValue
@@ -460,3 +461,11 @@ def test_an_elastic_job_may_name_a_rank_that_comes_later() -> None:
     text = "logs: {console: [0, 2]}\nnodes: [a, b, c]\nmin_nodes: 2"
     spec = spec_of(f"script: x\n{text}")
     assert make_plan(spec, {i: Facts("python3", 0) for i in range(2)}, "10.0.0.1").world_size == 2
+
+
+@pytest.mark.parametrize("style", ["shell", "torchrun"])
+@pytest.mark.parametrize("launcher", ["auto", "slurm"])
+def test_prints_no_commands_for_nodes_without_host_names(launcher: str, style: str) -> None:
+    plan = plan_of(f"nodes: 2\nlauncher: {launcher}")
+    with pytest.raises(JobError, match=r"job.yaml:2:8: nodes: commands for 2 nodes need their host names"):
+        print_plan(plan, style)
