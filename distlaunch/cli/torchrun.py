@@ -44,23 +44,23 @@ def run_torchrun(words: Sequence[str], early: Link | None = None) -> int:
     for line in torchrun_job.flag_messages(flags):
         say(line)
     place = here()
+    _check_python(os.environ.get("PYTHON_EXEC"))
     spec = torchrun_job.job_of(flags, place)
     from distlaunch.cli.run import run_gathered, run_shown  # after the command line is understood
 
     if flags.nodes[1] == 1:
         return run_shown(spec, early, quiet=True).state.outcome
-    _check_python(spec.program.python or sys.executable)
     gathering = torchrun_job.gathering_of(flags, place.hostname, os.environ)
     for line in torchrun_job.gathering_messages(flags):
         say(line)
     return run_gathered(spec, gathering, early)
 
 
-def _check_python(python: str) -> None:
+def _check_python(python: str | None) -> None:
     """Raise `DistlaunchError` for a missing interpreter before waiting for other nodes."""
-    from shutil import which
+    from shutil import which  # few commands name one
 
-    if which(python) is None:
+    if python and which(python) is None:
         error = DistlaunchError(f"PYTHON_EXEC: {python}: {os.strerror(errno.ENOENT)}")
         error.exit_status = NOT_FOUND
         raise error

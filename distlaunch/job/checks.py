@@ -49,7 +49,8 @@ class Reading(Frozen):
 
 def _program(reading: Reading) -> Mistakes:
     given = [key for key in ("script", "module", "command") if key in reading.checked]
-    if len(given) != 1:
+    misspelled = any(nearest(key, ("script", "module", "command")) for key in reading.refused)
+    if len(given) != 1 and not (misspelled and not given):
         got = " and ".join(given) or "none"
         yield "".join(given[-1:]), f"set one of script, module or command; got {got}"
 

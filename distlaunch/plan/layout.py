@@ -198,11 +198,11 @@ def node_plan(spec: JobSpec, fact: Facts, index: int, node_rank: NodeRank, first
     node = spec.pool[index]
     gpus = node.gpus if node.gpus is not None else fact.gpus
     if gpus is None:
-        if node.procs is None or spec.backend == "auto":
+        if node.procs is None:
             text = f"the number of GPUs on {node.label} is unknown without contacting it"
             hint = "set gpus_per_node, for example --set gpus_per_node=8"
             raise spec.error(node.path, f"{text}; {hint}")
-        gpus = node.procs if spec.backend == "nccl" else 0
+        gpus = 0 if spec.backend == "gloo" else node.procs
     procs = fact.procs or node.procs or gpus or node.cpu_procs or 1
     if procs > MAX_PROCS:
         text = f"{procs} workers on {node.label} are too many: at most {MAX_PROCS} are supported"

@@ -341,7 +341,9 @@ def test_names_a_script_that_can_not_be_read(tmp_path: Path) -> None:
 def test_says_once_why_the_last_node_can_not_be_used(tmp_path: Path) -> None:
     done = run_one(tmp_path, "", "python: /nowhere/python3\n")
     assert done.returncode == 69
-    told = [line for line in done.stderr.splitlines() if "no python" in line and "  | " not in line]
+    first, *rest = done.stderr.splitlines()
+    assert first == "distlaunch: no python: the only node can't be used (node0); nothing was started"
+    told = [line for line in rest if "no python" in line and "  | " not in line]
     missing = "/nowhere/python3 was not found: set `python:` to an interpreter that exists"
     assert told == [f"distlaunch: node0: no python; {missing}"], done.stderr
 

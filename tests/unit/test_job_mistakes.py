@@ -132,6 +132,10 @@ def test_places_and_explains_a_mistake(problems: Problems, tmp_path: Path, text:
     assert any(problem.startswith(f"{place}{expected}") for problem in problems(text))
 
 
+def test_a_misspelled_program_is_not_also_missing(problems: Problems) -> None:
+    assert problems("scirpt: x") == ["job.yaml:1:1: scirpt: unknown key; did you mean script?"]
+
+
 # What is no YAML, or not what was meant: the message, whole
 SYNTAX = [
     ("args: [*.txt]", """2:8: an unquoted value can't start with *; quote it: "*.txt\""""),

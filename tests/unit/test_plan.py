@@ -125,8 +125,8 @@ def test_refuses_unknown_gpus_and_says_what_to_do() -> None:
     assert "--set gpus_per_node=" in words
 
 
-@pytest.mark.parametrize(("backend", "gpus"), [("nccl", 2), ("gloo", 0)])
-def test_unknown_gpus_do_not_matter_where_workers_and_backend_are_given(backend: str, gpus: int) -> None:
+@pytest.mark.parametrize(("backend", "gpus"), [("nccl", 2), ("auto", 2), ("gloo", 0)])
+def test_unknown_gpus_do_not_matter_where_workers_are_given(backend: str, gpus: int) -> None:
     plan = plan_of(f"nodes: [a, b]\nprocs_per_node: 2\nbackend: {backend}", None, None)
     assert [(node.procs, node.gpus) for node in plan.nodes] == [(2, gpus), (2, gpus)]
 
