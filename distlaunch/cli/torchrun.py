@@ -18,7 +18,8 @@ usage: distlaunch torchrun [flags] SCRIPT [script arguments]
 
 Run a torchrun command line with distlaunch: it starts in a tenth of a second, a failure on one node stops the
 others, too, and the exit status is that of the first worker that failed. PET_<FLAG> in the environment sets a
-flag's default. Commands with etcd or --logs-specs are handed over to torch's own elastic agent.
+flag's default. Commands with etcd, --logs-specs or
+TORCHELASTIC_ENABLE_FILE_TIMER=1 are handed over to torch's own elastic agent.
 
 flags:
 {flags}
@@ -39,7 +40,7 @@ def run_torchrun(words: Sequence[str], early: Link | None = None) -> int:
         names = "\n".join(wrap(", ".join(flag.name for flag in FLAGS), 100, break_on_hyphens=False))
         print_text(USAGE.format(flags=indent(names, "  ")))
         return Exit.OK
-    if why := torchrun_job.left_to_torch(flags):
+    if why := torchrun_job.left_to_torch(flags, os.environ):
         _hand_over(why, words, early)
     for line in torchrun_job.flag_messages(flags):
         say(line)

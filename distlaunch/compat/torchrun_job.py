@@ -16,6 +16,7 @@ from distlaunch.schedulers import load, step_nodes, task_number
 _UNHANDLED = ("SIGKILL", "SIGSTOP", "SIGTSTP", "SIGTTIN", "SIGTTOU")
 _RUN_PATH = "import runpy,sys; sys.argv.pop(0); runpy.run_path(sys.argv[0], run_name='__main__')"
 _TRUE, _FALSE = ("1", "true", "t", "yes", "y"), ("0", "false", "f", "no", "n")
+_FILE_TIMER = "TORCHELASTIC_ENABLE_FILE_TIMER"
 _USED = ("is_host", "join_timeout", "timeout", "last_call_timeout", "store_type")
 
 
@@ -31,8 +32,10 @@ class Here(NamedTuple):
     environ: Mapping[str, str]
 
 
-def left_to_torch(flags: Flags) -> str:
-    """Return a flag that only the elastic agent of torch supports; "" if none."""
+def left_to_torch(flags: Flags, environ: Mapping[str, str]) -> str:
+    """Return a flag or variable that only the elastic agent of torch supports; "" if none."""
+    if environ.get(_FILE_TIMER) == "1":
+        return f"{_FILE_TIMER}=1"
     fewest, most = flags.nodes
     for flag in FLAGS:
         if flag.here == "handed over" and flag.field in flags.given:

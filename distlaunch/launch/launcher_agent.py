@@ -37,10 +37,12 @@ STOP_QUIETLY = _FIRST + signal.SIGPIPE
 class Part:
     """The part of the job that this launcher runs on its node, and the destinations of its output.
 
-    It has `procs` workers. Only one of several launchers on a host `scans` for leftovers of dead agents.
+    It has `procs` workers with a `role`. Only one of several launchers on a host `scans` for leftovers of
+    dead agents.
     """
 
     procs = 1
+    role = ""
     scans = True
 
     def logs(self, run_id: str, node: int) -> str:
@@ -157,7 +159,7 @@ class _JoinedAgent(Agent):
 
     def _hello(self) -> messages.Hello:
         logs = self._part.logs(self._seat.run_id, self._seat.node)
-        return super()._hello()._replace(procs=self._part.procs, logs=logs)
+        return super()._hello()._replace(procs=self._part.procs, logs=logs, role=self._part.role)
 
     def _report_orphans(self) -> None:
         if self._part.scans:

@@ -327,6 +327,21 @@ def test_reports_the_root_cause_that_the_record_decorator_left(tmp_path: Path) -
     assert "SIGTERM" not in mine.stderr
 
 
+@pytest.mark.parametrize("launcher", BOTH, ids=["torchrun", "ours"])
+def test_the_launchers_own_error_file_gets_the_first_failure(launcher: list[str], tmp_path: Path) -> None:
+    fails = """
+        import json, os, sys
+        message = {"message": "the root cause", "extraInfo": {"py_callstack": "", "timestamp": "1"}}
+        json.dump({"message": message}, open(os.environ["TORCHELASTIC_ERROR_FILE"], "w"))
+        sys.exit(3)
+    """
+    script(tmp_path, fails)
+    own = str(tmp_path / "error.json")
+    assert launch(launcher, tmp_path, "worker.py", TORCHELASTIC_ERROR_FILE=own).returncode
+    message = json.loads((tmp_path / "error.json").read_text())["message"]
+    assert (message["message"], message["errorCode"]) == ("the root cause", 3)
+
+
 def test_counts_restarts(tmp_path: Path) -> None:
     text = """
         import os, sys

@@ -237,6 +237,17 @@ def test_every_variable_of_torchruns_contract_has_torchruns_meaning(nodes: Sizes
         first_rank += procs
 
 
+def test_ranks_are_numbered_within_their_role_too() -> None:
+    """As in `correct_rank_assignment_heterogeneous` of torch."""
+    roles = ["reader", "trainer", "reader", "ps"]
+    spec = spec_of("script: x\ngpus_per_node: 0\nnodes: [a, b, c, d]")
+    facts = {i: Facts("p", 0, procs=i + 1, role=role) for i, role in enumerate(roles)}
+    names = ("ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE")
+    found = [" ".join(map(each.contract.__getitem__, names)) for each in all_workers(make_plan(spec, facts))]
+    readers, trainers = [f"reader {i} 4" for i in range(4)], ["trainer 0 2", "trainer 1 2"]
+    assert found == [readers[0], *trainers, *readers[1:], *(f"ps {i} 4" for i in range(4))]
+
+
 def test_no_job_can_set_what_the_contract_sets() -> None:
     (worker,) = all_workers(plan_of(""))
     assert set(worker.contract) <= contract.RESERVED
