@@ -221,6 +221,8 @@ def _numbers(reading: Reading, spec: JobSpec) -> Mistakes:
     if spec.fewest > len(spec.nodes):
         has = counted(len(spec.nodes), "node")
         yield "min_nodes", f"{spec.membership.min_nodes} is too high: the job has {has}"
+    if spec.limits.on_stall == "restart" and not (spec.restarts.most or spec.restarts.requeue):
+        yield "on_stall", "restart needs a number of restarts: set restarts.max, or use on_stall: stop"
 
 
 def _allocated(reading: Reading, _: JobSpec) -> Mistakes:
