@@ -51,7 +51,6 @@ class Rendezvous(Frozen):
     backend: str
     restart_count: int = 0
     max_restarts: int = 0
-    role: str = "default"
     signals: str = HANDLED_SIGNALS
 
 
@@ -59,8 +58,6 @@ def shared_environment(meeting: Rendezvous, world_size: int, nodes: int | None) 
     """Return the variables that all workers of an attempt share; `nodes` None = not known."""
     return _known(GROUP_WORLD_SIZE=nodes) | {
         "WORLD_SIZE": str(world_size),
-        "ROLE_NAME": meeting.role,
-        "ROLE_WORLD_SIZE": str(world_size),
         "MASTER_ADDR": meeting.master_addr,
         "MASTER_PORT": str(meeting.master_port),
         "TORCHELASTIC_RESTART_COUNT": str(meeting.restart_count),
@@ -90,8 +87,12 @@ def own_environment(position: Position, one_device: bool = False) -> dict[str, s
         RANK=position.rank,
         LOCAL_RANK=0 if one_device else position.local_rank,
         LOCAL_WORLD_SIZE=position.local_world_size,
-        ROLE_RANK=position.rank,
     )
+
+
+def role_environment(name: str, rank: int, size: int) -> dict[str, str]:
+    """Return the variables for a worker's rank among the `size` workers with the same role."""
+    return {"ROLE_NAME": name, "ROLE_RANK": str(rank), "ROLE_WORLD_SIZE": str(size)}
 
 
 def defaults(local_world_size: int, interface: str | None, backend: str) -> dict[str, str]:

@@ -185,8 +185,8 @@ class Close(Frozen):
 class Hello(Frozen):
     """The first report of an agent.
 
-    A launcher that connected reports the number of its workers in `procs`. It shows their output itself, and
-    keeps it in the directory `logs`, or nowhere if that is "".
+    A launcher that connected reports the number of its workers in `procs`, and their `role`. It shows their
+    output itself, and keeps it in the directory `logs`, or nowhere if that is "".
     """
 
     node: int
@@ -199,6 +199,7 @@ class Hello(Frozen):
     at: float
     procs: Optional[int] = None
     logs: Optional[str] = None
+    role: str = ""
 
 
 class Pong(Frozen):

@@ -216,7 +216,9 @@ class Agent:
             self._workers.stop(self._grace_s, self._warning)
 
     def _renew_lease(self) -> None:
-        self._poller.after(self._lease_s, "lease", self._lose_link)
+        # In halves: if the whole job was suspended, the controller has the second half for a heartbeat.
+        half_s = self._lease_s / 2
+        self._poller.after(half_s, "lease", lambda: self._poller.after(half_s, "lease", self._lose_link))
 
     def _on_signals(self, received: bytes) -> None:
         if signal.SIGCHLD in received:

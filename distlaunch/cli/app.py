@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from enum import Enum
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer import Argument, Option
@@ -38,14 +38,19 @@ def run_app(words: Sequence[str], early: "Link | None" = None) -> int:
 
     Raises `DistlaunchError`.
     """
-    if words and words[0].endswith((".yaml", ".yml")):
-        say(f"no command {words[0]!r}; to run a job, use `distlaunch run {words[0]}`")
+    if words and words[0].endswith((".yaml", ".yml", ".py")):
+        command = "torchrun" if words[0].endswith(".py") else "run"
+        say(f"no command {words[0]!r}; to run it, use `distlaunch {command} {words[0]}`")
         return Exit.USAGE
     if words[:1] not in [[command.name] for command in app.registered_commands]:
         _add_other_commands()  # these don't import what they don't use
     try:
         app(list(words), obj=Call(tuple(words), early))
     except SystemExit as end:  # Typer always exits with a number
+        wrong: Any = end.__context__
+        option = getattr(wrong, "option_name", "")
+        if option and any("-- " in str(each.metavar) for each in wrong.ctx.command.params):
+            say(f"options of the script or command, such as {option}, go after `--`")
         return end.code if isinstance(end.code, int) else Exit.OK
     return Exit.OK
 
@@ -134,6 +139,9 @@ def dry_run(
     spec = load_job(job, overrides or (), args or ())
     if spec.hosts_unknown:
         say("host names are known only inside an allocation")
+    unknown = any(node.procs and node.gpus is None and not node.local for node in spec.nodes)
+    if unknown and spec.backend == "auto":
+        say("only `run` detects GPUs: this assumes one for each worker; gpus_per_node sets their number")
     print_plan(plan_without_nodes(spec), "json" if as_json else style.value)
 
 

@@ -239,6 +239,7 @@ def _output_of(
         *(node.env for node in spec.pool),
     ]  # inherited variables have other values there
     inherited = {name: value.text for env in envs for name, value in env.items() if value.inherited}
+    inherited["DISTLAUNCH_PYTHON"] = sys.executable
     folder, output = os.path.dirname(os.path.realpath(job)), bytearray()
     status = run_there(ssh, Request(tuple(words), folder, read_text(job), inherited), output.extend)
     return status, output.decode(errors="replace")

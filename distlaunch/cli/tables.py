@@ -24,7 +24,11 @@ def _table(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def print_plan(plan: LaunchPlan, style: str) -> None:
-    """Print a plan; `style` is table, shell, torchrun or json."""
+    """Print a plan; `style` is table, shell, torchrun or json. Raises `JobError`."""
+    spec = plan.spec
+    if style in ("shell", "torchrun") and len(plan.nodes) > 1 and (plan.one_machine or spec.hosts_unknown):
+        text = f"commands for {counted(len(plan.nodes), 'node')} need their host names, and a number has none"
+        raise spec.error("nodes", f"{text}; list them, as in --set 'nodes=[gpu-a, gpu-b]'")
     match style:
         case "json":
             print_json(plan_document(plan, planned_workers(plan)))

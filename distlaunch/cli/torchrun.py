@@ -18,7 +18,8 @@ usage: distlaunch torchrun [flags] SCRIPT [script arguments]
 
 Run a torchrun command line with distlaunch: it starts in a tenth of a second, a failure on one node stops the
 others, too, and the exit status is that of the first worker that failed. PET_<FLAG> in the environment sets a
-flag's default. Commands with etcd or --logs-specs are handed over to torch's own elastic agent.
+flag's default. Commands with etcd, --logs-specs or
+TORCHELASTIC_ENABLE_FILE_TIMER=1 are handed over to torch's own elastic agent.
 
 flags:
 {flags}
@@ -39,28 +40,28 @@ def run_torchrun(words: Sequence[str], early: Link | None = None) -> int:
         names = "\n".join(wrap(", ".join(flag.name for flag in FLAGS), 100, break_on_hyphens=False))
         print_text(USAGE.format(flags=indent(names, "  ")))
         return Exit.OK
-    if why := torchrun_job.left_to_torch(flags):
+    if why := torchrun_job.left_to_torch(flags, os.environ):
         _hand_over(why, words, early)
     for line in torchrun_job.flag_messages(flags):
         say(line)
     place = here()
+    _check_python(os.environ.get("PYTHON_EXEC"))
     spec = torchrun_job.job_of(flags, place)
     from distlaunch.cli.run import run_gathered, run_shown  # after the command line is understood
 
     if flags.nodes[1] == 1:
         return run_shown(spec, early, quiet=True).state.outcome
-    _check_python(spec.program.python or sys.executable)
     gathering = torchrun_job.gathering_of(flags, place.hostname, os.environ)
     for line in torchrun_job.gathering_messages(flags):
         say(line)
     return run_gathered(spec, gathering, early)
 
 
-def _check_python(python: str) -> None:
+def _check_python(python: str | None) -> None:
     """Raise `DistlaunchError` for a missing interpreter before waiting for other nodes."""
-    from shutil import which
+    from shutil import which  # few commands name one
 
-    if which(python) is None:
+    if python and which(python) is None:
         error = DistlaunchError(f"PYTHON_EXEC: {python}: {os.strerror(errno.ENOENT)}")
         error.exit_status = NOT_FOUND
         raise error

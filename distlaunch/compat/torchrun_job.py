@@ -13,11 +13,10 @@ from distlaunch.plan.gathering import Arrival, Gathering
 from distlaunch.plan.layout import is_loopback
 from distlaunch.schedulers import load, step_nodes, task_number
 
-LEASE_S = 86400.0
-"""Seconds; controller and agent share a machine and see each other exit. A suspended job may go on."""
 _UNHANDLED = ("SIGKILL", "SIGSTOP", "SIGTSTP", "SIGTTIN", "SIGTTOU")
 _RUN_PATH = "import runpy,sys; sys.argv.pop(0); runpy.run_path(sys.argv[0], run_name='__main__')"
 _TRUE, _FALSE = ("1", "true", "t", "yes", "y"), ("0", "false", "f", "no", "n")
+_FILE_TIMER = "TORCHELASTIC_ENABLE_FILE_TIMER"
 _USED = ("is_host", "join_timeout", "timeout", "last_call_timeout", "store_type")
 
 
@@ -33,8 +32,10 @@ class Here(NamedTuple):
     environ: Mapping[str, str]
 
 
-def left_to_torch(flags: Flags) -> str:
-    """Return a flag that only the elastic agent of torch supports; "" if none."""
+def left_to_torch(flags: Flags, environ: Mapping[str, str]) -> str:
+    """Return a flag or variable that only the elastic agent of torch supports; "" if none."""
+    if environ.get(_FILE_TIMER) == "1":
+        return f"{_FILE_TIMER}=1"
     fewest, most = flags.nodes
     for flag in FLAGS:
         if flag.here == "handed over" and flag.field in flags.given:
@@ -79,7 +80,6 @@ def job_of(flags: Flags, here: Here) -> job.JobSpec:
     chosen = _chooses_endpoint(flags)
     host, port = flags.endpoint
     procs = procs_of(flags, here)
-    lease_s = LEASE_S if most == 1 else job.Limits().lease_s
     unnamed = chosen and flags.rdzv_backend != "c10d" and "rdzv_id" not in flags.given
     return job.JobSpec(
         name=flags.rdzv_id if flags.rdzv_id != "none" else "torchrun",
@@ -99,7 +99,7 @@ def job_of(flags: Flags, here: Here) -> job.JobSpec:
             # None = the ID of the run: torch generates one, too, but for c10d only if the ID is empty.
             None if flags.standalone or unnamed else flags.rdzv_id or ("" if chosen else "none"),
         ),
-        limits=job.Limits(stop_s=_stop_s(flags, here), lease_s=lease_s),
+        limits=job.Limits(stop_s=_stop_s(flags, here)),
         membership=job.Membership(grow="now" if fewest < most else "restart"),
         restarts=job.Restarts(flags.max_restarts, 0.0, job.FOREVER_S),
         placement=job.Placement(

@@ -49,7 +49,8 @@ class Reading(Frozen):
 
 def _program(reading: Reading) -> Mistakes:
     given = [key for key in ("script", "module", "command") if key in reading.checked]
-    if len(given) != 1:
+    misspelled = any(nearest(key, ("script", "module", "command")) for key in reading.refused)
+    if len(given) != 1 and not (misspelled and not given):
         got = " and ".join(given) or "none"
         yield "".join(given[-1:]), f"set one of script, module or command; got {got}"
 
@@ -220,6 +221,8 @@ def _numbers(reading: Reading, spec: JobSpec) -> Mistakes:
     if spec.fewest > len(spec.nodes):
         has = counted(len(spec.nodes), "node")
         yield "min_nodes", f"{spec.membership.min_nodes} is too high: the job has {has}"
+    if spec.limits.on_stall == "restart" and not (spec.restarts.most or spec.restarts.requeue):
+        yield "on_stall", "restart needs a number of restarts: set restarts.max, or use on_stall: stop"
 
 
 def _allocated(reading: Reading, _: JobSpec) -> Mistakes:

@@ -11,18 +11,16 @@ import socket
 import sys
 from collections.abc import Iterable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from distlaunch.agent import guardian, messages, scratch, sweep, wire, worker
 from distlaunch.agent.outbox import Outbox
 from distlaunch.agent.serve import Agent
 from distlaunch.contract import SENT
 from distlaunch.errors import Exit
+from distlaunch.observers.outlet import Outlet
 from distlaunch.transports.join import Seat
 from distlaunch.wording import NO_SUSPENDING_TORCHRUN
-
-if TYPE_CHECKING:
-    from distlaunch.observers.outlet import Outlet
 
 PATIENCE_S = 5.0
 _OBEYED = (
@@ -39,10 +37,12 @@ STOP_QUIETLY = _FIRST + signal.SIGPIPE
 class Part:
     """The part of the job that this launcher runs on its node, and the destinations of its output.
 
-    It has `procs` workers. Only one of several launchers on a host `scans` for leftovers of dead agents.
+    It has `procs` workers with a `role`. Only one of several launchers on a host `scans` for leftovers of
+    dead agents.
     """
 
     procs = 1
+    role = ""
     scans = True
 
     def logs(self, run_id: str, node: int) -> str:
@@ -159,7 +159,7 @@ class _JoinedAgent(Agent):
 
     def _hello(self) -> messages.Hello:
         logs = self._part.logs(self._seat.run_id, self._seat.node)
-        return super()._hello()._replace(procs=self._part.procs, logs=logs)
+        return super()._hello()._replace(procs=self._part.procs, logs=logs, role=self._part.role)
 
     def _report_orphans(self) -> None:
         if self._part.scans:
@@ -249,8 +249,6 @@ class OneRank(Part):
 
     def show(self, attempt: int, local_rank: int, stream: int, data: bytes) -> None:
         """Pass the output on."""
-        from distlaunch.observers.outlet import Outlet  # most tasks print nothing there
-
         self._errors = self._errors or Outlet(2, lambda error: None)
         self._errors.write(data)
 

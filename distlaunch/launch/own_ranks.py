@@ -23,7 +23,7 @@ class OwnRanks(Part):
     def __init__(self, spec: JobSpec) -> None:
         self._spec = spec
         self._plan = _plan(spec, 0)
-        self.procs = self._plan.nodes[0].procs
+        self.procs, self.role = self._plan.nodes[0].procs, spec.program.role
         self._folder: RunDirectory | None = None
         self._console: Console | None = None
         self._first_rank = 0

@@ -38,7 +38,7 @@ FIRST_SIGNS_OF_WORKERS = (messages.WorkerStarted, messages.WorkerUnstarted, mess
 
 LATE = ("plan.start_advice",)
 """Modules that only failures need."""
-LATE_IN_ALLOCATIONS = ("runs.requeues",)
+LATE_TO_REQUEUE = ("runs.requeues",)
 
 
 class Controller:
@@ -109,14 +109,15 @@ class Controller:
                 self._links.send(node, messages.WatchUse(2 * WATCH_S))
         if alarm := self.state.alarm(now):
             self._feed(events.TimerDue(*alarm))
-        if now >= self._next_heartbeat:
+        if now >= (due := self._next_heartbeat):
             self._next_heartbeat = now + self._heartbeat_s
             self._links.nudge()
             for node in self._links.answering:
                 self._links.send(node, messages.Ping())
                 keeps_alive = self._spec.pool[node].reach.keeps_alive
                 most_s = self._lease_s if keeps_alive else MISSED * self._heartbeat_s
-                if now - self._last_frame.get(node, now) > most_s:
+                # Not `now`: while this process was suspended, it could hear nothing.
+                if due - self._last_frame.get(node, due) > most_s:
                     self._links.give_up(node, f"no heartbeat for {most_s:g} s (timeouts.lease)")
 
     def _feed(self, event: events.Event) -> None:
@@ -247,7 +248,7 @@ def supervise(start: Start, interrupts: Interrupts, observers: Iterable[Observer
     seeing = Observers((last_output, recorder, *_wanted(start, last_output), *observers))
     controller = Controller(start, seeing, interrupts)
     # While agents boot, what the run may need later: by then, another distlaunch may be installed here.
-    for name in (*LATE, *(LATE_IN_ALLOCATIONS if start.spec.allocation else ())):
+    for name in (*LATE, *(LATE_TO_REQUEUE if start.spec.restarts.requeue else ())):
         import_module(f"distlaunch.{name}")
     state = controller.run()
     seeing.tell(Observer.drained, state)

@@ -9,6 +9,7 @@ from typing import Any
 
 from distlaunch.agent.frozen import Frozen
 from distlaunch.agent.messages import StackDumped, WorkerExited
+from distlaunch.errors import reason
 from distlaunch.job.spec import JobSpec
 from distlaunch.observers.observer import Attempts, Observer, Printed
 from distlaunch.observers.run_directory import STATUS, SUMMARY, Entry, RunDirectory, file_of, status_bytes
@@ -18,7 +19,7 @@ from distlaunch.supervisor.actions import ShowMessage
 from distlaunch.supervisor.codec import running_workers
 from distlaunch.supervisor.events import Event, LinkEnded, TimerDue
 from distlaunch.supervisor.history import BEGAN, MESSAGE, beginning, fields_of
-from distlaunch.supervisor.nodes import Use
+from distlaunch.supervisor.nodes import Exited, Use
 from distlaunch.supervisor.state import Phase, State, Timer
 from distlaunch.supervisor.status import Status, status_now
 from distlaunch.supervisor.summary import STDERR, STDOUT, Summary
@@ -157,11 +158,25 @@ class Recorder(Observer):
         """Record how the run ended. Other observers may still send messages."""
         self._temporary = summary.temporary
         self._folder.write_json(SUMMARY, summary.document())
+        self._keep_error(summary.state)
         self._keep_status(summary.state)
         if not self._folder.flush():
             self._close_files()  # don't wait twice for a stalled disk
         if self._folder.lost_bytes:
             self.remark(f"{self._folder.lost_bytes} bytes could not be written to {self._folder.path}")
+
+    def _keep_error(self, state: State) -> None:
+        """Write the error record of the first failure to this process's own error file, as torchrun does."""
+        path, failed = os.environ.get("TORCHELASTIC_ERROR_FILE"), state.cause and state.cause.rank
+        end = next((worker.phase for worker in state.workers if worker.rank == failed), None)
+        if path and isinstance(end, Exited) and end.error_record:
+            record = _as_torch(end.error_record)
+            record["message"]["errorCode"] = end.status
+            try:
+                with open(path, "w", encoding="utf-8") as file:
+                    json.dump(record, file)
+            except OSError as error:
+                self.remark(f"can't write to TORCHELASTIC_ERROR_FILE={path}: {reason(error)}")
 
     def close(self) -> None:
         """Close the run directory; delete it if it was temporary."""
@@ -181,7 +196,7 @@ def _keeps_output(state: State, node: int) -> bool:
     return state.spec.logs.torchrun is not None and part is not None and part.logs is None
 
 
-def _as_torch(record: Mapping[str, Any]) -> Mapping[str, Any]:
+def _as_torch(record: Mapping[str, Any]) -> dict[str, Any]:
     """Return an error record in the format of torch's @record."""
     extra = {"py_callstack": record.get("callstack", "")}
     return {"message": {"message": record.get("message", ""), "extraInfo": extra}}

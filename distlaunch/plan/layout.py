@@ -25,14 +25,15 @@ DEFAULT_PORT = 29500
 class Facts(Frozen):
     """Facts about a node: the interpreter for its workers and the number of its GPUs (None = not checked).
 
-    A launcher has `procs` workers of its own. It shows their output and keeps it in `logs`, "" = nowhere;
-    None = the controller does.
+    A launcher has `procs` workers of its own, with its own `role`. It shows their output and keeps it in
+    `logs`, "" = nowhere; None = the controller does.
     """
 
     python: str
     gpus: int | None = None
     procs: int | None = None
     logs: str | None = None
+    role: str = ""
 
 
 class NodePlan(Frozen):
@@ -51,6 +52,7 @@ class NodePlan(Frozen):
     python: str
     workdir: str
     env: Env
+    role: str
     torch_ranks: int = 0
     place: TaskPlace | None = None
     logs: str | None = None
@@ -93,6 +95,16 @@ class LaunchPlan(Frozen):
     def members(self) -> tuple[int, ...]:
         """Return the pool indices of the nodes, in rank order."""
         return tuple(part.node for part in self.nodes)
+
+    @cached_property
+    def role_places(self) -> Mapping[NodeRank, tuple[int, int]]:
+        """Return the first rank of each node among the ranks of its role, and the number of these."""
+        sizes: dict[str, int] = {}
+        first: dict[NodeRank, int] = {}
+        for part in self.nodes:
+            first[part.node_rank] = sizes.get(part.role, 0)
+            sizes[part.role] = first[part.node_rank] + part.procs
+        return {part.node_rank: (first[part.node_rank], sizes[part.role]) for part in self.nodes}
 
     @cached_property
     def node_words(self) -> str:
@@ -204,11 +216,11 @@ def node_plan(spec: JobSpec, fact: Facts, index: int, node_rank: NodeRank, first
     node = spec.pool[index]
     gpus = node.gpus if node.gpus is not None else fact.gpus
     if gpus is None:
-        if node.procs is None or spec.backend == "auto":
+        if node.procs is None:
             text = f"the number of GPUs on {node.label} is unknown without contacting it"
             hint = "set gpus_per_node, for example --set gpus_per_node=8"
             raise spec.error(node.path, f"{text}; {hint}")
-        gpus = node.procs if spec.backend == "nccl" else 0
+        gpus = 0 if spec.backend == "gloo" else node.procs
     procs = fact.procs or node.procs or gpus or node.cpu_procs or 1
     if procs > MAX_PROCS:
         text = f"{procs} workers on {node.label} are too many: at most {MAX_PROCS} are supported"
@@ -230,6 +242,7 @@ def node_plan(spec: JobSpec, fact: Facts, index: int, node_rank: NodeRank, first
         python=node.python or spec.program.python or fact.python,
         workdir=node.workdir or spec.program.workdir,
         env={**spec.program.env, **node.env},
+        role=fact.role or spec.program.role,
         place=node.place,
         logs=fact.logs,
     )
@@ -285,7 +298,6 @@ def meeting_of(plan: LaunchPlan, run_id: str, port: int, restart_count: int = 0)
         backend=plan.backend,
         restart_count=restart_count,
         max_restarts=plan.spec.restarts_before + plan.spec.restarts.most,
-        role=plan.spec.program.role,
         signals=",".join(plan.spec.invocation.signals) or contract.HANDLED_SIGNALS,
     )
 
@@ -320,7 +332,9 @@ def _worker(
     rank = node.first_rank + local_rank
     position = contract.Position(rank, place.local_rank, place.local_size, place.node_rank)
     shared = contract.shared_environment(meeting, plan.world_size, place.node_count)
+    first, size = plan.role_places[node.node_rank]
     own = contract.own_environment(position, plan.spec.placement.one_device)
+    own |= contract.role_environment(node.role, first + local_rank, size)
     return WorkerPlan(
         rank=rank,
         local_rank=local_rank,

@@ -27,6 +27,7 @@ from distlaunch.supervisor.nodes import (
     Up,
     WorkerPhase,
     facts_of,
+    failure_of,
     given_up,
     is_expected,
     is_missing,
@@ -332,8 +333,10 @@ def begin_when_connected(state: State, now: float) -> Step:
 def _too_few(state: State, now: float) -> JobOver:
     unusable = [i for i, node in enumerate(state.nodes) if isinstance(node, Unusable)]
     names = listed([state.label(i) for i in unusable])
+    kinds = {failure.kind.value for i in unusable if (failure := failure_of(state.nodes[i]))}
+    why = "".join(f"{kind}: " for kind in kinds) if len(kinds) == 1 else ""
     which = "the only node" if len(state.nodes) == 1 else f"{len(unusable)} of {len(state.nodes)} nodes"
-    text = f"{which} can't be used ({names}); nothing was started"
+    text = f"{why}{which} can't be used ({names}); nothing was started"
     return JobOver(Cause(text, Exit.UNREACHABLE, now, node=unusable[0]))
 
 

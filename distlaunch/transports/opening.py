@@ -24,6 +24,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:  # an early agent starts before the job is read
     from distlaunch.job.spec import JobSpec
 
+PYTHON = os.environ.get("DISTLAUNCH_PYTHON", sys.executable)
+"""The interpreter to try first on nodes: that of the command, also if --on runs it on another host."""
 STEP_NODES = 32
 """Nodes of an allocation per step, if there are more of them."""
 NO_RANKS_HERE = "ranks run only on Linux, and this machine has another system: list Linux hosts in nodes"
@@ -53,7 +55,7 @@ def open_links(
     """
     links = dict(joined or {})
     first = spec.nodes[0]
-    ours = (first.python or spec.program.python) in (None, sys.executable) and not spec.container
+    ours = (first.python or spec.program.python or PYTHON) == sys.executable and not spec.container
     if early and isinstance(first.reach, Local) and ours:
         links[0] = early
     for group in _groups(spec):
@@ -115,7 +117,7 @@ def _open(
     if reach.folder:
         _make_folder(reach.folder)
     child = _start(reach, reach.argv(), (0, 1) if shares else ())
-    nonce, same = os.urandom(16).hex(), reach.here and named in (None, sys.executable) and not inside
+    nonce, same = os.urandom(16).hex(), reach.here and (named or PYTHON) == sys.executable and not inside
     streams = Streams(Handshake(inside or [_opening(named)], nonce))
     return Link(reach, child, streams, lambda: boot_text(bundle_for(same), nonce, index))
 
@@ -137,7 +139,7 @@ def _start(reach: Transport, argv: Sequence[str], sharing: Sequence[int] = ()) -
 
 
 def _opening(named: str | None) -> bytes:
-    return candidates_text([named] if named else [sys.executable, "python3"])
+    return candidates_text([named] if named else [PYTHON, "python3"])
 
 
 def _make_folder(path: str) -> None:

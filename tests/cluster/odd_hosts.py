@@ -32,7 +32,9 @@ def assert_refused(site: Site, ended: Ended, expected: dict[str, tuple[str, str]
     nodes = ended.document["nodes"]
     names = listed([node["name"] for node in nodes if node["name"] in expected])
     which = "the only node" if len(nodes) == 1 else f"{len(expected)} of {len(nodes)} nodes"
-    count = f"{which} can't be used ({names}); nothing was started"
+    kinds_said = {kind for kind, _ in expected.values()}
+    why = f"{kinds_said.pop()}: " if len(kinds_said) == 1 else ""
+    count = f"{why}{which} can't be used ({names}); nothing was started"
     assert f"distlaunch: {count}\n" in ended.stderr
     assert ended.document["cause"]["text"] == count
     assert ended.document["workers"] == [] and site.started() == []

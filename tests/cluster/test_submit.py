@@ -15,6 +15,8 @@ from tests.cluster.queues import Queue
 from tests.cluster.slurm import OVER, Slurm, why_not
 from tests.cluster.test_slurm import WAITS
 from tests.harness import PATIENCE_S, distlaunch, distlaunch_argv, kill, wait_until, write_job
+from tests.process.commands import SLEEPER
+from tests.process.test_replaced import Installed
 from tests.queued import check_stop_before_start, rows
 
 STEPS = """
@@ -121,6 +123,22 @@ def test_a_failure_beyond_its_restarts_has_the_job_requeued(queue: SlurmQueue) -
     assert f"distlaunch: requeueing Slurm job {job}, 1 of 2\n" in queue.output(job)
     states = {row["run"]: (row["state"], row["restarts"]) for row in rows("--all")}
     assert states == {first: ("FAILED", 1), second: ("SUCCEEDED", 3)}
+
+
+def test_a_job_restarts_and_is_requeued_though_distlaunch_was_replaced(
+    queue: SlurmQueue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed = Installed(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(installed.place))
+    path = queue.job(SLEEPER, "restarts: {max: 1, backoff: 0s, requeue: 1}")
+    job = distlaunch("submit", str(path), cwd=tmp_path).stdout.strip()  # the job starts it there, too
+    queue.known.append(job)
+    for attempt in (1, 2):
+        queue.wait_for(job, "ready", times=3 * attempt)
+        installed.replace()
+        kill(int(re.findall(r"ready 1 (\d+)", queue.output(job))[-1]))
+    queue.wait_for(job, f"requeueing Slurm job {job}, 1 of 1")
+    queue.wait_for(job, "another distlaunch")
 
 
 @pytest.mark.parametrize(("failure", "starts"), [("2", 1), ("127", 1), ("3", 2)])

@@ -262,7 +262,7 @@ def test_a_secret_of_the_environment_is_shown_nowhere(site: Site, figures: Figur
         texts = {str(path): path.read_text(errors="replace") for path in run.run_directory().iterdir()}
         texts |= {"stdout": run.stdout, "stderr": run.stderr}
     for style in ("table", "shell", "torchrun", "json"):
-        done = distlaunch("dry-run", str(job), "--format", style, "--set", "nodes=2", **options)
+        done = distlaunch("dry-run", str(job), "--format", style, "--set", "nodes=[host1, host2]", **options)
         assert done.returncode == 0, done.stderr
         texts[f"dry-run --format {style}"] = done.stdout + done.stderr
     figures("argvs with it", sum(SECRET in " ".join(argv) for argv in argvs), at_most=0, unit="")

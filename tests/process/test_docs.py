@@ -62,6 +62,13 @@ def reference_script(*arguments: str | Path) -> subprocess.CompletedProcess[str]
     return completed([sys.executable, REFERENCE, *arguments])
 
 
+@pytest.mark.parametrize("command", ["scripts/pictures", "scripts/try", "scripts/venv", "-m tests.wide.runs"])
+def test_a_script_asked_for_help_does_nothing_else(command: str) -> None:
+    words = [sys.executable, *command.split()] if command.startswith("-m") else [ROOT / command]
+    done = completed([*words, "--help"], cwd=ROOT)
+    assert (done.returncode, done.stdout[:7]) == (0, "usage: "), done.stderr
+
+
 def test_the_table_of_keys_matches_their_declarations(tmp_path: Path) -> None:
     checked = reference_script("--check")
     assert checked.returncode == 0, checked.stderr

@@ -18,6 +18,7 @@ from tests.harness import (
     PATIENCE_S,
     PRESS_S,
     children_of,
+    descendants_of,
     distlaunch,
     distlaunch_argv,
     kill,
@@ -317,7 +318,7 @@ def test_says_once_why_each_node_is_unusable(tmp_path: Path) -> None:
     for words in (["run", "job.yaml"], ["attach", "--all"]):
         done = distlaunch(*words, cwd=tmp_path)
         assert done.returncode == 69
-        told = {line for line in done.stderr.splitlines() if "no python" in line and "  | " not in line}
+        told = {line for line in done.stderr.splitlines() if "no python;" in line and "  | " not in line}
         assert told == {f"distlaunch: node{node}: no python; {missing}" for node in (0, 1)}, done.stderr
         assert done.stderr.count("no python;") == 2
 
@@ -382,6 +383,21 @@ def test_the_logs_of_a_lost_node_and_the_summary_say_that_output_may_be_missing(
     assert all(re.fullmatch(told, end) for end in ends.values()), ends
     incomplete = "logs of ranks 2-3 are incomplete: the node was lost before all output had arrived\n"
     assert run.stderr.count(incomplete) == 1, run.stderr
+
+
+def test_a_job_that_is_suspended_as_a_whole_goes_on(tmp_path: Path) -> None:
+    """As batch systems do it, for longer than the lease, and than the guardian looks away."""
+    worker = "import os; os.write(1, b'ready 0 %d\\n' % os.getpid()); open('go').read()"
+    os.mkfifo(tmp_path / "go")
+    with running(write_job(tmp_path, worker, ONE + "timeouts: {lease: 3s}")) as run:
+        run.wait_ready(1)
+        family = [run.process.pid, *descendants_of(run.process.pid)]
+        for signum, then_s in ((signal.SIGSTOP, 6.0), (signal.SIGCONT, 0.5)):
+            for pid in family:
+                kill(pid, signum)
+            time.sleep(then_s)
+        os.close(os.open(tmp_path / "go", os.O_WRONLY | os.O_NONBLOCK))
+        assert run.wait() == 0, run.stderr
 
 
 TELLS_LIMIT = "import resource; print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])"

@@ -71,6 +71,17 @@ def test_keeps_node_ranks_that_all_launchers_have(tmp_path: Path, controller: in
         assert [run.stdout for run in runs] == ["11", "00"]
 
 
+def test_each_launcher_has_its_own_role(tmp_path: Path) -> None:
+    names = ("RANK", "ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE")
+    script(tmp_path, f"import os; os.write(1, ' '.join(map(os.environ.get, {names})).encode())")
+    port = free_port()
+    with ExitStack() as stack:
+        roles = enumerate(("reader", "trainer"))
+        runs = [stack.enter_context(launcher(tmp_path, port, f"--role={r}", node=i)) for i, r in roles]
+        assert statuses(runs) == [0, 0], told(runs)
+        assert [run.stdout for run in runs] == ["0 reader 0 1", "1 trainer 0 1"]
+
+
 def test_ignores_a_node_rank_that_two_launchers_have(place: Path) -> None:
     """As where the shell of the batch script fills in $SLURM_NODEID for all."""
     with launchers(place, "--node-rank=0", meets="c10d") as runs:

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from distlaunch.cli.remote import Request, run_there
+from distlaunch.cli.remote import Request, run_on, run_there
 from distlaunch.errors import DistlaunchError
+from distlaunch.job.file import load_job
 from distlaunch.transports.ssh import Ssh
-from tests.harness import distlaunch
+from tests.harness import distlaunch, write_job
 
 
 @pytest.fixture(autouse=True)
@@ -58,3 +59,15 @@ def test_refuses_to_send_a_job_from_a_pipe() -> None:
     done = distlaunch("run", "--on", "gpu-a", "-", input="command: ['true']\n")
     assert done.returncode == 2
     assert "--on can't take the job from a pipe or standard input; save it to a file" in done.stderr
+
+
+def test_ranks_run_with_this_python_and_not_with_that_of_the_controllers_host(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/python3").symlink_to(Path(sys.executable).resolve())
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=":")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    job = str(write_job(tmp_path, "import sys; print(sys.executable)", "gpus_per_node: 0\n"))
+    assert run_on("gpu-a", job, load_job(job), (), (), detach=False) == 0
+    assert capfd.readouterr().out == f"[node0:0] {sys.executable}\n"

@@ -4,6 +4,8 @@ import contextlib
 import os
 import shutil
 import signal
+import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,9 +31,10 @@ class Installed:
         shutil.copytree(ROOT / "distlaunch", self.place / "distlaunch")
 
     @contextlib.contextmanager
-    def running(self, folder: Path, *words: str) -> Iterator[Going]:
+    def running(self, folder: Path, *words: str, **environ: str) -> Iterator[Going]:
         """A command of the copy that is ended with the block."""
-        env = {**os.environ, "PYTHONPATH": str(self.place), "XDG_STATE_HOME": str(folder / "state")}
+        state = str(folder / "state")
+        env = {**os.environ, "PYTHONPATH": str(self.place), "XDG_STATE_HOME": state, **environ}
         run = Going(folder, distlaunch_argv(*words), cwd=folder, env=env)
         try:
             yield run
@@ -61,7 +64,7 @@ def ended(run: Going, status: int, said: str) -> None:
 def test_explains_and_restarts_a_rank_that_fails(
     installed: Installed, tmp_path: Path, signum: signal.Signals
 ) -> None:
-    keys = "procs_per_node: 2\ntimeouts: {stop: 2s}\nrestarts: {max: 1, backoff: 0s}"
+    keys = "procs_per_node: 2\ntimeouts: {stop: 2s}\nrestarts: {max: 1, backoff: 0s, requeue: 1}"
     with installed.running(tmp_path, "run", str(write_job(tmp_path, FAILS, keys))) as run:
         before = run.wait_ready(2)
         installed.replace()
@@ -70,6 +73,51 @@ def test_explains_and_restarts_a_rank_that_fails(
         kill(run.worker_pids()[1], signum)
         ended(run, 1 if signum == signal.SIGTERM else 137, "rank 1 (")
         assert "already restarted once" in run.stderr
+
+
+def test_explains_why_torchrun_can_not_start_a_rank_again(installed: Installed, tmp_path: Path) -> None:
+    (tmp_path / "worker.py").write_text(textwrap.dedent(SLEEPER))
+    with installed.running(tmp_path, "torchrun", "--max-restarts=1", "worker.py") as run:
+        pids = run.wait_ready(1)
+        installed.replace()
+        (tmp_path / "worker.py").unlink()
+        kill(pids[0])
+        ended(run, 127, "could not be started")
+
+
+def test_tasks_of_exec_show_errors_and_end(installed: Installed, tmp_path: Path) -> None:
+    (tmp_path / "worker.py").write_text(textwrap.dedent(FAILS))
+    task = {"SIZE": "2", "LOCAL_SIZE": "2"}
+    words = ["exec", "--", sys.executable, "worker.py"]
+    with contextlib.ExitStack() as stack:
+        runs = []
+        for rank in ("0", "1"):
+            mpi = {f"OMPI_COMM_WORLD_{k}": v for k, v in (task | {"RANK": rank, "LOCAL_RANK": rank}).items()}
+            task_run = installed.running(tmp_path, *words, PMIX_NAMESPACE=tmp_path.name, **mpi)
+            runs.append(stack.enter_context(task_run))
+        pids = {rank: pid for run in runs for rank, pid in run.wait_ready(1).items()}
+        installed.replace()
+        kill(pids[1], signal.SIGTERM)
+        for run, said in zip(runs, ("rank 1 (", "ConnectionError"), strict=True):
+            ended(run, 1, said)
+
+
+def test_a_detached_run_restarts(
+    installed: Installed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    job = str(write_job(tmp_path, SLEEPER, "restarts: {max: 1, backoff: 0s}"))
+    with installed.running(tmp_path, "run", "--detach", job) as run:
+        assert run.wait() == 0, run.stderr
+        installed.replace()
+        attached = Going(tmp_path, distlaunch_argv("attach", "--all", run.stdout.strip()), cwd=ROOT)
+        try:
+            for attempt in (1, 2):
+                attached.wait_for("ready", times=attempt)
+                kill(attached.worker_pids()[0])
+            ended(attached, 137, "already restarted once")
+        finally:
+            attached.kill()
 
 
 def test_writes_the_summary_as_json(installed: Installed, tmp_path: Path) -> None:

@@ -55,7 +55,10 @@ NOSUCH = "nosuch.invalid: "
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["job.yaml"], "distlaunch: no command 'job.yaml'; to run a job, use `distlaunch run job.yaml`\n"),
+        (["job.yaml"], "distlaunch: no command 'job.yaml'; to run it, use `distlaunch run job.yaml`\n"),
+        (["worker.py"], "no command 'worker.py'; to run it, use `distlaunch torchrun worker.py`\n"),
+        (["run", "job.yaml", "--lr", "0.1"], "such as --lr, go after `--`\n"),
+        (["import", "torchrun", "torchrun", "--nnodes", "2"], "such as --nnodes, go after `--`\n"),
         (["run", "-"], "distlaunch: standard input:1:1: scirpt: unknown key; did you mean script?"),
         (["run", "worker.py"], "is a script, not a job file: write a job file with `script: "),
         (["run", "job.yaml", "--set", "master_addr=nosuch.invalid"], f"master_addr: {NOSUCH}"),

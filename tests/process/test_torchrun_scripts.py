@@ -7,7 +7,6 @@ import re
 import signal
 import socket
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,8 @@ from tests.harness import PATIENCE_S, descendants_of, ended_well, wait_gone
 from tests.process.commands import adds
 from tests.process.test_view import plain, seen
 from tests.process.torchruns import (
+    BOTH,
     C10D,
-    CATCHES,
     CONTRACTS,
     MADE_UP,
     MAY_DIFFER,
@@ -204,22 +203,6 @@ def test_an_interrupt_ends_the_wait_for_a_slow_reader(tmp_path: Path) -> None:
         assert process.wait(PATIENCE_S) in (0, 130)
 
 
-def test_a_job_that_was_stopped_for_a_while_goes_on(tmp_path: Path) -> None:
-    """As a batch system suspends jobs: all of it stops, for longer than the guardian looks away."""
-    script(tmp_path, CATCHES)
-    with going(OURS, tmp_path, "--nproc-per-node=2", "worker.py") as run:
-        run.wait_ready(2)
-        family = [run.process.pid, *descendants_of(run.process.pid)]
-        for pid in family:
-            os.kill(pid, signal.SIGSTOP)
-        time.sleep(6.0)
-        for pid in family:
-            os.kill(pid, signal.SIGCONT)
-        run.process.send_signal(signal.SIGINT)
-        assert run.wait() == 130
-        assert run.stdout.count("got SIGINT") == 2
-
-
 @pytest.mark.parametrize(
     "words", [("torchrun", "/worker.py"), ("ps",), ("logs",), ("stop",), ("dry-run", "-")]
 )
@@ -241,6 +224,21 @@ def test_reports_the_root_cause_that_the_record_decorator_left(tmp_path: Path, t
     assert worker.startswith("distlaunch: rank 1 ")
     assert "distlaunch:   | ValueError: the root cause" in mine.stderr.splitlines()
     assert "SIGTERM" not in mine.stderr
+
+
+@pytest.mark.parametrize("launcher", BOTH, ids=["torchrun", "ours"])
+def test_the_launchers_own_error_file_gets_the_first_failure(launcher: list[str], tmp_path: Path) -> None:
+    fails = """
+        import json, os, sys
+        message = {"message": "the root cause", "extraInfo": {"py_callstack": "", "timestamp": "1"}}
+        json.dump({"message": message}, open(os.environ["TORCHELASTIC_ERROR_FILE"], "w"))
+        sys.exit(3)
+    """
+    script(tmp_path, fails)
+    own = str(tmp_path / "error.json")
+    assert launch(launcher, tmp_path, "worker.py", TORCHELASTIC_ERROR_FILE=own).returncode
+    message = json.loads((tmp_path / "error.json").read_text())["message"]
+    assert (message["message"], message["errorCode"]) == ("the root cause", 3)
 
 
 def test_counts_restarts(tmp_path: Path, torchruns: Torchruns) -> None:

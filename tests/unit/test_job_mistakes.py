@@ -209,6 +209,10 @@ def test_a_key_need_not_be_ascii(problems: Problems) -> None:
     assert second.startswith("job.yaml:3:1: ü: unknown key")
 
 
+def test_a_misspelled_program_is_not_also_missing(problems: Problems) -> None:
+    assert problems("scirpt: x") == ["job.yaml:1:1: scirpt: unknown key; did you mean script?"]
+
+
 # What is no YAML, or not what was meant: the message, whole
 SYNTAX = {
     "args: [*.txt]": """2:8: an unquoted value can't start with *; quote it: "*.txt\"""",

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distlaunch import contract
+from distlaunch.cli.tables import print_plan
 from distlaunch.contract import Rendezvous
 from distlaunch.errors import JobError
 from distlaunch.job.spec import EnvValue
@@ -126,8 +127,8 @@ def test_refuses_unknown_gpus_and_says_what_to_do() -> None:
     assert "--set gpus_per_node=" in words
 
 
-@pytest.mark.parametrize(("backend", "gpus"), [("nccl", 2), ("gloo", 0)])
-def test_unknown_gpus_do_not_matter_where_workers_and_backend_are_given(backend: str, gpus: int) -> None:
+@pytest.mark.parametrize(("backend", "gpus"), [("nccl", 2), ("auto", 2), ("gloo", 0)])
+def test_unknown_gpus_do_not_matter_where_workers_are_given(backend: str, gpus: int) -> None:
     plan = plan_of(f"nodes: [a, b]\nprocs_per_node: 2\nbackend: {backend}", None, None)
     assert [(node.procs, node.gpus) for node in plan.nodes] == [(2, gpus), (2, gpus)]
 
@@ -232,6 +233,17 @@ def test_every_variable_of_torchruns_contract_has_torchruns_meaning(nodes: Sizes
                 "DISTLAUNCH_BACKEND": "gloo",
             }
         first_rank += procs
+
+
+def test_ranks_are_numbered_within_their_role_too() -> None:
+    """As in `correct_rank_assignment_heterogeneous` of torch."""
+    roles = ["reader", "trainer", "reader", "ps"]
+    spec = spec_of("script: x\ngpus_per_node: 0\nnodes: [a, b, c, d]")
+    facts = {i: Facts("p", 0, procs=i + 1, role=role) for i, role in enumerate(roles)}
+    names = ("ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE")
+    found = [" ".join(map(each.contract.__getitem__, names)) for each in all_workers(make_plan(spec, facts))]
+    readers, trainers = [f"reader {i} 4" for i in range(4)], ["trainer 0 2", "trainer 1 2"]
+    assert found == [readers[0], *trainers, *readers[1:], *(f"ps {i} 4" for i in range(4))]
 
 
 def test_no_job_can_set_what_the_contract_sets() -> None:
@@ -435,3 +447,11 @@ def test_an_elastic_job_may_name_a_rank_that_comes_later() -> None:
     text = "logs: {console: [0, 2]}\nnodes: [a, b, c]\nmin_nodes: 2"
     spec = spec_of(f"script: x\n{text}")
     assert make_plan(spec, {i: Facts("python3", 0) for i in range(2)}, "10.0.0.1").world_size == 2
+
+
+@pytest.mark.parametrize("style", ["shell", "torchrun"])
+@pytest.mark.parametrize("launcher", ["auto", "slurm"])
+def test_prints_no_commands_for_nodes_without_host_names(launcher: str, style: str) -> None:
+    plan = plan_of(f"nodes: 2\nlauncher: {launcher}")
+    with pytest.raises(JobError, match=r"job.yaml:2:8: nodes: commands for 2 nodes need their host names"):
+        print_plan(plan, style)

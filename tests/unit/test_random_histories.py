@@ -489,7 +489,7 @@ timeouts: {{stop: {STOP_S:g}s, lease: {LEASE_S:g}s, rejoin: {rejoin}, join: {dra
 spares: {[f"s{i}" for i in range(spares)]}
 restarts: {{max: {most}, window: {window}}}
 elastic: {{grow: {draw(st.sampled_from(["restart", "now"]))}}}
-on_stall: {draw(st.sampled_from(["warn", "restart", "stop"]))}
+on_stall: {draw(st.sampled_from(["warn", "stop", "restart"][: 3 if most else 2]))}
 on_warning: {draw(st.sampled_from(["USR1", "TERM"]))}"""
 
 

@@ -672,7 +672,9 @@ def test_starts_nothing_on_too_few_nodes() -> None:
     job = with_spares()
     job.feed(up(0), unreachable(1))
     actions = job.obey(job.feed(unreachable(2)))
-    assert texts(actions, "error")[-1] == "2 of 3 nodes can't be used (b, c); nothing was started"
+    assert (
+        texts(actions, "error")[-1] == "unreachable: 2 of 3 nodes can't be used (b, c); nothing was started"
+    )
     assert job.state.phase is Phase.DONE
 
 

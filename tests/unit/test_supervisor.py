@@ -403,7 +403,7 @@ def test_reports_every_node_that_can_not_be_used_and_starts_nothing() -> None:
 def test_counts_many_failed_nodes_rather_than_naming_all() -> None:
     job = History(f"{JOB}nodes: ['n[1-50]']")
     said = job.feed(*(lost(node) for node in range(50)))
-    assert texts(said)[-1].startswith("50 of 50 nodes can't be used (n1, ")
+    assert texts(said)[-1].startswith("connection lost: 50 of 50 nodes can't be used (n1, ")
     assert texts(said)[-1].endswith("and 42 more); nothing was started")
     assert said[-1] == Finish()
 

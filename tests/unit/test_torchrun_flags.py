@@ -49,7 +49,7 @@ def read(words: Sequence[str], environ: Mapping[str, str]) -> None:
     flags = parse_flags(words, environ)
     if not flags.help:
         flag_messages(flags)
-        left_to_torch(flags)
+        left_to_torch(flags, environ)
         job_of(flags, here_with(environ=environ))
         if flags.nodes[1] > 1:
             gathering_of(flags, "host", environ)
@@ -264,6 +264,7 @@ def test_a_bare_script_has_torchruns_defaults() -> None:
     assert made.program[:2] == ("script", ("s.py",))
     assert (made.rendezvous.host, made.rendezvous.port, made.rendezvous.id) == (None, None, None)
     assert (made.restarts.most, made.restarts.backoff_s, made.limits.stop_s) == (0, 0.0, 30.0)
+    assert made.limits.lease_s == 30.0
     assert (made.invocation.placeholders, made.placement.one_device) == (False, False)
     assert (made.program.python, made.program.role) == ("/usr/bin/python3", "default")
 
@@ -407,7 +408,12 @@ def test_shows_everything_without_a_log_directory() -> None:
     ],
 )
 def test_some_flags_are_left_to_torch(words: str, why: str) -> None:
-    assert left_to_torch(parsed(*words.split(), "s.py")) == why
+    assert left_to_torch(parsed(*words.split(), "s.py"), {}) == why
+
+
+def test_the_file_timer_is_left_to_torch() -> None:
+    name = "TORCHELASTIC_ENABLE_FILE_TIMER"
+    assert [left_to_torch(parsed("s.py"), {name: value}) for value in "10"] == [f"{name}=1", ""]
 
 
 def test_names_flags_without_effect() -> None:

@@ -107,9 +107,12 @@ def _watched(child: "subprocess.Popen[bytes]") -> float:
 
 def main() -> None:
     """Print what runs of these sizes cost: python -m tests.wide.runs [NODES …]."""
+    import argparse
     import tempfile
 
-    sizes = [int(word) for word in sys.argv[1:]] or [10, 100, 1000]
+    parser = argparse.ArgumentParser(prog="python -m tests.wide.runs", description=__doc__)
+    parser.add_argument("nodes", type=int, nargs="*", default=[10, 100, 1000])
+    sizes = parser.parse_args().nodes
     print(
         f"{'nodes':>6} {'what':12} {'status':>6} {'CPU s':>7} {'ms/node':>8} {'wall s':>7} {'MiB':>6} stop s"
     )
