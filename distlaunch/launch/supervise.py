@@ -26,8 +26,9 @@ from distlaunch.supervisor.summary import Summary
 from distlaunch.transports import process
 from distlaunch.transports.link import Links
 
-_ENV = "/usr/bin/env"
-"""Runs a command, or fails by itself if that is missing."""
+# A scheduler may send SIGTERM to all processes of a job at once, including the one that asks it why. It is
+# blocked until the shell ignores it, which children of a script would, too.
+_UNSTOPPED = ("/bin/sh", "-c", 'trap "" TERM; exec "$@"', "sh")
 MISSED = 3.5
 """Heartbeats without an answer until a node is lost that the transport doesn't watch, as soon as over ssh."""
 CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
@@ -158,8 +159,7 @@ class Controller:
             self._feed(fate_by_stop(self._spec))
             return
         scheduler, printed = load(allocation.scheduler), bytearray()
-        # A scheduler may send SIGTERM to all processes of a job at once, including the one that asks it why.
-        argv = [_ENV, *scheduler.fate_argv(allocation.job)]
+        argv = [*_UNSTOPPED, *scheduler.fate_argv(allocation.job)]
         command = process.start(argv, os.environ, blocked=(signal.SIGTERM,))
 
         def receive() -> None:
