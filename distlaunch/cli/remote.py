@@ -226,7 +226,7 @@ def _output_of(
     ssh: Ssh, command: Sequence[str], job: str, spec: JobSpec, overrides: Sequence[str], args: Sequence[str]
 ) -> tuple[int, str]:
     """Run a command for the job there; return its exit status and its output."""
-    if spec.invocation.piped:
+    if not spec.invocation.file:
         raise UsageError("--on can't take the job from a pipe or standard input; save it to a file")
     named = [f"name={json.dumps(spec.name)}", *overrides]
     words = [*command, *(word for one in named for word in ("--set", one)), *(["--", *args] if args else [])]

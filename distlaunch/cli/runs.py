@@ -24,8 +24,8 @@ from distlaunch.supervisor.status import RunState
 runs = typer.Typer()
 
 _WHICH = (
-    "A run's ID or a unique prefix of it, a job's name (its latest run), a run directory, or a Slurm job "
-    "ID; HOST:RUN for a run on another host. Default: the latest run below the current directory."
+    "A run's ID or a unique prefix of it, a job's name or file (its latest run), a run directory, or a Slurm "
+    "job ID; HOST:RUN for a run on another host. Default: the latest run below the current directory."
 )
 Which = Annotated[str | None, Argument(metavar="[RUN]", help=_WHICH, show_default=False)]
 _PLACES = (

@@ -149,11 +149,10 @@ def _prepared(
     plan_without_nodes(scheduler.with_gpus(spec))
     if spec.nodes[0].gpus is None and scheduler.gpus(spec) is None:
         say("no GPUs are requested: set gpus_per_node to the number of GPUs per node, or to 0 for a CPU job")
-    piped = spec.invocation.piped
+    file = spec.invocation.file
     settings = [word for setting in overrides for word in ("--set", setting)]
-    file = "-" if piped else os.path.realpath(job)
-    words = (*own_command(), "run", file, *settings, *(["--", *args] if args else []))
-    return spec, scheduler, scheduler.script(spec, Call(words, text if piped else None), followed)
+    words = (*own_command(), "run", file or "-", *settings, *(["--", *args] if args else []))
+    return spec, scheduler, scheduler.script(spec, Call(words, None if file else text), followed)
 
 
 def _submitted(spec: JobSpec, scheduler: Scheduler, script: str) -> tuple[str, Path]:
@@ -177,5 +176,5 @@ def _submitted(spec: JobSpec, scheduler: Scheduler, script: str) -> tuple[str, P
         if isinstance(error, ToolMissingError):
             raise DistlaunchError(f"{error}; for another scheduler use --to") from None
         raise
-    note(Submission(queued, spec.name, folder, time.time(), scheduler=scheduler.name))
+    note(Submission(queued, spec.name, folder, time.time(), "", scheduler.name, spec.invocation.file))
     return queued, Path(path).rename(Path(folder, f"{scheduler.name}-{queued}.sh"))

@@ -84,12 +84,12 @@ def start_run(spec: JobSpec, early: Link | None = None, listener: "InboundListen
     run_id = new_run_id(spec.name)
     folder = run_directory(spec, run_id)
     controller, now = ControllerProcess(os.uname().nodename, os.getpid(), boot_id()), time.time()
-    restarts = spec.restarts_before
-    status = Status(run_id, spec.name, RunState.CONNECTING, now, now, controller, restarts=restarts)
+    status = Status(run_id, spec.name, RunState.CONNECTING, now, now, controller)
+    status = status._replace(restarts=spec.restarts_before, file=spec.invocation.file)
     folder.claim(status)
     if spec.allocation and spec.allocation.queued:
         note_start(spec, run_id)
-    note_begin(run_id, folder.path, status.controller.host, _ticket(spec, listener))
+    note_begin(status, folder.path, _ticket(spec, listener))
     if len(spec.pool) > MANY_NODES:
         make_room_for_links(len(spec.pool))
     joined = {i: link for i in range(len(spec.pool)) if (link := _joined(spec, i, run_id, listener))}

@@ -7,7 +7,7 @@ from itertools import groupby
 
 from distlaunch.errors import UsageError, reason
 from distlaunch.observers.run_directory import EVENTS, job_part
-from distlaunch.runs.index import listed
+from distlaunch.runs.index import Listed, listed
 from distlaunch.runs.run_status import Run, run_in
 from distlaunch.wording import listed as listed_words
 
@@ -71,21 +71,24 @@ def _of_name(word: str, known: Mapping[str, str]) -> dict[str, str]:
     """Return the run with that ID, the runs of a job by its name or file, or those of a scheduler's job."""
     if word in known:
         return {word: known[word]}
-    if found := {run: path for run, path in known.items() if _job_of(run) == word}:
-        return found
-    name = word
-    if word.endswith(JOB_FILES) and os.path.isfile(word):
-        from distlaunch.job.file import name_in  # few commands need YAML
-
-        name = name_in(word)
-    part = job_part(name)
+    entries = listed()
+    if word.endswith(JOB_FILES):  # names are no help: most job files have the same
+        file = os.path.realpath(word)
+        return {run: path for run, path in known.items() if _file_of(path, entries.get(run)) == file}
+    part = job_part(word)
     found = {run: path for run, path in known.items() if _job_of(run) == part}
-    if part != name:  # IDs contain only a part of it
+    if part != word:  # IDs contain only a part of it
         found = {
-            run: path for run, path in found.items() if (seen := run_in(path)) and seen.status.job == name
+            run: path for run, path in found.items() if (seen := run_in(path)) and seen.status.job == word
         }
-    inside = {run for run, entry in listed().items() if entry.queued and entry.queued.id == word}
+    inside = {run for run, entry in entries.items() if entry.queued and entry.queued.id == word}
     return found or {run: path for run, path in known.items() if run in inside}
+
+
+def _file_of(folder: str, entry: Listed | None) -> str:
+    """Return the job file of a run: from its directory, unless it is listed."""
+    run = None if entry else run_in(folder)
+    return entry.file if entry else run.status.file if run else ""
 
 
 def _going(runs: Mapping[str, str]) -> list[Run]:

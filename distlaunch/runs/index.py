@@ -12,6 +12,7 @@ from typing import Any
 
 from distlaunch.agent.frozen import Frozen
 from distlaunch.schedulers import DEFAULT
+from distlaunch.supervisor.status import Status
 
 
 class Ticket(Frozen):
@@ -24,12 +25,13 @@ class Ticket(Frozen):
 class Listed(Frozen):
     """A listed run: its directory and host; `over` if its end was noted.
 
-    `queued` is the scheduler's job that it runs in, if any.
+    `file` is the resolved path of its job file. `queued` is the scheduler's job that it runs in, if any.
     """
 
     run: str
     folder: str
     host: str
+    file: str = ""
     over: bool = False
     queued: Ticket | None = None
 
@@ -41,10 +43,11 @@ def index_path() -> str:
     return os.path.join(place, "distlaunch", "runs.jsonl")
 
 
-def note_begin(run: str, folder: str, host: str, queued: Ticket | None = None) -> None:
+def note_begin(status: Status, folder: str, queued: Ticket | None = None) -> None:
     """List a run."""
     ticket = {"queued": queued.id, "scheduler": queued.scheduler} if queued else {}
-    append(index_path(), {"run": run, "folder": folder, "host": host, **ticket})
+    known = {"run": status.run, "folder": folder, "host": status.controller.host, "file": status.file}
+    append(index_path(), {**known, **ticket})
 
 
 def note_end(run: str) -> None:
@@ -57,7 +60,10 @@ def listed() -> dict[str, Listed]:
     lines = [line for line in lines_of(index_path()) if isinstance(line.get("run"), str)]
     over = {line["run"] for line in lines if line.get("over") is True}
     return {
-        line["run"]: Listed(line["run"], line["folder"], line["host"], line["run"] in over, ticket_of(line))
+        line["run"]: Listed(
+            *(line["run"], line["folder"], line["host"], str(line.get("file", "")), line["run"] in over),
+            ticket_of(line),
+        )
         for line in lines
         if isinstance(line.get("folder"), str) and isinstance(line.get("host"), str)
     }

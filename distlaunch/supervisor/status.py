@@ -41,7 +41,7 @@ class ControllerProcess(Frozen):
 class Status(Frozen):
     """The contents of status.json. Times are seconds since the epoch.
 
-    `where` names the nodes. `why` is the root cause of a failure.
+    `where` names the nodes. `why` is the root cause of a failure. `file` is the path of the job file.
     """
 
     run: str
@@ -56,6 +56,7 @@ class Status(Frozen):
     restarts: int = 0
     exit_status: int | None = None
     why: str = ""
+    file: str = ""
 
 
 WHY_CHARACTERS = 600

@@ -601,6 +601,20 @@ def test_a_name_means_a_running_run_before_those_that_ended(tmp_path: Path, gate
     assert ran(tmp_path, "wait", "job").returncode == 0  # no run goes on: the one that began last
 
 
+def test_a_job_file_means_the_runs_of_this_file_only(tmp_path: Path, gate: Path) -> None:
+    (tmp_path / "other").mkdir()
+    os.mkfifo(tmp_path / "other" / "go")
+    theirs, mine = left(tmp_path / "other"), left(tmp_path)
+    renamed = ran(tmp_path, "run", "-d", "job.yaml", "--set", "name=renamed").stdout.strip()
+    (tmp_path / "link.yaml").symlink_to("job.yaml")
+    for word in ("job.yaml", "link.yaml", f"{tmp_path}/job.yaml"):
+        done = ran(tmp_path, "stop", word)
+        assert f"2 runs of {word} are running: {renamed}, {mine}; name one by its ID" in done.stderr
+    assert f"{theirs}: CANCELLED" in ran(tmp_path, "stop", "other/job.yaml").stderr
+    for word in ("stop", "logs"):
+        assert ran(tmp_path, word, "job.yml").returncode == 2  # no run of that file, though one named job
+
+
 def test_stop_asks_which_of_several_running_runs(tmp_path: Path, gate: Path) -> None:
     first, second = left(tmp_path), left(tmp_path)
     for word, which in ((["job"], "of job"), ([], "below this directory"), (["./runs"], "in ./runs")):
