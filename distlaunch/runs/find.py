@@ -8,7 +8,7 @@ from itertools import groupby
 from distlaunch.errors import UsageError, reason
 from distlaunch.observers.run_directory import EVENTS, job_part
 from distlaunch.runs.index import Listed, listed
-from distlaunch.runs.run_status import Run, run_in
+from distlaunch.runs.run_status import Run, living, run_in
 from distlaunch.wording import listed as listed_words
 
 LOGS = "runs"
@@ -49,7 +49,7 @@ def find(word: str | None, alone: bool = False) -> Run:
     if alone and len(going) > 1:
         ids = listed_words([run.id for run in going])
         raise UsageError(f"{len(going)} runs {which} are running: {ids}; name one by its ID")
-    if run := going[0] if going else _latest(runs):
+    if run := going[0] if going else _latest(runs) or living(word or ""):
         return run
     raise UsageError(nothing)
 

@@ -14,13 +14,13 @@ from distlaunch.observers.observer import Observer, Printed
 from distlaunch.observers.recording import STDERR_BYTES, LastOutput
 from distlaunch.plan.output import destinations
 from distlaunch.runs.playback import Retelling
-from distlaunch.runs.run_status import Run, run_in, summary_in
+from distlaunch.runs.run_status import Run, living, run_in, summary_in
 from distlaunch.signals import Interrupts
 from distlaunch.supervisor.state import State
 from distlaunch.supervisor.status import RunState
 from distlaunch.supervisor.summary import STDERR, Summary
 
-_GONE = "its run directory was removed or renamed; the run itself may still be active"
+_GONE = "its run directory was removed or renamed"
 LOOK_S = 0.1
 """Seconds between two looks into the directory. It may be on a remote disk, which doesn't notify."""
 ANOTHER_WISH_S = 0.2
@@ -55,10 +55,11 @@ def follow(run: Run, interrupts: Interrupts, retelling: Retelling | None = None)
 
 
 def over(run: Run) -> Run:
-    """Return the current state of the run; if its directory was removed, it counts as lost."""
-    if now := run_in(run.folder):
+    """Return the current state of the run; once only its directory is gone, too, it counts as lost."""
+    if now := run_in(run.folder) or living(run.id, run.status.controller.pid):
         return now
-    status = run.status if run.status.state.over else run.status._replace(state=RunState.LOST, why=_GONE)
+    why = _GONE + ("; the run itself may still be active" if run.host else "")
+    status = run.status if run.status.state.over else run.status._replace(state=RunState.LOST, why=why)
     return run._replace(alive=False, status=status)
 
 
@@ -96,10 +97,13 @@ def _read(path: str, whole: bool) -> Iterator[bytes]:
 
 def interrupt(run: Run, at_once: bool = False) -> bool:
     """Stop the run, or kill its ranks `at_once`; return False if it is over. Raises `DistlaunchError`."""
-    owner = os.stat(run.folder).st_uid
+    pid = run.status.controller.pid  # while it lives, no other process has its PID
+    try:
+        owner = os.stat(run.folder if os.path.isdir(run.folder) else f"/proc/{pid}").st_uid
+    except OSError:
+        return False  # it has just ended
     if owner != os.getuid():
         raise DistlaunchError(f"{run.id} belongs to {_user(owner)}: only they can stop it")
-    pid = run.status.controller.pid  # while it lives, no other process has its PID
     sent = send_signal(pid, signal.SIGINT, lambda: over(run).alive)
     if sent and at_once:
         time.sleep(ANOTHER_WISH_S)

@@ -104,7 +104,7 @@ def _row(run: Run, now: float) -> tuple[str, ...]:
         str(status.restarts),
         age_words(now - status.began),
         "-" if silent is None else age_words(silent),
-        escape(status.where),
+        escape(f"{status.trouble}; {status.where}" if status.trouble else status.where),
     )
 
 

@@ -9,6 +9,8 @@ from distlaunch.supervisor.state import Phase, State
 
 VERSION = 1
 """Version of status.json. It changes whenever the file can't be read as before."""
+MAX_NUMBERS = (1 << 31, 1e12)
+"""Limits of the integers and of the times in status.json."""
 
 
 class RunState(Enum):
@@ -42,6 +44,7 @@ class Status(Frozen):
     """The contents of status.json. Times are seconds since the epoch.
 
     `where` names the nodes. `why` is the root cause of a failure. `file` is the path of the job file.
+    `trouble` is why output is being lost.
     """
 
     run: str
@@ -57,6 +60,7 @@ class Status(Frozen):
     exit_status: int | None = None
     why: str = ""
     file: str = ""
+    trouble: str = ""
 
 
 WHY_CHARACTERS = 600
@@ -81,7 +85,17 @@ def status_of(document: Mapping[str, Any]) -> Status:
     controller = ControllerProcess(
         **{name: document["controller"][name] for name in ControllerProcess._fields}
     )
-    return Status(**{**known, "state": RunState(document["state"]), "controller": controller})
+    status = Status(**{**known, "state": RunState(document["state"]), "controller": controller})
+    for record in (status, controller):  # anything may have damaged the file
+        if wrong := [name for name, kind in record.__annotations__.items() if not _fits(record, name, kind)]:
+            raise ValueError(f"of another type, or out of range: {wrong}")
+    return status
+
+
+def _fits(record: Any, name: str, kind: Any) -> bool:
+    value, is_time = getattr(record, name), kind is float
+    in_range = not isinstance(value, float | int) or 0 <= value < MAX_NUMBERS[is_time]
+    return in_range and isinstance(value, float | int if is_time else kind)
 
 
 def run_state(state: State) -> RunState:

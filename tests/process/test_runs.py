@@ -688,7 +688,7 @@ def test_prune_deletes_only_runs_in_the_named_directories(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(("command", "renamed"), [("wait", True), ("attach", False)])
-def test_a_run_without_its_directory_ends_and_counts_as_lost(
+def test_a_run_without_its_directory_is_followed_to_its_end(
     command: str,
     renamed: bool,
     tmp_path: Path,
@@ -699,19 +699,39 @@ def test_a_run_without_its_directory_ends_and_counts_as_lost(
     run = left(tmp_path)
     said_here(tmp_path, run)
     (there,) = listed(tmp_path)
+    looks = iter(range(1000))
 
     def taken_away(*_: object) -> None:
         folder = Path(there["folder"])
         if folder.exists():
             folder.rename(tmp_path / "elsewhere") if renamed else shutil.rmtree(folder)
+        elif next(looks) == 3:
+            open_gate(gate)
 
     monkeypatch.setattr("distlaunch.runs.following.pause", taken_away)
     monkeypatch.chdir(tmp_path)
     with held([there["controller"]["pid"]]) as processes:
         assert run_app([command, run]) == 71
-        open_gate(gate)
-        processes.wait_ends([there["controller"]["pid"]], time.monotonic() + PATIENCE_S)
-    assert f"{run}: LOST: its run directory was removed or renamed" in capfd.readouterr().err
+        assert next(looks) > 3, "it waits while the controller lives"
+        processes.wait_ends(processes.pids, time.monotonic() + PATIENCE_S)
+    assert f"{run}: LOST: its " in capfd.readouterr().err
+
+
+def test_stop_finds_a_run_that_has_lost_its_directory_or_its_status(tmp_path: Path, gate: Path) -> None:
+    for lose in (shutil.rmtree, lambda folder: (folder / "status.json").write_bytes(b"")):
+        run = left(tmp_path)
+        (there,) = listed(tmp_path)
+        lose(Path(there["folder"]))
+        with held([there["controller"]["pid"]]) as processes:
+            assert ran(Path("/"), "stop", run).returncode == 0
+            processes.wait_ends(processes.pids, time.monotonic())
+
+
+def test_ps_lists_a_live_run_whose_status_is_unreadable(tmp_path: Path, gate: Path) -> None:
+    run = left(tmp_path)
+    (tmp_path / "runs" / run / "status.json").write_text("no JSON")
+    (there,) = listed(tmp_path)
+    assert (there["run"], there["state"], there["where"]) == (run, "RUNNING", "unreadable")
 
 
 def test_one_stop_waits_and_a_second_kills(tmp_path: Path) -> None:
