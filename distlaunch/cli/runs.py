@@ -4,6 +4,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from typing import Annotated, NoReturn
 
 import typer
@@ -13,8 +14,8 @@ from distlaunch.cli.options import Fold, Json, SshConfig
 from distlaunch.cli.output import print_json, print_text, say
 from distlaunch.errors import Exit, UsageError
 from distlaunch.job.types import UNITS_S, seconds_in
-from distlaunch.runs.find import find
-from distlaunch.runs.following import attend, follow, interrupt, over
+from distlaunch.runs.find import find, folders, when
+from distlaunch.runs.following import attend, follow, interrupt, outlast, over
 from distlaunch.runs.listing import document, listing, table
 from distlaunch.runs.run_status import Run
 from distlaunch.runs.submissions import Submission, as_run, runs_of, stop_queued, submission, submission_of
@@ -27,11 +28,20 @@ _WHICH = (
     "A run's ID or a unique prefix of it, a job's name or file (its latest run), a run directory, or a Slurm "
     "job ID; HOST:RUN for a run on another host. Default: the latest run below the current directory."
 )
-Which = Annotated[str | None, Argument(metavar="[RUN]", help=_WHICH, show_default=False)]
+
+
+def _offered(incomplete: str) -> list[str]:
+    """Return the known runs for completion, the latest first."""
+    return [run for run in sorted(folders(), key=when, reverse=True) if run.startswith(incomplete)]
+
+
+Which = Annotated[
+    str | None, Argument(metavar="[RUN]", help=_WHICH, show_default=False, autocompletion=_offered)
+]
 _PLACES = (
     "List only these runs, or those in these directories and in their `runs`; HOST: lists another host's."
 )
-Places = Annotated[list[str] | None, Argument(metavar="[DIRECTORY|RUN]…", help=_PLACES)]
+Places = Annotated[list[str] | None, Argument(metavar="[DIRECTORY|RUN]…", help=_PLACES, autocompletion=_offered)]
 Ended = Annotated[bool, Option("--all", "-a", help="Include runs that have ended.")]
 Most = Annotated[
     int | None, Option("--number", "-n", metavar="N", min=0, help="Show only the N latest runs.")
@@ -77,7 +87,8 @@ def attach(
     from distlaunch.observers.terminal import Terminal
 
     def shown(run: Run, interrupts: Interrupts) -> Run:
-        return attend(run, Terminal(interrupts, fold=fold, waits=True), interrupts, everything)
+        with closing(Terminal(interrupts, fold=fold, waits=True)) as terminal:  # also without a summary
+            return attend(run, terminal, interrupts, everything)
 
     _show_each(which, shown, everything)
 
@@ -157,6 +168,8 @@ def _stopped(queued: Submission | None, run: Run | None, now: bool) -> tuple[Run
             assert run is not None
             stopped = interrupt(run, now)
             run = follow(run, signals) if stopped else over(run)
+            if run.status.state is RunState.LOST:
+                outlast(run, signals, say)
             name, word, goes_on = run.id, run.id, run.alive
     if goes_on:
         say(f"{name} is still stopping; `distlaunch wait {word}` waits until it has ended")

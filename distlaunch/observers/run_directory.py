@@ -13,7 +13,7 @@ import stat
 import struct
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from distlaunch.agent.frozen import Frozen
@@ -35,6 +35,8 @@ AT_ONCE = 1 << 17
 PATIENCE_S = 0.3
 """Seconds to wait for room in a full queue. After that, output is lost until the disk makes progress."""
 FLUSH_S = 5.0
+MAX_S = 1e11
+"""Limit of times in a run directory, in seconds."""
 STATUS_BYTES = 4096
 """The size of status.json: overwritten in place, it records the end of a run even on a full disk."""
 RESERVED_BYTES = 1 << 16
@@ -71,11 +73,11 @@ class Entry(Frozen):
 
 
 def index_entries(data: bytes) -> list[Entry]:
-    """Return the entries in whole records."""
-    return [Entry(*fields) for fields in INDEX_RECORD.iter_unpack(data)]
+    """Return the entries in whole records, except those without a possible time."""
+    return [Entry(*fields) for fields in INDEX_RECORD.iter_unpack(data) if 0 <= fields[0] < MAX_S]
 
 
-def open_file(folder: str, name: str) -> int:
+def fd_of(folder: str, name: str) -> int:
     """Open a file of a run directory, whose content may be anything, for reading. Raises OSError."""
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a named pipe would block
     fd = os.open(os.path.join(folder, name), flags)
@@ -107,7 +109,7 @@ class LogWriter:
         self.lost = Counter[int | None]()
         """Bytes that could not be written, by rank; None = other than output."""
         self.trouble = ""
-        """Why the last file could not be written; "" = the disk has only been slow."""
+        """Why output could not be written; "" = the disk has only been slow."""
 
     @property
     def lost_bytes(self) -> int:
@@ -190,10 +192,12 @@ class LogWriter:
         """Append pieces to their file; return the number of bytes of each that could not be written."""
         name, left = pieces[0].name, b"".join([piece.data for piece in pieces])
         size = len(left)
-        with self._noting_trouble():
+        try:
             fd = self._descriptor(name)
             while left:
                 left = left[os.write(fd, left) :]
+        except OSError as error:
+            self.trouble = reason(error)
         at = self._sizes.get(name, 0)
         end = at + size - len(left)
         if end > at:
@@ -210,13 +214,6 @@ class LogWriter:
             self._write_index(index)
         return lost
 
-    @contextlib.contextmanager
-    def _noting_trouble(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            self.trouble = reason(error)
-
     def _write_index(self, index: bytearray) -> None:
         """Write whole records, or none: the output itself is already written."""
         with contextlib.suppress(OSError):
@@ -227,7 +224,7 @@ class LogWriter:
     def _put(self, piece: Piece) -> None:
         path = os.path.join(self.path, piece.name)
         place, flags = (path, 0) if piece.where == "over" else (f"{path}.new", os.O_CREAT)
-        with self._noting_trouble():
+        with contextlib.suppress(OSError):
             fd = os.open(place, os.O_WRONLY | os.O_NOFOLLOW | flags, 0o600)
             with open(fd, "wb", buffering=0) as file:
                 is_whole = file.write(piece.data) == len(piece.data)
@@ -266,22 +263,13 @@ class RunDirectory(LogWriter):
 
         As long as it is locked, the controller counts as alive.
         """
-        self._claim = self._created(STATUS, status_bytes(status))
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+        self._claim = os.open(os.path.join(self.path, STATUS), flags, 0o600)
         with contextlib.suppress(OSError):  # not every file system supports these
             fcntl.flock(self._claim, fcntl.LOCK_EX)
-        os.close(self._created(f"{SUMMARY}.new", bytes(RESERVED_BYTES)))
-
-    def _created(self, name: str, data: bytes) -> int:
-        """Create a file with all of `data`, or none; return its descriptor. Raises OSError."""
-        path = os.path.join(self.path, name)
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-        try:
-            if os.write(fd, data) < len(data):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        except OSError:
-            os.close(fd)
-            raise
-        return fd
+        os.write(self._claim, status_bytes(status))
+        with open(os.open(os.path.join(self.path, f"{SUMMARY}.new"), flags, 0o600), "wb") as file:
+            file.write(bytes(RESERVED_BYTES))
 
     def write_json(self, name: str, document: Mapping[str, Any]) -> None:
         """Write a document to a file."""

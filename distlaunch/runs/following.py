@@ -6,20 +6,24 @@ import pwd
 import select
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
+from distlaunch.agent.procfs import environment, names
 from distlaunch.errors import DistlaunchError
 from distlaunch.here import send_signal
 from distlaunch.observers.observer import Observer, Printed
 from distlaunch.observers.recording import STDERR_BYTES, LastOutput
+from distlaunch.observers.run_directory import fd_of
 from distlaunch.plan.output import destinations
 from distlaunch.runs.playback import Retelling
+from distlaunch.runs.replay import typed
 from distlaunch.runs.run_status import Run, living, run_in, summary_in
 from distlaunch.signals import Interrupts
 from distlaunch.supervisor.state import State
 from distlaunch.supervisor.status import RunState
 from distlaunch.supervisor.summary import STDERR, Summary
 
+_OF_SUMMARY = {"seconds": float, "lagging": tuple[str, ...]}
 _GONE = "its run directory was removed or renamed"
 LOOK_S = 0.1
 """Seconds between two looks into the directory. It may be on a remote disk, which doesn't notify."""
@@ -70,8 +74,10 @@ def pause(interrupts: Interrupts, seconds: float) -> None:
 
 def summary_of(folder: str, state: State) -> Summary | None:
     """Return the summary of a run with that final state as its controller had it; None if it left none."""
-    document = summary_in(folder)
-    if document is None:
+    document = summary_in(folder) or {}
+    try:
+        seconds, lagging = (typed(kind, document[key]) for key, kind in _OF_SUMMARY.items())
+    except (KeyError, TypeError):
         return None
     last_output = LastOutput()
     last_output.started(state, 0.0)
@@ -80,15 +86,14 @@ def summary_of(folder: str, state: State) -> Summary | None:
     for (rank, stream), goes_to in places.items():
         if goes_to.file:
             whole = rank == cause and stream == STDERR  # its lines are counted
-            for data in _read(os.path.join(folder, goes_to.file), whole):
+            for data in _read(folder, goes_to.file, whole):
                 last_output.printed(Printed(rank, stream, data, state.attempt, goes_to))
-    summary = last_output.summary(state, folder, document.get("seconds", 0.0))
-    return summary._replace(lagging=document.get("lagging", ()))
+    return last_output.summary(state, folder, seconds)._replace(lagging=lagging)
 
 
-def _read(path: str, whole: bool) -> Iterator[bytes]:
+def _read(folder: str, name: str, whole: bool) -> Iterator[bytes]:
     """Read the whole file, or the part of its end that summaries use."""
-    with contextlib.suppress(OSError), open(path, "rb") as file:
+    with contextlib.suppress(OSError), open(fd_of(folder, name), "rb") as file:
         if not whole:
             file.seek(max(0, os.fstat(file.fileno()).st_size - STDERR_BYTES))
         while data := file.read(1 << 20):
@@ -109,6 +114,18 @@ def interrupt(run: Run, at_once: bool = False) -> bool:
         time.sleep(ANOTHER_WISH_S)
         send_signal(pid, signal.SIGINT, lambda: over(run).alive)
     return sent
+
+
+def outlast(run: Run, interrupts: Interrupts, tell: Callable[[str], None]) -> None:
+    """Wait until the ranks of a lost run on this machine have exited, or a signal comes."""
+    words = f"the controller of {run.id} has died; waiting for its ranks on this machine to exit"
+    cookie, here = f"DISTLAUNCH_RUN_ID={run.id}".encode(), filter(str.isdigit, names("/proc"))
+    for pid in map(int, here):
+        while pid != os.getpid() and cookie in environment(pid).split(b"\0") and not interrupts.any():
+            if words:
+                tell(words)
+            words = ""
+            pause(interrupts, LOOK_S)
 
 
 def _user(uid: int) -> str:

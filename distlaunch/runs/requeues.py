@@ -28,9 +28,11 @@ def starts_path(folder: str, queued: str, scheduler: str) -> str:
 
 def starts_in(path: str) -> list[Begun]:
     """Read the starts from such a list, the oldest first."""
-    fields = Begun._fields
-    lines = [line for line in lines_of(path) if line.keys() >= {*fields}]
-    return [Begun(**{name: line[name] for name in fields}) for line in lines]
+    kinds = Begun.__annotations__
+    lines = [
+        line for line in lines_of(path) if all(isinstance(line.get(name), kinds[name]) for name in kinds)
+    ]
+    return [Begun(**{name: line[name] for name in kinds}) for line in lines]
 
 
 def continued(spec: JobSpec) -> JobSpec:

@@ -10,7 +10,7 @@ from typing import Any
 
 from distlaunch.agent.frozen import Frozen
 from distlaunch.here import boot_id
-from distlaunch.observers.run_directory import CONTROLLER_LOG, OUTPUT_INDEX, STATUS, SUMMARY, open_file
+from distlaunch.observers.run_directory import CONTROLLER_LOG, OUTPUT_INDEX, STATUS, SUMMARY, fd_of
 from distlaunch.supervisor.status import ControllerProcess, RunState, Status, status_of
 
 MAX_SUMMARY = 1 << 26
@@ -43,7 +43,7 @@ class Run(Frozen):
 def run_in(folder: str) -> Run | None:
     """Return the run in that directory; None if there is none."""
     try:
-        document, alive = _claimed(open_file(folder, STATUS))
+        document, alive = _claimed(fd_of(folder, STATUS))
     except OSError:
         return None
     run = _run_of(folder, document, alive)
@@ -88,7 +88,7 @@ def _run_of(folder: str, document: Mapping[str, Any], alive: bool) -> Run | None
 
 def summary_in(folder: str) -> dict[str, Any] | None:
     """Read its summary.json; None if there is none yet."""
-    with contextlib.suppress(OSError), open(open_file(folder, SUMMARY), "rb") as file:
+    with contextlib.suppress(OSError), open(fd_of(folder, SUMMARY), "rb") as file:
         return _parsed(file.read(MAX_SUMMARY)) or None
     return None
 
@@ -97,7 +97,7 @@ def _claimed(fd: int) -> tuple[dict[str, Any], bool]:
     """Read a status.json, and close it; return it, and whether its controller lives and so holds the lock."""
     with open(fd, "rb", buffering=0) as file:
         alive = _is_locked(fd)  # first: then the read sees what was written before the end
-        return _parsed(file.readline(1 << 16)), alive  # an earlier, longer status may follow
+        return _parsed(file.read(1 << 16).partition(b"\n")[0]), alive  # the rest is of an earlier, longer one
 
 
 def _is_locked(fd: int) -> bool:

@@ -9,7 +9,7 @@ from distlaunch.supervisor.state import Phase, State
 
 VERSION = 1
 """Version of status.json. It changes whenever the file can't be read as before."""
-MAX_NUMBERS = (1 << 31, 1e12)
+MAX_NUMBERS = (1 << 31, 1e11)
 """Limits of the integers and of the times in status.json."""
 
 

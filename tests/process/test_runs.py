@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from distlaunch.cli.app import run_app
+from distlaunch.errors import DistlaunchError
 from distlaunch.observers.observer import Observer, Printed
 from distlaunch.observers.run_directory import INDEX_RECORD
 from distlaunch.runs import playback as retellings
@@ -497,6 +498,35 @@ def test_a_directory_without_a_status_is_no_run(restarted: Path, tmp_path: Path)
         (folder / "status.json").write_text(text)
         assert listed(tmp_path, "-a") == []
         assert "not a run directory" in ran(tmp_path, "logs", str(folder)).stderr
+
+
+def damages(path: Path) -> Iterator[None]:
+    """Put something else in the place of a file, one after another."""
+    path.unlink()
+    for link in ("/etc/passwd", path.name, "nowhere"):
+        path.symlink_to(link)
+        yield
+        path.unlink()
+    os.mkfifo(path)
+    yield
+    path.unlink()
+    for data in (b"", b"\xff" * 1000, b"[" * 100_000, b"[1]\n" * 99, b'{"event": "Swept", "t": "x"}\n'):
+        path.write_bytes(data)
+        yield
+    path.unlink()
+    path.mkdir()
+    yield
+
+
+@pytest.mark.parametrize("name", ["status.json", "events.jsonl", "output.index", "summary.json", "rank0.out"])
+def test_a_damaged_file_is_an_error_or_ignored(restarted: Path, tmp_path: Path, name: str) -> None:
+    shutil.copytree(restarted / "runs", tmp_path / "runs")
+    (folder,) = (tmp_path / "runs").iterdir()
+    for _ in damages(folder / name):
+        for words in (["ps", "-a"], ["logs", "--fold", "-r", "0"], ["attach", "--all"], ["stop"], ["wait"]):
+            with contextlib.suppress(DistlaunchError):
+                run_app([*words, str(folder)])
+    (folder / name).rmdir()
 
 
 # Finding
