@@ -65,12 +65,12 @@ def submit(
 ) -> None:
     """Submit a job to a scheduler and print its ID, which ps, logs, attach, wait, stop and view accept."""
     if on is not None:
-        from distlaunch.cli.remote import ssh_to, submit_on
+        from distlaunch.cli.remote import submit_on
 
         chosen = {"--dry-run": dry, "--wait": waits, "--json": as_json}
         options = [option for option, wanted in chosen.items() if wanted]
         options += ["--to", to] if to else []
-        raise typer.Exit(submit_on(ssh_to(on, ssh_config), job, overrides or (), args or (), options))
+        raise typer.Exit(submit_on(on, ssh_config, job, overrides or (), args or (), options))
     spec, scheduler, script = _prepared(job, overrides or (), args or (), to, True)
     if dry:
         print_text(script)

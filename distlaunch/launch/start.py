@@ -88,7 +88,7 @@ def start_run(spec: JobSpec, early: Link | None = None, listener: "InboundListen
     folder = run_directory(spec, run_id, status)
     if spec.allocation and spec.allocation.queued:
         note_start(spec, run_id)
-    note_begin(status, folder.path, _ticket(spec, listener))
+    note_begin(run_id, folder.path, status.controller.host, _ticket(spec, listener))
     if len(spec.pool) > MANY_NODES:
         make_room_for_links(len(spec.pool))
     joined = {i: link for i in range(len(spec.pool)) if (link := _joined(spec, i, run_id, listener))}

@@ -6,7 +6,7 @@ import pwd
 import select
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from distlaunch.agent.procfs import environment, names
 from distlaunch.errors import DistlaunchError
@@ -24,7 +24,6 @@ from distlaunch.supervisor.status import RunState
 from distlaunch.supervisor.summary import STDERR, Summary
 
 _OF_SUMMARY = {"seconds": float, "lagging": tuple[str, ...]}
-_GONE = "its run directory was removed or renamed"
 LOOK_S = 0.1
 """Seconds between two looks into the directory. It may be on a remote disk, which doesn't notify."""
 ANOTHER_WISH_S = 0.2
@@ -62,7 +61,7 @@ def over(run: Run) -> Run:
     """Return the current state of the run; once only its directory is gone, too, it counts as lost."""
     if now := run_in(run.folder) or living(run.id, run.status.controller.pid):
         return now
-    why = _GONE + ("; the run itself may still be active" if run.host else "")
+    why = "its run directory was removed or renamed" + ("; the run may still be active" if run.host else "")
     status = run.status if run.status.state.over else run.status._replace(state=RunState.LOST, why=why)
     return run._replace(alive=False, status=status)
 
@@ -109,22 +108,18 @@ def interrupt(run: Run, at_once: bool = False) -> bool:
         return False  # it has just ended
     if owner != os.getuid():
         raise DistlaunchError(f"{run.id} belongs to {_user(owner)}: only they can stop it")
-    sent = send_signal(pid, signal.SIGINT, lambda: over(run).alive)
+    sent = run.alive and send_signal(pid, signal.SIGINT, lambda: over(run).alive)
     if sent and at_once:
         time.sleep(ANOTHER_WISH_S)
         send_signal(pid, signal.SIGINT, lambda: over(run).alive)
     return sent
 
 
-def outlast(run: Run, interrupts: Interrupts, tell: Callable[[str], None]) -> None:
-    """Wait until the ranks of a lost run on this machine have exited, or a signal comes."""
-    words = f"the controller of {run.id} has died; waiting for its ranks on this machine to exit"
-    cookie, here = f"DISTLAUNCH_RUN_ID={run.id}".encode(), filter(str.isdigit, names("/proc"))
-    for pid in map(int, here):
-        while pid != os.getpid() and cookie in environment(pid).split(b"\0") and not interrupts.any():
-            if words:
-                tell(words)
-            words = ""
+def outlast(run: Run, interrupts: Interrupts) -> None:
+    """Wait until the ranks of a lost run on this machine, which have a grace, are gone, or a signal comes."""
+    cookie = f"DISTLAUNCH_RUN_ID={run.id}".encode()
+    for pid in {*filter(str.isdigit, names("/proc"))} - {str(os.getpid())}:
+        while cookie in environment(int(pid)).split(b"\0") and not interrupts.any():
             pause(interrupts, LOOK_S)
 
 

@@ -7,12 +7,11 @@ import contextlib
 import fcntl
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from distlaunch.agent.frozen import Frozen
 from distlaunch.schedulers import DEFAULT
-from distlaunch.supervisor.status import Status
 
 
 class Ticket(Frozen):
@@ -25,13 +24,12 @@ class Ticket(Frozen):
 class Listed(Frozen):
     """A listed run: its directory and host; `over` if its end was noted.
 
-    `file` is the resolved path of its job file. `queued` is the scheduler's job that it runs in, if any.
+    `queued` is the scheduler's job that it runs in, if any.
     """
 
     run: str
     folder: str
     host: str
-    file: str = ""
     over: bool = False
     queued: Ticket | None = None
 
@@ -43,11 +41,21 @@ def index_path() -> str:
     return os.path.join(place, "distlaunch", "runs.jsonl")
 
 
-def note_begin(status: Status, folder: str, queued: Ticket | None = None) -> None:
+def note_begin(run: str, folder: str, host: str, queued: Ticket | None = None) -> None:
     """List a run."""
     ticket = {"queued": queued.id, "scheduler": queued.scheduler} if queued else {}
-    known = {"run": status.run, "folder": folder, "host": status.controller.host, "file": status.file}
-    append(index_path(), {**known, **ticket})
+    append(index_path(), {"run": run, "folder": folder, "host": host, **ticket})
+
+
+def note_way(run: str, file: str, way: Sequence[Any]) -> None:
+    """Note how the host that controls a run is reached: the arguments of `cli.remote.ssh_to`."""
+    append(index_path(), {"run": run, "file": file, "way": way})
+
+
+def ways(file: str = "") -> dict[str, Sequence[Any]]:
+    """Return how the hosts are reached that control runs, by ID; with `file`, only for runs of that file."""
+    lines = [line for line in lines_of(index_path()) if isinstance(line.get("way"), list)]
+    return {line["run"]: line["way"] for line in lines if not file or line.get("file") == file}
 
 
 def note_end(run: str) -> None:
@@ -60,10 +68,7 @@ def listed() -> dict[str, Listed]:
     lines = [line for line in lines_of(index_path()) if isinstance(line.get("run"), str)]
     over = {line["run"] for line in lines if line.get("over") is True}
     return {
-        line["run"]: Listed(
-            *(line["run"], line["folder"], line["host"], str(line.get("file", "")), line["run"] in over),
-            ticket_of(line),
-        )
+        line["run"]: Listed(line["run"], line["folder"], line["host"], line["run"] in over, ticket_of(line))
         for line in lines
         if isinstance(line.get("folder"), str) and isinstance(line.get("host"), str)
     }

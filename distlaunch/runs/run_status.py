@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import json
 import os
+import stat
 from collections.abc import Mapping
 from glob import iglob
 from typing import Any
@@ -59,7 +60,7 @@ def living(run: str, pid: int | None = None) -> Run | None:
     for link in iglob(f"/proc/{pid or '[0-9]*'}/fd/*"):
         with contextlib.suppress(OSError):
             folder, name = os.path.split(os.readlink(link).removesuffix(" (deleted)"))
-            if name != STATUS or not _writes(link):
+            if name != STATUS or not os.lstat(link).st_mode & stat.S_IWUSR:  # a reader's
                 continue
             document, at = _claimed(os.open(link, os.O_RDONLY | os.O_CLOEXEC))[0], os.stat(link).st_mtime
             name, holder = os.path.basename(folder), ControllerProcess("", int(link.split("/")[2]))
@@ -68,12 +69,6 @@ def living(run: str, pid: int | None = None) -> Run | None:
             if (found := _run_of(folder, document, alive=True) or unread).id == run:
                 return found
     return None
-
-
-def _writes(link: str) -> bool:
-    """Return whether a process has opened a file for writing, by its link in /proc/PID/fd."""
-    with open(link.replace("/fd/", "/fdinfo/"), encoding="ascii") as file:
-        return any(int(line.split()[1], 8) & os.O_RDWR for line in file if line.startswith("flags:"))
 
 
 def _run_of(folder: str, document: Mapping[str, Any], alive: bool) -> Run | None:

@@ -9,7 +9,7 @@ from distlaunch.supervisor.state import Phase, State
 
 VERSION = 1
 """Version of status.json. It changes whenever the file can't be read as before."""
-MAX_NUMBERS = (1 << 31, 1e11)
+MAX_NUMBER, MAX_TIME = 1 << 31, 1e11
 """Limits of the integers and of the times in status.json."""
 
 
@@ -82,20 +82,14 @@ def document_of(status: Status) -> dict[str, Any]:
 def status_of(document: Mapping[str, Any]) -> Status:
     """Return the status in a JSON object, ignoring unknown keys. Raises KeyError, TypeError, ValueError."""
     known = {name: value for name, value in document.items() if name in Status._fields}
-    controller = ControllerProcess(
-        **{name: document["controller"][name] for name in ControllerProcess._fields}
-    )
+    controller = ControllerProcess(*(document["controller"][name] for name in ControllerProcess._fields))
     status = Status(**{**known, "state": RunState(document["state"]), "controller": controller})
-    for record in (status, controller):  # anything may have damaged the file
-        if wrong := [name for name, kind in record.__annotations__.items() if not _fits(record, name, kind)]:
-            raise ValueError(f"of another type, or out of range: {wrong}")
+    for record in tuple[Any, ...]((status, controller)):  # anything may have damaged the file
+        for value, kind in zip(record, record.__annotations__.values(), strict=True):
+            form, limit = (float | int, MAX_TIME) if kind is float else (kind, MAX_NUMBER)
+            if not isinstance(value, form) or (isinstance(value, float | int) and not 0 <= value < limit):
+                raise ValueError(f"of another type, or out of range: {value!r}")
     return status
-
-
-def _fits(record: Any, name: str, kind: Any) -> bool:
-    value, is_time = getattr(record, name), kind is float
-    in_range = not isinstance(value, float | int) or 0 <= value < MAX_NUMBERS[is_time]
-    return in_range and isinstance(value, float | int if is_time else kind)
 
 
 def run_state(state: State) -> RunState:

@@ -1,5 +1,7 @@
 """Commands for another machine, with a shell as a stand-in for ssh."""
 
+import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,7 +11,8 @@ import pytest
 from distlaunch.cli.remote import Request, run_there
 from distlaunch.errors import DistlaunchError
 from distlaunch.transports.ssh import Ssh
-from tests.harness import distlaunch
+from tests.harness import Going, distlaunch, distlaunch_argv, write_job
+from tests.process.commands import ONE
 
 
 @pytest.fixture(autouse=True)
@@ -40,3 +43,28 @@ def test_refuses_to_send_a_job_from_a_pipe() -> None:
     done = distlaunch("run", "--on", "gpu-a", "-", input="command: ['true']\n")
     assert done.returncode == 2
     assert "--on can't take the job from a pipe or standard input; save it to a file" in done.stderr
+
+
+def test_a_run_that_another_host_controls_is_reached_by_its_id_and_job_file(tmp_path: Path) -> None:
+    """A shell stands in for ssh: it knows the host only by its alias and the job's configuration."""
+    ssh = tmp_path / "bin" / "ssh"
+    ssh.parent.mkdir()
+    answers = f'export XDG_STATE_HOME="{tmp_path}/there"\nfor last; do :; done\nexec /bin/sh -c "$last"\n'
+    named = f'case "$*" in *"-F {tmp_path}/config"*"-- alias "*) ;; *) exit 255 ;; esac\n'
+    ssh.write_text(f"#!/bin/sh\n{named}{answers}")
+    ssh.chmod(0o755)
+    (tmp_path / "config").touch()
+    keys = f"nodes: [alias]\nlauncher: ssh\nssh: {{config: config}}\nlogs: {{dir: {tmp_path}/there/logs}}\n"
+    job = write_job(tmp_path, "print('here', flush=True)\nimport signal\nsignal.pause()", ONE + keys)
+    around = {
+        "env": {**os.environ, "PATH": f"{ssh.parent}:{os.environ['PATH']}", "XDG_STATE_HOME": f"{tmp_path}/s"}
+    }
+    run = distlaunch("run", "-d", "--on", "alias", str(job), **around).stdout.strip()
+    assert run in distlaunch("ps", run, **around).stdout
+    attached = Going(tmp_path, distlaunch_argv("attach", "-a", run), **around)
+    attached.wait_for("here")
+    attached.process.send_signal(signal.SIGINT)
+    assert attached.wait() == 130
+    assert f"detached from {run}, which is still running; `distlaunch stop {run}` stops it" in attached.stderr
+    assert f"{run}: CANCELLED" in distlaunch("stop", str(job), **around).stderr
+    assert "here" in distlaunch("logs", run[:-3], **around).stdout
