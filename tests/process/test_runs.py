@@ -408,6 +408,11 @@ def test_a_line_without_its_end_is_not_joined_to_one_of_another_attempt(restarte
         assert "[node0:0] unfinished\n" in text[: text.index("out 0 1 0")]
 
 
+def test_a_number_of_seconds_needs_no_unit(restarted: Path) -> None:
+    assert spoken(restarted, "--since", "36000.5") == spoken(restarted)
+    assert spoken(restarted, "--since", "0") == []
+
+
 def test_shows_a_restart_between_the_lines(restarted: Path) -> None:
     for words in ([], ["--fold"], ["--rank", "0"]):
         before, said, after = in_one_place(restarted, "logs", *words).partition("distlaunch: restart 1\n")
@@ -745,6 +750,36 @@ def test_a_run_without_its_directory_is_followed_to_its_end(
         assert next(looks) > 3, "it waits while the controller lives"
         processes.wait_ends(processes.pids, time.monotonic() + PATIENCE_S)
     assert f"{run}: LOST: its " in capfd.readouterr().err
+
+
+def test_stop_waits_for_the_ranks_of_a_killed_controller(tmp_path: Path) -> None:
+    run = left(tmp_path, STUBBORN, "timeouts: {stop: 2s}\n")
+    (there,) = listed(tmp_path)
+    ranks = holders_of(f"DISTLAUNCH_RUN_ID={run}")
+    with held([there["controller"]["pid"], *ranks]) as processes:
+        kill(there["controller"]["pid"])
+        processes.wait_ends([there["controller"]["pid"]], time.monotonic() + PATIENCE_S)
+        assert f"{run} had already ended: LOST" in ran(tmp_path, "stop", run).stderr
+        processes.wait_ends(ranks, time.monotonic())
+
+
+def test_a_bare_stop_names_the_runs_that_are_active_elsewhere(tmp_path: Path, gate: Path) -> None:
+    (tmp_path / "over").mkdir()
+    over = write_job(tmp_path / "over", "pass")
+    assert distlaunch("run", str(over)).returncode == 0
+    run = left(tmp_path)
+    done = ran(tmp_path / "over", "stop")
+    assert (done.returncode, run in done.stderr) == (2, True)
+    assert "no active runs below this directory; active elsewhere: " in done.stderr
+
+
+def test_completion_offers_runs(over: Path) -> None:
+    program = "python -m distlaunch".replace("-", "_").upper()
+    words = {"COMP_WORDS": "distlaunch stop my-", "COMP_CWORD": "2", f"_{program}_COMPLETE": "complete_bash"}
+    done = distlaunch(cwd=over, env={**os.environ, **words})
+    assert set(by_status(over).values()) & set(done.stdout.split()) == {*by_status(over).values()} - {
+        by_status(over)[5]
+    }
 
 
 def test_stop_finds_a_run_that_has_lost_its_directory_or_its_status(tmp_path: Path, gate: Path) -> None:

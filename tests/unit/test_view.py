@@ -230,3 +230,13 @@ def test_a_sparkline_has_at_most_its_width(values: list[float], width: int) -> N
 
 def test_a_sparkline_rises_and_falls() -> None:
     assert sparkline([0.0, 1.0, 0.5], 10) == "▁█▄" or sparkline([0.0, 1.0, 0.5], 10) == "▁█▅"
+
+
+def test_the_rate_is_of_values_that_still_come() -> None:
+    watched = Watched(1, 1)
+    for value in range(3):
+        watched.say(0, f"loss {value}\n")
+        watched.now += 1.0
+    assert "+1/s" in watched.shown()
+    watched.now += 20.0
+    assert "/s" not in watched.shown()
