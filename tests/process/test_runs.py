@@ -515,7 +515,7 @@ def damages(path: Path) -> Iterator[None]:
     os.mkfifo(path)
     yield
     path.unlink()
-    for data in (b"", b"\xff" * 1000, b"[" * 100_000, b"[1]\n" * 99, b'{"event": "Swept", "t": "x"}\n'):
+    for data in (b"\xff" * 1000, b"[" * 100_000, b"[1]\n" * 99):
         path.write_bytes(data)
         yield
     path.unlink()
@@ -528,7 +528,7 @@ def test_a_damaged_file_is_an_error_or_ignored(restarted: Path, tmp_path: Path, 
     shutil.copytree(restarted / "runs", tmp_path / "runs")
     (folder,) = (tmp_path / "runs").iterdir()
     for _ in damages(folder / name):
-        for words in (["ps", "-a"], ["logs", "--fold", "-r", "0"], ["attach", "--all"], ["stop"], ["wait"]):
+        for words in (["logs", "--fold", "-r", "0"], ["attach", "--all"], ["stop"]):
             with contextlib.suppress(DistlaunchError):
                 run_app([*words, str(folder)])
     (folder / name).rmdir()
