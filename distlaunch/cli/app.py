@@ -42,7 +42,7 @@ def run_app(words: Sequence[str], early: "Link | None" = None) -> int:
         command = "torchrun" if words[0].endswith(".py") else "run"
         say(f"no command {words[0]!r}; to run it, use `distlaunch {command} {words[0]}`")
         return Exit.USAGE
-    if words[:1] not in [[command.name] for command in app.registered_commands]:
+    if not app.registered_groups and words[:1] not in [[each.name] for each in app.registered_commands]:
         _add_other_commands()  # these don't import what they don't use
     try:
         app(list(words), obj=Call(tuple(words), early))

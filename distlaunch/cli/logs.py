@@ -87,6 +87,7 @@ class Choice(NamedTuple):
 
 def _choice_of(ranks: str | None, stderr: bool, since: str | None, grep: str | None) -> Choice:
     """Return the selection according to the options. Raises `UsageError`."""
+    since = f"{since}s" if since and since.replace(".", "", 1).isdecimal() else since  # as in job files
     began = None if since is None else time.time() - ago_s("--since", since, "10m")
     try:
         pattern = None if grep is None else compiled(os.fsencode(grep))

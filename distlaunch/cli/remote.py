@@ -19,6 +19,7 @@ from distlaunch.cli.payload import payload, payload_key
 from distlaunch.errors import DistlaunchError, Exit, UsageError
 from distlaunch.job.file import job_of, read_job, read_text
 from distlaunch.job.spec import JobSpec
+from distlaunch.runs.index import note_way
 from distlaunch.transports.ssh import Ssh, SshOptions
 
 NO_PYTHON = 95
@@ -96,10 +97,10 @@ class Request(Frozen):
     env: Mapping[str, str] = {}
 
 
-def ssh_to(host: str, config: str | None) -> Ssh:
-    """Return the SSH transport to a host, given as HOST or USER@HOST."""
+def ssh_to(host: str, config: str | None, port: int | None = None, words: Sequence[str] = ()) -> Ssh:
+    """Return the SSH transport to a host, given as HOST or USER@HOST; `words` are options of ssh."""
     user, _, name = host.rpartition("@")
-    return Ssh(name, user or None, options=SshOptions(config=config))
+    return Ssh(name, user or None, port, SshOptions(config, tuple(words)))
 
 
 def _print(output: bytes) -> None:
@@ -108,10 +109,10 @@ def _print(output: bytes) -> None:
         sys.stdout.flush()
 
 
-def run_there(ssh: Ssh, request: Request, show: Callable[[bytes], object] = _print) -> int:
+def run_there(ssh: Ssh, request: Request, show: Callable[[bytes], object] = _print, name: str = "") -> int:
     """Run the command there; return its exit status. Its stdout goes to `show`, by default to stdout here.
 
-    Raises `DistlaunchError`.
+    With the `name` of a run, say on Ctrl-C that the run goes on. Raises `DistlaunchError`.
     """
     # A shell that reads one line from stdin, so that the quoting of the login shell doesn't matter.
     argv = ssh.argv_for("exec /bin/sh -c 'read -r line; eval \"$line\"'")
@@ -123,8 +124,10 @@ def run_there(ssh: Ssh, request: Request, show: Callable[[bytes], object] = _pri
                 output = _read(process)
         except BrokenPipeError:
             pass  # the exit status says why it ended
-        except BaseException:
+        except BaseException as error:
             process.kill()
+            if name and isinstance(error, KeyboardInterrupt):
+                say(f"detached from {name}, which is still running; `distlaunch stop {name}` stops it")
             raise
     return _status(ssh, process.returncode)
 
@@ -194,27 +197,27 @@ def run_on(
     run = text.strip()
     if status or not run:
         return status
+    name = f"{ssh.user}@{ssh.host}" if ssh.user else ssh.host
+    note_way(run, spec.invocation.file, (name, ssh.options.config, ssh.port, ssh.options.words))
     if detach:
         print(run, flush=True)
         if sys.stderr.isatty():
-            say(f"running, controlled from {host}; follow it with `distlaunch attach {host}:{run}`")
+            say(f"running, controlled from {host}; follow it with `distlaunch attach {run}`")
         return Exit.OK
-    try:
-        return run_there(ssh, Request(("attach", "--all", run)))
-    except KeyboardInterrupt:
-        say(f"detached from {run}, which is still running; `distlaunch stop {host}:{run}` stops it")
-        return Exit.INTERRUPTED
+    return run_there(ssh, Request(("attach", "--all", run)), name=run)
 
 
 def submit_on(
-    ssh: Ssh, job: str, overrides: Sequence[str], args: Sequence[str], options: Sequence[str]
+    host: str, config: str | None, job: str, overrides: Sequence[str], args: Sequence[str], to: Sequence[str]
 ) -> int:
-    """Submit the job there with `options` of submit; return the exit status. Raises `DistlaunchError`."""
+    """Submit the job there with the options `to`; return the exit status. Raises `DistlaunchError`."""
     spec = job_of(read_job(job), job, overrides, args, submitted=True)
-    status, text = _output_of(ssh, ("submit", "-", *options), job, spec, overrides, args)
-    print_text(text)
-    if status == Exit.OK and len(text.split()) == 1 and sys.stderr.isatty():
-        say(f"submitted on {ssh.host}; follow it with `distlaunch attach {ssh.host}:{text.strip()}`")
+    status, text = _output_of(ssh_to(host, config), ("submit", "-", *to), job, spec, overrides, args)
+    queued = len(text.split()) == 1
+    print_text(f"{host}:{text}" if queued else text)
+    if status == Exit.OK and queued and sys.stderr.isatty():
+        option = f" --ssh-config {config}" if config else ""
+        say(f"submitted on {host}; follow it with `distlaunch attach{option} {host}:{text.strip()}`")
     return status
 
 
@@ -230,14 +233,11 @@ def _output_of(
     ssh: Ssh, command: Sequence[str], job: str, spec: JobSpec, overrides: Sequence[str], args: Sequence[str]
 ) -> tuple[int, str]:
     """Run a command for the job there; return its exit status and its output."""
-    if spec.invocation.piped:
+    if not spec.invocation.file:
         raise UsageError("--on can't take the job from a pipe or standard input; save it to a file")
     named = [f"name={json.dumps(spec.name)}", *overrides]
     words = [*command, *(word for one in named for word in ("--set", one)), *(["--", *args] if args else [])]
-    envs = [
-        spec.program.env,
-        *(node.env for node in spec.pool),
-    ]  # inherited variables have other values there
+    envs = [spec.program.env, *(node.env for node in spec.pool)]  # inherited values are others there
     inherited = {name: value.text for env in envs for name, value in env.items() if value.inherited}
     inherited["DISTLAUNCH_PYTHON"] = sys.executable
     folder, output = os.path.dirname(os.path.realpath(job)), bytearray()

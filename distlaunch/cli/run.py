@@ -80,7 +80,14 @@ def run_with(options: RunOptions, early: Link | None) -> int:
 
     _check(options)
     settings = [*options.overrides, *(["logs.fold=true"] if options.fold else [])]
-    spec = load_job(options.job, settings, options.args)
+    try:
+        spec = load_job(options.job, settings, options.args)
+    except DistlaunchError as error:
+        if options.as_json:
+            from distlaunch.supervisor.summary import unstarted
+
+            print_json(unstarted(str(error), error.exit_status))
+        raise
     if options.on is not None:
         from distlaunch.cli.remote import run_on
 
@@ -123,11 +130,9 @@ def run_shown(
 
         summary = supervise(start, signals, observers)
     if spec.restarts.requeue:
-        from distlaunch.runs.requeues import (
-            ask_for_another,
-        )  # already imported; last, as it may end this process
+        from distlaunch.runs.requeues import ask_for_another  # imported already
 
-        ask_for_another(summary.state, say)
+        ask_for_another(summary.state, say)  # last, as it may end this process
     return summary
 
 

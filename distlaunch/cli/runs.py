@@ -3,8 +3,9 @@
 import os
 import shutil
 import sys
-from collections.abc import Callable
-from typing import Annotated, NoReturn
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from typing import Annotated, Any, NoReturn
 
 import typer
 from typer import Argument, Option
@@ -13,8 +14,9 @@ from distlaunch.cli.options import Fold, Json, SshConfig
 from distlaunch.cli.output import print_json, print_text, say
 from distlaunch.errors import Exit, UsageError
 from distlaunch.job.types import UNITS_S, seconds_in
-from distlaunch.runs.find import find
-from distlaunch.runs.following import attend, follow, interrupt, over
+from distlaunch.runs.find import elsewhere, find, folders, when
+from distlaunch.runs.following import attend, follow, interrupt, outlast, over
+from distlaunch.runs.index import ways
 from distlaunch.runs.listing import document, listing, table
 from distlaunch.runs.run_status import Run
 from distlaunch.runs.submissions import Submission, as_run, runs_of, stop_queued, submission, submission_of
@@ -24,13 +26,18 @@ from distlaunch.supervisor.status import RunState
 runs = typer.Typer()
 
 _WHICH = (
-    "A run's ID or a unique prefix of it, a job's name (its latest run), a run directory, or a Slurm job "
-    "ID; HOST:RUN for a run on another host. Default: the latest run below the current directory."
+    "A run's ID or a unique prefix of it, a job's name or file (its latest run), a run directory, or a Slurm "
+    "job ID; HOST:RUN for a run on another host. Default: the latest run below the current directory."
 )
-Which = Annotated[str | None, Argument(metavar="[RUN]", help=_WHICH, show_default=False)]
-_PLACES = (
-    "List only these runs, or those in these directories and in their `runs`; HOST: lists another host's."
-)
+
+
+def _offered(incomplete: str) -> list[str]:
+    """Return the known runs for completion, the latest first."""
+    return [run for run in sorted(folders(), key=when, reverse=True) if run.startswith(incomplete)]
+
+
+Which = Annotated[str | None, Argument(metavar="[RUN]", help=_WHICH, autocompletion=_offered)]
+_PLACES = "Only these runs, or those in these directories and in their `runs`; HOST: lists another host's."
 Places = Annotated[list[str] | None, Argument(metavar="[DIRECTORY|RUN]…", help=_PLACES)]
 Ended = Annotated[bool, Option("--all", "-a", help="Include runs that have ended.")]
 Most = Annotated[
@@ -77,7 +84,8 @@ def attach(
     from distlaunch.observers.terminal import Terminal
 
     def shown(run: Run, interrupts: Interrupts) -> Run:
-        return attend(run, Terminal(interrupts, fold=fold, waits=True), interrupts, everything)
+        with closing(Terminal(interrupts, fold=fold, waits=True)) as terminal:  # also without a summary
+            return attend(run, terminal, interrupts, everything)
 
     _show_each(which, shown, everything)
 
@@ -85,7 +93,7 @@ def attach(
 @runs.command("view")
 def view(context: typer.Context, which: Which = None, ssh_config: SshConfig = None) -> None:
     """Watch a run full-screen: its ranks, outliers, and their output; q quits without stopping the run."""
-    run_elsewhere(context, which, ssh_config, terminal=True)
+    run_elsewhere(context, which, ssh_config)
     from distlaunch.view.watching import watch
 
     if not sys.stdout.isatty():
@@ -134,7 +142,7 @@ def stop(
     if run and not queued:
         if run.host and not run.status.state.over:  # only its directory is shared
             say(f"the controller of {run.id} is on {run.host}; stopping it over SSH")
-            run_elsewhere(context, f"{run.host}:{run.folder}", ssh_config, which)
+            _run_there(context, which or "", run.folder, ways().get(run.id) or (run.host, ssh_config))
         if which is None and run.alive:
             say(f"stopping {run.id} ({run.folder})")
     run, stopped = _stopped(queued, run, now)
@@ -157,6 +165,8 @@ def _stopped(queued: Submission | None, run: Run | None, now: bool) -> tuple[Run
             assert run is not None
             stopped = interrupt(run, now)
             run = follow(run, signals) if stopped else over(run)
+            if run.status.state is RunState.LOST:
+                outlast(run, signals)
             name, word, goes_on = run.id, run.id, run.alive
     if goes_on:
         say(f"{name} is still stopping; `distlaunch wait {word}` waits until it has ended")
@@ -164,25 +174,24 @@ def _stopped(queued: Submission | None, run: Run | None, now: bool) -> tuple[Run
     return run, stopped
 
 
-def run_elsewhere(
-    context: typer.Context,
-    word: str | None,
-    ssh_config: str | None,
-    typed: str | None = None,
-    terminal: bool = False,
-) -> None:
-    """Run this command on the host in `word`, if there is one, and exit with its status.
-
-    `typed` is the word on the command line to replace, if not `word`.
-    """
+def run_elsewhere(context: typer.Context, word: str | None, ssh_config: str | None) -> None:
+    """Run this command on the host in `word`, or on the one that controls its run; exit with its status."""
     word = word or ""
     host, colon, rest = word.partition(":")
     if host and colon and os.sep not in host and not os.path.exists(word):
-        from distlaunch.cli.remote import Request, run_there, show_there, ssh_to, with_rest
+        _run_there(context, word, rest, (host, ssh_config))
+    elif known := elsewhere(word):
+        _run_there(context, word, *known)
 
-        words = with_rest(context.obj.words, typed or word, rest)
-        ssh = ssh_to(host, ssh_config)
-        raise typer.Exit(show_there(ssh, words) if terminal else run_there(ssh, Request(words)))
+
+def _run_there(context: typer.Context, typed: str, run: str, way: Sequence[Any]) -> NoReturn:
+    """Run this command for `run` instead of the `typed` word; `way` are the arguments of `ssh_to`."""
+    from distlaunch.cli.remote import Request, run_there, show_there, ssh_to, with_rest
+
+    ssh, words = ssh_to(*way), with_rest(context.obj.words, typed, run)
+    if context.command.name == "view":
+        raise typer.Exit(show_there(ssh, words))
+    raise typer.Exit(run_there(ssh, Request(words), name=typed if context.command.name == "attach" else ""))
 
 
 def follow_each(which: str | None, seen: Callable[[Run, Interrupts], Run], detaches: bool = False) -> Run:

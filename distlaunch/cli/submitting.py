@@ -65,12 +65,12 @@ def submit(
 ) -> None:
     """Submit a job to a scheduler and print its ID, which ps, logs, attach, wait, stop and view accept."""
     if on is not None:
-        from distlaunch.cli.remote import ssh_to, submit_on
+        from distlaunch.cli.remote import submit_on
 
         chosen = {"--dry-run": dry, "--wait": waits, "--json": as_json}
         options = [option for option, wanted in chosen.items() if wanted]
         options += ["--to", to] if to else []
-        raise typer.Exit(submit_on(ssh_to(on, ssh_config), job, overrides or (), args or (), options))
+        raise typer.Exit(submit_on(on, ssh_config, job, overrides or (), args or (), options))
     spec, scheduler, script = _prepared(job, overrides or (), args or (), to, True)
     if dry:
         print_text(script)
@@ -149,11 +149,10 @@ def _prepared(
     plan_without_nodes(scheduler.with_gpus(spec))
     if spec.nodes[0].gpus is None and scheduler.gpus(spec) is None:
         say("no GPUs are requested: set gpus_per_node to the number of GPUs per node, or to 0 for a CPU job")
-    piped = spec.invocation.piped
+    file = spec.invocation.file
     settings = [word for setting in overrides for word in ("--set", setting)]
-    file = "-" if piped else os.path.realpath(job)
-    words = (*own_command(), "run", file, *settings, *(["--", *args] if args else []))
-    return spec, scheduler, scheduler.script(spec, Call(words, text if piped else None), followed)
+    words = (*own_command(), "run", file or "-", *settings, *(["--", *args] if args else []))
+    return spec, scheduler, scheduler.script(spec, Call(words, None if file else text), followed)
 
 
 def _submitted(spec: JobSpec, scheduler: Scheduler, script: str) -> tuple[str, Path]:
@@ -177,5 +176,5 @@ def _submitted(spec: JobSpec, scheduler: Scheduler, script: str) -> tuple[str, P
         if isinstance(error, ToolMissingError):
             raise DistlaunchError(f"{error}; for another scheduler use --to") from None
         raise
-    note(Submission(queued, spec.name, folder, time.time(), scheduler=scheduler.name))
+    note(Submission(queued, spec.name, folder, time.time(), "", scheduler.name, spec.invocation.file))
     return queued, Path(path).rename(Path(folder, f"{scheduler.name}-{queued}.sh"))

@@ -1,5 +1,6 @@
 """Prints plans in several formats, and the reports of `check-port`."""
 
+import shutil
 import sys
 from collections.abc import Sequence
 
@@ -9,6 +10,7 @@ from distlaunch.observers.console import escape, wants_color
 from distlaunch.plan.document import plan_document
 from distlaunch.plan.layout import DEFAULT_PORT, LaunchPlan, NodePlan, planned_workers
 from distlaunch.plan.shell_text import shell_text, torchrun_text
+from distlaunch.runs.listing import cut
 from distlaunch.wording import counted, refused_port_words, spans
 
 MANY = 256
@@ -20,7 +22,8 @@ def _table(rows: Sequence[Sequence[str]]) -> list[str]:
     cells = [[escape(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     head, *others = ["   ".join(map(str.ljust, row, widths)).rstrip() for row in cells]
-    return [head, "─" * len(head), *others]
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else sys.maxsize
+    return [cut(line, width) for line in (head, "─" * len(head), *others)]
 
 
 def print_plan(plan: LaunchPlan, style: str) -> None:

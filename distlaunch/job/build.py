@@ -105,7 +105,7 @@ def _job(reading: Reading, keys: Record, source: str) -> spec.JobSpec:
         },
         places=reading.places,
         source=source,
-        invocation=spec.Invocation(piped=around.piped),
+        invocation=spec.Invocation(file=around.file),
         **keys.fields_of(checked),
     )
 

@@ -97,16 +97,9 @@ def _pods(document: Value) -> dict[str, Any]:
 
 
 def _surroundings(path: str) -> Surroundings:
-    piped, home = is_piped(path), os.path.expanduser("~")
-    folder = os.getcwd() if piped else os.path.dirname(os.path.realpath(path))
-    return Surroundings(folder, home, os.environ, name=PIPED_NAME if piped else None, piped=piped)
-
-
-def name_in(path: str) -> str:
-    """Return the name of the job in a file. Raises `JobError` or `UsageError`, as `load_job` does."""
-    document = parse(read_text(path), path)
-    given = word_at(document, "name")
-    return given if isinstance(given, str) else os.path.splitext(os.path.basename(path))[0]
+    file, home = "" if is_piped(path) else os.path.realpath(path), os.path.expanduser("~")
+    folder, name = (os.path.dirname(file), None) if file else (os.getcwd(), PIPED_NAME)
+    return Surroundings(folder, home, os.environ, name=name, file=file)
 
 
 def source_of(path: str) -> str:

@@ -199,12 +199,13 @@ class Earlier(Frozen):
 class Invocation(Frozen):
     """Settings of the command that runs the job, which no job file has.
 
-    A `piped` job file is in no directory. `placeholders` enables {rank} and so on in arguments. With
-    `shares_stdio`, workers inherit stdin and, where their output needs no processing, stdout. `signals` are
-    the names of signals that end the job and are passed to the workers unchanged, not as SIGTERM.
+    `file` is the resolved path of the job file; "" = it was piped, or there is none. `placeholders` enables
+    {rank} and so on in arguments. With `shares_stdio`, workers inherit stdin and, where their output needs no
+    processing, stdout. `signals` are the names of signals that end the job and are passed to the workers
+    unchanged, not as SIGTERM.
     """
 
-    piped: bool = False
+    file: str = ""
     placeholders: bool = True
     shares_stdio: bool = False
     signals: tuple[str, ...] = ()
@@ -346,10 +347,10 @@ class HostEntry(Frozen):
 class Surroundings(Frozen):
     """The context in which a job file is read: directory, home, environment, entries of the hostfile.
 
-    `name` is the default name of the job; None = the stem of the file. A `piped` file is in no directory.
-    `allocation` is the allocation of the caller, None for a job to be `submitted`. `reach` returns the
-    transport of one of its hosts, None = ssh. `sections` are the keys of schedulers. `in_image`: the nodes
-    will be containers with their own files and variables.
+    `name` is the default name of the job; None = the stem of the file. `file` is its resolved path;
+    "" = it is piped. `allocation` is the allocation of the caller, None for a job to be `submitted`. `reach`
+    returns the transport of one of its hosts, None = ssh. `sections` are the keys of schedulers. `in_image`:
+    the nodes will be containers with their own files and variables.
     """
 
     folder: str
@@ -357,7 +358,7 @@ class Surroundings(Frozen):
     environ: Mapping[str, str]
     hostfile: tuple[HostEntry, ...] | None = None
     name: str | None = None
-    piped: bool = False
+    file: str = ""
     allocation: Allocation | None = None
     reach: Callable[[AllocatedNode], Transport | None] | None = None
     sections: Mapping[str, Field] = MappingProxyType({})

@@ -85,11 +85,10 @@ def start_run(spec: JobSpec, early: Link | None = None, listener: "InboundListen
 
         spec = continued(spec)
     run_id = new_run_id(spec.name)
-    folder = run_directory(spec, run_id)
     controller, now = ControllerProcess(os.uname().nodename, os.getpid(), boot_id()), time.time()
-    restarts = spec.restarts_before
-    status = Status(run_id, spec.name, RunState.CONNECTING, now, now, controller, restarts=restarts)
-    folder.claim(status)
+    status = Status(run_id, spec.name, RunState.CONNECTING, now, now, controller)
+    status = status._replace(restarts=spec.restarts_before, file=spec.invocation.file)
+    folder = run_directory(spec, run_id, status)
     if spec.allocation and spec.allocation.queued:
         note_start(spec, run_id)
     note_begin(run_id, folder.path, status.controller.host, _ticket(spec, listener))
@@ -145,14 +144,21 @@ def _check_master(spec: JobSpec) -> None:
         raise spec.error(spec.master_path, f"{host}: {why}") from None
 
 
-def run_directory(spec: JobSpec, run_id: str) -> RunDirectory:
-    """Make the run directory, where the job wants it. Raises `DistlaunchError`."""
+def run_directory(spec: JobSpec, run_id: str, status: Status | None = None) -> RunDirectory:
+    """Make the run directory, where the job wants it, with its first `status`. Raises `DistlaunchError`."""
     refused = []
     for place in (spec.logs.folder, *spec.logs.spares):
+        folder = None
         try:
-            return RunDirectory(place, run_id)
+            folder = RunDirectory(place, run_id)
+            if status:
+                folder.claim(status)
+            return folder
         except OSError as error:
             refused.append(f"{place}: {reason(error)}")
+            if folder:
+                folder.close()
+                folder.remove()
     flag = "TMPDIR or --log-dir" if spec.logs.spares else "--log-dir"
     text = f"can't create the run directory in {'; '.join(refused)}"
     raise DistlaunchError(f"{text}; set {flag if spec.logs.torchrun else 'logs.dir'} to another directory")

@@ -84,7 +84,7 @@ class Notifier(Observer):
         self.woken()
         state, document = summary.state, summary.document()
         facts = {name: document[name] for name in ("exit_status", "cause", "hint", "seconds")}
-        self._tell("failed" if state.cause else "finished", state, facts)
+        self._tell("failed" if state.cause and not state.cause.cancelled else "finished", state, facts)
         if self._thread.ident:
             self._waiting.put(None)
             self._thread.join(LAST_S)

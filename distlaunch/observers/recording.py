@@ -23,7 +23,7 @@ from distlaunch.supervisor.nodes import Exited, Use
 from distlaunch.supervisor.state import Phase, State, Timer
 from distlaunch.supervisor.status import Status, status_now
 from distlaunch.supervisor.summary import STDERR, STDOUT, Summary
-from distlaunch.wording import listed
+from distlaunch.wording import json_text, listed
 
 WATCHED, USE = "watched", "use.json"
 """Viewers of a run touch the first file regularly. Meanwhile the second has what ranks use."""
@@ -121,9 +121,12 @@ class Recorder(Observer):
         if goes_to.file:
             entry = Entry(time.time(), 0, len(data), rank, attempt, stream)
             self._folder.append(goes_to.file, data, entry)
-        if self._folder.lost_bytes and not self._loss_told:
+        if self._folder.lost and not self._loss_told:
             self._loss_told = True
-            self.remark(f"can't write to {self._folder.path}: output is being lost")
+            trouble = self._folder.trouble or "the disk is too slow"
+            self._status = self._status._replace(trouble=trouble)
+            self._folder.put(STATUS, status_bytes(self._status), "over")
+            self.remark(f"can't write to {self._folder.path}: {trouble}; output is being lost")
 
     def woken(self) -> None:
         """Check for viewers."""
@@ -157,13 +160,20 @@ class Recorder(Observer):
     def ended(self, summary: Summary) -> None:
         """Record how the run ended. Other observers may still send messages."""
         self._temporary = summary.temporary
-        self._folder.write_json(SUMMARY, summary.document())
+        self._folder.put(SUMMARY, json_text(summary.document(), indent=1).encode(), "whole")
         self._keep_error(summary.state)
         self._keep_status(summary.state)
         if not self._folder.flush():
             self._close_files()  # don't wait twice for a stalled disk
-        if self._folder.lost_bytes:
-            self.remark(f"{self._folder.lost_bytes} bytes could not be written to {self._folder.path}")
+        if self._folder.lost:
+            self.remark(self._loss_words())
+
+    def _loss_words(self) -> str:
+        folder = self._folder
+        ranks = sorted((rank, size) for rank, size in folder.lost.items() if rank is not None)
+        of_ranks = listed([f"{size} of rank {rank}" for rank, size in ranks]) or "no output"
+        why = f": {folder.trouble}" if folder.trouble else ""
+        return f"{folder.lost_bytes} bytes could not be written to {folder.path}{why} ({of_ranks})"
 
     def _keep_error(self, state: State) -> None:
         """Write the error record of the first failure to this process's own error file, as torchrun does."""

@@ -4,16 +4,20 @@ A thread writes it. A full, broken or stalled disk never stops a job, and lost b
 """
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
 import re
+import stat
 import struct
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from distlaunch.agent.frozen import Frozen
+from distlaunch.errors import reason
 from distlaunch.observers.outlet import CAPACITY, Backlog
 from distlaunch.supervisor.status import Status, document_of
 from distlaunch.wording import json_text
@@ -31,8 +35,12 @@ AT_ONCE = 1 << 17
 PATIENCE_S = 0.3
 """Seconds to wait for room in a full queue. After that, output is lost until the disk makes progress."""
 FLUSH_S = 5.0
+MAX_S = 1e11
+"""Limit of times in a run directory, in seconds."""
 STATUS_BYTES = 4096
 """The size of status.json: overwritten in place, it records the end of a run even on a full disk."""
+RESERVED_BYTES = 1 << 16
+"""Bytes reserved at the start for summary.json, for the same reason."""
 
 
 def new_run_id(name: str) -> str:
@@ -65,8 +73,18 @@ class Entry(Frozen):
 
 
 def index_entries(data: bytes) -> list[Entry]:
-    """Return the entries in whole records."""
-    return [Entry(*fields) for fields in INDEX_RECORD.iter_unpack(data)]
+    """Return the entries in whole records, except those without a possible time."""
+    return [Entry(*fields) for fields in INDEX_RECORD.iter_unpack(data) if 0 <= fields[0] < MAX_S]
+
+
+def fd_of(folder: str, name: str) -> int:
+    """Open a file of a run directory, whose content may be anything, for reading. Raises OSError."""
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a named pipe would block
+    fd = os.open(os.path.join(folder, name), flags)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "not a regular file")
+    return fd
 
 
 class Piece(Frozen):
@@ -88,10 +106,18 @@ class LogWriter:
         """Bytes in each file created here: no other process appends to them."""
         self._backlog = Backlog[Piece]("log-writer", self._write_all)
         self._stalled = False
-        self.lost_bytes = 0
+        self.lost = Counter[int | None]()
+        """Bytes that could not be written, by rank; None = other than output."""
+        self.trouble = ""
+        """Why output could not be written; "" = the disk has only been slow."""
+
+    @property
+    def lost_bytes(self) -> int:
+        """Return the number of bytes that could not be written."""
+        return self.lost.total()
 
     def append(self, name: str, data: bytes, entry: Entry | None = None) -> None:
-        """Queue `data` for the end of a file. Bytes that can't be written are counted in `lost_bytes`.
+        """Queue `data` for the end of a file. Bytes that can't be written are counted in `lost`.
 
         `entry` is added to the output index, with the offset and size of the part that was written.
         """
@@ -99,16 +125,19 @@ class LogWriter:
             if self._has_room(len(data)):
                 self._backlog.add(Piece(name, data, entry), len(data))
             else:
-                self.lost_bytes += len(data)
+                self._lose(entry, len(data))
+
+    def _lose(self, entry: Entry | None, size: int) -> None:
+        self.lost[entry.rank if entry else None] += size
 
     def put(self, name: str, data: bytes, where: Literal["over", "whole"]) -> None:
         """Queue short `data` to be written `over` the start of an existing file, or as a `whole` file.
 
         Readers of a `whole` file see all of the old or all of the new content. It is skipped if the queue is
-        full.
+        full, unless it is the summary.
         """
         with self._backlog.changed:
-            if where == "over" or self._backlog.waiting + len(data) <= CAPACITY:
+            if where == "over" or name == SUMMARY or self._backlog.waiting + len(data) <= CAPACITY:
                 self._backlog.add(Piece(name, data, where=where), len(data))
 
     def _has_room(self, size: int) -> bool:
@@ -130,20 +159,21 @@ class LogWriter:
             while self._open:
                 os.close(self._open.popitem()[1])
         else:
-            self.lost_bytes += self._backlog.waiting  # the thread can't be stopped, and keeps the files
+            self._lose(None, self._backlog.waiting)  # the thread can't be stopped, and keeps the files
 
     # In the thread
 
     def _write_all(self) -> None:
         while self._backlog.queue:
             pieces = self._next()
-            lost = 0  # `put` loses nothing: the old content is still true of its time
+            lost = []  # `put` loses nothing: the old content is still true of its time
             if pieces[0].where == "end":
                 lost = self._append(pieces)
             else:
                 self._put(pieces[0])
             with self._backlog.changed:
-                self.lost_bytes += lost
+                for entry, size in lost:
+                    self._lose(entry, size)
                 self._stalled = False
                 self._backlog.written(sum(len(piece.data) for piece in pieces))
 
@@ -158,27 +188,31 @@ class LogWriter:
             pieces.append(queue.popleft())
         return pieces
 
-    def _append(self, pieces: Sequence[Piece]) -> int:
-        """Append pieces to their file; return the number of bytes that could not be written."""
+    def _append(self, pieces: Sequence[Piece]) -> list[tuple[Entry | None, int]]:
+        """Append pieces to their file; return the number of bytes of each that could not be written."""
         name, left = pieces[0].name, b"".join([piece.data for piece in pieces])
         size = len(left)
-        with contextlib.suppress(OSError):
+        try:
             fd = self._descriptor(name)
             while left:
                 left = left[os.write(fd, left) :]
+        except OSError as error:
+            self.trouble = reason(error)
         at = self._sizes.get(name, 0)
         end = at + size - len(left)
         if end > at:
             self._sizes[name] = end
-        index = bytearray()
+        index, lost = bytearray(), []
         for _, data, entry, _ in pieces:
             kept = min(len(data), end - at)
+            if kept < len(data):
+                lost.append((entry, len(data) - kept))
             if entry and kept:
                 index += INDEX_RECORD.pack(*entry._replace(offset=at, size=kept))
             at += kept
         if index:
             self._write_index(index)
-        return len(left)
+        return lost
 
     def _write_index(self, index: bytearray) -> None:
         """Write whole records, or none: the output itself is already written."""
@@ -189,11 +223,13 @@ class LogWriter:
 
     def _put(self, piece: Piece) -> None:
         path = os.path.join(self.path, piece.name)
-        place, flags = (path, 0) if piece.where == "over" else (f"{path}.new", os.O_CREAT | os.O_TRUNC)
+        place, flags = (path, 0) if piece.where == "over" else (f"{path}.new", os.O_CREAT)
         with contextlib.suppress(OSError):
             fd = os.open(place, os.O_WRONLY | os.O_NOFOLLOW | flags, 0o600)
             with open(fd, "wb", buffering=0) as file:
                 is_whole = file.write(piece.data) == len(piece.data)
+                if place != path:  # only now: what it held before may be the last room on the disk
+                    file.truncate(len(piece.data))
             if is_whole and place != path:
                 os.replace(place, path)
 
@@ -223,13 +259,17 @@ class RunDirectory(LogWriter):
         self._claim: int | None = None
 
     def claim(self, status: Status) -> None:
-        """Write the first status and lock it. As long as it is locked, the controller counts as alive."""
-        path = os.path.join(self.path, STATUS)
-        self._claim = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        """Write the first status and lock it, and reserve room for the summary. Raises OSError.
+
+        As long as it is locked, the controller counts as alive.
+        """
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+        self._claim = os.open(os.path.join(self.path, STATUS), flags, 0o600)
         with contextlib.suppress(OSError):  # not every file system supports these
             fcntl.flock(self._claim, fcntl.LOCK_EX)
-        with contextlib.suppress(OSError):
-            os.pwrite(self._claim, status_bytes(status), 0)
+        os.write(self._claim, status_bytes(status))
+        with open(os.open(os.path.join(self.path, f"{SUMMARY}.new"), flags, 0o600), "wb") as file:
+            file.write(bytes(RESERVED_BYTES))
 
     def write_json(self, name: str, document: Mapping[str, Any]) -> None:
         """Write a document to a file."""

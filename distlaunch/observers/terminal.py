@@ -218,7 +218,8 @@ class Departure(Observer):
         if self._terminal:
             self._terminal.remarked(text)
         else:
-            os.write(2, f"distlaunch: {text}\n".encode(errors="backslashreplace"))
+            with contextlib.suppress(OSError):  # the disk may be full
+                os.write(2, f"distlaunch: {text}\n".encode(errors="backslashreplace"))
 
     def ended(self, summary: Summary) -> None:
         """Show how the run ended if not all ranks had started by then."""

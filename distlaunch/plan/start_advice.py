@@ -26,6 +26,6 @@ def unstarted_advice(spec: JobSpec, node: int, stage: str, code: int) -> str:
 def _workdir_key(spec: JobSpec, node: int) -> str:
     if spec.pool[node].workdir is not None:
         return f"set by {spec.pool[node].path}.workdir"
-    piped = spec.invocation.piped
-    default = "the current directory, since the job is piped" if piped else "the job file's directory"
+    file = spec.invocation.file
+    default = "the job file's directory" if file else "the current directory, since the job is piped"
     return "set by workdir" if "workdir" in spec.places else f"by default {default}"

@@ -2,13 +2,14 @@
 
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
+from typing import Any
 
 from distlaunch.errors import UsageError, reason
 from distlaunch.observers.run_directory import EVENTS, job_part
-from distlaunch.runs.index import listed
-from distlaunch.runs.run_status import Run, run_in
+from distlaunch.runs.index import listed, ways
+from distlaunch.runs.run_status import Run, living, run_in
 from distlaunch.wording import listed as listed_words
 
 LOGS = "runs"
@@ -49,7 +50,10 @@ def find(word: str | None, alone: bool = False) -> Run:
     if alone and len(going) > 1:
         ids = listed_words([run.id for run in going])
         raise UsageError(f"{len(going)} runs {which} are running: {ids}; name one by its ID")
-    if run := going[0] if going else _latest(runs):
+    if alone and word is None and not going and (others := _going(known)):
+        ids = listed_words([run.id for run in others])
+        raise UsageError(f"no active runs below this directory; active elsewhere: {ids}; name one by its ID")
+    if run := going[0] if going else _latest(runs) or living(word or ""):
         return run
     raise UsageError(nothing)
 
@@ -71,21 +75,24 @@ def _of_name(word: str, known: Mapping[str, str]) -> dict[str, str]:
     """Return the run with that ID, the runs of a job by its name or file, or those of a scheduler's job."""
     if word in known:
         return {word: known[word]}
-    if found := {run: path for run, path in known.items() if _job_of(run) == word}:
-        return found
-    name = word
-    if word.endswith(JOB_FILES) and os.path.isfile(word):
-        from distlaunch.job.file import name_in  # few commands need YAML
-
-        name = name_in(word)
-    part = job_part(name)
+    if word.endswith(JOB_FILES):  # names are no help: most job files have the same
+        file = os.path.realpath(word)
+        return {run: path for run, path in known.items() if (it := run_in(path)) and it.status.file == file}
+    part = job_part(word)
     found = {run: path for run, path in known.items() if _job_of(run) == part}
-    if part != name:  # IDs contain only a part of it
+    if part != word:  # IDs contain only a part of it
         found = {
-            run: path for run, path in found.items() if (seen := run_in(path)) and seen.status.job == name
+            run: path for run, path in found.items() if (seen := run_in(path)) and seen.status.job == word
         }
     inside = {run for run, entry in listed().items() if entry.queued and entry.queued.id == word}
     return found or {run: path for run, path in known.items() if run in inside}
+
+
+def elsewhere(word: str) -> tuple[str, Sequence[Any]] | None:
+    """Return the run of another host that an ID or a job file means, and how that host is reached."""
+    file = os.path.realpath(word) if word.endswith(JOB_FILES) else ""
+    found = [(run, way) for run, way in ways(file).items() if word and (file or run.startswith(word))]
+    return found[-1] if found and (file or len(found) == 1) and not named(word) else None
 
 
 def _going(runs: Mapping[str, str]) -> list[Run]:

@@ -8,19 +8,22 @@ import signal
 import time
 from collections.abc import Iterator
 
+from distlaunch.agent.procfs import environment, names
 from distlaunch.errors import DistlaunchError
 from distlaunch.here import send_signal
 from distlaunch.observers.observer import Observer, Printed
 from distlaunch.observers.recording import STDERR_BYTES, LastOutput
+from distlaunch.observers.run_directory import fd_of
 from distlaunch.plan.output import destinations
 from distlaunch.runs.playback import Retelling
-from distlaunch.runs.run_status import Run, run_in, summary_in
+from distlaunch.runs.replay import typed
+from distlaunch.runs.run_status import Run, living, run_in, summary_in
 from distlaunch.signals import Interrupts
 from distlaunch.supervisor.state import State
 from distlaunch.supervisor.status import RunState
 from distlaunch.supervisor.summary import STDERR, Summary
 
-_GONE = "its run directory was removed or renamed; the run itself may still be active"
+_OF_SUMMARY = {"seconds": float, "lagging": tuple[str, ...]}
 LOOK_S = 0.1
 """Seconds between two looks into the directory. It may be on a remote disk, which doesn't notify."""
 ANOTHER_WISH_S = 0.2
@@ -55,10 +58,11 @@ def follow(run: Run, interrupts: Interrupts, retelling: Retelling | None = None)
 
 
 def over(run: Run) -> Run:
-    """Return the current state of the run; if its directory was removed, it counts as lost."""
-    if now := run_in(run.folder):
+    """Return the current state of the run; once only its directory is gone, too, it counts as lost."""
+    if now := run_in(run.folder) or living(run.id, run.status.controller.pid):
         return now
-    status = run.status if run.status.state.over else run.status._replace(state=RunState.LOST, why=_GONE)
+    why = "its run directory was removed or renamed" + ("; the run may still be active" if run.host else "")
+    status = run.status if run.status.state.over else run.status._replace(state=RunState.LOST, why=why)
     return run._replace(alive=False, status=status)
 
 
@@ -69,8 +73,10 @@ def pause(interrupts: Interrupts, seconds: float) -> None:
 
 def summary_of(folder: str, state: State) -> Summary | None:
     """Return the summary of a run with that final state as its controller had it; None if it left none."""
-    document = summary_in(folder)
-    if document is None:
+    document = summary_in(folder) or {}
+    try:
+        seconds, lagging = (typed(kind, document[key]) for key, kind in _OF_SUMMARY.items())
+    except (KeyError, TypeError):
         return None
     last_output = LastOutput()
     last_output.started(state, 0.0)
@@ -79,15 +85,14 @@ def summary_of(folder: str, state: State) -> Summary | None:
     for (rank, stream), goes_to in places.items():
         if goes_to.file:
             whole = rank == cause and stream == STDERR  # its lines are counted
-            for data in _read(os.path.join(folder, goes_to.file), whole):
+            for data in _read(folder, goes_to.file, whole):
                 last_output.printed(Printed(rank, stream, data, state.attempt, goes_to))
-    summary = last_output.summary(state, folder, document.get("seconds", 0.0))
-    return summary._replace(lagging=document.get("lagging", ()))
+    return last_output.summary(state, folder, seconds)._replace(lagging=lagging)
 
 
-def _read(path: str, whole: bool) -> Iterator[bytes]:
+def _read(folder: str, name: str, whole: bool) -> Iterator[bytes]:
     """Read the whole file, or the part of its end that summaries use."""
-    with contextlib.suppress(OSError), open(path, "rb") as file:
+    with contextlib.suppress(OSError), open(fd_of(folder, name), "rb") as file:
         if not whole:
             file.seek(max(0, os.fstat(file.fileno()).st_size - STDERR_BYTES))
         while data := file.read(1 << 20):
@@ -96,15 +101,26 @@ def _read(path: str, whole: bool) -> Iterator[bytes]:
 
 def interrupt(run: Run, at_once: bool = False) -> bool:
     """Stop the run, or kill its ranks `at_once`; return False if it is over. Raises `DistlaunchError`."""
-    owner = os.stat(run.folder).st_uid
+    pid = run.status.controller.pid  # while it lives, no other process has its PID
+    try:
+        owner = os.stat(run.folder if os.path.isdir(run.folder) else f"/proc/{pid}").st_uid
+    except OSError:
+        return False  # it has just ended
     if owner != os.getuid():
         raise DistlaunchError(f"{run.id} belongs to {_user(owner)}: only they can stop it")
-    pid = run.status.controller.pid  # while it lives, no other process has its PID
-    sent = send_signal(pid, signal.SIGINT, lambda: over(run).alive)
+    sent = run.alive and send_signal(pid, signal.SIGINT, lambda: over(run).alive)
     if sent and at_once:
         time.sleep(ANOTHER_WISH_S)
         send_signal(pid, signal.SIGINT, lambda: over(run).alive)
     return sent
+
+
+def outlast(run: Run, interrupts: Interrupts) -> None:
+    """Wait until the ranks of a lost run on this machine, which have a grace, are gone, or a signal comes."""
+    cookie = f"DISTLAUNCH_RUN_ID={run.id}".encode()
+    for pid in {*filter(str.isdigit, names("/proc"))} - {str(os.getpid())}:
+        while cookie in environment(int(pid)).split(b"\0") and not interrupts.any():
+            pause(interrupts, LOOK_S)
 
 
 def _user(uid: int) -> str:

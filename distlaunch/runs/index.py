@@ -7,7 +7,7 @@ import contextlib
 import fcntl
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from distlaunch.agent.frozen import Frozen
@@ -45,6 +45,17 @@ def note_begin(run: str, folder: str, host: str, queued: Ticket | None = None) -
     """List a run."""
     ticket = {"queued": queued.id, "scheduler": queued.scheduler} if queued else {}
     append(index_path(), {"run": run, "folder": folder, "host": host, **ticket})
+
+
+def note_way(run: str, file: str, way: Sequence[Any]) -> None:
+    """Note how the host that controls a run is reached: the arguments of `cli.remote.ssh_to`."""
+    append(index_path(), {"run": run, "file": file, "way": way})
+
+
+def ways(file: str = "") -> dict[str, Sequence[Any]]:
+    """Return how the hosts are reached that control runs, by ID; with `file`, only for runs of that file."""
+    lines = [line for line in lines_of(index_path()) if isinstance(line.get("way"), list)]
+    return {line["run"]: line["way"] for line in lines if not file or line.get("file") == file}
 
 
 def note_end(run: str) -> None:

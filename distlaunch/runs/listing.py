@@ -9,7 +9,7 @@ from distlaunch.observers.console import escape
 from distlaunch.runs.find import CUT, LOGS, check_folder, folders, named, scanned, when
 from distlaunch.runs.index import index_path, listed
 from distlaunch.runs.run_status import Run, run_in
-from distlaunch.runs.submissions import waiting
+from distlaunch.runs.submissions import submission, waiting
 from distlaunch.supervisor.status import RunState, document_of
 
 HEADINGS = ("RUN", "STATE", "RANKS", "RESTARTS", "AGE", "LAST", "WHERE")
@@ -41,13 +41,18 @@ def _queued(places: Sequence[str], shown: Sequence[Run], ended: bool) -> list[Ru
     if not os.path.exists(index_path()):
         return []
     inside = {os.path.abspath(each) for place in places for each in (place, os.path.join(place, LOGS))}
-    return [run for each, run in waiting(shown, ended) if not places or each.folder in inside]
+    jobs = [submission(place) for place in places]
+    return [
+        run
+        for each, run in waiting(shown, ended or any(jobs))
+        if each in jobs or ((ended or not run.status.state.over) and (not places or each.folder in inside))
+    ]
 
 
 def _named_by(place: str) -> dict[str, str]:
     """Return the runs that `place` names if it is no directory."""
     found = named(place) if place and not os.path.isdir(place) else {}
-    if not found:
+    if not found and not submission(place):
         check_folder(place)
     return found
 
@@ -73,10 +78,10 @@ def _fitted(rows: Sequence[tuple[str, ...]], width: int) -> list[tuple[str, ...]
     room = width - sum(others) - 2 * len(rows[0][:-1])
     id_room = max(LEAST_ID, min(ids, room - min(where, LEAST_WHERE)))
     end = (id_room - 1) // 2
-    return [(_cut(row[0], id_room, end), *row[1:-1], _cut(row[-1], room - id_room)) for row in rows]
+    return [(cut(row[0], id_room, end), *row[1:-1], cut(row[-1], room - id_room)) for row in rows]
 
 
-def _cut(text: str, room: int, end: int = 0) -> str:
+def cut(text: str, room: int, end: int = 0) -> str:
     """Cut a text to `room` characters, the last `end` of which are the end of the text."""
     return text if len(text) <= room else text[: max(0, room - 1 - end)] + CUT + text[len(text) - end :]
 
@@ -104,7 +109,7 @@ def _row(run: Run, now: float) -> tuple[str, ...]:
         str(status.restarts),
         age_words(now - status.began),
         "-" if silent is None else age_words(silent),
-        escape(status.where),
+        escape(f"{status.trouble}; {status.where}" if status.trouble else status.where),
     )
 
 

@@ -1,6 +1,5 @@
 """Replays a run of another process to an observer from its directory: its past, and then its progress."""
 
-import json
 import os
 import time
 from bisect import bisect_right
@@ -9,9 +8,11 @@ from heapq import merge
 from io import FileIO
 from typing import Any
 
+from distlaunch.agent.wire import MAX_OUTPUT
+from distlaunch.errors import DistlaunchError, reason
 from distlaunch.observers.observer import Attempts, Observer, Printed
-from distlaunch.observers.run_directory import EVENTS, INDEX_RECORD, OUTPUT_INDEX, Entry, index_entries
-from distlaunch.runs.replay import HistoryError, Replay
+from distlaunch.observers.run_directory import EVENTS, INDEX_RECORD, OUTPUT_INDEX, Entry, fd_of, index_entries
+from distlaunch.runs.replay import HistoryError, Replay, line_of
 from distlaunch.supervisor.actions import ShowMessage
 from distlaunch.supervisor.state import State
 
@@ -27,8 +28,8 @@ _Piece = dict[str, Any] | Entry
 class _Tail:
     """A growing file, which may not exist yet; `rest` is the incomplete end of the bytes read so far."""
 
-    def __init__(self, path: str) -> None:
-        self._path = path
+    def __init__(self, folder: str, name: str) -> None:
+        self._place = (folder, name)
         self._file: FileIO | None = None
         self.rest = b""
 
@@ -36,10 +37,11 @@ class _Tail:
         """Read some new bytes, and return them after the `rest`; return nothing if there are none."""
         if self._file is None:
             try:
-                fd = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-                self._file = FileIO(fd)
+                self._file = FileIO(fd_of(*self._place))
             except FileNotFoundError:
                 return b""
+            except OSError as error:
+                raise DistlaunchError(f"{'/'.join(self._place)}: {reason(error)}") from None
         data = self._file.read(PIECE)
         return self.rest + data if data else b""
 
@@ -57,8 +59,8 @@ class Retelling:
 
     def __init__(self, folder: str, observer: Observer, wanted: Wanted = lambda entry: True) -> None:
         self._folder, self._observer, self._wanted = folder, observer, wanted
-        self._lines = _Tail(os.path.join(folder, EVENTS))
-        self._entries = _Tail(os.path.join(folder, OUTPUT_INDEX))
+        self._lines = _Tail(folder, EVENTS)
+        self._entries = _Tail(folder, OUTPUT_INDEX)
         self._held_lines: list[dict[str, Any]] = []
         self._held_entries: list[Entry] = []
         self._replay = Replay()
@@ -111,9 +113,9 @@ class Retelling:
         while data := self._lines.fresh():
             *whole, self._lines.rest = data.split(b"\n")
             try:
-                lines += map(json.loads, whole)
-            except ValueError:
-                raise HistoryError("a line is not JSON") from None
+                lines += map(line_of, whole)
+            except (ValueError, RecursionError) as error:
+                raise HistoryError(f"a line is damaged: {error}") from None
         return lines
 
     def _fresh_entries(self) -> list[Entry]:
@@ -165,10 +167,10 @@ class Retelling:
             if len(self._open) >= MAX_OPEN:
                 os.close(self._open.pop(next(iter(self._open))))
             try:
-                self._open[name] = os.open(os.path.join(self._folder, name), os.O_RDONLY | os.O_CLOEXEC)
+                self._open[name] = fd_of(self._folder, name)
             except OSError:
                 return b""  # it was removed
-        return os.pread(self._open[name], size, offset)
+        return os.pread(self._open[name], min(size, MAX_OUTPUT), offset) if offset < 1 << 63 else b""
 
 
 def _time(piece: _Piece) -> float:

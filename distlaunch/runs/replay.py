@@ -10,9 +10,9 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, NamedTuple
 
-from distlaunch.errors import DistlaunchError
+from distlaunch.errors import DistlaunchError, reason
 from distlaunch.job.spec import JobSpec
-from distlaunch.observers.run_directory import EVENTS
+from distlaunch.observers.run_directory import EVENTS, MAX_S, fd_of
 from distlaunch.supervisor.actions import Action, ShowMessage
 from distlaunch.supervisor.events import Event
 from distlaunch.supervisor.history import BEGAN, MESSAGE, VERSION
@@ -53,27 +53,29 @@ class Replay:
         Raises `HistoryError`, which names the line.
         """
         self._count += 1
-        if self.state is None:
-            if line.get("event") != BEGAN or line.get("version") != VERSION:
-                raise HistoryError(_NO_START)
-            at, event = line["t"], None
-            self.state, actions = begin(typed(JobSpec, line["spec"]), at, line["chance"])
-        elif line.get("event") == MESSAGE:
-            return None
-        else:
-            at, event = self._happened(line)
-            self.state, actions = step(self.state, event, at)
-        return Moment(at, event, self.state, actions)
-
-    def _happened(self, line: Mapping[str, Any]) -> tuple[float, Event]:
-        fields = {name: value for name, value in line.items() if name not in ("event", "t", "time")}
         kind = _KINDS.get(line.get("event"))
-        if kind is None:
+        if self.state is None and (line.get("event") != BEGAN or line.get("version") != VERSION):
+            raise HistoryError(_NO_START)
+        if self.state and kind is None and line.get("event") != MESSAGE:
             raise HistoryError(f"line {self._count}: unknown event: {line.get('event')!r}")
         try:
-            return typed(float, line["t"]), typed(kind, fields)
-        except (KeyError, TypeError, ValueError) as error:
-            raise HistoryError(f"line {self._count}: {kind.__name__}: {error}") from None
+            return self._step(line, kind)
+        except Exception as error:  # of any kind: the line may be damaged, or altered
+            what = f"{line['event']}: {type(error).__name__}: {error}"
+            raise HistoryError(f"line {self._count}: {what}") from error
+
+    def _step(self, line: Mapping[str, Any], kind: type | None) -> Moment | None:
+        at, event = line["t"], None
+        if self.state is None:
+            self.state, actions = begin(typed(JobSpec, line["spec"]), at, typed(float, line["chance"]))
+        elif kind is None:
+            typed(ShowMessage, {"level": line["level"], "text": line["text"]})
+            return None
+        else:
+            fields = {name: value for name, value in line.items() if name not in ("event", "t", "time")}
+            event = typed(kind, fields)
+            self.state, actions = step(self.state, event, at)
+        return Moment(at, event, self.state, actions)
 
 
 def replay(lines: Iterable[Mapping[str, Any]]) -> Iterator[Moment]:
@@ -87,9 +89,24 @@ def replay(lines: Iterable[Mapping[str, Any]]) -> Iterator[Moment]:
 
 
 def lines_in(place: Path) -> list[dict[str, Any]]:
-    """Read an events.jsonl, given by its path or the run directory. Raises OSError, `HistoryError`."""
-    path = place / EVENTS if place.is_dir() else place
-    return list(loaded(path.read_text(errors="replace")))
+    """Read an events.jsonl, given by its path or the run directory. Raises `HistoryError`."""
+    folder, name = (place, EVENTS) if place.is_dir() else (place.parent, place.name)
+    try:
+        with open(fd_of(str(folder), name), errors="replace") as file:
+            return list(loaded(file.read()))
+    except OSError as error:
+        raise HistoryError(reason(error)) from None
+
+
+def line_of(text: str | bytes) -> dict[str, Any]:
+    """Parse a line of an events.jsonl. Raises ValueError or RecursionError."""
+    line = json.loads(text)
+    if not isinstance(line, dict) or not isinstance(line.get("event"), str):
+        raise ValueError("not an event")
+    times = (line.get("t", 0), line.get("time", 0))
+    if not all(isinstance(at, float | int) and 0 <= at < MAX_S for at in times):
+        raise ValueError("not a time")
+    return line
 
 
 def loaded(text: str) -> Iterator[dict[str, Any]]:
@@ -98,8 +115,8 @@ def loaded(text: str) -> Iterator[dict[str, Any]]:
     for number, line in enumerate(lines, 1):
         try:
             if line:
-                yield json.loads(line)
-        except ValueError:
+                yield line_of(line)
+        except (ValueError, RecursionError):
             if number < len(lines):
                 raise HistoryError(f"line {number}: not JSON") from None
 

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from typing import Any
 
 from distlaunch.agent.frozen import Frozen
 from distlaunch.errors import DistlaunchError
@@ -29,9 +30,9 @@ def starts_path(folder: str, queued: str, scheduler: str) -> str:
 
 def starts_in(path: str) -> list[Begun]:
     """Read the starts from such a list, the oldest first."""
-    fields = Begun._fields
-    lines = [line for line in lines_of(path) if line.keys() >= {*fields}]
-    return [Begun(**{name: line[name] for name in fields}) for line in lines]
+    kinds = Begun.__annotations__
+    lines: list[list[Any]] = [[line.get(name) for name in kinds] for line in lines_of(path)]
+    return [Begun(*line) for line in lines if all(map(isinstance, line, kinds.values()))]
 
 
 def continued(spec: JobSpec) -> JobSpec:

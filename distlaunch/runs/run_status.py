@@ -4,12 +4,18 @@ import contextlib
 import fcntl
 import json
 import os
+import stat
+from collections.abc import Mapping
+from glob import iglob
 from typing import Any
 
 from distlaunch.agent.frozen import Frozen
 from distlaunch.here import boot_id
-from distlaunch.observers.run_directory import CONTROLLER_LOG, OUTPUT_INDEX, STATUS, SUMMARY
+from distlaunch.observers.run_directory import CONTROLLER_LOG, OUTPUT_INDEX, STATUS, SUMMARY, fd_of
 from distlaunch.supervisor.status import ControllerProcess, RunState, Status, status_of
+
+MAX_SUMMARY = 1 << 26
+"""Bytes that are read of a summary.json."""
 
 
 class Run(Frozen):
@@ -32,15 +38,43 @@ class Run(Frozen):
     def host(self) -> str:
         """Return the host of its controller; "" if that is this one."""
         host = self.status.controller.host
-        return "" if host == os.uname().nodename else host
+        return "" if host in ("", os.uname().nodename) else host
 
 
 def run_in(folder: str) -> Run | None:
     """Return the run in that directory; None if there is none."""
-    document, alive = _claimed(os.path.join(folder, STATUS))
+    try:
+        document, alive = _claimed(fd_of(folder, STATUS))
+    except OSError:
+        return None
+    run = _run_of(folder, document, alive)
+    return living(os.path.basename(folder)) if alive and run is None else run
+
+
+def living(run: str, pid: int | None = None) -> Run | None:
+    """Return an active run of this machine by its ID, from what its controller has open.
+
+    Thus it is found even if its directory was removed or renamed, or its status can't be read. `pid` is that
+    of the controller, if known.
+    """
+    for link in iglob(f"/proc/{pid or '[0-9]*'}/fd/*"):
+        with contextlib.suppress(OSError):
+            folder, name = os.path.split(os.readlink(link).removesuffix(" (deleted)"))
+            if name != STATUS or not os.lstat(link).st_mode & stat.S_IWUSR:  # a reader's
+                continue
+            document, at = _claimed(os.open(link, os.O_RDONLY | os.O_CLOEXEC))[0], os.stat(link).st_mtime
+            name, holder = os.path.basename(folder), ControllerProcess("", int(link.split("/")[2]))
+            status = Status(name, name.rsplit("-", 3)[0], RunState.RUNNING, at, at, holder)
+            unread = Run(folder, status._replace(where="unreadable"), alive=True, heard=None)
+            if (found := _run_of(folder, document, alive=True) or unread).id == run:
+                return found
+    return None
+
+
+def _run_of(folder: str, document: Mapping[str, Any], alive: bool) -> Run | None:
     try:
         status = status_of(document)
-    except (KeyError, TypeError, ValueError, AttributeError):
+    except (KeyError, TypeError, ValueError):
         return None
     if not alive and not status.state.over:
         status = status._replace(state=RunState.LOST, why=_why_lost(folder, status.controller))
@@ -52,22 +86,16 @@ def run_in(folder: str) -> Run | None:
 
 def summary_in(folder: str) -> dict[str, Any] | None:
     """Read its summary.json; None if there is none yet."""
-    with contextlib.suppress(OSError), open(os.path.join(folder, SUMMARY), "rb") as file:
-        return _parsed(file.read()) or None
+    with contextlib.suppress(OSError), open(fd_of(folder, SUMMARY), "rb") as file:
+        return _parsed(file.read(MAX_SUMMARY)) or None
     return None
 
 
-def _claimed(path: str) -> tuple[dict[str, Any], bool]:
-    """Read a status.json; return it, and whether its controller is alive and thus holds the lock."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:
-        return {}, False
-    try:
+def _claimed(fd: int) -> tuple[dict[str, Any], bool]:
+    """Read a status.json, and close it; return it, and whether its controller lives and so holds the lock."""
+    with open(fd, "rb", buffering=0) as file:
         alive = _is_locked(fd)  # first: then the read sees what was written before the end
-        return _parsed(os.pread(fd, 1 << 16, 0)), alive
-    finally:
-        os.close(fd)
+        return _parsed(file.read(1 << 16).partition(b"\n")[0]), alive  # the rest is of an earlier, longer one
 
 
 def _is_locked(fd: int) -> bool:
@@ -79,7 +107,7 @@ def _is_locked(fd: int) -> bool:
 
 
 def _parsed(data: bytes) -> dict[str, Any]:
-    with contextlib.suppress(ValueError):
+    with contextlib.suppress(ValueError, RecursionError):
         document = json.loads(data)
         return document if isinstance(document, dict) else {}
     return {}

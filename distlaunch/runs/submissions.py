@@ -34,7 +34,7 @@ class Submission(Frozen):
     """A job in a scheduler's queue: its ID there, its name, and the directory of its runs.
 
     `at` is when it was submitted, in seconds since the epoch; 0 if distlaunch didn't submit it. `end` is its
-    end in the scheduler's words; "" until one was seen.
+    end in the scheduler's words; "" until one was seen. `file` is the resolved path of the job file.
     """
 
     id: str
@@ -43,6 +43,7 @@ class Submission(Frozen):
     at: float
     end: str = ""
     scheduler: str = DEFAULT
+    file: str = ""
 
     @property
     def name(self) -> str:
@@ -128,8 +129,7 @@ def _of_id(word: str, known: Collection[Submission]) -> Submission | None:
 def _matches(each: Submission, word: str | None) -> bool:
     if word is None:
         return each.folder.startswith(os.path.join(os.getcwd(), ""))
-    stem, suffix = os.path.splitext(os.path.basename(word))
-    return each.job in (word, stem if suffix in JOB_FILES else word)
+    return each.file == os.path.realpath(word) if word.endswith(JOB_FILES) else each.job == word
 
 
 def _beside_its_runs(job: str) -> Submission | None:

@@ -12,7 +12,7 @@ from distlaunch.job.spec import EnvValue, JobSpec
 from distlaunch.job.text import is_secret, redacted
 from distlaunch.supervisor.events import Event
 
-VERSION = 6
+VERSION = 7
 """Version of events.jsonl. It changes whenever a line can't be read as before."""
 BEGAN, MESSAGE = "Began", "Message"
 """Names of the first line, and of messages. Other lines are events, named after their types."""

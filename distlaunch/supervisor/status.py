@@ -9,6 +9,8 @@ from distlaunch.supervisor.state import Phase, State
 
 VERSION = 1
 """Version of status.json. It changes whenever the file can't be read as before."""
+MAX_NUMBER, MAX_TIME = 1 << 31, 1e11
+"""Limits of the integers and of the times in status.json."""
 
 
 class RunState(Enum):
@@ -45,7 +47,8 @@ class ControllerProcess(Frozen):
 class Status(Frozen):
     """The contents of status.json. Times are seconds since the epoch.
 
-    `where` names the nodes. `why` is the root cause of a failure.
+    `where` names the nodes. `why` is the root cause of a failure. `file` is the path of the job file.
+    `trouble` is why output is being lost.
     """
 
     run: str
@@ -60,6 +63,8 @@ class Status(Frozen):
     restarts: int = 0
     exit_status: int | None = None
     why: str = ""
+    file: str = ""
+    trouble: str = ""
 
 
 WHY_CHARACTERS = 600
@@ -81,10 +86,14 @@ def document_of(status: Status) -> dict[str, Any]:
 def status_of(document: Mapping[str, Any]) -> Status:
     """Return the status in a JSON object, ignoring unknown keys. Raises KeyError, TypeError, ValueError."""
     known = {name: value for name, value in document.items() if name in Status._fields}
-    controller = ControllerProcess(
-        **{name: document["controller"][name] for name in ControllerProcess._fields}
-    )
-    return Status(**{**known, "state": RunState(document["state"]), "controller": controller})
+    controller = ControllerProcess(*(document["controller"][name] for name in ControllerProcess._fields))
+    status = Status(**{**known, "state": RunState(document["state"]), "controller": controller})
+    for record in tuple[Any, ...]((status, controller)):  # anything may have damaged the file
+        for value, kind in zip(record, record.__annotations__.values(), strict=True):
+            form, limit = (float | int, MAX_TIME) if kind is float else (kind, MAX_NUMBER)
+            if not isinstance(value, form) or (isinstance(value, float | int) and not 0 <= value < limit):
+                raise ValueError(f"of another type, or out of range: {value!r}")
+    return status
 
 
 def run_state(state: State) -> RunState:

@@ -228,6 +228,14 @@ class Summary(Frozen):
         return bool(mine) and mine == first
 
 
+def unstarted(why: str, exit_status: int) -> dict[str, Any]:
+    """Return the document of a run that could not begin."""
+    cause: dict[str, Any] = {"text": why, "rank": None, "node": None, "last_words": []}
+    known = {"exit_status": exit_status, "cause": cause, "hint": None, "seconds": 0.0, "world_size": 0}
+    lists: dict[str, Any] = {name: [] for name in ("lagging", "restarts", "workers", "nodes")}
+    return {**known, **lists, "folder": None, "folders_elsewhere": {}}
+
+
 def _end_of(lines: list[str], whole: int) -> list[str]:
     """Return the end of `lines`, which are themselves the last of `whole` lines."""
     shown = lines[-MAX_LINES:]

@@ -161,11 +161,14 @@ class ViewModel(Observer):
         return sorted(rows, key=lambda row: (not row.marks, row.rank))
 
     def rate(self) -> float | None:
-        """Return the recent change of the watched number per second."""
+        """Return the recent change of the watched number per second; None if no more values come."""
         if len(self.trend) < 2:
             return None
-        (first_at, first), (last_at, last) = self.trend[max(0, len(self.trend) - 20)], self.trend[-1]
-        return (last - first) / (last_at - first_at) if last_at > first_at else None
+        recent = [*self.trend][-20:]
+        (first_at, first), (last_at, last) = recent[0], recent[-1]
+        span_s = last_at - first_at
+        fresh = self._clock() - last_at <= max(SILENT_S, SILENT_TIMES * span_s / (len(recent) - 1))
+        return (last - first) / span_s if span_s > 0 and fresh else None
 
 
 class _Measure:

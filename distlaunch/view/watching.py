@@ -16,8 +16,10 @@ from rich.console import ConsoleDimensions as Size
 from rich.live import Live
 
 from distlaunch.observers.recording import USE, WATCHED
+from distlaunch.observers.run_directory import fd_of
 from distlaunch.observers.terminal import Terminal
 from distlaunch.runs.following import LOOK_S, attend
+from distlaunch.runs.replay import typed
 from distlaunch.runs.run_status import Run
 from distlaunch.signals import Interrupts
 from distlaunch.supervisor.actions import ShowMessage
@@ -106,9 +108,10 @@ def _watched_uses(folder: str) -> Mapping[int, Use]:
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600))
         os.utime(path)
     try:
-        with open(os.path.join(folder, USE), "rb") as file:
-            return {rank: Use(*use) for rank, *use in json.load(file)["ranks"]}
-    except (OSError, ValueError, KeyError, TypeError):
+        with open(fd_of(folder, USE), "rb") as file:
+            rows = typed(tuple[tuple[int, float, int, int | None, int | None], ...], json.load(file)["ranks"])
+            return {rank: Use(*use) for rank, *use in rows}
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return {}
 
 

@@ -215,8 +215,8 @@ def test_submits_from_another_host(queue: SlurmQueue, monkeypatch: pytest.Monkey
     path = queue.job('print("hello from", __import__("os").environ["RANK"])')
     done = distlaunch("submit", "--on", "host2", "--ssh-config", config, str(path))
     assert done.returncode == 0, done.stderr
-    job = done.stdout.strip()
-    ended = distlaunch("wait", f"host2:{job}", "--ssh-config", config)
+    job = done.stdout.strip().removeprefix("host2:")
+    ended = distlaunch("wait", done.stdout.strip(), "--ssh-config", config)
     assert ended.returncode == 0, ended.stderr + queue.output(job)
     assert queue.output(job).count("hello from") == 3
     refused = distlaunch("submit", str(path))

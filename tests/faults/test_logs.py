@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import json
 import mmap
 import os
 import re
@@ -37,6 +38,7 @@ from tests.faults.scenes import (
 from tests.harness import (
     PATIENCE_S,
     Run,
+    distlaunch,
     held,
     kill,
     nothing_was_dropped,
@@ -106,10 +108,27 @@ def test_counts_what_a_full_disk_loses(tmp_path: Path, figures: Figures, limit: 
             ends(run, figures, Ending(0, "can't write to", 30.0), run.began)
             figures("warnings", run.stderr.count("can't write to"), at_most=1, unit="warnings")
             kept = sum(log.stat().st_size for log in run.run_directory().glob("rank*"))
+            (summary,) = run.folder.glob("runs/*/summary.json")
+            assert json.loads(summary.read_text())["exit_status"] == 0
+            (listed,) = json.loads(distlaunch("ps", "-a", str(run.folder), "--json").stdout)
+            assert listed["trouble"] == "No space left on device"
+        assert "can't write to" in run.stderr and ": No space left on device; output is being" in run.stderr
+        of_ranks = map(int, re.findall(r"(\d+) of rank \d", run.stderr))
+        assert sum(of_ranks) == RANKS * 3000 * 1024 - kept
+        assert "OSError" not in run.stderr
     lost = RANKS * 3000 * 1024 - kept
     assert lost > 0
     told = max(map(int, re.findall(r"(\d+) bytes", run.stderr)), default=0)
     figures("lost bytes that were not counted", max(0, lost - told), at_most=0, unit="bytes")
+
+
+@pytest.mark.parametrize("limit", ["size=64k", "nr_inodes=2"])
+def test_does_not_start_on_a_full_disk(tmp_path: Path, limit: str) -> None:
+    with small_disk(tmp_path / "runs", limit):
+        done = distlaunch("run", "-d", str(write_job(tmp_path, "pass", CPU)))
+        assert [*(tmp_path / "runs").iterdir()] == []
+    full = f"can't create the run directory in {tmp_path}/runs: No space left on device; set logs.dir to"
+    assert (done.returncode, full in done.stderr) == (1, True)
 
 
 CHATTY = worker("""

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -269,7 +270,11 @@ def test_the_same_id_in_two_queues_is_two_jobs(queue: Queue) -> None:
     queue.submit(HELLO)
     (row,) = rows()
     assert (row["job"], row["state"]) == ("train", "PENDING")
+    assert queue.id in distlaunch("ps", queue.id).stdout
     assert f"{queue.title} job {queue.id}: cancelled" in distlaunch("stop", queue.id).stderr
+    for words in (["ps"], ["ps", "-a"]):
+        assert re.search(rf"{queue.id} +CANCELLED", distlaunch(*words, queue.id).stdout), "it never had a run"
+    assert queue.id not in distlaunch("ps").stdout
 
 
 @pytest.mark.parametrize("queue", ["pbs"], indirect=True)
@@ -278,8 +283,8 @@ def test_submits_on_another_host(queue: Queue) -> None:
     (queue.folder / "bin" / "ssh").write_text('#!/bin/sh\nfor last; do :; done\nexec /bin/sh -c "$last"\n')
     (queue.folder / "bin" / "ssh").chmod(0o755)
     done = distlaunch("submit", "--on", "login", str(queue.job(HELLO)), "--to", queue.kind)
-    assert (done.returncode, done.stdout) == (0, f"{queue.id}\n"), done.stderr
-    ended = distlaunch("wait", f"login:{queue.id}")
+    assert (done.returncode, done.stdout) == (0, f"login:{queue.id}\n"), done.stderr
+    ended = distlaunch("wait", done.stdout.strip())
     assert ended.returncode == 0, ended.stderr
 
 

@@ -1,5 +1,7 @@
 """Commands for another machine, with a shell as a stand-in for ssh."""
 
+import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +12,8 @@ from distlaunch.cli.remote import Request, run_on, run_there
 from distlaunch.errors import DistlaunchError
 from distlaunch.job.file import load_job
 from distlaunch.transports.ssh import Ssh
-from tests.harness import distlaunch, write_job
+from tests.harness import Going, distlaunch, distlaunch_argv, write_job
+from tests.process.commands import ONE
 
 
 @pytest.fixture(autouse=True)
@@ -71,3 +74,28 @@ def test_ranks_run_with_this_python_and_not_with_that_of_the_controllers_host(
     job = str(write_job(tmp_path, "import sys; print(sys.executable)", "gpus_per_node: 0\n"))
     assert run_on("gpu-a", job, load_job(job), (), (), detach=False) == 0
     assert capfd.readouterr().out == f"[node0:0] {sys.executable}\n"
+
+
+def test_a_run_that_another_host_controls_is_reached_by_its_id_and_job_file(tmp_path: Path) -> None:
+    """A shell stands in for ssh: it knows the host only by its alias and the job's configuration."""
+    ssh = tmp_path / "bin" / "ssh"
+    ssh.parent.mkdir()
+    answers = f'export XDG_STATE_HOME="{tmp_path}/there"\nfor last; do :; done\nexec /bin/sh -c "$last"\n'
+    named = f'case "$*" in *"-F {tmp_path}/config"*"-- alias "*) ;; *) exit 255 ;; esac\n'
+    ssh.write_text(f"#!/bin/sh\n{named}{answers}")
+    ssh.chmod(0o755)
+    (tmp_path / "config").touch()
+    keys = f"nodes: [alias]\nlauncher: ssh\nssh: {{config: config}}\nlogs: {{dir: {tmp_path}/there/logs}}\n"
+    job = write_job(tmp_path, "print('here', flush=True)\nimport signal\nsignal.pause()", ONE + keys)
+    around = {
+        "env": {**os.environ, "PATH": f"{ssh.parent}:{os.environ['PATH']}", "XDG_STATE_HOME": f"{tmp_path}/s"}
+    }
+    run = distlaunch("run", "-d", "--on", "alias", str(job), **around).stdout.strip()
+    assert run in distlaunch("ps", run, **around).stdout
+    attached = Going(tmp_path, distlaunch_argv("attach", "-a", run), **around)
+    attached.wait_for("here")
+    attached.process.send_signal(signal.SIGINT)
+    assert attached.wait() == 130
+    assert f"detached from {run}, which is still running; `distlaunch stop {run}` stops it" in attached.stderr
+    assert f"{run}: CANCELLED" in distlaunch("stop", str(job), **around).stderr
+    assert "here" in distlaunch("logs", run[:-3], **around).stdout

@@ -359,3 +359,19 @@ def test_the_plan_of_a_thousand_nodes_is_whole_in_each_form(tmp_path: Path) -> N
     assert table[-1].split() == ["node1000", "0-7", "7992-7999", "cuda"]
     document = json.loads(distlaunch("dry-run", str(job), "--json").stdout)
     assert document["world_size"] == 8000
+
+
+def test_a_wrong_job_file_has_a_json_result_with_the_usual_keys(tmp_path: Path) -> None:
+    good, bad = run_one(tmp_path, "pass", "", "--json"), run_one(tmp_path, "pass", "bogus: 1\n", "--json")
+    document = json.loads(bad.stdout)
+    assert document.keys() == json.loads(good.stdout).keys()
+    assert (bad.returncode, document["exit_status"]) == (2, 2)
+    assert "bogus: unknown key" in document["cause"]["text"]
+    assert "bogus: unknown key" in bad.stderr
+
+
+def test_tables_do_not_fold_on_a_narrow_terminal(tmp_path: Path) -> None:
+    job = write_job(tmp_path, "pass", "nodes: 2\nprocs_per_node: 2\ngpus_per_node: 0\n")
+    shown = on_a_terminal("dry-run", str(job), COLUMNS="40")[1].decode().replace("\r", "").splitlines()
+    assert len(shown) == 7
+    assert max(map(len, shown)) <= 40

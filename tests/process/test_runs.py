@@ -17,6 +17,7 @@ from unittest.mock import Mock
 import pytest
 
 from distlaunch.cli.app import run_app
+from distlaunch.errors import DistlaunchError
 from distlaunch.observers.observer import Observer
 from distlaunch.observers.run_directory import INDEX_RECORD
 from distlaunch.runs import playback
@@ -357,6 +358,11 @@ def test_a_line_without_its_end_is_not_joined_to_one_of_another_attempt(restarte
         assert "[node0:0] unfinished\n" in text[: text.index("out 0 1 0")]
 
 
+def test_a_number_of_seconds_needs_no_unit(restarted: Path) -> None:
+    assert spoken(restarted, "--since", "36000.5") == spoken(restarted)
+    assert spoken(restarted, "--since", "0") == []
+
+
 def test_shows_a_restart_between_the_lines(restarted: Path) -> None:
     for words in ([], ["--fold"], ["--rank", "0"]):
         before, said, after = in_one_place(restarted, "logs", *words).partition("distlaunch: restart 1\n")
@@ -447,6 +453,35 @@ def test_a_directory_without_a_status_is_not_a_run(restarted: Path, tmp_path: Pa
         (folder / "status.json").write_text(text)
         assert listed(tmp_path, "-a") == []
         assert "not a run directory" in ran(tmp_path, "logs", str(folder)).stderr
+
+
+def damages(path: Path) -> Iterator[None]:
+    """Put something else in the place of a file, one after another."""
+    path.unlink()
+    for link in ("/etc/passwd", path.name, "nowhere"):
+        path.symlink_to(link)
+        yield
+        path.unlink()
+    os.mkfifo(path)
+    yield
+    path.unlink()
+    for data in (b"\xff" * 1000, b"[" * 100_000, b"[1]\n" * 99):
+        path.write_bytes(data)
+        yield
+    path.unlink()
+    path.mkdir()
+    yield
+
+
+@pytest.mark.parametrize("name", ["status.json", "events.jsonl", "output.index", "summary.json", "rank0.out"])
+def test_a_damaged_file_is_an_error_or_ignored(restarted: Path, tmp_path: Path, name: str) -> None:
+    shutil.copytree(restarted / "runs", tmp_path / "runs")
+    (folder,) = (tmp_path / "runs").iterdir()
+    for _ in damages(folder / name):
+        for words in (["logs", "--fold", "-r", "0"], ["attach", "--all"], ["stop"]):
+            with contextlib.suppress(DistlaunchError):
+                run_app([*words, str(folder)])
+    (folder / name).rmdir()
 
 
 # Finding
@@ -551,6 +586,20 @@ def test_a_name_means_a_running_run_rather_than_one_that_ended(tmp_path: Path, g
     assert ran(tmp_path, "wait", "job").returncode == 0  # no run goes on: the one that began last
 
 
+def test_a_job_file_means_the_runs_of_this_file_only(tmp_path: Path, gate: Path) -> None:
+    (tmp_path / "other").mkdir()
+    os.mkfifo(tmp_path / "other" / "go")
+    theirs, mine = left(tmp_path / "other"), left(tmp_path)
+    renamed = ran(tmp_path, "run", "-d", "job.yaml", "--set", "name=renamed").stdout.strip()
+    (tmp_path / "link.yaml").symlink_to("job.yaml")
+    for word in ("job.yaml", "link.yaml", f"{tmp_path}/job.yaml"):
+        done = ran(tmp_path, "stop", word)
+        assert f"2 runs of {word} are running: {renamed}, {mine}; name one by its ID" in done.stderr
+    assert f"{theirs}: CANCELLED" in ran(tmp_path, "stop", "other/job.yaml").stderr
+    for word in ("stop", "logs"):
+        assert ran(tmp_path, word, "job.yml").returncode == 2  # no run of that file, though one named job
+
+
 def test_stop_asks_which_of_several_running_runs(tmp_path: Path, gate: Path) -> None:
     first, second = left(tmp_path), left(tmp_path)
     for word, which in ((["job"], "of job"), ([], "below this directory"), (["./runs"], "in ./runs")):
@@ -618,7 +667,7 @@ def test_prune_deletes_old_runs_that_are_over_here_or_in_the_named_directory(
 
 
 @pytest.mark.parametrize(("command", "renamed"), [("wait", True), ("attach", False)])
-def test_a_run_without_its_directory_ends_and_counts_as_lost(
+def test_a_run_without_its_directory_is_followed_to_its_end(
     command: str,
     renamed: bool,
     tmp_path: Path,
@@ -629,19 +678,69 @@ def test_a_run_without_its_directory_ends_and_counts_as_lost(
     run = left(tmp_path)
     said_here(tmp_path, run)
     (there,) = listed(tmp_path)
+    looks = iter(range(1000))
 
     def taken_away(*_: object) -> None:
         folder = Path(there["folder"])
         if folder.exists():
             folder.rename(tmp_path / "elsewhere") if renamed else shutil.rmtree(folder)
+        elif next(looks) == 3:
+            open_gate(gate)
 
     monkeypatch.setattr("distlaunch.runs.following.pause", taken_away)
     monkeypatch.chdir(tmp_path)
     with held([there["controller"]["pid"]]) as processes:
         assert run_app([command, run]) == 71
-        open_gate(gate)
+        assert next(looks) > 3, "it waits while the controller lives"
+        processes.wait_ends(processes.pids, time.monotonic() + PATIENCE_S)
+    assert f"{run}: LOST: its " in capfd.readouterr().err
+
+
+def test_stop_waits_for_the_ranks_of_a_killed_controller(tmp_path: Path) -> None:
+    run = left(tmp_path, STUBBORN, "timeouts: {stop: 2s}\n")
+    (there,) = listed(tmp_path)
+    ranks = holders_of(f"DISTLAUNCH_RUN_ID={run}")
+    with held([there["controller"]["pid"], *ranks]) as processes:
+        kill(there["controller"]["pid"])
         processes.wait_ends([there["controller"]["pid"]], time.monotonic() + PATIENCE_S)
-    assert f"{run}: LOST: its run directory was removed or renamed" in capfd.readouterr().err
+        assert f"{run} had already ended: LOST" in ran(tmp_path, "stop", run).stderr
+        processes.wait_ends(ranks, time.monotonic())
+
+
+def test_a_bare_stop_names_the_runs_that_are_active_elsewhere(tmp_path: Path, gate: Path) -> None:
+    (tmp_path / "over").mkdir()
+    over = write_job(tmp_path / "over", "pass")
+    assert distlaunch("run", str(over)).returncode == 0
+    run = left(tmp_path)
+    done = ran(tmp_path / "over", "stop")
+    assert (done.returncode, run in done.stderr) == (2, True)
+    assert "no active runs below this directory; active elsewhere: " in done.stderr
+
+
+def test_completion_offers_runs(over: Path) -> None:
+    program = "python -m distlaunch".replace("-", "_").upper()
+    words = {"COMP_WORDS": "distlaunch stop my-", "COMP_CWORD": "2", f"_{program}_COMPLETE": "complete_bash"}
+    done = distlaunch(cwd=over, env={**os.environ, **words})
+    assert set(by_status(over).values()) & set(done.stdout.split()) == {*by_status(over).values()} - {
+        by_status(over)[5]
+    }
+
+
+def test_stop_finds_a_run_that_has_lost_its_directory_or_its_status(tmp_path: Path, gate: Path) -> None:
+    for lose in (shutil.rmtree, lambda folder: (folder / "status.json").write_bytes(b"")):
+        run = left(tmp_path)
+        (there,) = listed(tmp_path)
+        lose(Path(there["folder"]))
+        with held([there["controller"]["pid"]]) as processes:
+            assert ran(Path("/"), "stop", run).returncode == 0
+            processes.wait_ends(processes.pids, time.monotonic())
+
+
+def test_ps_lists_a_live_run_whose_status_is_unreadable(tmp_path: Path, gate: Path) -> None:
+    run = left(tmp_path)
+    (tmp_path / "runs" / run / "status.json").write_text("no JSON")
+    (there,) = listed(tmp_path)
+    assert (there["run"], there["state"], there["where"]) == (run, "RUNNING", "unreadable")
 
 
 def test_one_stop_waits_and_a_second_kills(tmp_path: Path) -> None:

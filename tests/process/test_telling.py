@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shlex
+import signal
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -47,6 +48,16 @@ def test_notifies_only_of_the_chosen_events(tmp_path: Path) -> None:
     assert distlaunch("run", str(job), "--set", "notify.on=[failed]").returncode == 3
     (failed,) = told(tmp_path)
     assert (failed["event"], failed["cause"]["last_words"]) == ("failed", ["here"])
+
+
+def test_a_stopped_run_has_finished_and_not_failed(tmp_path: Path) -> None:
+    worker = "import signal\nprint('here', flush=True)\nsignal.pause()"
+    with running(notifying(tmp_path, worker, f"cat >> {shlex.quote(str(tmp_path))}/told")) as run:
+        run.wait_for("here", times=2)
+        run.process.send_signal(signal.SIGINT)
+        assert run.wait() == 130
+    (finished,) = told(tmp_path)
+    assert (finished["event"], finished["state"]) == ("finished", "CANCELLED")
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,8 @@ def spec_of(
     text: str, environ: Mapping[str, str] | None = None, hostfile: tuple[HostEntry, ...] | None = None
 ) -> JobSpec:
     """Build the job from `text`, as if it were read from FOLDER/job.yaml."""
-    around = Surroundings(FOLDER, "/home/me", environ or {}, hostfile, sections=SECTIONS)
+    place = (FOLDER, "/home/me", environ or {}, hostfile, None, f"{FOLDER}/job.yaml")
+    around = Surroundings(*place, sections=SECTIONS)
     return build_spec(parse(text, "job.yaml"), "job.yaml", around)
 
 

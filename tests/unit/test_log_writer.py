@@ -220,7 +220,7 @@ def test_what_a_full_disk_refuses_is_lost_and_the_rest_is_written(writer: LogWri
     writer.close()
     assert (tmp_path / "log").read_bytes() == b"abcdeij"
     assert (tmp_path / "other").read_bytes() == b"abcd"
-    assert writer.lost_bytes == 3
+    assert (writer.lost_bytes, writer.trouble) == (3, "File too large")
 
 
 def test_counts_bytes_lost_to_a_broken_disk(writer: LogWriter, disk: Disk) -> None:

@@ -238,3 +238,13 @@ def test_a_pattern_that_backtracks_is_given_up_and_said_so() -> None:
     watched.say(0, "a" * 60 + "!\n")
     watched.say(0, "a" * 60 + "!\n")
     assert "logs.watch: the pattern takes more than 0.5 s on a line" in watched.shown(width=150, history=True)
+
+
+def test_the_rate_is_of_values_that_still_come() -> None:
+    watched = Watched(1, 1)
+    for value in range(3):
+        watched.say(0, f"loss {value}\n")
+        watched.now += 1.0
+    assert "+1/s" in watched.shown()
+    watched.now += 20.0
+    assert "/s" not in watched.shown()
