@@ -191,3 +191,10 @@ def test_names_all_unusable_hosts_at_once(site: Site) -> None:
     }
     assert_refused(site, ended, expected)
     assert ended.document["nodes"][1] == {"name": "host1", "phase": "closed", "failure": None}
+
+
+def test_refuses_a_host_that_is_listed_under_two_names(site: Site) -> None:
+    ended = site.run(["host1", "host2", site.name("alias", "host2")])
+    assert ended.status == 2
+    assert "nodes[2]: alias and host2 are the same host; remove one" in ended.stderr
+    assert site.started() == []

@@ -11,7 +11,7 @@ import pytest
 from tests.cluster import odd_hosts
 from tests.cluster.hosts import GONE_S, Node, Site, parent_of, program
 from tests.cluster.odd_hosts import assert_ran, assert_refused, run_behind, told_s
-from tests.faults.agents import python_with
+from tests.faults.agents import NAMELESS, python_with
 from tests.faults.attempts import lost
 from tests.faults.figures import Figures, Pace, fault
 from tests.harness import kill, running, wait_gone
@@ -106,7 +106,8 @@ def test_tells_why_a_host_is_unusable(
 @pytest.mark.fault(38, "sshd drops connections (MaxStartups 2:100:2)", promise="8")
 def test_retries_at_a_server_that_sheds_load(site: Site, figures: Figures) -> None:
     port = site.sshd("host2", "MaxStartups 2:100:2")
-    ended = site.run([site.name(f"name{i}", "host2", port) for i in range(8)])
+    python = python_with(site.folder / "python", NAMELESS)
+    ended = site.run([{"host": site.name(f"name{i}", "host2", port), "python": python} for i in range(8)])
     assert_ran(site, ended)
     dropped = [e for e in ended.events("LinkEnded") if e["failure"]["kind"] == "dropped by the server"]
     assert dropped, "the server let all in at once"
