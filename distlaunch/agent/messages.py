@@ -183,7 +183,7 @@ class Close(Frozen):
 
 
 class Hello(Frozen):
-    """The first report of an agent.
+    """The first report of an agent; `machine` identifies the host, by whatever name it is reached.
 
     A launcher that connected reports the number of its workers in `procs`, and their `role`. It shows their
     output itself, and keeps it in the directory `logs`, or nowhere if that is "".
@@ -200,6 +200,7 @@ class Hello(Frozen):
     procs: Optional[int] = None
     logs: Optional[str] = None
     role: str = ""
+    machine: str = ""
 
 
 class Pong(Frozen):

@@ -22,6 +22,23 @@ SIOCGIFADDR = 0x8915
 """ioctl that returns the first IPv4 address of an interface (netdevice(7))."""
 
 
+def machine() -> str:
+    """Return what identifies this host by whatever name it is reached; "" = unknown.
+
+    Containers are hosts of their own, and so are SSH servers at different loopback addresses.
+    """
+    server = os.environ.get("SSH_CONNECTION", "").split()[2:]
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            parts = [
+                file.read().strip(),
+                *(os.readlink("/proc/self/ns/%s" % each) for each in ("net", "uts")),
+            ]
+    except OSError:
+        return ""
+    return " ".join(parts + (server if server and server[0].startswith("127.") else []))
+
+
 # The rendezvous port
 
 

@@ -135,6 +135,7 @@ class Agent:
             hostname=os.uname().nodename,
             pid=os.getpid(),
             at=time.monotonic(),
+            machine=network.machine(),
         )
 
     def _report_orphans(self) -> None:

@@ -11,6 +11,7 @@ from distlaunch.agent.frozen import Frozen
 from distlaunch.job.allocation import TaskPlace
 from distlaunch.job.spec import Backend, Env, JobSpec, Program
 from distlaunch.job.text import fill, path_in
+from distlaunch.transports.ssh import Ssh
 from distlaunch.transports.transport import Transport
 from distlaunch.wording import counted, listed
 
@@ -26,7 +27,7 @@ class Facts(Frozen):
     """Facts about a node: the interpreter for its workers and the number of its GPUs (None = not checked).
 
     A launcher has `procs` workers of its own, with its own `role`. It shows their output and keeps it in
-    `logs`, "" = nowhere; None = the controller does.
+    `logs`, "" = nowhere; None = the controller does. `machine` identifies its host.
     """
 
     python: str
@@ -34,6 +35,7 @@ class Facts(Frozen):
     procs: int | None = None
     logs: str | None = None
     role: str = ""
+    machine: str = ""
 
 
 class NodePlan(Frozen):
@@ -185,6 +187,7 @@ def make_plan(spec: JobSpec, facts: Mapping[int, Facts], master_address: str | N
     `JobError` if the job can't run on these nodes.
     """
     nodes: list[NodePlan] = []
+    _check_names(spec, facts)
     for index, fact in facts.items():
         first_rank = nodes[-1].ranks.stop if nodes else 0
         nodes.append(node_plan(spec, fact, index, NodeRank(len(nodes)), first_rank))
@@ -194,6 +197,17 @@ def make_plan(spec: JobSpec, facts: Mapping[int, Facts], master_address: str | N
     together = spec.together([node.reach for node in nodes])
     address = _master_addr(spec, nodes[0].node, together, master_address)
     return LaunchPlan(spec, tuple(nodes), world_size, backend, address, spec.rendezvous.port)
+
+
+def _check_names(spec: JobSpec, facts: Mapping[int, Facts]) -> None:
+    """Check that no two names for ssh mean the same host."""
+    seen: dict[str, str] = {}
+    for index, fact in facts.items():
+        node = spec.pool[index]
+        named = fact.machine if isinstance(node.reach, Ssh) else ""
+        if named and (other := seen.setdefault(named, node.label)) != node.label:
+            hint = f"remove one; to run more workers on it, raise procs of {other}"
+            raise spec.error(node.path, f"{node.label} and {other} are the same host; {hint}")
 
 
 def _check_console(spec: JobSpec, world_size: int) -> None:

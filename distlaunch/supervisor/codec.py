@@ -94,9 +94,9 @@ def _hello(report: messages.Hello) -> Event:
         raise ProtocolError(f"the agent speaks protocol {report.protocol}, not {PROTOCOL}")
     gpus = number(report.gpus, "gpus", 0, MAX_GPUS)
     procs = report.procs if report.procs is None else number(report.procs, "procs", 1)
-    texts = (report.python, report.logs, report.hostname, report.role)
-    python, logs, hostname, role = (_trusted(text, "") for text in texts)
-    return events.AgentUp(report.node, Facts(python, gpus, procs, logs, role), hostname)
+    texts = (report.python, report.logs, report.hostname, report.role, report.machine)
+    python, logs, hostname, *known = (_trusted(text, "") for text in texts)
+    return events.AgentUp(report.node, Facts(python, gpus, procs, logs, *known), hostname)
 
 
 def _trusted(value: Any, name: str) -> Any:

@@ -164,3 +164,10 @@ def test_names_a_login_shell_that_ends_with_the_command_that_shows_it(site: Site
     assert command.startswith(f"ssh -F {site.ssh_config} ")
     done = completed(["/bin/sh", "-c", command], cwd="/")
     assert (done.returncode, done.stderr.strip()) == (3, "no licence")
+
+
+def test_refuses_a_host_that_is_listed_under_two_names(site: Site) -> None:
+    ended = site.run(["host1", "host2", site.name("alias", "host2")])
+    assert ended.status == 2
+    assert "nodes[2]: alias and host2 are the same host; remove one" in ended.stderr
+    assert site.started() == []

@@ -23,8 +23,14 @@ def python_with(path: Path, patch: str) -> str:
     return str(path)
 
 
+NAMELESS = """
+from distlaunch.agent import network
+network.machine = lambda: ""
+"""
+"""An agent that doesn't report its host, so that several names may mean the same one."""
 _LYING = """
-from distlaunch.agent import wire
+from distlaunch.agent import network, wire
+network.machine = lambda: ""
 encode = wire.encode_message
 def raw(node, payload, length=None):
     head = encode(node, {{"op": "pong"}})[: wire.HEADER.size - 4]

@@ -20,7 +20,7 @@ from tests.cluster.odd_hosts import (
     with_python,
     with_python_of,
 )
-from tests.faults.agents import python_with
+from tests.faults.agents import NAMELESS, python_with
 from tests.faults.figures import Figures, Pace, fault
 
 CONNECT_S = 30.0
@@ -107,7 +107,8 @@ def test_tells_why_a_host_is_unusable(bad: Mapping[str, Bad], site: Site, figure
 @pytest.mark.fault(38, "sshd drops connections (MaxStartups 2:100:2)", promise="8")
 def test_retries_at_a_server_that_sheds_load(site: Site, figures: Figures) -> None:
     port = site.sshd("host2", "MaxStartups 2:100:2")
-    ended = site.run([site.name(f"name{i}", "host2", port) for i in range(8)])
+    python = python_with(site.folder / "python", NAMELESS)
+    ended = site.run([{"host": site.name(f"name{i}", "host2", port), "python": python} for i in range(8)])
     assert_ran(site, ended)
     dropped = [e for e in ended.events("LinkEnded") if e["failure"]["kind"] == "dropped by the server"]
     assert dropped, "the server let all in at once"

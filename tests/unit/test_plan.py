@@ -246,6 +246,15 @@ def test_ranks_are_numbered_within_their_role_too() -> None:
     assert found == [readers[0], *trainers, *readers[1:], *(f"ps {i} 4" for i in range(4))]
 
 
+def test_refuses_two_names_of_one_host() -> None:
+    spec = spec_of("script: x\ngpus_per_node: 0\nnodes: [a, b, a.example]")
+    facts = {i: Facts("p", 0, machine=f"boot {i % 2}") for i in range(3)}
+    with pytest.raises(
+        JobError, match=r"job.yaml:3:15: nodes\[2\]: a.example and a are the same host; remove"
+    ):
+        make_plan(spec, facts, "10.0.0.1")
+
+
 def test_no_job_can_set_what_the_contract_sets() -> None:
     (worker,) = all_workers(plan_of(""))
     assert set(worker.contract) <= contract.RESERVED

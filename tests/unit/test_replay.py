@@ -85,7 +85,10 @@ def test_an_exit_survives_json() -> None:
         ([first_line(spec_of("script: t.py")), line("Nonsense")], "line 2: unknown event: 'Nonsense'"),
         ([first_line(spec_of("script: t.py")), line("Swept", node="a")], "line 2: Swept: "),
         ([first_line(spec_of("script: t.py")), line("Swept")], "line 2: Swept: "),
-        ([first_line(spec_of("script: t.py")), line("Interrupted", signum=2, node="a")], "Interrupted: .*'a'"),
+        (
+            [first_line(spec_of("script: t.py")), line("Interrupted", signum=2, node="a")],
+            "Interrupted: .*'a'",
+        ),
         ([first_line(spec_of("script: t.py")), "{", line("TimerDue", timer="job")], "line 2: not JSON"),
     ],
 )
