@@ -4,6 +4,10 @@ Source: torch/distributed/elastic/agent/server/local_elastic_agent.py and the to
 torch 2.13.
 """
 
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
 from distlaunch.agent.frozen import Frozen
 
 RESERVED = frozenset(
@@ -29,6 +33,7 @@ SENT = RESERVED - {"DISTLAUNCH_AGENT", "DISTLAUNCH_DEADLINE", "TORCHELASTIC_ERRO
     *("TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_DUMP_ON_TIMEOUT"),
 }
 """The only variables that a controller may set for the workers of a launcher that joined."""
+NO_VALUES: Mapping[str, Any] = MappingProxyType({})
 HANDLED_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
 """The default of torchrun's --signals-to-handle."""
 
@@ -43,7 +48,11 @@ class Position(Frozen):
 
 
 class Rendezvous(Frozen):
-    """The values that all workers of one attempt share."""
+    """The values that all workers of one attempt share.
+
+    For placeholders only: `ids` are the IDs of the job and the run by their variables, `ports` the further
+    ports by their placeholders, and `hosts` the addresses of the nodes in rank order.
+    """
 
     master_addr: str
     master_port: int
@@ -53,6 +62,9 @@ class Rendezvous(Frozen):
     max_restarts: int = 0
     role: str = "default"
     signals: str = HANDLED_SIGNALS
+    ids: Mapping[str, str] = NO_VALUES
+    ports: Mapping[str, str] = NO_VALUES
+    hosts: tuple[str, ...] = ()
 
 
 def shared_environment(meeting: Rendezvous, world_size: int, nodes: int | None) -> dict[str, str]:

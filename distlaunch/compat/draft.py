@@ -70,7 +70,10 @@ class Draft:
     def set_env(self, env: Mapping[str, str]) -> None:
         """Add variables; CUDA_VISIBLE_DEVICES also determines gpus_per_node."""
         if env:
-            self.keys["env"] = {**self.keys.get("env", {}), **env}
+            self.keys["env"] = {
+                **self.keys.get("env", {}),
+                **{name: literal(text, every=False) for name, text in env.items()},
+            }
         if (gpus := env.get("CUDA_VISIBLE_DEVICES")) is not None:
             names = [name for name in gpus.split(",") if name.strip() not in ("", "-1")]
             self.set("gpus_per_node", len(names))

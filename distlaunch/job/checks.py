@@ -11,7 +11,7 @@ from distlaunch.job.document import Place, nearest, program_keys, setting
 from distlaunch.job.fields import JOB, RENDEZVOUS
 from distlaunch.job.nodes import REST, endpoint_of, users_and_hosts
 from distlaunch.job.spec import JobSpec, Surroundings
-from distlaunch.job.text import placeholders_in
+from distlaunch.job.text import IDS, instead_of, placeholders_in
 from distlaunch.job.types import Checked
 from distlaunch.transports.container import BY_SRUN, Runtime
 from distlaunch.transports.slurm import Slurm
@@ -104,10 +104,12 @@ def _with_etcd(given: Checked, conf: Checked) -> Mistakes:
 
 def _unfilled(given: Checked, why: str) -> Mistakes:
     """Report placeholders whose values are unknown to distlaunch."""
-    for key in ("command", "args"):
-        for i, word in enumerate(given.get(key) or ()):
-            for name in placeholders_in([word or ""]):
-                yield f"{key}[{i}]", f"{why % name}: have the script read {name.upper()}"
+    lists = ((key, enumerate(given.get(key) or ())) for key in ("command", "args"))
+    texts = [(f"{key}[{i}]", word) for key, words in lists for i, word in words]
+    texts += [(f"env.{name}", text) for name, text in (given.get("env") or {}).items()]
+    for path, text in texts:
+        for word in {*placeholders_in([text or ""])}.difference(IDS):
+            yield path, f"{why % word}: {instead_of(word)}"
 
 
 def _stall(reading: Reading) -> Mistakes:

@@ -347,14 +347,13 @@ JOB = Record(
     ),
     args=Field(
         ListOf(ARGUMENT),
-        "Arguments; {rank}, {local_rank}, {node_rank}, {world_size}, {local_world_size}, {master_addr} "
-        "and {master_port} are filled in; write {{rank}} for a literal {rank}.",
+        "Arguments; placeholders such as {rank} are filled in (see above).",
         part=spec.Program,
     ),
     env=built(
         ENV,
-        "Variables of the workers; null passes on the value from your shell and fails if it is unset. "
-        "{job_id} in a value becomes the job's ID, for trackers that resume by ID.",
+        "Variables of the workers, with placeholders as in args; null passes on the value from your shell "
+        "and fails if it is unset.",
     ),
     python=built(
         PYTHON, "Interpreter on the nodes.", "distlaunch's own, if its path exists there, else python3"

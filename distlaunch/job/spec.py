@@ -11,7 +11,7 @@ from distlaunch.agent.wire import LEASE_S
 from distlaunch.errors import JobError
 from distlaunch.job.allocation import AllocatedNode, Allocation, TaskPlace
 from distlaunch.job.document import Place
-from distlaunch.job.text import path_in
+from distlaunch.job.text import path_in, placeholders_in
 from distlaunch.job.types import Field
 from distlaunch.transports.container import Container
 from distlaunch.transports.transport import Local, Transport
@@ -53,6 +53,11 @@ class Program(Frozen):
     env: Env = NO_ENV
     python: str | None = None
     role: str = "default"
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """Return the arguments, with placeholders."""
+        return (*self.words[1:], *self.args)
 
     def before(self, python: str) -> tuple[str, ...]:
         """Return the words that start the program with an interpreter, up to its own words."""
@@ -199,9 +204,9 @@ class Earlier(Frozen):
 class Invocation(Frozen):
     """Settings of the command that runs the job, which no job file has.
 
-    A `piped` job file is in no directory. `placeholders` enables {rank} and so on in arguments. With
-    `shares_stdio`, workers inherit stdin and, where their output needs no processing, stdout. `signals` are
-    the names of signals that end the job and are passed to the workers unchanged, not as SIGTERM.
+    A `piped` job file is in no directory. `placeholders` enables {rank} and so on in arguments and variables.
+    With `shares_stdio`, workers inherit stdin and, where their output needs no processing, stdout. `signals`
+    are the names of signals that end the job and are passed to the workers unchanged, not as SIGTERM.
     """
 
     piped: bool = False
@@ -319,6 +324,25 @@ class JobSpec(Frozen):
     def elastic(self) -> bool:
         """Check whether the job may run on other nodes than those listed."""
         return bool(self.membership.spares) or self.fewest < len(self.nodes)
+
+    @cached_property
+    def placeholders(self) -> tuple[str, ...]:
+        """Return the placeholders in arguments and variables, in order."""
+        if not self.invocation.placeholders:
+            return ()
+        envs = (self.program.env, *(node.env for node in self.pool if node.env))
+        values = (value.text for env in envs for value in env.values() if not value.inherited)
+        return tuple(placeholders_in((*self.program.arguments, *values)))
+
+    @property
+    def port_names(self) -> tuple[str, ...]:
+        """Return the placeholders of further ports on the first node: `port:NAME`."""
+        return tuple(word for word in self.placeholders if word.startswith("port:"))
+
+    @property
+    def uses_hosts(self) -> bool:
+        """Check whether any placeholder has the addresses of the nodes."""
+        return any(word.startswith("hosts") for word in self.placeholders)
 
     def error(self, path: str, text: str) -> JobError:
         """Return an error about the value at `path`."""

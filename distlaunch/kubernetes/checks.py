@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from distlaunch.contract import RESERVED
 from distlaunch.job.spec import JobSpec, Mpirun
-from distlaunch.job.text import placeholders_in
+from distlaunch.job.text import instead_of, placeholders_in
 from distlaunch.kubernetes.manifests import Kind
 from distlaunch.kubernetes.running import GPU
 
@@ -113,8 +113,7 @@ def _words(spec: JobSpec) -> Iterator[tuple[str, str]]:
     for key, words in (("command", spec.program.words), ("args", spec.program.args)):
         for i, word in enumerate(words):
             for name in placeholders_in([word]):
-                advice = f"have the script read {name.upper()}"
-                yield f"{key}[{i}]", f"{{{name}}} can't be filled in on Kubernetes: {advice}"
+                yield f"{key}[{i}]", f"{{{name}}} can't be filled in on Kubernetes: {instead_of(name)}"
 
 
 def _env(spec: JobSpec) -> Iterator[tuple[str, str]]:
@@ -123,8 +122,8 @@ def _env(spec: JobSpec) -> Iterator[tuple[str, str]]:
         if value.inherited and name not in secrets:
             advice = f"put it in a Secret and set kubernetes.secrets.{name}: {{secret: …, key: …}}"
             yield f"env.{name}", f"values from your environment are never printed: {advice}"
-        if "{job_id}" in value.text:
-            yield f"env.{name}", "{job_id} can't be filled in on Kubernetes: write your own ID"
+        for word in placeholders_in([value.text]) if not value.inherited else ():
+            yield f"env.{name}", f"{{{word}}} can't be filled in on Kubernetes: {instead_of(word)}"
     for path, names in (("env", spec.program.env), ("kubernetes.secrets", secrets)):
         for name in filter(_OWN.fullmatch, names):
             yield f"{path}.{name}", f"the launcher in each pod reads {name} itself; remove it"

@@ -1,21 +1,25 @@
 """Assignment of ranks: nodes in the order listed, contiguous per node, rank 0 on the first."""
 
+import json
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
-from functools import cached_property
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache, cached_property
+from itertools import count
 from operator import attrgetter
-from typing import NewType
+from typing import NewType, TypeVar
 
 from distlaunch import contract
 from distlaunch.agent.frozen import Frozen
 from distlaunch.job.allocation import TaskPlace
 from distlaunch.job.spec import Backend, Env, JobSpec, Program
-from distlaunch.job.text import fill, path_in
+from distlaunch.job.text import VARIABLES, Values, fill, path_in
 from distlaunch.transports.transport import Transport
 from distlaunch.wording import counted, listed
 
 MAX_PROCS = 4096
 """Workers per node; the protocol has room for 32768."""
+T = TypeVar("T")
 NodeRank = NewType("NodeRank", int)
 """Position of a node in an attempt, GROUP_RANK; other node numbers are indices in the pool."""
 DEFAULT_PORT = 29500
@@ -269,8 +273,23 @@ def is_loopback(host: str) -> bool:
     return (mapped or address).is_loopback
 
 
-def meeting_of(plan: LaunchPlan, run_id: str, port: int, restart_count: int = 0) -> contract.Rendezvous:
-    """Return the values shared by the workers of one attempt."""
+def ids_of(spec: JobSpec, run_id: str) -> dict[str, str]:
+    """Return the variables with the IDs of a run and of its job.
+
+    The ID of the job stays the same when it is requeued, so that experiment trackers can resume by it.
+    """
+    job_id = spec.invocation.earlier.job_id if spec.invocation.earlier else run_id
+    return {"DISTLAUNCH_RUN_ID": run_id, "DISTLAUNCH_JOB_ID": job_id}
+
+
+def meeting_of(
+    plan: LaunchPlan, run_id: str, ports: Sequence[int], restart_count: int = 0, hosts: Iterable[str] = ()
+) -> contract.Rendezvous:
+    """Return the values shared by the workers of one attempt.
+
+    `ports` are MASTER_PORT and further ports, `hosts` the addresses of the other nodes.
+    """
+    port, *further = ports
     return contract.Rendezvous(
         master_addr=plan.master_addr,
         master_port=port,
@@ -280,13 +299,18 @@ def meeting_of(plan: LaunchPlan, run_id: str, port: int, restart_count: int = 0)
         max_restarts=plan.spec.restarts_before + plan.spec.restarts.most,
         role=plan.spec.program.role,
         signals=",".join(plan.spec.invocation.signals) or contract.HANDLED_SIGNALS,
+        ids=ids_of(plan.spec, run_id),
+        ports=dict(zip(plan.spec.port_names, map(str, further), strict=False)),
+        hosts=(plan.master_addr, *hosts),
     )
 
 
 def planned_workers(plan: LaunchPlan) -> dict[NodeRank, list[WorkerPlan]]:
-    """Return the workers of each node, with the default port of torch in place of a picked one."""
-    meeting = meeting_of(plan, plan.spec.name, plan.master_port or DEFAULT_PORT)
+    """Return the workers of each node, with 29500, torch's default, and so on for free ports."""
     way = ("lo", "127.0.0.1") if plan.spec.one_machine else (None, None)
+    port = plan.master_port or DEFAULT_PORT
+    hosts = [address_of(plan, node, way[1]) for node in plan.nodes[1:]]
+    meeting = meeting_of(plan, plan.spec.name, range(port, port + 1 + len(plan.spec.port_names)), hosts=hosts)
     return {node.node_rank: workers(plan, node, meeting, *way) for node in plan.nodes}
 
 
@@ -302,8 +326,60 @@ def workers(
     `interface` leads to MASTER_ADDR, and `source` is the address of the node on it.
     """
     if plan.spec.rendezvous.etcd:
-        return [_torch_agent(plan, node, meeting, interface, source)]
-    return [_worker(plan, node, local_rank, meeting, interface) for local_rank in range(node.procs)]
+        planned = [_torch_agent(plan, node, meeting, interface, source)]
+    else:
+        planned = [_worker(plan, node, local_rank, meeting, interface) for local_rank in range(node.procs)]
+    if not plan.spec.invocation.placeholders:
+        return planned
+    first = len(planned[0].argv) - len(plan.spec.program.arguments)
+    return [_filled(worker, first, _shared_value(plan, meeting)) for worker in planned]
+
+
+# Placeholders
+
+
+def address_of(plan: LaunchPlan, node: NodePlan, source: str | None) -> str:
+    """Return the address of a node for the others; `source` is its address on the route to MASTER_ADDR."""
+    return plan.spec.pool[node.node].address or source or node.label
+
+
+def _shared_value(plan: LaunchPlan, meeting: contract.Rendezvous) -> Values:
+    """Return the values of placeholders that are the same for all workers."""
+
+    @cache  # in a large job, all hosts together are long
+    def value(word: str) -> str | None:
+        name, _, port = word.partition(":")
+        if name not in ("hosts", "hosts_json"):
+            return meeting.ids.get(VARIABLES.get(word, "")) or meeting.ports.get(word)
+        hosts = [*_endpoints(plan, meeting.hosts, int(port))] if port else meeting.hosts
+        return json.dumps(hosts) if name == "hosts_json" else ",".join(hosts)
+
+    return value
+
+
+def _endpoints(plan: LaunchPlan, hosts: Sequence[str], port: int) -> Iterator[str]:
+    """Yield host:port of each rank; the ranks on a host have the ports from `port` on."""
+    ports: defaultdict[str, Iterator[int]] = defaultdict(lambda: count(port))
+    for host, node in zip(hosts, plan.nodes, strict=True):
+        for _ in node.ranks:
+            yield f"[{host}]:{next(ports[host])}" if ":" in host else f"{host}:{next(ports[host])}"
+
+
+def _filled(worker: WorkerPlan, first: int, shared: Values) -> WorkerPlan:
+    """Fill in the placeholders in arguments, which begin at `first`, and in variables not inherited."""
+
+    def value(word: str) -> str | None:
+        return worker.contract.get(VARIABLES.get(word, "")) or shared(word)
+
+    args = (fill(word, value) for word in worker.argv[first:])
+    env = {
+        name: each if each.inherited else each._replace(text=fill(each.text, value, every=False))
+        for name, each in worker.env.items()
+    }
+    return worker._replace(argv=(*worker.argv[:first], *args), env=env)
+
+
+# Workers
 
 
 def _worker(
@@ -317,7 +393,7 @@ def _worker(
     return WorkerPlan(
         rank=rank,
         local_rank=local_rank,
-        argv=_argv(plan, node, shared | own),
+        argv=_argv(plan, node),
         contract=shared | own,
         env=node.env,
         defaults=contract.defaults(place.local_size, interface, plan.backend),
@@ -336,7 +412,7 @@ def _torch_agent(
     return WorkerPlan(
         rank=node.first_rank,
         local_rank=0,
-        argv=(*launcher, program_word(spec, node), *other_launchers.arguments(spec)),
+        argv=(*launcher, program_word(spec, node), *spec.program.arguments),
         contract={"DISTLAUNCH_BACKEND": meeting.backend},  # torch sets the others
         env=node.env,
         defaults=contract.defaults(ranks, interface, plan.backend),
@@ -346,18 +422,15 @@ def _torch_agent(
     )
 
 
-def common_contract(workers: Sequence[WorkerPlan]) -> dict[str, str]:
-    """Return the contract variables with the same value for all these workers."""
-    first, *others = (worker.contract for worker in workers)
+def common(maps: Iterable[Mapping[str, T]]) -> dict[str, T]:
+    """Return the entries that all of `maps`, which have the same keys, have in common."""
+    first, *others = maps
     return {name: value for name, value in first.items() if all(other[name] == value for other in others)}
 
 
-def _argv(plan: LaunchPlan, node: NodePlan, values: Mapping[str, str]) -> tuple[str, ...]:
-    program, word = plan.spec.program, program_word(plan.spec, node)
-    args = (*program.words[1:], *plan.spec.program.args)
-    if plan.spec.invocation.placeholders:
-        args = tuple(fill(argument, values) for argument in args)
-    return (*program.before(node.python), word, *args)
+def _argv(plan: LaunchPlan, node: NodePlan) -> tuple[str, ...]:
+    program = plan.spec.program
+    return (*program.before(node.python), program_word(plan.spec, node), *program.arguments)
 
 
 def program_word(spec: JobSpec, node: NodePlan) -> str:

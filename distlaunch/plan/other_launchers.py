@@ -7,7 +7,7 @@ ranks join an ordinary run at MASTER_ADDR and MASTER_PORT of the job.
 
 from distlaunch.contract import Rendezvous
 from distlaunch.job.spec import FOREVER_S, EnvValue, JobSpec, NodeSpec
-from distlaunch.job.text import fill
+from distlaunch.job.text import literal
 from distlaunch.transports.ssh import Ssh
 
 TEMPORARY = ("PET_LOG_DIR",)
@@ -59,11 +59,6 @@ def program_flag(spec: JobSpec) -> list[str]:
     return {"module": ["--module"], "command": ["--no-python"], "script": []}[spec.program.kind]
 
 
-def arguments(spec: JobSpec) -> tuple[str, ...]:
-    """Return the arguments of the program with literal braces; torchrun fills in no placeholders."""
-    return tuple(fill(argument, {}) for argument in (*spec.program.words[1:], *spec.program.args))
-
-
 _PASSED_ON = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT", "DISTLAUNCH_JOB_ID")
 _DEFAULTS = {
     # Running as root is a decision of the user.
@@ -86,10 +81,10 @@ def under_mpirun(spec: JobSpec, python: str) -> JobSpec:
         return spec
     python = spec.program.python or python
     hosts = tuple(("localhost" if node.local else node.label, _procs(spec, node)) for node in spec.nodes)
-    words = [*spec.mpirun.argv[1:], "-n", str(sum(procs for _, procs in hosts))]
+    words = [*map(literal, spec.mpirun.argv[1:]), "-n", str(sum(procs for _, procs in hosts))]
     words += ["--host", ",".join(f"{host}:{procs}" for host, procs in hosts)]
     words += [python, "-m", "distlaunch", "exec", "--", *spec.program.before(python)]
-    words += [spec.program.words[0], *arguments(spec)]
+    words += [spec.program.words[0], *spec.program.arguments]
     return spec._replace(
         nodes=(spec.nodes[0]._replace(procs=1),),
         program=spec.program._replace(
@@ -100,7 +95,6 @@ def under_mpirun(spec: JobSpec, python: str) -> JobSpec:
             env={**_settings(spec), **spec.program.env},
         ),
         limits=spec.limits._replace(join_s=None, stall_s=None),  # `exec` watches the ranks
-        invocation=spec.invocation._replace(placeholders=False),
         mpirun=spec.mpirun._replace(hosts=hosts),
     )
 

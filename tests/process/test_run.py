@@ -41,6 +41,26 @@ def test_ranks_get_the_contract(tmp_path: Path) -> None:
         assert env.items() >= (shared | own).items()
 
 
+def test_variables_wire_a_framework_without_a_shell(tmp_path: Path) -> None:
+    worker = """
+        import os, socket
+
+        address, port = os.environ["COORDINATOR"].split(":")
+        server = os.environ["RANK"] == "0" and socket.create_server((address, int(port)))
+        print(port, os.environ["TF_CONFIG"])
+        """
+    tf = '{"cluster": {"worker": {hosts_json:2222}}, "task": {"type": "worker", "index": {rank}}}'
+    env = json.dumps({"TF_CONFIG": tf, "COORDINATOR": "{master_addr}:{port:jax}"})
+    done = distlaunch("run", str(write_job(tmp_path, worker, f"{CPU}env: {env}")))
+    assert done.returncode == 0, done.stderr
+    told = sorted(line.partition("] ")[2].split(" ", 1) for line in done.stdout.splitlines())
+    cluster = {"worker": [f"127.0.0.1:{port}" for port in range(2222, 2226)]}
+    assert [json.loads(config) for _, config in told] == [
+        {"cluster": cluster, "task": {"type": "worker", "index": rank}} for rank in range(4)
+    ]
+    assert len({port for port, _ in told}) == 1
+
+
 @pytest.mark.parametrize(
     ("console", "shown"), [("all", {0, 1, 2, 3}), ("rank0", {0}), ("none", set()), ("[0, 3]", {0, 3})]
 )

@@ -10,7 +10,7 @@ from distlaunch.compat.draft import hostfile_draft
 from distlaunch.errors import JobError
 from distlaunch.job.nodes import parse_hostfile
 from distlaunch.job.spec import JobSpec, NodeSpec
-from distlaunch.job.text import fill
+from distlaunch.job.text import fill, unfilled
 from distlaunch.plan.layout import Facts, make_plan
 from distlaunch.transports.ssh import Ssh
 from tests.unit.drafts import comments, keys_of
@@ -37,7 +37,7 @@ def test_a_hostfile_becomes_a_job(text: str, keys: dict[str, Any]) -> None:
 def test_doubled_braces_become_a_comment() -> None:
     draft = hostfile_draft("a\n", "hosts", ["x.py", "{epoch}"])
     assert "{{epoch}}: doubled braces" in comments(draft)
-    assert fill(spec_of(draft.text()).program.args[0], {}) == "{epoch}"
+    assert fill(spec_of(draft.text()).program.args[0], unfilled) == "{epoch}"
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,8 @@ MISTAKES = [
         "args: ['{nope}']",
         (
             "2:8: args[0]: unknown placeholder {nope}; known: {rank}, "
-            "{local_rank}, {node_rank}, {world_size}, {local_world_size}, {master_addr}, {master_port};"
+            "{local_rank}, {node_rank}, {world_size}, {local_world_size}, {master_addr}, {master_port}, "
+            "{job_id}, {run_id}, {port:NAME}, {hosts}, {hosts:PORT}, {hosts_json}, {hosts_json:PORT};"
         ),
     ),
     ("script: y", "2:1: script: duplicate key; the first is on line 1"),

@@ -449,7 +449,7 @@ def test_the_bundle_is_reproducible() -> None:
         ("env: {NOT_SET_HERE: null}", "env.NOT_SET_HERE: values from your environment are never printed"),
         (
             "env: {RUN: 'x-{job_id}'}",
-            "env.RUN: {job_id} can't be filled in on Kubernetes: write your own ID",
+            "env.RUN: {job_id} can't be filled in on Kubernetes: have the script read DISTLAUNCH_JOB_ID",
         ),
         (
             "kubernetes: {secrets: {RANK: {secret: s, key: k}}}",

@@ -3,6 +3,7 @@
 import errno
 import itertools
 import signal
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -48,6 +49,7 @@ from distlaunch.supervisor.actions import (
     StartWorkers,
     StopWorkers,
 )
+from distlaunch.supervisor.codec import command_for
 from distlaunch.supervisor.events import AddressesFound, AgentUp, Event, LinkEnded, OutputFlows, TimerDue
 from distlaunch.supervisor.nodes import Exited, Lost, Route, failure_of, is_over, route_of
 from distlaunch.supervisor.state import Phase, State, Timer
@@ -275,11 +277,29 @@ def test_connects_to_all_nodes_then_holds_the_port_and_finds_routes_before_worke
     assert job.state.port == 29400
 
 
-def foreseeing(text: str = TWO, address: str = MASTER) -> History:
+def test_further_ports_and_the_addresses_of_nodes_reach_workers_and_a_restart_gets_new_ports() -> None:
+    text = f"{WITH_RESTARTS}\nenv: {{A: '{{port:x}} {{hosts:80}} {{rank}}'}}"
+    job = foreseeing(text, further=1)
+    for port in (29411, 29422):
+        job.feed(*answers(1), up(0), PortHeld(0, port - 1, (port,)), *answers(0)[2:])
+        start: Any = command_for(StartWorkers(1), job.state, "run-1")
+        assert [worker.env["A"] for worker in start.workers] == [
+            f"{port} {MASTER}:80,{MASTER}:81,10.0.0.2:80,10.0.0.2:81 {rank}" for rank in (2, 3)
+        ]
+        assert "A" not in start.env
+        job.feed(ended(0, 7), Swept(0, job.state.attempt, 0), Swept(1, job.state.attempt, 0))
+        job.wait()
+    assert job.actions.count_of(HoldPort(0, None, 1)) == 2
+
+
+def foreseeing(text: str = TWO, address: str = MASTER, further: int = 0) -> History:
     """A job whose nodes have been asked before their agents are there."""
     job = History(text)
     asked = job.feed(AddressesFound(((0, address),)))
-    assert asked == [HoldPort(0, None), *(FindRoute(node, address) for node in range(len(job.state.nodes)))]
+    assert asked == [
+        HoldPort(0, None, further),
+        *(FindRoute(node, address) for node in range(len(job.state.nodes))),
+    ]
     return job
 
 
