@@ -39,12 +39,15 @@ HANDLED_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
 
 
 class Position(Frozen):
-    """The position of one worker in the job; `node_rank` None = not known."""
+    """The position of one worker in the job, and among those of its role; `node_rank` None = not known."""
 
     rank: int
     local_rank: int
     local_world_size: int
     node_rank: int | None
+    role: str
+    role_rank: int
+    role_world_size: int
 
 
 class Rendezvous(Frozen):
@@ -60,7 +63,6 @@ class Rendezvous(Frozen):
     backend: str
     restart_count: int = 0
     max_restarts: int = 0
-    role: str = "default"
     signals: str = HANDLED_SIGNALS
     ids: Mapping[str, str] = NO_VALUES
     ports: Mapping[str, str] = NO_VALUES
@@ -71,8 +73,6 @@ def shared_environment(meeting: Rendezvous, world_size: int, nodes: int | None) 
     """Return the variables that all workers of an attempt share; `nodes` None = not known."""
     return _known(GROUP_WORLD_SIZE=nodes) | {
         "WORLD_SIZE": str(world_size),
-        "ROLE_NAME": meeting.role,
-        "ROLE_WORLD_SIZE": str(world_size),
         "MASTER_ADDR": meeting.master_addr,
         "MASTER_PORT": str(meeting.master_port),
         "TORCHELASTIC_RESTART_COUNT": str(meeting.restart_count),
@@ -95,14 +95,15 @@ def own_environment(position: Position, one_device: bool = False) -> dict[str, s
     With `one_device`, torchrun's --virtual-local-rank, each worker sees only its own GPU, as LOCAL_RANK 0. If
     the node has a CUDA_VISIBLE_DEVICES, the agent replaces the number by that list's entry.
     """
-    return _known(
+    return {"ROLE_NAME": position.role} | _known(
         CUDA_VISIBLE_DEVICES=position.local_rank if one_device else None,
         GROUP_RANK=position.node_rank,
         NODE_RANK=position.node_rank,
         RANK=position.rank,
         LOCAL_RANK=0 if one_device else position.local_rank,
         LOCAL_WORLD_SIZE=position.local_world_size,
-        ROLE_RANK=position.rank,
+        ROLE_RANK=position.role_rank,
+        ROLE_WORLD_SIZE=position.role_world_size,
     )
 
 

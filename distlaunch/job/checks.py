@@ -35,6 +35,11 @@ class Reading(Frozen):
         """Return the keys of a section; none if it is missing or refused."""
         return self.checked.get(key) or {}
 
+    def levels(self) -> Iterator[tuple[str, Checked]]:
+        """Yield the path prefix and keys of the job and of every listed host."""
+        yield "", self.checked
+        yield from ((f"{path}.", node) for path, node in self.listed())
+
     def listed(self) -> Iterator[tuple[str, Checked]]:
         """Yield the path and keys of every host listed in `nodes` and `spares`."""
         for key in ("nodes", "spares"):
@@ -49,24 +54,29 @@ class Reading(Frozen):
 
 def _program(reading: Reading) -> Mistakes:
     given = [key for key in ("script", "module", "command") if key in reading.checked]
-    if len(given) != 1:
+    scripts = [node.get("script") for _, node in reading.listed()]
+    if len(given) != 1 and (given or not scripts or not all(scripts)):
         got = " and ".join(given) or "none"
         yield "".join(given[-1:]), f"set one of script, module or command; got {got}"
 
 
 def _script(reading: Reading) -> Mistakes:
-    text = reading.checked.get("script") or ""
+    for prefix, level in reading.levels():
+        yield from _script_in(reading, f"{prefix}script", level.get("script") or "")
+
+
+def _script_in(reading: Reading, path: str, text: str) -> Mistakes:
     keys = program_keys(text)
     if re.match(r"(?:\S*/)?torchrun\s", text):
         import shlex  # only a mistake needs it
 
         made = f"`distlaunch import torchrun {shlex.quote(text)}`"
-        yield "script", f"{made} prints a job file for this command"
-    elif keys and reading.places["script"].typed:
+        yield path, f"{made} prints a job file for this command"
+    elif keys and reading.places[path].typed:
         given = keys if "script" in keys else {"script": "null", **keys}
-        yield "script", f"write {' '.join(starmap(setting, given.items()))}"
+        yield path, f"write {' '.join(starmap(setting, given.items()))}"
     elif keys:
-        yield "script", f"write {' and '.join(f'{key}: {value}' for key, value in keys.items())}"
+        yield path, f"write {' and '.join(f'{key}: {value}' for key, value in keys.items())}"
 
 
 def _exclusive(reading: Reading) -> Mistakes:
@@ -88,25 +98,27 @@ def _rendezvous(reading: Reading) -> Mistakes:
         if not (host and port and "endpoint" in rendezvous):
             path = "rendezvous.endpoint" if "endpoint" in rendezvous else "rendezvous.backend"
             yield path, "etcd-v2 needs rendezvous.endpoint: host:port of your etcd server"
-        yield from _with_etcd(reading.checked, conf)
+        yield from _with_etcd(reading, conf)
     elif conf and backend:
         yield "rendezvous.conf", "conf has an effect only with backend: etcd-v2; remove it"
 
 
-def _with_etcd(given: Checked, conf: Checked) -> Mistakes:
-    for key in filter(given.get, _NOT_WITH_ETCD):
+def _with_etcd(reading: Reading, conf: Checked) -> Mistakes:
+    for key in filter(reading.checked.get, _NOT_WITH_ETCD):
         yield key, f"with etcd-v2, torch's own agents control this: remove {key}"
     for name, value in conf.items():
         if not value or "," in value:
             yield f"rendezvous.conf.{name}", "expected a non-empty value without commas"
-    yield from _unfilled(given, "torch's own agents choose {%s} (etcd-v2)")
+    yield from _unfilled(reading, "torch's own agents choose {%s} (etcd-v2)")
 
 
-def _unfilled(given: Checked, why: str) -> Mistakes:
+def _unfilled(reading: Reading, why: str) -> Mistakes:
     """Report placeholders whose values are unknown to distlaunch."""
-    lists = ((key, enumerate(given.get(key) or ())) for key in ("command", "args"))
-    texts = [(f"{key}[{i}]", word) for key, words in lists for i, word in words]
-    texts += [(f"env.{name}", text) for name, text in (given.get("env") or {}).items()]
+    texts: list[tuple[str, str | None]] = []
+    for prefix, level in reading.levels():
+        lists = ((key, enumerate(level.get(key) or ())) for key in ("command", "args"))
+        texts += [(f"{prefix}{key}[{i}]", word) for key, words in lists for i, word in words]
+        texts += [(f"{prefix}env.{name}", text) for name, text in (level.get("env") or {}).items()]
     for path, text in texts:
         for word in {*placeholders_in([text or ""])}.difference(IDS):
             yield path, f"{why % word}: {instead_of(word)}"
@@ -130,7 +142,7 @@ def _hosts(reading: Reading) -> Mistakes:
 
 def _variables(reading: Reading) -> Mistakes:
     around = reading.around
-    for path, keys in (("", reading.checked), *((f"{path}.", node) for path, node in reading.listed())):
+    for path, keys in reading.levels():
         for name, value in (keys.get("env") or {}).items():
             if name in RESERVED:
                 yield f"{path}env.{name}", f"distlaunch sets {name} for each worker; remove it"
@@ -210,9 +222,9 @@ def _mpi(reading: Reading, spec: JobSpec) -> Mistakes:
     for key in filter(reading.checked.get, _NOT_WITH_MPIRUN):
         yield key, f"mpirun places and starts the ranks: remove {key}, or launcher: mpirun"
     for path, node in reading.listed():
-        for key in {*node} & {"python", "workdir", "env"}:
+        for key in {*node} & {"python", "workdir", "env", "args", "script", "role"}:
             yield f"{path}.{key}", f"mpirun starts the same command everywhere: set {key} for all nodes"
-    yield from _unfilled(reading.checked, "mpirun chooses {%s}")
+    yield from _unfilled(reading, "mpirun chooses {%s}")
 
 
 def _numbers(reading: Reading, spec: JobSpec) -> Mistakes:

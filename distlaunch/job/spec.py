@@ -41,8 +41,8 @@ class Program(Frozen):
     """The program of each worker: a Python `script` or `module`, or a `command` with its own arguments.
 
     If `placed`, the first word is a path relative to the workdir of the node, or below the home of its user.
-    Otherwise it is used unchanged. `args`, `env`, `python` and `workdir` are those of every node; a node may
-    override the last three. `role` is ROLE_NAME.
+    Otherwise it is used unchanged. `role` is ROLE_NAME. A node may override all but modules and commands: see
+    `JobSpec.program_of`.
     """
 
     kind: Literal["script", "module", "command"]
@@ -58,6 +58,11 @@ class Program(Frozen):
     def arguments(self) -> tuple[str, ...]:
         """Return the arguments, with placeholders."""
         return (*self.words[1:], *self.args)
+
+    @property
+    def texts(self) -> Iterable[str]:
+        """Return what may have placeholders: arguments, and variables that aren't inherited."""
+        return (*self.arguments, *(value.text for value in self.env.values() if not value.inherited))
 
     def before(self, python: str) -> tuple[str, ...]:
         """Return the words that start the program with an interpreter, up to its own words."""
@@ -81,7 +86,10 @@ class Binding(Frozen):
 
 
 class NodeSpec(Frozen):
-    """One node in the job file; None = decided by the plan. `cpu_procs` are workers without GPUs."""
+    """One node in the job file; None = decided by the plan. `cpu_procs` are workers without GPUs.
+
+    `python` to `role` are its own parts of its program.
+    """
 
     label: str
     reach: Transport = Local()
@@ -91,6 +99,9 @@ class NodeSpec(Frozen):
     python: str | None = None
     workdir: str | None = None
     env: Env = NO_ENV
+    args: tuple[str, ...] | None = None
+    script: str | None = None
+    role: str | None = None
     path: str = ""
     cpu_procs: int | None = None
     place: TaskPlace | None = None
@@ -246,6 +257,9 @@ class Mpirun(Frozen):
     hosts: tuple[tuple[str, int], ...] = ()
 
 
+_SCRIPT: Mapping[str, Any] = {"kind": "script", "placed": True}
+
+
 class JobSpec(Frozen):
     """A whole job. Paths are absolute; paths on a node may begin with ~ for the home of its user.
 
@@ -279,6 +293,13 @@ class JobSpec(Frozen):
     def pool(self) -> tuple[NodeSpec, ...]:
         """Return every node that may take part: the nodes, then the spares. Node indices refer to it."""
         return (*self.nodes, *self.membership.spares)
+
+    def program_of(self, node: NodeSpec) -> Program:
+        """Return the program of a node: that of the job, with the node's own parts."""
+        parts = {name: getattr(node, name) for name in ("args", "python", "workdir", "role")}
+        own = {name: value for name, value in parts.items() if value is not None}
+        program = self.program._replace(**own, env={**self.program.env, **node.env})
+        return program._replace(**_SCRIPT, words=(node.script,)) if node.script else program
 
     @property
     def hosts_unknown(self) -> bool:
@@ -330,9 +351,9 @@ class JobSpec(Frozen):
         """Return the placeholders in arguments and variables, in order."""
         if not self.invocation.placeholders:
             return ()
-        envs = (self.program.env, *(node.env for node in self.pool if node.env))
-        values = (value.text for env in envs for value in env.values() if not value.inherited)
-        return tuple(placeholders_in((*self.program.arguments, *values)))
+        others = (self.program_of(node) for node in self.pool if node.env or node.args)
+        texts = [text for program in (self.program, *others) for text in program.texts]
+        return tuple(placeholders_in(texts))
 
     @property
     def port_names(self) -> tuple[str, ...]:

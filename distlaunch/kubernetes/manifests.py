@@ -154,7 +154,7 @@ def args(pods: Pods) -> list[str]:
     files = (f"--log-dir={unexpanded(spec.logs.folder)}", "--tee=3", "--log-line-prefix-template=[${rank}] ")
     logs = files if "logs.dir" in spec.places else ()
     own = (*_place(pods), *_wait(pods), f"--shutdown-timeout={pods.stop_s}", *logs)
-    return ["torchrun", *own, *map(unexpanded, (*job_flags(spec), *program))]
+    return ["torchrun", *own, *map(unexpanded, (*job_flags(spec, spec.program), *program))]
 
 
 def _place(pods: Pods) -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 import json
 from bisect import bisect_right
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache, cached_property
 from itertools import count
@@ -42,7 +42,8 @@ class Facts(Frozen):
 class NodePlan(Frozen):
     """The part of one node: workers `first_rank` … `first_rank + procs - 1`; `node` is its pool index.
 
-    With torch agents, the only worker starts `torch_ranks` ranks, which torch numbers.
+    `first_of_role` is the ROLE_RANK of its first worker. With torch agents, the only worker starts
+    `torch_ranks` ranks, which torch numbers.
     """
 
     node: int
@@ -53,8 +54,8 @@ class NodePlan(Frozen):
     procs: int
     gpus: int
     python: str
-    workdir: str
-    env: Env
+    program: Program
+    first_of_role: int = 0
     torch_ranks: int = 0
     place: TaskPlace | None = None
     logs: str | None = None
@@ -78,7 +79,10 @@ class NodePlan(Frozen):
 
 
 class LaunchPlan(Frozen):
-    """The plan that `run` executes and `dry-run` prints; `master_port` None = picked at the start."""
+    """The plan that `run` executes and `dry-run` prints; `master_port` None = picked at the start.
+
+    `roles` are the numbers of workers by role.
+    """
 
     spec: JobSpec
     nodes: tuple[NodePlan, ...]
@@ -86,6 +90,7 @@ class LaunchPlan(Frozen):
     backend: Backend
     master_addr: str
     master_port: int | None
+    roles: Mapping[str, int] = contract.NO_VALUES
 
     @property
     def group_world_size(self) -> int:
@@ -171,15 +176,18 @@ def make_plan(spec: JobSpec, facts: Mapping[int, Facts], master_address: str | N
     `JobError` if the job can't run on these nodes.
     """
     nodes: list[NodePlan] = []
+    roles: Counter[str] = Counter()
     for index, fact in facts.items():
         first_rank = nodes[-1].ranks.stop if nodes else 0
-        nodes.append(node_plan(spec, fact, index, NodeRank(len(nodes)), first_rank))
+        part = node_plan(spec, fact, index, NodeRank(len(nodes)), first_rank)
+        nodes.append(part._replace(first_of_role=roles[part.program.role]))
+        roles[part.program.role] += part.procs
     backend = choose_backend(spec, nodes)
     world_size = nodes[-1].ranks.stop
     _check_console(spec, world_size)
     together = spec.together([node.reach for node in nodes])
     address = _master_addr(spec, nodes[0].node, together, master_address)
-    return LaunchPlan(spec, tuple(nodes), world_size, backend, address, spec.rendezvous.port)
+    return LaunchPlan(spec, tuple(nodes), world_size, backend, address, spec.rendezvous.port, roles)
 
 
 def _check_console(spec: JobSpec, world_size: int) -> None:
@@ -200,6 +208,7 @@ def foreseen_master(spec: JobSpec, master_address: str | None) -> Foreseen:
 def node_plan(spec: JobSpec, fact: Facts, index: int, node_rank: NodeRank, first_rank: int) -> NodePlan:
     """Return the part of one node. Raises `JobError` if it is unknown or impossible."""
     node = spec.pool[index]
+    program = spec.program_of(node)
     gpus = node.gpus if node.gpus is not None else fact.gpus
     if gpus is None:
         if node.procs is None or spec.backend == "auto":
@@ -225,9 +234,8 @@ def node_plan(spec: JobSpec, fact: Facts, index: int, node_rank: NodeRank, first
         procs=1 if spec.rendezvous.etcd else procs,
         torch_ranks=procs if spec.rendezvous.etcd else 0,
         gpus=gpus,
-        python=node.python or spec.program.python or fact.python,
-        workdir=node.workdir or spec.program.workdir,
-        env={**spec.program.env, **node.env},
+        python=program.python or fact.python,
+        program=program,
         place=node.place,
         logs=fact.logs,
     )
@@ -297,7 +305,6 @@ def meeting_of(
         backend=plan.backend,
         restart_count=restart_count,
         max_restarts=plan.spec.restarts_before + plan.spec.restarts.most,
-        role=plan.spec.program.role,
         signals=",".join(plan.spec.invocation.signals) or contract.HANDLED_SIGNALS,
         ids=ids_of(plan.spec, run_id),
         ports=dict(zip(plan.spec.port_names, map(str, further), strict=False)),
@@ -331,7 +338,7 @@ def workers(
         planned = [_worker(plan, node, local_rank, meeting, interface) for local_rank in range(node.procs)]
     if not plan.spec.invocation.placeholders:
         return planned
-    first = len(planned[0].argv) - len(plan.spec.program.arguments)
+    first = len(planned[0].argv) - len(node.program.arguments)
     return [_filled(worker, first, _shared_value(plan, meeting)) for worker in planned]
 
 
@@ -387,18 +394,20 @@ def _worker(
 ) -> WorkerPlan:
     place = node.place or TaskPlace(local_rank, node.procs, node.node_rank, plan.group_world_size)
     rank = node.first_rank + local_rank
-    position = contract.Position(rank, place.local_rank, place.local_size, place.node_rank)
+    role = node.program.role
+    its_role = (role, node.first_of_role + local_rank, plan.roles.get(role, plan.world_size))
+    position = contract.Position(rank, place.local_rank, place.local_size, place.node_rank, *its_role)
     shared = contract.shared_environment(meeting, plan.world_size, place.node_count)
     own = contract.own_environment(position, plan.spec.placement.one_device)
     return WorkerPlan(
         rank=rank,
         local_rank=local_rank,
-        argv=_argv(plan, node),
+        argv=_argv(node),
         contract=shared | own,
-        env=node.env,
+        env=node.program.env,
         defaults=contract.defaults(place.local_size, interface, plan.backend),
-        cwd=node.workdir,
-        paths=_paths(plan.spec.program),
+        cwd=node.program.workdir,
+        paths=_paths(node.program),
     )
 
 
@@ -408,16 +417,17 @@ def _torch_agent(
     from distlaunch.plan import other_launchers  # few jobs use them
 
     spec, ranks = plan.spec, node.torch_ranks
-    launcher = (node.python, *other_launchers.agent_words(spec, len(plan.nodes), ranks, meeting, source))
+    size = (len(plan.nodes), ranks)
+    launcher = (node.python, *other_launchers.agent_words(spec, node.program, size, meeting, source))
     return WorkerPlan(
         rank=node.first_rank,
         local_rank=0,
-        argv=(*launcher, program_word(spec, node), *spec.program.arguments),
+        argv=(*launcher, program_word(node), *node.program.arguments),
         contract={"DISTLAUNCH_BACKEND": meeting.backend},  # torch sets the others
-        env=node.env,
+        env=node.program.env,
         defaults=contract.defaults(ranks, interface, plan.backend),
-        cwd=node.workdir,
-        paths=(0, len(launcher)) if spec.program.placed else (0,),
+        cwd=node.program.workdir,
+        paths=(0, len(launcher)) if node.program.placed else (0,),
         temporary=other_launchers.TEMPORARY,
     )
 
@@ -428,15 +438,14 @@ def common(maps: Iterable[Mapping[str, T]]) -> dict[str, T]:
     return {name: value for name, value in first.items() if all(other[name] == value for other in others)}
 
 
-def _argv(plan: LaunchPlan, node: NodePlan) -> tuple[str, ...]:
-    program = plan.spec.program
-    return (*program.before(node.python), program_word(plan.spec, node), *program.arguments)
+def _argv(node: NodePlan) -> tuple[str, ...]:
+    return (*node.program.before(node.python), program_word(node), *node.program.arguments)
 
 
-def program_word(spec: JobSpec, node: NodePlan) -> str:
+def program_word(node: NodePlan) -> str:
     """Return the script, module or command as started on a node."""
-    word = spec.program.words[0]
-    return path_in(node.workdir, word) if spec.program.placed else word
+    word = node.program.words[0]
+    return path_in(node.program.workdir, word) if node.program.placed else word
 
 
 def _paths(program: Program) -> tuple[int, ...]:

@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 from shlex import quote
 
 from distlaunch.contract import Rendezvous
-from distlaunch.job.spec import Env, JobSpec
+from distlaunch.job.spec import Env, JobSpec, Program
 from distlaunch.job.text import fill, unfilled
 from distlaunch.plan.layout import LaunchPlan, NodePlan, NodeRank, WorkerPlan, common, program_word
 from distlaunch.plan.other_launchers import agent_flags, program_flag, workers_flags
@@ -36,7 +36,7 @@ def _remarks(spec: JobSpec) -> list[str]:
 def _node_block(node: NodePlan, workers: list[WorkerPlan]) -> str:
     shared, env = common(worker.contract for worker in workers), common(worker.env for worker in workers)
     exports = [*_job_exports(env), *_assignments(shared), *_default_exports(workers[0])]
-    lines = [f"# node {node.label}", f"(cd {_quoted_path(node.workdir)} || exit"]
+    lines = [f"# node {node.label}", f"(cd {_quoted_path(node.program.workdir)} || exit"]
     lines += [f"export {export}" for export in exports]
     lines += ["set --", *(_worker_line(worker, {*shared, *env}) for worker in workers)]
     return "\n".join([*lines, *_WAITING, ""])
@@ -100,18 +100,18 @@ def _torchrun_remarks(plan: LaunchPlan) -> list[str]:
 
 
 def _torchrun_line(plan: LaunchPlan, node: NodePlan, meeting: Rendezvous) -> str:
-    spec = plan.spec
     flags = _flags(plan, node, meeting)
-    env = {name: each._replace(text=_plain(each.text, every=False)) for name, each in node.env.items()}
+    own = node.program
+    env = {name: each._replace(text=_plain(each.text, every=False)) for name, each in own.env.items()}
     exports = _job_exports(env)
     export = f"export {' '.join(exports)} && " if exports else ""
-    program = program_word(spec, node)
-    program = _quoted_path(program) if spec.program.placed else quote(program)
-    named = spec.pool[node.node].python or spec.program.python  # else from PATH
+    program = program_word(node)
+    program = _quoted_path(program) if own.placed else quote(program)
+    named = own.python  # else from PATH
     torchrun = [_quoted_path(named), "-m", "torch.distributed.run"] if named else ["torchrun"]
-    args = map(quote, map(_plain, spec.program.arguments))
+    args = map(quote, map(_plain, own.arguments))
     words = " ".join([*torchrun, *map(quote, flags), program, *args])
-    return f"(cd {_quoted_path(node.workdir)} && {export}exec {words})"
+    return f"(cd {_quoted_path(own.workdir)} && {export}exec {words})"
 
 
 def _plain(text: str, every: bool = True) -> str:
@@ -121,7 +121,8 @@ def _plain(text: str, every: bool = True) -> str:
 def _flags(plan: LaunchPlan, node: NodePlan, meeting: Rendezvous) -> list[str]:
     spec = plan.spec
     if spec.rendezvous.etcd:
-        return [*agent_flags(spec, len(plan.nodes), node.torch_ranks, meeting), *program_flag(spec)]
+        size = (len(plan.nodes), node.torch_ranks)
+        return [*agent_flags(spec, node.program, size, meeting), *program_flag(node.program)]
     return [
         f"--nnodes={len(plan.nodes)}",
         f"--node-rank={node.node_rank}",
@@ -129,17 +130,17 @@ def _flags(plan: LaunchPlan, node: NodePlan, meeting: Rendezvous) -> list[str]:
         f"--master-addr={plan.master_addr}",
         f"--master-port={meeting.master_port}",
         *([f"--shutdown-timeout={spec.limits.stop_s:.0f}"] if "timeouts.stop" in spec.places else []),
-        *job_flags(spec),
+        *job_flags(spec, node.program),
     ]
 
 
-def job_flags(spec: JobSpec) -> list[str]:
+def job_flags(spec: JobSpec, program: Program) -> list[str]:
     """Return the torchrun flags of each node for job settings that differ from the defaults."""
     binding = spec.placement.binding
     return [
         *([f"--rdzv-id={spec.rendezvous.id}"] if spec.rendezvous.id else []),
         *([f"--max-restarts={spec.restarts.most}"] if spec.restarts.most else []),
-        *workers_flags(spec),
+        *workers_flags(spec, program),
         *([f"--numa-binding={binding.how}"] if binding and binding.key == "numa_binding" else []),
-        *program_flag(spec),
+        *program_flag(program),
     ]

@@ -14,12 +14,14 @@ def unstarted_advice(spec: JobSpec, node: int, stage: str, code: int) -> str:
         return ""
     if stage == "workdir":
         return f" ({_workdir_key(spec, node)})"
-    kind, word = spec.program.kind, spec.program.words[0]
+    program = spec.program_of(spec.pool[node])
+    kind, word = program.kind, program.words[0]
     looked_for = stage == "script" or (stage == "exec" and kind == "command")
-    if code != errno.ENOENT or not looked_for or not spec.program.placed:
+    if code != errno.ENOENT or not looked_for or not program.placed:
         return ""
     if word.startswith(("/", "~")):
-        return f" (set by {kind})"
+        path = f"{spec.pool[node].path}.{kind}"
+        return f" (set by {path if path in spec.places else kind})"
     return f"; a relative {kind} is looked for in the node's workdir ({_workdir_key(spec, node)})"
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from distlaunch.agent.messages import PortHeld, PortRefused, PortUsurped, RouteFailed, RouteFound
 from distlaunch.contract import INTERFACE_VARIABLES
 from distlaunch.errors import Exit, JobError
-from distlaunch.job.spec import Env, EnvValue, JobSpec
+from distlaunch.job.spec import EnvValue, JobSpec
 from distlaunch.plan.layout import LaunchPlan, foreseen_master, make_plan
 from distlaunch.supervisor import joining
 from distlaunch.supervisor.actions import (
@@ -313,7 +313,7 @@ def _mismatches(state: State) -> tuple[ShowMessage, ...]:
 def _missing_gpus(state: State, index: int) -> tuple[str, str] | None:
     """Return the words before and after the names of nodes with too few GPUs visible to the agent."""
     expected, visible = state.spec.pool[index].gpus, facts_of(state.nodes[index]).gpus
-    env: Env = {**state.spec.program.env, **state.spec.pool[index].env}
+    env = state.spec.program_of(state.spec.pool[index]).env
     if not expected or visible is None or visible >= expected or CHOOSES_GPUS in env:
         return None
     there = "none is" if not visible else f"only {visible} {'is' if visible == 1 else 'are'}"
@@ -335,7 +335,7 @@ def _misnamed(event: RouteFound, state: State) -> tuple[tuple[str, str, str], ..
     if not event.interfaces:
         return ()
     given = {name: EnvValue(text) for name, text in event.named}
-    env: Mapping[str, EnvValue] = {**given, **state.spec.program.env, **state.spec.pool[event.node].env}
+    env = {**given, **state.spec.program_of(state.spec.pool[event.node]).env}
     way = f"; the route to the other nodes uses {event.interface}" if event.interface else ""
     interfaces = dict(event.interfaces)
     return tuple(

@@ -53,7 +53,7 @@ def open_links(
     """
     links = dict(joined or {})
     first = spec.nodes[0]
-    ours = (first.python or spec.program.python) in (None, sys.executable) and not spec.container
+    ours = spec.program_of(first).python in (None, sys.executable) and not spec.container
     if early and isinstance(first.reach, Local) and ours:
         links[0] = early
     for group in _groups(spec):
@@ -67,7 +67,7 @@ def open_links(
 def open_link(spec: "JobSpec", *indices: int) -> Link:
     """Start the transport to a node, or a step for several; their agents will send a hello."""
     first = indices[0]
-    reach, named = spec.pool[first].reach, spec.pool[first].python or spec.program.python
+    reach, named = spec.pool[first].reach, spec.program_of(spec.pool[first]).python
     if spec.container:
         return _open_container(spec, spec.container, first, named)
     steps = {index: step for index in indices if isinstance(step := spec.pool[index].reach, Slurm)}
@@ -95,7 +95,7 @@ def _open_container(spec: "JobSpec", container: Container, index: int, named: st
     """Open a container on the node, by the shell of the node or by srun itself."""
     node = spec.pool[index]
     reach = Local(container.runtime) if isinstance(node.reach, Local) else node.reach
-    workdir = node.workdir or spec.program.workdir
+    workdir = spec.program_of(node).workdir
     opening = candidates_text([named] if named else ["python3", "python"])
     if container.runtime == BY_SRUN and isinstance(reach, Slurm):
         step = in_step(reach, container, workdir, os.path.expanduser("~"))

@@ -93,10 +93,43 @@ def test_a_workers_device_is_the_gpu_of_its_local_rank() -> None:
 
 def test_a_nodes_interpreter_and_workdir_override_the_jobs() -> None:
     text = "nodes: [a, {host: b, python: /b/py, workdir: /b/w}]\npython: /a/py\nworkdir: /a/w"
-    assert [(node.python, node.workdir) for node in plan_of(text).nodes] == [
+    assert [(node.python, node.program.workdir) for node in plan_of(text).nodes] == [
         ("/a/py", "/a/w"),
         ("/b/py", "/b/w"),
     ]
+
+
+def test_a_nodes_own_script_args_env_and_role_override_the_jobs() -> None:
+    text = """
+args: [--all, '{rank}']
+env: {A: job, B: job}
+role: trainer
+nodes:
+  - a
+  - {host: b, procs: 2, script: s.py, args: ['{local_rank}'], env: {B: '{rank}'}, role: reader}
+  - {host: c, args: []}
+  - {host: d, role: reader}"""
+    found = all_workers(plan_of(text))
+    words = ["train.py --all 0", "s.py 0", "s.py 1", "train.py", "train.py --all 4"]
+    assert [" ".join(worker.argv[2:]).removeprefix("/project/") for worker in found] == words
+    assert [worker.env["B"].text for worker in found] == ["job", "1", "2", "job", "job"]
+    roles = [
+        tuple(worker.contract[f"ROLE_{name}"] for name in ("NAME", "RANK", "WORLD_SIZE")) for worker in found
+    ]
+    assert roles == [
+        ("trainer", "0", "2"),
+        *(("reader", rank, "3") for rank in "01"),
+        ("trainer", "1", "2"),
+        ("reader", "2", "3"),
+    ]
+
+
+def test_the_job_needs_no_script_if_every_node_has_one() -> None:
+    nodes = "nodes: [{host: a, script: ps.py}, {host: b%s}]"
+    plan = make_plan(spec_of(nodes % ", script: w.py"), {0: Facts("py", 0), 1: Facts("py", 0)}, "a")
+    assert [worker.argv[-1] for worker in all_workers(plan)] == ["/project/ps.py", "/project/w.py"]
+    with pytest.raises(JobError, match="set one of script, module or command; got none"):
+        spec_of(nodes % "")
 
 
 # Backends and GPUs
@@ -273,7 +306,7 @@ def test_defaults_are_those_of_torchrun_and_the_interface(
 
 def test_a_nodes_variables_override_the_jobs() -> None:
     text = "env: {A: job, B: job}\nnodes: [a, {host: b, env: {B: node}}]"
-    assert [dict(node.env) for node in plan_of(text).nodes] == [
+    assert [dict(node.program.env) for node in plan_of(text).nodes] == [
         {"A": EnvValue("job"), "B": EnvValue("job")},
         {"A": EnvValue("job"), "B": EnvValue("node")},
     ]
