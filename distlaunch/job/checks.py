@@ -227,6 +227,12 @@ def _mpi(reading: Reading, spec: JobSpec) -> Mistakes:
     yield from _unfilled(reading, "mpirun chooses {%s}")
 
 
+def _stdin(reading: Reading, spec: JobSpec) -> Mistakes:
+    if spec.stdin != "none" and spec.nodes and (spec.container or not spec.nodes[0].local):
+        hint = "rank 0 must be on this machine and in no container"
+        yield "stdin", f"{hint}; let it read a file instead"
+
+
 def _numbers(reading: Reading, spec: JobSpec) -> Mistakes:
     numbered = isinstance(reading.checked.get("nodes"), int)
     if reading.checked.get("spares") == REST and not numbered:
@@ -268,5 +274,5 @@ def _container(_: Reading, spec: JobSpec) -> Mistakes:
             yield f"container.mounts[{i}]", f"expected PATH:PATH_INSIDE:ro at most, got {mount!r}"
 
 
-OF_SPEC = (_repeated, _master, _launcher, _mpi, _numbers, _allocated, _volumes, _container)
+OF_SPEC = (_repeated, _master, _launcher, _mpi, _stdin, _numbers, _allocated, _volumes, _container)
 """Checks of the job, once its hosts and endpoint are known."""

@@ -377,6 +377,10 @@ JOB = Record(
         part=spec.Limits,
     ),
     role=Field(LINE, "ROLE_NAME of the workers.", part=spec.Program),
+    stdin=Field(
+        Choice(get_args(spec.Stdin)),
+        "The rank that reads distlaunch's standard input, on this machine; the others have none.",
+    ),
     virtual_local_rank=Field(
         Switch(),
         "Each worker sees only its own GPU, and LOCAL_RANK is 0.",

@@ -31,6 +31,7 @@ class EnvValue(Frozen):
 
 Env = Mapping[str, EnvValue]
 NO_ENV: Env = MappingProxyType({})
+Stdin = Literal["none", "rank 0"]
 Backend = Literal["nccl", "gloo", "mpi"]
 Grow = Literal["restart", "now"]
 OnStall = Literal["warn", "restart", "stop"]
@@ -280,6 +281,7 @@ class JobSpec(Frozen):
     placement: Placement = Placement()
     notify: Notify = Notify()
     metrics: str | None = None
+    stdin: Stdin = "none"
     container: Container | None = None
     mpirun: Mpirun = Mpirun()
     sections: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
@@ -305,6 +307,11 @@ class JobSpec(Frozen):
     def hosts_unknown(self) -> bool:
         """Check whether some hosts are known only inside an allocation."""
         return any(node.reach.unknown for node in self.pool)
+
+    @property
+    def shared(self) -> tuple[int, ...]:
+        """Return the descriptors that workers on this machine may share with the command."""
+        return (0, 1) if self.invocation.shares_stdio else (0,) if self.stdin == "rank 0" else ()
 
     @property
     def one_machine(self) -> bool:

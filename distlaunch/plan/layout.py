@@ -339,7 +339,8 @@ def workers(
     if not plan.spec.invocation.placeholders:
         return planned
     first = len(planned[0].argv) - len(node.program.arguments)
-    return [_filled(worker, first, _shared_value(plan, meeting)) for worker in planned]
+    shared = _shared_value(plan, meeting)
+    return [_filled(worker, first, shared) for worker in planned]
 
 
 # Placeholders

@@ -29,5 +29,5 @@ def _workdir_key(spec: JobSpec, node: int) -> str:
     if spec.pool[node].workdir is not None:
         return f"set by {spec.pool[node].path}.workdir"
     piped = spec.invocation.piped
-    default = "the current directory, since the job is piped" if piped else "the job file's directory"
+    default = "the current directory, since the job is in no file" if piped else "the job file's directory"
     return "set by workdir" if "workdir" in spec.places else f"by default {default}"

@@ -272,6 +272,8 @@ def _worker_specs(
 
 def shared_descriptors(plan: LaunchPlan, part: NodePlan, attempt: int) -> Mapping[int, tuple[int, ...]]:
     """Map each rank to the descriptors, stdin (0) and stdout (1), that it shares with the command."""
+    if plan.spec.stdin == "rank 0":
+        return {rank: () if rank else (0,) for rank in part.ranks}
     if not plan.spec.invocation.shares_stdio or part.logs is not None:
         return dict.fromkeys(part.ranks, ())
     streams = destinations(plan, attempt)

@@ -179,7 +179,7 @@ class Summary(Frozen):
         module = program.words[0] if program.kind == "module" else ""
         ending = exits.Ending(
             *(worker.phase.status, worker.phase.oom_kills, worker.phase.shm, cause.peer_gone, python, module),
-            stdin=self.state.spec.invocation.shares_stdio,
+            stdin=bool(self.state.spec.shared),
         )
         return "" if "uneven batches" in cause.text else exits.advice(ending, words)
 

@@ -38,7 +38,7 @@ def open_early(shares_stdio: bool) -> Link | None:
     need it.
     """
     with contextlib.suppress(DistlaunchError):  # if the job needs it, opening it again says why
-        link = _open(Local(), 0, None, shares_stdio)
+        link = _open(Local(), 0, None, (0, 1) if shares_stdio else ())
         link.flush()
         return link
     return None
@@ -53,7 +53,11 @@ def open_links(
     """
     links = dict(joined or {})
     first = spec.nodes[0]
-    ours = spec.program_of(first).python in (None, sys.executable) and not spec.container
+    ours = (
+        spec.program_of(first).python in (None, sys.executable)
+        and not spec.container
+        and spec.stdin == "none"
+    )
     if early and isinstance(first.reach, Local) and ours:
         links[0] = early
     for group in _groups(spec):
@@ -73,7 +77,7 @@ def open_link(spec: "JobSpec", *indices: int) -> Link:
     steps = {index: step for index in indices if isinstance(step := spec.pool[index].reach, Slurm)}
     if len(steps) > 1:
         return _open_step(steps, named)
-    return _open(reach, first, named, spec.invocation.shares_stdio)
+    return _open(reach, first, named, spec.shared)
 
 
 def _groups(spec: "JobSpec") -> Iterable[list[int]]:
@@ -104,7 +108,7 @@ def _open_container(spec: "JobSpec", container: Container, index: int, named: st
 
 
 def _open(
-    reach: Transport, index: int, named: str | None, shares: bool = False, inside: Sequence[bytes] = ()
+    reach: Transport, index: int, named: str | None, shared: Sequence[int] = (), inside: Sequence[bytes] = ()
 ) -> Link:
     """Open a link; `named` is the interpreter of the node, if the job names one.
 
@@ -114,7 +118,7 @@ def _open(
         raise DistlaunchError(NO_RANKS_HERE)
     if reach.folder:
         _make_folder(reach.folder)
-    child = _start(reach, reach.argv(), (0, 1) if shares else ())
+    child = _start(reach, reach.argv(), shared)
     nonce, same = os.urandom(16).hex(), reach.here and named in (None, sys.executable) and not inside
     streams = Streams(Handshake(inside or [_opening(named)], nonce))
     return Link(reach, child, streams, lambda: boot_text(bundle_for(same), nonce, index))

@@ -39,4 +39,6 @@ def test_reports_a_host_without_python(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_refuses_to_send_a_job_from_a_pipe() -> None:
     done = distlaunch("run", "--on", "gpu-a", "-", input="command: ['true']\n")
     assert done.returncode == 2
-    assert "--on can't take the job from a pipe or standard input; save it to a file" in done.stderr
+    assert (
+        "--on can't take the job from a pipe or the command line; save it to a file (--save)" in done.stderr
+    )

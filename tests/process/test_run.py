@@ -61,6 +61,18 @@ def test_variables_wire_a_framework_without_a_shell(tmp_path: Path) -> None:
     assert len({port for port, _ in told}) == 1
 
 
+@pytest.mark.parametrize(("setting", "rank_0"), [("stdin=rank 0", "words"), ("stdin=none", "")])
+def test_runs_a_script_without_a_job_file_and_only_rank_0_reads_stdin_if_the_job_says_so(
+    tmp_path: Path, setting: str, rank_0: str
+) -> None:
+    text = "import os, sys; print(os.environ['RANK'], sys.argv[1:], repr(sys.stdin.read()))"
+    (tmp_path / "told.py").write_text(text)
+    words = ["run", "told.py", "-n", "2", "--set", "gpus_per_node=0", "--set", setting, "--", "-n", "x"]
+    done = distlaunch(*words, cwd=tmp_path, input="words")
+    told = sorted(line.partition("] ")[2] for line in done.stdout.splitlines())
+    assert told == [f"0 ['-n', 'x'] {rank_0!r}", "1 ['-n', 'x'] ''"], done.stderr
+
+
 @pytest.mark.parametrize(
     ("console", "shown"), [("all", {0, 1, 2, 3}), ("rank0", {0}), ("none", set()), ("[0, 3]", {0, 3})]
 )
@@ -79,7 +91,15 @@ NOSUCH = "nosuch.invalid: "
     [
         (["job.yaml"], "distlaunch: no command 'job.yaml'; to run a job, use `distlaunch run job.yaml`\n"),
         (["run", "-"], "distlaunch: standard input:1:1: scirpt: unknown key; did you mean script?"),
-        (["run", "worker.py"], "is a script, not a job file: write a job file with `script: "),
+        (
+            ["submit", "worker.py"],
+            "is a script, not a job file: `distlaunch dry-run worker.py --save job.yaml`",
+        ),
+        (["run"], "distlaunch: the command line: set one of script, module or command; got none"),
+        (
+            ["run", "job.yaml", "-m", "x"],
+            "-m x: 'job.yaml' is not an argument of the module; write it after --",
+        ),
         (["run", "job.yaml", "--set", "master_addr=nosuch.invalid"], f"master_addr: {NOSUCH}"),
         (["run", "job.yaml", "--set", "rendezvous.endpoint=nosuch.invalid:29876"], f"endpoint: {NOSUCH}"),
         *(
