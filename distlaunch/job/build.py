@@ -87,7 +87,10 @@ def _job(reading: Reading, keys: Record, source: str) -> spec.JobSpec:
         ),
         logs=_logs(reading),
         rendezvous=_rendezvous(reading),
-        limits=TIMEOUTS.made(reading.section("timeouts"))._replace(**keys.fields_of(checked, spec.Limits)),
+        limits=TIMEOUTS.made(reading.section("timeouts"))._replace(
+            **keys.fields_of(checked, spec.Limits),
+            **({"join_s": None} if reading.section("rendezvous").get("backend") == "none" else {}),
+        ),
         restarts=_restarts(reading),
         membership=spec.Membership(
             pool.spares(),

@@ -99,6 +99,8 @@ def _rendezvous(reading: Reading) -> Mistakes:
             path = "rendezvous.endpoint" if "endpoint" in rendezvous else "rendezvous.backend"
             yield path, "etcd-v2 needs rendezvous.endpoint: host:port of your etcd server"
         yield from _with_etcd(reading, conf)
+    elif backend == "none" and reading.section("timeouts").get("join"):
+        yield "timeouts.join", "with rendezvous: none, nothing waits for ranks to join: remove it"
     elif conf and backend:
         yield "rendezvous.conf", "conf has an effect only with backend: etcd-v2; remove it"
 

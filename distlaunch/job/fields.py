@@ -89,14 +89,16 @@ RENDEZVOUS = Record(
         "a free port on the first node, held by distlaunch",
     ),
     backend=built(
-        Choice(("static", "c10d", "etcd-v2")),  # c10d means the same as static
-        "What assigns ranks: static or c10d = distlaunch; etcd-v2 = torch's own agents, one per node.",
+        Choice(("static", "c10d", "etcd-v2", "none")),  # c10d means the same as static
+        "What assigns ranks: static or c10d = distlaunch; etcd-v2 = torch's own agents, one per node; "
+        "none = distlaunch, which doesn't wait for the ranks to join, as they never connect to MASTER_ADDR.",
         default="static",
     ),
     conf=built(CONF, "Settings for torch's --rdzv-conf, such as last_call_timeout; etcd-v2 only."),
     id=Field(SOME_TEXT, "TORCHELASTIC_RUN_ID of the workers.", "the run's ID"),
     makes=spec.RendezvousSpec,
     foreign=by_their_names(endpoint="rdzv_endpoint", backend="rdzv_backend", id="rdzv_id", conf="rdzv_conf"),
+    main="backend",
 )
 
 TIMEOUTS = Record(
@@ -238,7 +240,11 @@ SECRET = Record(
 )
 
 KUBERNETES = Record(
-    image=Field(LINE, "The image of the pods, with Python 3.10 or later and torch."),
+    image=Field(
+        LINE,
+        "The image of the pods, with Python 3.10 or later and torch.",
+        "container.image with docker or podman",
+    ),
     namespace=Field(KUBE_NAME, "Namespace of the pods.", "kubectl's current namespace"),
     selector=Field(LINE, "Labels of the pods that launcher: kubernetes runs in, e.g. app=train."),
     container=Field(KUBE_NAME, "The container to use in each selected pod.", "the first"),

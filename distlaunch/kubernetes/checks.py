@@ -20,7 +20,7 @@ _LEFT_OUT = {
     "kubernetes.selector": "it selects pods that are already running",
     "kubernetes.container": "it belongs to pods that are already running",
     "mpirun": "each pod starts its own ranks",
-    "container": "pods run kubernetes.image",
+    "container": "kubernetes has the settings of pods; its image defaults to container.image",
     "notify": _NO_CONTROLLER,
     "metrics": _NO_CONTROLLER,
     "backend": "with GPUs, DISTLAUNCH_BACKEND is nccl in a pod",
@@ -45,8 +45,10 @@ _OF_TRAINJOB = {
 
 
 def with_gpus(spec: JobSpec) -> JobSpec:
-    """Return the job with the GPUs in the limits of its pods, unless it sets how many it uses."""
+    """Return the job with the GPUs in the limits of its pods and the image of its container, by default."""
     spec = spec._replace(mpirun=Mpirun())  # each pod starts its own ranks
+    if spec.container and spec.container.runtime in ("docker", "podman"):  # others have files
+        spec = spec._replace(kubernetes={"image": spec.container.image, **spec.kubernetes})
     limits = spec.kubernetes.get("resources", {}).get("limits", {})
     counts = [count for name, count in limits.items() if GPU.match(name)]
     return spec.with_gpus(int(counts[0])) if counts and counts[0].isdecimal() else spec

@@ -56,5 +56,5 @@ def test_gives_up_when_every_connection_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_job_without_a_rendezvous_runs_to_its_end_without_the_limit(tmp_path: Path) -> None:
-    job = write_job(tmp_path, "print('done')", "gpus_per_node: 0\ntimeouts: {join: none}")
+    job = write_job(tmp_path, "print('done')", "gpus_per_node: 0\nrendezvous: none")
     assert distlaunch("run", str(job)).returncode == 0

@@ -931,7 +931,7 @@ def test_says_why_ranks_have_not_joined(events: list[Event], words: str) -> None
 
 
 OVERDUE = "gave up after 10 min (timeouts.join)"
-ADVICE = "if the script does not use MASTER_ADDR and MASTER_PORT, set timeouts: {join: none}"
+ADVICE = "if the script does not use MASTER_ADDR and MASTER_PORT, set rendezvous: none"
 JOIN_LIMITS: dict[str, tuple[str, float, list[Event], float, str]] = {
     "the default": ("", 0.0, OTHERS_REFUSED, 600.0, f"; {WAIT_FOR_0}; {OVERDUE}"),
     "rank 0 has exited": ("", 0.0, [ended(0, 0), *OTHERS_REFUSED], 600.0, f"; {WAIT_FOR_0}; {OVERDUE}"),
@@ -968,7 +968,9 @@ def test_a_job_that_does_not_use_the_rendezvous_gets_one_message_and_no_limit() 
     job.feed(RanksLag(0, ((0, False, "torch imported, busy"), (1, False, "has not imported torch yet"))))
     (words,) = texts(job.tick(), "info")
     assert words.startswith(f"{FIRST} (a, pid 100: torch imported, busy), rank 1 (")
-    assert words.endswith("; ignore this if the script does not use MASTER_ADDR and MASTER_PORT")
+    assert words.endswith(
+        "; ignore this, or set rendezvous: none, if the script does not use MASTER_ADDR and MASTER_PORT"
+    )
     for _ in range(20):
         assert job.tick() == []
     assert job.state.phase is Phase.RUNNING
@@ -993,8 +995,9 @@ def test_warns_if_node_0_lacks_master_addr() -> None:
     assert texts(job.feed(RouteFound(0, MASTER, MASTER, "lo", MASTER))) == []
 
 
-def test_without_a_join_limit_nobody_is_waited_for() -> None:
-    job = History(with_times("join: none")).to_running()
+@pytest.mark.parametrize("text", [with_times("join: none"), f"{TWO}\nrendezvous: none"])
+def test_without_a_join_limit_nobody_is_waited_for(text: str) -> None:
+    job = History(text).to_running()
     job.feed(ALL_REFUSED[1])
     assert job.state.next_due is None
 
