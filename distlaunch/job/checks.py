@@ -19,8 +19,16 @@ from distlaunch.transports.transport import HOST
 from distlaunch.wording import counted
 
 Mistakes = Iterator[tuple[str, str]]
-_NOT_WITH_MPIRUN = ("numa_binding", "cpu_binding", "spares", "min_nodes", "container", "virtual_local_rank")
-_NOT_WITH_ETCD = ("master_addr", "master_port", "numa_binding", "cpu_binding")
+_NOT_WITH_MPIRUN = (
+    "numa_binding",
+    "cpu_binding",
+    "spares",
+    "min_nodes",
+    "container",
+    "virtual_local_rank",
+    "success",
+)
+_NOT_WITH_ETCD = ("master_addr", "master_port", "numa_binding", "cpu_binding", "success")
 
 
 class Reading(Frozen):

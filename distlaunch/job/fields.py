@@ -383,6 +383,10 @@ JOB = Record(
         part=spec.Limits,
     ),
     role=Field(LINE, "ROLE_NAME of the workers.", part=spec.Program),
+    success=Field(
+        Choice(get_args(spec.Success)),
+        "The ranks that must exit with 0 for the job to succeed; then it stops the others, as at a failure.",
+    ),
     stdin=Field(
         Choice(get_args(spec.Stdin)),
         "The rank that reads distlaunch's standard input, on this machine; the others have none.",

@@ -32,6 +32,7 @@ class EnvValue(Frozen):
 Env = Mapping[str, EnvValue]
 NO_ENV: Env = MappingProxyType({})
 Stdin = Literal["none", "rank 0"]
+Success = Literal["all", "any", "rank 0"]
 Backend = Literal["nccl", "gloo", "mpi"]
 Grow = Literal["restart", "now"]
 OnStall = Literal["warn", "restart", "stop"]
@@ -282,6 +283,7 @@ class JobSpec(Frozen):
     notify: Notify = Notify()
     metrics: str | None = None
     stdin: Stdin = "none"
+    success: Success = "all"
     container: Container | None = None
     mpirun: Mpirun = Mpirun()
     sections: Mapping[str, Mapping[str, Any]] = MappingProxyType({})

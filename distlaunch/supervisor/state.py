@@ -200,6 +200,14 @@ class State(Frozen):
         return self._replace(restarts=(*earlier, last._replace(cause=cause)))
 
     @property
+    def succeeded(self) -> bool:
+        """Check whether the ranks that decide about success have exited with status 0."""
+        count, rule = self.workers.counts.succeeded, self.spec.success
+        if rule == "rank 0":
+            return count > 0 and self.workers[0].status == 0
+        return count > 0 and (rule == "any" or count == len(self.workers))
+
+    @property
     def outcome(self) -> int:
         """Return the exit status that the command will have."""
         return self.cause.exit_status if self.cause else Exit.OK

@@ -44,7 +44,7 @@ def end_job(found: JobOver, state: State, now: float) -> Step:
         return state, ()
     cause = found.cause
     grace_s = state.spec.limits.stop_s if found.grace_s is None else found.grace_s
-    grace_s = grace_s if cause else 0.0
+    grace_s = grace_s if cause or state.workers.counts.alive else 0.0
     state = state.unwatched()._replace(phase=Phase.STOPPING, verdict=Verdict(cause, now), timers={})
     state = state._replace(asked=None)  # an answer of the scheduler no longer matters
     state = with_end_of_workers(state, Timer.CLOSE, grace_s, now)

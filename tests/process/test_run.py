@@ -73,6 +73,24 @@ def test_runs_a_script_without_a_job_file_and_only_rank_0_reads_stdin_if_the_job
     assert told == [f"0 ['-n', 'x'] {rank_0!r}", "1 ['-n', 'x'] ''"], done.stderr
 
 
+def test_rank_0_ends_the_others_when_it_has_finished(tmp_path: Path) -> None:
+    worker = """
+        import os, signal, sys, time
+
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(f"rank {os.environ['RANK']} was stopped"))
+        ready = f"ready{os.environ['RANK']}"
+        if os.environ["RANK"] != "0":
+            open(ready, "w").close()
+            signal.pause()
+        while not all(os.path.exists(f"ready{rank}") for rank in (1, 2, 3)):
+            time.sleep(0.01)
+        """
+    done = distlaunch("run", str(write_job(tmp_path, worker, f"{CPU}success: rank 0")))
+    assert done.returncode == 0, done.stderr
+    assert all(f"rank {rank} was stopped" in done.stderr for rank in (1, 2, 3))
+    assert "rank 0 finished, so the others are stopped (success: rank 0)" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("console", "shown"), [("all", {0, 1, 2, 3}), ("rank0", {0}), ("none", set()), ("[0, 3]", {0, 3})]
 )

@@ -32,6 +32,7 @@ KEYS: dict[str, tuple[str, str, Any]] = {
     "nodes[].port": ("nodes: [{host: a, port: 2222}]", "nodes.0.reach", Ssh("a", None, 2222)),
     "nodes[].python": ("nodes: [{host: a, python: /opt/py}]", "nodes.0.python", "/opt/py"),
     "nodes[].workdir": ("nodes: [{host: a, workdir: data}]", "nodes.0.workdir", "{here}/data"),
+    "success": ("success: any", "success", "any"),
     "stdin": ("stdin: rank 0", "stdin", "rank 0"),
     "nodes[].script": ("nodes: [{host: a, script: s.py}]", "nodes.0.script", "s.py"),
     "nodes[].args": ("nodes: [{host: a, args: [x, '{rank}']}]", "nodes.0.args", ("x", "{rank}")),

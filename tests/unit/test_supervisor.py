@@ -995,6 +995,29 @@ def test_warns_if_node_0_lacks_master_addr() -> None:
     assert texts(job.feed(RouteFound(0, MASTER, MASTER, "lo", MASTER))) == []
 
 
+@pytest.mark.parametrize(("rule", "ranks"), [("all", (3, 0, 1, 2)), ("any", (3,)), ("rank 0", (3, 0))])
+def test_success_ends_the_other_ranks_gracefully(rule: str, ranks: tuple[int, ...]) -> None:
+    job = History(f"{TWO}\nsuccess: {rule}").to_running()
+    *first, last = ranks
+    assert job.feed(*(ended(rank, 0) for rank in first)) == []
+    done = job.feed(ended(last, 0))
+    said = [f"rank {last} finished, so the others are stopped (success: {rule})"]
+    assert (texts(done), wanted(done)) == (
+        ([], [Close(0, 0.0, 15), Close(1, 0.0, 15)])
+        if rule == "all"
+        else (said, [Close(0, STOP_S, 15), Close(1, STOP_S, 15)])
+    )
+    job.feed(ended(1, 143))
+    assert job.blamed == (0, None, None)
+
+
+@pytest.mark.parametrize("rule", ["all", "any", "rank 0"])
+def test_a_failure_before_success_ends_the_job(rule: str) -> None:
+    job = History(f"{TWO}\nsuccess: {rule}").to_running()
+    job.feed(ended(3, 9), ended(0, 0))
+    assert job.blamed == (9, 3, 1)
+
+
 @pytest.mark.parametrize("text", [with_times("join: none"), f"{TWO}\nrendezvous: none"])
 def test_without_a_join_limit_nobody_is_waited_for(text: str) -> None:
     job = History(text).to_running()
