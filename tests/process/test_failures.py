@@ -371,6 +371,30 @@ def test_the_job_continues_when_the_disk_behind_stdout_is_full(tmp_path: Path) -
     assert done.stderr.count("can't write to stdout: No space left on device; the job continues") == 1
 
 
+def test_processes_that_a_worker_leaves_behind_end_with_it_unless_they_are_handed_over(
+    tmp_path: Path,
+) -> None:
+    worker = """
+        import os, subprocess, sys
+
+        rank = os.environ["RANK"]
+        if rank == "0":  # the helper opens the named pipe, and keeps it open until it dies
+            helper = ["sh", "-c", "exec 3> $0; echo $$ >&3; exec sleep 1000"]
+            for pipe, words in (("own", []), ("shared", ["env", "-u", "TORCHELASTIC_ERROR_FILE"])):
+                subprocess.Popen([*words, *helper, pipe], start_new_session=True)
+        if rank == "1":
+            with open("own") as own, open("shared") as shared:
+                own.read()
+                os.kill(int(shared.readline()), 0)
+        """
+    job = write_job(tmp_path, worker, "gpus_per_node: 0\nprocs_per_node: 2")
+    for pipe in ("own", "shared"):
+        os.mkfifo(tmp_path / pipe)
+    done = distlaunch("run", str(job))
+    assert done.returncode == 0, done.stderr
+    assert "node0: killed 2 processes that outlived their workers" in done.stderr
+
+
 def test_a_stopped_agent_does_not_outlive_the_controller(tmp_path: Path) -> None:
     with running(write_job(tmp_path, SLEEPER, ONE)) as run:
         pids = run.wait_ready(1)

@@ -497,8 +497,10 @@ def test_refuses_a_job_without_an_image() -> None:
     [
         (
             "container: {image: i}",
-            "container is left out: kubernetes has the settings of pods; "
-            "its image defaults to container.image",
+            (
+                "container is left out: kubernetes has the settings of pods; "
+                "its image defaults to container.image"
+            ),
         ),
         ("notify: {command: [x]}", "notify is left out: it needs a controller, and pods run without one"),
         ("cpu_binding: cores", "cpu_binding is left out: torchrun binds only by NUMA node; use numa_binding"),
