@@ -54,7 +54,7 @@ class Rendezvous(Frozen):
     """The values that all workers of one attempt share.
 
     For placeholders only: `ids` are the IDs of the job and the run by their variables, `ports` the further
-    ports by their placeholders, and `hosts` the addresses of the nodes in rank order.
+    ports by their placeholders, and `sources` the addresses of the nodes on their routes to MASTER_ADDR.
     """
 
     master_addr: str
@@ -66,7 +66,7 @@ class Rendezvous(Frozen):
     signals: str = HANDLED_SIGNALS
     ids: Mapping[str, str] = NO_VALUES
     ports: Mapping[str, str] = NO_VALUES
-    hosts: tuple[str, ...] = ()
+    sources: tuple[str | None, ...] = ()
 
 
 def shared_environment(meeting: Rendezvous, world_size: int, nodes: int | None) -> dict[str, str]:

@@ -37,8 +37,7 @@ class Hold:
         """Hold `port`, or a free one. Raises OSError (EADDRINUSE) when that is impossible."""
         self.socket = _any_bound() if port is None else _bound_again(port)
         self._all = [self.socket, *[_any_bound() for _ in range(further)]]
-        self.port, *others = [int(sock.getsockname()[1]) for sock in self._all]
-        self.further = tuple(others)
+        self.port, *self.further = [int(sock.getsockname()[1]) for sock in self._all]
         self._released = False
 
     def answers(self, port: int | None, further: int) -> bool:

@@ -248,7 +248,7 @@ class Agent:
             self._hold = None
         try:
             self._hold = self._hold or network.Hold(*command)  # the same request gets the same answer
-            self._outbox.report(messages.PortHeld(self._node, self._hold.port, self._hold.further))
+            self._outbox.report(messages.PortHeld(self._node, self._hold.port, tuple(self._hold.further)))
         except OSError as error:
             self._report_unheld(command.port, error)
 

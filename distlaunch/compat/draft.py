@@ -78,10 +78,8 @@ class Draft:
     def set_env(self, env: Mapping[str, str]) -> None:
         """Add variables; CUDA_VISIBLE_DEVICES also determines gpus_per_node."""
         if env:
-            self.keys["env"] = {
-                **self.keys.get("env", {}),
-                **{name: literal(text, every=False) for name, text in env.items()},
-            }
+            own = {name: literal(text, every=False) for name, text in env.items()}
+            self.keys["env"] = {**self.keys.get("env", {}), **own}
         if (gpus := env.get("CUDA_VISIBLE_DEVICES")) is not None:
             names = [name for name in gpus.split(",") if name.strip() not in ("", "-1")]
             self.set("gpus_per_node", len(names))

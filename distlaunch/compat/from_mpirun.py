@@ -17,14 +17,12 @@ _PARTS = {
 }
 """Parts of a job by the options that set them."""
 _PAIRS = ("genv", "env", "mca", "gmca", "prtemca")
-_FLAGS = (
-    "oversubscribe|allow-run-as-root|(report|display|tag|timestamp)-.*|quiet|verbose|[qvl]|genvall|nolocal"
-)
+_FLAGS = "oversubscribe|allow-run-as-root|(report|display|tag|timestamp)-.*|quiet|verbose|[qvl]"
 """Options with two values, and without one; others have one."""
 _RANK = "scripts that read OMPI_COMM_WORLD_RANK or PMI_RANK must read RANK; launcher: mpirun keeps mpirun"
 
 
-def mpirun_draft(words: Sequence[str], cpus: int) -> Draft:
+def mpirun_draft(words: Sequence[str]) -> Draft:
     """Draft the job of a command, given as words or as one shell line. Raises `UsageError` or `JobError`."""
     typed = len(words) == 1
     words = torchrun.shell_words(words[0]) if typed else words
@@ -44,7 +42,8 @@ def mpirun_draft(words: Sequence[str], cpus: int) -> Draft:
         raise UsageError("expected mpirun or mpiexec, and a program")
     draft.note("relative paths are relative to this file", _RANK, *line.notes)
     draft.set("workdir", given.get("workdir"))
-    torchrun.add_torchrun(draft, line._replace(words=torchrun.started_directly(draft, rest)), cpus, True)
+    line = line._replace(words=torchrun.started_directly(draft, rest))
+    torchrun.add_torchrun(draft, line, cpus=1, hosts_known=True)
     draft.keys.pop("procs_per_node")  # torchrun's default
     draft.set("env", {**draft.keys.get("env", {}), **env} or None)
     _add_nodes(draft, given)
@@ -62,17 +61,17 @@ def _options(words: list[str]) -> Iterator[tuple[str, str]]:
 
 def _add_nodes(draft: Draft, given: Mapping[str, str]) -> None:
     """Add hosts and ranks. Raises `UsageError` for what is not a number."""
-    numbers = {key: given[key] for key in ("ranks", "procs") if key in given}
-    if wrong := next((text for text in numbers.values() if not re.fullmatch("[1-9][0-9]{0,5}", text)), None):
-        raise UsageError(f"expected a number of ranks, got {wrong!r}")
-    ranks, hosts, count = int(numbers.get("ranks", 0)), given.get("hosts", ""), 1
+    numbers = [given.get(key, "0") for key in ("ranks", "procs")]
+    if not all(re.fullmatch("[0-9]{1,6}", number) for number in numbers):
+        raise UsageError(f"expected a number of ranks, got {' and '.join(numbers)}")
+    (ranks, procs), count = map(int, numbers), 1
     draft.set("hostfile", given.get("hostfile"))
-    if hosts:
-        entries = parse_hostfile(hosts.replace(",", "\n"), "the hosts")
+    if "hosts" in given:
+        entries = parse_hostfile(given["hosts"].replace(",", "\n"), "the hosts")
         draft.set_hostfile(entries)
         count = len(entries)
     own = "hostfile" in given or any(isinstance(node, dict) for node in draft.keys.get("nodes", ()))
-    share = int(numbers.get("procs", 0)) or (0 if own or ranks % count else ranks // count)
+    share = procs or (0 if own or ranks % count else ranks // count)
     draft.set("procs_per_node", share or None)
     if ranks and not share:
         draft.note(f"-n {ranks}: make procs_per_node, or procs in nodes, add up to it", key="procs_per_node")

@@ -69,22 +69,18 @@ def _program(reading: Reading) -> Mistakes:
 
 
 def _script(reading: Reading) -> Mistakes:
-    for prefix, level in reading.levels():
-        yield from _script_in(reading, f"{prefix}script", level.get("script") or "")
-
-
-def _script_in(reading: Reading, path: str, text: str) -> Mistakes:
+    text = reading.checked.get("script") or ""
     keys = program_keys(text)
     if re.match(r"(?:\S*/)?torchrun\s", text):
         import shlex  # only a mistake needs it
 
         made = f"`distlaunch import torchrun {shlex.quote(text)}`"
-        yield path, f"{made} prints a job file for this command"
-    elif keys and reading.places[path].typed:
+        yield "script", f"{made} prints a job file for this command"
+    elif keys and reading.places["script"].typed:
         given = keys if "script" in keys else {"script": "null", **keys}
-        yield path, f"write {' '.join(starmap(setting, given.items()))}"
+        yield "script", f"write {' '.join(starmap(setting, given.items()))}"
     elif keys:
-        yield path, f"write {' and '.join(f'{key}: {value}' for key, value in keys.items())}"
+        yield "script", f"write {' and '.join(f'{key}: {value}' for key, value in keys.items())}"
 
 
 def _exclusive(reading: Reading) -> Mistakes:
@@ -124,14 +120,18 @@ def _with_etcd(reading: Reading, conf: Checked) -> Mistakes:
 
 def _unfilled(reading: Reading, why: str) -> Mistakes:
     """Report placeholders whose values are unknown to distlaunch."""
-    texts: list[tuple[str, str | None]] = []
-    for prefix, level in reading.levels():
-        lists = ((key, enumerate(level.get(key) or ())) for key in ("command", "args"))
-        texts += [(f"{prefix}{key}[{i}]", word) for key, words in lists for i, word in words]
-        texts += [(f"{prefix}env.{name}", text) for name, text in (level.get("env") or {}).items()]
-    for path, text in texts:
-        for word in {*placeholders_in([text or ""])}.difference(IDS):
+    for path, word in (each for level in reading.levels() for each in placed_in(*level)):
+        if word not in IDS:
             yield path, f"{why % word}: {instead_of(word)}"
+
+
+def placed_in(prefix: str, given: Checked) -> Mistakes:
+    """Yield the placeholders in the arguments and variables of a job or node, with their paths."""
+    lists = ((key, enumerate(given.get(key) or ())) for key in ("command", "args"))
+    texts = [(f"{prefix}{key}[{i}]", word) for key, words in lists for i, word in words]
+    texts += [(f"{prefix}env.{name}", text) for name, text in (given.get("env") or {}).items()]
+    for path, text in texts:
+        yield from ((path, word) for word in placeholders_in([text or ""]))
 
 
 def _stall(reading: Reading) -> Mistakes:

@@ -355,14 +355,10 @@ JOB = Record(
         "Any program, by name or path, and its arguments.",
     ),
     args=Field(
-        ListOf(ARGUMENT),
-        "Arguments; placeholders such as {rank} are filled in (see above).",
-        part=spec.Program,
+        ListOf(ARGUMENT), "Arguments, with placeholders such as {rank} (see above).", part=spec.Program
     ),
     env=built(
-        ENV,
-        "Variables of the workers, with placeholders as in args; null passes on the value from your shell "
-        "and fails if it is unset.",
+        ENV, "Variables of the workers, with placeholders; null = the value in your shell, if set there."
     ),
     python=built(
         PYTHON, "Interpreter on the nodes.", "distlaunch's own, if its path exists there, else python3"
@@ -384,13 +380,9 @@ JOB = Record(
     ),
     role=Field(LINE, "ROLE_NAME of the workers.", part=spec.Program),
     success=Field(
-        Choice(get_args(spec.Success)),
-        "The ranks that must exit with 0 for the job to succeed; then it stops the others, as at a failure.",
+        Choice(get_args(spec.Success)), "Ranks that must exit with 0; then the others are stopped."
     ),
-    stdin=Field(
-        Choice(get_args(spec.Stdin)),
-        "The rank that reads distlaunch's standard input, on this machine; the others have none.",
-    ),
+    stdin=Field(Choice(get_args(spec.Stdin)), "The rank that reads distlaunch's stdin, on this machine."),
     virtual_local_rank=Field(
         Switch(),
         "Each worker sees only its own GPU, and LOCAL_RANK is 0.",

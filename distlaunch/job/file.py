@@ -1,5 +1,6 @@
 """Reading of job files: from a path, --set values and arguments to a job."""
 
+import json
 import os
 from collections.abc import Sequence
 from functools import partial
@@ -47,28 +48,24 @@ class Typed(Frozen):
 
 
 def load_job(
-    path: str | None,
-    overrides: Sequence[str] = (),
-    extra_args: Sequence[str] = (),
-    typed: Typed | None = None,
+    path: str | None, overrides: Sequence[str] = (), extra_args: Sequence[str] = (), more: Typed | None = None
 ) -> JobSpec:
     """Return the job of a YAML file or a script, with ``key=value`` `overrides` and `extra_args`.
 
-    Without a `path`, the program is the `typed` module or in the overrides. Raises `JobError` with every
+    Without a `path`, the program is a module in `more`, or in the overrides. Raises `JobError` with every
     problem, or `UsageError` if the file can't be read.
     """
-    typed = typed or Typed()
+    typed = more or Typed()
     path, document = _document(path, typed.module)
-    if typed.hosts is not None:
-        hosts = (Scalar(host, Place("-H"), host) for host in words_of(typed.hosts))
-        document = _changed(document, "nodes", Items(tuple(hosts), Place("-H")))
-    document = _completed(document, overrides, extra_args)
+    hosts = [] if typed.hosts is None else [f"nodes={json.dumps(words_of(typed.hosts))}"]
+    document = _completed(document, (*hosts, *overrides), extra_args)
     spec = _built(document, path)
     if typed.ranks is not None:
-        document = _changed(document, "procs_per_node", _share(typed.ranks, len(spec.nodes)))
+        document = _overridden(document, f"procs_per_node={typed.ranks // len(spec.nodes) or 1}")
         spec = _built(document, path)
-        if sum(node.procs or 0 for node in spec.nodes) != typed.ranks:
-            raise UsageError(f"-n {typed.ranks}: some nodes have their own numbers of workers; leave out -n")
+        if (total := sum(node.procs or 0 for node in spec.nodes)) != typed.ranks:
+            nodes = f"the {counted(len(spec.nodes), 'node')} would have {total} ranks"
+            raise UsageError(f"-n {typed.ranks}: {nodes}; set procs of each node in a job file instead")
     if typed.save is not None:
         _save(document, typed.save)
     return spec
@@ -76,27 +73,13 @@ def load_job(
 
 def _document(path: str | None, module: str | None) -> tuple[str, Value]:
     """Return the file of a job, or a name for the command line, and the document."""
+    if path is not None and module is not None:
+        raise UsageError(f"-m {module}: {path!r} is not an argument of the module; write it after --")
     if path is not None and not path.endswith(".py"):
-        if module is not None:
-            raise UsageError(f"-m {module}: {path!r} is not an argument of the module; write it after --")
         return path, parse(read_text(path), source_of(path))
-    if path is not None:
-        keys = {"name": os.path.basename(path).removesuffix(".py"), "script": path}
-    else:
-        keys = {"name": module, "module": module} if module is not None else {}
+    kind, word = ("module", module or "") if path is None else ("script", path)
+    keys = {"name": os.path.basename(word).removesuffix(".py"), kind: word} if word else {}
     return COMMAND_LINE, value_of(keys, Place(COMMAND_LINE))
-
-
-def _changed(document: Value, key: str, value: Value) -> Value:
-    return document.with_key(key, value) if isinstance(document, Entries) else document
-
-
-def _share(ranks: int, nodes: int) -> Scalar:
-    """Return procs_per_node for a total of `ranks`. Raises `UsageError` if the nodes can't share them."""
-    if ranks % nodes:
-        hint = "for unequal shares, write a job file with procs for each node"
-        raise UsageError(f"-n {ranks}: expected a multiple of {counted(nodes, 'node')}; {hint}")
-    return Scalar(ranks // nodes, Place("-n"))
 
 
 def _save(document: Value, path: str) -> None:
@@ -106,8 +89,7 @@ def _save(document: Value, path: str) -> None:
     draft = Draft(path)
     draft.keys = Tree().check(document, "", [])
     if os.path.dirname(os.path.realpath(path)) != os.getcwd():
-        hint = "relative paths are relative to the job file"
-        raise UsageError(f"--save {path}: save the job in the current directory, because {hint}")
+        raise UsageError(f"--save {path}: save the job in the current directory, where its paths begin")
     try:
         with open(path, "x", encoding="utf-8") as file:
             file.write(draft.text())

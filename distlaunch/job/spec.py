@@ -259,9 +259,6 @@ class Mpirun(Frozen):
     hosts: tuple[tuple[str, int], ...] = ()
 
 
-_SCRIPT: Mapping[str, Any] = {"kind": "script", "placed": True}
-
-
 class JobSpec(Frozen):
     """A whole job. Paths are absolute; paths on a node may begin with ~ for the home of its user.
 
@@ -303,7 +300,7 @@ class JobSpec(Frozen):
         parts = {name: getattr(node, name) for name in ("args", "python", "workdir", "role")}
         own = {name: value for name, value in parts.items() if value is not None}
         program = self.program._replace(**own, env={**self.program.env, **node.env})
-        return program._replace(**_SCRIPT, words=(node.script,)) if node.script else program
+        return program._replace(kind="script", words=(node.script,), placed=True) if node.script else program
 
     @property
     def hosts_unknown(self) -> bool:
@@ -368,11 +365,6 @@ class JobSpec(Frozen):
     def port_names(self) -> tuple[str, ...]:
         """Return the placeholders of further ports on the first node: `port:NAME`."""
         return tuple(word for word in self.placeholders if word.startswith("port:"))
-
-    @property
-    def uses_hosts(self) -> bool:
-        """Check whether any placeholder has the addresses of the nodes."""
-        return any(word.startswith("hosts") for word in self.placeholders)
 
     def error(self, path: str, text: str) -> JobError:
         """Return an error about the value at `path`."""

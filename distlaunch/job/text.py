@@ -89,9 +89,7 @@ def unfilled(word: str) -> None:
 
 def literal(text: str, every: bool = True) -> str:
     """Double braces so that `fill` restores `text`."""
-    return re.sub(
-        _SINGLE, lambda found: f"{{{found[0]}}}" if every or is_placeholder(found[1]) else found[0], text
-    )
+    return re.sub(_SINGLE, lambda one: f"{{{one[0]}}}" if every or is_placeholder(one[1]) else one[0], text)
 
 
 def escaped_in(arguments: Iterable[str]) -> list[str]:

@@ -4,8 +4,9 @@ import re
 from collections.abc import Iterator
 
 from distlaunch.contract import RESERVED
+from distlaunch.job.checks import placed_in
 from distlaunch.job.spec import JobSpec, Mpirun
-from distlaunch.job.text import instead_of, placeholders_in
+from distlaunch.job.text import instead_of
 from distlaunch.kubernetes.manifests import Kind
 from distlaunch.kubernetes.running import GPU
 
@@ -113,10 +114,9 @@ def _rendezvous(spec: JobSpec) -> Iterator[tuple[str, str]]:
 
 
 def _words(spec: JobSpec) -> Iterator[tuple[str, str]]:
-    for key, words in (("command", spec.program.words), ("args", spec.program.args)):
-        for i, word in enumerate(words):
-            for name in placeholders_in([word]):
-                yield f"{key}[{i}]", f"{{{name}}} can't be filled in on Kubernetes: {instead_of(name)}"
+    env = {name: value.text for name, value in spec.program.env.items() if not value.inherited}
+    for path, word in placed_in("", {"command": spec.program.words, "args": spec.program.args, "env": env}):
+        yield path, f"{{{word}}} can't be filled in on Kubernetes: {instead_of(word)}"
 
 
 def _env(spec: JobSpec) -> Iterator[tuple[str, str]]:
@@ -125,8 +125,6 @@ def _env(spec: JobSpec) -> Iterator[tuple[str, str]]:
         if value.inherited and name not in secrets:
             advice = f"put it in a Secret and set kubernetes.secrets.{name}: {{secret: …, key: …}}"
             yield f"env.{name}", f"values from your environment are never printed: {advice}"
-        for word in placeholders_in([value.text]) if not value.inherited else ():
-            yield f"env.{name}", f"{{{word}}} can't be filled in on Kubernetes: {instead_of(word)}"
     for path, names in (("env", spec.program.env), ("kubernetes.secrets", secrets)):
         for name in filter(_OWN.fullmatch, names):
             yield f"{path}.{name}", f"the launcher in each pod reads {name} itself; remove it"

@@ -291,11 +291,12 @@ def ids_of(spec: JobSpec, run_id: str) -> dict[str, str]:
 
 
 def meeting_of(
-    plan: LaunchPlan, run_id: str, ports: Sequence[int], restart_count: int = 0, hosts: Iterable[str] = ()
+    plan: LaunchPlan, run_id: str, ports: Sequence[int], restarts: int = 0, sources: Sequence[str | None] = ()
 ) -> contract.Rendezvous:
     """Return the values shared by the workers of one attempt.
 
-    `ports` are MASTER_PORT and further ports, `hosts` the addresses of the other nodes.
+    `ports` are MASTER_PORT and further ports. `sources` are the addresses of all nodes on their routes to
+    MASTER_ADDR, if a placeholder needs them.
     """
     port, *further = ports
     return contract.Rendezvous(
@@ -303,12 +304,12 @@ def meeting_of(
         master_port=port,
         run_id=plan.spec.rendezvous.id or run_id,
         backend=plan.backend,
-        restart_count=restart_count,
+        restart_count=restarts,
         max_restarts=plan.spec.restarts_before + plan.spec.restarts.most,
         signals=",".join(plan.spec.invocation.signals) or contract.HANDLED_SIGNALS,
         ids=ids_of(plan.spec, run_id),
         ports=dict(zip(plan.spec.port_names, map(str, further), strict=False)),
-        hosts=(plan.master_addr, *hosts),
+        sources=tuple(sources),
     )
 
 
@@ -316,8 +317,8 @@ def planned_workers(plan: LaunchPlan) -> dict[NodeRank, list[WorkerPlan]]:
     """Return the workers of each node, with 29500, torch's default, and so on for free ports."""
     way = ("lo", "127.0.0.1") if plan.spec.one_machine else (None, None)
     port = plan.master_port or DEFAULT_PORT
-    hosts = [address_of(plan, node, way[1]) for node in plan.nodes[1:]]
-    meeting = meeting_of(plan, plan.spec.name, range(port, port + 1 + len(plan.spec.port_names)), hosts=hosts)
+    ports = range(port, port + 1 + len(plan.spec.port_names))
+    meeting = meeting_of(plan, plan.spec.name, ports, sources=[way[1]] * len(plan.nodes))
     return {node.node_rank: workers(plan, node, meeting, *way) for node in plan.nodes}
 
 
@@ -346,11 +347,6 @@ def workers(
 # Placeholders
 
 
-def address_of(plan: LaunchPlan, node: NodePlan, source: str | None) -> str:
-    """Return the address of a node for the others; `source` is its address on the route to MASTER_ADDR."""
-    return plan.spec.pool[node.node].address or source or node.label
-
-
 def _shared_value(plan: LaunchPlan, meeting: contract.Rendezvous) -> Values:
     """Return the values of placeholders that are the same for all workers."""
 
@@ -359,18 +355,20 @@ def _shared_value(plan: LaunchPlan, meeting: contract.Rendezvous) -> Values:
         name, _, port = word.partition(":")
         if name not in ("hosts", "hosts_json"):
             return meeting.ids.get(VARIABLES.get(word, "")) or meeting.ports.get(word)
-        hosts = [*_endpoints(plan, meeting.hosts, int(port))] if port else meeting.hosts
+        hosts = [*_hosts(plan, meeting.sources, port)]
         return json.dumps(hosts) if name == "hosts_json" else ",".join(hosts)
 
     return value
 
 
-def _endpoints(plan: LaunchPlan, hosts: Sequence[str], port: int) -> Iterator[str]:
-    """Yield host:port of each rank; the ranks on a host have the ports from `port` on."""
-    ports: defaultdict[str, Iterator[int]] = defaultdict(lambda: count(port))
-    for host, node in zip(hosts, plan.nodes, strict=True):
-        for _ in node.ranks:
-            yield f"[{host}]:{next(ports[host])}" if ":" in host else f"{host}:{next(ports[host])}"
+def _hosts(plan: LaunchPlan, sources: Sequence[str | None], port: str) -> Iterator[str]:
+    """Yield the address of each node, or host:port of each rank: those on a host count up from `port`."""
+    ports: defaultdict[str, Iterator[int]] = defaultdict(lambda: count(int(port)))
+    for node, source in zip(plan.nodes, sources, strict=True):
+        named = plan.spec.pool[node.node].address if node.node_rank else plan.master_addr
+        host = named or source or node.label
+        shown = f"[{host}]" if ":" in host else host
+        yield from [f"{shown}:{next(ports[host])}" for _ in node.ranks] if port else [host]
 
 
 def _filled(worker: WorkerPlan, first: int, shared: Values) -> WorkerPlan:

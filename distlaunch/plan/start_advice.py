@@ -20,8 +20,7 @@ def unstarted_advice(spec: JobSpec, node: int, stage: str, code: int) -> str:
     if code != errno.ENOENT or not looked_for or not program.placed:
         return ""
     if word.startswith(("/", "~")):
-        path = f"{spec.pool[node].path}.{kind}"
-        return f" (set by {path if path in spec.places else kind})"
+        return f" (set by {kind if spec.pool[node].script is None else f'{spec.pool[node].path}.script'})"
     return f"; a relative {kind} is looked for in the node's workdir ({_workdir_key(spec, node)})"
 
 

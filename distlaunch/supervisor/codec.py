@@ -16,7 +16,6 @@ from distlaunch.plan.layout import (
     NodePlan,
     NodeRank,
     WorkerPlan,
-    address_of,
     common,
     ids_of,
     meeting_of,
@@ -200,10 +199,8 @@ def running_workers(state: State, run_id: str) -> dict[NodeRank, list[WorkerPlan
 
 def _workers_of(state: State, part: NodePlan, run_id: str) -> list[WorkerPlan]:
     assert state.plan is not None
-    # Not needed by most jobs, and there may be thousands of nodes.
-    others = state.plan.nodes[1:] if state.spec.uses_hosts else ()
-    hosts = [address_of(state.plan, node, _way(state, node).source) for node in others]
-    meeting = meeting_of(state.plan, run_id, state.ports, state.restart_count, hosts)
+    sources = [_way(state, each).source for each in state.plan.nodes] if state.spec.placeholders else ()
+    meeting = meeting_of(state.plan, run_id, state.ports, state.restart_count, sources)
     way = _way(state, part)
     return workers(state.plan, part, meeting, way.interface, way.source)
 

@@ -53,12 +53,8 @@ def open_links(
     """
     links = dict(joined or {})
     first = spec.nodes[0]
-    ours = (
-        spec.program_of(first).python in (None, sys.executable)
-        and not spec.container
-        and spec.stdin == "none"
-    )
-    if early and isinstance(first.reach, Local) and ours:
+    ours = spec.program_of(first).python in (None, sys.executable) and not spec.container
+    if early and isinstance(first.reach, Local) and ours and spec.stdin == "none":
         links[0] = early
     for group in _groups(spec):
         if group[0] not in links:

@@ -62,7 +62,7 @@ def test_a_hostfile_becomes_a_job(text: str, keys: dict[str, Any]) -> None:
     ],
 )
 def test_a_line_of_mpirun_becomes_a_job(line: str, keys: dict[str, Any]) -> None:
-    draft = mpirun_draft([line], 4)
+    draft = mpirun_draft([line])
     assert draft.document()["job"] == {"script": "t.py", "python": "python", **keys}
     left = [word for word in ("--mca btl=self", "--oversubscribe", "`| tee log`") if word.split()[0] in line]
     assert all(word.lstrip("-") in comments(draft) for word in left)
@@ -71,7 +71,7 @@ def test_a_line_of_mpirun_becomes_a_job(line: str, keys: dict[str, Any]) -> None
 @pytest.mark.parametrize("line", ["mpirun -n 2", "torchrun t.py", "mpirun -n x python t.py", ""])
 def test_refuses_what_is_no_line_of_mpirun(line: str) -> None:
     with pytest.raises(UsageError, match="expected"):
-        mpirun_draft([line], 4)
+        mpirun_draft([line])
 
 
 def test_doubled_braces_become_a_comment() -> None:

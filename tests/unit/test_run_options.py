@@ -79,11 +79,15 @@ def test_a_command_line_is_the_same_as_a_job_file(
 @pytest.mark.parametrize(
     ("typed", "setting", "words"),
     [
-        (Typed(ranks=3), "nodes=2", "-n 3: expected a multiple of 2 nodes; for unequal shares"),
-        (Typed(ranks=2), "nodes=[{host: a, procs: 3}]", "-n 2: some nodes have their own numbers of workers"),
+        (Typed(ranks=3), "nodes=2", "-n 3: the 2 nodes would have 2 ranks; set procs of each node"),
+        (
+            Typed(ranks=2),
+            "nodes=[{host: a, procs: 3}]",
+            "-n 2: the 1 node would have 3 ranks; set procs of each node",
+        ),
         (Typed(save="/job.yaml"), "nodes=1", "--save /job.yaml: save the job in the current directory"),
         (Typed(save="t.py"), "nodes=1", "--save t.py: File exists"),
-        (Typed(hosts="-o"), "name=x", "-H: nodes[0]: a host name can't begin with a dash"),
+        (Typed(hosts="-o"), "name=x", "--set nodes: nodes[0]: a host name can't begin with a dash"),
     ],
 )
 def test_refuses_a_command_line_that_no_job_file_can_express(
