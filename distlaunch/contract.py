@@ -4,6 +4,10 @@ Source: torch/distributed/elastic/agent/server/local_elastic_agent.py and the to
 torch 2.13.
 """
 
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
 from distlaunch.agent.frozen import Frozen
 
 RESERVED = frozenset(
@@ -29,21 +33,29 @@ SENT = RESERVED - {"DISTLAUNCH_AGENT", "DISTLAUNCH_DEADLINE", "TORCHELASTIC_ERRO
     *("TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_DUMP_ON_TIMEOUT"),
 }
 """The only variables that a controller may set for the workers of a launcher that joined."""
+NO_VALUES: Mapping[str, Any] = MappingProxyType({})
 HANDLED_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
 """The default of torchrun's --signals-to-handle."""
 
 
 class Position(Frozen):
-    """The position of one worker in the job; `node_rank` None = not known."""
+    """The position of one worker in the job, and among those of its role; `node_rank` None = not known."""
 
     rank: int
     local_rank: int
     local_world_size: int
     node_rank: int | None
+    role: str
+    role_rank: int
+    role_world_size: int
 
 
 class Rendezvous(Frozen):
-    """The values that all workers of one attempt share."""
+    """The values that all workers of one attempt share.
+
+    For placeholders only: `ids` are the IDs of the job and the run by their variables, `ports` the further
+    ports by their placeholders, and `sources` the addresses of the nodes on their routes to MASTER_ADDR.
+    """
 
     master_addr: str
     master_port: int
@@ -52,6 +64,9 @@ class Rendezvous(Frozen):
     restart_count: int = 0
     max_restarts: int = 0
     signals: str = HANDLED_SIGNALS
+    ids: Mapping[str, str] = NO_VALUES
+    ports: Mapping[str, str] = NO_VALUES
+    sources: tuple[str | None, ...] = ()
 
 
 def shared_environment(meeting: Rendezvous, world_size: int, nodes: int | None) -> dict[str, str]:
@@ -80,19 +95,16 @@ def own_environment(position: Position, one_device: bool = False) -> dict[str, s
     With `one_device`, torchrun's --virtual-local-rank, each worker sees only its own GPU, as LOCAL_RANK 0. If
     the node has a CUDA_VISIBLE_DEVICES, the agent replaces the number by that list's entry.
     """
-    return _known(
+    return {"ROLE_NAME": position.role} | _known(
         CUDA_VISIBLE_DEVICES=position.local_rank if one_device else None,
         GROUP_RANK=position.node_rank,
         NODE_RANK=position.node_rank,
         RANK=position.rank,
         LOCAL_RANK=0 if one_device else position.local_rank,
         LOCAL_WORLD_SIZE=position.local_world_size,
+        ROLE_RANK=position.role_rank,
+        ROLE_WORLD_SIZE=position.role_world_size,
     )
-
-
-def role_environment(name: str, rank: int, size: int) -> dict[str, str]:
-    """Return the variables for a worker's rank among the `size` workers with the same role."""
-    return {"ROLE_NAME": name, "ROLE_RANK": str(rank), "ROLE_WORLD_SIZE": str(size)}
 
 
 def defaults(local_world_size: int, interface: str | None, backend: str) -> dict[str, str]:

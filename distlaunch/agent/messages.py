@@ -25,9 +25,10 @@ class Ping(Frozen):
 
 
 class HoldPort(Frozen):
-    """Hold the rendezvous port. None means a port that the agent chooses."""
+    """Hold the rendezvous port and `further` free ports. None means a port that the agent chooses."""
 
     port: Optional[int]
+    further: int = 0
 
 
 class FindRoute(Frozen):
@@ -215,6 +216,7 @@ class PortHeld(Frozen):
 
     node: int
     port: int
+    further: Tuple[int, ...] = ()
 
 
 class PortRefused(Frozen):

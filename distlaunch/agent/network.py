@@ -46,28 +46,32 @@ class Hold:
     """A port bound without listening: no other program gets it, but the TCPStore of rank 0 can.
 
     The TCPStore can listen on the port once both sides have SO_REUSEADDR, hence `release` just before the
-    workers start. Until then, an explicit bind by another user fails, too.
+    workers start. Until then, an explicit bind by another user fails, too. `further` free ports are held
+    alike.
     """
 
-    def __init__(self, port: int | None) -> None:
+    def __init__(self, port: int | None, further: int = 0) -> None:
         """Hold `port`, or a free one. Raises OSError (EADDRINUSE) when that is impossible."""
         self.socket = _any_bound() if port is None else _bound_again(port)
-        self.port: int = self.socket.getsockname()[1]
+        self._all = [self.socket, *[_any_bound() for _ in range(further)]]
+        self.port, *self.further = [int(sock.getsockname()[1]) for sock in self._all]
         self._released = False
 
-    def answers(self, port: int | None) -> bool:
-        """Return whether this hold satisfies a request for `port`, or any, and workers have not used it
-        yet."""
-        return not self._released and port in (None, self.port)
+    def answers(self, port: int | None, further: int) -> bool:
+        """Return whether this hold satisfies a request for `port`, or any, and `further` ports, and workers
+        have not used it yet."""
+        return not self._released and port in (None, self.port) and further == len(self.further)
 
     def release(self) -> None:
         """Let a socket with SO_REUSEADDR listen here. Other sockets still can't get the port."""
         self._released = True
-        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        for sock in self._all:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
 
     def close(self) -> None:
-        """Release the port for other programs."""
-        self.socket.close()
+        """Release the ports for other programs."""
+        for sock in self._all:
+            sock.close()
 
 
 def acceptor(port: int) -> socket.socket:

@@ -253,12 +253,12 @@ class Agent:
         self._outbox.report(messages.Pong(self._node, time.monotonic()))
 
     def _on_hold(self, command: messages.HoldPort) -> None:
-        if self._hold and not self._hold.answers(command.port):
+        if self._hold and not self._hold.answers(*command):
             self._hold.close()
             self._hold = None
         try:
-            self._hold = self._hold or network.Hold(command.port)  # the same request gets the same answer
-            self._outbox.report(messages.PortHeld(self._node, self._hold.port))
+            self._hold = self._hold or network.Hold(*command)  # the same request gets the same answer
+            self._outbox.report(messages.PortHeld(self._node, self._hold.port, tuple(self._hold.further)))
         except OSError as error:
             self._report_unheld(command.port, error)
 

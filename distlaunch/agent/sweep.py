@@ -94,22 +94,8 @@ class Sweep:
         return max(0.0, self._settled_at - time.monotonic())
 
     def strike(self) -> None:
-        """Stop, then kill, every descendant that was not killed yet and has no time left.
-
-        Processes are stopped level by level, beginning with direct children, which no other process can reap.
-        A stopped parent neither forks nor reaps, so no PID below it can be reused before SIGKILL arrives.
-        """
-        stopped: set[int] = set()
-        while True:
-            fresh = [pid for pid in self._due() if pid not in stopped and pid not in self.killed]
-            if not fresh:
-                break
-            for pid in fresh:
-                _send(pid, signal.SIGSTOP)
-            stopped.update(fresh)
-        for pid in stopped:
-            _send(pid, signal.SIGKILL)
-        self.killed |= stopped
+        """Kill every descendant that was not killed yet and has no time left."""
+        self.killed |= _struck(self._due, self.killed)
 
     def _due(self) -> list[int]:
         tree = procfs.tree(os.getpid())
@@ -127,6 +113,39 @@ class Sweep:
     def stuck(self) -> list[int]:
         """List processes still there after SIGKILL: they are uninterruptible, or belong to another user."""
         return [pid for pid in procfs.descendants(os.getpid()) if pid in self.killed]
+
+
+def kill_left(error_files: set[bytes]) -> set[int]:
+    """Kill every descendant of workers that have ended, by their error files, and return the PIDs.
+
+    Their environment tells whose descendants they are.
+    """
+    name = b"TORCHELASTIC_ERROR_FILE="
+
+    def left() -> list[int]:
+        pids = procfs.descendants(os.getpid())
+        return [pid for pid in pids if _value(procfs.environment(pid), name) in error_files]
+
+    return _struck(left, set())
+
+
+def _struck(due: Callable[[], list[int]], killed: set[int]) -> set[int]:
+    """Stop, then kill, the descendants that are `due` and were not killed yet, and return their PIDs.
+
+    Processes are stopped level by level, beginning with direct children, which no other process can reap. A
+    stopped parent neither forks nor reaps, so no PID below it can be reused before SIGKILL arrives.
+    """
+    stopped: set[int] = set()
+    while True:
+        fresh = [pid for pid in due() if pid not in stopped and pid not in killed]
+        if not fresh:
+            break
+        for pid in fresh:
+            _send(pid, signal.SIGSTOP)
+        stopped.update(fresh)
+    for pid in stopped:
+        _send(pid, signal.SIGKILL)
+    return stopped
 
 
 def _send(pid: int, signum: int) -> None:

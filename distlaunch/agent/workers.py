@@ -43,6 +43,7 @@ class Workers:
         self._workers: list[Worker] = []
         self._specs: dict[int, WorkerSpec] = {}
         self._sweep: sweep.Sweep | None = None
+        self._outlived: set[int] = set()
         self._joins = JoinWatch(poller, outbox, self._live)
         self._stalls = StallWatch(poller, outbox, self._live)
         self.usage = UsageWatch(poller, outbox, self._live)
@@ -62,6 +63,7 @@ class Workers:
         self._store_port = command.watch_port if command.hosts_store else None
         self._oom_kills, self._has_flight = procfs.oom_kills(), command.flight
         self._sweep, self._stopping, self._failed, self.swept = None, False, False, False
+        self._outlived = set()
         specs = self._prepared(command)
         if not specs:
             return
@@ -175,8 +177,14 @@ class Workers:
         elif self._stopping and not self._live():
             self.sweep()
 
+    def _kill_left(self) -> None:
+        """Kill what workers that have ended have left behind, while others run."""
+        files = {worker.error_file.encode() for worker in self._workers if not worker.running}
+        self._outlived |= sweep.kill_left(files)
+
     def _on_exit(self, worker: Worker, status: int) -> None:
         worker.running = False
+        self._poller.after(sweep.SETTLE_S, "left", self._kill_left)
         self._confirm(worker)
         if not worker.started:
             return  # its failure to start has already been reported
@@ -270,6 +278,7 @@ class Workers:
     def sweep(self) -> None:
         """Kill every descendant now, and report when none is left."""
         self._poller.cancel("grace")
+        self._poller.cancel("left")
         self._joins.stop()
         self._stalls.stop()
         if not self._sweep:
@@ -300,7 +309,7 @@ class Workers:
 
     def _report_swept(self) -> None:
         worker_pids = {worker.pid for worker in self._workers}
-        killed = self._sweep.killed - worker_pids if self._sweep else set()
+        killed = self._sweep.killed - worker_pids | self._outlived if self._sweep else set()
         self._outbox.report(messages.Swept(self._node, self._attempt, len(killed)))
         for loss in self._outbox.losses():
             self._outbox.report(loss)

@@ -8,7 +8,7 @@ import typer
 from typer import Argument, Option
 
 from distlaunch import __version__
-from distlaunch.cli.options import Args, Call, Fold, Job, Json, Set, SshConfig
+from distlaunch.cli.options import Args, Call, Fold, Hosts, Json, Module, Ranks, Save, Set, Source, SshConfig
 from distlaunch.cli.output import print_json, say
 from distlaunch.errors import Exit
 
@@ -101,9 +101,13 @@ On = Annotated[str | None, Option("--on", metavar="HOST", help=_ON)]
 @app.command("run")
 def run(
     context: typer.Context,
-    job: Job,
+    job: Source = None,
     args: Args = None,
+    ranks: Ranks = None,
+    hosts: Hosts = None,
+    module: Module = None,
     overrides: Set = None,
+    save: Save = None,
     quiet: Quiet = False,
     as_json: Json = False,
     detach: Detach = False,
@@ -111,11 +115,16 @@ def run(
     view: View = False,
     on: On = None,
 ) -> None:
-    """Run a job. The exit status is that of the first worker that failed."""
-    from distlaunch.cli.run import RunOptions, run_with
+    """Run a job. The exit status is that of the first worker that failed.
 
+    Ranks have no standard input, except rank 0 of a job with `stdin: rank 0`.
+    """
+    from distlaunch.cli.run import RunOptions, run_with
+    from distlaunch.job.file import Typed
+
+    typed = Typed(module, hosts, ranks, save)
     options = RunOptions(
-        job, tuple(args or ()), tuple(overrides or ()), quiet, as_json, detach, fold, view, on
+        job, tuple(args or ()), tuple(overrides or ()), quiet, as_json, detach, fold, view, on, typed
     )
     raise typer.Exit(run_with(options, context.obj.early))
 
@@ -125,18 +134,22 @@ Style = Annotated[PlanFormat, Option("--format", "-f", help="The output format."
 
 @app.command("dry-run")
 def dry_run(
-    job: Job,
+    job: Source = None,
     args: Args = None,
     style: Style = PlanFormat.table,
+    ranks: Ranks = None,
+    hosts: Hosts = None,
+    module: Module = None,
     overrides: Set = None,
+    save: Save = None,
     as_json: Json = False,
 ) -> None:
     """Show where each rank would run, or print commands to paste, without contacting any host."""
     from distlaunch.cli.tables import print_plan
-    from distlaunch.job.file import load_job
+    from distlaunch.job.file import Typed, load_job
     from distlaunch.launch.addresses import plan_without_nodes
 
-    spec = load_job(job, overrides or (), args or ())
+    spec = load_job(job, overrides or (), args or (), Typed(module, hosts, ranks, save))
     if spec.hosts_unknown:
         say("host names are known only inside an allocation")
     unknown = any(node.procs and node.gpus is None and not node.local for node in spec.nodes)

@@ -38,6 +38,15 @@ def from_torchrun(words: Words, as_json: Json = False) -> None:
     _print(command_draft(given, cpu_count()), as_json)
 
 
+@imports.command("mpirun")
+def from_mpirun(words: Words, as_json: Json = False) -> None:
+    """Print a job file for a command of Open MPI's or MPICH's mpirun."""
+    from distlaunch.compat.from_mpirun import mpirun_draft
+    from distlaunch.job.file import STDIN, read_text
+
+    _print(mpirun_draft([read_text(STDIN)] if words == [STDIN] else words), as_json)
+
+
 @imports.command("sbatch")
 def from_sbatch(script: Script, as_json: Json = False) -> None:
     """Print a job file for a Slurm batch script."""

@@ -30,6 +30,14 @@ def _check_dashes(context: typer.Context, args: list[str] | None) -> list[str] |
 
 _JOB = "The job file, or - for standard input."
 Job = Annotated[str, Argument(metavar="JOB.YAML", help=_JOB, show_default=False)]
+_RUN = "The job file, - for standard input, or a Python script without one."
+Source = Annotated[str | None, Argument(metavar="JOB.YAML | SCRIPT.py", help=_RUN, show_default=False)]
+Ranks = Annotated[int | None, Option("-n", min=1, metavar="N", help="The total number of ranks.")]
+Hosts = Annotated[
+    str | None, Option("-H", metavar="HOST,…", help="The hosts in rank order, instead of nodes.")
+]
+Module = Annotated[str | None, Option("-m", metavar="MODULE", help="A Python module, instead of a job file.")]
+Save = Annotated[str | None, Option("--save", metavar="JOB.YAML", help="Write the job to a new file here.")]
 _ARGS = "Arguments for the script, added to those in the job file."
 Args = Annotated[list[str] | None, Argument(metavar="[-- ARGS…]", help=_ARGS, callback=_check_dashes)]
 _SET = (

@@ -22,6 +22,7 @@ from distlaunch.supervisor.state import State
 from distlaunch.transports.link import Link
 
 if TYPE_CHECKING:
+    from distlaunch.job.file import Typed
     from distlaunch.observers.observer import Observer
     from distlaunch.plan.gathering import Gathering
     from distlaunch.supervisor.summary import Summary
@@ -29,9 +30,9 @@ if TYPE_CHECKING:
 
 
 class RunOptions(Frozen):
-    """The options of `run`: the job file, the script's arguments, `key=value` overrides, and the mode."""
+    """The options of `run`: the job file, arguments, `key=value` overrides, the mode, and what is typed."""
 
-    job: str
+    job: str | None
     args: tuple[str, ...] = ()
     overrides: tuple[str, ...] = ()
     quiet: bool = False
@@ -40,6 +41,7 @@ class RunOptions(Frozen):
     fold: bool = False
     view: bool = False
     on: str | None = None
+    typed: "Typed | None" = None
 
 
 FLAGS = {
@@ -81,7 +83,7 @@ def run_with(options: RunOptions, early: Link | None) -> int:
     _check(options)
     settings = [*options.overrides, *(["logs.fold=true"] if options.fold else [])]
     try:
-        spec = load_job(options.job, settings, options.args)
+        spec = load_job(options.job, settings, options.args, options.typed)
     except DistlaunchError as error:
         if options.as_json:
             from distlaunch.supervisor.summary import unstarted
@@ -91,7 +93,7 @@ def run_with(options: RunOptions, early: Link | None) -> int:
     if options.on is not None:
         from distlaunch.cli.remote import run_on
 
-        return run_on(options.on, options.job, spec, settings, options.args, options.detach)
+        return run_on(options.on, options.job or "", spec, settings, options.args, options.detach)
     if options.detach:
         return run_detached(spec, options.quiet)
     fd = 2 if options.as_json else 1

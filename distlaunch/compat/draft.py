@@ -7,13 +7,12 @@ from typing import Any
 
 from distlaunch.errors import UsageError
 from distlaunch.job.build import build_spec
-from distlaunch.job.document import Entries, Items, Place, Scalar, Value
+from distlaunch.job.document import Data, Place, value_of
 from distlaunch.job.nodes import parse_hostfile
-from distlaunch.job.spec import Surroundings
+from distlaunch.job.spec import HostEntry, Surroundings
 from distlaunch.job.text import escaped_in, literal
 from distlaunch.schedulers import job_keys, sections
 
-Data = str | int | float | bool | None | Sequence["Data"] | Mapping[str, "Data"]
 WIDTH = 100
 """Characters of a list or map on one line; a longer one has a line for each item."""
 LISTED_HOSTS = 16
@@ -67,10 +66,20 @@ class Draft:
         advice = "rank 0 runs on the first" if first else "the host of rank 0 comes first"
         self.note(f"replace with your host names, as used with ssh; {advice}", key="nodes")
 
+    def set_hostfile(self, entries: Sequence[HostEntry]) -> None:
+        """Set nodes to the hosts of a hostfile, and their numbers of workers."""
+        slots = [
+            (f"{entry.user}@{entry.host}" if entry.user else entry.host, entry.slots) for entry in entries
+        ]
+        same = len({count for _, count in slots}) == 1
+        self.set("nodes", [{"host": n, "procs": procs} if procs and not same else n for n, procs in slots])
+        self.set("procs_per_node", slots[0][1] if same else None)
+
     def set_env(self, env: Mapping[str, str]) -> None:
         """Add variables; CUDA_VISIBLE_DEVICES also determines gpus_per_node."""
         if env:
-            self.keys["env"] = {**self.keys.get("env", {}), **env}
+            own = {name: literal(text, every=False) for name, text in env.items()}
+            self.keys["env"] = {**self.keys.get("env", {}), **own}
         if (gpus := env.get("CUDA_VISIBLE_DEVICES")) is not None:
             names = [name for name in gpus.split(",") if name.strip() not in ("", "-1")]
             self.set("gpus_per_node", len(names))
@@ -90,7 +99,7 @@ class Draft:
         """
         if re.search("[\ud800-\udfff]", json.dumps([self.keys, self.notes], ensure_ascii=False)):
             raise UsageError(f"{self.source}: not UTF-8 text")
-        around = Surroundings("/", "/", {}, sections=sections(self.keys))
+        around = Surroundings("/", "/", {}, sections=sections(self.keys), in_image=True)
         build_spec(value_of(self.keys, Place(self.source)), self.source, around)
         if {"nodes", "hostfile"} & self.keys.keys() and "gpus_per_node" not in self.keys:
             hint = "set gpus_per_node to the number of GPUs per node, or to 0 for a CPU job"
@@ -123,26 +132,11 @@ def hostfile_draft(text: str, source: str, program: Sequence[str] = ()) -> Draft
     entries = parse_hostfile(text, source)
     draft = Draft(source)
     draft.set_program(program)
-    slots = [(f"{entry.user}@{entry.host}" if entry.user else entry.host, entry.slots) for entry in entries]
-    same = len({count for _, count in slots}) == 1
-    draft.set("nodes", [{"host": n, "procs": procs} if procs and not same else n for n, procs in slots])
-    draft.set("procs_per_node", slots[0][1] if same else None)
+    draft.set_hostfile(entries)
     if re.search(r"max[-_]slots=", text):
         draft.note("max_slots has no equivalent: distlaunch never oversubscribes", key="nodes")
     draft.note("to read the hostfile at each start, set hostfile to its path instead of nodes", key="nodes")
     return draft.checked()
-
-
-def value_of(data: Data, place: Place) -> Value:
-    """Return data as if read at `place`."""
-    match data:
-        case Mapping():
-            entries = ((Scalar(key, place, key), value_of(value, place)) for key, value in data.items())
-            return Entries(tuple(entries), place)
-        case Sequence() if not isinstance(data, str):
-            return Items(tuple(value_of(item, place) for item in data), place)
-        case _:
-            return Scalar(data, place, str(data))
 
 
 def _entry(key: str, value: Data) -> list[str]:

@@ -8,10 +8,10 @@ from os.path import basename
 from typing import TYPE_CHECKING
 
 from distlaunch.compat import from_torchrun as torchrun
-from distlaunch.compat.draft import Data, Draft, value_of
+from distlaunch.compat.draft import Draft
 from distlaunch.contract import RESERVED
 from distlaunch.errors import Problem, UsageError
-from distlaunch.job.document import Place
+from distlaunch.job.document import Data, Place, value_of
 from distlaunch.schedulers.slurm import Slurm, count_gpus
 
 if TYPE_CHECKING:
@@ -78,11 +78,7 @@ def _add_ranks(draft: Draft, line: torchrun.Line, options: Mapping[str, str], cp
             draft.note(f"not understood: `accelerate launch {shlex.join(flags)}`: set procs_per_node and env")
         words = ["torchrun", "--nproc-per-node=gpu", *program]
     else:
-        draft.set("python", words[0])
-        program = words[2:] if words[1:2] == ["-u"] else words[1:]
-        runs = program[:1] == ["-m"] or not "".join(program[:1]).startswith("-")
-        procs = f"--nproc-per-node={_tasks(options)}"
-        words = ["torchrun", procs, *(program if runs else ["--no-python", *words])]
+        words = torchrun.started_directly(draft, words, f"--nproc-per-node={_tasks(options)}")
     torchrun.add_torchrun(draft, line._replace(words=words), cpus, hosts_known=True)
 
 

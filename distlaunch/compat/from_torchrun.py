@@ -6,11 +6,12 @@ import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from distlaunch.compat.draft import Data, Draft
+from distlaunch.compat.draft import Draft
 from distlaunch.compat.flags import FLAG, FLAGS, Flags, parse_flags
 from distlaunch.compat.torchrun_job import flag_messages
 from distlaunch.contract import RESERVED
 from distlaunch.errors import UsageError
+from distlaunch.job.document import Data
 from distlaunch.job.nodes import host_error
 from distlaunch.plan.layout import is_loopback
 
@@ -142,6 +143,15 @@ def launched(words: Sequence[str], at: int) -> tuple[str, list[str]] | None:
     if name == "distlaunch" and rest[:1] == ["torchrun"]:
         return "distlaunch.torchrun", rest[1:]
     return (name, rest) if name in _MODULES else None
+
+
+def started_directly(draft: Draft, words: Sequence[str], *flags: str) -> list[str]:
+    """Return a torchrun command for a program that is started without it."""
+    program = list(words[2:] if words[1:2] == ["-u"] else words[1:])
+    if not is_python(words[0]) or (program[:1] != ["-m"] and "".join(program[:1]).startswith("-")):
+        return ["torchrun", *flags, "--no-python", *words]
+    draft.set("python", words[0])
+    return ["torchrun", *flags, *program]
 
 
 def add_torchrun(draft: Draft, line: Line, cpus: int, hosts_known: bool = False) -> None:

@@ -87,7 +87,10 @@ def _job(reading: Reading, keys: Record, source: str) -> spec.JobSpec:
         ),
         logs=_logs(reading),
         rendezvous=_rendezvous(reading),
-        limits=TIMEOUTS.made(reading.section("timeouts"))._replace(**keys.fields_of(checked, spec.Limits)),
+        limits=TIMEOUTS.made(reading.section("timeouts"))._replace(
+            **keys.fields_of(checked, spec.Limits),
+            **({"join_s": None} if reading.section("rendezvous").get("backend") == "none" else {}),
+        ),
         restarts=_restarts(reading),
         membership=spec.Membership(
             pool.spares(),
@@ -112,12 +115,13 @@ def _job(reading: Reading, keys: Record, source: str) -> spec.JobSpec:
 
 def _program(reading: Reading) -> spec.Program:
     checked = reading.checked
-    if "script" in checked:
-        return spec.Program("script", (checked["script"],), placed=True)
     if "module" in checked:
         return spec.Program("module", (checked["module"],))
-    first, *rest = checked["command"]
-    return spec.Program("command", (first, *rest), placed="/" in first)  # else a name for PATH
+    if "command" in checked:
+        first, *rest = checked["command"]
+        return spec.Program("command", (first, *rest), placed="/" in first)  # else a name for PATH
+    script = checked["script"] if "script" in checked else checked["nodes"][0]["script"]
+    return spec.Program("script", (script,), placed=True)
 
 
 def _rendezvous(reading: Reading) -> spec.RendezvousSpec:

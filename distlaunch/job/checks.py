@@ -11,7 +11,7 @@ from distlaunch.job.document import Place, nearest, program_keys, setting
 from distlaunch.job.fields import JOB, RENDEZVOUS
 from distlaunch.job.nodes import REST, endpoint_of, users_and_hosts
 from distlaunch.job.spec import JobSpec, Surroundings
-from distlaunch.job.text import placeholders_in
+from distlaunch.job.text import IDS, instead_of, placeholders_in
 from distlaunch.job.types import Checked
 from distlaunch.transports.container import BY_SRUN, Runtime
 from distlaunch.transports.slurm import Slurm
@@ -19,8 +19,16 @@ from distlaunch.transports.transport import HOST
 from distlaunch.wording import counted
 
 Mistakes = Iterator[tuple[str, str]]
-_NOT_WITH_MPIRUN = ("numa_binding", "cpu_binding", "spares", "min_nodes", "container", "virtual_local_rank")
-_NOT_WITH_ETCD = ("master_addr", "master_port", "numa_binding", "cpu_binding")
+_NOT_WITH_MPIRUN = (
+    "numa_binding",
+    "cpu_binding",
+    "spares",
+    "min_nodes",
+    "container",
+    "virtual_local_rank",
+    "success",
+)
+_NOT_WITH_ETCD = ("master_addr", "master_port", "numa_binding", "cpu_binding", "success")
 
 
 class Reading(Frozen):
@@ -34,6 +42,11 @@ class Reading(Frozen):
     def section(self, key: str) -> Checked:
         """Return the keys of a section; none if it is missing or refused."""
         return self.checked.get(key) or {}
+
+    def levels(self) -> Iterator[tuple[str, Checked]]:
+        """Yield the path prefix and keys of the job and of every listed host."""
+        yield "", self.checked
+        yield from ((f"{path}.", node) for path, node in self.listed())
 
     def listed(self) -> Iterator[tuple[str, Checked]]:
         """Yield the path and keys of every host listed in `nodes` and `spares`."""
@@ -50,7 +63,8 @@ class Reading(Frozen):
 def _program(reading: Reading) -> Mistakes:
     given = [key for key in ("script", "module", "command") if key in reading.checked]
     misspelled = any(nearest(key, ("script", "module", "command")) for key in reading.refused)
-    if len(given) != 1 and not (misspelled and not given):
+    scripts = [node.get("script") for _, node in reading.listed()]
+    if len(given) != 1 and (given or not (misspelled or (scripts and all(scripts)))):
         got = " and ".join(given) or "none"
         yield "".join(given[-1:]), f"set one of script, module or command; got {got}"
 
@@ -89,26 +103,36 @@ def _rendezvous(reading: Reading) -> Mistakes:
         if not (host and port and "endpoint" in rendezvous):
             path = "rendezvous.endpoint" if "endpoint" in rendezvous else "rendezvous.backend"
             yield path, "etcd-v2 needs rendezvous.endpoint: host:port of your etcd server"
-        yield from _with_etcd(reading.checked, conf)
+        yield from _with_etcd(reading, conf)
+    elif backend == "none" and reading.section("timeouts").get("join"):
+        yield "timeouts.join", "with rendezvous: none, nothing waits for ranks to join: remove it"
     elif conf and backend:
         yield "rendezvous.conf", "conf has an effect only with backend: etcd-v2; remove it"
 
 
-def _with_etcd(given: Checked, conf: Checked) -> Mistakes:
-    for key in filter(given.get, _NOT_WITH_ETCD):
+def _with_etcd(reading: Reading, conf: Checked) -> Mistakes:
+    for key in filter(reading.checked.get, _NOT_WITH_ETCD):
         yield key, f"with etcd-v2, torch's own agents control this: remove {key}"
     for name, value in conf.items():
         if not value or "," in value:
             yield f"rendezvous.conf.{name}", "expected a non-empty value without commas"
-    yield from _unfilled(given, "torch's own agents choose {%s} (etcd-v2)")
+    yield from _unfilled(reading, "torch's own agents choose {%s} (etcd-v2)")
 
 
-def _unfilled(given: Checked, why: str) -> Mistakes:
+def _unfilled(reading: Reading, why: str) -> Mistakes:
     """Report placeholders whose values are unknown to distlaunch."""
-    for key in ("command", "args"):
-        for i, word in enumerate(given.get(key) or ()):
-            for name in placeholders_in([word or ""]):
-                yield f"{key}[{i}]", f"{why % name}: have the script read {name.upper()}"
+    for path, word in (each for level in reading.levels() for each in placed_in(*level)):
+        if word not in IDS:
+            yield path, f"{why % word}: {instead_of(word)}"
+
+
+def placed_in(prefix: str, given: Checked) -> Mistakes:
+    """Yield the placeholders in the arguments and variables of a job or node, with their paths."""
+    lists = ((key, enumerate(given.get(key) or ())) for key in ("command", "args"))
+    texts = [(f"{prefix}{key}[{i}]", word) for key, words in lists for i, word in words]
+    texts += [(f"{prefix}env.{name}", text) for name, text in (given.get("env") or {}).items()]
+    for path, text in texts:
+        yield from ((path, word) for word in placeholders_in([text or ""]))
 
 
 def _stall(reading: Reading) -> Mistakes:
@@ -129,7 +153,7 @@ def _hosts(reading: Reading) -> Mistakes:
 
 def _variables(reading: Reading) -> Mistakes:
     around = reading.around
-    for path, keys in (("", reading.checked), *((f"{path}.", node) for path, node in reading.listed())):
+    for path, keys in reading.levels():
         for name, value in (keys.get("env") or {}).items():
             if name in RESERVED:
                 yield f"{path}env.{name}", f"distlaunch sets {name} for each worker; remove it"
@@ -209,9 +233,15 @@ def _mpi(reading: Reading, spec: JobSpec) -> Mistakes:
     for key in filter(reading.checked.get, _NOT_WITH_MPIRUN):
         yield key, f"mpirun places and starts the ranks: remove {key}, or launcher: mpirun"
     for path, node in reading.listed():
-        for key in {*node} & {"python", "workdir", "env"}:
+        for key in {*node} & {"python", "workdir", "env", "args", "script", "role"}:
             yield f"{path}.{key}", f"mpirun starts the same command everywhere: set {key} for all nodes"
-    yield from _unfilled(reading.checked, "mpirun chooses {%s}")
+    yield from _unfilled(reading, "mpirun chooses {%s}")
+
+
+def _stdin(reading: Reading, spec: JobSpec) -> Mistakes:
+    if spec.stdin != "none" and spec.nodes and (spec.container or not spec.nodes[0].local):
+        hint = "rank 0 must be on this machine and in no container"
+        yield "stdin", f"{hint}; let it read a file instead"
 
 
 def _numbers(reading: Reading, spec: JobSpec) -> Mistakes:
@@ -257,5 +287,5 @@ def _container(_: Reading, spec: JobSpec) -> Mistakes:
             yield f"container.mounts[{i}]", f"expected PATH:PATH_INSIDE:ro at most, got {mount!r}"
 
 
-OF_SPEC = (_repeated, _master, _launcher, _mpi, _numbers, _allocated, _volumes, _container)
+OF_SPEC = (_repeated, _master, _launcher, _mpi, _stdin, _numbers, _allocated, _volumes, _container)
 """Checks of the job, once its hosts and endpoint are known."""

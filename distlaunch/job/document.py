@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from distlaunch.agent.frozen import Frozen
 from distlaunch.errors import Problem
@@ -80,6 +80,19 @@ class Entries(Frozen):
 
 
 Value = Scalar | Items | Entries
+Data = str | int | float | bool | None | Sequence["Data"] | Mapping[str, "Data"]
+
+
+def value_of(data: Data, place: Place) -> Value:
+    """Return data as if read at `place`."""
+    match data:
+        case Mapping():
+            entries = ((Scalar(key, place, key), value_of(value, place)) for key, value in data.items())
+            return Entries(tuple(entries), place)
+        case Sequence() if not isinstance(data, str):
+            return Items(tuple(value_of(item, place) for item in data), place)
+        case _:
+            return Scalar(data, place, str(data))
 
 
 def is_unset(value: Value) -> bool:

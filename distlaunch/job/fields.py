@@ -66,6 +66,9 @@ NODE = Record(
     python=built(PYTHON, "Interpreter on this node.", "python"),
     workdir=built(FILE, "Working directory on this node; a relative script is relative to it.", "workdir"),
     env=built(ENV, "Environment variables of this node's workers; they override the job's."),
+    script=Field(FILE, "A Python script for this node's workers instead of the job's program."),
+    args=Field(ListOf(ARGUMENT), "Arguments of this node's workers instead of the job's."),
+    role=Field(LINE, "ROLE_NAME of this node's workers; ROLE_RANK counts those of a role.", "role"),
     makes=spec.NodeSpec,
     foreign=by_their_names(
         host="hostname name",
@@ -86,14 +89,16 @@ RENDEZVOUS = Record(
         "a free port on the first node, held by distlaunch",
     ),
     backend=built(
-        Choice(("static", "c10d", "etcd-v2")),  # c10d means the same as static
-        "What assigns ranks: static or c10d = distlaunch; etcd-v2 = torch's own agents, one per node.",
+        Choice(("static", "c10d", "etcd-v2", "none")),  # c10d means the same as static
+        "What assigns ranks: static or c10d = distlaunch; etcd-v2 = torch's own agents, one per node; "
+        "none = distlaunch, which doesn't wait for the ranks to join, as they never connect to MASTER_ADDR.",
         default="static",
     ),
     conf=built(CONF, "Settings for torch's --rdzv-conf, such as last_call_timeout; etcd-v2 only."),
     id=Field(SOME_TEXT, "TORCHELASTIC_RUN_ID of the workers.", "the run's ID"),
     makes=spec.RendezvousSpec,
     foreign=by_their_names(endpoint="rdzv_endpoint", backend="rdzv_backend", id="rdzv_id", conf="rdzv_conf"),
+    main="backend",
 )
 
 TIMEOUTS = Record(
@@ -235,7 +240,11 @@ SECRET = Record(
 )
 
 KUBERNETES = Record(
-    image=Field(LINE, "The image of the pods, with Python 3.10 or later and torch."),
+    image=Field(
+        LINE,
+        "The image of the pods, with Python 3.10 or later and torch.",
+        "container.image with docker or podman",
+    ),
     namespace=Field(KUBE_NAME, "Namespace of the pods.", "kubectl's current namespace"),
     selector=Field(LINE, "Labels of the pods that launcher: kubernetes runs in, e.g. app=train."),
     container=Field(KUBE_NAME, "The container to use in each selected pod.", "the first"),
@@ -346,15 +355,10 @@ JOB = Record(
         "Any program, by name or path, and its arguments.",
     ),
     args=Field(
-        ListOf(ARGUMENT),
-        "Arguments; {rank}, {local_rank}, {node_rank}, {world_size}, {local_world_size}, {master_addr} "
-        "and {master_port} are filled in; write {{rank}} for a literal {rank}.",
-        part=spec.Program,
+        ListOf(ARGUMENT), "Arguments, with placeholders such as {rank} (see above).", part=spec.Program
     ),
     env=built(
-        ENV,
-        "Variables of the workers; null passes on the value from your shell and fails if it is unset. "
-        "{job_id} in a value becomes the job's ID, for trackers that resume by ID.",
+        ENV, "Variables of the workers, with placeholders; null = the value in your shell, if set there."
     ),
     python=built(
         PYTHON, "Interpreter on the nodes.", "distlaunch's own, if its path exists there, else python3"
@@ -375,6 +379,10 @@ JOB = Record(
         part=spec.Limits,
     ),
     role=Field(LINE, "ROLE_NAME of the workers.", part=spec.Program),
+    success=Field(
+        Choice(get_args(spec.Success)), "Ranks that must exit with 0; then the others are stopped."
+    ),
+    stdin=Field(Choice(get_args(spec.Stdin)), "The rank that reads distlaunch's stdin, on this machine."),
     virtual_local_rank=Field(
         Switch(),
         "Each worker sees only its own GPU, and LOCAL_RANK is 0.",

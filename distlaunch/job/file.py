@@ -1,38 +1,107 @@
 """Reading of job files: from a path, --set values and arguments to a job."""
 
+import json
 import os
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from distlaunch.agent.frozen import Frozen
 from distlaunch.errors import UsageError, reason
 from distlaunch.job.build import build_spec
-from distlaunch.job.document import Entries, Items, Place, Scalar, Value, at, override, setting, word_at
+from distlaunch.job.document import (
+    Entries,
+    Items,
+    Place,
+    Scalar,
+    Value,
+    at,
+    override,
+    setting,
+    value_of,
+    word_at,
+    words_of,
+)
 from distlaunch.job.nodes import parse_hostfile
 from distlaunch.job.spec import HostEntry, JobSpec, Surroundings
 from distlaunch.job.text import home_error
-from distlaunch.job.types import Either, ListOf, Record, Type
+from distlaunch.job.types import Either, ListOf, Record, Tree, Type
 from distlaunch.job.yaml_document import MAX_DEPTH, parse
 from distlaunch.schedulers import allocation_in, job_keys, load, sections
+from distlaunch.wording import counted
 
+COMMAND_LINE = "the command line"
+"""Stands for the path of a job that no file has."""
 MAX_BYTES = 1 << 20
 STDIN = "-"
 PIPED_NAME = "job"
 """Default name of a job whose file has no name."""
 
 
-def load_job(path: str, overrides: Sequence[str] = (), extra_args: Sequence[str] = ()) -> JobSpec:
-    """Return the job of a YAML file, with ``key=value`` `overrides` and `extra_args` for the script.
+class Typed(Frozen):
+    """Parts of a job on a command line: a module, hosts, the number of ranks, a file to save the job in."""
 
-    Raises `JobError` with every problem, or `UsageError` if the file can't be read.
+    module: str | None = None
+    hosts: str | None = None
+    ranks: int | None = None
+    save: str | None = None
+
+
+def load_job(
+    path: str | None, overrides: Sequence[str] = (), extra_args: Sequence[str] = (), more: Typed | None = None
+) -> JobSpec:
+    """Return the job of a YAML file or a script, with ``key=value`` `overrides` and `extra_args`.
+
+    Without a `path`, the program is a module in `more`, or in the overrides. Raises `JobError` with every
+    problem, or `UsageError` if the file can't be read.
     """
-    return job_of(read_job(path), path, overrides, extra_args)
+    typed = more or Typed()
+    path, document = _document(path, typed.module)
+    hosts = [] if typed.hosts is None else [f"nodes={json.dumps(words_of(typed.hosts))}"]
+    document = _completed(document, (*hosts, *overrides), extra_args)
+    spec = _built(document, path)
+    if typed.ranks is not None:
+        document = _overridden(document, f"procs_per_node={typed.ranks // len(spec.nodes) or 1}")
+        spec = _built(document, path)
+        if (total := sum(node.procs or 0 for node in spec.nodes)) != typed.ranks:
+            nodes = f"the {counted(len(spec.nodes), 'node')} would have {total} ranks"
+            raise UsageError(f"-n {typed.ranks}: {nodes}; set procs of each node in a job file instead")
+    if typed.save is not None:
+        _save(document, typed.save)
+    return spec
+
+
+def _document(path: str | None, module: str | None) -> tuple[str, Value]:
+    """Return the file of a job, or a name for the command line, and the document."""
+    if path is not None and module is not None:
+        raise UsageError(f"-m {module}: {path!r} is not an argument of the module; write it after --")
+    if path is not None and not path.endswith(".py"):
+        return path, parse(read_text(path), source_of(path))
+    kind, word = ("module", module or "") if path is None else ("script", path)
+    keys = {"name": os.path.basename(word).removesuffix(".py"), kind: word} if word else {}
+    return COMMAND_LINE, value_of(keys, Place(COMMAND_LINE))
+
+
+def _save(document: Value, path: str) -> None:
+    """Write a job file. Raises `UsageError`."""
+    from distlaunch.compat.draft import Draft  # few runs save their job
+
+    draft = Draft(path)
+    draft.keys = Tree().check(document, "", [])
+    if os.path.dirname(os.path.realpath(path)) != os.getcwd():
+        raise UsageError(f"--save {path}: save the job in the current directory, where its paths begin")
+    try:
+        with open(path, "x", encoding="utf-8") as file:
+            file.write(draft.text())
+    except OSError as error:
+        raise UsageError(f"--save {path}: {reason(error)}") from None
 
 
 def read_job(path: str) -> str:
     """Return the text of a job file, or of another launcher's. Raises `UsageError` for a program."""
     if path.endswith(".py"):
-        raise UsageError(f"{path} is a script, not a job file: write a job file with `script: {path}`")
+        hint = f"`distlaunch dry-run {path} --save job.yaml` makes one"
+        raise UsageError(f"{path} is a script, not a job file: {hint}")
     text = read_text(path)
     if "\n#SBATCH" in f"\n{text}":
         from shlex import quote  # only a mistake needs it
@@ -54,11 +123,17 @@ def job_of(
 
     `in_image` is as in `Surroundings`. Raises `JobError` or `UsageError`, as `load_job` does.
     """
-    document = parse(text, source_of(path))
+    document = _completed(parse(text, source_of(path)), overrides, extra_args)
+    return _built(document, path, submitted, in_image)
+
+
+def _completed(document: Value, overrides: Sequence[str], extra_args: Sequence[str]) -> Value:
     for setting_text in overrides:
         document = _overridden(document, setting_text)
-    if extra_args:
-        document = _with_args(document, extra_args)
+    return _with_args(document, extra_args) if extra_args else document
+
+
+def _built(document: Value, path: str, submitted: bool = False, in_image: bool = False) -> JobSpec:
     # An unknown key may be the section of a scheduler.
     keys = [key for key, _, _ in document.walk()] if isinstance(document, Entries) else []
     around = _surroundings(path)._replace(submitted=submitted, in_image=in_image, sections=sections(keys))

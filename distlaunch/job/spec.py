@@ -11,7 +11,7 @@ from distlaunch.agent.wire import LEASE_S
 from distlaunch.errors import JobError
 from distlaunch.job.allocation import AllocatedNode, Allocation, TaskPlace
 from distlaunch.job.document import Place
-from distlaunch.job.text import path_in
+from distlaunch.job.text import path_in, placeholders_in
 from distlaunch.job.types import Field
 from distlaunch.transports.container import Container
 from distlaunch.transports.transport import Local, Transport
@@ -31,6 +31,8 @@ class EnvValue(Frozen):
 
 Env = Mapping[str, EnvValue]
 NO_ENV: Env = MappingProxyType({})
+Stdin = Literal["none", "rank 0"]
+Success = Literal["all", "any", "rank 0"]
 Backend = Literal["nccl", "gloo", "mpi"]
 Grow = Literal["restart", "now"]
 OnStall = Literal["warn", "restart", "stop"]
@@ -41,8 +43,8 @@ class Program(Frozen):
     """The program of each worker: a Python `script` or `module`, or a `command` with its own arguments.
 
     If `placed`, the first word is a path relative to the workdir of the node, or below the home of its user.
-    Otherwise it is used unchanged. `args`, `env`, `python` and `workdir` are those of every node; a node may
-    override the last three. `role` is ROLE_NAME.
+    Otherwise it is used unchanged. `role` is ROLE_NAME. A node may override all but modules and commands: see
+    `JobSpec.program_of`.
     """
 
     kind: Literal["script", "module", "command"]
@@ -53,6 +55,16 @@ class Program(Frozen):
     env: Env = NO_ENV
     python: str | None = None
     role: str = "default"
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """Return the arguments, with placeholders."""
+        return (*self.words[1:], *self.args)
+
+    @property
+    def texts(self) -> Iterable[str]:
+        """Return what may have placeholders: arguments, and variables that aren't inherited."""
+        return (*self.arguments, *(value.text for value in self.env.values() if not value.inherited))
 
     def before(self, python: str) -> tuple[str, ...]:
         """Return the words that start the program with an interpreter, up to its own words."""
@@ -76,7 +88,10 @@ class Binding(Frozen):
 
 
 class NodeSpec(Frozen):
-    """One node in the job file; None = decided by the plan. `cpu_procs` are workers without GPUs."""
+    """One node in the job file; None = decided by the plan. `cpu_procs` are workers without GPUs.
+
+    `python` to `role` are its own parts of its program.
+    """
 
     label: str
     reach: Transport = Local()
@@ -86,6 +101,9 @@ class NodeSpec(Frozen):
     python: str | None = None
     workdir: str | None = None
     env: Env = NO_ENV
+    args: tuple[str, ...] | None = None
+    script: str | None = None
+    role: str | None = None
     path: str = ""
     cpu_procs: int | None = None
     place: TaskPlace | None = None
@@ -200,9 +218,9 @@ class Invocation(Frozen):
     """Settings of the command that runs the job, which no job file has.
 
     `file` is the resolved path of the job file; "" = it was piped, or there is none. `placeholders` enables
-    {rank} and so on in arguments. With `shares_stdio`, workers inherit stdin and, where their output needs no
-    processing, stdout. `signals` are the names of signals that end the job and are passed to the workers
-    unchanged, not as SIGTERM.
+    {rank} and so on in arguments and variables. With `shares_stdio`, workers inherit stdin and, where their
+    output needs no processing, stdout. `signals` are the names of signals that end the job and are passed to
+    the workers unchanged, not as SIGTERM.
     """
 
     file: str = ""
@@ -262,6 +280,8 @@ class JobSpec(Frozen):
     placement: Placement = Placement()
     notify: Notify = Notify()
     metrics: str | None = None
+    stdin: Stdin = "none"
+    success: Success = "all"
     container: Container | None = None
     mpirun: Mpirun = Mpirun()
     sections: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
@@ -276,10 +296,22 @@ class JobSpec(Frozen):
         """Return every node that may take part: the nodes, then the spares. Node indices refer to it."""
         return (*self.nodes, *self.membership.spares)
 
+    def program_of(self, node: NodeSpec) -> Program:
+        """Return the program of a node: that of the job, with the node's own parts."""
+        parts = {name: getattr(node, name) for name in ("args", "python", "workdir", "role")}
+        own = {name: value for name, value in parts.items() if value is not None}
+        program = self.program._replace(**own, env={**self.program.env, **node.env})
+        return program._replace(kind="script", words=(node.script,), placed=True) if node.script else program
+
     @property
     def hosts_unknown(self) -> bool:
         """Check whether some hosts are known only inside an allocation."""
         return any(node.reach.unknown for node in self.pool)
+
+    @property
+    def shared(self) -> tuple[int, ...]:
+        """Return the descriptors that workers on this machine may share with the command."""
+        return (0, 1) if self.invocation.shares_stdio else (0,) if self.stdin == "rank 0" else ()
 
     @property
     def one_machine(self) -> bool:
@@ -320,6 +352,20 @@ class JobSpec(Frozen):
     def elastic(self) -> bool:
         """Check whether the job may run on other nodes than those listed."""
         return bool(self.membership.spares) or self.fewest < len(self.nodes)
+
+    @cached_property
+    def placeholders(self) -> tuple[str, ...]:
+        """Return the placeholders in arguments and variables, in order."""
+        if not self.invocation.placeholders:
+            return ()
+        others = (self.program_of(node) for node in self.pool if node.env or node.args)
+        texts = [text for program in (self.program, *others) for text in program.texts]
+        return tuple(placeholders_in(texts))
+
+    @property
+    def port_names(self) -> tuple[str, ...]:
+        """Return the placeholders of further ports on the first node: `port:NAME`."""
+        return tuple(word for word in self.placeholders if word.startswith("port:"))
 
     def error(self, path: str, text: str) -> JobError:
         """Return an error about the value at `path`."""

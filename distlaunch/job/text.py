@@ -1,8 +1,8 @@
-"""The meaning of text in a job: paths with a ~, arguments with {placeholders}, hidden secrets."""
+"""The meaning of text in a job: paths with a ~, {placeholders}, hidden secrets."""
 
 import os.path
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from distlaunch.job.document import nearest
 
@@ -31,69 +31,98 @@ def path_in(folder: str, text: str) -> str:
     return "~" if rest == "." else f"~/{rest}"
 
 
-# Placeholders such as {rank} in arguments
+# Placeholders such as {rank} in arguments and variables
 
-PLACEHOLDERS = (
-    "rank",
-    "local_rank",
-    "node_rank",
-    "world_size",
-    "local_world_size",
-    "master_addr",
-    "master_port",
-)
-# Not compiled in advance: most jobs have no braces in their arguments. Other {words} are refused, except
-# ${word}, which is for a shell; {}, {1} and {"a": 1} have no meaning here.
-_SINGLE = r"(?a)\{(?:" + "|".join(PLACEHOLDERS) + r")\}|(?<!\$)\{[A-Za-z_][\w-]*\}"
-_BRACED = r"(?a)(\{?)\{([A-Za-z_][\w-]*)\}(\}?)"
+VARIABLES = {
+    **{name: name.upper() for name in ("rank", "local_rank", "node_rank", "world_size", "local_world_size")},
+    **{name: name.upper() for name in ("master_addr", "master_port")},
+    **{name: f"DISTLAUNCH_{name.upper()}" for name in ("job_id", "run_id")},
+}
+"""The placeholders whose value each worker also has in a variable."""
+PLACEHOLDERS = (*VARIABLES, "port:NAME", "hosts", "hosts:PORT", "hosts_json", "hosts_json:PORT")
+IDS = ("job_id", "run_id")
+"""The placeholders known before ranks are placed, also where another launcher does that."""
+LAST_PORT = 61439
+"""The highest PORT in {hosts:PORT}: 4096 ranks on a host count up from it."""
+# Not compiled in advance: most jobs have no braces. ${word} is for a shell; {}, {1} and {"a": 1} have no
+# meaning here. In arguments, other {words} are refused. In variables, they belong to templates and JSON.
+_WORD = r"([A-Za-z_][\w-]*|(?:port|hosts|hosts_json):[\w-]*)"
+_BRACED = rf"(?a)(\$?\{{?)\{{{_WORD}\}}(\}}?)"
+_SINGLE = rf"(?a)(?<!\$)\{{{_WORD}\}}"
+
+Values = Callable[[str], "str | None"]
+"""Returns the value of a placeholder; None leaves it as it is."""
 
 
-def fill(argument: str, values: Mapping[str, str]) -> str:
-    """Fill in the {placeholders} with a value; {{word}} becomes {word}."""
+def is_placeholder(word: str) -> bool:
+    """Check whether {word} can be filled in."""
+    name, colon, detail = word.partition(":")
+    if name == "port":
+        return detail.isidentifier()
+    if colon:
+        return detail.isdecimal() and 0 < int(detail) <= LAST_PORT
+    return word in PLACEHOLDERS
+
+
+def fill(text: str, value: Values, every: bool = True) -> str:
+    """Fill in the {placeholders} with a value; {{word}} becomes {word}, unless it must not for `every` word.
+
+    Otherwise only placeholders have that meaning, as in variables.
+    """
 
     def filled(found: re.Match[str]) -> str:
-        left, name, right = found.groups()
-        if left and right:
-            return "{" + name + "}"
-        value = values.get(name.upper()) if name in PLACEHOLDERS else None
-        return left + ("{" + name + "}" if value is None else value) + right
+        left, word, right = found.groups()
+        known = is_placeholder(word)
+        if left == "$" or not (known or every):
+            return found[0]
+        if left.endswith("{") and right:
+            return left[:-1] + "{" + word + "}"
+        text = value(word) if known else None
+        return left + ("{" + word + "}" if text is None else text) + right
 
-    return re.sub(_BRACED, filled, argument) if "{" in argument else argument
+    return re.sub(_BRACED, filled, text) if "{" in text else text
 
 
-def literal(argument: str) -> str:
-    """Double braces so that `fill` restores `argument`."""
-    return re.sub(_SINGLE, r"{\g<0>}", argument)
+def unfilled(word: str) -> None:
+    """Return no value: all placeholders stay."""
+
+
+def literal(text: str, every: bool = True) -> str:
+    """Double braces so that `fill` restores `text`."""
+    return re.sub(_SINGLE, lambda one: f"{{{one[0]}}}" if every or is_placeholder(one[1]) else one[0], text)
 
 
 def escaped_in(arguments: Iterable[str]) -> list[str]:
     """Return the {words} in `arguments` that `literal` escapes, in order."""
-    return list(dict.fromkeys(name for argument in arguments for name in _single_words(argument)))
+    return list(dict.fromkeys(word for argument in arguments for word in _single_words(argument)))
 
 
-def placeholders_in(arguments: Iterable[str]) -> list[str]:
-    """Return the names that `fill` would fill in, in the order of PLACEHOLDERS."""
-    found = {name for argument in arguments for name in _single_words(argument)}
-    return [name for name in PLACEHOLDERS if name in found]
+def placeholders_in(texts: Iterable[str]) -> list[str]:
+    """Return the placeholders that `fill` would fill in, in order."""
+    return [word for word in escaped_in(texts) if is_placeholder(word)]
 
 
 def placeholder_error(argument: str) -> str | None:
     """Return why the first unknown {word} in `argument` can't be filled in, or None."""
-    for name in _single_words(argument):
-        if name not in PLACEHOLDERS:
-            close = nearest(name.lower().replace("-", "_"), PLACEHOLDERS)
+    for word in _single_words(argument):
+        if not is_placeholder(word):
+            close = nearest(word.lower().replace("-", "_"), PLACEHOLDERS)
             known = ", ".join("{" + known + "}" for known in PLACEHOLDERS)
             hint = f"did you mean {{{close}}}?" if close else f"known: {known};"
-            return f"unknown placeholder {{{name}}}; {hint} {{{{{name}}}}} passes {{{name}}} to the script"
+            return f"unknown placeholder {{{word}}}; {hint} {{{{{word}}}}} passes {{{word}}} to the script"
     return None
+
+
+def instead_of(word: str) -> str:
+    """Return the advice to use instead of a placeholder that can't be filled in."""
+    return f"have the script read {VARIABLES[word]}" if word in VARIABLES else "write the value"
 
 
 def _single_words(argument: str) -> list[str]:
     return [
         found[2]
         for found in (re.finditer(_BRACED, argument) if "{" in argument else ())
-        if not (found[1] and found[3])
-        and (found[2] in PLACEHOLDERS or argument[: found.start(2) - 1][-1:] != "$")
+        if found[1] != "$" and not (found[1].endswith("{") and found[3])
     ]
 
 

@@ -4,8 +4,9 @@ import re
 from collections.abc import Iterator
 
 from distlaunch.contract import RESERVED
+from distlaunch.job.checks import placed_in
 from distlaunch.job.spec import JobSpec, Mpirun
-from distlaunch.job.text import placeholders_in
+from distlaunch.job.text import instead_of
 from distlaunch.kubernetes.manifests import Kind
 from distlaunch.kubernetes.running import GPU
 
@@ -20,7 +21,7 @@ _LEFT_OUT = {
     "kubernetes.selector": "it selects pods that are already running",
     "kubernetes.container": "it belongs to pods that are already running",
     "mpirun": "each pod starts its own ranks",
-    "container": "pods run kubernetes.image",
+    "container": "kubernetes has the settings of pods; its image defaults to container.image",
     "notify": _NO_CONTROLLER,
     "metrics": _NO_CONTROLLER,
     "backend": "with GPUs, DISTLAUNCH_BACKEND is nccl in a pod",
@@ -33,6 +34,7 @@ _LEFT_OUT = {
     "logs.watch": "`distlaunch view` can't see runs in pods",
     "restarts.backoff": "ranks restart immediately",
     "restarts.window": "restarts.max limits the whole run",
+    "success": _NO_FLAG,
     **dict.fromkeys(("timeouts.connect", "timeouts.lease", "timeouts.rejoin", "timeouts.stall"), _NO_FLAG),
 }
 _OF_TRAINJOB = {
@@ -45,8 +47,10 @@ _OF_TRAINJOB = {
 
 
 def with_gpus(spec: JobSpec) -> JobSpec:
-    """Return the job with the GPUs in the limits of its pods, unless it sets how many it uses."""
+    """Return the job with the GPUs in the limits of its pods and the image of its container, by default."""
     spec = spec._replace(mpirun=Mpirun())  # each pod starts its own ranks
+    if spec.container and spec.container.runtime in ("docker", "podman"):  # others have files
+        spec = spec._replace(kubernetes={"image": spec.container.image, **spec.kubernetes})
     limits = spec.kubernetes.get("resources", {}).get("limits", {})
     counts = [count for name, count in limits.items() if GPU.match(name)]
     return spec.with_gpus(int(counts[0])) if counts and counts[0].isdecimal() else spec
@@ -110,11 +114,9 @@ def _rendezvous(spec: JobSpec) -> Iterator[tuple[str, str]]:
 
 
 def _words(spec: JobSpec) -> Iterator[tuple[str, str]]:
-    for key, words in (("command", spec.program.words), ("args", spec.program.args)):
-        for i, word in enumerate(words):
-            for name in placeholders_in([word]):
-                advice = f"have the script read {name.upper()}"
-                yield f"{key}[{i}]", f"{{{name}}} can't be filled in on Kubernetes: {advice}"
+    env = {name: value.text for name, value in spec.program.env.items() if not value.inherited}
+    for path, word in placed_in("", {"command": spec.program.words, "args": spec.program.args, "env": env}):
+        yield path, f"{{{word}}} can't be filled in on Kubernetes: {instead_of(word)}"
 
 
 def _env(spec: JobSpec) -> Iterator[tuple[str, str]]:
@@ -123,8 +125,6 @@ def _env(spec: JobSpec) -> Iterator[tuple[str, str]]:
         if value.inherited and name not in secrets:
             advice = f"put it in a Secret and set kubernetes.secrets.{name}: {{secret: …, key: …}}"
             yield f"env.{name}", f"values from your environment are never printed: {advice}"
-        if "{job_id}" in value.text:
-            yield f"env.{name}", "{job_id} can't be filled in on Kubernetes: write your own ID"
     for path, names in (("env", spec.program.env), ("kubernetes.secrets", secrets)):
         for name in filter(_OWN.fullmatch, names):
             yield f"{path}.{name}", f"the launcher in each pod reads {name} itself; remove it"

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from distlaunch.agent.frozen import Frozen
 from distlaunch.job.fields import KUBERNETES
 from distlaunch.job.spec import FOREVER_S, JobSpec
-from distlaunch.job.text import fill
+from distlaunch.job.text import fill, unfilled
 from distlaunch.kubernetes.running import GPU
 from distlaunch.plan.layout import DEFAULT_PORT
 from distlaunch.plan.shell_text import job_flags
@@ -148,13 +148,13 @@ def args(pods: Pods) -> list[str]:
     spec = pods.spec
     program = [
         spec.program.words[0],
-        *(fill(word, {}) for word in (*spec.program.words[1:], *spec.program.args)),
+        *(fill(word, unfilled) for word in spec.program.arguments),
     ]
     # Files only if the job names a directory that outlives the pod.
     files = (f"--log-dir={unexpanded(spec.logs.folder)}", "--tee=3", "--log-line-prefix-template=[${rank}] ")
     logs = files if "logs.dir" in spec.places else ()
     own = (*_place(pods), *_wait(pods), f"--shutdown-timeout={pods.stop_s}", *logs)
-    return ["torchrun", *own, *map(unexpanded, (*job_flags(spec), *program))]
+    return ["torchrun", *own, *map(unexpanded, (*job_flags(spec, spec.program), *program))]
 
 
 def _place(pods: Pods) -> Iterator[str]:
@@ -185,7 +185,8 @@ def unexpanded(text: str) -> str:
 def env(pods: Pods) -> list[Manifest]:
     """Return the job's variables; those in Secrets by reference."""
     secrets = pods.spec.kubernetes.get("secrets", {})
-    plain = {name: value.text for name, value in pods.spec.program.env.items() if name not in secrets}
+    own = ((name, value) for name, value in pods.spec.program.env.items() if name not in secrets)
+    plain = {name: fill(value.text, unfilled, every=False) for name, value in own}
     values = [{"name": name, "value": unexpanded(text)} for name, text in plain.items()]
     keys: Manifest = {name: {"name": each["secret"], "key": each["key"]} for name, each in secrets.items()}
     if pods.number > 1 and SECRET not in {*plain, *keys}:

@@ -118,7 +118,7 @@ def check_port(spec: JobSpec, host: str, port: int | None) -> PortReport:
     unasked = []
     for index, failure in sorted(agents.failures.items()):
         node = asked.nodes[index]
-        advice = node.reach.advice(failure, node.python or asked.program.python)
+        advice = node.reach.advice(failure, asked.program_of(node).python)
         unasked.append(Unasked(node.label, failure.kind.value, failure.words, advice))
     spares = tuple(node.label for node in spec.membership.spares)
     return report._replace(failures=tuple(unasked), here_counts=len(spec.nodes) == 1, spares=spares)
@@ -132,7 +132,7 @@ def _with_here(spec: JobSpec, host: str) -> JobSpec:
     if any(node.local for node in spec.nodes) or is_loopback(host) or not runs_ranks():
         return spec
     # The job's interpreter is for its own nodes.
-    nodes = [node._replace(python=node.python or spec.program.python) for node in spec.nodes]
+    nodes = [node._replace(python=spec.program_of(node).python) for node in spec.nodes]
     return spec._replace(nodes=(*nodes, NodeSpec(HERE)), program=spec.program._replace(python=None))
 
 

@@ -35,7 +35,7 @@ def _node(plan: LaunchPlan, node: NodePlan, workers: list[WorkerPlan]) -> dict[s
         "transport": node.reach.name,
         "gpus": node.gpus,
         "python": node.python,
-        "workdir": node.workdir,
+        "workdir": node.program.workdir,
         "workers": [_worker(plan, node, worker) for worker in workers],
     }
 

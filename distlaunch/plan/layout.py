@@ -1,22 +1,26 @@
 """Assignment of ranks: nodes in the order listed, contiguous per node, rank 0 on the first."""
 
+import json
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
-from functools import cached_property
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache, cached_property
+from itertools import count
 from operator import attrgetter
-from typing import NewType
+from typing import NewType, TypeVar
 
 from distlaunch import contract
 from distlaunch.agent.frozen import Frozen
 from distlaunch.job.allocation import TaskPlace
 from distlaunch.job.spec import Backend, Env, JobSpec, Program
-from distlaunch.job.text import fill, path_in
+from distlaunch.job.text import VARIABLES, Values, fill, path_in
 from distlaunch.transports.ssh import Ssh
 from distlaunch.transports.transport import Transport
 from distlaunch.wording import counted, listed
 
 MAX_PROCS = 4096
 """Workers per node; the protocol has room for 32768."""
+T = TypeVar("T")
 NodeRank = NewType("NodeRank", int)
 """Position of a node in an attempt, GROUP_RANK; other node numbers are indices in the pool."""
 DEFAULT_PORT = 29500
@@ -41,7 +45,8 @@ class Facts(Frozen):
 class NodePlan(Frozen):
     """The part of one node: workers `first_rank` … `first_rank + procs - 1`; `node` is its pool index.
 
-    With torch agents, the only worker starts `torch_ranks` ranks, which torch numbers.
+    `first_of_role` is the ROLE_RANK of its first worker. With torch agents, the only worker starts
+    `torch_ranks` ranks, which torch numbers.
     """
 
     node: int
@@ -52,9 +57,8 @@ class NodePlan(Frozen):
     procs: int
     gpus: int
     python: str
-    workdir: str
-    env: Env
-    role: str
+    program: Program
+    first_of_role: int = 0
     torch_ranks: int = 0
     place: TaskPlace | None = None
     logs: str | None = None
@@ -78,7 +82,10 @@ class NodePlan(Frozen):
 
 
 class LaunchPlan(Frozen):
-    """The plan that `run` executes and `dry-run` prints; `master_port` None = picked at the start."""
+    """The plan that `run` executes and `dry-run` prints; `master_port` None = picked at the start.
+
+    `roles` are the numbers of workers by role.
+    """
 
     spec: JobSpec
     nodes: tuple[NodePlan, ...]
@@ -86,6 +93,7 @@ class LaunchPlan(Frozen):
     backend: Backend
     master_addr: str
     master_port: int | None
+    roles: Mapping[str, int] = contract.NO_VALUES
 
     @property
     def group_world_size(self) -> int:
@@ -97,16 +105,6 @@ class LaunchPlan(Frozen):
     def members(self) -> tuple[int, ...]:
         """Return the pool indices of the nodes, in rank order."""
         return tuple(part.node for part in self.nodes)
-
-    @cached_property
-    def role_places(self) -> Mapping[NodeRank, tuple[int, int]]:
-        """Return the first rank of each node among the ranks of its role, and the number of these."""
-        sizes: dict[str, int] = {}
-        first: dict[NodeRank, int] = {}
-        for part in self.nodes:
-            first[part.node_rank] = sizes.get(part.role, 0)
-            sizes[part.role] = first[part.node_rank] + part.procs
-        return {part.node_rank: (first[part.node_rank], sizes[part.role]) for part in self.nodes}
 
     @cached_property
     def node_words(self) -> str:
@@ -188,15 +186,18 @@ def make_plan(spec: JobSpec, facts: Mapping[int, Facts], master_address: str | N
     """
     nodes: list[NodePlan] = []
     _check_names(spec, facts)
+    roles: Counter[str] = Counter()
     for index, fact in facts.items():
         first_rank = nodes[-1].ranks.stop if nodes else 0
-        nodes.append(node_plan(spec, fact, index, NodeRank(len(nodes)), first_rank))
+        part = node_plan(spec, fact, index, NodeRank(len(nodes)), first_rank)
+        nodes.append(part._replace(first_of_role=roles[part.program.role]))
+        roles[part.program.role] += part.procs
     backend = choose_backend(spec, nodes)
     world_size = nodes[-1].ranks.stop
     _check_console(spec, world_size)
     together = spec.together([node.reach for node in nodes])
     address = _master_addr(spec, nodes[0].node, together, master_address)
-    return LaunchPlan(spec, tuple(nodes), world_size, backend, address, spec.rendezvous.port)
+    return LaunchPlan(spec, tuple(nodes), world_size, backend, address, spec.rendezvous.port, roles)
 
 
 def _check_names(spec: JobSpec, facts: Mapping[int, Facts]) -> None:
@@ -228,6 +229,8 @@ def foreseen_master(spec: JobSpec, master_address: str | None) -> Foreseen:
 def node_plan(spec: JobSpec, fact: Facts, index: int, node_rank: NodeRank, first_rank: int) -> NodePlan:
     """Return the part of one node. Raises `JobError` if it is unknown or impossible."""
     node = spec.pool[index]
+    program = spec.program_of(node)
+    program = program._replace(role=fact.role or program.role)
     gpus = node.gpus if node.gpus is not None else fact.gpus
     if gpus is None:
         if node.procs is None:
@@ -253,10 +256,8 @@ def node_plan(spec: JobSpec, fact: Facts, index: int, node_rank: NodeRank, first
         procs=1 if spec.rendezvous.etcd else procs,
         torch_ranks=procs if spec.rendezvous.etcd else 0,
         gpus=gpus,
-        python=node.python or spec.program.python or fact.python,
-        workdir=node.workdir or spec.program.workdir,
-        env={**spec.program.env, **node.env},
-        role=fact.role or spec.program.role,
+        python=program.python or fact.python,
+        program=program,
         place=node.place,
         logs=fact.logs,
     )
@@ -303,23 +304,44 @@ def is_loopback(host: str) -> bool:
     return (mapped or address).is_loopback
 
 
-def meeting_of(plan: LaunchPlan, run_id: str, port: int, restart_count: int = 0) -> contract.Rendezvous:
-    """Return the values shared by the workers of one attempt."""
+def ids_of(spec: JobSpec, run_id: str) -> dict[str, str]:
+    """Return the variables with the IDs of a run and of its job.
+
+    The ID of the job stays the same when it is requeued, so that experiment trackers can resume by it.
+    """
+    job_id = spec.invocation.earlier.job_id if spec.invocation.earlier else run_id
+    return {"DISTLAUNCH_RUN_ID": run_id, "DISTLAUNCH_JOB_ID": job_id}
+
+
+def meeting_of(
+    plan: LaunchPlan, run_id: str, ports: Sequence[int], restarts: int = 0, sources: Sequence[str | None] = ()
+) -> contract.Rendezvous:
+    """Return the values shared by the workers of one attempt.
+
+    `ports` are MASTER_PORT and further ports. `sources` are the addresses of all nodes on their routes to
+    MASTER_ADDR, if a placeholder needs them.
+    """
+    port, *further = ports
     return contract.Rendezvous(
         master_addr=plan.master_addr,
         master_port=port,
         run_id=plan.spec.rendezvous.id or run_id,
         backend=plan.backend,
-        restart_count=restart_count,
+        restart_count=restarts,
         max_restarts=plan.spec.restarts_before + plan.spec.restarts.most,
         signals=",".join(plan.spec.invocation.signals) or contract.HANDLED_SIGNALS,
+        ids=ids_of(plan.spec, run_id),
+        ports=dict(zip(plan.spec.port_names, map(str, further), strict=False)),
+        sources=tuple(sources),
     )
 
 
 def planned_workers(plan: LaunchPlan) -> dict[NodeRank, list[WorkerPlan]]:
-    """Return the workers of each node, with the default port of torch in place of a picked one."""
-    meeting = meeting_of(plan, plan.spec.name, plan.master_port or DEFAULT_PORT)
+    """Return the workers of each node, with 29500, torch's default, and so on for free ports."""
     way = ("lo", "127.0.0.1") if plan.spec.one_machine else (None, None)
+    port = plan.master_port or DEFAULT_PORT
+    ports = range(port, port + 1 + len(plan.spec.port_names))
+    meeting = meeting_of(plan, plan.spec.name, ports, sources=[way[1]] * len(plan.nodes))
     return {node.node_rank: workers(plan, node, meeting, *way) for node in plan.nodes}
 
 
@@ -335,8 +357,58 @@ def workers(
     `interface` leads to MASTER_ADDR, and `source` is the address of the node on it.
     """
     if plan.spec.rendezvous.etcd:
-        return [_torch_agent(plan, node, meeting, interface, source)]
-    return [_worker(plan, node, local_rank, meeting, interface) for local_rank in range(node.procs)]
+        planned = [_torch_agent(plan, node, meeting, interface, source)]
+    else:
+        planned = [_worker(plan, node, local_rank, meeting, interface) for local_rank in range(node.procs)]
+    if not plan.spec.invocation.placeholders:
+        return planned
+    first = len(planned[0].argv) - len(node.program.arguments)
+    shared = _shared_value(plan, meeting)
+    return [_filled(worker, first, shared) for worker in planned]
+
+
+# Placeholders
+
+
+def _shared_value(plan: LaunchPlan, meeting: contract.Rendezvous) -> Values:
+    """Return the values of placeholders that are the same for all workers."""
+
+    @cache  # in a large job, all hosts together are long
+    def value(word: str) -> str | None:
+        name, _, port = word.partition(":")
+        if name not in ("hosts", "hosts_json"):
+            return meeting.ids.get(VARIABLES.get(word, "")) or meeting.ports.get(word)
+        hosts = [*_hosts(plan, meeting.sources, port)]
+        return json.dumps(hosts) if name == "hosts_json" else ",".join(hosts)
+
+    return value
+
+
+def _hosts(plan: LaunchPlan, sources: Sequence[str | None], port: str) -> Iterator[str]:
+    """Yield the address of each node, or host:port of each rank: those on a host count up from `port`."""
+    ports: defaultdict[str, Iterator[int]] = defaultdict(lambda: count(int(port)))
+    for node, source in zip(plan.nodes, sources, strict=True):
+        named = plan.spec.pool[node.node].address if node.node_rank else plan.master_addr
+        host = named or source or node.label
+        shown = f"[{host}]" if ":" in host else host
+        yield from [f"{shown}:{next(ports[host])}" for _ in node.ranks] if port else [host]
+
+
+def _filled(worker: WorkerPlan, first: int, shared: Values) -> WorkerPlan:
+    """Fill in the placeholders in arguments, which begin at `first`, and in variables not inherited."""
+
+    def value(word: str) -> str | None:
+        return worker.contract.get(VARIABLES.get(word, "")) or shared(word)
+
+    args = (fill(word, value) for word in worker.argv[first:])
+    env = {
+        name: each if each.inherited else each._replace(text=fill(each.text, value, every=False))
+        for name, each in worker.env.items()
+    }
+    return worker._replace(argv=(*worker.argv[:first], *args), env=env)
+
+
+# Workers
 
 
 def _worker(
@@ -344,20 +416,20 @@ def _worker(
 ) -> WorkerPlan:
     place = node.place or TaskPlace(local_rank, node.procs, node.node_rank, plan.group_world_size)
     rank = node.first_rank + local_rank
-    position = contract.Position(rank, place.local_rank, place.local_size, place.node_rank)
+    role = node.program.role
+    its_role = (role, node.first_of_role + local_rank, plan.roles.get(role, plan.world_size))
+    position = contract.Position(rank, place.local_rank, place.local_size, place.node_rank, *its_role)
     shared = contract.shared_environment(meeting, plan.world_size, place.node_count)
-    first, size = plan.role_places[node.node_rank]
     own = contract.own_environment(position, plan.spec.placement.one_device)
-    own |= contract.role_environment(node.role, first + local_rank, size)
     return WorkerPlan(
         rank=rank,
         local_rank=local_rank,
-        argv=_argv(plan, node, shared | own),
+        argv=_argv(node),
         contract=shared | own,
-        env=node.env,
+        env=node.program.env,
         defaults=contract.defaults(place.local_size, interface, plan.backend),
-        cwd=node.workdir,
-        paths=_paths(plan.spec.program),
+        cwd=node.program.workdir,
+        paths=_paths(node.program),
     )
 
 
@@ -367,38 +439,35 @@ def _torch_agent(
     from distlaunch.plan import other_launchers  # few jobs use them
 
     spec, ranks = plan.spec, node.torch_ranks
-    launcher = (node.python, *other_launchers.agent_words(spec, len(plan.nodes), ranks, meeting, source))
+    size = (len(plan.nodes), ranks)
+    launcher = (node.python, *other_launchers.agent_words(spec, node.program, size, meeting, source))
     return WorkerPlan(
         rank=node.first_rank,
         local_rank=0,
-        argv=(*launcher, program_word(spec, node), *other_launchers.arguments(spec)),
+        argv=(*launcher, program_word(node), *node.program.arguments),
         contract={"DISTLAUNCH_BACKEND": meeting.backend},  # torch sets the others
-        env=node.env,
+        env=node.program.env,
         defaults=contract.defaults(ranks, interface, plan.backend),
-        cwd=node.workdir,
-        paths=(0, len(launcher)) if spec.program.placed else (0,),
+        cwd=node.program.workdir,
+        paths=(0, len(launcher)) if node.program.placed else (0,),
         temporary=other_launchers.TEMPORARY,
     )
 
 
-def common_contract(workers: Sequence[WorkerPlan]) -> dict[str, str]:
-    """Return the contract variables with the same value for all these workers."""
-    first, *others = (worker.contract for worker in workers)
+def common(maps: Iterable[Mapping[str, T]]) -> dict[str, T]:
+    """Return the entries that all of `maps`, which have the same keys, have in common."""
+    first, *others = maps
     return {name: value for name, value in first.items() if all(other[name] == value for other in others)}
 
 
-def _argv(plan: LaunchPlan, node: NodePlan, values: Mapping[str, str]) -> tuple[str, ...]:
-    program, word = plan.spec.program, program_word(plan.spec, node)
-    args = (*program.words[1:], *plan.spec.program.args)
-    if plan.spec.invocation.placeholders:
-        args = tuple(fill(argument, values) for argument in args)
-    return (*program.before(node.python), word, *args)
+def _argv(node: NodePlan) -> tuple[str, ...]:
+    return (*node.program.before(node.python), program_word(node), *node.program.arguments)
 
 
-def program_word(spec: JobSpec, node: NodePlan) -> str:
+def program_word(node: NodePlan) -> str:
     """Return the script, module or command as started on a node."""
-    word = spec.program.words[0]
-    return path_in(node.workdir, word) if spec.program.placed else word
+    word = node.program.words[0]
+    return path_in(node.program.workdir, word) if node.program.placed else word
 
 
 def _paths(program: Program) -> tuple[int, ...]:

@@ -6,8 +6,8 @@ ranks join an ordinary run at MASTER_ADDR and MASTER_PORT of the job.
 """
 
 from distlaunch.contract import Rendezvous
-from distlaunch.job.spec import FOREVER_S, EnvValue, JobSpec, NodeSpec
-from distlaunch.job.text import fill
+from distlaunch.job.spec import FOREVER_S, EnvValue, JobSpec, NodeSpec, Program
+from distlaunch.job.text import literal
 from distlaunch.transports.ssh import Ssh
 
 TEMPORARY = ("PET_LOG_DIR",)
@@ -15,53 +15,48 @@ TEMPORARY = ("PET_LOG_DIR",)
 
 
 def agent_words(
-    spec: JobSpec, nodes: int, ranks: int, meeting: Rendezvous, source: str | None
+    spec: JobSpec, program: Program, size: tuple[int, int], meeting: Rendezvous, source: str | None
 ) -> tuple[str, ...]:
-    """Return the Python arguments, up to the program, of a torch agent with `ranks` on one of `nodes`.
+    """Return the Python arguments, up to the program, of a torch agent; `size` is (nodes, its ranks).
 
     The agents of an attempt exit when their first rank fails, and the supervisor starts the next ones.
     `source` is the address of the node for the others.
     """
     # A new ID, since a finished rendezvous can't be joined.
     own = meeting._replace(run_id=f"{meeting.run_id}-{meeting.restart_count}", max_restarts=0)
-    flags = agent_flags(spec, nodes, ranks, own)
+    flags = agent_flags(spec, program, size, own)
     # torch would use the host name, which may not resolve on the nodes.
     here = [f"--local-addr={source}"] if source else []
     # Without "--", argparse would take script arguments for abbreviated flags.
-    return ("-u", "-m", "torch.distributed.run", *flags, *here, *program_flag(spec), "--")
+    return ("-u", "-m", "torch.distributed.run", *flags, *here, *program_flag(program), "--")
 
 
-def agent_flags(spec: JobSpec, nodes: int, ranks: int, meeting: Rendezvous) -> list[str]:
-    """Return the torchrun flags of agents that join through an etcd server."""
+def agent_flags(spec: JobSpec, program: Program, size: tuple[int, int], meeting: Rendezvous) -> list[str]:
+    """Return the torchrun flags of an agent that joins through an etcd server; `size` as in agent_words."""
     assert spec.rendezvous.etcd
     join_s = FOREVER_S if spec.limits.join_s is None else spec.limits.join_s
     conf = {"join_timeout": f"{max(1, round(join_s))}", **spec.rendezvous.etcd.conf}
     return [
-        f"--nnodes={nodes}",
-        f"--nproc-per-node={ranks}",
+        f"--nnodes={size[0]}",
+        f"--nproc-per-node={size[1]}",
         "--rdzv-backend=etcd-v2",
         f"--rdzv-endpoint={spec.rendezvous.etcd.endpoint}",
         f"--rdzv-id={meeting.run_id}",
         f"--rdzv-conf={','.join(f'{name}={value}' for name, value in conf.items())}",
         f"--max-restarts={meeting.max_restarts}",
-        *workers_flags(spec),
+        *workers_flags(spec, program),
     ]
 
 
-def workers_flags(spec: JobSpec) -> list[str]:
+def workers_flags(spec: JobSpec, program: Program) -> list[str]:
     """Return the torchrun flags for worker settings that differ from the defaults."""
-    role = [f"--role={spec.program.role}"] if spec.program.role != "default" else []
+    role = [f"--role={program.role}"] if program.role != "default" else []
     return [*role, *(["--virtual-local-rank"] if spec.placement.one_device else [])]
 
 
-def program_flag(spec: JobSpec) -> list[str]:
+def program_flag(program: Program) -> list[str]:
     """Return the torchrun flag for a program other than a script."""
-    return {"module": ["--module"], "command": ["--no-python"], "script": []}[spec.program.kind]
-
-
-def arguments(spec: JobSpec) -> tuple[str, ...]:
-    """Return the arguments of the program with literal braces; torchrun fills in no placeholders."""
-    return tuple(fill(argument, {}) for argument in (*spec.program.words[1:], *spec.program.args))
+    return {"module": ["--module"], "command": ["--no-python"], "script": []}[program.kind]
 
 
 _PASSED_ON = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT", "DISTLAUNCH_JOB_ID")
@@ -86,10 +81,10 @@ def under_mpirun(spec: JobSpec, python: str) -> JobSpec:
         return spec
     python = spec.program.python or python
     hosts = tuple(("localhost" if node.local else node.label, _procs(spec, node)) for node in spec.nodes)
-    words = [*spec.mpirun.argv[1:], "-n", str(sum(procs for _, procs in hosts))]
+    words = [*map(literal, spec.mpirun.argv[1:]), "-n", str(sum(procs for _, procs in hosts))]
     words += ["--host", ",".join(f"{host}:{procs}" for host, procs in hosts)]
     words += [python, "-m", "distlaunch", "exec", "--", *spec.program.before(python)]
-    words += [spec.program.words[0], *arguments(spec)]
+    words += [spec.program.words[0], *spec.program.arguments]
     return spec._replace(
         nodes=(spec.nodes[0]._replace(procs=1),),
         program=spec.program._replace(
@@ -100,7 +95,6 @@ def under_mpirun(spec: JobSpec, python: str) -> JobSpec:
             env={**_settings(spec), **spec.program.env},
         ),
         limits=spec.limits._replace(join_s=None, stall_s=None),  # `exec` watches the ranks
-        invocation=spec.invocation._replace(placeholders=False),
         mpirun=spec.mpirun._replace(hosts=hosts),
     )
 

@@ -1,13 +1,13 @@
 """Plans as commands for people: shell or torchrun lines that work without distlaunch."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from shlex import quote
 
 from distlaunch.contract import Rendezvous
-from distlaunch.job.spec import Env, JobSpec
-from distlaunch.job.text import placeholders_in
-from distlaunch.plan.layout import LaunchPlan, NodePlan, NodeRank, WorkerPlan, common_contract, program_word
-from distlaunch.plan.other_launchers import agent_flags, arguments, program_flag, workers_flags
+from distlaunch.job.spec import Env, JobSpec, Program
+from distlaunch.job.text import fill, unfilled
+from distlaunch.plan.layout import LaunchPlan, NodePlan, NodeRank, WorkerPlan, common, program_word
+from distlaunch.plan.other_launchers import agent_flags, program_flag, workers_flags
 
 _WAITING = ('failed=; for worker; do wait "$worker" || failed=${failed:-$?}; done', 'exit "${failed:-0}")')
 """Lines that wait, and exit with the status of the first failed worker in rank order."""
@@ -34,17 +34,18 @@ def _remarks(spec: JobSpec) -> list[str]:
 
 
 def _node_block(node: NodePlan, workers: list[WorkerPlan]) -> str:
-    shared = common_contract(workers)
-    exports = [*_job_exports(node.env), *_assignments(shared), *_default_exports(workers[0])]
-    lines = [f"# node {node.label}", f"(cd {_quoted_path(node.workdir)} || exit"]
+    shared, env = common(worker.contract for worker in workers), common(worker.env for worker in workers)
+    exports = [*_job_exports(env), *_assignments(shared), *_default_exports(workers[0])]
+    lines = [f"# node {node.label}", f"(cd {_quoted_path(node.program.workdir)} || exit"]
     lines += [f"export {export}" for export in exports]
-    lines += ["set --", *(_worker_line(worker, shared) for worker in workers)]
+    lines += ["set --", *(_worker_line(worker, {*shared, *env}) for worker in workers)]
     return "\n".join([*lines, *_WAITING, ""])
 
 
-def _worker_line(worker: WorkerPlan, shared: Mapping[str, str]) -> str:
-    own = {name: value for name, value in worker.contract.items() if name not in shared}
-    export = f"export {' '.join(_assignments(own))}; " if own else ""
+def _worker_line(worker: WorkerPlan, shared: Collection[str]) -> str:
+    own = {name: each.text for name, each in worker.env.items()} | {**worker.contract}
+    assignments = _assignments({name: value for name, value in own.items() if name not in shared})
+    export = f"export {' '.join(assignments)}; " if assignments else ""
     words = (_quoted_path(w) if i in worker.paths else quote(w) for i, w in enumerate(worker.argv))
     # exec runs the program even if the shell has a builtin of the same name.
     return f'({export}exec {" ".join(words)}) & set -- "$@" $!'
@@ -89,8 +90,8 @@ def torchrun_text(plan: LaunchPlan, port: int) -> str:
 
 def _torchrun_remarks(plan: LaunchPlan) -> list[str]:
     remarks = _remarks(plan.spec)
-    if used := placeholders_in([*plan.spec.program.words[1:], *plan.spec.program.args]):
-        names = ", ".join("{" + name + "}" for name in used)
+    if plan.spec.placeholders:
+        names = ", ".join("{" + word + "}" for word in plan.spec.placeholders)
         remarks.append(f"# torchrun can't fill in {names}: the script must read them itself")
     binding = plan.spec.placement.binding
     if binding and binding.key == "cpu_binding":
@@ -99,22 +100,29 @@ def _torchrun_remarks(plan: LaunchPlan) -> list[str]:
 
 
 def _torchrun_line(plan: LaunchPlan, node: NodePlan, meeting: Rendezvous) -> str:
-    spec = plan.spec
     flags = _flags(plan, node, meeting)
-    exports = _job_exports(node.env)
+    own = node.program
+    env = {name: each._replace(text=_plain(each.text, every=False)) for name, each in own.env.items()}
+    exports = _job_exports(env)
     export = f"export {' '.join(exports)} && " if exports else ""
-    program = program_word(spec, node)
-    program = _quoted_path(program) if spec.program.placed else quote(program)
-    named = spec.pool[node.node].python or spec.program.python  # else from PATH
+    program = program_word(node)
+    program = _quoted_path(program) if own.placed else quote(program)
+    named = own.python  # else from PATH
     torchrun = [_quoted_path(named), "-m", "torch.distributed.run"] if named else ["torchrun"]
-    words = " ".join([*torchrun, *map(quote, flags), program, *map(quote, arguments(spec))])
-    return f"(cd {_quoted_path(node.workdir)} && {export}exec {words})"
+    args = map(quote, map(_plain, own.arguments))
+    words = " ".join([*torchrun, *map(quote, flags), program, *args])
+    return f"(cd {_quoted_path(own.workdir)} && {export}exec {words})"
+
+
+def _plain(text: str, every: bool = True) -> str:
+    return fill(text, unfilled, every)
 
 
 def _flags(plan: LaunchPlan, node: NodePlan, meeting: Rendezvous) -> list[str]:
     spec = plan.spec
     if spec.rendezvous.etcd:
-        return [*agent_flags(spec, len(plan.nodes), node.torch_ranks, meeting), *program_flag(spec)]
+        size = (len(plan.nodes), node.torch_ranks)
+        return [*agent_flags(spec, node.program, size, meeting), *program_flag(node.program)]
     return [
         f"--nnodes={len(plan.nodes)}",
         f"--node-rank={node.node_rank}",
@@ -122,17 +130,17 @@ def _flags(plan: LaunchPlan, node: NodePlan, meeting: Rendezvous) -> list[str]:
         f"--master-addr={plan.master_addr}",
         f"--master-port={meeting.master_port}",
         *([f"--shutdown-timeout={spec.limits.stop_s:.0f}"] if "timeouts.stop" in spec.places else []),
-        *job_flags(spec),
+        *job_flags(spec, node.program),
     ]
 
 
-def job_flags(spec: JobSpec) -> list[str]:
+def job_flags(spec: JobSpec, program: Program) -> list[str]:
     """Return the torchrun flags of each node for job settings that differ from the defaults."""
     binding = spec.placement.binding
     return [
         *([f"--rdzv-id={spec.rendezvous.id}"] if spec.rendezvous.id else []),
         *([f"--max-restarts={spec.restarts.most}"] if spec.restarts.most else []),
-        *workers_flags(spec),
+        *workers_flags(spec, program),
         *([f"--numa-binding={binding.how}"] if binding and binding.key == "numa_binding" else []),
-        *program_flag(spec),
+        *program_flag(program),
     ]

@@ -13,10 +13,11 @@ class Connect(Frozen):
 
 
 class HoldPort(Frozen):
-    """Hold the rendezvous port on a node. None means a free port that the agent chooses."""
+    """Hold the rendezvous port, or a free one (None), and `further` free ports on a node."""
 
     node: int
     port: int | None
+    further: int = 0
 
 
 class FindRoute(Frozen):

@@ -99,7 +99,7 @@ def on_allocation_reported(event: AllocationReported, state: State, now: float) 
 
 def _resume(asked: Asked, left_s: float | None, state: State, now: float) -> Step:
     """Handle what had to wait: the end of all ranks, a stop request, a failure or a termination warning."""
-    if state.workers and state.workers.counts.succeeded == len(state.workers):
+    if state.succeeded:
         return state, (JobOver(),)
     if asked.cause and asked.cause.cancelled:
         return state, (JobOver(asked.cause),)

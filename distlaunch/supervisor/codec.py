@@ -4,7 +4,7 @@ An invalid report ends the link.
 """
 
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from distlaunch.agent import messages
@@ -16,7 +16,8 @@ from distlaunch.plan.layout import (
     NodePlan,
     NodeRank,
     WorkerPlan,
-    common_contract,
+    common,
+    ids_of,
     meeting_of,
     workers,
 )
@@ -199,10 +200,14 @@ def running_workers(state: State, run_id: str) -> dict[NodeRank, list[WorkerPlan
 
 def _workers_of(state: State, part: NodePlan, run_id: str) -> list[WorkerPlan]:
     assert state.plan is not None
-    assert state.port is not None
-    meeting = meeting_of(state.plan, run_id, state.port, state.restart_count)
-    way = route_of(state.nodes[part.node]) or Route()
+    sources = [_way(state, each).source for each in state.plan.nodes] if state.spec.placeholders else ()
+    meeting = meeting_of(state.plan, run_id, state.ports, state.restart_count, sources)
+    way = _way(state, part)
     return workers(state.plan, part, meeting, way.interface, way.source)
+
+
+def _way(state: State, part: NodePlan) -> Route:
+    return route_of(state.nodes[part.node]) or Route()
 
 
 def _start(state: State, node: int, run_id: str) -> messages.StartWorkers:
@@ -211,7 +216,8 @@ def _start(state: State, node: int, run_id: str) -> messages.StartWorkers:
     part = state.plan.part_of(node)
     assert part is not None
     planned = _workers_of(state, part, run_id)
-    shared = common_contract(planned)
+    environments = [_environment(worker) for worker in planned]
+    shared = common(environments)
     times = state.spec.limits
     return messages.StartWorkers(
         attempt=state.attempt,
@@ -225,22 +231,15 @@ def _start(state: State, node: int, run_id: str) -> messages.StartWorkers:
         flight=state.plan.backend == "nccl",
         temporary=planned[0].temporary,
         # Variables that all workers of the node have in common are sent once.
-        env=_environment(state.spec, planned[0], run_id) | shared,
+        env=shared | ids_of(state.spec, run_id),
         binding=binding_of(state.spec, part),
-        workers=_worker_specs(state, part, planned, shared),
+        workers=_worker_specs(state, part, planned, [env.items() - shared.items() for env in environments]),
     )
 
 
-def _environment(spec: JobSpec, worker: WorkerPlan, run_id: str) -> dict[str, str]:
-    """Return the variables that the job sets.
-
-    {job_id} stays the same when the job is requeued, so that experiment trackers can resume by it.
-    """
-    job_id = spec.invocation.earlier.job_id if spec.invocation.earlier else run_id
-    env = {name: value.text for name, value in worker.env.items()}
-    if spec.invocation.placeholders:
-        env = {name: text.replace("{job_id}", job_id) for name, text in env.items()}
-    return env | {"DISTLAUNCH_RUN_ID": run_id, "DISTLAUNCH_JOB_ID": job_id}
+def _environment(worker: WorkerPlan) -> dict[str, str]:
+    """Return the variables that override those of the node."""
+    return {**{name: value.text for name, value in worker.env.items()}, **worker.contract}
 
 
 def binding_of(spec: JobSpec, part: NodePlan) -> messages.Binding | None:
@@ -250,7 +249,7 @@ def binding_of(spec: JobSpec, part: NodePlan) -> messages.Binding | None:
 
 
 def _worker_specs(
-    state: State, part: NodePlan, planned: Sequence[WorkerPlan], shared: Mapping[str, str]
+    state: State, part: NodePlan, planned: Sequence[WorkerPlan], own: Sequence[Iterable[tuple[str, str]]]
 ) -> tuple[messages.WorkerSpec, ...]:
     assert state.plan is not None
     shares = shared_descriptors(state.plan, part, state.attempt)
@@ -260,17 +259,19 @@ def _worker_specs(
             argv=worker.argv,
             cwd=worker.cwd,
             paths=worker.paths,
-            env={name: value for name, value in worker.contract.items() if name not in shared},
+            env=dict(sorted(env)),
             defaults=dict(worker.defaults),
             one_device="CUDA_VISIBLE_DEVICES" in worker.contract,
             shares=shares[worker.rank],
         )
-        for worker in planned
+        for worker, env in zip(planned, own, strict=True)
     )
 
 
 def shared_descriptors(plan: LaunchPlan, part: NodePlan, attempt: int) -> Mapping[int, tuple[int, ...]]:
     """Map each rank to the descriptors, stdin (0) and stdout (1), that it shares with the command."""
+    if plan.spec.stdin == "rank 0":
+        return {rank: () if rank else (0,) for rank in part.ranks}
     if not plan.spec.invocation.shares_stdio or part.logs is not None:
         return dict.fromkeys(part.ranks, ())
     streams = destinations(plan, attempt)

@@ -8,7 +8,7 @@ from enum import Enum
 from typing import Any
 
 from distlaunch.contract import INTERFACE_VARIABLES
-from distlaunch.job.spec import EnvValue, JobSpec
+from distlaunch.job.spec import EnvValue, JobSpec, NodeSpec
 from distlaunch.job.text import is_secret, redacted
 from distlaunch.supervisor.events import Event
 
@@ -31,15 +31,16 @@ def fields_of(event: Event) -> dict[str, Any]:
 
 def without_secrets(spec: JobSpec) -> JobSpec:
     """Return `spec` without values that may be secrets or come from the environment of the caller."""
-    nodes, spares = (
-        tuple(node._replace(env=_open(node.env)) for node in nodes)
-        for nodes in (spec.nodes, spec.membership.spares)
-    )
+    nodes, spares = (tuple(map(_open_node, nodes)) for nodes in (spec.nodes, spec.membership.spares))
     args, words = tuple(redacted(spec.program.args)), tuple(redacted(spec.program.words))
     program = spec.program._replace(words=words, args=args, env=_open(spec.program.env))
     places = {path: place._replace(typed="") for path, place in spec.places.items()}  # of a --set
     membership = spec.membership._replace(spares=spares)
     return spec._replace(nodes=nodes, program=program, membership=membership, places=places)
+
+
+def _open_node(node: NodeSpec) -> NodeSpec:
+    return node._replace(env=_open(node.env), args=node.args and tuple(redacted(node.args)))
 
 
 def _open(env: Mapping[str, EnvValue]) -> dict[str, EnvValue]:

@@ -16,7 +16,7 @@ MESSAGE_S = 15.0
 """Seconds after the start until ranks that have not joined are named. Each further message takes twice as
 long."""
 
-_ENDPOINT = "MASTER_ADDR and MASTER_PORT"
+_UNUSED = "the script does not use MASTER_ADDR and MASTER_PORT"
 
 
 def watch(state: State, now: float) -> State:
@@ -89,7 +89,7 @@ def join_message_due(state: State, now: float) -> Step:
     if _uses_rendezvous(state):
         return state, (ShowMessage("info" if first else "warning", _missing_words(state, missing)),)
     alone = len(state.workers) == 1  # a single rank waits for no other
-    text = f"{_missing_words(state, missing)}; ignore this if the script does not use {_ENDPOINT}"
+    text = f"{_missing_words(state, missing)}; ignore this, or set rendezvous: none, if {_UNUSED}"
     return state, (ShowMessage("info", text),) if first and not alone else ()
 
 
@@ -101,7 +101,7 @@ def join_overdue(state: State, now: float) -> Step:
         return state, ()
     text = f"{_missing_words(state, missing)}; gave up after {span_words(limit_s)} (timeouts.join)"
     if not _uses_rendezvous(state):
-        text += f"; if the script does not use {_ENDPOINT}, set timeouts: {{join: none}}"
+        text += f"; if {_UNUSED}, set rendezvous: none"
     return state, (JobOver(Cause(text, Exit.TIMEOUT, now)),)
 
 

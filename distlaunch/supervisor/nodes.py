@@ -39,8 +39,8 @@ class Counted(tuple[T, ...]):
         return new
 
 
-ASKED = 0
-"""Stands for a port that was requested and is not known yet."""
+ASKED = ()
+"""Stands for ports that were requested and are not known yet."""
 
 
 class Away(Frozen):
@@ -63,7 +63,7 @@ class Connecting(Frozen):
     failure: LinkFailure | None = None
     away: Away | None = None
     asked: str = ""
-    held: int | None = None
+    held: tuple[int, ...] | None = None
 
 
 class Retrying(Frozen):
@@ -91,14 +91,14 @@ class Up(Frozen):
     """A node whose agent responds.
 
     It is `occupied` from the start of its workers until it reports that it is clean. `asked` is the address
-    to which a route was requested. `held` is the rendezvous port that the node holds for the first attempt,
-    or ASKED. `unfit` is the reason why it can't take part.
+    to which a route was requested. `held` are the ports that the node holds for the first attempt, or ASKED.
+    `unfit` is the reason why it can't take part.
     """
 
     facts: Facts
     route: Route | None = None
     asked: str = ""
-    held: int | None = None
+    held: tuple[int, ...] | None = None
     occupied: bool = False
     unfit: str = ""
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from distlaunch.agent.messages import PortHeld, PortRefused, PortUsurped, RouteFailed, RouteFound
 from distlaunch.contract import INTERFACE_VARIABLES
 from distlaunch.errors import Exit, JobError
-from distlaunch.job.spec import Env, EnvValue, JobSpec
+from distlaunch.job.spec import EnvValue, JobSpec
 from distlaunch.plan.layout import LaunchPlan, foreseen_master, make_plan
 from distlaunch.supervisor import joining
 from distlaunch.supervisor.actions import (
@@ -64,7 +64,7 @@ def _ask_early(state: State, node: int) -> tuple[State, tuple[Action, ...]]:
         return state, ()
     actions: tuple[Action, ...] = ()
     if node == 0:
-        this, actions = this._replace(held=ASKED), (HoldPort(0, state.spec.rendezvous.port),)
+        this, actions = this._replace(held=ASKED), (_hold(state.spec, 0),)
     if not foreseen.one_machine:
         this, actions = this._replace(asked=foreseen.address), (*actions, FindRoute(node, foreseen.address))
     return state.with_node(node, this), actions
@@ -80,7 +80,7 @@ def prepare(state: State, members: tuple[int, ...], now: float) -> Step:
     moved, first_time = _has_moved(state, plan, members[0]), state.plan is None
     state = _with_plan(state, plan)
     state = state.with_timer(Timer.PREPARE, now + state.spec.limits.connect_s)
-    state, todo = _hold_port(state, plan, members[0])
+    state, todo = _hold_ports(state, members[0])
     if plan.one_machine:
         way = Route("lo" if state.spec.one_machine else None, "127.0.0.1")
         return _with_routes(state, members, way), (*todo, Planned())
@@ -109,7 +109,7 @@ def _with_plan(state: State, plan: LaunchPlan) -> State:
     number = state.attempt + 1 if state.plan else 0
     workers = Workers(Worker(rank) for node in plan.nodes for rank in node.ranks)
     state = state.unwatched()._replace(phase=Phase.PREPARING, attempt=number, plan=plan, workers=workers)
-    return state._replace(port=None, started_at=None)
+    return state._replace(ports=(), started_at=None)
 
 
 def _with_chosen_backend(state: State) -> JobSpec:
@@ -117,13 +117,17 @@ def _with_chosen_backend(state: State) -> JobSpec:
     return state.spec._replace(backend=state.plan.backend) if state.plan else state.spec
 
 
-def _hold_port(state: State, plan: LaunchPlan, first: int) -> tuple[State, tuple[Action, ...]]:
+def _hold(spec: JobSpec, first: int) -> HoldPort:
+    return HoldPort(first, spec.rendezvous.port, len(spec.port_names))
+
+
+def _hold_ports(state: State, first: int) -> tuple[State, tuple[Action, ...]]:
     node = state.nodes[first]
     assert isinstance(node, Up)
     if node.held is None:
-        return state, (HoldPort(first, plan.master_port),)
+        return state, (_hold(state.spec, first),)
     state = state.with_node(first, node._replace(held=None))
-    return state._replace(port=node.held or None), ()
+    return state._replace(ports=node.held), ()
 
 
 def _has_moved(state: State, plan: LaunchPlan, first: int) -> bool:
@@ -145,13 +149,13 @@ def _with_routes(state: State, members: Sequence[int], route: Route | None) -> S
 
 
 def on_port_held(event: PortHeld, state: State, now: float) -> Step:
-    """Record the port that the first node holds."""
-    node = state.nodes[event.node]
+    """Record the ports that the first node holds."""
+    node, held = state.nodes[event.node], (event.port, *event.further)
     if isinstance(node, Up) and node.held == ASKED:
-        return state.with_node(event.node, node._replace(held=event.port)), ()
+        return state.with_node(event.node, node._replace(held=held)), ()
     if event.node not in state.members[:1]:
         return state, ()  # it was not asked
-    return state._replace(port=event.port), ()
+    return state._replace(ports=held), ()
 
 
 def on_port_refused(event: PortRefused, state: State, now: float) -> Step:
@@ -309,7 +313,7 @@ def _mismatches(state: State) -> tuple[ShowMessage, ...]:
 def _missing_gpus(state: State, index: int) -> tuple[str, str] | None:
     """Return the words before and after the names of nodes with too few GPUs visible to the agent."""
     expected, visible = state.spec.pool[index].gpus, facts_of(state.nodes[index]).gpus
-    env: Env = {**state.spec.program.env, **state.spec.pool[index].env}
+    env = state.spec.program_of(state.spec.pool[index]).env
     if not expected or visible is None or visible >= expected or CHOOSES_GPUS in env:
         return None
     there = "none is" if not visible else f"only {visible} {'is' if visible == 1 else 'are'}"
@@ -331,7 +335,7 @@ def _misnamed(event: RouteFound, state: State) -> tuple[tuple[str, str, str], ..
     if not event.interfaces:
         return ()
     given = {name: EnvValue(text) for name, text in event.named}
-    env: Mapping[str, EnvValue] = {**given, **state.spec.program.env, **state.spec.pool[event.node].env}
+    env = {**given, **state.spec.program_of(state.spec.pool[event.node]).env}
     way = f"; the route to the other nodes uses {event.interface}" if event.interface else ""
     interfaces = dict(event.interfaces)
     return tuple(

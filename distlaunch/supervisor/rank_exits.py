@@ -52,8 +52,10 @@ def on_worker_exited(event: WorkerExited, state: State, now: float) -> Step:
         return stalling.dump_came(state, rank, event.words, now)
     if event.status != 0:
         return _rank_failed(state, rank, event, now)
-    done = running and state.workers.counts.succeeded == len(state.workers)
-    return state, (JobOver(),) if done and not state.asked else ()
+    if not (running and state.succeeded) or state.asked:
+        return state, ()
+    text = f"{state.called(rank)} finished, so the others are stopped (success: {state.spec.success})"
+    return state, (*((ShowMessage("info", text),) if state.workers.counts.alive else ()), JobOver())
 
 
 def on_output_lost(event: OutputLost, state: State, now: float) -> Step:

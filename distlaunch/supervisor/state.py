@@ -148,9 +148,10 @@ class State(Frozen):
     index in an attempt. `addresses` are those at which ssh reaches nodes, as far as the job needs them.
 
     From `attempt` to `stall_told`, the fields belong to the current attempt: `attempt` is its number,
-    from 0, and `workers` are in rank order. `plan` is None before the first attempt, `port` until it is
-    prepared, `started_at` until it has started. `suspect` is the failure of a rank that lost a peer, until
-    another rank fails for a reason of its own. `stall_told` is set once a stall was reported.
+    from 0, and `workers` are in rank order. `plan` is None before the first attempt. `ports` are MASTER_PORT
+    and further ports, empty until it is prepared. `started_at` is None until it has started. `suspect` is the
+    failure of a rank that lost a peer, until another rank fails for a reason of its own. `stall_told` is set
+    once a stall was reported.
 
     `verdict` is set from STOPPING on. `stackless` contains the reasons for missing stacks that were already
     reported. `wait_told` is set once the nodes that the job waits for between two attempts have been named.
@@ -172,7 +173,7 @@ class State(Frozen):
     attempt: int = 0
     plan: LaunchPlan | None = None
     workers: Workers = Workers()
-    port: int | None = None
+    ports: tuple[int, ...] = ()
     started_at: float | None = None
     suspect: Cause | None = None
     stall_told: bool = False
@@ -207,6 +208,14 @@ class State(Frozen):
             return self._replace(verdict=self.verdict._replace(cause=cause))
         *earlier, last = self.restarts
         return self._replace(restarts=(*earlier, last._replace(cause=cause)))
+
+    @property
+    def succeeded(self) -> bool:
+        """Check whether the ranks that decide about success have exited with status 0."""
+        count, rule = self.workers.counts.succeeded, self.spec.success
+        if rule == "rank 0":
+            return count > 0 and self.workers[0].status == 0
+        return count > 0 and (rule == "any" or count == len(self.workers))
 
     @property
     def outcome(self) -> int:
@@ -267,6 +276,11 @@ class State(Frozen):
     def members(self) -> tuple[int, ...]:
         """Return the nodes of the current attempt, in rank order."""
         return self.plan.members if self.plan else ()
+
+    @property
+    def port(self) -> int | None:
+        """Return MASTER_PORT, or None until the attempt is prepared."""
+        return self.ports[0] if self.ports else None
 
     @property
     def restart_count(self) -> int:

@@ -46,7 +46,7 @@ def end_job(found: JobOver, state: State, now: float) -> Step:
         return state, ()
     cause = found.cause
     grace_s = state.spec.limits.stop_s if found.grace_s is None else found.grace_s
-    grace_s = grace_s if cause else 0.0
+    grace_s = grace_s if cause or state.workers.counts.alive else 0.0
     state = state.unwatched()._replace(phase=Phase.STOPPING, verdict=Verdict(cause, now), timers={})
     if state.asked:
         state = state.with_timer(Timer.ASK, now + LATE_S)

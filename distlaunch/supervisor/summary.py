@@ -181,12 +181,12 @@ class Summary(Frozen):
         output = exits.without_remarks(self._stderr_end(cause.rank))
         words = "\n".join(_record_words(worker)) + output
         assert self.state.plan is not None
-        python = self.state.plan.node_of(cause.rank).python
-        program = self.state.spec.program
+        part = self.state.plan.node_of(cause.rank)
+        python, program = part.python, part.program
         module = program.words[0] if program.kind == "module" else ""
         ending = exits.Ending(
             *(worker.phase.status, worker.phase.oom_kills, worker.phase.shm, cause.peer_gone, python, module),
-            stdin=self.state.spec.invocation.shares_stdio,
+            stdin=bool(self.state.spec.shared),
         )
         return "" if "uneven batches" in cause.text else exits.advice(ending, words)
 
@@ -257,7 +257,7 @@ def _unusable_nodes(state: State) -> list[str]:
     for index, node in enumerate(state.nodes):
         if isinstance(node, Unusable) and (failure := failure_of(node)):
             there = state.spec.pool[index]
-            python = there.python or state.spec.program.python
+            python = state.spec.program_of(there).python
             container = state.spec.container
             inside = advice_for(failure, container, python) if container else ""
             what = inside or there.reach.advice(failure, python)

@@ -40,7 +40,7 @@ def open_early(shares_stdio: bool) -> Link | None:
     need it.
     """
     with contextlib.suppress(DistlaunchError):  # if the job needs it, opening it again says why
-        link = _open(Local(), 0, None, shares_stdio)
+        link = _open(Local(), 0, None, (0, 1) if shares_stdio else ())
         link.flush()
         return link
     return None
@@ -55,8 +55,8 @@ def open_links(
     """
     links = dict(joined or {})
     first = spec.nodes[0]
-    ours = (first.python or spec.program.python or PYTHON) == sys.executable and not spec.container
-    if early and isinstance(first.reach, Local) and ours:
+    ours = (spec.program_of(first).python or PYTHON) == sys.executable and not spec.container
+    if early and isinstance(first.reach, Local) and ours and spec.stdin == "none":
         links[0] = early
     for group in _groups(spec):
         if group[0] not in links:
@@ -69,13 +69,13 @@ def open_links(
 def open_link(spec: "JobSpec", *indices: int) -> Link:
     """Start the transport to a node, or a step for several; their agents will send a hello."""
     first = indices[0]
-    reach, named = spec.pool[first].reach, spec.pool[first].python or spec.program.python
+    reach, named = spec.pool[first].reach, spec.program_of(spec.pool[first]).python
     if spec.container:
         return _open_container(spec, spec.container, first, named)
     steps = {index: step for index in indices if isinstance(step := spec.pool[index].reach, Slurm)}
     if len(steps) > 1:
         return _open_step(steps, named)
-    return _open(reach, first, named, spec.invocation.shares_stdio)
+    return _open(reach, first, named, spec.shared)
 
 
 def _groups(spec: "JobSpec") -> Iterable[list[int]]:
@@ -97,7 +97,7 @@ def _open_container(spec: "JobSpec", container: Container, index: int, named: st
     """Open a container on the node, by the shell of the node or by srun itself."""
     node = spec.pool[index]
     reach = Local(container.runtime) if isinstance(node.reach, Local) else node.reach
-    workdir = node.workdir or spec.program.workdir
+    workdir = spec.program_of(node).workdir
     opening = candidates_text([named] if named else ["python3", "python"])
     if container.runtime == BY_SRUN and isinstance(reach, Slurm):
         step = in_step(reach, container, workdir, os.path.expanduser("~"))
@@ -106,7 +106,7 @@ def _open_container(spec: "JobSpec", container: Container, index: int, named: st
 
 
 def _open(
-    reach: Transport, index: int, named: str | None, shares: bool = False, inside: Sequence[bytes] = ()
+    reach: Transport, index: int, named: str | None, shared: Sequence[int] = (), inside: Sequence[bytes] = ()
 ) -> Link:
     """Open a link; `named` is the interpreter of the node, if the job names one.
 
@@ -116,7 +116,7 @@ def _open(
         raise DistlaunchError(NO_RANKS_HERE)
     if reach.folder:
         _make_folder(reach.folder)
-    child = _start(reach, reach.argv(), (0, 1) if shares else ())
+    child = _start(reach, reach.argv(), shared)
     nonce, same = os.urandom(16).hex(), reach.here and (named or PYTHON) == sys.executable and not inside
     streams = Streams(Handshake(inside or [_opening(named)], nonce))
     return Link(reach, child, streams, lambda: boot_text(bundle_for(same), nonce, index))

@@ -400,6 +400,30 @@ def test_a_job_that_is_suspended_as_a_whole_goes_on(tmp_path: Path) -> None:
         assert run.wait() == 0, run.stderr
 
 
+def test_processes_that_a_worker_leaves_behind_end_with_it_unless_they_are_handed_over(
+    tmp_path: Path,
+) -> None:
+    worker = """
+        import os, subprocess, sys
+
+        rank = os.environ["RANK"]
+        if rank == "0":  # the helper opens the named pipe, and keeps it open until it dies
+            helper = ["sh", "-c", "exec 3> $0; echo $$ >&3; exec sleep 1000"]
+            for pipe, words in (("own", []), ("shared", ["env", "-u", "TORCHELASTIC_ERROR_FILE"])):
+                subprocess.Popen([*words, *helper, pipe], start_new_session=True)
+        if rank == "1":
+            with open("own") as own, open("shared") as shared:
+                own.read()
+                os.kill(int(shared.readline()), 0)
+        """
+    job = write_job(tmp_path, worker, "gpus_per_node: 0\nprocs_per_node: 2")
+    for pipe in ("own", "shared"):
+        os.mkfifo(tmp_path / pipe)
+    done = distlaunch("run", str(job))
+    assert done.returncode == 0, done.stderr
+    assert "node0: killed 2 processes that outlived their workers" in done.stderr
+
+
 TELLS_LIMIT = "import resource; print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])"
 
 

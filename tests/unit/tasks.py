@@ -15,6 +15,6 @@ def task_environment(task: Task, environ: Mapping[str, str], endpoint: tuple[str
     rendezvous = spec.rendezvous._replace(host=host, port=port)
     spec = spec._replace(nodes=spec.nodes * task.size, rendezvous=rendezvous)
     plan = make_plan(spec, {node: Facts("python") for node in range(task.size)})
-    meeting = meeting_of(plan, "run", port, spec.restarts_before)
+    meeting = meeting_of(plan, "run", [port], spec.restarts_before)
     (worker,) = workers(plan, plan.nodes[task.rank], meeting)
     return {**worker.defaults, **environ, **worker.contract}

@@ -107,7 +107,7 @@ def test_refuses_mistakes_in_the_container_section(section: str, told: str, prob
 def test_printed_plans_name_the_container(load: Load) -> None:
     spec = load("script: t.py\ngpus_per_node: 0\ncontainer: {image: i, runtime: podman}")
     plan = make_plan(spec, {0: Facts("python3", 0)}, None)
-    ranks = {NodeRank(0): workers(plan, plan.nodes[0], meeting_of(plan, "job", 1))}
+    ranks = {NodeRank(0): workers(plan, plan.nodes[0], meeting_of(plan, "job", [1]))}
     for text in (shell_text(plan, ranks), torchrun_text(plan, 1)):
         assert text.startswith("# run this in a container of i (podman)\n")
 

@@ -1,4 +1,4 @@
-"""Import of accelerate configs and of hostfiles as job files, and refusals."""
+"""Import of accelerate configs, of mpirun command lines and of hostfiles as job files, and refusals."""
 
 from typing import Any
 
@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 
 from distlaunch.compat.draft import Draft, hostfile_draft
 from distlaunch.compat.from_accelerate import accelerate_draft
-from distlaunch.errors import JobError
+from distlaunch.compat.from_mpirun import mpirun_draft
+from distlaunch.errors import JobError, UsageError
 from distlaunch.job.nodes import parse_hostfile
 from distlaunch.job.spec import JobSpec, NodeSpec
-from distlaunch.job.text import fill
+from distlaunch.job.text import fill, unfilled
 from distlaunch.job.yaml_document import parse
 from distlaunch.plan.layout import Facts, make_plan
 from distlaunch.transports.ssh import Ssh
@@ -229,10 +230,49 @@ def test_a_hostfile_becomes_a_job(text: str, keys: dict[str, Any]) -> None:
     assert ("max_slots has no equivalent" in comments(draft)) == ("max_slots" in text)
 
 
+@pytest.mark.parametrize(
+    ("line", "keys"),
+    [
+        (
+            "A=1 mpirun -np 8 -H a:4,b:4 --mca btl self -x B=2 -x C python -u t.py --lr 1",
+            {
+                "nodes": ["a", "b"],
+                "procs_per_node": 4,
+                "env": {"A": "1", "B": "2", "C": None},
+                "args": ["--lr", "1"],
+            },
+        ),
+        ("mpirun -n 4 -H a:3,b python t.py", {"nodes": [{"host": "a", "procs": 3}, "b"]}),
+        ("mpirun -n 4 -H a,b python t.py", {"nodes": ["a", "b"], "procs_per_node": 2}),
+        (
+            "mpirun -n 5 -H a:3,b:2 python t.py",
+            {"nodes": [{"host": "a", "procs": 3}, {"host": "b", "procs": 2}]},
+        ),
+        ("mpirun --oversubscribe -np 2 python t.py | tee log", {"procs_per_node": 2}),
+        (
+            "mpiexec -ppn 2 -hosts a,b -wdir /w python t.py",
+            {"nodes": ["a", "b"], "procs_per_node": 2, "workdir": "/w"},
+        ),
+        ("mpirun --hostfile h -np 8 python t.py", {"hostfile": "h"}),
+    ],
+)
+def test_a_line_of_mpirun_becomes_a_job(line: str, keys: dict[str, Any]) -> None:
+    draft = mpirun_draft([line])
+    assert draft.document()["job"] == {"script": "t.py", "python": "python", **keys}
+    left = [word for word in ("--mca btl=self", "--oversubscribe", "`| tee log`") if word.split()[0] in line]
+    assert all(word.lstrip("-") in comments(draft) for word in left)
+
+
+@pytest.mark.parametrize("line", ["mpirun -n 2", "torchrun t.py", "mpirun -n x python t.py", ""])
+def test_refuses_what_is_no_line_of_mpirun(line: str) -> None:
+    with pytest.raises(UsageError, match="expected"):
+        mpirun_draft([line])
+
+
 def test_doubled_braces_become_a_comment() -> None:
     draft = hostfile_draft("a\n", "hosts", ["x.py", "{epoch}"])
     assert "{{epoch}}: doubled braces" in comments(draft)
-    assert fill(spec_of(draft.text()).program.args[0], {}) == "{epoch}"
+    assert fill(spec_of(draft.text()).program.args[0], unfilled) == "{epoch}"
 
 
 @pytest.mark.parametrize(("hosts", "gpus"), [("a\n", 8), ("a slots=1\nb\n", 8)])

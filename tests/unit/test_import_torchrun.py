@@ -372,17 +372,21 @@ def test_a_command_comes_back_from_its_job_file(
     folder=process_text.filter(bool),
 )
 @example(env={}, folder="~you/x")
+@example(env={"V_A": "{rank} {a}"}, folder="x")
 @bounded()
 def test_variables_and_paths_survive_the_import(env: dict[str, str], folder: str) -> None:
     words = [*(f"{name}={value}" for name, value in env.items()), "torchrun", f"--log-dir={folder}", "x.py"]
     spec = spec_of(command_draft(words, CPUS).text())
-    assert {name: value.text for name, value in spec.program.env.items()} == env
+    filled = {
+        name: fill(value.text, lambda word: "9", every=False) for name, value in spec.program.env.items()
+    }
+    assert filled == env
     assert spec.logs.folder == os.path.normpath(os.path.join(FOLDER, folder))
     assert (spec.program.workdir, spec.program.words) == (FOLDER, ("x.py",))
 
 
-@given(argument=braces)
+@given(argument=braces, every=st.booleans())
 @bounded()
-def test_literal_braces_survive_filling(argument: str) -> None:
-    assert fill(literal(argument), {name.upper(): "9" for name in PLACEHOLDERS}) == argument
+def test_literal_braces_survive_filling(argument: str, every: bool) -> None:
+    assert fill(literal(argument, every), lambda word: "9", every) == argument
     assert placeholder_error(literal(argument)) is None

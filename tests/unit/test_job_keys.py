@@ -31,6 +31,11 @@ KEYS: dict[str, tuple[str, str, Any]] = {
     "nodes[].port": ("nodes: [{host: a, port: 2222}]", "nodes.0.reach", Ssh("a", None, 2222)),
     "nodes[].python": ("nodes: [{host: a, python: /opt/py}]", "nodes.0.python", "/opt/py"),
     "nodes[].workdir": ("nodes: [{host: a, workdir: data}]", "nodes.0.workdir", "{here}/data"),
+    "success": ("success: any", "success", "any"),
+    "stdin": ("stdin: rank 0", "stdin", "rank 0"),
+    "nodes[].script": ("nodes: [{host: a, script: s.py}]", "nodes.0.script", "s.py"),
+    "nodes[].args": ("nodes: [{host: a, args: [x, '{rank}']}]", "nodes.0.args", ("x", "{rank}")),
+    "nodes[].role": ("nodes: [{host: a, role: reader}]", "nodes.0.role", "reader"),
     "nodes[].env": ("nodes: [{host: a, env: {A: b}}]", "nodes.0.env", {"A": EnvValue("b")}),
     "hostfile": ("hostfile: hosts", "nodes.0.reach", Ssh("from-hostfile")),
     "gpus_per_node": ("gpus_per_node: 8", "nodes.0.gpus", 8),
@@ -386,7 +391,7 @@ def test_a_job_file_may_be_piped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     os.close(write)
     spec = load_job(f"/dev/fd/{read}")
     os.close(read)
-    advice = " (by default the current directory, since the job is piped)"
+    advice = " (by default the current directory, since the job is in no file)"
     assert unstarted_advice(spec, 0, "workdir", 0) == advice
     assert (spec.name, spec.program.workdir, spec.logs.folder) == ("job", str(tmp_path), f"{tmp_path}/runs")
 

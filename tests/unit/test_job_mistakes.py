@@ -124,7 +124,8 @@ MISTAKES = {
     ),
     "args: ['{nope}']": (
         "2:8: args[0]: unknown placeholder {nope}; known: {rank}, {local_rank}, {node_rank}, {world_size}, "
-        "{local_world_size}, {master_addr}, {master_port};…"
+        "{local_world_size}, {master_addr}, {master_port}, {job_id}, {run_id}, {port:NAME}, {hosts}, "
+        "{hosts:PORT}, {hosts_json}, {hosts_json:PORT};…"
     ),
     "script: y": "2:1: script: duplicate key; the first is on line 1",
     "env: {A: 1, A: 2}": "2:13: A: duplicate key; the first is on line 2",
@@ -141,6 +142,9 @@ MISTAKES = {
     "nodes: [a, b]\nmaster_addr: b": (
         "3:14: master_addr: rank 0 runs on the first node, a, but the endpoint is on b; list b first"
     ),
+    "rendezvous: none\ntimeouts: {join: 5s}": "3:18: timeouts.join: with rendezvous: none, nothing waits…",
+    "rendezvous: nothing": '2:13: rendezvous: expected "static", "c10d", "etcd-v2" or "none"…',
+    "nodes: [a]\nstdin: rank 0": "3:8: stdin: rank 0 must be on this machine and in no container…",
     "nodes: 2\nlauncher: ssh": "3:11: launcher: launcher: ssh needs host names, but nodes is a number",
     "nodes: [a]\nhostfile: hosts": "3:11: hostfile: set nodes or hostfile, not both",
     "nodes: [a, b]\nspares: [b]": (
@@ -152,7 +156,7 @@ MISTAKES = {
     "hostfile: ~you/h": "2:11: hostfile: ~you is not expanded, only ~/ is…",
     "nodes: [{host: a, workdir: ~you}]": "2:28: nodes[0].workdir: ~you is not expanded, only ~/ is…",
     # What is refused takes no part in other checks.
-    "rendezvous: {backend: c10}": '2:23: rendezvous.backend: expected "static", "c10d" or "etcd-v2"…',
+    "rendezvous: {backend: c10}": '2:23: rendezvous.backend: expected "static", "c10d", "etcd-v2" or "none"…',
     "rendezvous: {backend: c10, conf: {a: b}}": "2:23: rendezvous.backend: expected…",
     "rendezvous: {backend: etcd-v2, endpoint: [1]}": "2:42: rendezvous.endpoint: expected a non-empty…",
     "rendezvous: {backend: static, endpoint: [x]}": "2:41: rendezvous.endpoint: expected a non-empty…",

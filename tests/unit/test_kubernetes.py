@@ -90,6 +90,15 @@ def exported(text: str, *overrides: str, image: str = "kubernetes.image=a/b:1") 
     )
 
 
+@pytest.mark.parametrize(
+    ("more", "image"), [("", "c:1"), (", runtime: [podman, -v]", "c:1"), (", runtime: apptainer", None)]
+)
+def test_pods_run_the_image_of_the_container_if_kubernetes_has_none(more: str, image: str | None) -> None:
+    text = f"script: t.py\ngpus_per_node: 0\ncontainer: {{image: 'c:1'{more}}}"
+    assert exported(text, image="kubernetes.image=null").kubernetes.get("image") == image
+    assert exported(text).kubernetes["image"] == "a/b:1"
+
+
 def printed(text: str, kind: Kind = "job", *overrides: str) -> list[dict[str, Any]]:
     """The manifests, as they are read back from what is printed."""
     spec = exported(text, *overrides)
@@ -425,7 +434,9 @@ def test_the_bundle_is_the_whole_agent_needs_only_python_and_is_reproducible() -
         ),
         "env: {PATH: null}": "a Secret and set kubernetes.secrets.PATH: {secret: …, key: …}",
         "env: {NOT_SET_HERE: null}": "env.NOT_SET_HERE: values from your environment are never printed",
-        "env: {RUN: 'x-{job_id}'}": "env.RUN: {job_id} can't be filled in on Kubernetes: write your own ID",
+        "env: {RUN: 'x-{job_id}'}": (
+            "env.RUN: {job_id} can't be filled in on Kubernetes: have the script read DISTLAUNCH_JOB_ID"
+        ),
         "kubernetes: {secrets: {RANK: {secret: s, key: k}}}": (
             "kubernetes.secrets.RANK: distlaunch sets RANK for each worker; remove it"
         ),
@@ -452,7 +463,10 @@ def test_refuses_a_job_without_an_image() -> None:
 @pytest.mark.parametrize(
     ("text", "line"),
     {
-        "container: {image: i}": "container is left out: pods run kubernetes.image",
+        "container: {image: i}": (
+            "container is left out: kubernetes has the settings of pods; "
+            "its image defaults to container.image"
+        ),
         "notify: {command: [x]}": "notify is left out: it needs a controller, and pods run without one",
         "cpu_binding: cores": "cpu_binding is left out: torchrun binds only by NUMA node; use numa_binding",
         "timeouts: {stall: 1m}": (

@@ -26,19 +26,19 @@ def planned(text: str) -> JobSpec:
 
 
 def test_mpirun_runs_exec_as_each_rank_on_its_node() -> None:
-    spec = planned(f"{TWO}mpirun: [mpiexec, -v]\nargs: [--lr, '1', '{{{{x}}}}']")
+    spec = planned(f"{TWO}mpirun: [mpiexec, -v]\nargs: [--lr, '{{job_id}}', '{{{{x}}}}']")
     assert [node.label for node in spec.nodes] == ["a"]
     assert (spec.program.words, spec.program.args) == (
         ("mpiexec",),
         (
             *("-v", "-n", "3", "--host", "a:2,b:1", "/usr/bin/python3", "-m", "distlaunch", "exec", "--"),
-            *("/usr/bin/python3", "-u", "train.py", "--lr", "1", "{x}"),
+            *("/usr/bin/python3", "-u", "train.py", "--lr", "{job_id}", "{{x}}"),
         ),
     )
     plain = spec_of("script: t.py")
     assert under_mpirun(plain, "python3") is plain
     ((worker,),) = planned_workers(make_plan(spec, {0: Facts("/usr/bin/python3", 0)})).values()
-    assert worker.argv == ("mpiexec", *spec.program.args)
+    assert worker.argv == ("mpiexec", *spec.program.args[:-2], "job", "{x}")
     assert worker.contract["MASTER_ADDR"] == "a"
 
 
@@ -60,6 +60,7 @@ def test_passes_ssh_config_to_open_mpi_and_mpich() -> None:
     [
         ("script: t.py\nlauncher: mpirun\nnodes: [a, b]", "set procs_per_node or gpus_per_node"),
         (f"{TWO}args: ['{{rank}}']", "mpirun chooses {rank}: have the script read RANK"),
+        (f"{TWO}env: {{A: '{{hosts}}'}}", "env.A: mpirun chooses {hosts}: write the value"),
         (f"{TWO}spares: [c]", "mpirun places and starts the ranks: remove spares"),
         (f"{TWO}container: {{image: x}}", "mpirun places and starts the ranks: remove container"),
         ("script: t.py\nlauncher: mpirun\nnodes: [{host: a, env: {A: b}}]", "set env for all nodes"),

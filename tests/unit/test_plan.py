@@ -14,9 +14,17 @@ from distlaunch.cli.tables import print_plan
 from distlaunch.contract import Rendezvous
 from distlaunch.errors import JobError
 from distlaunch.job.spec import EnvValue
-from distlaunch.job.text import PLACEHOLDERS, fill
+from distlaunch.job.text import fill
 from distlaunch.plan.document import plan_document
-from distlaunch.plan.layout import Facts, LaunchPlan, WorkerPlan, is_loopback, make_plan, workers
+from distlaunch.plan.layout import (
+    Facts,
+    LaunchPlan,
+    WorkerPlan,
+    is_loopback,
+    make_plan,
+    planned_workers,
+    workers,
+)
 from distlaunch.plan.start_advice import unstarted_advice
 from tests.unit.samples import bounded, spec_of
 
@@ -75,10 +83,43 @@ def test_a_workers_device_is_the_gpu_of_its_local_rank() -> None:
 
 def test_a_nodes_interpreter_and_workdir_override_the_jobs() -> None:
     text = "nodes: [a, {host: b, python: /b/py, workdir: /b/w}]\npython: /a/py\nworkdir: /a/w"
-    assert [(node.python, node.workdir) for node in plan_of(text).nodes] == [
+    assert [(node.python, node.program.workdir) for node in plan_of(text).nodes] == [
         ("/a/py", "/a/w"),
         ("/b/py", "/b/w"),
     ]
+
+
+def test_a_nodes_own_script_args_env_and_role_override_the_jobs() -> None:
+    text = """
+args: [--all, '{rank}']
+env: {A: job, B: job}
+role: trainer
+nodes:
+  - a
+  - {host: b, procs: 2, script: s.py, args: ['{local_rank}'], env: {B: '{rank}'}, role: reader}
+  - {host: c, args: []}
+  - {host: d, role: reader}"""
+    found = all_workers(plan_of(text))
+    words = ["train.py --all 0", "s.py 0", "s.py 1", "train.py", "train.py --all 4"]
+    assert [" ".join(worker.argv[2:]).removeprefix("/project/") for worker in found] == words
+    assert [worker.env["B"].text for worker in found] == ["job", "1", "2", "job", "job"]
+    roles = [
+        tuple(worker.contract[f"ROLE_{name}"] for name in ("NAME", "RANK", "WORLD_SIZE")) for worker in found
+    ]
+    assert roles == [
+        ("trainer", "0", "2"),
+        *(("reader", rank, "3") for rank in "01"),
+        ("trainer", "1", "2"),
+        ("reader", "2", "3"),
+    ]
+
+
+def test_the_job_needs_no_script_if_every_node_has_one() -> None:
+    nodes = "nodes: [{host: a, script: ps.py}, {host: b%s}]"
+    plan = make_plan(spec_of(nodes % ", script: w.py"), {0: Facts("py", 0), 1: Facts("py", 0)}, "a")
+    assert [worker.argv[-1] for worker in all_workers(plan)] == ["/project/ps.py", "/project/w.py"]
+    with pytest.raises(JobError, match="set one of script, module or command; got none"):
+        spec_of(nodes % "")
 
 
 # Backends and GPUs
@@ -277,7 +318,7 @@ def test_defaults_are_those_of_torchrun(procs: int, interface: str | None, expec
 
 def test_a_nodes_variables_override_the_jobs() -> None:
     text = "env: {A: job, B: job}\nnodes: [a, {host: b, env: {B: node}}]"
-    assert [dict(node.env) for node in plan_of(text).nodes] == [
+    assert [dict(node.program.env) for node in plan_of(text).nodes] == [
         {"A": EnvValue("job"), "B": EnvValue("job")},
         {"A": EnvValue("job"), "B": EnvValue("node")},
     ]
@@ -353,7 +394,9 @@ def test_advice_about_a_failed_start_names_the_key(text: str, stage: str, advice
     assert told.startswith(advice) and bool(told) == bool(advice)
 
 
-VALUES = {name.upper(): f"<{name}>" for name in PLACEHOLDERS}
+def shown(word: str) -> str:
+    """As the value of a placeholder, its name."""
+    return f"<{word}>"
 
 
 @pytest.mark.parametrize(
@@ -370,27 +413,61 @@ VALUES = {name.upper(): f"<{name}>" for name in PLACEHOLDERS}
         ('{"a": {"b": {rank}}}', '{"a": {"b": <rank>}}'),
         ("{Rank} { rank } {} {0} {unknown} ${HOME}", "{Rank} { rank } {} {0} {unknown} ${HOME}"),
         ("{{nope}} ${{a}} {{{a-b}}}", "{nope} ${a} {{a-b}}"),
+        ("${rank} {hosts:0} {hosts:99999} {port:a-b}", "${rank} {hosts:0} {hosts:99999} {port:a-b}"),
         ("{rank", "{rank"),
         ("rank}", "rank}"),
         ("", ""),
     ],
 )
 def test_placeholders_are_filled_and_other_braces_stay(argument: str, filled: str) -> None:
-    assert fill(argument, VALUES) == filled
+    assert fill(argument, shown) == filled
 
 
 @given(st.text("{}1: $", max_size=20))
 @bounded()
 def test_text_without_a_placeholders_name_is_never_changed(argument: str) -> None:
-    assert fill(argument, VALUES) == argument
+    assert fill(argument, shown) == argument
 
 
-def test_every_placeholder_has_a_value_in_every_worker() -> None:
-    plan = plan_of("args: ['" + " ".join("{" + name + "}" for name in PLACEHOLDERS) + "']\nprocs_per_node: 2")
-    assert [worker.argv[-1] for worker in all_workers(plan)] == [
-        "0 0 0 2 2 10.0.0.1 29500",
-        "1 1 0 2 2 10.0.0.1 29500",
-    ]
+@given(st.dictionaries(st.text("abc", min_size=1, max_size=3), st.integers(), max_size=3), st.integers(0, 99))
+@bounded()
+def test_json_with_a_rank_in_it_stays_json(document: dict[str, int], rank: int) -> None:
+    text = json.dumps({**document, "rank": "@"}).replace('"@"', "{rank}")
+    assert json.loads(fill(text, {"rank": str(rank)}.get)) == {**document, "rank": rank}
+
+
+TF_CONFIG = '{"cluster": {"worker": {hosts_json:2222}}, "task": {"type": "worker", "index": {rank}}}'
+EVERY = "{rank} {local_rank} {node_rank} {world_size} {local_world_size} {master_addr} {master_port} {run_id}"
+MORE = "{job_id} {port:a} {port:b} {hosts} {hosts_json} {hosts:80}"
+
+
+def test_every_placeholder_is_filled_in_in_arguments_and_variables() -> None:
+    text = f"nodes: [a, {{host: b, address: 'fd::2'}}]\nprocs_per_node: 2\nargs: ['{EVERY}', '{MORE}']"
+    plan = plan_of(
+        f"{text}\nenv: {{A: '{EVERY} {MORE}', TF: '{TF_CONFIG}', J: '{{\"a\": {{{{rank}}}}}} {{b}}'}}"
+    )
+    found = [worker for node in planned_workers(plan).values() for worker in node]
+    hosts = '10.0.0.1,fd::2 ["10.0.0.1", "fd::2"] 10.0.0.1:80,10.0.0.1:81,[fd::2]:80,[fd::2]:81'
+    for rank, worker in enumerate(found):
+        every = f"{rank} {rank % 2} {rank // 2} 4 2 10.0.0.1 29500 job"
+        assert worker.argv[-2:] == (every, f"job 29501 29502 {hosts}")
+        assert worker.env["A"].text == " ".join(worker.argv[-2:])
+        assert worker.env["J"].text == '{"a": {rank}} {b}'
+        assert json.loads(worker.env["TF"].text) == {
+            "cluster": {"worker": ["10.0.0.1:2222", "10.0.0.1:2223", "[fd::2]:2222", "[fd::2]:2223"]},
+            "task": {"type": "worker", "index": rank},
+        }
+
+
+def test_ranks_of_several_nodes_on_one_host_have_ports_of_their_own() -> None:
+    plan = plan_of("nodes: 2\nprocs_per_node: 2\nargs: ['{hosts:80}']")
+    (argument,) = {worker.argv[-1] for node in planned_workers(plan).values() for worker in node}
+    assert argument == ",".join(f"127.0.0.1:{port}" for port in range(80, 84))
+
+
+def test_an_inherited_value_keeps_its_braces() -> None:
+    plan = make_plan(spec_of("script: t.py\nenv: {A: null}", {"A": "{rank}"}), {0: Facts("", 0)})
+    assert [worker.env["A"].text for worker in all_workers(plan)] == ["{rank}"]
 
 
 # As data

@@ -21,7 +21,7 @@ from tests.unit.samples import bounded, spec_of
 JOB = """
 script: t.py
 gpus_per_node: 0
-nodes: [a, {host: b, gpus: 2, env: {B: 1}}]
+nodes: [a, {host: b, gpus: 2, env: {B: 1}, args: [--token=secret, x]}]
 spares: [c]
 restarts: {max: 2}
 timeouts: {join: 5s}

@@ -1,11 +1,17 @@
 """The quick parser of common `run` command lines, and its agreement with Typer."""
 
 import inspect
+import re
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from distlaunch.cli.app import run
 from distlaunch.cli.run import FLAGS, SET, RunOptions, plain_options
+from distlaunch.errors import DistlaunchError
+from distlaunch.job.file import Typed, load_job
+from distlaunch.job.spec import Invocation
 
 
 @pytest.mark.parametrize(
@@ -38,4 +44,55 @@ def test_every_option_is_the_same_for_both() -> None:
             declared |= {word: name for word in words if str(word).startswith("-")}
     known = {**FLAGS, SET: "overrides"}
     assert known.items() <= declared.items()
-    assert {*declared.values()} - {*known.values()} == {"on"}  # few use it
+    assert {*declared.values()} - {*known.values()} == {"on", "ranks", "hosts", "module", "save"}
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("path", "typed", "text"),
+    [
+        ("sub/t.py", Typed(ranks=4), "name: t\nscript: sub/t.py\nprocs_per_node: 4\nargs: [--lr, '1']"),
+        (None, Typed("pkg.t"), "name: pkg.t\nmodule: pkg.t\nargs: [--lr, '1']"),
+        (
+            "t.py",
+            Typed(hosts="a,me@b[1-3]", ranks=8),
+            "name: t\nnodes: [a, 'me@b[1-3]']\nscript: t.py\nprocs_per_node: 2\nargs: [--lr, '1']",
+        ),
+    ],
+)
+def test_a_command_line_is_the_same_as_a_job_file(
+    here: Path, path: str | None, typed: Typed, text: str
+) -> None:
+    (here / "job.yaml").write_text(f"{text}\ntimeouts: {{job: 1h}}")
+    job, file = load_job(path, ["timeouts.job=1h"], ["--lr", "1"], typed), load_job("job.yaml")
+    paths: dict[str, Any] = {"source": "", "places": {}, "invocation": Invocation()}
+    assert job._replace(**paths) == file._replace(**paths)
+    load_job(path, ["timeouts.job=1h"], ["--lr", "1"], typed._replace(save="saved.yaml"))
+    assert load_job("saved.yaml")._replace(**paths) == file._replace(**paths)
+
+
+@pytest.mark.parametrize(
+    ("typed", "setting", "words"),
+    [
+        (Typed(ranks=3), "nodes=2", "-n 3: the 2 nodes would have 2 ranks; set procs of each node"),
+        (
+            Typed(ranks=2),
+            "nodes=[{host: a, procs: 3}]",
+            "-n 2: the 1 node would have 3 ranks; set procs of each node",
+        ),
+        (Typed(save="/job.yaml"), "nodes=1", "--save /job.yaml: save the job in the current directory"),
+        (Typed(save="t.py"), "nodes=1", "--save t.py: File exists"),
+        (Typed(hosts="-o"), "name=x", "--set nodes: nodes[0]: a host name can't begin with a dash"),
+    ],
+)
+def test_refuses_a_command_line_that_no_job_file_can_express(
+    here: Path, typed: Typed, setting: str, words: str
+) -> None:
+    (here / "t.py").touch()
+    with pytest.raises(DistlaunchError, match=re.escape(words)):
+        load_job("t.py", [setting], (), typed)

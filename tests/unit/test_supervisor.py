@@ -50,6 +50,7 @@ from distlaunch.supervisor.actions import (
     StartWorkers,
     StopWorkers,
 )
+from distlaunch.supervisor.codec import command_for
 from distlaunch.supervisor.events import (
     AddressesFound,
     AgentUp,
@@ -288,11 +289,29 @@ def test_connects_to_all_nodes_then_holds_the_port_and_finds_routes_before_worke
     assert job.state.port == 29400
 
 
-def foreseeing(text: str = TWO, address: str = MASTER) -> History:
+def test_further_ports_and_the_addresses_of_nodes_reach_workers_and_a_restart_gets_new_ports() -> None:
+    text = f"{WITH_RESTARTS}\nenv: {{A: '{{port:x}} {{hosts:80}} {{rank}}'}}"
+    job = foreseeing(text, further=1)
+    for port in (29411, 29422):
+        job.feed(*answers(1), up(0), PortHeld(0, port - 1, (port,)), *answers(0)[2:])
+        start: Any = command_for(StartWorkers(1), job.state, "run-1")
+        assert [worker.env["A"] for worker in start.workers] == [
+            f"{port} {MASTER}:80,{MASTER}:81,10.0.0.2:80,10.0.0.2:81 {rank}" for rank in (2, 3)
+        ]
+        assert "A" not in start.env
+        job.feed(ended(0, 7), Swept(0, job.state.attempt, 0), Swept(1, job.state.attempt, 0))
+        job.wait()
+    assert job.actions.count_of(HoldPort(0, None, 1)) == 2
+
+
+def foreseeing(text: str = TWO, address: str = MASTER, further: int = 0) -> History:
     """A job whose nodes have been asked before their agents are there."""
     job = History(text)
     asked = job.feed(AddressesFound(((0, address),)))
-    assert asked == [HoldPort(0, None), *(FindRoute(node, address) for node in range(len(job.state.nodes)))]
+    assert asked == [
+        HoldPort(0, None, further),
+        *(FindRoute(node, address) for node in range(len(job.state.nodes))),
+    ]
     return job
 
 
@@ -945,7 +964,7 @@ def test_says_why_ranks_have_not_joined(events: list[Event], words: str) -> None
 
 
 OVERDUE = "gave up after 10 min (timeouts.join)"
-ADVICE = "if the script does not use MASTER_ADDR and MASTER_PORT, set timeouts: {join: none}"
+ADVICE = "if the script does not use MASTER_ADDR and MASTER_PORT, set rendezvous: none"
 JOIN_LIMITS: dict[str, tuple[str, float, list[Event], float, str]] = {
     "the default": ("", 0.0, OTHERS_REFUSED, 600.0, f"; {WAIT_FOR_0}; {OVERDUE}"),
     "rank 0 has exited": ("", 0.0, [ended(0, 0), *OTHERS_REFUSED], 600.0, f"; {WAIT_FOR_0}; {OVERDUE}"),
@@ -983,7 +1002,9 @@ def test_a_job_that_does_not_use_the_rendezvous_gets_one_message_and_no_limit() 
     job.feed(RanksLag(0, seen))
     (words,) = texts(job.tick(), "info")
     assert words.startswith(f"{FIRST} (a, pid 100: torch imported, busy), rank 1 (")
-    assert words.endswith("; ignore this if the script does not use MASTER_ADDR and MASTER_PORT")
+    assert words.endswith(
+        "; ignore this, or set rendezvous: none, if the script does not use MASTER_ADDR and MASTER_PORT"
+    )
     for _ in range(20):
         assert job.tick() == []
     assert job.state.phase is Phase.RUNNING
@@ -995,8 +1016,32 @@ def test_does_not_report_a_lone_rank_without_a_rendezvous() -> None:
         assert job.tick() == []
 
 
-def test_does_not_wait_for_ranks_without_a_join_limit() -> None:
-    job = History(with_times("join: none")).to_running()
+@pytest.mark.parametrize(("rule", "ranks"), [("all", (3, 0, 1, 2)), ("any", (3,)), ("rank 0", (3, 0))])
+def test_success_ends_the_other_ranks_gracefully(rule: str, ranks: tuple[int, ...]) -> None:
+    job = History(f"{TWO}\nsuccess: {rule}").to_running()
+    *first, last = ranks
+    assert job.feed(*(ended(rank, 0) for rank in first)) == []
+    done = job.feed(ended(last, 0))
+    said = [f"rank {last} finished, so the others are stopped (success: {rule})"]
+    assert (texts(done), wanted(done)) == (
+        ([], [Close(0, 0.0, 15), Close(1, 0.0, 15)])
+        if rule == "all"
+        else (said, [Close(0, STOP_S, 15), Close(1, STOP_S, 15)])
+    )
+    job.feed(ended(1, 143))
+    assert job.blamed == (0, None, None)
+
+
+@pytest.mark.parametrize("rule", ["all", "any", "rank 0"])
+def test_a_failure_before_success_ends_the_job(rule: str) -> None:
+    job = History(f"{TWO}\nsuccess: {rule}").to_running()
+    job.feed(ended(3, 9), ended(0, 0))
+    assert job.blamed == (9, 3, 1)
+
+
+@pytest.mark.parametrize("text", [with_times("join: none"), f"{TWO}\nrendezvous: none"])
+def test_without_a_join_limit_nobody_is_waited_for(text: str) -> None:
+    job = History(text).to_running()
     job.feed(ALL_REFUSED[1])
     assert job.state.next_due is None
 

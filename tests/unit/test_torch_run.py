@@ -30,7 +30,7 @@ def plan_of(*lines: str, script: str = "script: t.py", nodes: int = 3) -> Launch
 
 
 def argv_of(plan: LaunchPlan, node: int, source: str | None = None, restarts: int = 0) -> list[str]:
-    (agent,) = workers(plan, plan.nodes[node], meeting_of(plan, "run-1", 29444, restarts), "eth0", source)
+    (agent,) = workers(plan, plan.nodes[node], meeting_of(plan, "run-1", [29444], restarts), "eth0", source)
     return list(agent.argv)
 
 
@@ -77,7 +77,7 @@ def test_starts_modules_and_commands(program: str, words: list[str]) -> None:
 
 def test_leaves_the_contract_to_torch() -> None:
     plan = plan_of(ETCD, ABC, "env: {A: b}")
-    (agent,) = workers(plan, plan.nodes[0], meeting_of(plan, "run-1", 29444), "eth0", "10.0.0.1")
+    (agent,) = workers(plan, plan.nodes[0], meeting_of(plan, "run-1", [29444]), "eth0", "10.0.0.1")
     assert set(agent.contract) & RESERVED == {"DISTLAUNCH_BACKEND"} == set(agent.contract)
     assert agent.env["A"].text == "b"
     assert agent.defaults["GLOO_SOCKET_IFNAME"] == "eth0"
