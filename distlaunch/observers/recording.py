@@ -123,10 +123,9 @@ class Recorder(Observer):
             self._folder.append(goes_to.file, data, entry)
         if self._folder.lost and not self._loss_told:
             self._loss_told = True
-            trouble = self._folder.trouble or "the disk is too slow"
-            self._status = self._status._replace(trouble=trouble)
+            self._status = self._status._replace(trouble=self._folder.trouble)
             self._folder.put(STATUS, status_bytes(self._status), "over")
-            self.remark(f"can't write to {self._folder.path}: {trouble}; output is being lost")
+            self.remark(f"can't write to {self._folder.path}: {self._folder.trouble}; output is being lost")
 
     def woken(self) -> None:
         """Check for viewers."""
@@ -169,11 +168,10 @@ class Recorder(Observer):
             self.remark(self._loss_words())
 
     def _loss_words(self) -> str:
-        folder = self._folder
-        ranks = sorted((rank, size) for rank, size in folder.lost.items() if rank is not None)
+        log = self._folder
+        ranks = sorted((rank, size) for rank, size in log.lost.items() if rank is not None)
         of_ranks = listed([f"{size} of rank {rank}" for rank, size in ranks]) or "no output"
-        why = f": {folder.trouble}" if folder.trouble else ""
-        return f"{folder.lost_bytes} bytes could not be written to {folder.path}{why} ({of_ranks})"
+        return f"{log.lost_bytes} bytes could not be written to {log.path}: {log.trouble} ({of_ranks})"
 
     def _keep_error(self, state: State) -> None:
         """Write the error record of the first failure to this process's own error file, as torchrun does."""

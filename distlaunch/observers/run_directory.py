@@ -108,8 +108,8 @@ class LogWriter:
         self._stalled = False
         self.lost = Counter[int | None]()
         """Bytes that could not be written, by rank; None = other than output."""
-        self.trouble = ""
-        """Why output could not be written; "" = the disk has only been slow."""
+        self.trouble = "the disk is too slow"
+        """Why output could not be written, if any was lost."""
 
     @property
     def lost_bytes(self) -> int:

@@ -1,5 +1,6 @@
 """Collects the contents of the screen from what an observer sees, without using the terminal."""
 
+import contextlib
 import math
 import re
 import statistics
@@ -81,7 +82,8 @@ class ViewModel(Observer):
 
     def began(self, spec: JobSpec, chance: float, at: float) -> None:
         """Compile the pattern of the watched number."""
-        self._watch = re.compile(spec.logs.watch) if spec.logs.watch else None
+        with contextlib.suppress(re.error):  # a recorded job may be damaged
+            self._watch = re.compile(spec.logs.watch) if spec.logs.watch else None
 
     def happened(self, event: Event, state: State, at: float) -> None:
         """Keep the state."""

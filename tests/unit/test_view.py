@@ -248,3 +248,10 @@ def test_the_rate_is_of_values_that_still_come() -> None:
     assert "+1/s" in watched.shown()
     watched.now += 20.0
     assert "/s" not in watched.shown()
+
+
+def test_a_damaged_pattern_watches_nothing() -> None:
+    watched = Watched(1, 1)
+    watched.picture.began(watched.spec._replace(logs=watched.spec.logs._replace(watch="(")), 0.0, 0.0)
+    watched.say(0, "loss (\n")
+    assert watched.picture.values == {}
