@@ -83,6 +83,8 @@ def run_with(options: RunOptions, early: Link | None) -> int:
     _check(options)
     settings = [*options.overrides, *(["logs.fold=true"] if options.fold else [])]
     spec = load_job(options.job, settings, options.args, options.typed)
+    if options.view and spec.stdin != "none":
+        raise UsageError("--view reads the keyboard: it can't be combined with stdin: rank 0")
     if options.on is not None:
         from distlaunch.cli.remote import run_on
 
