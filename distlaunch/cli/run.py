@@ -90,6 +90,8 @@ def run_with(options: RunOptions, early: Link | None) -> int:
 
             print_json(unstarted(str(error), error.exit_status))
         raise
+    if options.view and spec.stdin != "none":
+        raise UsageError("--view reads the keyboard: it can't be combined with stdin: rank 0")
     if options.on is not None:
         from distlaunch.cli.remote import run_on
 

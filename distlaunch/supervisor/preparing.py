@@ -64,7 +64,8 @@ def _ask_early(state: State, node: int) -> tuple[State, tuple[Action, ...]]:
         return state, ()
     actions: tuple[Action, ...] = ()
     if node == 0:
-        this, actions = this._replace(held=ASKED), (_hold(state.spec, 0),)
+        ports = HoldPort(0, state.spec.rendezvous.port, len(state.spec.port_names))
+        this, actions = this._replace(held=ASKED), (ports,)
     if not foreseen.one_machine:
         this, actions = this._replace(asked=foreseen.address), (*actions, FindRoute(node, foreseen.address))
     return state.with_node(node, this), actions
@@ -117,15 +118,11 @@ def _with_chosen_backend(state: State) -> JobSpec:
     return state.spec._replace(backend=state.plan.backend) if state.plan else state.spec
 
 
-def _hold(spec: JobSpec, first: int) -> HoldPort:
-    return HoldPort(first, spec.rendezvous.port, len(spec.port_names))
-
-
 def _hold_ports(state: State, first: int) -> tuple[State, tuple[Action, ...]]:
     node = state.nodes[first]
     assert isinstance(node, Up)
     if node.held is None:
-        return state, (_hold(state.spec, first),)
+        return state, (HoldPort(first, state.spec.rendezvous.port, len(state.spec.port_names)),)
     state = state.with_node(first, node._replace(held=None))
     return state._replace(ports=node.held), ()
 

@@ -97,6 +97,33 @@ def test_ranks_are_laid_out_as_told_and_their_files_are_byte_exact(tmp_path: Pat
         assert run.holders() == []
 
 
+def test_placeholders_name_endpoints_that_all_ranks_can_reach(tmp_path: Path, nodes: str) -> None:
+    worker = """
+        import json, os, socket, time
+
+        def connected(host, port):
+            while True:
+                try:
+                    return socket.create_connection((host, port))
+                except ConnectionRefusedError:
+                    time.sleep(0.05)  # its rank doesn't listen yet
+
+        ends = [end.rpartition(":") for end in json.loads(os.environ["ENDS"])]
+        host, _, port = ends[int(os.environ["RANK"])]
+        servers = [socket.create_server((host, int(port)))]
+        if os.environ["RANK"] == "0":
+            servers.append(socket.create_server(("", int(os.environ["FREE"]))))
+        ends.append((ends[0][0], ":", os.environ["FREE"]))
+        links = [connected(host, int(port)) for host, _, port in ends]
+        for server in servers:
+            for _ in ends[:-1]:
+                server.accept()
+        """
+    env = 'env: {ENDS: "{hosts_json:7411}", FREE: "{port:free}"}\n'
+    done = distlaunch("run", str(write_job(tmp_path, worker, nodes + env)))
+    assert done.returncode == 0, done.stderr
+
+
 class Strike(NamedTuple):
     """Who of a run gets a signal, and how it ends then."""
 

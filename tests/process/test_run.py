@@ -71,6 +71,11 @@ def test_runs_a_script_without_a_job_file_and_only_rank_0_reads_stdin_if_the_job
     assert told == [f"0 ['-n', 'x'] {rank_0!r}", "1 ['-n', 'x'] ''"], done.stderr
 
 
+def test_refuses_a_full_screen_view_if_a_rank_reads_stdin(tmp_path: Path) -> None:
+    status, shown = on_a_terminal("run", "--view", str(write_job(tmp_path, "", f"{ONE}stdin: rank 0")))
+    assert (status, b"--view reads the keyboard" in shown) == (2, True), shown
+
+
 def test_rank_0_ends_the_others_when_it_has_finished(tmp_path: Path) -> None:
     worker = """
         import os, signal, sys, time
