@@ -78,13 +78,14 @@ def index_entries(data: bytes) -> list[Entry]:
 
 
 def fd_of(folder: str, name: str) -> int:
-    """Open a file of a run directory, whose content may be anything, for reading. Raises OSError."""
+    """Open a file of a run directory of this user, whose content may be anything. Raises OSError."""
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a named pipe would block
     fd = os.open(os.path.join(folder, name), flags)
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        os.close(fd)
-        raise OSError(errno.EINVAL, "not a regular file")
-    return fd
+    status = os.fstat(fd)
+    if stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid():
+        return fd
+    os.close(fd)
+    raise OSError(errno.EINVAL, "not a regular file of this user")
 
 
 class Piece(Frozen):

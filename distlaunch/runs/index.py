@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from distlaunch.agent.frozen import Frozen
+from distlaunch.errors import UsageError
 from distlaunch.schedulers import DEFAULT
 
 
@@ -92,7 +93,7 @@ def forget(runs: Iterable[str]) -> None:
 def lines_of(path: str) -> Iterator[dict[str, Any]]:
     """Read the objects in a file of JSON lines; other lines are skipped."""
     try:
-        with open(path, encoding="utf-8", errors="replace") as file:
+        with open(path, encoding="utf-8", errors="replace", opener=_opened) as file:
             lines = file.read().splitlines()
     except OSError:
         return
@@ -101,6 +102,16 @@ def lines_of(path: str) -> Iterator[dict[str, Any]]:
             document = json.loads(line)
             if isinstance(document, dict):
                 yield document
+
+
+def _opened(path: str, flags: int) -> int:
+    """Open a list. Raises `UsageError` if others can write to it: ssh is started with its words."""
+    fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
+    status = os.fstat(fd)
+    if status.st_uid != os.geteuid() or status.st_mode & 0o022:
+        os.close(fd)
+        raise UsageError(f"{path}: others can write to this list of runs; remove it")
+    return fd
 
 
 def append(path: str, line: Mapping[str, Any]) -> None:

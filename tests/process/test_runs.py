@@ -39,7 +39,7 @@ from tests.harness import (
     wait_until,
     write_job,
 )
-from tests.process.commands import STUBBORN, TWO, completed
+from tests.process.commands import ONE, STUBBORN, TWO, completed
 
 ID = re.compile(r"job-\d{8}-\d{6}-[0-9a-f]{8}\n")
 WAITS = """
@@ -752,3 +752,25 @@ def test_one_stop_waits_and_a_second_kills(tmp_path: Path) -> None:
         time.sleep(PRESS_S)
         assert ran(tmp_path, "stop", run).returncode == 0
         assert first.wait() == 0
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to another user")
+def test_trusts_no_run_directory_or_list_of_another_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    assert distlaunch("run", str(write_job(tmp_path, "pass", ONE))).returncode == 0
+    (folder,) = (tmp_path / "runs").iterdir()
+    for path in (folder, *folder.iterdir()):
+        os.chown(path, 4711, 4711)
+    for words in (("stop", str(folder)), ("logs", str(folder))):
+        assert f"{folder} belongs to another user" in distlaunch(*words).stderr
+    assert folder.name not in distlaunch("ps", "-a", str(tmp_path / "runs")).stdout
+    shutil.rmtree(folder)
+    index = tmp_path / "state/distlaunch/runs.jsonl"
+    index.chmod(0o666)
+    done = distlaunch("ps", "-a")
+    assert (done.returncode, done.stderr) == (
+        2,
+        f"distlaunch: {index}: others can write to this list of runs; remove it\n",
+    )
