@@ -138,3 +138,12 @@ def _bracket(text: str) -> list[str]:
             raise ValueError(f'"[{text}]" counts down, or names more than {MAX_HOSTS} hosts')
         names += [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
     return names
+
+
+CUT = "…"
+"""Stands for the part of a text that was too long to be shown."""
+
+
+def cut(text: str, room: int, end: int = 0) -> str:
+    """Cut a text to `room` characters, the last `end` of which are the end of the text."""
+    return text if len(text) <= room else text[: max(0, room - 1 - end)] + CUT + text[len(text) - end :]

@@ -10,8 +10,7 @@ from distlaunch.observers.console import escape, wants_color
 from distlaunch.plan.document import plan_document
 from distlaunch.plan.layout import DEFAULT_PORT, LaunchPlan, NodePlan, planned_workers
 from distlaunch.plan.shell_text import shell_text, torchrun_text
-from distlaunch.runs.listing import cut
-from distlaunch.wording import counted, refused_port_words, spans
+from distlaunch.wording import counted, cut, refused_port_words, spans
 
 MANY = 256
 """Ranks beyond which a table has a row for each node only."""

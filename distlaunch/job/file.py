@@ -76,7 +76,7 @@ def _document(path: str | None, module: str | None) -> tuple[str, Value]:
     if path is not None and module is not None:
         raise UsageError(f"-m {module}: {path!r} is not an argument of the module; write it after --")
     if path is not None and not path.endswith(".py"):
-        return path, parse(read_text(path), source_of(path))
+        return path, parse(read_job(path), source_of(path))
     kind, word = ("module", module or "") if path is None else ("script", path)
     keys = {"name": os.path.basename(word).removesuffix(".py"), kind: word} if word else {}
     return COMMAND_LINE, value_of(keys, Place(COMMAND_LINE))

@@ -73,8 +73,7 @@ class Terminal(Observer):
 
     def remarked(self, text: str) -> None:
         """Show the message."""
-        self._release()
-        self._console.say(text, "warning")
+        self.message(ShowMessage("warning", text), 0.0)
 
     def printed(self, output: Printed) -> None:
         """Show the output if the job wants it."""
@@ -119,10 +118,13 @@ class Terminal(Observer):
             self.wake_at = time.monotonic() + PROGRESS_S
 
     def drained(self, state: State) -> None:
-        """Show the incomplete lines."""
+        """Show the incomplete lines, and the cause if it is held back: a stalled disk would delay it."""
         if self._fold:
             self._fold.finish()
         self._console.finish_lines()
+        if state.phase is Phase.DONE and state.cause and any(held.level == "error" for held in self._held):
+            self._release(errors=False)
+            self._console.say(state.cause.text, "error")
 
     def ended(self, summary: Summary) -> None:
         """Show how the run ended, and write out what waits for a slow reader."""

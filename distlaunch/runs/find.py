@@ -10,13 +10,12 @@ from distlaunch.errors import UsageError, reason
 from distlaunch.observers.run_directory import EVENTS, job_part
 from distlaunch.runs.index import listed, ways
 from distlaunch.runs.run_status import Run, living, run_in
+from distlaunch.wording import CUT
 from distlaunch.wording import listed as listed_words
 
 LOGS = "runs"
 """The default directory for run directories."""
 JOB_FILES = (".yaml", ".yml")
-CUT = "…"
-"""Replaces the middle of an ID that was too long to be shown."""
 MAX_NAMED = 8
 """Runs named in the message about an ambiguous name."""
 _ID = re.compile(r"(?P<job>.+)-(?P<when>\d{8}-\d{6})-(?P<chance>[0-9a-f]{8})")

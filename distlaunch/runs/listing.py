@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from distlaunch.observers.console import escape
-from distlaunch.runs.find import CUT, LOGS, check_folder, folders, named, scanned, when
+from distlaunch.runs.find import LOGS, check_folder, folders, named, scanned, when
 from distlaunch.runs.index import index_path, listed
 from distlaunch.runs.run_status import Run, run_in
 from distlaunch.runs.submissions import submission, waiting
 from distlaunch.supervisor.status import RunState, document_of
+from distlaunch.wording import cut
 
 HEADINGS = ("RUN", "STATE", "RANKS", "RESTARTS", "AGE", "LAST", "WHERE")
 LEAST_ID, LEAST_WHERE = 20, 10
@@ -79,11 +80,6 @@ def _fitted(rows: Sequence[tuple[str, ...]], width: int) -> list[tuple[str, ...]
     id_room = max(LEAST_ID, min(ids, room - min(where, LEAST_WHERE)))
     end = (id_room - 1) // 2
     return [(cut(row[0], id_room, end), *row[1:-1], cut(row[-1], room - id_room)) for row in rows]
-
-
-def cut(text: str, room: int, end: int = 0) -> str:
-    """Cut a text to `room` characters, the last `end` of which are the end of the text."""
-    return text if len(text) <= room else text[: max(0, room - 1 - end)] + CUT + text[len(text) - end :]
 
 
 def document(run: Run) -> dict[str, Any]:

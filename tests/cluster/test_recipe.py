@@ -71,7 +71,7 @@ def test_signals_of_scancel_end_all_nodes(slurm: Slurm, tmp_path: Path, name: st
 
 
 def test_scancel_is_no_failure_of_a_rank_or_node(slurm: Slurm, tmp_path: Path) -> None:
-    with step(slurm, tmp_path, TELLS, "wait") as run:
+    with step(slurm, tmp_path, worker("ready()\nwait()")) as run:
         job = step_of(run.wait_ready(3)[0]).partition(".")[0]
         slurm.tool("scancel", job)
         assert run.wait() == 143, run.stderr

@@ -367,7 +367,7 @@ def test_a_stopped_controller_is_the_root_cause_and_not_running_meanwhile(tmp_pa
         kill(run.process.pid, signal.SIGCONT)
         assert run.wait() == 71
     assert " SUSPENDED " in listed, listed
-    told = [line for line in run.stderr.splitlines() if "suspended for" in line or "was lost" in line]
+    told = [line for line in run.stderr.splitlines() if "suspended for" in line or " was lost: " in line]
     assert len(told) == 1, run.stderr
     assert "this machine, or this command, was suspended for " in told[0]
     assert "exited before confirming" not in run.stderr
