@@ -87,12 +87,12 @@ LIES = {
     "a hostname that leads elsewhere": changed("hello", hostname="../../x"),
     "a lone surrogate": changed("hello", python="\ud800"),
     "a rank of a million": changed("started", local_rank=10**6),
-    "a negative rank": changed("started", local_rank=-1),
+    "a negative rank": changed("started", "{host} was lost: local_rank is out of range", local_rank=-1),
     "a long list of CPUs": changed("started", cpus=MUCH),
     "an error record of lists": changed("exited", error_record=[[[]]] * 9),
     "an odd interface": changed("route", interface=MUCH),
     "a long address": changed("route", address=MUCH),
-    "more ranks than there are": before("exited", op="joined", local_ranks=[10**9, -1]),
+    "more ranks than there are": before("exited", op="joined", local_ranks=[10**9, 10**8]),
     "long names of stuck processes": before(
         "started", op="stuck", attempt=0, processes=[{"command": MUCH, "pid": []}]
     ),
