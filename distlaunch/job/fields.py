@@ -26,6 +26,7 @@ from distlaunch.job.types import (
     Record,
     Regex,
     Schema,
+    Size,
     Switch,
     Text,
     Tree,
@@ -159,6 +160,7 @@ LOGS = Record(
     fold=Field(
         Switch(), "Collapse identical lines that several ranks print within 0.2 s, marked with all ranks."
     ),
+    limit=Field(OrNone(Size()), "Maximum size of each log file; further output is shown, but not kept."),
     makes=spec.Logs,
     foreign=by_their_names(dir="log_dir path directory folder"),
 )

@@ -184,7 +184,8 @@ class Logs(Frozen):
     """Output settings: `folder` has the run directories; if unusable, one of `spares` takes its place.
 
     `console` selects the ranks whose output is shown. `watch` finds a number in a line, for `view`. `fold`
-    shows lines printed by several ranks once. A `temporary` run directory is removed after a success.
+    shows lines printed by several ranks once. A log file has at most `limit` bytes. A `temporary` run
+    directory is removed after a success.
     `torchrun` replaces `console`.
     """
 
@@ -195,6 +196,7 @@ class Logs(Frozen):
     spares: tuple[str, ...] = ()
     fold: bool = False
     watch: str = ""
+    limit: int | None = None
 
 
 Occasion = Literal["failed", "restarted", "stalled", "finished"]

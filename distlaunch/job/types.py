@@ -223,6 +223,26 @@ def duration_text(seconds: float) -> str:
     return next((text for text, size in units if size >= 1 and seconds % size == 0), f"{seconds:g}s")
 
 
+_SIZES = {"": 1, **{f"{name}i": 1024**k for k, name in enumerate("KMGT", 1)}}
+_SIZES |= {name: 1000**k for k, name in enumerate("KMGT", 1)}
+
+
+class Size(Type):
+    """A size such as `500MiB` or `2GB`, or a number of bytes; becomes bytes."""
+
+    name = 'a size such as "500MiB" or "2GB"'
+    pattern = r"([1-9][0-9]{0,11})\s*([KMGT]i?)?B?"
+
+    def read(self, value: Scalar) -> Any:
+        """Return bytes."""
+        found = re.fullmatch(self.pattern, value.text) if isinstance(value.value, str | int) else None
+        return int(found[1]) * _SIZES[found[2] or ""] if found else REFUSED
+
+    def schema(self) -> Schema:
+        """Return the JSON Schema."""
+        return {"type": ["string", "integer"], "pattern": f"^(?:{self.pattern})$", "minimum": 1}
+
+
 class OrNone(Type):
     """A value of some type, or the word `none`, which becomes None."""
 

@@ -4,6 +4,7 @@ import io
 import json
 import os
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -47,6 +48,9 @@ class Recorder(Observer):
         self._flights: set[int] = set()
         self._uses: dict[int, Use] = {}
         self._loss_told = False
+        self._limit: int | None = None
+        self._sizes = Counter[str]()
+        """Bytes of output for each file, kept or not."""
         self._attempts = Attempts()
         self._cut_off: set[tuple[int, int]] = set()
         self._at = 0.0
@@ -54,6 +58,7 @@ class Recorder(Observer):
 
     def began(self, spec: JobSpec, chance: float, at: float) -> None:
         """Record the job."""
+        self._limit = spec.logs.limit
         self._folder.record(at, BEGAN, beginning(spec, chance))
 
     def happened(self, event: Event, state: State, at: float) -> None:
@@ -118,7 +123,7 @@ class Recorder(Observer):
     def printed(self, output: Printed) -> None:
         """Record the output, byte for byte."""
         rank, stream, data, attempt, goes_to = output
-        if goes_to.file:
+        if goes_to.file and (data := self._within_limit(goes_to.file, data)):
             entry = Entry(time.time(), 0, len(data), rank, attempt, stream)
             self._folder.append(goes_to.file, data, entry)
         if self._folder.lost and not self._loss_told:
@@ -126,6 +131,16 @@ class Recorder(Observer):
             self._status = self._status._replace(trouble=self._folder.trouble)
             self._folder.put(STATUS, status_bytes(self._status), "over")
             self.remark(f"can't write to {self._folder.path}: {self._folder.trouble}; output is being lost")
+
+    def _within_limit(self, name: str, data: bytes) -> bytes:
+        """Return the part of output for a file that logs.limit allows."""
+        if self._limit is None:
+            return data
+        left = self._limit - self._sizes[name]
+        self._sizes[name] += len(data)
+        if len(data) > left >= 0:
+            self.remark(f"{name} has reached logs.limit: further output is not kept")
+        return data[: max(0, left)]
 
     def woken(self) -> None:
         """Check for viewers."""
@@ -166,6 +181,8 @@ class Recorder(Observer):
             self._close_files()  # don't wait twice for a stalled disk
         if self._folder.lost:
             self.remark(self._loss_words())
+        if self._limit and (over := sum(max(0, size - self._limit) for size in self._sizes.values())):
+            self.remark(f"{over} bytes of output beyond logs.limit were not kept")
 
     def _loss_words(self) -> str:
         log = self._folder

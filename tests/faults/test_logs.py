@@ -358,3 +358,17 @@ def with_own_clock(folder: Path) -> dict[str, str]:
     made = [compiler, "-shared", "-fPIC", "-o", str(library), str(folder / "clock.c"), "-ldl"]
     subprocess.run(made, check=True, timeout=PATIENCE_S)
     return {**os.environ, "LD_PRELOAD": str(library), "SHIFT_FILE": str(folder / "shift")}
+
+
+def test_keeps_at_most_the_limit_of_each_log_and_says_so(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(
+        "command: [sh, -c, 'printf 12345; echo 6789; echo err >&2']\ngpus_per_node: 0\nlogs: {limit: 7B}\n"
+    )
+    done = distlaunch("run", str(tmp_path / "job.yaml"))
+    (folder,) = (tmp_path / "runs").iterdir()
+    kept = [(folder / name).read_text() for name in ("rank0.out", "rank0.err")]
+    assert (done.returncode, done.stdout, kept) == (0, "[node0:0] 123456789\n", ["1234567", "err\n"])
+    assert "rank0.out has reached logs.limit: further output is not kept\n" in done.stderr
+    assert "3 bytes of output beyond logs.limit were not kept\n" in done.stderr
+    shown = distlaunch("logs", str(folder)).stdout.splitlines()
+    assert sorted(shown) == ["[node0:0] 1234567", "[node0:0] err"]

@@ -93,6 +93,7 @@ KEYS: dict[str, tuple[str, str, Any]] = {
     "logs.dir": ("logs: {dir: out}", "logs.folder", "{here}/out"),
     "logs.console": ("logs: {console: [0, 3]}", "logs.console", (0, 3)),
     "logs.fold": ("logs: {fold: true}", "logs.fold", True),
+    "logs.limit": ("logs: {limit: 2MiB}", "logs.limit", 2 << 20),
     "logs.watch": ("logs: {watch: 'loss ([0-9.]+)'}", "logs.watch", "loss ([0-9.]+)"),
     "notify.command": ("notify: {command: [mail, me]}", "notify.command", ("mail", "me")),
     "notify.on": ("notify: {command: [x], on: [failed]}", "notify.on", ("failed",)),
