@@ -99,7 +99,7 @@ PLAIN_MISTAKES = {
     ),
     "logs: {dir: 2024}": '2:13: logs.dir: expected a non-empty string, got 2024; quote it: "2024"',
     "nodes: [7]": '2:9: nodes[0]: expected a host or a map with host, got 7; quote it: "7"',
-    "logs: {limit: much}": '2:15: logs.limit: expected a size such as "500MiB" or "2GB", or "none", got "much"',
+    "logs: {limit: much}": '2:15: logs.limit: expected a size such as "500MiB" or "2GB"…',
     "on_stall: no": '2:11: on_stall: expected "warn", "restart" or "stop", got no, which YAML reads as false',
     "python: 3.12": "2:9: python: expected an interpreter such as python3.12, or its path, got 3.12",
 }
