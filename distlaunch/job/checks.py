@@ -139,7 +139,7 @@ def _stall(reading: Reading) -> Mistakes:
     on_stall, timeouts = reading.checked.get("on_stall"), reading.section("timeouts")
     never = "stall" in timeouts and timeouts["stall"] is None and "timeouts.stall" not in reading.refused
     if never and on_stall in ("restart", "stop"):
-        yield "on_stall", f"on_stall: {on_stall} has no effect because timeouts.stall is none"
+        yield "on_stall", f"{on_stall} has no effect because timeouts.stall is none"
 
 
 def _hosts(reading: Reading) -> Mistakes:
@@ -196,12 +196,12 @@ def _launcher(reading: Reading, spec: JobSpec) -> Mistakes:
     allocation, submitted = spec.allocation, reading.around.submitted
     numbered = not isinstance(given, tuple) and not reading.around.hostfile
     if launcher == "ssh" and numbered and not (allocation or submitted):
-        yield "launcher", "launcher: ssh needs host names, but nodes is a number"
+        yield "launcher", "ssh needs host names, but nodes is a number"
     if launcher == "kubernetes" and not submitted and not numbered:
         hint = "the selector names the pods: set nodes to the number of nodes, or use launcher.command"
         yield ("nodes" if "nodes" in reading.checked else "hostfile"), hint
     elif launcher == "kubernetes" and not submitted and not reading.section("kubernetes").get("selector"):
-        yield "launcher", "launcher: kubernetes needs kubernetes.selector, such as app=train"
+        yield "launcher", "kubernetes needs kubernetes.selector, such as app=train"
     if isinstance(launcher, Mapping):
         yield from _command(reading, launcher, 0 if numbered and not allocation else len(spec.pool))
     if allocation and given and given > len(allocation.nodes):

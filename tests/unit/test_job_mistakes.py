@@ -146,7 +146,7 @@ MISTAKES = {
     "rendezvous: none\ntimeouts: {join: 5s}": "3:18: timeouts.join: with rendezvous: none, nothing waits…",
     "rendezvous: nothing": '2:13: rendezvous: expected "static", "c10d", "etcd-v2" or "none"…',
     "nodes: [a]\nstdin: rank 0": "3:8: stdin: rank 0 must be on this machine and in no container…",
-    "nodes: 2\nlauncher: ssh": "3:11: launcher: launcher: ssh needs host names, but nodes is a number",
+    "nodes: 2\nlauncher: ssh": "3:11: launcher: ssh needs host names, but nodes is a number",
     "nodes: [a]\nhostfile: hosts": "3:11: hostfile: set nodes or hostfile, not both",
     "nodes: [a, b]\nspares: [b]": (
         "3:10: spares[0]: b is in both nodes and spares; remove it from one of them"
@@ -164,7 +164,7 @@ MISTAKES = {
     "rendezvous: {backend: etcd-v2, endpoint: 'e:1', conf: {a: [1]}}": "2:59: rendezvous.conf.a: expected…",
     "rendezvous: {backend: etcd-v2, endpoint: 'e:1'}\nnuma_binding: {a: node}": "3:15: numa_binding: …",
     "timeouts: {stall: none}\non_stall: stop": (
-        "3:11: on_stall: on_stall: stop has no effect because timeouts.stall is none"
+        "3:11: on_stall: stop has no effect because timeouts.stall is none"
     ),
 }
 WHOLE_FILES = {
