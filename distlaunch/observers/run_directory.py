@@ -206,7 +206,7 @@ class LogWriter:
         index, lost = bytearray(), []
         for _, data, entry, _ in pieces:
             kept = min(len(data), end - at)
-            if entry is None and 0 < kept < len(data):  # a record, of which a part can't be read
+            if name == EVENTS and 0 < kept < len(data):  # a part of a line can't be read
                 with contextlib.suppress(OSError):
                     os.ftruncate(self._descriptor(name), at)
                 self._sizes[name], end, kept = at, at, 0
