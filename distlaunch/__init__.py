@@ -18,8 +18,19 @@
     observers/        the run directory, the terminal
 
 In addition: `schedulers/` (hosts from a scheduler, and a job for its queue: one module each), `kubernetes/`
-(a job for a cluster), `runs/` (runs by their directories: ps, logs, attach, stop, replay). CONTRIBUTING.md
-has a table of what to change for what.
+(a job for a cluster), `runs/` (runs by their directories: ps, logs, attach, stop, replay), `view/` (a run
+full-screen). At the top: `errors`, `signals`, `wording` (counts, durations and lists for messages), `here`
+(differences between Linux and macOS).
+
+Each layer imports only from itself and those above it in this list:
+
+    agent/
+    job/, plan/, supervisor/, diagnosis/, transports/, schedulers/, compat/, kubernetes/, contract (all pure)
+    the modules of job/ and transports/ that read files and start processes; observers/, here, signals
+    launch/, runs/
+    cli/, view/, __main__
+
+CONTRIBUTING.md has a table of what to change for what.
 """
 
 __version__ = "0.1.0"

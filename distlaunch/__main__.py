@@ -130,8 +130,11 @@ def _leave(status: int) -> None:
         for stream in (sys.stdout, sys.stderr):
             if stream:  # Python has none for a descriptor that was closed
                 stream.flush()
-    except OSError:
+    except BrokenPipeError:
         status = status or 141
+    except OSError as error:
+        os.write(2, f"distlaunch: can't write to stdout: {error.strerror}\n".encode())
+        status = status or 1
     os._exit(status)
 
 

@@ -152,7 +152,7 @@ class Outbox:
 
     @property
     def is_full(self) -> bool:
-        """Return whether further output may have to go to a file."""
+        """Return whether further output may have to be spooled to a file."""
         return self._spool.left < wire.HEADER.size + wire.MAX_OUTPUT
 
     @property

@@ -226,7 +226,7 @@ class Workers:
         return [worker for worker in self._workers if worker.running]
 
     def warn(self, command: messages.WarnWorkers) -> None:
-        """Write down when the job will end, if known, and send the workers a signal."""
+        """Record when the job will end, if known, and send the workers a signal."""
         if command.left_s is not None:
             self._folder.write(DEADLINE, "%.0f\n" % (time.time() + command.left_s))
         for worker in self._live():

@@ -115,7 +115,7 @@ def job_of(task: Task, argv: list[str], arrival: Arrival) -> "JobSpec":
 
 
 def _parsed(words: Sequence[str]) -> tuple[bool, list[str]]:
-    """Parse the options: whether a task sees only its own GPU, and the program; no program for help.
+    """Parse the options: whether a task sees only its own GPU, and the program (none for --help).
 
     Raises `UsageError`.
     """

@@ -32,7 +32,7 @@ def print_json(document: object) -> None:
 
 
 def print_text(text: str) -> None:
-    """Print `text` on stdout; escaped on a terminal, as results may quote files.
+    """Print `text` on stdout; escaped on a terminal, because results may contain text from files.
 
     If the reader leaves, the command ends with the status that shells use.
     """

@@ -207,7 +207,11 @@ def _unexpanded(line: Line, flags: Flags, typed: bool, hosts_known: bool) -> Ite
         yield f"left out: {FLAG[field].name} {value}: {hint}"
     if typed and "/" not in flags.script and re.search("[$`]", flags.script):
         module = f"--module {flags.script}: write the value"
-        hint = module if flags.kind == "module" else f"{flags.script}: write the flags in it, or the script"
+        hint = (
+            module
+            if flags.kind == "module"
+            else f"{flags.script}: replace the variable by the flags or the script in it"
+        )
         raise UsageError(f"{hint}: {_NO_SHELL}")
     env = [f"{name}={text}" for name, text in line.env.items() if not name.startswith("PET_")]
     paths = (path for path in (line.python, flags.script) if re.search(_EXPANDED, path.lstrip("~")))

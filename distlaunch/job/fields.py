@@ -1,8 +1,8 @@
 """The keys of the job file: the single source of checks, job fields, JSON Schema and reference.
 
-A plain key is a `Field` here; the field with its value and its default is in `spec.py`. A `built` key needs
-code in `build.py`. Schedulers declare their own sections: see `with_sections`. In a job, those sections and
-`kubernetes` are maps of the given keys, and their defaults are declared here.
+A plain key is declared here as a `Field`; the attribute with its value and default is in `spec.py`. A
+`built` key needs code in `build.py`. Schedulers declare their own sections: see `with_sections`. In a job,
+those sections and `kubernetes` are maps of the given keys, and their defaults are declared here.
 """
 
 import re

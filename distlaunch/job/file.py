@@ -31,7 +31,7 @@ from distlaunch.schedulers import allocation_in, job_keys, load, sections
 from distlaunch.wording import counted
 
 COMMAND_LINE = "the command line"
-"""Stands for the path of a job that no file has."""
+"""Stands in for the path of a job without a file."""
 MAX_BYTES = 1 << 20
 STDIN = "-"
 PIPED_NAME = "job"

@@ -29,7 +29,7 @@ def starts_path(folder: str, queued: str, scheduler: str) -> str:
 
 
 def starts_in(path: str) -> list[Begun]:
-    """Read the starts from such a list, the oldest first."""
+    """Read the recorded starts from such a list, the oldest first."""
     kinds = Begun.__annotations__
     lines: list[list[Any]] = [[line.get(name) for name in kinds] for line in lines_of(path)]
     return [Begun(*line) for line in lines if all(map(isinstance, line, kinds.values()))]

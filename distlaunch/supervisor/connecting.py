@@ -144,7 +144,7 @@ def _why_it_leaves(event: AgentLeaving, facts: Facts) -> str:
 
 
 def on_suspended(event: Suspended, state: State, now: float) -> Step:
-    """Note a suspension that may have ended the leases of nodes. If it has, that is the root cause."""
+    """Record a suspension: if the leases of nodes have expired in it, it is the root cause."""
     long = event.for_s >= state.spec.limits.lease_s / 2
     return (state._replace(resumed=(now, event.for_s)) if long else state), ()
 

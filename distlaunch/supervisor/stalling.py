@@ -190,7 +190,7 @@ def _cause(state: State, now: float) -> Cause:
         text += ": stopped by a signal"
     elif elsewhere and waiting:
         verb = "is" if len(waiting) == 1 else "are"
-        text += f" in {elsewhere[0].stack[0]}"
+        text += f" in {_places(elsewhere)}"
         text += f"; {_ranks_words(state, waiting)} {verb} waiting in a collective"
     if not state.spec.one_machine and any(map(is_joining, stalled)):
         text += "; some ranks are still in init_process_group; `distlaunch check-port` tests the network"
@@ -225,9 +225,9 @@ def waited_for(state: State, waiters: list[Worker]) -> tuple[list[Worker], str]:
     running = [worker for worker in left if worker.running]
     elsewhere = [worker for worker in running if worker.stack and not waits_in(worker)]
     if halted := [worker for worker in running if worker.stopped_pid]:
-        return halted, "stopped by a signal"
+        return halted, f"{_were(halted)} stopped by a signal"
     if elsewhere:
-        return elsewhere, f"was in {elsewhere[0].stack[0]}"
+        return elsewhere, f"{_were(elsewhere)} in {_places(elsewhere)}"
     stalled = [worker for worker in running if worker.stalled and not worker.stack]
     if 0 < len(stalled) <= len(state.workers) // 2:  # many may only be about to time out, too
         return stalled, f"stalled: no output, CPU or GPU use for {span_words(_limit_s(state))}"
@@ -236,4 +236,13 @@ def waited_for(state: State, waiters: list[Worker]) -> tuple[list[Worker], str]:
         places.setdefault(waits_in(worker), []).append(worker)
     places.pop("", None)
     where, fewest = min(places.items(), key=lambda each: len(each[1]), default=("", []))
-    return (fewest, f"was in {where}") if len(places) > 1 else ([], "")
+    return (fewest, f"{_were(fewest)} in {where}") if len(places) > 1 else ([], "")
+
+
+def _were(workers: list[Worker]) -> str:
+    return "was" if len(workers) == 1 else "were"
+
+
+def _places(workers: list[Worker]) -> str:
+    """Return the innermost frames of these ranks in words."""
+    return listed(list(dict.fromkeys(worker.stack[0] for worker in workers)))

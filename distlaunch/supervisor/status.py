@@ -37,7 +37,7 @@ class RunState(Enum):
 
 
 class ControllerProcess(Frozen):
-    """The process that runs a job. `boot` distinguishes boots of its host. "" if unknown."""
+    """The process that runs a job. `boot` identifies the current boot of its host; "" = unknown."""
 
     host: str
     pid: int

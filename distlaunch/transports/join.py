@@ -251,7 +251,7 @@ def blocked(signums: Iterable[int]) -> None:
 
 
 def renumbered(number: int, wanted: int | None) -> str:
-    """Return the message for a user who requested another number."""
+    """Return the message for a user who requested a different node number."""
     why = "with c10d it counts only if it differs on all nodes; node 0 is on the endpoint's host"
     return f"this is node {number}, not --node-rank {wanted}: {why}"
 

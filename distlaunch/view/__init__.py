@@ -1,4 +1,4 @@
 """A full-screen view of a run: its ranks, conspicuous ones first, their output, and the history.
 
-`watching` runs the screen, `picture` collects what it shows, and `screen` renders it and handles keys.
+`watching` runs the screen, `view_model` collects what it shows, and `screen` renders it and handles keys.
 """

@@ -41,11 +41,11 @@ class Wish(Frozen):
     typing: bool = False
 
 
-def lines(picture: ViewModel, wish: Wish, size: Size, leaving: str = "quit") -> list[Text]:
+def lines(model: ViewModel, wish: Wish, size: Size, leaving: str = "quit") -> list[Text]:
     """Return exactly `height` lines, none wider than `width`. `leaving` describes what q does."""
-    grid = _grid(picture.rows(), wish, _most(size), bool(picture.values))
-    shown = [*_header(picture), *grid, _rule(wish, size.width)]
-    shown += _pane(picture, wish, max(0, size.height - len(shown) - FOOTER))
+    grid = _grid(model.rows(), wish, _most(size), bool(model.values))
+    shown = [*_header(model), *grid, _rule(wish, size.width)]
+    shown += _pane(model, wish, max(0, size.height - len(shown) - FOOTER))
     shown = shown[: size.height - FOOTER]
     shown += [Text("")] * (size.height - FOOTER - len(shown))
     return [_cut(line, size.width) for line in (*shown, _footer(wish, size.width, leaving))][-size.height :]
@@ -66,27 +66,27 @@ def _cut(line: Text, width: int) -> Text:
 # The header
 
 
-def _header(picture: ViewModel) -> list[Text]:
-    state = picture.state
+def _header(model: ViewModel) -> list[Text]:
+    state = model.state
     if state is None:
         return [Text("connecting …"), Text("")]
     where = run_state(state)
     first = Text.assemble((state.spec.name, "bold"), "  ", (where.value, _STATES.get(where, "bold yellow")))
-    first.append(f"  {age_words(picture.elapsed_s)}  {shape(state)}")
+    first.append(f"  {age_words(model.elapsed_s)}  {shape(state)}")
     if state.restarts:
         first.append(f"  {counted(len(state.restarts), 'restart')}", "yellow")
-    return [first, _trend(picture)]
+    return [first, _trend(model)]
 
 
-def _trend(picture: ViewModel) -> Text:
+def _trend(model: ViewModel) -> Text:
     """Render the watched number: its value, its rate, and its course."""
-    if not picture.trend:
-        cause = picture.state.cause if picture.state else None
+    if not model.trend:
+        cause = model.state.cause if model.state else None
         return Text(escape(cause.text), "red") if cause else Text("")
-    line = Text.assemble((f"{picture.trend[-1][1]:.6g}", "bold cyan"))
-    if (rate := picture.rate()) is not None:
+    line = Text.assemble((f"{model.trend[-1][1]:.6g}", "bold cyan"))
+    if (rate := model.rate()) is not None:
         line.append(f"  {rate:+.3g}/s")
-    return line.append("  " + sparkline([value for _, value in picture.trend], 40), "cyan")
+    return line.append("  " + sparkline([value for _, value in model.trend], 40), "cyan")
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
@@ -175,9 +175,9 @@ def _columns(cells: Sequence[Sequence[Text]], cursor: int) -> list[Text]:
     return made
 
 
-def row_at(picture: ViewModel, wish: Wish, size: Size) -> int | None:
+def row_at(model: ViewModel, wish: Wish, size: Size) -> int | None:
     """Return the rank at the cursor; for a node, its first rank."""
-    lines_of, _ = _folded(picture.rows(), _most(size))
+    lines_of, _ = _folded(model.rows(), _most(size))
     there = lines_of[wish.cursor : wish.cursor + 1] or lines_of[-1:]
     return min((row.rank for ranks in there for row in ranks), default=None)
 
@@ -211,15 +211,15 @@ def _rule(wish: Wish, width: int) -> Text:
     return Text(title + "─" * max(0, width - len(title)), "dim")
 
 
-def _pane(picture: ViewModel, wish: Wish, height: int) -> list[Text]:
+def _pane(model: ViewModel, wish: Wish, height: int) -> list[Text]:
     if wish.history:
         messages = [
             Text.assemble((f"{age_words(at):>6}  ", "dim"), (escape(text), _LEVELS.get(message.level, "")))
-            for at, message in picture.history
+            for at, message in model.history
             for text in message.text.splitlines()
         ]
         return _window(messages, wish.back, height)
-    logged = picture.lines if wish.rank is None else picture.of_rank.get(wish.rank, ())
+    logged = model.lines if wish.rank is None else model.of_rank.get(wish.rank, ())
     wanted = [line for line in logged if wish.find.lower() in line.text.lower()]
     return [_log_line(line) for line in _window(wanted, wish.back, height)]
 

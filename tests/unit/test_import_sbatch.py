@@ -373,7 +373,7 @@ def test_a_variable_that_a_block_may_change_is_not_filled_in(text: str) -> None:
         ("#SBATCH -N x\n" + RUN, "--nodes=x: expected a number"),
         ("#SBATCH -N 99999\n" + RUN, "nodes: expected an integer from 1 to 4096"),
         ("torchrun --nproc_per_node $X t.py", "--nproc-per-node $X: write the value: job files don't expand"),
-        ("torchrun $FLAGS t.py", "$FLAGS: write the flags in it"),
+        ("torchrun $FLAGS t.py", "$FLAGS: replace the variable by the flags"),
         ("torchrun --frob t.py", "torchrun has no flag --frob"),
         ("torchrun --nproc_per_node 2", "no script given"),
         ("srun python", "no script given"),

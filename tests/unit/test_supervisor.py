@@ -1106,7 +1106,11 @@ AWAY: dict[str, tuple[list[Event], str, int]] = {
         f"rank 0 (a, pid 100) {NEVER_JOINED}; rank 3 was waiting in init_process_group (t.py:9)",
         0,
     ),
-    "stopped": ([RanksStalled(1, (1,), ((1, 7),)), *LEFT], f"rank 3 (b) stopped by a signal; {WAITING}", 3),
+    "stopped": (
+        [RanksStalled(1, (1,), ((1, 7),)), *LEFT],
+        f"rank 3 (b) was stopped by a signal; {WAITING}",
+        3,
+    ),
     "stalled": (
         [RanksStalled(1, (1,)), *LEFT],
         f"rank 3 (b) stalled: no output, CPU or GPU use for 10 min; {WAITING}",
