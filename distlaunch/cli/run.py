@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class RunOptions(Frozen):
-    """The options of `run`: the job file, arguments, `key=value` overrides, the mode, and a job in options."""
+    """The options of `run`: the job file, arguments, `key=value` overrides, the mode, and a `typed` job."""
 
     job: str | None
     args: tuple[str, ...] = ()

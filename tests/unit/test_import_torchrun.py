@@ -234,7 +234,7 @@ def test_names_what_is_left_out(command: str, told: str) -> None:
         ("srun torchrun --nnodes=$N x.py", "--nnodes $N: write the value"),
         ("torchrun -m ${M} --role x", "--module ${M}: write the value: job files don't expand"),
         ("torchrun --nproc-per-node 2 --module $M conf.py", "--module $M: write the value"),
-        ("torchrun $FLAGS x.py", "$FLAGS: replace the variable by the flags or the script in it: job files don't expand"),
+        ("torchrun $FLAGS x.py", "$FLAGS: replace the variable by the flags or the script in it"),
         ("torchrun $SCRIPT", "$SCRIPT: replace the variable by the flags or the script in it"),
         ("torchrun $FLAGS --nproc-per-node 2 -m a.b", "$FLAGS: replace the variable by the flags"),
         ("torchrun --master-port $((1 + 2)) x.py", "only a shell can run a command in parentheses"),
