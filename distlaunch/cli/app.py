@@ -8,7 +8,20 @@ import typer
 from typer import Argument, Option
 
 from distlaunch import __version__
-from distlaunch.cli.options import Args, Call, Fold, Hosts, Json, Module, Ranks, Save, Set, Source, SshConfig
+from distlaunch.cli.options import (
+    Args,
+    Call,
+    Fold,
+    Hosts,
+    Json,
+    Module,
+    Ranks,
+    Save,
+    Set,
+    Source,
+    SshConfig,
+    job_and_args,
+)
 from distlaunch.cli.output import print_json, say
 from distlaunch.errors import Exit
 
@@ -123,8 +136,9 @@ def run(
     from distlaunch.job.file import Typed
 
     typed = Typed(module, hosts, ranks, save)
+    settings = tuple(overrides or ())
     options = RunOptions(
-        job, tuple(args or ()), tuple(overrides or ()), quiet, as_json, detach, fold, view, on, typed
+        *job_and_args(context, job, args), settings, quiet, as_json, detach, fold, view, on, typed
     )
     raise typer.Exit(run_with(options, context.obj.early))
 
@@ -134,6 +148,7 @@ Style = Annotated[PlanFormat, Option("--format", "-f", help="The output format."
 
 @app.command("dry-run")
 def dry_run(
+    context: typer.Context,
     job: Source = None,
     args: Args = None,
     style: Style = PlanFormat.table,
@@ -149,7 +164,8 @@ def dry_run(
     from distlaunch.job.file import Typed, load_job
     from distlaunch.launch.addresses import plan_without_nodes
 
-    spec = load_job(job, overrides or (), args or (), Typed(module, hosts, ranks, save))
+    job, words = job_and_args(context, job, args)
+    spec = load_job(job, overrides or (), words, Typed(module, hosts, ranks, save))
     if spec.hosts_unknown:
         say("host names are known only inside an allocation")
     unknown = any(node.procs and node.gpus is None and not node.local for node in spec.nodes)

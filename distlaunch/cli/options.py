@@ -28,6 +28,15 @@ def _check_dashes(context: typer.Context, args: list[str] | None) -> list[str] |
     return args
 
 
+def job_and_args(
+    context: typer.Context, job: str | None, args: list[str] | None
+) -> tuple[str | None, tuple[str, ...]]:
+    """Return the job file or script, if any, and the arguments, which are the words after `--`."""
+    words = context.obj.words
+    after = words[words.index("--") + 1 :] if "--" in words else ()
+    return (None, after) if after and len(after) > len(args or ()) else (job, tuple(args or ()))
+
+
 _JOB = "The job file, or - for standard input."
 Job = Annotated[str, Argument(metavar="JOB.YAML", help=_JOB, show_default=False)]
 _RUN = "The job file, - for standard input, or a Python script without one."

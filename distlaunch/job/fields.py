@@ -360,7 +360,8 @@ JOB = Record(
         ListOf(ARGUMENT), "Arguments, with placeholders such as {rank} (see above).", part=spec.Program
     ),
     env=built(
-        ENV, "Variables of the workers, with placeholders; null = the value in your shell, if set there."
+        ENV,
+        "Variables of the workers, with placeholders; null = the value in your shell, which must be set.",
     ),
     python=built(
         PYTHON, "Interpreter on the nodes.", "distlaunch's own, if its path exists there, else python3"

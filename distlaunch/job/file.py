@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -56,7 +57,7 @@ def load_job(
     problem, or `UsageError` if the file can't be read.
     """
     typed = more or Typed()
-    path, document = _document(path, typed.module)
+    path, document = _document(path, typed.module, overrides)
     hosts = [] if typed.hosts is None else [f"nodes={json.dumps(words_of(typed.hosts))}"]
     document = _completed(document, (*hosts, *overrides), extra_args)
     spec = _built(document, path)
@@ -67,12 +68,18 @@ def load_job(
             nodes = f"the {counted(len(spec.nodes), 'node')} would have {total} ranks"
             raise UsageError(f"-n {typed.ranks}: {nodes}; set procs of each node in a job file instead")
     if typed.save is not None:
-        _save(document, typed.save)
+        _save(
+            document,
+            typed.save,
+            os.getcwd() if path == COMMAND_LINE else os.path.dirname(os.path.realpath(path)),
+        )
     return spec
 
 
-def _document(path: str | None, module: str | None) -> tuple[str, Value]:
+def _document(path: str | None, module: str | None, overrides: Sequence[str]) -> tuple[str, Value]:
     """Return the file of a job, or a name for the command line, and the document."""
+    if not (path or module or any(re.match("(script|module|command)=", text) for text in overrides)):
+        raise UsageError("name a job file or a script, as in `distlaunch run train.py -n 4`")
     if path is not None and module is not None:
         raise UsageError(f"-m {module}: {path!r} is not an argument of the module; write it after --")
     if path is not None and not path.endswith(".py"):
@@ -82,14 +89,14 @@ def _document(path: str | None, module: str | None) -> tuple[str, Value]:
     return COMMAND_LINE, value_of(keys, Place(COMMAND_LINE))
 
 
-def _save(document: Value, path: str) -> None:
-    """Write a job file. Raises `UsageError`."""
+def _save(document: Value, path: str, folder: str) -> None:
+    """Write a job file in the directory where its relative paths begin. Raises `UsageError`."""
     from distlaunch.compat.draft import Draft  # few runs save their job
 
     draft = Draft(path)
     draft.keys = Tree().check(document, "", [])
-    if os.path.dirname(os.path.realpath(path)) != os.getcwd():
-        raise UsageError(f"--save {path}: save the job in the current directory, where its paths begin")
+    if os.path.dirname(os.path.realpath(path)) != folder:
+        raise UsageError(f"--save {path}: save the job in {folder}, where its relative paths begin")
     try:
         with open(path, "x", encoding="utf-8") as file:
             file.write(draft.text())

@@ -2,6 +2,7 @@
 
 import os
 import time
+from collections import ChainMap
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,17 +22,19 @@ LEAST_ID, LEAST_WHERE = 20, 10
 def listing(places: Sequence[str], ended: bool, most: int | None) -> list[Run]:
     """Return the runs in `places`, or all known runs, the latest first; with `ended`, also those of the past.
 
-    A place that is no directory names runs, which are listed even if they are over. Raises `UsageError`.
+    A place that isn't a directory names runs, the latest of which is listed even if it is over. Raises
+    `UsageError`.
     """
-    named_here = {run: path for place in places for run, path in _named_by(place).items()}
-    known = {**dict(scanned(places)), **named_here} if places else folders()
-    over = set() if ended else {run for run, entry in listed().items() if entry.over} - named_here.keys()
+    named_here = list(filter(None, map(_named_by, places)))
+    known = dict(ChainMap(*named_here, dict(scanned(places)))) if places else folders()
+    latest = {max(found, key=when) for found in named_here}
+    over = set() if ended else {run for run, entry in listed().items() if entry.over} - latest
     found: list[Run] = []
     for name in sorted(known.keys() - over, key=lambda name: (when(name), name), reverse=True):
         if len(found) == most:
             break
         run = run_in(known[name])
-        if run and (ended or name in named_here or not run.status.state.over):
+        if run and (ended or name in latest or not run.status.state.over):
             found.append(run)
     found += [] if most == len(found) else _queued(places, found, ended)
     return sorted(found, key=lambda run: run.status.began, reverse=True)[:most]

@@ -119,7 +119,7 @@ NOSUCH = "nosuch.invalid: "
             ["submit", "worker.py"],
             "is a script, not a job file: `distlaunch dry-run worker.py --save job.yaml`",
         ),
-        (["run"], "distlaunch: the command line: set one of script, module or command; got none"),
+        (["run"], "distlaunch: name a job file or a script, as in `distlaunch run train.py -n 4`"),
         (
             ["run", "job.yaml", "-m", "x"],
             "-m x: 'job.yaml' is not an argument of the module; write it after --",
@@ -438,3 +438,18 @@ def test_tables_do_not_fold_on_a_narrow_terminal(tmp_path: Path) -> None:
     shown = on_a_terminal("dry-run", str(job), COLUMNS="40")[1].decode().replace("\r", "").splitlines()
     assert len(shown) == 7
     assert max(map(len, shown[1:])) <= 40
+
+
+@pytest.mark.parametrize("words", [["-m", "show"], ["--set", "script=show.py"], ["show.py"]])
+def test_words_after_the_dashes_are_arguments_of_any_program(tmp_path: Path, words: list[str]) -> None:
+    (tmp_path / "show.py").write_text("import sys; print(sys.argv[1:])")
+    done = distlaunch("run", "-q", *words, "-n", "1", "--", "a", "--b", cwd=tmp_path)
+    assert done.stdout == "[node0:0] ['a', '--b']\n", done.stderr
+
+
+def test_a_job_is_saved_where_its_paths_begin(tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub/job.yaml").write_text("script: t.py\ngpus_per_node: 0\n")
+    refused = distlaunch("dry-run", "sub/job.yaml", "--save", "new.yaml", cwd=tmp_path)
+    assert f"save the job in {tmp_path}/sub, where its relative paths begin" in refused.stderr
+    assert distlaunch("dry-run", "sub/job.yaml", "--save", "sub/new.yaml", cwd=tmp_path).returncode == 0

@@ -85,7 +85,7 @@ def test_a_command_line_is_the_same_as_a_job_file(
             "nodes=[{host: a, procs: 3}]",
             "-n 2: the 1 node would have 3 ranks; set procs of each node",
         ),
-        (Typed(save="/job.yaml"), "nodes=1", "--save /job.yaml: save the job in the current directory"),
+        (Typed(save="/job.yaml"), "nodes=1", "--save /job.yaml: save the job in "),
         (Typed(save="t.py"), "nodes=1", "--save t.py: File exists"),
         (Typed(hosts="-o"), "name=x", "--set nodes: nodes[0]: a host name can't begin with a dash"),
     ],
