@@ -60,7 +60,7 @@ def is_placeholder(word: str) -> bool:
     if name == "port":
         return detail.isidentifier()
     if colon:
-        return detail.isdecimal() and 0 < int(detail) <= LAST_PORT
+        return detail.isdecimal() and len(detail) < 6 and 0 < int(detail) <= LAST_PORT
     return word in PLACEHOLDERS
 
 

@@ -37,6 +37,8 @@ PATIENCE_S = 0.3
 FLUSH_S = 5.0
 MAX_S = 1e11
 """Limit of times in a run directory, in seconds."""
+MAX_PATH = 4095
+"""Bytes of a path that Linux accepts."""
 STATUS_BYTES = 4096
 """The size of status.json: overwritten in place, it records the end of a run even on a full disk."""
 RESERVED_BYTES = 1 << 16
@@ -243,8 +245,10 @@ class LogWriter:
             if len(self._open) >= MAX_OPEN:
                 os.close(self._open.pop(next(iter(self._open))))
             path = os.path.join(self.path, name)
-            if os.path.dirname(name):
-                os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
+            for i, letter in enumerate(name):  # not above the run directory, which may have been removed
+                if letter == "/":
+                    with contextlib.suppress(FileExistsError):
+                        os.mkdir(os.path.join(self.path, name[:i]), 0o700)
             # A file that exists already and wasn't created here was planted.
             fresh = 0 if name in self._sizes else os.O_CREAT | os.O_EXCL
             self._open[name] = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | fresh, 0o600)
@@ -285,6 +289,11 @@ class RunDirectory(LogWriter):
         document = {"t": at, "time": round(time.time(), 6), "event": name, **fields}
         self.append(EVENTS, json.dumps(document, default=str).encode() + b"\n")
 
+    @property
+    def was_removed(self) -> bool:
+        """Return whether somebody has removed the directory during the run."""
+        return self._claim is not None and os.fstat(self._claim).st_nlink == 0
+
     def close(self) -> None:
         """Write out the queue, close all files, and release the lock."""
         super().close()
@@ -307,6 +316,8 @@ def status_bytes(status: Status) -> bytes:
 
 def _make_folders(path: str) -> None:
     """Create missing directories; only the user may write there, or others could plant links in them."""
+    if len(path) > MAX_PATH:
+        raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
     if not os.path.isdir(path):
         _make_folders(os.path.dirname(path))
         with contextlib.suppress(FileExistsError):

@@ -112,6 +112,8 @@ def interrupt(run: Run, at_once: bool = False) -> bool:
     if sent and at_once:
         time.sleep(ANOTHER_WISH_S)
         send_signal(pid, signal.SIGINT, lambda: over(run).alive)
+    if sent:
+        send_signal(pid, signal.SIGCONT, lambda: over(run).alive)  # it may be suspended
     return sent
 
 

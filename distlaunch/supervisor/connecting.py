@@ -145,7 +145,8 @@ def _why_it_leaves(event: AgentLeaving, facts: Facts) -> str:
 
 def on_suspended(event: Suspended, state: State, now: float) -> Step:
     """Record a suspension: if the leases of nodes have expired in it, it is the root cause."""
-    long = event.for_s >= state.spec.limits.lease_s / 2
+    # The last heartbeat before it was sent up to a sixth of a lease earlier.
+    long = event.for_s >= state.spec.limits.lease_s * 5 / 6
     return (state._replace(resumed=(now, event.for_s)) if long else state), ()
 
 

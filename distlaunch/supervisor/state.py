@@ -157,7 +157,7 @@ class State(Frozen):
     reported. `wait_told` is set once the nodes that the job waits for between two attempts have been named.
     `warned` is set after a termination warning, and `asked` while a question to the scheduler is pending.
     `interrupted_by` is the node that passed on the last interrupt, or None for the controller itself.
-    `resumed` is when the controller continued after a suspension of at least half a lease, and its seconds.
+    `resumed` is when the controller continued after a suspension of about a lease, and its seconds.
     `chance` (0 to 1) spreads over time what many runs would do at once. `foreseen` is the rendezvous address
     that nodes were asked about before there was a plan. `reached_by` is the address at which other nodes
     reach the first one.

@@ -7,6 +7,7 @@ import mmap
 import os
 import re
 import shutil
+import signal
 import struct
 import subprocess
 import time
@@ -372,3 +373,15 @@ def test_keeps_at_most_the_limit_of_each_log_and_says_so(tmp_path: Path) -> None
     assert "3 bytes of output beyond logs.limit were not kept\n" in done.stderr
     shown = distlaunch("logs", str(folder)).stdout.splitlines()
     assert sorted(shown) == ["[node0:0] 1234567", "[node0:0] err"]
+
+
+def test_says_that_the_run_directory_was_removed(tmp_path: Path) -> None:
+    job = write_job(tmp_path, worker("ready()\nwait()"), CPU)
+    with running(job) as run:
+        pids = run.wait_ready(2)
+        shutil.rmtree(run.run_directory())
+        run.process.send_signal(signal.SIGINT)
+        assert run.wait() == 130
+    wait_gone([*pids.values()], 0.0)
+    assert " was removed during the run: its logs are lost\n" in run.stderr
+    assert not [*(tmp_path / "runs").iterdir()]

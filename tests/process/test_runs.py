@@ -707,6 +707,13 @@ def test_stop_waits_for_the_ranks_of_a_killed_controller(tmp_path: Path) -> None
         processes.wait_ends(ranks, time.monotonic())
 
 
+def test_stop_resumes_a_suspended_controller(tmp_path: Path) -> None:
+    run = left(tmp_path, STUBBORN, "timeouts: {stop: 100ms}\n")
+    (there,) = listed(tmp_path)
+    kill(there["controller"]["pid"], signal.SIGSTOP)
+    assert f"{run}: CANCELLED" in ran(tmp_path, "stop", run).stderr
+
+
 def test_a_bare_stop_names_the_runs_that_are_active_elsewhere(tmp_path: Path, gate: Path) -> None:
     (tmp_path / "over").mkdir()
     over = write_job(tmp_path / "over", "pass")

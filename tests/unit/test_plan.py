@@ -414,6 +414,7 @@ def shown(word: str) -> str:
         ("{Rank} { rank } {} {0} {unknown} ${HOME}", "{Rank} { rank } {} {0} {unknown} ${HOME}"),
         ("{{nope}} ${{a}} {{{a-b}}}", "{nope} ${a} {{a-b}}"),
         ("${rank} {hosts:0} {hosts:99999} {port:a-b}", "${rank} {hosts:0} {hosts:99999} {port:a-b}"),
+        (f"{{hosts:{'9' * 5000}}}", f"{{hosts:{'9' * 5000}}}"),
         ("{rank", "{rank"),
         ("rank}", "rank}"),
         ("", ""),
