@@ -24,10 +24,7 @@ class Exit(IntEnum):
     NODE_LOST = 71
     PORT_TAKEN = 75
     TIMEOUT = 124
-    HANGUP = 129
-    INTERRUPTED = 130
     BROKEN_PIPE = 141
-    TERMINATED = 143
 
 
 class DistlaunchError(Exception):

@@ -152,17 +152,16 @@ def _make(path: str) -> None:
 
 def _lock(path: str) -> int:
     """Return a descriptor that locks a directory of this user, or -1 if another process has locked it."""
+    fd = -1
     try:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    except OSError:
-        return -1
-    try:
         if os.fstat(fd).st_uid == os.geteuid():
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return fd
     except OSError:
-        pass  # locked, or on a file system without locks
-    os.close(fd)
+        pass  # no directory, locked, or on a file system without locks
+    if fd >= 0:
+        os.close(fd)
     return -1
 
 

@@ -223,8 +223,7 @@ def duration_text(seconds: float) -> str:
     return next((text for text, size in units if size >= 1 and seconds % size == 0), f"{seconds:g}s")
 
 
-_SIZES = {"": 1, **{f"{name}i": 1024**k for k, name in enumerate("KMGT", 1)}}
-_SIZES |= {name: 1000**k for k, name in enumerate("KMGT", 1)}
+_SIZES = {"": 1} | {n + i: b**k for k, n in enumerate("KMGT", 1) for i, b in (("", 1000), ("i", 1024))}
 
 
 class Size(Type):

@@ -181,7 +181,7 @@ class Recorder(Observer):
             self._close_files()  # don't wait twice for a stalled disk
         if self._folder.lost:
             self.remark(self._loss_words())
-        if self._folder.was_removed:
+        if not os.path.exists(self._folder.path):
             self.remark(f"{self._folder.path} was removed during the run: its logs are lost")
         if self._limit and (over := sum(max(0, size - self._limit) for size in self._sizes.values())):
             self.remark(f"{over} bytes of output beyond logs.limit were not kept")

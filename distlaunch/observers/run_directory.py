@@ -37,8 +37,6 @@ PATIENCE_S = 0.3
 FLUSH_S = 5.0
 MAX_S = 1e11
 """Limit of times in a run directory, in seconds."""
-MAX_PATH = 4095
-"""Bytes of a path that Linux accepts."""
 STATUS_BYTES = 4096
 """The size of status.json: overwritten in place, it records the end of a run even on a full disk."""
 RESERVED_BYTES = 1 << 16
@@ -289,11 +287,6 @@ class RunDirectory(LogWriter):
         document = {"t": at, "time": round(time.time(), 6), "event": name, **fields}
         self.append(EVENTS, json.dumps(document, default=str).encode() + b"\n")
 
-    @property
-    def was_removed(self) -> bool:
-        """Return whether somebody has removed the directory during the run."""
-        return self._claim is not None and os.fstat(self._claim).st_nlink == 0
-
     def close(self) -> None:
         """Write out the queue, close all files, and release the lock."""
         super().close()
@@ -316,7 +309,7 @@ def status_bytes(status: Status) -> bytes:
 
 def _make_folders(path: str) -> None:
     """Create missing directories; only the user may write there, or others could plant links in them."""
-    if len(path) > MAX_PATH:
+    if len(path) > 4095:  # Linux accepts no longer path
         raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
     if not os.path.isdir(path):
         _make_folders(os.path.dirname(path))

@@ -277,9 +277,7 @@ def on_orphans_killed(event: OrphansKilled, state: State, now: float) -> Step:
 
 def on_guardian_resumed(event: GuardianResumed, state: State, now: float) -> Step:
     """Report that somebody had stopped a guardian."""
-    text = (
-        f"{state.label(event.node)}: its guardian (pid {event.pid}) had been stopped by a signal; resumed it"
-    )
+    text = f"{state.label(event.node)}: resumed its guardian (pid {event.pid}), which a signal had stopped"
     return state, (ShowMessage("warning", text),)
 
 

@@ -121,9 +121,8 @@ class ViewModel(Observer):
         try:
             found = search(self._watch, line.text) if self._watch else None
         except TimeoutError as error:
-            text = f"logs.watch: {error}; no longer plotting"
-            self._watch, found = None, None
-            self.history.append((line.at - self._began, ShowMessage("warning", text)))
+            self._watch = found = None
+            self.message(ShowMessage("warning", f"not plotting logs.watch: {error}"), line.at - self._began)
         if not found:
             return
         try:

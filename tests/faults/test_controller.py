@@ -153,7 +153,7 @@ def test_a_stopped_guardian_is_resumed_and_named(site: Site, pace: Pace, figures
         began = time.monotonic()
         interrupted(run)
         figures("the run ends", time.monotonic() - began, at_most=pace.stop_s + NOISE_S)
-        assert f"host2: its guardian (pid {guardian}) had been stopped by a signal; resumed it" in run.stderr
+        assert f"host2: resumed its guardian (pid {guardian}), which a signal had stopped" in run.stderr
         site.assert_gone(before)
 
 
