@@ -11,7 +11,7 @@ from distlaunch.job.nodes import parse_endpoint
 from distlaunch.job.spec import JobSpec, Logs, NodeSpec, Program
 from distlaunch.launch.addresses import plan_without_nodes, ssh_address
 from distlaunch.launch.port_check import PortReport, check_port
-from distlaunch.plan.layout import is_loopback
+from distlaunch.plan.placement import is_loopback
 from distlaunch.transports.ssh import Ssh, SshOptions
 
 

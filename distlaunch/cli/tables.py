@@ -8,8 +8,9 @@ from distlaunch.cli.output import print_json, print_text
 from distlaunch.launch.port_check import EVERY, PortReport, folded
 from distlaunch.observers.console import escape, wants_color
 from distlaunch.plan.document import plan_document
-from distlaunch.plan.layout import DEFAULT_PORT, LaunchPlan, NodePlan, planned_workers
+from distlaunch.plan.placement import DEFAULT_PORT, LaunchPlan, NodePlan
 from distlaunch.plan.shell_text import shell_text, torchrun_text
+from distlaunch.plan.workers import planned_workers
 from distlaunch.wording import counted, cut, refused_port_words, spans
 
 MANY = 256

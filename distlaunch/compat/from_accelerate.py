@@ -11,7 +11,7 @@ from distlaunch.errors import JobError, Problem
 from distlaunch.job.document import Entries, Scalar, Value
 from distlaunch.job.nodes import host_error
 from distlaunch.job.types import Choice, Integer, Switch, Tree, Type, Word
-from distlaunch.plan.layout import is_loopback
+from distlaunch.plan.placement import is_loopback
 
 _FSDP = {
     "fsdp_version": 1,

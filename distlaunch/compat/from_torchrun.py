@@ -13,7 +13,7 @@ from distlaunch.contract import RESERVED
 from distlaunch.errors import UsageError
 from distlaunch.job.document import Data
 from distlaunch.job.nodes import host_error
-from distlaunch.plan.layout import is_loopback
+from distlaunch.plan.placement import is_loopback
 
 _NO_SHELL = "job files don't expand shell variables"
 _PATHS = "relative paths are relative to this file: keep it in the directory where the command was run"

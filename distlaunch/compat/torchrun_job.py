@@ -10,7 +10,7 @@ from distlaunch.compat.flags import FLAG, FLAGS, Flags
 from distlaunch.errors import UsageError
 from distlaunch.job import spec as job
 from distlaunch.plan.gathering import Arrival, Gathering
-from distlaunch.plan.layout import is_loopback
+from distlaunch.plan.placement import is_loopback
 from distlaunch.schedulers import load, step_nodes, task_number
 
 _UNHANDLED = ("SIGKILL", "SIGSTOP", "SIGTSTP", "SIGTTIN", "SIGTTOU")

@@ -11,7 +11,7 @@ from distlaunch.job.fields import KUBERNETES
 from distlaunch.job.spec import FOREVER_S, JobSpec
 from distlaunch.job.text import fill, unfilled
 from distlaunch.kubernetes.running import GPU
-from distlaunch.plan.layout import DEFAULT_PORT
+from distlaunch.plan.placement import DEFAULT_PORT
 from distlaunch.plan.shell_text import job_flags
 
 Kind = Literal["job", "jobset", "trainjob"]

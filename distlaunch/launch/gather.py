@@ -17,7 +17,7 @@ from distlaunch.errors import DistlaunchError, Exit
 from distlaunch.here import runs_ranks
 from distlaunch.job.spec import JobSpec, NodeSpec
 from distlaunch.plan.gathering import Arrival, Gathering, in_order, ports_for
-from distlaunch.plan.layout import is_loopback
+from distlaunch.plan.placement import is_loopback
 from distlaunch.schedulers import allocation_in
 from distlaunch.signals import Interrupts
 from distlaunch.transports.inbound import InboundConnection, InboundListener

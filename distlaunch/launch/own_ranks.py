@@ -9,9 +9,9 @@ from distlaunch.contract import Rendezvous
 from distlaunch.job.spec import JobSpec
 from distlaunch.launch.launcher_agent import PATIENCE_S, STOP_QUIETLY, Part
 from distlaunch.observers.console import Console
-from distlaunch.plan.layout import Facts, LaunchPlan, NodeRank, node_plan, workers
 from distlaunch.plan.output import Destination, destinations
-from distlaunch.supervisor.codec import binding_of, shared_descriptors
+from distlaunch.plan.placement import Facts, LaunchPlan, NodeRank, node_plan
+from distlaunch.plan.workers import binding_of, shared_descriptors, workers
 
 if TYPE_CHECKING:
     from distlaunch.observers.run_directory import RunDirectory

@@ -14,7 +14,7 @@ from distlaunch.job.allocation import Allocation
 from distlaunch.job.spec import JobSpec
 from distlaunch.launch.addresses import ask_addresses
 from distlaunch.observers.run_directory import RunDirectory, new_run_id
-from distlaunch.plan.layout import is_loopback
+from distlaunch.plan.placement import is_loopback
 from distlaunch.runs.index import Ticket, note_begin
 from distlaunch.schedulers import allocation_in
 from distlaunch.supervisor.status import ControllerProcess, RunState, Status

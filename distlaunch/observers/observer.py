@@ -7,8 +7,8 @@ from typing import Any, Concatenate, ParamSpec
 from distlaunch.agent.frozen import Frozen
 from distlaunch.agent.wire import ATTEMPTS
 from distlaunch.job.spec import JobSpec
-from distlaunch.plan.layout import LaunchPlan
 from distlaunch.plan.output import Destination, destinations
+from distlaunch.plan.placement import LaunchPlan
 from distlaunch.supervisor.actions import ShowMessage
 from distlaunch.supervisor.events import Event
 from distlaunch.supervisor.nodes import Use

@@ -17,10 +17,10 @@ from distlaunch.observers.run_directory import STATUS, SUMMARY, Entry, RunDirect
 from distlaunch.plan.document import plan_document
 from distlaunch.plan.output import destinations
 from distlaunch.supervisor.actions import ShowMessage
-from distlaunch.supervisor.codec import running_workers
 from distlaunch.supervisor.events import Event, LinkEnded, TimerDue
 from distlaunch.supervisor.history import BEGAN, MESSAGE, beginning, fields_of
 from distlaunch.supervisor.nodes import Exited, Use
+from distlaunch.supervisor.starting import running_workers
 from distlaunch.supervisor.state import Phase, State, Timer
 from distlaunch.supervisor.status import Status, status_now
 from distlaunch.supervisor.summary import STDERR, STDOUT, Summary

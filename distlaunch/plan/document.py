@@ -4,7 +4,8 @@ from typing import Any
 
 from distlaunch.job.spec import Env
 from distlaunch.job.text import is_secret, redacted
-from distlaunch.plan.layout import LaunchPlan, NodePlan, NodeRank, WorkerPlan
+from distlaunch.plan.placement import LaunchPlan, NodePlan, NodeRank
+from distlaunch.plan.workers import WorkerPlan
 
 
 def plan_document(plan: LaunchPlan, nodes: dict[NodeRank, list[WorkerPlan]]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from itertools import product
 
 from distlaunch.agent.frozen import Frozen
 from distlaunch.job.spec import Std, TorchrunLogs
-from distlaunch.plan.layout import LaunchPlan, NodePlan
+from distlaunch.plan.placement import LaunchPlan, NodePlan
 
 STREAMS = ("stdout", "stderr")
 

@@ -6,8 +6,9 @@ from shlex import quote
 from distlaunch.contract import Rendezvous
 from distlaunch.job.spec import Env, JobSpec, Program
 from distlaunch.job.text import fill, unfilled
-from distlaunch.plan.layout import LaunchPlan, NodePlan, NodeRank, WorkerPlan, common, program_word
 from distlaunch.plan.other_launchers import agent_flags, program_flag, workers_flags
+from distlaunch.plan.placement import LaunchPlan, NodePlan, NodeRank
+from distlaunch.plan.workers import WorkerPlan, common, program_word
 
 _WAITING = ('failed=; for worker; do wait "$worker" || failed=${failed:-$?}; done', 'exit "${failed:-0}")')
 """Lines that wait, and exit with the status of the first failed worker in rank order."""

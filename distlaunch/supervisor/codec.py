@@ -4,27 +4,16 @@ An invalid report ends the link.
 """
 
 import signal
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from distlaunch.agent import messages
 from distlaunch.agent.wire import PROTOCOL, ProtocolError
-from distlaunch.job.spec import JobSpec
-from distlaunch.plan.layout import (
-    Facts,
-    LaunchPlan,
-    NodePlan,
-    NodeRank,
-    WorkerPlan,
-    common,
-    ids_of,
-    meeting_of,
-    workers,
-)
-from distlaunch.plan.output import destinations
+from distlaunch.plan.placement import Facts
 from distlaunch.supervisor import actions, events
 from distlaunch.supervisor.events import Event
-from distlaunch.supervisor.nodes import Route, Use, route_of
+from distlaunch.supervisor.nodes import Use
+from distlaunch.supervisor.starting import start_command
 from distlaunch.supervisor.state import State
 
 Clock = Callable[[float], float]
@@ -178,101 +167,31 @@ _ANSWERS = frozenset({messages.Usage, messages.Listening, messages.Dialed})
 
 def command_for(action: actions.Action, state: State, run_id: str) -> tuple[Any, ...]:
     """Return the command by which an agent executes an action."""
+    return _COMMANDS[type(action)](action, state, run_id)
+
+
+def _stop(action: actions.StopWorkers, state: State, run_id: str) -> messages.StopWorkers:
+    return messages.StopWorkers(action.grace_s, state.cause.preliminary if state.cause else "")
+
+
+def _close(action: actions.Close, state: State, run_id: str) -> messages.Close:
     why = state.cause.text if state.cause else ""
-    match action:
-        case actions.StartWorkers():
-            return _start(state, action.node, run_id)
-        case actions.StopWorkers():
-            return messages.StopWorkers(action.grace_s, state.cause.preliminary if state.cause else "")
-        case actions.Close():
-            return messages.Close(action.grace_s, action.signum, state.outcome, why)
-        case actions.Reap():
-            return messages.Reap(run_id)
-    kind = getattr(messages, type(action).__name__)  # the command has all fields but `node`
-    return kind(*action[1:])  # type: ignore[no-any-return]
+    return messages.Close(action.grace_s, action.signum, state.outcome, why)
 
 
-def running_workers(state: State, run_id: str) -> dict[NodeRank, list[WorkerPlan]]:
-    """Return the workers of each node as they are started in the current attempt."""
-    assert state.plan is not None
-    return {part.node_rank: _workers_of(state, part, run_id) for part in state.plan.nodes}
+def _same(command: type) -> Callable[[Any, State, str], Any]:
+    """Return a conversion to a command that has the fields of its action, except `node`."""
+    return lambda action, state, run_id: command(*action[1:])
 
 
-def _workers_of(state: State, part: NodePlan, run_id: str) -> list[WorkerPlan]:
-    assert state.plan is not None
-    sources = [_way(state, each).source for each in state.plan.nodes] if state.spec.placeholders else ()
-    meeting = meeting_of(state.plan, run_id, state.ports, state.restart_count, sources)
-    way = _way(state, part)
-    return workers(state.plan, part, meeting, way.interface, way.source)
-
-
-def _way(state: State, part: NodePlan) -> Route:
-    return route_of(state.nodes[part.node]) or Route()
-
-
-def _start(state: State, node: int, run_id: str) -> messages.StartWorkers:
-    assert state.plan is not None
-    assert state.port is not None
-    part = state.plan.part_of(node)
-    assert part is not None
-    planned = _workers_of(state, part, run_id)
-    environments = [_environment(worker) for worker in planned]
-    shared = common(environments)
-    times = state.spec.limits
-    return messages.StartWorkers(
-        attempt=state.attempt,
-        run_id=run_id,
-        grace_s=times.stop_s,
-        lease_s=times.lease_s,
-        stall_s=times.stall_s,
-        watch_port=state.port,
-        hosts_store=part.node_rank == 0,
-        warning=signal.Signals[f"SIG{state.spec.limits.on_warning}"],
-        flight=state.plan.backend == "nccl",
-        temporary=planned[0].temporary,
-        # Variables that all workers of the node have in common are sent once.
-        env=shared | ids_of(state.spec, run_id),
-        binding=binding_of(state.spec, part),
-        workers=_worker_specs(state, part, planned, [env.items() - shared.items() for env in environments]),
-    )
-
-
-def _environment(worker: WorkerPlan) -> dict[str, str]:
-    """Return the variables that override those of the node."""
-    return {**{name: value.text for name, value in worker.env.items()}, **worker.contract}
-
-
-def binding_of(spec: JobSpec, part: NodePlan) -> messages.Binding | None:
-    """Return the CPU binding that the job requests for the workers of a node."""
-    binding = spec.placement.binding
-    return messages.Binding(binding.how, part.gpus, tuple(binding.cpus)) if binding else None
-
-
-def _worker_specs(
-    state: State, part: NodePlan, planned: Sequence[WorkerPlan], own: Sequence[Iterable[tuple[str, str]]]
-) -> tuple[messages.WorkerSpec, ...]:
-    assert state.plan is not None
-    shares = shared_descriptors(state.plan, part, state.attempt)
-    return tuple(
-        messages.WorkerSpec(
-            local_rank=worker.local_rank,
-            argv=worker.argv,
-            cwd=worker.cwd,
-            paths=worker.paths,
-            env=dict(sorted(env)),
-            defaults=dict(worker.defaults),
-            one_device="CUDA_VISIBLE_DEVICES" in worker.contract,
-            shares=shares[worker.rank],
-        )
-        for worker, env in zip(planned, own, strict=True)
-    )
-
-
-def shared_descriptors(plan: LaunchPlan, part: NodePlan, attempt: int) -> Mapping[int, tuple[int, ...]]:
-    """Map each rank to the descriptors, stdin (0) and stdout (1), that it shares with the command."""
-    if plan.spec.stdin == "rank 0":
-        return {rank: () if rank else (0,) for rank in part.ranks}
-    if not plan.spec.invocation.shares_stdio or part.logs is not None:
-        return dict.fromkeys(part.ranks, ())
-    streams = destinations(plan, attempt)
-    return {rank: (0, 1) if streams[rank, 0].direct else (0,) for rank in part.ranks}
+_COMMANDS: Mapping[type, Callable[[Any, State, str], Any]] = {
+    actions.Close: _close,
+    actions.DumpStacks: _same(messages.DumpStacks),
+    actions.FindRoute: _same(messages.FindRoute),
+    actions.HoldPort: _same(messages.HoldPort),
+    actions.Reap: lambda action, state, run_id: messages.Reap(run_id),
+    actions.StartWorkers: lambda action, state, run_id: start_command(state, action.node, run_id),
+    actions.StopWorkers: _stop,
+    actions.WarnWorkers: _same(messages.WarnWorkers),
+}
+"""The command for each action that an agent executes. The controller executes the others."""

@@ -2,7 +2,7 @@
 
 from distlaunch.agent.messages import AgentLeaving, GuardianResumed, OrphansKilled, Reaped
 from distlaunch.errors import Exit, JobError
-from distlaunch.plan.layout import Facts, NodeRank, node_plan
+from distlaunch.plan.placement import Facts, NodeRank, node_plan
 from distlaunch.supervisor import preparing
 from distlaunch.supervisor.actions import Action, Drop, GiveUp, Reap, ShowMessage
 from distlaunch.supervisor.events import AgentUp, ImagePulled, NodeArrived, Suspended

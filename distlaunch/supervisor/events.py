@@ -7,7 +7,7 @@ observed by the controller itself. In both kinds, `node` is the node's index in 
 from typing import Any
 
 from distlaunch.agent.frozen import Frozen
-from distlaunch.plan.layout import Facts
+from distlaunch.plan.placement import Facts
 from distlaunch.supervisor.state import Timer
 from distlaunch.transports.failure import LinkFailure
 

@@ -5,7 +5,7 @@ from enum import Enum
 from typing import Any, ClassVar, TypeVar
 
 from distlaunch.agent.frozen import Frozen
-from distlaunch.plan.layout import Facts
+from distlaunch.plan.placement import Facts
 from distlaunch.transports.failure import LinkFailure
 
 S = TypeVar("S", bound="Counted[Any]")

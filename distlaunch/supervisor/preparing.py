@@ -11,7 +11,7 @@ from distlaunch.agent.messages import PortHeld, PortRefused, PortUsurped, RouteF
 from distlaunch.contract import INTERFACE_VARIABLES
 from distlaunch.errors import Exit, JobError
 from distlaunch.job.spec import EnvValue, JobSpec
-from distlaunch.plan.layout import LaunchPlan, foreseen_master, make_plan
+from distlaunch.plan.placement import LaunchPlan, foreseen_master, make_plan
 from distlaunch.supervisor import joining
 from distlaunch.supervisor.actions import (
     Action,

@@ -8,7 +8,7 @@ from typing import Any
 from distlaunch.agent.frozen import Frozen
 from distlaunch.errors import Exit
 from distlaunch.job.spec import JobSpec
-from distlaunch.plan.layout import Foreseen, LaunchPlan
+from distlaunch.plan.placement import Foreseen, LaunchPlan
 from distlaunch.supervisor.actions import ShowMessage
 from distlaunch.supervisor.nodes import Node, Nodes, Worker, Workers, is_missing
 from distlaunch.wording import counted

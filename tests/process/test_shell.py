@@ -25,8 +25,9 @@ from distlaunch.job.spec import (
     Program,
     RendezvousSpec,
 )
-from distlaunch.plan.layout import Facts, LaunchPlan, make_plan, workers
+from distlaunch.plan.placement import Facts, LaunchPlan, make_plan
 from distlaunch.plan.shell_text import shell_text, torchrun_text
+from distlaunch.plan.workers import workers
 from distlaunch.transports.ssh import Ssh
 from tests.process.commands import completed
 from tests.unit.samples import bounded, process_text

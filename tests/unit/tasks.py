@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 
 from distlaunch.cli import exec_task
-from distlaunch.plan.layout import Facts, make_plan, meeting_of, workers
+from distlaunch.plan.placement import Facts, make_plan
+from distlaunch.plan.workers import meeting_of, workers
 from distlaunch.schedulers.task import Task
 
 

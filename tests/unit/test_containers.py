@@ -4,8 +4,9 @@ import shlex
 
 import pytest
 
-from distlaunch.plan.layout import Facts, NodeRank, make_plan, meeting_of, workers
+from distlaunch.plan.placement import Facts, NodeRank, make_plan
 from distlaunch.plan.shell_text import shell_text, torchrun_text
+from distlaunch.plan.workers import meeting_of, workers
 from distlaunch.transports.container import Container, Runtime, advice_for, entry, in_step
 from distlaunch.transports.failure import Kind, LinkFailure
 from distlaunch.transports.handshake import ENTER, SCRIPT

@@ -15,7 +15,7 @@ from distlaunch.job.nodes import parse_hostfile
 from distlaunch.job.spec import JobSpec, NodeSpec
 from distlaunch.job.text import fill, unfilled
 from distlaunch.job.yaml_document import parse
-from distlaunch.plan.layout import Facts, make_plan
+from distlaunch.plan.placement import Facts, make_plan
 from distlaunch.transports.ssh import Ssh
 from tests.unit.drafts import comments, keys_of
 from tests.unit.samples import bounded, process_text, spec_of

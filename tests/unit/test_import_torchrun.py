@@ -17,7 +17,7 @@ from distlaunch.compat.torchrun_job import Here, job_of
 from distlaunch.errors import DistlaunchError
 from distlaunch.job.spec import JobSpec
 from distlaunch.job.text import PLACEHOLDERS, fill, literal, placeholder_error
-from distlaunch.plan.layout import Facts, make_plan
+from distlaunch.plan.placement import Facts, make_plan
 from distlaunch.plan.shell_text import torchrun_text
 from tests.unit.drafts import CPUS, comments, keys_of
 from tests.unit.samples import FOLDER, bounded, found_at, process_text, spec_of

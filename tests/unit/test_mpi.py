@@ -7,8 +7,9 @@ import pytest
 from distlaunch.cli.exec_task import node_of
 from distlaunch.errors import JobError, UsageError
 from distlaunch.job.spec import JobSpec
-from distlaunch.plan.layout import Facts, make_plan, planned_workers
 from distlaunch.plan.other_launchers import under_mpirun
+from distlaunch.plan.placement import Facts, make_plan
+from distlaunch.plan.workers import planned_workers
 from distlaunch.schedulers.task import mpi_task
 from tests.unit.samples import spec_of
 from tests.unit.tasks import task_environment

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from distlaunch.agent import messages
 from distlaunch.job.allocation import Allocation
 from distlaunch.job.spec import JobSpec, RendezvousSpec
-from distlaunch.plan.layout import Facts
+from distlaunch.plan.placement import Facts
 from distlaunch.runs.replay import loaded, replay
 from distlaunch.supervisor import actions, events
 from distlaunch.supervisor.actions import Action

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from distlaunch.agent.messages import PortHeld, WorkerExited
 from distlaunch.job.spec import EnvValue, JobSpec, TorchrunLogs
-from distlaunch.plan.layout import Facts
+from distlaunch.plan.placement import Facts
 from distlaunch.runs.replay import HistoryError, Moment, loaded, replay, typed
 from distlaunch.supervisor.events import AgentUp, LinkEnded
 from distlaunch.supervisor.history import BEGAN, VERSION, beginning, fields_of, without_secrets

@@ -33,7 +33,7 @@ from distlaunch.agent.messages import (
 from distlaunch.diagnosis.exits import exit_status_of
 from distlaunch.errors import Exit
 from distlaunch.job.spec import Invocation
-from distlaunch.plan.layout import Facts
+from distlaunch.plan.placement import Facts
 from distlaunch.supervisor.actions import (
     Action,
     AskScheduler,

@@ -11,8 +11,9 @@ from distlaunch.contract import RESERVED
 from distlaunch.diagnosis.exits import Words, split_torchrun, words_of
 from distlaunch.errors import JobError
 from distlaunch.plan.document import plan_document
-from distlaunch.plan.layout import Facts, LaunchPlan, make_plan, meeting_of, planned_workers, workers
+from distlaunch.plan.placement import Facts, LaunchPlan, make_plan
 from distlaunch.plan.shell_text import shell_text, torchrun_text
+from distlaunch.plan.workers import meeting_of, planned_workers, workers
 from distlaunch.supervisor.actions import StartWorkers
 from distlaunch.supervisor.codec import command_for
 from distlaunch.supervisor.state import Phase, Timer

@@ -10,8 +10,8 @@ from rich.console import ConsoleDimensions as Size
 
 from distlaunch.agent.messages import PortHeld, RanksStalled, WorkerExited, WorkerStarted
 from distlaunch.observers.observer import Printed
-from distlaunch.plan.layout import Facts
 from distlaunch.plan.output import destinations
+from distlaunch.plan.placement import Facts
 from distlaunch.supervisor.actions import ShowMessage
 from distlaunch.supervisor.events import AgentUp, Event
 from distlaunch.supervisor.nodes import Use

@@ -1,26 +1,22 @@
-"""Assignment of ranks: nodes in the order listed, contiguous per node, rank 0 on the first."""
+"""Placement of ranks: nodes in the order listed, contiguous per node, rank 0 on the first."""
 
-import json
 from bisect import bisect_right
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cache, cached_property
-from itertools import count
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from functools import cached_property
 from operator import attrgetter
-from typing import NewType, TypeVar
+from typing import NewType
 
 from distlaunch import contract
 from distlaunch.agent.frozen import Frozen
 from distlaunch.job.allocation import TaskPlace
-from distlaunch.job.spec import Backend, Env, JobSpec, Program
-from distlaunch.job.text import VARIABLES, Values, fill, path_in
+from distlaunch.job.spec import Backend, JobSpec, Program
 from distlaunch.transports.ssh import Ssh
 from distlaunch.transports.transport import Transport
 from distlaunch.wording import counted, listed
 
 MAX_PROCS = 4096
 """Workers per node; the protocol has room for 32768."""
-T = TypeVar("T")
 NodeRank = NewType("NodeRank", int)
 """Position of a node in an attempt, GROUP_RANK; other node numbers are indices in the pool."""
 DEFAULT_PORT = 29500
@@ -159,25 +155,6 @@ class Foreseen(Frozen):
     one_machine: bool
 
 
-class WorkerPlan(Frozen):
-    """One worker, ready to be started.
-
-    `env` is the environment of the job. `contract` overrides it, and `defaults` apply only if the node has no
-    value. `paths` are the indices in `argv` of paths on the node; these, and `cwd`, may begin with a ~.
-    `temporary` are variables for a directory on the node that is deleted after the run.
-    """
-
-    rank: int
-    local_rank: int
-    argv: tuple[str, ...]
-    env: Env
-    contract: Mapping[str, str]
-    defaults: Mapping[str, str]
-    cwd: str
-    paths: tuple[int, ...] = ()
-    temporary: tuple[str, ...] = ()
-
-
 def make_plan(spec: JobSpec, facts: Mapping[int, Facts], master_address: str | None = None) -> LaunchPlan:
     """Return the plan of a job on the nodes in `facts`: pool index → facts, in rank order.
 
@@ -302,176 +279,3 @@ def is_loopback(host: str) -> bool:
         return False
     mapped = getattr(address, "ipv4_mapped", None)
     return (mapped or address).is_loopback
-
-
-def ids_of(spec: JobSpec, run_id: str) -> dict[str, str]:
-    """Return the variables with the IDs of a run and of its job.
-
-    The ID of the job stays the same when it is requeued, so that experiment trackers can resume by it.
-    """
-    job_id = spec.invocation.earlier.job_id if spec.invocation.earlier else run_id
-    return {"DISTLAUNCH_RUN_ID": run_id, "DISTLAUNCH_JOB_ID": job_id}
-
-
-def meeting_of(
-    plan: LaunchPlan, run_id: str, ports: Sequence[int], restarts: int = 0, sources: Sequence[str | None] = ()
-) -> contract.Rendezvous:
-    """Return the values shared by the workers of one attempt.
-
-    `ports` are MASTER_PORT and further ports. `sources` are the addresses of all nodes on their routes to
-    MASTER_ADDR, if a placeholder needs them.
-    """
-    port, *further = ports
-    return contract.Rendezvous(
-        master_addr=plan.master_addr,
-        master_port=port,
-        run_id=plan.spec.rendezvous.id or run_id,
-        backend=plan.backend,
-        restart_count=restarts,
-        max_restarts=plan.spec.restarts_before + plan.spec.restarts.most,
-        signals=",".join(plan.spec.invocation.signals) or contract.HANDLED_SIGNALS,
-        ids=ids_of(plan.spec, run_id),
-        ports=dict(zip(plan.spec.port_names, map(str, further), strict=False)),
-        sources=tuple(sources),
-    )
-
-
-def planned_workers(plan: LaunchPlan) -> dict[NodeRank, list[WorkerPlan]]:
-    """Return the workers of each node, with 29500, torch's default, and so on for free ports."""
-    way = ("lo", "127.0.0.1") if plan.spec.one_machine else (None, None)
-    port = plan.master_port or DEFAULT_PORT
-    ports = range(port, port + 1 + len(plan.spec.port_names))
-    meeting = meeting_of(plan, plan.spec.name, ports, sources=[way[1]] * len(plan.nodes))
-    return {node.node_rank: workers(plan, node, meeting, *way) for node in plan.nodes}
-
-
-def workers(
-    plan: LaunchPlan,
-    node: NodePlan,
-    meeting: contract.Rendezvous,
-    interface: str | None = None,
-    source: str | None = None,
-) -> list[WorkerPlan]:
-    """Return the workers of one node for one attempt.
-
-    `interface` leads to MASTER_ADDR, and `source` is the address of the node on it.
-    """
-    if plan.spec.rendezvous.etcd:
-        planned = [_torch_agent(plan, node, meeting, interface, source)]
-    else:
-        planned = [_worker(plan, node, local_rank, meeting, interface) for local_rank in range(node.procs)]
-    if not plan.spec.invocation.placeholders:
-        return planned
-    first = len(planned[0].argv) - len(node.program.arguments)
-    shared = _shared_value(plan, meeting)
-    return [_filled(worker, first, shared) for worker in planned]
-
-
-# Placeholders
-
-
-def _shared_value(plan: LaunchPlan, meeting: contract.Rendezvous) -> Values:
-    """Return the values of placeholders that are the same for all workers."""
-
-    @cache  # in a large job, all hosts together are long
-    def value(word: str) -> str | None:
-        name, _, port = word.partition(":")
-        if name not in ("hosts", "hosts_json"):
-            return meeting.ids.get(VARIABLES.get(word, "")) or meeting.ports.get(word)
-        hosts = [*_hosts(plan, meeting.sources, port)]
-        return json.dumps(hosts) if name == "hosts_json" else ",".join(hosts)
-
-    return value
-
-
-def _hosts(plan: LaunchPlan, sources: Sequence[str | None], port: str) -> Iterator[str]:
-    """Yield the address of each node, or host:port of each rank: those on a host count up from `port`."""
-    ports: defaultdict[str, Iterator[int]] = defaultdict(lambda: count(int(port)))
-    for node, source in zip(plan.nodes, sources, strict=True):
-        named = plan.spec.pool[node.node].address if node.node_rank else plan.master_addr
-        host = named or source or node.label
-        shown = f"[{host}]" if ":" in host else host
-        yield from [f"{shown}:{next(ports[host])}" for _ in node.ranks] if port else [host]
-
-
-def _filled(worker: WorkerPlan, first: int, shared: Values) -> WorkerPlan:
-    """Fill in the placeholders in arguments, which begin at `first`, and in variables not inherited."""
-
-    def value(word: str) -> str | None:
-        return worker.contract.get(VARIABLES.get(word, "")) or shared(word)
-
-    args = (fill(word, value) for word in worker.argv[first:])
-    env = {
-        name: each if each.inherited else each._replace(text=fill(each.text, value, every=False))
-        for name, each in worker.env.items()
-    }
-    return worker._replace(argv=(*worker.argv[:first], *args), env=env)
-
-
-# Workers
-
-
-def _worker(
-    plan: LaunchPlan, node: NodePlan, local_rank: int, meeting: contract.Rendezvous, interface: str | None
-) -> WorkerPlan:
-    place = node.place or TaskPlace(local_rank, node.procs, node.node_rank, plan.group_world_size)
-    rank = node.first_rank + local_rank
-    role = node.program.role
-    its_role = (role, node.first_of_role + local_rank, plan.roles.get(role, plan.world_size))
-    position = contract.Position(rank, place.local_rank, place.local_size, place.node_rank, *its_role)
-    shared = contract.shared_environment(meeting, plan.world_size, place.node_count)
-    own = contract.own_environment(position, plan.spec.placement.one_device)
-    return WorkerPlan(
-        rank=rank,
-        local_rank=local_rank,
-        argv=_argv(node),
-        contract=shared | own,
-        env=node.program.env,
-        defaults=contract.defaults(place.local_size, interface, plan.backend),
-        cwd=node.program.workdir,
-        paths=_paths(node.program),
-    )
-
-
-def _torch_agent(
-    plan: LaunchPlan, node: NodePlan, meeting: contract.Rendezvous, interface: str | None, source: str | None
-) -> WorkerPlan:
-    from distlaunch.plan import other_launchers  # few jobs use them
-
-    spec, ranks = plan.spec, node.torch_ranks
-    size = (len(plan.nodes), ranks)
-    launcher = (node.python, *other_launchers.agent_words(spec, node.program, size, meeting, source))
-    return WorkerPlan(
-        rank=node.first_rank,
-        local_rank=0,
-        argv=(*launcher, program_word(node), *node.program.arguments),
-        contract={"DISTLAUNCH_BACKEND": meeting.backend},  # torch sets the others
-        env=node.program.env,
-        defaults=contract.defaults(ranks, interface, plan.backend),
-        cwd=node.program.workdir,
-        paths=(0, len(launcher)) if node.program.placed else (0,),
-        temporary=other_launchers.TEMPORARY,
-    )
-
-
-def common(maps: Iterable[Mapping[str, T]]) -> dict[str, T]:
-    """Return the entries that all of `maps`, which have the same keys, have in common."""
-    first, *others = maps
-    return {name: value for name, value in first.items() if all(other[name] == value for other in others)}
-
-
-def _argv(node: NodePlan) -> tuple[str, ...]:
-    return (*node.program.before(node.python), program_word(node), *node.program.arguments)
-
-
-def program_word(node: NodePlan) -> str:
-    """Return the script, module or command as started on a node."""
-    word = node.program.words[0]
-    return path_in(node.program.workdir, word) if node.program.placed else word
-
-
-def _paths(program: Program) -> tuple[int, ...]:
-    if program.kind == "command":
-        return (0,) if program.placed else ()
-    own = program.kind == "module" or program.words[0].startswith("-")  # python -c: no file
-    return (0,) if own else (0, 2)

@@ -1,0 +1,254 @@
+"""The workers of a plan: command line and environment of each rank, with placeholders filled in."""
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from itertools import count
+from typing import TypeVar
+
+from distlaunch import contract
+from distlaunch.agent import messages
+from distlaunch.agent.frozen import Frozen
+from distlaunch.job.allocation import TaskPlace
+from distlaunch.job.spec import Env, JobSpec, Program
+from distlaunch.job.text import VARIABLES, Values, fill, path_in
+from distlaunch.plan.output import destinations
+from distlaunch.plan.placement import DEFAULT_PORT, LaunchPlan, NodePlan, NodeRank
+
+T = TypeVar("T")
+
+
+class WorkerPlan(Frozen):
+    """One worker, ready to be started.
+
+    `env` is the environment of the job. `contract` overrides it, and `defaults` apply only if the node has no
+    value. `paths` are the indices in `argv` of paths on the node; these, and `cwd`, may begin with a ~.
+    `temporary` are variables for a directory on the node that is deleted after the run.
+    """
+
+    rank: int
+    local_rank: int
+    argv: tuple[str, ...]
+    env: Env
+    contract: Mapping[str, str]
+    defaults: Mapping[str, str]
+    cwd: str
+    paths: tuple[int, ...] = ()
+    temporary: tuple[str, ...] = ()
+
+
+def ids_of(spec: JobSpec, run_id: str) -> dict[str, str]:
+    """Return the variables with the IDs of a run and of its job.
+
+    The ID of the job stays the same when it is requeued, so that experiment trackers can resume by it.
+    """
+    job_id = spec.invocation.earlier.job_id if spec.invocation.earlier else run_id
+    return {"DISTLAUNCH_RUN_ID": run_id, "DISTLAUNCH_JOB_ID": job_id}
+
+
+def meeting_of(
+    plan: LaunchPlan, run_id: str, ports: Sequence[int], restarts: int = 0, sources: Sequence[str | None] = ()
+) -> contract.Rendezvous:
+    """Return the values shared by the workers of one attempt.
+
+    `ports` are MASTER_PORT and further ports. `sources` are the addresses of all nodes on their routes to
+    MASTER_ADDR, if a placeholder needs them.
+    """
+    port, *further = ports
+    return contract.Rendezvous(
+        master_addr=plan.master_addr,
+        master_port=port,
+        run_id=plan.spec.rendezvous.id or run_id,
+        backend=plan.backend,
+        restart_count=restarts,
+        max_restarts=plan.spec.restarts_before + plan.spec.restarts.most,
+        signals=",".join(plan.spec.invocation.signals) or contract.HANDLED_SIGNALS,
+        ids=ids_of(plan.spec, run_id),
+        ports=dict(zip(plan.spec.port_names, map(str, further), strict=False)),
+        sources=tuple(sources),
+    )
+
+
+def planned_workers(plan: LaunchPlan) -> dict[NodeRank, list[WorkerPlan]]:
+    """Return the workers of each node, with 29500, torch's default, and so on for free ports."""
+    way = ("lo", "127.0.0.1") if plan.spec.one_machine else (None, None)
+    port = plan.master_port or DEFAULT_PORT
+    ports = range(port, port + 1 + len(plan.spec.port_names))
+    meeting = meeting_of(plan, plan.spec.name, ports, sources=[way[1]] * len(plan.nodes))
+    return {node.node_rank: workers(plan, node, meeting, *way) for node in plan.nodes}
+
+
+def workers(
+    plan: LaunchPlan,
+    node: NodePlan,
+    meeting: contract.Rendezvous,
+    interface: str | None = None,
+    source: str | None = None,
+) -> list[WorkerPlan]:
+    """Return the workers of one node for one attempt.
+
+    `interface` leads to MASTER_ADDR, and `source` is the address of the node on it.
+    """
+    if plan.spec.rendezvous.etcd:
+        planned = [_torch_agent(plan, node, meeting, interface, source)]
+    else:
+        planned = [_worker(plan, node, local_rank, meeting, interface) for local_rank in range(node.procs)]
+    if not plan.spec.invocation.placeholders:
+        return planned
+    first = len(planned[0].argv) - len(node.program.arguments)
+    shared = _shared_value(plan, meeting)
+    return [_filled(worker, first, shared) for worker in planned]
+
+
+# Placeholders
+
+
+def _shared_value(plan: LaunchPlan, meeting: contract.Rendezvous) -> Values:
+    """Return the values of placeholders that are the same for all workers."""
+
+    @cache  # in a large job, all hosts together are long
+    def value(word: str) -> str | None:
+        name, _, port = word.partition(":")
+        if name not in ("hosts", "hosts_json"):
+            return meeting.ids.get(VARIABLES.get(word, "")) or meeting.ports.get(word)
+        hosts = [*_hosts(plan, meeting.sources, port)]
+        return json.dumps(hosts) if name == "hosts_json" else ",".join(hosts)
+
+    return value
+
+
+def _hosts(plan: LaunchPlan, sources: Sequence[str | None], port: str) -> Iterator[str]:
+    """Yield the address of each node, or host:port of each rank: those on a host count up from `port`."""
+    ports: defaultdict[str, Iterator[int]] = defaultdict(lambda: count(int(port)))
+    for node, source in zip(plan.nodes, sources, strict=True):
+        named = plan.spec.pool[node.node].address if node.node_rank else plan.master_addr
+        host = named or source or node.label
+        shown = f"[{host}]" if ":" in host else host
+        yield from [f"{shown}:{next(ports[host])}" for _ in node.ranks] if port else [host]
+
+
+def _filled(worker: WorkerPlan, first: int, shared: Values) -> WorkerPlan:
+    """Fill in the placeholders in arguments, which begin at `first`, and in variables not inherited."""
+
+    def value(word: str) -> str | None:
+        return worker.contract.get(VARIABLES.get(word, "")) or shared(word)
+
+    args = (fill(word, value) for word in worker.argv[first:])
+    env = {
+        name: each if each.inherited else each._replace(text=fill(each.text, value, every=False))
+        for name, each in worker.env.items()
+    }
+    return worker._replace(argv=(*worker.argv[:first], *args), env=env)
+
+
+# Workers
+
+
+def _worker(
+    plan: LaunchPlan, node: NodePlan, local_rank: int, meeting: contract.Rendezvous, interface: str | None
+) -> WorkerPlan:
+    place = node.place or TaskPlace(local_rank, node.procs, node.node_rank, plan.group_world_size)
+    rank = node.first_rank + local_rank
+    role = node.program.role
+    its_role = (role, node.first_of_role + local_rank, plan.roles.get(role, plan.world_size))
+    position = contract.Position(rank, place.local_rank, place.local_size, place.node_rank, *its_role)
+    shared = contract.shared_environment(meeting, plan.world_size, place.node_count)
+    own = contract.own_environment(position, plan.spec.placement.one_device)
+    return WorkerPlan(
+        rank=rank,
+        local_rank=local_rank,
+        argv=_argv(node),
+        contract=shared | own,
+        env=node.program.env,
+        defaults=contract.defaults(place.local_size, interface, plan.backend),
+        cwd=node.program.workdir,
+        paths=_paths(node.program),
+    )
+
+
+def _torch_agent(
+    plan: LaunchPlan, node: NodePlan, meeting: contract.Rendezvous, interface: str | None, source: str | None
+) -> WorkerPlan:
+    from distlaunch.plan import other_launchers  # few jobs use them
+
+    spec, ranks = plan.spec, node.torch_ranks
+    size = (len(plan.nodes), ranks)
+    launcher = (node.python, *other_launchers.agent_words(spec, node.program, size, meeting, source))
+    return WorkerPlan(
+        rank=node.first_rank,
+        local_rank=0,
+        argv=(*launcher, program_word(node), *node.program.arguments),
+        contract={"DISTLAUNCH_BACKEND": meeting.backend},  # torch sets the others
+        env=node.program.env,
+        defaults=contract.defaults(ranks, interface, plan.backend),
+        cwd=node.program.workdir,
+        paths=(0, len(launcher)) if node.program.placed else (0,),
+        temporary=other_launchers.TEMPORARY,
+    )
+
+
+def common(maps: Iterable[Mapping[str, T]]) -> dict[str, T]:
+    """Return the entries that all of `maps`, which have the same keys, have in common."""
+    first, *others = maps
+    return {name: value for name, value in first.items() if all(other[name] == value for other in others)}
+
+
+def _argv(node: NodePlan) -> tuple[str, ...]:
+    return (*node.program.before(node.python), program_word(node), *node.program.arguments)
+
+
+def program_word(node: NodePlan) -> str:
+    """Return the script, module or command as started on a node."""
+    word = node.program.words[0]
+    return path_in(node.program.workdir, word) if node.program.placed else word
+
+
+def _paths(program: Program) -> tuple[int, ...]:
+    if program.kind == "command":
+        return (0,) if program.placed else ()
+    own = program.kind == "module" or program.words[0].startswith("-")  # python -c: no file
+    return (0,) if own else (0, 2)
+
+
+# Messages to agents
+
+
+def worker_specs(
+    plan: LaunchPlan, part: NodePlan, planned: Sequence[WorkerPlan], attempt: int
+) -> tuple[dict[str, str], tuple[messages.WorkerSpec, ...]]:
+    """Return the workers of a node for its agent: the variables that they have in common, and the rest."""
+    environments = [
+        {**{name: value.text for name, value in worker.env.items()}, **worker.contract} for worker in planned
+    ]
+    shared, shares = common(environments), shared_descriptors(plan, part, attempt)
+    specs = (
+        messages.WorkerSpec(
+            local_rank=worker.local_rank,
+            argv=worker.argv,
+            cwd=worker.cwd,
+            paths=worker.paths,
+            env=dict(sorted(env.items() - shared.items())),
+            defaults=dict(worker.defaults),
+            one_device="CUDA_VISIBLE_DEVICES" in worker.contract,
+            shares=shares[worker.rank],
+        )
+        for worker, env in zip(planned, environments, strict=True)
+    )
+    return shared, tuple(specs)
+
+
+def binding_of(spec: JobSpec, part: NodePlan) -> messages.Binding | None:
+    """Return the CPU binding that the job requests for the workers of a node."""
+    binding = spec.placement.binding
+    return messages.Binding(binding.how, part.gpus, tuple(binding.cpus)) if binding else None
+
+
+def shared_descriptors(plan: LaunchPlan, part: NodePlan, attempt: int) -> Mapping[int, tuple[int, ...]]:
+    """Map each rank to the descriptors, stdin (0) and stdout (1), that it shares with the command."""
+    if plan.spec.stdin == "rank 0":
+        return {rank: () if rank else (0,) for rank in part.ranks}
+    if not plan.spec.invocation.shares_stdio or part.logs is not None:
+        return dict.fromkeys(part.ranks, ())
+    streams = destinations(plan, attempt)
+    return {rank: (0, 1) if streams[rank, 0].direct else (0,) for rank in part.ranks}
