@@ -179,12 +179,12 @@ def _close(action: actions.Close, state: State, run_id: str) -> messages.Close:
     return messages.Close(action.grace_s, action.signum, state.outcome, why)
 
 
-def _same(command: type) -> Callable[[Any, State, str], Any]:
+def _same(command: Callable[..., tuple[Any, ...]]) -> Callable[[Any, State, str], tuple[Any, ...]]:
     """Return a conversion to a command that has the fields of its action, except `node`."""
     return lambda action, state, run_id: command(*action[1:])
 
 
-_COMMANDS: Mapping[type, Callable[[Any, State, str], Any]] = {
+_COMMANDS: Mapping[type, Callable[[Any, State, str], tuple[Any, ...]]] = {
     actions.Close: _close,
     actions.DumpStacks: _same(messages.DumpStacks),
     actions.FindRoute: _same(messages.FindRoute),

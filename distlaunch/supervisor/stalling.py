@@ -2,32 +2,23 @@
 
 import re
 import signal
-from itertools import takewhile
 
 from distlaunch.agent.messages import RanksStalled, StackDumped
 from distlaunch.agent.wire import STALL_LOOK_MAX_S, STALL_LOOKS
 from distlaunch.diagnosis.exits import python_frames
-from distlaunch.errors import Exit
-from distlaunch.job.spec import FOREVER_S
-from distlaunch.supervisor.actions import Action, DumpStacks, ShowMessage
+from distlaunch.supervisor.actions import ShowMessage
 from distlaunch.supervisor.findings import AttemptFailed, JobOver, Step
 from distlaunch.supervisor.nodes import Worker
-from distlaunch.supervisor.state import Cause, Phase, State, Timer
-from distlaunch.wording import listed, span_words
+from distlaunch.supervisor.root_cause import MAX_DUMPS, dump_stacks, stall_cause
+from distlaunch.supervisor.state import Phase, State, Timer
+from distlaunch.wording import listed, rank_list, span_words
 
 SETTLE_S = 2.0
 """Seconds for a stall to spread to every rank that it blocks, in addition to one interval between checks,
 since agents check at different moments."""
 DUMP_S = 5.0
 """Seconds for stacks to arrive before stalled ranks are stopped."""
-MAX_DUMPS = 16
-"""Ranks whose stacks are dumped. If a thousand ranks wait for one, further stacks add nothing."""
 SHOWN_FRAMES = 3
-_TORCH = r"\((?:\S*/)?torch/"
-_COLLECTIVE = (
-    _TORCH + r"(?:distributed/(?!elastic/|launcher/|run\.py)|nn/parallel/distributed\.py|autograd/graph\.py)"
-)
-"""Frames in which a rank waits for others: a collective, or a backward pass that ends with one."""
 
 
 def on_ranks_stalled(event: RanksStalled, state: State, now: float) -> Step:
@@ -52,12 +43,8 @@ def on_ranks_stalled(event: RanksStalled, state: State, now: float) -> Step:
     return state.with_timer(Timer.STALL_MESSAGE, now + _settle_s(state)), ()
 
 
-def _limit_s(state: State) -> float:
-    return state.spec.limits.stall_s or FOREVER_S
-
-
 def _settle_s(state: State) -> float:
-    return SETTLE_S + min(STALL_LOOK_MAX_S, _limit_s(state) / STALL_LOOKS)
+    return SETTLE_S + min(STALL_LOOK_MAX_S, state.stall_s / STALL_LOOKS)
 
 
 def _stalled(state: State) -> list[Worker]:
@@ -81,7 +68,7 @@ def stall_message_due(state: State, now: float) -> Step:
 
 def _stall_words(state: State, again: bool) -> str:
     names = listed([_named(state, worker) for worker in _stalled(state)])
-    what = f"no output, CPU or GPU use for {span_words(_limit_s(state))}"
+    what = f"no output, CPU or GPU use for {span_words(state.stall_s)}"
     return f"{'now ' if again else ''}stalled: {names}: {what}; {_others_words(state)}"
 
 
@@ -96,23 +83,7 @@ def _others_words(state: State) -> str:
     if not active:
         return f"no {state.unit} is still active"
     verb = "is" if len(active) == 1 else "are"
-    return f"{_ranks_words(state, active)} {verb} still active"
-
-
-def _ranks_words(state: State, ranks: list[int]) -> str:
-    if len(ranks) == 1:
-        return state.called(ranks[0])
-    return f"{state.unit}s {listed([*map(str, ranks)])}"
-
-
-def dump_stacks(state: State, ranks: list[int], abort: bool = False) -> list[Action]:
-    """Return the requests for the stacks of these ranks. With `abort`, they may end the ranks."""
-    wanted: dict[int, list[int]] = {}
-    for rank in ranks:
-        assert state.plan is not None
-        part = state.plan.node_of(rank)
-        wanted.setdefault(part.node, []).append(rank - part.first_rank)
-    return [DumpStacks(node, tuple(local_ranks), abort) for node, local_ranks in wanted.items()]
+    return f"{rank_list(active, state.unit)} {verb} still active"
 
 
 def on_stack_dumped(event: StackDumped, state: State, now: float) -> Step:
@@ -172,77 +143,5 @@ def _frames_of_python(words: str) -> tuple[str, ...]:
 
 def stall_act_due(state: State, now: float) -> Step:
     """Stop or restart the job, as `on_stall` demands."""
-    cause = _cause(state, now)
+    cause = stall_cause(state, now)
     return state, (AttemptFailed(cause) if state.spec.limits.on_stall == "restart" else JobOver(cause),)
-
-
-def _cause(state: State, now: float) -> Cause:
-    """Return the root cause: the ranks stopped by a signal, else those outside a collective, else all."""
-    # Includes ranks that have died of the dump.
-    stalled = [worker for worker in state.workers if worker.stalled]
-    waiting = [worker.rank for worker in stalled if waits_in(worker)]
-    elsewhere = [worker for worker in stalled if worker.stack and worker.rank not in waiting]
-    stopped = [worker for worker in stalled if worker.stopped_pid]
-    at_fault = stopped or (elsewhere if elsewhere and waiting else stalled)
-    who = listed([state.named(worker.rank) for worker in at_fault])
-    text = f"{who} stalled for {span_words(_limit_s(state))}"
-    if stopped:
-        text += ": stopped by a signal"
-    elif elsewhere and waiting:
-        verb = "is" if len(waiting) == 1 else "are"
-        text += f" in {_places(elsewhere)}"
-        text += f"; {_ranks_words(state, waiting)} {verb} waiting in a collective"
-    if not state.spec.one_machine and any(map(is_joining, stalled)):
-        text += "; some ranks are still in init_process_group; `distlaunch check-port` tests the network"
-    if len(at_fault) > 1:
-        return Cause(text, Exit.TIMEOUT, now)
-    rank = at_fault[0].rank
-    node = state.plan.node_of(rank).node if state.plan else None
-    return Cause(text, Exit.TIMEOUT, now, rank, node)
-
-
-def is_joining(worker: Worker) -> bool:
-    """Return whether a rank waits for others in init_process_group."""
-    return any(frame.startswith("init_process_group (") for frame in worker.stack)
-
-
-def waits_in(worker: Worker) -> str:
-    """Return the collective in which a rank waits, with its caller: `all_reduce (t.py:5)`. "" if in none."""
-    inside = list(takewhile(lambda frame: re.search(_TORCH, frame), worker.stack))
-    if not any(re.search(_COLLECTIVE, frame) for frame in inside):
-        return ""
-    names = [frame for frame in inside if "/c10d_logger.py" not in frame]  # a decorator
-    caller = [frame.rpartition("(")[2] for frame in worker.stack[len(inside) :][:1]]
-    return " (".join([(names or inside)[-1].partition(" ")[0], *caller])
-
-
-def waited_for(state: State, waiters: list[Worker]) -> tuple[list[Worker], str]:
-    """Return the ranks for which these waited until they timed out, as far as is known, and what they did."""
-    left = [worker for worker in state.workers if worker.going or worker.status == 0]
-    if any(map(is_joining, waiters)) and (away := [w for w in left if not (w.joined or w.trying)]):
-        # Without rank 0, none of the others can join.
-        return (away[:1] if away[0].rank == 0 else away), "never joined the rendezvous"
-    running = [worker for worker in left if worker.running]
-    elsewhere = [worker for worker in running if worker.stack and not waits_in(worker)]
-    if halted := [worker for worker in running if worker.stopped_pid]:
-        return halted, f"{_were(halted)} stopped by a signal"
-    if elsewhere:
-        return elsewhere, f"{_were(elsewhere)} in {_places(elsewhere)}"
-    stalled = [worker for worker in running if worker.stalled and not worker.stack]
-    if 0 < len(stalled) <= len(state.workers) // 2:  # many may only be about to time out, too
-        return stalled, f"stalled: no output, CPU or GPU use for {span_words(_limit_s(state))}"
-    places: dict[str, list[Worker]] = {}
-    for worker in (*waiters, *running):
-        places.setdefault(waits_in(worker), []).append(worker)
-    places.pop("", None)
-    where, fewest = min(places.items(), key=lambda each: len(each[1]), default=("", []))
-    return (fewest, f"{_were(fewest)} in {where}") if len(places) > 1 else ([], "")
-
-
-def _were(workers: list[Worker]) -> str:
-    return "was" if len(workers) == 1 else "were"
-
-
-def _places(workers: list[Worker]) -> str:
-    """Return the innermost frames of these ranks in words."""
-    return listed(list(dict.fromkeys(worker.stack[0] for worker in workers)))

@@ -7,7 +7,7 @@ from typing import Any
 
 from distlaunch.agent.frozen import Frozen
 from distlaunch.errors import Exit
-from distlaunch.job.spec import JobSpec
+from distlaunch.job.spec import FOREVER_S, JobSpec
 from distlaunch.plan.placement import Foreseen, LaunchPlan
 from distlaunch.supervisor.actions import ShowMessage
 from distlaunch.supervisor.nodes import Node, Nodes, Worker, Workers, is_missing
@@ -221,6 +221,11 @@ class State(Frozen):
     def outcome(self) -> int:
         """Return the exit status that the command will have."""
         return self.cause.exit_status if self.cause else Exit.OK
+
+    @property
+    def stall_s(self) -> float:
+        """Return the seconds without activity after which a rank counts as stalled."""
+        return self.spec.limits.stall_s or FOREVER_S
 
     # Timers
 

@@ -21,6 +21,7 @@ from distlaunch.supervisor import (
     preparing,
     rank_exits,
     restarting,
+    root_cause,
     stalling,
     stopping,
 )
@@ -167,7 +168,7 @@ _DECIDERS: Mapping[type, Handler] = {
 _RULES: Mapping[Phase, tuple[Rule, ...]] = {
     Phase.CONNECTING: (connecting.begin_when_connected,),
     Phase.PREPARING: (preparing.start_when_prepared,),
-    Phase.RUNNING: (rank_exits.verdict_when_all_ended,),
+    Phase.RUNNING: (root_cause.verdict_when_all_ended,),
     Phase.RESTARTING: (restarting.go_on_when_cleared,),
     Phase.STOPPING: (stopping.drain_when_clean, stopping.finish_when_closed),
 }
@@ -176,8 +177,8 @@ _RULES: Mapping[Phase, tuple[Rule, ...]] = {
 _DUE: Mapping[Timer, Rule] = {
     Timer.JOB: stopping.job_overdue,
     Timer.ASK: allocation_end.ask_overdue,
-    Timer.VERDICT: rank_exits.verdict_due,
-    Timer.STACKS: rank_exits.stacks_due,
+    Timer.VERDICT: root_cause.verdict_due,
+    Timer.STACKS: root_cause.stacks_due,
     Timer.JOIN: joining.join_overdue,
     Timer.JOIN_MESSAGE: joining.join_message_due,
     Timer.STALL_MESSAGE: stalling.stall_message_due,

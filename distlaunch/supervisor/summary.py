@@ -7,7 +7,7 @@ from typing import Any
 from distlaunch.agent.frozen import Frozen
 from distlaunch.diagnosis import exits
 from distlaunch.supervisor.nodes import Exited, Unusable, Worker, WorkerPhase, failure_of, phase_word
-from distlaunch.supervisor.rank_exits import STOPPED
+from distlaunch.supervisor.root_cause import STOPPED
 from distlaunch.supervisor.state import Cause, State
 from distlaunch.transports.container import advice_for
 from distlaunch.wording import counted, lost_peer_words, rank_list, status_words

@@ -25,7 +25,7 @@ from distlaunch.supervisor.actions import Action
 from distlaunch.supervisor.events import Event
 from distlaunch.supervisor.history import BEGAN, beginning, fields_of
 from distlaunch.supervisor.nodes import End, Linked, Lost, Nodes, Up, Workers, may_be_occupied
-from distlaunch.supervisor.rank_exits import VERDICT_S
+from distlaunch.supervisor.root_cause import VERDICT_S
 from distlaunch.supervisor.state import Phase, State, Timer, Why
 from distlaunch.supervisor.step import HANDLERS, begin, step
 from distlaunch.transports.failure import Kind, LinkFailure

@@ -1181,7 +1181,7 @@ def test_reports_stalled_and_active_ranks_and_dumps_stacks() -> None:
     job = stalled("warn")
     said = job.tick()
     assert texts(said, "warning") == [
-        "stalled: rank 1 (a, pid 101): no output, CPU or GPU use for 10 min; ranks 0, 2, 3 are still active"
+        "stalled: rank 1 (a, pid 101): no output, CPU or GPU use for 10 min; ranks 0, 2-3 are still active"
     ]
     assert wanted(said) == [DumpStacks(0, (1,), abort=False)]
     assert texts(job.feed(RanksStalled(0, ()))) == ["stalled ranks resumed"]
@@ -1311,7 +1311,7 @@ EVERYBODY = "rank 0 (a), rank 1 (a), rank 2 (b), rank 3 (b) stalled for 10 min"
 ALL_STALLED: dict[str, tuple[list[StackDumped], str, int | None, int | None]] = {
     "one is not in the collective": (
         [stack(0, *IN_COLLECTIVE), stack(1, *IN_BACKWARD), stack(2, *IN_RECORD), stack(3, *IN_COLLECTIVE)],
-        *("rank 2 (b) stalled for 10 min in step (t.py:3); ranks 0, 1, 3 are waiting in a collective", 2, 1),
+        *("rank 2 (b) stalled for 10 min in step (t.py:3); ranks 0-1, 3 are waiting in a collective", 2, 1),
     ),
     "all are joining": (
         [stack(rank, *JOINING) for rank in range(4)],

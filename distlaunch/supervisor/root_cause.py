@@ -1,0 +1,230 @@
+"""The root cause: the rank to name when ranks fail, lose a peer, time out or stall.
+
+In this order, a rank is named that
+
+1. exited on its own, not because it lost another rank; the earliest exit, whenever it is reported
+2. never joined the rendezvous, while others waited for it
+3. was stopped by a signal
+4. was elsewhere, while others waited in a collective
+5. was stalled
+6. was in another collective than most
+7. was the first to lose a peer, or every stalled rank, if nothing better is known
+
+Where a rank is blocked follows from its stack, if there is one: from its traceback, or from py-spy.
+"""
+
+import re
+import signal
+from itertools import takewhile
+from typing import Any
+
+from distlaunch.agent.messages import WorkerExited
+from distlaunch.diagnosis.exits import Ending, Words, exit_status_of, facts
+from distlaunch.errors import Exit
+from distlaunch.supervisor import joining
+from distlaunch.supervisor.actions import Action, DumpStacks
+from distlaunch.supervisor.findings import AttemptFailed, Step
+from distlaunch.supervisor.nodes import Exited, Worker
+from distlaunch.supervisor.state import Cause, Phase, State, Timer
+from distlaunch.wording import listed, lost_peer_words, rank_list, span_words
+
+STACKS_S = 0.5
+"""Seconds for the stacks of ranks that others timed out on to arrive."""
+STOPPED = (-signal.SIGTERM, -signal.SIGKILL)
+"""Statuses of ranks that were stopped, possibly after an exception."""
+VERDICT_S = 1.0
+"""Seconds for the failing rank to exit after another rank has lost its connection to it. The rank may
+still be in a `finally` block or in interpreter shutdown, and SIGTERM would end it before its traceback is
+out."""
+MAX_DUMPS = 16
+"""Ranks whose stacks are dumped. If a thousand ranks wait for one, further stacks add nothing."""
+_TORCH = r"\((?:\S*/)?torch/"
+_COLLECTIVE = (
+    _TORCH + r"(?:distributed/(?!elastic/|launcher/|run\.py)|nn/parallel/distributed\.py|autograd/graph\.py)"
+)
+"""Frames in which a rank waits for others: a collective, or a backward pass that ends with one."""
+
+
+# Exits
+
+
+def exit_cause(state: State, rank: int, event: WorkerExited, words: Words) -> Cause:
+    """Return the root cause in case this rank is the first that failed."""
+    who = f"{state.named(rank)} failed first"
+    if words.traceback and state.phase is not Phase.RUNNING and event.status in STOPPED:
+        # Without the signal, it would have exited with the Python status for a traceback.
+        return Cause(f"{who}: it raised an exception", 1, event.at, rank, event.node, words.peer_gone)
+    how = facts(Ending(event.status, event.oom_kills, event.shm))
+    after = lost_peer_words(words.peer_gone, words.timed_out)
+    how += f", {after}" if after else ""
+    return Cause(f"{who}: {how}", exit_status_of(event.status), event.at, rank, event.node, words.peer_gone)
+
+
+def with_earlier_cause(state: State, rank: int, event: WorkerExited, words: Words) -> State:
+    """Return `state`, which is ending, with this rank as root cause if it failed first.
+
+    Reports don't always arrive in the order of the failures.
+    """
+    known = state.cause
+    if known is None or known.rank is None:
+        return state
+    if known.peer_gone and not words.peer_gone:
+        earlier = words.traceback or event.at <= state.ended_at
+    else:
+        # Its link was slower than that of the rank reported first.
+        earlier = known.peer_gone is words.peer_gone and event.at < known.at
+    if not earlier:
+        return state
+    return with_exit(state, rank, stopped=False).with_cause(exit_cause(state, rank, event, words))
+
+
+def with_exit(state: State, rank: int, **changes: Any) -> State:
+    """Return `state` with more known about the exit of a rank."""
+    phase = state.worker(rank).phase
+    assert isinstance(phase, Exited)
+    return state.with_worker(rank, phase=phase._replace(**changes))
+
+
+# Lost peers and timeouts
+
+
+def verdict_when_all_ended(state: State, now: float) -> Step:
+    """Stop waiting if no other rank is left that may be the root cause."""
+    if state.suspect is None or state.workers.counts.alive:
+        return state, ()
+    return verdict_due(state, now)
+
+
+def verdict_due(state: State, now: float) -> Step:
+    """Find the rank that the others waited for, since no rank failed for its own reason.
+
+    If that takes the stacks of ranks that are still running, request them.
+    """
+    waiters = _timed_out(state)
+    running = [w.rank for w in state.workers if w.running and not w.stack] if waiters else []
+    if not running or waited_for(state, waiters)[0]:
+        return stacks_due(state, now)
+    state = state.with_timer(Timer.STACKS, now + STACKS_S)
+    return state, tuple(dump_stacks(state, running[:MAX_DUMPS]))
+
+
+def stacks_due(state: State, now: float) -> Step:
+    """Make the rank that the others waited for the root cause; the first that lost a peer if it isn't
+    known."""
+    assert state.suspect is not None
+    waiters = _timed_out(state)
+    at_fault, what = waited_for(state, waiters) if waiters else ([], "")
+    if not at_fault:
+        return state, (AttemptFailed(state.suspect._replace(text=state.suspect.text + _absent_words(state))),)
+    who = [state.named(w.rank) if w.joined else joining.named(state, w) for w in at_fault]
+    others = [w for w in state.workers if w not in at_fault and (w in waiters or waits_in(w))]
+    were = f"{rank_list([w.rank for w in others], state.unit)} {'was' if len(others) == 1 else 'were'}"
+    place = next((f" in {place}" for place in map(waits_in, others) if place), "")
+    text = f"{listed(who)} {what}; {were} waiting{place}"
+    return state, (AttemptFailed(_cause_of(state, at_fault, text, state.suspect.exit_status, now)),)
+
+
+def _timed_out(state: State) -> list[Worker]:
+    return [w for w in state.workers if isinstance(w.phase, Exited) and w.phase.timed_out]
+
+
+def _absent_words(state: State) -> str:
+    """Name ranks that may have kept the others waiting: those that had succeeded, or had not failed."""
+    early = [state.called(worker.rank) for worker in state.workers if worker.status == 0]
+    if early:
+        return f"; {listed(early)} had already exited with status 0 (uneven batches?)"
+    going = [state.called(worker.rank) for worker in state.workers if worker.going]
+    if _timed_out(state) and going and len(going) <= len(state.workers) // 2:
+        return f"; {listed(going)} had not failed (stalled, or in another collective?)"
+    return ""
+
+
+def _cause_of(state: State, ranks: list[Worker], text: str, exit_status: int, at: float) -> Cause:
+    """Return a root cause that is one of `ranks`, if there is only one."""
+    rank = ranks[0].rank if len(ranks) == 1 else None
+    node = state.plan.node_of(rank).node if rank is not None and state.plan else None
+    return Cause(text, exit_status, at, rank, node)
+
+
+# Stalls
+
+
+def stall_cause(state: State, now: float) -> Cause:
+    """Return the root cause: the ranks stopped by a signal, else those outside a collective, else all."""
+    # Includes ranks that have died of the dump.
+    stalled = [worker for worker in state.workers if worker.stalled]
+    waiting = [worker.rank for worker in stalled if waits_in(worker)]
+    elsewhere = [worker for worker in stalled if worker.stack and worker.rank not in waiting]
+    stopped = [worker for worker in stalled if worker.stopped_pid]
+    at_fault = stopped or (elsewhere if elsewhere and waiting else stalled)
+    who = listed([state.named(worker.rank) for worker in at_fault])
+    text = f"{who} stalled for {span_words(state.stall_s)}"
+    if stopped:
+        text += ": stopped by a signal"
+    elif elsewhere and waiting:
+        verb = "is" if len(waiting) == 1 else "are"
+        text += f" in {_places(elsewhere)}"
+        text += f"; {rank_list(waiting, state.unit)} {verb} waiting in a collective"
+    if not state.spec.one_machine and any(map(is_joining, stalled)):
+        text += "; some ranks are still in init_process_group; `distlaunch check-port` tests the network"
+    return _cause_of(state, at_fault, text, Exit.TIMEOUT, now)
+
+
+# Stacks
+
+
+def dump_stacks(state: State, ranks: list[int], abort: bool = False) -> list[Action]:
+    """Return the requests for the stacks of these ranks. With `abort`, they may end the ranks."""
+    wanted: dict[int, list[int]] = {}
+    for rank in ranks:
+        assert state.plan is not None
+        part = state.plan.node_of(rank)
+        wanted.setdefault(part.node, []).append(rank - part.first_rank)
+    return [DumpStacks(node, tuple(local_ranks), abort) for node, local_ranks in wanted.items()]
+
+
+def is_joining(worker: Worker) -> bool:
+    """Return whether a rank waits for others in init_process_group."""
+    return any(frame.startswith("init_process_group (") for frame in worker.stack)
+
+
+def waits_in(worker: Worker) -> str:
+    """Return the collective in which a rank waits, with its caller: `all_reduce (t.py:5)`. "" if in none."""
+    inside = list(takewhile(lambda frame: re.search(_TORCH, frame), worker.stack))
+    if not any(re.search(_COLLECTIVE, frame) for frame in inside):
+        return ""
+    names = [frame for frame in inside if "/c10d_logger.py" not in frame]  # a decorator
+    caller = [frame.rpartition("(")[2] for frame in worker.stack[len(inside) :][:1]]
+    return " (".join([(names or inside)[-1].partition(" ")[0], *caller])
+
+
+def waited_for(state: State, waiters: list[Worker]) -> tuple[list[Worker], str]:
+    """Return the ranks for which these waited until they timed out, as far as is known, and what they did."""
+    left = [worker for worker in state.workers if worker.going or worker.status == 0]
+    if any(map(is_joining, waiters)) and (away := [w for w in left if not (w.joined or w.trying)]):
+        # Without rank 0, none of the others can join.
+        return (away[:1] if away[0].rank == 0 else away), "never joined the rendezvous"
+    running = [worker for worker in left if worker.running]
+    elsewhere = [worker for worker in running if worker.stack and not waits_in(worker)]
+    if halted := [worker for worker in running if worker.stopped_pid]:
+        return halted, f"{_were(halted)} stopped by a signal"
+    if elsewhere:
+        return elsewhere, f"{_were(elsewhere)} in {_places(elsewhere)}"
+    stalled = [worker for worker in running if worker.stalled and not worker.stack]
+    if 0 < len(stalled) <= len(state.workers) // 2:  # many may only be about to time out, too
+        return stalled, f"stalled: no output, CPU or GPU use for {span_words(state.stall_s)}"
+    places: dict[str, list[Worker]] = {}
+    for worker in (*waiters, *running):
+        places.setdefault(waits_in(worker), []).append(worker)
+    places.pop("", None)
+    where, fewest = min(places.items(), key=lambda each: len(each[1]), default=("", []))
+    return (fewest, f"{_were(fewest)} in {where}") if len(places) > 1 else ([], "")
+
+
+def _were(workers: list[Worker]) -> str:
+    return "was" if len(workers) == 1 else "were"
+
+
+def _places(workers: list[Worker]) -> str:
+    """Return the innermost frames of these ranks in words."""
+    return listed(list(dict.fromkeys(worker.stack[0] for worker in workers)))
