@@ -50,14 +50,14 @@ _COLLECTIVE = (
 
 def exit_cause(state: State, rank: int, event: WorkerExited, words: Words) -> Cause:
     """Return the root cause in case this rank is the first that failed."""
-    who = f"{state.named(rank)} failed first"
-    if words.traceback and state.phase is not Phase.RUNNING and event.status in STOPPED:
-        # Without the signal, it would have exited with the Python status for a traceback.
-        return Cause(f"{who}: it raised an exception", 1, event.at, rank, event.node, words.peer_gone)
-    how = facts(Ending(event.status, event.oom_kills, event.shm))
+    status, how = exit_status_of(event.status), facts(Ending(event.status, event.oom_kills, event.shm))
     after = lost_peer_words(words.peer_gone, words.timed_out)
     how += f", {after}" if after else ""
-    return Cause(f"{who}: {how}", exit_status_of(event.status), event.at, rank, event.node, words.peer_gone)
+    if words.traceback and state.phase is not Phase.RUNNING and event.status in STOPPED:
+        # Without the signal, it would have exited with the Python status for a traceback.
+        status, how = 1, "it raised an exception"
+    text = f"{state.named(rank)} failed first: {how}"
+    return Cause(text, status, event.at, rank, event.node, words.peer_gone, exit=True)
 
 
 def with_earlier_cause(state: State, rank: int, event: WorkerExited, words: Words) -> State:
@@ -115,7 +115,8 @@ def stacks_due(state: State, now: float) -> Step:
     waiters = _timed_out(state)
     at_fault, what = waited_for(state, waiters) if waiters else ([], "")
     if not at_fault:
-        return state, (AttemptFailed(state.suspect._replace(text=state.suspect.text + _absent_words(state))),)
+        cause = _with_absent_ranks(state.suspect, state)
+        return state, (AttemptFailed(cause),)
     who = [state.named(w.rank) if w.joined else joining.named(state, w) for w in at_fault]
     others = [w for w in state.workers if w not in at_fault and (w in waiters or waits_in(w))]
     were = f"{rank_list([w.rank for w in others], state.unit)} {'was' if len(others) == 1 else 'were'}"
@@ -128,15 +129,16 @@ def _timed_out(state: State) -> list[Worker]:
     return [w for w in state.workers if isinstance(w.phase, Exited) and w.phase.timed_out]
 
 
-def _absent_words(state: State) -> str:
+def _with_absent_ranks(cause: Cause, state: State) -> Cause:
     """Name ranks that may have kept the others waiting: those that had succeeded, or had not failed."""
-    early = [state.called(worker.rank) for worker in state.workers if worker.status == 0]
-    if early:
-        return f"; {listed(early)} had already exited with status 0 (uneven batches?)"
+    if early := [state.called(worker.rank) for worker in state.workers if worker.status == 0]:
+        text = f"{listed(early)} had already exited with status 0 (uneven batches?)"
+        return cause._replace(text=f"{cause.text}; {text}", exit=False)
     going = [state.called(worker.rank) for worker in state.workers if worker.going]
     if _timed_out(state) and going and len(going) <= len(state.workers) // 2:
-        return f"; {listed(going)} had not failed (stalled, or in another collective?)"
-    return ""
+        text = f"{listed(going)} had not failed (stalled, or in another collective?)"
+        return cause._replace(text=f"{cause.text}; {text}")
+    return cause
 
 
 def _cause_of(state: State, ranks: list[Worker], text: str, exit_status: int, at: float) -> Cause:

@@ -88,7 +88,8 @@ class Phase(Enum):
 class Cause(Frozen):
     """The root cause: why an attempt, or the job, ends other than by success. Only the first one is reported.
 
-    With `peer_gone`, the rank merely lost its connection to another rank, and nothing worse is known yet.
+    With `exit`, it is the exit of `rank`, which the last output of this rank may explain. With `peer_gone`,
+    the rank merely lost its connection to another rank, and nothing worse is known yet.
     `cancelled`: the user stopped the job. `scheduled`: the scheduler ends the whole allocation. `final`: the
     job must not be requeued. `agent_signum`: the signal that stopped the agent of the node.
     """
@@ -103,6 +104,7 @@ class Cause(Frozen):
     scheduled: bool = False
     final: bool = False
     agent_signum: int | None = None
+    exit: bool = False
 
     @property
     def preliminary(self) -> str:

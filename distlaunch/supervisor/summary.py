@@ -173,8 +173,8 @@ class Summary(Frozen):
     def advice(self) -> str:
         """Return advice about the first failed rank, or ""."""
         cause = self.state.cause
-        if cause is None or cause.rank is None or " failed first: " not in cause.text:
-            return ""  # only an exit is explained
+        if cause is None or cause.rank is None or not cause.exit:
+            return ""
         worker = self.state.worker(cause.rank)
         if not isinstance(worker.phase, Exited):
             return ""
@@ -188,7 +188,7 @@ class Summary(Frozen):
             *(worker.phase.status, worker.phase.oom_kills, worker.phase.shm, cause.peer_gone, python, module),
             stdin=bool(self.state.spec.shared),
         )
-        return "" if "uneven batches" in cause.text else exits.advice(ending, words)
+        return exits.advice(ending, words)
 
     def _others(self) -> list[str]:
         groups: dict[str, list[int]] = {}
