@@ -37,10 +37,6 @@ WATCH_S = 4.0
 """Seconds between requests for resource use, while an observer wants it."""
 FIRST_SIGNS_OF_WORKERS = (messages.WorkerStarted, messages.WorkerUnstarted, messages.WorkerExited)
 
-LATE = ("plan.start_advice",)
-"""Modules that only failures need."""
-LATE_TO_REQUEUE = ("runs.requeues",)
-
 
 class Controller:
     """Runs one job to its end."""
@@ -247,9 +243,9 @@ def supervise(start: Start, interrupts: Interrupts, observers: Iterable[Observer
     recorder, last_output = Recorder(start.folder, start.status), LastOutput()
     seeing = Observers((last_output, recorder, *_wanted(start, last_output), *observers))
     controller = Controller(start, seeing, interrupts)
-    # While agents boot, what the run may need later: by then, another distlaunch may be installed here.
-    for name in (*LATE, *(LATE_TO_REQUEUE if start.spec.restarts.requeue else ())):
-        import_module(f"distlaunch.{name}")
+    if start.spec.restarts.requeue:
+        # Needed at the end, when another distlaunch may be installed here.
+        import_module("distlaunch.runs.requeues")
     state = controller.run()
     seeing.tell(Observer.drained, state)
     summary = last_output.summary(state, start.folder.path, start.now())

@@ -4,6 +4,7 @@ import errno
 
 from distlaunch.agent.messages import OutputLost, WorkerExited, WorkerStarted, WorkerUnstarted
 from distlaunch.diagnosis.exits import words_of
+from distlaunch.job.spec import JobSpec
 from distlaunch.supervisor import root_cause, stalling
 from distlaunch.supervisor.actions import ShowMessage
 from distlaunch.supervisor.findings import AttemptFailed, JobOver, Step
@@ -25,14 +26,36 @@ def on_worker_unstarted(event: WorkerUnstarted, state: State, now: float) -> Ste
     rank = state.rank_of(event.node, event.local_rank)
     if rank is None:
         return state, ()
-    from distlaunch.plan.start_advice import unstarted_advice  # needed only for mistakes
-
     state = state.with_worker(rank, phase=WorkerPhase.UNSTARTED)
     # As in a shell: 127 if the program doesn't exist, 126 if it can't be run.
     status = 127 if event.errno == errno.ENOENT else 126
     advice = unstarted_advice(state.spec, event.node, event.stage, event.errno)
     text = f"{state.named(rank)} could not be started: {event.text}{advice}"
     return state, (JobOver(Cause(text, status, now, rank, event.node)),)
+
+
+def unstarted_advice(spec: JobSpec, node: int, stage: str, code: int) -> str:
+    """Return which key of the job file to check, as an addition to the error of the agent."""
+    if not spec.places:  # no job file: the command line of torchrun
+        return ""
+    if stage == "workdir":
+        return f" ({_workdir_key(spec, node)})"
+    program = spec.program_of(spec.pool[node])
+    kind, word = program.kind, program.words[0]
+    looked_for = stage == "script" or (stage == "exec" and kind == "command")
+    if code != errno.ENOENT or not looked_for or not program.placed:
+        return ""
+    if word.startswith(("/", "~")):
+        return f" (set by {kind if spec.pool[node].script is None else f'{spec.pool[node].path}.script'})"
+    return f"; a relative {kind} is looked for in the node's workdir ({_workdir_key(spec, node)})"
+
+
+def _workdir_key(spec: JobSpec, node: int) -> str:
+    if spec.pool[node].workdir is not None:
+        return f"set by {spec.pool[node].path}.workdir"
+    file = spec.invocation.file
+    default = "the job file's directory" if file else "the current directory, since the job is in no file"
+    return "set by workdir" if "workdir" in spec.places else f"by default {default}"
 
 
 def on_worker_exited(event: WorkerExited, state: State, now: float) -> Step:

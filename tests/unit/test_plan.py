@@ -17,7 +17,7 @@ from distlaunch.job.spec import EnvValue
 from distlaunch.job.text import fill
 from distlaunch.plan.document import plan_document
 from distlaunch.plan.placement import Facts, LaunchPlan, is_loopback, make_plan
-from distlaunch.plan.start_advice import unstarted_advice
+from distlaunch.supervisor.rank_exits import unstarted_advice
 from distlaunch.plan.workers import WorkerPlan, planned_workers, workers
 from tests.unit.samples import bounded, spec_of
 
