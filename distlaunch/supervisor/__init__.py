@@ -17,6 +17,6 @@ follows elsewhere is a finding (`findings.py`), for which one function decides. 
     stopping        the end of all ranks
 
 A deadline is a `Timer` in the state, and `step.py` names what happens when it passes. `summary.py` and
-`status.py` describe a run, `history.py` writes its events, `codec.py` converts reports of agents to events and
-actions to commands, `starting.py` makes the command that starts the workers of a node.
+`status.py` describe a run, and `history.py` writes its events. `codec.py` converts reports of agents to
+events, and actions to commands. `starting.py` makes the command that starts the workers of a node.
 """

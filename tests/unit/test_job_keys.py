@@ -12,8 +12,8 @@ from distlaunch.job.fields import JOB, reference
 from distlaunch.job.file import load_job
 from distlaunch.job.spec import Binding, EnvValue, Limits
 from distlaunch.job.types import duration_text
-from distlaunch.supervisor.rank_exits import unstarted_advice
 from distlaunch.schedulers import job_keys
+from distlaunch.supervisor.rank_exits import unstarted_advice
 from distlaunch.transports.container import Container
 from distlaunch.transports.ssh import Ssh
 from distlaunch.transports.transport import Command, Local

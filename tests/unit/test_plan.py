@@ -17,8 +17,8 @@ from distlaunch.job.spec import EnvValue
 from distlaunch.job.text import fill
 from distlaunch.plan.document import plan_document
 from distlaunch.plan.placement import Facts, LaunchPlan, is_loopback, make_plan
-from distlaunch.supervisor.rank_exits import unstarted_advice
 from distlaunch.plan.workers import WorkerPlan, planned_workers, workers
+from distlaunch.supervisor.rank_exits import unstarted_advice
 from tests.unit.samples import bounded, spec_of
 
 Sizes = list[tuple[int, int]]
