@@ -61,15 +61,17 @@ NODE = Record(
     host=built(SOME_TEXT, "Host name, as used with ssh; user@host and ranges such as gpu[03-10] also work."),
     gpus=built(Either(number=Integer(0), text=AUTO), "GPUs of this node.", "gpus_per_node"),
     procs=built(Integer(1), "Workers on this node.", "procs_per_node"),
-    address=Field(SOME_TEXT, "Address at which the other nodes reach it.", "the address that ssh uses"),
+    address=Field(
+        SOME_TEXT, "Address that the other nodes use to reach this node.", "the address that ssh uses"
+    ),
     user=built(SOME_TEXT, "User to log in as.", "ssh's default"),
-    port=built(PORT, "Port of its SSH server.", "ssh's default"),
+    port=built(PORT, "Port of the SSH server on this node.", "ssh's default"),
     python=built(PYTHON, "Interpreter on this node.", "python"),
     workdir=built(FILE, "Working directory on this node; a relative script is relative to it.", "workdir"),
     env=built(ENV, "Environment variables of this node's workers; they override the job's."),
     script=Field(FILE, "A Python script for this node's workers instead of the job's program."),
     args=Field(ListOf(ARGUMENT), "Arguments of this node's workers instead of the job's."),
-    role=Field(LINE, "ROLE_NAME of this node's workers; ROLE_RANK counts those of a role.", "role"),
+    role=Field(LINE, "ROLE_NAME of this node's workers; ROLE_RANK counts within a role.", "role"),
     makes=spec.NodeSpec,
     foreign=by_their_names(
         host="hostname name",
@@ -92,7 +94,7 @@ RENDEZVOUS = Record(
     backend=built(
         Choice(("static", "c10d", "etcd-v2", "none")),  # c10d means the same as static
         "What assigns ranks: static or c10d = distlaunch; etcd-v2 = torch's own agents, one per node; "
-        "none = distlaunch, which doesn't wait for the ranks to join, as they never connect to MASTER_ADDR.",
+        "none = distlaunch, without waiting for ranks to join, since they never connect to MASTER_ADDR.",
         default="static",
     ),
     conf=built(CONF, "Settings for torch's --rdzv-conf, such as last_call_timeout; etcd-v2 only."),
@@ -106,7 +108,8 @@ TIMEOUTS = Record(
     connect=Field(Duration(), "Time limit for every node's agent to start."),
     join=Field(
         LIMIT,
-        "Time limit for all ranks to join the rendezvous; then the job ends, naming the missing ranks. "
+        "Time limit for all ranks to join the rendezvous; then the job ends, and a message names the missing "
+        "ranks. "
         "The default counts from the first try to join, an explicit limit from the start; none = no limit.",
     ),
     stop=Field(Duration(), "Time between SIGTERM and SIGKILL."),
@@ -154,12 +157,10 @@ LOGS = Record(
     ),
     watch=Field(
         Regex(group="the number, as in 'loss[ =:]+([-0-9.eE+]+)'"),
-        "A regular expression whose first group is a number in the output for `view` to plot, e.g. "
+        "A regular expression; `view` plots the number that its first group matches, e.g. "
         "'loss[ =:]+([-0-9.eE+]+)'.",
     ),
-    fold=Field(
-        Switch(), "Collapse identical lines that several ranks print within 0.2 s, marked with all ranks."
-    ),
+    fold=Field(Switch(), "Collapse identical lines that several ranks print within 0.2 s into one line."),
     limit=Field(OrNone(Size()), "Maximum size of each log file; further output is shown, but not kept."),
     makes=spec.Logs,
     foreign=by_their_names(dir="log_dir path directory folder"),
@@ -173,7 +174,7 @@ NOTIFY = Record(
     ),
     on=Field(
         ListOf(Choice(get_args(spec.Occasion))),
-        "The events to run it for: failed, restarted, stalled, finished.",
+        "The events that run the program: failed, restarted, stalled, finished.",
         "all four",
     ),
     makes=spec.Notify,
@@ -248,7 +249,7 @@ KUBERNETES = Record(
         "container.image with docker or podman",
     ),
     namespace=Field(KUBE_NAME, "Namespace of the pods.", "kubectl's current namespace"),
-    selector=Field(LINE, "Labels of the pods that launcher: kubernetes runs in, e.g. app=train."),
+    selector=Field(LINE, "Labels of the pods that launcher: kubernetes uses as nodes, e.g. app=train."),
     container=Field(KUBE_NAME, "The container to use in each selected pod.", "the first"),
     labels=Field(KUBE_MAP, "Labels of the Job and its pods."),
     annotations=Field(KUBE_MAP, "Annotations of the Job and its pods."),
@@ -257,7 +258,7 @@ KUBERNETES = Record(
         ListOf(Tree("a toleration such as {key: nvidia.com/gpu, operator: Exists}")),
         "Taints that the pods tolerate, as in a pod's `tolerations`.",
     ),
-    queue=Field(KUBE_NAME, "Kueue's LocalQueue to wait in, so that all pods start together."),
+    queue=Field(KUBE_NAME, "Kueue LocalQueue for the job; Kueue starts all pods together."),
     resources=Field(RESOURCES, "CPUs, memory and other resources of each pod; GPUs come from gpus_per_node."),
     volumes=Field(ListOf(VOLUME), "Volumes to mount in each pod."),
     secrets=Field(
@@ -290,7 +291,7 @@ CONTAINER = Record(
     image=built(LINE, "The image: its name, or its file for apptainer or enroot."),
     runtime=built(
         Either(text=Choice(get_args(Runtime)), items=ListOf(Word(), least=1)),
-        "docker, podman, apptainer, enroot or pyxis; a list adds options of the runtime itself, as in "
+        "docker, podman, apptainer, enroot or pyxis; a list adds options for the runtime itself, as in "
         "[podman, --root=/scratch/images].",
         default="docker",
     ),
@@ -330,9 +331,9 @@ JOB = Record(
     procs_per_node=built(Integer(1), "Workers on each node.", "one per GPU, 1 on a CPU job"),
     numa_binding=built(
         Choice(get_args(spec.NumaMode), none=True),
-        "CPUs of each worker, as with torchrun: node = those of its GPU's NUMA node; socket = those of "
-        "its GPU's socket; exclusive = its own share of that NUMA node's cores; core-complex = those of "
-        "one last-level cache.",
+        "CPUs of each worker, as with torchrun: node = all CPUs of its GPU's NUMA node; socket = all CPUs "
+        "of its GPU's socket; exclusive = an exclusive share of that NUMA node's cores; core-complex = "
+        "all CPUs that share one last-level cache.",
     ),
     cpu_binding=built(
         Either(
@@ -406,8 +407,8 @@ JOB = Record(
     kubernetes=Field(KUBERNETES, "Settings for `export kubernetes` and launcher: kubernetes."),
     launcher=built(
         Either(text=Choice(("auto", "kubernetes", "local", "mpirun", "slurm", "ssh")), entries=LAUNCHER),
-        "How nodes are reached, or a command that reaches each; kubernetes = running pods; "
-        "mpirun = as auto, but mpirun starts the ranks.",
+        "How to reach the nodes, or a command that reaches a node; kubernetes = running pods; "
+        "mpirun = like auto, but mpirun starts the ranks.",
         ": the scheduler's transport inside an allocation, ssh for hosts, else local",
         "auto",
     ),

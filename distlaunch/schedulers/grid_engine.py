@@ -42,7 +42,7 @@ class GridEngine(script.Scheduler):
         {
             "pe": Field(LINE, "Parallel environment, which places slots on hosts: `qconf -spl` lists them."),
             "slots": Field(Integer(1), "Slots of each node.", "its workers"),
-            "gpus": Field(LINE, "The request for GPUs, as -l takes it, e.g. gpu=8.", "as gpu=gpus_per_node"),
+            "gpus": Field(LINE, "GPU request for -l, e.g. gpu=8.", "as gpu=gpus_per_node"),
             "queue": script.QUEUE,
             "project": Field(LINE, "Project to charge."),
             "time": Field(script.WALLTIME, 'Time limit (h_rt): "12h" or "36:00:00".', "the queue's"),

@@ -61,7 +61,7 @@ class Lsf(script.Scheduler):
             "slots": Field(Integer(1), "Slots of each node (span[ptile]).", "its workers"),
             "gpus": Field(
                 Either(number=Integer(0), text=LINE),
-                "GPUs of each node, or what -gpu takes.",
+                "GPUs of each node, or a value for -gpu.",
                 "gpus_per_node",
             ),
             "queue": script.QUEUE,

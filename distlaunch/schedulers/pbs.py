@@ -26,9 +26,7 @@ class Pbs(script.Scheduler):
     over = re.compile("Unknown Job Id|Job has finished|invalid for (state of|finished) job", re.IGNORECASE)
     section = script.section(
         {
-            "select": Field(
-                LINE, "What to select, instead of nodes, cpus, gpus and mem: 4:ncpus=64:ngpus=8."
-            ),
+            "select": Field(LINE, "Selection instead of nodes, cpus, gpus and mem, e.g. 4:ncpus=64:ngpus=8."),
             "cpus": Field(Integer(1), "CPUs of each node (ncpus).", "its workers"),
             "gpus": Field(Integer(0), "GPUs of each node (ngpus).", "gpus_per_node"),
             "mem": Field(LINE, "Memory of each node, e.g. 200gb."),

@@ -22,7 +22,9 @@ MAX_NAME = 200
 
 # A section of the job file
 
-NODES = Field(Integer(1, 4096), "Nodes to allocate, if spares: rest needs more than nodes.", "nodes")
+NODES = Field(
+    Integer(1, 4096), "Nodes to allocate; needed if spares: rest requires more than nodes.", "nodes"
+)
 QUEUE = Field(LINE, "Queue.")
 SETUP = Field(Lines(), "Shell commands to run first on the first node, such as module load.")
 FOREIGN = {"walltime": "time", "time_limit": "time", "options": "extra", "modules": "setup"}
