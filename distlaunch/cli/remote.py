@@ -212,6 +212,7 @@ def submit_on(
 ) -> int:
     """Submit the job there with the options `to`; return the exit status. Raises `DistlaunchError`."""
     spec = job_of(read_job(job), job, overrides, args, submitted=True)
+    config = config or spec.ssh.config
     status, text = _output_of(ssh_to(host, config), ("submit", "-", *to), job, spec, overrides, args)
     queued = len(text.split()) == 1
     print_text(f"{host}:{text}" if queued else text)
@@ -222,11 +223,9 @@ def submit_on(
 
 
 def _way_to(host: str, spec: JobSpec) -> Ssh:
-    """Return the transport of the job's node with that name, or else one with the same options."""
-    reached = [node.reach for node in spec.pool if isinstance(node.reach, Ssh)]
-    if same := [reach for reach in reached if reach.host == host]:
-        return same[0]
-    return ssh_to(host, reached[0].options.config if reached else None)
+    """Return the transport of the job's node with that name, or else one with the options of the job."""
+    same = (node.reach for node in spec.pool if isinstance(node.reach, Ssh) and node.reach.host == host)
+    return next(same, ssh_to(host, None)._replace(options=spec.ssh))
 
 
 def _output_of(

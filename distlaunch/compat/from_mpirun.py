@@ -2,9 +2,11 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
 
 from distlaunch.compat import from_torchrun as torchrun
 from distlaunch.compat.draft import Draft
+from distlaunch.contract import RESERVED
 from distlaunch.errors import UsageError
 from distlaunch.job.nodes import parse_hostfile
 
@@ -17,7 +19,7 @@ _PARTS = {
 }
 """Parts of a job by the options that set them."""
 _PAIRS = ("genv", "env", "mca", "gmca", "prtemca")
-_FLAGS = "oversubscribe|allow-run-as-root|(report|display|tag|timestamp)-.*|quiet|verbose|[qvl]"
+_FLAGS = "oversubscribe|allow-run-as-root|g?env(all|none)|(report|display|tag|timestamp)-.*|quiet|verbose|q|v"
 """Options with two values, and without one; others have one."""
 _RANK = "scripts that read OMPI_COMM_WORLD_RANK or PMI_RANK must read RANK; launcher: mpirun keeps mpirun"
 
@@ -29,23 +31,33 @@ def mpirun_draft(words: Sequence[str]) -> Draft:
     at = next((i for i, word in enumerate(words) if re.search(r"(^|/)mpi(run|exec)(\.\w+)?$", word)), None)
     line = torchrun.cut_line(words, at, typed)
     rest = list(line.words[1:]) if line else []
-    draft, given, env = Draft("the command line", typed), dict[str, str](), dict[str, str | None]()
+    if ":" in rest:
+        more = " ".join(rest[rest.index(":") :])
+        raise UsageError(
+            f"`{more}`: remove the second program; in a job file, a node can have its own script"
+        )
+    draft, given, variables = Draft("the command line", typed), dict[str, str](), list[str]()
     for name, value in _options(rest):
-        if name in ("x", "genv", "env"):
-            variable, equals, text = value.partition("=")
-            env[variable] = text if equals else None
-        elif name in _PARTS:
-            given[_PARTS[name]] = value
+        part = _PARTS.get(name)
+        if part in given or (part and typed and re.search("[$`]", value)):
+            hint = "given twice" if part in given else f"write the value: {torchrun.NO_SHELL}"
+            raise UsageError(f"-{name} {value}: {hint}")
+        if part:
+            given[part] = value
+        elif name in ("x", "genv", "env"):
+            variables.append(value)
         else:
             draft.note(f"left out: -{name} {value}".rstrip())
     if line is None or not rest:
         raise UsageError("expected mpirun or mpiexec, and a program")
     draft.note("relative paths are relative to this file", _RANK, *line.notes)
     draft.set("workdir", given.get("workdir"))
-    line = line._replace(words=torchrun.started_directly(draft, rest))
+    before = [*line.before, *(word for word in variables if "=" in word)]
+    line = line._replace(before=before, words=torchrun.started_directly(draft, rest))
     torchrun.add_torchrun(draft, line, cpus=1, hosts_known=True)
     draft.keys.pop("procs_per_node")  # torchrun's default
-    draft.set("env", {**draft.keys.get("env", {}), **env} or None)
+    inherited = dict.fromkeys(word for word in variables if "=" not in word and word not in RESERVED)
+    draft.set("env", {**inherited, **draft.keys.get("env", {})} or None)
     _add_nodes(draft, given)
     return draft.checked()
 
@@ -54,24 +66,42 @@ def _options(words: list[str]) -> Iterator[tuple[str, str]]:
     """Take the options from the beginning of `words`: name and value of each, "" = none."""
     while words and words[0].startswith("-"):
         name, _, value = words.pop(0).lstrip("-").partition("=")
-        count = 0 if value or re.fullmatch(_FLAGS, name) else 2 if name in _PAIRS else 1
+        if not name:
+            return  # the program comes after --
+        none = value or re.fullmatch(_FLAGS, name) or re.match("-|python", "".join(words[:1]))
+        count = 0 if none else 1 + (name in _PAIRS and "=" not in "".join(words[:1]))
         values, words[:count] = words[:count], []
         yield name, value or "=".join(values)
 
 
 def _add_nodes(draft: Draft, given: Mapping[str, str]) -> None:
-    """Add hosts and ranks. Raises `UsageError` for what is not a number."""
+    """Add hosts and ranks. Raises `UsageError` for what is not a number, or doesn't add up."""
     numbers = [given.get(key, "0") for key in ("ranks", "procs")]
     if not all(re.fullmatch("[0-9]{1,6}", number) for number in numbers):
         raise UsageError(f"expected a number of ranks, got {' and '.join(numbers)}")
-    (ranks, procs), count = map(int, numbers), 1
+    ranks, procs = map(int, numbers)
     draft.set("hostfile", given.get("hostfile"))
     if "hosts" in given:
         entries = parse_hostfile(given["hosts"].replace(",", "\n"), "the hosts")
-        draft.set_hostfile(entries)
-        count = len(entries)
-    own = "hostfile" in given or any(isinstance(node, dict) for node in draft.keys.get("nodes", ()))
-    share = procs or (0 if own or ranks % count else ranks // count)
-    draft.set("procs_per_node", share or None)
-    if ranks and not share:
-        draft.note(f"-n {ranks}: make procs_per_node, or procs in nodes, add up to it", key="procs_per_node")
+        shares = _shares(ranks, [procs or entry.slots for entry in entries])
+        pairs = zip(entries, shares, strict=True)
+        draft.set_hostfile([entry._replace(slots=share) for entry, share in pairs if share])
+    elif ranks > procs > 0 and "hostfile" not in given:
+        if ranks % procs:
+            raise UsageError(f"-n {ranks}: not a multiple of {procs} ranks per node; write the hosts (-H)")
+        draft.set("nodes", ranks // procs)
+        draft.set("procs_per_node", procs)
+    else:
+        draft.set("procs_per_node", (procs if "hostfile" in given else ranks or procs) or None)
+        text = "make it, or slots in the hostfile, add up to mpirun's number of ranks on all nodes of the job"
+        draft.note(text, key="procs_per_node")
+
+
+def _shares(ranks: int, slots: Sequence[int | None]) -> list[int]:
+    """Return the ranks of each host: the slots in turn, or without slots, equal shares."""
+    share, more = divmod(ranks, len(slots)) if not any(slots) else (0, 0)
+    given = [slot or share + (i < more) or 1 for i, slot in enumerate(slots)]
+    if ranks > sum(given):
+        raise UsageError(f"-n {ranks}: the hosts have {sum(given)} slots; write more, as in -H a:4,b:4")
+    ends = accumulate(given)
+    return [max(0, min(count, (ranks or end) - end + count)) for count, end in zip(given, ends, strict=True)]

@@ -15,7 +15,8 @@ from distlaunch.job.document import Data
 from distlaunch.job.nodes import host_error
 from distlaunch.plan.placement import is_loopback
 
-_NO_SHELL = "job files don't expand shell variables"
+NO_SHELL = "job files don't expand shell variables"
+"""Why a word that a shell would expand needs its value."""
 _PATHS = "relative paths are relative to this file: keep it in the directory where the command was run"
 _STARTS_ALL = "`distlaunch run` starts the ranks of all nodes itself"
 _BEFORE = "run it before `distlaunch run`, if the job needs it"
@@ -203,7 +204,7 @@ def _unexpanded(line: Line, flags: Flags, typed: bool, hosts_known: bool) -> Ite
         if hosts_known and (hint or field == "nnodes"):
             continue
         if not hint:
-            raise UsageError(f"{FLAG[field].name} {value}: write the value: {_NO_SHELL}")
+            raise UsageError(f"{FLAG[field].name} {value}: write the value: {NO_SHELL}")
         yield f"left out: {FLAG[field].name} {value}: {hint}"
     if typed and "/" not in flags.script and re.search("[$`]", flags.script):
         module = f"--module {flags.script}: write the value"
@@ -212,7 +213,7 @@ def _unexpanded(line: Line, flags: Flags, typed: bool, hosts_known: bool) -> Ite
             if flags.kind == "module"
             else f"{flags.script}: replace the variable by the flags or the script in it"
         )
-        raise UsageError(f"{hint}: {_NO_SHELL}")
+        raise UsageError(f"{hint}: {NO_SHELL}")
     env = [f"{name}={text}" for name, text in line.env.items() if not name.startswith("PET_")]
     paths = (path for path in (line.python, flags.script) if re.search(_EXPANDED, path.lstrip("~")))
     kept = [*paths, *(word for word in (*flags.args, *env) if re.search(_EXPANDED, word))]

@@ -103,6 +103,7 @@ def _job(reading: Reading, keys: Record, source: str) -> spec.JobSpec:
         metrics=around.path(checked["metrics"]["file"]) if checked.get("metrics") else None,
         container=_container(reading),
         mpirun=spec.Mpirun(_mpirun(reading)),
+        ssh=pool.ssh,
         sections={
             key: each.kind.made(checked[key]) for key, each in around.sections.items() if key in checked
         },

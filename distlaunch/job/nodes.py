@@ -137,7 +137,7 @@ class Pool:
         queued = around.submitted and self._launcher in ("auto", "ssh")
         # The hosts of a job that will wait in any queue are unknown.
         self._steps = Slurm if queued else _STEPS.get(str(self._launcher))
-        self._ssh = self._ssh_options()
+        self.ssh = self._ssh_options()
 
     def _ssh_options(self) -> SshOptions:
         ssh = self._checked.get("ssh", {})
@@ -205,7 +205,7 @@ class Pool:
         if self._launcher == "ssh" or isinstance(self._launcher, Mapping):
             return self._reach(node.host, None, None)
         reach = self._around.reach
-        return (reach and reach(node)) or Ssh(node.host, None, None, self._ssh)
+        return (reach and reach(node)) or Ssh(node.host, None, None, self.ssh)
 
     def _node(self, host: str, reach: Transport, record: Checked, path: str) -> NodeSpec:
         gpus = record.get("gpus", JOB.value(self._checked, "gpus_per_node"))
@@ -232,4 +232,4 @@ class Pool:
             return steps(host, allocation.job if allocation else "", groups.get(host))
         if self._launcher == "auto" and host == "localhost" and not user and not port:
             return Local()
-        return Ssh(host, user, port, self._ssh)
+        return Ssh(host, user, port, self.ssh)

@@ -14,6 +14,7 @@ from distlaunch.job.document import Place
 from distlaunch.job.text import path_in, placeholders_in
 from distlaunch.job.types import Field
 from distlaunch.transports.container import Container
+from distlaunch.transports.ssh import SshOptions
 from distlaunch.transports.transport import Local, Transport
 
 Shown = Literal["all", "rank0", "none"]
@@ -286,6 +287,7 @@ class JobSpec(Frozen):
     success: Success = "all"
     container: Container | None = None
     mpirun: Mpirun = Mpirun()
+    ssh: SshOptions = SshOptions()
     sections: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
     kubernetes: Mapping[str, Any] = MappingProxyType({})
     allocation: Allocation | None = None

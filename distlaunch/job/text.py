@@ -55,13 +55,8 @@ Values = Callable[[str], "str | None"]
 
 
 def is_placeholder(word: str) -> bool:
-    """Check whether {word} can be filled in."""
-    name, colon, detail = word.partition(":")
-    if name == "port":
-        return detail.isidentifier()
-    if colon:
-        return detail.isdecimal() and len(detail) < 6 and 0 < int(detail) <= LAST_PORT
-    return word in PLACEHOLDERS
+    """Check whether {word} is filled in, once `placeholder_error` has checked what is after its colon."""
+    return ":" in word or word in PLACEHOLDERS
 
 
 def fill(text: str, value: Values, every: bool = True) -> str:
@@ -102,6 +97,17 @@ def placeholders_in(texts: Iterable[str]) -> list[str]:
     return [word for word in escaped_in(texts) if is_placeholder(word)]
 
 
+def value_error(text: str) -> str | None:
+    """Return why the first {word:…} in `text` can't be filled in, or None."""
+    for word in _single_words(text):
+        name, colon, detail = word.partition(":")
+        port = re.fullmatch("[0-9]{1,5}", detail) and 0 < int(detail) <= LAST_PORT
+        if colon and not (detail.isidentifier() if name == "port" else port):
+            wanted = "a name, as in {port:store}" if name == "port" else f"a port from 1 to {LAST_PORT}"
+            return f"{{{word}}}: expected {wanted}, got {detail!r}; {{{{{word}}}}} passes {{{word}}} on"
+    return None
+
+
 def placeholder_error(argument: str) -> str | None:
     """Return why the first unknown {word} in `argument` can't be filled in, or None."""
     for word in _single_words(argument):
@@ -110,7 +116,7 @@ def placeholder_error(argument: str) -> str | None:
             known = ", ".join("{" + known + "}" for known in PLACEHOLDERS)
             hint = f"did you mean {{{close}}}?" if close else f"known: {known};"
             return f"unknown placeholder {{{word}}}; {hint} {{{{{word}}}}} passes {{{word}}} to the script"
-    return None
+    return value_error(argument)
 
 
 def instead_of(word: str) -> str:

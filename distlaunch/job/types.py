@@ -27,6 +27,7 @@ from distlaunch.job.document import (
     unquoted,
     words_of,
 )
+from distlaunch.job.text import value_error
 
 Schema = dict[str, Any]
 Checked = Mapping[str, Any]
@@ -637,6 +638,6 @@ def _mapping_hint(value: Value) -> str:
 
 # Types shared by several sections
 
-ENV = MapOf(Word(), r"[A-Za-z_][A-Za-z0-9_]*", "a variable name")
+ENV = MapOf(Word(value_error), r"[A-Za-z_][A-Za-z0-9_]*", "a variable name")
 SOME_TEXT = Text("a non-empty string", r"[^\0]+")
 LINE = Text("a non-empty single-line string", r"[^\0\n]+")

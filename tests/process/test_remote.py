@@ -78,7 +78,10 @@ def test_ranks_run_with_this_python_and_not_with_that_of_the_controllers_host(
     assert capfd.readouterr().out == f"[node0:0] {sys.executable}\n"
 
 
-def test_a_run_that_another_host_controls_is_reached_by_its_id_and_job_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize("nodes", ["nodes: [alias]\nlauncher: ssh\n", ""])
+def test_a_run_that_another_host_controls_is_reached_by_its_id_and_job_file(
+    tmp_path: Path, nodes: str
+) -> None:
     """A shell stands in for ssh: it knows the host only by its alias and the job's configuration."""
     ssh = tmp_path / "bin" / "ssh"
     ssh.parent.mkdir()
@@ -87,7 +90,7 @@ def test_a_run_that_another_host_controls_is_reached_by_its_id_and_job_file(tmp_
     ssh.write_text(f"#!/bin/sh\n{named}{answers}")
     ssh.chmod(0o755)
     (tmp_path / "config").touch()
-    keys = f"nodes: [alias]\nlauncher: ssh\nssh: {{config: config}}\nlogs: {{dir: {tmp_path}/there/logs}}\n"
+    keys = f"{nodes}ssh: {{config: config}}\nlogs: {{dir: {tmp_path}/there/logs}}\n"
     job = write_job(tmp_path, "print('here', flush=True)\nimport signal\nsignal.pause()", ONE + keys)
     around = {
         "env": {**os.environ, "PATH": f"{ssh.parent}:{os.environ['PATH']}", "XDG_STATE_HOME": f"{tmp_path}/s"}

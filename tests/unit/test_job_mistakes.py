@@ -128,6 +128,14 @@ MISTAKES = {
         "{local_world_size}, {master_addr}, {master_port}, {job_id}, {run_id}, {port:NAME}, {hosts}, "
         "{hosts:PORT}, {hosts_json}, {hosts_json:PORT};…"
     ),
+    "args: ['{{hosts:0}} {hosts:65000}']": (
+        "2:8: args[0]: {hosts:65000}: expected a port from 1 to 61439, got '65000'; {{hosts:65000}} passes …"
+    ),
+    "env: {A: '{hosts_json:x}'}": "2:10: env.A: {hosts_json:x}: expected a port from 1 to 61439, got 'x'; …",
+    f"env: {{A: '{{hosts:{'9' * 5000}}}'}}": "2:10: env.A: {hosts:99…",
+    "nodes: [{host: a, env: {A: '{port:a-b}'}}]": (
+        "2:28: nodes[0].env.A: {port:a-b}: expected a name, as in {port:store}, got 'a-b'; …"
+    ),
     "script: y": "2:1: script: duplicate key; the first is on line 1",
     "env: {A: 1, A: 2}": "2:13: A: duplicate key; the first is on line 2",
     "procs_per_node: 2.0": "2:17: procs_per_node: expected an integer ≥ 1, got 2.0",
