@@ -201,13 +201,6 @@ class Going:
             pass
         return self.process.wait(max(0.1, deadline - time.monotonic()))
 
-    def ends_within(self, seconds: float) -> int:
-        """Wait for the end; the exit status. `LateError` if it comes later than so."""
-        began = time.monotonic()
-        status = self.wait()
-        on_time("the end", time.monotonic() - began, seconds)
-        return status
-
     @property
     def stdout(self) -> str:
         return self.out.decode(errors="replace")

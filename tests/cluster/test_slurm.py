@@ -80,16 +80,6 @@ def test_hosts_come_from_the_allocation(tmp_path: Path, allocation: str, keys: s
     assert names == (["node0"] if hosts == [HERE] else hosts)
 
 
-def test_requested_tasks_are_ranks_of_a_cpu_job(
-    tmp_path: Path, slurm: Slurm, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with inside(slurm, monkeypatch, "--ntasks-per-node=2"):
-        monkeypatch.setenv("SLURM_NTASKS", "6")
-        monkeypatch.setenv("SLURM_TASKS_PER_NODE", "2(x3)")
-        done = distlaunch("run", str(write_job(tmp_path, SAYS, CPU)))
-    assert hosts_of(done) == ["host1", "host1", "host2", "host2", "host3", "host3"], done.stderr
-
-
 def test_ranks_see_the_job_of_slurm(tmp_path: Path, slurm: Slurm, monkeypatch: pytest.MonkeyPatch) -> None:
     """The job's identity and the GPUs, and nothing that an agent's step has for itself."""
     seen = '{k: v for k, v in os.environ.items() if k[:4] in ("SLUR", "CUDA")}'
@@ -198,19 +188,6 @@ def test_a_signal_to_all_processes_kills_no_rank(tmp_path: Path, slurm: Slurm, a
         run.process.send_signal(signal.SIGINT)
         ended(run, 130, "stopped by SIGINT")
         assert "also failed" not in run.stderr
-
-
-def test_a_node_that_is_cut_off_is_lost_after_three_heartbeats(
-    tmp_path: Path, slurm: Slurm, allocation: str, emptied: None
-) -> None:
-    with running(write_job(tmp_path, WAITS, f"{CPU}timeouts: {{stop: 2s, lease: 12s}}\n")) as run:
-        run.wait_ready(3)
-        slurm.call("cut", "host3")
-        try:
-            assert run.ends_within(9.5) == 71
-        finally:
-            slurm.call("heal", "host3")
-        assert "host3 was lost: no heartbeat for 7 s" in run.stderr
 
 
 @pytest.mark.parametrize("daemon", ["slurmctld", "slurmd"])

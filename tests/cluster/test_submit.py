@@ -3,13 +3,11 @@
 import re
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from distlaunch.runs.submissions import Submission, note
 from tests.cluster.hosts import bed_up, missing
 from tests.cluster.queues import Queue
 from tests.cluster.slurm import OVER, Slurm, why_not
@@ -205,42 +203,6 @@ def test_what_slurm_refuses_is_told_in_its_words_and_nothing_is_left(queue: Slur
     assert "sbatch failed: " in done.stderr
     assert "invalid partition specified: none" in done.stderr
     assert list((queue.folder / "runs").iterdir()) == []
-
-
-def test_submits_from_another_host(queue: SlurmQueue, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All of it travels over ssh: the job, and distlaunch itself."""
-    slurm = queue.slurm
-    monkeypatch.delenv("SLURM_CONF")  # there is a Slurm only there
-    config = f"{slurm.folder}/ssh_config"
-    path = queue.job('print("hello from", __import__("os").environ["RANK"])')
-    done = distlaunch("submit", "--on", "host2", "--ssh-config", config, str(path))
-    assert done.returncode == 0, done.stderr
-    job = done.stdout.strip().removeprefix("host2:")
-    ended = distlaunch("wait", done.stdout.strip(), "--ssh-config", config)
-    assert ended.returncode == 0, ended.stderr + queue.output(job)
-    assert queue.output(job).count("hello from") == 3
-    refused = distlaunch("submit", str(path))
-    assert refused.returncode == 1
-
-
-def test_ps_asks_slurm_once_for_all_jobs(queue: SlurmQueue) -> None:
-    script = queue.folder / "long.sh"
-    script.write_text("#!/bin/sh\nsleep 600\n")
-    for _ in range(10):
-        held = queue.slurm.tool("sbatch", "--parsable", "--hold", str(script))
-        queue.known.append(held)
-        note(Submission(held, "long", str(queue.folder / "runs"), time.time()))
-    before = asked(queue.slurm)
-    assert len(rows()) == 10
-    assert asked(queue.slurm) - before == 1
-
-
-def asked(slurm: Slurm) -> int:
-    """How often slurmctld was asked about jobs, by any command."""
-    counts = re.findall(
-        r"REQUEST_(?:JOB_INFO|JOB_INFO_SINGLE|JOB_USER_INFO)\s.*count:(\d+)", slurm.tool("sdiag")
-    )
-    return sum(map(int, counts))
 
 
 # What Slurm writes down

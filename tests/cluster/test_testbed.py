@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from tests.cluster.hosts import TESTBED, Bed, Done, bed_up, completed, find, hiding_argv, program, why_not
-from tests.harness import PATIENCE_S, Held, children_of, held, line_pipe
+from tests.harness import PATIENCE_S, Held, held, line_pipe
 
 Words = Sequence[str | Path]
 BY_PYTHON: Words = [sys.executable, TESTBED]
@@ -212,22 +212,6 @@ def test_a_locked_root_account_can_log_in(tmp_path: Path) -> None:
         ]
 
 
-@needs_netns
-def test_testbeds_brought_up_at_once_have_different_networks(tmp_path: Path) -> None:
-    folders = [tmp_path / f"bed{n}" for n in range(3)]
-    ups = [
-        subprocess.Popen([*BY_PYTHON, "up", "1", "--dir", folder, "--json"], stdout=subprocess.PIPE)
-        for folder in folders
-    ]
-    try:
-        first, second, third = (json.loads(up.communicate(timeout=PATIENCE_S)[0]) for up in ups)
-        assert len({info["gateway"] for info in (first, second, third)}) == len(folders)
-        assert call_testbed("down", folders[0]).returncode == 0
-        assert Hosts(folders[1], second).ssh("host1", "hostname").stdout == "host1\n", "others go on"
-    finally:
-        assert [call_testbed("down", folder).returncode for folder in folders] == [0, 0, 0]
-
-
 # What down leaves
 
 
@@ -358,15 +342,6 @@ def test_up_can_be_killed_anywhere(stage: str, by: signal.Signals, tmp_path: Pat
 
 
 @needs_netns
-def test_keepers_leave_if_up_dies_before_it_has_written_them_down(tmp_path: Path) -> None:
-    with stuck_up(tmp_path, "unshare", "*host2") as (up, stuck):
-        (keeper,) = set(children_of(up.pid)) - {stuck}
-        with held([keeper]) as processes:
-            up.kill()
-            assert ended(processes, keeper)
-
-
-@needs_netns
 def test_an_sshd_that_does_not_start_fails_up_and_leaves_nothing(tmp_path: Path) -> None:
     folder, go = tmp_path / "bed", tmp_path / "go"
     os.mkfifo(go)
@@ -395,15 +370,6 @@ def test_leaves_a_living_testbed_and_a_foreign_folder_alone(pair: Hosts, tmp_pat
         assert (refused.returncode, refused.stderr.count("\n")) == (1, 1)
     assert (tmp_path / "precious").read_text() == "mine"
     assert pair.ssh("host1", "hostname").stdout == "host1\n"
-
-
-@pytest.mark.parametrize(
-    "arguments", [[], ["up"], ["up", "0"], ["up", "many"], ["exec", "host1"], ["up", "1", "--", "x"], ["fly"]]
-)
-def test_misuse_ends_with_status_2(arguments: list[str], tmp_path: Path) -> None:
-    refused = completed([str(TESTBED), *arguments], cwd=tmp_path)
-    assert refused.returncode == 2
-    assert "usage:" in refused.stderr and "Traceback" not in refused.stderr
 
 
 # Without namespaces

@@ -15,7 +15,6 @@ import pytest
 
 from tests.cluster.containers import Podman
 from tests.cluster.hosts import Bed, Done, Site, completed, hiding_argv, parent_of
-from tests.cluster.odd_hosts import installed
 from tests.cluster.workers import DAEMONS, SLEEPER, STUBBORN
 from tests.harness import (
     ROOT,
@@ -223,25 +222,6 @@ def test_names_the_owner_of_the_port_on_another_host(site: Site) -> None:
 
 
 # ssh alone
-
-
-@pytest.mark.parametrize(
-    ("shell", "whose"), [("bash", "job"), ("bash", "node"), ("csh", "job"), ("fish", "node")]
-)
-def test_a_home_is_that_of_the_user_on_the_node(site: Site, shell: str, whose: str) -> None:
-    there = site.folder / "home-there"
-    (there / "w").mkdir(parents=True)
-    (there / "w" / "t.py").write_text("import os, sys; print(sys.argv[0], os.getcwd())")
-    (there / "python").symlink_to(sys.executable)
-    name = site.name("odd", "host2", site.sshd("host2", over=site.login(there, installed(shell))))
-    paths = {"workdir": "~/w", "python": "~/python"}
-    job = {"script": "t.py", "nodes": [{"host": name}], "gpus_per_node": 0, "ssh": {"config": "ssh_config"}}
-    job |= {"nodes": [{"host": name, **paths}]} if whose == "node" else paths
-    (site.folder / "job.yaml").write_text(json.dumps(job))
-    done = distlaunch("run", str(site.folder / "job.yaml"))
-    assert done.stdout == f"[odd:0] {there}/w/t.py {there}/w\n", done.stderr
-    port = distlaunch("check-port", str(site.folder / "job.yaml"))
-    assert port.returncode == 0, port.stderr
 
 
 def run_persistently(site: Site, home: Path) -> Done:

@@ -11,7 +11,7 @@ import pytest
 from distlaunch.agent import worker as workers
 from distlaunch.agent.cpus import Machine, cpu_list, cpu_set
 from distlaunch.agent.messages import WorkerSpec
-from tests.harness import distlaunch, running, write_job
+from tests.harness import running, write_job
 
 ALLOWED = os.sched_getaffinity(0)
 CORES = len(Machine(ALLOWED).cores)
@@ -74,17 +74,6 @@ def test_starts_nothing_where_the_node_lacks_the_cpus(tmp_path: Path) -> None:
         assert f"rank 0 (node0) could not be started: cpu_binding: {few}" in run.stderr
         assert [event["stage"] for event in run.events("WorkerUnstarted")] == ["setup"] * (CORES + 1)
         assert run.events("WorkerStarted") == []
-
-
-@pytest.mark.parametrize(
-    ("binding", "shown"),
-    [(BINDINGS[2], "exclusive"), ("cpu_binding: cores", "cores"), ("cpu_binding: ['0-3,8']", "0-3,8")],
-)
-def test_a_dry_run_shows_the_binding(tmp_path: Path, binding: str, shown: str) -> None:
-    job = write_job(tmp_path, TELL, f"gpus_per_node: 0\n{binding}")
-    heading, _, first = distlaunch("dry-run", str(job)).stdout.splitlines()[1:4]
-    assert binding.partition(":")[0] in heading
-    assert shown in first.split()
 
 
 def test_reports_that_the_kernel_refuses_a_binding(tmp_path: Path) -> None:

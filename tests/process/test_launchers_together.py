@@ -4,7 +4,6 @@ import json
 import os
 import re
 import signal
-import textwrap
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -251,24 +250,6 @@ def test_a_failing_rank_restarts_the_ranks_of_all_nodes(tmp_path: Path, meets: s
         failed = rf"rank {fails} .* failed: exit status 5; "
         assert re.search(rf"^distlaunch: {failed}restart 1 of 2$", told(runs), re.MULTILINE), told(runs)
         assert re.search(rf"^distlaunch: {failed}restarting$", told(runs), re.MULTILINE), told(runs)
-
-
-def test_an_interrupt_during_a_restart_ends_all_launchers(tmp_path: Path) -> None:
-    fails = """
-        import os, sys
-        if os.environ["RANK"] == "0":
-            open("fifo").read()
-            sys.exit(5)
-    """
-    script(tmp_path, textwrap.dedent(fails) + STUBBORN)
-    os.mkfifo(tmp_path / "fifo")
-    with launchers(tmp_path, "--max-restarts=3", "--shutdown-timeout=2") as (first, second):
-        second.wait_ready(1)
-        (tmp_path / "fifo").write_text("end")
-        second.wait_for("told\n")
-        first.wait_for("restart 1 of 3")
-        second.process.send_signal(signal.SIGINT)
-        assert statuses([first, second]) == [130, 130], told([first, second])
 
 
 @pytest.mark.parametrize("meets", ["static", "c10d, told"])

@@ -39,26 +39,6 @@ def test_ranks_get_the_contract(tmp_path: Path) -> None:
         assert env.items() >= (shared | own).items()
 
 
-def test_variables_wire_a_framework_without_a_shell(tmp_path: Path) -> None:
-    worker = """
-        import os, socket
-
-        address, port = os.environ["COORDINATOR"].split(":")
-        server = os.environ["RANK"] == "0" and socket.create_server((address, int(port)))
-        print(port, os.environ["TF_CONFIG"])
-        """
-    tf = '{"cluster": {"worker": {hosts_json:2222}}, "task": {"type": "worker", "index": {rank}}}'
-    env = json.dumps({"TF_CONFIG": tf, "COORDINATOR": "{master_addr}:{port:jax}"})
-    done = distlaunch("run", str(write_job(tmp_path, worker, f"{FOUR}env: {env}")))
-    assert done.returncode == 0, done.stderr
-    told = sorted(line.partition("] ")[2].split(" ", 1) for line in done.stdout.splitlines())
-    cluster = {"worker": [f"127.0.0.1:{port}" for port in range(2222, 2226)]}
-    assert [json.loads(config) for _, config in told] == [
-        {"cluster": cluster, "task": {"type": "worker", "index": rank}} for rank in range(4)
-    ]
-    assert len({port for port, _ in told}) == 1
-
-
 @pytest.mark.parametrize(("setting", "rank_0"), [("stdin=rank 0", "words"), ("stdin=none", "")])
 def test_runs_a_script_without_a_job_file_and_only_rank_0_reads_stdin_if_the_job_says_so(
     tmp_path: Path, setting: str, rank_0: str
@@ -74,24 +54,6 @@ def test_runs_a_script_without_a_job_file_and_only_rank_0_reads_stdin_if_the_job
 def test_refuses_a_full_screen_view_if_a_rank_reads_stdin(tmp_path: Path) -> None:
     status, shown = on_a_terminal("run", "--view", str(write_job(tmp_path, "", f"{ONE}stdin: rank 0")))
     assert (status, b"--view reads the keyboard" in shown) == (2, True), shown
-
-
-def test_rank_0_ends_the_others_when_it_has_finished(tmp_path: Path) -> None:
-    worker = """
-        import os, signal, sys, time
-
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(f"rank {os.environ['RANK']} was stopped"))
-        ready = f"ready{os.environ['RANK']}"
-        if os.environ["RANK"] != "0":
-            open(ready, "w").close()
-            signal.pause()
-        while not all(os.path.exists(f"ready{rank}") for rank in (1, 2, 3)):
-            time.sleep(0.01)
-        """
-    done = distlaunch("run", str(write_job(tmp_path, worker, f"{FOUR}success: rank 0")))
-    assert done.returncode == 0, done.stderr
-    assert all(f"rank {rank} was stopped" in done.stderr for rank in (1, 2, 3))
-    assert "rank 0 finished, so the others are stopped (success: rank 0)" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -170,10 +170,11 @@ def test_a_home_is_that_of_the_user_who_pastes(
     make_teller(tmp_path / name / "v" / "python")
     program = Program("script", ("t.py",), placed=True)
     home = f"~/{name}".rstrip("/")
-    plan = plan_of(job(["~/kept"], workdir=home, program=program, python=f"{home}/v/python"))
+    odd = plain({"V_A": "b 'c'"})
+    plan = plan_of(job(["~/kept"], odd, program, workdir=home, python=f"{home}/v/python"))
     given = {0: workers(plan, plan.nodes[0], MEETING)} if text is shell_text else 29500
     ((argv, environ),) = run_in(shell, text(plan, given), {"HOME": str(tmp_path)})
-    assert environ["PWD"] == home.replace("~", str(tmp_path))
+    assert (environ["PWD"], environ["V_A"]) == (home.replace("~", str(tmp_path)), "b 'c'")
     assert argv[-2:] == [home.replace("~", str(tmp_path)) + "/t.py", "~/kept"]
 
 
@@ -196,30 +197,6 @@ def test_a_program_may_be_called_like_something_that_the_shell_knows(
 
 
 # torchrun
-
-
-@pytest.mark.parametrize(
-    ("program", "words"),
-    [
-        (Program("script", ("/a b/t.py",)), ["/a b/t.py"]),
-        (Program("module", ("pkg.t",)), ["--module", "pkg.t"]),
-        (Program("command", ("./a.out", "it's")), ["--no-python", "./a.out", "it's"]),
-    ],
-    ids=["script", "module", "command"],
-)
-@pytest.mark.parametrize("node", [0, 1])
-def test_torchruns_line_says_the_same_as_the_plan(
-    program: Program, words: list[str], node: int, tmp_path: Path
-) -> None:
-    make_teller(tmp_path / "torchrun")
-    meeting = RendezvousSpec(id="an id")
-    spec = job(["-x", "$(id)", ""], {"V_A": EnvValue("b 'c'")}, program, rendezvous=meeting)
-    spec = spec._replace(nodes=(NodeSpec("n0", Ssh("n0"), procs=2), NodeSpec("n1", Ssh("n1"), procs=2)))
-    line = torchrun_text(plan_of(spec), 29500).split("# node ")[node + 1].partition("\n")[2]
-    ((argv, environ),) = run_in("sh", line, {"PATH": f"{tmp_path}:{os.environ['PATH']}"})
-    place = ["--nnodes=2", f"--node-rank={node}", "--nproc-per-node=2", "--master-addr=10.0.0.1"]
-    assert argv == [*place, "--master-port=29500", "--rdzv-id=an id", *words, "-x", "$(id)", ""]
-    assert environ["V_A"] == "b 'c'"
 
 
 @pytest.mark.parametrize(

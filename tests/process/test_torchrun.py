@@ -26,7 +26,7 @@ from typing import Any
 import pytest
 
 from tests.harness import on_time, wait_gone
-from tests.process.commands import SLEEPER, STUBBORN
+from tests.process.commands import STUBBORN
 from tests.process.torchruns import (
     BOTH,
     CATCHES,
@@ -124,15 +124,6 @@ def test_nothing_is_left_in_the_temporary_folder(tmp_path: Path) -> None:
 # Ends
 
 
-@pytest.mark.parametrize("more", [[], ["--max-restarts=3"]])
-def test_names_a_missing_script_in_one_line(tmp_path: Path, more: list[str]) -> None:
-    """Python would end with 2 in every worker, which is what a mistake on the command line has."""
-    done = ours(tmp_path, *more, "--nproc-per-node=2", "nosuch.py")
-    assert done.returncode == 127
-    assert our_lines(done)[0].endswith("could not be started: nosuch.py: No such file or directory")
-    assert "can't open file" not in done.stderr
-
-
 def test_a_script_on_stdin_a_directory_and_a_status_of_2_are_not_missing_files(tmp_path: Path) -> None:
     (tmp_path / "package").mkdir()
     (tmp_path / "package/__main__.py").write_text("print('main')")
@@ -178,15 +169,6 @@ def test_stubborn_workers_have_the_shutdown_timeout(tmp_path: Path, fails: bool,
     assert "Traceback" not in run.stderr
     assert took_s >= 2
     on_time("all ended", took_s, 3.0)
-
-
-def test_workers_do_not_outlive_a_killed_launcher(tmp_path: Path) -> None:
-    script(tmp_path, SLEEPER)
-    with going(OURS, tmp_path, "--nproc-per-node=2", "--log-dir=runs", "worker.py") as run:
-        pids = run.wait_ready(2)
-        run.process.kill()
-        run.wait()
-        wait_gone(list(pids.values()), 5.0)
 
 
 def test_a_reader_that_leaves_the_help_is_not_an_error(tmp_path: Path) -> None:

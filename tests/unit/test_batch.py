@@ -10,10 +10,9 @@ import pytest
 from distlaunch.errors import DistlaunchError, JobError
 from distlaunch.job.file import job_of
 from distlaunch.job.spec import JobSpec
-from distlaunch.runs.submissions import Submission, submission
 from distlaunch.schedulers import TABLE, flux, grid_engine, load, lsf, pbs, slurm, target_of
 from distlaunch.schedulers.queue import CANCELLED, Queued
-from distlaunch.schedulers.script import Call, Scheduler, check_submitted
+from distlaunch.schedulers.script import Call, check_submitted
 from distlaunch.supervisor.allocation_end import is_to_go_on
 from distlaunch.supervisor.state import Cause, Verdict
 from tests.unit.test_restarts import Job
@@ -247,34 +246,9 @@ def test_a_followed_job_prints_into_the_run_directorys_parent(tmp_path: Path) ->
     assert script.index("exec >>") < script.index('cd "$PBS_O_WORKDIR"\n') < script.index("distlaunch run")
 
 
-@pytest.mark.parametrize("name", TABLE)
-def test_every_scheduler_implements_what_a_submission_needs(name: str) -> None:
-    scheduler = load(name)
-    assert scheduler.name == name
-    for needed in ("allocation", "options", "submit", "look"):
-        assert getattr(type(scheduler), needed) is not getattr(Scheduler, needed)
-    if scheduler.answers:
-        assert {"fate_argv", "fate", "requeue"} <= vars(type(scheduler)).keys()
-
-
 def test_an_unknown_scheduler_is_refused() -> None:
     with pytest.raises(DistlaunchError, match="this version of distlaunch doesn't support the scheduler oar"):
         load("oar")
-
-
-def test_old_list_entries_are_slurm_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    (tmp_path / "distlaunch").mkdir()
-    lines = (
-        '{"queued": "17", "id": "17", "job": "train", "folder": "/w/runs", "at": 5.0, "end": ""}',
-        '{"run": "train-20261122-091211-78fd1953", "folder": "/w/runs/x", "host": "h", "queued": "18"}',
-        '{"queued": "17", "end": "COMPLETED"}',
-    )
-    (tmp_path / "distlaunch" / "runs.jsonl").write_text("\n".join(lines))
-    first, second = submission("17"), submission("18")
-    assert first == Submission("17", "train", "/w/runs", 5.0, "COMPLETED", "slurm")
-    assert second == Submission("18", "", "/w/runs", 0.0)
-    assert first.output == "/w/runs/slurm-17.out"
 
 
 QSTAT_XML = """<?xml version='1.0'?>

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from distlaunch.job.nodes import host_error, parse_endpoint, split_user
+from distlaunch.job.nodes import host_error, parse_endpoint
 from distlaunch.wording import expand_ranges
 from tests.unit.samples import bounded
 
@@ -105,14 +105,6 @@ def test_accepted_hosts_are_one_plain_word(host: str) -> None:
         assert host.isprintable()
         assert host[0] != "-"
         assert not set(host) & set(" \t'\"\\$`;&|<>()*?[]{}!#~/")
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [("a", (None, "a")), ("me@a", ("me", "a")), ("me@corp@a", ("me@corp", "a")), ("@a", ("", "a"))],
-)
-def test_the_last_at_sign_divides_user_and_host(text: str, expected: tuple[str | None, str]) -> None:
-    assert split_user(text) == expected
 
 
 # Endpoints

@@ -248,8 +248,8 @@ def test_nodes_are_listed_by_name_range_or_number(load: Load, nodes: str, expect
 
 
 def test_splits_user_at_host_and_user_overrides_it(load: Load) -> None:
-    spec = load("script: a\nnodes: [me@a, {host: me@b, user: you}]")
-    assert [node.reach for node in spec.nodes] == [Ssh("a", "me"), Ssh("b", "you")]
+    spec = load("script: a\nnodes: [me@a, {host: me@b, user: you}, me@corp@c]")
+    assert [node.reach for node in spec.nodes] == [Ssh("a", "me"), Ssh("b", "you"), Ssh("c", "me@corp")]
 
 
 def test_localhost_is_this_machine_unless_ssh_details_are_given(load: Load) -> None:

@@ -140,18 +140,6 @@ def test_nccl_without_enough_gpus_is_refused_with_the_nodes_name() -> None:
     assert words.endswith("or set gpus_per_node if more are there")
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("nodes: 2\nprocs_per_node: 2", "4 ranks on 2 nodes simulated on this machine"),
-        ("nodes: 1\nprocs_per_node: 2", "2 ranks on 1 node"),
-        ("nodes: [a, b]\nprocs_per_node: 2", "4 ranks on 2 nodes"),
-    ],
-)
-def test_says_whether_nodes_are_simulated(text: str, words: str) -> None:
-    assert plan_of(text, *([0] * (1 if "nodes: 1" in text else 2))).size_words == words
-
-
 def test_refuses_unknown_gpus_and_says_what_to_do() -> None:
     words = refusal("nodes:\n  - a\n  - b", 8, None)
     assert words.startswith(
@@ -472,17 +460,22 @@ def document_of(plan: LaunchPlan) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("text", "numa", "cpu"),
+    ("text", "numa", "cpu", "shown"),
     [
-        ("", None, None),
-        ("numa_binding: node", "node", None),
-        ("cpu_binding: cores", None, "cores"),
-        ("cpu_binding: [0-3, 7]", None, ["0-3", "7"]),
+        ("", None, None, "cpu"),
+        ("numa_binding: exclusive", "exclusive", None, "exclusive"),
+        ("cpu_binding: cores", None, "cores", "cores"),
+        ("cpu_binding: [0-3, 7]", None, ["0-3", "7"], "0-3"),
     ],
 )
-def test_a_printed_plan_has_the_cpu_binding(text: str, numa: str | None, cpu: str | list[str] | None) -> None:
-    document = document_of(plan_of(text))
+def test_a_printed_plan_has_the_cpu_binding(
+    text: str, numa: str | None, cpu: str | list[str] | None, shown: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    document = document_of(plan := plan_of(text))
     assert (document["numa_binding"], document["cpu_binding"]) == (numa, cpu)
+    print_plan(plan, "table")
+    heading, _, first = capfd.readouterr().out.splitlines()[1:4]
+    assert text.partition(":")[0] in heading and shown in first.split()
 
 
 def test_a_printed_plan_is_json_without_inherited_values() -> None:

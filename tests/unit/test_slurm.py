@@ -18,23 +18,11 @@ from distlaunch.supervisor.state import Phase
 from distlaunch.supervisor.summary import Summary
 from distlaunch.transports.failure import Kind, LinkFailure, ProcessEnd
 from distlaunch.transports.slurm import Slurm
-from distlaunch.wording import expand_nodelist
 from tests.unit.tasks import task_environment
 from tests.unit.test_restarts import Job, inside
 from tests.unit.test_supervisor import Actions, exited, lost, texts
 
 # Variables
-
-
-@pytest.mark.parametrize(
-    ("text", "hosts"),
-    [
-        ("", []),
-        ("a[09-10,12],b-[1-2]-x,c", ["a09", "a10", "a12", "b-1-x", "b-2-x", "c"]),
-    ],
-)
-def test_expands_node_lists(text: str, hosts: list[str]) -> None:
-    assert expand_nodelist(text) == hosts
 
 
 # As Slurm 22.05 sets them.
@@ -59,6 +47,8 @@ HET = {
 def test_reads_an_allocation() -> None:
     nodes = tuple(AllocatedNode(f"host{i}", gpus=2) for i in (1, 2, 3))
     assert allocation_in(PLAIN) == Allocation("slurm", "Slurm", "17", nodes, answers=True)
+    odd = allocation_in(PLAIN | {"SLURM_JOB_NODELIST": "a[09-10,12],b-[1-2]-x,c"})
+    assert odd and [node.host for node in odd.nodes] == ["a09", "a10", "a12", "b-1-x", "b-2-x", "c"]
     asked = allocation_in(PLAIN | {"SLURM_NTASKS": "5", "SLURM_TASKS_PER_NODE": "2(x2),1"})
     assert asked is not None
     assert [node.procs for node in asked.nodes] == [2, 2, 1]
