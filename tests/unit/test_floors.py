@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from distlaunch.launch.supervise import LATE, LATE_TO_REQUEUE
+from distlaunch.launch.controller import LATE, LATE_TO_REQUEUE
 from distlaunch.schedulers import TABLE, load
 from distlaunch.transports.handshake import PACKAGES
 from distlaunch.transports.opening import bundle_for
@@ -226,7 +226,7 @@ def test_functions_are_mostly_under_ten_lines_and_rarely_over_thirty() -> None:
 RUNS = ("launch", "links", "observers", "supervisor", "plan", "diagnosis", "transports")
 """What a run consists of once it has begun."""
 AT_ITS_START = {
-    *("launch.supervise", "launch.start"),
+    *("launch.controller", "launch.start"),
     *("observers.metrics", "observers.notifier"),
     *("plan.other_launchers", "agent.gpus"),
 }
