@@ -5,10 +5,10 @@
 
     launch/start      opens a Link to each node (transports/) and makes the run directory
     launch/gather     if something else starts distlaunch per node or rank, one launcher controls the run,
-                      and the others join it (transports/inbound, join) as agents (launch/launcher_agent)
+                      and the others join it (transports/inbound, join) as agents (launch/joined_agent)
       on the node     sh ─▶ guardian ─▶ agent (agent/, shipped over the link) ─▶ workers
 
-    launch/supervise  the controller: it decides everything, and does it through agents
+    launch/controller  the controller: it decides everything, and does it through agents
                       agent ─Frame─▶ Links ─report─▶ supervisor/codec ─Event─▶ supervisor/step(State, Event)
                       agent ◀─Frame─ Links ◀─command─ supervisor/codec ◀─Action─┘    │
                                                                                      └▶ observers/

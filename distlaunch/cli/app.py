@@ -69,11 +69,11 @@ def run_app(words: Sequence[str], early: "Link | None" = None) -> int:
 
 
 def _add_other_commands() -> None:
-    from distlaunch.cli.imports import imports
+    from distlaunch.cli.import_command import imports
     from distlaunch.cli.logs import logs
     from distlaunch.cli.prune import prune
     from distlaunch.cli.runs import runs
-    from distlaunch.cli.submitting import exports, queue
+    from distlaunch.cli.submit import exports, queue
 
     app.add_typer(queue)
     app.add_typer(runs)
@@ -216,7 +216,7 @@ def check_port(
 @app.command("schema")
 def schema() -> None:
     """Print the JSON schema of job files, for completion and checks in an editor."""
-    from distlaunch.job.fields import json_schema
+    from distlaunch.job.keys import json_schema
     from distlaunch.schedulers import job_keys
 
     print_json(json_schema(job_keys()))

@@ -80,7 +80,7 @@ def _run(task: Task, argv: list[str], gathering: Gathering) -> int:
             return run_controller(gathered.spec, gathered.listener, signals)
         seat = Launcher(gathering, Prover(os.environ, gathering.arrival.name), signals, say).seated()
         blocked(signals.watched)
-    from distlaunch.launch.launcher_agent import OneRank, serve  # late: gathering comes first
+    from distlaunch.launch.joined_agent import OneRank, serve  # late: gathering comes first
 
     return serve(seat, OneRank(argv, scans=task.local_rank == 0), signals.watched, own_first=True)
 

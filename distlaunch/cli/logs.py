@@ -22,7 +22,7 @@ from distlaunch.observers.console import FOLD_S, Folding, colored, harmless, wan
 from distlaunch.observers.observer import Observer, Printed
 from distlaunch.observers.run_directory import Entry
 from distlaunch.runs.following import follow
-from distlaunch.runs.playback import Retelling
+from distlaunch.runs.playback import Playback
 from distlaunch.runs.replay import lines_in, replay
 from distlaunch.runs.run_status import Run
 from distlaunch.runs.submissions import run_of
@@ -126,13 +126,13 @@ def print_logs(
     if choice.ranks is not None:
         _check_ranks(run, choice.ranks)
     lines = LogLines(choice.pattern, most, fold)
-    with closing(Retelling(run.folder, lines, choice.takes)) as retelling, while_read():
-        retelling.catch_up()
+    with closing(Playback(run.folder, lines, choice.takes)) as playback, while_read():
+        playback.catch_up()
         if not (interrupts and run.alive):
             lines.drained()
         lines.go_live()
         if interrupts:
-            run = follow(run, interrupts, retelling)
+            run = follow(run, interrupts, playback)
             if not run.alive:
                 lines.drained()
     return run

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from distlaunch.agent.frozen import Frozen
 from distlaunch.cli.output import print_text, say, while_read
-from distlaunch.cli.payload import payload, payload_key
+from distlaunch.cli.own_archive import payload, payload_key
 from distlaunch.errors import DistlaunchError, Exit, UsageError
 from distlaunch.job.file import job_of, read_job, read_text
 from distlaunch.job.spec import JobSpec

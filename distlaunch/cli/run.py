@@ -130,7 +130,7 @@ def run_shown(
     with Signals(spec.invocation.signals) as signals:  # from here on a Ctrl-C finds a supervisor
         observers = _observers(signals, output_fd, quiet, view)
         start = start_run(spec, early)
-        from distlaunch.launch.supervise import supervise  # while agents boot: it takes 10 ms
+        from distlaunch.launch.controller import supervise  # while agents boot: it takes 10 ms
 
         summary = supervise(start, signals, observers)
     if spec.restarts.requeue:
@@ -155,15 +155,15 @@ def run_gathered(spec: JobSpec, gathering: "Gathering", early: Link | None = Non
         if isinstance(gathered, Gathered):
             return run_controller(gathered.spec, gathered.listener, signals)
         blocked(signals.watched)
-    from distlaunch.launch.launcher_agent import serve
-    from distlaunch.launch.own_ranks import OwnRanks
+    from distlaunch.launch.joined_agent import serve
+    from distlaunch.launch.joined_ranks import OwnRanks
 
     return serve(gathered, OwnRanks(spec), signals.watched)
 
 
 def run_controller(spec: JobSpec, listener: "InboundListener", signals: Signals) -> int:
     """Run a job whose launchers have connected; return its exit status. Raises `DistlaunchError`."""
-    from distlaunch.launch.supervise import supervise
+    from distlaunch.launch.controller import supervise
 
     try:
         start = start_run(spec, listener=listener)
@@ -183,7 +183,7 @@ def _observers(
     gc.enable()
     terminal = Terminal(interrupts, output_fd, quiet and not view)
     if view:
-        from distlaunch.view.watching import Screen
+        from distlaunch.view.screen import Screen
 
         yield Screen(terminal, interrupts)
     else:
@@ -227,17 +227,17 @@ def _control(spec: JobSpec, quiet: bool, ready: int) -> int:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as with nohup
         with Signals(spec.invocation.signals) as signals:
             start = start_run(spec)
-            from distlaunch.launch.supervise import supervise  # while agents boot
+            from distlaunch.launch.controller import supervise  # while agents boot
             from distlaunch.observers.run_directory import CONTROLLER_LOG
-            from distlaunch.observers.terminal import Departure, Terminal, silence
+            from distlaunch.observers.terminal import DetachedTerminal, Terminal, silence
 
             def leave(state: State) -> None:
                 silence(os.path.join(start.folder.path, CONTROLLER_LOG))
                 with os.fdopen(ready, "w") as pipe:
                     pipe.write(start.run_id)
 
-            departure = Departure(Terminal(signals, 2, quiet), leave)
-            return supervise(start, signals, [departure]).state.outcome
+            shown = DetachedTerminal(Terminal(signals, 2, quiet), leave)
+            return supervise(start, signals, [shown]).state.outcome
     except DistlaunchError as error:
         say(str(error))
         return error.exit_status

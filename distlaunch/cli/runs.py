@@ -94,7 +94,7 @@ def attach(
 def view(context: typer.Context, which: Which = None, ssh_config: SshConfig = None) -> None:
     """Watch a run full-screen: its ranks, outliers, and their output; q quits without stopping the run."""
     run_elsewhere(context, which, ssh_config)
-    from distlaunch.view.watching import watch
+    from distlaunch.view.screen import watch
 
     if not sys.stdout.isatty():
         raise UsageError("view needs a terminal as stdout; use `distlaunch attach` instead")

@@ -7,7 +7,7 @@ from distlaunch.errors import JobError, Problem
 from distlaunch.job import spec
 from distlaunch.job.checks import OF_KEYS, OF_SPEC, Reading
 from distlaunch.job.document import Entries, Items, Place, Scalar, Value, colon_hint, describe, is_unset
-from distlaunch.job.fields import (
+from distlaunch.job.keys import (
     CONTAINER,
     ELASTIC,
     JOB,

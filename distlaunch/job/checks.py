@@ -8,13 +8,13 @@ from typing import get_args
 from distlaunch.agent.frozen import Frozen
 from distlaunch.contract import RESERVED
 from distlaunch.job.document import Place, nearest, program_keys, setting
-from distlaunch.job.fields import JOB, RENDEZVOUS
+from distlaunch.job.keys import JOB, RENDEZVOUS
 from distlaunch.job.nodes import REST, endpoint_of, users_and_hosts
 from distlaunch.job.spec import JobSpec, Surroundings
 from distlaunch.job.text import IDS, instead_of, placeholders_in
 from distlaunch.job.types import Checked
 from distlaunch.transports.container import BY_SRUN, Runtime
-from distlaunch.transports.slurm import Slurm
+from distlaunch.transports.slurm import SlurmStep
 from distlaunch.transports.transport import HOST
 from distlaunch.wording import counted
 
@@ -277,7 +277,7 @@ def _container(_: Reading, spec: JobSpec) -> Mistakes:
     if container.runtime not in get_args(Runtime):
         known = ", ".join(get_args(Runtime))
         yield "container.runtime", f"expected one of {known}, got {container.runtime!r}"
-    by_slurm = all(isinstance(node.reach, Slurm) for node in spec.pool)
+    by_slurm = all(isinstance(node.reach, SlurmStep) for node in spec.pool)
     if container.runtime == BY_SRUN and not by_slurm:
         yield "container.runtime", "pyxis is a plugin of srun: it requires nodes allocated by Slurm"
     if container.runtime == BY_SRUN and container.before:

@@ -152,7 +152,7 @@ def _built(document: Value, path: str, submitted: bool = False, in_image: bool =
 def _with_hosts(around: Surroundings, document: Value) -> Surroundings:
     """Add the hosts of the scheduler's allocation, or of the pods selected by the document."""
     if selected := _pods(document):
-        from distlaunch.kubernetes.running import pods_here, reach_pod  # few jobs run in pods
+        from distlaunch.kubernetes.pods import pods_here, reach_pod  # few jobs run in pods
 
         allocation = pods_here(**selected)
         return around._replace(allocation=allocation, reach=partial(reach_pod, selected["namespace"]))

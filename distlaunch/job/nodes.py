@@ -7,10 +7,10 @@ from distlaunch.agent.wire import HEARTBEATS
 from distlaunch.errors import JobError, Problem
 from distlaunch.job.allocation import AllocatedNode, Allocation
 from distlaunch.job.document import Place
-from distlaunch.job.fields import JOB, NODE, SSH, TIMEOUTS
+from distlaunch.job.keys import JOB, NODE, SSH, TIMEOUTS
 from distlaunch.job.spec import HostEntry, Limits, NodeSpec, Surroundings
 from distlaunch.job.types import Checked
-from distlaunch.transports.slurm import Slurm
+from distlaunch.transports.slurm import SlurmStep
 from distlaunch.transports.ssh import Ssh, SshOptions
 from distlaunch.transports.transport import Command, Local, Transport
 from distlaunch.wording import expand_ranges
@@ -19,7 +19,7 @@ MAX_SLOTS = 1024
 """Slots. A greater number in `host:N`, or the 22 of ssh, is a misplaced port."""
 REST = "rest"
 """Value of `spares` for the nodes of the allocation beyond `nodes`."""
-_STEPS: Mapping[str, type[Slurm]] = {"slurm": Slurm}
+_STEPS: Mapping[str, type[SlurmStep]] = {"slurm": SlurmStep}
 """Transports of launchers that belong to a scheduler, whose hosts may not be known yet."""
 
 
@@ -136,7 +136,7 @@ class Pool:
         self._launcher = "auto" if launcher == "mpirun" else launcher
         queued = around.submitted and self._launcher in ("auto", "ssh")
         # The hosts of a job that will wait in any queue are unknown.
-        self._steps = Slurm if queued else _STEPS.get(str(self._launcher))
+        self._steps = SlurmStep if queued else _STEPS.get(str(self._launcher))
         self.ssh = self._ssh_options()
 
     def _ssh_options(self) -> SshOptions:

@@ -8,7 +8,7 @@ from distlaunch.job.checks import placed_in
 from distlaunch.job.spec import JobSpec, Mpirun
 from distlaunch.job.text import instead_of
 from distlaunch.kubernetes.manifests import Kind
-from distlaunch.kubernetes.running import GPU
+from distlaunch.kubernetes.pods import GPU
 
 _OWN = re.compile(r"PET_.*|PYTHON_EXEC|JOB_COMPLETION_INDEX")
 """Variables of a pod from which the launcher takes its place, or that would mislead it."""

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
 from distlaunch.agent.frozen import Frozen
-from distlaunch.job.fields import KUBERNETES
+from distlaunch.job.keys import KUBERNETES
 from distlaunch.job.spec import FOREVER_S, JobSpec
 from distlaunch.job.text import fill, unfilled
-from distlaunch.kubernetes.running import GPU
+from distlaunch.kubernetes.pods import GPU
 from distlaunch.plan.placement import DEFAULT_PORT
 from distlaunch.plan.shell_text import job_flags
 

@@ -1,7 +1,7 @@
 """The gathering of launchers that were started independently, one per node or rank, into one run.
 
 One of them is the controller: it listens at the rendezvous endpoint until all have joined. The others connect
-to it, and serve it (`distlaunch.launch.launcher_agent`).
+to it, and serve it (`distlaunch.launch.joined_agent`).
 """
 
 import errno

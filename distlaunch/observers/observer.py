@@ -32,14 +32,14 @@ class Observer:
     """A base class for observers. The thread that runs the job calls each method after the fact, in order.
 
     Times are seconds since the run began. An observer that raises is removed, and the job goes on.
-    A program passes its observers to `launch.supervise.run_job`; the commands make theirs in `cli/run.py`.
+    A program passes its observers to `launch.controller.run_job`; the commands make theirs in `cli/run.py`.
     """
 
     remark: Callable[[str], None] = staticmethod(lambda text: None)
     """Sends a message to all observers; set by `Observers`."""
 
     moment: Callable[[], float] = staticmethod(time.time)
-    """Returns when the current output arrived, in seconds since the epoch; replaced by `Retelling`."""
+    """Returns when the current output arrived, in seconds since the epoch; replaced by `Playback`."""
 
     wake_at: float | None = None
     """When to call `woken`, in monotonic seconds; None = never."""

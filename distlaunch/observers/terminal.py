@@ -195,7 +195,7 @@ def _joining(state: State) -> str:
     return f"joining: {size - len(missing)} of {ranks}; waiting for {names}" if missing else ""
 
 
-class Departure(Observer):
+class DetachedTerminal(Observer):
     """Shows the start of a detached run on the terminal, without output of ranks, then calls `leave`."""
 
     def __init__(self, terminal: Terminal, leave: Callable[[State], None]) -> None:

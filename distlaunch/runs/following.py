@@ -15,7 +15,7 @@ from distlaunch.observers.observer import Observer, Printed
 from distlaunch.observers.recording import STDERR_BYTES, LastOutput
 from distlaunch.observers.run_directory import fd_of
 from distlaunch.plan.output import destinations
-from distlaunch.runs.playback import Retelling
+from distlaunch.runs.playback import Playback
 from distlaunch.runs.replay import typed
 from distlaunch.runs.run_status import Run, living, run_in, summary_in
 from distlaunch.signals import Interrupts
@@ -35,22 +35,22 @@ def attend(run: Run, observer: Observer, interrupts: Interrupts, everything: boo
 
     With `everything`, it also sees the past of the run. Raises `HistoryError`.
     """
-    with contextlib.closing(Retelling(run.folder, observer)) as retelling:
+    with contextlib.closing(Playback(run.folder, observer)) as playback:
         if not everything:
-            retelling.skip()
-        run = follow(run, interrupts, retelling)
-        if not run.alive and retelling.state and (summary := summary_of(run.folder, retelling.state)):
-            observer.drained(retelling.state)
+            playback.skip()
+        run = follow(run, interrupts, playback)
+        if not run.alive and playback.state and (summary := summary_of(run.folder, playback.state)):
+            observer.drained(playback.state)
             observer.ended(summary)
         return run
 
 
-def follow(run: Run, interrupts: Interrupts, retelling: Retelling | None = None) -> Run:
+def follow(run: Run, interrupts: Interrupts, playback: Playback | None = None) -> Run:
     """Follow the run until it is over or a signal comes; return the run as it is then."""
     while not interrupts.any():
         run = over(run)  # first: then everything written before the end is read
-        if retelling:
-            retelling.catch_up()
+        if playback:
+            playback.catch_up()
         if not run.alive:
             break
         pause(interrupts, LOOK_S)

@@ -51,7 +51,7 @@ class _Tail:
             self._file.close()
 
 
-class Retelling:
+class Playback:
     """The events and output of a run, passed to an observer in their order. Must be closed.
 
     `wanted` selects pieces of output; others are not read.

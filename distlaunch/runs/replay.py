@@ -18,7 +18,7 @@ from distlaunch.supervisor.events import Event
 from distlaunch.supervisor.history import BEGAN, MESSAGE, VERSION
 from distlaunch.supervisor.state import State
 from distlaunch.supervisor.step import HANDLERS, begin, step
-from distlaunch.transports.slurm import Slurm
+from distlaunch.transports.slurm import SlurmStep
 from distlaunch.transports.ssh import Ssh
 from distlaunch.transports.transport import Command, Joined, Local, Transport
 
@@ -121,7 +121,7 @@ def loaded(text: str) -> Iterator[dict[str, Any]]:
                 raise HistoryError(f"line {number}: not JSON") from None
 
 
-_TRANSPORTS = Command | Joined | Local | Slurm | Ssh
+_TRANSPORTS = Command | Joined | Local | SlurmStep | Ssh
 
 
 def typed(kind: Any, value: Any) -> Any:

@@ -1,6 +1,6 @@
 """Schedulers: Slurm, Grid Engine, PBS, LSF, Flux, and those that other packages add.
 
-Everything about a scheduler is in one module, whose `scheduler` is a `Scheduler` (see `script`): the hosts of
+Everything about a scheduler is in one module, whose `scheduler` is a `Scheduler` (see `base`): the hosts of
 a job and the way to reach them, its tasks, its section of the job file, its batch script, its queue, and the
 meaning of a job's end. `TABLE` has a line for each.
 
@@ -8,7 +8,7 @@ A scheduler of another package is an entry point of the group `distlaunch.schedu
 Its section of the job file and `--to NAME` find it. In its jobs the variable DISTLAUNCH_SCHEDULER must be its
 name, because looking for entry points takes half as long as starting a job.
 
-Shared by all: `script` (the interface, batch scripts), `queue` (the output of commands, files), `task` (ranks
+Shared by all: `base` (the interface, batch scripts), `queue` (the output of commands, files), `task` (ranks
 that are started task by task).
 """
 
@@ -24,7 +24,7 @@ from distlaunch.job.allocation import Allocation
 if TYPE_CHECKING:
     from distlaunch.job.spec import JobSpec
     from distlaunch.job.types import Field, Record
-    from distlaunch.schedulers.script import Scheduler
+    from distlaunch.schedulers.base import Scheduler
     from distlaunch.schedulers.task import Task
 
 
@@ -146,7 +146,7 @@ def _inner() -> list[tuple[str, Entry]]:
 
 def sections(keys: Iterable[str] | None = None) -> "dict[str, Field]":
     """Return the schedulers' sections of a job file with `keys`; all for None, or if a key is unknown."""
-    from distlaunch.job.fields import JOB
+    from distlaunch.job.keys import JOB
     from distlaunch.job.types import built
 
     own = [""] if keys is None else [key for key in keys if key not in JOB.fields]
@@ -160,6 +160,6 @@ def sections(keys: Iterable[str] | None = None) -> "dict[str, Field]":
 
 def job_keys(keys: Iterable[str] | None = None) -> "Record":
     """Return all keys that a job file with `keys` may have, including the sections of schedulers."""
-    from distlaunch.job.fields import with_sections
+    from distlaunch.job.keys import with_sections
 
     return with_sections(sections(keys))

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from distlaunch.job.allocation import Allocation
 from distlaunch.job.spec import JobSpec
 from distlaunch.job.types import LINE, Field, Integer, by_their_names
-from distlaunch.schedulers import queue, script, task
+from distlaunch.schedulers import base, queue, task
 
 _TASKS = task.Names(
     *("flux run", "FLUX_TASK_RANK", "FLUX_JOB_SIZE", "FLUX_TASK_LOCAL_ID", "FLUX_JOB_ID"),
@@ -21,7 +21,7 @@ QUEUED = "DISTLAUNCH_QUEUED"
 _WAITING, _GOING = ("DEPEND", "PRIORITY", "SCHED"), ("RUN", "CLEANUP")
 
 
-class Flux(script.Scheduler):
+class Flux(base.Scheduler):
     """Flux, whose commands print IDs in their own format, and also take the numbers that are used here."""
 
     name, title = "flux", "Flux"
@@ -30,17 +30,17 @@ class Flux(script.Scheduler):
     ends = ("flux", "cancel")  # sends SIGTERM, and SIGKILL seconds later
     hurries = ("flux", "job", "kill", "-s", "SIGTERM")
     over = re.compile(r"inactive|unknown", re.IGNORECASE)
-    section = script.section(
+    section = base.section(
         {
             "cpus": Field(Integer(1), "Cores of each node.", "its workers"),
             "gpus": Field(Integer(0), "GPUs of each node.", "gpus_per_node"),
-            "queue": script.QUEUE,
+            "queue": base.QUEUE,
             "bank": Field(LINE, "Bank to charge."),
             "time": Field(
-                script.TimeLimit('"12h"', "", "{}s".format), 'Time limit: "12h" or "1d12h".', "the queue's"
+                base.TimeLimit('"12h"', "", "{}s".format), 'Time limit: "12h" or "1d12h".', "the queue's"
             ),
         },
-        script.other_options(
+        base.other_options(
             "flux batch",
             "--exclusive",
             r"(?P<output>--(?:output|error)\b)|--(?:job-name|wrap)\b",
@@ -63,15 +63,15 @@ class Flux(script.Scheduler):
     def options(self, spec: JobSpec, followed: bool) -> Iterator[str]:
         """Request one slot for each node."""
         asked = self.asked(spec)
-        gpus, name = asked.get("gpus", spec.nodes[0].gpus), script.plain_name(spec.name)
+        gpus, name = asked.get("gpus", spec.nodes[0].gpus), base.plain_name(spec.name)
         yield f"--job-name={name}"
         yield from (f"{flag}={self.node_count(spec)}" for flag in ("--nodes", "--nslots"))
-        yield f"--cores-per-slot={asked.get('cpus') or script.workers(spec, gpus)}"
+        yield f"--cores-per-slot={asked.get('cpus') or base.workers(spec, gpus)}"
         if gpus:
             yield f"--gpus-per-slot={gpus}"
-        yield from script.given(asked, {"queue": "--queue=", "bank": "--bank=", "time": "--time-limit="})
+        yield from base.given(asked, {"queue": "--queue=", "bank": "--bank=", "time": "--time-limit="})
         own = queue.output_path(spec.logs.folder, "{{id.dec}}", self.name)
-        yield script.option("--output=", own if followed else f"{script.workdir(spec)}/{name}.o{{{{id}}}}")
+        yield base.option("--output=", own if followed else f"{base.workdir(spec)}/{name}.o{{{{id}}}}")
 
     def opening(self, spec: JobSpec) -> Sequence[str]:
         """Set the variable with the job's ID."""

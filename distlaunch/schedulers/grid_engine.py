@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from distlaunch.job.allocation import Allocation
 from distlaunch.job.spec import JobSpec
 from distlaunch.job.types import LINE, Field, Integer
-from distlaunch.schedulers import queue, script
+from distlaunch.schedulers import base, queue
 from distlaunch.transports.failure import Kind
 from distlaunch.transports.transport import Command
 
@@ -30,7 +30,7 @@ class Qrsh(Command):
     tools = "SGE_BINARY_PATH"
 
 
-class GridEngine(script.Scheduler):
+class GridEngine(base.Scheduler):
     """Grid Engine, in all its descendants."""
 
     name, title = "grid-engine", "Grid Engine"
@@ -38,16 +38,16 @@ class GridEngine(script.Scheduler):
     ends = ("qdel",)  # `qdel -f` is for administrators, and for hosts that don't answer
     over = re.compile("does not exist")
     warns = False  # only if a script requests it, as submitted ones do
-    section = script.section(
+    section = base.section(
         {
             "pe": Field(LINE, "Parallel environment, which places slots on hosts: `qconf -spl` lists them."),
             "slots": Field(Integer(1), "Slots of each node.", "its workers"),
             "gpus": Field(LINE, "GPU request for -l, e.g. gpu=8.", "as gpu=gpus_per_node"),
-            "queue": script.QUEUE,
+            "queue": base.QUEUE,
             "project": Field(LINE, "Project to charge."),
-            "time": Field(script.WALLTIME, 'Time limit (h_rt): "12h" or "36:00:00".', "the queue's"),
+            "time": Field(base.WALLTIME, 'Time limit (h_rt): "12h" or "36:00:00".', "the queue's"),
         },
-        script.other_options("qsub", "-p -100", r"-(?:(?P<array>t)|(?P<output>[oe])|[jNSr]|sync)(?![\w-])"),
+        base.other_options("qsub", "-p -100", r"-(?:(?P<array>t)|(?P<output>[oe])|[jNSr]|sync)(?![\w-])"),
         parallel_environment="pe",
         h_rt="time",
     )
@@ -78,15 +78,15 @@ class GridEngine(script.Scheduler):
         """Yield options of qsub; a job that is followed begins where it was submitted, as with Slurm."""
         asked, gpus = self.asked(spec), spec.nodes[0].gpus
         yield "-S /bin/bash"
-        yield f"-N {script.plain_name(spec.name)}"
+        yield f"-N {base.plain_name(spec.name)}"
         if "pe" in asked:
-            yield f"{script.option('-pe ', asked['pe'])} {self._slots(spec)}"
+            yield f"{base.option('-pe ', asked['pe'])} {self._slots(spec)}"
         if wanted := asked.get("gpus") or (f"gpu={gpus}" if gpus else ""):
-            yield script.option("-l ", wanted)
-        yield from script.given(asked, {"queue": "-q ", "project": "-P ", "time": "-l h_rt="})
+            yield base.option("-l ", wanted)
+        yield from base.given(asked, {"queue": "-q ", "project": "-P ", "time": "-l h_rt="})
         yield "-j y"
         own = queue.output_path(spec.logs.folder, "$JOB_ID", self.name)
-        yield script.option("-o ", own if followed else f"{script.workdir(spec)}/$JOB_NAME.o$JOB_ID")
+        yield base.option("-o ", own if followed else f"{base.workdir(spec)}/$JOB_NAME.o$JOB_ID")
         yield "-r n"
         if followed:
             yield "-cwd"
@@ -94,7 +94,7 @@ class GridEngine(script.Scheduler):
             yield "-notify"
 
     def _slots(self, spec: JobSpec) -> int:
-        return (self.asked(spec).get("slots") or script.workers(spec)) * self.node_count(spec)
+        return (self.asked(spec).get("slots") or base.workers(spec)) * self.node_count(spec)
 
     def submit(self, script: str) -> str:
         """Submit by qsub."""

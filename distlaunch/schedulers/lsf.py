@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from distlaunch.job.allocation import Allocation
 from distlaunch.job.spec import JobSpec
 from distlaunch.job.types import LINE, Either, Field, Integer
-from distlaunch.schedulers import queue, script, task
+from distlaunch.schedulers import base, queue, task
 from distlaunch.transports.failure import Kind
 from distlaunch.transports.transport import Command
 
@@ -46,7 +46,7 @@ class Blaunch(Command):
     deaf = True
 
 
-class Lsf(script.Scheduler):
+class Lsf(base.Scheduler):
     """LSF, by its own commands."""
 
     name, title = "lsf", "LSF"
@@ -56,7 +56,7 @@ class Lsf(script.Scheduler):
     hurries = ("bkill", "-s", "TERM")
     withholds = "LSB_JOBID"
     over = re.compile(r"is not found|already finished|No matching job", re.IGNORECASE)
-    section = script.section(
+    section = base.section(
         {
             "slots": Field(Integer(1), "Slots of each node (span[ptile]).", "its workers"),
             "gpus": Field(
@@ -64,15 +64,15 @@ class Lsf(script.Scheduler):
                 "GPUs of each node, or a value for -gpu.",
                 "gpus_per_node",
             ),
-            "queue": script.QUEUE,
+            "queue": base.QUEUE,
             "project": Field(LINE, "Project to charge (-P)."),
             "time": Field(
-                script.TimeLimit('"12h" or "36:00"', r"[0-9]+:[0-9]{2}|", _minutes),
+                base.TimeLimit('"12h" or "36:00"', r"[0-9]+:[0-9]{2}|", _minutes),
                 'Time limit (-W): "12h" or "36:00".',
                 "the queue's",
             ),
         },
-        script.other_options("bsub", "-x", r"-(?:(?P<output>oo?|eo?)|(?P<wait>K)|J|rn?|I\w*)(?![\w-])"),
+        base.other_options("bsub", "-x", r"-(?:(?P<output>oo?|eo?)|(?P<wait>K)|J|rn?|I\w*)(?![\w-])"),
         ptile="slots",
     )
 
@@ -96,16 +96,16 @@ class Lsf(script.Scheduler):
     def options(self, spec: JobSpec, followed: bool) -> Iterator[str]:
         """Yield options of bsub."""
         asked = self.asked(spec)
-        gpus, name = asked.get("gpus", spec.nodes[0].gpus), script.plain_name(spec.name)
-        slots = asked.get("slots") or script.workers(spec, gpus)
+        gpus, name = asked.get("gpus", spec.nodes[0].gpus), base.plain_name(spec.name)
+        slots = asked.get("slots") or base.workers(spec, gpus)
         yield f"-J {name}"
         yield f"-n {slots * self.node_count(spec)}"
-        yield script.option("-R ", f"span[ptile={slots}]")
+        yield base.option("-R ", f"span[ptile={slots}]")
         if gpus:
-            yield script.option("-gpu ", gpus if isinstance(gpus, str) else f"num={gpus}")
-        yield from script.given(asked, {"queue": "-q ", "project": "-P ", "time": "-W "})
+            yield base.option("-gpu ", gpus if isinstance(gpus, str) else f"num={gpus}")
+        yield from base.given(asked, {"queue": "-q ", "project": "-P ", "time": "-W "})
         own = queue.output_path(spec.logs.folder, "%J", self.name)  # LSF appends its report to it
-        yield script.option("-o ", own if followed else f"{script.workdir(spec)}/{name}.o%J")
+        yield base.option("-o ", own if followed else f"{base.workdir(spec)}/{name}.o%J")
         yield "-rn"
 
     def submit(self, script: str) -> str:

@@ -9,12 +9,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from distlaunch.job.allocation import Allocation
 from distlaunch.job.spec import JobSpec
 from distlaunch.job.types import LINE, Field, Integer, by_their_names
-from distlaunch.schedulers import queue, script
+from distlaunch.schedulers import base, queue
 
 _WAITING, _GOING = "QHWT", "RESUB"
 
 
-class Pbs(script.Scheduler):
+class Pbs(base.Scheduler):
     """PBS, whose job IDs end with the name of the server."""
 
     name, title = "pbs", "PBS"
@@ -24,18 +24,18 @@ class Pbs(script.Scheduler):
     hurries = ("qsig", "-s", "TERM")
     withholds = "PBS_JOBID"
     over = re.compile("Unknown Job Id|Job has finished|invalid for (state of|finished) job", re.IGNORECASE)
-    section = script.section(
+    section = base.section(
         {
             "select": Field(LINE, "Selection instead of nodes, cpus, gpus and mem, e.g. 4:ncpus=64:ngpus=8."),
             "cpus": Field(Integer(1), "CPUs of each node (ncpus).", "its workers"),
             "gpus": Field(Integer(0), "GPUs of each node (ngpus).", "gpus_per_node"),
             "mem": Field(LINE, "Memory of each node, e.g. 200gb."),
-            "queue": script.QUEUE,
+            "queue": base.QUEUE,
             "project": Field(LINE, "Project (-P)."),
             "account": Field(LINE, "Account to charge (-A)."),
-            "time": Field(script.WALLTIME, 'Time limit (walltime): "12h" or "36:00:00".', "the queue's"),
+            "time": Field(base.WALLTIME, 'Time limit (walltime): "12h" or "36:00:00".', "the queue's"),
         },
-        script.other_options("qsub", "-p -100", r"-(?:(?P<array>[Jt])|(?P<output>[oe])|[jNrk])(?![\w-])"),
+        base.other_options("qsub", "-p -100", r"-(?:(?P<array>[Jt])|(?P<output>[oe])|[jNrk])(?![\w-])"),
         **by_their_names(cpus="ncpus", gpus="ngpus", mem="memory"),
     )
 
@@ -57,22 +57,22 @@ class Pbs(script.Scheduler):
     def options(self, spec: JobSpec, followed: bool) -> Iterator[str]:
         """Yield options of qsub."""
         asked = self.asked(spec)
-        yield f"-N {script.plain_name(spec.name)}"
-        yield script.option("-l select=", asked.get("select") or self._select(spec))
+        yield f"-N {base.plain_name(spec.name)}"
+        yield base.option("-l select=", asked.get("select") or self._select(spec))
         if "select" not in asked:
             yield "-l place=scatter"
         flags = {"time": "-l walltime=", "queue": "-q ", "project": "-P ", "account": "-A "}
-        yield from script.given(asked, flags)
+        yield from base.given(asked, flags)
         if followed:
             yield "-S /bin/bash"  # else it may be the login shell
         yield "-j oe"
-        yield script.option("-o ", f"{spec.logs.folder if followed else script.workdir(spec)}/")
+        yield base.option("-o ", f"{spec.logs.folder if followed else base.workdir(spec)}/")
         yield "-r n"
 
     def _select(self, spec: JobSpec) -> str:
         asked = self.asked(spec)
         gpus = asked.get("gpus", spec.nodes[0].gpus)
-        each = script.workers(spec, gpus)
+        each = base.workers(spec, gpus)
         parts = [str(self.node_count(spec)), f"ncpus={asked.get('cpus') or each}", f"mpiprocs={each}"]
         parts += [f"ngpus={gpus}"] if gpus else []
         parts += [f"mem={asked['mem']}"] if "mem" in asked else []

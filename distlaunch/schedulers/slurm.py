@@ -12,10 +12,9 @@ from distlaunch.errors import UsageError
 from distlaunch.job.allocation import AllocatedNode, Allocation
 from distlaunch.job.spec import JobSpec
 from distlaunch.job.types import LINE, Either, Field, Integer, Switch, Text, by_their_names
-from distlaunch.schedulers import queue, script, task
+from distlaunch.schedulers import base, queue, task
 from distlaunch.supervisor.events import AllocationReported
-from distlaunch.transports.slurm import VARIABLES
-from distlaunch.transports.slurm import Slurm as Step
+from distlaunch.transports.slurm import VARIABLES, SlurmStep
 from distlaunch.wording import expand_nodelist
 
 KILLED = 137
@@ -51,24 +50,24 @@ _CLOCK = r"[0-9]+:[0-9]{2}(?::[0-9]{2})?|[0-9]+-[0-9]{1,2}(?::[0-9]{2}){0,2}"
 def _days(seconds: int) -> str:
     """Format a day and a half as `1-12:00:00`."""
     days, rest = divmod(seconds, 86400)
-    clock = script.clock(rest).zfill(8)
+    clock = base.clock(rest).zfill(8)
     return f"{days}-{clock}" if days else clock
 
 
-class Slurm(script.Scheduler):
+class Slurm(base.Scheduler):
     """Slurm, which reports the fate of a job, and requeues it."""
 
     name, title, step = "slurm", "Slurm", "step"
     mark = "#SBATCH"
     answers = True
     chooses = "set nodes to the number of nodes; slurm.nodelist requests specific hosts"
-    section = script.section(
+    section = base.section(
         {
             "partition": Field(LINE, "Partition, or several separated by commas."),
             "account": Field(LINE, "Account to charge."),
             "qos": Field(LINE, "Quality of service."),
             "time": Field(
-                script.TimeLimit('"12h" or "1-12:00:00"', rf"{_CLOCK}|", _days),
+                base.TimeLimit('"12h" or "1-12:00:00"', rf"{_CLOCK}|", _days),
                 'Time limit: "12h", "1d12h" or Slurm\'s "1-12:00:00".',
                 "the partition's",
             ),
@@ -89,7 +88,7 @@ class Slurm(script.Scheduler):
             ),
             "comment": Field(LINE, "A comment on the job."),
         },
-        script.other_options(
+        base.other_options(
             "sbatch",
             "--reservation=maint",
             r"(?P<array>--array\b|-a)|(?P<output>--(?:output|error)\b|-[oe])|(?P<wait>--wait\b|-W)"
@@ -114,9 +113,9 @@ class Slurm(script.Scheduler):
         queued, starts = environ.get("ENVIRONMENT") == "BATCH", int(environ.get("SLURM_RESTART_COUNT") or 0)
         return Allocation(self.name, self.title, environ["SLURM_JOB_ID"], nodes, queued, starts, answers=True)
 
-    def reach(self, allocation: Allocation, node: AllocatedNode, here: str) -> Step:
+    def reach(self, allocation: Allocation, node: AllocatedNode, here: str) -> SlurmStep:
         """Return a step for each host, including this one."""
-        return Step(node.host, allocation.job, node.group)
+        return SlurmStep(node.host, allocation.job, node.group)
 
     def task(self, environ: Mapping[str, str]) -> task.Task:
         """Locate a task of srun. Raises `UsageError` for missing or contradictory variables."""
@@ -150,14 +149,14 @@ class Slurm(script.Scheduler):
     def options(self, spec: JobSpec, followed: bool) -> Iterator[str]:
         """Yield options of sbatch."""
         asked, node = self.asked(spec), spec.nodes[0]
-        yield script.option("--job-name=", " ".join(spec.name.split()))  # a directive ends with its line
-        yield script.option("--nodes=", self.node_count(spec))
+        yield base.option("--job-name=", " ".join(spec.name.split()))  # a directive ends with its line
+        yield base.option("--nodes=", self.node_count(spec))
         gpus = node.gpus if asked.get("gpus") is None else asked["gpus"]
         if gpus and not asked.get("gres"):
-            yield script.option("--gpus-per-node=", gpus)
+            yield base.option("--gpus-per-node=", gpus)
         if workers := node.procs or count_gpus(str(gpus or "")):
-            yield script.option("--ntasks-per-node=", workers)
-        yield from script.given(asked, {key: f"--{key.replace('_', '-')}=" for key in _PLAIN})
+            yield base.option("--ntasks-per-node=", workers)
+        yield from base.given(asked, {key: f"--{key.replace('_', '-')}=" for key in _PLAIN})
         if signal := asked.get("signal"):
             flags, _, which = signal.rpartition(":")
             # Without B, every process of every step gets it, and the script doesn't.
@@ -165,7 +164,7 @@ class Slurm(script.Scheduler):
         if asked.get("exclusive"):
             yield "--exclusive"
         folder = spec.logs.folder.replace("%", "%%")  # where % also begins a pattern of Slurm
-        yield script.option("--output=", queue.output_path(folder, "%j", self.name))
+        yield base.option("--output=", queue.output_path(folder, "%j", self.name))
         yield "--open-mode=append"
         yield "--requeue" if spec.restarts.requeue else "--no-requeue"
         if spec.elastic or "spares" in spec.places:

@@ -12,7 +12,7 @@ from typing import Literal
 from distlaunch.agent.frozen import Frozen
 from distlaunch.transports.failure import NO_IMAGE, NO_RUNTIME, Kind, LinkFailure
 from distlaunch.transports.handshake import ENTER, PULLING, SCRIPT
-from distlaunch.transports.slurm import Slurm
+from distlaunch.transports.slurm import SlurmStep
 
 Runtime = Literal["docker", "podman", "apptainer", "enroot", "pyxis"]
 BY_SRUN: Runtime = "pyxis"
@@ -107,7 +107,7 @@ def _placed(path: str) -> str:
     return '"$HOME"' + quote(path[1:]) if path.startswith("~/") else quote(path)
 
 
-def in_step(step: Slurm, container: Container, workdir: str, home: str) -> Slurm:
+def in_step(step: SlurmStep, container: Container, workdir: str, home: str) -> SlurmStep:
     """Return a step that srun starts in the container, by pyxis; `home` is the same on all nodes."""
     paths = [[_at_home(path, home) for path in mount] for mount in _mounted(container, workdir)]
     mounts = ",".join(map(":".join, paths))

@@ -17,7 +17,7 @@ from distlaunch.transports import process
 from distlaunch.transports.container import BY_SRUN, Container, entry, in_step
 from distlaunch.transports.handshake import Bundle, Handshake, Streams, boot_text, candidates_text
 from distlaunch.transports.link import Link
-from distlaunch.transports.slurm import NODE_VARIABLE, LabeledStreams, Slurm
+from distlaunch.transports.slurm import NODE_VARIABLE, LabeledStreams, SlurmStep
 from distlaunch.transports.transport import Local, Transport
 
 TYPE_CHECKING = False
@@ -72,7 +72,7 @@ def open_link(spec: "JobSpec", *indices: int) -> Link:
     reach, named = spec.pool[first].reach, spec.program_of(spec.pool[first]).python
     if spec.container:
         return _open_container(spec, spec.container, first, named)
-    steps = {index: step for index in indices if isinstance(step := spec.pool[index].reach, Slurm)}
+    steps = {index: step for index in indices if isinstance(step := spec.pool[index].reach, SlurmStep)}
     if len(steps) > 1:
         return _open_step(steps, named)
     return _open(reach, first, named, spec.shared)
@@ -81,7 +81,7 @@ def open_link(spec: "JobSpec", *indices: int) -> Link:
 def _groups(spec: "JobSpec") -> Iterable[list[int]]:
     """Yield the groups of nodes that share a step."""
     large = spec.allocation and len(spec.pool) > STEP_NODES and not spec.container
-    if not large or not all(isinstance(node.reach, Slurm) for node in spec.pool):
+    if not large or not all(isinstance(node.reach, SlurmStep) for node in spec.pool):
         yield from ([index] for index in range(len(spec.pool)))
         return
     # Few steps, of about the same size: more would overwhelm a scheduler.
@@ -99,7 +99,7 @@ def _open_container(spec: "JobSpec", container: Container, index: int, named: st
     reach = Local(container.runtime) if isinstance(node.reach, Local) else node.reach
     workdir = spec.program_of(node).workdir
     opening = candidates_text([named] if named else ["python3", "python"])
-    if container.runtime == BY_SRUN and isinstance(reach, Slurm):
+    if container.runtime == BY_SRUN and isinstance(reach, SlurmStep):
         step = in_step(reach, container, workdir, os.path.expanduser("~"))
         return _open(step, index, named, inside=(opening,))
     return _open(reach, index, named, inside=(entry(container, workdir), opening))
@@ -122,7 +122,7 @@ def _open(
     return Link(reach, child, streams, lambda: boot_text(bundle_for(same), nonce, index))
 
 
-def _open_step(steps: Mapping[int, Slurm], named: str | None) -> Link:
+def _open_step(steps: Mapping[int, SlurmStep], named: str | None) -> Link:
     """Open one step for several nodes, which have the same interpreter."""
     first, nonce = next(iter(steps.values())), os.urandom(16).hex()
     by_host = {step.host: index for index, step in steps.items()}

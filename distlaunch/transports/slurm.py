@@ -43,7 +43,7 @@ _OF_THE_STEP = (
 """Variables of the agent's own task, which a rank would take for its rank and world."""
 
 
-class Slurm(Transport):
+class SlurmStep(Transport):
     """A node of an allocation; `job` is the ID of the allocation, `group` the component of the node.
 
     `options` are more options of srun, such as those of a plug-in; `variables` are NAME=VALUE for the agent.
@@ -170,7 +170,7 @@ class LabeledStreams(Streams):
     `nodes` are their numbers by host, in the order of the labels. The `opening` is for all of them.
     """
 
-    def __init__(self, opening: bytes, nonce: str, nodes: Mapping[str, int], step: Slurm) -> None:
+    def __init__(self, opening: bytes, nonce: str, nodes: Mapping[str, int], step: SlurmStep) -> None:
         self._opening, self._step = opening, step
         self._nodes = [_Node(index, nonce) for index in nodes.values()]
         self._on = dict(zip(nodes, self._nodes, strict=True))

@@ -28,7 +28,7 @@ class Transport(_Frozen):
 
     To add one, write a subclass with its own `name`, add it in `distlaunch.runs.replay`, and, for new kinds
     of failures, add a `Kind` in `failure.py`. Job files choose it by `launcher`, whose values are in
-    `job/fields.py`; `_reach` in `job/nodes.py` makes it, and `_launcher` in `job/checks.py` checks what it
+    `job/keys.py`; `_reach` in `job/nodes.py` makes it, and `_launcher` in `job/checks.py` checks what it
     needs.
     """
 

@@ -1,285 +1,180 @@
-"""Renders the contents of the screen as lines of text for a terminal of any size, and handles keys."""
+"""Shows a run on the terminal's alternate screen: a run of this process, or one elsewhere."""
 
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import termios
 import time
-from collections import Counter
-from collections.abc import Iterable, Sequence
-from typing import Any, TypeVar
+import tty
+from collections.abc import Iterator, Mapping
 
+from rich.console import Console, Group
 from rich.console import ConsoleDimensions as Size
-from rich.text import Text
+from rich.live import Live
 
-from distlaunch.agent.frozen import Frozen
-from distlaunch.observers.console import escape
-from distlaunch.runs.listing import age_words
-from distlaunch.supervisor.status import RunState, run_state
-from distlaunch.view.view_model import LogLine, Row, ViewModel, shape
-from distlaunch.wording import counted, spans
+from distlaunch.observers.recording import USE, WATCHED
+from distlaunch.observers.run_directory import fd_of
+from distlaunch.observers.terminal import Terminal
+from distlaunch.runs.following import LOOK_S, attend
+from distlaunch.runs.replay import typed
+from distlaunch.runs.run_status import Run
+from distlaunch.signals import Interrupts
+from distlaunch.supervisor.actions import ShowMessage
+from distlaunch.supervisor.nodes import Use
+from distlaunch.supervisor.summary import Summary
+from distlaunch.view.rendering import Wish, after, lines, row_at
+from distlaunch.view.view_model import ViewModel
 
-Part = TypeVar("Part")
-BARS = "▁▂▃▄▅▆▇█"
-HEADER, FOOTER, LEAST_LOG = 2, 1, 3
-PAGE = 10
-GRID_SHARE = 0.6
-"""Maximum share of the height."""
-_STATES = {
-    RunState.RUNNING: "bold green",
-    RunState.SUCCEEDED: "bold green",
-    RunState.FAILED: "bold red",
-    RunState.LOST: "bold red",
-}
-_BAD = ("failed", "stalled", "not started", "lost with its node")
+TOUCH_S = 2.0
+"""Seconds between two signs of a viewer to the controller."""
+DRAW_S = 1.0
+"""Seconds between two redraws without a key."""
 
 
-class Wish(Frozen):
-    """The user's choice: the `history`, or the log of a `rank` (None = all) with `find`; how far `back`."""
-
-    history: bool = False
-    rank: int | None = None
-    cursor: int = 0
-    back: int = 0
-    find: str = ""
-    typing: bool = False
+def watch(run: Run, interrupts: Interrupts) -> Run:
+    """Show the run until it is over or the user quits; return it as it is then. Raises `HistoryError`."""
+    with contextlib.closing(Screen(Terminal(interrupts), interrupts, run)) as screen:
+        return attend(run, screen, interrupts, everything=True)
 
 
-def lines(model: ViewModel, wish: Wish, size: Size, leaving: str = "quit") -> list[Text]:
-    """Return exactly `height` lines, none wider than `width`. `leaving` describes what q does."""
-    grid = _grid(model.rows(), wish, _most(size), bool(model.values))
-    shown = [*_header(model), *grid, _rule(wish, size.width)]
-    shown += _pane(model, wish, max(0, size.height - len(shown) - FOOTER))
-    shown = shown[: size.height - FOOTER]
-    shown += [Text("")] * (size.height - FOOTER - len(shown))
-    return [_cut(line, size.width) for line in (*shown, _footer(wish, size.width, leaving))][-size.height :]
+class Screen(ViewModel):
+    """The terminal's alternate screen, for a run of this process, or for `run` of another process.
 
-
-def _most(size: Size) -> int:
-    """Return the maximum number of lines of the grid."""
-    room = max(0, size.height - HEADER - FOOTER - 1)
-    return max(1, min(room - LEAST_LOG, int(room * GRID_SHARE)))
-
-
-def _cut(line: Text, width: int) -> Text:
-    line.truncate(width, overflow="ellipsis")
-    line.no_wrap = True
-    return line
-
-
-# The header
-
-
-def _header(model: ViewModel) -> list[Text]:
-    state = model.state
-    if state is None:
-        return [Text("connecting …"), Text("")]
-    where = run_state(state)
-    first = Text.assemble((state.spec.name, "bold"), "  ", (where.value, _STATES.get(where, "bold yellow")))
-    first.append(f"  {age_words(model.elapsed_s)}  {shape(state)}")
-    if state.restarts:
-        first.append(f"  {counted(len(state.restarts), 'restart')}", "yellow")
-    return [first, _trend(model)]
-
-
-def _trend(model: ViewModel) -> Text:
-    """Render the watched number: its value, its rate, and its course."""
-    if not model.trend:
-        cause = model.state.cause if model.state else None
-        return Text(escape(cause.text), "red") if cause else Text("")
-    line = Text.assemble((f"{model.trend[-1][1]:.6g}", "bold cyan"))
-    if (rate := model.rate()) is not None:
-        line.append(f"  {rate:+.3g}/s")
-    return line.append("  " + sparkline([value for _, value in model.trend], 40), "cyan")
-
-
-def sparkline(values: Sequence[float], width: int) -> str:
-    """Render values as bars, the latest last. If there are too many, several share a bar."""
-    known = [value / 4 for value in values if abs(value) < float("inf")]  # so that their sums are finite, too
-    if not known:
-        return ""
-    step = max(1, -(-len(known) // width))
-    parts = [known[at : at + step] for at in range(0, len(known), step)]
-    means = [sum(value / len(part) for value in part) for part in parts]
-    least, span = min(means), max(means) - min(means)
-    return "".join(BARS[round((mean - least) / span * (len(BARS) - 1)) if span else 0] for mean in means)
-
-
-# The grid
-
-
-def _grid(rows: Sequence[Row], wish: Wish, most: int, valued: bool) -> list[Text]:
-    if not rows:
-        return []
-    lines_of, hidden = _folded(rows, most)
-    heads = ["RANK", "NODE", "STATE", "CPU", "MEM", "GPU", "GMEM", "LAST", *(["VALUE"] if valued else []), ""]
-    cells = [[Text(head, "dim") for head in heads], *(_cells(ranks, valued) for ranks in lines_of)]
-    grid = _columns(cells, wish.cursor)
-    if hidden:
-        rest = counted(sum(map(len, hidden)), "rank")
-        grid.append(Text(f"and {counted(len(hidden), 'more node')} ({rest})", "dim"))
-    return grid
-
-
-def _folded(rows: Sequence[Row], most: int) -> tuple[list[list[Row]], list[list[Row]]]:
-    """Return the ranks of each line, and those of each node without a line.
-
-    If there are too many ranks, only conspicuous ones have a line of their own, followed by one per node.
+    `q` stops a run of this process, but only quits the screen of any other. `close` returns to the main
+    screen, where the `terminal` shows how the run ended.
     """
-    if len(rows) + 1 <= most:
-        return [[row] for row in rows], []
-    marked = [[row] for row in rows if row.marks][: max(0, (most - 2) // 2)]
-    by_node: dict[str, list[Row]] = {}
-    for row in rows:
-        by_node.setdefault(row.node, []).append(row)
-    nodes, room = list(by_node.values()), most - 1 - len(marked)
-    shown = len(nodes) if len(nodes) <= room else max(0, room - 1)
-    return [*marked, *nodes[:shown]], nodes[shown:]
+
+    def __init__(self, terminal: Terminal, interrupts: Interrupts, run: Run | None = None) -> None:
+        super().__init__(run.status.began if run else time.time())
+        self._terminal, self._interrupts, self._run = terminal, interrupts, run
+        self._messages: list[tuple[ShowMessage, float]] = []
+        self._wish, self._drawn_at, self._touched_at, self._size = Wish(), 0.0, 0.0, Size(0, 0)
+        with contextlib.ExitStack() as stack:
+            output = os.fdopen(os.dup(1), "w", encoding="utf-8", errors="replace")
+            console = Console(file=stack.enter_context(output), highlight=False)
+            live = Live(
+                console=console, screen=True, auto_refresh=False, redirect_stdout=False, redirect_stderr=False
+            )
+            stack.enter_context(_rescued(1))
+            self._keys = stack.enter_context(_keyboard())
+            self._live = stack.enter_context(live)
+            self._draw()
+            self.close = stack.pop_all().close
+        self.wake_at = 0.0
+
+    def woken(self) -> None:
+        """Handle keys, and redraw if anything may have changed."""
+        now = time.monotonic()
+        self.wake_at = now + LOOK_S
+        if self._run and now - self._touched_at > TOUCH_S:
+            self._touched_at = now
+            self.used(_watched_uses(self._run.folder), 0.0)
+        wish = self._wish
+        for key in _pressed(self._keys):
+            wanted = after(self._wish, key, row_at(self, self._wish, self._size))
+            if wanted is None:
+                self._interrupts.send(0 if self._run else signal.SIGINT)
+            self._wish = wanted or self._wish
+        late = now - self._drawn_at >= DRAW_S
+        if late or wish != self._wish or self._live.console.size != self._size:
+            self._draw()
+
+    def message(self, message: ShowMessage, at: float) -> None:
+        """Keep the message for the history and for the end."""
+        super().message(message, at)
+        self._messages.append((message, at))
+
+    def ended(self, summary: Summary) -> None:
+        """Close the screen and show how the run ended; for a run of this process, its messages, too."""
+        self.wake_at = None
+        self.close()
+        for message, at in () if self._run else self._messages:
+            self._terminal.message(message, at)
+        self._terminal.ended(summary)
+
+    def _draw(self) -> None:
+        self._drawn_at, self._size = time.monotonic(), self._live.console.size
+        shown = lines(self, self._wish, self._size, "quit" if self._run else "stop the run")
+        self._live.update(Group(*shown), refresh=True)
 
 
-def _cells(ranks: Sequence[Row], valued: bool) -> list[Text]:
-    """Return the cells of a rank's line, or of several ranks of a node."""
-    uses = [row.use for row in ranks if row.use]
-    age_s = max((row.age_s for row in ranks if row.age_s is not None), default=None)
-    doing = _counted_doings(ranks)
-    marks = dict.fromkeys(mark for row in ranks for mark in row.marks)
-    bad = len(ranks) == 1 and not marks.keys().isdisjoint(_BAD)
-    cells = [
-        *(spans(sorted(row.rank for row in ranks)), escape(ranks[0].node), doing),
-        *(_mean((use.cpu for use in uses), "{:.0f}%"), _total_size(use.memory for use in uses)),
-        *(_mean((use.gpu for use in uses), "{:.0f}%"), _total_size(use.gpu_memory for use in uses)),
-        "-" if age_s is None else age_words(age_s),
-        *([_mean((row.value for row in ranks), "{:.5g}")] if valued else []),
-        ", ".join(mark for mark in marks if mark != doing),
-    ]
-    style = "red" if bad else "yellow" if marks else ""
-    return [Text(cell, style) for cell in cells]
+def _watched_uses(folder: str) -> Mapping[int, Use]:
+    """Note for the controller that there is a viewer; return the use of ranks that it has written."""
+    path = os.path.join(folder, WATCHED)
+    with contextlib.suppress(OSError):  # without write access, show the existing values
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600))
+        os.utime(path)
+    try:
+        with open(fd_of(folder, USE), "rb") as file:
+            rows = typed(tuple[tuple[int, float, int, int | None, int | None], ...], json.load(file)["ranks"])
+            return {rank: Use(*use) for rank, *use in rows}
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return {}
 
 
-def _counted_doings(ranks: Sequence[Row]) -> str:
-    counts = Counter(row.doing for row in ranks)
-    if len(counts) == 1:
-        return ranks[0].doing
-    return ", ".join(f"{count} {doing}" for doing, count in counts.most_common())
+# Restores the terminal even if this process is killed. Stdout is the terminal. Only this process has the
+# other end of stdin: if stdin ends without a line, this process is dead.
+_RESCUER = (
+    "exec 3>&1; was=$(stty -g <&3) || exit; echo ready >&2; exec 2>/dev/null; "
+    r"""read word || { stty "$was" <&3; printf '\033[?1049l\033[?25h\033[0m'; }"""
+)
 
 
-_RIGHT = range(3, 9)
-"""Columns of numbers, aligned to the right."""
-MAX_CELL = 28
+@contextlib.contextmanager
+def _rescued(terminal: int) -> Iterator[None]:
+    """While the body runs, have a shell restore the `terminal` if this process is killed."""
+    # In another session, so that it survives a signal to all processes of the terminal.
+    with subprocess.Popen(
+        ["/bin/sh", "-c", _RESCUER],
+        stdin=subprocess.PIPE,
+        stdout=terminal,
+        stderr=subprocess.PIPE,
+        bufsize=0,
+        start_new_session=True,
+    ) as rescuer:
+        assert rescuer.stdin is not None
+        assert rescuer.stderr is not None
+        rescuer.stderr.read(1)  # it has saved the terminal's state, or has exited
+        try:
+            yield
+        finally:
+            with contextlib.suppress(BrokenPipeError):
+                os.write(rescuer.stdin.fileno(), b"left\n")
 
 
-def _columns(cells: Sequence[Sequence[Text]], cursor: int) -> list[Text]:
-    for column, of_column in enumerate(zip(*cells, strict=True)):
-        width = min(MAX_CELL, max(map(len, of_column)))
-        for cell in of_column:
-            cell.truncate(width, overflow="ellipsis")
-            cell.align("right" if column in _RIGHT else "left", width)
-    made = [Text("  ").join(row) for row in cells]
-    made[1 + min(cursor, len(cells) - 2)].stylize("reverse")
-    return made
+_KEYS = {
+    b"\x1b[A": "up", b"\x1b[B": "down", b"\x1bOA": "up", b"\x1bOB": "down",
+    b"\x1b[5~": "page up", b"\x1b[6~": "page down", b"\r": "enter", b"\n": "enter", b"\x1b": "escape",
+    b"\x7f": "backspace", b"\x08": "backspace",
+}  # fmt: skip
 
 
-def row_at(model: ViewModel, wish: Wish, size: Size) -> int | None:
-    """Return the rank at the cursor; for a node, its first rank."""
-    lines_of, _ = _folded(model.rows(), _most(size))
-    there = lines_of[wish.cursor : wish.cursor + 1] or lines_of[-1:]
-    return min((row.rank for ranks in there for row in ranks), default=None)
+@contextlib.contextmanager
+def _keyboard(fd: int = 0) -> Iterator[int | None]:
+    """Read keys from the terminal one by one and without echo; None without a terminal."""
+    if not os.isatty(fd):
+        yield None
+        return
+    before = termios.tcgetattr(fd)
+    tty.setcbreak(fd, termios.TCSADRAIN)  # signals stay: Ctrl-C is one
+    try:
+        yield fd
+    finally:
+        termios.tcsetattr(fd, termios.TCSADRAIN, before)
 
 
-def _mean(values: Iterable[float | None], form: str) -> str:
-    """Format the mean of the known values; "-" if there are none."""
-    known = [value for value in values if value is not None]
-    return form.format(sum(known) / len(known)) if known else "-"
-
-
-def _total_size(values: Iterable[int | None]) -> str:
-    known = [value for value in values if value is not None]
-    if not known:
-        return "-"
-    size = float(sum(known))
-    for unit in "BKMG":
-        if size < 1000:
-            return f"{size:.3g}{unit}"
-        size /= 1024
-    return f"{size:.3g}T"
-
-
-# Below the grid
-
-
-def _rule(wish: Wish, width: int) -> Text:
-    name = "history" if wish.history else "all ranks" if wish.rank is None else f"rank {wish.rank}"
-    more = f", lines containing {wish.find!r}" if wish.find else ""
-    more += f", {wish.back} lines back" if wish.back else ""
-    title = f"── {name}{more} "
-    return Text(title + "─" * max(0, width - len(title)), "dim")
-
-
-def _pane(model: ViewModel, wish: Wish, height: int) -> list[Text]:
-    if wish.history:
-        messages = [
-            Text.assemble((f"{age_words(at):>6}  ", "dim"), (escape(text), _LEVELS.get(message.level, "")))
-            for at, message in model.history
-            for text in message.text.splitlines()
-        ]
-        return _window(messages, wish.back, height)
-    logged = model.lines if wish.rank is None else model.of_rank.get(wish.rank, ())
-    wanted = [line for line in logged if wish.find.lower() in line.text.lower()]
-    return [_log_line(line) for line in _window(wanted, wish.back, height)]
-
-
-_LEVELS = {"warning": "yellow", "error": "red"}
-
-
-def _window(every: Sequence[Part], back: int, height: int) -> list[Part]:
-    end = max(min(height, len(every)), len(every) - back)
-    return list(every[max(0, end - height) : end])
-
-
-def _log_line(line: LogLine) -> Text:
-    when = time.strftime("%H:%M:%S ", time.localtime(line.at))
-    text = Text.assemble((when, "dim"), (f"{line.rank:>4} ", "cyan"))
-    return text.append_text(Text.from_ansi(escape(line.text), style="" if not line.stream else "italic"))
-
-
-_KEYS = "↑↓ select  Enter rank's log  a all ranks  / filter  PgUp/PgDn scroll  h history"
-_KEYS_IN_SHORT = "↑↓ select  Enter log  a all  / filter  PgUp/PgDn  h history"
-
-
-def _footer(wish: Wish, width: int, leaving: str) -> Text:
-    if wish.typing:
-        return Text(f"/{wish.find}▏  Enter apply  Esc clear", "bold")
-    keys = f"{_KEYS}  q {leaving}"
-    return Text(keys if len(keys) <= width else f"{_KEYS_IN_SHORT}  q {leaving}", "dim")
-
-
-# Keys
-
-
-def after(wish: Wish, key: str, rank_there: int | None) -> Wish | None:
-    """Return the user's choice after a key; None = leave. `rank_there` is the rank at the cursor."""
-    if wish.typing:
-        return _typed(wish, key)
-    if key == "q":
-        return None
-    changes: dict[str, dict[str, Any]] = {
-        "enter": {"rank": rank_there, "history": False, "back": 0},
-        "a": {"rank": None, "history": False, "back": 0, "find": ""},
-        "up": {"cursor": max(0, wish.cursor - 1)},
-        "down": {"cursor": wish.cursor + 1},
-        "h": {"history": not wish.history, "back": 0},
-        "/": {"typing": True, "find": "", "history": False, "back": 0},
-        "page up": {"back": wish.back + PAGE},
-        "page down": {"back": max(0, wish.back - PAGE)},
-    }
-    return wish._replace(**changes.get(_SAME.get(key, key), {}))
-
-
-_SAME = {"k": "up", "j": "down", "escape": "a"}
-
-
-def _typed(wish: Wish, key: str) -> Wish:
-    match key:
-        case "enter":
-            return wish._replace(typing=False)
-        case "escape":
-            return wish._replace(typing=False, find="")
-        case "backspace":
-            return wish._replace(find=wish.find[:-1])
-    return wish._replace(find=wish.find + key) if len(key) == 1 and key.isprintable() else wish
+def _pressed(fd: int | None) -> Iterator[str]:
+    """Yield the keys pressed since the last call: names, or the characters themselves."""
+    data = b""
+    if fd is not None and select.select([fd], [], [], 0)[0]:
+        with contextlib.suppress(OSError):
+            data = os.read(fd, 1024)
+    while data:
+        size = next((n for n in (4, 3) if data[:n] in _KEYS), 1)
+        if size == 1 and data[:1] == b"\x1b" and len(data) > 1:  # an unknown sequence
+            return
+        yield _KEYS.get(data[:size]) or data[:1].decode(errors="replace")
+        data = data[size:]

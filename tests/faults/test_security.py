@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from distlaunch.errors import JobError, UsageError
-from distlaunch.job.fields import reference
 from distlaunch.job.file import load_job
+from distlaunch.job.keys import reference
 from distlaunch.schedulers import job_keys
 from distlaunch.transports.handshake import SCRIPT
 from tests.cluster.hosts import Node, Site, parent_of, program

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from distlaunch.job.fields import json_schema
+from distlaunch.job.keys import json_schema
 from distlaunch.schedulers import job_keys
 from tests.harness import ROOT, distlaunch, ended_well
 from tests.process.commands import completed

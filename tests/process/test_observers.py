@@ -9,7 +9,7 @@ import pytest
 
 from distlaunch.agent.messages import WorkerExited
 from distlaunch.job.spec import Invocation, JobSpec, Logs, NodeSpec, Program
-from distlaunch.launch.supervise import run_job
+from distlaunch.launch.controller import run_job
 from distlaunch.observers.observer import Observer, Printed
 from distlaunch.signals import Interrupts
 from distlaunch.supervisor.events import Event

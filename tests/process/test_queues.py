@@ -14,7 +14,7 @@ import pytest
 from distlaunch.job.file import job_of
 from distlaunch.runs.submissions import Submission, note, note_end
 from distlaunch.schedulers import load
-from distlaunch.schedulers.script import Call
+from distlaunch.schedulers.base import Call
 from tests.harness import PATIENCE_S, distlaunch, distlaunch_argv, on_a_terminal, write_job
 from tests.process import stand_in_queue
 from tests.process.commands import SLEEPER, STUBBORN, TWO, Done, completed

@@ -22,7 +22,7 @@ from distlaunch.observers.observer import Observer
 from distlaunch.observers.run_directory import INDEX_RECORD
 from distlaunch.runs import playback
 from distlaunch.runs.following import interrupt
-from distlaunch.runs.playback import Retelling
+from distlaunch.runs.playback import Playback
 from distlaunch.runs.run_status import Run
 from tests.harness import (
     PATIENCE_S,
@@ -321,9 +321,9 @@ def test_pieces_of_the_index_keep_their_place_among_events(
     told = []
     for size in (playback.PIECE, INDEX_RECORD.size):
         monkeypatch.setattr(playback, "PIECE", size)
-        retelling = Retelling(str(run), observer := Mock(spec=Observer, wake_at=None))
-        retelling.catch_up()
-        retelling.close()
+        played = Playback(str(run), observer := Mock(spec=Observer, wake_at=None))
+        played.catch_up()
+        played.close()
         told.append([call for call in observer.mock_calls if call[0] in ("printed", "message")])
     assert told[0] == told[1]
     assert len(told[0]) > 4

@@ -9,8 +9,8 @@ from distlaunch.job.allocation import AllocatedNode, Allocation
 from distlaunch.job.spec import JobSpec
 from distlaunch.job.types import LINE, Field, Record
 from distlaunch.schedulers import NAMED
+from distlaunch.schedulers.base import NODES, Call, Scheduler
 from distlaunch.schedulers.queue import CANCELLED, Queued
-from distlaunch.schedulers.script import NODES, Call, Scheduler
 from distlaunch.transports.transport import Command
 
 

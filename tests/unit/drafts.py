@@ -6,7 +6,7 @@ from typing import Any
 import yaml
 
 from distlaunch.compat.draft import Draft
-from distlaunch.job.fields import JOB, with_sections
+from distlaunch.job.keys import JOB, with_sections
 from tests.unit.samples import SECTIONS, spec_of
 
 CPUS = 6

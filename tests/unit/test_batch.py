@@ -11,8 +11,8 @@ from distlaunch.errors import DistlaunchError, JobError
 from distlaunch.job.file import job_of
 from distlaunch.job.spec import JobSpec
 from distlaunch.schedulers import TABLE, flux, grid_engine, load, lsf, pbs, slurm, target_of
+from distlaunch.schedulers.base import Call, check_submitted
 from distlaunch.schedulers.queue import CANCELLED, Queued
-from distlaunch.schedulers.script import Call, check_submitted
 from distlaunch.supervisor.allocation_end import is_to_go_on
 from distlaunch.supervisor.state import Cause, Verdict
 from tests.unit.test_restarts import Job

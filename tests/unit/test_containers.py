@@ -10,7 +10,7 @@ from distlaunch.plan.workers import meeting_of, workers
 from distlaunch.transports.container import Container, Runtime, advice_for, entry, in_step
 from distlaunch.transports.failure import Kind, LinkFailure
 from distlaunch.transports.handshake import ENTER, SCRIPT
-from distlaunch.transports.slurm import Slurm
+from distlaunch.transports.slurm import SlurmStep
 from tests.unit.samples import Load, Problems
 
 QUOTES = "a 'b' \"c\" $HOME `d` \\ !e"
@@ -53,7 +53,7 @@ def test_enroot_command_line() -> None:
 
 def test_pyxis_becomes_srun_options() -> None:
     step = in_step(
-        Slurm("n1", "17"),
+        SlurmStep("n1", "17"),
         Container(
             "nvcr.io#nvidia/pytorch:25.10-py3",
             "pyxis",
@@ -72,7 +72,7 @@ def test_pyxis_becomes_srun_options() -> None:
     # What the image sets would win over a variable of srun's own.
     words = step.argv()
     assert words.index("MODE=it's fast") == words.index("/bin/sh") - 1
-    plain = in_step(Slurm("n1", "17"), Container("~/i.sqsh", "pyxis"), "/", "/home/me")
+    plain = in_step(SlurmStep("n1", "17"), Container("~/i.sqsh", "pyxis"), "/", "/home/me")
     assert "--container-image=/home/me/i.sqsh" in plain.argv()
     assert not [word for word in plain.argv() if word.startswith("--container-env")]
 

@@ -225,7 +225,7 @@ def test_functions_are_mostly_under_ten_lines_and_rarely_over_thirty() -> None:
 RUNS = ("launch", "links", "observers", "supervisor", "plan", "diagnosis", "transports")
 """What a run consists of once it has begun."""
 AT_ITS_START = {
-    *("launch.supervise", "launch.start"),
+    *("launch.controller", "launch.start"),
     *("observers.metrics", "observers.notifier"),
     *("plan.other_launchers", "agent.gpus"),
 }

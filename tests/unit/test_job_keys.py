@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from distlaunch.job.fields import JOB, reference
 from distlaunch.job.file import load_job
+from distlaunch.job.keys import JOB, reference
 from distlaunch.job.spec import Binding, EnvValue, Limits
 from distlaunch.job.types import duration_text
 from distlaunch.schedulers import job_keys

@@ -8,10 +8,10 @@ from distlaunch.agent import wire
 from distlaunch.agent.wire import HELLO_PREFIX, READY_MARKER, Frame, encode_output
 from distlaunch.transports.failure import Kind, LinkFailure, ProcessEnd
 from distlaunch.transports.handshake import NodeGone
-from distlaunch.transports.slurm import LabeledStreams, Slurm
+from distlaunch.transports.slurm import LabeledStreams, SlurmStep
 
 HOSTS, INDICES = ("a1", "a2", "b1"), (4, 5, 7)
-STEP = Slurm("a1", "17")
+STEP = SlurmStep("a1", "17")
 HELLO = READY_MARKER + HELLO_PREFIX + b"n0nce\n"
 
 

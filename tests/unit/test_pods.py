@@ -11,7 +11,7 @@ from distlaunch.errors import JobError
 from distlaunch.job.build import build_spec
 from distlaunch.job.spec import JobSpec, Surroundings
 from distlaunch.job.yaml_document import parse
-from distlaunch.kubernetes.running import Kubectl, exec_words, pods_argv, pods_listed, reach_pod
+from distlaunch.kubernetes.pods import Kubectl, exec_words, pods_argv, pods_listed, reach_pod
 from distlaunch.transports.failure import Kind, ProcessEnd
 
 

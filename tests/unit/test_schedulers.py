@@ -17,10 +17,10 @@ from distlaunch.job.allocation import AllocatedNode, Allocation
 from distlaunch.job.file import load_job
 from distlaunch.job.spec import JobSpec
 from distlaunch.schedulers import load, scheduler_in, step_nodes, task_in, task_number
+from distlaunch.schedulers.base import Scheduler
 from distlaunch.schedulers.grid_engine import Qrsh
 from distlaunch.schedulers.lsf import Blaunch
 from distlaunch.schedulers.queue import granted_gpus
-from distlaunch.schedulers.script import Scheduler
 from distlaunch.schedulers.task import Task, check_devices
 from distlaunch.supervisor.actions import WarnWorkers
 from distlaunch.supervisor.state import Phase

@@ -11,7 +11,7 @@ import yaml
 from hypothesis import given
 
 from distlaunch.errors import JobError
-from distlaunch.job.fields import json_schema, reference
+from distlaunch.job.keys import json_schema, reference
 from distlaunch.schedulers import job_keys
 from tests.unit.samples import bounded, job_documents, spec_of
 from tests.unit.test_job_keys import KEYS, SECTIONS

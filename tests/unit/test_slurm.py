@@ -17,7 +17,7 @@ from distlaunch.supervisor.events import AllocationReported, LinkEnded
 from distlaunch.supervisor.state import Phase
 from distlaunch.supervisor.summary import Summary
 from distlaunch.transports.failure import Kind, LinkFailure, ProcessEnd
-from distlaunch.transports.slurm import Slurm
+from distlaunch.transports.slurm import SlurmStep
 from tests.unit.tasks import task_environment
 from tests.unit.test_restarts import Job, inside
 from tests.unit.test_supervisor import Actions, exited, lost, texts
@@ -70,7 +70,7 @@ def test_reads_a_heterogeneous_allocation() -> None:
 
 
 def test_an_agents_step_overrides_every_option_that_a_variable_may_set() -> None:
-    argv = Slurm("gpu7", "17", 1).argv()
+    argv = SlurmStep("gpu7", "17", 1).argv()
     options = argv[1 : argv.index("env")]
     assert options[-3:] == ["--jobid=17", "--het-group=1", "--nodelist=gpu7"]
     wanted = "--overlap --cpu-bind=none --mpi=none --kill-on-bad-exit=0 --wait=0 --unbuffered"
@@ -87,7 +87,7 @@ def test_only_variables_that_describe_the_job_reach_srun() -> None:
     }
     options = ("SLURM_CPU_BIND", "SLURM_NTASKS", "SLURM_EXPORT_ENV", "SRUN_CPUS_PER_TASK")
     others = dict.fromkeys((*options, "SLURM_PROCID", "PMI_RANK"), "x")
-    assert Slurm("a", "17").environment(kept | others) == kept
+    assert SlurmStep("a", "17").environment(kept | others) == kept
 
 
 CHATTER = "srun: cluster configuration lacks support for cpu binding\n"
@@ -123,7 +123,7 @@ NO_STEP = "srun: error: Unable to create step for job 2: Requested node configur
     ],
 )
 def test_understands_srun_errors(end: ProcessEnd, failure: tuple[Kind, str, bool]) -> None:
-    assert Slurm("host2", "17").failure(end) == LinkFailure(*failure)
+    assert SlurmStep("host2", "17").failure(end) == LinkFailure(*failure)
 
 
 ADVISED = [Kind.NO_ALLOCATION, Kind.NODE_DOWN, Kind.STEP_REFUSED, Kind.SILENT, Kind.NO_PYTHON]
@@ -131,7 +131,7 @@ ADVISED = [Kind.NO_ALLOCATION, Kind.NODE_DOWN, Kind.STEP_REFUSED, Kind.SILENT, K
 
 @pytest.mark.parametrize("kind", ADVISED)
 def test_advice_names_a_command_or_a_key(kind: Kind) -> None:
-    assert "`" in Slurm("host2", "17").advice(LinkFailure(kind), None)
+    assert "`" in SlurmStep("host2", "17").advice(LinkFailure(kind), None)
 
 
 # A job's fate, as `scontrol show job` tells it

@@ -16,7 +16,7 @@ from distlaunch.supervisor.actions import ShowMessage
 from distlaunch.supervisor.events import AgentUp, Event
 from distlaunch.supervisor.nodes import Use
 from distlaunch.supervisor.step import begin, step
-from distlaunch.view.screen import Wish, after, lines, row_at, sparkline
+from distlaunch.view.rendering import Wish, after, lines, row_at, sparkline
 from distlaunch.view.view_model import ViewModel
 from tests.unit.samples import bounded, spec_of
 

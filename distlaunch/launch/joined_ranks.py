@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from distlaunch.agent import messages
 from distlaunch.contract import Rendezvous
 from distlaunch.job.spec import JobSpec
-from distlaunch.launch.launcher_agent import PATIENCE_S, STOP_QUIETLY, Part
+from distlaunch.launch.joined_agent import PATIENCE_S, STOP_QUIETLY, Part
 from distlaunch.observers.console import Console
 from distlaunch.plan.output import Destination, destinations
 from distlaunch.plan.placement import Facts, LaunchPlan, NodeRank, node_plan
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class OwnRanks(Part):
-    """The ranks of this node, for `launcher_agent`; `spec` is the part of the job on this node."""
+    """The ranks of this node, for `joined_agent`; `spec` is the part of the job on this node."""
 
     def __init__(self, spec: JobSpec) -> None:
         self._spec = spec

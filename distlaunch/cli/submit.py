@@ -17,7 +17,7 @@ from distlaunch.cli.output import print_json, print_text, say
 from distlaunch.errors import DistlaunchError, reason
 from distlaunch.job.spec import JobSpec
 from distlaunch.schedulers import TABLE, load, names, target_of
-from distlaunch.schedulers.script import Call, Scheduler
+from distlaunch.schedulers.base import Call, Scheduler
 
 queue = typer.Typer()
 exports = typer.Typer(
@@ -114,7 +114,7 @@ def export_kubernetes(
     """Print the job's Kubernetes manifests, for `kubectl apply -f -`."""
     from base64 import b64encode
 
-    from distlaunch.cli.payload import torchrun_payload
+    from distlaunch.cli.own_archive import torchrun_payload
     from distlaunch.job.file import job_of, read_job
     from distlaunch.job.yaml_document import yaml_text
     from distlaunch.kubernetes.checks import check_exported, left_out, with_gpus
@@ -140,7 +140,7 @@ def _prepared(
     from distlaunch.here import own_command
     from distlaunch.job.file import job_of, read_job
     from distlaunch.launch.addresses import plan_without_nodes
-    from distlaunch.schedulers.script import check_submitted
+    from distlaunch.schedulers.base import check_submitted
 
     text = read_job(job)
     spec = job_of(text, job, overrides, args, submitted=True)
