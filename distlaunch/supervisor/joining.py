@@ -8,7 +8,7 @@ from distlaunch.agent.messages import RanksJoined, RanksLag
 from distlaunch.errors import Exit
 from distlaunch.supervisor.actions import ShowMessage
 from distlaunch.supervisor.findings import JobOver, Step
-from distlaunch.supervisor.nodes import Worker
+from distlaunch.supervisor.nodes import RankState
 from distlaunch.supervisor.state import Cause, State, Timer
 from distlaunch.wording import exit_words, listed, span_words
 
@@ -105,11 +105,11 @@ def join_overdue(state: State, now: float) -> Step:
     return state, (JobOver(Cause(text, Exit.TIMEOUT, now)),)
 
 
-def _missing(state: State) -> list[Worker]:
+def _missing(state: State) -> list[RankState]:
     return [worker for worker in state.workers if not worker.joined]
 
 
-def _missing_words(state: State, missing: list[Worker]) -> str:
+def _missing_words(state: State, missing: list[RankState]) -> str:
     """Describe the missing ranks: `6/8 ranks joined; waiting for rank 5 (gpu-b, pid 812: …) …`."""
     names = listed([named(state, worker) for worker in missing])
     count = len(state.workers)
@@ -126,7 +126,7 @@ def _where_words(state: State) -> str:
     return f"; the rendezvous is at {state.plan.master_addr}:{state.port}" if trying and state.plan else ""
 
 
-def named(state: State, worker: Worker) -> str:
+def named(state: State, worker: RankState) -> str:
     """Return the name of a rank with its activity: `rank 5 (gpu-b, pid 812: torch imported, idle)`."""
     if worker.status is not None:
         return f"{state.named(worker.rank)[:-1]}: {exit_words(worker.status)})"

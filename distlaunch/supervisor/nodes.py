@@ -281,7 +281,7 @@ class Use(Frozen):
     gpu_memory: int | None = None
 
 
-class Worker(Frozen):
+class RankState(Frozen):
     """A worker of the current attempt. `pid` and `cpus` are known once it has started.
 
     `joined` is set once it has joined the rendezvous, and `trying` while it tries to. `doing` is its activity
@@ -337,12 +337,12 @@ class WorkerCounts(Frozen):
     alive: int = 0
 
 
-class Workers(Counted[Worker]):
+class RankStates(Counted[RankState]):
     """The workers of an attempt, in rank order."""
 
     Counts = WorkerCounts
     counts: WorkerCounts
 
     @staticmethod
-    def _weigh(item: Worker) -> tuple[int, ...]:
+    def _weigh(item: RankState) -> tuple[int, ...]:
         return (item.status == 0, item.joined, item.joined or item.trying, item.going)

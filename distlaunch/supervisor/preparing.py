@@ -24,7 +24,16 @@ from distlaunch.supervisor.actions import (
 )
 from distlaunch.supervisor.events import AddressesFound
 from distlaunch.supervisor.findings import AttemptFailed, JobOver, Planned, StartAgain, Step
-from distlaunch.supervisor.nodes import ASKED, Connecting, Route, Up, Worker, Workers, facts_of, route_of
+from distlaunch.supervisor.nodes import (
+    ASKED,
+    Connecting,
+    RankState,
+    RankStates,
+    Route,
+    Up,
+    facts_of,
+    route_of,
+)
 from distlaunch.supervisor.state import Cause, Phase, State, Timer, Why
 from distlaunch.wording import counted, holders_words, listed, refused_port_words
 
@@ -108,7 +117,7 @@ def _ask_for_routes(state: State, nodes: Sequence[int], address: str) -> tuple[S
 
 def _with_plan(state: State, plan: LaunchPlan) -> State:
     number = state.attempt + 1 if state.plan else 0
-    workers = Workers(Worker(rank) for node in plan.nodes for rank in node.ranks)
+    workers = RankStates(RankState(rank) for node in plan.nodes for rank in node.ranks)
     state = state.unwatched()._replace(phase=Phase.PREPARING, attempt=number, plan=plan, workers=workers)
     return state._replace(ports=(), started_at=None)
 

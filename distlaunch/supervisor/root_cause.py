@@ -24,7 +24,7 @@ from distlaunch.errors import Exit
 from distlaunch.supervisor import joining
 from distlaunch.supervisor.actions import Action, DumpStacks
 from distlaunch.supervisor.findings import AttemptFailed, Step
-from distlaunch.supervisor.nodes import Exited, Worker
+from distlaunch.supervisor.nodes import Exited, RankState
 from distlaunch.supervisor.state import Cause, Phase, State, Timer
 from distlaunch.wording import listed, lost_peer_words, rank_list, span_words
 
@@ -125,7 +125,7 @@ def stacks_due(state: State, now: float) -> Step:
     return state, (AttemptFailed(_cause_of(state, at_fault, text, state.suspect.exit_status, now)),)
 
 
-def _timed_out(state: State) -> list[Worker]:
+def _timed_out(state: State) -> list[RankState]:
     return [w for w in state.workers if isinstance(w.phase, Exited) and w.phase.timed_out]
 
 
@@ -141,7 +141,7 @@ def _with_absent_ranks(cause: Cause, state: State) -> Cause:
     return cause
 
 
-def _cause_of(state: State, ranks: list[Worker], text: str, exit_status: int, at: float) -> Cause:
+def _cause_of(state: State, ranks: list[RankState], text: str, exit_status: int, at: float) -> Cause:
     """Return a root cause that is one of `ranks`, if there is only one."""
     rank = ranks[0].rank if len(ranks) == 1 else None
     node = state.plan.node_of(rank).node if rank is not None and state.plan else None
@@ -185,12 +185,12 @@ def dump_stacks(state: State, ranks: list[int], abort: bool = False) -> list[Act
     return [DumpStacks(node, tuple(local_ranks), abort) for node, local_ranks in wanted.items()]
 
 
-def is_joining(worker: Worker) -> bool:
+def is_joining(worker: RankState) -> bool:
     """Return whether a rank waits for others in init_process_group."""
     return any(frame.startswith("init_process_group (") for frame in worker.stack)
 
 
-def waits_in(worker: Worker) -> str:
+def waits_in(worker: RankState) -> str:
     """Return the collective in which a rank waits, with its caller: `all_reduce (t.py:5)`. "" if in none."""
     inside = list(takewhile(lambda frame: re.search(_TORCH, frame), worker.stack))
     if not any(re.search(_COLLECTIVE, frame) for frame in inside):
@@ -200,7 +200,7 @@ def waits_in(worker: Worker) -> str:
     return " (".join([(names or inside)[-1].partition(" ")[0], *caller])
 
 
-def waited_for(state: State, waiters: list[Worker]) -> tuple[list[Worker], str]:
+def waited_for(state: State, waiters: list[RankState]) -> tuple[list[RankState], str]:
     """Return the ranks for which these waited until they timed out, as far as is known, and what they did."""
     left = [worker for worker in state.workers if worker.going or worker.status == 0]
     if any(map(is_joining, waiters)) and (away := [w for w in left if not (w.joined or w.trying)]):
@@ -215,7 +215,7 @@ def waited_for(state: State, waiters: list[Worker]) -> tuple[list[Worker], str]:
     stalled = [worker for worker in running if worker.stalled and not worker.stack]
     if 0 < len(stalled) <= len(state.workers) // 2:  # many may only be about to time out, too
         return stalled, f"stalled: no output, CPU or GPU use for {span_words(state.stall_s)}"
-    places: dict[str, list[Worker]] = {}
+    places: dict[str, list[RankState]] = {}
     for worker in (*waiters, *running):
         places.setdefault(waits_in(worker), []).append(worker)
     places.pop("", None)
@@ -223,10 +223,10 @@ def waited_for(state: State, waiters: list[Worker]) -> tuple[list[Worker], str]:
     return (fewest, f"{_were(fewest)} in {where}") if len(places) > 1 else ([], "")
 
 
-def _were(workers: list[Worker]) -> str:
+def _were(workers: list[RankState]) -> str:
     return "was" if len(workers) == 1 else "were"
 
 
-def _places(workers: list[Worker]) -> str:
+def _places(workers: list[RankState]) -> str:
     """Return the innermost frames of these ranks in words."""
     return listed(list(dict.fromkeys(worker.stack[0] for worker in workers)))

@@ -8,7 +8,7 @@ from distlaunch.agent.wire import STALL_LOOK_MAX_S, STALL_LOOKS
 from distlaunch.diagnosis.exits import python_frames
 from distlaunch.supervisor.actions import ShowMessage
 from distlaunch.supervisor.findings import AttemptFailed, JobOver, Step
-from distlaunch.supervisor.nodes import Worker
+from distlaunch.supervisor.nodes import RankState
 from distlaunch.supervisor.root_cause import MAX_DUMPS, dump_stacks, stall_cause
 from distlaunch.supervisor.state import Phase, State, Timer
 from distlaunch.wording import listed, rank_list, span_words
@@ -47,7 +47,7 @@ def _settle_s(state: State) -> float:
     return SETTLE_S + min(STALL_LOOK_MAX_S, state.stall_s / STALL_LOOKS)
 
 
-def _stalled(state: State) -> list[Worker]:
+def _stalled(state: State) -> list[RankState]:
     return [worker for worker in state.workers if worker.stalled and worker.running]
 
 
@@ -72,7 +72,7 @@ def _stall_words(state: State, again: bool) -> str:
     return f"{'now ' if again else ''}stalled: {names}: {what}; {_others_words(state)}"
 
 
-def _named(state: State, worker: Worker) -> str:
+def _named(state: State, worker: RankState) -> str:
     pid = worker.stopped_pid
     why = f": stopped by a signal; `kill -CONT {pid}` resumes it" if pid else ""
     return state.named(worker.rank, f"pid {worker.pid}{why}")

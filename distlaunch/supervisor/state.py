@@ -10,7 +10,7 @@ from distlaunch.errors import Exit
 from distlaunch.job.spec import FOREVER_S, JobSpec
 from distlaunch.plan.placement import Foreseen, LaunchPlan
 from distlaunch.supervisor.actions import ShowMessage
-from distlaunch.supervisor.nodes import Node, Nodes, Worker, Workers, is_missing
+from distlaunch.supervisor.nodes import Node, Nodes, RankState, RankStates, is_missing
 from distlaunch.wording import counted
 
 
@@ -174,7 +174,7 @@ class State(Frozen):
     timers: Mapping[Alarm, float] = MappingProxyType({})
     attempt: int = 0
     plan: LaunchPlan | None = None
-    workers: Workers = Workers()
+    workers: RankStates = RankStates()
     ports: tuple[int, ...] = ()
     started_at: float | None = None
     suspect: Cause | None = None
@@ -297,7 +297,7 @@ class State(Frozen):
 
     # The workers of the current attempt
 
-    def worker(self, rank: int) -> Worker:
+    def worker(self, rank: int) -> RankState:
         """Return the worker of a rank."""
         return self.workers[rank]
 

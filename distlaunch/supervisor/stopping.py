@@ -13,8 +13,8 @@ from distlaunch.supervisor.nodes import (
     End,
     Linked,
     Lost,
+    RankState,
     Retrying,
-    Worker,
     emptied,
     given_up,
     is_missing,
@@ -89,7 +89,7 @@ def stop_message_due(state: State, now: float) -> Step:
     return state, (ShowMessage("warning", f"waiting for {names} to exit; SIGKILL in {left_s:.0f} s"),)
 
 
-def _still_running(state: State) -> list[Worker]:
+def _still_running(state: State) -> list[RankState]:
     parts = state.plan.nodes if state.plan else ()
     ranks = [rank for part in parts if may_be_occupied(state.nodes[part.node]) for rank in part.ranks]
     return [worker for worker in map(state.worker, ranks) if worker.running]

@@ -6,7 +6,7 @@ from typing import Any
 
 from distlaunch.agent.frozen import Frozen
 from distlaunch.diagnosis import exits
-from distlaunch.supervisor.nodes import Exited, Unusable, Worker, WorkerPhase, failure_of, phase_word
+from distlaunch.supervisor.nodes import Exited, RankState, Unusable, WorkerPhase, failure_of, phase_word
 from distlaunch.supervisor.root_cause import STOPPED
 from distlaunch.supervisor.state import Cause, State
 from distlaunch.transports.container import advice_for
@@ -111,7 +111,7 @@ class Summary(Frozen):
             "last_words": self._shown_words(cause.rank)[0] if cause.rank is not None and known else [],
         }
 
-    def _worker(self, worker: Worker) -> dict[str, Any]:
+    def _worker(self, worker: RankState) -> dict[str, Any]:
         assert self.state.plan is not None
         return {
             "rank": worker.rank,
@@ -157,7 +157,7 @@ class Summary(Frozen):
             return _end_of(lines, max(len(lines), self.printed.get(rank, 0))), STDERR
         return self.last_lines.get(rank, "").splitlines()[-STDOUT_LINES:], STDOUT
 
-    def _recorded_lines(self, worker: Worker) -> list[str]:
+    def _recorded_lines(self, worker: RankState) -> list[str]:
         words, report = _record_words(worker), self._split(worker.rank)[1]
         return [*words, report] if words and report not in ("", words[-1]) else words
 
@@ -197,7 +197,7 @@ class Summary(Frozen):
                 groups.setdefault(self._end_words(worker), []).append(worker.rank)
         return [f"{rank_list(ranks, self.state.unit)}: {fate}" for fate, ranks in groups.items()]
 
-    def _end_words(self, worker: Worker) -> str:
+    def _end_words(self, worker: RankState) -> str:
         """Return how a rank other than the first ended. Ranks with equal words share a line."""
         end = worker.phase
         if not isinstance(end, Exited):
@@ -243,7 +243,7 @@ def _end_of(lines: list[str], whole: int) -> list[str]:
     return [f"({counted(left_out, 'earlier line')} not shown)", *shown] if left_out > 0 else shown
 
 
-def _record_words(worker: Worker) -> list[str]:
+def _record_words(worker: RankState) -> list[str]:
     """Return the error recorded by torch's @record: its traceback, else its message."""
     record = worker.phase.error_record if isinstance(worker.phase, Exited) else None
     if not isinstance(record, dict):

@@ -15,7 +15,7 @@ from distlaunch.observers.observer import Observer, Printed
 from distlaunch.signals import search
 from distlaunch.supervisor.actions import ShowMessage
 from distlaunch.supervisor.events import Event
-from distlaunch.supervisor.nodes import Exited, Use, Worker, WorkerPhase
+from distlaunch.supervisor.nodes import Exited, RankState, Use, WorkerPhase
 from distlaunch.supervisor.state import State
 from distlaunch.supervisor.summary import Summary
 from distlaunch.wording import counted, status_words
@@ -183,7 +183,7 @@ class _Measure:
         self._middle = _middle(list(values.values()))
         self._spread = _middle([abs(value - self._middle) for value in values.values()])
 
-    def marks(self, worker: Worker) -> tuple[str, ...]:
+    def marks(self, worker: RankState) -> tuple[str, ...]:
         """Return the reasons why a rank is conspicuous."""
         age, use = self._ages.get(worker.rank), self._uses.get(worker.rank)
         gpu = use.gpu if use else None
@@ -208,7 +208,7 @@ class _Measure:
         return not abs(value - self._middle) <= near  # true for NaN, too
 
 
-def _doing(worker: Worker) -> str:
+def _doing(worker: RankState) -> str:
     if isinstance(worker.phase, Exited):
         if worker.phase.stopped:
             return "stopped"

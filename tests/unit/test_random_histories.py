@@ -24,7 +24,7 @@ from distlaunch.supervisor import actions, events
 from distlaunch.supervisor.actions import Action
 from distlaunch.supervisor.events import Event
 from distlaunch.supervisor.history import BEGAN, beginning, fields_of
-from distlaunch.supervisor.nodes import End, Linked, Lost, Nodes, Up, Workers, may_be_occupied
+from distlaunch.supervisor.nodes import End, Linked, Lost, Nodes, RankStates, Up, may_be_occupied
 from distlaunch.supervisor.root_cause import VERDICT_S
 from distlaunch.supervisor.state import Phase, State, Timer, Why
 from distlaunch.supervisor.step import HANDLERS, begin, step
@@ -461,7 +461,7 @@ def check_step(before: State, event: Event, wanted: tuple[Action, ...], after: S
     assert before.phase is not Phase.DONE or (wanted, after) == ((), before)
     assert not ending or after.phase in (Phase.STOPPING, Phase.DONE)
     assert after.nodes.counts == Nodes(after.nodes).counts, "not what counting anew would give"
-    assert after.workers.counts == Workers(after.workers).counts, "not what counting anew would give"
+    assert after.workers.counts == RankStates(after.workers).counts, "not what counting anew would give"
     if after.suspect and not ending:
         due = after.due_at(Timer.VERDICT) or after.due_at(Timer.STACKS)  # one after the other
         assert due is not None and due <= now + VERDICT_S
