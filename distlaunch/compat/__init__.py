@@ -1,5 +1,5 @@
-"""Replacements for other launchers: their command lines and files, read as jobs.
+"""Converts command lines and files of other launchers to jobs.
 
-`flags` reads the torchrun command line, and `torchrun_job` makes the `JobSpec` of `distlaunch torchrun`. Each
+`flags` parses torchrun command lines, and `torchrun_job` makes the `JobSpec` of `distlaunch torchrun`. Each
 `from_…` module fills a `Draft` of a job file for `distlaunch import`.
 """

@@ -1,4 +1,4 @@
-"""Drafts of job files: keys and comments. The simplest draft is made from a hostfile."""
+"""Drafts of job files, with keys and comments, and the simplest draft, which is made from a hostfile."""
 
 import json
 import re
@@ -14,19 +14,19 @@ from distlaunch.job.text import escaped_in, literal
 from distlaunch.schedulers import job_keys, sections
 
 WIDTH = 100
-"""Characters of a list or map on one line; a longer one has a line for each item."""
+"""Characters. Longer lists and maps have one item per line."""
 LISTED_HOSTS = 16
-"""Hosts listed by name; more become a range."""
+"""Hosts listed by name. More hosts become a range."""
 
 
 class Draft:
-    """A draft of a job file from `source`; `typed` = no shell has expanded the source."""
+    """A draft of a job file from `source`; `typed` = no shell expanded the source."""
 
     def __init__(self, source: str, typed: bool = False) -> None:
         self.source, self.typed = source, typed
         self.keys: dict[str, Any] = {}
         self.notes: list[tuple[str, str]] = []
-        """(text, key) of each comment; it stands above its key, or at the top for ""."""
+        """(text, key) of each comment. The comment goes above its key, or to the top if the key is ""."""
 
     def set(self, path: str, value: Data) -> None:
         """Set a key, or a key of a section such as `logs.dir`; None leaves it unchanged."""
@@ -35,11 +35,11 @@ class Draft:
             (self.keys.setdefault(section, {}) if section else self.keys)[key] = value
 
     def note(self, *texts: str, key: str = "") -> None:
-        """Add comments, which stand above `key`; "" = at the top."""
+        """Add comments above `key`; "" = at the top."""
         self.notes += [(text, key) for text in texts]
 
     def path(self, text: str) -> str:
-        """Return a path; a ~ that a shell left unexpanded is part of a name."""
+        """Return a path. If a shell left a ~ unexpanded, it is part of a name."""
         return text if self.typed or not text.startswith("~") else f"./{text}"
 
     def set_program(self, words: Sequence[str], kind: str = "script", first: Sequence[str] = ()) -> None:
@@ -60,14 +60,14 @@ class Draft:
             self.note(f"{names}: {text}", key="args")
 
     def set_hosts(self, first: str | None, count: int) -> None:
-        """Set nodes to `count` names to replace, except the first if known."""
+        """Set nodes to `count` placeholder names, except for the first host if known."""
         others = [f"HOST[1-{count - 1}]"] if count > LISTED_HOSTS else [f"HOST{i}" for i in range(1, count)]
         self.set("nodes", [first or "HOST0", *others])
         advice = "rank 0 runs on the first" if first else "the host of rank 0 comes first"
         self.note(f"replace with your host names, as used with ssh; {advice}", key="nodes")
 
     def set_hostfile(self, entries: Sequence[HostEntry]) -> None:
-        """Set nodes to the hosts of a hostfile, and their numbers of workers."""
+        """Set nodes to the hosts of a hostfile, with their numbers of workers."""
         slots = [
             (f"{entry.user}@{entry.host}" if entry.user else entry.host, entry.slots) for entry in entries
         ]
@@ -76,7 +76,7 @@ class Draft:
         self.set("procs_per_node", slots[0][1] if same else None)
 
     def set_env(self, env: Mapping[str, str]) -> None:
-        """Add variables; CUDA_VISIBLE_DEVICES also determines gpus_per_node."""
+        """Add variables, and set gpus_per_node from CUDA_VISIBLE_DEVICES."""
         if env:
             own = {name: literal(text, every=False) for name, text in env.items()}
             self.keys["env"] = {**self.keys.get("env", {}), **own}
@@ -85,7 +85,7 @@ class Draft:
             self.set("gpus_per_node", len(names))
 
     def note_store(self, setting: str, backend: str, endpoint: str) -> None:
-        """Comment on a rendezvous backend; for an etcd server, also on torch agents."""
+        """Add a comment on a rendezvous backend, and for an etcd server, on torch agents."""
         texts = [f"{setting}{backend}: distlaunch assigns the ranks itself and needs no store"]
         if backend.startswith("etcd"):
             advice = "for torch's own elastic agents instead, set rendezvous.backend to etcd-v2 and"
@@ -95,7 +95,7 @@ class Draft:
     def checked(self) -> "Draft":
         """Return this draft, with a comment if dry-run couldn't determine the number of GPUs.
 
-        Raises `JobError` if the keys are invalid, `UsageError` for what is not text.
+        Raises `JobError` if the keys are invalid, `UsageError` for values that aren't valid text.
         """
         if re.search("[\ud800-\udfff]", json.dumps([self.keys, self.notes], ensure_ascii=False)):
             raise UsageError(f"{self.source}: not UTF-8 text")
@@ -107,7 +107,10 @@ class Draft:
         return self
 
     def _order(self) -> Iterable[str]:
-        """Return the keys in the order of the reference; a key with only comments may be a section."""
+        """Return the keys in the order of the reference.
+
+        A key with comments but no value may be a section.
+        """
         return job_keys([*self.keys, *(key for _, key in self.notes if key)]).fields
 
     def document(self) -> dict[str, object]:
@@ -148,7 +151,7 @@ def _entry(key: str, value: Data) -> list[str]:
     return [flow]
 
 
-# A string without quotes in YAML 1.1 and 1.2, in any context.
+# Strings that need no quotes in YAML 1.1 and 1.2, in any context.
 _PLAIN = re.compile(
     r"(?!(?:y|n|yes|no|on|off|true|false|null)\Z)"
     r"(?:(?:--?|\.{0,2}/)?[a-z_][a-z0-9_./@%+=~-]*|[0-9]+(?:s|m|h))",

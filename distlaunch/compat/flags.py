@@ -1,6 +1,7 @@
 """The torchrun command line: a table of flags (torch/distributed/run.py, 2.13) and its parser.
 
-argparse also matches abbreviations after the script. Here, everything after the script belongs to the script.
+argparse also matches abbreviations after the script. This parser leaves everything after the script to the
+script.
 """
 
 import re
@@ -12,16 +13,16 @@ from distlaunch.errors import UsageError
 from distlaunch.job.spec import NumaMode
 
 Counted = Literal["auto", "cpu", "gpu"]
-"""Words of `--nproc-per-node` for the devices of a machine."""
+"""Values of `--nproc-per-node` that count the devices of a machine."""
 Fate = Literal["used", "no effect", "handed over", "refused", "used, or handed over", "used, or no effect"]
-"""Treatment of a flag by `distlaunch torchrun`; handing over means to exec the torch agent."""
+"""How `distlaunch torchrun` treats a flag. Handed over = execs the torch agent."""
 
 C10D_PORT = 29400
 """Default port of torch, for c10d only."""
 
 
 class Flags(NamedTuple):
-    """A torchrun command line with the defaults of torch, and the meaning of its values."""
+    """A torchrun command line with torch's defaults, and the meaning of its values."""
 
     nnodes: str = "1:1"
     nproc_per_node: str = "1"
@@ -96,12 +97,12 @@ class Flags(NamedTuple):
 
     @property
     def alone(self) -> bool:
-        """Check whether torch would start a single agent: one node, in a fixed number."""
+        """Check whether torch would start a single agent, for a fixed number of one node."""
         return self.standalone or (self.rdzv_backend == "c10d" and self.nodes[1] == 1)
 
     @property
     def c10d(self) -> bool:
-        """Check whether several launchers join through c10d, which assigns the node numbers."""
+        """Check whether several launchers join through c10d, which numbers the nodes."""
         return self.rdzv_backend == "c10d" and self.nodes[1] > 1
 
     @property
@@ -135,7 +136,7 @@ class Flags(NamedTuple):
             raise UsageError(f"--local-ranks-filter: expected ranks such as 0,2, got {text!r}") from None
 
     def streams(self, field: Literal["redirects", "tee"]) -> dict[int, int] | int:
-        """Return the streams, stdout (1) and stderr (2), for all or some local ranks. Raises `UsageError`."""
+        """Return the streams (stdout = 1, stderr = 2) for all or some local ranks. Raises `UsageError`."""
         text = self.redirects if field == "redirects" else self.tee
         if re.fullmatch("[0-3]", text):
             return int(text)
@@ -148,10 +149,10 @@ class Flags(NamedTuple):
 class Flag(NamedTuple):
     """One flag: its `field` in `Flags`, a letter, and whether PET_<FIELD> is its default.
 
-    `here` is the treatment by `distlaunch torchrun`, and `why` the reason for an unused flag. Some flags have
-    no effect only if --master-addr or a static --rdzv-endpoint gives the endpoint. `key` is the key of the
-    job file. `in_file` is the comment in a job file on a flag without a key. `left_out` explains why a job
-    file doesn't need the value of a flag if only a shell could provide it; "" = the value is needed.
+    `here` is how `distlaunch torchrun` treats the flag, and `why` the reason if the flag is unused. Some
+    flags have no effect only if --master-addr or a static --rdzv-endpoint sets the endpoint. `key` is the key
+    in the job file. `in_file` is the comment in a job file if the flag has no key. `left_out` explains why a
+    job file doesn't need a value that only a shell could provide; "" = the value is needed.
     """
 
     field: str
@@ -166,7 +167,7 @@ class Flag(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Return the flag as written by users."""
+        """Return the flag as users write it."""
         return "--" + self.field.replace("_", "-")
 
     @property
@@ -176,7 +177,7 @@ class Flag(NamedTuple):
 
     @property
     def default(self) -> Any:
-        """Return the default in torch."""
+        """Return torch's default."""
         return Flags._field_defaults[self.field]
 
     @property
@@ -238,9 +239,9 @@ def parse_flags(
     filled: Collection[str] = (),
     foreign: Collection[str] = (),
 ) -> Flags:
-    """Parse the command line `words`. Raises `UsageError` with the errors of argparse in a line.
+    """Parse the command line `words`. Raises `UsageError` with argparse's errors on one line.
 
-    `foreign` flags are left out, and so are flags with a value in `filled`, the words that need a shell.
+    `foreign` flags are skipped, and so are flags with a value in `filled`, the words that need a shell.
     """
     values: dict[str, Any] = {}
     unfilled: list[tuple[str, str]] = []

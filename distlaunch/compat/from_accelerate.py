@@ -26,14 +26,14 @@ _FSDP = {
     "fsdp_activation_checkpointing": False,
     "fsdp_activation_checkpointing_offload": False,
 }
-"""Defaults that accelerate sets for keys missing from the config."""
+"""accelerate's defaults for keys that the config doesn't set."""
 
 
 class Section(NamedTuple):
     """A section of the config: the prefix of its keys, and the prefix of the resulting variables.
 
-    `kind` is the type of job with the section, "" = any, and `switch` a variable that enables it. `lower` =
-    booleans are written in lower case.
+    `kind` is the type of job that uses the section, "" = any, and `switch` a variable that enables it.
+    `lower` = booleans are lowercase.
     """
 
     prefix: str
@@ -65,7 +65,7 @@ _LEFT_OUT = {
     "fp8_override_linear_precision": "must be set by the script",
     "deepspeed_hostfile": "becomes the key hostfile if there are several machines",
 }
-"""Section keys that don't become variables, with the reason."""
+"""Section keys that don't become variables, and the reason."""
 _TYPES = ("NO", "MULTI_CPU", "MULTI_GPU", "FSDP", "DEEPSPEED", "MEGATRON_LM")
 """Types of jobs on CPUs, or on the GPUs in CUDA_VISIBLE_DEVICES."""
 _SWITCHES = {
@@ -73,7 +73,7 @@ _SWITCHES = {
     "debug": ("ACCELERATE_DEBUG_MODE", "true"),
     "enable_cpu_affinity": ("ACCELERATE_CPU_AFFINITY", "1"),
 }
-"""Boolean keys, and the variable and value that stand for true."""
+"""Boolean keys, and the variable and value that mean true."""
 _KEYS: Mapping[str, Type] = {
     "compute_environment": Choice(("LOCAL_MACHINE",)),
     "num_machines": Integer(1, 4096),
@@ -89,7 +89,7 @@ _KEYS: Mapping[str, Type] = {
 
 
 def accelerate_draft(document: Value, source: str, program: Sequence[str] = ()) -> Draft:
-    """Draft the job of a config file, which has no script. Raises `JobError` with all problems."""
+    """Draft a job from a config file, which doesn't name a script. Raises `JobError` with all problems."""
     config = _read(document)
     draft = Draft(source)
     draft.note("relative paths are relative to this file")
@@ -101,7 +101,7 @@ def accelerate_draft(document: Value, source: str, program: Sequence[str] = ()) 
 
 
 def _read(document: Value) -> dict[str, Any]:
-    """Return the keys with a value, checked. Raises `JobError` with all problems."""
+    """Return the checked values of all keys that have one. Raises `JobError` with all problems."""
     problems: list[Problem] = []
     given = Tree("an accelerate config (a map of settings)").check(document, "", problems) or {}
     config = {key: value for key, value in given.items() if value is not None}
@@ -166,7 +166,7 @@ def _add_config(draft: Draft, config: Mapping[str, Any]) -> None:
 
 
 def _add_procs(draft: Draft, config: Mapping[str, Any]) -> None:
-    """Add the share of each machine in num_processes, the total over all machines."""
+    """Set procs_per_node from num_processes, which is the total over all machines."""
     total, machines = config.get("num_processes", -1), config["num_machines"]
     share, rest = divmod(total, machines)
     if config["distributed_type"] == "NO":
@@ -181,7 +181,7 @@ def _add_procs(draft: Draft, config: Mapping[str, Any]) -> None:
 
 
 def _add_section(draft: Draft, name: str, config: Mapping[str, Any]) -> None:
-    """Add the variables of a section, if the section applies to the type of job."""
+    """Add the variables of a section if it applies to the type of job."""
     rule, kind = _SECTIONS[name], config["distributed_type"]
     given = {key: value for key, value in config.get(name, {}).items() if value is not None}
     idle = rule.kind not in ("", kind) or (name == "fp8_config" and config.get("mixed_precision") != "fp8")

@@ -1,4 +1,4 @@
-"""Job files for command lines of Open MPI's and MPICH's mpirun."""
+"""Job files for mpirun command lines (Open MPI and MPICH)."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,8 +19,8 @@ _PARTS = {
 }
 """Parts of a job by the options that set them."""
 _PAIRS = ("genv", "env", "mca", "gmca", "prtemca")
-_FLAGS = "oversubscribe|allow-run-as-root|g?env(all|none)|(report|display|tag|timestamp)-.*|quiet|verbose|q|v"
-"""Options with two values, and without one; others have one."""
+_FLAGS = "oversubscribe|allow-run-as-root|g?env(all|none)|(report|display|tag|timestamp)-.*|quiet|verbose|[qvl]"
+"""Options with two values, and options without a value. All others have one."""
 _RANK = "scripts that read OMPI_COMM_WORLD_RANK or PMI_RANK must read RANK; launcher: mpirun keeps mpirun"
 
 
@@ -63,7 +63,7 @@ def mpirun_draft(words: Sequence[str]) -> Draft:
 
 
 def _options(words: list[str]) -> Iterator[tuple[str, str]]:
-    """Take the options from the beginning of `words`: name and value of each, "" = none."""
+    """Remove the options from the beginning of `words`, and yield (name, value) of each; "" = no value."""
     while words and words[0].startswith("-"):
         name, _, value = words.pop(0).lstrip("-").partition("=")
         if not name:
@@ -75,7 +75,7 @@ def _options(words: list[str]) -> Iterator[tuple[str, str]]:
 
 
 def _add_nodes(draft: Draft, given: Mapping[str, str]) -> None:
-    """Add hosts and ranks. Raises `UsageError` for what is not a number, or doesn't add up."""
+    """Add hosts and ranks. Raises `UsageError` for invalid numbers, and for numbers that don't add up."""
     numbers = [given.get(key, "0") for key in ("ranks", "procs")]
     if not all(re.fullmatch("[0-9]{1,6}", number) for number in numbers):
         raise UsageError(f"expected a number of ranks, got {' and '.join(numbers)}")

@@ -36,25 +36,28 @@ _LEFT_OUT = {
     "array": "an array would start the same job many times; submit each job separately",
 }
 _SETUP = r"(module|ml|source|\.|ulimit|umask|(conda|(micro)?mamba) activate|spack (load|env))\s|eval \"?\$\("
-"""Commands that prepare the environment; `distlaunch submit` runs them in its batch script, too."""
+"""Commands that prepare the environment, which `distlaunch submit` also runs in its batch script."""
 _RENDEZVOUS = r"\b(scontrol|hostname|RANDOM|MASTER_(ADDR|PORT)|SLURM_\w*(NODELIST|PROCID|NODEID))\b"
 _OF_COMMAND = r"[\s'\"\\]*(--|\S*(torchrun|accelerate|python))"
-"""Start of a value that is part of the command, which may have rendezvous flags."""
+"""Beginning of a value that is part of the command and may contain rendezvous flags."""
 _ASSIGNED = {"variable_assignment", "variable_name"}
 _COMMANDS = ("command", "redirected_statement", "pipeline", "list")
 MAX_CHARACTERS = 1 << 15
-"""Characters of a script, since tree-sitter is slow on nonsense, and of expanded variables."""
+"""Characters of a script, because tree-sitter is slow on nonsense, and of expanded variables."""
 _PLACE = "relative paths are relative to this file: keep it in the directory where sbatch was run"
 
 
 def sbatch_draft(text: str, source: str, cpus: int) -> Draft:
-    """Draft the job of a batch script; `cpus` counts CPUs here. Raises `UsageError` or `JobError`."""
+    """Draft a job from a batch script; `cpus` counts the CPUs of this machine.
+
+    Raises `UsageError` or `JobError`.
+    """
     draft = Draft(source, typed=True)
     try:
         script = _Script(text)
         line = script.launch()
         draft.note(f"queue it with `distlaunch submit`; {_PLACE}")
-        if script.setup:  # The activated environment is first in PATH.
+        if script.setup:  # The activated environment comes first in PATH.
             draft.set("python", "python")
             draft.set("slurm.setup", script.setup)
         torchrun.note_rendezvous(draft, line.words, script.rendezvous.values())
@@ -103,7 +106,7 @@ def _accelerated(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _options(words: Iterable[str]) -> list[tuple[str, str]]:
-    """Return (name, value) of sbatch or srun options; "" = no value; a stray word has the name ""."""
+    """Return (name, value) of sbatch or srun options. The value "" = none. A stray word gets the name ""."""
     found: list[tuple[str, str]] = []
     for word in words:
         name, _, value = word[2:].partition("=") if word.startswith("--") else (word[1:2], "", word[2:])
@@ -137,7 +140,7 @@ def _gpus(options: Mapping[str, str]) -> int | None:
 
 
 def _add_requests(draft: Draft, options: Mapping[str, str]) -> None:
-    """Add the resources requested from Slurm, whose tasks are the workers of the job."""
+    """Add the resources requested from Slurm. Slurm's tasks become workers."""
     gpus = _gpus(options)
     draft.set("nodes", _count(options, "nodes") or 1)
     draft.set("gpus_per_node", gpus)
@@ -173,9 +176,9 @@ def _fits(key: str, value: Data) -> bool:
 
 
 class _Script:
-    """A batch script, statement by statement: requests, variables, launches, and comments on the rest.
+    """A batch script, read statement by statement: requests, variables, launches, and comments on the rest.
 
-    `rendezvous` maps variables for finding hosts and ports to their lines.
+    `rendezvous` maps variables that find hosts and ports to their lines.
     """
 
     def __init__(self, text: str) -> None:
@@ -193,7 +196,7 @@ class _Script:
         for i, node in enumerate(nodes):
             try:
                 self._take(node, i < started)
-            except ValueError:  # quotes that shlex reads differently
+            except ValueError:  # shlex reads some quotes differently
                 self._leave(node)
             except UsageError as error:
                 self._leave(node, str(error))
@@ -210,7 +213,7 @@ class _Script:
         raise UsageError("; ".join((hint, *close[:3])))
 
     def _take(self, node: "Node", leads: bool) -> None:
-        """Classify a statement; `leads` = only comments precede it."""
+        """Classify a statement; `leads` = only comments come before it."""
         text = self._text(node)
         parts = [node] if node.type == "variable_assignment" else node.named_children
         if node.has_error:
@@ -243,7 +246,7 @@ class _Script:
         self._known["SLURM_GPUS_ON_NODE"] = str(_gpus(self.options) or "$SLURM_GPUS_ON_NODE")
 
     def _assign(self, node: "Node", exported: bool) -> None:
-        """Record the value of a variable; a value that needs a shell goes to the setup."""
+        """Record the value of a variable. A value that needs a shell becomes part of the setup."""
         text = self._filled(node)
         name, equals, value = text.partition("=")
         wires = re.search(_RENDEZVOUS, text) or self.rendezvous.keys() & re.findall(r"\w+", text)
@@ -265,7 +268,7 @@ class _Script:
             self.setup += f"export {text}".splitlines()
 
     def _run(self, node: "Node") -> bool:
-        """Check whether a statement starts ranks, and record the launch."""
+        """Record the launch if a statement starts ranks, and return whether it does."""
         words = torchrun.shell_words(self._filled(node))
         starts = (i for i, word in enumerate(words) if torchrun.is_python(word) or _launches(words, i))
         line = torchrun.cut_line(words, next(starts, None))
@@ -284,7 +287,7 @@ class _Script:
         return True
 
     def _leave(self, node: "Node", why: str = "not understood") -> None:
-        """Comment on a statement, and forget variables that it may have changed."""
+        """Add a comment on a statement, and forget variables that it may have changed."""
         text, first = self._text(node), _line(node)
         lines = f"lines {first}-{node.end_point.row + 1}" if "\n" in text else f"line {first}"
         self.left.append(f"{lines}: {why}: `{text.partition(chr(10))[0][:80]}`")
@@ -297,7 +300,7 @@ class _Script:
         return self._source[node.start_byte : node.end_byte]
 
     def _filled(self, node: "Node") -> str:
-        """Return the text of a statement with known variables expanded."""
+        """Return the text of a statement, with known variables expanded."""
         at, parts, left = node.start_byte, [], [node]
         while left:
             each = left.pop()
@@ -330,7 +333,7 @@ def _parse(text: str) -> "Node":
     except ImportError:
         hint = "reading a batch script needs tree-sitter: pip install 'distlaunch[sbatch]'"
         raise UsageError(hint) from None
-    # tree-sitter-bash passes characters to isalpha() of C, which may crash for those above 255.
+    # tree-sitter-bash passes characters to C's isalpha(), which may crash on those above 255.
     plain = re.sub("[^\0-\x7f]", "_", text).encode()
     return Parser(Language(language())).parse(plain).root_node
 

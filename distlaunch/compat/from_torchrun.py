@@ -1,4 +1,4 @@
-"""Job files for torchrun command lines, read like a shell does."""
+"""Job files for torchrun command lines, which are split like in a shell."""
 
 import os.path
 import re
@@ -22,17 +22,17 @@ _STARTS_ALL = "`distlaunch run` starts the ranks of all nodes itself"
 _BEFORE = "run it before `distlaunch run`, if the job needs it"
 _BEHIND = "write it after `distlaunch run` instead"
 _AS_THEY_ARE = ("max_restarts", "numa_binding", "role", "virtual_local_rank")
-"""Flags with the same values as their keys."""
+"""Flags whose values are valid for their keys."""
 _MODULES = ("torch.distributed.run", "torch.distributed.launch", "distlaunch.torchrun")
 _USE_ENV = ("--use-env", "--use_env")
-"""Spellings of a flag that only torch.distributed.launch has."""
+"""Spellings of a flag that only torch.distributed.launch accepts."""
 _RENDEZVOUS_FLAG = r"--?(rdzv|nnodes|standalone|node[-_]rank|master|machine_rank|num_mach|main_pro)"
 _SYNTAX = "();<>|&\n"
 _EXPANDED = r"(?s)[$`*?]|^#|^(?:[A-Za-z_]\w*=(?:.*:)?)?~|(?<!=)\[[^\],]+\]|\{[^{}]*(?:,|\.\.)[^{}]*\}"
 
 
 class Line(NamedTuple):
-    """A command in a shell line: words before the launcher, words from the launcher on, comments."""
+    """A command in a shell line: words before the launcher, the launcher and its arguments, and comments."""
 
     before: Sequence[str]
     words: Sequence[str]
@@ -52,12 +52,14 @@ class Line(NamedTuple):
 
     @property
     def commands(self) -> list[str]:
-        """Return the base names of words before the launcher, without variables."""
+        """Return the base names of the words before the launcher, except variables."""
         return [os.path.basename(word) for word in self.before if not is_variable(word)]
 
 
 def command_draft(words: Sequence[str], cpus: int) -> Draft:
-    """Draft the job of a command, given as words or as one shell line; `cpus` counts CPUs here.
+    """Draft a job from a command, given as words or as one shell line.
+
+    `cpus` counts the CPUs of this machine.
 
     Raises `UsageError` or `JobError`.
     """
@@ -127,7 +129,7 @@ def is_python(word: str) -> bool:
 
 def launcher_at(words: Sequence[str]) -> int | None:
     """Return the index of torchrun, after variables and commands such as srun; None = not found."""
-    # A Python that runs another program ends the search: its arguments may be anything.
+    # A Python that runs another program ends the search, because its arguments may be anything.
     starts = (i for i, word in enumerate(words) if launched(words, i) or is_python(word))
     return next((i for i in [*starts][:1] if launched(words, i)), None)
 
@@ -147,7 +149,7 @@ def launched(words: Sequence[str], at: int) -> tuple[str, list[str]] | None:
 
 
 def started_directly(draft: Draft, words: Sequence[str], *flags: str) -> list[str]:
-    """Return a torchrun command for a program that is started without it."""
+    """Return a torchrun command for a program that isn't started by torchrun."""
     program = list(words[2:] if words[1:2] == ["-u"] else words[1:])
     if not is_python(words[0]) or (program[:1] != ["-m"] and "".join(program[:1]).startswith("-")):
         return ["torchrun", *flags, "--no-python", *words]
@@ -156,9 +158,9 @@ def started_directly(draft: Draft, words: Sequence[str], *flags: str) -> list[st
 
 
 def add_torchrun(draft: Draft, line: Line, cpus: int, hosts_known: bool = False) -> None:
-    """Add the job of a line that starts torchrun; `cpus` counts CPUs here. Raises `UsageError`.
+    """Add the job of a line that starts torchrun. Raises `UsageError`.
 
-    `hosts_known`: the nodes of the job are determined elsewhere.
+    `cpus` counts the CPUs of this machine. `hosts_known`: the job's nodes are already known.
     """
     flags, local_rank = _flags_of(line, draft.typed)
     draft.note(*_unexpanded(line, flags, draft.typed, hosts_known), *flag_messages(flags), *_remarks(flags))
@@ -195,9 +197,9 @@ def _flags_of(line: Line, typed: bool) -> tuple[Flags, bool]:
 
 
 def _unexpanded(line: Line, flags: Flags, typed: bool, hosts_known: bool) -> Iterator[str]:
-    """Comment on words that need a shell. Raises `UsageError` if a value is required.
+    """Yield comments on words that need a shell. Raises `UsageError` if a value is required.
 
-    In paths, a job file expands ~ itself.
+    A ~ in a path needs none, because job files expand it.
     """
     for field, value in flags.unfilled:
         hint = FLAG[field].left_out
@@ -223,7 +225,7 @@ def _unexpanded(line: Line, flags: Flags, typed: bool, hosts_known: bool) -> Ite
 
 
 def _remarks(flags: Flags) -> Iterator[str]:
-    """Comment on flags without a key in job files."""
+    """Yield comments on flags that have no key in job files."""
     for flag in FLAGS:
         if flag.in_file and flag.field in flags.given:
             yield f"{flag.name} {flag.in_file}"
@@ -259,7 +261,7 @@ def _add_nodes(draft: Draft, line: Line, flags: Flags) -> None:
 
 
 def note_rendezvous(draft: Draft, words: Sequence[str], lines: Iterable[int] = ()) -> None:
-    """Comment on the rendezvous flags in `words` and the `lines` of a script, which aren't needed."""
+    """Add a comment on unneeded rendezvous flags, in `words` and in the `lines` of a script."""
     flags = dict.fromkeys(word.partition("=")[0] for word in words if re.match(_RENDEZVOUS_FLAG, word))
     numbers = ", ".join(map(str, sorted(set(lines))))
     if parts := [*([f"lines {numbers}"] if numbers else []), *flags]:
@@ -267,14 +269,14 @@ def note_rendezvous(draft: Draft, words: Sequence[str], lines: Iterable[int] = (
 
 
 def _master(flags: Flags) -> tuple[str | None, int | None]:
-    """Return the host and port of the store on rank 0, as far as valid on other machines."""
+    """Return the host and port of the store on rank 0, if they are valid on other machines."""
     if flags.alone or flags.rdzv_backend.startswith("etcd"):
         return None, None
     host, port = flags.endpoint
     if error := host_error(host):
         raise UsageError(f"the command line: --master-addr or --rdzv-endpoint: {error}")
     named = {"master_port", "rdzv_endpoint"} & flags.given
-    # Port 0 means any free port; without a port, one node needs no endpoint.
+    # Port 0 means any free port. Without a port, one node needs no endpoint.
     far = not is_loopback(host) and (named or flags.nodes[1] > 1)
     return (host if far else None), (port or None if named else None)
 
@@ -306,7 +308,7 @@ def _add_conduct(draft: Draft, flags: Flags) -> None:
 
 
 def _add_logs(draft: Draft, flags: Flags) -> None:
-    """Add `logs`; the console shows both streams of a rank, or none."""
+    """Add `logs`. The console shows both streams of a rank or neither."""
     draft.set("logs.dir", draft.path(flags.log_dir or "") or None)
     redirects, tee = flags.streams("redirects"), flags.streams("tee")
     hidden = redirects & ~tee if isinstance(redirects, int) and isinstance(tee, int) else 1
@@ -316,7 +318,10 @@ def _add_logs(draft: Draft, flags: Flags) -> None:
 
 
 def _shown_ranks(flags: Flags) -> Data:
-    """Return the ranks for local ranks: on all nodes if procs is known, else on node 0; None = all."""
+    """Return the ranks with the selected local ranks: on all nodes if procs is known, else on node 0.
+
+    None = all.
+    """
     local_ranks = flags.local_ranks
     if not local_ranks:
         return None

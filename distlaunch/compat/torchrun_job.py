@@ -1,4 +1,4 @@
-"""A torchrun command line as a job on this node, and the gathering with the other launchers."""
+"""Converts a torchrun command line to a job on this node, and to the gathering of its launchers."""
 
 import os.path
 import re
@@ -51,7 +51,7 @@ def left_to_torch(flags: Flags, environ: Mapping[str, str]) -> str:
 
 
 def flag_messages(flags: Flags) -> list[str]:
-    """Return a line for each flag without effect. Raises `UsageError` for refused flags."""
+    """Return one line for each flag that has no effect. Raises `UsageError` for refused flags."""
     given = [flag for flag in FLAGS if flag.field in flags.given]
     for flag in given:
         if flag.here == "refused":
@@ -70,12 +70,12 @@ def flag_messages(flags: Flags) -> list[str]:
 
 
 def _has_only_timeouts(flags: Flags) -> bool:
-    """Check whether --rdzv-conf has only join timeouts for several nodes."""
+    """Check whether --rdzv-conf contains only join timeouts, for several nodes."""
     return flags.nodes[1] > 1 and {*flags.conf} <= {"timeout", "join_timeout"}
 
 
 def job_of(flags: Flags, here: Here) -> job.JobSpec:
-    """Return the job of one node; other nodes may have their own launchers."""
+    """Return the job of this node. Other nodes may have their own launchers."""
     fewest, most = flags.nodes
     chosen = _chooses_endpoint(flags)
     host, port = flags.endpoint
@@ -150,20 +150,20 @@ def _logs(flags: Flags, here: Here) -> job.Logs:
     return job.Logs(folder, temporary=not kept, torchrun=streams, spares=tuple(spares))
 
 
-# Where the ranks meet, and the launchers
+# Endpoints of ranks and launchers
 
 
 def _chooses_endpoint(flags: Flags) -> bool:
     """Check whether torch chooses the endpoint, as on one node without a static endpoint.
 
-    The c10d endpoint is the store of the agents: the ranks of one node never use it.
+    The c10d endpoint is the agents' store, which the ranks of a single node never use.
     """
     named = flags.rdzv_endpoint or "master_port" in flags.given
     return flags.alone or (flags.nodes[1] == 1 and not named)
 
 
 def gathering_messages(flags: Flags) -> Iterator[str]:
-    """Yield the messages for a command line of several nodes, before the launchers gather."""
+    """Yield the messages to show before the launchers of several nodes gather."""
     if flags.c10d:
         if idle := [key for key in flags.conf if key not in _USED]:
             known = "is_host, join_timeout and last_call_timeout"
@@ -177,7 +177,7 @@ def gathering_messages(flags: Flags) -> Iterator[str]:
 
 
 def gathering_of(flags: Flags, name: str, environ: Mapping[str, str]) -> Gathering:
-    """Return the gathering of a launcher on the machine `name`. Raises `UsageError`."""
+    """Return how a launcher on the machine `name` gathers with the others. Raises `UsageError`."""
     host, port = flags.endpoint
     fewest, most = flags.nodes
     c10d = flags.c10d
@@ -216,9 +216,9 @@ def _seconds(flags: Flags, keys: tuple[str, ...], default_s: float) -> float:
 
 
 def _check_endpoint(flags: Flags, host: str, port: int, environ: Mapping[str, str]) -> None:
-    """Raise `UsageError` if several nodes can't use the endpoint, such as one from an empty variable.
+    """Raise `UsageError` if several nodes can't use the endpoint, for example because a variable was empty.
 
-    At a loopback address, each of several machines would take itself for the host of the endpoint.
+    With a loopback address, each of several machines would consider itself the host of the endpoint.
     """
     flag, text = _endpoint_flag(flags), flags.rdzv_endpoint or host
     if not re.fullmatch(r"[^\s/@]+", host):
@@ -234,6 +234,6 @@ def _check_endpoint(flags: Flags, host: str, port: int, environ: Mapping[str, st
 
 
 def _endpoint_flag(flags: Flags) -> str:
-    """Return the flag for the endpoint, given or missing."""
+    """Return the flag that sets the endpoint, or should set it."""
     unsaid = flags.rdzv_backend == "c10d" and "master_addr" not in flags.given
     return "--rdzv-endpoint" if flags.rdzv_endpoint or unsaid else "--master-addr"

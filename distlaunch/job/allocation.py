@@ -1,4 +1,4 @@
-"""The hosts that a scheduler has assigned to a job, and the position of one of its tasks."""
+"""The hosts that a scheduler assigned to a job, and the position of a task among them."""
 
 from distlaunch.agent.frozen import Frozen
 
@@ -7,7 +7,7 @@ class AllocatedNode(Frozen):
     """A host of an allocation, as described by the environment; None = unknown.
 
     `procs` is the number of tasks or slots requested on the host, `group` the component of a heterogeneous
-    job. `address` is the address of a pod, and `container` the container of that pod in which the ranks run.
+    job. For a pod, `address` is its address and `container` the container in which the ranks run.
     """
 
     host: str
@@ -19,11 +19,11 @@ class AllocatedNode(Frozen):
 
 
 class Allocation(Frozen):
-    """The hosts of a scheduler job in the order listed by the scheduler; `job` is its ID, "" = unknown.
+    """The hosts of a scheduler job, in the scheduler's order; `job` is its ID, "" = unknown.
 
-    `title` is the display name of the scheduler. `queued` means that the job came from its queue, and
+    `title` is the display name of the scheduler. `queued` means that the job was submitted to the queue, and
     `starts` counts the earlier starts of a job that can be requeued. `answers` means that the scheduler can
-    report the fate of the job.
+    report why the job ended.
     """
 
     scheduler: str
@@ -41,14 +41,14 @@ class Allocation(Frozen):
 
     @property
     def requeues(self) -> bool:
-        """Check whether the scheduler can be asked to start the job again."""
+        """Check whether the scheduler can requeue the job."""
         return self.queued and self.answers
 
 
 class TaskPlace(Frozen):
-    """The position of a scheduler task on its host and among the hosts; None = unknown.
+    """The position of a scheduler task on its host, and of the host in the job; None = unknown.
 
-    Each such task is a node of the job, with one rank.
+    Each task is a node with one rank.
     """
 
     local_rank: int

@@ -1,4 +1,4 @@
-"""Construction of a `JobSpec` from a document: keys by their declarations, `built` keys by code."""
+"""Builds a `JobSpec` from a document: declared keys automatically, `built` keys by code."""
 
 import os.path
 from collections.abc import Iterable, Iterator
@@ -73,7 +73,7 @@ def _refuse(problems: list[Problem], mistakes: Iterable[tuple[str, str]], readin
 
 
 def _job(reading: Reading, keys: Record, source: str) -> spec.JobSpec:
-    """Return the job, once no key is refused any more: `built` keys are made here."""
+    """Return the job, which must have no refused keys, and build its `built` keys."""
     checked, around = reading.checked, reading.around
     pool = Pool(checked, around)
     return spec.JobSpec(
@@ -120,7 +120,7 @@ def _program(reading: Reading) -> spec.Program:
         return spec.Program("module", (checked["module"],))
     if "command" in checked:
         first, *rest = checked["command"]
-        return spec.Program("command", (first, *rest), placed="/" in first)  # else a name for PATH
+        return spec.Program("command", (first, *rest), placed="/" in first)  # otherwise looked up in PATH
     script = checked["script"] if "script" in checked else checked["nodes"][0]["script"]
     return spec.Program("script", (script,), placed=True)
 
@@ -143,7 +143,7 @@ def _logs(reading: Reading) -> spec.Logs:
 def _notify(reading: Reading) -> spec.Notify:
     made: spec.Notify = NOTIFY.made(reading.section("notify"))
     if not made.command or "/" not in made.command[0]:
-        return made  # a name for PATH on this machine
+        return made  # looked up in PATH on this machine
     first, *rest = made.command
     return made._replace(command=(reading.around.path(first), *rest))
 
@@ -159,7 +159,7 @@ def _container(reading: Reading) -> Container | None:
     if not section:
         return None
     runtime = CONTAINER.value(section, "runtime")
-    name, *before = (runtime,) if isinstance(runtime, str) else runtime  # `checks.py` refuses others
+    name, *before = (runtime,) if isinstance(runtime, str) else runtime  # `checks.py` refuses other runtimes
     mounts = (mount.partition(":") for mount in section.get("mounts", ()))
     return Container(
         image=section["image"],

@@ -1,4 +1,7 @@
-"""Mistakes that involve several keys, or the resulting job; each is a (path, explanation) pair."""
+"""Checks for mistakes that involve several keys, or the resulting job.
+
+A mistake is a (path, explanation) pair.
+"""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -40,7 +43,7 @@ class Reading(Frozen):
     around: Surroundings
 
     def section(self, key: str) -> Checked:
-        """Return the keys of a section; none if it is missing or refused."""
+        """Return the keys of a section, or an empty map if it is missing or refused."""
         return self.checked.get(key) or {}
 
     def levels(self) -> Iterator[tuple[str, Checked]]:
@@ -57,7 +60,7 @@ class Reading(Frozen):
                     yield f"{key}[{i}]", node
 
 
-# Of keys
+# Checks of keys
 
 
 def _program(reading: Reading) -> Mistakes:
@@ -73,7 +76,7 @@ def _script(reading: Reading) -> Mistakes:
     text = reading.checked.get("script") or ""
     keys = program_keys(text)
     if re.match(r"(?:\S*/)?torchrun\s", text):
-        import shlex  # only a mistake needs it
+        import shlex  # needed only for mistakes
 
         made = f"`distlaunch import torchrun {shlex.quote(text)}`"
         yield "script", f"{made} prints a job file for this command"
@@ -120,7 +123,7 @@ def _with_etcd(reading: Reading, conf: Checked) -> Mistakes:
 
 
 def _unfilled(reading: Reading, why: str) -> Mistakes:
-    """Report placeholders whose values are unknown to distlaunch."""
+    """Report placeholders that distlaunch can't fill in."""
     for path, word in (each for level in reading.levels() for each in placed_in(*level)):
         if word not in IDS:
             yield path, f"{why % word}: {instead_of(word)}"
@@ -167,7 +170,7 @@ OF_KEYS = (_program, _script, _exclusive, _rendezvous, _stall, _hosts, _variable
 """Checks of keys, before the job is built."""
 
 
-# Of the job
+# Checks of the job
 
 
 def _repeated(_: Reading, spec: JobSpec) -> Mistakes:
@@ -222,7 +225,7 @@ def _command(reading: Reading, launcher: Checked, named: int) -> Mistakes:
 
 
 def _mpi(reading: Reading, spec: JobSpec) -> Mistakes:
-    """Check settings that mpirun can't honor, and that the mpi backend is used with mpirun."""
+    """Refuse settings that mpirun can't honor, and the mpi backend without mpirun."""
     if spec.backend == "mpi" and not spec.mpirun.argv:
         yield "backend", "mpi requires MPI to start the ranks: set launcher: mpirun"
     if not spec.mpirun.argv:

@@ -1,4 +1,4 @@
-"""Parsed YAML with the place of every value, and the text of corrections in error messages."""
+"""Parsed YAML with the place of every value, and corrections for error messages."""
 
 import json
 import re
@@ -10,7 +10,7 @@ from distlaunch.wording import counted
 
 
 class Place(Frozen):
-    """The place of a value: the file as named by the user, and line and column from 1; 0 = unknown.
+    """The place of a value: the file name as the user typed it, and line and column from 1; 0 = unknown.
 
     For values from the command line, `source` names the --set, and `typed` is its whole value.
     """
@@ -25,7 +25,7 @@ class Place(Frozen):
         return Problem(self.source, self.line, self.column, path, text)
 
     def instead(self, wrong: str, right: str) -> str:
-        """Return the correction `right` for `wrong`; for the command line, as a whole --set."""
+        """Return a correction of `wrong` to `right`; for the command line, the whole --set."""
         if not self.typed:
             return right
         value = re.sub(rf"(?<![\w.]){re.escape(wrong)}(?![\w.])", lambda _: right, self.typed, count=1)
@@ -33,11 +33,11 @@ class Place(Frozen):
 
 
 OVERRIDE = "--set "
-"""Prefix of the source of values from the command line."""
+"""Prefix of `source` for values from the command line."""
 
 
 def setting(source: str, value: str) -> str:
-    """Return the shell words that replace the value of a --set, which `source` names, by `value`."""
+    """Return the --set named by `source`, with `value` instead of its value, as shell words."""
     import shlex  # only a mistake needs it
 
     return OVERRIDE + shlex.quote(f"{source.removeprefix(OVERRIDE)}={value}")
@@ -84,7 +84,7 @@ Data = str | int | float | bool | None | Sequence["Data"] | Mapping[str, "Data"]
 
 
 def value_of(data: Data, place: Place) -> Value:
-    """Return data as if read at `place`."""
+    """Convert plain data to a value at `place`."""
     match data:
         case Mapping():
             entries = ((Scalar(key, place, key), value_of(value, place)) for key, value in data.items())
@@ -96,7 +96,7 @@ def value_of(data: Data, place: Place) -> Value:
 
 
 def is_unset(value: Value) -> bool:
-    """Check whether a key counts as missing, like a section whose keys have all been unset."""
+    """Check whether a key counts as missing: its value, or every key of its section, was unset."""
     if isinstance(value, Entries):
         return bool(value.entries) and all(is_unset(entry) for _, entry in value.entries)
     return isinstance(value, Scalar) and value.unset
@@ -142,7 +142,7 @@ def override(root: Value, path: list[str], new: Value) -> Value:
 
 
 def describe(value: Value) -> str:
-    """Return a value as shown by error messages."""
+    """Format a value for error messages."""
     match value:
         case Items():
             return "a list" if value.items else "an empty list"
@@ -200,7 +200,7 @@ def records_hint(value: Entries, keys: Collection[str], main: str) -> str:
 
 
 def unquoted(value: Value) -> str:
-    """Return the string that was probably meant by a number, a switch, `{word}` or `word: word`."""
+    """Return the string that the user probably meant by a number, a switch, `{word}` or `word: word`."""
     match value:
         case Scalar(value=bool() | int() | float() | None, text=text):
             return text
@@ -212,7 +212,7 @@ def unquoted(value: Value) -> str:
 
 
 def program_keys(text: str) -> dict[str, str]:
-    """Return the keys for a script that was written as a command line; none for a mere path."""
+    """Return the keys for a `script` that is a whole command line, or {} if it is just a path."""
     if found := re.fullmatch(r"(\S+\.py)\s+(\S.*)", text):
         return {"script": found[1], "args": as_list(found[2])}
     if found := re.fullmatch(r"((?:\S*/)?python[0-9.]*)\s+(-m\s+)?([^\s-]\S*)(?:\s+(\S.*))?", text):

@@ -1,4 +1,4 @@
-"""Reading of job files: from a path, --set values and arguments to a job."""
+"""Reads a job from a path, --set values and arguments."""
 
 import json
 import os
@@ -32,7 +32,7 @@ from distlaunch.schedulers import allocation_in, job_keys, load, sections
 from distlaunch.wording import counted
 
 COMMAND_LINE = "the command line"
-"""Stands in for the path of a job without a file."""
+"""Name used in place of a path for a job without a file."""
 MAX_BYTES = 1 << 20
 STDIN = "-"
 PIPED_NAME = "job"
@@ -40,7 +40,7 @@ PIPED_NAME = "job"
 
 
 class Typed(Frozen):
-    """Parts of a job on a command line: a module, hosts, the number of ranks, a file to save the job in."""
+    """Parts of a job on the command line: module, hosts, number of ranks, and the file to save the job to."""
 
     module: str | None = None
     hosts: str | None = None
@@ -53,8 +53,8 @@ def load_job(
 ) -> JobSpec:
     """Return the job of a YAML file or a script, with ``key=value`` `overrides` and `extra_args`.
 
-    Without a `path`, the program is a module in `more`, or in the overrides. Raises `JobError` with every
-    problem, or `UsageError` if the file can't be read.
+    Without a `path`, `more` or the overrides name the program. Raises `JobError` with every problem, or
+    `UsageError` if the file can't be read.
     """
     typed = more or Typed()
     path, document = _document(path, typed.module, overrides)
@@ -77,7 +77,7 @@ def load_job(
 
 
 def _document(path: str | None, module: str | None, overrides: Sequence[str]) -> tuple[str, Value]:
-    """Return the file of a job, or a name for the command line, and the document."""
+    """Return the path of the job file, or COMMAND_LINE, and the document."""
     if not (path or module or any(re.match("(script|module|command)=", text) for text in overrides)):
         raise UsageError("name a job file or a script, as in `distlaunch run train.py -n 4`")
     if path is not None and module is not None:
@@ -90,7 +90,7 @@ def _document(path: str | None, module: str | None, overrides: Sequence[str]) ->
 
 
 def _save(document: Value, path: str, folder: str) -> None:
-    """Write a job file in the directory where its relative paths begin. Raises `UsageError`."""
+    """Write a job file to the directory that its relative paths refer to. Raises `UsageError`."""
     from distlaunch.compat.draft import Draft  # few runs save their job
 
     draft = Draft(path)
@@ -105,7 +105,7 @@ def _save(document: Value, path: str, folder: str) -> None:
 
 
 def read_job(path: str) -> str:
-    """Return the text of a job file, or of another launcher's. Raises `UsageError` for a program."""
+    """Return the text of a job file or of another launcher's file. Raises `UsageError` for a program."""
     if path.endswith(".py"):
         hint = f"`distlaunch dry-run {path} --save job.yaml` makes one"
         raise UsageError(f"{path} is a script, not a job file: {hint}")
@@ -126,7 +126,7 @@ def job_of(
     submitted: bool = False,
     in_image: bool = False,
 ) -> JobSpec:
-    """Return the job of a text read from `path`; a `submitted` job gets the nodes that it requests.
+    """Return the job described by a text from `path`; a `submitted` job gets the nodes that it requests.
 
     `in_image` is as in `Surroundings`. Raises `JobError` or `UsageError`, as `load_job` does.
     """
@@ -141,7 +141,7 @@ def _completed(document: Value, overrides: Sequence[str], extra_args: Sequence[s
 
 
 def _built(document: Value, path: str, submitted: bool = False, in_image: bool = False) -> JobSpec:
-    # An unknown key may be the section of a scheduler.
+    # An unknown key may be a scheduler's section.
     keys = [key for key, _, _ in document.walk()] if isinstance(document, Entries) else []
     around = _surroundings(path)._replace(submitted=submitted, in_image=in_image, sections=sections(keys))
     if not submitted:
@@ -150,7 +150,7 @@ def _built(document: Value, path: str, submitted: bool = False, in_image: bool =
 
 
 def _with_hosts(around: Surroundings, document: Value) -> Surroundings:
-    """Add the hosts of the scheduler's allocation, or of the pods selected by the document."""
+    """Add the hosts of the scheduler's allocation, or the pods that the document selects."""
     if selected := _pods(document):
         from distlaunch.kubernetes.pods import pods_here, reach_pod  # few jobs run in pods
 
@@ -164,7 +164,7 @@ def _with_hosts(around: Surroundings, document: Value) -> Surroundings:
 
 
 def _names_hosts(document: Value) -> bool:
-    """Check whether the job file itself determines the hosts, so that no scheduler is asked."""
+    """Check whether the job file itself determines the hosts, instead of a scheduler."""
     known = word_at(document, "launcher") in ("local", "kubernetes")
     return known or isinstance(at(document, "nodes"), Items) or at(document, "hostfile") is not None
 
@@ -185,12 +185,12 @@ def _surroundings(path: str) -> Surroundings:
 
 
 def source_of(path: str) -> str:
-    """Return the name of a file in messages."""
+    """Return the name of a file for messages."""
     return "standard input" if path == STDIN else path
 
 
 def is_piped(path: str) -> bool:
-    """Check whether a file is in no directory: standard input, or a <(command) of the shell."""
+    """Check whether a file has no directory: standard input, or the shell's <(command)."""
     return path == STDIN or path.startswith("/dev/") or not os.path.isfile(path)
 
 
@@ -264,7 +264,7 @@ def _as_text(argument: str) -> str:
 def _with_args(document: Value, extra_args: Sequence[str]) -> Value:
     place, given = Place("--"), at(document, "args")
     if not isinstance(document, Entries) or not isinstance(given, Items | None):
-        return document  # a mistake: the check reports it
+        return document  # a mistake, which the check reports
     more = (Scalar(argument, place) for argument in extra_args)
     return document.with_key("args", Items((*(given.items if given else ()), *more), place))
 
@@ -272,6 +272,6 @@ def _with_args(document: Value, extra_args: Sequence[str]) -> Value:
 def _hostfile(document: Value, around: Surroundings) -> tuple[HostEntry, ...] | None:
     named = word_at(document, "hostfile")
     if not isinstance(named, str) or "\0" in named or home_error(named):
-        return None  # not there, or a mistake that the check reports
+        return None  # missing, or a mistake that the check reports
     path = around.path(named)
     return parse_hostfile(read_text(path), path)

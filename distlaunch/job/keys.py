@@ -1,8 +1,8 @@
 """The keys of the job file: the single source of checks, job fields, JSON Schema and reference.
 
-A plain key is declared here as a `Field`; the attribute with its value and default is in `spec.py`. A
-`built` key needs code in `build.py`. Schedulers declare their own sections: see `with_sections`. In a job,
-those sections and `kubernetes` are maps of the given keys, and their defaults are declared here.
+A plain key is declared here as a `Field`; the attribute with its value and default is in `spec.py`. A `built`
+key needs code in `build.py`. Schedulers declare their own sections: see `with_sections`. In a `JobSpec`,
+these sections and `kubernetes` are maps of the given keys, whose defaults are declared with the keys.
 """
 
 import re
@@ -39,7 +39,7 @@ from distlaunch.transports.ssh import SshOptions
 
 
 def _program_error(word: str) -> str | None:
-    return home_error(word) if "/" in word else None  # else a name for PATH on the node
+    return home_error(word) if "/" in word else None  # otherwise looked up in PATH on the node
 
 
 def _cpus_error(cpus: str) -> str | None:
@@ -462,7 +462,7 @@ def reference(
 ) -> list[tuple[str, str, str, str]]:
     """Return (key, type, explanation, default) of every key, sections before their keys.
 
-    A section with several uses is described once; `shown` are the sections already described.
+    A section that is used several times is described once; `shown` lists the sections already described.
     """
     rows: list[tuple[str, str, str, str]] = []
     for key, entry in record.fields.items():

@@ -16,15 +16,15 @@ from distlaunch.transports.transport import Command, Local, Transport
 from distlaunch.wording import expand_ranges
 
 MAX_SLOTS = 1024
-"""Slots. A greater number in `host:N`, or the 22 of ssh, is a misplaced port."""
+"""Slots. A larger number in `host:N`, or ssh's 22, is a misplaced port."""
 REST = "rest"
-"""Value of `spares` for the nodes of the allocation beyond `nodes`."""
+"""Value of `spares` that stands for all other nodes of the allocation."""
 _STEPS: Mapping[str, type[SlurmStep]] = {"slurm": SlurmStep}
-"""Transports of launchers that belong to a scheduler, whose hosts may not be known yet."""
+"""Transports of launchers that belong to a scheduler. Their hosts may be unknown before the job starts."""
 
 
 def host_error(host: str) -> str | None:
-    """Return why a host name must not reach a command line, or None."""
+    """Return why a host name isn't safe on a command line, or None."""
     if host.startswith("-"):
         return "a host name can't begin with a dash"
     if not re.fullmatch(r"[A-Za-z0-9_.:%\-]+", host):
@@ -70,7 +70,7 @@ def parse_endpoint(text: str) -> tuple[str | None, int | None]:
 
 
 def endpoint_of(checked: Checked) -> tuple[str | None, int | None]:
-    """Return the host and port of the store on rank 0, as far as given. Raises ValueError."""
+    """Return the host and port of the store on rank 0; None = not given. Raises ValueError."""
     endpoint = (checked.get("rendezvous") or {}).get("endpoint")
     if endpoint is None:
         return checked.get("master_addr"), checked.get("master_port")
@@ -80,7 +80,7 @@ def endpoint_of(checked: Checked) -> tuple[str | None, int | None]:
 def parse_hostfile(text: str, source: str) -> tuple[HostEntry, ...]:
     """Return the hosts of an Open MPI, DeepSpeed (`host slots=4`) or Horovod (`host:4`) hostfile, in order.
 
-    Repeated hosts add up their slots, as in Open MPI. Raises `JobError` with all problems.
+    The slots of a repeated host are added up, as in Open MPI. Raises `JobError` with all problems.
     """
     found: dict[str, HostEntry] = {}
     problems: list[Problem] = []
@@ -128,14 +128,14 @@ def _option(word: str) -> tuple[str, str]:
 
 
 class Pool:
-    """The nodes and spares of a job, from its checked keys and its surroundings."""
+    """The nodes and spares of a job, determined by its checked keys and its surroundings."""
 
     def __init__(self, checked: Checked, around: Surroundings) -> None:
         self._checked, self._around = checked, around
         launcher = JOB.value(checked, "launcher")
         self._launcher = "auto" if launcher == "mpirun" else launcher
         queued = around.submitted and self._launcher in ("auto", "ssh")
-        # The hosts of a job that will wait in any queue are unknown.
+        # The hosts of a queued job are unknown.
         self._steps = SlurmStep if queued else _STEPS.get(str(self._launcher))
         self.ssh = self._ssh_options()
 
@@ -159,7 +159,7 @@ class Pool:
             return self._listed("nodes", given)
         if allocation := self.allocation:
             return self._allocated(allocation.nodes[:given], "nodes")
-        steps, labels = self._steps, [f"node{i}" for i in range(given or 1)]  # hosts are known later
+        steps, labels = self._steps, [f"node{i}" for i in range(given or 1)]  # hosts become known later
         return tuple(self._node(name, steps(name, "") if steps else Local(), {}, "nodes") for name in labels)
 
     def spares(self) -> tuple[NodeSpec, ...]:
@@ -172,7 +172,7 @@ class Pool:
 
     @property
     def allocation(self) -> Allocation | None:
-        """Return the caller's allocation if it provides the nodes of the job."""
+        """Return the caller's allocation if the job runs on its nodes."""
         numbered = self._around.hostfile is None and not isinstance(self._checked.get("nodes"), tuple)
         found = self._around.allocation
         given = isinstance(self._launcher, Mapping)
@@ -201,7 +201,7 @@ class Pool:
         )
 
     def _within(self, node: AllocatedNode) -> Transport:
-        """Return the transport of an allocated node: that of its scheduler, unless launcher overrides it."""
+        """Return the transport of an allocated node: its scheduler's, unless `launcher` overrides it."""
         if self._launcher == "ssh" or isinstance(self._launcher, Mapping):
             return self._reach(node.host, None, None)
         reach = self._around.reach

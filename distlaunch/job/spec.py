@@ -1,4 +1,4 @@
-"""The checked and frozen content of a job file, and the surroundings in which the file is read."""
+"""The checked, frozen content of a job file, and the surroundings in which it is read."""
 
 import os.path
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -24,7 +24,10 @@ NumaMode = Literal["node", "socket", "exclusive", "core-complex"]
 
 
 class EnvValue(Frozen):
-    """The value of a variable; an `inherited` value is never printed or recorded."""
+    """The value of a variable.
+
+    An `inherited` value, which comes from the caller, is never printed or recorded.
+    """
 
     text: str
     inherited: bool = False
@@ -44,8 +47,8 @@ class Program(Frozen):
     """The program of each worker: a Python `script` or `module`, or a `command` with its own arguments.
 
     If `placed`, the first word is a path relative to the workdir of the node, or below the home of its user.
-    Otherwise it is used unchanged. `role` is ROLE_NAME. A node may override all but modules and commands: see
-    `JobSpec.program_of`.
+    Otherwise it is used unchanged. `role` is ROLE_NAME. A node may override everything except modules and
+    commands: see `JobSpec.program_of`.
     """
 
     kind: Literal["script", "module", "command"]
@@ -64,11 +67,11 @@ class Program(Frozen):
 
     @property
     def texts(self) -> Iterable[str]:
-        """Return what may have placeholders: arguments, and variables that aren't inherited."""
+        """Return all texts that may contain placeholders: arguments, and variables that aren't inherited."""
         return (*self.arguments, *(value.text for value in self.env.values() if not value.inherited))
 
     def before(self, python: str) -> tuple[str, ...]:
-        """Return the words that start the program with an interpreter, up to its own words."""
+        """Return the words before the program's own words: the interpreter and its flags."""
         return {"script": (python, "-u"), "module": (python, "-u", "-m"), "command": ()}[self.kind]
 
 
@@ -84,14 +87,14 @@ class Binding(Frozen):
         return "cpu_binding" if self.how in ("cores", "listed") else "numa_binding"
 
     def wish(self, local_rank: int) -> str:
-        """Return the binding of a worker in one word; listed CPUs as they are."""
+        """Return the binding of a worker as one word; for listed CPUs, the CPUs."""
         return self.cpus[local_rank] if self.how == "listed" else self.how
 
 
 class NodeSpec(Frozen):
-    """One node in the job file; None = decided by the plan. `cpu_procs` are workers without GPUs.
+    """One node in the job file; None = decided by the plan.
 
-    `python` to `role` are its own parts of its program.
+    `cpu_procs` is the number of workers if the node has no GPUs. `python` to `role` override the job's.
     """
 
     label: str
@@ -116,7 +119,7 @@ class NodeSpec(Frozen):
 
 
 class Membership(Frozen):
-    """Nodes of an elastic job: `spares` replace lost nodes; `min_nodes` None = all nodes are needed."""
+    """Nodes of an elastic job. `spares` replace lost nodes; `min_nodes` None = the job needs all nodes."""
 
     spares: tuple[NodeSpec, ...] = ()
     min_nodes: int | None = None
@@ -124,14 +127,17 @@ class Membership(Frozen):
 
 
 class Placement(Frozen):
-    """Devices and CPUs of the workers. With `one_device` each sees only its own GPU, as LOCAL_RANK 0."""
+    """Devices and CPUs of the workers.
+
+    With `one_device`, each worker sees only its own GPU, and LOCAL_RANK is 0.
+    """
 
     one_device: bool = False
     binding: Binding | None = None
 
 
 class Limits(Frozen):
-    """Time limits in seconds, and what happens at two of them; None = no limit.
+    """Time limits in seconds, and the reactions to two of them; None = no limit.
 
     A node without heartbeat for `lease_s` counts as lost. `on_warning` is the signal that ranks get after a
     termination warning.
@@ -149,17 +155,18 @@ class Limits(Frozen):
 
 
 FOREVER_S = 1e9
-"""Seconds; a window without end, since torchrun counts --max-restarts over the whole run."""
+"""Seconds: an endless window, since torchrun counts --max-restarts over the whole run."""
 
 
 ELASTIC_RESTARTS = 3
-"""Default restarts of an elastic job; with none, the job would not be elastic."""
+"""Default maximum of restarts for an elastic job, which can't change its nodes without a restart."""
 
 
 class Restarts(Frozen):
-    """At most `most` restarts in any `window_s` seconds; `backoff_s` is the first wait, then doubled.
+    """At most `most` restarts in any `window_s` seconds.
 
-    The scheduler is asked at most `requeue` times to start the whole job again.
+    `backoff_s` is the first delay, which doubles each time. The scheduler requeues the whole job at most
+    `requeue` times.
     """
 
     most: int = 0
@@ -169,7 +176,7 @@ class Restarts(Frozen):
 
 
 Std = int | Mapping[int, int]
-"""Streams, stdout (1) and stderr (2) added up: for all local ranks, or by local rank."""
+"""Streams as a sum of stdout (1) and stderr (2), for all local ranks or by local rank."""
 
 
 class TorchrunLogs(Frozen):
@@ -182,12 +189,11 @@ class TorchrunLogs(Frozen):
 
 
 class Logs(Frozen):
-    """Output settings: `folder` has the run directories; if unusable, one of `spares` takes its place.
+    """Output settings. Run directories are created in `folder`, or in one of `spares` if it is unusable.
 
     `console` selects the ranks whose output is shown. `watch` finds a number in a line, for `view`. `fold`
-    shows lines printed by several ranks once. A log file has at most `limit` bytes. A `temporary` run
-    directory is removed after a success.
-    `torchrun` replaces `console`.
+    collapses identical lines from several ranks. A log file has at most `limit` bytes. A `temporary` run
+    directory is removed after a success. `torchrun` replaces `console`.
     """
 
     folder: str
@@ -204,7 +210,7 @@ Occasion = Literal["failed", "restarted", "stalled", "finished"]
 
 
 class Notify(Frozen):
-    """A `command` on this machine that reads events as JSON from stdin; () = no notifications."""
+    """The `command` on this machine that gets events as JSON on stdin; () = no notifications."""
 
     command: tuple[str, ...] = ()
     on: tuple[Occasion, ...] = get_args(Occasion)
@@ -218,12 +224,12 @@ class Earlier(Frozen):
 
 
 class Invocation(Frozen):
-    """Settings of the command that runs the job, which no job file has.
+    """Settings of the command that runs the job, which can't be set in a job file.
 
-    `file` is the resolved path of the job file; "" = it was piped, or there is none. `placeholders` enables
-    {rank} and so on in arguments and variables. With `shares_stdio`, workers inherit stdin and, where their
-    output needs no processing, stdout. `signals` are the names of signals that end the job and are passed to
-    the workers unchanged, not as SIGTERM.
+    `file` is the resolved path of the job file; "" = piped, or no file. `placeholders` enables {rank} and so
+    on in arguments and variables. With `shares_stdio`, workers inherit stdin and, if their output needs no
+    processing, stdout. `signals` names the signals that end the job and reach the workers unchanged instead
+    of as SIGTERM.
     """
 
     file: str = ""
@@ -234,7 +240,7 @@ class Invocation(Frozen):
 
 
 class Etcd(Frozen):
-    """An etcd server (host:port) through which torch agents number the ranks; `conf` is --rdzv-conf."""
+    """An etcd server (host:port) that torch agents use to assign ranks; `conf` is --rdzv-conf."""
 
     endpoint: str
     conf: Mapping[str, str] = MappingProxyType({})
@@ -243,8 +249,8 @@ class Etcd(Frozen):
 class RendezvousSpec(Frozen):
     """Where the ranks connect to each other; None = decided by the plan.
 
-    `host` and `port` are MASTER_ADDR and MASTER_PORT, `id` is TORCHELASTIC_RUN_ID. With `etcd` the worker of
-    each node is a torch agent, which starts and numbers the ranks there.
+    `host` and `port` are MASTER_ADDR and MASTER_PORT, `id` is TORCHELASTIC_RUN_ID. With `etcd`, the only
+    worker of each node is a torch agent, which starts the node's ranks.
     """
 
     host: str | None = None
@@ -254,9 +260,9 @@ class RendezvousSpec(Frozen):
 
 
 class Mpirun(Frozen):
-    """The MPI launcher that places the ranks, and its options; no `argv` = none.
+    """The MPI launcher that places the ranks, with its options; an empty `argv` = no MPI launcher.
 
-    `hosts` has (host, ranks) once the job is planned (`distlaunch.plan.other_launchers`).
+    `hosts` lists (host, ranks) once the job is planned (`distlaunch.plan.other_launchers`).
     """
 
     argv: tuple[str, ...] = ()
@@ -264,11 +270,11 @@ class Mpirun(Frozen):
 
 
 class JobSpec(Frozen):
-    """A whole job. Paths are absolute; paths on a node may begin with ~ for the home of its user.
+    """A whole job. Paths are absolute; paths on a node may begin with ~ for the user's home there.
 
-    `metrics` is a file on this machine. `allocation` is set if a scheduler chose the nodes. `sections` has
-    the scheduler sections of the job file by their keys, and `kubernetes` its section for Kubernetes.
-    `places` maps the path of a key to its position in the file.
+    `metrics` is a file on this machine. `allocation` is set if a scheduler chose the nodes. `sections` maps
+    keys to the scheduler sections of the job file, and `kubernetes` is its section for Kubernetes. `places`
+    maps the path of a key to its position in the file.
     """
 
     name: str
@@ -297,11 +303,14 @@ class JobSpec(Frozen):
 
     @cached_property
     def pool(self) -> tuple[NodeSpec, ...]:
-        """Return every node that may take part: the nodes, then the spares. Node indices refer to it."""
+        """Return all nodes that may take part: the nodes, then the spares.
+
+        Node indices refer to this tuple.
+        """
         return (*self.nodes, *self.membership.spares)
 
     def program_of(self, node: NodeSpec) -> Program:
-        """Return the program of a node: that of the job, with the node's own parts."""
+        """Return the program of a node: the job's, with the node's overrides."""
         parts = {name: getattr(node, name) for name in ("args", "python", "workdir", "role")}
         own = {name: value for name, value in parts.items() if value is not None}
         program = self.program._replace(**own, env={**self.program.env, **node.env})
@@ -338,7 +347,7 @@ class JobSpec(Frozen):
 
     @property
     def master_path(self) -> str:
-        """Return the key with the address or port of the first node; "" = none."""
+        """Return the key that sets the address or port of the first node; "" = none."""
         keys = () if self.rendezvous.etcd else ("rendezvous.endpoint", "master_addr")
         return next((path for path in keys if path in self.places), "")
 
@@ -354,7 +363,7 @@ class JobSpec(Frozen):
 
     @property
     def elastic(self) -> bool:
-        """Check whether the job may run on other nodes than those listed."""
+        """Check whether the job may run on a different set of nodes."""
         return bool(self.membership.spares) or self.fewest < len(self.nodes)
 
     @cached_property
@@ -368,7 +377,7 @@ class JobSpec(Frozen):
 
     @property
     def port_names(self) -> tuple[str, ...]:
-        """Return the placeholders of further ports on the first node: `port:NAME`."""
+        """Return the placeholders for additional ports on the first node: `port:NAME`."""
         return tuple(word for word in self.placeholders if word.startswith("port:"))
 
     def error(self, path: str, text: str) -> JobError:
@@ -376,7 +385,7 @@ class JobSpec(Frozen):
         return JobError([self.places.get(path, Place(self.source)).problem(path, text)])
 
     def refuse(self, mistakes: Iterable[tuple[str, str]]) -> None:
-        """Raise `JobError` if there are mistakes: (path, explanation) of each."""
+        """Raise `JobError` if there are mistakes, which are (path, explanation) pairs."""
         if problems := [problem for path, text in mistakes for problem in self.error(path, text).problems]:
             raise JobError(problems)
 
@@ -397,10 +406,10 @@ class HostEntry(Frozen):
 class Surroundings(Frozen):
     """The context in which a job file is read: directory, home, environment, entries of the hostfile.
 
-    `name` is the default name of the job; None = the stem of the file. `file` is its resolved path;
-    "" = it is piped. `allocation` is the allocation of the caller, None for a job to be `submitted`. `reach`
-    returns the transport of one of its hosts, None = ssh. `sections` are the keys of schedulers. `in_image`:
-    the nodes will be containers with their own files and variables.
+    `name` is the default name of the job; None = the stem of the file. `file` is the file's resolved path; ""
+    = piped. `allocation` is the caller's allocation, None for a job to be `submitted`. `reach` returns the
+    transport for one of its hosts, None = ssh. `sections` are the keys of schedulers. `in_image`: the nodes
+    are containers with their own files and variables.
     """
 
     folder: str
@@ -421,15 +430,15 @@ class Surroundings(Frozen):
         return os.path.normpath(self.home + path[1:]) if path.startswith("~") else path
 
     def on_node(self, text: str) -> str:
-        """Return a path on a node; a leading ~ is kept for the home of its user."""
+        """Return a path on a node, with a leading ~ kept for the user's home there."""
         return path_in("" if self.in_image else self.folder, text)
 
     def interpreter(self, text: str | None) -> str | None:
-        """Return a path on a node if `text` has a slash, else a name for PATH."""
+        """Return a path on a node if `text` has a slash, else the name, to be looked up in PATH."""
         return self.on_node(text) if text and "/" in text else text
 
     def variables(self, given: Mapping[str, str | None] | None) -> Env:
-        """Return variables of workers; None stands for the value in the caller's environment."""
+        """Return the workers' variables; None in `given` stands for the value in the caller's environment."""
         return {
             name: EnvValue(self.environ.get(name, ""), inherited=True) if value is None else EnvValue(value)
             for name, value in (given or {}).items()

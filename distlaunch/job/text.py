@@ -1,4 +1,4 @@
-"""The meaning of text in a job: paths with a ~, {placeholders}, hidden secrets."""
+"""Text in a job: paths with ~, {placeholders}, and secrets to hide."""
 
 import os.path
 import re
@@ -38,20 +38,20 @@ VARIABLES = {
     **{name: name.upper() for name in ("master_addr", "master_port")},
     **{name: f"DISTLAUNCH_{name.upper()}" for name in ("job_id", "run_id")},
 }
-"""The placeholders whose value each worker also has in a variable."""
+"""Placeholders with the same value as a variable of the worker."""
 PLACEHOLDERS = (*VARIABLES, "port:NAME", "hosts", "hosts:PORT", "hosts_json", "hosts_json:PORT")
 IDS = ("job_id", "run_id")
-"""The placeholders known before ranks are placed, also where another launcher does that."""
+"""Placeholders whose values are known before ranks are placed, even if another launcher places them."""
 LAST_PORT = 61439
 """The highest PORT in {hosts:PORT}: 4096 ranks on a host count up from it."""
-# Not compiled in advance: most jobs have no braces. ${word} is for a shell; {}, {1} and {"a": 1} have no
-# meaning here. In arguments, other {words} are refused. In variables, they belong to templates and JSON.
+# Not compiled in advance, since most jobs have no braces. ${word} is for a shell. {}, {1} and {"a": 1} aren't
+# placeholders. In arguments, other {words} are refused. In variables, they are left for templates and JSON.
 _WORD = r"([A-Za-z_][\w-]*|(?:port|hosts|hosts_json):[\w-]*)"
 _BRACED = rf"(?a)(\$?\{{?)\{{{_WORD}\}}(\}}?)"
 _SINGLE = rf"(?a)(?<!\$)\{{{_WORD}\}}"
 
 Values = Callable[[str], "str | None"]
-"""Returns the value of a placeholder; None leaves it as it is."""
+"""A function that returns the value of a placeholder, or None to leave it unchanged."""
 
 
 def is_placeholder(word: str) -> bool:
@@ -60,9 +60,9 @@ def is_placeholder(word: str) -> bool:
 
 
 def fill(text: str, value: Values, every: bool = True) -> str:
-    """Fill in the {placeholders} with a value; {{word}} becomes {word}, unless it must not for `every` word.
+    """Fill in the {placeholders} that have a value, and turn {{word}} into {word}.
 
-    Otherwise only placeholders have that meaning, as in variables.
+    Unless `every`, only words that are placeholders are unescaped, as in variables.
     """
 
     def filled(found: re.Match[str]) -> str:
@@ -79,7 +79,7 @@ def fill(text: str, value: Values, every: bool = True) -> str:
 
 
 def unfilled(word: str) -> None:
-    """Return no value: all placeholders stay."""
+    """Return None, which leaves all placeholders unchanged."""
 
 
 def literal(text: str, every: bool = True) -> str:
@@ -132,7 +132,7 @@ def _single_words(argument: str) -> list[str]:
     ]
 
 
-# Values hidden by dry-run and in run directories
+# Secrets, which dry-run and run directories hide
 
 REDACTED = "[redacted]"
 _NAME = r"(?i)token|secret|passw|passphrase|credential|(api|access|private|auth)_?key|_key$|^key$"
@@ -145,7 +145,7 @@ def is_secret(name: str) -> bool:
 
 
 def redacted(words: Sequence[str]) -> list[str]:
-    """Hide the values of flags that may be secrets in a command: `--api-key=…`, `--token …`."""
+    """Hide values in a command that may be secrets: `--api-key=…`, `--token …`."""
     shown, hides_next = [], False
     for word in words:
         flag = re.fullmatch(_FLAG, word)

@@ -1,7 +1,7 @@
-"""The types of keys in a job file; each checks a value with its place and has a JSON Schema.
+"""The types of keys in a job file.
 
-Written for distlaunch since msgspec and pydantic don't keep line numbers, msgspec stops at the first error,
-and they would add 34 and 73 ms to every launch.
+Each type checks a value with its place, and has a JSON Schema. msgspec and pydantic don't keep line numbers,
+msgspec stops at the first error, and they would add 34 and 73 ms to every launch.
 """
 
 import re
@@ -31,9 +31,9 @@ from distlaunch.job.text import value_error
 
 Schema = dict[str, Any]
 Checked = Mapping[str, Any]
-"""The given keys of a record, checked; None = refused."""
+"""The checked values of a record's given keys; None = refused."""
 Mistake = Callable[[str], "str | None"]
-"""Function that returns why a text of the right form can't be used, or None."""
+"""A function that returns why a text with valid syntax can't be used, or None."""
 REFUSED: Any = object()
 """Result of `Type.read` for a value of another type."""
 
@@ -47,7 +47,7 @@ class Type:
     name = "a map of settings"
     mistake: Mistake | None = None
     unit = ""
-    """Suffix for the name of the field with the value."""
+    """Suffix of the field that holds the value, such as `_s`."""
     parts: "Sequence[tuple[str, Type]]" = ()
     """(suffix in the reference, type) of contained values; the suffix "" = the value itself."""
 
@@ -91,7 +91,7 @@ class Type:
         return next(filter(None, inner), None)
 
     def sections(self, path: str) -> "list[tuple[Record, str]]":
-        """Return the records inside, each with the prefix of its keys in the reference."""
+        """Return the records inside this type, each with the prefix of its keys in the reference."""
         return [section for suffix, kind in self.parts for section in kind.sections(path + suffix)]
 
 
@@ -99,7 +99,7 @@ class Type:
 
 
 class Text(Type):
-    """A string. YAML numbers and dates are refused, since their spelling is lost."""
+    """A string. YAML numbers and dates are refused, because their original spelling is lost."""
 
     def __init__(
         self, name: str = "a string", pattern: str = r"[^\0]*", mistake: Mistake | None = None
@@ -113,7 +113,7 @@ class Text(Type):
 
     def schema(self) -> Schema:
         """Return the JSON Schema."""
-        # JSON Schema uses JavaScript patterns, where NUL has another spelling.
+        # JSON Schema uses JavaScript patterns, which spell NUL differently.
         return {"type": "string", "pattern": f"^(?:{self.pattern})$".replace("\\0", "\\u0000")}
 
 
@@ -183,7 +183,7 @@ class Integer(Type):
 
 
 MAX_DURATION_S = 1e9
-"""Seconds; about thirty years, more is a typing error."""
+"""Seconds: about thirty years. Anything longer is a typo."""
 _PART = r"([0-9]+(?:\.[0-9]+)?)\s*(ms|s|m|h|d)"
 _DURATION = r"(?:[0-9]+(?:\.[0-9]+)?\s*(?:ms|s|m|h|d)\s*)+"
 UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -273,7 +273,7 @@ class Switch(Type):
 
 
 class Choice(Type):
-    """One of a few words; with `none`, the word `none` and null are allowed, too, and become None."""
+    """One of a few words. With `none`, the word `none` and null are also allowed, and become None."""
 
     def __init__(self, words: tuple[str, ...], none: bool = False) -> None:
         self.words, self.none = words, none
@@ -283,7 +283,9 @@ class Choice(Type):
     def read(self, value: Scalar) -> Any:
         """Return the word, or None."""
         word = value.value
-        if self.none and (word == "none" or (word is None and value.text)):  # without text: only a key
+        if self.none and (
+            word == "none" or (word is None and value.text)
+        ):  # without text, the value is empty
             return None
         return word if word in self.words else REFUSED
 
@@ -320,7 +322,7 @@ class ListOf(Type):
         self.name = "a non-empty list" if least else "a list"
 
     def check(self, value: Value, path: str, problems: list[Problem]) -> Any:
-        """Return the items, checked."""
+        """Return the checked items."""
         if not isinstance(value, Items) or len(value.items) < self.least:
             return self.refuse(value, path, problems)
         return tuple(
@@ -356,7 +358,7 @@ class MapOf(Type):
         self.parts = [(".NAME", item)]
 
     def check(self, value: Value, path: str, problems: list[Problem]) -> Any:
-        """Return the entries, checked."""
+        """Return the checked entries."""
         if not isinstance(value, Entries):
             return self.refuse(value, path, problems)
         checked = {}
@@ -383,7 +385,7 @@ class MapOf(Type):
 
 
 class Either(Type):
-    """One of several types, chosen by the form of the value: number, word, list or map."""
+    """One of several types, chosen by the kind of value: number, word, list or map."""
 
     def __init__(
         self,
@@ -420,7 +422,7 @@ class Either(Type):
         return chosen.check(value, path, problems)
 
     def hint(self, value: Value, path: str) -> str:
-        """Return a correction toward the most likely type."""
+        """Return a correction for the most likely type."""
         listed = isinstance(self.items, ListOf)
         if self.text and not (listed and isinstance(value, Entries)):
             return Type.hint(self.text, value, path)
@@ -443,7 +445,7 @@ class Lines(Either):
 
 
 class Tree(Type):
-    """A map of any depth, for another program; becomes dicts, lists and scalars."""
+    """A map of any depth, passed on to another program; becomes dicts, lists and scalars."""
 
     def __init__(self, name: str = "a map of settings") -> None:
         self.name = name
@@ -470,11 +472,11 @@ class Tree(Type):
 
 
 class Field(Frozen):
-    """One key of a record: its type, a line of explanation, and the destination of its value.
+    """One key of a record: its type, a one-line explanation, and the field for its value.
 
-    The value becomes `field` of the type that the record `makes`, or of `part`, a part of that type; None =
-    the field named like the key. The default of that field is the default of the key. `told` is a default in
-    words, or an addition to it.
+    The value is stored in `field` of the type that the record `makes`, or of `part`, a part of that type;
+    None = a field with the key's name. The field's default is the key's default. `told` describes the default
+    in words, or adds to it.
     """
 
     kind: Type
@@ -486,7 +488,7 @@ class Field(Frozen):
 
 
 BUILT = ""
-"""Field of a key without a field of its own."""
+"""Value of `field` for a key that has no field."""
 
 
 def built(kind: Type, doc: str, told: str = "", default: Any = None) -> Field:
@@ -495,16 +497,16 @@ def built(kind: Type, doc: str, told: str = "", default: Any = None) -> Field:
 
 
 def by_their_names(**ours: str) -> dict[str, str]:
-    """Map the names in other tools, separated by blanks, to the key."""
+    """Map names that other tools use, separated by blanks, to the key."""
     return {name: key for key, names in ours.items() for name in names.split()}
 
 
 class Record(Type):
     """A map with known keys; becomes a dict of the given keys.
 
-    `makes` is the frozen type that the values become fields of; None = a dict without the defaults. `foreign`
-    maps names in other tools to keys. The value of the `main` key may stand for the whole record. Keys may be
-    passed like the items of `dict`, as a map or as keyword arguments.
+    `makes` is the frozen type whose fields hold the values; None = a dict without the defaults. `foreign`
+    maps names that other tools use to keys. The value of the `main` key can replace the whole record. Keys
+    can be passed as to `dict`, as a map or as keyword arguments.
     """
 
     def __init__(
@@ -528,7 +530,7 @@ class Record(Type):
         return self.fields[self.main].kind.read(value) if self.main else REFUSED
 
     def check(self, value: Value, path: str, problems: list[Problem]) -> Any:
-        """Return the given keys, checked."""
+        """Return the checked values of the given keys."""
         if isinstance(value, Scalar) and self.read(value) is not REFUSED:
             return {self.main: self.fields[self.main].kind.check(value, path, problems)}
         if not isinstance(value, Entries):
@@ -557,7 +559,7 @@ class Record(Type):
             return place.problem(path, hint)
         if key in self.foreign and not (inner and isinstance(entry, Entries)):
             return place.problem(path, f"unknown key; use {self.foreign[key]}")
-        close = section or nearest(key, self.fields)  # a map gives the keys of a section
+        close = section or nearest(key, self.fields)  # a map has the keys of a section
         hint = f"did you mean {close}?" if close else f"known keys: {', '.join(self.fields)}"
         return place.problem(path, f"unknown key; {hint}")
 
@@ -584,7 +586,7 @@ class Record(Type):
         return [(self, f"{path}.")]
 
     def field_of(self, key: str) -> str:
-        """Return the field for the value of a key; BUILT = none."""
+        """Return the field for the value of a key, or BUILT."""
         entry = self.fields[key]
         return key + entry.kind.unit if entry.field is None else entry.field
 
@@ -597,7 +599,7 @@ class Record(Type):
         }
 
     def made(self, checked: Any) -> Any:
-        """Make the `makes` type, or a dict, of the given keys; none may be `built`."""
+        """Return an object of type `makes`, or a dict, with the given keys. None of them may be `built`."""
         fields = self.fields_of(checked)
         if self.makes:
             return self.makes(**fields)
@@ -608,7 +610,7 @@ class Record(Type):
         return checked[key] if key in checked else self.default(key)
 
     def default(self, key: str) -> Any:
-        """Return the default of a key; None = decided elsewhere."""
+        """Return the default of a key; None = determined elsewhere."""
         entry = self.fields[key]
         known = getattr(entry.part or self.makes, "_field_defaults", {})
         return known.get(self.field_of(key), entry.default)
@@ -626,7 +628,7 @@ class Record(Type):
             case int() | str():
                 text = str(value)
             case _:
-                text = ""  # no text describes it
+                text = ""  # can't be expressed as text
         return text + entry.told
 
 

@@ -1,4 +1,4 @@
-"""YAML: reading with places, limits and without aliases; writing for every parser."""
+"""Reads YAML with places and limits, but without aliases, and writes YAML for every parser."""
 
 import contextlib
 import re
@@ -11,12 +11,12 @@ from distlaunch.errors import JobError, Problem
 from distlaunch.job.document import OVERRIDE, Entries, Items, Place, Scalar, Value, in_quotes
 
 _LINE_END = "\r\n|[\r\n\x85\u2028\u2029]"
-"""Regular expression of the line ends that count in YAML."""
+"""Regular expression for YAML line ends."""
 _Loader: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 MAX_DEPTH = 20
 """Levels of nested lists and maps."""
 MAX_NUMBER = 40
-"""Characters. YAML base 60 takes quadratic time, and Python prints at most 4300 digits."""
+"""Characters. Parsing base 60 takes quadratic time, and Python prints at most 4300 digits."""
 _NUMBERS = frozenset({"tag:yaml.org,2002:int", "tag:yaml.org,2002:float"})
 _SCALARS = frozenset({*_NUMBERS, *(f"tag:yaml.org,2002:{name}" for name in ("str", "bool", "null"))})
 
@@ -36,7 +36,7 @@ def parse(text: str, source: str) -> Value:
 
 
 def _not_yaml(error: yaml.MarkedYAMLError, text: str, source: str) -> Problem:
-    from distlaunch.job.yaml_errors import Mistake, explained  # most files are YAML
+    from distlaunch.job.yaml_errors import Mistake, explained  # most files are valid YAML
 
     mark, since = error.problem_mark or error.context_mark, error.context_mark or error.problem_mark
     message, within = str(error.problem or ""), str(error.context or "")
@@ -69,7 +69,7 @@ def _refused_feature(event: yaml.Event) -> tuple[str, str] | None:
 
 
 class _Reader:
-    """Converter from YAML text to values, with a list of problems."""
+    """Converts YAML text to values, and collects problems."""
 
     def __init__(self, text: str, source: str) -> None:
         self.text, self.source = text, source
@@ -85,7 +85,7 @@ class _Reader:
         return self._value(node) if node else Scalar(None, Place(self.source))
 
     def _check_events(self) -> None:
-        """Refuse aliases and deep nesting before recursive code runs."""
+        """Refuse aliases and deep nesting before any recursive code runs."""
         depth = 0
         for event in yaml.parse(self.text, Loader=_Loader):
             if refused := _refused_feature(event):
@@ -113,7 +113,7 @@ class _Reader:
         value = node.value
         # Other scalars, such as dates, keep their spelling.
         if node.tag in _SCALARS and (node.tag not in _NUMBERS or len(value) <= MAX_NUMBER):
-            # A tag may not fit its value: !!bool maybe.
+            # The value may not match its tag, as in !!bool maybe.
             with contextlib.suppress(ValueError, KeyError, IndexError, ArithmeticError):
                 value = self.loader.construct_object(node)
         return Scalar(value, self._place(node), node.value)
@@ -161,7 +161,7 @@ _Dumper.add_representer(str, _string)
 def yaml_text(documents: Iterable[Any]) -> str:
     """Write documents with enough quotes for every parser.
 
-    In Kubernetes 1e-4 is a number, in PyYAML a string.
+    For example, 1e-4 is a number in Kubernetes and a string in PyYAML.
     """
     layout: dict[str, Any] = {"sort_keys": False, "allow_unicode": True, "width": float("inf")}
     text: str = yaml.dump_all(documents, Dumper=_Dumper, explicit_start=True, **layout)

@@ -11,7 +11,7 @@ Mark = tuple[int, int]
 
 
 class Mistake:
-    """A parser error: message, enclosing construct, its start (`since`), and all lines of the text.
+    """A parser error: message, enclosing construct and its start (`since`), and all lines of the text.
 
     `line` is the line of the error, `before` and `rest` its parts before and after the error, and
     `start_line` the line where the construct starts.
@@ -24,7 +24,7 @@ class Mistake:
 
 
 class Hint(NamedTuple):
-    """An explanation with its place, and a correction: `right` in place of `wrong`."""
+    """An explanation with its place, and a correction: `right` instead of `wrong`."""
 
     words: str
     at: Mark
@@ -61,7 +61,7 @@ def _unclosed(mistake: Mistake) -> Hint:
 
 
 def _colon(mistake: Mistake) -> Hint | None:
-    """Find a key without a space after its colon, which YAML may detect a line later."""
+    """Find a key without a space after its colon. YAML may detect this a line later."""
     return _no_space(mistake, mistake.at[0]) or _no_space(mistake, mistake.at[0] - 1)
 
 
@@ -85,7 +85,7 @@ def _no_colon(mistake: Mistake) -> Hint:
 
 
 def _bad_start(mistake: Mistake) -> Hint | None:
-    """Explain a plain value whose first character has a meaning in YAML."""
+    """Explain a plain value whose first character has a special meaning in YAML."""
     at = mistake.at if "cannot start any token" in mistake.error else mistake.since
     word = _word(mistake.lines[at[0]], at[1])
     return _quoted(f"an unquoted value can't start with {word[0]}", at, word) if word.strip() else None
@@ -198,4 +198,4 @@ _EXPLANATIONS: tuple[tuple[str, str, Callable[[Mistake], Hint | None]], ...] = (
     ("escape character", "", _escape),
     ("expected (the )?node content", "", _missing_value),
 )
-"""Patterns of the error and its construct, with the explanation to try; the first match counts."""
+"""Patterns for the error and its construct, and the function that explains it; the first match is used."""
