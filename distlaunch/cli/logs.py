@@ -27,6 +27,7 @@ from distlaunch.runs.replay import lines_in, replay
 from distlaunch.runs.run_status import Run
 from distlaunch.runs.submissions import run_of
 from distlaunch.signals import Interrupts, search
+from distlaunch.supervisor.actions import ShowMessage
 from distlaunch.supervisor.state import State
 from distlaunch.wording import expand_ranges, rank_list
 
@@ -135,6 +136,8 @@ def print_logs(
             run = follow(run, interrupts, playback)
             if not run.alive:
                 lines.drained()
+    if lines.cut:
+        say(lines.cut)
     return run
 
 
@@ -152,6 +155,12 @@ class LogLines(Observer):
         self._printed_of: int | None = None
         self._terminal = sys.stdout.isatty()
         self._colors = wants_color(self._terminal)
+        self.cut = ""
+        """The last message about output that was not kept."""
+
+    def message(self, message: ShowMessage, at: float) -> None:
+        """Note that output was not kept."""
+        self.cut = message.text if "logs.limit" in message.text else self.cut
 
     def started(self, state: State, at: float) -> None:
         """Print the incomplete lines of the previous attempt."""

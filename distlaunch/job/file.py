@@ -1,6 +1,5 @@
 """Reads a job from a path, --set values and arguments."""
 
-import json
 import os
 import re
 from collections.abc import Sequence
@@ -23,7 +22,7 @@ from distlaunch.job.document import (
     word_at,
     words_of,
 )
-from distlaunch.job.nodes import parse_hostfile
+from distlaunch.job.nodes import host_entries, parse_hostfile, users_and_hosts
 from distlaunch.job.spec import HostEntry, JobSpec, Surroundings
 from distlaunch.job.text import home_error
 from distlaunch.job.types import Either, ListOf, Record, Tree, Type
@@ -58,15 +57,16 @@ def load_job(
     """
     typed = more or Typed()
     path, document = _document(path, typed.module, overrides)
-    hosts = [] if typed.hosts is None else [f"nodes={json.dumps(words_of(typed.hosts))}"]
-    document = _completed(document, (*hosts, *overrides), extra_args)
+    if typed.hosts is not None and isinstance(document, Entries):
+        document = _on_hosts(document, typed.hosts)
+    document = _completed(document, overrides, extra_args)
     spec = _built(document, path)
     if typed.ranks is not None:
         document = _overridden(document, f"procs_per_node={typed.ranks // len(spec.nodes) or 1}")
         spec = _built(document, path)
         if (total := sum(node.procs or 0 for node in spec.nodes)) != typed.ranks:
             nodes = f"the {counted(len(spec.nodes), 'node')} would have {total} ranks"
-            raise UsageError(f"-n {typed.ranks}: {nodes}; set procs of each node in a job file instead")
+            raise UsageError(f"-n {typed.ranks}: {nodes}; write the ranks of each, as in -H a:2,b:4")
     if typed.save is not None:
         _save(
             document,
@@ -87,6 +87,26 @@ def _document(path: str | None, module: str | None, overrides: Sequence[str]) ->
     kind, word = ("module", module or "") if path is None else ("script", path)
     keys = {"name": os.path.basename(word).removesuffix(".py"), kind: word} if word else {}
     return COMMAND_LINE, value_of(keys, Place(COMMAND_LINE))
+
+
+def _on_hosts(document: Entries, hosts: str) -> Entries:
+    """Set nodes to the HOST or HOST:PROCS of -H. Hosts in the job file keep their other settings there."""
+    place, nodes, listed = Place("-H"), at(document, "nodes"), list[Value]()
+    known: dict[str, tuple[str | None, Entries]] = {}
+    try:
+        for item in nodes.items if isinstance(nodes, Items) else ():
+            record = item if isinstance(item, Entries) else Entries(((Scalar("host", place), item),), place)
+            pairs = users_and_hosts(str(word_at(record, "host")), place)
+            known |= {host: (user, record) for user, host in pairs}
+        for host, user, procs in [each for word in words_of(hosts) for each in host_entries([word])]:
+            login, record = known.get(host, (None, Entries((), place)))
+            for key, value in (("host", host), ("user", user or login), ("procs", procs)):
+                record = record.with_key(key, value_of(value, place)) if value else record
+            listed.append(record if record.entries[1:] else record.entries[0][1])
+    except ValueError as error:
+        raise UsageError(f"-H: {error}") from None
+    document = document.with_key("hostfile", Scalar(None, place, unset=True))
+    return document.with_key("nodes", Items(tuple(listed), place))
 
 
 def _save(document: Value, path: str, folder: str) -> None:

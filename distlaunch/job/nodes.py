@@ -89,7 +89,7 @@ def parse_hostfile(text: str, source: str) -> tuple[HostEntry, ...]:
         if not words:
             continue
         try:
-            for entry in _hostfile_line(words):
+            for entry in host_entries(words):
                 # A host without slots counts as one slot per line.
                 first = found.get(entry.host)
                 again = first and first._replace(slots=(first.slots or 1) + (entry.slots or 1))
@@ -103,7 +103,8 @@ def parse_hostfile(text: str, source: str) -> tuple[HostEntry, ...]:
     return tuple(found.values())
 
 
-def _hostfile_line(words: list[str]) -> list[HostEntry]:
+def host_entries(words: Sequence[str]) -> list[HostEntry]:
+    """Return the hosts of a line of a hostfile. Raises ValueError."""
     user, name = split_user(words[0])
     name, _, horovod_slots = name.partition(":")
     slots = dict(map(_option, words[1:])).get("slots")
@@ -111,7 +112,7 @@ def _hostfile_line(words: list[str]) -> list[HostEntry]:
         slots = horovod_slots
         if slots == "22" or (slots.isdecimal() and int(slots) > MAX_SLOTS):
             raise ValueError(
-                f'"{name}:{slots}" in a hostfile means {slots} slots; for slots, write "{name} slots={slots}"'
+                f'"{name}:{slots}" means {slots} slots; in a hostfile, write "{name} slots={slots}" for that'
                 f"; for a port, use ssh_config or nodes: [{{host: {name}, port: {slots}}}]"
             )
     if slots is not None and not re.fullmatch("[1-9][0-9]{0,5}", slots):

@@ -371,8 +371,9 @@ def test_keeps_at_most_the_limit_of_each_log_and_says_so(tmp_path: Path) -> None
     assert (done.returncode, done.stdout, kept) == (0, "[node0:0] 123456789\n", ["1234567", "err\n"])
     assert "rank0.out has reached logs.limit: further output is not kept\n" in done.stderr
     assert "3 bytes of output beyond logs.limit were not kept\n" in done.stderr
-    shown = distlaunch("logs", str(folder)).stdout.splitlines()
-    assert sorted(shown) == ["[node0:0] 1234567", "[node0:0] err"]
+    shown = distlaunch("logs", str(folder))
+    assert sorted(shown.stdout.splitlines()) == ["[node0:0] 1234567", "[node0:0] err"]
+    assert shown.stderr == "distlaunch: 3 bytes of output beyond logs.limit were not kept\n"
 
 
 def test_says_that_the_run_directory_was_removed(tmp_path: Path) -> None:

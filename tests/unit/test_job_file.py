@@ -99,11 +99,11 @@ def test_hostfiles_of_three_tools_are_read(
         pytest.param("a;b", '1:1: "a;b" is not a valid host name', id="no host"),
         pytest.param(
             "a\nb:2222",
-            '2:1: "b:2222" in a hostfile means 2222 slots; for slots, write "b slots=2222"; '
+            '2:1: "b:2222" means 2222 slots; in a hostfile, write "b slots=2222" for that; '
             "for a port, use ssh_config or nodes: [{host: b, port: 2222}]",
             id="a port",
         ),
-        pytest.param("a:22", '1:1: "a:22" in a hostfile means 22 slots', id="ssh's port"),
+        pytest.param("a:22", '1:1: "a:22" means 22 slots', id="ssh's port"),
         pytest.param("# nobody\n", " the hostfile lists no hosts", id="empty"),
     ],
 )

@@ -12,6 +12,7 @@ from distlaunch.cli.run import FLAGS, SET, RunOptions, plain_options
 from distlaunch.errors import DistlaunchError
 from distlaunch.job.file import Typed, load_job
 from distlaunch.job.spec import Invocation
+from distlaunch.transports.ssh import Ssh
 
 
 @pytest.mark.parametrize(
@@ -61,7 +62,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (
             "t.py",
             Typed(hosts="a,me@b[1-3]", ranks=8),
-            "name: t\nnodes: [a, 'me@b[1-3]']\nscript: t.py\nprocs_per_node: 2\nargs: [--lr, '1']",
+            "name: t\nnodes: [a, me@b1, me@b2, me@b3]\nscript: t.py\nprocs_per_node: 2\nargs: [--lr, '1']",
         ),
     ],
 )
@@ -79,15 +80,18 @@ def test_a_command_line_is_the_same_as_a_job_file(
 @pytest.mark.parametrize(
     ("typed", "setting", "words"),
     [
-        (Typed(ranks=3), "nodes=2", "-n 3: the 2 nodes would have 2 ranks; set procs of each node"),
+        (Typed(ranks=3), "nodes=2", "-n 3: the 2 nodes would have 2 ranks; write the ranks of each"),
         (
             Typed(ranks=2),
             "nodes=[{host: a, procs: 3}]",
-            "-n 2: the 1 node would have 3 ranks; set procs of each node",
+            "-n 2: the 1 node would have 3 ranks; write the ranks of each",
         ),
         (Typed(save="/job.yaml"), "nodes=1", "--save /job.yaml: save the job in "),
         (Typed(save="t.py"), "nodes=1", "--save t.py: File exists"),
-        (Typed(hosts="-o"), "name=x", "--set nodes: nodes[0]: a host name can't begin with a dash"),
+        (Typed(hosts="-o"), "name=x", "-H: a host name can't begin with a dash"),
+        (Typed(hosts="a,a"), "name=x", "-H: nodes[1]: a is listed twice"),
+        (Typed(hosts="a:22"), "name=x", "for a port, use ssh_config or nodes: [{host: a, port: 22}]"),
+        (Typed(hosts="a:2,b:4", ranks=8), "name=x", "-n 8: the 2 nodes would have 6 ranks; write the ranks"),
     ],
 )
 def test_refuses_a_command_line_that_no_job_file_can_express(
@@ -96,3 +100,17 @@ def test_refuses_a_command_line_that_no_job_file_can_express(
     (here / "t.py").touch()
     with pytest.raises(DistlaunchError, match=re.escape(words)):
         load_job("t.py", [setting], (), typed)
+
+
+def test_a_host_on_the_command_line_keeps_its_settings_in_the_job_file(here: Path) -> None:
+    nodes = "[{host: 'me@gpu[1-2]', address: 10.0.0.1, env: {A: 1.0}, procs: 8}, other]"
+    (here / "job.yaml").write_text(f"script: t.py\nnodes: {nodes}\nprocs_per_node: 1\n")
+    first, second = load_job("job.yaml", (), (), Typed(hosts="new,gpu2:4")).nodes
+    assert (first.label, first.address, first.procs) == ("new", None, 1)
+    assert (second.label, second.address, second.env["A"].text, second.procs) == (
+        "gpu2",
+        "10.0.0.1",
+        "1.0",
+        4,
+    )
+    assert second.reach == Ssh("gpu2", "me")
