@@ -101,19 +101,36 @@ def distlaunch_argv(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "distlaunch", *arguments]
 
 
-def distlaunch(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end."""
-    options.setdefault("cwd", ROOT)
-    if "input" not in options:
-        options["stdin"] = subprocess.DEVNULL
-    return subprocess.run(
-        distlaunch_argv(*arguments),
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-        **options,
-    )
+Done = subprocess.CompletedProcess[str]
+
+
+def completed(
+    argv: Sequence[str | Path], status: int | None = None, **options: Any
+) -> subprocess.CompletedProcess[Any]:
+    """Run a command to its end, which has that exit status, if one is given; what it prints is text."""
+    streams = {} if "stdout" in options else {"capture_output": True}
+    stdin = {} if "input" in options else {"stdin": subprocess.DEVNULL}
+    options = {"text": True, "timeout": PATIENCE_S, **streams, **stdin, **options}
+    done = subprocess.run(argv, check=False, **options)
+    assert status in (None, done.returncode), f"exit status {done.returncode}: {done.stderr}"
+    return done
+
+
+def distlaunch(*arguments: str, status: int | None = None, **options: Any) -> Done:
+    """Run one of our commands so."""
+    return completed(distlaunch_argv(*arguments), status, **{"cwd": ROOT, **options})
+
+
+def program(path: Path, text: str) -> str:
+    """Write a program, which is a shell script unless its first line says otherwise; its path."""
+    path.write_text(text if text.startswith("#!") else f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def open_gate(gate: Path) -> None:
+    """Let the one process go on that reads the fifo `gate`, as soon as it does."""
+    os.close(os.open(gate, os.O_WRONLY))
 
 
 def on_a_terminal(
@@ -134,7 +151,7 @@ def on_a_terminal(
             while data := os.read(controller, 4096):
                 shown += data
                 if gate and gate[0] in shown:
-                    os.close(os.open(gate[1], os.O_WRONLY))
+                    open_gate(gate[1])
                     gate = None
         status = process.wait(PATIENCE_S)
     os.close(controller)

@@ -9,21 +9,18 @@ from tests.harness import distlaunch, wait_until
 
 def rows(*options: str) -> list[dict[str, Any]]:
     """What `ps` lists."""
-    done = distlaunch("ps", "--json", *options)
-    assert done.returncode == 0, done.stderr
+    done = distlaunch("ps", "--json", *options, status=0)
     listed: list[dict[str, Any]] = json.loads(done.stdout)
     return listed
 
 
 def check_stop_before_start(name: str, job: str, named: str | None = None) -> None:
     """`stop` cancels the job of that id, by which or by what it is `named`: `name` is what people call it."""
-    stopped = distlaunch("stop", named or job)
-    assert stopped.returncode == 0, stopped.stderr
+    stopped = distlaunch("stop", named or job, status=0)
     assert f"{name}: cancelled before it started" in stopped.stderr
     assert rows() == []
     assert rows("--all")[0]["state"] == "CANCELLED"
-    ended = distlaunch("attach", job)
-    assert ended.returncode == 1
+    ended = distlaunch("attach", job, status=1)
     assert f"{name} ended (CANCELLED) without starting a run; see " in ended.stderr
 
 

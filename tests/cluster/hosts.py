@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from tests.harness import (
-    PATIENCE_S,
     ROOT,
+    Done,
     Going,
     command_line,
+    completed,
     cookie_holders,
     distlaunch_argv,
     wait_gone,
@@ -31,20 +32,6 @@ TOOLS = ("ip", "iptables", "mount", "nsenter", "setpriv", "ssh", "ssh-keygen", "
 
 Node = str | dict[str, Any]
 """An entry of a job's `nodes`."""
-Done = subprocess.CompletedProcess[str]
-
-
-def completed(argv: Sequence[str], **options: Any) -> Done:
-    """Run a command to its end, and keep what it prints."""
-    options.setdefault("stdin", subprocess.DEVNULL)
-    return subprocess.run(argv, capture_output=True, text=True, timeout=PATIENCE_S, check=False, **options)
-
-
-def program(path: Path, text: str) -> str:
-    """Write a shell script; its path."""
-    path.write_text(f"#!/bin/sh\n{text}\n")
-    path.chmod(0o755)
-    return str(path)
 
 
 def find(name: str) -> str | None:
@@ -147,8 +134,7 @@ SomeBed = TypeVar("SomeBed", bound=Bed)
 def brought_up(count: int, folder: Path, *words: str, prefix: Sequence[str] = ()) -> dict[str, Any]:
     """Bring so many hosts up, with more words for `up`, by a command before it; what it says of them."""
     up = [sys.executable, str(TESTBED), "up", str(count), "--mode", "netns", "--dir", str(folder), "--json"]
-    made = completed([*prefix, *up, *words])
-    assert made.returncode == 0, made.stderr
+    made = completed([*prefix, *up, *words], status=0)
     return dict(json.loads(made.stdout))
 
 

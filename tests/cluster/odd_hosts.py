@@ -13,8 +13,8 @@ from typing import NamedTuple
 import pytest
 
 from distlaunch.wording import listed
-from tests.cluster.hosts import Ended, Node, Site, completed, find, program
-from tests.harness import PATIENCE_S
+from tests.cluster.hosts import Ended, Node, Site, find
+from tests.harness import PATIENCE_S, completed, program
 
 UNREACHABLE = 69
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.hosts import Bed, Done, bed_up, completed, find, missing
+from tests.cluster.hosts import Bed, bed_up, find, missing
 from tests.cluster.hosts import why_not as why_no_hosts
-from tests.harness import PATIENCE_S, kill, wait_gone, wait_until
+from tests.harness import PATIENCE_S, Done, completed, kill, wait_gone, wait_until
 
 NODES, SLURMD_PORT = 3, 6818
 TOOLS = ("munged", "slurmctld", "slurmd", "srun", "sbatch")

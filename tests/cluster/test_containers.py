@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.containers import Podman
-from tests.cluster.hosts import Bed, program
+from tests.cluster.hosts import Bed
 from tests.cluster.slurm import Slurm
 from tests.cluster.workers import SLEEPER
 from tests.harness import (
@@ -19,6 +19,7 @@ from tests.harness import (
     descendants_of,
     distlaunch,
     kill,
+    program,
     running,
     wait_gone,
     write_job,
@@ -69,8 +70,7 @@ def test_names_what_is_missing_for_a_container(tmp_path: Path, podman: Podman) -
         (podman.section() + "python: /none/python", "no python", "the image needs Python 3.8 or later"),
         (podman.section(options=["--no-such"]), "agent not started", "unknown flag: --no-such"),
     ):
-        done = distlaunch("run", str(write_job(tmp_path, "pass", f"{CPU}{section}\n")))
-        assert done.returncode == 69, done.stderr
+        done = distlaunch("run", str(write_job(tmp_path, "pass", f"{CPU}{section}\n")), status=69)
         assert f"node0: {kind}; " in done.stderr and advice in done.stderr, done.stderr
         assert "Traceback" not in done.stderr
 
@@ -116,7 +116,6 @@ def test_the_steps_of_an_allocation_have_containers(
     job = f"{CPU}python: {sys.executable}\n{podman.section()}"
     inside = "os.path.exists('/run/.containerenv')"
     tells = f"import os; print('job', os.environ['SLURM_JOB_ID'], {inside}, flush=True)"
-    done = distlaunch("run", str(write_job(tmp_path, tells, job)))
-    assert done.returncode == 0, done.stderr
+    done = distlaunch("run", str(write_job(tmp_path, tells, job)), status=0)
     assert done.stdout.count(f"job {allocation} True") == 3, done.stdout
     assert podman.tool("ps", "--all", "--quiet") == ""

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.hosts import Done, Site
-from tests.harness import Going, distlaunch, distlaunch_argv
+from tests.cluster.hosts import Site
+from tests.harness import Done, Going, distlaunch, distlaunch_argv
 from tests.process.test_view import seen
 
 WAITS = """\

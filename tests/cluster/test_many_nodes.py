@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.hosts import parent_of, program
+from tests.cluster.hosts import parent_of
 from tests.cluster.slurm import Slurm, inside, slurm_of, why_not
-from tests.harness import Run, children_of, distlaunch, kill, running, write_job
+from tests.harness import Run, children_of, distlaunch, kill, program, running, write_job
 
 pytestmark = pytest.mark.together("many nodes")
 NODES = 33
@@ -91,7 +91,6 @@ def test_a_node_without_python_is_named_alone(tmp_path: Path) -> None:
     fails = '[ "$SLURMD_NODENAME" != n31 ] || exec missing'
     python = program(tmp_path / "python", f'{fails}\nexec {sys.executable} "$@"')
     job = write_job(tmp_path, "pass", f"gpus_per_node: 0\npython: {python}\n")
-    done = distlaunch("run", str(job))
-    assert done.returncode == 69, done.stderr
+    done = distlaunch("run", str(job), status=69)
     assert "n31: " in done.stderr
     assert "missing: not found" in done.stderr

@@ -10,9 +10,19 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tests.cluster.hosts import GONE_S, Bed, completed, program
+from tests.cluster.hosts import GONE_S, Bed
 from tests.cluster.test_containers import named
-from tests.harness import children_of, distlaunch, distlaunch_argv, kill, running, wait_gone, write_job
+from tests.harness import (
+    children_of,
+    completed,
+    distlaunch,
+    distlaunch_argv,
+    kill,
+    program,
+    running,
+    wait_gone,
+    write_job,
+)
 from tests.process.torchruns import NEEDS_TORCH
 
 RANKS = 4
@@ -119,8 +129,7 @@ def test_a_restart_runs_mpirun_again_with_no_secret_in_argv(bed: Bed, tmp_path: 
     before = bed.processes()
     keys = job_of(bed, kind, "restarts: {max: 1, backoff: 0s}\nenv: {GIVEN: canary}")
     job = str(write_job(tmp_path, INITS + FAILS_ONCE + TELLS, keys))
-    done = distlaunch("run", job)
-    assert done.returncode == 0, done.stderr
+    done = distlaunch("run", job, status=0)
     assert "rank 1 (host1) failed first: exit status 3" in done.stderr + done.stdout
     rows = [row for row in rows_of(done.stdout) if row["TORCHELASTIC_RESTART_COUNT"] == "1"]
     assert_agree(rows)
@@ -166,8 +175,7 @@ def test_kills_end_all_ranks_and_are_named(bed: Bed, tmp_path: Path, kind: Mpi, 
 
 
 def test_names_the_rank_that_aborts(bed: Bed, tmp_path: Path, kind: Mpi) -> None:
-    done = distlaunch("run", str(write_job(tmp_path, INITS + ABORTS, job_of(bed, kind))))
-    assert done.returncode == 7, done.stderr
+    done = distlaunch("run", str(write_job(tmp_path, INITS + ABORTS, job_of(bed, kind))), status=7)
     assert "mpirun 0 (host1) failed first: exit status 7" in done.stderr
     if "openmpi" in kind.launcher:  # Hydra kills what is left at once, and with it what was not passed on
         assert "MPI_ABORT was invoked on rank 2" in done.stdout + done.stderr
@@ -206,5 +214,4 @@ def test_a_failing_rank_of_mpirun_by_hand_ends_all(tmp_path: Path, kind: Mpi) ->
     worker = tmp_path / "worker.py"
     worker.write_text("import os, signal, sys\nif os.environ['RANK'] == '1': sys.exit(7)\nsignal.pause()\n")
     words = [*distlaunch_argv("exec", "--"), sys.executable, str(worker)]
-    done = completed([kind.launcher, *kind.here, "-n", "2", *words])
-    assert done.returncode == 7
+    completed([kind.launcher, *kind.here, "-n", "2", *words], status=7)

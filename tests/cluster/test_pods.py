@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.hosts import Bed, program
-from tests.harness import distlaunch, kill, running, wait_gone, write_job
+from tests.cluster.hosts import Bed
+from tests.harness import distlaunch, kill, program, running, wait_gone, write_job
 
 WAITS = """
 import os, signal
@@ -89,8 +89,7 @@ LISTS_NONE = "kubectl get pods --selector=none --namespace=ml"
 def test_says_what_stands_in_the_way(
     tmp_path: Path, kubectl: Env, fails: str, setting: str, told: str
 ) -> None:
-    done = distlaunch("run", str(job_in(tmp_path)), "--set", setting, env=kubectl(fails))
-    assert done.returncode == 2, done.stderr
+    done = distlaunch("run", str(job_in(tmp_path)), "--set", setting, env=kubectl(fails), status=2)
     assert told in done.stderr
     assert "Traceback" not in done.stderr
 

@@ -4,8 +4,8 @@ import os
 import re
 import sys
 
-from tests.cluster.hosts import Site, completed, find, program
-from tests.harness import ROOT
+from tests.cluster.hosts import Site, find
+from tests.harness import ROOT, completed, program
 
 STEPS = (ROOT / "README.md").read_text().partition("## Run your own job")[2].partition("\n## ")[0]
 
@@ -29,8 +29,7 @@ def test_readmes_steps_work_as_they_are_written(site: Site) -> None:
     assert len(steps) == 3
     said = []
     for step in ["ssh gpu-a true", *steps]:
-        done = completed(["/bin/sh", "-c", step], cwd=site.folder, env=env)
-        assert done.returncode == 0, done.stderr
+        done = completed(["/bin/sh", "-c", step], cwd=site.folder, env=env, status=0)
         said.append(done.stdout)
     assert "16 ranks on 2 nodes" in said[1]
     assert "pairs of nodes that can connect: 2 of 2" in said[2]

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.hosts import Done
 from tests.cluster.slurm import Slurm, inside
 from tests.harness import (
     ROOT,
+    Done,
     Run,
     distlaunch,
     distlaunch_argv,
@@ -205,8 +205,7 @@ def test_the_death_of_a_daemon_hurts_no_run(
 
 def test_refuses_slurm_outside_of_an_allocation(tmp_path: Path) -> None:
     job = write_job(tmp_path, SAYS, f"{CPU}launcher: slurm\nnodes: 2\n")
-    done = distlaunch("run", str(job))
-    assert done.returncode == 2
+    done = distlaunch("run", str(job), status=2)
     assert "launcher: slurm needs an allocation" in done.stderr
     assert "known only inside an allocation" in distlaunch("dry-run", str(job)).stderr
 

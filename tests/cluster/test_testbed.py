@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.hosts import TESTBED, Bed, Done, bed_up, completed, find, hiding_argv, program, why_not
-from tests.harness import PATIENCE_S, Held, held, line_pipe
+from tests.cluster.hosts import TESTBED, Bed, bed_up, find, hiding_argv, why_not
+from tests.harness import PATIENCE_S, Done, Held, completed, held, line_pipe, program
 
 Words = Sequence[str | Path]
 BY_PYTHON: Words = [sys.executable, TESTBED]

@@ -14,13 +14,15 @@ from typing import NamedTuple
 import pytest
 
 from tests.cluster.containers import Podman
-from tests.cluster.hosts import Bed, Done, Site, completed, hiding_argv, parent_of
+from tests.cluster.hosts import Bed, Site, hiding_argv, parent_of
 from tests.cluster.workers import DAEMONS, SLEEPER, STUBBORN
 from tests.harness import (
     ROOT,
+    Done,
     Going,
     Run,
     all_ended_well,
+    completed,
     distlaunch,
     distlaunch_argv,
     ended_well,
@@ -119,8 +121,7 @@ def test_placeholders_name_endpoints_that_all_ranks_can_reach(tmp_path: Path, no
                 server.accept()
         """
     env = 'env: {ENDS: "{hosts_json:7411}", FREE: "{port:free}"}\n'
-    done = distlaunch("run", str(write_job(tmp_path, worker, nodes + env)))
-    assert done.returncode == 0, done.stderr
+    distlaunch("run", str(write_job(tmp_path, worker, nodes + env)), status=0)
 
 
 class Strike(NamedTuple):
@@ -215,8 +216,7 @@ def test_names_the_owner_of_the_port_on_another_host(site: Site) -> None:
     (report,) = json.loads(done.stdout)
     assert (done.returncode, report["free"], report["dials"]) == (1, False, [])
     assert report["owners"][0]["command"].startswith("python")
-    ran = distlaunch("run", job)
-    assert ran.returncode == 75
+    ran = distlaunch("run", job, status=75)
     assert f"(pid {report['owners'][0]['pid']})" in ran.stderr
     assert site.started() == []
 

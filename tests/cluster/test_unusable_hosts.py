@@ -6,7 +6,7 @@ Those of the fault catalogue are in tests/faults/test_ssh.py.
 import os
 import signal
 
-from tests.cluster.hosts import Node, Site, completed, program
+from tests.cluster.hosts import Node, Site
 from tests.cluster.odd_hosts import (
     HANGING_UP,
     Bad,
@@ -15,7 +15,7 @@ from tests.cluster.odd_hosts import (
     assert_each_told,
     with_rc_file,
 )
-from tests.harness import running
+from tests.harness import completed, program, running
 
 
 def reached(port: int = 22, **settings: str) -> Make:

@@ -5,6 +5,8 @@ import textwrap
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tests.harness import program
+
 _INTERPRETER = """\
 #!{python} -IS
 import sys, zlib
@@ -18,9 +20,7 @@ exec(loader.rstrip().removesuffix(last) + {patch!r} + "\\n" + last)
 
 def python_with(path: Path, patch: str) -> str:
     """An interpreter for a job's `python` that runs the agent it is sent with this patch."""
-    path.write_text(_INTERPRETER.format(python=sys.executable, patch=textwrap.dedent(patch)))
-    path.chmod(0o755)
-    return str(path)
+    return program(path, _INTERPRETER.format(python=sys.executable, patch=textwrap.dedent(patch)))
 
 
 NAMELESS = """

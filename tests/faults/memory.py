@@ -15,7 +15,7 @@ import pytest
 
 from tests.cluster.hosts import parent_of
 from tests.faults.figures import Figures
-from tests.harness import PATIENCE_S, Run, wait_until
+from tests.harness import PATIENCE_S, Run, program, wait_until
 
 _MEASURE = """\
 #!{python} -IS
@@ -37,8 +37,7 @@ class Meter:
     def __init__(self, folder: Path) -> None:
         self.result = folder / "peak"
         self.program = folder / "measure"
-        self.program.write_text(_MEASURE.format(python=sys.executable, result=str(self.result)))
-        self.program.chmod(0o755)
+        program(self.program, _MEASURE.format(python=sys.executable, result=str(self.result)))
 
     @property
     def peak_mib(self) -> float:

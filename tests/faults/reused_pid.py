@@ -13,8 +13,8 @@ import time
 from pathlib import Path
 
 from tests.cluster.workers import worker
-from tests.faults.scenes import CPU, open_gate
-from tests.harness import PATIENCE_S, held, kill, running, write_job
+from tests.faults.scenes import CPU
+from tests.harness import PATIENCE_S, held, kill, open_gate, running, write_job
 
 ENDS = worker("""
     resist()

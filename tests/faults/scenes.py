@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import os
 import re
 import signal
 import sys
@@ -48,11 +47,6 @@ LEAVES = worker("""
     wait()
 """)
 """Ends with 0, by a signal of its own."""
-
-
-def open_gate(gate: Path) -> None:
-    """Let the one worker go on that reads the fifo `gate`, as soon as it does."""
-    os.close(os.open(gate, os.O_WRONLY))
 
 
 class Ending(NamedTuple):

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tests.cluster.hosts import Site, find, parent_of, program
+from tests.cluster.hosts import Site, find, parent_of
 from tests.cluster.workers import DAEMONS, SLEEPER, STUBBORN, worker
 from tests.faults.disks import small_disk
 from tests.faults.figures import Figures, Pace, fault
@@ -35,7 +35,6 @@ from tests.faults.scenes import (
     interrupted,
     kill_agent_and_guardian,
     lost,
-    open_gate,
     started_run,
     starts,
     stop_after,
@@ -54,6 +53,8 @@ from tests.harness import (
     kill,
     line_pipe,
     nothing_was_dropped,
+    open_gate,
+    program,
     running,
     wait_gone,
     write_job,
@@ -470,8 +471,7 @@ class Detached:
 
     def __init__(self, job: Path) -> None:
         self.folder = job.parent
-        done = distlaunch("run", "-d", str(job), cwd=self.folder)
-        assert done.returncode == 0, done.stderr
+        done = distlaunch("run", "-d", str(job), cwd=self.folder, status=0)
         self.id = done.stdout.strip()
         follow = beside(self.folder, "logs", "-f", self.id)
         try:

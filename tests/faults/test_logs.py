@@ -32,7 +32,6 @@ from tests.faults.scenes import (
     ends,
     here,
     on_hosts,
-    open_gate,
     starts,
     stop_after,
 )
@@ -43,6 +42,7 @@ from tests.harness import (
     held,
     kill,
     nothing_was_dropped,
+    open_gate,
     running,
     wait_gone,
     wait_until,

@@ -21,12 +21,11 @@ from tests.faults.scenes import (
     interrupted,
     lost,
     lost_within_s,
-    open_gate,
     started_run,
     starts,
     there,
 )
-from tests.harness import PATIENCE_S, kill, running, wait_gone
+from tests.harness import PATIENCE_S, kill, open_gate, running, wait_gone
 
 TOLD_S = 1.0
 """A broken link is told so soon."""

@@ -20,12 +20,11 @@ from tests.faults.scenes import (
     earlier_seen,
     here,
     interrupted,
-    open_gate,
     started_run,
     starts,
     there,
 )
-from tests.harness import ended_well, kill, running, wait_gone
+from tests.harness import ended_well, kill, open_gate, running, wait_gone
 
 CONNECT_S = 30.0
 REJOIN_S = 3.0

@@ -21,15 +21,25 @@ from distlaunch.job.file import load_job
 from distlaunch.job.keys import reference
 from distlaunch.schedulers import job_keys
 from distlaunch.transports.handshake import SCRIPT
-from tests.cluster.hosts import Node, Site, parent_of, program
+from tests.cluster.hosts import Node, Site, parent_of
 from tests.cluster.odd_hosts import UNREACHABLE
 from tests.cluster.workers import SLEEPER, worker
 from tests.faults.agents import FLOOD_BEFORE_THE_START, LIES, NO_HELLO, Lie, python_that_lies
 from tests.faults.figures import Figures, fault
 from tests.faults.memory import Meter, bare_mib
 from tests.faults.networks import listening
-from tests.faults.scenes import NODE_LOST, ONE, open_gate, there
-from tests.harness import PATIENCE_S, children_of, command_line, distlaunch, on_a_terminal, running, write_job
+from tests.faults.scenes import NODE_LOST, ONE, there
+from tests.harness import (
+    PATIENCE_S,
+    children_of,
+    command_line,
+    distlaunch,
+    on_a_terminal,
+    open_gate,
+    program,
+    running,
+    write_job,
+)
 
 USAGE = 2
 CONTROLLER_MIB = 64.0
@@ -252,7 +262,7 @@ def test_a_secret_of_the_environment_is_shown_nowhere(site: Site, figures: Figur
     script = "echo ready {rank} $$ ${#TOKEN}; read line < go; exit 3"
     os.mkfifo(site.folder / "go")
     job = site.job(["host1", "host2", "localhost"], command=["sh", "-c", script], env={"TOKEN": None})
-    options = {"env": {**os.environ, "TOKEN": SECRET}, "cwd": site.folder}
+    options: dict[str, Any] = {"env": {**os.environ, "TOKEN": SECRET}, "cwd": site.folder}
     with running(job, "--json", **options) as run:
         run.wait_for(f" {len(SECRET)}\n", times=3)
         argvs = [command_line(int(pid)) for pid in os.listdir("/proc") if pid.isdigit()]
@@ -397,10 +407,8 @@ def test_terminal_commands_are_escaped(speaker: str, log: str, tmp_path: Path, f
     """On the terminal only: what a rank prints is kept as it was."""
     command, keys = SPEAKERS[speaker]
     (tmp_path / "job.yaml").write_text(json.dumps(keys))
-    (tmp_path / "speaking").write_text(
-        f"#!{sys.executable} -IS\nimport os\nos.write(2, {BYTES!r})\nos._exit(3)\n"
-    )
-    (tmp_path / "speaking").chmod(0o755)
+    says = f"#!{sys.executable} -IS\nimport os\nos.write(2, {BYTES!r})\nos._exit(3)\n"
+    program(tmp_path / "speaking", says)
     _, shown = on_a_terminal(*command.split(), str(tmp_path / "job.yaml"))
     figures(f"{speaker}: terminal commands obeyed", len(obeyed(shown)), at_most=0, unit="")
     assert b"\\" in shown, shown

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.cluster.hosts import parent_of, program
+from tests.cluster.hosts import parent_of
 from tests.cluster.workers import DAEMONS, SLEEPER, STUBBORN, worker
 from tests.faults import strikes
 from tests.faults.disks import freezable_disk, frozen
@@ -34,7 +34,6 @@ from tests.faults.scenes import (
     ends,
     ends_clean,
     killed,
-    open_gate,
     stop_after,
 )
 from tests.faults.strikes import Scene
@@ -46,6 +45,8 @@ from tests.harness import (
     distlaunch,
     held,
     kill,
+    open_gate,
+    program,
     running,
     wait_gone,
     wait_until,
@@ -401,8 +402,7 @@ def unstarted(run: Run, figures: Figures, status: int, words: str) -> None:
 @pytest.mark.fault(17, "a worker reads stdin", promise="1")
 def test_gives_workers_an_empty_stdin(tmp_path: Path, figures: Figures) -> None:
     job = write_job(tmp_path, "import sys; print(len(sys.stdin.buffer.read()))", CPU)
-    done = distlaunch("run", str(job), input="x" * 1000)
-    assert done.returncode == 0, done.stderr
+    done = distlaunch("run", str(job), input="x" * 1000, status=0)
     read = [int(line.split()[-1]) for line in done.stdout.splitlines()]
     assert len(read) == RANKS
     figures("bytes before the end of stdin", max(read), at_most=0, unit="bytes")

@@ -1,14 +1,11 @@
 """Commands that run to their end, and the keys and workers of jobs that many tests start."""
 
-import subprocess
 import textwrap
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.harness import PATIENCE_S, distlaunch, write_job
+from tests.harness import Done, distlaunch, write_job
 
-Done = subprocess.CompletedProcess[str]
 ONE = "gpus_per_node: 0\n"
 TWO = f"{ONE}procs_per_node: 2\n"
 FOUR = f"{TWO}nodes: 2\n"
@@ -21,13 +18,6 @@ SLEEPER = """
         signal.pause()
 """
 """A worker that says its place and its attempt, and waits."""
-
-
-def completed(argv: Sequence[str | Path], **options: Any) -> subprocess.CompletedProcess[Any]:
-    """Run any command to its end, whatever its status."""
-    streams = {} if "stdout" in options else {"capture_output": True}
-    options = {"text": True, "timeout": PATIENCE_S, **streams, **options}
-    return subprocess.run(argv, check=False, **options)
 
 
 def run_one(folder: Path, worker: str, keys: str = "", *words: str, **options: Any) -> Done:

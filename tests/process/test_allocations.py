@@ -9,7 +9,7 @@ import pytest
 
 from distlaunch.errors import UsageError
 from distlaunch.schedulers import allocation_in
-from tests.harness import PATIENCE_S, distlaunch, distlaunch_argv, write_job
+from tests.harness import PATIENCE_S, distlaunch, distlaunch_argv, program, write_job
 from tests.process.commands import run_one
 from tests.process.stand_in_shell import WITHOUT_OPTIONS
 
@@ -52,8 +52,7 @@ def environment(folder: Path, job: Mapping[str, str], listed: str) -> dict[str, 
     tools = folder / "bin"
     tools.mkdir()
     for name in ("qrsh", "ssh", "blaunch", "flux"):
-        (tools / name).write_text(FLUX if name == "flux" else STAND_IN.replace("NAME", name))
-        (tools / name).chmod(0o755)
+        program(tools / name, FLUX if name == "flux" else STAND_IN.replace("NAME", name))
     (folder / "hosts").write_text(listed)
     own = {name: str(folder / value) if value == "hosts" else value for name, value in job.items()}
     kept = {name: value for name, value in os.environ.items() if name != "SLURM_JOB_ID"}
@@ -65,8 +64,7 @@ def environment(folder: Path, job: Mapping[str, str], listed: str) -> dict[str, 
 def test_takes_hosts_and_slots_and_starts_agents_as_the_scheduler_does(tool: str, tmp_path: Path) -> None:
     job, listed, name, ranks = INSIDE[tool]
     env = environment(tmp_path, job, listed)
-    done = run_one(tmp_path, WORKER, env=env)
-    assert done.returncode == 0, done.stderr
+    done = run_one(tmp_path, WORKER, env=env, status=0)
     assert set(done.stdout.splitlines()) == set(ranks)
     told = f"2 nodes from {name}: {HERE}, host2 (launcher: auto; `--set launcher=local` runs here)"
     assert told in done.stderr

@@ -15,8 +15,7 @@ from distlaunch.agent.wire import READY_MARKER
 from distlaunch.transports.failure import NO_PYTHON, TOO_OLD, Kind, LinkFailure, ProcessEnd
 from distlaunch.transports.handshake import NUDGE, PACKAGES, SHIPPED, Bundle, boot_text, candidates_text
 from distlaunch.transports.ssh import Ssh
-from tests.harness import ROOT, distlaunch, write_job
-from tests.process.commands import completed
+from tests.harness import ROOT, completed, distlaunch, program, write_job
 
 PLAIN = Ssh("a")
 LOGIN_SHELLS = [shell for shell in ("dash", "bash", "zsh", "csh", "fish") if shutil.which(shell)] or ["sh"]
@@ -51,8 +50,7 @@ def start(
 def fake_python(tmp_path: Path) -> Path:
     """An interpreter that tells its arguments and then copies its stdin."""
     path = tmp_path / "my python's"
-    path.write_text('#!/bin/sh\nprintf "%s|" "$0" "$@"\nexec cat\n')
-    path.chmod(0o755)
+    program(path, 'printf "%s|" "$0" "$@"\nexec cat')
     return path
 
 
@@ -104,11 +102,9 @@ def test_reports_a_node_without_an_interpreter(shell: str, names: list[str]) -> 
 
 
 def test_reports_an_interpreter_that_is_too_old(tmp_path: Path) -> None:
-    old = tmp_path / "python3.6"
     pretend = "import sys;sys.version_info=(3,6,9);sys.version='3.6.9 (default)';_,*_,code,name=sys.argv"
-    old.write_text(f"#!{sys.executable} -IS\n{pretend};sys.argv=['-c',name];exec(code)\n")
-    old.chmod(0o755)
-    ran = start("sh", candidates_text([str(old)]))
+    code = f"#!{sys.executable} -IS\n{pretend};sys.argv=['-c',name];exec(code)\n"
+    ran = start("sh", candidates_text([program(tmp_path / "python3.6", code)]))
     assert (ran.returncode, ran.stdout) == (1, READY_MARKER)
     assert PLAIN.failure(ProcessEnd(ran.stderr.decode())) == LinkFailure(
         Kind.OLD_PYTHON, f"{TOO_OLD} 3.6.9 (default)"

@@ -9,8 +9,7 @@ import pytest
 
 from distlaunch.job.keys import json_schema
 from distlaunch.schedulers import job_keys
-from tests.harness import ROOT, distlaunch, ended_well
-from tests.process.commands import completed
+from tests.harness import ROOT, completed, distlaunch, ended_well
 
 CONFIGS = ROOT / "configs"
 EXPECTED = {

@@ -12,8 +12,7 @@ import pytest
 
 from distlaunch.contract import HANDLED_SIGNALS, RESERVED
 from distlaunch.errors import Exit
-from tests.harness import ROOT, distlaunch
-from tests.process.commands import completed
+from tests.harness import ROOT, completed, distlaunch, program
 
 PAGES = {
     str(path.relative_to(ROOT)): path.read_text()
@@ -125,11 +124,9 @@ def test_the_commands_exist_and_take_json(command: str) -> None:
 def test_the_commands_run(page: str, command: str, tmp_path: Path) -> None:
     for name, text in SCRATCH.items():
         (tmp_path / name).write_text(text)
-    (tmp_path / "distlaunch").write_text(f'#!/bin/sh\nexec {sys.executable} -m distlaunch "$@"\n')
-    (tmp_path / "distlaunch").chmod(0o700)
+    program(tmp_path / "distlaunch", f'exec {sys.executable} -m distlaunch "$@"')
     env = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
-    done = completed(["/bin/sh", "-c", command], cwd=tmp_path, env=env)
-    assert done.returncode == 0, done.stderr
+    completed(["/bin/sh", "-c", command], cwd=tmp_path, env=env, status=0)
 
 
 @pytest.mark.parametrize(("page", "text"), blocks("yaml"))
@@ -137,8 +134,7 @@ def test_the_examples_are_job_files(page: str, text: str, tmp_path: Path) -> Non
     part = "" if re.search(r"(?m)^script:", text) else "script: train.py\n"
     (tmp_path / "job.yaml").write_text(text + part)
     env = {**os.environ, "HF_TOKEN": "x", "PATH": f"{_pods(tmp_path)}:{os.environ['PATH']}"}
-    planned = distlaunch("dry-run", str(tmp_path / "job.yaml"), "--set", "gpus_per_node=8", env=env)
-    assert planned.returncode == 0, planned.stderr
+    distlaunch("dry-run", str(tmp_path / "job.yaml"), "--set", "gpus_per_node=8", env=env, status=0)
 
 
 def _pods(folder: Path) -> Path:
@@ -147,6 +143,5 @@ def _pods(folder: Path) -> Path:
     names = {f"trainer-{number}": {"phase": "Running", "podIP": f"10.0.0.{number}"} for number in range(2)}
     items = [{"metadata": {"name": name}, "spec": spec, "status": status} for name, status in names.items()]
     (folder / "pods.json").write_text(json.dumps({"items": items}))
-    (folder / "kubectl").write_text(f"#!/bin/sh\nexec cat {folder}/pods.json\n")
-    (folder / "kubectl").chmod(0o700)
+    program(folder / "kubectl", f"exec cat {folder}/pods.json")
     return folder

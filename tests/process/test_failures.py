@@ -17,22 +17,23 @@ from tests.cluster.hosts import parent_of
 from tests.harness import (
     PATIENCE_S,
     children_of,
+    completed,
     descendants_of,
     distlaunch,
     distlaunch_argv,
     kill,
+    open_gate,
     running,
     wait_gone,
     write_job,
 )
-from tests.process.commands import FOUR, ONE, SLEEPER, completed, run_one, sleeper
+from tests.process.commands import FOUR, ONE, SLEEPER, run_one, sleeper
 
 
 def test_reports_status_and_last_output_of_the_rank_that_failed_first(tmp_path: Path) -> None:
     fails = "print('the cause', file=sys.stderr); sys.exit(7)"
     worker = f"import os, signal, sys\nif os.environ['RANK'] == '2': {fails}\nsignal.pause()"
-    done = run_one(tmp_path, worker, "nodes: 2\nprocs_per_node: 2\n")
-    assert done.returncode == 7
+    done = run_one(tmp_path, worker, "nodes: 2\nprocs_per_node: 2\n", status=7)
     assert "rank 2 (node1) failed first: exit status 7" in done.stderr
     assert "  | the cause" in done.stderr
     assert "ranks 0-1, 3: stopped by distlaunch" in done.stderr
@@ -76,7 +77,7 @@ def test_a_line_on_another_stream_does_not_separate_the_cause_from_its_last_outp
     worker = "import os; os.write(1, b'half'); os.write(2, b'boom\\n'); open('go').read(); os._exit(1)"
     with running(write_job(tmp_path, worker, ONE)) as run:
         run.wait_for("boom")
-        os.close(os.open(tmp_path / "go", os.O_WRONLY))
+        open_gate(tmp_path / "go")
         assert run.wait() == 1
     assert run.stderr.count("rank 0 (node0) failed first: exit status 1") == 1
     assert run.stdout == "[node0:0] half\n"
@@ -120,8 +121,7 @@ def fails_with(record: str) -> str:
     ],
 )
 def test_explains_a_failure(tmp_path: Path, worker: str, keys: str, status: int, words: str) -> None:
-    done = run_one(tmp_path, worker, keys)
-    assert done.returncode == status, done.stderr
+    done = run_one(tmp_path, worker, keys, status=status)
     assert words in done.stderr
 
 
@@ -146,8 +146,7 @@ def test_a_helper_that_ends_with_its_worker_is_not_reported_as_killed(tmp_path: 
         subprocess.Popen(["sh", "-c", {HELPER!r}], stdin=read)
         os.close(read)
     """
-    done = run_one(tmp_path, worker)
-    assert done.returncode == 0
+    done = run_one(tmp_path, worker, status=0)
     assert "killed" not in done.stderr
 
 
@@ -239,8 +238,7 @@ def test_names_what_cannot_be_started(tmp_path: Path, program: str, status: int,
     for name in ("worker.py", "plain.py", "pkg/__init__.py", "pkg/train.py"):
         (tmp_path / name).touch()
     (tmp_path / "job.yaml").write_text(f"{program}\ngpus_per_node: 0\n")
-    done = distlaunch("run", str(tmp_path / "job.yaml"))
-    assert done.returncode == status, done.stderr
+    done = distlaunch("run", str(tmp_path / "job.yaml"), status=status)
     assert words in done.stderr
     assert done.stderr.count("could not be started") == (status == 127)
     assert "Traceback" not in done.stderr
@@ -252,8 +250,7 @@ def test_names_a_script_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "worker.py").chmod(0)
     as_others = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] if os.geteuid() == 0 else []
     argv = [*as_others, *distlaunch_argv("run", str(job))]
-    done = completed(argv)
-    assert done.returncode == 126, done.stderr
+    done = completed(argv, status=126)
     assert "could not be started: " in done.stderr
     assert "/worker.py: Permission denied\n" in done.stderr
 
@@ -263,8 +260,7 @@ def test_says_once_why_each_node_is_unusable(tmp_path: Path) -> None:
     write_job(tmp_path, "", f"{ONE}python: /nowhere/python3\nnodes: 2\n")
     missing = "/nowhere/python3 was not found: set `python:` to an interpreter that exists"
     for words in (["run", "job.yaml"], ["attach", "--all"]):
-        done = distlaunch(*words, cwd=tmp_path)
-        assert done.returncode == 69
+        done = distlaunch(*words, cwd=tmp_path, status=69)
         told = {line for line in done.stderr.splitlines() if "no python;" in line and "  | " not in line}
         assert told == {f"distlaunch: node{node}: no python; {missing}" for node in (0, 1)}, done.stderr
         assert done.stderr.count("no python;") == 2
@@ -366,8 +362,7 @@ def test_processes_that_a_worker_leaves_behind_end_with_it_unless_they_are_hande
     job = write_job(tmp_path, worker, "gpus_per_node: 0\nprocs_per_node: 2")
     for pipe in ("own", "shared"):
         os.mkfifo(tmp_path / pipe)
-    done = distlaunch("run", str(job))
-    assert done.returncode == 0, done.stderr
+    done = distlaunch("run", str(job), status=0)
     assert "node0: killed 2 processes that outlived their workers" in done.stderr
 
 

@@ -21,8 +21,7 @@ def test_an_imported_torchrun_command_runs(as_words: bool, tmp_path: Path) -> No
     made = distlaunch("import", "torchrun", *command)
     assert (made.returncode, made.stderr) == (0, "")
     (tmp_path / "job.yaml").write_text(made.stdout)
-    ran = distlaunch("run", str(tmp_path / "job.yaml"), cwd="/")
-    assert ran.returncode == 0, ran.stderr
+    ran = distlaunch("run", str(tmp_path / "job.yaml"), cwd="/", status=0)
     for rank in range(2):
         assert f"told {rank} ['a', 'é $(b)', '{{rank}}', '{{epoch}}', '{{{{a}}}}']" in ran.stdout
 
@@ -48,8 +47,7 @@ def test_an_imported_batch_script_runs_and_becomes_one_again(tmp_path: Path) -> 
     made = distlaunch("import", "sbatch", str(tmp_path / "job.sh"))
     assert (made.returncode, made.stderr) == (0, "")
     (tmp_path / "job.yaml").write_text(made.stdout)
-    ran = distlaunch("run", str(tmp_path / "job.yaml"), "--set", "gpus_per_node=0", cwd="/")
-    assert ran.returncode == 0, ran.stderr
+    ran = distlaunch("run", str(tmp_path / "job.yaml"), "--set", "gpus_per_node=0", cwd="/", status=0)
     for rank in range(4):
         assert f"told {rank} ['a']" in ran.stdout
     script = distlaunch("export", "slurm", str(tmp_path / "job.yaml")).stdout

@@ -13,8 +13,7 @@ from distlaunch.job.spec import JobSpec, Logs, NodeSpec, Program
 from distlaunch.transports.link import Link
 from distlaunch.transports.opening import open_early, open_links
 from distlaunch.transports.transport import Command
-from tests.harness import ROOT, distlaunch_argv
-from tests.process.commands import completed
+from tests.harness import ROOT, completed, distlaunch_argv
 
 
 def spec_of(node: NodeSpec, python: str | None = None) -> JobSpec:

@@ -15,9 +15,18 @@ from distlaunch.job.file import job_of
 from distlaunch.runs.submissions import Submission, note, note_end
 from distlaunch.schedulers import load
 from distlaunch.schedulers.base import Call
-from tests.harness import PATIENCE_S, distlaunch, distlaunch_argv, on_a_terminal, write_job
+from tests.harness import (
+    PATIENCE_S,
+    Done,
+    completed,
+    distlaunch,
+    distlaunch_argv,
+    on_a_terminal,
+    program,
+    write_job,
+)
 from tests.process import stand_in_queue
-from tests.process.commands import SLEEPER, STUBBORN, TWO, Done, completed
+from tests.process.commands import SLEEPER, STUBBORN, TWO
 from tests.queued import Printed, check_stop_before_start, rows
 
 HERE = os.uname().nodename
@@ -85,8 +94,7 @@ def queue(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
     made.place.mkdir()
     for name in (*made.tools, "release", "end"):
         text = Path(stand_in_queue.__file__).read_text()
-        (tools / name).write_text(f"#!{sys.executable} -I\n{text}")
-        (tools / name).chmod(0o755)
+        program(tools / name, f"#!{sys.executable} -I\n{text}")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
     monkeypatch.setenv("KIND", made.kind)
@@ -150,8 +158,7 @@ def test_a_job_is_stopped_by_its_name_while_it_runs(queue: Queue) -> None:
     queue.wait_for(queue.id, "ready", 2)
     (row,) = rows()
     assert (row["state"], row["ranks"]) == ("RUNNING", 2)
-    stopped = distlaunch("stop", "train")
-    assert stopped.returncode == 0, stopped.stderr
+    stopped = distlaunch("stop", "train", status=0)
     assert f"{row['run']}: {ENDS[queue.kind]}" in stopped.stderr
     assert distlaunch("wait", job).returncode == (130 if queue.kind == "lsf" else 143)
     assert rows() == []
@@ -170,8 +177,7 @@ ENDS = {
 def test_stop_now_kills_stubborn_ranks_at_once(queue: Queue) -> None:
     queue.submit(STUBBORN, "timeouts: {stop: 10m}")
     queue.wait_for(queue.id, "ready", 2)
-    stopped = distlaunch("stop", "88", "--now")
-    assert stopped.returncode == 0, stopped.stderr
+    stopped = distlaunch("stop", "88", "--now", status=0)
     assert "CANCELLED" in stopped.stderr
 
 
@@ -184,8 +190,7 @@ def test_stops_the_run_itself_where_its_script_asks_for_no_warning(queue: Queue)
     queue.file("out").parent.mkdir()
     queue.tool("qsub", "-terse", str(script))
     queue.wait_for(queue.id, "ready", 2)
-    stopped = distlaunch("stop", "train")
-    assert stopped.returncode == 0, stopped.stderr
+    stopped = distlaunch("stop", "train", status=0)
     assert "CANCELLED, exit status 130" in stopped.stderr
 
 
@@ -256,8 +261,7 @@ def test_a_queue_that_does_not_answer_loses_no_job(queue: Queue) -> None:
 def test_a_number_that_several_jobs_begin_with_is_ambiguous(queue: Queue) -> None:
     for job in ("7.a", "7.b"):
         note(Submission(job, "long", str(queue.folder), time.time(), scheduler=queue.kind))
-    done = distlaunch("wait", "7")
-    assert done.returncode == 2
+    done = distlaunch("wait", "7", status=2)
     assert "7 is ambiguous: it matches 7.a, 7.b" in done.stderr
 
 
@@ -280,12 +284,10 @@ def test_the_same_id_in_two_queues_is_two_jobs(queue: Queue) -> None:
 @pytest.mark.parametrize("queue", ["pbs"], indirect=True)
 def test_submits_on_another_host(queue: Queue) -> None:
     """A shell here stands in for ssh."""
-    (queue.folder / "bin" / "ssh").write_text('#!/bin/sh\nfor last; do :; done\nexec /bin/sh -c "$last"\n')
-    (queue.folder / "bin" / "ssh").chmod(0o755)
+    program(queue.folder / "bin" / "ssh", 'for last; do :; done\nexec /bin/sh -c "$last"')
     done = distlaunch("submit", "--on", "login", str(queue.job(HELLO)), "--to", queue.kind)
     assert (done.returncode, done.stdout) == (0, f"login:{queue.id}\n"), done.stderr
-    ended = distlaunch("wait", done.stdout.strip())
-    assert ended.returncode == 0, ended.stderr
+    distlaunch("wait", done.stdout.strip(), status=0)
 
 
 @pytest.mark.parametrize("to", KINDS)
@@ -294,8 +296,7 @@ def test_says_where_to_submit_from_outside_of_any_cluster(
 ) -> None:
     (tmp_path / "job.yaml").write_text("command: ['true']\ngpus_per_node: 0\n")
     monkeypatch.setenv("PATH", os.path.dirname(distlaunch_argv()[0]))
-    done = distlaunch("submit", str(tmp_path / "job.yaml"), "--to", to)
-    assert done.returncode == 1
+    done = distlaunch("submit", str(tmp_path / "job.yaml"), "--to", to, status=1)
     title, _, (tool, *_) = KINDS[to]
     told = f"{title} commands are on the login nodes; from elsewhere use --on HOST"
     assert done.stderr == f"distlaunch: {tool} not found: {told}; for another scheduler use --to\n"
@@ -306,9 +307,7 @@ def test_says_where_to_submit_from_outside_of_any_cluster(
 
 def run_script(text: str, call: Call, folder: Path, **environ: str) -> Done:
     """Run a job's batch script for Slurm as slurmstepd would; scontrol is one that says what it is asked."""
-    tool = folder / "scontrol"
-    tool.write_text('#!/bin/sh\necho "scontrol $*"\n')
-    tool.chmod(0o755)
+    program(folder / "scontrol", 'echo "scontrol $*"')
     script = folder / "script.sh"
     script.write_text(load("slurm").script(job_of(text, str(folder / "job.yaml"), submitted=True), call))
     env = {"PATH": f"{folder}:/usr/bin:/bin", "SLURM_JOB_ID": "17", **environ}
@@ -331,8 +330,7 @@ def test_the_script_requeues_only_for_a_distlaunch_that_was_killed(
 def test_reports_a_directory_that_cannot_hold_scripts_and_a_dry_run_writes_none(tmp_path: Path) -> None:
     job = tmp_path / "job.yaml"
     job.write_text("command: ['true']\nlogs: {dir: job.yaml}\n")
-    done = distlaunch("submit", str(job))
-    assert done.returncode == 1
+    done = distlaunch("submit", str(job), status=1)
     assert f"can't write the batch script to {job}: File exists; set logs.dir" in done.stderr
     assert (
         "no GPUs are requested: set gpus_per_node to the number of GPUs per node, or to 0 for a CPU job"

@@ -5,6 +5,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,7 @@ from distlaunch.cli.remote import Request, run_on, run_there
 from distlaunch.errors import DistlaunchError
 from distlaunch.job.file import load_job
 from distlaunch.transports.ssh import Ssh
-from tests.harness import Going, distlaunch, distlaunch_argv, write_job
+from tests.harness import Going, distlaunch, distlaunch_argv, program, write_job
 from tests.process.commands import ONE
 
 
@@ -59,8 +60,7 @@ def test_reports_a_host_without_python(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_refuses_to_send_a_job_from_a_pipe() -> None:
-    done = distlaunch("run", "--on", "gpu-a", "-", input="command: ['true']\n")
-    assert done.returncode == 2
+    done = distlaunch("run", "--on", "gpu-a", "-", input="command: ['true']\n", status=2)
     assert (
         "--on can't take the job from a pipe or the command line; save it to a file (--save)" in done.stderr
     )
@@ -87,12 +87,11 @@ def test_a_run_that_another_host_controls_is_reached_by_its_id_and_job_file(
     ssh.parent.mkdir()
     answers = f'export XDG_STATE_HOME="{tmp_path}/there"\nfor last; do :; done\nexec /bin/sh -c "$last"\n'
     named = f'case "$*" in *"-F {tmp_path}/config"*"-- alias "*) ;; *) exit 255 ;; esac\n'
-    ssh.write_text(f"#!/bin/sh\n{named}{answers}")
-    ssh.chmod(0o755)
+    program(ssh, named + answers)
     (tmp_path / "config").touch()
     keys = f"{nodes}ssh: {{config: config}}\nlogs: {{dir: {tmp_path}/there/logs}}\n"
     job = write_job(tmp_path, "print('here', flush=True)\nimport signal\nsignal.pause()", ONE + keys)
-    around = {
+    around: dict[str, Any] = {
         "env": {**os.environ, "PATH": f"{ssh.parent}:{os.environ['PATH']}", "XDG_STATE_HOME": f"{tmp_path}/s"}
     }
     run = distlaunch("run", "-d", "--on", "alias", str(job), **around).stdout.strip()

@@ -14,6 +14,7 @@ import pytest
 from tests.harness import (
     PATIENCE_S,
     agents_of,
+    completed,
     distlaunch,
     distlaunch_argv,
     kill,
@@ -22,13 +23,12 @@ from tests.harness import (
     wait_gone,
     write_job,
 )
-from tests.process.commands import FOUR, ONE, TWO, completed, run_one, sleeper
+from tests.process.commands import FOUR, ONE, TWO, run_one, sleeper
 
 
 def test_ranks_get_the_contract(tmp_path: Path) -> None:
     worker = "import json, os; json.dump(dict(os.environ), open(f'env{os.environ[\"RANK\"]}.json', 'w'))"
-    done = distlaunch("run", str(write_job(tmp_path, worker, f"{FOUR}env: {{WORD: a b}}")))
-    assert done.returncode == 0, done.stderr
+    distlaunch("run", str(write_job(tmp_path, worker, f"{FOUR}env: {{WORD: a b}}")), status=0)
     found = [json.loads((tmp_path / f"env{rank}.json").read_text()) for rank in range(4)]
     shared = {"WORLD_SIZE": "4", "ROLE_WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "GROUP_WORLD_SIZE": "2"}
     shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": found[0]["MASTER_PORT"], "WORD": "a b"}
@@ -194,8 +194,7 @@ def test_prints_in_any_encoding_without_a_traceback(
 
 def test_reports_a_file_name_that_the_locale_cannot_encode(tmp_path: Path) -> None:
     job = write_job(tmp_path, "", "gpus_per_node: 0\nlogs: {dir: jö}")
-    done = distlaunch("run", str(job), env={**os.environ, **NO_UTF8})
-    assert done.returncode == 2
+    done = distlaunch("run", str(job), env={**os.environ, **NO_UTF8}, status=2)
     assert done.stderr.startswith("distlaunch: this locale's encoding, ascii, can't represent '")
 
 

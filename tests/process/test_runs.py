@@ -29,17 +29,20 @@ from tests.harness import (
     PRESS_S,
     ROOT,
     Going,
+    completed,
     distlaunch,
     distlaunch_argv,
     held,
     holders_of,
     kill,
     on_a_terminal,
+    open_gate,
+    program,
     wait_gone,
     wait_until,
     write_job,
 )
-from tests.process.commands import ONE, STUBBORN, TWO, completed
+from tests.process.commands import ONE, STUBBORN, TWO
 
 ID = re.compile(r"job-\d{8}-\d{6}-[0-9a-f]{8}\n")
 WAITS = """
@@ -72,8 +75,8 @@ def stopped(tmp_path: Path) -> Iterator[None]:
 ENDS = ("SUCCEEDED", "FAILED", "CANCELLED", "LOST")
 
 
-def ran(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return distlaunch(*words, cwd=folder)
+def ran(folder: Path, *words: str, status: int | None = None) -> subprocess.CompletedProcess[str]:
+    return distlaunch(*words, status=status, cwd=folder)
 
 
 def beside(folder: Path, *words: str) -> Going:
@@ -93,16 +96,14 @@ def watching(folder: Path, *words: str) -> Iterator[Going]:
 
 def listed(folder: Path, *words: str) -> list[dict[str, Any]]:
     """What `ps` says of the runs in a folder."""
-    done = ran(folder, "ps", ".", "--json", *words)
-    assert done.returncode == 0, done.stderr
+    done = ran(folder, "ps", ".", "--json", *words, status=0)
     found: list[dict[str, Any]] = json.loads(done.stdout)
     return found
 
 
 def left(folder: Path, worker: str = WAITS, job: str = "") -> str:
     """The id of a run of two ranks that goes on without its command."""
-    done = ran(folder, "run", "--detach", str(write_job(folder, worker, TWO + job)))
-    assert done.returncode == 0, done.stderr
+    done = ran(folder, "run", "--detach", str(write_job(folder, worker, TWO + job)), status=0)
     assert ID.fullmatch(done.stdout)
     return done.stdout.strip()
 
@@ -112,11 +113,6 @@ def said_here(folder: Path, run: str) -> None:
     with watching(folder, "logs", "-f", run) as follow:
         follow.wait_for("here", times=2)
         follow.wait_for("pid", times=2)
-
-
-def open_gate(gate: Path) -> None:
-    """Let both ranks go on: each waits for a writer."""
-    os.close(os.open(gate, os.O_WRONLY))
 
 
 def test_finds_follows_and_waits_for_a_detached_run(tmp_path: Path, gate: Path) -> None:
@@ -137,8 +133,7 @@ def test_finds_follows_and_waits_for_a_detached_run(tmp_path: Path, gate: Path) 
     (there,) = listed(tmp_path, "-a")
     assert (there["state"], there["exit_status"]) == ("FAILED", 7)
     assert listed(tmp_path) == []
-    again = ran(tmp_path, "wait")
-    assert again.returncode == 7
+    again = ran(tmp_path, "wait", status=7)
     assert again.stderr == ran(tmp_path, "attach").stderr
     assert f"{run}: FAILED, exit status 7" in again.stderr
     told = ran(tmp_path, "wait", "--json")
@@ -179,9 +174,7 @@ def test_reports_a_detached_run_that_cannot_start(key: str, status: int, said: s
 def test_ctrl_c_before_all_ranks_have_started_ends_the_run(tmp_path: Path) -> None:
     """The agent's interpreter waits for a gate that stays shut."""
     os.mkfifo(tmp_path / "shut")
-    python = tmp_path / "python"
-    python.write_text(f"#!/bin/sh\nread line < {tmp_path}/shut\n")
-    python.chmod(0o755)
+    python = program(tmp_path / "python", f"read line < {tmp_path}/shut")
     (tmp_path / "job.yaml").write_text(
         f"command: [sleep, 60]\nnodes: [{{host: a, python: {python}}}]\nlauncher: local\nbackend: gloo\n"
     )
@@ -210,8 +203,7 @@ def test_a_killed_controller_leaves_no_rank_and_the_run_is_lost(tmp_path: Path, 
         assert f"process {controller}" in lost["why"]
         assert attached.wait() == 71
         processes.wait_ends(ranks, time.monotonic() + PATIENCE_S)
-    done = ran(tmp_path, "wait", run)
-    assert done.returncode == 71
+    done = ran(tmp_path, "wait", run, status=71)
     (lost,) = listed(tmp_path, "-a")
     assert lost["why"].endswith(" ended without reporting a result (it crashed or was killed)")
     once = f"distlaunch: {run}: LOST: {lost['why']}; logs: {there['folder']}\n"
@@ -231,13 +223,11 @@ def test_a_killed_controller_leaves_no_rank_and_the_run_is_lost(tmp_path: Path, 
 def test_stop_ends_a_run_and_says_how_it_ended(tmp_path: Path, gate: Path) -> None:
     run = left(tmp_path)
     ranks = holders_of(f"DISTLAUNCH_RUN_ID={run}")
-    done = ran(tmp_path, "stop", run[:-3])
-    assert done.returncode == 0
+    done = ran(tmp_path, "stop", run[:-3], status=0)
     assert f"distlaunch: {run}: CANCELLED, exit status 130: stopped by SIGINT" in done.stderr
     wait_gone(ranks, 0.0)
     assert ran(tmp_path, "wait", run).returncode == 130
-    again = ran(tmp_path, "stop", run)
-    assert again.returncode == 0
+    again = ran(tmp_path, "stop", run, status=0)
     assert f"distlaunch: {run} had already ended: CANCELLED, exit status 130: stopped by" in again.stderr
 
 
@@ -287,8 +277,7 @@ SPEAKS = f"""
 def restarted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of two attempts that is over; "shown" has what it showed."""
     folder = tmp_path_factory.mktemp("restarted")
-    done = ran(folder, "run", str(write_job(folder, SPEAKS, RESTARTS)))
-    assert done.returncode == 0, done.stderr
+    done = ran(folder, "run", str(write_job(folder, SPEAKS, RESTARTS)), status=0)
     (folder / "shown").write_text(done.stdout)
     return folder
 
@@ -333,8 +322,7 @@ def test_pieces_of_the_index_keep_their_place_among_events(
 
 
 def spoken(folder: Path, *words: str) -> list[str]:
-    done = ran(folder, "logs", *words)
-    assert done.returncode == 0, done.stderr
+    done = ran(folder, "logs", *words, status=0)
     return done.stdout.splitlines()
 
 
@@ -411,8 +399,7 @@ def test_shows_only_the_chosen_lines(restarted: Path) -> None:
     ],
 )
 def test_refuses_an_impossible_choice(restarted: Path, words: tuple[str, ...], said: str) -> None:
-    done = ran(restarted, "logs", *words)
-    assert done.returncode == 2
+    done = ran(restarted, "logs", *words, status=2)
     assert said in done.stderr
     assert "Traceback" not in done.stderr
 
@@ -529,8 +516,7 @@ def test_finds_a_run_by_each_of_its_names(over: Path) -> None:
 def test_refuses_a_name_of_no_run_or_of_several(over: Path) -> None:
     runs = by_status(over)
     alike = runs[3][: -len("20260101-120000-0a1b2c3d")]
-    ambiguous = ran(over, "wait", alike)
-    assert ambiguous.returncode == 2
+    ambiguous = ran(over, "wait", alike, status=2)
     assert f"'{alike}' is ambiguous: it matches " in ambiguous.stderr  # those of other tests, too
     assert runs[3] in ambiguous.stderr and runs[4] in ambiguous.stderr
     other = ran(over, "wait", "my job [1]")
@@ -575,8 +561,7 @@ def test_ps_looks_in_the_given_place(tmp_path: Path, gate: Path) -> None:
 
 def test_a_name_means_a_running_run_rather_than_one_that_ended(tmp_path: Path, gate: Path) -> None:
     going = left(tmp_path)
-    later = ran(tmp_path, "run", "job.yaml", "--set", "command=['true']", "--set", "script=null")
-    assert later.returncode == 0, later.stderr
+    ran(tmp_path, "run", "job.yaml", "--set", "command=['true']", "--set", "script=null", status=0)
     said_here(tmp_path, going)
     for word in ([], ["job"], ["job.yaml"], ["."], ["./job.yaml"], [going[:-15]]):  # both begin like that
         assert "here 0" in ran(tmp_path, "logs", *word).stdout
@@ -603,8 +588,7 @@ def test_a_job_file_means_the_runs_of_this_file_only(tmp_path: Path, gate: Path)
 def test_stop_asks_which_of_several_running_runs(tmp_path: Path, gate: Path) -> None:
     first, second = left(tmp_path), left(tmp_path)
     for word, which in ((["job"], "of job"), ([], "below this directory"), (["./runs"], "in ./runs")):
-        done = ran(tmp_path, "stop", *word)
-        assert done.returncode == 2
+        done = ran(tmp_path, "stop", *word, status=2)
         assert f"2 runs {which} are running: {second}, {first}; name one by its ID" in done.stderr
     assert len(listed(tmp_path)) == 2
     assert ran(tmp_path, "stop", first).returncode == 0

@@ -9,8 +9,7 @@ from shlex import quote
 import pytest
 
 from tests.cluster.hosts import why_not
-from tests.harness import ROOT, distlaunch_argv, write_job
-from tests.process.commands import Done, completed
+from tests.harness import ROOT, Done, completed, distlaunch_argv, write_job
 
 REASON = why_not()
 mounts = pytest.mark.skipif(REASON is not None, reason=str(REASON))

@@ -29,7 +29,7 @@ from distlaunch.plan.placement import Facts, LaunchPlan, make_plan
 from distlaunch.plan.shell_text import shell_text, torchrun_text
 from distlaunch.plan.workers import workers
 from distlaunch.transports.ssh import Ssh
-from tests.process.commands import completed
+from tests.harness import completed, program
 from tests.unit.samples import bounded, process_text
 
 SHELLS = sorted(
@@ -71,8 +71,7 @@ def text_of(plan: LaunchPlan) -> str:
 def run_in(shell: str, text: str, environ: Mapping[str, str] | None = None) -> list[Any]:
     """What the workers told when `shell` ran the block, sorted by rank; nothing may be said on stderr."""
     env = {"PATH": os.environ["PATH"], **(environ or {})}
-    ran = completed([shell, "-c", text], env=env, text=False)
-    assert ran.returncode == 0
+    ran = completed([shell, "-c", text], env=env, text=False, status=0)
     assert ran.stderr == b""
     told = [json.loads(line) for line in ran.stdout.splitlines()]
     return sorted(told, key=lambda each: int(each[1].get("RANK", 0)))
@@ -81,8 +80,7 @@ def run_in(shell: str, text: str, environ: Mapping[str, str] | None = None) -> l
 def make_teller(path: Path) -> None:
     """Make a program that tells its arguments and its environment."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"#!{sys.executable} -IS\n{TELL}\n")
-    path.chmod(0o755)
+    program(path, f"#!{sys.executable} -IS\n{TELL}\n")
 
 
 def plain(values: Mapping[str, str]) -> dict[str, EnvValue]:

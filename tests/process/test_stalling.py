@@ -29,8 +29,7 @@ HARDLY_WORKS = """
 
 def test_a_rank_that_wakes_up_now_and_then_counts_as_stalled(tmp_path: Path) -> None:
     job = write_job(tmp_path, HARDLY_WORKS, "gpus_per_node: 0\non_stall: stop\ntimeouts: {stall: 2s}")
-    done = distlaunch("run", str(job))
-    assert done.returncode == 124
+    done = distlaunch("run", str(job), status=124)
     assert re.search(r"rank 0 \(node0\) stalled for 2 s", done.stderr), done.stderr
 
 
@@ -52,8 +51,7 @@ def test_finds_the_culprit_without_py_spy_by_the_stacks_that_python_prints(tmp_p
     (tmp_path / "python").symlink_to(os.path.realpath(sys.executable))  # where no py-spy is beside it
     keys = f"python: {tmp_path}/python\nenv: {{PYTHONFAULTHANDLER: 1, PLACE: {place}}}"
     job = write_job(tmp_path, WAITS_OR_STEPS, f"{TWO}on_stall: stop\ntimeouts: {{stall: 3s}}\n{keys}")
-    done = distlaunch("run", str(job), env={**os.environ, "PATH": "/usr/bin:/bin"})
-    assert done.returncode == 124, done.stderr
+    done = distlaunch("run", str(job), env={**os.environ, "PATH": "/usr/bin:/bin"}, status=124)
     cause = "rank 1 (node0) stalled for 3 s in step (worker.py:6); rank 0 is waiting in a collective"
     assert cause in done.stderr
     assert "SIGABRT" not in done.stderr
@@ -174,8 +172,7 @@ RECORDED = "backend: nccl\ngpus_per_node: 3\nenv: {CUDA_VISIBLE_DEVICES: ''}\n"
 
 
 def test_names_the_rank_that_missed_the_last_collective(tmp_path: Path) -> None:
-    done = distlaunch("run", str(write_job(tmp_path, RECORDS, RECORDED)))
-    assert done.returncode == 9, done.stderr
+    done = distlaunch("run", str(write_job(tmp_path, RECORDS, RECORDED)), status=9)
     assert "never reached all_reduce #3 of default_pg, called at worker.py:" in done.stderr
     assert ": rank 1 (last in " in done.stderr
     (folder,) = (tmp_path / "runs").iterdir()

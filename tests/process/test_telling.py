@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.harness import PATIENCE_S, distlaunch, held, line_pipe, running, write_job
+from tests.harness import PATIENCE_S, distlaunch, held, line_pipe, open_gate, running, write_job
 from tests.process.commands import TWO, run_one
 
 FAILS_ONCE = """
@@ -32,8 +32,7 @@ def told(folder: Path) -> list[dict[str, Any]]:
 def test_notifies_a_program_of_restarts_and_the_end(tmp_path: Path) -> None:
     command = f"cat >> {shlex.quote(str(tmp_path))}/told"
     job = notifying(tmp_path, FAILS_ONCE, command, "restarts: {max: 1, backoff: 0s}\n")
-    done = distlaunch("run", str(job))
-    assert done.returncode == 0, done.stderr
+    distlaunch("run", str(job), status=0)
     restarted, finished = told(tmp_path)
     assert (restarted["event"], restarted["state"], restarted["restarts"]) == ("restarted", "RESTARTING", 1)
     rank = restarted["cause"]["rank"]
@@ -74,11 +73,9 @@ def test_the_job_continues_when_the_notified_program_fails(
     (tmp_path / "odd").write_text("no program")
     (tmp_path / "odd").chmod(0o755)
     job = write_job(tmp_path, "pass", f"{TWO}notify: {{command: {json.dumps(command)}}}\n")
-    done = distlaunch("run", str(job))
-    assert done.returncode == 0
+    done = distlaunch("run", str(job), status=0)
     assert done.stderr.count(said) == 1, done.stderr
-    left = distlaunch("run", "-d", str(job), cwd=tmp_path)
-    assert left.returncode == 0, left.stderr
+    left = distlaunch("run", "-d", str(job), cwd=tmp_path, status=0)
     run = left.stdout.strip()
     assert distlaunch("wait", run, cwd=tmp_path).returncode == 0
     assert said in (tmp_path / "runs" / run / "controller.log").read_text()
@@ -100,8 +97,7 @@ def test_refuses_a_notified_program_that_cannot_be_started(
     command: str, said: str, options: list[str], tmp_path: Path
 ) -> None:
     job = write_job(tmp_path, "pass", f"notify:\n  command: [{command}]\n")
-    done = distlaunch("run", *options, str(job))
-    assert done.returncode == 2
+    done = distlaunch("run", *options, str(job), status=2)
     words = said.format(folder=tmp_path, above=tmp_path.parent)
     assert f"{job}:3:13: notify.command[0]: {words}" in done.stderr
     assert not (tmp_path / "runs").exists()
@@ -136,7 +132,7 @@ def test_writes_metrics_while_it_runs_and_afterwards(tmp_path: Path) -> None:
     with running(job) as run:
         run.wait_for("here", times=2)
         meanwhile = metrics_of(tmp_path / "job.prom")
-        os.close(os.open(tmp_path / "go", os.O_WRONLY))
+        open_gate(tmp_path / "go")
         assert run.wait() == 5
     after = metrics_of(tmp_path / "job.prom")
     assert (meanwhile['distlaunch_run_state{state="RUNNING"}'], meanwhile["distlaunch_ranks"]) == (1, 2)
@@ -157,8 +153,7 @@ def test_writes_metrics_while_it_runs_and_afterwards(tmp_path: Path) -> None:
 def test_says_once_that_metrics_cannot_be_written(file: str, said: str, tmp_path: Path) -> None:
     """For root also /dev/null could be replaced."""
     os.mkfifo(tmp_path / "pipe")
-    done = run_one(tmp_path, "print('here')", f"metrics: {{file: {file}}}\n")
-    assert done.returncode == 0
+    done = run_one(tmp_path, "print('here')", f"metrics: {{file: {file}}}\n", status=0)
     assert done.stderr.count(f"metrics.file: can't write {tmp_path}/{said}") == 1
     assert (tmp_path / "pipe").is_fifo()
 
@@ -170,8 +165,7 @@ def test_folds_identical_lines_and_logs_them_for_each_rank(tmp_path: Path) -> No
         os.write(1, b"epoch 1\\n" + (b"odd\\n" if rank == "2" else b"") + b"unfinished")
     """
     job = write_job(tmp_path, worker, "nodes: 1\nprocs_per_node: 4\ngpus_per_node: 0\nlogs: {fold: true}\n")
-    done = distlaunch("run", str(job), cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = distlaunch("run", str(job), cwd=tmp_path, status=0)
     told = {rank for line in done.stdout.splitlines() if "epoch" in line for rank in ranks_of(line)}
     assert told == {0, 1, 2, 3}
     assert "[node0:2] odd\n" in done.stdout
@@ -191,7 +185,6 @@ def ranks_of(line: str) -> set[int]:
 def test_a_trackers_variable_has_the_jobs_id_over_restarts(tmp_path: Path) -> None:
     tells = "import os; print('id', os.environ['DISTLAUNCH_JOB_ID'], os.environ['WANDB_RUN_ID'])\n"
     more = "procs_per_node: 2\nrestarts: {max: 1, backoff: 0s}\nenv: {WANDB_RUN_ID: 'run-{job_id}'}\n"
-    done = run_one(tmp_path, tells + dedent(FAILS_ONCE), more)
-    assert done.returncode == 0, done.stderr
+    done = run_one(tmp_path, tells + dedent(FAILS_ONCE), more, status=0)
     (run,) = (tmp_path / "runs").iterdir()
     assert done.stdout.count(f"id {run.name} run-{run.name}\n") in (3, 4)  # one may be stopped before

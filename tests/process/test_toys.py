@@ -12,9 +12,8 @@ from distlaunch.launch.port_check import Agents
 from distlaunch.transports.failure import Kind, LinkFailure, ProcessEnd, classify
 from distlaunch.transports.handshake import SCRIPT
 from distlaunch.transports.transport import Transport
-from tests.harness import ROOT, distlaunch, write_job
+from tests.harness import ROOT, completed, distlaunch, write_job
 from tests.process import toy_scheduler
-from tests.process.commands import completed
 from tests.queued import check_stop_before_start, rows
 
 HERE = os.uname().nodename
@@ -52,8 +51,7 @@ def test_a_job_is_submitted_to_it_and_shown_until_its_end(folder: Path) -> None:
     assert (row["run"], row["state"], row["where"]) == ("1", "PENDING", "Toy: in line")
     script = (folder / "queue" / "1").rename(folder / "begun.sh")
     env = {**os.environ, "TOY_JOB": "1", "TOY_HOSTS": f"{HERE} host2"}
-    ran = completed(["sh", script], env=env)
-    assert ran.returncode == 0, ran.stderr
+    ran = completed(["sh", script], env=env, status=0)
     assert set(ran.stdout.splitlines()) == {f"[{HERE}:0] 0 2 0 None", "[host2:1] 1 2 1 host2"}
     assert f"2 nodes from Toy job 1: {HERE}, host2 (" in ran.stderr
     (row,) = rows("--all")
@@ -79,8 +77,7 @@ def test_checks_and_suggests_its_section(folder: Path) -> None:
 @pytest.mark.parametrize("command", ["run", "dry-run"])
 def test_a_job_outside_of_any_allocation_loads_no_scheduler(folder: Path, command: str) -> None:
     env = {**os.environ, "PYTHONPROFILEIMPORTTIME": "1"}
-    done = distlaunch(command, str(write_job(folder, WORKER, "gpus_per_node: 0")), env=env)
-    assert done.returncode == 0
+    done = distlaunch(command, str(write_job(folder, WORKER, "gpus_per_node: 0")), env=env, status=0)
     assert "distlaunch.schedulers\n" in done.stderr
     assert "distlaunch.schedulers." not in done.stderr
     assert "importlib.metadata" not in done.stderr

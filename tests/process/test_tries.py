@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness import ROOT, TORCHS_ABORT, TorchsAbortError, distlaunch, ended_well, write_job
-from tests.process.commands import completed
+from tests.harness import ROOT, TORCHS_ABORT, TorchsAbortError, completed, distlaunch, ended_well, write_job
 from tests.tries import MOST_TRIES
 
 LATE = """

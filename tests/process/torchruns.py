@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.harness import PATIENCE_S, ROOT, Going, distlaunch_argv
-from tests.process.commands import Done, completed, sleeper
+from tests.harness import PATIENCE_S, ROOT, Done, Going, completed, distlaunch_argv
+from tests.process.commands import sleeper
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 OURS = distlaunch_argv("torchrun")

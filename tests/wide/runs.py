@@ -9,6 +9,8 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
+from tests.harness import program
+
 ROOT = Path(__file__).resolve().parents[2]
 TICKS = os.sysconf("SC_CLK_TCK")
 LIMIT_S = 120.0
@@ -31,9 +33,7 @@ class Cost(NamedTuple):
 def run(folder: Path, nodes: int, procs: int = 8, wide: str = "end", *words: str) -> Cost:
     """A job of so many nodes with `procs` ranks each; `wide` is what the stand-in is told."""
     folder.mkdir(parents=True, exist_ok=True)
-    srun = folder / "srun"
-    srun.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m tests.wide.srun "$@"\n')
-    srun.chmod(0o755)
+    program(folder / "srun", f'exec {shlex.quote(sys.executable)} -m tests.wide.srun "$@"')
     job = folder / "job.yaml"
     job.write_text(
         f"command: ['true']\nnodes: {nodes}\nprocs_per_node: {procs}\ngpus_per_node: 0\nbackend: gloo\n"
