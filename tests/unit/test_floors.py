@@ -227,7 +227,7 @@ RUNS = ("launch", "links", "observers", "supervisor", "plan", "diagnosis", "tran
 """What a run consists of once it has begun."""
 AT_ITS_START = {
     *("launch.controller", "launch.start"),
-    *("observers.metrics", "observers.notifier"),
+    "observers.notifier",
     *("plan.other_launchers", "agent.gpus"),
 }
 """Imported before the first worker starts, where they are needed at all."""
