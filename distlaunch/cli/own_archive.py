@@ -19,7 +19,10 @@ _MAIN = "from distlaunch.__main__ import main\nmain()\n"
 """The main module of the unpacked directory, for `python3 DIRECTORY`."""
 
 _TOP = Path(__file__).parents[1]
-_ROOTS = ("distlaunch.__main__", "distlaunch.cli.torchrun", "distlaunch.transports.opening")
+_ROOTS = (
+    *("distlaunch.__main__", "distlaunch.cli.torchrun", "distlaunch.transports.opening"),
+    "distlaunch.observers.terminal",  # named in a table
+)
 _UNUSED = (
     *("distlaunch.cli.app", "distlaunch.cli.exec_task", "distlaunch.cli.remote", "distlaunch.view"),
     *("distlaunch.job.file", "distlaunch.runs.requeues"),

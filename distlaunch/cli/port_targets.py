@@ -12,7 +12,8 @@ from distlaunch.job.spec import JobSpec, Logs, NodeSpec, Program
 from distlaunch.launch.addresses import plan_without_nodes, ssh_address
 from distlaunch.launch.port_check import PortReport, check_port
 from distlaunch.plan.placement import is_loopback
-from distlaunch.transports.ssh import Ssh, SshOptions
+from distlaunch.transports.ssh import Ssh
+from distlaunch.transports.transport import SshOptions
 
 
 def reports_on(

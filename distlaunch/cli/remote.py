@@ -20,7 +20,8 @@ from distlaunch.errors import DistlaunchError, Exit, UsageError
 from distlaunch.job.file import job_of, read_job, read_text
 from distlaunch.job.spec import JobSpec
 from distlaunch.runs.index import note_way
-from distlaunch.transports.ssh import Ssh, SshOptions
+from distlaunch.transports.ssh import Ssh
+from distlaunch.transports.transport import SshOptions
 
 NO_PYTHON = 95
 """Exit status of the remote shell if Python is missing or too old."""

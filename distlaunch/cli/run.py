@@ -9,21 +9,19 @@ import gc
 import os
 import signal
 import sys
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
 from distlaunch.agent.frozen import Frozen
 from distlaunch.cli.output import print_json, say  # early: a run ends with the code it began with
 from distlaunch.errors import DistlaunchError, Exit, UsageError
 from distlaunch.job.spec import JobSpec
-from distlaunch.launch.start import start_run
+from distlaunch.launch.start import Start, start_run
 from distlaunch.signals import Interrupts, Signals
-from distlaunch.supervisor.state import State
 from distlaunch.transports.link import Link
 
 if TYPE_CHECKING:
     from distlaunch.job.file import Typed
-    from distlaunch.observers.observer import Observer
     from distlaunch.plan.gathering import Gathering
     from distlaunch.supervisor.summary import Summary
     from distlaunch.transports.inbound import InboundListener
@@ -128,11 +126,8 @@ def run_shown(
     Raises `DistlaunchError`.
     """
     with Signals(spec.invocation.signals) as signals:  # from here on a Ctrl-C finds a supervisor
-        observers = _observers(signals, output_fd, quiet, view)
         start = start_run(spec, early)
-        from distlaunch.launch.controller import supervise  # while agents boot: it takes 10 ms
-
-        summary = supervise(start, signals, observers)
+        summary = _supervised(start, signals, "view" if view else "terminal", output_fd, quiet)
     if spec.restarts.requeue:
         from distlaunch.runs.requeues import ask_for_another  # imported already
 
@@ -163,31 +158,29 @@ def run_gathered(spec: JobSpec, gathering: "Gathering", early: Link | None = Non
 
 def run_controller(spec: JobSpec, listener: "InboundListener", signals: Signals) -> int:
     """Run a job whose launchers have connected; return its exit status. Raises `DistlaunchError`."""
-    from distlaunch.launch.controller import supervise
-
     try:
         start = start_run(spec, listener=listener)
     except DistlaunchError as error:
         listener.dismiss(f"the controller can't start the run: {error}", error.exit_status)
         raise
-    return supervise(start, signals, _observers(signals, 1, quiet=True)).state.outcome
+    return _supervised(start, signals, quiet=True).state.outcome
 
 
-def _observers(
-    interrupts: Interrupts, output_fd: int, quiet: bool, view: bool = False
-) -> "Iterator[Observer]":
-    """Make the observer that shows the run, once it is needed: it takes long to import."""
-    from distlaunch.observers.terminal import Terminal
+def _supervised(
+    start: Start,
+    interrupts: Interrupts,
+    how: Literal["terminal", "detached", "view"] = "terminal",
+    output_fd: int = 1,
+    quiet: bool = False,
+    ready_fd: int = -1,
+) -> "Summary":
+    """Run a job that has been started; the others are the fields of `Shown`."""
+    from distlaunch.launch.controller import supervise  # while agents boot: it takes 10 ms
+    from distlaunch.observers.observer import Shown
 
     gc.freeze()  # was off since the start: imports stay, objects of a long run may not
     gc.enable()
-    terminal = Terminal(interrupts, output_fd, quiet and not view)
-    if view:
-        from distlaunch.view.screen import Screen
-
-        yield Screen(terminal, interrupts)
-    else:
-        yield terminal
+    return supervise(start, Shown(interrupts, how, output_fd, quiet, ready_fd))
 
 
 def run_detached(spec: JobSpec, quiet: bool = False) -> int:
@@ -226,18 +219,7 @@ def _control(spec: JobSpec, quiet: bool, ready: int) -> int:
         os.setsid()
         signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as with nohup
         with Signals(spec.invocation.signals) as signals:
-            start = start_run(spec)
-            from distlaunch.launch.controller import supervise  # while agents boot
-            from distlaunch.observers.run_directory import CONTROLLER_LOG
-            from distlaunch.observers.terminal import DetachedTerminal, Terminal, silence
-
-            def leave(state: State) -> None:
-                silence(os.path.join(start.folder.path, CONTROLLER_LOG))
-                with os.fdopen(ready, "w") as pipe:
-                    pipe.write(start.run_id)
-
-            shown = DetachedTerminal(Terminal(signals, 2, quiet), leave)
-            return supervise(start, signals, [shown]).state.outcome
+            return _supervised(start_run(spec), signals, "detached", 2, quiet, ready).state.outcome
     except DistlaunchError as error:
         say(str(error))
         return error.exit_status

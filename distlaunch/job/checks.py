@@ -16,6 +16,7 @@ from distlaunch.job.nodes import REST, endpoint_of, users_and_hosts
 from distlaunch.job.spec import JobSpec, Surroundings
 from distlaunch.job.text import IDS, instead_of, placeholders_in
 from distlaunch.job.types import Checked
+from distlaunch.transports import launchers, load
 from distlaunch.transports.container import BY_SRUN, Runtime
 from distlaunch.transports.slurm import SlurmStep
 from distlaunch.transports.transport import HOST
@@ -198,8 +199,8 @@ def _launcher(reading: Reading, spec: JobSpec) -> Mistakes:
     launcher, given = JOB.value(reading.checked, "launcher"), reading.checked.get("nodes")
     allocation, submitted = spec.allocation, reading.around.submitted
     numbered = not isinstance(given, tuple) and not reading.around.hostfile
-    if launcher == "ssh" and numbered and not (allocation or submitted):
-        yield "launcher", "ssh needs host names, but nodes is a number"
+    if launcher in launchers() and load(launcher).needs_names and numbered and not (allocation or submitted):
+        yield "launcher", f"{launcher} needs host names, but nodes is a number"
     if launcher == "kubernetes" and not submitted and not numbered:
         hint = "the selector names the pods: set nodes to the number of nodes, or use launcher.command"
         yield ("nodes" if "nodes" in reading.checked else "hostfile"), hint

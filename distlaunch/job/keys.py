@@ -34,8 +34,9 @@ from distlaunch.job.types import (
     built,
     by_their_names,
 )
+from distlaunch.transports import launchers
 from distlaunch.transports.container import Container, Runtime
-from distlaunch.transports.ssh import SshOptions
+from distlaunch.transports.transport import SshOptions
 
 
 def _program_error(word: str) -> str | None:
@@ -406,7 +407,7 @@ JOB = Record(
     ),
     kubernetes=Field(KUBERNETES, "Settings for `export kubernetes` and launcher: kubernetes."),
     launcher=built(
-        Either(text=Choice(("auto", "kubernetes", "local", "mpirun", "slurm", "ssh")), entries=LAUNCHER),
+        Either(text=Choice(tuple(sorted(("auto", "kubernetes", "mpirun", *launchers())))), entries=LAUNCHER),
         "How to reach the nodes, or a command that reaches a node; kubernetes = running pods; "
         "mpirun = like auto, but mpirun starts the ranks.",
         ": the scheduler's transport inside an allocation, ssh for hosts, else local",

@@ -10,17 +10,16 @@ from distlaunch.job.document import Place
 from distlaunch.job.keys import JOB, NODE, SSH, TIMEOUTS
 from distlaunch.job.spec import HostEntry, Limits, NodeSpec, Surroundings
 from distlaunch.job.types import Checked
-from distlaunch.transports.slurm import SlurmStep
-from distlaunch.transports.ssh import Ssh, SshOptions
-from distlaunch.transports.transport import Command, Local, Transport
+from distlaunch.transports import launchers, load
+from distlaunch.transports.transport import Local, SshOptions, Transport, Way
 from distlaunch.wording import expand_ranges
 
 MAX_SLOTS = 1024
 """Slots. A larger number in `host:N`, or ssh's 22, is a misplaced port."""
 REST = "rest"
 """Value of `spares` that stands for all other nodes of the allocation."""
-_STEPS: Mapping[str, type[SlurmStep]] = {"slurm": SlurmStep}
-"""Transports of launchers that belong to a scheduler. Their hosts may be unknown before the job starts."""
+UNKNOWN = "slurm"
+"""The transport of a queued job: its hosts are unknown."""
 
 
 def host_error(host: str) -> str | None:
@@ -136,8 +135,7 @@ class Pool:
         launcher = JOB.value(checked, "launcher")
         self._launcher = "auto" if launcher == "mpirun" else launcher
         queued = around.submitted and self._launcher in ("auto", "ssh")
-        # The hosts of a queued job are unknown.
-        self._steps = SlurmStep if queued else _STEPS.get(str(self._launcher))
+        self._named = UNKNOWN if queued else str(self._launcher)
         self.ssh = self._ssh_options()
 
     def _ssh_options(self) -> SshOptions:
@@ -160,8 +158,10 @@ class Pool:
             return self._listed("nodes", given)
         if allocation := self.allocation:
             return self._allocated(allocation.nodes[:given], "nodes")
-        steps, labels = self._steps, [f"node{i}" for i in range(given or 1)]  # hosts become known later
-        return tuple(self._node(name, steps(name, "") if steps else Local(), {}, "nodes") for name in labels)
+        later = self._named in launchers() and load(self._named).allocated
+        labels = [f"node{i}" for i in range(given or 1)]
+        reach = [load(self._named).to(label, Way()) if later else Local() for label in labels]
+        return tuple(self._node(label, each, {}, "nodes") for label, each in zip(labels, reach, strict=True))
 
     def spares(self) -> tuple[NodeSpec, ...]:
         """Return the standby nodes."""
@@ -206,7 +206,7 @@ class Pool:
         if self._launcher == "ssh" or isinstance(self._launcher, Mapping):
             return self._reach(node.host, None, None)
         reach = self._around.reach
-        return (reach and reach(node)) or Ssh(node.host, None, None, self.ssh)
+        return (reach and reach(node)) or load("ssh").to(node.host, Way(ssh=self.ssh))
 
     def _node(self, host: str, reach: Transport, record: Checked, path: str) -> NodeSpec:
         gpus = record.get("gpus", JOB.value(self._checked, "gpus_per_node"))
@@ -223,14 +223,13 @@ class Pool:
         )
 
     def _reach(self, host: str, user: str | None, port: int | None) -> Transport:
-        if self._launcher == "local":
-            return Local()
+        allocation = self._around.allocation
+        groups = {node.host: node.group for node in allocation.nodes} if allocation else {}
+        way = Way(user, port, self.ssh, allocation.job if allocation else "", groups.get(host))
         if isinstance(self._launcher, Mapping):
-            return Command(host, self._launcher["command"], bool(self._launcher.get("shell")))
-        if steps := self._steps:
-            allocation = self._around.allocation
-            groups = {node.host: node.group for node in allocation.nodes} if allocation else {}
-            return steps(host, allocation.job if allocation else "", groups.get(host))
-        if self._launcher == "auto" and host == "localhost" and not user and not port:
-            return Local()
-        return Ssh(host, user, port, self.ssh)
+            words, shell = self._launcher["command"], bool(self._launcher.get("shell"))
+            return load("command").to(host, way._replace(words=words, shell=shell))
+        if self._named in launchers():
+            return load(self._named).to(host, way)
+        here = self._launcher == "auto" and host == "localhost" and not user and not port
+        return load("local" if here else "ssh").to(host, way)

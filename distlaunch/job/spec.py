@@ -14,8 +14,7 @@ from distlaunch.job.document import Place
 from distlaunch.job.text import path_in, placeholders_in
 from distlaunch.job.types import Field
 from distlaunch.transports.container import Container
-from distlaunch.transports.ssh import SshOptions
-from distlaunch.transports.transport import Local, Transport
+from distlaunch.transports.transport import Local, SshOptions, Transport
 
 Shown = Literal["all", "rank0", "none"]
 Console = Shown | tuple[int, ...]

@@ -3,7 +3,7 @@
 import os
 import signal
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import nullcontext
 from importlib import import_module
 
@@ -12,7 +12,8 @@ from distlaunch.agent.poller import keep_memory
 from distlaunch.job.spec import JobSpec
 from distlaunch.launch.addresses import answers
 from distlaunch.launch.start import Start, start_run
-from distlaunch.observers.observer import Attempts, Observer, Observers, Printed
+from distlaunch.observers import observers_of
+from distlaunch.observers.observer import Attempts, Observed, Observer, Observers, Printed, Shown
 from distlaunch.observers.recording import LastOutput, Recorder
 from distlaunch.runs.index import note_end
 from distlaunch.schedulers import load
@@ -231,18 +232,20 @@ def run_job(
     """Run `spec`: everything is in its run directory, and the `observers` see it. Raises `DistlaunchError`.
 
     No signal or stream of the process is touched; `interrupts` ends the job early. Several jobs may run at
-    once, each in its own thread. `observers` is iterated only once agents boot, so that a generator can
-    import what they need meanwhile.
+    once, each in its own thread.
     """
     with nullcontext(interrupts) if interrupts else Interrupts() as received:
-        return supervise(start_run(spec), received, observers)
+        return supervise(start_run(spec), Shown(received), observers)
 
 
-def supervise(start: Start, interrupts: Interrupts, observers: Iterable[Observer] = ()) -> Summary:
-    """Run the supervisor over the links of `start`; the run directory and the `observers` see the run."""
-    recorder, last_output = Recorder(start.folder, start.status), LastOutput()
-    seeing = Observers((last_output, recorder, *_wanted(start, last_output), *observers))
-    controller = Controller(start, seeing, interrupts)
+def supervise(start: Start, shown: Shown, observers: Iterable[Observer] = ()) -> Summary:
+    """Run the supervisor over the links of `start`; its own observers, and then the `observers`, see it."""
+    last_output = LastOutput()
+    observed = Observed(start.spec, start.run_id, start.folder, start.status, last_output.summary, shown)
+    recorder, *others = observers_of(observed)
+    assert isinstance(recorder, Recorder)
+    seeing = Observers((last_output, recorder, *others, *observers))
+    controller = Controller(start, seeing, shown.interrupts)
     if start.spec.restarts.requeue:
         # Needed at the end, when another distlaunch may be installed here.
         import_module("distlaunch.runs.requeues")
@@ -254,15 +257,3 @@ def supervise(start: Start, interrupts: Interrupts, observers: Iterable[Observer
     recorder.close()
     note_end(start.run_id)
     return summary
-
-
-def _wanted(start: Start, last_output: LastOutput) -> Iterator[Observer]:
-    """Yield the observers that the job itself requests."""
-    if start.spec.notify.command:
-        from distlaunch.observers.notifier import Notifier
-
-        yield Notifier(start.spec, start.run_id, start.folder.path, last_output)
-    if start.spec.metrics:
-        from distlaunch.observers.metrics import Metrics
-
-        yield Metrics(start.spec.metrics, start.status)

@@ -1,7 +1,35 @@
-"""Observers of a run. `Observers` (observer.py) calls each of them, in order.
+"""Observers of a run. `TABLE` says which a run has; `Observers` (observer.py) calls each of them, in order.
 
 recording    writes the run directory (run_directory), and keeps the last output in memory
 terminal     shows the run to the user, through the console
 outlet       a thread that writes for the console and the run directory: slow readers don't delay a job
 metrics, notifier    write metrics and start commands, for jobs that ask for it
 """
+
+from collections.abc import Callable, Iterator, Mapping
+from importlib import import_module
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from distlaunch.observers.observer import Observed, Observer
+
+TABLE: Mapping[str, Callable[["Observed"], object]] = {
+    "observers.recording.Recorder": lambda run: True,
+    "observers.notifier.Notifier": lambda run: run.spec.notify.command,
+    "observers.metrics.Metrics": lambda run: run.spec.metrics,
+    "observers.terminal.Terminal": lambda run: run.shown.how == "terminal",
+    "observers.terminal.DetachedTerminal": lambda run: run.shown.how == "detached",
+    "view.screen.Screen": lambda run: run.shown.how == "view",
+}
+"""The class of each observer, in the order in which they are called, and whether a run has it.
+
+What it needs of the run is in its method `of`. Its module is imported only if a run has it.
+"""
+
+
+def observers_of(run: "Observed") -> "Iterator[Observer]":
+    """Make the observers of a run."""
+    for place, wanted in TABLE.items():
+        if wanted(run):
+            module, _, name = place.rpartition(".")
+            yield getattr(import_module(f"distlaunch.{module}"), name).of(run)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Mapping
 
 from distlaunch.errors import reason
-from distlaunch.observers.observer import Observer, Printed
+from distlaunch.observers.observer import Observed, Observer, Printed
 from distlaunch.supervisor.events import Event
 from distlaunch.supervisor.nodes import Use
 from distlaunch.supervisor.state import Phase, State
@@ -44,6 +44,11 @@ class Metrics(Observer):
         self._heard: dict[int, float] = {}
         self._uses: dict[int, Use] = {}
         self._failed = False
+
+    @classmethod
+    def of(cls, run: Observed) -> "Metrics":
+        """Make the writer for a run whose job names a file."""
+        return cls(str(run.spec.metrics), run.status)
 
     def happened(self, event: Event, state: State, at: float) -> None:
         """Write the file if one of its values has changed."""

@@ -14,9 +14,7 @@ from typing import Any
 
 from distlaunch.agent.messages import RanksStalled
 from distlaunch.errors import reason
-from distlaunch.job.spec import JobSpec
-from distlaunch.observers.observer import Observer
-from distlaunch.observers.recording import LastOutput
+from distlaunch.observers.observer import Observed, Observer
 from distlaunch.supervisor.events import Event
 from distlaunch.supervisor.state import Phase, State
 from distlaunch.supervisor.status import RunState, run_state
@@ -46,9 +44,9 @@ def start_error(program: str) -> str | None:
 class Notifier(Observer):
     """Runs the command for each requested event, one after another, in a thread that never delays the run."""
 
-    def __init__(self, spec: JobSpec, run_id: str, folder: str, last_output: LastOutput) -> None:
-        self._job, self._wish = spec.name, spec.notify
-        self._run_id, self._folder, self._last_output = run_id, folder, last_output
+    def __init__(self, run: Observed) -> None:
+        self._job, self._wish, self._summary = run.spec.name, run.spec.notify, run.summary
+        self._run_id, self._folder = run.run_id, run.folder.path
         self._restarts = 0
         self._restarted: State | None = None
         self._waiting: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
@@ -56,6 +54,11 @@ class Notifier(Observer):
         self._process: subprocess.Popen[bytes] | None = None
         self._failed = ""
         self._failure_shown = False
+
+    @classmethod
+    def of(cls, run: Observed) -> "Notifier":
+        """Make the notifier of a run."""
+        return cls(run)
 
     def happened(self, event: Event, state: State, at: float) -> None:
         """Report restarts and stalls."""
@@ -76,7 +79,7 @@ class Notifier(Observer):
         state, self._restarted, self.wake_at = self._restarted, None, None
         if state:
             last = state.restarts[-1]
-            known = self._last_output.summary(state, self._folder, last.at)
+            known = self._summary(state, self._folder, last.at)
             self._tell("restarted", state, {"why": last.why.value, "cause": known.cause_document(last.cause)})
 
     def ended(self, summary: Summary) -> None:

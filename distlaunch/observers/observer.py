@@ -2,17 +2,20 @@
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Concatenate, ParamSpec
+from typing import Any, Concatenate, Literal, ParamSpec
 
 from distlaunch.agent.frozen import Frozen
 from distlaunch.agent.wire import ATTEMPTS
 from distlaunch.job.spec import JobSpec
+from distlaunch.observers.run_directory import RunDirectory
 from distlaunch.plan.output import Destination, destinations
 from distlaunch.plan.placement import LaunchPlan
+from distlaunch.signals import Interrupts
 from distlaunch.supervisor.actions import ShowMessage
 from distlaunch.supervisor.events import Event
 from distlaunch.supervisor.nodes import Use
 from distlaunch.supervisor.state import State
+from distlaunch.supervisor.status import Status
 from distlaunch.supervisor.summary import Summary
 
 P = ParamSpec("P")
@@ -28,11 +31,35 @@ class Printed(Frozen):
     goes_to: Destination
 
 
+class Shown(Frozen):
+    """How this process shows a run, which `interrupts` end early.
+
+    A detached run is shown until all ranks have started; then its ID is written to `ready_fd`.
+    """
+
+    interrupts: Interrupts
+    how: Literal["not", "terminal", "detached", "view"] = "not"
+    output_fd: int = 1
+    quiet: bool = False
+    ready_fd: int = -1
+
+
+class Observed(Frozen):
+    """A run for which observers are made; `summary` is that of `LastOutput`."""
+
+    spec: JobSpec
+    run_id: str
+    folder: RunDirectory
+    status: Status
+    summary: Callable[[State, str, float], Summary]
+    shown: Shown
+
+
 class Observer:
     """A base class for observers. The thread that runs the job calls each method after the fact, in order.
 
     Times are seconds since the run began. An observer that raises is removed, and the job goes on.
-    A program passes its observers to `launch.controller.run_job`; the commands make theirs in `cli/run.py`.
+    A program passes its own to `launch.controller.run_job`; the others are in `distlaunch.observers.TABLE`.
     """
 
     remark: Callable[[str], None] = staticmethod(lambda text: None)
@@ -46,6 +73,11 @@ class Observer:
 
     wants_use: bool = False
     """Whether to call `used`. Agents measure the use of ranks only while an observer wants it."""
+
+    @classmethod
+    def of(cls, run: Observed) -> "Observer":
+        """Make the observer of a run that `distlaunch.observers.TABLE` finds it for."""
+        raise NotImplementedError
 
     def woken(self) -> None:
         """Act on `wake_at`, which has passed."""

@@ -12,7 +12,7 @@ from distlaunch.agent.frozen import Frozen
 from distlaunch.agent.messages import StackDumped, WorkerExited
 from distlaunch.errors import reason
 from distlaunch.job.spec import JobSpec
-from distlaunch.observers.observer import Attempts, Observer, Printed
+from distlaunch.observers.observer import Attempts, Observed, Observer, Printed
 from distlaunch.observers.run_directory import STATUS, SUMMARY, Entry, RunDirectory, file_of, status_bytes
 from distlaunch.plan.document import plan_document
 from distlaunch.plan.output import destinations
@@ -55,6 +55,11 @@ class Recorder(Observer):
         self._cut_off: set[tuple[int, int]] = set()
         self._at = 0.0
         self._open, self._temporary = True, False
+
+    @classmethod
+    def of(cls, run: Observed) -> "Recorder":
+        """Make the recorder of a run."""
+        return cls(run.folder, run.status)
 
     def began(self, spec: JobSpec, chance: float, at: float) -> None:
         """Record the job."""

@@ -5,12 +5,12 @@ import math
 import os
 import signal
 import time
-from collections.abc import Callable
 
 from distlaunch.job.allocation import Allocation
 from distlaunch.job.spec import JobSpec
 from distlaunch.observers.console import Console, Folding
-from distlaunch.observers.observer import Observer, Printed
+from distlaunch.observers.observer import Observed, Observer, Printed
+from distlaunch.observers.run_directory import CONTROLLER_LOG
 from distlaunch.signals import Interrupts
 from distlaunch.supervisor.actions import ShowMessage
 from distlaunch.supervisor.events import Event
@@ -52,6 +52,11 @@ class Terminal(Observer):
             lambda: interrupts.send(signal.SIGPIPE), output_fd, lambda: waits and not interrupts.any()
         )
         self._fold = Folding(self._console.output) if fold else None
+
+    @classmethod
+    def of(cls, run: Observed) -> "Terminal":
+        """Make the terminal of a run."""
+        return cls(run.shown.interrupts, run.shown.output_fd, run.shown.quiet)
 
     def message(self, message: ShowMessage, at: float) -> None:
         """Show the message. Hold an error back a moment, with all that follow: the summary has more details,
@@ -196,11 +201,16 @@ def _joining(state: State) -> str:
 
 
 class DetachedTerminal(Observer):
-    """Shows the start of a detached run on the terminal, without output of ranks, then calls `leave`."""
+    """Shows the start of a detached run, without output of ranks, then leaves the terminal."""
 
-    def __init__(self, terminal: Terminal, leave: Callable[[State], None]) -> None:
-        self._terminal: Terminal | None = terminal
-        self._leave = leave
+    def __init__(self, run: Observed) -> None:
+        self._run = run
+        self._terminal: Terminal | None = Terminal.of(run)
+
+    @classmethod
+    def of(cls, run: Observed) -> "DetachedTerminal":
+        """Make the terminal of a run until it is detached."""
+        return cls(run)
 
     def happened(self, event: Event, state: State, at: float) -> None:
         """Leave once nothing of the start can fail any more."""
@@ -208,7 +218,13 @@ class DetachedTerminal(Observer):
         if self._terminal and state.phase is Phase.RUNNING and not waits:
             self._terminal.close()
             self._terminal = None
-            self._leave(state)
+            self._leave()
+
+    def _leave(self) -> None:
+        """Redirect the standard streams away from the terminal, and report that the run has started."""
+        _silence(os.path.join(self._run.folder.path, CONTROLLER_LOG))
+        with os.fdopen(self._run.shown.ready_fd, "w") as pipe:
+            pipe.write(self._run.run_id)
 
     def message(self, message: ShowMessage, at: float) -> None:
         """Show the message until the controller is detached."""
@@ -229,7 +245,7 @@ class DetachedTerminal(Observer):
             self._terminal.ended(summary)
 
 
-def silence(log: str) -> None:
+def _silence(log: str) -> None:
     """Redirect the standard streams away from the terminal. Stderr goes to the file `log`."""
     null = errors = os.open(os.devnull, os.O_RDWR)
     with contextlib.suppress(OSError):

@@ -18,9 +18,8 @@ from distlaunch.supervisor.events import Event
 from distlaunch.supervisor.history import BEGAN, MESSAGE, VERSION
 from distlaunch.supervisor.state import State
 from distlaunch.supervisor.step import HANDLERS, begin, step
-from distlaunch.transports.slurm import SlurmStep
-from distlaunch.transports.ssh import Ssh
-from distlaunch.transports.transport import Command, Joined, Local, Transport
+from distlaunch.transports import load
+from distlaunch.transports.transport import Transport
 
 _NO_START = f"line 1: not the start of a history of version {VERSION}"
 _KINDS: Mapping[Any, type] = {kind.__name__: kind for kind in HANDLERS}
@@ -121,12 +120,9 @@ def loaded(text: str) -> Iterator[dict[str, Any]]:
                 raise HistoryError(f"line {number}: not JSON") from None
 
 
-_TRANSPORTS = Command | Joined | Local | SlurmStep | Ssh
-
-
 def typed(kind: Any, value: Any) -> Any:
     """Convert a JSON value to an object of type `kind`. Raises TypeError or ValueError."""
-    kind = _TRANSPORTS if kind is Transport else kind
+    kind = load(value["name"]) if kind is Transport else kind
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, UnionType):
         return _one_of(inner, value)

@@ -8,7 +8,7 @@ from typing import Literal
 from distlaunch.agent import wire
 from distlaunch.transports.failure import Kind, LinkFailure, Patterns, ProcessEnd, classify
 from distlaunch.transports.handshake import SCRIPT, Handshake, NodeGone, Streams
-from distlaunch.transports.transport import OLD_PYTHON, Transport
+from distlaunch.transports.transport import OLD_PYTHON, Transport, Way
 from distlaunch.wording import expand_nodelist
 
 _OPTIONS = (
@@ -58,6 +58,12 @@ class SlurmStep(Transport):
     name: Literal["slurm"] = "slurm"
     keeps_alive = False
     patience_s = 0.5  # only a running srun ends its step
+    allocated = True
+
+    @classmethod
+    def to(cls, host: str, way: Way) -> "SlurmStep":
+        """Return the way by a step of the allocation."""
+        return cls(host, way.job, way.group)
 
     @property
     def unknown(self) -> bool:

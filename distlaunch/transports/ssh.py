@@ -8,10 +8,9 @@ from collections.abc import Mapping, Sequence
 from shlex import join, quote
 from typing import Literal
 
-from distlaunch.agent.frozen import Frozen
 from distlaunch.transports.failure import Kind, LinkFailure, ProcessEnd, classify
 from distlaunch.transports.handshake import SCRIPT
-from distlaunch.transports.transport import OLD_PYTHON, Transport
+from distlaunch.transports.transport import OLD_PYTHON, SshOptions, Transport, Way
 
 # These come first and so override the user's: ssh takes the first value of each option.
 _FIXED = (
@@ -38,19 +37,6 @@ SOCKETS = "~/.ssh"
 """The directory of the sockets for `ssh.persist`; ssh takes ~ from the user database, not from HOME."""
 
 
-class SshOptions(Frozen):
-    """The `ssh` section of a job file, with the seconds for a TCP connect and between keep-alives.
-
-    `words` are options of ssh such as `Compression=no`.
-    """
-
-    config: str | None = None
-    words: tuple[str, ...] = ()
-    persist_s: int | None = None
-    connect_s: int = 15
-    alive_s: int = 5
-
-
 class Ssh(Transport):
     """A node behind ssh; `host` is a name in the user's ssh_config, and may mean this very machine."""
 
@@ -60,6 +46,12 @@ class Ssh(Transport):
     options: SshOptions = SshOptions()
     name: Literal["ssh"] = "ssh"
     direct = False  # a login shell may print, and read, before it runs our command
+    needs_names = True
+
+    @classmethod
+    def to(cls, host: str, way: Way) -> "Ssh":
+        """Return the way by ssh."""
+        return cls(host, way.user, way.port, way.ssh)
 
     @property
     def folder(self) -> str:

@@ -23,14 +23,50 @@ else:
     from distlaunch.agent.frozen import Frozen as _Frozen
 
 
+class SshOptions(_Frozen):
+    """The `ssh` section of a job file, with the seconds for a TCP connect and between keep-alives.
+
+    `words` are options of ssh such as `Compression=no`.
+    """
+
+    config: str | None = None
+    words: tuple[str, ...] = ()
+    persist_s: int | None = None
+    connect_s: int = 15
+    alive_s: int = 5
+
+
+class Way(_Frozen):
+    """What a job and its surroundings say about the way to a host: for ssh, for Slurm, and for a command.
+
+    `job` is the ID of the allocation, "" outside of one, and `group` the component of the host in it.
+    """
+
+    user: str | None = None
+    port: int | None = None
+    ssh: SshOptions = SshOptions()
+    job: str = ""
+    group: int | None = None
+    words: tuple[str, ...] = ()
+    shell: bool = False
+
+
 class Transport(_Frozen):
     """A way to reach one node, as frozen data.
 
-    To add one, write a subclass with its own `name`, add it in `distlaunch.runs.replay`, and, for new kinds
-    of failures, add a `Kind` in `failure.py`. Job files choose it by `launcher`, whose values are in
-    `job/keys.py`; `_reach` in `job/nodes.py` makes it, and `_launcher` in `job/checks.py` checks what it
-    needs.
+    To add one, write a subclass with its own `name` and `to`, and add its line in `transports/__init__.py`.
+    For new kinds of failures, add a `Kind` in `failure.py`.
     """
+
+    needs_names = False
+    """Whether a job must list its hosts, unless an allocation has them."""
+    allocated = False
+    """Whether the hosts are those of a scheduler, which may not be known yet."""
+
+    @classmethod
+    def to(cls, host: str, way: Way) -> "Transport":
+        """Return the transport to a host of a job whose `launcher` is the name of this one."""
+        raise NotImplementedError
 
     @property
     def name(self) -> str:
@@ -101,6 +137,11 @@ class Local(Transport):
     runtime: str | None = None
     name: Literal["local"] = "local"
     here = True
+
+    @classmethod
+    def to(cls, host: str, way: Way) -> "Local":
+        """Return this machine, whatever the name of the host."""
+        return cls()
 
     @property
     def patience_s(self) -> float:
@@ -194,6 +235,11 @@ class Command(Transport):
 
     def __init_subclass__(cls) -> None:
         """Keep the fields of this class in subclasses."""
+
+    @classmethod
+    def to(cls, host: str, way: Way) -> "Command":
+        """Return the way by the command of the job."""
+        return cls(host, way.words, way.shell)
 
     @property
     def direct(self) -> bool:

@@ -15,6 +15,7 @@ from rich.console import Console, Group
 from rich.console import ConsoleDimensions as Size
 from rich.live import Live
 
+from distlaunch.observers.observer import Observed
 from distlaunch.observers.recording import USE, WATCHED
 from distlaunch.observers.run_directory import fd_of
 from distlaunch.observers.terminal import Terminal
@@ -64,6 +65,11 @@ class Screen(ViewModel):
             self._draw()
             self.close = stack.pop_all().close
         self.wake_at = 0.0
+
+    @classmethod
+    def of(cls, run: Observed) -> "Screen":
+        """Make the screen of a run of this process."""
+        return cls(Terminal(run.shown.interrupts, run.shown.output_fd), run.shown.interrupts)
 
     def woken(self) -> None:
         """Handle keys, and redraw if anything may have changed."""

@@ -1,20 +1,22 @@
 """A scheduler of another package, added by an entry point, and a transport of a new type."""
 
 import os
+import shutil
+import sys
 from pathlib import Path
-from typing import Literal
 
 import pytest
 
 from distlaunch.agent.messages import FindRoute, RouteFound
 from distlaunch.job.spec import JobSpec, Logs, NodeSpec, Program
 from distlaunch.launch.port_check import Agents
-from distlaunch.transports.failure import Kind, LinkFailure, ProcessEnd, classify
-from distlaunch.transports.handshake import SCRIPT
-from distlaunch.transports.transport import Transport
+from distlaunch.transports import TABLE
+from distlaunch.transports.failure import Kind
 from tests.harness import ROOT, completed, distlaunch, write_job
 from tests.process import toy_scheduler
+from tests.process.toy_transport import Room
 from tests.queued import check_stop_before_start, rows
+from tests.replays import check_replays
 
 HERE = os.uname().nodename
 WORKER = """
@@ -85,25 +87,6 @@ def test_a_job_outside_of_any_allocation_loads_no_scheduler(folder: Path, comman
 
 # A transport: a type of its own is all that it takes
 
-REFUSED = 17
-
-
-class Room(Transport):
-    """Another room of this house: reached through `env`, if there is a listener."""
-
-    listener: bool
-    name: Literal["room"] = "room"
-    direct = False
-
-    def argv(self) -> list[str]:
-        return ["env", "sh", "-c", SCRIPT if self.listener else f"echo no listener >&2; exit {REFUSED}"]
-
-    def failure(self, end: ProcessEnd) -> LinkFailure:
-        return classify(end, [(Kind.REFUSED, "no listener")], REFUSED)
-
-    def advice(self, failure: LinkFailure, python: str | None) -> str:
-        return "make a listener"
-
 
 def test_a_toy_transport_reaches_a_node_and_tells_why_it_does_not(tmp_path: Path) -> None:
     rooms = [Room(listener=True), Room(listener=False)]
@@ -113,3 +96,32 @@ def test_a_toy_transport_reaches_a_node_and_tells_why_it_does_not(tmp_path: Path
         answers = agents.ask({0: FindRoute("127.0.0.1")}, (RouteFound,))
         assert (answers[0].interface, agents.present) == ("lo", [0])
         assert (agents.failures[1].kind, agents.failures[1].words) == (Kind.REFUSED, "no listener")
+
+
+ADDED = """
+import sys
+from distlaunch.transports import TABLE
+TABLE["room"] = "tests.process.toy_transport.Room"
+from distlaunch.__main__ import main
+sys.argv[1:1] = ["run"]
+main()
+"""
+
+
+def test_a_line_of_the_table_makes_it_a_launcher_of_job_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(TABLE, "room", "tests.process.toy_transport.Room")
+    keys = "gpus_per_node: 0\nprocs_per_node: 2\nnodes: [kitchen]\nlauncher: room"
+    job = str(write_job(tmp_path, "import os\nprint(os.environ['RANK'])", keys))
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = completed([sys.executable, "-c", ADDED, job], env=env)
+    assert (done.returncode, {*done.stdout.splitlines()}) == (0, {"[kitchen:0] 0", "[kitchen:1] 1"}), (
+        done.stderr
+    )
+    check_replays(tmp_path)
+    shutil.rmtree(tmp_path / "runs")  # without the line, it can't be replayed
+    done = completed([sys.executable, "-c", ADDED, job, "--set", "nodes=[attic]"], env=env)
+    assert "attic: connection refused; make a listener" in done.stderr
+    shutil.rmtree(tmp_path / "runs")
+    assert 'launcher: expected "auto"' in distlaunch("run", job).stderr

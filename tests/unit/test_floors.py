@@ -136,7 +136,8 @@ def used_of_os(name: str) -> set[str]:
 @pytest.mark.parametrize("name", PURE)
 def test_a_pure_module_does_not_touch_the_world(name: str) -> None:
     modules = set(imports_of(name))
-    assert {module.split(".")[0] for module in modules} & IMPURE_MODULES == set()
+    loads = {"importlib"} if name == "distlaunch.transports" else set()  # the modules of a table
+    assert {module.split(".")[0] for module in modules} & IMPURE_MODULES == loads
     assert modules & {"os", "posix", "posixpath"} == set()
     assert used_of_os(name) <= {f"os.path.{function}" for function in PURE_PATH_FUNCTIONS}
     assert calls_of(name) & IMPURE_BUILTINS == set()
@@ -226,7 +227,7 @@ RUNS = ("launch", "links", "observers", "supervisor", "plan", "diagnosis", "tran
 """What a run consists of once it has begun."""
 AT_ITS_START = {
     *("launch.controller", "launch.start"),
-    *("observers.metrics", "observers.notifier"),
+    "observers.notifier",
     *("plan.other_launchers", "agent.gpus"),
 }
 """Imported before the first worker starts, where they are needed at all."""

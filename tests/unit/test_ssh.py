@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from distlaunch.agent.wire import READY_MARKER
 from distlaunch.transports.failure import NO_PYTHON, TOO_OLD, Kind, LinkFailure, ProcessEnd
 from distlaunch.transports.handshake import SCRIPT
-from distlaunch.transports.ssh import Ssh, SshOptions, on_the_way
-from distlaunch.transports.transport import Local, Transport
+from distlaunch.transports.ssh import Ssh, on_the_way
+from distlaunch.transports.transport import Local, SshOptions, Transport
 from tests.unit.samples import bounded, spec_of
 
 PLAIN = Ssh("a")
