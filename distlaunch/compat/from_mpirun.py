@@ -20,10 +20,7 @@ _PARTS = {
 """Parts of a job by the options that set them."""
 _PAIRS = ("genv", "env", "mca", "gmca", "prtemca")
 _FLAGS = (
-    (
-)
-    "oversubscribe|allow-run-as-root|g?env(all|none)|"
-    "(report|display|tag|timestamp)-.*|[qvl]|quiet|verbose"
+    "oversubscribe|allow-run-as-root|g?env(all|none)|(report|display|tag|timestamp)-.*|quiet|verbose|[qvl]"
 )
 """Options with two values, and options without a value. All others have one."""
 _RANK = "scripts that read OMPI_COMM_WORLD_RANK or PMI_RANK must read RANK; launcher: mpirun keeps mpirun"
