@@ -1,4 +1,4 @@
-"""The hosts that a scheduler has assigned to a job, and the position of one of its tasks."""
+"""The hosts that a scheduler has assigned to a job."""
 
 from distlaunch.agent.frozen import Frozen
 
@@ -43,15 +43,3 @@ class Allocation(Frozen):
     def requeues(self) -> bool:
         """Check whether the scheduler can be asked to start the job again."""
         return self.queued and self.answers
-
-
-class TaskPlace(Frozen):
-    """The position of a scheduler task on its host and among the hosts; None = unknown.
-
-    Each such task is a node of the job, with one rank.
-    """
-
-    local_rank: int
-    local_size: int
-    node_rank: int | None
-    node_count: int | None

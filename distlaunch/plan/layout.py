@@ -11,9 +11,9 @@ from typing import NewType, TypeVar
 
 from distlaunch import contract
 from distlaunch.agent.frozen import Frozen
-from distlaunch.job.allocation import TaskPlace
 from distlaunch.job.spec import Backend, Env, JobSpec, Program
 from distlaunch.job.text import VARIABLES, Values, fill, path_in
+from distlaunch.transports.gathering import TaskPlace
 from distlaunch.transports.ssh import Ssh
 from distlaunch.transports.transport import Transport
 from distlaunch.wording import counted, listed
