@@ -1,14 +1,14 @@
 """Starts distributed PyTorch jobs: one YAML file, one command, any number of machines.
 
     __main__, cli/    read the command line; run a job or print results; open an agent here meanwhile
-    JobSpec           from job.yaml: job/file; from torchrun's command line: compat/
+    JobSpec           from job.yaml: cli/job_file; from torchrun's command line: compat/
 
-    launch/start      opens a Link to each node (transports/) and makes the run directory
+    launch/start      opens a Link to each node (links/, by transports/) and makes the run directory
     launch/gather     if something else starts distlaunch per node or rank, one launcher controls the run,
-                      and the others join it (transports/inbound, join) as agents (launch/joined_agent)
+                      and the others join it (links/inbound, join) as agents (launch/joined_agent)
       on the node     sh ─▶ guardian ─▶ agent (agent/, shipped over the link) ─▶ workers
 
-    launch/controller  the controller: it decides everything, and does it through agents
+    launch/controller it decides everything, and does it through agents
                       agent ─Frame─▶ Links ─report─▶ supervisor/codec ─Event─▶ supervisor/step(State, Event)
                       agent ◀─Frame─ Links ◀─command─ supervisor/codec ◀─Action─┘    │
                                                                                      └▶ observers/
@@ -25,8 +25,8 @@ full-screen). At the top: `errors`, `signals`, `wording` (counts, durations and 
 Each layer imports only from itself and those above it in this list:
 
     agent/
-    job/, plan/, supervisor/, diagnosis/, transports/, schedulers/, compat/, kubernetes/, contract (all pure)
-    the modules of job/ and transports/ that read files and start processes; observers/, here, signals
+    transports/, job/, plan/, supervisor/, diagnosis/, schedulers/, compat/, kubernetes/, contract (all pure)
+    links/, observers/, here, signals
     launch/, runs/
     cli/, view/, __main__
 

@@ -68,15 +68,6 @@ def send_signal(pid: int, signum: int, still: Callable[[], bool]) -> bool:
         return False
 
 
-def boot_id() -> str:
-    """Return the ID of this boot of the machine; "" = there is none."""
-    try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            return file.read().strip()
-    except OSError:
-        return ""
-
-
 def make_room_for_links(count: int) -> None:
     """Raise the soft limit on descriptors, as far as the hard one allows, if `count` links need it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

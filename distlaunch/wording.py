@@ -147,3 +147,15 @@ CUT = "…"
 def cut(text: str, room: int, end: int = 0) -> str:
     """Cut a text to `room` characters, the last `end` of which are the end of the text."""
     return text if len(text) <= room else text[: max(0, room - 1 - end)] + CUT + text[len(text) - end :]
+
+
+def age_words(seconds: float) -> str:
+    """Return a length of time in at most five characters: `41s`, `12m`, `3h07`, `5d`."""
+    whole = int(seconds)
+    if whole < 120:
+        return f"{whole}s"
+    if whole < 7200:
+        return f"{whole // 60}m"
+    if whole < 172800:
+        return f"{whole // 3600}h{whole // 60 % 60:02}"
+    return f"{whole // 86400}d"

@@ -193,10 +193,8 @@ class Hello(Frozen):
     node: int
     protocol: int
     python: str
-    version: Tuple[int, ...]
     gpus: int
     hostname: str
-    pid: int
     at: float
     procs: Optional[int] = None
     logs: Optional[str] = None

@@ -29,14 +29,10 @@ def machine() -> str:
     """
     server = os.environ.get("SSH_CONNECTION", "").split()[2:]
     try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            parts = [
-                file.read().strip(),
-                *(os.readlink("/proc/self/ns/%s" % each) for each in ("net", "uts")),
-            ]
+        parts = [procfs.boot_id(), *(os.readlink("/proc/self/ns/%s" % each) for each in ("net", "uts"))]
     except OSError:
         return ""
-    return " ".join(parts + (server if server and server[0].startswith("127.") else []))
+    return parts[0] and " ".join(parts + (server if server and server[0].startswith("127.") else []))
 
 
 # The rendezvous port

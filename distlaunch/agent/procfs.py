@@ -47,6 +47,11 @@ def start_time(pid: int) -> int:
     return int(fields[19]) if fields and fields[0] not in (b"Z", b"X") else 0
 
 
+def boot_id() -> str:
+    """Return the ID of this boot of the machine; "" = there is none."""
+    return contents("/proc/sys/kernel/random/boot_id").decode().strip()
+
+
 def state(pid: int) -> str:
     """Return the kernel's letter for a process: R running, S sleeping, D uninterruptible, T stopped."""
     fields = _stat(pid)

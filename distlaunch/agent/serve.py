@@ -130,10 +130,8 @@ class Agent:
             node=self._node,
             protocol=wire.PROTOCOL,
             python=sys.executable,
-            version=tuple(sys.version_info[:3]),
             gpus=gpus.gpu_count(),
             hostname=os.uname().nodename,
-            pid=os.getpid(),
             at=time.monotonic(),
             machine=network.machine(),
         )

@@ -34,7 +34,7 @@ app = typer.Typer(
 )
 
 if TYPE_CHECKING:
-    from distlaunch.transports.link import Link
+    from distlaunch.links.link import Link
 
 
 class PlanFormat(str, Enum):
@@ -132,8 +132,8 @@ def run(
 
     Ranks have no standard input, except rank 0 of a job with `stdin: rank 0`.
     """
+    from distlaunch.cli.job_file import Typed
     from distlaunch.cli.run import RunOptions, run_with
-    from distlaunch.job.file import Typed
 
     typed = Typed(module, hosts, ranks, save)
     settings = tuple(overrides or ())
@@ -160,8 +160,8 @@ def dry_run(
     as_json: Json = False,
 ) -> None:
     """Show where each rank would run, or print commands to paste, without contacting any host."""
+    from distlaunch.cli.job_file import Typed, load_job
     from distlaunch.cli.tables import print_plan
-    from distlaunch.job.file import Typed, load_job
     from distlaunch.launch.addresses import plan_without_nodes
 
     job, words = job_and_args(context, job, args)

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING
 
 from distlaunch.cli.output import print_text, say
 from distlaunch.errors import DistlaunchError, Exit, UsageError
-from distlaunch.job.allocation import TaskPlace
-from distlaunch.plan.gathering import Arrival, Gathering, ports_for
+from distlaunch.links.join import Launcher, Prover, blocked
 from distlaunch.schedulers import task_in
 from distlaunch.schedulers.task import Task, check_devices, check_master, mpi_task
-from distlaunch.transports.join import Launcher, Prover, blocked
+from distlaunch.transports.gathering import Arrival, Gathering, TaskPlace, ports_for
 
 if TYPE_CHECKING:
     from distlaunch.job.spec import JobSpec

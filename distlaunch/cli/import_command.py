@@ -30,9 +30,9 @@ Program = Annotated[list[str] | None, Argument(metavar="[-- SCRIPT ARGS…]", he
 @imports.command("torchrun")
 def from_torchrun(words: Words, as_json: Json = False) -> None:
     """Print a job file for a torchrun command."""
+    from distlaunch.cli.job_file import STDIN, read_job
     from distlaunch.compat.from_torchrun import command_draft
     from distlaunch.here import cpu_count
-    from distlaunch.job.file import STDIN, read_job
 
     given = [read_job(STDIN)] if words == [STDIN] else words
     _print(command_draft(given, cpu_count()), as_json)
@@ -41,8 +41,8 @@ def from_torchrun(words: Words, as_json: Json = False) -> None:
 @imports.command("mpirun")
 def from_mpirun(words: Words, as_json: Json = False) -> None:
     """Print a job file for a command of Open MPI's or MPICH's mpirun."""
+    from distlaunch.cli.job_file import STDIN, read_text
     from distlaunch.compat.from_mpirun import mpirun_draft
-    from distlaunch.job.file import STDIN, read_text
 
     _print(mpirun_draft([read_text(STDIN)] if words == [STDIN] else words), as_json)
 
@@ -50,9 +50,9 @@ def from_mpirun(words: Words, as_json: Json = False) -> None:
 @imports.command("sbatch")
 def from_sbatch(script: Script, as_json: Json = False) -> None:
     """Print a job file for a Slurm batch script."""
+    from distlaunch.cli.job_file import read_text, source_of
     from distlaunch.compat.from_sbatch import sbatch_draft
     from distlaunch.here import cpu_count
-    from distlaunch.job.file import read_text, source_of
 
     _print(sbatch_draft(read_text(script), source_of(script), cpu_count()), as_json)
 
@@ -60,8 +60,8 @@ def from_sbatch(script: Script, as_json: Json = False) -> None:
 @imports.command("accelerate")
 def from_accelerate(config: Config, program: Program = None, as_json: Json = False) -> None:
     """Print a job file for an accelerate config."""
+    from distlaunch.cli.job_file import read_job, source_of
     from distlaunch.compat.from_accelerate import accelerate_draft
-    from distlaunch.job.file import read_job, source_of
     from distlaunch.job.yaml_document import parse
 
     source = source_of(config)
@@ -71,8 +71,8 @@ def from_accelerate(config: Config, program: Program = None, as_json: Json = Fal
 @imports.command("hostfile")
 def from_hostfile(hosts: Hosts, program: Program = None, as_json: Json = False) -> None:
     """Print a job file for the hosts of a hostfile."""
+    from distlaunch.cli.job_file import read_job, source_of
     from distlaunch.compat.draft import hostfile_draft
-    from distlaunch.job.file import read_job, source_of
 
     _print(hostfile_draft(read_job(hosts), source_of(hosts), program or ()), as_json)
 

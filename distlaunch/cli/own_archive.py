@@ -20,12 +20,12 @@ _MAIN = "from distlaunch.__main__ import main\nmain()\n"
 
 _TOP = Path(__file__).parents[1]
 _ROOTS = (
-    *("distlaunch.__main__", "distlaunch.cli.torchrun", "distlaunch.transports.opening"),
+    *("distlaunch.__main__", "distlaunch.cli.torchrun", "distlaunch.links.opening"),
     "distlaunch.observers.terminal",  # named in a table
 )
 _UNUSED = (
     *("distlaunch.cli.app", "distlaunch.cli.exec_task", "distlaunch.cli.remote", "distlaunch.view"),
-    *("distlaunch.job.file", "distlaunch.runs.requeues"),
+    *("distlaunch.cli.job_file", "distlaunch.launch.requeues"),
 )
 """Modules imported only by other commands: `run` with its options, and jobs that Slurm starts again."""
 

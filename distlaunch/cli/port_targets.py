@@ -5,8 +5,8 @@ import os
 import socket
 from collections.abc import Sequence
 
+from distlaunch.cli.job_file import STDIN, load_job
 from distlaunch.errors import UsageError
-from distlaunch.job.file import STDIN, load_job
 from distlaunch.job.nodes import parse_endpoint
 from distlaunch.job.spec import JobSpec, Logs, NodeSpec, Program
 from distlaunch.launch.addresses import plan_without_nodes, ssh_address

@@ -14,8 +14,8 @@ from distlaunch.cli.options import Json
 from distlaunch.cli.output import print_json, print_text, say
 from distlaunch.cli.runs import ago_s
 from distlaunch.errors import Exit, UsageError, reason
+from distlaunch.observers.run_list import forget, listed
 from distlaunch.runs.find import check_folder, folders, scanned
-from distlaunch.runs.index import forget, listed
 from distlaunch.runs.run_status import Run, heard, run_in
 from distlaunch.supervisor.status import RunState
 from distlaunch.wording import counted

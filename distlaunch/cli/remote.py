@@ -14,12 +14,12 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 
 from distlaunch.agent.frozen import Frozen
+from distlaunch.cli.job_file import job_of, read_job, read_text
 from distlaunch.cli.output import print_text, say, while_read
 from distlaunch.cli.own_archive import payload, payload_key
 from distlaunch.errors import DistlaunchError, Exit, UsageError
-from distlaunch.job.file import job_of, read_job, read_text
 from distlaunch.job.spec import JobSpec
-from distlaunch.runs.index import note_way
+from distlaunch.observers.run_list import note_way
 from distlaunch.transports.ssh import Ssh
 from distlaunch.transports.transport import SshOptions
 

@@ -17,14 +17,14 @@ from distlaunch.cli.output import print_json, say  # early: a run ends with the 
 from distlaunch.errors import DistlaunchError, Exit, UsageError
 from distlaunch.job.spec import JobSpec
 from distlaunch.launch.start import Start, start_run
+from distlaunch.links.link import Link
 from distlaunch.signals import Interrupts, Signals
-from distlaunch.transports.link import Link
 
 if TYPE_CHECKING:
-    from distlaunch.job.file import Typed
-    from distlaunch.plan.gathering import Gathering
+    from distlaunch.cli.job_file import Typed
+    from distlaunch.links.inbound import InboundListener
     from distlaunch.supervisor.summary import Summary
-    from distlaunch.transports.inbound import InboundListener
+    from distlaunch.transports.gathering import Gathering
 
 
 class RunOptions(Frozen):
@@ -76,7 +76,7 @@ def plain_options(words: Sequence[str]) -> RunOptions | None:
 
 def run_with(options: RunOptions, early: Link | None) -> int:
     """Run the job; return its exit status. `early` is an agent opened ahead. Raises `DistlaunchError`."""
-    from distlaunch.job.file import load_job  # imports YAML, which torchrun doesn't need
+    from distlaunch.cli.job_file import load_job  # imports YAML, which torchrun doesn't need
 
     _check(options)
     settings = [*options.overrides, *(["logs.fold=true"] if options.fold else [])]
@@ -129,7 +129,7 @@ def run_shown(
         start = start_run(spec, early)
         summary = _supervised(start, signals, "view" if view else "terminal", output_fd, quiet)
     if spec.restarts.requeue:
-        from distlaunch.runs.requeues import ask_for_another  # imported already
+        from distlaunch.launch.requeues import ask_for_another  # imported already
 
         ask_for_another(summary.state, say)  # last, as it may end this process
     return summary
@@ -141,7 +141,7 @@ def run_gathered(spec: JobSpec, gathering: "Gathering", early: Link | None = Non
     Raises `DistlaunchError`.
     """
     from distlaunch.launch.gather import Gathered, gather
-    from distlaunch.transports.join import blocked
+    from distlaunch.links.join import blocked
 
     with Signals(spec.invocation.signals) as signals:
         if early:

@@ -14,9 +14,9 @@ from distlaunch.cli.options import Fold, Json, SshConfig
 from distlaunch.cli.output import print_json, print_text, say
 from distlaunch.errors import Exit, UsageError
 from distlaunch.job.types import UNITS_S, seconds_in
+from distlaunch.observers.run_list import ways
 from distlaunch.runs.find import elsewhere, find, folders, when
 from distlaunch.runs.following import attend, follow, interrupt, outlast, over
-from distlaunch.runs.index import ways
 from distlaunch.runs.listing import document, listing, table
 from distlaunch.runs.run_status import Run
 from distlaunch.runs.submissions import Submission, as_run, runs_of, stop_queued, submission, submission_of
@@ -94,11 +94,17 @@ def attach(
 def view(context: typer.Context, which: Which = None, ssh_config: SshConfig = None) -> None:
     """Watch a run full-screen: its ranks, outliers, and their output; q quits without stopping the run."""
     run_elsewhere(context, which, ssh_config)
-    from distlaunch.view.screen import watch
+    from distlaunch.observers.terminal import Terminal
+    from distlaunch.view.screen import Screen
 
     if not sys.stdout.isatty():
         raise UsageError("view needs a terminal as stdout; use `distlaunch attach` instead")
-    _show_each(which, watch)
+
+    def shown(run: Run, interrupts: Interrupts) -> Run:
+        with closing(Screen(Terminal(interrupts), interrupts, run.folder, run.status.began)) as screen:
+            return attend(run, screen, interrupts, everything=True)
+
+    _show_each(which, shown)
 
 
 @runs.command("wait")

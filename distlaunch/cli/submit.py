@@ -114,8 +114,8 @@ def export_kubernetes(
     """Print the job's Kubernetes manifests, for `kubectl apply -f -`."""
     from base64 import b64encode
 
+    from distlaunch.cli.job_file import job_of, read_job
     from distlaunch.cli.own_archive import torchrun_payload
-    from distlaunch.job.file import job_of, read_job
     from distlaunch.job.yaml_document import yaml_text
     from distlaunch.kubernetes.checks import check_exported, left_out, with_gpus
     from distlaunch.kubernetes.manifests import manifests
@@ -137,8 +137,8 @@ def _prepared(
 
     Raises `DistlaunchError`.
     """
+    from distlaunch.cli.job_file import job_of, read_job
     from distlaunch.here import own_command
-    from distlaunch.job.file import job_of, read_job
     from distlaunch.launch.addresses import plan_without_nodes
     from distlaunch.schedulers.base import check_submitted
 

@@ -7,14 +7,12 @@ from typing import Any
 
 from distlaunch.errors import UsageError
 from distlaunch.job.build import build_spec
-from distlaunch.job.document import Data, Place, value_of
+from distlaunch.job.document import Data, Place, job_text, value_of
 from distlaunch.job.nodes import parse_hostfile
 from distlaunch.job.spec import HostEntry, Surroundings
 from distlaunch.job.text import escaped_in, literal
 from distlaunch.schedulers import job_keys, sections
 
-WIDTH = 100
-"""Characters. Longer lists and maps have one item per line."""
 LISTED_HOSTS = 16
 """Hosts listed by name. More hosts become a range."""
 
@@ -119,15 +117,8 @@ class Draft:
         return {"job": keys, "comments": [text for text, _ in self.notes]}
 
     def text(self) -> str:
-        """Return the job file: general comments, then each key in reference order below its comments."""
-        lines = [*self._comments(""), ""] if self._comments("") else []
-        for key in self._order():
-            lines += self._comments(key)
-            lines += _entry(key, self.keys[key]) if key in self.keys else []
-        return "\n".join(lines) + "\n"
-
-    def _comments(self, key: str) -> list[str]:
-        return [f"# {_escaped(text)}" for text, about in self.notes if about == key]
+        """Return the job file."""
+        return job_text(self.keys, self.notes, self._order())
 
 
 def hostfile_draft(text: str, source: str, program: Sequence[str] = ()) -> Draft:
@@ -140,34 +131,3 @@ def hostfile_draft(text: str, source: str, program: Sequence[str] = ()) -> Draft
         draft.note("max_slots has no equivalent: distlaunch never oversubscribes", key="nodes")
     draft.note("to read the hostfile at each start, set hostfile to its path instead of nodes", key="nodes")
     return draft.checked()
-
-
-def _entry(key: str, value: Data) -> list[str]:
-    flow = f"{key}: {flow_text(value)}"
-    if len(flow) > WIDTH and isinstance(value, Mapping):
-        return [f"{key}:", *(f"  {name}: {flow_text(item)}" for name, item in value.items())]
-    if len(flow) > WIDTH and isinstance(value, (list, tuple)):
-        return [f"{key}:", *(f"  - {flow_text(item)}" for item in value)]
-    return [flow]
-
-
-# Strings that need no quotes in YAML 1.1 and 1.2, in any context.
-_PLAIN = re.compile(
-    r"(?!(?:y|n|yes|no|on|off|true|false|null)\Z)"
-    r"(?:(?:--?|\.{0,2}/)?[a-z_][a-z0-9_./@%+=~-]*|[0-9]+(?:s|m|h))",
-    re.IGNORECASE | re.ASCII,
-)
-
-
-def flow_text(data: Data) -> str:
-    """Return YAML on one line: JSON with fewer quotes."""
-
-    def quoted(found: re.Match[str]) -> str:
-        return found[1] if _PLAIN.fullmatch(found[1]) else _escaped(found[0])
-
-    return re.sub(r'"((?:[^"\\]|\\.)*)"', quoted, json.dumps(data, ensure_ascii=False))
-
-
-def _escaped(text: str) -> str:
-    """Return `text` on one line, with YAML escapes for invisible characters."""
-    return "".join(char if char.isprintable() else f"\\U{ord(char):08x}" for char in text)

@@ -9,9 +9,9 @@ from typing import NamedTuple
 from distlaunch.compat.flags import FLAG, FLAGS, Flags
 from distlaunch.errors import UsageError
 from distlaunch.job import spec as job
-from distlaunch.plan.gathering import Arrival, Gathering
 from distlaunch.plan.placement import is_loopback
 from distlaunch.schedulers import load, step_nodes, task_number
+from distlaunch.transports.gathering import Arrival, Gathering
 
 _UNHANDLED = ("SIGKILL", "SIGSTOP", "SIGTSTP", "SIGTTIN", "SIGTTOU")
 _RUN_PATH = "import runpy,sys; sys.argv.pop(0); runpy.run_path(sys.argv[0], run_name='__main__')"

@@ -43,15 +43,3 @@ class Allocation(Frozen):
     def requeues(self) -> bool:
         """Check whether the scheduler can requeue the job."""
         return self.queued and self.answers
-
-
-class TaskPlace(Frozen):
-    """The position of a scheduler task on its host, and of the host in the job; None = unknown.
-
-    Each task is a node with one rank.
-    """
-
-    local_rank: int
-    local_size: int
-    node_rank: int | None
-    node_count: int | None

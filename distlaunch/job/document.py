@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from distlaunch.agent.frozen import Frozen
 from distlaunch.errors import Problem
@@ -222,3 +223,52 @@ def program_keys(text: str) -> dict[str, str]:
     if re.match(r"(?:\S*/)?(?:python[0-9.]*|bash|sh)\s", text):
         return {"command": as_list(text)}
     return {}
+
+
+# Writing
+
+WIDTH = 100
+"""Characters of a list or map on one line; a longer one has a line for each item."""
+
+
+def job_text(keys: Mapping[str, Any], notes: Sequence[tuple[str, str]], order: Iterable[str]) -> str:
+    """Return a job file: the comments in `notes` about "", then each key in that order below its comments."""
+
+    def comments(key: str) -> list[str]:
+        return [f"# {_escaped(text)}" for text, about in notes if about == key]
+
+    lines = [*comments(""), ""] if comments("") else []
+    for key in order:
+        lines += [*comments(key), *(_entry(key, keys[key]) if key in keys else ())]
+    return "\n".join(lines) + "\n"
+
+
+def _entry(key: str, value: Data) -> list[str]:
+    flow = f"{key}: {flow_text(value)}"
+    if len(flow) > WIDTH and isinstance(value, Mapping):
+        return [f"{key}:", *(f"  {name}: {flow_text(item)}" for name, item in value.items())]
+    if len(flow) > WIDTH and isinstance(value, (list, tuple)):
+        return [f"{key}:", *(f"  - {flow_text(item)}" for item in value)]
+    return [flow]
+
+
+# A string without quotes in YAML 1.1 and 1.2, in any context.
+_PLAIN = re.compile(
+    r"(?!(?:y|n|yes|no|on|off|true|false|null)\Z)"
+    r"(?:(?:--?|\.{0,2}/)?[a-z_][a-z0-9_./@%+=~-]*|[0-9]+(?:s|m|h))",
+    re.IGNORECASE | re.ASCII,
+)
+
+
+def flow_text(data: Data) -> str:
+    """Return YAML on one line: JSON with fewer quotes."""
+
+    def quoted(found: re.Match[str]) -> str:
+        return found[1] if _PLAIN.fullmatch(found[1]) else _escaped(found[0])
+
+    return re.sub(r'"((?:[^"\\]|\\.)*)"', quoted, json.dumps(data, ensure_ascii=False))
+
+
+def _escaped(text: str) -> str:
+    """Return `text` on one line, with YAML escapes for invisible characters."""
+    return "".join(char if char.isprintable() else f"\\U{ord(char):08x}" for char in text)

@@ -9,11 +9,12 @@ from typing import Any, Literal, get_args
 from distlaunch.agent.frozen import Frozen
 from distlaunch.agent.wire import LEASE_S
 from distlaunch.errors import JobError
-from distlaunch.job.allocation import AllocatedNode, Allocation, TaskPlace
+from distlaunch.job.allocation import AllocatedNode, Allocation
 from distlaunch.job.document import Place
 from distlaunch.job.text import path_in, placeholders_in
 from distlaunch.job.types import Field
 from distlaunch.transports.container import Container
+from distlaunch.transports.gathering import TaskPlace
 from distlaunch.transports.transport import Local, SshOptions, Transport
 
 Shown = Literal["all", "rank0", "none"]

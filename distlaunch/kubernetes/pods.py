@@ -7,9 +7,9 @@ from typing import Any
 
 from distlaunch.errors import UsageError, reason
 from distlaunch.job.allocation import AllocatedNode, Allocation
-from distlaunch.plan.gathering import natural
 from distlaunch.schedulers.queue import printed
 from distlaunch.transports.failure import Kind
+from distlaunch.transports.gathering import natural
 from distlaunch.transports.transport import Command
 
 GPU = re.compile(r".*/(?:gpu|mig-)")

@@ -12,10 +12,12 @@ from distlaunch.agent.poller import keep_memory
 from distlaunch.job.spec import JobSpec
 from distlaunch.launch.addresses import answers
 from distlaunch.launch.start import Start, start_run
+from distlaunch.links import process
+from distlaunch.links.link import Links
 from distlaunch.observers import observers_of
 from distlaunch.observers.observer import Attempts, Observed, Observer, Observers, Printed, Shown
 from distlaunch.observers.recording import LastOutput, Recorder
-from distlaunch.runs.index import note_end
+from distlaunch.observers.run_list import note_end
 from distlaunch.schedulers import load
 from distlaunch.signals import Interrupts
 from distlaunch.supervisor import actions, events
@@ -24,8 +26,6 @@ from distlaunch.supervisor.nodes import End
 from distlaunch.supervisor.state import State
 from distlaunch.supervisor.step import begin, step
 from distlaunch.supervisor.summary import Summary
-from distlaunch.transports import process
-from distlaunch.transports.link import Links
 
 # A scheduler may send SIGTERM to all processes of a job at once, including the one that asks it why. It is
 # blocked until the shell ignores it, which children of a script would, too.
@@ -151,7 +151,7 @@ class Controller:
         allocation = self._spec.allocation
         assert allocation is not None
         if not allocation.answers:
-            from distlaunch.runs.requeues import fate_by_stop
+            from distlaunch.launch.requeues import fate_by_stop
 
             self._feed(fate_by_stop(self._spec))
             return

@@ -16,13 +16,13 @@ from distlaunch.agent.frozen import Frozen
 from distlaunch.errors import DistlaunchError, Exit
 from distlaunch.here import runs_ranks
 from distlaunch.job.spec import JobSpec, NodeSpec
-from distlaunch.plan.gathering import Arrival, Gathering, in_order, ports_for
+from distlaunch.links.inbound import InboundConnection, InboundListener
+from distlaunch.links.join import TURN_S, JoinError, Launcher, Prover, Say, Seat, Wait, pause, renumbered
+from distlaunch.links.opening import NO_RANKS_HERE
 from distlaunch.plan.placement import is_loopback
 from distlaunch.schedulers import allocation_in
 from distlaunch.signals import Interrupts
-from distlaunch.transports.inbound import InboundConnection, InboundListener
-from distlaunch.transports.join import TURN_S, JoinError, Launcher, Prover, Say, Seat, Wait, pause, renumbered
-from distlaunch.transports.opening import NO_RANKS_HERE
+from distlaunch.transports.gathering import Arrival, Gathering, in_order, ports_for
 from distlaunch.transports.transport import Joined, Local
 from distlaunch.wording import counted, listed, rank_list
 

@@ -8,23 +8,24 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from distlaunch.agent.frozen import Frozen
+from distlaunch.agent.procfs import boot_id
 from distlaunch.errors import DistlaunchError, UsageError, reason
-from distlaunch.here import boot_id, make_room_for_links
+from distlaunch.here import make_room_for_links
 from distlaunch.job.allocation import Allocation
 from distlaunch.job.spec import JobSpec
 from distlaunch.launch.addresses import ask_addresses
+from distlaunch.links.link import Link, Links
+from distlaunch.links.opening import open_link, open_links
+from distlaunch.links.process import Child
 from distlaunch.observers.run_directory import RunDirectory, new_run_id
+from distlaunch.observers.run_list import Ticket, note_begin
 from distlaunch.plan.placement import is_loopback
-from distlaunch.runs.index import Ticket, note_begin
 from distlaunch.schedulers import allocation_in
 from distlaunch.supervisor.status import ControllerProcess, RunState, Status
-from distlaunch.transports.link import Link, Links
-from distlaunch.transports.opening import open_link, open_links
-from distlaunch.transports.process import Child
 from distlaunch.transports.transport import Joined
 
 if TYPE_CHECKING:
-    from distlaunch.transports.inbound import InboundListener
+    from distlaunch.links.inbound import InboundListener
 
 MANY_NODES = 20
 """Nodes from which on the usual limit on descriptors may be too low."""
@@ -81,7 +82,7 @@ def start_run(spec: JobSpec, early: Link | None = None, listener: "InboundListen
     if spec.logs.torchrun:
         spec = spec._replace(allocation=_surrounding(bool(listener)))
     if spec.allocation and spec.allocation.queued:
-        from distlaunch.runs.requeues import continued, note_start
+        from distlaunch.launch.requeues import continued, note_start
 
         spec = continued(spec)
     run_id = new_run_id(spec.name)

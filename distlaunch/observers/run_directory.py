@@ -19,7 +19,7 @@ from typing import Any, Literal
 from distlaunch.agent.frozen import Frozen
 from distlaunch.errors import reason
 from distlaunch.observers.outlet import CAPACITY, Backlog
-from distlaunch.supervisor.status import Status, document_of
+from distlaunch.supervisor.status import Status, document_of, status_of
 from distlaunch.wording import json_text
 
 STATUS, EVENTS, SUMMARY = "status.json", "events.jsonl", "summary.json"
@@ -86,6 +86,15 @@ def fd_of(folder: str, name: str) -> int:
         return fd
     os.close(fd)
     raise OSError(errno.EINVAL, "not a regular file of this user")
+
+
+def status_in(folder: str) -> Status | None:
+    """Read the last status of a run; None if it left none that can be read."""
+    try:
+        with open(fd_of(folder, STATUS), "rb") as file:
+            return status_of(json.loads(file.readline()))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 class Piece(Frozen):

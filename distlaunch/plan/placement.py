@@ -9,8 +9,8 @@ from typing import NewType
 
 from distlaunch import contract
 from distlaunch.agent.frozen import Frozen
-from distlaunch.job.allocation import TaskPlace
 from distlaunch.job.spec import Backend, JobSpec, Program
+from distlaunch.transports.gathering import TaskPlace
 from distlaunch.transports.ssh import Ssh
 from distlaunch.transports.transport import Transport
 from distlaunch.wording import counted, listed

@@ -10,11 +10,11 @@ from typing import TypeVar
 from distlaunch import contract
 from distlaunch.agent import messages
 from distlaunch.agent.frozen import Frozen
-from distlaunch.job.allocation import TaskPlace
 from distlaunch.job.spec import Env, JobSpec, Program
 from distlaunch.job.text import VARIABLES, Values, fill, path_in
 from distlaunch.plan.output import destinations
 from distlaunch.plan.placement import DEFAULT_PORT, LaunchPlan, NodePlan, NodeRank
+from distlaunch.transports.gathering import TaskPlace
 
 T = TypeVar("T")
 

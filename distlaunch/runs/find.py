@@ -8,7 +8,7 @@ from typing import Any
 
 from distlaunch.errors import UsageError, reason
 from distlaunch.observers.run_directory import EVENTS, job_part
-from distlaunch.runs.index import listed, ways
+from distlaunch.observers.run_list import listed, ways
 from distlaunch.runs.run_status import Run, living, run_in
 from distlaunch.wording import CUT
 from distlaunch.wording import listed as listed_words

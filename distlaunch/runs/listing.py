@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from distlaunch.observers.console import escape
+from distlaunch.observers.run_list import index_path, listed
 from distlaunch.runs.find import LOGS, check_folder, folders, named, scanned, when
-from distlaunch.runs.index import index_path, listed
 from distlaunch.runs.run_status import Run, run_in
 from distlaunch.runs.submissions import submission, waiting
 from distlaunch.supervisor.status import RunState, document_of
-from distlaunch.wording import cut
+from distlaunch.wording import age_words, cut
 
 HEADINGS = ("RUN", "STATE", "RANKS", "RESTARTS", "AGE", "LAST", "WHERE")
 LEAST_ID, LEAST_WHERE = 20, 10
@@ -117,15 +117,3 @@ def _silent_s(run: Run, now: float) -> float | None:
     if run.status.state is not RunState.RUNNING:
         return None
     return max(0.0, now - max(run.heard or 0.0, run.status.since))
-
-
-def age_words(seconds: float) -> str:
-    """Return a length of time in at most five characters: `41s`, `12m`, `3h07`, `5d`."""
-    whole = int(seconds)
-    if whole < 120:
-        return f"{whole}s"
-    if whole < 7200:
-        return f"{whole // 60}m"
-    if whole < 172800:
-        return f"{whole // 3600}h{whole // 60 % 60:02}"
-    return f"{whole // 86400}d"

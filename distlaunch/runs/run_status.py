@@ -10,7 +10,7 @@ from glob import iglob
 from typing import Any
 
 from distlaunch.agent.frozen import Frozen
-from distlaunch.here import boot_id
+from distlaunch.agent.procfs import boot_id, state
 from distlaunch.observers.run_directory import CONTROLLER_LOG, OUTPUT_INDEX, STATUS, SUMMARY, fd_of
 from distlaunch.supervisor.status import ControllerProcess, RunState, Status, status_of
 
@@ -114,10 +114,7 @@ def _parsed(data: bytes) -> dict[str, Any]:
 
 
 def _is_stopped(controller: ControllerProcess) -> bool:
-    with contextlib.suppress(OSError), open(f"/proc/{controller.pid}/stat", "rb") as file:
-        state = file.read().rpartition(b")")[2].split()[0]
-        return state == b"T" and controller.host == os.uname().nodename
-    return False
+    return state(controller.pid) == "T" and controller.host == os.uname().nodename
 
 
 def _why_lost(folder: str, controller: ControllerProcess) -> str:

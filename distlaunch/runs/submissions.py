@@ -9,10 +9,19 @@ from typing import Any
 
 from distlaunch.agent.frozen import Frozen
 from distlaunch.errors import DistlaunchError, UsageError
+from distlaunch.observers.run_list import (
+    Ticket,
+    append,
+    index_path,
+    lines_of,
+    listed,
+    note_stop,
+    starts_in,
+    starts_path,
+    ticket_of,
+)
 from distlaunch.runs.find import JOB_FILES, LOGS, find
 from distlaunch.runs.following import over, pause
-from distlaunch.runs.index import Ticket, append, index_path, lines_of, listed, ticket_of
-from distlaunch.runs.requeues import note_stop, starts_in, starts_path
 from distlaunch.runs.run_status import Run, run_in
 from distlaunch.schedulers import DEFAULT, TABLE, load, title_of
 from distlaunch.schedulers.queue import CANCELLED, GONE, Queued, output_path

@@ -1,11 +1,8 @@
-"""Transports to nodes, the links to the agents there, and the meaning of their failures.
+"""Transports to nodes, and the meaning of their failures: pure data and command lines. `links/` uses them.
 
-Pure modules, importable from anywhere: `transport` (the base class; this machine, a launcher that joined, any
-command), `ssh`, `slurm`, `container`, `handshake` (the first bytes of a link) and `failure`.
-
-Modules with I/O: `opening` starts transports and makes a `Link` (`link`) of each `process`; `Links` serves
-all of them. For launchers that start by themselves, `join` has the protocol and the side of a launcher that
-joins, and `inbound` the side of the controller. `tests/unit/test_floors.py` keeps the two parts apart.
+`transport` has the base class, this machine, a launcher that joined, and any command; `ssh`, `slurm` and
+`container` the others. `handshake` has the first bytes of a link, `failure` the ways in which one ends, and
+`gathering` what launchers that join say of themselves.
 """
 
 from importlib import import_module

@@ -10,10 +10,9 @@ from rich.text import Text
 
 from distlaunch.agent.frozen import Frozen
 from distlaunch.observers.console import escape
-from distlaunch.runs.listing import age_words
 from distlaunch.supervisor.status import RunState, run_state
 from distlaunch.view.view_model import LogLine, Row, ViewModel, shape
-from distlaunch.wording import counted, spans
+from distlaunch.wording import age_words, counted, spans
 
 Part = TypeVar("Part")
 BARS = "▁▂▃▄▅▆▇█"

@@ -19,9 +19,6 @@ from distlaunch.observers.observer import Observed
 from distlaunch.observers.recording import USE, WATCHED
 from distlaunch.observers.run_directory import fd_of
 from distlaunch.observers.terminal import Terminal
-from distlaunch.runs.following import LOOK_S, attend
-from distlaunch.runs.replay import typed
-from distlaunch.runs.run_status import Run
 from distlaunch.signals import Interrupts
 from distlaunch.supervisor.actions import ShowMessage
 from distlaunch.supervisor.nodes import Use
@@ -29,28 +26,26 @@ from distlaunch.supervisor.summary import Summary
 from distlaunch.view.rendering import Wish, after, lines, row_at
 from distlaunch.view.view_model import ViewModel
 
+LOOK_S = 0.1
+"""Seconds between two looks at the keys."""
 TOUCH_S = 2.0
 """Seconds between two signs of a viewer to the controller."""
 DRAW_S = 1.0
 """Seconds between two redraws without a key."""
 
 
-def watch(run: Run, interrupts: Interrupts) -> Run:
-    """Show the run until it is over or the user quits; return it as it is then. Raises `HistoryError`."""
-    with contextlib.closing(Screen(Terminal(interrupts), interrupts, run)) as screen:
-        return attend(run, screen, interrupts, everything=True)
-
-
 class Screen(ViewModel):
-    """The terminal's alternate screen, for a run of this process, or for `run` of another process.
+    """The terminal's alternate screen, for a run of this process, or one of another, in `folder`.
 
     `q` stops a run of this process, but only quits the screen of any other. `close` returns to the main
     screen, where the `terminal` shows how the run ended.
     """
 
-    def __init__(self, terminal: Terminal, interrupts: Interrupts, run: Run | None = None) -> None:
-        super().__init__(run.status.began if run else time.time())
-        self._terminal, self._interrupts, self._run = terminal, interrupts, run
+    def __init__(
+        self, terminal: Terminal, interrupts: Interrupts, folder: str = "", began: float | None = None
+    ) -> None:
+        super().__init__(time.time() if began is None else began)
+        self._terminal, self._interrupts, self._folder = terminal, interrupts, folder
         self._messages: list[tuple[ShowMessage, float]] = []
         self._wish, self._drawn_at, self._touched_at, self._size = Wish(), 0.0, 0.0, Size(0, 0)
         with contextlib.ExitStack() as stack:
@@ -75,14 +70,14 @@ class Screen(ViewModel):
         """Handle keys, and redraw if anything may have changed."""
         now = time.monotonic()
         self.wake_at = now + LOOK_S
-        if self._run and now - self._touched_at > TOUCH_S:
+        if self._folder and now - self._touched_at > TOUCH_S:
             self._touched_at = now
-            self.used(_watched_uses(self._run.folder), 0.0)
+            self.used(_watched_uses(self._folder), 0.0)
         wish = self._wish
         for key in _pressed(self._keys):
             wanted = after(self._wish, key, row_at(self, self._wish, self._size))
             if wanted is None:
-                self._interrupts.send(0 if self._run else signal.SIGINT)
+                self._interrupts.send(0 if self._folder else signal.SIGINT)
             self._wish = wanted or self._wish
         late = now - self._drawn_at >= DRAW_S
         if late or wish != self._wish or self._live.console.size != self._size:
@@ -97,13 +92,13 @@ class Screen(ViewModel):
         """Close the screen and show how the run ended; for a run of this process, its messages, too."""
         self.wake_at = None
         self.close()
-        for message, at in () if self._run else self._messages:
+        for message, at in () if self._folder else self._messages:
             self._terminal.message(message, at)
         self._terminal.ended(summary)
 
     def _draw(self) -> None:
         self._drawn_at, self._size = time.monotonic(), self._live.console.size
-        shown = lines(self, self._wish, self._size, "quit" if self._run else "stop the run")
+        shown = lines(self, self._wish, self._size, "quit" if self._folder else "stop the run")
         self._live.update(Group(*shown), refresh=True)
 
 
@@ -115,8 +110,9 @@ def _watched_uses(folder: str) -> Mapping[int, Use]:
         os.utime(path)
     try:
         with open(fd_of(folder, USE), "rb") as file:
-            rows = typed(tuple[tuple[int, float, int, int | None, int | None], ...], json.load(file)["ranks"])
-            return {rank: Use(*use) for rank, *use in rows}
+            rows = json.load(file)["ranks"]
+            known = all(isinstance(value, int | float | None) for row in rows for value in row)
+            return {rank: Use(*use) for rank, *use in rows} if known else {}
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return {}
 

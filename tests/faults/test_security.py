@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from distlaunch.cli.job_file import load_job
 from distlaunch.errors import JobError, UsageError
-from distlaunch.job.file import load_job
 from distlaunch.job.keys import reference
 from distlaunch.schedulers import job_keys
 from distlaunch.transports.handshake import SCRIPT

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from distlaunch.job.file import job_of
+from distlaunch.cli.job_file import job_of
 from distlaunch.runs.submissions import Submission, note, note_end
 from distlaunch.schedulers import load
 from distlaunch.schedulers.base import Call

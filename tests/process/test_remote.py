@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from distlaunch.cli.job_file import load_job
 from distlaunch.cli.remote import Request, run_on, run_there
 from distlaunch.errors import DistlaunchError
-from distlaunch.job.file import load_job
 from distlaunch.transports.ssh import Ssh
 from tests.harness import Going, distlaunch, distlaunch_argv, program, write_job
 from tests.process.commands import ONE

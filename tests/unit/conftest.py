@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from distlaunch.cli.job_file import load_job
 from distlaunch.errors import JobError
-from distlaunch.job.file import load_job
 from distlaunch.job.spec import JobSpec
 from tests.unit.samples import Load, Problems
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from distlaunch.cli.job_file import job_of
 from distlaunch.errors import DistlaunchError, JobError
-from distlaunch.job.file import job_of
 from distlaunch.job.spec import JobSpec
 from distlaunch.schedulers import TABLE, flux, grid_engine, load, lsf, pbs, slurm, target_of
 from distlaunch.schedulers.base import Call, check_submitted

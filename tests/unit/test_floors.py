@@ -13,25 +13,23 @@ from pathlib import Path
 
 import pytest
 
+from distlaunch.links.opening import bundle_for
 from distlaunch.schedulers import TABLE, load
 from distlaunch.transports.handshake import PACKAGES
-from distlaunch.transports.opening import bundle_for
 
 ROOT = Path(__file__).parents[2] / "distlaunch"
 
 PARTS = {
     0: "__init__ agent",
     1: "compat contract diagnosis errors job kubernetes plan schedulers supervisor transports wording",
-    2: "files here links observers signals",
+    2: "here links observers signals",
     3: "launch runs",
     4: "__main__ cli torchrun view",
 }
 FLOORS = {part: floor for floor, parts in PARTS.items() for part in parts.split()}
 """The floor of each package and module directly below distlaunch."""
-LINKS = {"inbound", "join", "link", "opening", "process"}
-"""The modules of transports that start processes and carry bytes: the others are pure."""
-FILES = {"file", "yaml_document"}
-"""The modules of job that read files, and the environment."""
+FILES = {"distlaunch.job.yaml_document"}
+"""The module of job that imports a parser."""
 
 
 def name_of(path: Path) -> str:
@@ -41,13 +39,12 @@ def name_of(path: Path) -> str:
 
 def part_of(module: str) -> str:
     """`distlaunch.job.spec` → `job`; `distlaunch` itself is its `__init__`."""
-    part, inner = [*module.split("."), "__init__", ""][1:3]
-    return {("transports", True): "links", ("job", True): "files"}.get((part, inner in LINKS | FILES), part)
+    return [*module.split("."), "__init__"][1]
 
 
 TREES = {name_of(path): ast.parse(path.read_text(), str(path)) for path in sorted(ROOT.rglob("*.py"))}
 SCHEDULERS = [name for name in TREES if part_of(name) == "schedulers"]
-PURE = [name for name in TREES if FLOORS.get(part_of(name)) == 1 and name not in SCHEDULERS]
+PURE = [name for name in TREES if FLOORS.get(part_of(name)) == 1 and name not in {*SCHEDULERS, *FILES}]
 SHIPPED = [name for name in TREES if part_of(name) == "agent"]
 
 
@@ -70,7 +67,6 @@ def own_imports(name: str) -> list[str]:
 
 def test_every_module_has_a_floor() -> None:
     assert {part_of(name) for name in TREES} <= set(FLOORS)
-    assert {f"distlaunch.transports.{name}" for name in LINKS} <= set(TREES)
 
 
 @pytest.mark.parametrize("name", TREES)
@@ -197,13 +193,20 @@ def test_no_unit_test_can_start_a_process(start: Callable[[], object]) -> None:
 # Shape
 
 
+LEVELS = 9
+"""The packages, and modules beside them, that a reader may have to pass from the top down."""
+
+
 def test_neither_modules_nor_packages_import_each_other() -> None:
     edges = {name: set(own_imports(name)) - {name} for name in TREES}
     TopologicalSorter(edges).prepare()  # raises CycleError, which names one
     parts: dict[str, set[str]] = {part_of(name): set() for name in TREES}
     for name, modules in edges.items():
         parts[part_of(name)] |= set(map(part_of, modules)) - {part_of(name)}
-    TopologicalSorter(parts).prepare()
+    levels: dict[str, int] = {}
+    for part in TopologicalSorter(parts).static_order():
+        levels[part] = 1 + max((levels[below] for below in parts[part]), default=0)
+    assert max(levels.values()) <= LEVELS, levels
 
 
 def test_the_supervisors_modules_hardly_know_each_other() -> None:

@@ -12,10 +12,17 @@ from distlaunch.agent import messages
 from distlaunch.compat.torchrun_job import flag_messages, gathering_messages, gathering_of
 from distlaunch.contract import SENT
 from distlaunch.errors import UsageError
-from distlaunch.job.allocation import TaskPlace
-from distlaunch.plan.gathering import LOWEST_PORT, PORT_SPAN, Arrival, Gathering, in_order, ports_for
-from distlaunch.transports.inbound import ranks_alone
-from distlaunch.transports.join import SECRET, JoinError, Prover, arrival_of, line_of, message_of
+from distlaunch.links.inbound import ranks_alone
+from distlaunch.links.join import SECRET, JoinError, Prover, arrival_of, line_of, message_of
+from distlaunch.transports.gathering import (
+    LOWEST_PORT,
+    PORT_SPAN,
+    Arrival,
+    Gathering,
+    TaskPlace,
+    in_order,
+    ports_for,
+)
 from tests.unit.samples import anything, bounded
 from tests.unit.test_messages import START, WORKER
 from tests.unit.test_torchrun_flags import parsed

@@ -5,7 +5,7 @@ import pytest
 from distlaunch.errors import DistlaunchError
 from distlaunch.here import cpu_count, runs_ranks
 from distlaunch.launch import port_check
-from distlaunch.transports import opening
+from distlaunch.links import opening
 from tests.unit.samples import spec_of
 
 

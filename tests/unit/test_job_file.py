@@ -6,8 +6,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from distlaunch.cli.job_file import job_of, load_job
 from distlaunch.errors import DistlaunchError, JobError, UsageError
-from distlaunch.job.file import job_of, load_job
 from distlaunch.schedulers import job_keys
 from distlaunch.transports.ssh import Ssh
 from tests.unit.samples import Load, Problems, bounded

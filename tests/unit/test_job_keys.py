@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from distlaunch.job.file import load_job
+from distlaunch.cli.job_file import load_job
 from distlaunch.job.keys import JOB, reference
 from distlaunch.job.spec import Binding, EnvValue, Limits
 from distlaunch.job.types import duration_text

@@ -17,9 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kubeflow_trainer_api.models import JobsetV1alpha2JobSet, TrainerV1alpha1TrainJob
 
+from distlaunch.cli.job_file import job_of
 from distlaunch.cli.own_archive import torchrun_modules, torchrun_payload
 from distlaunch.errors import JobError
-from distlaunch.job.file import job_of
 from distlaunch.job.spec import JobSpec
 from distlaunch.job.yaml_document import yaml_text
 from distlaunch.kubernetes.checks import check_exported, left_out, with_gpus

@@ -22,7 +22,7 @@ AHEAD_S = 1000.0
 OWNER = {"uid": 1000, "pid": 7, "command": "redis-server"}
 RECORD = {"message": "ValueError: bad", "callstack": "File t.py\n  f()"}
 
-HELLO = messages.Hello(NODE, PROTOCOL, "/venv/bin/python", (3, 11), 8, "gpu-3", 99, 5.0, 2, "/logs/run")
+HELLO = messages.Hello(NODE, PROTOCOL, "/venv/bin/python", 8, "gpu-3", 5.0, 2, "/logs/run")
 EVENTS: list[Any] = [
     messages.AgentLeaving(NODE, 15, True),
     messages.WarningReceived(NODE, 10),

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from distlaunch.cli.app import run
+from distlaunch.cli.job_file import Typed, load_job
 from distlaunch.cli.run import FLAGS, SET, RunOptions, plain_options
 from distlaunch.errors import DistlaunchError
-from distlaunch.job.file import Typed, load_job
 from distlaunch.job.spec import Invocation
 from distlaunch.transports.ssh import Ssh
 

@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 
 from distlaunch.agent.messages import Interrupted, WarningReceived
+from distlaunch.cli.job_file import load_job
 from distlaunch.errors import JobError, UsageError
 from distlaunch.job.allocation import AllocatedNode, Allocation
-from distlaunch.job.file import load_job
 from distlaunch.job.spec import JobSpec
+from distlaunch.links.opening import STEP_NODES, _groups
 from distlaunch.schedulers import load, scheduler_in, step_nodes, task_in, task_number
 from distlaunch.schedulers.base import Scheduler
 from distlaunch.schedulers.grid_engine import Qrsh
@@ -25,7 +26,6 @@ from distlaunch.schedulers.task import Task, check_devices
 from distlaunch.supervisor.actions import WarnWorkers
 from distlaunch.supervisor.state import Phase
 from distlaunch.transports.failure import Kind, ProcessEnd
-from distlaunch.transports.opening import STEP_NODES, _groups
 from distlaunch.transports.ssh import Ssh
 from distlaunch.transports.transport import Command, Local
 from tests.unit.tasks import task_environment

@@ -49,9 +49,7 @@ class Step:
             self._labels[index] = label
             self._line(label, wire.READY_MARKER.rstrip(b"\n"))
             self._line(label, wire.HELLO_PREFIX + nonce.encode())
-            hello = messages.Hello(
-                index, wire.PROTOCOL, "/usr/bin/python3", (3, 11, 0), 0, f"n{index}", 1, 1.0, None, None
-            )
+            hello = messages.Hello(index, wire.PROTOCOL, "/usr/bin/python3", 0, f"n{index}", 1.0, None, None)
             self._tell(index, hello)
         self._out.flush()
         return rest

@@ -11,9 +11,9 @@ from typing import Any
 from distlaunch.agent import wire
 from distlaunch.agent.messages import as_object
 from distlaunch.agent.poller import written
+from distlaunch.links.process import Child
 from distlaunch.transports.failure import LinkFailure
 from distlaunch.transports.handshake import NodeGone, Streams
-from distlaunch.transports.process import Child
 from distlaunch.transports.transport import Transport
 
 READ = 1 << 18

@@ -12,7 +12,6 @@ from typing import Any
 
 from distlaunch.agent.frozen import Frozen
 from distlaunch.errors import UsageError
-from distlaunch.schedulers import DEFAULT
 
 
 class Ticket(Frozen):
@@ -76,8 +75,8 @@ def listed() -> dict[str, Listed]:
 
 
 def ticket_of(line: Mapping[str, Any]) -> Ticket | None:
-    """Return the job of a line. Lines without a scheduler belong to the default one."""
-    queued, scheduler = line.get("queued"), line.get("scheduler", DEFAULT)
+    """Return the job of a line. Lines without a scheduler belong to Slurm."""
+    queued, scheduler = line.get("queued"), line.get("scheduler", "slurm")
     return Ticket(scheduler, queued) if isinstance(queued, str) and isinstance(scheduler, str) else None
 
 
@@ -135,3 +134,31 @@ def _locked(path: str) -> Iterator[int]:
         yield fd
     finally:
         os.close(fd)
+
+
+# The starts of a queued job
+
+
+class Begun(Frozen):
+    """A start of a queued job: its run, its job, and the number of earlier starts by the scheduler."""
+
+    run: str
+    job: str
+    starts: int
+
+
+def starts_path(folder: str, queued: str, scheduler: str) -> str:
+    """Return the path of the list of starts of a queued job, beside its run directories in `folder`."""
+    return os.path.join(folder, f"{scheduler}-{queued}.jsonl")
+
+
+def starts_in(path: str) -> list[Begun]:
+    """Read the recorded starts from such a list, the oldest first."""
+    kinds = Begun.__annotations__
+    lines: list[list[Any]] = [[line.get(name) for name in kinds] for line in lines_of(path)]
+    return [Begun(*line) for line in lines if all(map(isinstance, line, kinds.values()))]
+
+
+def note_stop(folder: str, queued: str, scheduler: str) -> None:
+    """Note, for its run, that a queued job is cancelled: not every scheduler tells a job why it ends."""
+    append(starts_path(folder, queued, scheduler), {"stop": True})

@@ -1,38 +1,16 @@
-"""Starts and ends by a scheduler: the earlier runs of a job that is started again, requeueing, `stop`."""
+"""Starts and ends by a scheduler: the earlier runs of a job that is started again, and requeueing."""
 
 import os
 from collections.abc import Callable
-from typing import Any
 
-from distlaunch.agent.frozen import Frozen
 from distlaunch.errors import DistlaunchError
 from distlaunch.job.spec import Earlier, JobSpec
-from distlaunch.runs.index import append, lines_of
-from distlaunch.runs.run_status import run_in
+from distlaunch.observers.run_directory import status_in
+from distlaunch.observers.run_list import Begun, append, lines_of, starts_in, starts_path
 from distlaunch.schedulers import load
 from distlaunch.supervisor.allocation_end import is_to_go_on
 from distlaunch.supervisor.events import AllocationReported
 from distlaunch.supervisor.state import State
-
-
-class Begun(Frozen):
-    """A start of a queued job: its run, its job, and the number of earlier starts by the scheduler."""
-
-    run: str
-    job: str
-    starts: int
-
-
-def starts_path(folder: str, queued: str, scheduler: str) -> str:
-    """Return the path of the list of starts of a queued job, beside its run directories in `folder`."""
-    return os.path.join(folder, f"{scheduler}-{queued}.jsonl")
-
-
-def starts_in(path: str) -> list[Begun]:
-    """Read the recorded starts from such a list, the oldest first."""
-    kinds = Begun.__annotations__
-    lines: list[list[Any]] = [[line.get(name) for name in kinds] for line in lines_of(path)]
-    return [Begun(*line) for line in lines if all(map(isinstance, line, kinds.values()))]
 
 
 def continued(spec: JobSpec) -> JobSpec:
@@ -44,8 +22,8 @@ def continued(spec: JobSpec) -> JobSpec:
     before = [each for each in starts if each.starts < allocation.starts]
     if not before:
         return spec
-    last = run_in(os.path.join(spec.logs.folder, before[-1].run))
-    restarts = last.status.restarts + 1 if last else len(before)
+    last = status_in(os.path.join(spec.logs.folder, before[-1].run))
+    restarts = last.restarts + 1 if last else len(before)
     return spec._replace(invocation=spec.invocation._replace(earlier=Earlier(before[0].run, restarts)))
 
 
@@ -53,11 +31,6 @@ def note_start(spec: JobSpec, run_id: str) -> None:
     """List this start for the next one."""
     assert spec.allocation is not None
     append(_path_of(spec), Begun(run_id, spec.name, spec.allocation.starts)._asdict())
-
-
-def note_stop(folder: str, queued: str, scheduler: str) -> None:
-    """Note, for its run, that a queued job is cancelled: not every scheduler tells a job why it ends."""
-    append(starts_path(folder, queued, scheduler), {"stop": True})
 
 
 def fate_by_stop(spec: JobSpec) -> AllocationReported:

@@ -27,10 +27,9 @@ from typing import Any
 
 from distlaunch.agent.frozen import Frozen
 from distlaunch.errors import DistlaunchError, Exit
-from distlaunch.job.allocation import TaskPlace
-from distlaunch.plan.gathering import Arrival, Gathering, ports_for
+from distlaunch.links.process import watch_for_silence
 from distlaunch.signals import Interrupts
-from distlaunch.transports.process import watch_for_silence
+from distlaunch.transports.gathering import Arrival, Gathering, TaskPlace, ports_for
 from distlaunch.wording import NO_SUSPENDING_TORCHRUN
 
 MAGIC = b"distlaunch join 1\n"
@@ -319,7 +318,7 @@ class Launcher:
         return seat
 
     def _request(self, connection: socket.socket, host: str, strict: bool) -> Seat | None:
-        """Return the seat; None = the controller has exited. See `distlaunch.transports.join`.
+        """Return the seat; None = the controller has exited. See `distlaunch.links.join`.
 
         `strict`: the controller of another job is an error. Raises OSError, ValueError, TypeError or KeyError
         if the other side is not a controller.

@@ -7,10 +7,21 @@ from typing import Any
 
 from distlaunch import __version__
 from distlaunch.agent.frozen import Frozen
-from distlaunch.job.allocation import TaskPlace
 
 PORTS, LOWEST_PORT, PORT_SPAN = 8, 10_000, 20_000
 """Number and range of ports, below the ephemeral ports of the system."""
+
+
+class TaskPlace(Frozen):
+    """The position of a scheduler task on its host and among the hosts; None = unknown.
+
+    Each such task is a node of the job, with one rank.
+    """
+
+    local_rank: int
+    local_size: int
+    node_rank: int | None
+    node_count: int | None
 
 
 class Arrival(Frozen):

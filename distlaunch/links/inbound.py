@@ -18,11 +18,11 @@ from distlaunch.agent import messages, wire
 from distlaunch.agent.network import acceptor
 from distlaunch.contract import SENT
 from distlaunch.errors import Exit
-from distlaunch.plan.gathering import Arrival, Gathering
-from distlaunch.transports import join
+from distlaunch.links import join
+from distlaunch.links.link import Link
+from distlaunch.links.process import Peer, watch_for_silence
+from distlaunch.transports.gathering import Arrival, Gathering
 from distlaunch.transports.handshake import Handshake, NodeGone, Streams
-from distlaunch.transports.link import Link
-from distlaunch.transports.process import Peer, watch_for_silence
 from distlaunch.transports.transport import Joined
 
 HELLO_S = 5.0

@@ -16,6 +16,7 @@ from distlaunch.job.document import (
     Scalar,
     Value,
     at,
+    job_text,
     override,
     setting,
     value_of,
@@ -110,16 +111,13 @@ def _on_hosts(document: Entries, hosts: str) -> Entries:
 
 
 def _save(document: Value, path: str, folder: str) -> None:
-    """Write a job file to the directory that its relative paths refer to. Raises `UsageError`."""
-    from distlaunch.compat.draft import Draft  # few runs save their job
-
-    draft = Draft(path)
-    draft.keys = Tree().check(document, "", [])
+    """Write a job file in the directory where its relative paths begin. Raises `UsageError`."""
+    keys = Tree().check(document, "", [])
     if os.path.dirname(os.path.realpath(path)) != folder:
         raise UsageError(f"--save {path}: save the job in {folder}, where its relative paths begin")
     try:
         with open(path, "x", encoding="utf-8") as file:
-            file.write(draft.text())
+            file.write(job_text(keys, (), job_keys(keys).fields))
     except OSError as error:
         raise UsageError(f"--save {path}: {reason(error)}") from None
 
