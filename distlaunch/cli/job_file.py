@@ -279,12 +279,19 @@ def _as_text(argument: str) -> str:
         raise UsageError(f"--set {argument}: not UTF-8 text") from None
 
 
-def _with_args(document: Value, extra_args: Sequence[str]) -> Value:
-    place, given = Place("--"), at(document, "args")
-    if not isinstance(document, Entries) or not isinstance(given, Items | None):
-        return document  # a mistake, which the check reports
-    more = (Scalar(argument, place) for argument in extra_args)
-    return document.with_key("args", Items((*(given.items if given else ()), *more), place))
+def _with_args(value: Value, extra_args: Sequence[str], of_node: bool = False) -> Value:
+    """Add arguments to those of the job, and to those of each node that has its own."""
+    if not isinstance(value, Entries):
+        return value  # a mistake, which the check reports, or a mere host
+    for key in ("nodes", "spares"):
+        if isinstance(nodes := value.get(key), Items):
+            items = tuple(_with_args(node, extra_args, of_node=True) for node in nodes.items)
+            value = value.with_key(key, Items(items, nodes.place))
+    place, given = Place("--"), value.get("args")
+    if isinstance(given, Items) or not (given or of_node):
+        more = (Scalar(argument, place) for argument in extra_args)
+        value = value.with_key("args", Items((*(given.items if given else ()), *more), place))
+    return value
 
 
 def _hostfile(document: Value, around: Surroundings) -> tuple[HostEntry, ...] | None:

@@ -5,6 +5,7 @@ import os
 import shutil
 import time
 from collections.abc import Iterator, Sequence
+from shlex import join
 from typing import Annotated, Any
 
 import typer
@@ -47,12 +48,16 @@ def _old_runs(before: float, places: Sequence[str]) -> Iterator[Run]:
     """Yield the user's runs that ended before that time, in those places if any. Raises `UsageError`."""
     for place in places:
         check_folder(place)
+    damaged = []
     for folder in (dict(scanned(places)) if places else folders()).values():
-        run = run_in(folder)
-        if run is None or not _is_over(run) or os.stat(folder).st_uid != os.getuid():
+        if not os.path.isdir(folder) or os.stat(folder).st_uid != os.getuid():
             continue
-        if max(run.status.since, heard(folder) or 0.0) < before:
+        if (run := run_in(folder)) is None:
+            damaged.append(folder)
+        elif _is_over(run) and max(run.status.since, heard(folder) or 0.0) < before:
             yield run
+    if damaged:
+        say(f"kept damaged runs, whose end is unknown; to delete them: rm -r {join(damaged)}")
 
 
 def _is_over(run: Run) -> bool:

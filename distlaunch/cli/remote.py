@@ -234,9 +234,7 @@ def _output_of(
 ) -> tuple[int, str]:
     """Run a command for the job there; return its exit status and its output."""
     if not spec.invocation.file:
-        raise UsageError(
-            "--on can't take the job from a pipe or the command line; save it to a file (--save)"
-        )
+        raise UsageError("--on needs the job in a file; --save writes one")
     named = [f"name={json.dumps(spec.name)}", *overrides]
     words = [*command, *(word for one in named for word in ("--set", one)), *(["--", *args] if args else [])]
     envs = [spec.program.env, *(node.env for node in spec.pool)]  # inherited values are others there

@@ -76,20 +76,24 @@ def plain_options(words: Sequence[str]) -> RunOptions | None:
 
 def run_with(options: RunOptions, early: Link | None) -> int:
     """Run the job; return its exit status. `early` is an agent opened ahead. Raises `DistlaunchError`."""
-    from distlaunch.cli.job_file import load_job  # imports YAML, which torchrun doesn't need
-
     _check(options)
-    settings = [*options.overrides, *(["logs.fold=true"] if options.fold else [])]
     try:
-        spec = load_job(options.job, settings, options.args, options.typed)
+        return _run(options, early)
     except DistlaunchError as error:
         if options.as_json:
             from distlaunch.supervisor.summary import unstarted
 
             print_json(unstarted(str(error), error.exit_status))
         raise
-    if options.view and spec.stdin != "none":
-        raise UsageError("--view reads the keyboard: it can't be combined with stdin: rank 0")
+
+
+def _run(options: RunOptions, early: Link | None) -> int:
+    from distlaunch.cli.job_file import load_job  # imports YAML, which torchrun doesn't need
+
+    settings = [*options.overrides, *(["logs.fold=true"] if options.fold else [])]
+    spec = load_job(options.job, settings, options.args, options.typed)
+    if spec.stdin != "none" and (options.view or options.on or (options.detach and os.isatty(0))):
+        raise UsageError("stdin: rank 0 can't be combined with --view, --on, or --detach on a terminal")
     if options.on is not None:
         from distlaunch.cli.remote import run_on
 
@@ -108,14 +112,12 @@ def _check(options: RunOptions) -> None:
     leaves = options.detach or options.on is not None
     if options.view and leaves:
         raise UsageError("--view can't be combined with --detach or --on; use `distlaunch view` once it runs")
-    if options.view and options.as_json:
-        raise UsageError("--view can't be combined with --json")
+    if options.view and (options.as_json or options.quiet):
+        raise UsageError("--view can't be combined with --json or --quiet")
     if options.view and not sys.stdout.isatty():
         raise UsageError("--view needs a terminal as stdout")
     if leaves and options.as_json:
-        raise UsageError(
-            "--json can't be combined with --detach or --on; `distlaunch wait --json RUN` prints the outcome"
-        )
+        raise UsageError("--json can't be combined with --detach or --on; use `distlaunch wait --json RUN`")
 
 
 def run_shown(

@@ -86,8 +86,7 @@ def _add_nodes(draft: Draft, given: Mapping[str, str]) -> None:
     if "hosts" in given:
         entries = parse_hostfile(given["hosts"].replace(",", "\n"), "the hosts")
         shares = _shares(ranks, [procs or entry.slots for entry in entries])
-        pairs = zip(entries, shares, strict=True)
-        draft.set_hostfile([entry._replace(slots=share) for entry, share in pairs if share])
+        draft.set_hostfile([each._replace(slots=n) for each, n in zip(entries, shares, strict=True) if n])
     elif ranks > procs > 0 and "hostfile" not in given:
         if ranks % procs:
             raise UsageError(f"-n {ranks}: not a multiple of {procs} ranks per node; write the hosts (-H)")

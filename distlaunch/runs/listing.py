@@ -6,9 +6,10 @@ from collections import ChainMap
 from collections.abc import Sequence
 from typing import Any
 
+from distlaunch.errors import UsageError
 from distlaunch.observers.console import escape
 from distlaunch.observers.run_list import index_path, listed
-from distlaunch.runs.find import LOGS, check_folder, folders, named, scanned, when
+from distlaunch.runs.find import JOB_FILES, LOGS, check_folder, folders, named, scanned, when
 from distlaunch.runs.run_status import Run, run_in
 from distlaunch.runs.submissions import submission, waiting
 from distlaunch.supervisor.status import RunState, document_of
@@ -57,6 +58,8 @@ def _named_by(place: str) -> dict[str, str]:
     """Return the runs that `place` names if it is no directory."""
     found = named(place) if place and not os.path.isdir(place) else {}
     if not found and not submission(place):
+        if place.endswith(JOB_FILES) and not os.path.isdir(place):
+            raise UsageError(f"no run of {place} is known")
         check_folder(place)
     return found
 

@@ -61,9 +61,7 @@ def test_reports_a_host_without_python(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_refuses_to_send_a_job_from_a_pipe() -> None:
     done = distlaunch("run", "--on", "gpu-a", "-", input="command: ['true']\n", status=2)
-    assert (
-        "--on can't take the job from a pipe or the command line; save it to a file (--save)" in done.stderr
-    )
+    assert "--on needs the job in a file; --save writes one" in done.stderr
 
 
 def test_ranks_run_with_this_python_and_not_with_that_of_the_controllers_host(

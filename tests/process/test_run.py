@@ -51,9 +51,10 @@ def test_runs_a_script_without_a_job_file_and_only_rank_0_reads_stdin_if_the_job
     assert told == [f"0 ['-n', 'x'] {rank_0!r}", "1 ['-n', 'x'] ''"], done.stderr
 
 
-def test_refuses_a_full_screen_view_if_a_rank_reads_stdin(tmp_path: Path) -> None:
-    status, shown = on_a_terminal("run", "--view", str(write_job(tmp_path, "", f"{ONE}stdin: rank 0")))
-    assert (status, b"--view reads the keyboard" in shown) == (2, True), shown
+@pytest.mark.parametrize("option", ["--view", "-d"])
+def test_refuses_a_view_and_a_detached_run_if_a_rank_reads_the_terminal(tmp_path: Path, option: str) -> None:
+    status, shown = on_a_terminal("run", option, str(write_job(tmp_path, "", f"{ONE}stdin: rank 0")))
+    assert (status, b"stdin: rank 0 can't be combined with --view, --on" in shown) == (2, True), shown
 
 
 @pytest.mark.parametrize(
@@ -103,7 +104,8 @@ NOSUCH = "nosuch.invalid: "
         (["view"], "view needs a terminal as stdout"),
         (["run", "--view", "job.yaml"], "--view needs a terminal as stdout"),
         (["run", "--view", "--detach", "job.yaml"], "--view can't be combined with --detach or --on"),
-        (["run", "--view", "--json", "job.yaml"], "--view can't be combined with --json"),
+        (["run", "--view", "--json", "job.yaml"], "--view can't be combined with --json or --quiet"),
+        (["run", "--view", "-q", "job.yaml"], "--view can't be combined with --json or --quiet"),
         (["run", "--json", "-d", "job.yaml"], "--json can't be combined with --detach or --on"),
         (["run", "--json", "--on", "host", "job.yaml"], "--json can't be combined with --detach or --on"),
     ],
@@ -385,13 +387,18 @@ def test_the_plan_of_a_thousand_nodes_is_whole_in_each_form(tmp_path: Path) -> N
     assert document["world_size"] == 8000
 
 
-def test_a_wrong_job_file_has_a_json_result_with_the_usual_keys(tmp_path: Path) -> None:
-    good, bad = run_one(tmp_path, "pass", "", "--json"), run_one(tmp_path, "pass", "bogus: 1\n", "--json")
-    document = json.loads(bad.stdout)
-    assert document.keys() == json.loads(good.stdout).keys()
-    assert (bad.returncode, document["exit_status"]) == (2, 2)
-    assert "bogus: unknown key" in document["cause"]["text"]
-    assert "bogus: unknown key" in bad.stderr
+def test_a_run_that_cannot_begin_has_a_json_result_with_the_usual_keys(tmp_path: Path) -> None:
+    good = run_one(tmp_path, "pass", "", "--json")
+    for keys, status, words in (
+        ("bogus: 1\n", 2, "bogus: unknown key"),
+        ("logs: {dir: /proc/none}\n", 1, "can't create the run directory in /proc/none"),
+    ):
+        bad = run_one(tmp_path, "pass", keys, "--json")
+        document = json.loads(bad.stdout)
+        assert document.keys() == json.loads(good.stdout).keys()
+        assert (bad.returncode, document["exit_status"]) == (status, status)
+        assert words in document["cause"]["text"]
+        assert words in bad.stderr
 
 
 def test_tables_do_not_fold_on_a_narrow_terminal(tmp_path: Path) -> None:

@@ -555,6 +555,8 @@ def test_ps_looks_in_the_given_place(tmp_path: Path, gate: Path) -> None:
     done = ran(tmp_path, "ps", "worker.py")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "distlaunch: worker.py: Not a directory\n"
+    (tmp_path / "other.yaml").touch()
+    assert ran(tmp_path, "ps", "other.yaml").stderr == "distlaunch: no run of other.yaml is known\n"
     (tmp_path / "empty").mkdir()
     assert "no active runs" in ran(tmp_path, "ps", "empty").stderr
 
@@ -644,6 +646,13 @@ def test_prune_deletes_old_runs_that_are_over_here_or_in_the_named_directory(
     assert old["run"] in [each["run"] for each in json.loads(done.stdout)]
     assert not Path(old["folder"]).exists()
     assert [run["run"] for run in listed(tmp_path, "-a")] == [going]
+    damaged = tmp_path / "runs" / "d-20260101-120000-0a1b2c3d"
+    damaged.mkdir()
+    (damaged / "events.jsonl").touch()
+    kept = ran(tmp_path, "prune", "--older", "0s").stderr
+    assert kept.startswith(
+        f"distlaunch: kept damaged runs, whose end is unknown; to delete them: rm -r {damaged}\n"
+    )
     week = ran(tmp_path, "prune", "--older", "1w")
     assert (week.returncode, "(units: ms, s, m, h, d), got '1w'" in week.stderr) == (2, True)
     bare = ran(tmp_path, "prune")

@@ -209,6 +209,13 @@ def test_extra_arguments_are_appended_as_they_are(
     assert load(f"script: x\n{args}", extra=extra).program.args == expected
 
 
+def test_extra_arguments_reach_nodes_with_their_own(load: Load) -> None:
+    nodes = "nodes: [{host: a, args: []}, {host: b, args: [x]}, c]\nspares: [{host: d, args: [y]}]"
+    spec = load(f"script: x\n{nodes}", extra=("--lr",))
+    each = [spec.program_of(node).args for node in spec.pool]
+    assert each == [("--lr",), ("x", "--lr"), ("--lr",), ("y", "--lr")]
+
+
 def test_extra_arguments_do_not_hide_a_mistake_in_args(problems: Problems) -> None:
     (problem,) = problems("script: x\nargs: --epochs 10", extra=("--lr", "1"))
     assert problem.startswith("job.yaml:2:7: args: expected a list")
