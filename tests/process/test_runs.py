@@ -247,16 +247,6 @@ def test_stop_says_that_the_run_ended_meanwhile(
     assert f"{run} had already ended: FAILED, exit status 7: rank 1" in capfd.readouterr().err
 
 
-def test_ctrl_c_while_attached_leaves_the_run_alone(tmp_path: Path, gate: Path) -> None:
-    run = left(tmp_path)
-    with watching(tmp_path, "attach") as attached:
-        wait_until_attached(attached)
-        attached.process.send_signal(signal.SIGINT)
-        assert attached.wait() == 130
-    assert f"detached from {run}, which is still running; `distlaunch stop {run}` stops" in attached.stderr
-    assert [there["state"] for there in listed(tmp_path)] == ["RUNNING"]
-
-
 # Told again
 
 RESTARTS = f"{TWO}restarts: {{max: 1, backoff: 0s}}\n"
