@@ -49,18 +49,11 @@ WAITS = """
     import os, signal
     os.write(1, b"here %s\\n" % os.environ["RANK"].encode())
     os.write(2, b"pid %d\\n" % os.getpid())
-    open("go").read()  # a named pipe: nobody has opened it yet
+    open("gate").read()  # a named pipe: nobody has opened it yet
     os.write(1, b"went on\\n")
     raise SystemExit(int(os.environ["RANK"]) * 7)
 """
 """Rank 1 ends with status 7 once the gate is opened."""
-
-
-@pytest.fixture
-def gate(tmp_path: Path) -> Path:
-    """Ranks wait for it to be opened."""
-    os.mkfifo(tmp_path / "go")
-    return tmp_path / "go"
 
 
 @pytest.fixture(autouse=True)
@@ -563,7 +556,7 @@ def test_a_name_means_a_running_run_rather_than_one_that_ended(tmp_path: Path, g
 
 def test_a_job_file_means_the_runs_of_this_file_only(tmp_path: Path, gate: Path) -> None:
     (tmp_path / "other").mkdir()
-    os.mkfifo(tmp_path / "other" / "go")
+    os.mkfifo(tmp_path / "other" / "gate")
     theirs, mine = left(tmp_path / "other"), left(tmp_path)
     renamed = ran(tmp_path, "run", "-d", "job.yaml", "--set", "name=renamed").stdout.strip()
     (tmp_path / "link.yaml").symlink_to("job.yaml")
