@@ -84,7 +84,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Each process begins with its part of the list; who is done takes from the ends of others' parts."""
     count = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     if count > 1:
+        before = sorted(map(id, items))
         items[:] = itertools.chain(*dealt(items, count))
+        assert sorted(map(id, items)) == before, "each test is dealt once"
 
 
 def dealt(items: Sequence[pytest.Item], count: int) -> list[list[pytest.Item]]:

@@ -105,6 +105,13 @@ def allocation(slurm: Slurm, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 @pytest.fixture
+def gate(tmp_path: Path) -> Path:
+    """A fifo in the workers' directory; who reads it waits for `open_gate`."""
+    os.mkfifo(tmp_path / "gate")
+    return tmp_path / "gate"
+
+
+@pytest.fixture
 def site(bed: Bed, tmp_path: Path) -> Iterator[Site]:
     """A place to start jobs from, that ends with all that it started."""
     with contextlib.ExitStack() as stack:

@@ -84,10 +84,3 @@ def step_of(pid: int) -> str:
     told = Path(f"/proc/{pid}/environ").read_text().split("\0")
     environ = dict(setting.split("=", 1) for setting in told if setting)
     return f"{environ['SLURM_JOB_ID']}.{environ['SLURM_STEP_ID']}"
-
-
-def test_refuses_an_endpoint_that_each_node_has(slurm: Slurm, tmp_path: Path) -> None:
-    with step(slurm, tmp_path, TELLS, head="localhost") as run:
-        assert run.wait() == 2
-        told = "--rdzv-endpoint localhost: each of the 3 nodes of this Slurm step would wait"
-        assert run.stderr.count(told) == 3

@@ -194,14 +194,6 @@ def test_a_requeued_job_goes_on_from_its_snapshot(
     assert "Restarts=1" in queue.slurm.tool("scontrol", "show", "job", job)
 
 
-def test_what_slurm_refuses_is_told_in_its_words_and_nothing_is_left(queue: SlurmQueue) -> None:
-    done = distlaunch("submit", str(queue.job("pass", "slurm: {partition: none}")))
-    assert (done.returncode, done.stdout) == (1, "")
-    assert "sbatch failed: " in done.stderr
-    assert "invalid partition specified: none" in done.stderr
-    assert list((queue.folder / "runs").iterdir()) == []
-
-
 # What Slurm writes down
 
 

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -52,13 +51,6 @@ def nodes(request: pytest.FixtureRequest) -> str:
     if request.param == "slurm":
         request.getfixturevalue("allocation")
     return on_hosts(request.getfixturevalue("slurm" if request.param == "slurm" else "bed"))
-
-
-@pytest.fixture
-def gate(tmp_path: Path) -> Path:
-    """A fifo in the workers' directory; who reads it waits for `open_gate`."""
-    os.mkfifo(tmp_path / "gate")
-    return tmp_path / "gate"
 
 
 @pytest.fixture

@@ -78,10 +78,3 @@ def test_judges_what_people_and_machines_read(
 ) -> None:
     document: dict[str, Any] = {"exit_status": status, "cause": {"rank": cause}}
     assert of_distlaunch(CASES[name], document, told).wrong == wrong
-
-
-@pytest.mark.parametrize(("status", "said", "right"), [(0, "finished", 1.0), (1, "failed too", 0.0)])
-def test_wants_a_rank_that_left_early_to_be_told(status: int, said: str, right: float) -> None:
-    workers = [{"rank": 0, "status": 1}, {"rank": 1, "status": status}]
-    document: dict[str, Any] = {"exit_status": 1, "cause": {"rank": 0}, "workers": workers}
-    assert of_distlaunch(CASES["early_return"], document, f"distlaunch: rank 1: {said}\n").right == right

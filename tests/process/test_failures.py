@@ -71,13 +71,14 @@ def test_the_cause_stands_above_its_last_output_where_both_streams_go_to_one_pla
     assert "[node0:0] half" in lines
 
 
-def test_a_line_on_another_stream_does_not_separate_the_cause_from_its_last_output(tmp_path: Path) -> None:
+def test_a_line_on_another_stream_does_not_separate_the_cause_from_its_last_output(
+    tmp_path: Path, gate: Path
+) -> None:
     """A line that lacked its end, on another stream; what was said on stderr has been shown by then."""
-    os.mkfifo(tmp_path / "go")
-    worker = "import os; os.write(1, b'half'); os.write(2, b'boom\\n'); open('go').read(); os._exit(1)"
+    worker = "import os; os.write(1, b'half'); os.write(2, b'boom\\n'); open('gate').read(); os._exit(1)"
     with running(write_job(tmp_path, worker, ONE)) as run:
         run.wait_for("boom")
-        open_gate(tmp_path / "go")
+        open_gate(gate)
         assert run.wait() == 1
     assert run.stderr.count("rank 0 (node0) failed first: exit status 1") == 1
     assert run.stdout == "[node0:0] half\n"
@@ -328,10 +329,9 @@ def test_the_logs_of_a_lost_node_and_the_summary_say_that_output_may_be_missing(
     assert run.stderr.count(incomplete) == 1, run.stderr
 
 
-def test_a_job_that_is_suspended_as_a_whole_goes_on(tmp_path: Path) -> None:
+def test_a_job_that_is_suspended_as_a_whole_goes_on(tmp_path: Path, gate: Path) -> None:
     """As batch systems do it, for longer than the lease, and than the guardian looks away."""
-    worker = "import os; os.write(1, b'ready 0 %d\\n' % os.getpid()); open('go').read()"
-    os.mkfifo(tmp_path / "go")
+    worker = "import os; os.write(1, b'ready 0 %d\\n' % os.getpid()); open('gate').read()"
     with running(write_job(tmp_path, worker, ONE + "timeouts: {lease: 3s}")) as run:
         run.wait_ready(1)
         family = [run.process.pid, *descendants_of(run.process.pid)]
@@ -339,7 +339,7 @@ def test_a_job_that_is_suspended_as_a_whole_goes_on(tmp_path: Path) -> None:
             for pid in family:
                 kill(pid, signum)
             time.sleep(then_s)
-        os.close(os.open(tmp_path / "go", os.O_WRONLY | os.O_NONBLOCK))
+        os.close(os.open(gate, os.O_WRONLY | os.O_NONBLOCK))
         assert run.wait() == 0, run.stderr
 
 

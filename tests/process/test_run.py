@@ -19,6 +19,7 @@ from tests.harness import (
     distlaunch_argv,
     kill,
     on_a_terminal,
+    open_gate,
     running,
     wait_gone,
     write_job,
@@ -277,20 +278,19 @@ def test_the_summary_repeats_a_traceback_only_if_the_terminal_did_not_show_it(tm
 
 
 @pytest.mark.parametrize("says", ["raise RuntimeError('boom')", "print('boom'); sys.exit(1)"])
-def test_reports_an_exit_below_the_output_before_it(tmp_path: Path, says: str) -> None:
+def test_reports_an_exit_below_the_output_before_it(tmp_path: Path, gate: Path, says: str) -> None:
     """Also by an agent that learns of both at once, as under load."""
     worker = f"""
         import os, sys
         os.write(1, b"ready 0 %d\\n" % os.getpid())
-        open("go").read()
+        open("gate").read()
         {says}
     """
-    os.mkfifo(tmp_path / "go")
     with running(write_job(tmp_path, worker, ONE), stderr=subprocess.STDOUT) as run:
         (pid,) = run.wait_ready(1).values()
         (agent,) = agents_of(run.process.pid)
         kill(agent, signal.SIGSTOP)
-        (tmp_path / "go").write_text("")
+        open_gate(gate)
         wait_gone([pid], PATIENCE_S)
         kill(agent, signal.SIGCONT)
         assert run.wait() == 1

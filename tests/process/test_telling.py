@@ -125,14 +125,13 @@ def metrics_of(path: Path) -> dict[str, float]:
     return found
 
 
-def test_writes_metrics_while_it_runs_and_afterwards(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "go")
-    worker = "import os; os.write(1, b'here\\n'); open('go').read(); raise SystemExit(5)"
+def test_writes_metrics_while_it_runs_and_afterwards(tmp_path: Path, gate: Path) -> None:
+    worker = "import os; os.write(1, b'here\\n'); open('gate').read(); raise SystemExit(5)"
     job = write_job(tmp_path, worker, f"{TWO}metrics: {{file: job.prom}}\n")
     with running(job) as run:
         run.wait_for("here", times=2)
         meanwhile = metrics_of(tmp_path / "job.prom")
-        open_gate(tmp_path / "go")
+        open_gate(gate)
         assert run.wait() == 5
     after = metrics_of(tmp_path / "job.prom")
     assert (meanwhile['distlaunch_run_state{state="RUNNING"}'], meanwhile["distlaunch_ranks"]) == (1, 2)

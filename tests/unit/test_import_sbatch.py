@@ -88,29 +88,6 @@ cd /proj
 HF_HOME='/data/h f' srun -l --cpu-bind=none python -u train.py --lr ${LR} "--name=a b" '$x' \\
     --out runs/$SLURM_JOB_ID --gpus $SLURM_GPUS_ON_NODE 2>&1 | tee log
 """
-MEGATRON = """\
-#!/bin/bash
-#SBATCH --nodes=8 --gpus-per-node=8 --ntasks-per-node=1 --cpus-per-task=64
-set -x -e
-source $HOME/.bashrc
-conda activate mega
-GPUS_PER_NODE=8
-NNODES=$SLURM_NNODES
-MASTER_ADDR=$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1)
-MASTER_PORT=6000
-DISTRIBUTED_ARGS="--nproc_per_node $GPUS_PER_NODE --nnodes $NNODES --node_rank \\$SLURM_PROCID \\
-    --master_addr $MASTER_ADDR --master_port $MASTER_PORT"
-GPT_ARGS="
-    --num-layers 24 \\
-    --lr 0.00015
-"
-if [ -z "$WANDB_MODE" ]; then
-  export WANDB_MODE=offline
-fi
-export CUDA_DEVICE_MAX_CONNECTIONS=1
-srun --wait=60 torchrun $DISTRIBUTED_ARGS pretrain_gpt.py $GPT_ARGS --save /ckpt/$NNODES
-echo "END TIME: $(date)"
-"""
 SCRIPTS: dict[str, tuple[str, dict[str, Any], list[str]]] = {
     "torchtitan": (
         TITAN,
@@ -161,24 +138,6 @@ SCRIPTS: dict[str, tuple[str, dict[str, Any], list[str]]] = {
             "left out: lines 12, --num_machines, --rdzv_backend, --main_process_ip, --main_process_port: ",
             "left out: --output=O-%x.%j: each rank's output is in logs.dir",
             "not understood: `accelerate launch --num_processes 16 --num_machines 4 --rdzv_backend c10d",
-        ],
-    ),
-    "Megatron": (
-        MEGATRON,
-        {
-            "nodes": 8,
-            "gpus_per_node": 8,
-            "procs_per_node": 8,
-            "script": "pretrain_gpt.py",
-            "args": ["--num-layers", "24", "--lr", "0.00015", "--save", "/ckpt/8"],
-            "env": {"CUDA_DEVICE_MAX_CONNECTIONS": "1"},
-            "python": "python",
-            "slurm": {"setup": ["source $HOME/.bashrc", "conda activate mega"], "cpus_per_task": 8},
-        },
-        [
-            "left out: lines 8, 9, --nnodes, --node_rank, --master_addr, --master_port: distlaunch finds",
-            "line 3: not understood: `set -x -e`",
-            'lines 16-18: not understood: `if [ -z "$WANDB_MODE" ]; then`',
         ],
     ),
     "srun python": (

@@ -12,11 +12,6 @@ PLAIN_MISTAKES = {
     "scirpt: y": "2:1: scirpt: unknown key; did you mean script?",
     "zzz: y": "2:1: zzz: unknown key; known keys: name, nodes,…",
     "timeout: {join: 5}": "2:1: timeout: unknown key; did you mean timeouts?",
-    "node: 2": "2:1: node: unknown key; did you mean nodes?",
-    "spare: [a]": "2:1: spare: unknown key; did you mean spares?",
-    "restart: 3": "2:1: restart: unknown key; did you mean restarts?",
-    "log: {dir: a}": "2:1: log: unknown key; did you mean logs?",
-    "arg: [a]": "2:1: arg: unknown key; did you mean args?",
     "gpu_per_node: 1": "2:1: gpu_per_node: unknown key; did you mean gpus_per_node?",
     "timeout: 5": "2:1: timeout: unknown key; use timeouts.job",
     "nproc_per_node: 2": "2:1: nproc_per_node: unknown key; use procs_per_node",
@@ -105,7 +100,6 @@ PLAIN_MISTAKES = {
 }
 """Those that the schema for editors marks, too."""
 MISTAKES = {
-    "scripts: x": "2:1: scripts: unknown key; did you mean script?",
     "logs: {watch: 'x{99999999999999999999}'}": (
         "2:15: logs.watch: expected a regular expression: the repetition number is too large"
     ),
@@ -138,7 +132,6 @@ MISTAKES = {
     ),
     "script: y": "2:1: script: duplicate key; the first is on line 1",
     "env: {A: 1, A: 2}": "2:13: A: duplicate key; the first is on line 2",
-    "procs_per_node: 2.0": "2:17: procs_per_node: expected an integer ≥ 1, got 2.0",
     "module: y": "2:9: module: set one of script, module or command; got script and module",
     "env: {NOT_SET_HERE: null}": "2:21: env.NOT_SET_HERE: NOT_SET_HERE is null, but it is not set in your…",
     "env: {RANK: 0}": "2:13: env.RANK: distlaunch sets RANK for each worker; remove it",

@@ -92,17 +92,6 @@ def test_frames_come_out_in_order_from_memory_and_disk(tmp_path: Path) -> None:
 # The spool's disk
 
 
-@pytest.mark.parametrize(
-    ("disk", "kept"),
-    [(0, "ab"), (2 * FRAME - 1, "abc"), (2 * FRAME, "abcd"), (2 * FRAME + 1, "abcd")],
-    ids=["none", "a byte too little", "two frames", "a byte to spare"],
-)
-def test_drops_frames_beyond_the_disk_limit(tmp_path: Path, disk: int, kept: str) -> None:
-    with spool_in(tmp_path, disk=disk) as spool:
-        assert taken(spool, "abcdef") == kept
-        assert popped(spool) == kept
-
-
 def test_reading_makes_room_on_disk(tmp_path: Path) -> None:
     with spool_in(tmp_path, disk=2 * FRAME) as spool:
         assert taken(spool, "abcde") == "abcd"

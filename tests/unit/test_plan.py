@@ -13,7 +13,6 @@ from distlaunch import contract
 from distlaunch.cli.tables import print_plan
 from distlaunch.contract import Rendezvous
 from distlaunch.errors import JobError
-from distlaunch.job.spec import EnvValue
 from distlaunch.job.text import fill
 from distlaunch.plan.document import plan_document
 from distlaunch.plan.placement import Facts, LaunchPlan, is_loopback, make_plan
@@ -295,14 +294,6 @@ def test_defaults_are_those_of_torchrun(procs: int, interface: str | None, expec
     plan = plan_of(f"procs_per_node: {procs}")
     worker = workers(plan, plan.nodes[0], MEETING, interface)[0]
     assert worker.defaults == {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", **expected}
-
-
-def test_a_nodes_variables_override_the_jobs() -> None:
-    text = "env: {A: job, B: job}\nnodes: [a, {host: b, env: {B: node}}]"
-    assert [dict(node.program.env) for node in plan_of(text).nodes] == [
-        {"A": EnvValue("job"), "B": EnvValue("job")},
-        {"A": EnvValue("job"), "B": EnvValue("node")},
-    ]
 
 
 # Command lines

@@ -56,7 +56,7 @@ from tests.unit.test_supervisor import (
     wanted,
 )
 
-LEASE_S, FENCE_S, REJOIN_S, HEALTHY_S, BACKOFF_S = 30.0, 45.0, 300.0, 300.0, 4.0
+FENCE_S, REJOIN_S, HEALTHY_S, BACKOFF_S = 45.0, 300.0, 300.0, 4.0
 RESTARTS = "restarts: {max: 3, backoff: 4s}"
 
 

@@ -22,7 +22,7 @@ from distlaunch.schedulers.base import Scheduler
 from distlaunch.schedulers.grid_engine import Qrsh
 from distlaunch.schedulers.lsf import Blaunch
 from distlaunch.schedulers.queue import granted_gpus
-from distlaunch.schedulers.task import Task, check_devices
+from distlaunch.schedulers.task import Task
 from distlaunch.supervisor.actions import WarnWorkers
 from distlaunch.supervisor.state import Phase
 from distlaunch.transports.failure import Kind, ProcessEnd
@@ -457,13 +457,3 @@ def test_refuses_exec_outside_a_task(environ: dict[str, str], said: str) -> None
     for other in ({"SLURM_JOB_ID": "17"}, {}):
         with pytest.raises(UsageError, match="SLURM_PROCID is not set: use `srun distlaunch exec"):
             task_in(other)
-
-
-def test_refuses_tasks_that_see_one_gpu_each() -> None:
-    task = task_in(FLUX_TASK)
-    with pytest.raises(UsageError) as caught:
-        check_devices(task._replace(devices=1), {"CUDA_VISIBLE_DEVICES": "3"})
-    assert str(caught.value) == (
-        "each task sees only its own GPU (CUDA_VISIBLE_DEVICES=3, local rank=1), but scripts use "
-        "cuda:LOCAL_RANK: use `exec --virtual-local-rank`, which makes LOCAL_RANK 0"
-    )

@@ -295,14 +295,6 @@ def test_ranks_that_exit_0_when_slurm_stops_them_are_no_success() -> None:
         assert (phase(job), job.state.outcome) == (Phase.DONE, outcome)
 
 
-def test_asks_the_scheduler_about_sigterm() -> None:
-    job = inside(SLURM_JOB)
-    assert asks(job.feed(Interrupted(15)))
-    job.feed(AllocationReported(ends=False))
-    assert job.state.cause is not None
-    assert job.state.cause.text == "stopped by SIGTERM"
-
-
 # Tasks
 
 TASK = {

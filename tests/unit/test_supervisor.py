@@ -30,7 +30,6 @@ from distlaunch.agent.messages import (
     WorkerStarted,
     WorkerUnstarted,
 )
-from distlaunch.diagnosis.exits import exit_status_of
 from distlaunch.errors import Exit
 from distlaunch.job.spec import Invocation
 from distlaunch.plan.placement import Facts
@@ -60,11 +59,10 @@ from distlaunch.supervisor.events import (
     Suspended,
     TimerDue,
 )
-from distlaunch.supervisor.nodes import Exited, Lost, Route, failure_of, is_over, route_of
+from distlaunch.supervisor.nodes import Lost, Route, failure_of, is_over, route_of
 from distlaunch.supervisor.state import Phase, Timer
 from distlaunch.supervisor.step import begin, step
 from distlaunch.transports.failure import Kind, LinkFailure
-from distlaunch.wording import status_words
 from tests.unit.samples import PEER_GONE, bounded, spec_of
 from tests.unit.test_random_histories import check_step
 from tests.unit.test_reports import EVENTS, EXITED
@@ -664,17 +662,6 @@ def test_finds_the_root_cause(events: list[Event], blamed: Blamed) -> None:
     told = [text for text in texts(job.actions) if text.startswith("received SIG")]
     assert len(texts(job.actions, "error") + told) == 1, "whatever follows from it"
     assert all(job.actions.count_of(Close(node, STOP_S)) <= 1 for node in (0, 1))
-
-
-def test_records_which_ranks_were_stopped_and_torchs_error_record() -> None:
-    job = History().to_running()
-    record = {"message": "boom"}
-    job.feed(ended(0, 1, 5), ended(1, -15, 6), ended(2, 7, 4)._replace(error_record=record))
-    assert [worker.stopped for worker in job.state.workers] == [False, True, False, False]
-    assert [worker.phase_word for worker in job.state.workers] == [*["exited"] * 3, "running"]
-    exited_so = job.state.workers[2].phase
-    assert isinstance(exited_so, Exited)
-    assert exited_so.error_record == record
 
 
 @pytest.mark.parametrize(
@@ -1418,12 +1405,3 @@ def test_any_history_even_of_a_broken_agent_ends_once_and_starts_nothing_afterwa
     assert len(job.actions.of(Finish)) == 1
     for node in range(3):
         assert job.actions.count_of(StartWorkers(node)) <= 1
-
-
-# Words for statuses
-
-
-def test_every_failure_is_one_for_the_shell_too() -> None:
-    for status in (*range(1, 256), *(-number for number in range(1, 65))):
-        assert 0 < exit_status_of(status) < 256
-        assert str(abs(status)) in status_words(status)

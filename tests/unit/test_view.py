@@ -228,10 +228,6 @@ def test_a_sparkline_has_at_most_its_width(values: list[float], width: int) -> N
     assert len(sparkline(values, width)) <= width
 
 
-def test_a_sparkline_rises_and_falls() -> None:
-    assert sparkline([0.0, 1.0, 0.5], 10) == "▁█▄" or sparkline([0.0, 1.0, 0.5], 10) == "▁█▅"
-
-
 def test_a_pattern_that_backtracks_is_given_up_and_said_so() -> None:
     watched = Watched(1, 1)
     watched.picture.began(spec_of("command: [x]\nlogs: {watch: '(a+)+$'}"), 0.0, 0.0)
