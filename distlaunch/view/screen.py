@@ -1,4 +1,4 @@
-"""Renders the contents of the screen as lines of text for a terminal of any size, and handles keys."""
+"""Renders the screen as lines of text for a terminal of any size, and handles keys."""
 
 import time
 from collections import Counter
@@ -20,7 +20,7 @@ BARS = "▁▂▃▄▅▆▇█"
 HEADER, FOOTER, LEAST_LOG = 2, 1, 3
 PAGE = 10
 GRID_SHARE = 0.6
-"""Maximum share of the height."""
+"""Maximum share of the screen's height for the grid."""
 _STATES = {
     RunState.RUNNING: "bold green",
     RunState.SUCCEEDED: "bold green",
@@ -31,7 +31,8 @@ _BAD = ("failed", "stalled", "not started", "lost with its node")
 
 
 class Wish(Frozen):
-    """The user's choice: the `history`, or the log of a `rank` (None = all) with `find`; how far `back`."""
+    """The user's choice: the `history`, or the log of a `rank` (None = all) filtered by `find`; how far
+    `back`."""
 
     history: bool = False
     rank: int | None = None
@@ -79,7 +80,7 @@ def _header(model: ViewModel) -> list[Text]:
 
 
 def _trend(model: ViewModel) -> Text:
-    """Render the watched number: its value, its rate, and its course."""
+    """Render the watched number: its value, its rate, and a sparkline."""
     if not model.trend:
         cause = model.state.cause if model.state else None
         return Text(escape(cause.text), "red") if cause else Text("")
@@ -90,8 +91,8 @@ def _trend(model: ViewModel) -> Text:
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """Render values as bars, the latest last. If there are too many, several share a bar."""
-    known = [value / 4 for value in values if abs(value) < float("inf")]  # so that their sums are finite, too
+    """Render values as bars, the latest last. If there are too many values, several share a bar."""
+    known = [value / 4 for value in values if abs(value) < float("inf")]  # so that sums are finite, too
     if not known:
         return ""
     step = max(1, -(-len(known) // width))
@@ -118,9 +119,9 @@ def _grid(rows: Sequence[Row], wish: Wish, most: int, valued: bool) -> list[Text
 
 
 def _folded(rows: Sequence[Row], most: int) -> tuple[list[list[Row]], list[list[Row]]]:
-    """Return the ranks of each line, and those of each node without a line.
+    """Return the ranks of each line, and of each node without a line.
 
-    If there are too many ranks, only conspicuous ones have a line of their own, followed by one per node.
+    If there are too many ranks, only outliers get their own line, followed by one line per node.
     """
     if len(rows) + 1 <= most:
         return [[row] for row in rows], []
@@ -176,7 +177,7 @@ def _columns(cells: Sequence[Sequence[Text]], cursor: int) -> list[Text]:
 
 
 def row_at(model: ViewModel, wish: Wish, size: Size) -> int | None:
-    """Return the rank at the cursor; for a node, its first rank."""
+    """Return the rank at the cursor. For a node, return its first rank."""
     lines_of, _ = _folded(model.rows(), _most(size))
     there = lines_of[wish.cursor : wish.cursor + 1] or lines_of[-1:]
     return min((row.rank for ranks in there for row in ranks), default=None)

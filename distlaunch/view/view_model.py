@@ -1,4 +1,4 @@
-"""Collects the contents of the screen from what an observer sees, without using the terminal."""
+"""Collects the contents of the screen as an observer, without using the terminal."""
 
 import contextlib
 import math
@@ -25,9 +25,10 @@ VALUES_KEPT = 240
 SILENT_S, SILENT_TIMES = 10.0, 5.0
 """A rank is silent after this many seconds without output, and this many times the median."""
 GPU_IDLE_SHARE, GPU_BUSY = 0.5, 20
-"""A rank is slow if its GPU use is below this share of the median, and the median above this percentage."""
+"""A rank is slow if its GPU use is below this share of the median, and the median is above this percentage.
+"""
 FAR_OFF, FAR_SHARE = 6.0, 0.25
-"""A value is different if it is this many median deviations, and this share of the median, from it."""
+"""A value is different if it is this many median deviations and this share of the median off."""
 
 
 class LogLine(Frozen):
@@ -40,9 +41,9 @@ class LogLine(Frozen):
 
 
 class Row(Frozen):
-    """The current state of a rank. `age_s` is the time since its last line; None = it has printed nothing.
+    """The current state of a rank. `age_s` is the time since its last line; None = no output yet.
 
-    `marks` are the reasons why it is conspicuous, the worst first.
+    `marks` are the reasons why it is an outlier, the worst first.
     """
 
     rank: int
@@ -86,7 +87,7 @@ class ViewModel(Observer):
             self._watch = re.compile(spec.logs.watch) if spec.logs.watch else None
 
     def happened(self, event: Event, state: State, at: float) -> None:
-        """Keep the state."""
+        """Save the state."""
         self.state = state
 
     def started(self, state: State, at: float) -> None:
@@ -130,7 +131,7 @@ class ViewModel(Observer):
         except (TypeError, ValueError):
             return
         self.values[line.rank] = value
-        if line.rank == min(self.values):  # the trend of one rank: most print the same
+        if line.rank == min(self.values):  # one rank's trend is enough: most ranks print the same values
             self.trend.append((line.at, value))
 
     # Output, for the screen
@@ -141,7 +142,7 @@ class ViewModel(Observer):
         return self.summary.seconds if self.summary else self._clock() - self._began
 
     def rows(self) -> list[Row]:
-        """Return a row for each rank: conspicuous ones first, then by rank."""
+        """Return a row for each rank, outliers first, then by rank."""
         if self.state is None or self.state.plan is None:
             return []
         now, state, plan = self._clock(), self.state, self.state.plan
@@ -162,7 +163,7 @@ class ViewModel(Observer):
         return sorted(rows, key=lambda row: (not row.marks, row.rank))
 
     def rate(self) -> float | None:
-        """Return the recent change of the watched number per second; None if no more values come."""
+        """Return the recent change of the watched number per second; None if there are no new values."""
         if len(self.trend) < 2:
             return None
         recent = [*self.trend][-20:]
@@ -173,7 +174,7 @@ class ViewModel(Observer):
 
 
 class _Measure:
-    """Medians of all ranks, to find conspicuous ones."""
+    """Medians over all ranks, used to find outliers."""
 
     def __init__(self, ages: dict[int, float], uses: dict[int, Use], values: dict[int, float]) -> None:
         self._ages, self._uses, self._values = ages, uses, values
@@ -184,7 +185,7 @@ class _Measure:
         self._spread = _middle([abs(value - self._middle) for value in values.values()])
 
     def marks(self, worker: Worker) -> tuple[str, ...]:
-        """Return the reasons why a rank is conspicuous."""
+        """Return the reasons why a rank is an outlier."""
         age, use = self._ages.get(worker.rank), self._uses.get(worker.rank)
         gpu = use.gpu if use else None
         phase, failed = worker.phase, isinstance(worker.phase, Exited) and worker.status != 0

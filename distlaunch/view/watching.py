@@ -1,4 +1,4 @@
-"""Shows a run on the terminal's alternate screen: a run of this process, or one elsewhere."""
+"""Shows a run of this or another process on the terminal's alternate screen."""
 
 import contextlib
 import json
@@ -29,13 +29,13 @@ from distlaunch.view.screen import Wish, after, lines, row_at
 from distlaunch.view.view_model import ViewModel
 
 TOUCH_S = 2.0
-"""Seconds between two signs of a viewer to the controller."""
+"""Seconds between two signals from a viewer to the controller that it is there."""
 DRAW_S = 1.0
-"""Seconds between two redraws without a key."""
+"""Seconds between redraws if no key is pressed."""
 
 
 def watch(run: Run, interrupts: Interrupts) -> Run:
-    """Show the run until it is over or the user quits; return it as it is then. Raises `HistoryError`."""
+    """Show the run until it ends or the user quits, and return its latest state. Raises `HistoryError`."""
     with contextlib.closing(Screen(Terminal(interrupts), interrupts, run)) as screen:
         return attend(run, screen, interrupts, everything=True)
 
@@ -83,12 +83,12 @@ class Screen(ViewModel):
             self._draw()
 
     def message(self, message: ShowMessage, at: float) -> None:
-        """Keep the message for the history and for the end."""
+        """Save the message for the history, and to show it at the end."""
         super().message(message, at)
         self._messages.append((message, at))
 
     def ended(self, summary: Summary) -> None:
-        """Close the screen and show how the run ended; for a run of this process, its messages, too."""
+        """Close the screen and show how the run ended. For a run of this process, also show its messages."""
         self.wake_at = None
         self.close()
         for message, at in () if self._run else self._messages:
@@ -102,7 +102,7 @@ class Screen(ViewModel):
 
 
 def _watched_uses(folder: str) -> Mapping[int, Use]:
-    """Note for the controller that there is a viewer; return the use of ranks that it has written."""
+    """Tell the controller that there is a viewer, and return the resource use that it has written."""
     path = os.path.join(folder, WATCHED)
     with contextlib.suppress(OSError):  # without write access, show the existing values
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600))
@@ -115,8 +115,8 @@ def _watched_uses(folder: str) -> Mapping[int, Use]:
         return {}
 
 
-# Restores the terminal even if this process is killed. Stdout is the terminal. Only this process has the
-# other end of stdin: if stdin ends without a line, this process is dead.
+# Restores the terminal (its stdout) even if this process is killed. Only this process holds the other end of
+# its stdin. If stdin ends without a line, this process is dead.
 _RESCUER = (
     "exec 3>&1; was=$(stty -g <&3) || exit; echo ready >&2; exec 2>/dev/null; "
     r"""read word || { stty "$was" <&3; printf '\033[?1049l\033[?25h\033[0m'; }"""
@@ -137,7 +137,7 @@ def _rescued(terminal: int) -> Iterator[None]:
     ) as rescuer:
         assert rescuer.stdin is not None
         assert rescuer.stderr is not None
-        rescuer.stderr.read(1)  # it has saved the terminal's state, or has exited
+        rescuer.stderr.read(1)  # until it has saved the terminal's state, or exited
         try:
             yield
         finally:
@@ -159,7 +159,7 @@ def _keyboard(fd: int = 0) -> Iterator[int | None]:
         yield None
         return
     before = termios.tcgetattr(fd)
-    tty.setcbreak(fd, termios.TCSADRAIN)  # signals stay: Ctrl-C is one
+    tty.setcbreak(fd, termios.TCSADRAIN)  # Ctrl-C still sends a signal
     try:
         yield fd
     finally:

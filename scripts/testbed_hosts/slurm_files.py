@@ -23,8 +23,7 @@ def folder(testbed: Testbed) -> Path:
 
 
 def nodes_of(testbed: Testbed) -> list[tuple[str, Host]]:
-    """Return each node's name and host: one node per host, or the requested number distributed over the
-    hosts."""
+    """Return the name and host of each node: one node per host, or the requested number over all hosts."""
     hosts, count = testbed.hosts, testbed.schedulers.slurm_nodes
     if count == len(hosts):
         return [(host.name, host) for host in hosts]
