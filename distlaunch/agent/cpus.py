@@ -118,7 +118,7 @@ class Machine:
         return _groups(cpus, lambda cpu: self._cpus("cpu/cpu%d/topology/thread_siblings_list" % cpu))
 
     def usable_node(self, wanted: int | None, seat: int, seats: int) -> int:
-        """Return the NUMA node of a seat: the nearest to `wanted`, or else by the seat's share of all cores."""
+        """Return a seat's NUMA node: the nearest to `wanted`, or else by the seat's share of all cores."""
         if wanted is None:
             # By cores rather than by nodes, because even an uneven cpuset then has a core for each seat.
             return self.cores[seat * len(self.cores) // seats][0]
@@ -190,7 +190,7 @@ def _by_name(known: dict[str, str], word: str) -> str:
 
 
 def _groups(cpus: set[int], sharing: Callable[[int], set[int]]) -> list[set[int]]:
-    """Group `cpus` by what they share, ordered by the first CPU of each group, allowed or not."""
+    """Group `cpus` that share something, ordered by the first CPU of each group, allowed or not."""
     groups: dict[int, set[int]] = {}
     left = set(cpus)
     for cpu in sorted(cpus):
@@ -202,13 +202,13 @@ def _groups(cpus: set[int], sharing: Callable[[int], set[int]]) -> list[set[int]
 
 
 def cpu_set(text: str) -> set[int]:
-    """Parse a list of CPUs in the format of the kernel, such as "0-3,8"."""
+    """Parse a list of CPUs in the kernel's format, such as "0-3,8"."""
     spans = (span.partition("-") for span in text.strip().split(",") if span)
     return {cpu for first, _, last in spans for cpu in range(int(first), int(last or first) + 1)}
 
 
 def cpu_list(cpus: Iterable[int]) -> str:
-    """Format a set of CPUs in the format of the kernel."""
+    """Format a set of CPUs in the kernel's format."""
     spans: list[list[int]] = []
     for cpu in sorted(cpus):
         if spans and spans[-1][-1] == cpu - 1:

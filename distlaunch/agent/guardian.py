@@ -26,9 +26,8 @@ _WATCHED = (signal.SIGCHLD, *wire.STOPS, *wire.WARNINGS)
 def main(nonce: str, place: int | tuple[str, dict[str, int]]) -> None:
     """Fork the agent, wait until it has ended, sweep, and exit. Called by the boot code; never returns.
 
-    `place` is the index of the node. If several nodes share a link, `place` is the variable that names the
-    node and a mapping from names to indices, and each node writes lines in the format of
-    `distlaunch.agent.wire`.
+    `place` is the index of the node. If several nodes share a link, `place` is (variable with the node's
+    name, map of names to indices), and each node writes lines in the format of `distlaunch.agent.wire`.
     """
     alone = isinstance(place, int)
     node = place if isinstance(place, int) else place[1][os.environ[place[0]]]

@@ -221,7 +221,7 @@ class PortHeld(Frozen):
 
 
 class PortRefused(Frozen):
-    """Answers `HoldPort` and `Listen`. `owners` are the visible owners, as {uid, pid, command}."""
+    """Answers `HoldPort` and `Listen`. `owners` lists the visible owners as {uid, pid, command}."""
 
     node: int
     error: str
@@ -236,7 +236,7 @@ class PortUsurped(Frozen):
 
 
 class RouteFound(Frozen):
-    """Answers `FindRoute`, about the name or address `asked`.
+    """Answers `FindRoute` for the name or address `asked`.
 
     `address` is the address that it resolved to, `source` the node's own address on the route. `interfaces`
     lists all interfaces of the node, and whether each has an address. `named` lists (name, value) of the
@@ -328,7 +328,7 @@ class RanksStalled(Frozen):
 
 
 class StackDumped(Frozen):
-    """Answers `DumpStacks`, for each worker: its Python stacks, as py-spy prints them."""
+    """Answers `DumpStacks` for each worker, with its Python stacks as printed by py-spy."""
 
     node: int
     local_rank: int
@@ -410,8 +410,7 @@ class GuardianResumed(Frozen):
 
 
 class Usage(Frozen):
-    """Resource use: [local rank, CPU in percent of one core, bytes, GPU in percent, GPU bytes] of each
-    worker.
+    """Resource use of each worker: [local rank, percent of one core, bytes, GPU percent, GPU bytes].
 
     The last two are None if unknown.
     """

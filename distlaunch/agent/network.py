@@ -45,7 +45,7 @@ def machine() -> str:
 class Hold:
     """A port bound without listening: no other program gets it, but the TCPStore of rank 0 can.
 
-    The TCPStore can listen on the port once both sides have SO_REUSEADDR, hence `release` just before the
+    The TCPStore can listen on the port once both sides have SO_REUSEADDR, so call `release` just before the
     workers start. Until then, an explicit bind by another user fails, too. `further` free ports are held
     alike.
     """
@@ -176,7 +176,7 @@ def route(node: int, host: str) -> RouteFound | RouteFailed:
 
 
 def interfaces() -> tuple[tuple[str, bool], ...]:
-    """Return every interface, with whether it has an address that other hosts can use."""
+    """Return every interface, and whether it has an address that other hosts can use."""
     ipv4 = _ipv4_addresses()
     ipv6 = {row[5] for row in _ipv6_rows() if row[3] != LINK_LOCAL}
     return tuple([(name, name in ipv4 or name in ipv6) for _, name in socket.if_nameindex()])

@@ -92,7 +92,7 @@ def keep_memory() -> None:
 
 
 def widen(pipe: int, size: int = SIZE) -> None:
-    """Enlarge the capacity of a pipe, if that is allowed."""
+    """Enlarge a pipe, if permitted."""
     try:
         fcntl.fcntl(pipe, F_SETPIPE_SZ, size)
     except OSError:

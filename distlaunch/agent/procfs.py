@@ -71,8 +71,7 @@ def resident_bytes(pids: list[int]) -> int:
 
 
 def has_mapped(pid: int, name: bytes) -> bool:
-    """Return whether a process has mapped a file whose path contains `name`; False if its maps aren't
-    readable."""
+    """Return whether a process has mapped a file whose path contains `name`; False if that isn't readable."""
     return name in contents("/proc/%d/maps" % pid)
 
 
@@ -218,7 +217,7 @@ def _oom_counters() -> Iterator[str]:
         if number == "0":  # cgroup v2
             yield "/sys/fs/cgroup%s/memory.events" % path
         elif "memory" in controllers.split(","):
-            # In a container, the path is that of the host, while its own cgroup is mounted.
+            # In a container, the path is the host's, but the container's own cgroup is mounted.
             yield "/sys/fs/cgroup/memory%s/memory.oom_control" % path
             yield "/sys/fs/cgroup/memory/memory.oom_control"
     yield "/sys/fs/cgroup/memory.events"

@@ -1,5 +1,6 @@
-"""An agent's private directory on its node, for workers' error records and flight recorder dumps. torch's
-@record writes the error records.
+"""An agent's private directory on its node, for error records and flight recorder dumps of workers.
+
+Error records are written by torch's @record.
 """
 
 from __future__ import annotations

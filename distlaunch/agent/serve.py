@@ -33,9 +33,9 @@ _READ = 1 << 18
 
 
 def main(nonce: str, node: int, folder: scratch.Folder, alone: bool = True) -> None:
-    """Serve on descriptors 0 and 1, and exit; never returns. `folder` is for error records.
+    """Serve on descriptors 0 and 1, then exit the process. `folder` is for error records.
 
-    If the node is not `alone` on its link, it also receives the frames of other nodes, and writes lines.
+    If the node is not `alone` on its link, it also receives frames for other nodes, and writes lines.
     """
     status = wire.AGENT_DIED
     try:

@@ -81,8 +81,8 @@ class Sweep:
     """A sweep: call `strike` until `has_children` returns False, and also when `settling_s` is over.
 
     Helper processes wait for the end of the worker that they serve, so they are killed only after that time.
-    In a `gentle` sweep, helpers are all processes except the `workers`; otherwise, those that ignore SIGTERM.
-    `killed` contains the PIDs of killed processes.
+    In a `gentle` sweep, all processes except the `workers` are helpers. Otherwise, only processes that ignore
+    SIGTERM are. `killed` contains the PIDs of killed processes.
     """
 
     def __init__(self, workers: Iterable[int] = (), gentle: bool = False) -> None:

@@ -104,7 +104,7 @@ class ProtocolError(Exception):
 
 
 class Frame(Frozen):
-    """A frame. Its fields are those of its header."""
+    """A frame. Its fields are the fields of the header."""
 
     kind: int
     node: int

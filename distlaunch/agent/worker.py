@@ -21,7 +21,7 @@ from distlaunch.agent.poller import widen
 DESCRIPTORS = 6
 """Maximum number of descriptors open per worker while it is started."""
 MAX_WORDS = 1 << 14
-"""Bytes of the stderr of a worker that are reported with its exit."""
+"""Maximum bytes of a worker's stderr in the report of its exit."""
 
 
 class Worker:

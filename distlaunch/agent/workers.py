@@ -207,7 +207,7 @@ class Workers:
         )
 
     def _read_output(self, worker: Worker) -> None:
-        """Forward output of a worker, at most a full pipe per stream, since a grandchild may print endlessly."""
+        """Forward output of a worker, up to a full pipe per stream: a grandchild may print endlessly."""
         for stream, fd in enumerate(worker.streams):
             if fd >= 0:
                 self._pump(worker, stream, fd)

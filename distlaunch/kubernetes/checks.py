@@ -11,7 +11,7 @@ from distlaunch.kubernetes.manifests import Kind
 from distlaunch.kubernetes.running import GPU
 
 _OWN = re.compile(r"PET_.*|PYTHON_EXEC|JOB_COMPLETION_INDEX")
-"""Variables of a pod that tell the launcher its position, or would mislead it."""
+"""Variables of a pod that determine the launcher's position, or would mislead it."""
 _NO_CONTROLLER = "it needs a controller, and pods run without one"
 _NO_FLAG = "`distlaunch torchrun`, which the pods run, has no flag for it"
 _CONSOLE = "`kubectl logs` shows what all ranks of a pod print"

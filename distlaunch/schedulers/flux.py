@@ -17,7 +17,8 @@ _TASKS = task.Names(
     nodes="FLUX_JOB_NNODES",
 )
 QUEUED = "DISTLAUNCH_QUEUED"
-"""The variable with the job's decimal ID in the queue, which the instance of a batch script doesn't know."""
+"""The variable with the job's decimal ID in the queue, which is unknown inside the batch script's instance.
+"""
 _WAITING, _GOING = ("DEPEND", "PRIORITY", "SCHED"), ("RUN", "CLEANUP")
 
 

@@ -57,7 +57,7 @@ class GridEngine(script.Scheduler):
         return environ.get("PE_HOSTFILE", "")
 
     def allocation(self, environ: Mapping[str, str], listed: str) -> Allocation:
-        """Return the hosts; a job of an array, which the queue knows by another ID, is not `queued`."""
+        """Return the hosts. A job of an array isn't `queued`, because its ID in the queue is different."""
         task = environ.get("SGE_TASK_ID", "undefined")
         job = environ["JOB_ID"] + ("" if task in ("", "undefined") else f".{task}")
         nodes = queue.listed_nodes(self.title, _slots(environ, listed), environ)

@@ -21,7 +21,7 @@ _WAITING, _ENDED = ("PEND", "PSUSP", "WAIT"), ("DONE", "EXIT")
 
 
 def _minutes(seconds: int) -> str:
-    """Format a day and a half as `36:00`."""
+    """Format seconds as hours and minutes, such as `36:00`."""
     minutes = -(-seconds // 60)
     return f"{minutes // 60}:{minutes % 60:02}"
 
@@ -81,7 +81,7 @@ class Lsf(script.Scheduler):
         return "" if environ.get("LSB_MCPU_HOSTS") else environ["LSB_DJOB_HOSTFILE"]
 
     def allocation(self, environ: Mapping[str, str], listed: str) -> Allocation:
-        """Return the hosts; a job of an array, which the queue knows by another ID, is not `queued`."""
+        """Return the hosts. A job of an array isn't `queued`, because its ID in the queue is different."""
         index = environ.get("LSB_JOBINDEX", "0")
         alone = index in ("", "0")
         job = environ["LSB_JOBID"] + ("" if alone else f"[{index}]")

@@ -44,7 +44,7 @@ class Pbs(script.Scheduler):
         return environ["PBS_NODEFILE"]
 
     def allocation(self, environ: Mapping[str, str], listed: str) -> Allocation:
-        """Return the hosts; a job of an array, which the queue knows by another ID, is not `queued`."""
+        """Return the hosts. A job of an array isn't `queued`, because its ID in the queue is different."""
         job, slots = environ["PBS_JOBID"], ((line, 1) for line in queue.lines_of(listed))
         queued = environ.get("PBS_ENVIRONMENT") == "PBS_BATCH" and "[" not in job
         return Allocation(self.name, self.title, job, queue.listed_nodes(self.title, slots, environ), queued)

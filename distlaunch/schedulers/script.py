@@ -334,7 +334,7 @@ def option(flag: str, value: object) -> str:
 
 
 def clock(seconds: int) -> str:
-    """Format a day and a half as `36:00:00`."""
+    """Format seconds as hours, minutes and seconds, such as `36:00:00`."""
     return f"{seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02}"
 
 

@@ -49,7 +49,7 @@ _CLOCK = r"[0-9]+:[0-9]{2}(?::[0-9]{2})?|[0-9]+-[0-9]{1,2}(?::[0-9]{2}){0,2}"
 
 
 def _days(seconds: int) -> str:
-    """Format a day and a half as `1-12:00:00`."""
+    """Format seconds as days and time, such as `1-12:00:00`."""
     days, rest = divmod(seconds, 86400)
     clock = script.clock(rest).zfill(8)
     return f"{days}-{clock}" if days else clock

@@ -31,8 +31,7 @@ _BAD = ("failed", "stalled", "not started", "lost with its node")
 
 
 class Wish(Frozen):
-    """The user's choice: the `history`, or the log of a `rank` (None = all) filtered by `find`; how far
-    `back`."""
+    """The user's choice: `history`, or the log of a `rank` (None = all); a `find` filter; how far `back`."""
 
     history: bool = False
     rank: int | None = None

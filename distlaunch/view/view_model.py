@@ -163,7 +163,7 @@ class ViewModel(Observer):
         return sorted(rows, key=lambda row: (not row.marks, row.rank))
 
     def rate(self) -> float | None:
-        """Return the recent change of the watched number per second; None if there are no new values."""
+        """Return the watched number's recent change per second; None without new values."""
         if len(self.trend) < 2:
             return None
         recent = [*self.trend][-20:]

@@ -102,7 +102,7 @@ class Screen(ViewModel):
 
 
 def _watched_uses(folder: str) -> Mapping[int, Use]:
-    """Tell the controller that there is a viewer, and return the resource use that it has written."""
+    """Signal to the controller that there is a viewer, and return the resource use that it has written."""
     path = os.path.join(folder, WATCHED)
     with contextlib.suppress(OSError):  # without write access, show the existing values
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600))

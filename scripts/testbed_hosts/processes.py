@@ -41,7 +41,7 @@ def identify(pid: int) -> ProcessId:
 
 
 def lives(process: ProcessId | None) -> bool:
-    """Return whether this process still runs: not as a zombie, and not a later process with the same PID."""
+    """Return whether this process still runs. A zombie or a later process with the same PID doesn't count."""
     if process is None:
         return False
     stat = _stat(process.pid)
@@ -96,7 +96,7 @@ def kill_all(find: Callable[[], Iterable[int]], deadline: float) -> list[int]:
         if time.monotonic() >= deadline:
             return pids
         with _pidfds(pids) as fds:
-            # Called twice: a process that is still found after its pidfd was opened is the pidfd's process.
+            # Called twice: if a process is still found after its pidfd was opened, the pidfd refers to it.
             dying = [fds[pid] for pid in set(find()) & fds.keys() if _kill(fds[pid])]
             _wait_for_end(dying, deadline)
         if not dying:

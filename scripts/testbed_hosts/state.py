@@ -182,7 +182,7 @@ def refuse_unfinished(testbed: Testbed) -> None:
 
 
 def is_unclaimed(folder: Path) -> bool:
-    """Return whether a directory has only what an `up` leaves that dies before its first state."""
+    """Return whether a directory has no files, except those of an `up` that died before its first state."""
     return all(entry.name == _UNFINISHED for entry in folder.iterdir())
 
 

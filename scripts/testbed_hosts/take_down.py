@@ -13,7 +13,7 @@ DOWN_LIMIT_S = 10.0
 
 
 def population(testbed: Testbed) -> dict[str, list[int]]:
-    """Return the PIDs in each host by its name: those in its network namespace, and those below its keeper.
+    """Return the PIDs in each host, by name: processes in its network namespace, and below its keeper.
 
     The keeper comes last. A process that creates another network namespace is still below the keeper if it
     was started over ssh.
