@@ -101,9 +101,9 @@ def _deal(cores: list[set[int]], count: int, whose: str) -> list[set[int]]:
 
 
 class Machine:
-    """The CPUs in `allowed`, as sysfs arranges them: `nodes` by NUMA node, `cores` as (NUMA node, CPUs).
+    """The CPUs in `allowed`, as arranged in sysfs: `nodes` by NUMA node, `cores` as (NUMA node, CPUs).
 
-    Offline CPUs, and NUMA nodes without CPUs, are left out. `root` is the parent directory of proc and sys.
+    Offline CPUs, and NUMA nodes without CPUs, are skipped. `root` is the parent directory of proc and sys.
     """
 
     def __init__(self, allowed: set[int], root: str = "/") -> None:

@@ -51,9 +51,9 @@ class Binding(Frozen):
 class WorkerSpec(Frozen):
     """A worker to start. `env` overrides the environment of the node, which overrides `defaults`.
 
-    `paths` are indices of `argv` items that may begin with ~ for the home of the user on the node, as `cwd`
-    may. An index above 0 is the script. With `one_device`, the worker sees only its own GPU. `shares` are the
-    descriptors, 0 and 1, that the worker shares with the command. The agent fills in `cpus` according to
+    `paths` are the indices of `argv` items that, like `cwd`, may begin with ~ for the user's home on the
+    node. An index above 0 is the script. With `one_device`, the worker sees only its own GPU. `shares` are
+    the descriptors, 0 and 1, that the worker shares with the command. The agent fills in `cpus` according to
     `Binding`.
     """
 
@@ -319,7 +319,7 @@ class RanksLag(Frozen):
 class RanksStalled(Frozen):
     """All workers of the node that have been stalled for `stall_s`, while others are active or have exited.
 
-    `stopped` lists (local rank, PID) of workers that a signal has suspended, or whose descendants it has.
+    `stopped` lists (local rank, PID) if a signal has suspended a worker or one of its descendants.
     """
 
     node: int

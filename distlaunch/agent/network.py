@@ -46,8 +46,8 @@ class Hold:
     """A port bound without listening: no other program gets it, but the TCPStore of rank 0 can.
 
     The TCPStore can listen on the port once both sides have SO_REUSEADDR, so call `release` just before the
-    workers start. Until then, an explicit bind by another user fails, too. `further` free ports are held
-    alike.
+    workers start. Until then, an explicit bind by another user fails, too. `further` free ports are held the
+    same way.
     """
 
     def __init__(self, port: int | None, further: int = 0) -> None:

@@ -188,7 +188,7 @@ class Outbox:
         self._spool.append(wire.encode_output(self.node, attempt, rank, data, wire.FLIGHT))
 
     def losses(self) -> list[OutputLost]:
-        """Return reports of the losses since the last call."""
+        """Return reports of output lost since the last call."""
         lost, self._lost = self._lost, {}
         return [
             OutputLost(self.node, channel // 2, channel % 2, size) for channel, size in sorted(lost.items())

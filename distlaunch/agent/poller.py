@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable
 
 F_SETPIPE_SZ = 1031
-"""The number of this fcntl command on Linux. Python names it only since version 3.10."""
+"""The number of this fcntl command on Linux. Python defines it only since version 3.10."""
 SIZE = 1 << 20
 """Bytes of capacity for the pipes of a link, if it has pipes."""
 KEPT = 8 << 20
@@ -81,9 +81,9 @@ class Poller:
 def keep_memory() -> None:
     """Make this process keep up to twice KEPT bytes of freed memory, since output uses short-lived blocks.
 
-    The malloc of glibc returns free memory beyond twice the largest block that it has unmapped so far. Each
-    further block would have to be zeroed and faulted in again, which takes a fifth of the time for forwarding
-    output. With other libraries, this function has no effect.
+    glibc's malloc returns free memory beyond twice the largest block that it has unmapped so far. Each new
+    block would then be zeroed and faulted in again, which takes a fifth of the time for forwarding output.
+    With other libraries, this function has no effect.
     """
     try:
         bytes(KEPT)  # mapped, then unmapped at once, and never touched

@@ -101,9 +101,8 @@ class Agent:
         self._signums: tuple[int, ...] = (signal.SIGCHLD, *wire.STOPS, *wire.WARNINGS)
 
     def run(self, received: bytes = b"") -> int:
-        """Serve until the link is closed, or until its end, the lease or a signal; return the exit status.
-
-        `received` arrived together with the boot code.
+        """Serve until the link closes or ends, the lease expires, or a signal arrives, and return the exit
+        status. `received` is input that arrived with the boot code.
         """
         self._poller.watch_signals(self._signums, self._on_signals)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())  # the guardian blocked them

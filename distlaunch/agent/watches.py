@@ -32,7 +32,7 @@ IDLE_TICKS = 2
 """Clock ticks between two checks that still count as idle. An idle torch process uses one now and then."""
 IDLE_GPU_PERCENT = 1
 LIBRARIES = (("torch", b"libtorch"), ("JAX", b"/jaxlib/"))
-"""Libraries that join a rendezvous, and a part of the path of a file that each of them maps."""
+"""Libraries that join a rendezvous, each with part of the path of a file that it maps."""
 USAGE_INTERVAL_S, USAGE_FIRST_S = 2.0, 0.5
 """Seconds between two measurements. The second one comes sooner, because a report needs two."""
 DUMP_S = 20.0

@@ -59,7 +59,7 @@ HEADER = struct.Struct("!BHHHI")
 PIECE, GONE = b"=", b"!"
 ESCAPE = b"\x1b"
 LINE = 960
-"""Bytes of a line. srun forwards at most 1024 bytes at once, and lines are whole only up to that."""
+"""Bytes of a line. srun forwards at most 1024 bytes at once, and may split longer lines."""
 LAST_WORD_S = 5.0
 """Seconds to wait until the last line of a node can be written."""
 SHARED = "DISTLAUNCH_SHARED"
