@@ -128,7 +128,7 @@ class Workers:
         self._poller.watch(fd, read)
 
     def _confirm(self, worker: Worker) -> None:
-        """Read the outcome of exec, once."""
+        """Report the result of exec, once it is known."""
         if worker.exec_pipe < 0:
             return
         try:

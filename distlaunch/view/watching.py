@@ -29,7 +29,7 @@ from distlaunch.view.screen import Wish, after, lines, row_at
 from distlaunch.view.view_model import ViewModel
 
 TOUCH_S = 2.0
-"""Seconds between two signals from a viewer to the controller that it is there."""
+"""Seconds between two heartbeats from a viewer to the controller."""
 DRAW_S = 1.0
 """Seconds between redraws if no key is pressed."""
 
