@@ -154,7 +154,7 @@ class Reap(Frozen):
 class Listen(Frozen):
     """Listen, and answer connections with the token.
 
-    If `port` is None, the agent chooses it, if 0, the system does.
+    If `port` is None, the agent chooses a port. If it is 0, the system does.
     """
 
     port: Optional[int]

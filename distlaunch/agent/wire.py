@@ -87,7 +87,7 @@ HEARTBEATS = 6
 """Heartbeats in each lease, all but one of which may be lost."""
 STALL_LOOKS = 8
 STALL_LOOK_MAX_S = 15.0
-"""Seconds between checks for stalls, at most. An agent checks `STALL_LOOKS` times within timeouts.stall."""
+"""Maximum seconds between checks for stalls. An agent checks `STALL_LOOKS` times within timeouts.stall."""
 MAX_OUTPUT = 1 << 17
 """Bytes of one OUTPUT payload, small enough that a control frame never waits long behind it.
 

@@ -55,7 +55,7 @@ class Workers:
         self.swept = True
 
     def start(self, command: StartWorkers) -> None:
-        """Spawn the workers of an attempt. Errors of the system are reported, not raised."""
+        """Spawn the workers of an attempt. System errors are reported, not raised."""
         if not self.swept:
             raise wire.ProtocolError("an attempt was started before the previous one had ended")
         self._attempt = command.attempt
