@@ -1,7 +1,7 @@
 """Two ranks learn the Zen of Python by heart: a small character model, trained with DistributedDataParallel.
 
-A line every few steps shows the loss and what the model would write by then. It runs on the CPU with gloo, or
-with nccl where every rank has a GPU of its own; DISTLAUNCH_BACKEND decides if it is set.
+Every few steps, a line shows the loss and a sample of the model's output. It runs on the CPU with gloo, or
+with nccl if every rank has its own GPU. DISTLAUNCH_BACKEND overrides this.
 """
 
 import argparse
@@ -21,7 +21,7 @@ PROMPT = "Beautiful is"
 
 
 class CharModel(nn.Module):
-    """Predicts the next character from those before it."""
+    """A model that predicts the next character from the previous ones."""
 
     def __init__(self, vocabulary: str, width: int = 96) -> None:
         super().__init__()
@@ -31,17 +31,17 @@ class CharModel(nn.Module):
         self.head = nn.Linear(width, len(vocabulary))
 
     def forward(self, codes: Tensor) -> Tensor:
-        """Scores of every character at every position: (batch, time) → (batch, time, vocabulary)."""
+        """Score every character at every position: (batch, time) → (batch, time, vocabulary)."""
         hidden, _ = self.gru(self.embed(codes))
         scores: Tensor = self.head(hidden)
         return scores
 
     def encode(self, text: str) -> Tensor:
-        """The text as one code per character."""
+        """Return the text as one code per character."""
         return torch.tensor([self.vocabulary.index(char) for char in text])
 
     def write(self, prompt: str, length: int, temperature: float = 0.5) -> str:
-        """The prompt, and ``length`` characters that the model thinks could follow it."""
+        """Return the prompt, continued by ``length`` characters from the model."""
         codes = self.encode(prompt).to(self.head.weight.device)
         with torch.no_grad():
             for _ in range(length):
@@ -51,14 +51,14 @@ class CharModel(nn.Module):
 
 
 def zen() -> str:
-    """What ``import this`` prints: a text that every Python has."""
+    """Return the text that ``import this`` prints."""
     with contextlib.redirect_stdout(io.StringIO()) as text:
         importlib.import_module("this")
     return text.getvalue()
 
 
 def join_process_group() -> torch.device:
-    """Join the other ranks, and return this rank's device: its own GPU with nccl, else the CPU."""
+    """Join the other ranks, and return this rank's device: its GPU with nccl, else the CPU."""
     gpu_each = torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])
     backend = os.environ.get("DISTLAUNCH_BACKEND", "nccl" if gpu_each else "gloo")
     if backend != "nccl":
@@ -70,7 +70,7 @@ def join_process_group() -> torch.device:
 
 
 def train(model: DistributedDataParallel, codes: Tensor, steps: int, report_every: int) -> list[float]:
-    """Take ``steps`` steps, each rank on random windows of its own, and return this rank's losses."""
+    """Train for ``steps`` steps, on random windows that differ per rank, and return this rank's losses."""
     optimizer = torch.optim.Adam(model.parameters(), lr=0.005)
     generator = torch.Generator().manual_seed(dist.get_rank())
     windows = codes.unfold(0, 49, 1)
@@ -80,7 +80,7 @@ def train(model: DistributedDataParallel, codes: Tensor, steps: int, report_ever
         scores = model(batch[:, :-1])
         loss = cross_entropy(scores.flatten(0, 1), batch[:, 1:].flatten())
         optimizer.zero_grad()
-        loss.backward()  # DDP averages the gradients over the ranks here
+        loss.backward()  # here, DDP averages the gradients over all ranks
         optimizer.step()
         losses.append(loss.item())
         if dist.get_rank() == 0 and (step == 1 or step % report_every == 0):
@@ -89,7 +89,7 @@ def train(model: DistributedDataParallel, codes: Tensor, steps: int, report_ever
 
 
 def same_on_all_ranks(model: nn.Module) -> bool:
-    """Whether every rank ends with the same weights, to the last bit."""
+    """Return whether all ranks end with exactly the same weights."""
     bits = parameters_to_vector(model.parameters()).detach().view(torch.int32)
     mine = bits.sum(dtype=torch.int64)
     prints = [torch.empty_like(mine) for _ in range(dist.get_world_size())]

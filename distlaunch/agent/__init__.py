@@ -1,1 +1,4 @@
-"""The bundle sent to a node: stdlib only, Python 3.8 and later, importing nothing else of distlaunch."""
+"""The bundle sent to a node.
+
+It uses only the standard library, Python 3.8 and later, and no other modules of distlaunch.
+"""

@@ -1,8 +1,8 @@
-"""CPUs for each worker of a node, from the NUMA nodes, sockets, cores and caches that sysfs lists.
+"""Assigns CPUs to the workers of a node, using the NUMA nodes, sockets, cores and caches in sysfs.
 
-The NUMA modes have the same meaning as in torch's ``--numa-binding``. Missing facts are not errors: a worker
-whose GPU has no known NUMA node is placed like one without a GPU, a NUMA node without an allowed CPU is
-replaced by the nearest one that has any, and CPUs without a known cache form one complex.
+The NUMA modes have the same meaning as in torch's ``--numa-binding``. Missing information is not an error. A
+worker whose GPU has no known NUMA node is placed like a worker without a GPU. A NUMA node without allowed
+CPUs is replaced by the nearest one with some. CPUs without a known cache form one complex.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class BindingError(Exception):
 
 def assign(command: StartWorkers, binding: Binding) -> list[WorkerSpec]:
     """Return the workers of `command`, each with its CPUs, as "0-3". Raises `BindingError`."""
-    # Look at all workers: with `one_device`, each has its own value, and that of a single worker is in `env`.
+    # With `one_device`, each worker has its own value. A single worker's value is in `env`.
     one_device = any(spec.one_device for spec in command.workers)
     visible = os.environ.get(VISIBLE) if one_device else command.env.get(VISIBLE, os.environ.get(VISIBLE))
     machine = Machine(os.sched_getaffinity(0))
@@ -44,7 +44,7 @@ def shares(binding: Binding, workers: int, machine: Machine, visible: str | None
     if how == "cores":
         whose = "cpu_binding: %d workers on a node" % workers
         return _deal([core for _, core in machine.cores], workers, whose)
-    # As in torch, the share of a GPU stays free if no worker uses it.
+    # As in torch, the share of an unused GPU stays free.
     seats = max(workers, binding.gpus)
     gpus = machine.gpu_nodes(binding.gpus, visible)
     nodes = [machine.usable_node(gpus.get(seat), seat, seats) for seat in range(seats)]
@@ -60,7 +60,7 @@ def _listed(text: str, allowed: set[int]) -> set[int]:
 
 
 def _seated(nodes: list[int], share: Callable[[int, int], list[set[int]]]) -> list[set[int]]:
-    """Return the share of each seat when every NUMA node is divided among the seats on it."""
+    """Return the share of each seat: each NUMA node is divided among its seats."""
     left = {node: iter(share(node, nodes.count(node))) for node in set(nodes)}
     return [next(left[node]) for node in nodes]
 
@@ -83,7 +83,7 @@ def _exclusive(machine: Machine, node: int, count: int) -> list[set[int]]:
 def _core_complex(machine: Machine, node: int, count: int) -> list[set[int]]:
     own = machine.nodes[node]
     complexes = _groups(own, lambda cpu: machine.last_cache(cpu) or own)
-    # As in torch: complexes with most allowed CPUs first, starting over when there are too few.
+    # As in torch: complexes with the most allowed CPUs first, then again from the start if there are too few.
     complexes.sort(key=len, reverse=True)
     return [complexes[i % len(complexes)] for i in range(count)]
 
@@ -92,7 +92,7 @@ _MODES = {"node": _node, "socket": _socket, "exclusive": _exclusive, "core-compl
 
 
 def _deal(cores: list[set[int]], count: int, whose: str) -> list[set[int]]:
-    """Divide `cores` into `count` runs of equal length, or with one more core in each of the first ones."""
+    """Divide `cores` into `count` runs of equal length. The first ones may have one more core."""
     each, more = divmod(len(cores), count)
     if not each:
         raise BindingError("%s need a core each, but only %d are available" % (whose, len(cores)))
@@ -101,9 +101,9 @@ def _deal(cores: list[set[int]], count: int, whose: str) -> list[set[int]]:
 
 
 class Machine:
-    """The CPUs in `allowed`, as sysfs arranges them: `nodes` by NUMA node, `cores` as (NUMA node, CPUs).
+    """The CPUs in `allowed`, as arranged in sysfs: `nodes` by NUMA node, `cores` as (NUMA node, CPUs).
 
-    Offline CPUs, and NUMA nodes without CPUs, are left out. `root` is the parent directory of proc and sys.
+    Offline CPUs, and NUMA nodes without CPUs, are skipped. `root` is the parent directory of proc and sys.
     """
 
     def __init__(self, allowed: set[int], root: str = "/") -> None:
@@ -118,9 +118,9 @@ class Machine:
         return _groups(cpus, lambda cpu: self._cpus("cpu/cpu%d/topology/thread_siblings_list" % cpu))
 
     def usable_node(self, wanted: int | None, seat: int, seats: int) -> int:
-        """Return the NUMA node of a seat: the nearest to `wanted`, else by the seat's share of all cores."""
+        """Return a seat's NUMA node: the nearest to `wanted`, or else by the seat's share of all cores."""
         if wanted is None:
-            # By cores rather than by nodes: even an uneven cpuset has a core for each seat.
+            # By cores rather than by nodes, because even an uneven cpuset then has a core for each seat.
             return self.cores[seat * len(self.cores) // seats][0]
         far = self._distances(wanted)
         return min(self.nodes, key=lambda node: (node != wanted, far.get(node, FAR), node))
@@ -135,7 +135,7 @@ class Machine:
         return self._read(SYSTEM + "cpu/cpu%d/topology/physical_package_id" % min(self.nodes[node]))
 
     def last_cache(self, cpu: int) -> set[int]:
-        """Return the CPUs that share the last level of cache with `cpu`, or none if unknown."""
+        """Return the CPUs that share the last-level cache with `cpu`; empty if unknown."""
         folder = "cpu/cpu%d/cache" % cpu
         caches = [name for name in self._names(SYSTEM + folder) if name[:5] == "index"]
         last = max(("%s/%s" % (folder, name) for name in caches), key=self._level, default="")
@@ -179,22 +179,22 @@ class Machine:
 
 
 def _pci_order(address: str) -> list[int]:
-    # Domains may have more than four digits, so sorting as text differs from sorting as numbers.
+    # Domains may have more than four digits, so sort them as numbers.
     return [int(part, 16) for part in address.replace(".", ":").split(":")]
 
 
 def _by_name(known: dict[str, str], word: str) -> str:
-    """Return the address of a GPU by its number or its UUID, which CUDA also accepts abbreviated."""
+    """Return the address of a GPU by its number or UUID. CUDA also accepts abbreviated UUIDs."""
     matches = [name for name in known if word.startswith("GPU-") and name.startswith(word)]
     return known[matches[0]] if matches else known.get(word, "") if word else ""
 
 
 def _groups(cpus: set[int], sharing: Callable[[int], set[int]]) -> list[set[int]]:
-    """Group `cpus` by what they share, ordered by the first CPU of each group, allowed or not."""
+    """Group `cpus` that share something, ordered by the first CPU of each group, allowed or not."""
     groups: dict[int, set[int]] = {}
     left = set(cpus)
     for cpu in sorted(cpus):
-        if cpu in left:  # called once for each group: each call reads several files
+        if cpu in left:  # called once per group, because each call reads several files
             whole = {cpu} | sharing(cpu)
             groups.setdefault(min(whole), set()).update(whole & left)
             left -= whole
@@ -202,13 +202,13 @@ def _groups(cpus: set[int], sharing: Callable[[int], set[int]]) -> list[set[int]
 
 
 def cpu_set(text: str) -> set[int]:
-    """Parse a list of CPUs in the format of the kernel, such as "0-3,8"."""
+    """Parse a list of CPUs in the kernel's format, such as "0-3,8"."""
     spans = (span.partition("-") for span in text.strip().split(",") if span)
     return {cpu for first, _, last in spans for cpu in range(int(first), int(last or first) + 1)}
 
 
 def cpu_list(cpus: Iterable[int]) -> str:
-    """Format a set of CPUs in the format of the kernel."""
+    """Format a set of CPUs in the kernel's format."""
     spans: list[list[int]] = []
     for cpu in sorted(cpus):
         if spans and spans[-1][-1] == cpu - 1:

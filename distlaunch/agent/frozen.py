@@ -1,7 +1,7 @@
-"""An equivalent of typing.NamedTuple for the price of a plain class.
+"""A replacement for typing.NamedTuple that is as cheap as a plain class.
 
-Each start creates a hundred such types, which take 50 µs each with NamedTuple and 8 µs with this class. On a
-node, importing typing alone would take 10 ms. To mypy, both are the same.
+Each start creates a hundred such types. Each takes 50 µs with NamedTuple and 8 µs with this class. On a node,
+importing typing alone would take 10 ms. mypy treats both the same.
 """
 
 __all__ = ["Frozen"]

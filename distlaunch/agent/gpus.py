@@ -16,13 +16,13 @@ def gpu_count() -> int:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         named = [device.strip() for device in visible.split(",")]
-        # As CUDA reads it: the list ends at the first invalid entry.
+        # As in CUDA, the list ends at the first invalid entry.
         return next((i for i, device in enumerate(named) if device in ("", "-1")), len(named))
     return _nvidia_gpus() or _amd_gpus()
 
 
 def _nvidia_gpus() -> int:
-    # Containers may hide /proc/driver; the device nodes stay.
+    # Containers may hide /proc/driver, but not the device nodes.
     devices = (name for name in names("/dev") if name[:6] == "nvidia" and name[6:].isdigit())
     return len(names("/proc/driver/nvidia/gpus") or list(devices))
 
@@ -67,7 +67,7 @@ class Utilization:
 
 
 def device_of(local_rank: int, visible: str | None) -> int:
-    """Return the number of the GPU that a worker picks by LOCAL_RANK; -1 if CUDA_VISIBLE_DEVICES has none."""
+    """Return the number of the GPU that LOCAL_RANK selects; -1 if CUDA_VISIBLE_DEVICES has none."""
     if visible is None:
         return local_rank
     named = [device.strip() for device in visible.split(",")]

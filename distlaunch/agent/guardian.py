@@ -1,8 +1,7 @@
-"""The guardian: the parent of the agent, which sweeps the processes that the agent leaves if it dies.
+"""The guardian: the parent of the agent, which sweeps the processes left behind if the agent dies.
 
-A sweep works only as long as its subreaper lives, hence a second subreaper above the agent. The guardian
-keeps the output of the link open until it has swept, so that the end of the link means that the node is
-clean.
+Sweeping requires a living subreaper, so the guardian is a second one, above the agent. The guardian keeps the
+output of the link open until it has swept. The end of the link therefore means that the node is clean.
 """
 
 from __future__ import annotations
@@ -17,9 +16,9 @@ from distlaunch.agent.frozen import Frozen
 
 SWEEP_S = 5.0
 STOP_S = 600.0
-"""Seconds until an agent that was told to stop is killed. Longer than a grace period for checkpoints."""
+"""Seconds until an agent that doesn't stop is killed. Longer than a grace period for checkpoints."""
 LOOK_S = 5.0
-"""Seconds between checks of the link: no signal announces that its other end was closed."""
+"""Seconds between checks of the link, since no signal announces that its other end was closed."""
 
 _WATCHED = (signal.SIGCHLD, *wire.STOPS, *wire.WARNINGS)
 
@@ -27,9 +26,8 @@ _WATCHED = (signal.SIGCHLD, *wire.STOPS, *wire.WARNINGS)
 def main(nonce: str, place: int | tuple[str, dict[str, int]]) -> None:
     """Fork the agent, wait until it has ended, sweep, and exit. Called by the boot code; never returns.
 
-    `place` is the index of the node. If several nodes share a link, `place` is the variable that names the
-    node and a mapping from names to indices, and each node writes lines in the format of
-    `distlaunch.agent.wire`.
+    `place` is the index of the node. If several nodes share a link, `place` is (variable with the node's
+    name, map of names to indices), and each node writes lines in the format of `distlaunch.agent.wire`.
     """
     alone = isinstance(place, int)
     node = place if isinstance(place, int) else place[1][os.environ[place[0]]]
@@ -65,9 +63,9 @@ class Ended(Frozen):
 def watch(agent: int, link: int = 0, passed_on: dict[int, int] | None = None) -> Ended:
     """Wait until the agent has ended, and sweep.
 
-    Once told to stop, ensure that the agent ends even if it is stuck. `link` is the descriptor of the input
-    of the link. Each signal in `passed_on`, which are blocked, is translated to another signal for the agent,
-    which handles it. Without `passed_on`, signals that stop processes stop the agent.
+    After a signal to stop, ensure that the agent ends even if it is stuck. `link` is the descriptor of the
+    input of the link. Each signal in `passed_on`, which are blocked, is translated to another signal for the
+    agent, which handles it. Without `passed_on`, signals that stop processes stop the agent.
     """
     status: int | None = None
     deadline: float | None = None
@@ -83,7 +81,7 @@ def watch(agent: int, link: int = 0, passed_on: dict[int, int] | None = None) ->
             deadline = time.monotonic() + STOP_S
             if not passed_on:
                 os.kill(agent, signal.SIGTERM)
-            os.kill(agent, signal.SIGCONT)  # a stopped process keeps SIGTERM pending
+            os.kill(agent, signal.SIGCONT)  # SIGTERM stays pending in a suspended process
         if signum in passed:
             os.kill(agent, passed[signum])
         if deadline is not None and time.monotonic() >= deadline:
@@ -96,7 +94,7 @@ def watch(agent: int, link: int = 0, passed_on: dict[int, int] | None = None) ->
 
 
 def _hung_up(link: int) -> bool:
-    """Return whether the other end of the link is closed, which the agent may be unable to notice."""
+    """Return whether the other end of the link is closed, in case the agent can't notice it."""
     looks = select.poll()
     looks.register(link, select.POLLRDHUP)
     return bool(looks.poll(0))

@@ -1,10 +1,9 @@
-"""The messages between controller and agent: one class each, which defines the fields and their types.
+"""The messages between controller and agent. Each has a class that defines the fields and their types.
 
 The payload of a control frame is one JSON object with the fields of a message and its `op`. `COMMAND_TYPES`
-go from the controller to an agent, `REPORT_TYPES` from an agent to the controller. Names that end in _s are
-in seconds, and `at` is the monotonic time of the node.
-Both ends import this module, so field types use the syntax of Python 3.8, and only the types in `_CHECKS`
-are supported.
+go from the controller to an agent, `REPORT_TYPES` from an agent to the controller. Fields whose names end in
+_s are in seconds, and `at` is the node's monotonic time. Both ends import this module, so field types use the
+syntax of Python 3.8, and only the types in `_CHECKS` are supported.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ class Ping(Frozen):
 
 
 class HoldPort(Frozen):
-    """Hold the rendezvous port and `further` free ports. None means a port that the agent chooses."""
+    """Hold the rendezvous port and `further` free ports. If `port` is None, the agent chooses it."""
 
     port: Optional[int]
     further: int = 0
@@ -40,8 +39,8 @@ class FindRoute(Frozen):
 class Binding(Frozen):
     """CPUs for each worker.
 
-    If `how` is node, socket, exclusive or core-complex, workers are bound near that many GPUs. If it is
-    cores, each worker gets an equal share. If it is listed, `cpus` are given by local rank.
+    If `how` is node, socket, exclusive or core-complex, workers are bound near that many `gpus`. If it is
+    cores, each worker gets an equal share. If it is listed, `cpus` lists them by local rank.
     """
 
     how: str
@@ -52,10 +51,10 @@ class Binding(Frozen):
 class WorkerSpec(Frozen):
     """A worker to start. `env` overrides the environment of the node, which overrides `defaults`.
 
-    `paths` are indices of `argv` items that may begin with ~ for the home of the user on the node, as `cwd`
-    may. An index above 0 is the script. With `one_device`, the worker sees only its own GPU. `shares` are the
-    descriptors, 0 and 1, that it shares with the command. `cpus` are filled in by the agent, which chooses
-    them by `Binding`.
+    `paths` are the indices of `argv` items that, like `cwd`, may begin with ~ for the user's home on the
+    node. An index above 0 is the script. With `one_device`, the worker sees only its own GPU. `shares` are
+    the descriptors, 0 and 1, that the worker shares with the command. The agent fills in `cpus` according to
+    `Binding`.
     """
 
     local_rank: int
@@ -70,11 +69,11 @@ class WorkerSpec(Frozen):
 
 
 class StartWorkers(Frozen):
-    """Start the workers of an attempt. `env` contains the variables that they have in common.
+    """Start the workers of an attempt. `env` contains the variables common to all.
 
     With `stall_s` None, stalled workers are not detected. `hosts_store` is set if the rendezvous is on this
-    node. `warning` is the signal that workers receive when the agent is stopped. `flight` requests dumps of
-    flight recorders. `temporary` are variables that name a directory deleted by the agent.
+    node. `warning` is the signal for the workers when the agent is stopped. `flight` requests dumps of flight
+    recorders. `temporary` are variables for the path of a directory that the agent deletes.
     """
 
     attempt: int
@@ -93,7 +92,7 @@ class StartWorkers(Frozen):
 
 
 class RankSpec(Frozen):
-    """A worker of a launcher that joined. `distlaunch.contract.SENT` lists all variables it may have."""
+    """A worker of a launcher that joined. `distlaunch.contract.SENT` lists all permitted variables."""
 
     local_rank: int
     env: Dict[str, str]
@@ -140,21 +139,23 @@ class WatchUse(Frozen):
 
 
 class WarnWorkers(Frozen):
-    """Send `signum` to the workers, which run on. A file announces the end of the job: in `left_s`, if
-    known."""
+    """Send `signum` to the workers, and create the deadline file. The job ends in `left_s`, if known."""
 
     signum: int
     left_s: Optional[float]
 
 
 class Reap(Frozen):
-    """Kill everything that an earlier agent of the run has left on the node."""
+    """Kill everything that an earlier agent of the run left behind on the node."""
 
     run_id: str
 
 
 class Listen(Frozen):
-    """Listen, and answer connections with the token. Port None lets the agent choose, 0 the system."""
+    """Listen, and answer connections with the token.
+
+    If `port` is None, the agent chooses a port. If it is 0, the system does.
+    """
 
     port: Optional[int]
     token: str
@@ -180,14 +181,14 @@ class Close(Frozen):
     why: str
 
 
-# Reports: from an agent to the controller. Reports that matter to the job are also events of the supervisor.
+# Reports: from an agent to the controller. Most of them are also events of the supervisor.
 
 
 class Hello(Frozen):
-    """The first report of an agent; `machine` identifies the host, by whatever name it is reached.
+    """The first report of an agent; `machine` identifies the host regardless of its name.
 
     A launcher that connected reports the number of its workers in `procs`, and their `role`. It shows their
-    output itself, and keeps it in the directory `logs`, or nowhere if that is "".
+    output itself, and saves it in the directory `logs`, unless that is "".
     """
 
     node: int
@@ -218,7 +219,7 @@ class PortHeld(Frozen):
 
 
 class PortRefused(Frozen):
-    """Answers `HoldPort` and `Listen`. `owners` are {uid, pid, command}, as far as they are visible."""
+    """Answers `HoldPort` and `Listen`. `owners` lists the visible owners as {uid, pid, command}."""
 
     node: int
     error: str
@@ -233,11 +234,11 @@ class PortUsurped(Frozen):
 
 
 class RouteFound(Frozen):
-    """Answers `FindRoute`, about the name or address `asked`.
+    """Answers `FindRoute` for the name or address `asked`.
 
     `address` is the address that it resolved to, `source` the node's own address on the route. `interfaces`
-    are all interfaces of the node, each with whether it has an address. `named` are (name, value) of the
-    environment variables of the node that name interfaces.
+    lists all interfaces of the node, and whether each has an address. `named` lists (name, value) of the
+    node's environment variables that name interfaces.
     """
 
     node: int
@@ -258,7 +259,7 @@ class RouteFailed(Frozen):
 
 
 class WorkerStarted(Frozen):
-    """A worker was executed successfully. `cpus` are assigned by `Binding`, as "0-3,8"."""
+    """A worker was executed successfully. `cpus` are its CPUs according to `Binding`, as "0-3,8"."""
 
     node: int
     local_rank: int
@@ -285,8 +286,8 @@ class WorkerExited(Frozen):
 
     `at` is the monotonic time of the node in a report, and of the controller in an event. `error_record` is
     {message, callstack} as written by torch's @record. `oom_kills` counts kills by the kernel since the
-    start. `shm` is (size, free) of /dev/shm in bytes, or empty. `words` is the last output of the worker, up
-    to the request to stop.
+    start. `shm` is (size, free) of /dev/shm in bytes, or empty. `words` is the worker's last output before it
+    was asked to stop.
     """
 
     node: int
@@ -307,7 +308,7 @@ class RanksJoined(Frozen):
 
 
 class RanksLag(Frozen):
-    """Activity of workers that have not joined: (local rank, whether it tries to join, activity) of each."""
+    """Workers that have not joined: (local rank, whether it is trying to join, activity) of each."""
 
     node: int
     seen: Tuple[Tuple[int, bool, str], ...]
@@ -316,7 +317,7 @@ class RanksLag(Frozen):
 class RanksStalled(Frozen):
     """All workers of the node that have been stalled for `stall_s`, while others are active or have exited.
 
-    `stopped` are (local rank, PID) where a signal has stopped a worker or one of its descendants.
+    `stopped` lists (local rank, PID) if a signal has suspended a worker or one of its descendants.
     """
 
     node: int
@@ -325,7 +326,7 @@ class RanksStalled(Frozen):
 
 
 class StackDumped(Frozen):
-    """Answers `DumpStacks`, for each worker: its Python stacks, as py-spy prints them."""
+    """Answers `DumpStacks` for each worker, with its Python stacks as printed by py-spy."""
 
     node: int
     local_rank: int
@@ -340,7 +341,7 @@ class WarningReceived(Frozen):
 
 
 class Interrupted(Frozen):
-    """A launcher, or the controller (node None), received `signum`: the user or a scheduler ends the job."""
+    """A launcher, or the controller (node None), received `signum` from the user or a scheduler."""
 
     signum: int
     node: Optional[int] = None
@@ -349,7 +350,7 @@ class Interrupted(Frozen):
 class AgentLeaving(Frozen):
     """The agent exits, after its workers, because of a signal or because its guardian died (`orphaned`).
 
-    Without a signal (0), the input of the link has ended, or is unreadable because of `damage`.
+    Without a signal (0), the link's input has ended, or is unreadable because of `damage`.
     """
 
     node: int
@@ -375,7 +376,7 @@ class Stuck(Frozen):
 
 
 class Swept(Frozen):
-    """No descendant of the agent is left. `leftovers` counts those that had outlived the workers."""
+    """No descendant of the agent is left. `leftovers` counts the ones that outlived their workers."""
 
     node: int
     attempt: int
@@ -390,22 +391,24 @@ class Reaped(Frozen):
 
 
 class OrphansKilled(Frozen):
-    """Agents of earlier runs had died and left `processes`, which were killed."""
+    """The agent killed `processes` that crashed agents of earlier runs had left behind."""
 
     node: int
     processes: int
 
 
 class GuardianResumed(Frozen):
-    """A signal had stopped the guardian, which can neither sweep nor exit then: the agent resumed it."""
+    """A signal had suspended the guardian, which prevents it from sweeping and exiting.
+
+    The agent resumed it.
+    """
 
     node: int
     pid: int
 
 
 class Usage(Frozen):
-    """Resource use: [local rank, CPU in percent of one core, bytes, GPU in percent, GPU bytes] of each
-    worker.
+    """Resource use of each worker: [local rank, percent of one core, bytes, GPU percent, GPU bytes].
 
     The last two are None if unknown.
     """
@@ -422,7 +425,7 @@ class Listening(Frozen):
 
 
 class Dialed(Frozen):
-    """Answers `DialAll`: for each target in turn, [{family, address, ok, error}]."""
+    """Answers `DialAll` with [{family, address, ok, error}] for each target, in order."""
 
     node: int
     results: Tuple[Any, ...]
@@ -494,7 +497,7 @@ def read(table: Dict[str, Type[Any]], fields: Dict[str, Any]) -> Any:
 
 
 def report_in(frame: Frame) -> Any:
-    """Read the report in a frame from an agent. Its node is that of the frame, which the link has checked.
+    """Read the report in a frame from an agent. Its node is the frame's, which the link has checked.
 
     Raises `ProtocolError`.
     """
@@ -513,7 +516,7 @@ def _read(kind: Type[Any], fields: Any, where: str) -> Any:
 
 
 def _checked(form: str, value: Any, where: str) -> Any:
-    """Return `value` if it has this form, with records read from objects."""
+    """Check that `value` has this form, and return it with objects converted to records."""
     if form.startswith("Optional["):
         return None if value is None else _checked(form[9:-1], value, where)
     if form.startswith("Tuple["):
@@ -547,4 +550,4 @@ _CHECKS: Dict[str, Callable[[Any], bool]] = {
     "str": lambda value: isinstance(value, str),
     "Dict[str, str]": lambda value: isinstance(value, dict) and {*map(type, value.values())} <= {str},
 }
-"""Forms that a field may have, in addition to tuples, records and None."""
+"""Forms of fields other than tuples, records and None."""

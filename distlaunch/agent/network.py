@@ -1,4 +1,4 @@
-"""The network of a node: the rendezvous port, its listeners, routes to other nodes, and reachability."""
+"""The network of a node: rendezvous port, listeners, routes to other nodes, and reachability."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ TRIES = 64
 BACKLOG = 1024
 VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 LINK_LOCAL = "20"
-"""The scope of addresses that every interface assigns to itself, in /proc/net/if_inet6."""
+"""The scope of link-local addresses in /proc/net/if_inet6, which every interface assigns itself."""
 SIOCGIFADDR = 0x8915
 """ioctl that returns the first IPv4 address of an interface (netdevice(7))."""
 
 
 def machine() -> str:
-    """Return what identifies this host by whatever name it is reached; "" = unknown.
+    """Return an ID of this host that doesn't depend on its name; "" = unknown.
 
-    Containers are hosts of their own, and so are SSH servers at different loopback addresses.
+    Containers count as separate hosts, and so do SSH servers at different loopback addresses.
     """
     server = os.environ.get("SSH_CONNECTION", "").split()[2:]
     try:
@@ -41,25 +41,24 @@ def machine() -> str:
 class Hold:
     """A port bound without listening: no other program gets it, but the TCPStore of rank 0 can.
 
-    The TCPStore can listen on the port once both sides have SO_REUSEADDR, hence `release` just before the
-    workers start. Until then, an explicit bind by another user fails, too. `further` free ports are held
-    alike.
+    The TCPStore can listen on the port once both sides have SO_REUSEADDR, so call `release` just before the
+    workers start. Until then, an explicit bind by another user fails, too. `further` free ports are held the
+    same way.
     """
 
     def __init__(self, port: int | None, further: int = 0) -> None:
-        """Hold `port`, or a free one. Raises OSError (EADDRINUSE) when that is impossible."""
+        """Hold `port`, or a free port if it is None. Raises OSError (EADDRINUSE) if that is impossible."""
         self.socket = _any_bound() if port is None else _bound_again(port)
         self._all = [self.socket, *[_any_bound() for _ in range(further)]]
         self.port, *self.further = [int(sock.getsockname()[1]) for sock in self._all]
         self._released = False
 
     def answers(self, port: int | None, further: int) -> bool:
-        """Return whether this hold satisfies a request for `port`, or any, and `further` ports, and workers
-        have not used it yet."""
+        """Return whether this unused hold satisfies a request for `port` (None = any) and `further` ports."""
         return not self._released and port in (None, self.port) and further == len(self.further)
 
     def release(self) -> None:
-        """Let a socket with SO_REUSEADDR listen here. Other sockets still can't get the port."""
+        """Let a socket with SO_REUSEADDR listen on the port. Other sockets still can't get it."""
         self._released = True
         for sock in self._all:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -71,7 +70,7 @@ class Hold:
 
 
 def acceptor(port: int) -> socket.socket:
-    """Listen on `port` so that the store of rank 0 can listen on it later. Raises OSError."""
+    """Listen on `port` in a way that lets rank 0's store listen on it later. Raises OSError."""
     listener = _bound(port, reuse=True)
     try:
         listener.listen(BACKLOG)
@@ -92,7 +91,7 @@ def _bound_again(port: int) -> socket.socket:
 
 
 def _any_bound() -> socket.socket:
-    # Below the ephemeral range, because otherwise a client connecting to the port could connect to itself.
+    # Below the ephemeral range, because a client that connects to a port in it could connect to itself.
     highest = _ephemeral_start() - 1
     if highest > LOWEST_PORT:
         for _ in range(TRIES):
@@ -173,7 +172,7 @@ def route(node: int, host: str) -> RouteFound | RouteFailed:
 
 
 def interfaces() -> tuple[tuple[str, bool], ...]:
-    """Return every interface, with whether it has an address that other hosts can use."""
+    """Return every interface, and whether it has an address that other hosts can use."""
     ipv4 = _ipv4_addresses()
     ipv6 = {row[5] for row in _ipv6_rows() if row[3] != LINK_LOCAL}
     return tuple([(name, name in ipv4 or name in ipv6) for _, name in socket.if_nameindex()])
@@ -211,9 +210,9 @@ def _ipv6_rows() -> list[list[str]]:
 
 
 def listen(port: int | None, token: bytes) -> int:
-    """Answer each connection to `port`, or to a free one, with `token`, and return the port. Raises OSError.
+    """Answer each connection to `port`, or to a free port, with `token`, and return the port. Raises OSError.
 
-    A thread does that, because `dial` in the same agent waits for an answer, too.
+    Uses a thread, because `dial` in the same agent also waits for an answer.
     """
     import threading  # needed only for checks
 
@@ -246,7 +245,7 @@ def dial_all(targets: tuple[tuple[str, int], ...], timeout_s: float, token: byte
 def dial(host: str, port: int, timeout_s: float, token: bytes) -> list[Message]:
     """Connect to every address of `host`: [{family, address, ok, error}].
 
-    ``ok`` requires the token of the listener, which no other service sends. Nothing is ever sent.
+    ``ok`` requires the listener's token, which no other service sends. `dial` itself sends nothing.
     """
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)

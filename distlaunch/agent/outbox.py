@@ -1,7 +1,7 @@
-"""The queue of frames to send: control frames first, output in order, memory bounded.
+"""The queue of frames to send: control frames first, output in order, and bounded memory.
 
 A slow link never slows a worker. Output beyond MEMORY bytes goes to unlinked files, in the first directory
-that has room. Output beyond DISK bytes is dropped and counted.
+with enough space. Output beyond DISK bytes is dropped and counted.
 """
 
 from __future__ import annotations
@@ -18,14 +18,13 @@ MEMORY = 2 << 20
 DISK = 1 << 30
 SEGMENT = 64 << 20
 HOLD_S = 0.1
-"""Seconds within which a link must take half of the memory of the outbox. A slower link must not slow a
-worker."""
+"""Seconds in which a link must accept half of the outbox's memory. A slower link must not slow a worker."""
 
 
 class Spool:
     """A FIFO of encoded frames: in memory up to `memory` bytes, then in unlinked files up to `disk` bytes.
 
-    The files are in the first of `folder.places` that has room.
+    The files are in the first of `folder.places` with enough space.
     """
 
     def __init__(
@@ -42,11 +41,11 @@ class Spool:
 
     @property
     def left(self) -> int:
-        """Return how many bytes still fit in memory; 0 while the next frame is in a file."""
+        """Return the number of bytes that still fit in memory; 0 while the next frame is in a file."""
         return 0 if self._segments else self._memory - self._in_memory
 
     def append(self, entry: bytes) -> bool:
-        """Add an entry. Return False if there was no room, and the entry was dropped."""
+        """Add an entry. Return False if there was no room and the entry was dropped."""
         if len(entry) <= self.left:
             self._entries.append(entry)
             self._in_memory += len(entry)
@@ -99,7 +98,7 @@ class Spool:
 
 
 class Segment:
-    """A part of a spool on disk, freed once it is read. Raises OSError if a directory isn't writable."""
+    """A part of a spool on disk, freed once read. Raises OSError if a directory isn't writable."""
 
     def __init__(self, place: str) -> None:
         self._fd = scratch.unlinked_file(place)
@@ -130,8 +129,8 @@ class Segment:
 class Outbox:
     """Orders frames, and writes them to the descriptor of the link, which must not block.
 
-    `form` encodes each frame. `hello` precedes the first frame in the same write, and control frames that
-    wait together share one, because srun delays a second write by 40 ms.
+    `form` encodes each frame. `hello` is written together with the first frame, and so are control frames
+    that wait together, because srun delays a second write by 40 ms.
     """
 
     def __init__(
@@ -189,15 +188,17 @@ class Outbox:
         self._spool.append(wire.encode_output(self.node, attempt, rank, data, wire.FLIGHT))
 
     def losses(self) -> list[OutputLost]:
-        """Return reports of the losses since the last call."""
+        """Return reports of output lost since the last call."""
         lost, self._lost = self._lost, {}
         return [
             OutputLost(self.node, channel // 2, channel % 2, size) for channel, size in sorted(lost.items())
         ]
 
     def write(self, link: int) -> int:
-        """Write until the link would block. Return the number of bytes. Raises OSError when the link is
-        gone."""
+        """Write until the link would block, and return the number of bytes.
+
+        Raises OSError if the link is gone.
+        """
         written = 0
         while self:
             if not self._current:
@@ -221,9 +222,9 @@ class Outbox:
 
 
 class Flow:
-    """Backpressure: reads the pipe of a worker now, or only when the outbox has room again.
+    """Backpressure: reads a worker's pipe now, or only when the outbox has room again.
 
-    No pipe waits for longer than HOLD_S, and none waits again before the link has caught up.
+    No pipe waits longer than HOLD_S, or waits again before the link has caught up.
     """
 
     def __init__(self, poller: Poller, outbox: Outbox) -> None:

@@ -1,4 +1,4 @@
-"""The event loop of an agent, which is the only place where it waits, and nonblocking pipes."""
+"""Nonblocking pipes, and the event loop of an agent, which is the only place where an agent waits."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable
 
 F_SETPIPE_SZ = 1031
-"""The number of this fcntl command on Linux. Python names it only since version 3.10."""
+"""The number of this fcntl command on Linux. Python defines it only since version 3.10."""
 SIZE = 1 << 20
 """Bytes of capacity for the pipes of a link, if it has pipes."""
 KEPT = 8 << 20
@@ -79,20 +79,20 @@ class Poller:
 
 
 def keep_memory() -> None:
-    """Make this process keep up to twice KEPT bytes of freed memory, since output comes in brief blocks.
+    """Make this process keep up to twice KEPT bytes of freed memory, since output uses short-lived blocks.
 
-    The malloc of glibc returns free memory beyond twice the largest block that it has unmapped so far. Each
-    further block would have to be zeroed and faulted in again, which takes a fifth of the time for forwarding
-    output. With other libraries, this function has no effect.
+    glibc's malloc returns free memory beyond twice the largest block that it has unmapped so far. Each new
+    block would then be zeroed and faulted in again, which takes a fifth of the time for forwarding output.
+    With other libraries, this function has no effect.
     """
     try:
-        bytes(KEPT)  # mapped, unmapped at once, and never touched
+        bytes(KEPT)  # mapped, then unmapped at once, and never touched
     except MemoryError:
         pass  # address space is limited, and this was only a hint
 
 
 def widen(pipe: int, size: int = SIZE) -> None:
-    """Enlarge the capacity of a pipe, if that is allowed."""
+    """Enlarge a pipe, if permitted."""
     try:
         fcntl.fcntl(pipe, F_SETPIPE_SZ, size)
     except OSError:
@@ -100,9 +100,9 @@ def widen(pipe: int, size: int = SIZE) -> None:
 
 
 def written(pipe: int, unsent: bytearray) -> bool:
-    """Write as much of `unsent` as the pipe accepts, and remove that. Return whether nothing is left.
+    """Write as much of `unsent` as the pipe accepts, remove it, and return whether nothing is left.
 
-    Raises OSError when the reader is gone.
+    Raises OSError if the reader is gone.
     """
     try:
         while unsent:

@@ -76,7 +76,7 @@ def resident_bytes(pids: list[int]) -> int:
 
 
 def has_mapped(pid: int, name: bytes) -> bool:
-    """Return whether a process has mapped a file whose path contains `name`; False if that isn't visible."""
+    """Return whether a process has mapped a file whose path contains `name`; False if that isn't readable."""
     return name in contents("/proc/%d/maps" % pid)
 
 
@@ -101,10 +101,10 @@ def descendants(root: int) -> list[int]:
 
 
 def tree(root: int) -> dict[int, list[int]]:
-    """Map `root`, and each descendant that has children, to its children; parents come before children.
+    """Map `root`, and each descendant with children, to the children. Parents come before children.
 
-    A process that is forked, or ends, meanwhile may be missing. If the kernel lists children itself, so may a
-    sibling of that process (proc(5)). A caller that needs every process must look again.
+    A process that is forked or ends meanwhile may be missing, and with the kernel's lists of children, so may
+    its siblings (proc(5)). A caller that needs every process must repeat the call.
     """
     of_all = None if os.path.exists(_CHILDREN % (os.getpid(), os.getpid())) else _all_children()
     found: dict[int, list[int]] = {}
@@ -222,7 +222,7 @@ def _oom_counters() -> Iterator[str]:
         if number == "0":  # cgroup v2
             yield "/sys/fs/cgroup%s/memory.events" % path
         elif "memory" in controllers.split(","):
-            # In a container, the path is that of the host, while its own cgroup is mounted.
+            # In a container, the path is the host's, but the container's own cgroup is mounted.
             yield "/sys/fs/cgroup/memory%s/memory.oom_control" % path
             yield "/sys/fs/cgroup/memory/memory.oom_control"
     yield "/sys/fs/cgroup/memory.events"

@@ -1,4 +1,4 @@
-"""The private directory of an agent on its node, for error records and flight recorder dumps of workers.
+"""An agent's private directory on its node, for error records and flight recorder dumps of workers.
 
 Error records are written by torch's @record.
 """
@@ -15,13 +15,13 @@ from distlaunch.agent.wire import MAX_OUTPUT
 SPARE_PLACES = ("/tmp", "/var/tmp")
 """Directories to try if TMPDIR isn't writable."""
 MEMORY = "/dev/shm"
-"""The last directory to try: its files occupy the memory of the workers."""
+"""The last directory to try, because its files use the workers' memory."""
 
 
 _PREFIX = "distlaunch-agent-"
 MAX_ERROR_RECORD = 1 << 18
 MAX_FLIGHT = 32 << 20
-"""Bytes that are read of one worker's error record, and of its flight recorder dump."""
+"""Maximum bytes to read of a worker's error record, and of its flight recorder dump."""
 
 
 class NoPlaceError(Exception):
@@ -29,16 +29,16 @@ class NoPlaceError(Exception):
 
 
 def places(tmpdir: str | None = None) -> list[str]:
-    """Return the directories to try, best first: TMPDIR of the job, else of the node, then others on disk."""
+    """Return the directories to try, best first: the TMPDIR of the job or node, then others on disk."""
     wanted = [tmpdir or os.environ.get("TMPDIR") or SPARE_PLACES[0], *SPARE_PLACES]
     return list(dict.fromkeys(map(os.path.abspath, wanted)))
 
 
 class Folder:
-    """The directory, mode 0700. Its name can't be guessed and is fixed. `make` decides where it is created.
+    """The directory, mode 0700. Its name is fixed and can't be guessed. `make` decides where it is created.
 
-    It is constructed before the agent is forked. Before the agent creates the directory, it sends the path to
-    the guardian through a pipe, so that the guardian can delete what a killed agent leaves.
+    The object is constructed before the agent is forked. Before the agent creates the directory, it sends the
+    path to the guardian through a pipe. If the agent is killed, the guardian can then delete the directory.
     """
 
     def __init__(self) -> None:
@@ -124,7 +124,7 @@ class Folder:
 def read_left(path: str, most: int) -> Iterator[bytes]:
     """Yield the contents of a file left by a worker, up to `most` bytes; nothing if it isn't a file."""
     try:
-        # A job may have put anything there: a pipe would block, a symlink would lead elsewhere.
+        # A job may have put anything there. A pipe would block, and a symlink would lead elsewhere.
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
         with open(fd, "rb") as file:
             if stat.S_ISREG(os.fstat(fd).st_mode):
@@ -194,7 +194,7 @@ def remove(folder: str) -> None:
             os.unlink(os.path.join(folder, name))
         os.rmdir(folder)
     except OSError:
-        pass  # never created, or it contains a directory of the job, which must stay
+        pass  # never created, or it contains a directory of the job, which must not be deleted
 
 
 def unlinked_file(place: str) -> int:

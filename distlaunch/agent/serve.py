@@ -1,7 +1,7 @@
-"""The agent: executes the commands of the controller and holds the lease.
+"""The agent executes the controller's commands and holds the lease.
 
-It makes no decisions about the job. Its only policy: when the link ends, the lease expires or a signal
-arrives, it stops its workers, sweeps and exits.
+It makes no decisions about the job, except that it stops its workers, sweeps and exits when the link ends,
+the lease expires or a signal arrives.
 """
 
 from __future__ import annotations
@@ -26,17 +26,16 @@ if TYPE_CHECKING:
 
 GRACE_S = 10.0
 REAP_INTERVAL_S = 0.05
-"""Seconds between checks for killed processes, which are not children, so that nothing announces their
-end."""
+"""Seconds between checks for killed processes that aren't children, whose end nothing announces."""
 FLUSH_S = 15.0
 """Seconds without progress after which the remaining output is discarded, once everything is swept."""
 _READ = 1 << 18
 
 
 def main(nonce: str, node: int, folder: scratch.Folder, alone: bool = True) -> None:
-    """Serve on descriptors 0 and 1, and exit; never returns. `folder` is for error records.
+    """Serve on descriptors 0 and 1, then exit the process. `folder` is for error records.
 
-    If the node is not `alone` on its link, it also receives the frames of other nodes, and writes lines.
+    If the node is not `alone` on its link, it also receives frames for other nodes, and writes lines.
     """
     status = wire.AGENT_DIED
     try:
@@ -102,9 +101,8 @@ class Agent:
         self._signums: tuple[int, ...] = (signal.SIGCHLD, *wire.STOPS, *wire.WARNINGS)
 
     def run(self, received: bytes = b"") -> int:
-        """Serve until the link is closed, or until its end, the lease or a signal; return the exit status.
-
-        `received` arrived together with the boot code.
+        """Serve until the link closes or ends, the lease expires, or a signal arrives, and return the exit
+        status. `received` is input that arrived with the boot code.
         """
         self._poller.watch_signals(self._signums, self._on_signals)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())  # the guardian blocked them
@@ -113,7 +111,7 @@ class Agent:
         self._renew_lease()
         self._execute(received)
         self._receive()
-        # Answers travel with the first report, since some connections delay a small message after another.
+        # Answers are sent with the first report, since some connections delay a small message after another.
         self._flush()
         self._report_orphans()
         gc.enable()  # disabled during the boot
@@ -157,7 +155,7 @@ class Agent:
             self._hear_end()
 
     def _hear_end(self, damage: str = "") -> None:
-        # A peer that closes only the input, as sshd does when the guardian dies, still receives this.
+        # A peer that closed only the input, as sshd does when the guardian dies, still receives this.
         self._report_leaving(0, damage)
         self._lose_link()
 
@@ -180,7 +178,8 @@ class Agent:
             if self._outbox.write(self._link_out) and self._leaving and self._workers.swept:
                 self._poller.after(FLUSH_S, "flush", self._lose_link)
         except OSError:
-            # The reader is gone. Commands sent before that still count, and the end of the input follows.
+            # The reader is gone. Commands that it sent before are still valid, and the end of the input
+            # follows.
             self._link_lost = True
             self._outbox.discard()
         self._workers.flow.sent()
@@ -191,7 +190,7 @@ class Agent:
             self._poller.forget(self._link_out)
 
     def _flush_early(self) -> None:
-        """Send what is queued before what follows, unless the link is full, where urgent frames go first."""
+        """Send all queued frames before new ones, unless the link is full. Then urgent frames go first."""
         if not self._link_full:
             self._flush()
 
@@ -215,7 +214,8 @@ class Agent:
             self._workers.stop(self._grace_s, self._warning)
 
     def _renew_lease(self) -> None:
-        # In halves: if the whole job was suspended, the controller has the second half for a heartbeat.
+        # In two halves. If the whole job was suspended, the controller can send a heartbeat in the second
+        # half.
         half_s = self._lease_s / 2
         self._poller.after(half_s, "lease", lambda: self._poller.after(half_s, "lease", self._lose_link))
 
@@ -231,7 +231,10 @@ class Agent:
             self._leave_early()
 
     def _report_leaving(self, signum: int, damage: str = "") -> None:
-        """Report that the agent leaves before its workers exit, so that none of them is the root cause."""
+        """Report that the agent is leaving.
+
+        This precedes the exit of its workers, so none becomes the root cause.
+        """
         if not self._leaving:
             self._outbox.report(
                 messages.AgentLeaving(self._node, signum, os.getppid() != self._guardian, damage)

@@ -25,7 +25,7 @@ class Shipped:
         self._codes, self._packages = codes, packages
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> "ModuleSpec | None":
-        """Return the spec of a module that was shipped, else None."""
+        """Return the spec of a module in the bundle, or else None."""
         if name not in self._codes:
             return None
         return ModuleSpec(name, self, is_package=name in self._packages)  # type: ignore[arg-type]
@@ -43,5 +43,5 @@ class Shipped:
 
 def install(codes: "dict[str, str | bytes]", packages: "Collection[str]") -> None:
     """Import these modules from now on."""
-    gc.disable()  # until the agent is ready, since objects created until then are kept
+    gc.disable()  # until the agent is ready, because all objects created until then are kept
     sys.meta_path.insert(0, Shipped(codes, packages))

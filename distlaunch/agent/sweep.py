@@ -1,14 +1,14 @@
 """Kills processes on a node: every descendant of this process, and those left over from crashed agents.
 
-A sweep kills every descendant, whatever its session or parent. That works because the caller is a child
-subreaper: an orphan is reparented to it, even after setsid and double fork, so the descendants are complete
-and only the caller reaps them (PR_SET_CHILD_SUBREAPER, Linux 3.4).
+A sweep kills every descendant, whatever its session or parent. The caller is a child subreaper: orphans are
+reparented to it, even after setsid and a double fork. It therefore finds all descendants, and only the caller
+reaps them (PR_SET_CHILD_SUBREAPER, Linux 3.4).
 
 Processes left by an earlier agent are found by their environment. Every worker has two variables, which its
-descendants inherit: DISTLAUNCH_RUN_ID, and DISTLAUNCH_AGENT. The latter contains the node, since several may
-share a host, and the PIDs and start times of the agent and its guardian, so that no later process with the
-same PID is mistaken for them. A process whose agent and guardian are both dead is an orphan: nothing else
-will sweep it.
+descendants inherit: DISTLAUNCH_RUN_ID, and DISTLAUNCH_AGENT. The latter contains the node, since several
+nodes may share a host. It also contains the PIDs and start times of the agent and its guardian, so a later
+process with the same PID isn't mistaken for them. A process whose agent and guardian are both dead is an
+orphan, which nothing else will sweep.
 """
 
 from __future__ import annotations
@@ -25,11 +25,13 @@ from distlaunch.agent import procfs
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 SETTLE_S = 0.3
-"""Seconds in which helper processes may end by themselves. The resource tracker of Python ends after the
-last process that it serves, once it has unlinked what those left in /dev/shm: 30 ms, or 130 ms on a busy
-host."""
+"""Seconds in which helper processes may end by themselves.
+
+Python's resource tracker ends after the last process that it serves, once it has unlinked their files in
+/dev/shm: 30 ms, or 130 ms on a busy host.
+"""
 FEW = 64
-"""Number of helper processes beyond which none is waited for, since they may be forking."""
+"""Maximum number of helper processes to wait for. If there are more, they may be forking."""
 RUN, AGENT = b"DISTLAUNCH_RUN_ID=", b"DISTLAUNCH_AGENT="
 
 
@@ -67,7 +69,7 @@ def exit_status(status: int) -> int:
 
 
 def has_children() -> bool:
-    """Return whether any child is left, whether it has ended or not."""
+    """Return whether any child is left, including zombies."""
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
@@ -78,9 +80,9 @@ def has_children() -> bool:
 class Sweep:
     """A sweep: call `strike` until `has_children` returns False, and also when `settling_s` is over.
 
-    Helper processes, which wait for the end of the worker that they serve, are killed only after that time.
-    In a `gentle` sweep, helpers are all processes except the `workers`; otherwise, those that ignore SIGTERM.
-    `killed` contains the PIDs of killed processes.
+    Helper processes wait for the end of the worker that they serve, so they are killed only after that time.
+    In a `gentle` sweep, all processes except the `workers` are helpers. Otherwise, only processes that ignore
+    SIGTERM are. `killed` contains the PIDs of killed processes.
     """
 
     def __init__(self, workers: Iterable[int] = (), gentle: bool = False) -> None:
@@ -94,7 +96,7 @@ class Sweep:
         return max(0.0, self._settled_at - time.monotonic())
 
     def strike(self) -> None:
-        """Kill every descendant that was not killed yet and has no time left."""
+        """Kill every descendant that hasn't been killed yet and has no time left."""
         self.killed |= _struck(self._due, self.killed)
 
     def _due(self) -> list[int]:
@@ -106,19 +108,19 @@ class Sweep:
         return found if len(helpers) > FEW else [pid for pid in found if pid not in helpers]
 
     def _is_helper(self, pid: int, has_children: bool) -> bool:
-        # A process with children may be forking continuously, and must be stopped before its children.
+        # A process with children may fork continuously, so it must be suspended before its children.
         rests = self._gentle or (not has_children and procfs.ignores(pid, signal.SIGTERM))
         return rests and pid not in self._workers
 
     def stuck(self) -> list[int]:
-        """List processes still there after SIGKILL: they are uninterruptible, or belong to another user."""
+        """List processes that remain after SIGKILL. They are uninterruptible, or belong to another user."""
         return [pid for pid in procfs.descendants(os.getpid()) if pid in self.killed]
 
 
 def kill_left(error_files: set[bytes]) -> set[int]:
-    """Kill every descendant of workers that have ended, by their error files, and return the PIDs.
+    """Kill every descendant of workers that have ended, and return the PIDs.
 
-    Their environment tells whose descendants they are.
+    The error file in its environment identifies the worker.
     """
     name = b"TORCHELASTIC_ERROR_FILE="
 
@@ -130,10 +132,10 @@ def kill_left(error_files: set[bytes]) -> set[int]:
 
 
 def _struck(due: Callable[[], list[int]], killed: set[int]) -> set[int]:
-    """Stop, then kill, the descendants that are `due` and were not killed yet, and return their PIDs.
+    """Suspend, then kill, the descendants that are `due` and haven't been killed yet, and return their PIDs.
 
-    Processes are stopped level by level, beginning with direct children, which no other process can reap. A
-    stopped parent neither forks nor reaps, so no PID below it can be reused before SIGKILL arrives.
+    Processes are suspended level by level, beginning with direct children, which no other process can reap. A
+    suspended parent doesn't fork or reap, so no PID below it can be reused before SIGKILL arrives.
     """
     stopped: set[int] = set()
     while True:
@@ -166,13 +168,13 @@ def agent_cookie(node: int) -> str:
 
 
 def kill_orphans() -> int:
-    """Kill every process whose agent is dead, and return their number."""
+    """Kill every process whose agent is dead, and return how many were killed."""
     here = _pid_namespace(os.getpid())
     return _kill(lambda environ: _is_orphan(_value(environ, AGENT), here))
 
 
 def kill_run(run_id: str, node: int) -> int:
-    """Kill every process of a run on a node, whichever agent started it, and return their number."""
+    """Kill every process of a run on a node, whichever agent started it, and return how many were killed."""
     run, mine = run_id.encode(), b"%d-" % node
     return _kill(lambda environ: _value(environ, RUN) == run and _value(environ, AGENT).startswith(mine))
 
@@ -180,8 +182,8 @@ def kill_run(run_id: str, node: int) -> int:
 def claim(run_id: str, node: int) -> object | None:
     """Become the only agent of a run and node on this host, if no other agent is.
 
-    Return a socket to keep open, or None. The name of the socket is in the kernel's abstract namespace
-    (unix(7)): nothing listens on it, and it ends with this process.
+    Return a socket to keep open, or None. The socket has a name in the kernel's abstract namespace (unix(7)).
+    It doesn't listen, and ends with this process.
     """
     import socket  # not needed by the guardian
 
@@ -195,9 +197,9 @@ def claim(run_id: str, node: int) -> object | None:
 
 
 def _kill(wanted: Callable[[bytes], bool]) -> int:
-    """Kill every process whose environment is `wanted`, and return their number."""
+    """Kill every process whose environment is `wanted`, and return how many were killed."""
     found = [pid for pid in procfs.pids() if wanted(procfs.environment(pid))]
-    for signum in (signal.SIGSTOP, signal.SIGKILL):  # stop all of them first, so that none forks meanwhile
+    for signum in (signal.SIGSTOP, signal.SIGKILL):  # suspend all of them first, so that none forks meanwhile
         for pid in found:
             _send(pid, signum)
     return len(found)

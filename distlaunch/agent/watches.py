@@ -1,4 +1,4 @@
-"""Observation of running workers from outside: joins, stalls, resource use and stacks."""
+"""Observes running workers from outside: joins, stalls, resource use and stacks."""
 
 from __future__ import annotations
 
@@ -15,24 +15,29 @@ from distlaunch.agent.worker import Worker
 
 JOIN_INTERVAL_S, JOIN_INTERVAL_MAX_S = 0.02, 1.0
 JOIN_SLOWER = 1.02
-"""Factor by which the interval between checks for joins grows. The kernel doesn't announce connections of
-other processes. The interval is a fiftieth of the time since the start, so ranks that join late and exit
-soon are still noticed."""
+"""Factor by which the interval between checks for joins grows.
+
+The kernel doesn't announce connections of other processes. The interval is a fiftieth of the time since the
+start, so ranks that join late and exit soon are still noticed.
+"""
 LAG_S, LAG_MAX_S = 5.0, 30.0
-"""Seconds after the start until the activity of missing workers is reported. Further reports follow after
-half of the time since the start, within these limits, since a job may have no rendezvous."""
+"""Seconds after the start until missing workers are reported with their activity.
+
+Since a job may have no rendezvous, each further report waits for half of the time since the start, within
+these limits.
+"""
 IDLE_SHARE = 0.01
-"""Share of one core below which a worker counts as idle, since waiting threads wake up now and then."""
+"""Share of one core below which a worker counts as idle. Waiting threads wake up now and then."""
 IDLE_TICKS = 2
 """Clock ticks between two checks that still count as idle. An idle torch process uses one now and then."""
 IDLE_GPU_PERCENT = 1
 LIBRARIES = (("torch", b"libtorch"), ("JAX", b"/jaxlib/"))
-"""Libraries that join a rendezvous, with a part of the path of a file that each maps."""
+"""Libraries that join a rendezvous, each with part of the path of a file that it maps."""
 USAGE_INTERVAL_S, USAGE_FIRST_S = 2.0, 0.5
-"""Seconds between two measurements. The second one comes sooner, since a report requires two."""
+"""Seconds between two measurements. The second one comes sooner, because a report needs two."""
 DUMP_S = 20.0
 MAX_STACK = 1 << 16
-"""Bytes of the stacks of one worker."""
+"""Maximum bytes of one worker's stacks."""
 
 
 class Watch:
@@ -49,7 +54,7 @@ class Watch:
         self._poller.cancel(self.name)
 
     def _devices(self) -> gpus.Utilization:
-        self._gpus = self._gpus or gpus.Utilization()  # only when needed, since loading NVML is slow
+        self._gpus = self._gpus or gpus.Utilization()  # only when needed, because loading NVML is slow
         return self._gpus
 
 
@@ -97,9 +102,9 @@ class JoinWatch(Watch):
 class Arrivals:
     """Checks repeatedly for connections to the rendezvous `port`.
 
-    The table of connections is read only if connections were opened or closed since the last check and a
-    worker has a socket, because reading all its rows, even empty ones, takes milliseconds, and more on a
-    large host. Connections already included in `counted` are not searched for.
+    Reading the table of connections takes milliseconds, and longer on a large host. It is read only if
+    connections were opened or closed since the last check and a worker has a socket. Connections already
+    included in `counted` are skipped.
     """
 
     def __init__(self, port: int, counted: tuple[bytes, ...] | None = None) -> None:
@@ -124,7 +129,7 @@ class Arrivals:
 
 
 def doing(pids: Iterable[int], port: int) -> list[tuple[bool, str]]:
-    """Return for each worker whether it is trying to reach the rendezvous `port`, and its activity."""
+    """Return whether each worker is trying to reach the rendezvous `port`, and its activity."""
     families = [procfs.family(pid) for pid in pids]
     held = [procfs.socket_inodes(family) for family in families]
     sockets = list(procfs.sockets()) if any(held) else []  # takes milliseconds
@@ -169,7 +174,7 @@ def _was_refused(pids: list[int], sockets: list[procfs.Socket]) -> bool:
 
 
 class StallWatch(Watch):
-    """Reports workers that print nothing and use no CPU and no GPU for some time."""
+    """Reports workers that have no output, CPU use or GPU use for some time."""
 
     name = "stalls"
 
@@ -215,7 +220,7 @@ class UsageWatch(Watch):
     _until = _looked_at = 0.0
 
     def go_on(self, command: WatchUse) -> None:
-        """Report for some seconds from now on."""
+        """Report for some more seconds."""
         now = time.monotonic()
         idle = now > self._until
         self._until = now + command.for_s
@@ -235,8 +240,7 @@ class UsageWatch(Watch):
         self._poller.after(USAGE_INTERVAL_S if before else USAGE_FIRST_S, self.name, self._look)
 
     def _row(self, worker: Worker, before: dict[int, int], now: float) -> list[object]:
-        """Return local rank, CPU in percent of one core, bytes, GPU in percent, and GPU bytes, None if
-        unknown."""
+        """Return local rank, CPU in percent of one core, bytes, GPU in percent, GPU bytes; None = unknown."""
         pids = procfs.family(worker.pid)
         ticks = procfs.cpu_ticks(pids)
         self._before[worker.pid] = ticks
@@ -257,7 +261,7 @@ def py_spy(python: str) -> str | None:
 
 
 class StackDump:
-    """A run of py-spy, whose output is passed to `on_end`. Its process is reaped like all others."""
+    """A run of py-spy, whose output is passed to `on_end`. Its process is reaped like any other."""
 
     def __init__(self, poller: Poller, program: str, pid: int, on_end: Callable[[bytes], object]) -> None:
         self._poller, self._on_end, self._name = poller, on_end, "stacks of %d" % pid

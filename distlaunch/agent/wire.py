@@ -1,8 +1,8 @@
 """Byte format of the protocol between controller and agent. `distlaunch.agent.messages` has the messages.
 
 A link is a pair of byte streams. After the boot (see ``distlaunch.transports.handshake``), the agent writes
-``HELLO_PREFIX + nonce + b"\\n"``. Anything that a login shell printed before is noise. From there on,
-both directions carry frames:
+``HELLO_PREFIX + nonce + b"\\n"``. Anything that a login shell prints before is ignored. From there on, both
+directions carry frames:
 
     offset  size  field
     0       1     kind: CONTROL, PACKED, OUTPUT or FLIGHT; END: the last frame of a launcher that joined
@@ -59,12 +59,14 @@ HEADER = struct.Struct("!BHHHI")
 PIECE, GONE = b"=", b"!"
 ESCAPE = b"\x1b"
 LINE = 960
-"""Bytes of a line. srun forwards at most 1024 bytes at once, and lines are whole only up to that."""
+"""Bytes of a line. srun forwards at most 1024 bytes at once, and may split longer lines."""
 LAST_WORD_S = 5.0
 """Seconds to wait until the last line of a node can be written."""
 SHARED = "DISTLAUNCH_SHARED"
-"""The variable with those descriptors of an agent, such as `5,6`, that are copies of the command's stdin
-and stdout for its workers. It is empty for agents on other nodes."""
+"""The variable with the agent's copies of the command's stdin and stdout for workers, such as `5,6`.
+
+It is empty for agents on other nodes.
+"""
 SHARED_PMI = "PMI_FD"
 """The variable with the descriptor of the connection to the MPI process manager, which a worker inherits."""
 
@@ -73,21 +75,26 @@ STOPS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
 WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
 """Signals that mean a termination warning, to an agent or to the command."""
 CLEAN, LEFT_EARLY, AGENT_DIED, NOT_CLEAN = 0, 1, 70, 71
-"""Exit statuses on the node: closed by the controller, left early, agent killed but swept by the guardian,
-processes resisted the sweep. After all but the last, the node is clean."""
+"""Exit statuses on the node.
+
+They mean: closed by the controller, left early, agent killed but swept by the guardian, processes left after
+the sweep. The node is clean after all but the last.
+"""
 
 LEASE_S = 30.0
-"""Seconds without a sign of life after which either side considers the other lost."""
+"""Seconds without a heartbeat after which either side considers the other lost."""
 HEARTBEATS = 6
 """Heartbeats in each lease, all but one of which may be lost."""
 STALL_LOOKS = 8
 STALL_LOOK_MAX_S = 15.0
-"""Seconds between checks for stalls, at most. An agent checks `STALL_LOOKS` times within timeouts.stall."""
+"""Maximum seconds between checks for stalls. An agent checks `STALL_LOOKS` times within timeouts.stall."""
 MAX_OUTPUT = 1 << 17
-"""Bytes of one OUTPUT payload: small enough that a control frame never waits long behind one. The pipe of
-a worker has the same capacity."""
+"""Bytes of one OUTPUT payload, small enough that a control frame never waits long behind it.
+
+A worker's pipe has the same capacity.
+"""
 MAX_REPORT = 1 << 20
-"""Bytes of one CONTROL payload from a node: a hostile agent must not fill the memory of the controller."""
+"""Bytes of one CONTROL payload from a node. A hostile agent must not fill the controller's memory."""
 MAX_COMMAND = 1 << 26
 """Bytes of one CONTROL payload to a node, which may contain the environments of many workers."""
 
@@ -97,7 +104,7 @@ class ProtocolError(Exception):
 
 
 class Frame(Frozen):
-    """A frame. Its fields are those of its header."""
+    """A frame. Its fields are the fields of the header."""
 
     kind: int
     node: int
@@ -156,7 +163,7 @@ def _json(message: Message) -> bytes:
 
 REPORTS = {CONTROL: MAX_REPORT, OUTPUT: MAX_OUTPUT, FLIGHT: MAX_OUTPUT, END: MAX_REPORT}
 COMMANDS = {CONTROL: MAX_COMMAND, PACKED: MAX_COMMAND}
-"""Kinds of frames that an agent sends, and that it receives, with the maximum payload of each in bytes."""
+"""Kinds of frames that an agent sends and receives, with the maximum payload of each in bytes."""
 
 
 class FrameDecoder:
@@ -201,15 +208,15 @@ def as_lines(frame: bytes) -> bytes:
 
 
 def from_lines(pieces: bytes) -> tuple[bytes, bytes]:
-    """Decode the joined pieces of lines. Also return the end that belongs to the next piece."""
+    """Decode the joined pieces of lines. Also return the rest, which belongs to the next piece."""
     whole, rest = (pieces[:-1], pieces[-1:]) if pieces.endswith(ESCAPE) else (pieces, b"")
     return whole.replace(b"\x1bn", b"\n").replace(b"\x1b[", ESCAPE), rest
 
 
 def say_gone(fd: int, status: int) -> None:
-    """Write the last line of a node.
+    """Write the last line of a node, after a newline, because a killed agent may have left a partial line.
 
-    It follows a newline, because a killed agent may have left a partial line. Gives up after LAST_WORD_S.
+    Gives up after LAST_WORD_S.
     """
     left = b"\n!%d\n" % status
     writable = select.poll()

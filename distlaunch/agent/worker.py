@@ -1,8 +1,8 @@
-"""Spawning a worker, and describing how it started and ended.
+"""Spawns workers, and describes how they started and ended.
 
-A worker is started by fork and exec in its own session, with default signal handling, stdin from /dev/null
-and both outputs in pipes, except for descriptors that it shares with the command. Exec is confirmed by a pipe
-that exec closes, which distinguishes "no such file" from a program that ended with 127.
+A worker is started by fork and exec in its own session. It has default signal handling, stdin from /dev/null
+and pipes for both outputs, except for descriptors that it shares with the command. A pipe that exec closes
+confirms exec. This distinguishes "no such file" from a program that exits with 127.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from distlaunch.agent.poller import widen
 DESCRIPTORS = 6
 """Maximum number of descriptors open per worker while it is started."""
 MAX_WORDS = 1 << 14
-"""Bytes of the stderr of a worker that are reported with its exit."""
+"""Maximum bytes of a worker's stderr in the report of its exit."""
 
 
 class Worker:
@@ -29,7 +29,7 @@ class Worker:
 
     `streams` are the pipes of stdout and stderr, -1 if there is none or it is closed. `printed` counts the
     bytes of its output, `device` is the number of its GPU on the node, `python` is its program. `words` is
-    the end of its stderr, up to the request to stop.
+    its last stderr output before it was asked to stop.
     """
 
     def __init__(
@@ -42,21 +42,23 @@ class Worker:
         self.running, self.started, self.stopping = True, False, False
 
     def record_output(self, stream: int, data: bytes | memoryview) -> None:
-        """Take note of output of the worker."""
+        """Record that the worker has printed something."""
         self.printed += len(data)
-        if stream == 1 and not self.stopping:  # output about the signal to stop is not a cause
+        if stream == 1 and not self.stopping:  # output after the signal to stop is not the cause
             self.words = (self.words + data[-MAX_WORDS:])[-MAX_WORDS:]
 
     def signal(self, signum: int) -> None:
-        """Send a signal to the process group of the worker, unless it was reaped, so that its PID may be
-        reused."""
+        """Send a signal to the worker's process group.
+
+        A reaped worker gets none, since its PID may be reused.
+        """
         if self.running:
             try:
                 os.killpg(self.pid, signum)
             except ProcessLookupError:
                 os.kill(self.pid, signum)  # its process group doesn't exist yet
             except PermissionError:
-                pass  # belongs to another user now: the sweep after the grace period names it
+                pass  # now belongs to another user; the sweep after the grace period reports it
 
     def error_record(self) -> wire.Message | None:
         """Read {message, callstack} as written by torch's @record to TORCHELASTIC_ERROR_FILE."""
@@ -124,7 +126,7 @@ def _wide_pipe() -> tuple[int, int]:
 
 def forked(become: Callable[[], None]) -> int:
     """Fork a child that runs `become`, which never returns, and return its PID. Raises OSError if refused."""
-    # Until the child has reset its handlers, those of the agent would swallow a signal to it.
+    # Until the child has reset its handlers, the agent's handlers would swallow signals to the child.
     before = signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals())
     try:
         pid = os.fork()
@@ -142,13 +144,13 @@ def at_home(spec: WorkerSpec) -> WorkerSpec:
 
 
 def _script(spec: WorkerSpec) -> str:
-    """Return the file that the program is to run, or ""."""
+    """Return the script that the program runs, or ""."""
     last = max(spec.paths, default=0)
     return spec.argv[last] if last else ""
 
 
 def _check_readable(script: str) -> None:
-    """Raise OSError if a script isn't readable. Python would report that only by an exit status."""
+    """Raise OSError if a script isn't readable. Python would show this only in its exit status."""
     os.stat(script)
     if not os.access(script, os.R_OK):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
@@ -192,7 +194,7 @@ def _bind(spec: WorkerSpec) -> None:
 
 
 def begin(agent: int) -> None:
-    """Give a forked child its own session, which ends with the agent, default signals and no input."""
+    """Give a forked child a new session, which ends with the agent, default signal handling and no input."""
     os.setsid()
     sweep.die_with_parent(signal.SIGKILL, agent)
     _reset_signals()
@@ -223,10 +225,10 @@ def unstarted(node: int, spec: WorkerSpec, stage: str, code: int, why: str = "")
 
 
 def _subject(spec: WorkerSpec, stage: str) -> str:
-    """Return the path, program or CPUs that a failure is about."""
+    """Return the path, program or CPUs that caused a failure."""
     subjects = {"workdir": spec.cwd, "script": _script(spec)}
     if spec.cpus:
-        subjects["setup"] = "binding to CPU %s" % spec.cpus  # the other setup steps hardly fail
+        subjects["setup"] = "binding to CPU %s" % spec.cpus  # the other setup steps rarely fail
     return str(subjects.get(stage, spec.argv[0]))
 
 
@@ -243,7 +245,10 @@ def _words(code: int, stage: str) -> str:
 
 
 _ignored = [signum for signum in wire.WARNINGS if signal.getsignal(signum) is signal.SIG_IGN]
-"""Termination warnings that this agent was started to ignore: workers do, unless they handle them."""
+"""Termination warnings that this agent was started with as ignored.
+
+Workers ignore them, too, unless they handle them.
+"""
 _own_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
 _shared = dict(enumerate(map(int, filter(None, os.environ.pop(wire.SHARED, "").split(",")))))
 
@@ -260,7 +265,7 @@ def _kept() -> list[int]:
 
 
 def make_room(workers: int) -> None:
-    """Raise the limit on descriptors of this process for its workers, which themselves keep the old limit."""
+    """Raise this process's limit on descriptors to have enough for its workers, which keep the old limit."""
     soft, hard = _own_limit
     wanted = DESCRIPTORS * workers + 64
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -269,7 +274,7 @@ def make_room(workers: int) -> None:
 
 
 def close_inherited() -> None:
-    """Mark every descriptor above stderr close-on-exec, because sshd and shells leak theirs."""
+    """Mark every descriptor above stderr close-on-exec, because sshd and shells leak some."""
     for name in os.listdir("/proc/self/fd"):
         if int(name) > 2:
             try:

@@ -30,7 +30,7 @@ def _tmpdir(command: StartWorkers) -> str | None:
 class Workers:
     """The workers of the current attempt. Reports go to `outbox`, error records to `folder`.
 
-    `send` sends what is in the outbox now, if the link accepts it.
+    `send` sends the outbox immediately, if the link accepts it.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Workers:
         self.swept = True
 
     def start(self, command: StartWorkers) -> None:
-        """Spawn the workers of an attempt. A refusal by the system is reported instead of raised."""
+        """Spawn the workers of an attempt. System errors are reported, not raised."""
         if not self.swept:
             raise wire.ProtocolError("an attempt was started before the previous one had ended")
         self._attempt = command.attempt
@@ -128,7 +128,7 @@ class Workers:
         self._poller.watch(fd, read)
 
     def _confirm(self, worker: Worker) -> None:
-        """Read the outcome of exec, once."""
+        """Report the result of exec, once it is known."""
         if worker.exec_pipe < 0:
             return
         try:
@@ -178,7 +178,7 @@ class Workers:
             self.sweep()
 
     def _kill_left(self) -> None:
-        """Kill what workers that have ended have left behind, while others run."""
+        """Kill processes left behind by workers that have ended, while other workers run."""
         files = {worker.error_file.encode() for worker in self._workers if not worker.running}
         self._outlived |= sweep.kill_left(files)
 
@@ -191,7 +191,7 @@ class Workers:
         if status != 0:
             self._failed = True
             self._read_output(worker)
-            self._send()  # before its exit, which as a control frame would overtake its output
+            self._send()  # first, because the exit is a control frame, which would overtake the output
             self._report_usurper(worker)
         self._outbox.report(
             messages.WorkerExited(
@@ -207,14 +207,13 @@ class Workers:
         )
 
     def _read_output(self, worker: Worker) -> None:
-        """Forward output of a worker, one pipe's worth per stream, since a grandchild may print endlessly."""
+        """Forward output of a worker, up to a full pipe per stream: a grandchild may print endlessly."""
         for stream, fd in enumerate(worker.streams):
             if fd >= 0:
                 self._pump(worker, stream, fd)
 
     def _report_usurper(self, worker: Worker) -> None:
-        """Report a rendezvous port taken by another program, before the failure of a rank without a
-        rendezvous."""
+        """Report that another program took the rendezvous port, before the rank that can't join fails."""
         if self._store_port is None or worker.local_rank in self._joins.joined:
             return
         owners = network.strangers(self._store_port)
@@ -237,7 +236,7 @@ class Workers:
     def dump(self, command: messages.DumpStacks) -> None:
         """Report the stacks of some workers. Without py-spy, `abort` makes Python print them itself.
 
-        SIGABRT does that under PYTHONFAULTHANDLER, to the stderr of the worker, and ends the worker.
+        With PYTHONFAULTHANDLER, SIGABRT prints them to the worker's stderr and ends the worker.
         """
         for worker in self._live():
             if worker.local_rank in command.local_ranks:
@@ -259,8 +258,10 @@ class Workers:
     # The end of an attempt: SIGTERM, grace period, sweep.
 
     def stop(self, grace_s: float, signum: int = signal.SIGTERM) -> None:
-        """End the attempt: `signum`, SIGKILL after `grace_s`, then a sweep. Another call can only hasten
-        it."""
+        """End the attempt: `signum`, SIGKILL after `grace_s`, then a sweep.
+
+        Another call can only shorten this.
+        """
         if self.swept:
             self._report_swept()
         elif grace_s <= 0 or not self._live():
@@ -273,7 +274,7 @@ class Workers:
                     self._read_output(worker)
                     worker.stopping = True
                     worker.signal(signum)
-                    worker.signal(signal.SIGCONT)  # a stopped process keeps signals pending
+                    worker.signal(signal.SIGCONT)  # signals stay pending in a suspended process
 
     def sweep(self) -> None:
         """Kill every descendant now, and report when none is left."""
@@ -282,7 +283,7 @@ class Workers:
         self._joins.stop()
         self._stalls.stop()
         if not self._sweep:
-            gentle = not self._failed and not self._live()  # there is no hurry
+            gentle = not self._failed and not self._live()  # no worker failed, so give helpers time
             self._sweep = sweep.Sweep([worker.pid for worker in self._workers], gentle)
             self._poller.after(self._sweep.settling_s, "settled", self.children_changed)
             self._poller.after(STUCK_S, "stuck", self._report_stuck)

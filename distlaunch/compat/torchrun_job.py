@@ -96,7 +96,7 @@ def job_of(flags: Flags, here: Here) -> job.JobSpec:
         rendezvous=job.RendezvousSpec(
             flags.local_addr if chosen else host,
             None if chosen else port,
-            # None = the ID of the run: torch generates one, too, but for c10d only if the ID is empty.
+            # None = the run's ID. torch also generates an ID, but with c10d only if the given one is empty.
             None if flags.standalone or unnamed else flags.rdzv_id or ("" if chosen else "none"),
         ),
         limits=job.Limits(stop_s=_stop_s(flags, here)),

@@ -159,7 +159,7 @@ FOREVER_S = 1e9
 
 
 ELASTIC_RESTARTS = 3
-"""Default maximum of restarts for an elastic job, which can't change its nodes without a restart."""
+"""Default of `restarts.max` for an elastic job, which needs restarts to change its nodes."""
 
 
 class Restarts(Frozen):

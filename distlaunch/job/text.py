@@ -120,7 +120,7 @@ def placeholder_error(argument: str) -> str | None:
 
 
 def instead_of(word: str) -> str:
-    """Return the advice to use instead of a placeholder that can't be filled in."""
+    """Return advice on what to use instead of a placeholder that can't be filled in."""
     return f"have the script read {VARIABLES[word]}" if word in VARIABLES else "write the value"
 
 

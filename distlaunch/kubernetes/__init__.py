@@ -1,1 +1,1 @@
-"""A job as manifests for a Kubernetes cluster: one launcher in each pod, `distlaunch torchrun`."""
+"""Kubernetes manifests for a job, with one launcher (`distlaunch torchrun`) in each pod."""

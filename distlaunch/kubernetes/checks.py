@@ -1,4 +1,4 @@
-"""Checks of a job for a Kubernetes cluster: late mistakes, and keys without effect."""
+"""Checks a job for Kubernetes, and finds keys that have no effect there."""
 
 import re
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from distlaunch.kubernetes.manifests import Kind
 from distlaunch.kubernetes.pods import GPU
 
 _OWN = re.compile(r"PET_.*|PYTHON_EXEC|JOB_COMPLETION_INDEX")
-"""Variables of a pod from which the launcher takes its place, or that would mislead it."""
+"""Variables of a pod that determine the launcher's position, or would mislead it."""
 _NO_CONTROLLER = "it needs a controller, and pods run without one"
 _NO_FLAG = "`distlaunch torchrun`, which the pods run, has no flag for it"
 _CONSOLE = "`kubectl logs` shows what all ranks of a pod print"
@@ -49,7 +49,7 @@ _OF_TRAINJOB = {
 def with_gpus(spec: JobSpec) -> JobSpec:
     """Return the job with the GPUs in the limits of its pods and the image of its container, by default."""
     spec = spec._replace(mpirun=Mpirun())  # each pod starts its own ranks
-    if spec.container and spec.container.runtime in ("docker", "podman"):  # others have files
+    if spec.container and spec.container.runtime in ("docker", "podman"):  # other runtimes use files
         spec = spec._replace(kubernetes={"image": spec.container.image, **spec.kubernetes})
     limits = spec.kubernetes.get("resources", {}).get("limits", {})
     counts = [count for name, count in limits.items() if GPU.match(name)]
@@ -71,7 +71,7 @@ def left_out(spec: JobSpec, kind: Kind) -> list[str]:
 
 
 def _is_default(spec: JobSpec, path: str) -> bool:
-    """Return whether the key has its usual value."""
+    """Return whether the key has its default value."""
     usual = {"on_stall": spec.limits.on_stall == "warn", "on_warning": spec.limits.on_warning == "TERM"}
     usual["logs.console"] = spec.logs.console == "all"
     usual["backend"] = spec.backend != "gloo" or not spec.nodes[0].gpus

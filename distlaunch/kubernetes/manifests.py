@@ -21,7 +21,7 @@ MOST = 63
 """Characters of a DNS label: the name of a host or Service."""
 _HASH = 6
 _RANDOM = "-abcde"
-"""The random end of a pod's name, which JobSet counts, too."""
+"""The random suffix of a pod's name, which also counts toward JobSet's limit."""
 Manifest = dict[str, Any]
 ARCHIVE = "distlaunch.tar.xz"
 """The key in the ConfigMap."""
@@ -29,7 +29,7 @@ PACKED, UNPACKED = "/etc/distlaunch", "/run/distlaunch"
 INDEX = "$(JOB_COMPLETION_INDEX)"
 """The node rank, which Kubernetes expands."""
 SECRET = "DISTLAUNCH_SECRET"  # noqa: S105 (the name of a variable)
-"""The variable by which only the pods of the job can join its run."""
+"""The variable with the secret that the job's pods need to join its run."""
 MORE_S = 10
 """Seconds that the launcher has to exit after its ranks."""
 _BOOT = f"""\
@@ -45,7 +45,10 @@ os.execv(sys.executable, [sys.executable, "-I", "{UNPACKED}", *sys.argv[1:]])
 
 
 def object_name(name: str, kind: Kind, nodes: int) -> str:
-    """Return the job's name as a DNS label with room for what pods add; if it is cut, with a hash."""
+    """Return the job's name as a DNS label, with room for the suffix of pods.
+
+    A shortened name ends with a hash.
+    """
     room = MOST - len(_suffix(kind, nodes))
     plain = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
     label = plain if plain[:1].isalpha() else f"job-{plain}".rstrip("-")
@@ -61,7 +64,7 @@ def first_host(name: str, kind: Kind) -> str:
 
 
 def _suffix(kind: Kind, nodes: int) -> str:
-    """Return what the longest host name of a pod has after the name."""
+    """Return the suffix of the longest pod host name."""
     return f"-{nodes - 1}" if kind == "job" else f"-{GROUP}-0-{nodes - 1}{_RANDOM}"
 
 
@@ -150,7 +153,7 @@ def args(pods: Pods) -> list[str]:
         spec.program.words[0],
         *(fill(word, unfilled) for word in spec.program.arguments),
     ]
-    # Files only if the job names a directory that outlives the pod.
+    # Files only if the job sets a directory, which outlives the pod.
     files = (f"--log-dir={unexpanded(spec.logs.folder)}", "--tee=3", "--log-line-prefix-template=[${rank}] ")
     logs = files if "logs.dir" in spec.places else ()
     own = (*_place(pods), *_wait(pods), f"--shutdown-timeout={pods.stop_s}", *logs)
@@ -158,7 +161,7 @@ def args(pods: Pods) -> list[str]:
 
 
 def _place(pods: Pods) -> Iterator[str]:
-    """Yield the flags that connect the launchers; a TrainJob has variables for that."""
+    """Yield the flags that connect the launchers. A TrainJob uses variables instead."""
     if pods.kind == "trainjob":
         return
     yield f"--nnodes={pods.number}"
@@ -183,7 +186,7 @@ def unexpanded(text: str) -> str:
 
 
 def env(pods: Pods) -> list[Manifest]:
-    """Return the job's variables; those in Secrets by reference."""
+    """Return the job's variables, with references to Secrets."""
     secrets = pods.spec.kubernetes.get("secrets", {})
     own = ((name, value) for name, value in pods.spec.program.env.items() if name not in secrets)
     plain = {name: fill(value.text, unfilled, every=False) for name, value in own}
@@ -259,7 +262,7 @@ def manifests(spec: JobSpec, kind: Kind, procs: int, archive: str) -> list[Manif
 
 
 def merged(base: Manifest, more: Mapping[str, Any]) -> Manifest:
-    """Return `base` overridden by `more`: mappings key by key, lists of named mappings item by item."""
+    """Return `base` overridden by `more`: maps key by key, lists of named maps item by item."""
     return {**base, **{key: _merged_value(base.get(key), value) for key, value in more.items()}}
 
 
@@ -302,7 +305,7 @@ def _service(pods: Pods) -> Manifest:
 
 
 def _job(pods: Pods) -> Manifest:
-    # A pod that fails ends all others, and each of them counts.
+    # When a pod fails, all pods end, and each counts.
     spec = {**_job_spec(pods, pods.spec.restarts.requeue * pods.number), **_ttl(pods)}
     return _workload(pods, "batch/v1", "Job", spec)
 
@@ -362,7 +365,7 @@ def _trainjob(pods: Pods) -> Manifest:
 
 
 def _patch(pods: Pods) -> Manifest:
-    """Return what a TrainJob changes in its pods, besides their command."""
+    """Return the changes of a TrainJob to its pods, apart from the command."""
     template = pod_template(pods)
     pod = {key: template["spec"][key] for key in _PATCHED if key in template["spec"]}
     pod["containers"] = [{"name": GROUP, "volumeMounts": mounts(pods)}]

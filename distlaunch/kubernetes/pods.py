@@ -13,12 +13,12 @@ from distlaunch.transports.gathering import natural
 from distlaunch.transports.transport import Command
 
 GPU = re.compile(r".*/(?:gpu|mig-)")
-"""Resources that are GPUs, of whatever kind."""
+"""Resources that are GPUs of any kind."""
 _NAMED = "or list the pods in nodes, with launcher.command"
 
 
 class Kubectl(Command):
-    """A pod that is reached by kubectl."""
+    """A pod reached by kubectl."""
 
     failures = (
         (Kind.UNRESOLVED, r"pods .* not found|\(NotFound\)"),
@@ -66,7 +66,7 @@ def _in(namespace: str | None) -> list[str]:
 
 
 def pods_listed(text: str, selector: str, container: str | None) -> Allocation:
-    """Return the running pods in the natural order of their names. Raises ValueError for nonsense."""
+    """Return the running pods in the natural order of their names. Raises ValueError for invalid output."""
     try:
         pods = sorted(json.loads(text)["items"], key=lambda pod: natural(pod["metadata"]["name"]))
         nodes = tuple(node for pod in pods for node in _node(pod, container))

@@ -1,15 +1,15 @@
 """Schedulers: Slurm, Grid Engine, PBS, LSF, Flux, and those that other packages add.
 
-Everything about a scheduler is in one module, whose `scheduler` is a `Scheduler` (see `base`): the hosts of
-a job and the way to reach them, its tasks, its section of the job file, its batch script, its queue, and the
-meaning of a job's end. `TABLE` has a line for each.
+Each scheduler has one module, whose `scheduler` is a `Scheduler` (see `base`). It determines the hosts of a
+job, how to reach them, tasks, the section of the job file, the batch script, the queue, and why a job ended.
+`TABLE` has a line for each scheduler.
 
-A scheduler of another package is an entry point of the group `distlaunch.schedulers`, NAME = MODULE:OBJECT.
-Its section of the job file and `--to NAME` find it. In its jobs the variable DISTLAUNCH_SCHEDULER must be its
-name, because looking for entry points takes half as long as starting a job.
+Another package can add a scheduler with an entry point in the group `distlaunch.schedulers`, NAME =
+MODULE:OBJECT. Its section of the job file or `--to NAME` selects it. Its jobs must set DISTLAUNCH_SCHEDULER
+to its name, because looking for entry points takes half as long as starting a job.
 
-Shared by all: `base` (the interface, batch scripts), `queue` (the output of commands, files), `task` (ranks
-that are started task by task).
+All schedulers use `base` (the interface, batch scripts), `queue` (output of commands, files) and `task`
+(tasks that become ranks).
 """
 
 from collections.abc import Iterable, Mapping
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
 
 class Entry(Frozen):
-    """A line of the table: the variables that show that a process is in a job of the scheduler.
+    """A line of the table: the variables by which a process recognizes the scheduler.
 
-    Each of `marks` lists variables of which only its jobs have all, unless `unless` is set, too. Its tasks
-    have their number in `rank`, and the number of their nodes in `nodes`.
+    A process belongs to a job of the scheduler if all variables in one of `marks` are set, and `unless`
+    isn't. `rank` holds the number of a task, and `nodes` the number of nodes.
     """
 
     marks: tuple[str, ...]
@@ -41,7 +41,7 @@ class Entry(Frozen):
     unless: str = ""
 
     def started(self, environ: Mapping[str, str]) -> bool:
-        """Return whether a process with this environment is in one of the scheduler's jobs."""
+        """Return whether a process with this environment belongs to one of the scheduler's jobs."""
         marked = any(all(map(environ.get, mark.split())) for mark in self.marks)
         return marked and not environ.get(self.unless)
 
@@ -56,17 +56,17 @@ TABLE: Mapping[str, Entry] = {
         ("FLUX_JOB_ID", "FLUX_URI"), "FLUX_TASK_RANK", "FLUX_JOB_NNODES", unless="FLUX_PROXY_REMOTE"
     ),
 }
-"""Schedulers by name, as their modules are called, in the order in which a process looks for its own."""
+"""Schedulers by module name, in the order of their detection."""
 DEFAULT = "slurm"
-"""The scheduler of a job without any hint."""
+"""The scheduler used if nothing else selects one."""
 NAMED = "DISTLAUNCH_SCHEDULER"
-"""The variable that names the scheduler of the job that a process is in, if the table can't tell."""
+"""The variable that names a process's scheduler if it isn't in the table."""
 _MPI_RANKS = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "PALS_RANKID")
 
 
 @cache
 def load(name: str) -> "Scheduler":
-    """Return the scheduler of that name. Raises `DistlaunchError` for one that is not known here."""
+    """Return the scheduler with that name. Raises `DistlaunchError` if it is unknown."""
     if name in TABLE:
         found: Scheduler = import_module(f"distlaunch.schedulers.{name.replace('-', '_')}").scheduler
         return found
@@ -78,24 +78,24 @@ def load(name: str) -> "Scheduler":
 
 
 def names() -> list[str]:
-    """List the names of all schedulers, those of the table first."""
+    """List the names of all schedulers, beginning with the table."""
     return [*TABLE, *(point.name for point in _entry_points() if point.name not in TABLE)]
 
 
 def _entry_points() -> "Iterable[Any]":
-    from importlib.metadata import entry_points  # as expensive as half a start
+    from importlib.metadata import entry_points  # takes half as long as starting a job
 
     return entry_points(group="distlaunch.schedulers")
 
 
 def target_of(spec: "JobSpec") -> str:
-    """Return the only scheduler that the job has a section for; else the default."""
+    """Return the scheduler of the job's only scheduler section, or else the default."""
     named = [key.replace("_", "-") for key in spec.sections]
     return named[0] if len(named) == 1 else DEFAULT
 
 
 def title_of(name: str) -> str:
-    """Return the name for messages; a scheduler that is not known here goes by its name."""
+    """Return the display name of a scheduler, or `name` if the scheduler is unknown."""
     try:
         return load(name).title
     except DistlaunchError:
@@ -103,7 +103,7 @@ def title_of(name: str) -> str:
 
 
 def scheduler_in(environ: Mapping[str, str]) -> str | None:
-    """Return the name of the scheduler that has started a process with this environment."""
+    """Return the name of the scheduler that started a process with this environment."""
     started = (name for name, entry in TABLE.items() if entry.started(environ))
     return environ.get(NAMED) or next(started, None)
 
@@ -124,9 +124,10 @@ def task_in(environ: Mapping[str, str]) -> "Task":
 
 
 def task_number(environ: Mapping[str, str]) -> int | None:
-    """Return a task's number; None = not known. Tasks of a step for each node all have the same.
+    """Return a task's number; None = unknown.
 
-    mpirun's number comes before the scheduler's, which may have started one task for all of it.
+    Tasks may share a number if each node has its own step. mpirun's number overrides the scheduler's, which
+    may have started mpirun as a single task.
     """
     variables = (*_MPI_RANKS, *(entry.rank for _, entry in _inner()), "JOB_COMPLETION_INDEX")
     texts = (environ.get(name, "") for name in variables)
@@ -134,18 +135,18 @@ def task_number(environ: Mapping[str, str]) -> int | None:
 
 
 def step_nodes(environ: Mapping[str, str]) -> tuple[str, int]:
-    """Return the scheduler of this process's step, and the number of its nodes; 1 outside of a step."""
+    """Return the scheduler of this process's step, and the number of the step's nodes; 1 without a step."""
     texts = ((name, environ.get(entry.nodes, "")) for name, entry in _inner())
     return next(((name, int(text)) for name, text in texts if text.isdecimal()), ("", 1))
 
 
 def _inner() -> list[tuple[str, Entry]]:
-    """Return the table from its end: a Flux instance may run inside a job of Slurm or LSF."""
+    """Return the table in reverse order, because a Flux instance may run inside a job of Slurm or LSF."""
     return list(TABLE.items())[::-1]
 
 
 def sections(keys: Iterable[str] | None = None) -> "dict[str, Field]":
-    """Return the schedulers' sections of a job file with `keys`; all for None, or if a key is unknown."""
+    """Return the scheduler sections among `keys`; all sections for None, or if a key is unknown."""
     from distlaunch.job.keys import JOB
     from distlaunch.job.types import built
 

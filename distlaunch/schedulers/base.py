@@ -1,4 +1,4 @@
-"""The interface to a scheduler, batch scripts, and the checks before a job waits in a queue."""
+"""The interface to a scheduler, batch scripts, and the checks before a job is submitted."""
 
 import os
 import re
@@ -20,7 +20,7 @@ from distlaunch.transports.transport import Local, Transport
 TRAP = ("", "# distlaunch handles the signals of termination warnings.", "trap : INT TERM USR1 USR2")
 MAX_NAME = 200
 
-# A section of the job file
+# Sections of the job file
 
 NODES = Field(
     Integer(1, 4096), "Nodes to allocate; needed if spares: rest requires more than nodes.", "nodes"
@@ -46,7 +46,7 @@ class TimeLimit(Text):
 
 
 class _OtherOption(Text):
-    """An option of a command that doesn't match `taken`, whose named groups stand for reasons."""
+    """An option of a command that must not match `taken`, whose named groups are reasons."""
 
     def __init__(self, example: str, pattern: str, taken: str) -> None:
         super().__init__(f'an option such as "{example}"', pattern, self._mistake)
@@ -58,7 +58,7 @@ class _OtherOption(Text):
 
 
 def other_options(command: str, example: str, taken: str, pattern: str = r"-[A-Za-z][^\0\n]*") -> Field:
-    """Return the key for other options of a scheduler's command."""
+    """Return the key for additional options of a scheduler's command."""
     return Field(ListOf(_OtherOption(example, pattern, taken)), f"Additional options of {command}.")
 
 
@@ -72,45 +72,45 @@ def section(keys: Mapping[str, Field], extra: Field, **foreign: str) -> Record:
 
 
 class Call(Frozen):
-    """The command that a batch script runs: its words, and its input if it has any."""
+    """The command that a batch script runs: its words, and its input, if any."""
 
     words: tuple[str, ...]
     stdin: str | None = None
 
 
 class Scheduler:
-    """The interface to a scheduler whose batch scripts have its options in comments.
+    """The interface to a scheduler that reads options from comments in batch scripts.
 
-    Methods without an implementation must be overridden, except for those that `answers` is about. A
-    scheduler with other scripts overrides `script`.
+    Methods without an implementation must be overridden, except those that depend on `answers`. A scheduler
+    with other scripts overrides `script`.
     """
 
     name = ""
-    """The value of `--to`; the section of the job file has the same name, with underscores."""
+    """The value of `--to`. The section of the job file has the same name, with underscores."""
     title = ""
-    """The name in messages."""
+    """The display name."""
     step = "job"
-    """The thing that its tasks belong to."""
+    """The name for a group of tasks, in messages."""
     answers = False
-    """Whether it has `fate_argv`, `fate` and `requeue`: can report the fate of a job, and start it again."""
+    """Whether the scheduler can report why a job ended, and requeue it: `fate_argv`, `fate` and `requeue`."""
     warns = True
-    """Whether ranks of any of its jobs receive a termination warning when the job is cancelled."""
+    """Whether the ranks of every job get a termination warning when the job is canceled."""
     chooses = "set nodes to the number of nodes"
     """Advice for a job that lists hosts."""
     section: Record
-    """The keys of its section of the job file, by what they mean."""
+    """The keys of the scheduler's section in the job file."""
     tasks: Names | None = None
-    """The variables of tasks that it starts node by node."""
+    """The variables of tasks, if the scheduler starts tasks node by node."""
     mark = ""
-    """The start of a line with an option in a batch script."""
+    """The beginning of a line with an option in a batch script."""
     ends: tuple[str, ...] = ()
     """The command that ends a job."""
     hurries: tuple[str, ...] = ()
-    """The command that sends a running job a signal, if the scheduler has one for users."""
+    """The command that sends a signal to a running job, if users can run one."""
     over: "re.Pattern[str] | None" = None
-    """Messages of its commands about a job that is over."""
+    """Error messages of the scheduler's commands about a job that has ended."""
     withholds = ""
-    """The variable with a job's ID, if the scheduler shows the output of a job only when it has ended."""
+    """The variable with a job's ID, if the scheduler shows the job's output only after its end."""
 
     @property
     def key(self) -> str:
@@ -118,27 +118,24 @@ class Scheduler:
         return self.name.replace("-", "_")
 
     def asked(self, spec: JobSpec) -> Mapping[str, Any]:
-        """Return the job file's section for the scheduler."""
+        """Return the scheduler's section of the job file."""
         return spec.sections.get(self.key, {})
 
     # Inside a job
 
     def listing(self, environ: Mapping[str, str]) -> str | tuple[str, ...]:
-        """Return the file, or the command, that lists a job's hosts; "" = variables do."""
+        """Return the file or the command that lists a job's hosts; "" = variables do."""
         return ""
 
     def allocation(self, environ: Mapping[str, str], listed: str) -> Allocation | None:
-        """Return the allocation of a process with this environment; `listed` is what its listing has.
+        """Return the allocation of a process with this environment; `listed` is the content of its listing.
 
-        Raises ValueError for nonsense.
+        Raises ValueError for invalid content.
         """
         raise NotImplementedError
 
     def read_allocation(self, environ: Mapping[str, str], needed: bool = True) -> Allocation | None:
-        """Return the allocation, wherever it is listed; if it is not `needed`, only if variables list it.
-
-        Raises `UsageError`.
-        """
+        """Return the allocation. Raises `UsageError`. Unless it is `needed`, use only variables."""
         listing = self.listing(environ)
         if listing and not needed:
             return None
@@ -150,11 +147,11 @@ class Scheduler:
             raise UsageError(f"can't read the allocation from {where}: {error}") from None
 
     def reach(self, allocation: Allocation, node: AllocatedNode, here: str) -> Transport | None:
-        """Return the transport to a host of an allocation from this one, `here`; None = ssh."""
+        """Return the transport from this host, `here`, to a host of an allocation; None = ssh."""
         return Local() if _short(node.host) in ("localhost", _short(here)) else self.command(node.host)
 
     def command(self, host: str) -> Transport | None:
-        """Return the command that starts another one, with stdin, on a host of the job; None = ssh."""
+        """Return a transport that starts a command with stdin on a host of the job; None = ssh."""
         return None
 
     def task(self, environ: Mapping[str, str]) -> Task:
@@ -164,31 +161,31 @@ class Scheduler:
             raise UsageError(f"{why}: use `distlaunch run job.yaml`")
         return numbered_task(self.tasks, environ, self.title, self.read_allocation)
 
-    # Jobs for its queue
+    # Submitting a job
 
     def gpus(self, spec: JobSpec) -> int | None:
-        """Count the GPUs of each node that the section requests, 0 = not known; None = no word on GPUs."""
+        """Return the GPUs per node that the section requests; 0 = unknown, None = no GPU request."""
         gpus = self.asked(spec).get("gpus")
         return gpus if gpus is None or isinstance(gpus, int) else 0
 
     def with_gpus(self, spec: JobSpec) -> JobSpec:
-        """Return the job with the GPUs that it requests, unless it sets how many it uses."""
+        """Return the job with the number of GPUs that it requests, unless it sets another number."""
         return spec.with_gpus(self.gpus(spec) or 0)
 
     def node_count(self, spec: JobSpec) -> int:
-        """Count the nodes that the job is to get."""
+        """Return the number of nodes to allocate."""
         return self.asked(spec).get("nodes") or (len(spec.nodes) if "nodes" in spec.places else 1)
 
     def mistakes(self, spec: JobSpec) -> Iterable[tuple[str, str]]:
-        """List what can't work, whatever the queue gives: (path in the job file, what is wrong)."""
+        """List mistakes that make the job fail on any nodes: (path in the job file, explanation)."""
         return ()
 
     def options(self, spec: JobSpec, followed: bool) -> Iterable[str]:
-        """List the options in a batch script, except those of `extra`."""
+        """List the options for the batch script, except those of `extra`."""
         raise NotImplementedError
 
     def opening(self, spec: JobSpec) -> Sequence[str]:
-        """Return the lines after the options, for a job that is to be followed."""
+        """Return the lines after the options of a followed job."""
         if not self.withholds:
             return ()
         path = queue.output_path(shlex.quote(spec.logs.folder), f'"${self.withholds}"', self.name)
@@ -196,7 +193,7 @@ class Scheduler:
         return "", comment, f"exec >>{path} 2>&1"
 
     def waits(self, spec: JobSpec) -> bool:
-        """Return whether the call runs in the background, for which `closing` waits."""
+        """Return whether the call runs in the background, and `closing` waits for it."""
         return False
 
     def closing(self, spec: JobSpec) -> Sequence[str]:
@@ -204,10 +201,10 @@ class Scheduler:
         return ()
 
     def script(self, spec: JobSpec, call: Call, followed: bool = False) -> str:
-        """Return the batch script of a job, as a person might write it, which runs `call`.
+        """Return a readable batch script that runs `call`.
 
-        It has options, traps, the lines of `setup`, and the call. The output of a job that is to be
-        `followed` goes to the directory of its runs, and `stop` warns it.
+        It has options, traps, the lines of `setup`, and the call. The output of a `followed` job goes to the
+        directory of its runs, and `stop` sends it a termination warning.
         """
         lines, extra = self.asked(spec).get("setup") or (), self.asked(spec).get("extra", ())
         options = (*self.options(spec, followed), *extra)
@@ -217,41 +214,41 @@ class Scheduler:
         return "\n".join([*head, "", *run, *self.closing(spec), ""])
 
     def submit(self, script: str) -> str:
-        """Submit the script of that path, and return the job's ID. Raises `DistlaunchError`."""
+        """Submit the script with that path, and return the job's ID. Raises `DistlaunchError`."""
         raise NotImplementedError
 
     def look(self, jobs: Sequence[str]) -> dict[str, queue.Queued]:
-        """Return the queue's state of these jobs, by their IDs; the queue may have forgotten some.
+        """Return the states of these jobs by ID, without jobs that the queue has forgotten.
 
         Raises `DistlaunchError`.
         """
         raise NotImplementedError
 
     def cancel(self, job: str, at_once: bool = False) -> None:
-        """End a job, waiting or running. Raises `DistlaunchError`.
+        """Cancel a pending or running job. Raises `DistlaunchError`.
 
-        `at_once` sends it a signal before, because distlaunch hurries at the second one.
+        `at_once` sends a signal first, because distlaunch kills the ranks at the second signal.
         """
         if at_once and self.hurries:
-            queue.call(self.title, *self.hurries, job, forgives=queue.ANYTHING)  # it may not run
+            queue.call(self.title, *self.hurries, job, forgives=queue.ANYTHING)  # the job may not be running
             queue.pause_for_another_wish()
         queue.call(self.title, *self.ends, job, forgives=self.over)
 
     def fate_argv(self, job: str) -> list[str]:
-        """Return the command that prints what `fate` reads."""
+        """Return the command whose output `fate` parses."""
         raise NotImplementedError
 
     def fate(self, starts: int, text: str, now: float) -> AllocationReported:
-        """Return the fate of a job that was started `starts` times before; `now` is Unix time."""
+        """Return why a job ended. The job was started `starts` times before, and `now` is Unix time."""
         raise NotImplementedError
 
     def requeue(self, job: str) -> None:
-        """Have a job start again. Raises `DistlaunchError`."""
+        """Requeue a job. Raises `DistlaunchError`."""
         raise NotImplementedError
 
 
 def _short(host: str) -> str:
-    """Return a host name without its domain; an address stays whole."""
+    """Return a host name without its domain, or an address unchanged."""
     return host if host[:1].isdigit() or ":" in host else host.partition(".")[0].lower()
 
 
@@ -259,9 +256,9 @@ def _short(host: str) -> str:
 
 
 def check_submitted(spec: JobSpec, scheduler: Scheduler) -> None:
-    """Raise `JobError` for mistakes that make the job fail, whatever the queue gives.
+    """Raise `JobError` for mistakes that make the job fail on any nodes.
 
-    Nodes are assumed to see the files of this machine.
+    Assumes that nodes have the same files as this machine.
     """
     spec.refuse(_mistakes(spec, scheduler))
 
@@ -277,7 +274,7 @@ def _mistakes(spec: JobSpec, scheduler: Scheduler) -> Iterator[tuple[str, str]]:
     if spec.restarts.requeue and not scheduler.answers:
         yield "restarts.requeue", f"requeueing is supported only with Slurm, not {scheduler.title}"
     yield from scheduler.mistakes(spec)
-    if not asked.get("setup"):  # which may create missing files
+    if not asked.get("setup"):  # setup may create missing files
         yield from _missing(spec)
 
 
@@ -290,24 +287,26 @@ def _missing(spec: JobSpec) -> Iterator[tuple[str, str]]:
     script = os.path.expanduser(path_in(workdir, program.words[0]))
     if program.placed and not os.path.isfile(script):
         yield ("command" if program.kind == "command" else program.kind), f"{script} does not exist"
-    python = "" if spec.container else spec.program.python or ""  # an image's can't be checked from here
+    python = (
+        "" if spec.container else spec.program.python or ""
+    )  # the image's interpreter can't be checked from here
     if "/" in python and not os.path.isfile(os.path.expanduser(python)):
         yield "python", f"{python} does not exist"
 
 
 def workers(spec: JobSpec, gpus: object = None) -> int:
-    """Return the number of workers of each node, as far as the job determines it; else 1."""
+    """Return the number of workers per node if the job determines it, else 1."""
     node = spec.nodes[0]
     return node.procs or node.gpus or (gpus if isinstance(gpus, int) else 0) or 1
 
 
 def workdir(spec: JobSpec) -> str:
-    """Return an existing directory for the output of a script that is not followed."""
+    """Return an existing directory for the output of a script that isn't followed."""
     return os.path.expanduser(spec.program.workdir)
 
 
 def plain_name(name: str) -> str:
-    """Return a job's name as most schedulers accept it: without blanks, beginning with a letter."""
+    """Convert a job's name for most schedulers: without blanks, beginning with a letter."""
     plain = re.sub(r"[^A-Za-z0-9_.+-]", "_", name)[:MAX_NAME]
     return plain if plain[:1].isalpha() else f"job_{plain}"
 
@@ -323,7 +322,7 @@ def _run_lines(call: Call, ending: str) -> list[str]:
 
 
 def given(asked: Mapping[str, Any], flags: Mapping[str, str]) -> Iterator[str]:
-    """Yield the option for each key of `flags` that was given."""
+    """Yield the option for each key of `flags` that is set."""
     for key, flag in flags.items():
         if asked.get(key) is not None:
             yield option(flag, asked[key])
@@ -335,7 +334,7 @@ def option(flag: str, value: object) -> str:
 
 
 def clock(seconds: int) -> str:
-    """Format a day and a half as `36:00:00`."""
+    """Format seconds as hours, minutes and seconds, such as `36:00:00`."""
     return f"{seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02}"
 
 

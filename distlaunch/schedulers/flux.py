@@ -1,6 +1,6 @@
 """Flux: see flux-batch(1), flux-jobs(1), flux-cancel(1) and flux-environment(7).
 
-Written from its manuals, never tested on a live system. Hosts are reached over ssh, because flux exec
+Written from the manuals, not tested on a live system. Agents are started over ssh, because flux exec
 truncates its input at the first zero byte.
 """
 
@@ -17,17 +17,21 @@ _TASKS = task.Names(
     nodes="FLUX_JOB_NNODES",
 )
 QUEUED = "DISTLAUNCH_QUEUED"
-"""The variable with the job's ID in the queue, as a number: the instance of a batch script has none."""
+"""The variable with the job's decimal ID in the queue, which is unknown inside the batch script's instance.
+"""
 _WAITING, _GOING = ("DEPEND", "PRIORITY", "SCHED"), ("RUN", "CLEANUP")
 
 
 class Flux(base.Scheduler):
-    """Flux, whose commands print IDs in their own format, and also take the numbers that are used here."""
+    """The Flux scheduler.
+
+    Its commands print IDs in another format, but accept the decimal numbers used here.
+    """
 
     name, title = "flux", "Flux"
     tasks = _TASKS
     mark = "#flux:"
-    ends = ("flux", "cancel")  # sends SIGTERM, and SIGKILL seconds later
+    ends = ("flux", "cancel")  # sends SIGTERM, then SIGKILL a few seconds later
     hurries = ("flux", "job", "kill", "-s", "SIGTERM")
     over = re.compile(r"inactive|unknown", re.IGNORECASE)
     section = base.section(
@@ -50,11 +54,11 @@ class Flux(base.Scheduler):
     )
 
     def listing(self, environ: Mapping[str, str]) -> tuple[str, ...]:
-        """Return the command, as no variable has the hosts."""
+        """Return the command that lists the hosts, because no variable does."""
         return ("flux", "hostlist", "--expand", "local")
 
     def allocation(self, environ: Mapping[str, str], listed: str) -> Allocation:
-        """Return the hosts without slots, which Flux does not list."""
+        """Return the hosts without slots, which Flux doesn't list."""
         own, queued = environ.get("FLUX_JOB_ID", ""), environ.get(QUEUED, "")
         found = queue.listed_nodes(self.title, ((host, 1) for host in listed.split()), environ)
         nodes = tuple(node._replace(procs=None) for node in found)
@@ -78,13 +82,13 @@ class Flux(base.Scheduler):
         return "", f'export {QUEUED}="$(flux job id --to=dec "$(flux getattr jobid)")"'
 
     def submit(self, script: str) -> str:
-        """Submit by `flux batch`."""
+        """Submit with `flux batch`."""
         printed = queue.call(self.title, "flux", "batch", script).strip()
         output = queue.call(self.title, "flux", "job", "id", "--to=dec", printed)
         return queue.job_id(r"^\d+$", "flux job id", output)
 
     def look(self, jobs: Sequence[str]) -> dict[str, queue.Queued]:
-        """Look by `flux jobs`, which lists jobs that are over, too."""
+        """Query `flux jobs`, which also lists jobs that have ended."""
         asked = ("jobs", "-n", "--color=never", "-o", "{id.dec}|{status}")
         output = queue.call(self.title, "flux", *asked, *jobs, forgives=self.over)
         rows = (line.strip().split("|", 1) for line in output.splitlines() if "|" in line)
@@ -95,6 +99,6 @@ scheduler = Flux()
 
 
 def queued(state: str) -> queue.Queued:
-    """Translate the state of a job in `flux jobs`; for one that is over, it is how it ended."""
+    """Convert a job's state in `flux jobs`. For a job that has ended, the state is the result."""
     stage: queue.Stage = "waits" if state in _WAITING else "goes" if state in _GOING else "over"
     return queue.Queued(queue.CANCELLED if state == "CANCELED" else state, "", stage)

@@ -10,14 +10,14 @@ from distlaunch.schedulers import base, queue
 from distlaunch.transports.failure import Kind
 from distlaunch.transports.transport import Command
 
-# No XML parser: versions differ in what they declare, and names of jobs are not always escaped.
+# No XML parser, because declarations differ between versions, and job names are not always escaped.
 _JOB = re.compile(r"<JB_job_number>(\d+)</JB_job_number>.*?<state>(\w+)</state>", re.DOTALL)
 _END = "</job_info>"
 _REFUSED = "is control_slaves TRUE in `qconf -sp $PE`? `--set launcher=ssh` doesn't need it"
 
 
 class Qrsh(Command):
-    """A host that is reached by `qrsh -inherit`, which starts a task of the job there."""
+    """A host reached by `qrsh -inherit`, which starts a task of the job there."""
 
     failures = (
         (Kind.TASK_REFUSED, r"didn't accept task|not in the parallel environment|no free slots"),
@@ -31,13 +31,13 @@ class Qrsh(Command):
 
 
 class GridEngine(base.Scheduler):
-    """Grid Engine, in all its descendants."""
+    """Grid Engine and its successors."""
 
     name, title = "grid-engine", "Grid Engine"
     mark = "#$"
-    ends = ("qdel",)  # `qdel -f` is for administrators, and for hosts that don't answer
+    ends = ("qdel",)  # `qdel -f` is for administrators and unresponsive hosts
     over = re.compile("does not exist")
-    warns = False  # only if a script requests it, as submitted ones do
+    warns = False  # only if the script requests it, as submitted scripts do
     section = base.section(
         {
             "pe": Field(LINE, "Parallel environment, which places slots on hosts: `qconf -spl` lists them."),
@@ -53,11 +53,11 @@ class GridEngine(base.Scheduler):
     )
 
     def listing(self, environ: Mapping[str, str]) -> str:
-        """Return PE_HOSTFILE, which a job without a parallel environment lacks."""
+        """Return the path in PE_HOSTFILE, which is not set without a parallel environment."""
         return environ.get("PE_HOSTFILE", "")
 
     def allocation(self, environ: Mapping[str, str], listed: str) -> Allocation:
-        """Return the hosts; a job of an array, which the queue knows by another ID, is not `queued`."""
+        """Return the hosts. A job of an array isn't `queued`, because its ID in the queue is different."""
         task = environ.get("SGE_TASK_ID", "undefined")
         job = environ["JOB_ID"] + ("" if task in ("", "undefined") else f".{task}")
         nodes = queue.listed_nodes(self.title, _slots(environ, listed), environ)
@@ -66,16 +66,19 @@ class GridEngine(base.Scheduler):
         return Allocation(self.name, self.title, job, nodes, queued)
 
     def command(self, host: str) -> Qrsh:
-        """Start a task of the job there."""
+        """Return the transport that starts a task of the job on the host."""
         return Qrsh(host, ("qrsh", "-inherit", "-V", "{host}"), True)
 
     def mistakes(self, spec: JobSpec) -> Iterator[tuple[str, str]]:
-        """Report a missing parallel environment, which several slots need."""
+        """Report a missing parallel environment, which a job with several slots needs."""
         if "pe" not in self.asked(spec) and self._slots(spec) > 1:
             yield "grid_engine.pe", "name a parallel environment: `qconf -spl` lists them"
 
     def options(self, spec: JobSpec, followed: bool) -> Iterator[str]:
-        """Yield options of qsub; a job that is followed begins where it was submitted, as with Slurm."""
+        """Yield options of qsub.
+
+        A followed job starts in the directory where it was submitted, as with Slurm.
+        """
         asked, gpus = self.asked(spec), spec.nodes[0].gpus
         yield "-S /bin/bash"
         yield f"-N {base.plain_name(spec.name)}"
@@ -97,13 +100,13 @@ class GridEngine(base.Scheduler):
         return (self.asked(spec).get("slots") or base.workers(spec)) * self.node_count(spec)
 
     def submit(self, script: str) -> str:
-        """Submit by qsub."""
+        """Submit with qsub."""
         return queue.job_id(r"^\d+$", "qsub", queue.call(self.title, "qsub", "-terse", script))
 
     def look(self, jobs: Sequence[str]) -> dict[str, queue.Queued]:
-        """Look by qstat, which does not list jobs that are over."""
+        """Query qstat, which doesn't list jobs that have ended."""
         output = queue.call(self.title, "qstat", "-u", queue.user_name(), "-xml")
-        if _END not in output:  # a truncated answer must not mean that all jobs are over
+        if _END not in output:  # a truncated answer must not look as if all jobs had ended
             raise queue.unexpected("qstat", output)
         return {job: state for job, state in jobs_in(output).items() if job in jobs}
 
@@ -112,7 +115,7 @@ scheduler = GridEngine()
 
 
 def _slots(environ: Mapping[str, str], listed: str) -> queue.Slots:
-    """Read lines of `host slots queue processors`; a host has one for each of its queues."""
+    """Parse lines of `host slots queue processors`. A host has one line for each of its queues."""
     if not environ.get("PE_HOSTFILE"):
         yield environ["HOSTNAME"], 1
     for line in queue.lines_of(listed):
@@ -121,7 +124,7 @@ def _slots(environ: Mapping[str, str], listed: str) -> queue.Slots:
 
 
 def jobs_in(output: str) -> dict[str, queue.Queued]:
-    """Read what `qstat -xml` prints; the jobs by their IDs."""
+    """Parse the output of `qstat -xml`, and return the jobs by ID."""
     return {job: _queued(letters, job) for job, letters in _JOB.findall(output)}
 
 

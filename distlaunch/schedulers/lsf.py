@@ -1,6 +1,6 @@
 """LSF: see bsub(1), bjobs(1), bkill(1), blaunch(1) and "Environment variables set for job execution".
 
-Written from its manuals, never tested on a live system.
+Written from the manuals, not tested on a live system.
 """
 
 import re
@@ -21,15 +21,15 @@ _WAITING, _ENDED = ("PEND", "PSUSP", "WAIT"), ("DONE", "EXIT")
 
 
 def _minutes(seconds: int) -> str:
-    """Format a day and a half as `36:00`."""
+    """Format seconds as hours and minutes, such as `36:00`."""
     minutes = -(-seconds // 60)
     return f"{minutes // 60}:{minutes % 60:02}"
 
 
 class Blaunch(Command):
-    """A host that is reached by blaunch, which must survive termination warnings.
+    """A host reached by blaunch.
 
-    LSF sends them to all processes of a job.
+    LSF sends termination warnings to all processes of a job, and blaunch must survive them.
     """
 
     failures = (
@@ -47,12 +47,12 @@ class Blaunch(Command):
 
 
 class Lsf(base.Scheduler):
-    """LSF, by its own commands."""
+    """The LSF scheduler."""
 
     name, title = "lsf", "LSF"
     tasks = _TASKS
     mark = "#BSUB"
-    ends = ("bkill",)  # sends SIGINT, later SIGTERM and SIGKILL
+    ends = ("bkill",)  # sends SIGINT, then SIGTERM, then SIGKILL
     hurries = ("bkill", "-s", "TERM")
     withholds = "LSB_JOBID"
     over = re.compile(r"is not found|already finished|No matching job", re.IGNORECASE)
@@ -77,11 +77,11 @@ class Lsf(base.Scheduler):
     )
 
     def listing(self, environ: Mapping[str, str]) -> str:
-        """Return the file with the hosts, if they don't fit into a variable."""
+        """Return the path of the file with the hosts, used if they don't fit into a variable."""
         return "" if environ.get("LSB_MCPU_HOSTS") else environ["LSB_DJOB_HOSTFILE"]
 
     def allocation(self, environ: Mapping[str, str], listed: str) -> Allocation:
-        """Return the hosts; a job of an array, which the queue knows by another ID, is not `queued`."""
+        """Return the hosts. A job of an array isn't `queued`, because its ID in the queue is different."""
         index = environ.get("LSB_JOBINDEX", "0")
         alone = index in ("", "0")
         job = environ["LSB_JOBID"] + ("" if alone else f"[{index}]")
@@ -90,7 +90,7 @@ class Lsf(base.Scheduler):
         return Allocation(self.name, self.title, job, nodes, queued)
 
     def command(self, host: str) -> Blaunch:
-        """Start a task of the job there."""
+        """Return the transport that starts a task of the job on the host."""
         return Blaunch(host, ("blaunch", "{host}"), True)
 
     def options(self, spec: JobSpec, followed: bool) -> Iterator[str]:
@@ -104,17 +104,17 @@ class Lsf(base.Scheduler):
         if gpus:
             yield base.option("-gpu ", gpus if isinstance(gpus, str) else f"num={gpus}")
         yield from base.given(asked, {"queue": "-q ", "project": "-P ", "time": "-W "})
-        own = queue.output_path(spec.logs.folder, "%J", self.name)  # LSF appends its report to it
+        own = queue.output_path(spec.logs.folder, "%J", self.name)  # LSF appends its report to this file
         yield base.option("-o ", own if followed else f"{base.workdir(spec)}/{name}.o%J")
         yield "-rn"
 
     def submit(self, script: str) -> str:
-        """Submit by bsub, which reads scripts with options from standard input."""
+        """Submit with bsub, which reads scripts with options from standard input."""
         output = queue.call(self.title, "bsub", stdin=script)
         return queue.job_id(r"^Job <(\d+)> is submitted", "bsub", output)
 
     def look(self, jobs: Sequence[str]) -> dict[str, queue.Queued]:
-        """Look by bjobs, which lists jobs that are over for an hour."""
+        """Query bjobs, which lists jobs for an hour after they have ended."""
         asked = ("-noheader", "-o", "jobid stat exit_reason pend_reason delimiter='|'")
         output = queue.call(self.title, "bjobs", *asked, *jobs, forgives=self.over)
         rows = (line.split("|", 3) for line in output.splitlines() if line.count("|") >= 3)
@@ -125,7 +125,7 @@ scheduler = Lsf()
 
 
 def _slots(environ: Mapping[str, str], listed: str) -> queue.Slots:
-    """Read `host slots host slots …` in LSB_MCPU_HOSTS, else a line for each slot in the file."""
+    """Parse `host slots host slots …` from LSB_MCPU_HOSTS, or else one line per slot from the file."""
     words = environ.get("LSB_MCPU_HOSTS", "").split()
     if not words:
         yield from ((line, 1) for line in queue.lines_of(listed))
@@ -135,9 +135,9 @@ def _slots(environ: Mapping[str, str], listed: str) -> queue.Slots:
 
 
 def queued(state: str, ended: str = "-", waits: str = "-") -> queue.Queued:
-    """Translate the state of a job in bjobs, with the reason for its end or its waiting."""
+    """Convert a job's state in bjobs, with the reason why it ended or waits."""
     if ended.startswith("TERM_OWNER"):
         return queue.Queued(queue.CANCELLED)
-    # A job that LSF has lost contact with may be running.
+    # A job may be running even if LSF has lost contact with it.
     stage: queue.Stage = "waits" if state in _WAITING else "over" if state in _ENDED else "goes"
     return queue.Queued(state, waits if stage == "waits" and waits != "-" else "", stage)

@@ -1,6 +1,6 @@
 """PBS Professional, OpenPBS and Torque: see qsub(1B), qstat(1B), qsig(1B) and qdel(1B).
 
-Hosts are reached over ssh: pbs_tmrsh has no stdin.
+Agents are started over ssh, because pbs_tmrsh has no stdin.
 """
 
 import re
@@ -15,11 +15,11 @@ _WAITING, _GOING = "QHWT", "RESUB"
 
 
 class Pbs(base.Scheduler):
-    """PBS, whose job IDs end with the name of the server."""
+    """The PBS scheduler. Its job IDs end with the name of the server."""
 
     name, title = "pbs", "PBS"
     mark = "#PBS"
-    # `qdel -W force` would forget a job while processes of it may go on, and Torque has no such option.
+    # `qdel -W force` may remove a job while its processes keep running, and Torque has no such option.
     ends = ("qdel",)
     hurries = ("qsig", "-s", "TERM")
     withholds = "PBS_JOBID"
@@ -40,17 +40,17 @@ class Pbs(base.Scheduler):
     )
 
     def listing(self, environ: Mapping[str, str]) -> str:
-        """Return the file with a line for each slot."""
+        """Return the path of the file with one line per slot."""
         return environ["PBS_NODEFILE"]
 
     def allocation(self, environ: Mapping[str, str], listed: str) -> Allocation:
-        """Return the hosts; a job of an array, which the queue knows by another ID, is not `queued`."""
+        """Return the hosts. A job of an array isn't `queued`, because its ID in the queue is different."""
         job, slots = environ["PBS_JOBID"], ((line, 1) for line in queue.lines_of(listed))
         queued = environ.get("PBS_ENVIRONMENT") == "PBS_BATCH" and "[" not in job
         return Allocation(self.name, self.title, job, queue.listed_nodes(self.title, slots, environ), queued)
 
     def gpus(self, spec: JobSpec) -> int | None:
-        """Count `pbs.gpus`; `pbs.select` is not parsed."""
+        """Return `pbs.gpus`. `pbs.select` is not parsed."""
         gpus = super().gpus(spec)
         return 0 if gpus is None and "select" in self.asked(spec) else gpus
 
@@ -64,7 +64,7 @@ class Pbs(base.Scheduler):
         flags = {"time": "-l walltime=", "queue": "-q ", "project": "-P ", "account": "-A "}
         yield from base.given(asked, flags)
         if followed:
-            yield "-S /bin/bash"  # else it may be the login shell
+            yield "-S /bin/bash"  # otherwise, it may be the login shell
         yield "-j oe"
         yield base.option("-o ", f"{spec.logs.folder if followed else base.workdir(spec)}/")
         yield "-r n"
@@ -79,16 +79,16 @@ class Pbs(base.Scheduler):
         return ":".join(parts)
 
     def opening(self, spec: JobSpec) -> Sequence[str]:
-        """Begin in the directory where the job was submitted, as with Slurm."""
+        """Return the line that changes to the directory of the submission, as with Slurm."""
         return *super().opening(spec), 'cd "$PBS_O_WORKDIR"'
 
     def submit(self, script: str) -> str:
-        """Submit by qsub."""
+        """Submit with qsub."""
         return queue.job_id(r"^\d+\.[\w.-]+$", "qsub", queue.call(self.title, "qsub", script))
 
     def look(self, jobs: Sequence[str]) -> dict[str, queue.Queued]:
-        """Look by qstat; most servers forget a job that is over."""
-        # Not for all jobs of a user: the table of -u truncates IDs. Not -x, which is XML in Torque.
+        """Query qstat. Most servers forget jobs that have ended."""
+        # Not -u, whose table truncates IDs, and not -x, which means XML in Torque.
         return jobs_in(queue.call(self.title, "qstat", "-f", *jobs, forgives=self.over))
 
 
@@ -96,9 +96,9 @@ scheduler = Pbs()
 
 
 def jobs_in(text: str) -> dict[str, queue.Queued]:
-    """Read what `qstat -f` prints; the jobs by their IDs."""
+    """Parse the output of `qstat -f`, and return the jobs by ID."""
     found = {}
-    # Long values go on in another line, after a tab.
+    # Long values continue on the next line, after a tab.
     for part in re.split(r"^Job Id:\s*", text.replace("\n\t", ""), flags=re.MULTILINE)[1:]:
         fields = dict(re.findall(r"^ {4}(job_state|comment) = (.*)$", part, re.MULTILINE))
         if state := fields.get("job_state", "").strip():

@@ -1,4 +1,4 @@
-"""The output of schedulers' commands and files: jobs in a queue, the hosts of a job, its fate."""
+"""Runs schedulers' commands and reads their files: jobs in a queue, and the hosts of a job."""
 
 import os
 import pwd
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     import subprocess
 
 ANSWER_S = 60.0
-"""Seconds for a queue to answer, as it may be busy or restarting."""
+"""Seconds to wait for an answer from a queue, which may be busy or restarting."""
 HOSTS_S = 10.0
-"""Seconds for a command to list the hosts."""
+"""Seconds to wait for a command that lists hosts."""
 ANOTHER_WISH_S = 0.25
-"""Seconds between two signals, of which the second one ends everything at once: too close, they are one."""
+"""Seconds between two signals. The second one kills the job, but counts as the first if it comes too soon."""
 MAX_BYTES = 1 << 24
 MAX_SLOTS = 1_000_000
-"""Slots of one host above which the number must be an error."""
+"""Maximum plausible slots of one host."""
 _HOST = r"[A-Za-z0-9_][A-Za-z0-9_.:%\-]*"
 _EMPTY = ("", "Exiting.")
 _INSTEAD = "list the hosts in nodes, or use `--set launcher=local`"
@@ -33,9 +33,9 @@ Stage = Literal["waits", "goes", "over"]
 
 
 class Queued(Frozen):
-    """A scheduler's report on a job: the state and the reason, in its own words, and their meaning.
+    """A scheduler's report on a job: its state and the reason, in the scheduler's words, and their meaning.
 
-    A job that `waits` is to start, for the first time or again; one that is `over` has ended for good.
+    A job that `waits` has yet to start, for the first time or again. A job that is `over` won't start again.
     """
 
     state: str
@@ -44,12 +44,12 @@ class Queued(Frozen):
 
     @property
     def waits(self) -> bool:
-        """Return whether the job is to start, for the first time or again."""
+        """Return whether the job has yet to start, for the first time or again."""
         return self.stage == "waits"
 
     @property
     def over(self) -> bool:
-        """Return whether the job has ended for good."""
+        """Return whether the job has ended and won't start again."""
         return self.stage == "over"
 
     @property
@@ -64,18 +64,18 @@ class Queued(Frozen):
 
 
 CANCELLED = "CANCELLED"
-"""The state of a cancelled job, in Slurm and for schedulers without a word for it."""
+"""The state of a canceled job, in Slurm and for schedulers without such a state."""
 GONE = Queued("GONE")
-"""The state of a job that its scheduler no longer lists: ended ones are forgotten within minutes."""
+"""The state of a job that its scheduler no longer lists, usually minutes after its end."""
 
 
 def output_path(folder: str, job: str, scheduler: str) -> str:
-    """Return the path of a script's output in the directory of the runs, by the job's ID."""
+    """Return the path for a script's output in the directory of the runs, given the job's ID."""
     return f"{folder}/{scheduler}-{job}.out"
 
 
 class ToolMissingError(DistlaunchError):
-    """A scheduler's command is not installed here."""
+    """A scheduler's command is not installed on this machine."""
 
 
 def call(
@@ -87,8 +87,8 @@ def call(
 ) -> str:
     """Return the output of a command of the scheduler `title`. Raises `DistlaunchError`.
 
-    Its input is the file `stdin`, and its environment has the variables whose names pass. It may fail if
-    every line of its message is forgiven.
+    The command reads the file `stdin`, and gets the variables accepted by `passes`. It may fail if `forgives`
+    matches every line of its message.
     """
     from subprocess import TimeoutExpired
 
@@ -114,7 +114,7 @@ def call(
 def _run(
     argv: tuple[str, ...], most_s: float, stdin: str = os.devnull, env: Mapping[str, str] | None = None
 ) -> "subprocess.CompletedProcess[str]":
-    import subprocess  # expensive, and few schedulers need it
+    import subprocess  # slow to import, and few schedulers need it
 
     with open(stdin, "rb") as given:
         return subprocess.run(
@@ -136,12 +136,12 @@ def unexpected(tool: str, output: str) -> DistlaunchError:
 
 
 def pause_for_another_wish() -> None:
-    """Wait after a signal to a job, so that distlaunch there takes the next one as a second signal."""
+    """Wait after a signal to a job, so that distlaunch counts the next signal as a second one."""
     time.sleep(ANOTHER_WISH_S)
 
 
 def user_name() -> str:
-    """Return the name of the user whose jobs are meant."""
+    """Return the name of the user whose jobs to query."""
     return pwd.getpwuid(os.getuid()).pw_name
 
 
@@ -180,7 +180,7 @@ def printed(command: tuple[str, ...], instead: str = _INSTEAD) -> str:
 
 
 Slots = Iterable[tuple[str, int]]
-"""Hosts with their slots; those of a host that is repeated add up."""
+"""Hosts with their slots. The slots of a repeated host are added up."""
 
 
 def listed_nodes(title: str, slots: Slots, environ: Mapping[str, str]) -> tuple[AllocatedNode, ...]:
@@ -199,7 +199,7 @@ def listed_nodes(title: str, slots: Slots, environ: Mapping[str, str]) -> tuple[
 
 
 def lines_of(text: str) -> list[str]:
-    """Return the lines of a text that are not empty."""
+    """Return the nonempty lines of a text."""
     return [line.strip() for line in text.splitlines() if line.strip()]
 
 
@@ -211,7 +211,7 @@ def slots_in(text: str, line: str) -> int:
 
 
 def granted_gpus(environ: Mapping[str, str]) -> int | None:
-    """Count the GPUs of the job on this host, as on each; None = its environment does not say."""
+    """Return the GPUs of the job on this host, assumed for every host; None = unknown."""
     for name in ("SGE_HGR_gpu", "SGE_HGR_GPU", "CUDA_VISIBLE_DEVICES"):
         if name in environ:
             ids = re.split(r"[,\s]+", environ[name].strip())

@@ -1,7 +1,7 @@
 """Slurm: see sbatch(1), squeue(1), scontrol(1), srun(1).
 
-Its variables are read without its tools, which may be missing in a container. Its hosts are reached by steps,
-with the transport `slurm`.
+Allocations are read from variables, because Slurm's commands may be missing in a container. The transport
+`slurm` reaches hosts with steps.
 """
 
 import re
@@ -27,7 +27,7 @@ _PLAIN = (
     *("partition", "account", "qos", "constraint", "gres", "mem", "cpus_per_task"),
     *("nodelist", "exclude", "dependency", "comment", "time"),
 )
-"""Keys that are options of sbatch."""
+"""Keys that correspond to options of sbatch."""
 _WAITING = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD")
 _HELD = ("RUNNING", "SUSPENDED", "STOPPED", "CONFIGURING", "SIGNALING", "RESIZING")
 _GOING = (*_HELD, "COMPLETING", "STAGE_OUT")
@@ -41,21 +41,21 @@ _WHYS = {
     "REQUEUED": "was requeued",
 }
 _MAY_GO_ON = (_WHYS["TIMEOUT"], _WHYS["OUT_OF_MEMORY"])
-"""Reasons after which the job itself must request another start; Slurm requeues preempted jobs."""
+"""Reasons after which the job itself must request a requeue. Slurm requeues preempted jobs by itself."""
 _REASONS = {"NodeDown": "NODE_FAIL", "TimeLimit": "TIMEOUT"}
 _DURATION = r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)"
 _CLOCK = r"[0-9]+:[0-9]{2}(?::[0-9]{2})?|[0-9]+-[0-9]{1,2}(?::[0-9]{2}){0,2}"
 
 
 def _days(seconds: int) -> str:
-    """Format a day and a half as `1-12:00:00`."""
+    """Format seconds as days and time, such as `1-12:00:00`."""
     days, rest = divmod(seconds, 86400)
     clock = base.clock(rest).zfill(8)
     return f"{days}-{clock}" if days else clock
 
 
 class Slurm(base.Scheduler):
-    """Slurm, which reports the fate of a job, and requeues it."""
+    """The Slurm scheduler, which can report why a job ended, and requeue it."""
 
     name, title, step = "slurm", "Slurm", "step"
     mark = "#SBATCH"
@@ -114,7 +114,7 @@ class Slurm(base.Scheduler):
         return Allocation(self.name, self.title, environ["SLURM_JOB_ID"], nodes, queued, starts, answers=True)
 
     def reach(self, allocation: Allocation, node: AllocatedNode, here: str) -> SlurmStep:
-        """Return a step for each host, including this one."""
+        """Return a step for the host, even if it is this one."""
         return SlurmStep(node.host, allocation.job, node.group)
 
     def task(self, environ: Mapping[str, str]) -> task.Task:
@@ -139,7 +139,7 @@ class Slurm(base.Scheduler):
         return task.Task(step, job, *place, nodes, nodes[:1], devices, restarts, ADVICE)
 
     def gpus(self, spec: JobSpec) -> int | None:
-        """Return the number of GPUs in gres, else in gpus."""
+        """Return the number of GPUs in `gres`, or else in `gpus`."""
         asked = self.asked(spec)
         if gres := asked.get("gres"):
             of_gpus = [part for part in gres.split(",") if part.startswith("gpu")]
@@ -149,7 +149,9 @@ class Slurm(base.Scheduler):
     def options(self, spec: JobSpec, followed: bool) -> Iterator[str]:
         """Yield options of sbatch."""
         asked, node = self.asked(spec), spec.nodes[0]
-        yield base.option("--job-name=", " ".join(spec.name.split()))  # a directive ends with its line
+        yield base.option(
+            "--job-name=", " ".join(spec.name.split())
+        )  # a directive ends at the end of its line
         yield base.option("--nodes=", self.node_count(spec))
         gpus = node.gpus if asked.get("gpus") is None else asked["gpus"]
         if gpus and not asked.get("gres"):
@@ -159,11 +161,11 @@ class Slurm(base.Scheduler):
         yield from base.given(asked, {key: f"--{key.replace('_', '-')}=" for key in _PLAIN})
         if signal := asked.get("signal"):
             flags, _, which = signal.rpartition(":")
-            # Without B, every process of every step gets it, and the script doesn't.
+            # Without B, every process of every step gets the signal, but not the script.
             yield f"--signal={flags.replace('B', '')}B:{which}"
         if asked.get("exclusive"):
             yield "--exclusive"
-        folder = spec.logs.folder.replace("%", "%%")  # where % also begins a pattern of Slurm
+        folder = spec.logs.folder.replace("%", "%%")  # % also begins a Slurm filename pattern
         yield base.option("--output=", queue.output_path(folder, "%j", self.name))
         yield "--open-mode=append"
         yield "--requeue" if spec.restarts.requeue else "--no-requeue"
@@ -171,11 +173,11 @@ class Slurm(base.Scheduler):
             yield "--no-kill"
 
     def waits(self, spec: JobSpec) -> bool:
-        """Return whether the shell of the script has to pass on the termination warning."""
+        """Return whether the script's shell must pass on the termination warning."""
         return "signal" in self.asked(spec)
 
     def closing(self, spec: JobSpec) -> list[str]:
-        """Pass on the termination warning; requeue a job whose distlaunch was killed, and so couldn't."""
+        """Pass on the termination warning, and requeue a job if distlaunch was killed and couldn't."""
         lines = []
         if self.waits(spec):
             name = self.asked(spec)["signal"].rpartition(":")[2].partition("@")[0]
@@ -197,12 +199,12 @@ class Slurm(base.Scheduler):
         ]
 
     def submit(self, script: str) -> str:
-        """Submit by sbatch."""
+        """Submit with sbatch."""
         return _call("sbatch", "--parsable", script).strip().splitlines()[-1].partition(";")[0]
 
     def look(self, jobs: Sequence[str]) -> dict[str, queue.Queued]:
-        """Look by squeue."""
-        # squeue fails if it has forgotten one of several jobs.
+        """Query squeue."""
+        # With several job IDs, squeue fails if it has forgotten one of them.
         which = f"--jobs={jobs[0]}" if len(jobs) == 1 else f"--user={queue.user_name()}"
         asked = ("--noheader", "--states=all", which, "--format=%i|%T|%r")
         output = _call("squeue", *asked, forgives=re.compile("Invalid job id"))
@@ -210,21 +212,21 @@ class Slurm(base.Scheduler):
         return {job.strip(): queued(state, reason) for job, state, reason in rows}
 
     def cancel(self, job: str, at_once: bool = False) -> None:
-        """Cancel by scancel."""
+        """Cancel with scancel."""
         _call("scancel", job)
         if at_once:
             _call("scancel", "--signal=KILL", job)
 
     def requeue(self, job: str) -> None:
-        """Requeue by scontrol, which refuses a job that is already requeued."""
+        """Requeue with scontrol, which refuses a job that is already requeued."""
         _call("scontrol", "requeue", job, forgives=re.compile("pending execution"))
 
     def fate_argv(self, job: str) -> list[str]:
-        """Return the command that shows the job, with local times."""
+        """Return the command that shows the job, with times in the local time zone."""
         return ["scontrol", "show", "job", job, "--oneliner"]
 
     def fate(self, starts: int, text: str, now: float) -> AllocationReported:
-        """Read the output of scontrol, which may be about a later start."""
+        """Parse the output of scontrol, which may describe a later start of the job."""
         fields = dict(re.findall(r"(?:^|\s)([A-Za-z]+)=(\S*)", text))
         state, end = fields.get("JobState"), _time(fields.get("EndTime", ""))
         left_s = None if end is None else round(end - now, 3)
@@ -248,7 +250,7 @@ def _component(environ: Mapping[str, str], group: int | None) -> Iterable[Alloca
 
     hosts = expand_nodelist(value("SLURM_JOB_NODELIST") or value("SLURM_NODELIST"))
     asked = "SLURM_NTASKS" if group is None else f"SLURM_NTASKS_HET_GROUP_{group}"
-    # By default, Slurm counts one task per node, which means nothing.
+    # By default, Slurm counts one task per node, which doesn't mean one worker.
     tasks = expand_counts(value("SLURM_TASKS_PER_NODE")) if asked in environ else []
     gpus = count_gpus(value("SLURM_GPUS_PER_NODE"))
     for index, host in enumerate(hosts):
@@ -256,7 +258,7 @@ def _component(environ: Mapping[str, str], group: int | None) -> Iterable[Alloca
 
 
 def expand_counts(text: str) -> list[int]:
-    """Expand `2(x3),1` to 2 2 2 1. Raises ValueError."""
+    """Expand `2(x3),1` to [2, 2, 2, 1]. Raises ValueError."""
     counts: list[int] = []
     for item in text.split(",") if text else ():
         found = re.fullmatch(r"([0-9]+)(?:\(x([0-9]{1,5})\))?", item)
@@ -267,7 +269,7 @@ def expand_counts(text: str) -> list[int]:
 
 
 def count_gpus(text: str) -> int | None:
-    """Count `4`, `a100:4` and `volta:3,kepler:1` as 4 each; None where there is no number."""
+    """Return 4 for `4`, `a100:4` and `volta:3,kepler:1`; None if there is no number."""
     counts = [item.rpartition(":")[2] for item in text.split(",")]
     return sum(map(int, counts)) if all(count.isdigit() for count in counts) else None
 
@@ -277,7 +279,7 @@ def _number(environ: Mapping[str, str], name: str) -> int:
 
 
 def queued(state: str, reason: str = "") -> queue.Queued:
-    """Translate the state of a job in squeue."""
+    """Convert a job's state in squeue."""
     stage: queue.Stage = "waits" if state in _WAITING else "goes" if state in _GOING else "over"
     return queue.Queued(state, "" if reason == "None" else reason, stage)
 
@@ -287,15 +289,15 @@ def _call(*argv: str, forgives: "re.Pattern[str] | None" = None) -> str:
 
 
 def _passes(name: str) -> bool:
-    """Return whether a variable is safe for sbatch, which takes those of a surrounding job for options."""
+    """Return whether a variable is safe for sbatch, which uses variables of a surrounding job as options."""
     return name in _KEPT or not name.startswith(VARIABLES)
 
 
 def _why_completing(fields: Mapping[str, str], end: float | None) -> str:
-    """Infer from its times why a job is ending, while its state has no reason."""
+    """Infer from its times why a job is ending, while its state doesn't show the reason yet."""
     if (reason := fields.get("Reason")) in _REASONS:
         return _WHYS[_REASONS[reason]]
-    if end is None:  # it has started again
+    if end is None:  # the job has started again
         return _WHYS["REQUEUED"]
     begin, limit = _time(fields.get("StartTime", "")), _seconds(fields.get("TimeLimit", ""))
     if begin is not None and limit is not None and end - begin >= limit:

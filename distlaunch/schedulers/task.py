@@ -10,7 +10,7 @@ from distlaunch.wording import counted
 
 
 class Advice(Frozen):
-    """Words for advice on GPUs; `own_gpu` replaces the option for a GPU per task."""
+    """Words for advice on GPUs; `own_gpu` replaces the option that assigns a GPU to each task."""
 
     local_rank: str = "local rank"
     own_gpu: str = ""
@@ -18,12 +18,12 @@ class Advice(Frozen):
 
 
 class Task(Frozen):
-    """The place of a task; `step` is the same for all tasks that belong together, and for no others.
+    """The position of a task; `step` identifies the tasks that belong together.
 
-    `nodes` are the hosts, beginning with rank 0's, and `addresses` lead to that. `node_rank` is the number of
-    this host among `node_count`, if known. `devices` is the number of visible GPUs, None = any. `restarts`
-    counts the earlier starts of the job by the scheduler, or by the distlaunch that runs mpirun. `manager` is
-    the descriptor of a process manager that connects the tasks.
+    `nodes` are the hosts, beginning with rank 0's host, which is reachable at `addresses`. `node_rank` is the
+    number of this host among `node_count`, if known. `devices` is the number of visible GPUs, None = any.
+    `restarts` counts the earlier starts of the job by the scheduler, or by the distlaunch that runs mpirun.
+    `manager` is the descriptor of a process manager that connects the tasks.
     """
 
     step: str
@@ -63,9 +63,9 @@ def number_of(environ: Mapping[str, str], name: str, starter: str, advice: str =
 
 
 def check_devices(task: Task, environ: Mapping[str, str]) -> None:
-    """Raise `UsageError` if a LOCAL_RANK here is no device.
+    """Raise `UsageError` if a LOCAL_RANK on this node has no device.
 
-    All tasks raise it, so that none waits for another.
+    All its tasks raise it, so none waits for another.
     """
     seen = task.devices
     if not seen or task.local_size <= seen:
@@ -82,7 +82,7 @@ def check_devices(task: Task, environ: Mapping[str, str]) -> None:
 
 
 def check_master(task: Task, environ: Mapping[str, str]) -> None:
-    """Raise `UsageError` if MASTER_ADDR or MASTER_PORT can't be those of rank 0."""
+    """Raise `UsageError` if MASTER_ADDR or MASTER_PORT can't belong to rank 0."""
     host, port = environ.get("MASTER_ADDR"), environ.get("MASTER_PORT")
     if host and not port:
         raise UsageError(f"MASTER_ADDR={host} is set but MASTER_PORT is not: set both or neither")
@@ -100,7 +100,7 @@ def check_master(task: Task, environ: Mapping[str, str]) -> None:
 
 
 class Names(Frozen):
-    """The variables of a scheduler's tasks; one of `nodes` and `local_size` is enough."""
+    """The names of the variables of a scheduler's tasks. Either `nodes` or `local_size` is enough."""
 
     starter: str
     rank: str
@@ -134,7 +134,7 @@ def numbered_task(names: Names, environ: Mapping[str, str], title: str, allocati
     hosts = tuple(node.host for node in allocation.nodes) if allocation else ()
     if len(hosts) < nodes:
         raise UsageError(f"{names.starter} runs on {nodes} nodes, but {title} lists {len(hosts)}")
-    used = hosts[-nodes:]  # a launch node, where no task runs, comes first
+    used = hosts[-nodes:]  # a launch node, which runs no tasks, comes first
     job = environ.get(names.job, "")
     step, devices = f"{job}.{environ.get('PMIX_NAMESPACE', '')}", visible_devices(environ)
     return Task(step, job, rank, size, local, each, rank // each, nodes, used, used[:1], devices)
@@ -154,7 +154,7 @@ _STEPS = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "OMPI_MCA_orte_ess_jobid"
 
 
 def mpi_task(environ: Mapping[str, str]) -> Task | None:
-    """Locate the task of this environment, if mpirun has started it. Raises `UsageError`."""
+    """Locate the task of this environment if mpirun started it. Raises `UsageError`."""
     if _RANK in environ:
         return _of_open_mpi(environ)
     return _of_hydra(environ) if _HYDRAS_RANK in environ and "MPI_LOCALRANKID" in environ else None
@@ -178,7 +178,7 @@ def _of_open_mpi(environ: Mapping[str, str]) -> Task:
 
 
 def _of_hydra(environ: Mapping[str, str]) -> Task:
-    """Locate a task whose process manager can find out the host of rank 0."""
+    """Locate a task of Hydra, whose process manager can determine the host of rank 0."""
     pipe = environ.get(_PMI_PIPE, "")
     return _task(environ, _HYDRA, "mpi")._replace(manager=int(pipe) if pipe.isdecimal() else None)
 
@@ -196,12 +196,12 @@ def _task(environ: Mapping[str, str], names: tuple[str, ...], step: str, nodes: 
     task = Task(step, job, rank, size, local_rank, local_size, None, None, devices=visible_devices(environ))
     node_rank, node_count = _node(task, nodes)
     restarts = environ.get("TORCHELASTIC_RESTART_COUNT", "0") if "DISTLAUNCH_JOB_ID" in environ else "0"
-    # The restarts of the job that started mpirun, if distlaunch did.
+    # The restarts of the job, if distlaunch started mpirun.
     return task._replace(node_rank=node_rank, node_count=node_count, restarts=int(restarts))
 
 
 def _node(task: Task, nodes: int | None) -> tuple[int | None, int | None]:
-    """Return the number of the node and of all nodes, if all have equally many tasks, by slot or in turn."""
+    """Return the node number and the node count, if all nodes have equally many tasks, by slot or in turn."""
     if task.on_one_node:
         return 0, 1
     if nodes is None or nodes * task.local_size != task.size:

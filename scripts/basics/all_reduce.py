@@ -1,4 +1,4 @@
-"""Collectives: sum over all ranks with all_reduce, then over a subset with a group of its own."""
+"""Collectives: sum over all ranks with all_reduce, then over a subset of ranks with a new group."""
 
 import socket
 
@@ -7,15 +7,17 @@ import torch.distributed as dist
 
 
 def all_ranks_sum(rank: int) -> int:
-    """Every rank puts in its number plus one, and every rank gets the sum."""
+    """Every rank contributes its number plus one, and every rank gets the sum."""
     value = torch.tensor(rank + 1)
     dist.all_reduce(value, op=dist.ReduceOp.SUM)
     return int(value)
 
 
 def even_ranks_sum(rank: int, world_size: int) -> int:
-    """The even ranks sum among themselves; the odd ones keep what they had."""
-    evens = dist.new_group(range(0, world_size, 2))  # all ranks must make it, members or not
+    """The even ranks sum their numbers. The odd ranks keep theirs."""
+    evens = dist.new_group(
+        range(0, world_size, 2)
+    )  # all ranks must create the group, even if they aren't members
     value = torch.tensor(rank + 1)
     if rank % 2 == 0:
         dist.all_reduce(value, group=evens)
@@ -23,7 +25,7 @@ def even_ranks_sum(rank: int, world_size: int) -> int:
 
 
 def main() -> None:
-    """Run both, and check the sums against the formulas."""
+    """Run both, and compare the sums with the formulas."""
     dist.init_process_group("gloo")
     rank, world_size = dist.get_rank(), dist.get_world_size()
 

@@ -1,4 +1,4 @@
-"""Rendezvous by hand: init_method="tcp://ADDR:PORT", rank and world_size from the command line."""
+"""Manual rendezvous: init_method="tcp://ADDR:PORT", with rank and world_size from the command line."""
 
 import argparse
 
@@ -7,7 +7,7 @@ import torch.distributed as dist
 
 
 def main() -> None:
-    """Meet the other ranks, and check that each is there once."""
+    """Join the other ranks, and check that each rank is present once."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--init-method", required=True, metavar="tcp://ADDR:PORT")
     parser.add_argument("--rank", type=int, required=True)

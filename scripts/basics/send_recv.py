@@ -1,11 +1,11 @@
-"""Point to point: send and recv around a ring one after the other, isend and irecv all at once."""
+"""Point-to-point communication in a ring: send and recv one after the other, isend and irecv all at once."""
 
 import torch
 import torch.distributed as dist
 
 
 def pass_token(rank: int, world_size: int) -> int:
-    """Blocking: the token visits one rank after the other, and each adds its own number."""
+    """Blocking: pass a token from rank to rank. Each rank adds its own number."""
     token = torch.tensor(0)
     if rank > 0:
         dist.recv(token, src=rank - 1)
@@ -17,17 +17,17 @@ def pass_token(rank: int, world_size: int) -> int:
 
 
 def shift(rank: int, world_size: int) -> int:
-    """Non-blocking: every rank sends to its right and receives from its left at the same time."""
+    """Non-blocking: every rank sends to its right and receives from its left neighbor at the same time."""
     mine, received = torch.tensor(rank), torch.tensor(-1)
     sending = dist.isend(mine, dst=(rank + 1) % world_size)
     receiving = dist.irecv(received, src=(rank - 1) % world_size)
     for request in (sending, receiving):
-        request.wait()  # before this, `mine` must not be written and `received` must not be read
+        request.wait()  # until then, don't write `mine` or read `received`
     return int(received)
 
 
 def main() -> None:
-    """Run both ways, and check what came round."""
+    """Run both variants, and check the results."""
     dist.init_process_group("gloo")
     rank, world_size = dist.get_rank(), dist.get_world_size()
     if world_size < 2:

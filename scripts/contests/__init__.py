@@ -1,1 +1,1 @@
-"""What scripts/benchmark measures: contests between launchers that do the same work, in turn."""
+"""The contests of scripts/benchmark, in which launchers do the same work in turn."""

@@ -1,4 +1,4 @@
-"""A contest: commands that do the same, timed in turn; what counts are ratios within one run."""
+"""A contest times commands that do the same work, in turn. Only ratios within one run are meaningful."""
 
 import statistics
 import subprocess
@@ -10,12 +10,12 @@ from typing import Any
 
 LIMIT_S = 300.0
 Timed = Callable[[], float]
-"""Does the work once; the seconds that count."""
+"""A function that does the work once, and returns the seconds to count."""
 
 
 @dataclass(frozen=True)
 class Bar:
-    """How the first of a contest's competitors is to compare with another: at most so many times its time."""
+    """A limit for the first competitor of a contest: a multiple of another competitor's time."""
 
     other: str
     at_most: float
@@ -25,9 +25,9 @@ class Bar:
 
 @dataclass(frozen=True)
 class Contest:
-    """Competitors by name, ours first; `missing` are the names of those that are not installed.
+    """Competitors by name, distlaunch first; `missing` lists those that aren't installed.
 
-    What is measured is in `unit`s; `limits` are what the first ones are to be at most.
+    `unit` is the unit of the measurements, and `limits` the maximum for the first competitors.
     """
 
     title: str
@@ -40,22 +40,22 @@ class Contest:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Seconds of each competitor, in the order of the rounds."""
+    """The seconds of each competitor, in the order of the rounds."""
 
     contest: Contest
     seconds: Mapping[str, Sequence[float]] = field(default_factory=dict)
 
     def median(self, name: str) -> float:
-        """Of one competitor, in seconds."""
+        """Return the median of one competitor, in seconds."""
         return statistics.median(self.seconds[name])
 
     def ratio(self, bar: Bar) -> float:
-        """The median of the ratios of each round: a machine that slows down slows both."""
+        """Return the median of the ratios of all rounds. A machine that slows down slows both competitors."""
         ours = self.seconds[bar.ours or next(iter(self.contest.competitors))]
         return statistics.median(a / b for a, b in zip(ours, self.seconds[bar.other], strict=True))
 
     def document(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the outcome as data for JSON."""
         kept = [bar for bar in self.contest.bars if bar.other in self.seconds]
         return {
             "title": self.contest.title,
@@ -78,7 +78,7 @@ class Outcome:
 
 
 def held(contest: Contest, runs: int, tell: Callable[[str], None]) -> Outcome:
-    """Each competitor once to warm up, then all in turn."""
+    """Run each competitor once to warm up, then all of them in turn."""
     seconds: dict[str, list[float]] = {name: [] for name in contest.competitors}
     for number in range(runs + 1):
         tell(f"{contest.title}: {number}/{runs}")
@@ -90,13 +90,13 @@ def held(contest: Contest, runs: int, tell: Callable[[str], None]) -> Outcome:
 
 
 def command(argv: Sequence[str], **options: Any) -> Timed:
-    """The wall time of a command, which must succeed; its output goes nowhere, unless `options` say where."""
+    """Time a command, which must succeed. Its output is discarded unless `options` redirect it."""
 
     def once() -> float:
         streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
         began = time.perf_counter()
         process = subprocess.Popen(argv, **{**streams, **options})
-        watchdog = threading.Timer(LIMIT_S, process.kill)  # a wait with a limit looks only every 50 ms
+        watchdog = threading.Timer(LIMIT_S, process.kill)  # wait() with a timeout checks only every 50 ms
         watchdog.start()
         status = process.wait()
         took = time.perf_counter() - began
@@ -109,5 +109,5 @@ def command(argv: Sequence[str], **options: Any) -> Timed:
 
 
 def shell(line: str) -> Timed:
-    """As `command`, of a line for sh."""
+    """Time a line of shell code, as `command` does."""
     return command(["/bin/sh", "-c", line])

@@ -1,4 +1,4 @@
-"""What output costs: much of it over ssh and here, and a rank whose terminal is stuck."""
+"""Measures the cost of output: large output over ssh and locally, and a rank with a stuck terminal."""
 
 import os
 import pty
@@ -76,13 +76,13 @@ def here(folder: Path) -> Contest:
 
 
 def stuck_terminal(folder: Path) -> Contest:
-    """What a rank takes that prints 10,000 lines a second, on a terminal that nobody reads, and to a file."""
+    """A rank prints 10,000 lines a second to a terminal that no process reads, and to a file."""
     script, took, job = folder / "paced.py", folder / "took", folder / "paced.yaml"
     script.write_text(_PACED)
     job.write_text(f"script: paced.py\nargs: ['{LINES}', {took}]\ngpus_per_node: 0\n")
 
     def ours() -> float:
-        reader, terminal = pty.openpty()  # nobody reads: it is full after some kilobytes
+        reader, terminal = pty.openpty()  # never read, so it is full after some kilobytes
         argv = [*OURS, "run", str(job), "--set", f"logs.dir={folder}/runs"]
         process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=terminal, stderr=terminal)
         os.close(terminal)
@@ -90,7 +90,7 @@ def stuck_terminal(folder: Path) -> Contest:
             while not took.exists() or not took.read_text():
                 if process.poll() is not None:
                     break
-                time.sleep(0.01)  # a look is cheap, but not free
+                time.sleep(0.01)  # a check is cheap, but not free
         finally:
             process.kill()
             process.wait()
@@ -113,7 +113,7 @@ def _taken(took: Path) -> float:
 
 
 def _swept(once: Timed, folder: Path) -> Timed:
-    """`once`, whose log files don't fill the disk."""
+    """Return `once` with its log files deleted afterwards, so they don't fill the disk."""
 
     def then() -> float:
         took = once()

@@ -1,4 +1,4 @@
-"""How long a plan of many nodes takes to print."""
+"""Measures how long it takes to print a plan with many nodes."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ FORMATS = ("table", "json", "shell", "torchrun")
 
 
 def of_thousand(folder: Path) -> Contest:
-    """`dry-run` of 1,000 nodes with 8 ranks each, in every format."""
+    """Time `dry-run` of 1,000 nodes with 8 ranks each, in every format."""
     job = folder / "wide.yaml"
     job.write_text("script: train.py\nnodes: ['node[0001-1000]']\ngpus_per_node: 8\nbackend: nccl\n")
     (folder / "train.py").write_text("")

@@ -1,4 +1,4 @@
-"""Outcomes for people, as a table and as a picture, and for machines."""
+"""Formats outcomes as a table, a picture, or JSON."""
 
 import json
 import os
@@ -14,7 +14,7 @@ _ROW, _LEFT, _WIDTH = 18, 230, 480
 
 
 def table(outcomes: Sequence[Outcome]) -> str:
-    """Medians, spread, and ratios with what they are to be at most."""
+    """Return medians, spread, and ratios with their limits."""
     lines = []
     for outcome in outcomes:
         lines.append(outcome.contest.title)
@@ -30,7 +30,7 @@ def table(outcomes: Sequence[Outcome]) -> str:
 
 
 def _figures(outcome: Outcome) -> Iterator[str]:
-    """Of each competitor the median, the spread, and whether a limit is kept."""
+    """Yield the median and spread of each competitor, and whether it is within its limit."""
     timed = outcome.contest.unit == "s"
     scale, unit, digits = (1000, "ms", 0) if timed else (1, outcome.contest.unit, 2)
     limits = dict(zip(outcome.seconds, outcome.contest.limits, strict=False))
@@ -46,14 +46,14 @@ def _figures(outcome: Outcome) -> Iterator[str]:
 
 
 def document(outcomes: Sequence[Outcome], runs: int) -> str:
-    """All figures as JSON, with the machine and the day."""
+    """Return all figures as JSON, with the machine and the date."""
     machine = {"cpus": os.cpu_count(), "system": platform.platform(), "python": platform.python_version()}
     made = {"date": time.strftime("%Y-%m-%d"), "runs": runs, "machine": machine}
     return json.dumps({**made, "contests": [each.document() for each in outcomes]}, indent=2) + "\n"
 
 
 def picture(outcomes: Sequence[Outcome]) -> str:
-    """Bars, as SVG: the longest of a contest is as wide as the picture."""
+    """Return a bar chart as SVG. The longest bar of each contest is as wide as the picture."""
     shapes, y = [], 20
     for outcome in outcomes:
         shapes.append(f'<text x="8" y="{y}" font-weight="bold">{escape(outcome.contest.title)}</text>')

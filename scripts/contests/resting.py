@@ -1,4 +1,4 @@
-"""What a run costs while its ranks work, and how long its restart and its end take."""
+"""Measures the cost of a run while its ranks work, and the time for restarting and ending it."""
 
 import contextlib
 import json
@@ -23,7 +23,7 @@ signal.pause()
 
 
 def memory(folder: Path) -> Contest:
-    """Private memory in MiB."""
+    """Measure private memory in MiB."""
     ways = {
         f"agent and guardian of {RANKS} ranks": lambda: _of_agent(folder),
         f"controller of {MANY} ranks": lambda: _of_controller(folder),
@@ -32,13 +32,13 @@ def memory(folder: Path) -> Contest:
 
 
 def idle(folder: Path) -> Contest:
-    """CPU time in percent of one core, with nothing to do."""
+    """Measure CPU time of an idle run in percent of one core."""
     ways = {f"agent and guardian of {RANKS} ranks": lambda: _share_of_agent(folder)}
     return Contest(f"CPU at rest, over {IDLE_S:g} s", ways, unit="%", limits=(0.1,))
 
 
 def ending(folder: Path) -> Contest:
-    """Seconds from the end of a rank until all ranks run again, and until all have ended."""
+    """Measure the seconds from the end of a rank until all ranks have restarted, and until all have ended."""
     ways = {
         "restart": lambda: _after_failure(folder, 1, "WorkerStarted"),
         "tear-down": lambda: _after_failure(folder, 0, "WorkerExited"),
@@ -50,7 +50,7 @@ def ending(folder: Path) -> Contest:
 def _running(
     folder: Path, ranks: int, starts: int, restarts: int = 0, *args: str
 ) -> Iterator[tuple[int, Path]]:
-    """The process, and the folder, of a run that has had so many starts of ranks, or has ended."""
+    """Yield the process and directory of a run that has started that many ranks, or has ended."""
     runs = folder / "runs"
     before = set(runs.glob("*"))
     process = subprocess.Popen(_argv(folder, ranks, restarts, *args), stderr=subprocess.DEVNULL)
@@ -83,7 +83,7 @@ def _wait(holds: Any) -> None:
 
 def _events(run: Path) -> list[dict[str, Any]]:
     with contextlib.suppress(OSError):
-        whole, _, _ = (run / "events.jsonl").read_text().rpartition("\n")  # the last line may be half written
+        whole, _, _ = (run / "events.jsonl").read_text().rpartition("\n")  # the last line may be incomplete
         return [json.loads(line) for line in whole.splitlines()]
     return []
 
@@ -105,7 +105,7 @@ def _of_controller(folder: Path) -> float:
 def _share_of_agent(folder: Path) -> float:
     with _running(folder, RANKS, RANKS) as (pid, _):
         pids = _agent(pid)
-        time.sleep(SETTLED_S)  # until then it is looked whether they join a rendezvous
+        time.sleep(SETTLED_S)  # until then, the agent checks whether they join a rendezvous
         before = sum(map(_cpu_s, pids))
         time.sleep(IDLE_S)
         return 100 * (sum(map(_cpu_s, pids)) - before) / IDLE_S
@@ -122,7 +122,7 @@ def _after_failure(folder: Path, restarts: int, until: str) -> float:
 
 
 def _agent(pid: int) -> list[int]:
-    """The guardian, a child of the command, and the agent, its child."""
+    """Return the guardian, which is a child of the command, and the agent, which is its child."""
     (guardian,) = _children(pid)
     (agent,) = _children(guardian)
     return [guardian, agent]
@@ -138,5 +138,5 @@ def _private_mib(pid: int) -> float:
 
 
 def _cpu_s(pid: int) -> float:
-    """To a nanosecond, unlike what /proc/PID/stat has."""
+    """Return the CPU time in seconds, to the nanosecond, unlike /proc/PID/stat."""
     return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e9

@@ -1,4 +1,4 @@
-"""How long it takes until work that is nothing is done: here, on hosts over ssh, and once more."""
+"""Measures how long programs that do nothing take: on this machine, over ssh, and a second time."""
 
 import os
 import shutil
@@ -11,7 +11,7 @@ from .contest import Bar, Contest, Timed, command, shell
 RANKS = 4
 _SCRIPT = Path(sys.executable).with_name("distlaunch")
 OURS = [str(_SCRIPT)] if _SCRIPT.exists() else [sys.executable, "-m", "distlaunch"]
-"""As people start it, where it is installed."""
+"""The installed command if there is one, as users run it."""
 _BY_TORCHRUNX = f"""\
 import torchrunx
 
@@ -21,7 +21,7 @@ def nothing():
 if __name__ == "__main__":
     torchrunx.Launcher(hostnames=["localhost"], workers_per_host={RANKS}, backend=None).run(nothing)
 """
-"""It starts functions, not scripts."""
+"""A script for torchrunx, which starts functions instead of scripts."""
 TASKS = 256
 _GATHERS = """\
 import os
@@ -41,11 +41,11 @@ with Signals() as signals:
 if task.manager is not None:
     finalize(task.manager)
 """
-"""Tasks that join, as those of `exec` do, and then end."""
+"""A script whose tasks join, like those of `exec`, and then exit."""
 
 
 def here(folder: Path) -> Contest:
-    """A script that does nothing, in four ranks on this machine."""
+    """Four ranks on this machine run a script that does nothing."""
     script, job = folder / "noop.py", folder / "noop.yaml"
     script.write_text("")
     job.write_text(f"script: noop.py\ngpus_per_node: 0\nprocs_per_node: {RANKS}\n")
@@ -80,13 +80,13 @@ def here(folder: Path) -> Contest:
 
 
 def _open_mpi() -> list[str]:
-    """Start of its command line; Debian has both MPIs, by the names of their own."""
+    """Return the beginning of Open MPI's command line. Debian has both MPIs, with different names."""
     root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
     return [next(filter(shutil.which, ("mpirun.openmpi", "mpirun")), "mpirun"), *root, "--oversubscribe"]
 
 
 def on_hosts(folder: Path, ssh_config: Path, count: int, bar: Bar) -> Contest:
-    """A program that does nothing, on so many hosts over ssh."""
+    """A program does nothing on `count` hosts over ssh."""
     job = folder / f"hosts{count}.yaml"
     job.write_text(
         f"command: ['true']\ngpus_per_node: 0\nnodes: ['host[1-{count}]']\nssh: {{config: {ssh_config}}}\n"
@@ -109,7 +109,7 @@ def on_hosts(folder: Path, ssh_config: Path, count: int, bar: Bar) -> Contest:
 
 
 def again(folder: Path, ssh_config: Path) -> Contest:
-    """The second launch over connections that are kept open; the first opens them."""
+    """The second launch uses connections that the first launch opened."""
     text = "command: ['true']\ngpus_per_node: 0\nnodes: ['host[1-3]']\n"
     first, second = folder / "first.yaml", folder / "second.yaml"
     first.write_text(f"{text}ssh: {{config: {ssh_config}}}\n")
@@ -122,7 +122,7 @@ def again(folder: Path, ssh_config: Path) -> Contest:
 
 
 def on_slurm(folder: Path, job_id: str) -> Contest:
-    """A program that does nothing, on the three nodes of an allocation."""
+    """A program does nothing on the three nodes of an allocation."""
     job = folder / "slurm.yaml"
     job.write_text("command: ['true']\ngpus_per_node: 0\nnodes: 3\n")
     environ = {**os.environ, "SLURM_JOB_ID": job_id, "SLURM_JOB_NODELIST": "host[1-3]"}
@@ -138,9 +138,9 @@ def on_slurm(folder: Path, job_id: str) -> Contest:
 
 
 def gathering(folder: Path) -> Contest:
-    """Until as many tasks of mpirun's as there are have joined the first of them."""
+    """All tasks of mpirun join the first task."""
     (folder / "gather.py").write_text(_GATHERS)
-    # Open MPI stalls now and then with that many tasks on few cores.
+    # Open MPI sometimes stalls with that many tasks on few cores.
     hydra = shutil.which("mpirun.mpich")
     tasks = [*([hydra] if hydra else _open_mpi()), "-n", str(TASKS)]
     ways = {

@@ -1,4 +1,4 @@
-"""A script for the old torch.distributed.launch: --local_rank is a flag, the rest is in the environment."""
+"""A script for the old torch.distributed.launch: --local_rank is a flag, all else is in the environment."""
 
 import argparse
 from itertools import pairwise
@@ -8,14 +8,14 @@ import torch.distributed as dist
 
 
 def gather_local_ranks(local_rank: int) -> list[int]:
-    """The local rank of every rank, in the order of the ranks."""
+    """Return the local ranks of all ranks, in rank order."""
     local_ranks = [torch.tensor(-1) for _ in range(dist.get_world_size())]
     dist.all_gather(local_ranks, torch.tensor(local_rank))
     return [int(local_rank) for local_rank in local_ranks]
 
 
 def counts_up_per_node(local_ranks: list[int]) -> bool:
-    """Whether they count up from 0, and start again from 0 where the next node begins."""
+    """Return whether local ranks count up from 0 on each node."""
     return local_ranks[0] == 0 and all(after in (before + 1, 0) for before, after in pairwise(local_ranks))
 
 
@@ -25,7 +25,7 @@ def main() -> None:
     parser.add_argument("--local_rank", "--local-rank", type=int, required=True)
     args = parser.parse_args()
 
-    dist.init_process_group("gloo")  # on GPUs, torch.cuda.set_device(args.local_rank) comes before this
+    dist.init_process_group("gloo")  # with GPUs, call torch.cuda.set_device(args.local_rank) first
     local_ranks = gather_local_ranks(args.local_rank)
 
     if not counts_up_per_node(local_ranks):

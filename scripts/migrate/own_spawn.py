@@ -1,4 +1,4 @@
-"""A script that spawns its own processes: the launcher starts it only once per node."""
+"""A script that spawns its own processes, so the launcher starts it only once per node."""
 
 import argparse
 import os
@@ -9,7 +9,7 @@ import torch.multiprocessing as mp
 
 
 def work(local_rank: int, nproc: int, world_size: int) -> None:
-    """One process: its rank follows from the node's rank and its place on the node."""
+    """Run one process. Its rank is determined by the node's rank and its local rank."""
     rank = int(os.environ["NODE_RANK"]) * nproc + local_rank
     dist.init_process_group("gloo", rank=rank, world_size=world_size)  # at MASTER_ADDR:MASTER_PORT
     value = torch.tensor(rank)

@@ -1,4 +1,7 @@
-"""A script from before torchrun: rank, world size and master are flags, and the environment is ignored."""
+"""A script written before torchrun, with flags for rank, world size and master.
+
+It ignores the environment.
+"""
 
 import argparse
 import os
@@ -8,7 +11,7 @@ import torch.distributed as dist
 
 
 def main() -> None:
-    """Join the other ranks as the flags say, and add up their numbers."""
+    """Join the other ranks according to the flags, and add up their numbers."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rank", type=int, required=True)
     parser.add_argument("--world_size", type=int, required=True)

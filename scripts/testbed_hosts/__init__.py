@@ -1,5 +1,5 @@
-"""The parts of `scripts/testbed`, which makes many hosts on one machine and takes them down again.
+"""The parts of `scripts/testbed`, which creates many hosts on one machine and removes them.
 
-Start at `cli` for the commands, at `bring_up` and `take_down` for what they do, and at `keeper` for the
-one process that every host consists of.
+`cli` has the commands, `bring_up` and `take_down` implement them, and `keeper` is the main process of each
+host.
 """

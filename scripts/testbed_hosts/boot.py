@@ -1,4 +1,4 @@
-"""Booting a host: the other end of the keeper's conversation, and waiting until its sshd answers."""
+"""Boots a host: talks to its keeper, and waits until its sshd responds."""
 
 import contextlib
 import json
@@ -22,10 +22,10 @@ _KEEPER = Path(__file__).with_name("keeper.py")
 
 
 class Boot:
-    """One host being booted: from a keeper that waits for orders to an sshd that accepts connections."""
+    """The boot of one host, from a keeper that waits for orders to an sshd that accepts connections."""
 
     def __init__(self, host: Host, folder: Path, prefix: Sequence[str]) -> None:
-        """Start the keeper through the command `prefix`, which may put it into namespaces."""
+        """Start the keeper with the command prefix `prefix`, which may create namespaces."""
         self.host = host
         self._folder = folder
         self._deadline = time.monotonic() + BOOT_LIMIT_S
@@ -43,29 +43,32 @@ class Boot:
             )
 
     def ready(self) -> tuple[ProcessId, int | None]:
-        """Wait for the keeper; return who it is and its network namespace's inode, None if it is ours."""
+        """Wait for the keeper.
+
+        Return its identity, and the inode of its network namespace, None for this one.
+        """
         self._expect("ready")
         netns = netns_of(self._process.pid)
         return identify(self._process.pid), None if netns == netns_of("self") else netns
 
     def order(self, setup: Sequence[Sequence[str]], sshd: Sequence[str]) -> None:
-        """Release the keeper: it shall run the setup, then the sshd."""
+        """Let the keeper run the setup and then the sshd."""
         assert self._process.stdin is not None
         self._ordered = True
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write(json.dumps({"setup": setup, "sshd": sshd}).encode() + b"\n")
 
     def up(self) -> None:
-        """Wait until the host's sshd has sent its banner; TestbedError with the sshd's last words if not."""
+        """Wait until the host's sshd has sent its banner. Raises TestbedError with the sshd's last output."""
         self._expect("up")
-        # No event tells that somebody else's process has begun to listen, so this one wait is a retry. It
-        # ends early if the keeper speaks, for then the sshd has ended.
+        # No event announces that another process listens, so this waits by retrying. It ends early if the
+        # keeper writes a line, because the sshd has then ended.
         while not _has_banner(self.host, self._deadline):
             if self._heard or self._hears(RETRY_S) or time.monotonic() >= self._deadline:
                 raise TestbedError(f"sshd of {self.host.name} does not answer: {self._words()}")
 
     def close(self) -> None:
-        """Let go of the keeper: one with orders stays, any other is ended here and now."""
+        """Disconnect from the keeper. A keeper with orders keeps running, any other is killed."""
         for pipe in (self._process.stdin, self._process.stdout):
             assert pipe is not None
             pipe.close()
@@ -101,7 +104,10 @@ class Boot:
 
 @contextlib.contextmanager
 def booting(hosts: Sequence[Host], folders: Sequence[Path], prefix: Sequence[str]) -> Iterator[list[Boot]]:
-    """Start the keepers of all hosts; at the end let go of those that were started, whatever happened."""
+    """Start the keepers of all hosts.
+
+    At the end, disconnect from those that were started, even after an error.
+    """
     with contextlib.ExitStack() as stack:
         boots = []
         for host, folder in zip(hosts, folders, strict=True):

@@ -1,4 +1,4 @@
-"""Bringing a testbed up: claim, files, keepers, links, sshds, in an order that `down` can undo anywhere."""
+"""Creates a testbed: claim, files, keepers, links and sshds. `down` can undo this at any point."""
 
 import contextlib
 import os
@@ -23,12 +23,15 @@ from .state import Mode, Schedulers, Testbed, claim, load, refuse_unfinished, sa
 from .take_down import population, take_down
 from .tools import TestbedError, tool
 
-# sshd as root will not start without it; packages make it only when their own service starts.
+# sshd doesn't start as root without it, and packages create it only when their own service starts.
 _PRIVILEGE_SEPARATION = Path("/run/sshd")
 
 
 def choose_mode(wanted: Mode | None) -> tuple[Mode, str | None]:
-    """Return the mode to use and, where it is second best, why; TestbedError if `wanted` cannot be had."""
+    """Return the mode to use, and if it isn't the best one, the reason.
+
+    Raises TestbedError if `wanted` is impossible.
+    """
     if wanted == "loopback":
         return "loopback", None
     reason = namespaces.why_not()
@@ -38,7 +41,7 @@ def choose_mode(wanted: Mode | None) -> tuple[Mode, str | None]:
 
 
 def bring_up(count: int, folder: Path, mode: Mode, schedulers: Schedulers) -> Testbed:
-    """Make a testbed and return it once every sshd answers; whatever fails, nothing is left behind."""
+    """Create a testbed, and return it once every sshd responds. After a failure, nothing is left behind."""
     ssh_files.refuse_unquotable(folder)
     for name in ("sshd", "ssh-keygen", "setpriv"):
         tool(name)
@@ -91,7 +94,7 @@ def _boot(testbed: Testbed) -> Testbed:
     prefix = namespaces.unshare_argv() if testbed.mode == "netns" else []
     with booting(testbed.hosts, folders, prefix) as boots:
         testbed = with_keepers(testbed, [boot.ready() for boot in boots])
-        # Before the keepers are released: one that is not written down leaves with us.
+        # Before the keepers are released, because a keeper that isn't recorded exits with this process.
         save(testbed)
         if testbed.mode == "netns":
             namespaces.make_links(testbed)

@@ -1,4 +1,4 @@
-"""The commands of `scripts/testbed`: reading arguments, and telling people and machines what came of them."""
+"""The commands of `scripts/testbed`: parse arguments, and report results as text or JSON."""
 
 import argparse
 import json
@@ -28,7 +28,7 @@ Makes hosts on this machine, each with its own network, hostname, address and ss
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run one command and return its exit status: 0, 1 if it failed, 2 if it was not understood."""
+    """Run one command and return its exit status: 0, 1 after a failure, 2 for a usage error."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     options = _parse(arguments)
     try:
@@ -41,7 +41,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
-    # By hand, since argparse would take options of the command to run for ours.
+    # Manually, because argparse would parse options of the command to run.
     given, dashes, inside = list(arguments), "--", []
     if dashes in given:
         place = given.index(dashes)
@@ -144,7 +144,7 @@ def _next_steps(testbed: Testbed, given: Path) -> str:
 
 
 def _look(schedulers: Schedulers) -> str:
-    """What is worth a look inside the hosts."""
+    """Return a suggestion of what to try inside the hosts."""
     if schedulers.slurm_nodes:
         return "sinfo"
     return "qhost" if schedulers.grid_engine else "ip address"
@@ -212,7 +212,7 @@ def _row(host: Host, condition: dict[str, Any]) -> str:
 def _exec(options: argparse.Namespace) -> NoReturn:
     testbed = existing(options.dir)
     host = testbed.host(options.host)
-    # Either way in starts elsewhere, while the command may name files from here.
+    # The command may use paths relative to this directory, and neither way into a host starts in it.
     inside = ["sh", "-c", 'cd "$0" && exec "$@"', str(Path.cwd()), *options.inside]
     if testbed.mode == "loopback":
         argv = [tool("ssh"), "-F", str(testbed.ssh_config), host.name, shlex.join(inside)]

@@ -1,7 +1,7 @@
-"""Cutting a host off from the network, and healing it: iptables rules inside the host.
+"""Cuts a host off from the network, or reconnects it, with iptables rules inside the host.
 
-Dropped packets, unlike a cable that is pulled, give nobody an error: neighbours still answer for the
-address, and connections just stall. That is what a dead switch or a lost route looks like.
+Unlike a pulled cable, dropped packets cause no errors: neighbors still resolve the address, and connections
+just stall, as with a dead switch or a lost route.
 """
 
 from pathlib import Path
@@ -19,10 +19,10 @@ _MARK = ("-m", "comment", "--comment", "testbed-cut", "-j", "DROP")
 
 
 def cut(testbed: Testbed, host: Host, direction: Cut | None) -> None:
-    """Drop all that the host sends and receives, or only what it receives, or heal it with None.
+    """Drop all packets to and from the host, or only those to it, or with None, reconnect it.
 
-    Loopback traffic goes on. Whatever the host's state was before, afterwards it is the one asked for.
-    TestbedError where the testbed has no namespaces, or the host's keeper is dead.
+    Loopback traffic continues. Raises TestbedError if the testbed has no namespaces, or the host's keeper is
+    dead.
     """
     require_namespace(testbed, host)
     for chain in ("INPUT", "OUTPUT"):
@@ -33,7 +33,7 @@ def cut(testbed: Testbed, host: Host, direction: Cut | None) -> None:
 
 
 def cut_of(testbed: Testbed, host: Host) -> Cut | None:
-    """Return how a living host is cut off at present."""
+    """Return how a running host is currently cut off."""
     if testbed.mode == "loopback" or find("iptables") is None:
         return None
     inside = [*enter_argv(host), tool("iptables"), "-w", "5"]
@@ -43,7 +43,7 @@ def cut_of(testbed: Testbed, host: Host) -> Cut | None:
 
 
 def require_namespace(testbed: Testbed, host: Host) -> None:
-    """Raise TestbedError unless the host is a namespace that its keeper still keeps."""
+    """Raise TestbedError unless the host is a namespace with a running keeper."""
     if testbed.mode == "loopback":
         raise TestbedError("loopback hosts share this machine's network and cannot be cut off: needs root")
     if not lives(host.keeper):
@@ -51,7 +51,7 @@ def require_namespace(testbed: Testbed, host: Host) -> None:
 
 
 def _firewalls(host: Host) -> list[list[str]]:
-    # Hosts have link-local IPv6 addresses without being given any, where the kernel has IPv6.
+    # If the kernel supports IPv6, hosts automatically have link-local addresses.
     names = ["iptables", "ip6tables"] if Path("/proc/net/if_inet6").exists() else ["iptables"]
     return [[*enter_argv(host), tool(name), "-w", "5"] for name in names]
 

@@ -1,6 +1,7 @@
-"""Grid Engine on the hosts: sge_qmaster on the first, an sge_execd on each.
+"""Runs Grid Engine on the hosts: sge_qmaster on the first, and sge_execd on each.
 
-Nothing of it is the machine's own; inside the hosts, the usual commands mean it. It ends with the hosts.
+It is separate from this machine's own Grid Engine. Inside the hosts, the usual commands use it. It ends with
+the hosts.
 """
 
 import time
@@ -16,7 +17,7 @@ _RESOURCES = Path("/usr/share/gridengine/util/resources")
 
 
 def start(testbed: Testbed) -> None:
-    """Start the daemons on hosts that are up, and wait until all queues take jobs."""
+    """Start the daemons on running hosts, and wait until all queues accept jobs."""
     first = namespaces.enter_argv(testbed.hosts[0])
     spool = [*first, "env", f"LD_LIBRARY_PATH={PROGRAMS}", f"SGE_ROOT={CELL.parent}"]
     run([*spool, str(PROGRAMS / "spoolinit"), "classic", "libspoolc", f"{CELL}/common;{CELL}/spool", "init"])
@@ -35,7 +36,7 @@ def start(testbed: Testbed) -> None:
 
 
 def _configure(testbed: Testbed) -> None:
-    """Make hosts, queue and parallel environments known to the qmaster."""
+    """Add the hosts, the queue and the parallel environments to the qmaster."""
     first, names = namespaces.enter_argv(testbed.hosts[0]), [host.name for host in testbed.hosts]
     run([*first, "qconf", "-as", ",".join(names)])
     for name in names:
@@ -48,12 +49,12 @@ def _configure(testbed: Testbed) -> None:
 
 
 def _wait_until_ready(testbed: Testbed) -> None:
-    # It tells nobody that a host has reported.
+    # It doesn't announce that a host has reported.
     deadline = time.monotonic() + READY_LIMIT_S
     while True:
         asked = attempt([*namespaces.enter_argv(testbed.hosts[0]), "qstat", "-f"])
         queues = [line.split() for line in asked.stdout.splitlines() if line.startswith("all.q@")]
-        # A queue that can take no job has letters in a last column.
+        # A queue that can't accept jobs has letters in a last column.
         if len(queues) == len(testbed.hosts) and all(len(words) == 5 for words in queues):
             return
         if time.monotonic() >= deadline:

@@ -1,4 +1,4 @@
-"""The files of a testbed's Grid Engine: a cell, in a folder that hides the machine's own inside the hosts."""
+"""The files of a testbed's Grid Engine: a cell. Its directory replaces the machine's own inside the hosts."""
 
 from pathlib import Path
 
@@ -8,20 +8,20 @@ from .tools import TestbedError
 CELL = Path("/var/lib/gridengine/default")
 PROGRAMS = Path("/usr/lib/gridengine")
 SLOTS = 8
-"""Of each host."""
+"""Slots of each host."""
 PARALLEL = "mpi"
-"""Its parallel environment, by which tasks are started on a job's hosts."""
+"""The parallel environment in which Grid Engine starts tasks on the hosts of a job."""
 LOOSE = "loose"
-"""One whose jobs start their tasks themselves: `control_slaves FALSE`."""
+"""A parallel environment whose jobs start their own tasks: `control_slaves FALSE`."""
 
 
 def folder(testbed: Testbed) -> Path:
-    """Where all of Grid Engine's files are."""
+    """Return the directory for all Grid Engine files."""
     return testbed.dir / "grid-engine"
 
 
 def write(testbed: Testbed) -> None:
-    """Write the cell's files; no host lives yet."""
+    """Write the cell's files, before any host runs."""
     if not (PROGRAMS / "sge_qmaster").exists() or not (PROGRAMS / "sge_execd").exists():
         raise TestbedError(f"no Grid Engine in {PROGRAMS}: apt install gridengine-master gridengine-exec")
     if not CELL.is_dir():
@@ -36,7 +36,7 @@ def write(testbed: Testbed) -> None:
     for name, controls in ((PARALLEL, "TRUE"), (LOOSE, "FALSE")):
         (where / f"{name}.pe").write_text(_PE.format(name=name, controls=controls))
     (where / "hostgroup").write_text(f"group_name @allhosts\nhostlist {' '.join(names)}\n")
-    # A job's folder is named by its number, in /tmp of all the machine's testbeds.
+    # A job's directory is named after its number, so jobs of different testbeds would share one in /tmp.
     own = ",".join(f"[{name}={CELL}/tmp/{name}]" for name in names)
     (where / "queue").write_text(
         _QUEUE.format(pe_list=f"{PARALLEL} {LOOSE}", slots=SLOTS, folders=f"/tmp,{own}")

@@ -1,14 +1,14 @@
 """A host's keeper: the process inside the host's namespaces that starts its sshd and keeps the host alive.
 
-Conversation, in lines: it says `ready` and waits for its orders, a line of JSON
-`{"setup": [ARGV, …], "sshd": ARGV}`. It runs the setup, starts the sshd, says `up`, and from then on only
-`sshd ended`, if that happens. Should the setup fail, it says `failed: …` and leaves.
+The protocol consists of lines: the keeper writes `ready` and waits for its orders, a line of JSON `{"setup":
+[ARGV, …], "sshd": ARGV}`. It runs the setup, starts the sshd, and writes `up`. If the sshd ends later, it
+writes `sshd ended`. If the setup fails, it writes `failed: …` and exits.
 
-The end of its input instead of orders means that `up` died, perhaps before it had written down that this
-process exists. Then it leaves at once and takes the namespaces with it: nobody else could.
+If its input ends before the orders, `up` has died, possibly before it recorded this process. The keeper then
+exits at once, which also removes the namespaces. Nothing else could remove them.
 
-It runs as a file of its own, on the standard library alone. Its one argument, the host's name, is for
-those who look at the list of processes.
+It runs as a separate file and uses only the standard library. Its only argument, the host's name, identifies
+it in the list of processes.
 """
 
 import contextlib
@@ -24,13 +24,13 @@ SETUP_LIMIT_S = 10.0
 
 
 def main() -> None:
-    """Do what the module's first lines say, until killed."""
+    """Follow the protocol above until killed."""
     os.umask(0o022)
-    # Not SIG_IGN, which the sshd and every process in the host would inherit.
+    # Not SIG_IGN, because the sshd and every process in the host would inherit it.
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: None)
-    # Whatever the host's processes leave behind becomes a child of the keeper: that is how it is reaped,
-    # and how `down` finds it where there is no namespace to find it by.
+    # Orphaned processes of the host become children of the keeper, which reaps them. `down` finds them there
+    # if there is no namespace.
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     _say("ready")
     line = sys.stdin.readline()
@@ -57,13 +57,13 @@ def _reap(sshd: int) -> None:
             pid, _ = os.wait()
             if pid == sshd:
                 _say("sshd ended")
-    # No child is left, and with none there will never be one: the namespaces alone need keeping.
+    # No child is left, and none will follow. Only the namespaces must be kept.
     while True:
         signal.pause()
 
 
 def _say(line: str) -> None:
-    # Once `up` has ended, nobody listens.
+    # Once `up` has ended, no process reads this.
     with contextlib.suppress(BrokenPipeError):
         os.write(1, f"{line}\n".encode())
 

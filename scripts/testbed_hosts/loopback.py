@@ -1,6 +1,6 @@
-"""Hosts as sshds on loopback addresses: what remains of a testbed where namespaces are not to be had.
+"""Hosts that are sshds on loopback addresses, used if namespaces aren't available.
 
-They share this machine's name and network, so they cannot be cut off and cannot find each other by name.
+They share this machine's name and network, so they can't be cut off and can't resolve each other's names.
 """
 
 import contextlib
@@ -16,8 +16,7 @@ MOST_HOSTS = 250
 def held_hosts(count: int) -> Iterator[tuple[Host, ...]]:
     """Plan hosts on free ports, host1 at 127.0.0.1, host2 at 127.0.0.2 …, and hold the ports.
 
-    A socket that is bound but does not listen keeps the port from everybody but an sshd, which binds with
-    SO_REUSEADDR as this does.
+    A socket that is bound but doesn't listen reserves the port for an sshd, because both use SO_REUSEADDR.
     """
     with contextlib.ExitStack() as stack:
         yield tuple(

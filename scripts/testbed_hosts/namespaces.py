@@ -1,8 +1,8 @@
-"""Hosts as network namespaces on a bridge: their addresses, cables, hostnames and /etc/hosts.
+"""Hosts that are network namespaces on a bridge: addresses, cables, hostnames and /etc/hosts.
 
-No namespace has a name and nothing is mounted outside of them: a host's processes alone keep it, so a
-host whose processes are dead is gone, mounts included. `unshare` instead of `ip netns exec`, because the
-latter hides /sys/fs/cgroup.
+The namespaces have no names, and nothing is mounted outside of them. A host exists only as long as its
+processes: when they are dead, it is gone with its mounts. Uses `unshare` instead of `ip netns exec`, which
+hides /sys/fs/cgroup.
 """
 
 import contextlib
@@ -24,13 +24,15 @@ GATEWAY = 254
 _TOOLS = ("hostname", "ip", "mount", "nsenter", "unshare")
 _BRIDGED_TRAFFIC_IS_FILTERED = Path("/proc/sys/net/bridge/bridge-nf-call-iptables")
 RC_FILE = Path("~/.bashrc").expanduser()
-"""What bash reads at the start of each ssh session: empty on the hosts, since that of this machine's user may
-do anything, and take a tenth of a second for it."""
+"""The file that bash reads at the start of each ssh session.
+
+It is empty on the hosts, because the user's own may do anything, and may take a tenth of a second.
+"""
 _SHADOW = Path("/etc/shadow")
 
 
 def why_not() -> str | None:
-    """Return why there can be no namespace hosts here, or None where there can."""
+    """Return why hosts can't be namespaces on this machine, or None if they can."""
     if os.geteuid():
         return "only root can make network namespaces"
     try:
@@ -43,29 +45,29 @@ def why_not() -> str | None:
 
 
 def unshare_argv() -> list[str]:
-    """Return the prefix that starts a command in namespaces of its own.
+    """Return the prefix that starts a command in new namespaces.
 
-    Slave propagation keeps the host's mounts to itself, yet an umount outside happens inside too, so that
-    a host never keeps a file system busy.
+    With slave propagation, mounts of the host stay inside, but an umount outside also applies inside. A host
+    therefore never keeps a file system busy.
     """
     return [tool("unshare"), "--net", "--uts", "--mount", "--propagation", "slave", "--"]
 
 
 def enter_argv(host: Host) -> list[str]:
-    """Return the prefix that runs a command inside a host whose keeper lives."""
+    """Return the prefix that runs a command inside a host with a running keeper."""
     assert host.keeper is not None
     return [tool("nsenter"), "--target", str(host.keeper.pid), "--net", "--uts", "--mount", "--"]
 
 
 @contextlib.contextmanager
 def claimed_subnet(tag: str) -> Iterator[IPv4Network]:
-    """Choose a /24 that nothing here uses, and keep other testbeds off it until its bridge has an address.
+    """Choose an unused /24, and reserve it until the bridge has an address.
 
-    The claim is an abstract Unix socket's name: taken or free at once, and never left behind.
+    The claim is the name of an abstract Unix socket, which is acquired atomically and never left behind.
     """
     for subnet in _free_subnets(int(tag, 16)):
         with socket.socket(socket.AF_UNIX) as claim:
-            # Looked at once more, for another `up` may have let go of its claim just before ours.
+            # Checked again, because another `up` may have released its claim just before this one.
             if _is_bound(claim, f"\0testbed-{subnet}") and subnet in _free_subnets(int(tag, 16)):
                 yield subnet
                 return
@@ -73,13 +75,13 @@ def claimed_subnet(tag: str) -> Iterator[IPv4Network]:
 
 
 def plan_hosts(count: int, tag: str, subnet: IPv4Network) -> tuple[Host, ...]:
-    """Return the hosts host1 … hostN with the addresses .1 … .N."""
+    """Return the hosts host1 … hostN, with the addresses .1 … .N."""
     numbers = range(1, count + 1)
     return tuple(Host(f"host{n}", str(subnet[n]), DEFAULT_PORT, interface=f"tb{tag}-{n}") for n in numbers)
 
 
 def hosts_file(testbed: Testbed) -> str:
-    """Return the /etc/hosts of all hosts: a host's own name means its own address there, as on a cluster."""
+    """Return the /etc/hosts of all hosts. As on a cluster, a host's own name resolves to its own address."""
     local = ["127.0.0.1 localhost", "::1 localhost ip6-localhost ip6-loopback"]
     names = [f"{host.address} {host.name}" for host in testbed.hosts]
     if testbed.schedulers.slurm_nodes:
@@ -88,10 +90,10 @@ def hosts_file(testbed: Testbed) -> str:
 
 
 def unlocked_shadow(user: str) -> str | None:
-    """Return a shadow file without any password for the hosts to use, or None where they need none.
+    """Return a shadow file without passwords for the hosts, or None if they don't need one.
 
-    Without PAM, sshd refuses an account whose password starts with `!`, which is root's on many desktops,
-    even with a key. `*` means no password either, but does not lock the account. See shadow(5).
+    Without PAM, sshd refuses an account whose password starts with `!`, even with a key. On many desktops,
+    root is such an account. `*` also means no password, but doesn't lock the account. See shadow(5).
     """
     lines = [line.split(":") for line in _SHADOW.read_text().splitlines()]
     if not any(name == user and password.startswith("!") for name, password, *_ in lines):
@@ -100,21 +102,21 @@ def unlocked_shadow(user: str) -> str | None:
 
 
 def mark(testbed: Testbed, host: Host) -> str:
-    """Return what a host's loopback interface is labeled with, to know the namespace again."""
+    """Return the label of a host's loopback interface, which identifies the namespace."""
     return f"testbed {testbed.tag} {host.name}"
 
 
 def is_marked(pid: int, label: str) -> bool:
-    """Tell whether a process's network namespace carries this label.
+    """Return whether the network namespace of a process has this label.
 
-    The kernel gives a dead namespace's inode number to the next one, so the number alone proves nothing.
+    The kernel reuses inode numbers of namespaces, so the number alone isn't enough.
     """
     shown = attempt([tool("nsenter"), f"--net=/proc/{pid}/ns/net", tool("ip"), "-j", "link", "show", "lo"])
     return shown.returncode == 0 and json.loads(shown.stdout)[0].get("ifalias") == label
 
 
 def setup_argvs(testbed: Testbed, host: Host) -> list[list[str]]:
-    """Return what the keeper runs inside the host before the sshd, in order."""
+    """Return the commands that the keeper runs inside the host before the sshd, in order."""
     ip, mount = tool("ip"), tool("mount")
     bound = [(testbed.dir / "hosts", "/etc/hosts"), (testbed.dir / "shadow", str(_SHADOW))]
     bound.append((slurm_files.folder(testbed), str(slurm_files.CONF_DIR)))
@@ -131,9 +133,9 @@ def setup_argvs(testbed: Testbed, host: Host) -> list[list[str]]:
 
 
 def make_links(testbed: Testbed) -> None:
-    """Make the bridge, and a cable from it to each host; the keepers must live."""
+    """Create the bridge, and a cable from it to each host. The keepers must be running."""
     bridge = testbed.bridge
-    # The bridge's hardware address is fixed, because by default it changes with the cables plugged in.
+    # The bridge's hardware address is fixed, because by default it changes with the connected cables.
     octets = ":".join(testbed.tag[i : i + 2] for i in (0, 2, 4))
     lines = [
         f"link add {bridge} address 02:00:{octets}:fe type bridge",
@@ -152,11 +154,11 @@ def make_links(testbed: Testbed) -> None:
 
 
 def remove_links(testbed: Testbed) -> None:
-    """Remove the bridge, the cables and the firewall's rule, as far as they exist; TestbedError if not."""
+    """Remove the bridge, the cables and the firewall rule, if they exist. Raises TestbedError on failure."""
     _forward_rule("-D", testbed)
     ours = _our_interfaces(testbed)
     if ours:
-        # Forced past errors: the kernel removes a dead host's cable by itself, perhaps before this does.
+        # Continue after errors: the kernel also removes the cables of dead hosts, and may be faster.
         lines = "".join(f"link delete dev {name}\n" for name in ours)
         finished = attempt([tool("ip"), "-force", "-batch", "-"], lines)
         if left := _our_interfaces(testbed):
@@ -164,8 +166,8 @@ def remove_links(testbed: Testbed) -> None:
 
 
 def _forward_rule(action: str, testbed: Testbed) -> None:
-    # Where bridged packets pass the firewall, Docker's policy to drop what is forwarded would part the
-    # hosts. No check: without iptables nothing drops, and a rule that is not there needs no removal.
+    # If bridged packets pass the firewall, Docker's policy of dropping forwarded packets would separate the
+    # hosts. Errors are ignored: without iptables nothing is dropped, and the rule may not exist.
     iptables = find("iptables")
     if iptables and testbed.bridge:
         bridge = testbed.bridge
@@ -193,7 +195,8 @@ def _is_bound(claim: socket.socket, name: str) -> bool:
 
 
 def _networks_in_use() -> list[IPv4Network]:
-    # A route to more than a /24, a VPN's to all of 10.0.0.0/8 perhaps, does no harm: ours is more specific.
+    # A route to a larger network, such as a VPN's to 10.0.0.0/8, does no harm, because a /24 is more
+    # specific.
     addresses = json.loads(run([tool("ip"), "-j", "-4", "address", "show"]))
     routes = json.loads(run([tool("ip"), "-j", "-4", "route", "show"]))
     texts = [info["local"] for link in addresses for info in link.get("addr_info", ())]

@@ -1,7 +1,7 @@
-"""Processes: telling them apart for certain, finding those of a host, and killing them.
+"""Identifies processes reliably, finds those of a host, and kills them.
 
-A PID alone names nobody, because the kernel gives it out again. So a process is remembered with the time
-of its start and the boot it belongs to, and is signalled only through a pidfd.
+A PID alone doesn't identify a process, because the kernel reuses it. A process is therefore identified by its
+PID, start time and boot ID, and signaled only through a pidfd.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ _PROC = Path("/proc")
 
 @dataclass(frozen=True)
 class ProcessId:
-    """One process that ever was: `started` is the boot's id and the start in clock ticks after it."""
+    """The unique identity of a process; `started` is the boot ID and the start in clock ticks since boot."""
 
     pid: int
     started: str
@@ -33,7 +33,7 @@ class _Stat:
 
 
 def identify(pid: int) -> ProcessId:
-    """Return the identity of a living process; ProcessLookupError if there is none."""
+    """Return the identity of a running process. Raises ProcessLookupError if there is none."""
     stat = _stat(pid)
     if stat is None:
         raise ProcessLookupError(f"no process {pid}")
@@ -41,7 +41,7 @@ def identify(pid: int) -> ProcessId:
 
 
 def lives(process: ProcessId | None) -> bool:
-    """Tell whether exactly this process still runs: not its PID's next owner, and not a zombie."""
+    """Return whether this process still runs. A zombie or a later process with the same PID doesn't count."""
     if process is None:
         return False
     stat = _stat(process.pid)
@@ -49,7 +49,7 @@ def lives(process: ProcessId | None) -> bool:
 
 
 def netns_of(pid: int | str) -> int | None:
-    """Return the inode of a process's network namespace; None if it is gone, a zombie or not ours to see."""
+    """Return the inode of a process's network namespace; None if it is gone, a zombie or inaccessible."""
     try:
         return (_PROC / str(pid) / "ns/net").stat().st_ino
     except OSError:
@@ -67,7 +67,7 @@ def by_netns() -> dict[int, list[int]]:
 
 
 def by_parent() -> dict[int, list[int]]:
-    """Return the PIDs of all processes but zombies, grouped by their parent."""
+    """Return the PIDs of all processes except zombies, grouped by parent."""
     groups: dict[int, list[int]] = defaultdict(list)
     for pid in _pids():
         stat = _stat(pid)
@@ -77,7 +77,7 @@ def by_parent() -> dict[int, list[int]]:
 
 
 def descendants(pid: int, children: dict[int, list[int]]) -> list[int]:
-    """Return the PIDs below `pid` in the tree that `by_parent` returned, without `pid` itself."""
+    """Return the PIDs below `pid` in the tree from `by_parent`, without `pid` itself."""
     found: list[int] = []
     front = [pid]
     while front:
@@ -87,16 +87,16 @@ def descendants(pid: int, children: dict[int, list[int]]) -> list[int]:
 
 
 def kill_all(find: Callable[[], Iterable[int]], deadline: float) -> list[int]:
-    """Kill what `find` finds until it finds nobody, and return who is left at the deadline.
+    """Kill the processes that `find` returns until it returns none. Return those left at the deadline.
 
-    `find` is asked again after every pass, because a process may fork while it is being killed. The
-    deadline is on time.monotonic's clock; somebody in uninterruptible sleep outlives it.
+    `find` is called again after every pass, because a process may fork while it is being killed. The deadline
+    uses time.monotonic. Processes in uninterruptible sleep may remain.
     """
     while pids := list(find()):
         if time.monotonic() >= deadline:
             return pids
         with _pidfds(pids) as fds:
-            # Asked twice: whoever is found after his pidfd was opened is the one that the pidfd means.
+            # Called twice: if a process is still found after its pidfd was opened, the pidfd refers to it.
             dying = [fds[pid] for pid in set(find()) & fds.keys() if _kill(fds[pid])]
             _wait_for_end(dying, deadline)
         if not dying:
@@ -105,7 +105,7 @@ def kill_all(find: Callable[[], Iterable[int]], deadline: float) -> list[int]:
 
 
 def _kill(pidfd: int) -> bool:
-    # False for somebody else's process (a setuid program): waiting for its end would be in vain.
+    # False for another user's process (a setuid program), whose end would never come.
     try:
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
     except ProcessLookupError:
@@ -148,7 +148,7 @@ def _stat(pid: int) -> _Stat | None:
         text = (_PROC / str(pid) / "stat").read_text(errors="replace")
     except OSError:
         return None
-    # The name before the last bracket may hold anything, brackets and blanks included. See proc(5).
+    # The name before the last parenthesis may contain anything, even parentheses and blanks. See proc(5).
     fields = text.rpartition(")")[2].split()
     return _Stat(state=fields[0], parent=int(fields[1]), start_ticks=int(fields[19]))
 

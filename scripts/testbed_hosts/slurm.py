@@ -1,6 +1,6 @@
-"""Slurm on the hosts: munged and slurmctld on the first, a slurmd on each, or several under other names.
+"""Runs Slurm on the hosts: munged and slurmctld on the first, and one or more slurmds on each.
 
-Nothing of it is the machine's own, and the daemons live in the hosts' namespaces: they end with the hosts.
+It is separate from this machine's own Slurm. The daemons run in the hosts' namespaces and end with the hosts.
 """
 
 import time
@@ -15,7 +15,7 @@ RETRY_S = 0.05
 
 
 def start(testbed: Testbed) -> None:
-    """Start the daemons on hosts that are up, and wait until every node is idle."""
+    """Start the daemons on running hosts, and wait until every node is idle."""
     where, first = folder(testbed), testbed.hosts[0]
     files = [f"--{kind}-file={where}/munge.{kind}" for kind in ("key", "pid", "log", "seed")]
     run([*namespaces.enter_argv(first), tool("munged"), "--force", f"--socket={where}/munge.socket", *files])
@@ -28,7 +28,7 @@ def start(testbed: Testbed) -> None:
 
 
 def _wait_until_idle(testbed: Testbed) -> None:
-    # Slurm tells nobody that a node has registered.
+    # Slurm doesn't announce that a node has registered.
     deadline = time.monotonic() + READY_LIMIT_S
     look = [tool("sinfo"), "--noheader", "--Node", "--format=%N %T"]
     while True:

@@ -1,4 +1,4 @@
-"""slurmdbd and its MariaDB on the first host, for a Slurm that keeps accounts, as those of most sites do."""
+"""Runs slurmdbd and its MariaDB on the first host, for a Slurm with accounting, as on most clusters."""
 
 from . import namespaces
 from .slurm_files import CLUSTER, folder
@@ -10,7 +10,7 @@ _PORT = 3306
 
 
 def write(testbed: Testbed) -> None:
-    """Write slurmdbd's configuration; no host lives yet."""
+    """Write slurmdbd's configuration, before any host runs."""
     for name in ("slurmdbd", "mariadbd", "mariadb-install-db"):
         tool(name)
     where, first = folder(testbed), testbed.hosts[0]
@@ -32,11 +32,11 @@ StorageUser=root
 
 
 def start(testbed: Testbed) -> None:
-    """Start both, once munged runs, and make the cluster known; slurmctld follows."""
+    """Start both, and register the cluster. munged must be running, and slurmctld starts afterwards."""
     where, inside = folder(testbed), namespaces.enter_argv(testbed.hosts[0])
     data = f"--datadir={where}/mysql"
     run([*inside, tool("mariadb-install-db"), "--no-defaults", data, "--user=root", "--skip-test-db"])
-    # Nobody else is in this network; a database of a testbed needs no passwords.
+    # No one else is in this network, so the database of a testbed needs no passwords.
     server = [tool("mariadbd"), "--no-defaults", data, "--user=root", "--skip-grant-tables"]
     place = [f"--socket={where}/mysql.socket", "--bind-address=127.0.0.1", f"--port={_PORT}"]
     log = f"{where}/mariadbd.log"

@@ -1,4 +1,4 @@
-"""The configuration and the key of a testbed's Slurm, in a folder that hides /etc/slurm inside the hosts."""
+"""The configuration and key of a testbed's Slurm. Their directory replaces /etc/slurm inside the hosts."""
 
 import os
 import stat
@@ -10,20 +10,20 @@ from .tools import TestbedError, tool
 CLUSTER = "testbed"
 CONF_DIR = Path("/etc/slurm")
 FIRST_PORT = 17000
-"""Of the slurmds that share a host with others."""
+"""First port of the slurmds that share a host."""
 REQUEUE_S = 5
-"""How long credentials live, and a job that was requeued waits: Slurm takes no less."""
+"""Seconds that credentials are valid and that requeued jobs wait. Slurm's minimum."""
 GPUS = 2
-"""Of each node: files that are no GPUs, for what Slurm hands out and says of them."""
+"""Fake GPUs of each node, which are plain files, to test how Slurm assigns and reports them."""
 
 
 def folder(testbed: Testbed) -> Path:
-    """Where all of Slurm's files are."""
+    """Return the directory for all Slurm files."""
     return testbed.dir / "slurm"
 
 
 def nodes_of(testbed: Testbed) -> list[tuple[str, Host]]:
-    """Each node's name and host: the hosts themselves, or as many nodes as were asked for, dealt out."""
+    """Return the name and host of each node: one node per host, or the requested number over all hosts."""
     hosts, count = testbed.hosts, testbed.schedulers.slurm_nodes
     if count == len(hosts):
         return [(host.name, host) for host in hosts]
@@ -31,7 +31,7 @@ def nodes_of(testbed: Testbed) -> list[tuple[str, Host]]:
 
 
 def write(testbed: Testbed) -> None:
-    """Write the configuration and the key; the keepers don't live yet."""
+    """Write the configuration and the key, before the keepers run."""
     for name in ("munged", "slurmctld", "slurmd", "srun"):
         tool(name)
     if not CONF_DIR.is_dir():
@@ -50,7 +50,7 @@ def write(testbed: Testbed) -> None:
 
 
 def hosts_lines(testbed: Testbed) -> list[str]:
-    """Lines of /etc/hosts for the nodes that are not called like their hosts."""
+    """Return the lines of /etc/hosts for nodes whose names differ from their hosts'."""
     shared = [(name, host) for name, host in nodes_of(testbed) if name != host.name]
     return [f"{host.address} {name}" for name, host in shared]
 

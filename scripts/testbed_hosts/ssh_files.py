@@ -1,6 +1,6 @@
-"""The keys and configurations with which a testbed's sshds and their users find each other.
+"""The keys and configurations of a testbed's sshds and of their clients.
 
-The texts are pure functions of the testbed; `write` puts them and the keys into its folder.
+The texts are pure functions of the testbed. `write` saves them and the keys in its directory.
 """
 
 import re
@@ -11,21 +11,21 @@ from .tools import TestbedError, attempt, run_together, tool
 
 DEFAULT_PORT = 22
 
-# ssh and sshd read these inside their quotes, each in its own way.
+# ssh and sshd interpret these inside quotes, each in a different way.
 _UNQUOTABLE = set('"\\$%\n')
 
-# From this release on, sshd shuts out an address that connects without logging in, as probes do.
+# From this release on, sshd blocks addresses that connect without logging in, as probes do.
 _PENALISING = (9, 8)
 
 
 def refuse_unquotable(folder: Path) -> None:
-    """Raise TestbedError for a path that the configurations cannot name."""
+    """Raise TestbedError for a path that the configurations can't contain."""
     if found := _UNQUOTABLE & set(str(folder)):
         raise TestbedError(f"{str(folder)!r} holds {min(found)!r}: give --dir a path without it")
 
 
 def sshd_config(testbed: Testbed, host: Host, extra: str = "") -> str:
-    """Return the configuration of a host's sshd: keys only, its own files only."""
+    """Return the configuration of a host's sshd, which allows only keys and uses only its own files."""
     folder = testbed.folder(host)
     return f"""\
 ListenAddress {host.address}:{host.port}
@@ -46,8 +46,8 @@ Subsystem sftp internal-sftp
 
 
 def ssh_config(testbed: Testbed, user: str) -> str:
-    """Return the configuration that makes `ssh host1` mean the testbed's host1, its key strictly checked."""
-    # By their addresses too, where they listen on the default port.
+    """Return the configuration with which `ssh host1` reaches the testbed's host1, with strict key checks."""
+    # Also by address, if they listen on the default port.
     network = testbed.hosts[0].address.rpartition(".")[0]
     patterns = f"host* {network}.*" if testbed.mode == "netns" else "host*"
     places = [
@@ -64,19 +64,19 @@ def ssh_config(testbed: Testbed, user: str) -> str:
 
 
 def known_hosts(testbed: Testbed, public_keys: dict[str, str]) -> str:
-    """Return the lines that know each host by name and address, from its public key."""
+    """Return the known_hosts lines for each host's name and address."""
     return "".join(f"{_known_names(host)} {public_keys[host.name]}\n" for host in testbed.hosts)
 
 
 def sshd_argv(testbed: Testbed, host: Host) -> list[str]:
-    """Return the command of a host's sshd, which ends with the keeper that starts it."""
+    """Return the command for a host's sshd, which exits with the keeper that starts it."""
     folder = testbed.folder(host)
     sshd = [tool("sshd"), "-D", "-f", str(folder / "sshd_config"), "-E", str(folder / "sshd.log")]
     return [tool("setpriv"), "--pdeathsig", "KILL", "--", *sshd]
 
 
 def write(testbed: Testbed, user: str) -> None:
-    """Make the keys and write all configurations into the testbed's folder."""
+    """Create the keys, and write all configurations to the testbed's directory."""
     for host in testbed.hosts:
         testbed.folder(host).mkdir()
     keys = [testbed.dir / "id_ed25519", *(testbed.folder(host) / "host_key" for host in testbed.hosts)]
@@ -101,6 +101,6 @@ def _known_names(host: Host) -> str:
 
 
 def _sshd_version() -> tuple[int, int]:
-    # Releases that do not know -V name their version in the complaint about it.
+    # Releases without -V print their version in the error message.
     found = re.search(r"OpenSSH_(\d+)\.(\d+)", attempt([tool("sshd"), "-V"]).stderr)
     return (int(found[1]), int(found[2])) if found else (0, 0)

@@ -1,7 +1,6 @@
-"""What a testbed is, and the file in its folder that says so.
+"""The description of a testbed, and the file in its directory that stores it.
 
-The file is written before the thing it names is made, so that `down` finds everything whatever became
-of `up`.
+The file is written before each thing in it is created, so `down` finds everything even if `up` fails.
 """
 
 import json
@@ -22,7 +21,7 @@ _UNFINISHED = "state.json.new"
 
 @dataclass(frozen=True)
 class Host:
-    """One host. `interface` is the controller's end of its cable, `netns` its namespace's inode number."""
+    """One host. `interface` is this machine's end of its cable, `netns` the inode number of its namespace."""
 
     name: str
     address: str
@@ -34,9 +33,9 @@ class Host:
 
 @dataclass(frozen=True)
 class Schedulers:
-    """Which schedulers a testbed has.
+    """The schedulers of a testbed. `slurm_nodes` is the number of Slurm nodes; 0 = no Slurm.
 
-    `slurm_nodes` is how many nodes its Slurm has; 0 = it has none. With `slurm_accounts` it has slurmdbd.
+    `slurm_accounts` adds slurmdbd.
     """
 
     slurm_nodes: int = 0
@@ -49,7 +48,10 @@ class Schedulers:
 
 @dataclass(frozen=True)
 class Testbed:
-    """A testbed: `tag` is the random part of its interfaces' names, `maker` the `up` still at work on it."""
+    """A testbed.
+
+    `tag` is the random part of its interface names, `maker` the `up` that is still creating it.
+    """
 
     dir: Path
     mode: Mode
@@ -61,20 +63,20 @@ class Testbed:
 
     @property
     def bridge(self) -> str | None:
-        """The name of the bridge that the hosts hang on; None on loopback."""
+        """The name of the bridge that connects the hosts; None on loopback."""
         return f"tb{self.tag}" if self.mode == "netns" else None
 
     @property
     def ssh_config(self) -> Path:
-        """The configuration with which ssh reaches the hosts by their names."""
+        """The configuration with which ssh reaches the hosts by name."""
         return self.dir / "ssh_config"
 
     def folder(self, host: Host) -> Path:
-        """The folder of one host's own files."""
+        """Return the directory for the files of one host."""
         return self.dir / host.name
 
     def host(self, name: str) -> Host:
-        """Return the host of that name; TestbedError if there is none."""
+        """Return the host with that name. Raises TestbedError if there is none."""
         for host in self.hosts:
             if host.name == name:
                 return host
@@ -91,9 +93,9 @@ def with_keepers(testbed: Testbed, keepers: Sequence[tuple[ProcessId, int | None
 
 
 def describe(testbed: Testbed) -> dict[str, Any]:
-    """Return what `--json` prints: plain data for whoever wants to use the hosts.
+    """Return the data that `--json` prints, for programs that use the hosts.
 
-    A host's `netns` is a path for `nsenter --net=PATH`, its `pid` one for `nsenter --target PID`.
+    A host's `netns` is for `nsenter --net=PATH`, and its `pid` for `nsenter --target PID`.
     """
     return {
         "mode": testbed.mode,
@@ -119,16 +121,16 @@ def _describe_host(host: Host) -> dict[str, Any]:
 
 
 def claim(testbed: Testbed) -> None:
-    """Make the testbed's folder and write its first state; TestbedError if the folder is in use.
+    """Create the testbed's directory with a first state. Raises TestbedError if the directory is in use.
 
-    An existing folder is taken only while it is empty, since `down` will remove it with all it holds.
+    An existing directory must be empty, because `down` deletes it with its contents.
     """
     testbed.dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not is_unclaimed(testbed.dir):
         raise TestbedError(f"{testbed.dir} is not empty: give --dir a new or an empty folder")
     testbed.dir.chmod(0o700)
     try:
-        # A link, unlike a rename, fails where another `up` was faster.
+        # Unlike a rename, a link fails if another `up` was faster.
         os.link(_written(testbed), testbed.dir / _STATE)
     except FileExistsError:
         raise TestbedError(f"another `up` is at work in {testbed.dir}: give --dir another folder") from None
@@ -136,12 +138,12 @@ def claim(testbed: Testbed) -> None:
 
 
 def save(testbed: Testbed) -> None:
-    """Replace the state on disk with this one, whole or not at all."""
+    """Replace the state on disk atomically."""
     _written(testbed).replace(testbed.dir / _STATE)
 
 
 def load(folder: Path) -> Testbed | None:
-    """Return the testbed in a folder, or None if there is none; TestbedError if its state is unreadable."""
+    """Return the testbed in a directory, or None. Raises TestbedError if its state is unreadable."""
     try:
         data = json.loads((folder / _STATE).read_text())
         return Testbed(
@@ -162,7 +164,10 @@ def load(folder: Path) -> Testbed | None:
 
 
 def existing(folder: Path) -> Testbed:
-    """Return the testbed in a folder; TestbedError if there is none, or if `up` is still at work on it."""
+    """Return the testbed in a directory.
+
+    Raises TestbedError if there is none, or `up` is still creating it.
+    """
     testbed = load(folder)
     if testbed is None:
         raise TestbedError(f"no testbed in {folder}: make one with `up N --dir {folder}`")
@@ -171,13 +176,13 @@ def existing(folder: Path) -> Testbed:
 
 
 def refuse_unfinished(testbed: Testbed) -> None:
-    """Raise TestbedError while another process is still bringing this testbed up."""
+    """Raise TestbedError if another process is still creating this testbed."""
     if testbed.maker and testbed.maker.pid != os.getpid() and lives(testbed.maker):
         raise TestbedError(f"`up`, process {testbed.maker.pid}, is still at work in {testbed.dir}")
 
 
 def is_unclaimed(folder: Path) -> bool:
-    """Tell whether a folder is empty, except for what an `up` leaves that dies before its first state."""
+    """Return whether a directory has no files, except those of an `up` that died before its first state."""
     return all(entry.name == _UNFINISHED for entry in folder.iterdir())
 
 

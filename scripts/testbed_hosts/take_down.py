@@ -1,4 +1,4 @@
-"""Taking a testbed down: its processes, its links, its folder, as far as each of them exists."""
+"""Removes a testbed: its processes, links and directory, if they exist."""
 
 import os
 import shutil
@@ -13,21 +13,21 @@ DOWN_LIMIT_S = 10.0
 
 
 def population(testbed: Testbed) -> dict[str, list[int]]:
-    """Return the PIDs in each host by its name: those in its network namespace, and those below its keeper.
+    """Return the PIDs in each host, by name: processes in its network namespace, and below its keeper.
 
-    The keeper comes last. A process that made itself another network namespace is still below the keeper
-    if it began in the host over ssh.
+    The keeper comes last. A process that creates another network namespace is still below the keeper if it
+    was started over ssh.
     """
     children, inhabitants = by_parent(), by_netns()
     return {host.name: _inside(testbed, host, children, inhabitants) for host in testbed.hosts}
 
 
 def take_down(testbed: Testbed) -> None:
-    """Remove everything of a testbed; TestbedError if a process outlives that: it can be tried again."""
+    """Remove a testbed completely. Raises TestbedError if a process remains. The call can be repeated."""
     if os.getpid() in _pids(testbed, keepers=False):
         raise TestbedError("this would kill itself: take the testbed down from outside of its hosts")
     deadline = time.monotonic() + DOWN_LIMIT_S
-    # The keepers come after all others, because what they keep is found through them.
+    # The keepers come last, because they are needed to find the other processes.
     stuck = kill_all(lambda: _pids(testbed, keepers=False), deadline)
     stuck += kill_all(lambda: _pids(testbed, keepers=True), deadline)
     if testbed.mode == "netns":
@@ -57,7 +57,7 @@ def _inside(
 
 def _of_namespace(testbed: Testbed, host: Host, inhabitants: dict[int, list[int]]) -> list[int]:
     pids = inhabitants.get(host.netns, []) if host.netns else []
-    # A keeper vouches for its namespace; without one the namespace must be known by its label.
+    # With a keeper, the namespace is certain. Without a keeper, its label must match.
     if lives(host.keeper) or any(namespaces.is_marked(pid, namespaces.mark(testbed, host)) for pid in pids):
         return pids
     return []

@@ -1,4 +1,4 @@
-"""The programs that a testbed is made with: finding them, and running them bounded in time."""
+"""Finds the programs that create a testbed, and runs them with a time limit."""
 
 import os
 import shlex
@@ -11,7 +11,7 @@ from pathlib import Path
 COMMAND_LIMIT_S = 10.0
 RETRY_S = 0.05
 
-# An ordinary user's PATH often lacks the folders where sshd and ip live.
+# The PATH of ordinary users often lacks the directories of sshd and ip.
 _SBIN = "/usr/local/sbin:/usr/sbin:/sbin"
 
 _PACKAGES = {
@@ -39,17 +39,17 @@ _PACKAGES = {
 
 
 class TestbedError(Exception):
-    """What went wrong and what to do about it, in one line; the command ends with status 1."""
+    """A failure and what to do about it, in one line. The command exits with status 1."""
 
 
 def find(name: str) -> str | None:
-    """Return the absolute path of a program, or None where it is not installed."""
+    """Return the absolute path of a program, or None if it isn't installed."""
     found = shutil.which(name, path=f"{os.environ.get('PATH', os.defpath)}:{_SBIN}")
     return found and str(Path(found).absolute())
 
 
 def tool(name: str) -> str:
-    """Return the absolute path of a program; TestbedError names the package that has it."""
+    """Return the absolute path of a program. Raises TestbedError with the name of the package to install."""
     found = find(name)
     if found is None:
         raise TestbedError(f"{name} not found: apt install {_PACKAGES[name]}")
@@ -57,7 +57,7 @@ def tool(name: str) -> str:
 
 
 def attempt(argv: Sequence[str], text: str = "") -> subprocess.CompletedProcess[str]:
-    """Run a program with `text` as its input and return how it ended, whatever its exit status."""
+    """Run a program with `text` as its input, and return the result, whatever the exit status."""
     try:
         return subprocess.run(
             argv, input=text, capture_output=True, text=True, timeout=COMMAND_LIMIT_S, check=False
@@ -67,16 +67,16 @@ def attempt(argv: Sequence[str], text: str = "") -> subprocess.CompletedProcess[
 
 
 def run(argv: Sequence[str], text: str = "") -> str:
-    """Run a program with `text` as its input and return its output; TestbedError if it fails."""
+    """Run a program with `text` as its input, and return its output. Raises TestbedError if it fails."""
     finished = attempt(argv, text)
     _refuse_failure(argv, finished.returncode, finished.stderr)
     return finished.stdout
 
 
 def retry(argv: Sequence[str], limit_s: float, problem: str) -> str:
-    """Run a program until it succeeds, since a daemon tells nobody when it is ready, and return its output.
+    """Run a program until it succeeds, and return its output. Daemons don't announce that they are ready.
 
-    TestbedError with the problem and its last words if it does not within `limit_s` seconds.
+    Raises TestbedError with the problem and the last output after `limit_s` seconds.
     """
     deadline = time.monotonic() + limit_s
     while (done := attempt(argv)).returncode:
@@ -87,7 +87,7 @@ def retry(argv: Sequence[str], limit_s: float, problem: str) -> str:
 
 
 def run_together(argvs: Sequence[Sequence[str]]) -> None:
-    """Run programs side by side; TestbedError if one fails."""
+    """Run programs at the same time. Raises TestbedError if one fails."""
     running = [
         subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
         for argv in argvs

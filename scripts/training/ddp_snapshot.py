@@ -1,7 +1,7 @@
-"""DDP with a snapshot after every epoch: run it again, or let it be restarted, and it goes on where it was.
+"""DDP with a snapshot after every epoch. When it is run again or restarted, it continues from the last one.
 
-Rank 0 writes the snapshot and every rank reads it, so --dir must be a folder that all nodes share. It may be
-restarted with more or fewer ranks: the sampler deals the data anew, and the model goes on.
+Rank 0 writes the snapshot and every rank reads it, so all nodes must share the directory --dir. The number of
+ranks may change at a restart. The sampler then redistributes the data.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 
 class Trainer:
-    """A model, its optimizer and the epochs done: what a snapshot holds."""
+    """The content of a snapshot: a model, its optimizer and the number of finished epochs."""
 
     def __init__(self, snapshot: Path) -> None:
         self.snapshot = snapshot
@@ -26,7 +26,10 @@ class Trainer:
         self.epoch = 0
 
     def save(self) -> None:
-        """Write beside the snapshot, then rename: whoever dies here leaves the old one or the new one."""
+        """Write a new file, then rename it.
+
+        If the process dies, either the old or the new snapshot remains.
+        """
         state = {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -38,14 +41,14 @@ class Trainer:
         partial.replace(self.snapshot)
 
     def load(self) -> None:
-        """Take everything back from the snapshot; every rank does this for itself."""
+        """Load everything from the snapshot, on every rank."""
         state = torch.load(self.snapshot, map_location="cpu", weights_only=True)
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.epoch = state["epoch"]
 
     def train_epoch(self, loader: DataLoader[tuple[torch.Tensor, ...]]) -> float:
-        """One pass over this rank's part of the data; the mean loss over all ranks."""
+        """Train on this rank's part of the data, and return the mean loss over all ranks."""
         losses = []
         for x, label in loader:
             loss = cross_entropy(self.ddp(x), label)
@@ -59,24 +62,24 @@ class Trainer:
         return float(mean / dist.get_world_size())
 
     def accuracy(self, data: TensorDataset) -> float:
-        """The share of all the data that the model labels right."""
+        """Return the share of the data that the model labels correctly."""
         with torch.no_grad():
             hits = [(self.model(x).argmax(1) == label).sum() for x, label in DataLoader(data, batch_size=32)]
         return int(sum(hits)) / len(data)
 
 
 def dataset() -> TensorDataset:
-    """Points of the plane, labeled by whether they lie in the unit circle."""
+    """Return points in the plane, labeled by whether they are inside the unit circle."""
     x = torch.randn(2000, 2, generator=torch.Generator().manual_seed(0))
     return TensorDataset(x, (x.norm(dim=1) < 1).long())
 
 
 def train(trainer: Trainer, data: TensorDataset, epochs: int) -> None:
-    """Train until ``epochs`` epochs are done, those of earlier runs included."""
+    """Train until ``epochs`` epochs are done, including those of earlier runs."""
     sampler: DistributedSampler[tuple[torch.Tensor, ...]] = DistributedSampler(data)
     loader = DataLoader(data, batch_size=32, sampler=sampler)
     while trainer.epoch < epochs:
-        sampler.set_epoch(trainer.epoch)  # another order in every epoch, resumed or not
+        sampler.set_epoch(trainer.epoch)  # a different order in every epoch, even after a restart
         loss = trainer.train_epoch(loader)
         if dist.get_rank() == 0:
             trainer.save()
@@ -85,7 +88,7 @@ def train(trainer: Trainer, data: TensorDataset, epochs: int) -> None:
 
 
 def main() -> None:
-    """Resume where there is a snapshot, train, and check what was learned."""
+    """Resume from the snapshot if there is one, train, and check the result."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--dir", type=Path, required=True, help="folder of the snapshot")
     parser.add_argument("--epochs", type=int, default=5)

@@ -1,7 +1,7 @@
-"""FSDP with a sharded checkpoint: each rank trains and writes its own shard, and one process reads them all.
+"""FSDP with a sharded checkpoint: each rank writes its own shard, and a single process reads them all.
 
-Run it under a launcher to train and write, and as `python fsdp_checkpoint.py --dir DIR --load` to read: that
-needs neither a launcher nor a process group. All nodes must share the folder --dir. Saving needs NumPy.
+Run it with a launcher to train and write. Run `python fsdp_checkpoint.py --dir DIR --load` to read, without a
+launcher or a process group. All nodes must share the directory --dir. Saving needs NumPy.
 """
 
 import argparse
@@ -18,12 +18,15 @@ from torch.nn.functional import mse_loss
 
 
 def build_model() -> nn.Sequential:
-    """The whole model, before anything is sharded."""
+    """Return the whole model, not sharded."""
     return nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 8))
 
 
 def shard(model: nn.Sequential) -> None:
-    """Cut every parameter into one shard per rank; from here on a layer is whole only while it computes."""
+    """Split every parameter into one shard per rank.
+
+    From then on, a layer is whole only while it computes.
+    """
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     for layer in model:
         fully_shard(layer, mesh=mesh)
@@ -31,20 +34,23 @@ def shard(model: nn.Sequential) -> None:
 
 
 def dataset() -> tuple[Tensor, Tensor]:
-    """Vectors, and the same vectors shifted by one place."""
+    """Return vectors, and the same vectors shifted by one place."""
     x = torch.randn(256, 8, generator=torch.Generator().manual_seed(0))
     return x, x.roll(1, dims=1)
 
 
 def evaluate(model: nn.Module) -> Tensor:
-    """The loss on all the data."""
+    """Return the loss on the whole dataset."""
     x, y = dataset()
     with torch.no_grad():
         return mse_loss(model(x), y)
 
 
 def train(model: nn.Module, steps: int) -> None:
-    """Each rank takes its part of the data; FSDP averages the gradients, and each rank updates its shard."""
+    """Train each rank on its part of the data.
+
+    FSDP averages the gradients, and each rank updates its shard.
+    """
     rank, world_size = dist.get_rank(), dist.get_world_size()
     x, y = (part[rank::world_size] for part in dataset())
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
@@ -58,7 +64,7 @@ def train(model: nn.Module, steps: int) -> None:
 
 
 def load(folder: Path) -> Tensor:
-    """Put the shards together into the whole model, in this one process, and return its loss."""
+    """Load all shards into the whole model in this process, and return its loss."""
     model, saved_loss = build_model(), torch.zeros(())
     dcp.load({"model": model.state_dict(), "loss": saved_loss}, checkpoint_id=folder, no_dist=True)
     loss = evaluate(model)
@@ -67,7 +73,7 @@ def load(folder: Path) -> Tensor:
 
 
 def save(folder: Path, steps: int) -> None:
-    """On every rank: train, write the checkpoint, and see that the whole model can be read from it."""
+    """On every rank, train, write the checkpoint, and check that the whole model can be loaded from it."""
     dist.init_process_group("gloo")
     model = build_model()
     shard(model)
@@ -84,13 +90,13 @@ def save(folder: Path, steps: int) -> None:
 
 
 def main() -> None:
-    """Write the checkpoint, or only read it."""
+    """Write the checkpoint, or just read it."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--dir", type=Path, required=True, help="folder of the checkpoint")
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--load", action="store_true", help="only read the checkpoint, in this one process")
     args = parser.parse_args()
-    # Both are meant: a second run writes over the first, and loading takes one process.
+    # Both are intended: a second run overwrites the first checkpoint, and a single process loads it.
     warnings.filterwarnings("ignore", message="Detected an existing checkpoint")
     warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
 

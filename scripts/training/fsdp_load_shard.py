@@ -1,6 +1,6 @@
-"""Reads one shard of the checkpoint that fsdp_checkpoint.py wrote: one process, no process group, no model.
+"""Reads one shard of a checkpoint from fsdp_checkpoint.py, without a process group or a model.
 
-`python fsdp_load_shard.py --dir DIR --shard 1` reads what rank 1 wrote.
+`python fsdp_load_shard.py --dir DIR --shard 1` reads the shard of rank 1.
 """
 
 import argparse
@@ -16,14 +16,14 @@ from torch.distributed.checkpoint.planner import LoadPlan
 
 
 class OneShard(dcp.DefaultLoadPlanner):
-    """Reads what one rank wrote, and leaves the rest of every tensor as it was."""
+    """Reads the shard of one rank, and leaves the rest of every tensor unchanged."""
 
     def __init__(self, shard: int) -> None:
         super().__init__()
         self.file = f"__{shard}_0.distcp"
 
     def create_local_plan(self) -> LoadPlan:
-        """The usual plan, without the reads from other files."""
+        """Return the usual plan, without reads from other files."""
         plan = super().create_local_plan()
         stored = self.metadata.storage_data
         mine = [item for item in plan.items if stored[item.storage_index].relative_path == self.file]
@@ -31,7 +31,7 @@ class OneShard(dcp.DefaultLoadPlanner):
 
 
 def unread_tensors(folder: Path) -> dict[str, Tensor]:
-    """A tensor of NaN for each parameter: the checkpoint's metadata tell the names and the shapes."""
+    """Return a tensor of NaN for each parameter, with the names and shapes in the checkpoint's metadata."""
     entries = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
     return {
         name: torch.full(entry.size, torch.nan, dtype=entry.properties.dtype)
@@ -41,14 +41,14 @@ def unread_tensors(folder: Path) -> dict[str, Tensor]:
 
 
 def load(folder: Path, planner: dcp.DefaultLoadPlanner) -> dict[str, Tensor]:
-    """The parameters as far as the planner reads them, NaN elsewhere."""
+    """Return the parameters, with NaN for all values that the planner doesn't read."""
     tensors = unread_tensors(folder)
     dcp.load(tensors, checkpoint_id=folder, planner=planner, no_dist=True)
     return tensors
 
 
 def main() -> None:
-    """Read the shard, and check it against the whole."""
+    """Read the shard, and compare it with the whole model."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--dir", type=Path, required=True, help="folder of the checkpoint")
     parser.add_argument("--shard", type=int, default=0, help="the rank that wrote it")

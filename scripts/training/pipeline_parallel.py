@@ -1,4 +1,4 @@
-"""Pipeline parallelism: each rank holds one stage of the model, and micro-batches flow through them all."""
+"""Pipeline parallelism: each rank holds one stage of the model, and micro-batches flow through all stages."""
 
 from copy import deepcopy
 
@@ -12,12 +12,12 @@ WIDTH, BATCH, MICRO_BATCHES, STEPS, RATE = 16, 32, 4, 20, 2.0
 
 
 def build_model(stages: int) -> nn.Sequential:
-    """One block per stage."""
+    """Return a model with one block per stage."""
     return nn.Sequential(*(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(stages)))
 
 
 def train_whole(model: nn.Module, x: Tensor, y: Tensor) -> list[float]:
-    """Train the model in one piece, and return the loss of every step."""
+    """Train the whole model, and return the loss of every step."""
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
     losses = []
     for _ in range(STEPS):
@@ -30,8 +30,8 @@ def train_whole(model: nn.Module, x: Tensor, y: Tensor) -> list[float]:
 
 
 def train_stage(block: nn.Module, x: Tensor, y: Tensor) -> list[float]:
-    """Train this rank's stage, and return the loss of every step on the rank that has the last one."""
-    micro_batch = torch.empty(BATCH // MICRO_BATCHES, WIDTH, requires_grad=True)  # its shape is what counts
+    """Train this rank's stage, and return the loss of every step on the rank with the last stage."""
+    micro_batch = torch.empty(BATCH // MICRO_BATCHES, WIDTH, requires_grad=True)  # only its shape is used
     stage = PipelineStage(
         block, dist.get_rank(), dist.get_world_size(), torch.device("cpu"), micro_batch, micro_batch
     )
@@ -39,7 +39,7 @@ def train_stage(block: nn.Module, x: Tensor, y: Tensor) -> list[float]:
     optimizer = torch.optim.SGD(block.parameters(), lr=RATE)
     losses = []
     for _ in range(STEPS):
-        parts: list[Tensor] = []  # the loss of every micro-batch
+        parts: list[Tensor] = []  # losses of the micro-batches
         optimizer.zero_grad()
         if stage.is_first:
             schedule.step(x)
@@ -53,7 +53,7 @@ def train_stage(block: nn.Module, x: Tensor, y: Tensor) -> list[float]:
 
 
 def main() -> None:
-    """Train the stages and the model in one piece, and compare them."""
+    """Train the stages and the whole model, and compare them."""
     dist.init_process_group("gloo")
     rank, world_size = dist.get_rank(), dist.get_world_size()
     if world_size < 2:

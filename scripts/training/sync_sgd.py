@@ -1,4 +1,4 @@
-"""Synchronous SGD by hand: each rank trains on its part of the data, all_reduce averages the gradients."""
+"""Manual synchronous SGD: each rank trains on its part of the data, and all_reduce averages the gradients."""
 
 import argparse
 
@@ -11,14 +11,14 @@ from torch.optim import Optimizer
 
 
 def dataset() -> tuple[Tensor, Tensor]:
-    """Points of a noisy sine curve, the same on every rank."""
+    """Return points on a noisy sine curve, the same on every rank."""
     generator = torch.Generator().manual_seed(0)
     x = torch.rand(1000, 1, generator=generator) * 6 - 3
     return x, torch.sin(x) + 0.05 * torch.randn(x.shape, generator=generator)
 
 
 def average_gradients(model: nn.Module) -> None:
-    """Replace each gradient by its mean over the ranks: what makes their models stay the same."""
+    """Replace each gradient with its mean over all ranks, which keeps their models identical."""
     for parameter in model.parameters():
         if parameter.grad is not None:
             dist.all_reduce(parameter.grad)
@@ -26,7 +26,7 @@ def average_gradients(model: nn.Module) -> None:
 
 
 def train(model: nn.Module, optimizer: Optimizer, x: Tensor, y: Tensor, steps: int) -> None:
-    """All ranks take the same number of steps, even where their parts differ in size."""
+    """Train. All ranks take the same number of steps, even if their parts of the data differ in size."""
     generator = torch.Generator().manual_seed(dist.get_rank())
     for step in range(1, steps + 1):
         batch = torch.randint(len(x), (32,), generator=generator)
@@ -40,7 +40,7 @@ def train(model: nn.Module, optimizer: Optimizer, x: Tensor, y: Tensor, steps: i
 
 
 def same_on_all_ranks(model: nn.Module) -> bool:
-    """Whether all ranks hold the same weights, to the last bit."""
+    """Return whether all ranks have exactly the same weights."""
     mine = parameters_to_vector(model.parameters()).detach()
     gathered = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
     dist.all_gather(gathered, mine)
@@ -58,7 +58,7 @@ def main() -> None:
     dist.init_process_group("gloo")
     rank, world_size = dist.get_rank(), dist.get_world_size()
     for parameter in model.parameters():
-        dist.broadcast(parameter.data, src=0)  # all start as rank 0 does
+        dist.broadcast(parameter.data, src=0)  # all ranks start with the weights of rank 0
     x, y = dataset()
 
     before = mse_loss(model(x), y).item()

@@ -1,4 +1,4 @@
-"""Tensor parallelism: each rank holds a slice of every matrix, and the sums are those of the whole model."""
+"""Tensor parallelism: each rank holds a slice of every matrix, and the results match the whole model's."""
 
 from collections import OrderedDict
 from copy import deepcopy
@@ -13,13 +13,13 @@ from torch.nn.functional import mse_loss
 
 
 def build_model(width: int = 16, hidden: int = 64) -> nn.Sequential:
-    """The feed-forward block of a transformer: a matrix up, and one down again."""
+    """Return the feed-forward block of a transformer: one matrix up, and one down."""
     up, down = nn.Linear(width, hidden), nn.Linear(hidden, width)
     return nn.Sequential(OrderedDict(up=up, gelu=nn.GELU(), down=down))
 
 
 def train(model: nn.Module, x: Tensor, y: Tensor, steps: int = 50) -> list[float]:
-    """Learn one batch, the same on all ranks, and return the loss of every step."""
+    """Train on one batch, which is the same on all ranks, and return the loss of every step."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     losses = []
     for _ in range(steps):
@@ -32,18 +32,18 @@ def train(model: nn.Module, x: Tensor, y: Tensor, steps: int = 50) -> list[float
 
 
 def whole(parameter: Tensor) -> Tensor:
-    """The parameter with the slices of all ranks put together."""
+    """Return the whole parameter, assembled from the slices of all ranks."""
     return parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
 
 
 def main() -> None:
-    """Train the sliced model and the whole one, and compare them."""
+    """Train the sliced model and the whole model, and compare them."""
     dist.init_process_group("gloo")
     torch.manual_seed(0)  # the same model and data on every rank
     model, x = build_model(), torch.randn(32, 16)
     y = torch.tanh(x.roll(1, dims=1))
 
-    # Columns, then rows: `down` takes the slice of `up` that its rank has, and one all_reduce ends the block.
+    # Columns, then rows: `down` uses its own rank's slice of `up`, and the block ends with one all_reduce.
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}
     sliced = parallelize_module(deepcopy(model), mesh, plan)
