@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from distlaunch.launch.controller import LATE, LATE_TO_REQUEUE
+from distlaunch.launch.controller import LATE
 from distlaunch.links.opening import bundle_for
 from distlaunch.schedulers import TABLE, load
 from distlaunch.transports.handshake import PACKAGES
@@ -251,4 +251,4 @@ def test_a_run_that_is_left_imports_nothing_later() -> None:
     """Weeks later another distlaunch may be installed in the place of the one that began."""
     late = {each for name in TREES if part_of(name) in RUNS for each in late_imports(name)}
     ours = {each.removeprefix("distlaunch.") for each in late if each.startswith("distlaunch.")}
-    assert ours - AT_ITS_START == {*LATE, *LATE_TO_REQUEUE}
+    assert ours - AT_ITS_START == {*LATE}
