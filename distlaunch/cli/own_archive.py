@@ -25,9 +25,9 @@ _ROOTS = (
 )
 _UNUSED = (
     *("distlaunch.cli.app", "distlaunch.cli.exec_task", "distlaunch.cli.remote", "distlaunch.view"),
-    *("distlaunch.cli.job_file", "distlaunch.launch.requeues"),
+    "distlaunch.cli.job_file",
 )
-"""Modules imported only by other commands: `run` with its options, and jobs that Slurm starts again."""
+"""Modules imported only by other commands: `run` with its options."""
 
 
 def payload_key() -> str:

@@ -131,7 +131,7 @@ def run_shown(
         start = start_run(spec, early)
         summary = _supervised(start, signals, "view" if view else "terminal", output_fd, quiet)
     if spec.restarts.requeue:
-        from distlaunch.launch.requeues import ask_for_another  # imported already
+        from distlaunch.launch.controller import ask_for_another
 
         ask_for_another(summary.state, say)  # last, as it may end this process
     return summary

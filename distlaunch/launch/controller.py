@@ -3,24 +3,25 @@
 import os
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
-from importlib import import_module
 
 from distlaunch.agent import messages, wire
 from distlaunch.agent.poller import keep_memory
+from distlaunch.errors import DistlaunchError
 from distlaunch.job.spec import JobSpec
 from distlaunch.launch.addresses import answers
-from distlaunch.launch.start import Start, start_run
+from distlaunch.launch.start import Start, path_of_starts, start_run
 from distlaunch.links import process
 from distlaunch.links.link import Links
 from distlaunch.observers import observers_of
 from distlaunch.observers.observer import Attempts, Observed, Observer, Observers, Printed, Shown
 from distlaunch.observers.recording import LastOutput, Recorder
-from distlaunch.observers.run_list import note_end
+from distlaunch.observers.run_list import append, lines_of, note_end
 from distlaunch.schedulers import load
 from distlaunch.signals import Interrupts
 from distlaunch.supervisor import actions, events
+from distlaunch.supervisor.allocation_end import is_to_go_on
 from distlaunch.supervisor.codec import command_for, event_of, seconds, uses_of
 from distlaunch.supervisor.nodes import End
 from distlaunch.supervisor.state import State
@@ -151,9 +152,7 @@ class Controller:
         allocation = self._spec.allocation
         assert allocation is not None
         if not allocation.answers:
-            from distlaunch.launch.requeues import fate_by_stop
-
-            self._feed(fate_by_stop(self._spec))
+            self._feed(_fate_by_stop(self._spec))
             return
         scheduler, printed = load(allocation.scheduler), bytearray()
         argv = [*_UNSTOPPED, *scheduler.fate_argv(allocation.job)]
@@ -246,9 +245,6 @@ def supervise(start: Start, shown: Shown, observers: Iterable[Observer] = ()) ->
     assert isinstance(recorder, Recorder)
     seeing = Observers((last_output, recorder, *others, *observers))
     controller = Controller(start, seeing, shown.interrupts)
-    if start.spec.restarts.requeue:
-        # Needed at the end, when another distlaunch may be installed here.
-        import_module("distlaunch.runs.requeues")
     state = controller.run()
     seeing.tell(Observer.drained, state)
     summary = last_output.summary(state, start.folder.path, start.now())
@@ -257,3 +253,28 @@ def supervise(start: Start, shown: Shown, observers: Iterable[Observer] = ()) ->
     recorder.close()
     note_end(start.run_id)
     return summary
+
+
+def _fate_by_stop(spec: JobSpec) -> events.AllocationReported:
+    """Return the fate of a job whose scheduler doesn't answer: cancelled, or not known."""
+    if any("stop" in line for line in lines_of(path_of_starts(spec))):
+        return events.AllocationReported(True, "was cancelled", final=True)
+    return events.AllocationReported(None)
+
+
+def ask_for_another(state: State, tell: Callable[[str], None]) -> None:
+    """Requeue the job if it is to go on; `tell` takes messages about the outcome."""
+    allocation, most = state.spec.allocation, state.spec.restarts.requeue
+    if allocation is None or not allocation.requeues or not is_to_go_on(state):
+        return
+    path = path_of_starts(state.spec)
+    if (made := sum("requeue" in line for line in lines_of(path))) >= most:
+        times = "once" if made == 1 else f"{made} times"
+        tell(f"not requeueing {allocation.name}: already requeued {times} (restarts.requeue)")
+        return
+    tell(f"requeueing {allocation.name}, {made + 1} of {most}")
+    append(path, {"requeue": True})
+    try:
+        load(allocation.scheduler).requeue(allocation.job)  # which may kill this process at once
+    except DistlaunchError as error:
+        tell(f"can't requeue {allocation.name}: {error}")

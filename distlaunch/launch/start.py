@@ -1,4 +1,4 @@
-"""The start of a run: its run directory, and the links to its nodes."""
+"""The start of a run: its run directory, the links to its nodes, and its other starts by a scheduler."""
 
 import os
 import sys
@@ -12,13 +12,13 @@ from distlaunch.agent.procfs import boot_id
 from distlaunch.errors import DistlaunchError, UsageError, reason
 from distlaunch.here import make_room_for_links
 from distlaunch.job.allocation import Allocation
-from distlaunch.job.spec import JobSpec
+from distlaunch.job.spec import Earlier, JobSpec
 from distlaunch.launch.addresses import ask_addresses
 from distlaunch.links.link import Link, Links
 from distlaunch.links.opening import open_link, open_links
 from distlaunch.links.process import Child
-from distlaunch.observers.run_directory import RunDirectory, new_run_id
-from distlaunch.observers.run_list import Ticket, note_begin
+from distlaunch.observers.run_directory import RunDirectory, new_run_id, status_in
+from distlaunch.observers.run_list import Begun, Ticket, append, note_begin, starts_in, starts_path
 from distlaunch.plan.placement import is_loopback
 from distlaunch.schedulers import allocation_in
 from distlaunch.supervisor.status import ControllerProcess, RunState, Status
@@ -82,16 +82,14 @@ def start_run(spec: JobSpec, early: Link | None = None, listener: "InboundListen
     if spec.logs.torchrun:
         spec = spec._replace(allocation=_surrounding(bool(listener)))
     if spec.allocation and spec.allocation.queued:
-        from distlaunch.launch.requeues import continued, note_start
-
-        spec = continued(spec)
+        spec = _continued(spec)
     run_id = new_run_id(spec.name)
     controller, now = ControllerProcess(os.uname().nodename, os.getpid(), boot_id()), time.time()
     status = Status(run_id, spec.name, RunState.CONNECTING, now, now, controller)
     status = status._replace(restarts=spec.restarts_before, file=spec.invocation.file)
     folder = run_directory(spec, run_id, status)
     if spec.allocation and spec.allocation.queued:
-        note_start(spec, run_id)
+        _note_start(spec, run_id)
     note_begin(run_id, folder.path, status.controller.host, _ticket(spec, listener))
     if len(spec.pool) > MANY_NODES:
         make_room_for_links(len(spec.pool))
@@ -163,3 +161,32 @@ def run_directory(spec: JobSpec, run_id: str, status: Status | None = None) -> R
     flag = "TMPDIR or --log-dir" if spec.logs.spares else "--log-dir"
     text = f"can't create the run directory in {'; '.join(refused)}"
     raise DistlaunchError(f"{text}; set {flag if spec.logs.torchrun else 'logs.dir'} to another directory")
+
+
+# Starts by a scheduler, which may start a job again
+
+
+def _continued(spec: JobSpec) -> JobSpec:
+    """Add the earlier runs to `spec` if the scheduler has started this job before."""
+    allocation = spec.allocation
+    if allocation is None or not allocation.starts:
+        return spec
+    starts = [each for each in starts_in(path_of_starts(spec)) if each.job == spec.name]
+    before = [each for each in starts if each.starts < allocation.starts]
+    if not before:
+        return spec
+    last = status_in(os.path.join(spec.logs.folder, before[-1].run))
+    restarts = last.restarts + 1 if last else len(before)
+    return spec._replace(invocation=spec.invocation._replace(earlier=Earlier(before[0].run, restarts)))
+
+
+def _note_start(spec: JobSpec, run_id: str) -> None:
+    """List this start for the next one."""
+    assert spec.allocation is not None
+    append(path_of_starts(spec), Begun(run_id, spec.name, spec.allocation.starts)._asdict())
+
+
+def path_of_starts(spec: JobSpec) -> str:
+    """Return the path of the list of starts of the scheduler's job."""
+    assert spec.allocation is not None
+    return starts_path(spec.logs.folder, spec.allocation.job, spec.allocation.scheduler)

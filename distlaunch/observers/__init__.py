@@ -23,7 +23,7 @@ TABLE: Mapping[str, Callable[["Observed"], object]] = {
 }
 """The class of each observer, in the order in which they are called, and whether a run has it.
 
-What it needs of the run is in its method `of`. Its module is imported only if a run has it.
+It takes what it needs of the run that it is made for. Its module is imported only if a run has it.
 """
 
 

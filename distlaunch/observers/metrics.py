@@ -12,7 +12,7 @@ from distlaunch.observers.observer import Observed, Observer, Printed
 from distlaunch.supervisor.events import Event
 from distlaunch.supervisor.nodes import Use
 from distlaunch.supervisor.state import Phase, State
-from distlaunch.supervisor.status import RunState, Status, status_now
+from distlaunch.supervisor.status import RunState, status_now
 from distlaunch.supervisor.summary import Summary
 
 _OF_RANKS = (
@@ -36,19 +36,14 @@ EVERY_S = 5.0
 
 
 class Metrics(Observer):
-    """Writer of the file at `path`, whenever the state of the run changes, and regularly as ranks print."""
+    """Writer of the job's file, whenever the state of the run changes, and regularly as ranks print."""
 
-    def __init__(self, path: str, status: Status) -> None:
-        self._path, self._status = path, status
+    def __init__(self, run: Observed) -> None:
+        self._path, self._status = str(run.spec.metrics), run.status
         self._state: State | None = None
         self._heard: dict[int, float] = {}
         self._uses: dict[int, Use] = {}
         self._failed = False
-
-    @classmethod
-    def of(cls, run: Observed) -> "Metrics":
-        """Make the writer for a run whose job names a file."""
-        return cls(str(run.spec.metrics), run.status)
 
     def happened(self, event: Event, state: State, at: float) -> None:
         """Write the file if one of its values has changed."""

@@ -55,11 +55,6 @@ class Notifier(Observer):
         self._failed = ""
         self._failure_shown = False
 
-    @classmethod
-    def of(cls, run: Observed) -> "Notifier":
-        """Make the notifier of a run."""
-        return cls(run)
-
     def happened(self, event: Event, state: State, at: float) -> None:
         """Report restarts and stalls."""
         if len(state.restarts) > self._restarts:

@@ -74,10 +74,13 @@ class Observer:
     wants_use: bool = False
     """Whether to call `used`. Agents measure the use of ranks only while an observer wants it."""
 
+    def __init__(self, run: Observed | None = None) -> None:
+        """Those in `distlaunch.observers.TABLE` take what they need from `run`."""
+
     @classmethod
     def of(cls, run: Observed) -> "Observer":
-        """Make the observer of a run that `distlaunch.observers.TABLE` finds it for."""
-        raise NotImplementedError
+        """Make the observer of a run, for `distlaunch.observers.TABLE`."""
+        return cls(run)
 
     def woken(self) -> None:
         """Act on `wake_at`, which has passed."""

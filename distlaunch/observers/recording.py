@@ -13,7 +13,7 @@ from distlaunch.agent.messages import StackDumped, WorkerExited
 from distlaunch.errors import reason
 from distlaunch.job.spec import JobSpec
 from distlaunch.observers.observer import Attempts, Observed, Observer, Printed
-from distlaunch.observers.run_directory import STATUS, SUMMARY, Entry, RunDirectory, file_of, status_bytes
+from distlaunch.observers.run_directory import STATUS, SUMMARY, Entry, file_of, status_bytes
 from distlaunch.plan.document import plan_document
 from distlaunch.plan.output import destinations
 from distlaunch.supervisor.actions import ShowMessage
@@ -22,7 +22,7 @@ from distlaunch.supervisor.history import BEGAN, MESSAGE, beginning, fields_of
 from distlaunch.supervisor.nodes import Exited, Use
 from distlaunch.supervisor.starting import running_workers
 from distlaunch.supervisor.state import Phase, State, Timer
-from distlaunch.supervisor.status import Status, status_now
+from distlaunch.supervisor.status import status_now
 from distlaunch.supervisor.summary import STDERR, STDOUT, Summary
 from distlaunch.wording import json_text, listed
 
@@ -43,8 +43,8 @@ MAX_NAMED = 16
 class Recorder(Observer):
     """Writes the run directory; includes what ranks use while another process views the run."""
 
-    def __init__(self, folder: RunDirectory, status: Status) -> None:
-        self._folder, self._status = folder, status
+    def __init__(self, run: Observed) -> None:
+        self._folder, self._status = run.folder, run.status
         self._flights: set[int] = set()
         self._uses: dict[int, Use] = {}
         self._loss_told = False
@@ -55,11 +55,6 @@ class Recorder(Observer):
         self._cut_off: set[tuple[int, int]] = set()
         self._at = 0.0
         self._open, self._temporary = True, False
-
-    @classmethod
-    def of(cls, run: Observed) -> "Recorder":
-        """Make the recorder of a run."""
-        return cls(run.folder, run.status)
 
     def began(self, spec: JobSpec, chance: float, at: float) -> None:
         """Record the job."""

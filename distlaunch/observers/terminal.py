@@ -207,11 +207,6 @@ class DetachedTerminal(Observer):
         self._run = run
         self._terminal: Terminal | None = Terminal.of(run)
 
-    @classmethod
-    def of(cls, run: Observed) -> "DetachedTerminal":
-        """Make the terminal of a run until it is detached."""
-        return cls(run)
-
     def happened(self, event: Event, state: State, at: float) -> None:
         """Leave once nothing of the start can fail any more."""
         waits = any(worker.phase is WorkerPhase.PLANNED for worker in state.workers)
