@@ -3,9 +3,9 @@
     __main__, cli/    read the command line; run a job or print results; open an agent here meanwhile
     JobSpec           from job.yaml: cli/job_file; from torchrun's command line: compat/
 
-    launch/start      opens a Link to each node (links/, by transports/) and makes the run directory
+    launch/start      opens a Link to each node (link, opening; by transports/) and makes the run directory
     launch/gather     if something else starts distlaunch per node or rank, one launcher controls the run,
-                      and the others join it (links/inbound, join) as agents (launch/joined_agent)
+                      and the others join it (inbound, join) as agents (joined_agent)
       on the node     sh ─▶ guardian ─▶ agent (agent/, shipped over the link) ─▶ workers
 
     launch/controller it decides everything, and does it through agents
@@ -26,7 +26,7 @@ Each layer imports only from itself and those above it in this list:
 
     agent/
     transports/, job/, plan/, supervisor/, diagnosis/, schedulers/, compat/, kubernetes/, contract (all pure)
-    links/, observers/, here, signals
+    observers/, here, signals
     launch/, runs/
     cli/, view/, __main__
 

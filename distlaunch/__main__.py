@@ -11,7 +11,7 @@ from types import FrameType
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from distlaunch.links.link import Link
+    from distlaunch.launch.link import Link
 
 _INTERRUPTED = 128 + signal.SIGINT
 
@@ -84,7 +84,7 @@ def _opened_early(command: str, words: Sequence[str]) -> "Link | None":
     elsewhere = {"--detach", "-d", "--on"}.intersection(words) or "SLURM_JOB_ID" in os.environ
     if command not in ("run", "torchrun") or elsewhere:
         return None
-    from distlaunch.links.opening import open_early
+    from distlaunch.launch.opening import open_early
 
     return open_early(shares_stdio=command == "torchrun")
 

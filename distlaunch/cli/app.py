@@ -34,7 +34,7 @@ app = typer.Typer(
 )
 
 if TYPE_CHECKING:
-    from distlaunch.links.link import Link
+    from distlaunch.launch.link import Link
 
 
 class PlanFormat(str, Enum):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from distlaunch.cli.output import print_text, say
 from distlaunch.errors import DistlaunchError, Exit, UsageError
-from distlaunch.links.join import Launcher, Prover, blocked
+from distlaunch.launch.join import Launcher, Prover, blocked
 from distlaunch.schedulers import task_in
 from distlaunch.schedulers.task import Task, check_devices, check_master, mpi_task
 from distlaunch.transports.gathering import Arrival, Gathering, TaskPlace, ports_for

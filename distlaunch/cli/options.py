@@ -8,7 +8,7 @@ from typer import Argument, Option
 from distlaunch.errors import UsageError
 
 if TYPE_CHECKING:
-    from distlaunch.links.link import Link
+    from distlaunch.launch.link import Link
 
 
 class Call(NamedTuple):

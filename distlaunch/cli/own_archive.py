@@ -20,7 +20,7 @@ _MAIN = "from distlaunch.__main__ import main\nmain()\n"
 
 _TOP = Path(__file__).parents[1]
 _ROOTS = (
-    *("distlaunch.__main__", "distlaunch.cli.torchrun", "distlaunch.links.opening"),
+    *("distlaunch.__main__", "distlaunch.cli.torchrun", "distlaunch.launch.opening"),
     "distlaunch.observers.terminal",  # named in a table
 )
 _UNUSED = (

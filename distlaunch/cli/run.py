@@ -16,13 +16,13 @@ from distlaunch.agent.frozen import Frozen
 from distlaunch.cli.output import print_json, say  # early: a run ends with the code it began with
 from distlaunch.errors import DistlaunchError, Exit, UsageError
 from distlaunch.job.spec import JobSpec
+from distlaunch.launch.link import Link
 from distlaunch.launch.start import Start, start_run
-from distlaunch.links.link import Link
 from distlaunch.signals import Interrupts, Signals
 
 if TYPE_CHECKING:
     from distlaunch.cli.job_file import Typed
-    from distlaunch.links.inbound import InboundListener
+    from distlaunch.launch.inbound import InboundListener
     from distlaunch.supervisor.summary import Summary
     from distlaunch.transports.gathering import Gathering
 
@@ -143,7 +143,7 @@ def run_gathered(spec: JobSpec, gathering: "Gathering", early: Link | None = Non
     Raises `DistlaunchError`.
     """
     from distlaunch.launch.gather import Gathered, gather
-    from distlaunch.links.join import blocked
+    from distlaunch.launch.join import blocked
 
     with Signals(spec.invocation.signals) as signals:
         if early:

@@ -9,7 +9,7 @@ from distlaunch.cli.output import print_text, say
 from distlaunch.compat import torchrun_job
 from distlaunch.compat.flags import FLAGS, parse_flags
 from distlaunch.errors import DistlaunchError, Exit
-from distlaunch.links.link import Link
+from distlaunch.launch.link import Link
 
 NOT_FOUND = 127
 """The exit status that shells use for a missing program."""

@@ -9,7 +9,7 @@ from contextlib import suppress
 
 from distlaunch.agent.gpus import gpu_count
 from distlaunch.job.spec import JobSpec, NodeSpec
-from distlaunch.links import process
+from distlaunch.launch import process
 from distlaunch.plan.other_launchers import under_mpirun
 from distlaunch.plan.placement import Facts, LaunchPlan, is_loopback, make_plan
 

@@ -10,10 +10,10 @@ from distlaunch.agent import messages, wire
 from distlaunch.agent.poller import keep_memory
 from distlaunch.errors import DistlaunchError
 from distlaunch.job.spec import JobSpec
+from distlaunch.launch import process
 from distlaunch.launch.addresses import answers
+from distlaunch.launch.link import Links
 from distlaunch.launch.start import Start, path_of_starts, start_run
-from distlaunch.links import process
-from distlaunch.links.link import Links
 from distlaunch.observers import observers_of
 from distlaunch.observers.observer import Attempts, Observed, Observer, Observers, Printed, Shown
 from distlaunch.observers.recording import LastOutput, Recorder

@@ -16,9 +16,9 @@ from distlaunch.agent.frozen import Frozen
 from distlaunch.errors import DistlaunchError, Exit
 from distlaunch.here import runs_ranks
 from distlaunch.job.spec import JobSpec, NodeSpec
-from distlaunch.links.inbound import InboundConnection, InboundListener
-from distlaunch.links.join import TURN_S, JoinError, Launcher, Prover, Say, Seat, Wait, pause, renumbered
-from distlaunch.links.opening import NO_RANKS_HERE
+from distlaunch.launch.inbound import InboundConnection, InboundListener
+from distlaunch.launch.join import TURN_S, JoinError, Launcher, Prover, Say, Seat, Wait, pause, renumbered
+from distlaunch.launch.opening import NO_RANKS_HERE
 from distlaunch.plan.placement import is_loopback
 from distlaunch.schedulers import allocation_in
 from distlaunch.signals import Interrupts

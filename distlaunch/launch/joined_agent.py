@@ -1,6 +1,6 @@
 """This node's part of a run that another launcher controls: this process starts an agent for it.
 
-Over the link, which `distlaunch.links.join` has opened, come ranks, addresses, ports, and when to start
+Over the link, which `distlaunch.launch.join` has opened, come ranks, addresses, ports, and when to start
 and stop. The program, its arguments and its environment, and the destinations of output, are this launcher's
 own. As on every node, a guardian above the agent sweeps what remains if it dies: that is this process.
 """
@@ -18,7 +18,7 @@ from distlaunch.agent.outbox import Outbox
 from distlaunch.agent.serve import Agent
 from distlaunch.contract import SENT
 from distlaunch.errors import Exit
-from distlaunch.links.join import Seat
+from distlaunch.launch.join import Seat
 from distlaunch.observers.outlet import Outlet
 from distlaunch.wording import NO_SUSPENDING_TORCHRUN
 

@@ -15,8 +15,8 @@ from distlaunch.agent import messages
 from distlaunch.agent.wire import CONTROL, PROTOCOL, Frame, ProtocolError
 from distlaunch.here import runs_ranks
 from distlaunch.job.spec import JobSpec, NodeSpec
-from distlaunch.links.link import Links
-from distlaunch.links.opening import open_links
+from distlaunch.launch.link import Links
+from distlaunch.launch.opening import open_links
 from distlaunch.plan.placement import is_loopback
 from distlaunch.transports.failure import LinkFailure
 from distlaunch.wording import listed

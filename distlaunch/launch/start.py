@@ -14,9 +14,9 @@ from distlaunch.here import make_room_for_links
 from distlaunch.job.allocation import Allocation
 from distlaunch.job.spec import Earlier, JobSpec
 from distlaunch.launch.addresses import ask_addresses
-from distlaunch.links.link import Link, Links
-from distlaunch.links.opening import open_link, open_links
-from distlaunch.links.process import Child
+from distlaunch.launch.link import Link, Links
+from distlaunch.launch.opening import open_link, open_links
+from distlaunch.launch.process import Child
 from distlaunch.observers.run_directory import RunDirectory, new_run_id, status_in
 from distlaunch.observers.run_list import Begun, Ticket, append, note_begin, starts_in, starts_path
 from distlaunch.plan.placement import is_loopback
@@ -25,7 +25,7 @@ from distlaunch.supervisor.status import ControllerProcess, RunState, Status
 from distlaunch.transports.transport import Joined
 
 if TYPE_CHECKING:
-    from distlaunch.links.inbound import InboundListener
+    from distlaunch.launch.inbound import InboundListener
 
 MANY_NODES = 20
 """Nodes from which on the usual limit on descriptors may be too low."""

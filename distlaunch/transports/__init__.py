@@ -1,4 +1,4 @@
-"""Transports to nodes, and the meaning of their failures: pure data and command lines. `links/` uses them.
+"""Transports to nodes, and the meaning of their failures: pure data and command lines. `launch/` uses them.
 
 `transport` has the base class, this machine, a launcher that joined, and any command; `ssh`, `slurm` and
 `container` the others. `handshake` has the first bytes of a link, `failure` the ways in which one ends, and

@@ -35,8 +35,8 @@ with Signals() as signals:
         met = gather(job_of(task, ["true"], gathering.arrival), gathering, signals, print)
         links = [met.listener.link(rank, "run", "host") for rank in range(1, task.size)]
     else:
-        from distlaunch.links.join import Launcher
-        from distlaunch.links.join import Prover
+        from distlaunch.launch.join import Launcher
+        from distlaunch.launch.join import Prover
         Launcher(gathering, Prover(os.environ, gathering.arrival.name), signals, print).seated()
 if task.manager is not None:
     finalize(task.manager)

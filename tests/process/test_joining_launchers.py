@@ -21,7 +21,7 @@ from distlaunch import __version__
 from distlaunch.agent import messages, wire
 from distlaunch.errors import Exit
 from distlaunch.launch import gather
-from distlaunch.links.join import MAGIC, SECRET, Prover, line_of
+from distlaunch.launch.join import MAGIC, SECRET, Prover, line_of
 from distlaunch.signals import Interrupts
 from distlaunch.transports.gathering import Arrival
 from tests.harness import PATIENCE_S, Going, all_ended_well, on_time, wait_until
@@ -120,7 +120,7 @@ def test_waits_a_while_for_a_name_to_resolve(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
     monkeypatch.setattr(gather, "pause", pause)
-    monkeypatch.setattr("distlaunch.links.join.time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr("distlaunch.launch.join.time", SimpleNamespace(monotonic=lambda: clock[0]))
     with Interrupts() as interrupts:
         gather._await_name("job-0.job", 600, interrupts, said.append)
         assert clock[0] == 1007

@@ -10,8 +10,8 @@ import pytest
 
 from distlaunch.agent import messages
 from distlaunch.job.spec import JobSpec, Logs, NodeSpec, Program
-from distlaunch.links.link import Link
-from distlaunch.links.opening import open_early, open_links
+from distlaunch.launch.link import Link
+from distlaunch.launch.opening import open_early, open_links
 from distlaunch.transports.transport import Command
 from tests.harness import ROOT, completed, distlaunch_argv
 
@@ -84,7 +84,7 @@ def test_ships_the_agent_as_it_is_now_and_leaves_only_what_python_compiles(copy:
 def test_the_agents_modules_are_not_compiled_each_time(copy: Path) -> None:
     code = (
         "import builtins, sys; sys.path[0:0] = [sys.argv[1]]\n"
-        "from distlaunch.links import opening\n"
+        "from distlaunch.launch import opening\n"
         "opening.bundle_for(False)\n"  # now there are .pyc files of all
         "made, real = [], compile\n"
         "builtins.compile = lambda *words, **more: made.append(words[1]) or real(*words, **more)\n"

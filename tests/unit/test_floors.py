@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from distlaunch.links.opening import bundle_for
+from distlaunch.launch.opening import bundle_for
 from distlaunch.schedulers import TABLE, load
 from distlaunch.transports.handshake import PACKAGES
 
@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2] / "distlaunch"
 PARTS = {
     0: "__init__ agent",
     1: "compat contract diagnosis errors job kubernetes plan schedulers supervisor transports wording",
-    2: "here links observers signals",
+    2: "here observers signals",
     3: "launch runs",
     4: "__main__ cli torchrun view",
 }
@@ -226,7 +226,7 @@ def test_functions_are_mostly_under_ten_lines_and_rarely_over_thirty() -> None:
     assert sum(length > 30 for length in lengths) < len(lengths) / 50
 
 
-RUNS = ("launch", "links", "observers", "supervisor", "plan", "diagnosis", "transports")
+RUNS = ("launch", "observers", "supervisor", "plan", "diagnosis", "transports")
 """What a run consists of once it has begun."""
 AT_ITS_START = {
     *("launch.controller", "launch.start"),

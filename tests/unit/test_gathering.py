@@ -12,8 +12,8 @@ from distlaunch.agent import messages
 from distlaunch.compat.torchrun_job import flag_messages, gathering_messages, gathering_of
 from distlaunch.contract import SENT
 from distlaunch.errors import UsageError
-from distlaunch.links.inbound import ranks_alone
-from distlaunch.links.join import SECRET, JoinError, Prover, arrival_of, line_of, message_of
+from distlaunch.launch.inbound import ranks_alone
+from distlaunch.launch.join import SECRET, JoinError, Prover, arrival_of, line_of, message_of
 from distlaunch.transports.gathering import (
     LOWEST_PORT,
     PORT_SPAN,

@@ -4,8 +4,7 @@ import pytest
 
 from distlaunch.errors import DistlaunchError
 from distlaunch.here import cpu_count, runs_ranks
-from distlaunch.launch import port_check
-from distlaunch.links import opening
+from distlaunch.launch import opening, port_check
 from tests.unit.samples import spec_of
 
 

@@ -16,7 +16,7 @@ from distlaunch.cli.job_file import load_job
 from distlaunch.errors import JobError, UsageError
 from distlaunch.job.allocation import AllocatedNode, Allocation
 from distlaunch.job.spec import JobSpec
-from distlaunch.links.opening import STEP_NODES, _groups
+from distlaunch.launch.opening import STEP_NODES, _groups
 from distlaunch.schedulers import load, scheduler_in, step_nodes, task_in, task_number
 from distlaunch.schedulers.base import Scheduler
 from distlaunch.schedulers.grid_engine import Qrsh

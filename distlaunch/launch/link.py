@@ -11,7 +11,7 @@ from typing import Any
 from distlaunch.agent import wire
 from distlaunch.agent.messages import as_object
 from distlaunch.agent.poller import written
-from distlaunch.links.process import Child
+from distlaunch.launch.process import Child
 from distlaunch.transports.failure import LinkFailure
 from distlaunch.transports.handshake import NodeGone, Streams
 from distlaunch.transports.transport import Transport

@@ -13,8 +13,8 @@ from importlib.machinery import SourceFileLoader
 import distlaunch.agent
 from distlaunch.errors import DistlaunchError, reason
 from distlaunch.here import runs_ranks
-from distlaunch.links import process
-from distlaunch.links.link import Link
+from distlaunch.launch import process
+from distlaunch.launch.link import Link
 from distlaunch.transports.container import BY_SRUN, Container, entry, in_step
 from distlaunch.transports.handshake import Bundle, Handshake, Streams, boot_text, candidates_text
 from distlaunch.transports.slurm import NODE_VARIABLE, LabeledStreams, SlurmStep

@@ -27,7 +27,7 @@ from typing import Any
 
 from distlaunch.agent.frozen import Frozen
 from distlaunch.errors import DistlaunchError, Exit
-from distlaunch.links.process import watch_for_silence
+from distlaunch.launch.process import watch_for_silence
 from distlaunch.signals import Interrupts
 from distlaunch.transports.gathering import Arrival, Gathering, TaskPlace, ports_for
 from distlaunch.wording import NO_SUSPENDING_TORCHRUN
@@ -318,7 +318,7 @@ class Launcher:
         return seat
 
     def _request(self, connection: socket.socket, host: str, strict: bool) -> Seat | None:
-        """Return the seat; None = the controller has exited. See `distlaunch.links.join`.
+        """Return the seat; None = the controller has exited. See `distlaunch.launch.join`.
 
         `strict`: the controller of another job is an error. Raises OSError, ValueError, TypeError or KeyError
         if the other side is not a controller.

@@ -18,9 +18,9 @@ from distlaunch.agent import messages, wire
 from distlaunch.agent.network import acceptor
 from distlaunch.contract import SENT
 from distlaunch.errors import Exit
-from distlaunch.links import join
-from distlaunch.links.link import Link
-from distlaunch.links.process import Peer, watch_for_silence
+from distlaunch.launch import join
+from distlaunch.launch.link import Link
+from distlaunch.launch.process import Peer, watch_for_silence
 from distlaunch.transports.gathering import Arrival, Gathering
 from distlaunch.transports.handshake import Handshake, NodeGone, Streams
 from distlaunch.transports.transport import Joined
