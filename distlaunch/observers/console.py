@@ -83,8 +83,8 @@ class Console:
         self._progress_shown: dict[Stream, float] = {}
         self._lines = Lines()
         self._prefixes: dict[Stream, str] = {}
-        self.last_said = ""
-        """The last line of the last message, if nothing was shown after it."""
+        self.said: set[str] = set()
+        """The lines of messages after which no output of ranks was shown."""
         self._in_line = [False, False]
         self._live = ""
 
@@ -157,8 +157,9 @@ class Console:
     def say(self, text: str, level: str = "info") -> None:
         """Print a message to stderr; `level` is info, warning or error."""
         self._end_live()
-        for self.last_said in text.splitlines():
-            line = f"distlaunch: {escape(self.last_said) if self.has_terminal else self.last_said}"
+        for said in text.splitlines():
+            self.said.add(said)
+            line = f"distlaunch: {escape(said) if self.has_terminal else said}"
             if self._colored[1] and level in _LEVEL_COLORS:
                 line = f"\x1b[{_LEVEL_COLORS[level]}m{line}\x1b[0m"
             begin = b"\n" if self._in_line[1] else b""  # not in the middle of a line of a worker
@@ -186,7 +187,7 @@ class Console:
 
     def _came_between(self, stream: int) -> None:
         if stream == 1 or self._together:
-            self.last_said = ""
+            self.said.clear()
 
     def _show(self, rank: int, stream: int, whole: bytes) -> None:
         self._came_between(stream)

@@ -136,9 +136,9 @@ class Terminal(Observer):
         shown = summary.state.cause is not None or not self._quiet
         lines = summary.lines(self._above(summary)) if shown else []
         self._release(errors=summary.state.cause is None)  # or else the summary has them
-        above = self._console.last_said  # the cause may have been shown just now
+        above = frozenset(self._console.said)  # the cause may have been shown just now
         for line in lines:
-            if line != above:
+            if line not in above:
                 self._console.say(line)
         # Without log files, as with torchrun, wait for the reader until a signal comes.
         needed = summary.state.spec.logs.torchrun is not None

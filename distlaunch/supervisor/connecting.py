@@ -106,7 +106,7 @@ def link_ended(state: State, node: int, before: Linked, failure: LinkFailure, no
     if state.phase is Phase.STOPPING:
         if (state.cause and state.cause.scheduled) or _was_suspended(state, now):
             return state, ()  # the scheduler kills leftovers, too, and agents leave as their lease ends
-        text = f"{state.label(node)}: its agent exited before confirming its cleanup"
+        text = f"{state.label(node)} did not confirm its cleanup"
         return state, (ShowMessage("warning", text),)
     last = failure.words.splitlines()[-1:] or ["its agent exited"]
     cause = cause_of_loss(state, node, last[0].rstrip("."), now)

@@ -61,7 +61,8 @@ def _announcement(state: State, cause: Cause, grace_s: float) -> ShowMessage:
     if cause.scheduled or not (cause.cancelled and left and grace_s):
         return ShowMessage("error", cause.preliminary)
     name = signal.Signals(cause.exit_status - 128).name
-    again = "press Ctrl-C again to kill them" if name == "SIGINT" else f"another {name} kills them"
+    them = "it" if left == 1 else "them"
+    again = f"press Ctrl-C again to kill {them}" if name == "SIGINT" else f"another {name} kills {them}"
     text = f"received {name}: waiting up to {span_words(grace_s)} for {state.counted(left)} to exit"
     return ShowMessage("warning", f"{text}; {again}" if state.interrupts else text)
 
@@ -180,17 +181,18 @@ def on_interrupted(event: Interrupted, state: State, now: float) -> Step:
     if state.cause and state.cause.agent_signum == event.signum and now - state.ended_at < SAME_SIGNAL_S:
         return state.with_cause(stopped), ()  # the signal went to all processes, and reached an agent first
     # A terminal that closes sends SIGHUP and breaks both streams. That counts as one request.
-    return _interrupted_again(state) if insists else (state, ())
+    return _interrupted_again(state, name) if insists else (state, ())
 
 
-def _interrupted_again(state: State) -> Step:
+def _interrupted_again(state: State, name: str) -> Step:
+    again = "press Ctrl-C" if name == "SIGINT" else f"send {name}"
     if state.interrupts == 1:
         if state.cause and state.cause.scheduled:  # the signal is part of the same end
             return state, ()
-        return state, (ShowMessage("info", "already stopping; press Ctrl-C again to kill now"),)
+        return state, (ShowMessage("info", f"already stopping; {again} again to kill the workers now"),)
     if state.interrupts == 2:
         state, closing = _close_all(state.unwatched(), 0.0)
-        return state, (ShowMessage("info", "killing the workers; press Ctrl-C again to exit now"), *closing)
+        return state, (ShowMessage("info", f"killing the workers; {again} again to exit now"), *closing)
     return state._replace(phase=Phase.DONE, timers={}), (
         ShowMessage("warning", "exited; agents are still cleaning up"),
         Finish(),

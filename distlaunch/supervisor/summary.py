@@ -67,14 +67,26 @@ class Summary(Frozen):
             *lines,
             *self._gaps(),
             f"ended after {self.seconds:.1f} s with exit status {cause.exit_status}; logs: {self.folder}",
-            *(f"logs of {label}, there: {folder}" for label, folder in self._logs_elsewhere()),
+            *(f"logs on {label}: {folder}" for label, folder in self._logs_elsewhere()),
         ]
 
     def _gaps(self) -> list[str]:
         """Name the ranks whose last output was lost with their nodes."""
         ranks = [rank for index in self.state.members for rank in self.state.cut_off(index)]
-        whose = f"logs of {rank_list(ranks, self.state.unit)}" if ranks else ""
-        return [f"{whose} are incomplete: the node was lost before all output had arrived"] if ranks else []
+        whose = f"logs of {rank_list(ranks, self.state.unit)}"
+        if not ranks:
+            return []
+        cause, allocation = self.state.cause, self.state.spec.allocation
+        if cause and cause.scheduled and allocation:
+            return [
+                f"{whose} may be incomplete: {allocation.title} ended the ranks before all output had arrived"
+            ]
+        lost = "the node was" if len({self._node_of(rank) for rank in ranks}) == 1 else "the nodes were"
+        return [f"{whose} are incomplete: {lost} lost before all output had arrived"]
+
+    def _node_of(self, rank: int) -> str:
+        assert self.state.plan is not None
+        return self.state.plan.node_of(rank).label
 
     def _logs_elsewhere(self) -> list[tuple[str, str]]:
         """Return pairs of node and directory for the nodes whose own launchers keep the output."""
@@ -112,10 +124,9 @@ class Summary(Frozen):
         }
 
     def _worker(self, worker: RankState) -> dict[str, Any]:
-        assert self.state.plan is not None
         return {
             "rank": worker.rank,
-            "node": self.state.plan.node_of(worker.rank).label,
+            "node": self._node_of(worker.rank),
             "phase": worker.phase_word,
             "status": worker.status,
             "stopped": worker.stopped,
@@ -195,6 +206,8 @@ class Summary(Frozen):
         for worker in self.state.workers:
             if self.state.cause is None or worker.rank != self.state.cause.rank:
                 groups.setdefault(self._end_words(worker), []).append(worker.rank)
+        if (lost := WorkerPhase.VANISHED.value) in groups and len({*map(self._node_of, groups[lost])}) > 1:
+            groups["lost with their nodes"] = groups.pop(lost)
         return [f"{rank_list(ranks, self.state.unit)}: {fate}" for fate, ranks in groups.items()]
 
     def _end_words(self, worker: RankState) -> str:

@@ -144,7 +144,7 @@ def test_a_job_that_slurm_ends_is_not_restarted_and_says_why(
         ended(run, 128 + signal.SIGTERM, f"Slurm job {allocation} {told}")
         wait_gone(list(pids.values()), 2.0)
         assert run.stderr.count(told) <= 2  # told as it happens, and in the summary
-        assert "exited before confirming" not in run.stderr
+        assert "did not confirm" not in run.stderr
 
 
 @pytest.mark.alone  # any other run that starts then kills what Slurm has not killed yet, and tells it

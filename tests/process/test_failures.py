@@ -314,7 +314,7 @@ def test_a_stopped_controller_is_the_root_cause_and_not_running_meanwhile(tmp_pa
     told = [line for line in run.stderr.splitlines() if "suspended for" in line or " was lost: " in line]
     assert len(told) == 1, run.stderr
     assert "this machine, or this command, was suspended for " in told[0]
-    assert "exited before confirming" not in run.stderr
+    assert "did not confirm" not in run.stderr
 
 
 def test_the_logs_of_a_lost_node_and_the_summary_say_that_output_may_be_missing(tmp_path: Path) -> None:

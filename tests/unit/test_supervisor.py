@@ -62,6 +62,7 @@ from distlaunch.supervisor.events import (
 from distlaunch.supervisor.nodes import Lost, Route, failure_of, is_over, route_of
 from distlaunch.supervisor.state import Phase, Timer
 from distlaunch.supervisor.step import begin, step
+from distlaunch.supervisor.summary import Summary
 from distlaunch.transports.failure import Kind, LinkFailure
 from tests.unit.samples import PEER_GONE, bounded, spec_of
 from tests.unit.test_random_histories import check_step
@@ -689,6 +690,21 @@ def test_a_lost_node_takes_its_running_workers_with_it() -> None:
     assert job.close() == [Finish()]
 
 
+def test_a_rank_that_exits_like_the_root_cause_during_the_stop_has_also_failed() -> None:
+    job = History().to_running()
+    job.feed(ended(1, 2), ended(0, 2), ended(2, 143))
+    lines = Summary(job.state, "", {}, 1.0).lines()
+    assert "rank 0: also failed, exit status 2" in lines
+    assert "rank 2: stopped by distlaunch (exit status 143)" in lines
+
+
+def test_the_summary_counts_the_nodes_that_were_lost() -> None:
+    job = History().to_running()
+    job.feed(Suspended(35.0), lost(0), lost(1))
+    assert "ranks 0-3: lost with their nodes" in (lines := Summary(job.state, "", {}, 1.0).lines())
+    assert "logs of ranks 0-3 are incomplete: the nodes were lost before all output had arrived" in lines
+
+
 @pytest.mark.parametrize("for_s", [35.0, 10.0])
 def test_a_suspension_of_the_controller_is_the_root_cause_of_lost_nodes(for_s: float) -> None:
     job = History().to_running()
@@ -737,7 +753,7 @@ WARNINGS: dict[str, tuple[list[Event], str]] = {
         [*(ended(rank, 0) for rank in range(4)), Swept(0, 0, 3)],
         "a: killed 3 processes that outlived their workers",
     ),
-    "unconfirmed cleanup": ([ended(0, 7), lost(1)], "b: its agent exited before confirming its cleanup"),
+    "unconfirmed cleanup": ([ended(0, 7), lost(1)], "b did not confirm its cleanup"),
 }
 
 
