@@ -65,7 +65,7 @@ def on_worker_exited(event: WorkerExited, state: State, now: float) -> Step:
         return state, ()
     running = state.phase is Phase.RUNNING
     dumped = stalling.died_of_its_dump(state, rank, event.status)
-    told = dumped or (not running and event.at >= state.ended_at and not _as_the_first(state, event.status))
+    told = dumped or (not running and event.at >= state.ended_at)
     exited = Exited(event.status, event.at, told, event.error_record, event.oom_kills, event.shm)
     state = state.with_worker(rank, phase=exited)
     if dumped:
@@ -76,12 +76,6 @@ def on_worker_exited(event: WorkerExited, state: State, now: float) -> Step:
         return state, ()
     text = f"{state.called(rank)} finished, so the others are stopped (success: {state.spec.success})"
     return state, (*((ShowMessage("info", text),) if state.workers.counts.alive else ()), JobOver())
-
-
-def _as_the_first(state: State, status: int) -> bool:
-    """Return whether a rank failed as the root cause did, so that it hardly exited because it was stopped."""
-    first = state.cause.rank if state.cause else None
-    return first is not None and state.worker(first).status == status > 0
 
 
 def on_output_lost(event: OutputLost, state: State, now: float) -> Step:

@@ -224,14 +224,21 @@ class Summary(Frozen):
         return self._own_end(worker.rank, end)
 
     def _own_end(self, rank: int, end: Exited) -> str:
-        if end.stopped:
+        last = self._last_line(rank)
+        first = self.state.cause.rank if self.state.cause else None
+        same = first is not None and self.state.worker(first).status == end.status > 0
+        if end.stopped and not (
+            same and self._last_line(first or 0) == last
+        ):  # else it failed like the first
             its_own = end.status > 0  # it may have exited on its own
             return "stopped by distlaunch" + (f" ({status_words(end.status)})" if its_own else "")
         cause, allocation = self.state.cause, self.state.spec.allocation
         if cause and cause.scheduled and allocation and end.status in STOPPED:
             return f"stopped by {allocation.title}"
-        last = exits.without_remarks(self._stderr_end(rank)).strip().splitlines()[-1:]
-        return f"also failed, {status_words(end.status)}" + (f": {last[0][:200]}" if last else "")
+        return f"also failed, {status_words(end.status)}" + (f": {last[:200]}" if last else "")
+
+    def _last_line(self, rank: int) -> str:
+        return (exits.without_remarks(self._stderr_end(rank)).strip().splitlines() or [""])[-1]
 
     def _same_traceback(self, rank: int) -> bool:
         cause = self.state.cause
