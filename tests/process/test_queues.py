@@ -327,6 +327,15 @@ def test_the_script_requeues_only_for_a_distlaunch_that_was_killed(
     assert (done.returncode, done.stdout) == (status, said)
 
 
+@pytest.mark.parametrize(("name", "signum"), [("slurm", "TERM"), ("pbs", "TERM"), ("grid-engine", "USR2")])
+def test_a_job_cancelled_during_its_setup_runs_nothing(name: str, signum: str, tmp_path: Path) -> None:
+    scheduler, job = load(name), tmp_path / "job.yaml"
+    setup = f"setup: [kill -USR1 $$, echo warned, kill -{signum} $$, 'true']"
+    spec = job_of(f"script: train.py\n{scheduler.key}: {{{setup}}}\n", str(job), submitted=True)
+    job.write_text(scheduler.script(spec, Call(("echo", "ran"))))
+    assert completed(["bash", str(job)], env={"PATH": os.environ["PATH"]}).stdout == "warned\n"
+
+
 def test_reports_a_directory_that_cannot_hold_scripts_and_a_dry_run_writes_none(tmp_path: Path) -> None:
     job = tmp_path / "job.yaml"
     job.write_text("command: ['true']\nlogs: {dir: job.yaml}\n")

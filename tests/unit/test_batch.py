@@ -346,9 +346,10 @@ def test_the_comment_of_a_pbs_job_is_shown(state: str, comment: str, words: str)
 def test_a_script_has_the_trap_the_setup_and_the_command(name: str, setup: str, tmp_path: Path) -> None:
     scheduler = load(name)
     spec = submitted(f"script: t.py\n{scheduler.key}: {{setup: {setup}}}\n", tmp_path)
-    *_, trap, before, first, second, after, call = scheduler.script(spec, CALL).splitlines()
+    *_, trap, first, second, before, _, traps, after, call = scheduler.script(spec, CALL).splitlines()
     assert (before, after) == ("", "")
-    assert (trap, first, second) == ("trap : INT TERM USR1 USR2", "ml cuda", "ml nccl")
+    harmless = "trap : USR1" if name == "grid-engine" else "trap : USR1 USR2"
+    assert (trap, first, second, traps) == (harmless, "ml cuda", "ml nccl", "trap : INT TERM USR1 USR2")
     assert call == "distlaunch run /work/job.yaml"
 
 
