@@ -361,7 +361,9 @@ def test_a_job_cancelled_after_it_failed_is_not_requeued(
     spec = job_of(text, str(tmp_path / "job.yaml"), submitted=True)
     allocation = Allocation("slurm", "Slurm", "17", (), queued=True, answers=True)
     failed, said = Verdict(Cause("why", 1, 1.0), 1.0), list[str]()
-    ask_for_another(Job().state._replace(spec=spec._replace(allocation=allocation), verdict=failed), said.append)
+    ask_for_another(
+        Job().state._replace(spec=spec._replace(allocation=allocation), verdict=failed), said.append
+    )
     asked = (tmp_path / "asked").read_text().splitlines()
     assert (said, "requeue 17" in asked) == (told, not told[0].startswith("not"))
 

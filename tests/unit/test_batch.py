@@ -161,6 +161,8 @@ def test_a_plan_before_the_queue_has_the_requested_gpus(keys: str, gpus: int, tm
         ("nodes: 4\nslurm: {nodes: 3}", "slurm.nodes: too few for the job: nodes is 4"),
         ("slurm: {time: 12:00:00}", 'quote it: "12:00:00"'),
         ("slurm: {signal: 'X:USR1@60'}", "slurm.signal: expected a signal"),
+        ("slurm: {signal: TERM@60}", "slurm.signal: use USR1 or USR2; on_warning chooses what the ranks get"),
+        ("slurm: {signal: 'B:KILL'}", "slurm.signal: use USR1 or USR2"),
         ("grid_engine: {walltime: 90s}", "time"),
         ("grid_engine: {extra: [-t 1-3]}", "grid_engine.extra[0]: -t can't be used: an array would start"),
         ("grid_engine: {extra: [-o x]}", "grid_engine.extra[0]: -o can't be used"),
