@@ -156,9 +156,9 @@ def _add_requests(draft: Draft, options: Mapping[str, str]) -> None:
         flag, equals = (f"--{name}", "=") if name[1:] else (f"-{name}", " ")
         given = f"{flag}{equals}{shlex.quote(value)}" if value else flag
         key = name.replace("-", "_")
-        if name == "signal" and re.match(SIGNAL, value):
-            value = _warning(draft, value)
         data = f"{value}m" if name == "time" and value.isdecimal() else value or True
+        if name == "signal" and re.match(SIGNAL, value):
+            data = _warning(draft, value)
         if name in _LEFT_OUT:
             draft.note(f"left out: {given}: {_LEFT_OUT[name]}", key="slurm")
         elif name in (*_VARIABLES.values(), "chdir"):

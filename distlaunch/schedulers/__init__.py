@@ -18,8 +18,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from distlaunch.agent.frozen import Frozen
-from distlaunch.errors import DistlaunchError
+from distlaunch.errors import DistlaunchError, UsageError
 from distlaunch.job.allocation import Allocation
+from distlaunch.wording import listed
 
 if TYPE_CHECKING:
     from distlaunch.job.spec import JobSpec
@@ -99,8 +100,10 @@ def _entry_points() -> "Iterable[Any]":
 
 
 def target_of(spec: "JobSpec") -> str:
-    """Return the scheduler of the job's only scheduler section, or else the default."""
+    """Return the scheduler of the job's only section, or the default. Raises `UsageError` for a choice."""
     named = [key.replace("_", "-") for key in spec.sections]
+    if len(named) > 1 and DEFAULT not in named:
+        raise UsageError(f"the job has sections for {listed(named)}: choose one with --to")
     return named[0] if len(named) == 1 else DEFAULT
 
 

@@ -29,7 +29,13 @@ QUEUE = Field(LINE, "Queue.")
 SETUP = Field(Lines(), "Shell commands to run first on the first node, such as module load.")
 FOREIGN = {"walltime": "time", "time_limit": "time", "options": "extra", "modules": "setup"}
 _ARRAY = "an array would start the same job many times; submit each job separately"
-_WHY = {"array": _ARRAY, "output": "the job's output goes to logs.dir", "wait": "use `submit --wait`"}
+_WHY = {
+    "nodes": "set nodes",
+    "requeue": "set restarts.requeue",
+    "array": _ARRAY,
+    "output": "the job's output goes to logs.dir",
+    "wait": "use `submit --wait`",
+}
 
 
 class TimeLimit(Text):
@@ -103,7 +109,7 @@ class Scheduler:
     """The variables of tasks, if the scheduler starts tasks node by node."""
     mark = ""
     """The beginning of a line with an option in a batch script."""
-    harmless = ("USR1", "USR2")
+    harmless: tuple[str, ...] = ("USR1", "USR2")
     """Signals to a batch script that is still in its setup, which don't end the job."""
     ends: tuple[str, ...] = ()
     """The command that ends a job."""

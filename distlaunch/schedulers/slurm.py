@@ -98,7 +98,7 @@ class Slurm(base.Scheduler):
             "sbatch",
             "--reservation=maint",
             r"(?P<array>--array\b|-a)|(?P<output>--(?:output|error)\b|-[oe])|(?P<wait>--wait\b|-W)"
-            r"|--(?:wrap|parsable|open-mode)\b",
+            r"|--(?:wrap|parsable|open-mode|test-only)\b|(?P<nodes>--nodes\b|-N)|(?P<requeue>--(?:no-)?requeue\b)",
             r"--?[A-Za-z][^\0\n]*",
         ),
         **by_their_names(
@@ -206,7 +206,7 @@ class Slurm(base.Scheduler):
 
     def submit(self, script: str) -> str:
         """Submit with sbatch."""
-        return _call("sbatch", "--parsable", script).strip().splitlines()[-1].partition(";")[0]
+        return queue.job_id(r"^(\d+)(?:;.*)?$", "sbatch", _call("sbatch", "--parsable", script))
 
     def look(self, jobs: Sequence[str]) -> dict[str, queue.Queued]:
         """Query squeue."""

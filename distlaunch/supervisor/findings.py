@@ -68,8 +68,8 @@ class TerminationWarning(Frozen):
 class JobOver(Frozen):
     """The job ends, its workers by `signum`.
 
-    `cause` None means success, `grace_s` None the grace period of the job. `asked` is set if the scheduler has
-    been asked about the cause.
+    `cause` None means success, `grace_s` None the grace period of the job. `asked` is set if the
+    scheduler has been asked about the cause.
     """
 
     cause: Cause | None = None
