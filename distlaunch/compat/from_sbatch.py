@@ -12,7 +12,7 @@ from distlaunch.compat.draft import Draft
 from distlaunch.contract import RESERVED
 from distlaunch.errors import Problem, UsageError
 from distlaunch.job.document import Data, Place, value_of
-from distlaunch.schedulers.slurm import Slurm, count_gpus
+from distlaunch.schedulers.slurm import SIGNAL, Slurm, count_gpus
 
 if TYPE_CHECKING:
     from tree_sitter import Node
@@ -157,6 +157,8 @@ def _add_requests(draft: Draft, options: Mapping[str, str]) -> None:
         given = f"{flag}{equals}{shlex.quote(value)}" if value else flag
         key = name.replace("-", "_")
         data = f"{value}m" if name == "time" and value.isdecimal() else value or True
+        if name == "signal" and re.match(SIGNAL, value):
+            data = _warning(draft, value)
         if name in _LEFT_OUT:
             draft.note(f"left out: {given}: {_LEFT_OUT[name]}", key="slurm")
         elif name in (*_VARIABLES.values(), "chdir"):
@@ -166,6 +168,19 @@ def _add_requests(draft: Draft, options: Mapping[str, str]) -> None:
         else:
             extra.append(given)
     draft.set("slurm.extra", extra or None)
+
+
+def _warning(draft: Draft, text: str) -> str:
+    """Return a termination warning for distlaunch, which passes it on to the ranks that got it directly."""
+    flags, which, at = text.rpartition(":")[0], *re.split("(?=@|$)", text.rpartition(":")[2], maxsplit=1)
+    name = which.removeprefix("SIG")
+    if name not in ("USR1", "USR2"):
+        draft.note(
+            f"--signal={text}: USR1 warns distlaunch; on_warning chooses what the ranks get", key="slurm"
+        )
+        return f"USR1{at}"
+    draft.set("on_warning", None if "B" in flags else name)
+    return f"{flags}:{name}{at}".lstrip(":")
 
 
 def _fits(key: str, value: Data) -> bool:

@@ -10,7 +10,7 @@ from distlaunch.compat.flags import FLAG, FLAGS, Flags
 from distlaunch.errors import UsageError
 from distlaunch.job import spec as job
 from distlaunch.plan.placement import is_loopback
-from distlaunch.schedulers import load, step_nodes, task_number
+from distlaunch.schedulers import TABLE, load, step_size, task_number
 from distlaunch.transports.gathering import Arrival, Gathering
 
 _UNHANDLED = ("SIGKILL", "SIGSTOP", "SIGTSTP", "SIGTTIN", "SIGTTOU")
@@ -226,9 +226,12 @@ def _check_endpoint(flags: Flags, host: str, port: int, environ: Mapping[str, st
     if not 0 < port < 65536:
         flag, text = (flag, text) if flags.rdzv_endpoint else ("--master-port", str(port))
         raise UsageError(f"{flag} {text!r}: several nodes need a port from 1 to 65535")
-    scheduler, count = step_nodes(environ)
+    scheduler, count, tasks = step_size(environ)
+    whose = f"{load(scheduler).title} {load(scheduler).step}" if scheduler else ""
+    if tasks > flags.nodes[1]:
+        what = f"this {whose} has {tasks} tasks, but --nnodes is {flags.nnodes}"
+        raise UsageError(f"{what}: start one launcher on each node: {TABLE[scheduler].one_each}")
     if flags.c10d and count > 1 and is_loopback(host):
-        whose = f"{load(scheduler).title} {load(scheduler).step}"
         hint = f"each of the {count} nodes of this {whose} would wait for the others at its own address"
         raise UsageError(f"{flag} {host}: {hint}; pass the first node's name")
 

@@ -18,7 +18,7 @@ from distlaunch.observers import observers_of
 from distlaunch.observers.observer import Attempts, Observed, Observer, Observers, Printed, Shown
 from distlaunch.observers.recording import LastOutput, Recorder
 from distlaunch.observers.run_list import append, lines_of, note_end
-from distlaunch.schedulers import load
+from distlaunch.schedulers import load, queue
 from distlaunch.signals import Interrupts
 from distlaunch.supervisor import actions, events
 from distlaunch.supervisor.allocation_end import is_to_go_on
@@ -267,14 +267,20 @@ def ask_for_another(state: State, tell: Callable[[str], None]) -> None:
     allocation, most = state.spec.allocation, state.spec.restarts.requeue
     if allocation is None or not allocation.requeues or not is_to_go_on(state):
         return
-    path = path_of_starts(state.spec)
+    path, scheduler = path_of_starts(state.spec), load(allocation.scheduler)
     if (made := sum("requeue" in line for line in lines_of(path))) >= most:
         times = "once" if made == 1 else f"{made} times"
         tell(f"not requeueing {allocation.name}: already requeued {times} (restarts.requeue)")
         return
-    tell(f"requeueing {allocation.name}, {made + 1} of {most}")
-    append(path, {"requeue": True})
     try:
-        load(allocation.scheduler).requeue(allocation.job)  # which may kill this process at once
+        # The state doesn't show that the job was cancelled before or after this process could be told.
+        shown = queue.call(scheduler.title, *_UNSTOPPED, *scheduler.fate_argv(allocation.job))
+        fates = (_fate_by_stop(state.spec), scheduler.fate(allocation.starts, shown, time.time()))
+        if ended := next((fate for fate in fates if fate.ends and fate.final), None):
+            tell(f"not requeueing {allocation.name}: it {ended.why}")
+            return
+        tell(f"requeueing {allocation.name}, {made + 1} of {most}")
+        append(path, {"requeue": True})
+        scheduler.requeue(allocation.job)  # which may kill this process at once
     except DistlaunchError as error:
         tell(f"can't requeue {allocation.name}: {error}")

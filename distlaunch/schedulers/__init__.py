@@ -18,8 +18,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from distlaunch.agent.frozen import Frozen
-from distlaunch.errors import DistlaunchError
+from distlaunch.errors import DistlaunchError, UsageError
 from distlaunch.job.allocation import Allocation
+from distlaunch.wording import listed
 
 if TYPE_CHECKING:
     from distlaunch.job.spec import JobSpec
@@ -32,12 +33,15 @@ class Entry(Frozen):
     """A line of the table: the variables by which a process recognizes the scheduler.
 
     A process belongs to a job of the scheduler if all variables in one of `marks` are set, and `unless`
-    isn't. `rank` holds the number of a task, and `nodes` the number of nodes.
+    isn't. `rank` holds the number of a task, `nodes` the number of nodes, and `tasks` that of tasks.
+    `one_each` starts one task on each node.
     """
 
     marks: tuple[str, ...]
     rank: str = ""
     nodes: str = ""
+    tasks: str = ""
+    one_each: str = ""
     unless: str = ""
 
     def started(self, environ: Mapping[str, str]) -> bool:
@@ -47,13 +51,20 @@ class Entry(Frozen):
 
 
 TABLE: Mapping[str, Entry] = {
-    "slurm": Entry(("SLURM_JOB_ID",), "SLURM_PROCID", "SLURM_STEP_NUM_NODES"),
+    "slurm": Entry(
+        ("SLURM_JOB_ID",),
+        *("SLURM_PROCID", "SLURM_STEP_NUM_NODES", "SLURM_STEP_NUM_TASKS"),
+        "srun --ntasks-per-node=1",
+    ),
     "grid-engine": Entry(("JOB_ID PE_HOSTFILE", "JOB_ID SGE_TASK_ID HOSTNAME")),
     "pbs": Entry(("PBS_JOBID PBS_NODEFILE",)),
     "lsf": Entry(("LSB_JOBID LSB_MCPU_HOSTS", "LSB_JOBID LSB_DJOB_HOSTFILE"), "JSM_NAMESPACE_RANK"),
     # `flux proxy` sets FLUX_URI on a machine outside the instance.
     "flux": Entry(
-        ("FLUX_JOB_ID", "FLUX_URI"), "FLUX_TASK_RANK", "FLUX_JOB_NNODES", unless="FLUX_PROXY_REMOTE"
+        ("FLUX_JOB_ID", "FLUX_URI"),
+        *("FLUX_TASK_RANK", "FLUX_JOB_NNODES", "FLUX_JOB_SIZE"),
+        "flux run --tasks-per-node=1",
+        unless="FLUX_PROXY_REMOTE",
     ),
 }
 """Schedulers by module name, in the order of their detection."""
@@ -89,8 +100,10 @@ def _entry_points() -> "Iterable[Any]":
 
 
 def target_of(spec: "JobSpec") -> str:
-    """Return the scheduler of the job's only scheduler section, or else the default."""
+    """Return the scheduler of the job's only section, or the default. Raises `UsageError` for a choice."""
     named = [key.replace("_", "-") for key in spec.sections]
+    if len(named) > 1 and DEFAULT not in named:
+        raise UsageError(f"the job has sections for {listed(named)}: choose one with --to")
     return named[0] if len(named) == 1 else DEFAULT
 
 
@@ -134,10 +147,13 @@ def task_number(environ: Mapping[str, str]) -> int | None:
     return next((int(text) for text in texts if text.isdecimal()), None)
 
 
-def step_nodes(environ: Mapping[str, str]) -> tuple[str, int]:
-    """Return the scheduler of this process's step, and the number of the step's nodes; 1 without a step."""
-    texts = ((name, environ.get(entry.nodes, "")) for name, entry in _inner())
-    return next(((name, int(text)) for name, text in texts if text.isdecimal()), ("", 1))
+def step_size(environ: Mapping[str, str]) -> tuple[str, int, int]:
+    """Return the scheduler of this process's step, and the step's nodes and tasks; 1 without a step."""
+    for name, entry in _inner():
+        nodes, tasks = environ.get(entry.nodes, ""), environ.get(entry.tasks, "")
+        if nodes.isdecimal():
+            return name, int(nodes), int(tasks) if tasks.isdecimal() else 1
+    return "", 1, 1
 
 
 def _inner() -> list[tuple[str, Entry]]:

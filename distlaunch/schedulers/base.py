@@ -29,7 +29,13 @@ QUEUE = Field(LINE, "Queue.")
 SETUP = Field(Lines(), "Shell commands to run first on the first node, such as module load.")
 FOREIGN = {"walltime": "time", "time_limit": "time", "options": "extra", "modules": "setup"}
 _ARRAY = "an array would start the same job many times; submit each job separately"
-_WHY = {"array": _ARRAY, "output": "the job's output goes to logs.dir", "wait": "use `submit --wait`"}
+_WHY = {
+    "nodes": "set nodes",
+    "requeue": "set restarts.requeue",
+    "array": _ARRAY,
+    "output": "the job's output goes to logs.dir",
+    "wait": "use `submit --wait`",
+}
 
 
 class TimeLimit(Text):
@@ -103,6 +109,8 @@ class Scheduler:
     """The variables of tasks, if the scheduler starts tasks node by node."""
     mark = ""
     """The beginning of a line with an option in a batch script."""
+    harmless: tuple[str, ...] = ("USR1", "USR2")
+    """Signals to a batch script that is still in its setup, which don't end the job."""
     ends: tuple[str, ...] = ()
     """The command that ends a job."""
     hurries: tuple[str, ...] = ()
@@ -203,13 +211,14 @@ class Scheduler:
     def script(self, spec: JobSpec, call: Call, followed: bool = False) -> str:
         """Return a readable batch script that runs `call`.
 
-        It has options, traps, the lines of `setup`, and the call. The output of a `followed` job goes to the
+        It has options, the lines of `setup`, traps, and the call. The output of a `followed` job goes to the
         directory of its runs, and `stop` sends it a termination warning.
         """
         lines, extra = self.asked(spec).get("setup") or (), self.asked(spec).get("extra", ())
         options = (*self.options(spec, followed), *extra)
         head = ["#!/bin/bash", *(f"{self.mark} {option}" for option in options)]
-        head += [*(self.opening(spec) if followed else ()), *TRAP, *(["", *lines] if lines else [])]
+        before = ["", f"trap : {' '.join(self.harmless)}", *lines] if lines else []
+        head += [*(self.opening(spec) if followed else ()), *before, *TRAP]
         run = _run_lines(call, " &" if self.waits(spec) else "")
         return "\n".join([*head, "", *run, *self.closing(spec), ""])
 

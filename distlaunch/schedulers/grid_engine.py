@@ -35,6 +35,7 @@ class GridEngine(base.Scheduler):
 
     name, title = "grid-engine", "Grid Engine"
     mark = "#$"
+    harmless = ("USR1",)  # SIGUSR2 announces the end
     ends = ("qdel",)  # `qdel -f` is for administrators and unresponsive hosts
     over = re.compile("does not exist")
     warns = False  # only if the script requests it, as submitted scripts do

@@ -43,6 +43,7 @@ _WHYS = {
 _MAY_GO_ON = (_WHYS["TIMEOUT"], _WHYS["OUT_OF_MEMORY"])
 """Reasons after which the job itself must request a requeue. Slurm requeues preempted jobs by itself."""
 _REASONS = {"NodeDown": "NODE_FAIL", "TimeLimit": "TIMEOUT"}
+SIGNAL = r"(?:[BR]{1,2}:)?[A-Z][A-Z0-9]*"
 _DURATION = r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)"
 _CLOCK = r"[0-9]+:[0-9]{2}(?::[0-9]{2})?|[0-9]+-[0-9]{1,2}(?::[0-9]{2}){0,2}"
 
@@ -52,6 +53,11 @@ def _days(seconds: int) -> str:
     days, rest = divmod(seconds, 86400)
     clock = base.clock(rest).zfill(8)
     return f"{days}-{clock}" if days else clock
+
+
+def _signal_mistake(signal: str) -> str | None:
+    warns = re.search(r"(?:^|:)(?:SIG)?USR[12](?:@|$)", signal)
+    return None if warns else "use USR1 or USR2; on_warning chooses what the ranks get"
 
 
 class Slurm(base.Scheduler):
@@ -83,7 +89,7 @@ class Slurm(base.Scheduler):
             "exclude": Field(LINE, "Hosts to exclude."),
             "dependency": Field(LINE, "Jobs to wait for, e.g. afterok:1234."),
             "signal": Field(
-                Text('a signal such as "USR1@120"', r"(?:[BR]{1,2}:)?[A-Z][A-Z0-9]*(?:@[0-9]{1,5})?"),
+                Text('a signal such as "USR1@120"', rf"{SIGNAL}(?:@[0-9]{{1,5}})?", _signal_mistake),
                 "A termination warning: USR1@120 arrives two minutes before the time limit; see on_warning.",
             ),
             "comment": Field(LINE, "A comment on the job."),
@@ -92,7 +98,7 @@ class Slurm(base.Scheduler):
             "sbatch",
             "--reservation=maint",
             r"(?P<array>--array\b|-a)|(?P<output>--(?:output|error)\b|-[oe])|(?P<wait>--wait\b|-W)"
-            r"|--(?:wrap|parsable|open-mode)\b",
+            r"|--(?:wrap|parsable|open-mode|test-only)\b|(?P<nodes>--nodes\b|-N)|(?P<requeue>--(?:no-)?requeue\b)",
             r"--?[A-Za-z][^\0\n]*",
         ),
         **by_their_names(
@@ -200,7 +206,7 @@ class Slurm(base.Scheduler):
 
     def submit(self, script: str) -> str:
         """Submit with sbatch."""
-        return _call("sbatch", "--parsable", script).strip().splitlines()[-1].partition(";")[0]
+        return queue.job_id(r"^(\d+)(?:;.*)?$", "sbatch", _call("sbatch", "--parsable", script))
 
     def look(self, jobs: Sequence[str]) -> dict[str, queue.Queued]:
         """Query squeue."""

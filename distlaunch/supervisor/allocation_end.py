@@ -8,7 +8,7 @@ import signal
 
 from distlaunch.agent.messages import WarningReceived
 from distlaunch.errors import Exit
-from distlaunch.supervisor import restarting
+from distlaunch.supervisor import restarting, stopping
 from distlaunch.supervisor.actions import AskScheduler, ShowMessage, WarnWorkers
 from distlaunch.supervisor.events import AllocationReported
 from distlaunch.supervisor.findings import (
@@ -44,6 +44,16 @@ def ask_before_failing(found: AttemptFailed, state: State, now: float) -> Step:
     if not _scheduler_answers(state) or not _may_come_from_scheduler(found.cause):
         return restarting.attempt_failed(found, state, now)
     return _ask(state.unwatched(), Asked(*found), now)
+
+
+def ask_before_ending(found: JobOver, state: State, now: float) -> Step:
+    """Hold back the end of a job without enough nodes, too: the scheduler may end it before it has begun."""
+    lacks_nodes = found.cause and found.cause.exit_status in (Exit.UNREACHABLE, Exit.NODE_LOST)
+    connecting = state.phase is Phase.CONNECTING and _scheduler_answers(state)
+    if found.asked or not lacks_nodes or not connecting:
+        return stopping.end_job(found, state, now)
+    asked = Asked(found.cause)
+    return (state._replace(asked=asked), ()) if state.asked else _ask(state, asked, now)
 
 
 def _explains(later: Cause, held: Cause) -> bool:
@@ -103,6 +113,8 @@ def _resume(asked: Asked, left_s: float | None, state: State, now: float) -> Ste
         return state, (JobOver(),)
     if asked.cause and asked.cause.cancelled:
         return state, (JobOver(asked.cause),)
+    if asked.cause and state.phase is Phase.CONNECTING:
+        return state, (JobOver(asked.cause, asked=True),)
     if asked.cause:
         return restarting.attempt_failed(AttemptFailed(asked.cause, asked.also), state, now)
     return _warn_ranks(state, left_s, now)

@@ -68,12 +68,14 @@ class TerminationWarning(Frozen):
 class JobOver(Frozen):
     """The job ends, its workers by `signum`.
 
-    `cause` None means success, `grace_s` None the grace period of the job.
+    `cause` None means success, `grace_s` None the grace period of the job. `asked` is set if the
+    scheduler has been asked about the cause.
     """
 
     cause: Cause | None = None
     signum: int = signal.SIGTERM
     grace_s: float | None = None
+    asked: bool = False
 
 
 Finding = (

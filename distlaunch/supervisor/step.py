@@ -81,7 +81,12 @@ def _decide_all(state: State, found: Iterable[Action | Finding], now: float, tod
 
 
 def _apply_rules(state: State, now: float) -> Step:
-    """Apply the first rule of the job's phase that changes the state or finds something."""
+    """Apply the first rule of the job's phase that changes the state or finds something.
+
+    While the scheduler is asked whether it ends the job, nothing is started.
+    """
+    if state.asked and state.phase is Phase.CONNECTING:
+        return state, ()
     for rule in _RULES.get(state.phase, ()):
         after, found = rule(state, now)
         if after is not state or found:
@@ -160,7 +165,7 @@ _DECIDERS: Mapping[type, Handler] = {
     findings.Terminated: allocation_end.terminated,
     findings.SuccessDoubted: allocation_end.success_doubted,
     findings.StartAgain: restarting.start_again,
-    findings.JobOver: stopping.end_job,
+    findings.JobOver: allocation_end.ask_before_ending,
 }
 """The decider of each finding."""
 

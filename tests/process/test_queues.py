@@ -12,9 +12,13 @@ from pathlib import Path
 import pytest
 
 from distlaunch.cli.job_file import job_of
+from distlaunch.job.allocation import Allocation
+from distlaunch.launch.controller import ask_for_another
+from distlaunch.observers.run_list import note_stop
 from distlaunch.runs.submissions import Submission, note, note_end
 from distlaunch.schedulers import load
 from distlaunch.schedulers.base import Call
+from distlaunch.supervisor.state import Cause, Verdict
 from tests.harness import (
     PATIENCE_S,
     Done,
@@ -28,6 +32,7 @@ from tests.harness import (
 from tests.process import stand_in_queue
 from tests.process.commands import SLEEPER, STUBBORN, TWO
 from tests.queued import Printed, check_stop_before_start, rows
+from tests.unit.test_restarts import Job
 
 HERE = os.uname().nodename
 KINDS = {
@@ -325,6 +330,42 @@ def test_the_script_requeues_only_for_a_distlaunch_that_was_killed(
     end = "kill -KILL $$" if status == 137 else f"exit {status}"
     done = run_script(job, Call(("bash", "-c", end)), tmp_path, SLURM_RESTART_COUNT=starts)
     assert (done.returncode, done.stdout) == (status, said)
+
+
+@pytest.mark.parametrize(("name", "signum"), [("slurm", "TERM"), ("pbs", "TERM"), ("grid-engine", "USR2")])
+def test_a_job_cancelled_during_its_setup_runs_nothing(name: str, signum: str, tmp_path: Path) -> None:
+    scheduler, job = load(name), tmp_path / "job.yaml"
+    setup = f"setup: [kill -USR1 $$, echo warned, kill -{signum} $$, 'true']"
+    spec = job_of(f"script: train.py\n{scheduler.key}: {{{setup}}}\n", str(job), submitted=True)
+    job.write_text(scheduler.script(spec, Call(("echo", "ran"))))
+    assert completed(["bash", str(job)], env={"PATH": os.environ["PATH"]}).stdout == "warned\n"
+
+
+@pytest.mark.parametrize(
+    ("shown", "stopped", "told"),
+    [
+        ("RUNNING", False, ["requeueing Slurm job 17, 1 of 2"]),
+        ("TIMEOUT", False, ["requeueing Slurm job 17, 1 of 2"]),
+        ("RUNNING", True, ["not requeueing Slurm job 17: it was cancelled"]),
+        ("CANCELLED", False, ["not requeueing Slurm job 17: it was cancelled"]),
+    ],
+)
+def test_a_job_cancelled_after_it_failed_is_not_requeued(
+    shown: str, stopped: bool, told: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program(tmp_path / "scontrol", f'echo "$*" >>{tmp_path}/asked\necho JobState={shown} EndTime=2026-01-01')
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    if stopped:
+        note_stop(str(tmp_path), "17", "slurm")
+    text = f"script: train.py\nlogs: {{dir: {tmp_path}}}\nrestarts: {{requeue: 2}}\n"
+    spec = job_of(text, str(tmp_path / "job.yaml"), submitted=True)
+    allocation = Allocation("slurm", "Slurm", "17", (), queued=True, answers=True)
+    failed, said = Verdict(Cause("why", 1, 1.0), 1.0), list[str]()
+    ask_for_another(
+        Job().state._replace(spec=spec._replace(allocation=allocation), verdict=failed), said.append
+    )
+    asked = (tmp_path / "asked").read_text().splitlines()
+    assert (said, "requeue 17" in asked) == (told, not told[0].startswith("not"))
 
 
 def test_reports_a_directory_that_cannot_hold_scripts_and_a_dry_run_writes_none(tmp_path: Path) -> None:

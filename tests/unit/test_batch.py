@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from distlaunch.cli.job_file import job_of
-from distlaunch.errors import DistlaunchError, JobError
+from distlaunch.errors import DistlaunchError, JobError, UsageError
 from distlaunch.job.spec import JobSpec
 from distlaunch.schedulers import TABLE, flux, grid_engine, load, lsf, pbs, slurm, target_of
 from distlaunch.schedulers.base import Call, check_submitted
@@ -156,11 +156,17 @@ def test_a_plan_before_the_queue_has_the_requested_gpus(keys: str, gpus: int, tm
     ("keys", "problem"),
     [
         ("slurm: {extra: [--array=1-3]}", "slurm.extra[0]: --array can't be used: an array would start"),
+        ("slurm: {extra: [--test-only]}", "slurm.extra[0]: --test-only can't be used: distlaunch sets it"),
+        ("slurm: {extra: [--nodes=5]}", "slurm.extra[0]: --nodes can't be used: set nodes"),
+        ("slurm: {extra: [-N5]}", "slurm.extra[0]: -N can't be used: set nodes"),
+        ("slurm: {extra: [--no-requeue]}", "--no-requeue can't be used: set restarts.requeue"),
         ("slurm: {extra: [-o x]}", "slurm.extra[0]: -o can't be used: the job's output goes to logs.dir"),
         ("slurm: {extra: {reservation: x}}", 'a map; each item must be an option such as "--reservation='),
         ("nodes: 4\nslurm: {nodes: 3}", "slurm.nodes: too few for the job: nodes is 4"),
         ("slurm: {time: 12:00:00}", 'quote it: "12:00:00"'),
         ("slurm: {signal: 'X:USR1@60'}", "slurm.signal: expected a signal"),
+        ("slurm: {signal: TERM@60}", "slurm.signal: use USR1 or USR2; on_warning chooses what the ranks get"),
+        ("slurm: {signal: 'B:KILL'}", "slurm.signal: use USR1 or USR2"),
         ("grid_engine: {walltime: 90s}", "time"),
         ("grid_engine: {extra: [-t 1-3]}", "grid_engine.extra[0]: -t can't be used: an array would start"),
         ("grid_engine: {extra: [-o x]}", "grid_engine.extra[0]: -o can't be used"),
@@ -227,11 +233,16 @@ def test_cancelled_jobs_have_one_state() -> None:
         ("grid_engine: {pe: mpi}", "grid-engine"),
         ("pbs: {time: 1h}", "pbs"),
         ("pbs: {time: 1h}\nslurm: {time: 1h}", "slurm"),
-        ("pbs: {time: 1h}\ngrid_engine: {time: 1h}", "slurm"),
     ],
 )
 def test_a_section_chooses_the_scheduler(keys: str, target: str, tmp_path: Path) -> None:
     assert target_of(submitted(f"script: train.py\n{keys}\n", tmp_path)) == target
+
+
+def test_a_choice_of_schedulers_needs_to(tmp_path: Path) -> None:
+    spec = submitted("script: train.py\npbs: {time: 1h}\ngrid_engine: {time: 1h}\n", tmp_path)
+    with pytest.raises(UsageError, match="sections for pbs, grid-engine: choose one with --to"):
+        target_of(spec)
 
 
 def test_a_followed_job_prints_into_the_run_directorys_parent(tmp_path: Path) -> None:
@@ -346,9 +357,10 @@ def test_the_comment_of_a_pbs_job_is_shown(state: str, comment: str, words: str)
 def test_a_script_has_the_trap_the_setup_and_the_command(name: str, setup: str, tmp_path: Path) -> None:
     scheduler = load(name)
     spec = submitted(f"script: t.py\n{scheduler.key}: {{setup: {setup}}}\n", tmp_path)
-    *_, trap, before, first, second, after, call = scheduler.script(spec, CALL).splitlines()
+    *_, trap, first, second, before, _, traps, after, call = scheduler.script(spec, CALL).splitlines()
     assert (before, after) == ("", "")
-    assert (trap, first, second) == ("trap : INT TERM USR1 USR2", "ml cuda", "ml nccl")
+    harmless = "trap : USR1" if name == "grid-engine" else "trap : USR1 USR2"
+    assert (trap, first, second, traps) == (harmless, "ml cuda", "ml nccl", "trap : INT TERM USR1 USR2")
     assert call == "distlaunch run /work/job.yaml"
 
 

@@ -116,6 +116,17 @@ def test_explains_mistakes_about_the_endpoint(words: str, told: str) -> None:
         gathering(*MEET, *words.split(), SLURM_STEP_NUM_NODES="4")
 
 
+@pytest.mark.parametrize("words", [MEET, ("--nnodes=1:2", *MEET[1:]), ("--nnodes=2", "--master-addr=h")])
+def test_refuses_several_launchers_on_a_node(words: tuple[str, ...]) -> None:
+    def joins(tasks: str) -> None:
+        gathering(*words, SLURM_STEP_NUM_NODES="2", SLURM_STEP_NUM_TASKS=tasks)
+
+    joins("2")
+    told = r"this Slurm step has 3 tasks, but --nnodes is (1:)?2: .*: srun --ntasks-per-node=1"
+    with pytest.raises(UsageError, match=told):
+        joins("3")  # heterogeneous
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [

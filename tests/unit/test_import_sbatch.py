@@ -386,3 +386,20 @@ def test_any_text_becomes_a_job_or_is_refused(pieces: list[str], begins: bool) -
         assert str(error).startswith("job.sh")
     else:
         keys_of(draft)
+
+
+@pytest.mark.parametrize(
+    ("signal", "warning", "on_warning", "comments"),
+    [
+        ("B:USR1@120", "B:USR1@120", None, 0),
+        ("SIGUSR2@90", "USR2@90", "USR2", 0),
+        ("SIGTERM@90", "USR1@90", None, 1),
+        ("B:INT", "USR1", None, 1),
+    ],
+)
+def test_a_signal_becomes_a_termination_warning(
+    signal: str, warning: str, on_warning: str | None, comments: int
+) -> None:
+    draft = sbatch_draft(f"#!/bin/bash\n#SBATCH --signal={signal}\nsrun python a.py\n", "a.sh", 8)
+    assert (draft.keys["slurm"], draft.keys.get("on_warning")) == ({"signal": warning}, on_warning)
+    assert sum("on_warning chooses" in text for text, _ in draft.notes) == comments

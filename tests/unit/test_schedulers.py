@@ -17,7 +17,7 @@ from distlaunch.errors import JobError, UsageError
 from distlaunch.job.allocation import AllocatedNode, Allocation
 from distlaunch.job.spec import JobSpec
 from distlaunch.launch.opening import STEP_NODES, _groups
-from distlaunch.schedulers import load, scheduler_in, step_nodes, task_in, task_number
+from distlaunch.schedulers import load, scheduler_in, step_size, task_in, task_number
 from distlaunch.schedulers.base import Scheduler
 from distlaunch.schedulers.grid_engine import Qrsh
 from distlaunch.schedulers.lsf import Blaunch
@@ -412,7 +412,7 @@ def flux_lists(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
 def test_places_tasks_of_flux_and_jsrun(flux_lists: Callable[[str], None]) -> None:
     assert task_number(FLUX_TASK | {"SLURM_PROCID": "0"}) == task_number(JSM_TASK) == 3
     steps: list[dict[str, str]] = [FLUX_TASK, {"SLURM_STEP_NUM_NODES": "3"}, {}]
-    assert [step_nodes(environ) for environ in steps] == [("flux", 2), ("slurm", 3), ("", 1)]
+    assert [step_size(environ) for environ in steps] == [("flux", 2, 4), ("slurm", 3, 1), ("", 1, 1)]
     task = task_in(FLUX_TASK)
     assert task == Task("f2Cm.", "f2Cm", 3, 4, 1, 2, 1, 2, ("flux1", "flux2"), ("flux1",), 2, 0)
     # The script of such an LSF job runs on a launch node, which comes first.

@@ -244,6 +244,29 @@ def test_a_late_answer_of_the_scheduler_still_says_why_the_job_has_ended() -> No
     assert (phase(job), job.state.cause and job.state.cause.scheduled) == (Phase.DONE, True)
 
 
+@pytest.mark.parametrize("first", [(), (Interrupted(15),)])
+@pytest.mark.parametrize(
+    ("answer", "text"),
+    [
+        (AllocationReported(ends=True, why="was cancelled"), "Slurm job 17 was cancelled"),
+        (AllocationReported(ends=False), "agent not started: 2 of 2 nodes can't be used"),
+    ],
+)
+def test_a_job_cancelled_while_it_connects_does_not_blame_its_nodes(
+    first: tuple[Interrupted, ...], answer: AllocationReported, text: str
+) -> None:
+    job = Job()
+    job.state = job.state._replace(spec=job.state.spec._replace(allocation=SLURM_JOB))
+    asked = [asks(job.feed(each)) for each in first]
+    asked += [asks(job.feed(LinkEnded(node, LinkFailure(Kind.UNSTARTED)))) for node in (0, 1)]
+    assert (asked.count(True), phase(job)) == (1, Phase.CONNECTING)
+    job.feed(answer)
+    assert phase(job) is Phase.DONE
+    assert job.state.cause is not None
+    if answer.ends or not first:
+        assert job.state.cause.text.startswith(text)
+
+
 def test_a_job_does_not_wait_for_ever_for_the_scheduler() -> None:
     job = inside(SLURM_JOB)
     job.feed(Interrupted(15))
