@@ -757,3 +757,23 @@ def test_trusts_no_run_directory_or_list_of_another_user(
         2,
         f"distlaunch: {index}: others can write to this list of runs; remove it\n",
     )
+
+
+FULL = "can't write to stdout: No space left on device"
+
+
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        (["run", "-d"], f"runs in the background\ndistlaunch: {FULL}\n"),
+        (["run", "--json"], f"{FULL}; the job ended with status 0\n"),
+        (["dry-run"], f"distlaunch: {FULL}\n"),
+    ],
+)
+def test_tells_that_stdout_can_not_be_written(command: list[str], told: str, tmp_path: Path) -> None:
+    job = write_job(tmp_path, "", "gpus_per_node: 0")
+    with Path("/dev/full").open("w") as full:
+        done = distlaunch(*command, str(job), status=1, stdout=full, stderr=subprocess.PIPE)
+    assert done.stderr.endswith(told)
+    for run in tmp_path.glob("runs/*"):
+        distlaunch("wait", str(run), status=0)
