@@ -30,6 +30,8 @@ REAP_INTERVAL_S = 0.05
 FLUSH_S = 15.0
 """Seconds without progress after which the remaining output is discarded, once everything is swept."""
 _READ = 1 << 18
+_WHILE_LEAVING = (messages.Ping, messages.StopWorkers, messages.Reap, messages.Close)
+"""Commands that a leaving agent executes. The others would start processes that it doesn't wait for."""
 
 
 def main(nonce: str, node: int, folder: scratch.Folder, alone: bool = True) -> None:
@@ -166,7 +168,8 @@ class Agent:
                 command = messages.read(messages.COMMAND_TYPES, frame.message())
                 if type(command) not in self._commands:
                     raise wire.ProtocolError("unexpected message: %s" % type(command).__name__)
-                self._commands[type(command)](command)
+                if not self._leaving or isinstance(command, _WHILE_LEAVING):
+                    self._commands[type(command)](command)
         except wire.ProtocolError as error:
             self._hear_end(str(error))
 

@@ -1,6 +1,7 @@
 """Prints results on stdout and messages on stderr."""
 
 import contextlib
+import errno
 import os
 import sys
 from collections.abc import Iterator
@@ -16,14 +17,25 @@ class ReaderLeftError(DistlaunchError):
     exit_status = Exit.BROKEN_PIPE
 
 
+class UnwritableError(DistlaunchError):
+    """Stdout can't be written, as on a full disk."""
+
+
 @contextlib.contextmanager
 def while_read() -> Iterator[None]:
-    """Raise `ReaderLeftError` if the reader of stdout leaves. Buffered output is dropped."""
+    """Raise `ReaderLeftError` if the reader of stdout leaves, and `UnwritableError` if the disk is full.
+
+    Buffered output is dropped.
+    """
     try:
         yield
-    except BrokenPipeError:
+    except OSError as error:
+        if error.errno not in (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        raise ReaderLeftError from None
+        if isinstance(error, BrokenPipeError):
+            raise ReaderLeftError from None
+        raise UnwritableError(f"can't write to stdout: {error.strerror}") from None
 
 
 def print_json(document: object) -> None:
@@ -40,6 +52,15 @@ def print_text(text: str) -> None:
     with while_read():
         sys.stdout.write(text)
         sys.stdout.flush()
+
+
+def print_run(run: str) -> None:
+    """Print the ID of a run that goes on in the background; on stderr, if stdout can't be written."""
+    try:
+        print_text(f"{run}\n")
+    except UnwritableError:
+        say(f"{run} runs in the background")
+        raise
 
 
 def say(text: str) -> None:

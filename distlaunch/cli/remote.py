@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from distlaunch.agent.frozen import Frozen
 from distlaunch.cli.job_file import job_of, read_job, read_text
-from distlaunch.cli.output import print_text, say, while_read
+from distlaunch.cli.output import print_run, print_text, say, while_read
 from distlaunch.cli.own_archive import payload, payload_key
 from distlaunch.errors import DistlaunchError, Exit, UsageError
 from distlaunch.job.spec import JobSpec
@@ -201,7 +201,7 @@ def run_on(
     name = f"{ssh.user}@{ssh.host}" if ssh.user else ssh.host
     note_way(run, spec.invocation.file, (name, ssh.options.config, ssh.port, ssh.options.words))
     if detach:
-        print(run, flush=True)
+        print_run(run)
         if sys.stderr.isatty():
             say(f"running, controlled from {host}; follow it with `distlaunch attach {run}`")
         return Exit.OK

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from distlaunch.agent.frozen import Frozen
-from distlaunch.cli.output import print_json, say  # early: a run ends with the code it began with
+from distlaunch.cli.output import UnwritableError, print_json, print_run, say  # early: kept to the end
 from distlaunch.errors import DistlaunchError, Exit, UsageError
 from distlaunch.job.spec import JobSpec
 from distlaunch.launch.link import Link
@@ -102,9 +102,14 @@ def _run(options: RunOptions, early: Link | None) -> int:
         return run_detached(spec, options.quiet)
     fd = 2 if options.as_json else 1
     summary = run_shown(spec, early, output_fd=fd, quiet=options.quiet, view=options.view)
+    outcome = summary.state.outcome
     if options.as_json:
-        print_json(summary.document())
-    return summary.state.outcome
+        try:
+            print_json(summary.document())
+        except UnwritableError as error:
+            say(f"{error}; the job ended with status {int(outcome)}")
+            return outcome or Exit.FAILED
+    return outcome
 
 
 def _check(options: RunOptions) -> None:
@@ -209,7 +214,7 @@ def run_detached(spec: JobSpec, quiet: bool = False) -> int:
     if not run:
         status = os.waitstatus_to_exitcode(os.waitpid(controller, 0)[1])
         return status if status >= 0 else 128 - status
-    print(run, flush=True)
+    print_run(run)
     if sys.stderr.isatty() and not quiet:
         say(f"running in the background; follow it with `distlaunch attach {run}`")
     return Exit.OK

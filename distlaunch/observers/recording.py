@@ -179,10 +179,12 @@ class Recorder(Observer):
         self._keep_status(summary.state)
         if not self._folder.flush():
             self._close_files()  # don't wait twice for a stalled disk
+        elif os.path.exists(self._folder.path) and (gone := self._folder.removed()):
+            self.remark(f"removed during the run from {self._folder.path}, and lost: {listed(gone)}")
         if self._folder.lost:
             self.remark(self._loss_words())
         if not os.path.exists(self._folder.path):
-            self.remark(f"{self._folder.path} was removed during the run: its logs are lost")
+            self.remark(f"{self._folder.path} was removed or renamed during the run: its logs are lost")
         if self._limit and (over := sum(max(0, size - self._limit) for size in self._sizes.values())):
             self.remark(f"{over} bytes of output beyond logs.limit were not kept")
 

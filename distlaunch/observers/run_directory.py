@@ -162,6 +162,15 @@ class LogWriter:
         """Wait while the disk makes progress; return whether all can be read now."""
         return self._backlog.drain(FLUSH_S, lambda quiet_s: quiet_s < FLUSH_S)
 
+    def removed(self) -> list[str]:
+        """Return the files that were written and then removed or replaced. Only after a flush."""
+        return [name for name in self._sizes if not self._is_there(name)]
+
+    def _is_there(self, name: str) -> bool:
+        if name in self._open:
+            return os.fstat(self._open[name]).st_nlink > 0
+        return os.path.exists(os.path.join(self.path, name))
+
     def close(self) -> None:
         """Write out the queue while the disk makes progress, and close the files."""
         self.flush()

@@ -116,6 +116,10 @@ class Slurm(base.Scheduler):
         components = int(environ.get("SLURM_HET_SIZE") or 0)
         groups = range(components) if components else [None]
         nodes = tuple(node for group in groups for node in _component(environ, group))
+        if not nodes:
+            raise UsageError(
+                "SLURM_JOB_ID is set, but SLURM_JOB_NODELIST is not; outside Slurm, `unset SLURM_JOB_ID`"
+            )
         queued, starts = environ.get("ENVIRONMENT") == "BATCH", int(environ.get("SLURM_RESTART_COUNT") or 0)
         return Allocation(self.name, self.title, environ["SLURM_JOB_ID"], nodes, queued, starts, answers=True)
 

@@ -384,5 +384,5 @@ def test_says_that_the_run_directory_was_removed(tmp_path: Path) -> None:
         run.process.send_signal(signal.SIGINT)
         assert run.wait() == 130
     wait_gone([*pids.values()], 0.0)
-    assert " was removed during the run: its logs are lost\n" in run.stderr
+    assert " was removed or renamed during the run: its logs are lost\n" in run.stderr
     assert not [*(tmp_path / "runs").iterdir()]

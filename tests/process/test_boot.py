@@ -1,9 +1,11 @@
 """The script that starts an agent, run by real login shells."""
 
+import contextlib
 import importlib.util
 import json
 import marshal
 import shutil
+import signal
 import subprocess
 import sys
 import zlib
@@ -11,11 +13,22 @@ from pathlib import Path
 
 import pytest
 
-from distlaunch.agent.wire import READY_MARKER
+from distlaunch.agent import messages, procfs
+from distlaunch.agent.wire import READY_MARKER, encode_command
 from distlaunch.transports.failure import NO_PYTHON, TOO_OLD, Kind, LinkFailure, ProcessEnd
 from distlaunch.transports.handshake import NUDGE, PACKAGES, SHIPPED, Bundle, boot_text, candidates_text
 from distlaunch.transports.ssh import Ssh
-from tests.harness import ROOT, completed, distlaunch, program, write_job
+from tests.harness import (
+    ROOT,
+    Going,
+    children_of,
+    completed,
+    distlaunch,
+    kill,
+    program,
+    wait_until,
+    write_job,
+)
 
 PLAIN = Ssh("a")
 LOGIN_SHELLS = [shell for shell in ("dash", "bash", "zsh", "csh", "fish") if shutil.which(shell)] or ["sh"]
@@ -175,3 +188,31 @@ def test_empty_lines_before_the_candidates_are_skipped(nudges: int, fake_python:
     ran = start("sh", NUDGE * nudges + candidates_text([str(fake_python)]))
     assert ran.returncode != 127
     assert NO_PYTHON.encode() not in ran.stderr
+
+
+def test_a_leaving_agent_starts_no_workers(tmp_path: Path) -> None:
+    """The guardian's death and the command to start are found together by an agent that was suspended."""
+    worker = messages.WorkerSpec(0, ("sleep", "1000"), str(tmp_path), (), {}, {}, False, ())
+    start = messages.StartWorkers(0, "r", 1, 9, None, 0, False, 15, False, (), {}, None, (worker,))
+    code = "from distlaunch.agent import guardian; guardian.main('n', 0)"
+    agent = Going(tmp_path, [sys.executable, "-c", code], stdin=subprocess.PIPE, cwd=ROOT)
+    link, pid = agent.process.stdin, 0
+    assert link is not None
+    try:
+        for pongs in (1, 2):  # the second comes from the loop
+            link.write(encode_command(0, messages.as_object(messages.Ping())))
+            agent.wait_for('"pong"', pongs)
+        pid = children_of(agent.process.pid)[0]
+        kill(pid, signal.SIGSTOP)
+        wait_until(lambda: procfs.state(pid) == "T", lambda: "not suspended")
+        link.write(encode_command(0, messages.as_object(start)))
+        kill(agent.process.pid)
+        kill(pid, signal.SIGCONT)
+        agent.wait(10.0)
+        assert '"started"' not in agent.stdout
+    finally:
+        agent.kill()
+        link.close()
+        if pid:
+            with contextlib.suppress(ProcessLookupError):
+                kill(pid)

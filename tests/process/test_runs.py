@@ -38,6 +38,7 @@ from tests.harness import (
     on_a_terminal,
     open_gate,
     program,
+    running,
     wait_gone,
     wait_until,
     write_job,
@@ -757,3 +758,40 @@ def test_trusts_no_run_directory_or_list_of_another_user(
         2,
         f"distlaunch: {index}: others can write to this list of runs; remove it\n",
     )
+
+
+FULL = "can't write to stdout: No space left on device"
+
+
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        (["run", "-d"], f"runs in the background\ndistlaunch: {FULL}\n"),
+        (["run", "--json"], f"{FULL}; the job ended with status 0\n"),
+        (["dry-run"], f"distlaunch: {FULL}\n"),
+    ],
+)
+def test_tells_that_stdout_can_not_be_written(command: list[str], told: str, tmp_path: Path) -> None:
+    job = write_job(tmp_path, "", "gpus_per_node: 0")
+    with Path("/dev/full").open("w") as full:
+        done = distlaunch(*command, str(job), status=1, stdout=full, stderr=subprocess.PIPE)
+    assert done.stderr.endswith(told)
+    for run in tmp_path.glob("runs/*"):
+        distlaunch("wait", str(run), status=0)
+
+
+def test_names_a_log_that_was_removed_during_the_run(tmp_path: Path) -> None:
+    text = """
+        import os, time
+        print("ready 0 1", flush=True)
+        while not os.path.exists("go"):
+            time.sleep(0.01)
+    """
+    with running(write_job(tmp_path, text, "gpus_per_node: 0"), cwd=tmp_path) as run:
+        run.wait_ready(1)
+        log = run.run_directory() / "rank0.out"
+        wait_until(log.exists, lambda: "no log")
+        log.unlink()
+        (tmp_path / "go").touch()
+        assert run.wait() == 0
+    assert f"removed during the run from {run.run_directory()}, and lost: rank0.out\n" in run.stderr

@@ -58,6 +58,12 @@ def test_reads_an_allocation() -> None:
     assert allocation_in({"SLURM_CONF": "/etc/slurm.conf"}) is None
 
 
+@pytest.mark.parametrize("hosts", [{}, {"SLURM_JOB_NODELIST": ""}])
+def test_refuses_a_job_id_without_hosts(hosts: dict[str, str]) -> None:
+    with pytest.raises(UsageError, match="SLURM_JOB_ID is set, but SLURM_JOB_NODELIST is not"):
+        allocation_in({"SLURM_JOB_ID": "1", **hosts})
+
+
 def test_reads_a_heterogeneous_allocation() -> None:
     first, *others = (
         AllocatedNode("host1", 1, None, 0),
