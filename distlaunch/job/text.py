@@ -142,8 +142,8 @@ _NAME = (
 )
 _USER = r"(?<=://)[^\s/?#]*@"
 """User and password in a URL."""
-_NAMED = r"""(-*)([A-Za-z_][\w.-]*)(["']?\s*=|["']?:\s|["']:|\s)"""
-"""A name, in an argument or within it, and what is between it and its value."""
+_NAMED = r"""(?<![\w.-])(-{0,2})([A-Za-z_][\w.-]*)(?![\w.-])(["']?\s*=|["']?:\s|["']:|\s)"""
+"""A whole name in an argument, and what is before its value. Long words without one take linear time."""
 
 
 def is_secret(name: str) -> bool:

@@ -80,6 +80,7 @@ def test_secrets_within_values_are_left_out(text: str) -> None:
             "a: b",
         ),
         *("/opt/token:/usr/bin", "the token is here", "path=/a/b", "${PATH}", "hf-token-cache", "x@y.org"),
+        *("x" * 200_000, "-" * 200_000, "a.-" * 70_000, "a " * 100_000),
     ],
 )
 def test_other_values_are_kept(text: str) -> None:
