@@ -218,8 +218,8 @@ def exec_failure(node: int, data: bytes, spec: WorkerSpec) -> WorkerUnstarted:
 def unstarted(node: int, spec: WorkerSpec, stage: str, code: int, why: str = "") -> WorkerUnstarted:
     """Return the report for a worker whose fork, chdir or exec failed with errno `code`."""
     subject = _subject(spec, stage)
-    if stage == "exec" and code == errno.ENOENT and os.path.exists(subject):
-        stage = "interpreter"
+    if stage == "exec" and code == errno.ENOENT and os.path.exists(os.path.join(spec.cwd, subject)):
+        stage = "interpreter" if "/" in subject else "search"
     why = why or "%s: %s" % (subject, _words(code, stage))
     return WorkerUnstarted(node, spec.local_rank, stage, code, why)
 
@@ -235,6 +235,8 @@ def _subject(spec: WorkerSpec, stage: str) -> str:
 def _words(code: int, stage: str) -> str:
     if stage == "interpreter":
         return "the interpreter in its #! line does not exist"
+    if stage == "search":
+        return "not found in PATH; for the file of that name in the workdir, write ./ before it"
     if code == errno.ENOEXEC:
         return "not executable: no #! line and no known binary format"
     if code == errno.E2BIG:

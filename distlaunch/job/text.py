@@ -3,6 +3,7 @@
 import os.path
 import re
 from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 
 from distlaunch.job.document import nearest
 
@@ -135,25 +136,42 @@ def _single_words(argument: str) -> list[str]:
 # Secrets, which dry-run and run directories hide
 
 REDACTED = "[redacted]"
-_NAME = r"(?i)token|secret|passw|passphrase|credential|(api|access|private|auth)_?key|_key$|^key$"
-_FLAG = r"(?s)--?([A-Za-z][\w.-]*)(?:=(.*))?"
+_NAME = (
+    r"(?i)token(?!i[sz])|secret|passw|sshpass|passphrase|credential|cookie|authoriz|(api|access|private)_?key"
+    r"|(^|_)(key|(\w*_)?(pass|pwd|pw|pat|o?auth2?|bearer|sig|signature)(_\w*)?)$"
+)
+_USER = r"(?<=://)[^\s/?#]*@"
+"""User and password in a URL."""
+_NAMED = r"""(?<![\w.-])(-{0,2})([A-Za-z_][\w.-]*)(?![\w.-])(["']?\s*=|["']?:\s|["']:|\s)"""
+"""A whole name in an argument, and what is before its value. Long words without one take linear time."""
 
 
 def is_secret(name: str) -> bool:
-    """Check whether a variable or flag of that name may hold a secret."""
-    return re.search(_NAME, name.replace("-", "_")) is not None
+    """Check whether a variable, flag or key of that name may hold a secret."""
+    return re.search(_NAME, re.sub(r"(?<=[a-z\d])(?=[A-Z])|[.-]", "_", name)) is not None
+
+
+@lru_cache(4096)
+def masked(text: str) -> str:
+    """Hide the user in a URL, and everything after the first name of a secret: `token=…`, `Bearer …`."""
+    text = re.sub(_USER, f"{REDACTED}@", text)
+    for found in re.finditer(_NAMED, text):
+        dashes, name, between = found.groups()
+        if (between.strip() or dashes or name.lower() == "bearer") and is_secret(name):
+            return text[: found.end()] + REDACTED
+    return text
+
+
+def is_hidden(name: str, text: str) -> bool:
+    """Check whether a variable of that name and value may hold a secret."""
+    return is_secret(name) or masked(text) != text
 
 
 def redacted(words: Sequence[str]) -> list[str]:
-    """Hide values in a command that may be secrets: `--api-key=…`, `--token …`."""
-    shown, hides_next = [], False
-    for word in words:
-        flag = re.fullmatch(_FLAG, word)
-        if flag is None:
-            shown.append(REDACTED if hides_next else word)
-            hides_next = False
-            continue
-        secret, given = is_secret(flag[1]), flag[2] is not None
-        hides_next = secret and not given
-        shown.append(f"{word.partition('=')[0]}={REDACTED}" if secret and given else word)
-    return shown
+    """Hide values in a command that may be secrets: `--api-key=…`, `api_key=…`, `--token …`."""
+    flags = (re.fullmatch(r"--?([A-Za-z][\w.-]*)", word) for word in ("", *words))
+    hides = [flag is not None and is_secret(flag[1]) for flag in flags]
+    return [
+        REDACTED if hidden and not word.startswith("-") else masked(word)
+        for word, hidden in zip(words, hides, strict=False)
+    ]

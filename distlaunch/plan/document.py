@@ -3,7 +3,7 @@
 from typing import Any
 
 from distlaunch.job.spec import Env
-from distlaunch.job.text import is_secret, redacted
+from distlaunch.job.text import is_hidden, redacted
 from distlaunch.plan.placement import LaunchPlan, NodePlan, NodeRank
 from distlaunch.plan.workers import WorkerPlan
 
@@ -54,5 +54,5 @@ def _worker(plan: LaunchPlan, node: NodePlan, worker: WorkerPlan) -> dict[str, A
 
 
 def _env(env: Env) -> dict[str, str | None]:
-    hidden = {name for name, value in env.items() if value.inherited or is_secret(name)}
+    hidden = {name for name, value in env.items() if value.inherited or is_hidden(name, value.text)}
     return {name: None if name in hidden else value.text for name, value in env.items()}

@@ -72,11 +72,11 @@ def meeting_of(
 
 def planned_workers(plan: LaunchPlan) -> dict[NodeRank, list[WorkerPlan]]:
     """Return the workers of each node, with 29500, torch's default, and so on for free ports."""
-    way = ("lo", "127.0.0.1") if plan.spec.one_machine else (None, None)
+    source = "127.0.0.1" if plan.spec.one_machine else None
     port = plan.master_port or DEFAULT_PORT
     ports = range(port, port + 1 + len(plan.spec.port_names))
-    meeting = meeting_of(plan, plan.spec.name, ports, sources=[way[1]] * len(plan.nodes))
-    return {node.node_rank: workers(plan, node, meeting, *way) for node in plan.nodes}
+    meeting = meeting_of(plan, plan.spec.name, ports, sources=[source] * len(plan.nodes))
+    return {node.node_rank: workers(plan, node, meeting, None, source) for node in plan.nodes}
 
 
 def workers(

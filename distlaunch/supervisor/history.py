@@ -9,7 +9,7 @@ from typing import Any
 
 from distlaunch.contract import INTERFACE_VARIABLES
 from distlaunch.job.spec import EnvValue, JobSpec, NodeSpec
-from distlaunch.job.text import is_secret, redacted
+from distlaunch.job.text import REDACTED, is_hidden, is_secret, masked, redacted
 from distlaunch.supervisor.events import Event
 
 VERSION = 7
@@ -32,15 +32,14 @@ def fields_of(event: Event) -> dict[str, Any]:
 def without_secrets(spec: JobSpec) -> JobSpec:
     """Return `spec` without values that may be secrets or come from the environment of the caller."""
     nodes, spares = (tuple(map(_open_node, nodes)) for nodes in (spec.nodes, spec.membership.spares))
-    args, words = tuple(redacted(spec.program.args)), tuple(redacted(spec.program.words))
-    program = spec.program._replace(words=words, args=args, env=_open(spec.program.env))
+    program = spec.program._replace(env=_open(spec.program.env))
     places = {path: place._replace(typed="") for path, place in spec.places.items()}  # of a --set
     membership = spec.membership._replace(spares=spares)
     return spec._replace(nodes=nodes, program=program, membership=membership, places=places)
 
 
 def _open_node(node: NodeSpec) -> NodeSpec:
-    return node._replace(env=_open(node.env), args=node.args and tuple(redacted(node.args)))
+    return node._replace(env=_open(node.env))
 
 
 def _open(env: Mapping[str, EnvValue]) -> dict[str, EnvValue]:
@@ -51,7 +50,8 @@ def _open(env: Mapping[str, EnvValue]) -> dict[str, EnvValue]:
 
 
 def _is_hidden(name: str, value: EnvValue) -> bool:
-    return is_secret(name) or (value.inherited and name not in INTERFACE_VARIABLES)
+    inherited = value.inherited and name not in INTERFACE_VARIABLES
+    return inherited or is_hidden(name, value.text)
 
 
 def _plain(value: Any, brief: bool = False) -> Any:
@@ -62,7 +62,14 @@ def _plain(value: Any, brief: bool = False) -> Any:
         # The name is kept because it distinguishes the kinds of transports.
         value = {k: each for k, each in fields if k not in defaults or defaults[k] != each or k == "name"}
     if isinstance(value, Mapping):
-        return {str(name): _plain(inner, brief) for name, inner in value.items()}
+        plain = {str(name): _plain(inner, brief) for name, inner in value.items()}
+        hidden = {name for name in plain if brief and isinstance(plain[name], str) and is_secret(name)}
+        return {**plain, **dict.fromkeys(hidden, REDACTED)}
     if isinstance(value, tuple | list | frozenset):
-        return [_plain(inner, brief) for inner in value]
-    return value.value if isinstance(value, Enum) else value
+        words = list(value)
+        if brief and all(type(inner) is str for inner in words):
+            words = redacted(words)
+        return [_plain(inner, brief) for inner in words]
+    if isinstance(value, Enum):
+        return value.value
+    return masked(value) if brief and isinstance(value, str) else value

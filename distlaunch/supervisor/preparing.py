@@ -92,8 +92,7 @@ def prepare(state: State, members: tuple[int, ...], now: float) -> Step:
     state = state.with_timer(Timer.PREPARE, now + state.spec.limits.connect_s)
     state, todo = _hold_ports(state, members[0])
     if plan.one_machine:
-        way = Route("lo" if state.spec.one_machine else None, "127.0.0.1")
-        return _with_routes(state, members, way), (*todo, Planned())
+        return _with_routes(state, members, Route(None, "127.0.0.1")), (*todo, Planned())
     if moved:
         state = _with_routes(state, members, None)._replace(reached_by="")
     # The first node is asked last, because the other nodes report the address at which they reach it.

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from distlaunch.job.text import REDACTED, is_secret, redacted
+from distlaunch.job.text import REDACTED, is_secret, masked, redacted
 from tests.harness import PATIENCE_S, ROOT, completed
 
 CANARY = "canary-4f1d"
@@ -16,8 +16,75 @@ SCRIPT = f"import os, sys; assert '{CANARY}' in os.environ['API_TOKEN'] + ''.joi
 
 
 def test_names_of_secrets() -> None:
-    assert all(map(is_secret, ["HF_TOKEN", "aws_secret_access_key", "db-password", "key", "WANDB_API_KEY"]))
-    assert not any(map(is_secret, ["MONKEY", "KEYBOARD", "LR", "OMP_NUM_THREADS"]))
+    secret = (
+        "HF_TOKEN aws_secret_access_key db-password key WANDB_API_KEY AccountKey DB_PASS PASS SSHPASS AUTH"
+    )
+    secret += " BASIC_AUTH AUTHORIZATION COOKIE PAT GH_PAT PASSPHRASE trainer.password PGPASSWORD Pwd sig"
+    open_ = "MONKEY KEYBOARD LR OMP_NUM_THREADS AUTHOR XAUTHORITY PATH COMPASS PATIENCE tokenizer.name DESIGN"
+    assert [name for name in secret.split() if not is_secret(name)] == []
+    assert [name for name in open_.split() if is_secret(name)] == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(
+            "postgres://u:S@h/d",
+            "http://user:p@S@proxy:3128",
+            "https://S@github.com/a",
+            "see https://h/p?a=1&sig=S",
+        ),
+        *(
+            "https://h/d?token=S&sig=S",
+            "Server=h;Password=S;Uid=S",
+            "AccountName=a;AccountKey=S==",
+            "Bearer S",
+        ),
+        *(
+            "wandb.api_key=S",
+            "+auth.api_key=S",
+            "++a.b.token='S'",
+            "trainer.password=S",
+            "token=S",
+            "--pass=S",
+        ),
+        *(
+            "Authorization: Bearer S",
+            "Authorization: Basic S",
+            "X-Api-Key: S",
+            "Cookie:\ta=1; b=S",
+            "bearer S",
+        ),
+        *("--env=API_KEY=S", "--container-env=A=1,API_KEY=S", '{"api_key": "S"}', '{"lr":1,"token":"S"}'),
+        *(
+            "export TOKEN=S; python train.py",
+            "python train.py --lr 1 --api-key S",
+            "token = S",
+            "a\npassword=S",
+        ),
+    ],
+)
+def test_secrets_within_values_are_left_out(text: str) -> None:
+    assert "S" not in masked(text).replace("Server", "") and REDACTED in masked(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(
+            "https://h:80/a?b=1#c",
+            "s3://bucket/me@x.org",
+            "lr=0.1",
+            "model.tokenizer=gpt2",
+            "author=me",
+            "a: b",
+        ),
+        *("/opt/token:/usr/bin", "the token is here", "path=/a/b", "${PATH}", "hf-token-cache", "x@y.org"),
+        *("x" * 200_000, "-" * 200_000, "a.-" * 70_000, "a " * 100_000),
+    ],
+)
+def test_other_values_are_kept(text: str) -> None:
+    assert redacted(["--lr", text]) == ["--lr", text]
 
 
 def test_values_of_flags_that_are_secrets_are_left_out() -> None:
@@ -34,7 +101,9 @@ def home(tmp_path: Path) -> Path:
         (tmp_path / name).mkdir()
     (tmp_path / "job/train.py").write_text(SCRIPT)
     (tmp_path / "job/job.yaml").write_text(
-        f"script: train.py\nprocs_per_node: 2\nenv: {{API_TOKEN: {CANARY}}}\nargs: [--secret={CANARY}]\n"
+        f"script: train.py\nprocs_per_node: 2\nargs: [--secret={CANARY}, +a.token={CANARY}]\n"
+        f"env: {{API_TOKEN: {CANARY}, DATABASE_URL: 'pg://u:{CANARY}@h/d', A: Bearer {CANARY}}}\n"
+        f"notify: {{command: ['true', --token, {CANARY}, 'https://u:{CANARY}@h']}}\n"
     )
     return tmp_path / "home"
 

@@ -54,7 +54,7 @@ def test_a_job_survives_its_history_without_secrets() -> None:
     text = first_line(spec)
     assert "secret" not in text
     assert "eth7" in text, "the supervisor judges the names of interfaces"
-    assert replayed(text)[0].state.spec == without_secrets(spec)
+    assert first_line(replayed(text)[0].state.spec) == text
     assert without_secrets(spec).program.env["TOKEN"] == EnvValue("", inherited=True)
 
 
