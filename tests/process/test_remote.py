@@ -1,5 +1,6 @@
 """Commands for another machine, with a shell as a stand-in for ssh."""
 
+import json
 import os
 import signal
 import sys
@@ -93,7 +94,11 @@ def test_a_run_that_another_host_controls_is_reached_by_its_id_and_job_file(
         "env": {**os.environ, "PATH": f"{ssh.parent}:{os.environ['PATH']}", "XDG_STATE_HOME": f"{tmp_path}/s"}
     }
     run = distlaunch("run", "-d", "--on", "alias", str(job), **around).stdout.strip()
-    assert run in distlaunch("ps", run, **around).stdout
+    another = {"run": f"{job.stem}2-20260101-120000-0a1b2c3d", "folder": "/none", "host": "other"}
+    runs = tmp_path / "s/distlaunch/runs.jsonl"
+    runs.write_text(f"{runs.read_text()}{json.dumps(another)}\n")
+    for word in (run, "job", run[:-3]):
+        assert run in distlaunch("ps", word, **around).stdout
     attached = Going(tmp_path, distlaunch_argv("attach", "-a", run), **around)
     attached.wait_for("here")
     attached.process.send_signal(signal.SIGINT)
