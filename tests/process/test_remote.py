@@ -60,6 +60,15 @@ def test_reports_a_host_without_python(monkeypatch: pytest.MonkeyPatch) -> None:
         run_there(Ssh("gpu-a"), Request(("--version",)))
 
 
+def test_says_that_the_connection_failed(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Ssh, "argv_for", lambda self, command: ["/bin/sh", "-c", "exit 255"])
+    assert run_there(Ssh("gpu-a", "me"), Request(("--version",))) == 69
+    text = "distlaunch: the SSH connection to gpu-a failed; to check it: ssh -l me gpu-a\n"
+    assert capfd.readouterr().err == text
+
+
 def test_refuses_to_send_a_job_from_a_pipe() -> None:
     done = distlaunch("run", "--on", "gpu-a", "-", input="command: ['true']\n", status=2)
     assert "--on needs the job in a file; --save writes one" in done.stderr
