@@ -60,12 +60,24 @@ def run_app(words: Sequence[str], early: "Link | None" = None) -> int:
     try:
         app(list(words), obj=Call(tuple(words), early))
     except SystemExit as end:  # Typer always exits with a number
-        wrong: Any = end.__context__
-        option = getattr(wrong, "option_name", "")
-        if option and any("-- " in str(each.metavar) for each in wrong.ctx.command.params):
-            say(f"options of the script or command, such as {option}, go after `--`")
+        if hasattr(end.__context__, "possibilities"):  # the others are known options, used wrongly
+            _advise_on(end.__context__)
         return end.code if isinstance(end.code, int) else Exit.OK
     return Exit.OK
+
+
+def _advise_on(unknown: Any) -> None:
+    """Say where an unknown option belongs, if the command has arguments for a script."""
+    option, params = unknown.option_name, unknown.ctx.command.params if unknown.ctx else ()
+    if not any("-- " in str(each.metavar) for each in params):
+        return
+    from distlaunch.job.keys import JOB
+
+    name = option.lstrip("-").replace("-", "_")
+    key = JOB.foreign.get(name, name if name in JOB.fields else "")
+    if key and " " not in key and any("--set" in each.opts for each in params):
+        say(f"to set {key} of the job, use --set {key}=…")
+    say(f"options of the script or command, such as {option}, go after `--`")
 
 
 def _add_other_commands() -> None:

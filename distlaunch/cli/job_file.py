@@ -57,13 +57,16 @@ def load_job(
     `UsageError` if the file can't be read.
     """
     typed = more or Typed()
+    _check_twice(typed, overrides)
     path, document = _document(path, typed.module, overrides)
     if typed.hosts is not None and isinstance(document, Entries):
         document = _on_hosts(document, typed.hosts)
     document = _completed(document, overrides, extra_args)
     spec = _built(document, path)
     if typed.ranks is not None:
-        document = _overridden(document, f"procs_per_node={typed.ranks // len(spec.nodes) or 1}")
+        own = [node.procs for node in _built(_overridden(document, "procs_per_node=null"), path).nodes]
+        share = (typed.ranks - sum(procs or 0 for procs in own)) // (own.count(None) or 1)
+        document = _overridden(document, f"procs_per_node={max(share, 1)}")
         spec = _built(document, path)
         if (total := sum(node.procs or 0 for node in spec.nodes)) != typed.ranks:
             nodes = f"the {counted(len(spec.nodes), 'node')} would have {total} ranks"
@@ -75,6 +78,16 @@ def load_job(
             os.getcwd() if path == COMMAND_LINE else os.path.dirname(os.path.realpath(path)),
         )
     return spec
+
+
+def _check_twice(typed: Typed, overrides: Sequence[str]) -> None:
+    """Raise `UsageError` if an option and --set set the same."""
+    for option, value, keys, what in (
+        ("-H", typed.hosts, "nodes|hostfile", "nodes"),
+        ("-n", typed.ranks, "procs_per_node", "ranks"),
+    ):
+        for found in [match for text in overrides if value and (match := re.match(f"({keys})=", text))]:
+            raise UsageError(f"{option} and --set {found[1]} both set the {what}; remove one of them")
 
 
 def _document(path: str | None, module: str | None, overrides: Sequence[str]) -> tuple[str, Value]:

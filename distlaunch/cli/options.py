@@ -1,5 +1,6 @@
 """Arguments and options shared by several commands."""
 
+import os
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
@@ -23,9 +24,19 @@ class Call(NamedTuple):
 def _check_dashes(context: typer.Context, args: list[str] | None) -> list[str] | None:
     """Reject arguments without `--`, which are probably a mistake. Raises `UsageError`."""
     if args and "--" not in context.obj.words:
-        what = "use --set to override a key" if "=" in args[0] else "put the script's arguments after --"
-        raise UsageError(f"unexpected argument {args[0]!r}: {what}")
+        raise UsageError(_stray(context.obj.words, args[0]))
     return args
+
+
+def _stray(words: tuple[str, ...], word: str) -> str:
+    """Return the message about a `word` too many, or about the one before that has made it so."""
+    after_hosts = words[words.index("-H") + 2 :][:1] if "-H" in words else ()
+    if after_hosts and not after_hosts[0].startswith("-") and not os.path.exists(after_hosts[0]):
+        return f"unexpected argument {after_hosts[0]!r}: -H takes hosts separated by commas, as in -H a,b"
+    if "=" in words:
+        return "unexpected argument '=': write --set KEY=VALUE without spaces"
+    what = "use --set to override a key" if "=" in word else "put the script's arguments after --"
+    return f"unexpected argument {word!r}: {what}"
 
 
 def job_and_args(

@@ -104,4 +104,4 @@ def _tell(done: Sequence[dict[str, Any]], dry: bool) -> None:
 
 
 def _size_words(size: int) -> str:
-    return f"{size / 2**20:,.1f} MiB"
+    return f"{size / 2**20:,.1f} MiB" if size >= 2**20 else f"{size / 2**10:,.1f} KiB"

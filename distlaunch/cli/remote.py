@@ -174,7 +174,9 @@ def _status(ssh: Ssh, status: int) -> int:
             "PATH); install one there"
         )
     if status == 255:
-        return Exit.UNREACHABLE  # ssh has printed the reason
+        # ssh has printed the reason.
+        say(f"the SSH connection to {ssh.host} failed; to check it: {shlex.join(ssh.plain_argv)}")
+        return Exit.UNREACHABLE
     return status if status >= 0 else 128 - status
 
 

@@ -26,8 +26,9 @@ from distlaunch.supervisor.status import RunState
 runs = typer.Typer()
 
 _WHICH = (
-    "A run's ID or a unique prefix of it, a job's name or file (its latest run), a run directory, or a Slurm "
-    "job ID; HOST:RUN for a run on another host. Default: the latest run below the current directory."
+    "A run's ID or the beginning of it, with the whole job name; a job's name or file (its latest run), a "
+    "run directory, or a Slurm job ID; HOST:RUN for a run on another host. Default: the latest run below the "
+    "current directory."
 )
 
 
@@ -186,7 +187,7 @@ def run_elsewhere(context: typer.Context, word: str | None, ssh_config: str | No
     host, colon, rest = word.partition(":")
     if host and colon and os.sep not in host and not os.path.exists(word):
         _run_there(context, word, rest, (host, ssh_config))
-    elif known := elsewhere(word):
+    elif known := elsewhere(word, alone=context.command.name == "stop"):
         _run_there(context, word, *known)
 
 

@@ -63,14 +63,18 @@ def note_end(run: str) -> None:
     append(index_path(), {"run": run, "over": True})
 
 
+def noted_ends() -> set[str]:
+    """Return the IDs of the runs whose end was noted."""
+    return {str(line.get("run")) for line in lines_of(index_path()) if line.get("over") is True}
+
+
 def listed() -> dict[str, Listed]:
     """Return the listed runs by ID, the latest last. Malformed lines are skipped."""
-    lines = [line for line in lines_of(index_path()) if isinstance(line.get("run"), str)]
-    over = {line["run"] for line in lines if line.get("over") is True}
+    over = noted_ends()
     return {
         line["run"]: Listed(line["run"], line["folder"], line["host"], line["run"] in over, ticket_of(line))
-        for line in lines
-        if isinstance(line.get("folder"), str) and isinstance(line.get("host"), str)
+        for line in lines_of(index_path())
+        if all(isinstance(line.get(key), str) for key in ("run", "folder", "host"))
     }
 
 

@@ -1,14 +1,14 @@
-"""Finds runs by ID, a unique prefix, a job's name or a directory, or the latest below this directory."""
+"""Finds runs by ID or its unique beginning, a job's name or a directory, or the latest below this one."""
 
 import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
-from typing import Any
+from typing import Any, TypeVar
 
 from distlaunch.errors import UsageError, reason
 from distlaunch.observers.run_directory import EVENTS, job_part
-from distlaunch.observers.run_list import listed, ways
+from distlaunch.observers.run_list import listed, noted_ends, ways
 from distlaunch.runs.run_status import Run, living, run_in
 from distlaunch.wording import CUT
 from distlaunch.wording import listed as listed_words
@@ -18,6 +18,7 @@ LOGS = "runs"
 JOB_FILES = (".yaml", ".yml")
 MAX_NAMED = 8
 """Runs named in the message about an ambiguous name."""
+_T = TypeVar("_T")
 _ID = re.compile(r"(?P<job>.+)-(?P<when>\d{8}-\d{6})-(?P<chance>[0-9a-f]{8})")
 _LIST = "`distlaunch ps -a` lists all known runs"
 
@@ -42,7 +43,7 @@ def find(word: str | None, alone: bool = False) -> Run:
         runs, which = dict(scanned([word])), f"in {word}"
         nothing = f"{word}: not a run directory, and it contains no runs"
     else:
-        runs, which, nothing = _of_name(word, known), f"of {word}", f"no run matches {word!r}; {_LIST}"
+        runs, which, nothing = _of_name(word, known), f"of {word}", unmatched(word)
         unique = not runs
         runs = runs or _starting_with(word, known)
     going = _going(runs)
@@ -59,17 +60,22 @@ def find(word: str | None, alone: bool = False) -> Run:
     raise UsageError(nothing)
 
 
+def unmatched(word: str) -> str:
+    """Return the message about a word that names no run."""
+    return f"no run matches {word!r}; {_LIST}"
+
+
 def named(word: str) -> dict[str, str]:
     """Return the directories of all runs that a word names, by ID."""
     known = folders()
     return _of_name(word, known) or _starting_with(word, known)
 
 
-def _starting_with(word: str, known: Mapping[str, str]) -> dict[str, str]:
-    begin, _, end = word.partition(CUT)
-    if not begin:
-        return {}  # an unset shell variable names no run
-    return {run: path for run, path in known.items() if run.startswith(begin) and run.endswith(end)}
+def _starting_with(word: str, known: Mapping[str, _T]) -> dict[str, _T]:
+    """Return the runs whose ID begins so; the beginning has the whole name of the job, or is cut there."""
+    begin, cut, end = word.partition(CUT)
+    found = {run: it for run, it in known.items() if run.startswith(begin) and run.endswith(end)}
+    return {run: it for run, it in found.items() if (cut and begin) or begin.startswith(f"{_job_of(run)}-")}
 
 
 def _of_name(word: str, known: Mapping[str, str]) -> dict[str, str]:
@@ -89,11 +95,24 @@ def _of_name(word: str, known: Mapping[str, str]) -> dict[str, str]:
     return found or {run: path for run, path in known.items() if run in inside}
 
 
-def elsewhere(word: str) -> tuple[str, Sequence[Any]] | None:
-    """Return the run of another host that an ID or a job file means, and how that host is reached."""
+def elsewhere(word: str, alone: bool = False) -> tuple[str, Sequence[Any]] | None:
+    """Return the run of another host that a word means, and how that host is reached; `alone` as in `find`.
+
+    Whether it is active is unknown here, unless its end was noted. Raises `UsageError`.
+    """
     file = os.path.realpath(word) if word.endswith(JOB_FILES) else ""
-    found = [(run, way) for run, way in ways(file).items() if word and (file or run.startswith(word))]
-    return found[-1] if found and (file or len(found) == 1) and not named(word) else None
+    there, known = {} if os.path.isdir(word) else ways(file), folders()
+    of_job = {run: way for run, way in there.items() if file or (word and _job_of(run) == job_part(word))}
+    here = _of_name(word, known) or ({} if of_job else _starting_with(word, known))
+    found = {run: way for run, way in (of_job or _starting_with(word, there)).items() if run not in known}
+    if not found or word in here:
+        return None
+    active = [*(found.keys() - noted_ends()), *(run.id for run in _going(here))]
+    runs = [*found, *here]
+    if (len(active) > 1 and alone) or (len(active) != 1 < len(runs) and not of_job):
+        raise UsageError(_ambiguous(word, active or runs))
+    latest = max(active or runs, key=when)
+    return (latest, found[latest]) if latest in found else None
 
 
 def _going(runs: Mapping[str, str]) -> list[Run]:

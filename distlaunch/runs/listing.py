@@ -9,7 +9,7 @@ from typing import Any
 from distlaunch.errors import UsageError
 from distlaunch.observers.console import escape
 from distlaunch.observers.run_list import index_path, listed
-from distlaunch.runs.find import JOB_FILES, LOGS, check_folder, folders, named, scanned, when
+from distlaunch.runs.find import JOB_FILES, LOGS, check_folder, folders, named, scanned, unmatched, when
 from distlaunch.runs.run_status import Run, run_in
 from distlaunch.runs.submissions import submission, waiting
 from distlaunch.supervisor.status import RunState, document_of
@@ -60,6 +60,8 @@ def _named_by(place: str) -> dict[str, str]:
     if not found and not submission(place):
         if place.endswith(JOB_FILES) and not os.path.isdir(place):
             raise UsageError(f"no run of {place} is known")
+        if os.path.isfile(place) or (place and os.sep not in place and not os.path.isdir(place)):
+            raise UsageError(unmatched(place))
         check_folder(place)
     return found
 

@@ -79,6 +79,12 @@ class Ssh(Transport):
         return ["ssh", "-G", *self._config, *_pairs("-o", self.options.words), *self._target]
 
     @property
+    def plain_argv(self) -> list[str]:
+        """Return ssh as people would type it, with the options of the job alone."""
+        target = (word for word in self._target if word != "--")
+        return ["ssh", *self._config, *_pairs("-o", self.options.words), *target]
+
+    @property
     def _config(self) -> list[str]:
         return ["-F", self.options.config] if self.options.config else []
 
@@ -94,9 +100,7 @@ class Ssh(Transport):
 
     def advice(self, failure: LinkFailure, python: str | None) -> str:
         """Return advice with commands to paste."""
-        # As people would type it, with the options of the job alone.
-        target = (word for word in self._target if word != "--")
-        plain = join(["ssh", *self._config, *_pairs("-o", self.options.words), *target])
+        plain = join(self.plain_argv)
         python = python or "python3"
         text = _ADVICE[failure.kind].format(
             ssh=plain,

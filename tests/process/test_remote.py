@@ -1,5 +1,6 @@
 """Commands for another machine, with a shell as a stand-in for ssh."""
 
+import json
 import os
 import signal
 import sys
@@ -59,6 +60,15 @@ def test_reports_a_host_without_python(monkeypatch: pytest.MonkeyPatch) -> None:
         run_there(Ssh("gpu-a"), Request(("--version",)))
 
 
+def test_says_that_the_connection_failed(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Ssh, "argv_for", lambda self, command: ["/bin/sh", "-c", "exit 255"])
+    assert run_there(Ssh("gpu-a", "me"), Request(("--version",))) == 69
+    text = "distlaunch: the SSH connection to gpu-a failed; to check it: ssh -l me gpu-a\n"
+    assert capfd.readouterr().err == text
+
+
 def test_refuses_to_send_a_job_from_a_pipe() -> None:
     done = distlaunch("run", "--on", "gpu-a", "-", input="command: ['true']\n", status=2)
     assert "--on needs the job in a file; --save writes one" in done.stderr
@@ -93,7 +103,11 @@ def test_a_run_that_another_host_controls_is_reached_by_its_id_and_job_file(
         "env": {**os.environ, "PATH": f"{ssh.parent}:{os.environ['PATH']}", "XDG_STATE_HOME": f"{tmp_path}/s"}
     }
     run = distlaunch("run", "-d", "--on", "alias", str(job), **around).stdout.strip()
-    assert run in distlaunch("ps", run, **around).stdout
+    another = {"run": f"{job.stem}2-20260101-120000-0a1b2c3d", "folder": "/none", "host": "other"}
+    runs = tmp_path / "s/distlaunch/runs.jsonl"
+    runs.write_text(f"{runs.read_text()}{json.dumps(another)}\n")
+    for word in (run, "job", run[:-3]):
+        assert run in distlaunch("ps", word, **around).stdout
     attached = Going(tmp_path, distlaunch_argv("attach", "-a", run), **around)
     attached.wait_for("here")
     attached.process.send_signal(signal.SIGINT)

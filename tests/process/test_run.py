@@ -77,7 +77,24 @@ NOSUCH = "nosuch.invalid: "
         (["job.yaml"], "distlaunch: no command 'job.yaml'; to run it, use `distlaunch run job.yaml`\n"),
         (["worker.py"], "no command 'worker.py'; to run it, use `distlaunch torchrun worker.py`\n"),
         (["run", "job.yaml", "--lr", "0.1"], "such as --lr, go after `--`\n"),
-        (["import", "torchrun", "torchrun", "--nnodes", "2"], "such as --nnodes, go after `--`\n"),
+        (
+            ["import", "torchrun", "torchrun", "--nnodes", "2"],
+            "╯\ndistlaunch: options of the script or command",
+        ),
+        (
+            ["run", "--nproc-per-node", "2", "t.py"],
+            "to set procs_per_node of the job, use --set procs_per_node=…",
+        ),
+        (
+            ["dry-run", "job.yaml", "--max_restarts=2"],
+            "to set restarts.max of the job, use --set restarts.max=…",
+        ),
+        *((words.split(), "╯\n") for words in ("run -n", "run --set", "logs --since", "ps --json=1")),
+        (
+            ["run", "-H", "a", "b", "worker.py"],
+            "argument 'b': -H takes hosts separated by commas, as in -H a,b\n",
+        ),
+        (["run", "job.yaml", "--set", "nodes", "=", "2"], "'=': write --set KEY=VALUE without spaces\n"),
         (["run", "-"], "distlaunch: standard input:1:1: scirpt: unknown key; did you mean script?"),
         (
             ["submit", "worker.py"],

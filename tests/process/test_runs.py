@@ -505,7 +505,13 @@ def test_refuses_a_name_of_no_run_or_of_several(over: Path) -> None:
     assert runs[3] in ambiguous.stderr and runs[4] in ambiguous.stderr
     other = ran(over, "wait", "my job [1]")
     assert (other.returncode, "my job [1]" in other.stderr) == (2, True)
-    for command, word in (("stop", ""), ("stop", "…"), ("wait", "none.yaml")):
+    parts = (runs[5][:9], LONG[:5])  # the beginning of a job's name may be another's
+    for command, word in (
+        ("stop", ""),
+        ("stop", "…"),
+        ("wait", "none.yaml"),
+        *(("stop", part) for part in parts),
+    ):
         assert ran(over, command, word).returncode == 2
 
 
@@ -515,9 +521,14 @@ def test_ps_lists_what_is_named(over: Path) -> None:
         assert [line.split()[0] for line in ran(over, "ps", word).stdout.splitlines()[1:]] == [one]
     assert ran(over, "ps", ".").stdout == ""
     assert [len(listed(over, "-n", number)) for number in ("5", "1")] == [3, 1]
-    for place in ("nonesuch", "/none"):
+    (over / "file").touch()
+    for place, text in (
+        ("nonesuch", "no run matches"),
+        ("file", "no run matches"),
+        ("/none", "/none: No such"),
+    ):
         done = ran(over, "ps", place)
-        assert (done.returncode, done.stderr) == (2, f"distlaunch: {place}: No such file or directory\n")
+        assert (done.returncode, done.stderr.startswith(f"distlaunch: {text}")) == (2, True)
 
 
 def test_ps_fits_into_its_terminal(over: Path) -> None:

@@ -86,6 +86,8 @@ def test_a_command_line_is_the_same_as_a_job_file(
             "nodes=[{host: a, procs: 3}]",
             "-n 2: the 1 node would have 3 ranks; write the ranks of each",
         ),
+        (Typed(hosts="a,b"), "nodes=1", "-H and --set nodes both set the nodes"),
+        (Typed(ranks=2), "procs_per_node=3", "-n and --set procs_per_node both set the ranks"),
         (Typed(save="/job.yaml"), "nodes=1", "--save /job.yaml: save the job in "),
         (Typed(save="t.py"), "nodes=1", "--save t.py: File exists"),
         (Typed(hosts="-o"), "name=x", "-H: a host name can't begin with a dash"),
@@ -100,6 +102,12 @@ def test_refuses_a_command_line_that_no_job_file_can_express(
     (here / "t.py").touch()
     with pytest.raises(DistlaunchError, match=re.escape(words)):
         load_job("t.py", [setting], (), typed)
+
+
+def test_a_number_of_ranks_may_be_what_the_hostfile_adds_up_to(here: Path) -> None:
+    (here / "t.py").touch()
+    (here / "hf").write_text("host1 slots=2\nhost2\nhost3:3\n")
+    assert [node.procs for node in load_job("t.py", ["hostfile=hf"], (), Typed(ranks=6)).nodes] == [2, 1, 3]
 
 
 def test_a_host_on_the_command_line_keeps_its_settings_in_the_job_file(here: Path) -> None:
