@@ -107,12 +107,15 @@ class Flags(NamedTuple):
 
     @property
     def endpoint(self) -> tuple[str, int]:
-        """Return the endpoint of the store; as in torch, --rdzv-endpoint overrides --master-addr."""
+        """Return the endpoint of the store; as in torch, --rdzv-endpoint overrides --master-addr.
+
+        Raises `UsageError` for an impossible port.
+        """
         if not self.rdzv_endpoint:
-            return self.master_addr, self.master_port
+            return self.master_addr, _port("--master-port", str(self.master_port))
         host, colon, port = self.rdzv_endpoint.rpartition(":")
-        if colon and port.isdecimal():
-            return host.strip("[]"), int(port)
+        if colon and (port.isdecimal() or not {*"[]:/,"}.intersection(host + port)):
+            return host.strip("[]"), _port("--rdzv-endpoint", port)
         return self.rdzv_endpoint.strip("[]"), C10D_PORT if self.rdzv_backend == "c10d" else self.master_port
 
     @property
@@ -323,3 +326,9 @@ def _convert(flag: Flag, value: str | None, name: str = "") -> Any:
     if flag.kind is not str and not converted >= 0:
         raise UsageError(f"{name}: expected a number ≥ 0, got {text!r}")
     return converted
+
+
+def _port(flag: str, text: str) -> int:
+    if text.isdecimal() and int(text) <= 65535:
+        return int(text)
+    raise UsageError(f"{flag}: expected a port from 0 to 65535, got {text!r}")

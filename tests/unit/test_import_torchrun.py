@@ -244,7 +244,7 @@ def test_names_what_is_left_out(command: str, told: str) -> None:
         ("torchrun --nproc-per-node xpu x.py", "pass a number"),
         ("torchrun --nproc-per-node 0 x.py", "expected a number"),
         ("torchrun --max-restarts=-1 x.py", "--max-restarts: expected a number ≥ 0"),
-        ("torchrun --master-port 70000 x.py", "the command line: master_port: expected an integer from 1"),
+        ("torchrun --master-port 70000 x.py", "--master-port: expected a port from 0 to 65535"),
         ("torchrun --master-addr a/b --nnodes 2 x.py", '"a/b" is not a valid host name'),
         ("torchrun --nnodes 99999 x.py", "names more than"),
         ("torchrun -m --no-python x", "can't be combined"),

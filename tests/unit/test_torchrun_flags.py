@@ -479,3 +479,17 @@ def test_knows_every_flag_of_torch() -> None:
         action = theirs.get(flag.field)
         if action and flag.choices:
             assert tuple(action.choices) == flag.choices
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--master-port", "70000"], "--master-port: expected a port from 0 to 65535, got '70000'"),
+        (["--rdzv-endpoint", "h:70000"], "--rdzv-endpoint: expected a port from 0 to 65535, got '70000'"),
+        (["--rdzv-endpoint", "h:abc"], "--rdzv-endpoint: expected a port from 0 to 65535, got 'abc'"),
+        (["--rdzv-endpoint", "h:-1"], "--rdzv-endpoint: expected a port from 0 to 65535, got '-1'"),
+    ],
+)
+def test_refuses_an_impossible_port(words: list[str], told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        _ = parse_flags([*words, "w.py"], {}).endpoint
