@@ -137,7 +137,7 @@ def _single_words(argument: str) -> list[str]:
 
 REDACTED = "[redacted]"
 _NAME = (
-    r"(?i)token(?!i[sz])|secret|passw|sshpass|passphrase|credential|cookie|authoriz|(api|access|private)_?key"
+    r"(?i)token(?!i[sz])|secret|passw|sshpass|passphrase|credential|cookie|authoriz|(api|access|auth|private)_?key"
     r"|(^|_)(key|(\w*_)?(pass|pwd|pw|pat|o?auth2?|bearer|sig|signature)(_\w*)?)$"
 )
 _USER = r"(?<=://)[^\s/?#]*@"

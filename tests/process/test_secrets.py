@@ -19,7 +19,7 @@ def test_names_of_secrets() -> None:
     secret = (
         "HF_TOKEN aws_secret_access_key db-password key WANDB_API_KEY AccountKey DB_PASS PASS SSHPASS AUTH"
     )
-    secret += " BASIC_AUTH AUTHORIZATION COOKIE PAT GH_PAT PASSPHRASE trainer.password PGPASSWORD Pwd sig"
+    secret += " BASIC_AUTH AUTHORIZATION COOKIE PAT GH_PAT AUTHKEY trainer.password PGPASSWORD Pwd sig"
     open_ = "MONKEY KEYBOARD LR OMP_NUM_THREADS AUTHOR XAUTHORITY PATH COMPASS PATIENCE tokenizer.name DESIGN"
     assert [name for name in secret.split() if not is_secret(name)] == []
     assert [name for name in open_.split() if is_secret(name)] == []
