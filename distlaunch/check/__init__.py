@@ -1,5 +1,5 @@
 """`distlaunch check`: what would keep a job from working, found before it starts.
 
-`nodes` connects to the nodes of a job as a run does, and has each run `probe`, a program that describes its
-node. `findings` compares the answers with the job and with each other. It is pure: one function for each part.
+`probe` is a program that describes the node it runs on. `launch/node_check` runs it on each node of a job.
+`findings` compares the answers with the job and with each other: one function for each part of a node.
 """

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 LIMIT_S = 4.0
 """Seconds for each part. A part that waits longer, as for a dead file server, is reported as missing."""
-SIOCGIFADDR = 0x8915
+SIOCGIFADDR, SIOCGIFMTU = 0x8915, 0x8921
 XID = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\): (\d+)")
 
 
@@ -166,13 +166,11 @@ def network(asked: Facts) -> Facts:
     facts["master"] = addresses(asked["master"]) if asked["master"] else []
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         for _, name in socket.if_nameindex():
-            mtu = text_of("/sys/class/net/%s/mtu" % name).strip()
-            try:
-                answer = fcntl.ioctl(sock.fileno(), SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
-                address = socket.inet_ntoa(answer[20:24])
-            except OSError:
-                address = ""
-            facts["interfaces"][name] = {"address": address, "mtu": int(mtu or 0)}
+            address, mtu = asked_of(sock, name, SIOCGIFADDR), asked_of(sock, name, SIOCGIFMTU)
+            facts["interfaces"][name] = {
+                "address": socket.inet_ntoa(address[20:24]) if address else "",
+                "mtu": struct.unpack_from("i", mtu, 16)[0] if mtu else None,
+            }
         if facts["master"]:
             try:
                 sock.connect((facts["master"][0], 9))  # UDP: looks the route up, and sends nothing
@@ -188,6 +186,14 @@ def network(asked: Facts) -> Facts:
         parts = port.split("/")
         facts["ib"]["%s:%s" % (parts[4], parts[6])] = text_of(port + "/state").partition(":")[2].strip()
     return facts
+
+
+def asked_of(sock: socket.socket, interface: str, request: int) -> bytes:
+    """Return the kernel's answer about an interface (netdevice(7)); empty if it has none."""
+    try:
+        return fcntl.ioctl(sock.fileno(), request, struct.pack("256s", interface.encode()[:15]))
+    except OSError:
+        return b""
 
 
 def addresses(name: str) -> list[str]:

@@ -25,7 +25,7 @@ def check(
 
     Nothing of the job is started.
     """
-    from distlaunch.check.nodes import check as ask
+    from distlaunch.launch.node_check import check as ask
 
     job, words = job_and_args(context, job, args)
     report = ask(load_job(job, overrides or (), words, Typed(module, hosts, ranks, None)))
