@@ -11,6 +11,7 @@ from distlaunch.wording import counted, listed
 Level = Literal["error", "warning"]
 PARTS = ("reach", "place", "limits", "software", "devices", "network", "load")
 MIB, GIB = 1 << 20, 1 << 30
+MAX_NUMBER = 1e18
 LOW_DISK, LOW_FILES, LOW_SHM, LOW_NOFILE = GIB, 1000, GIB, 1024
 """Free bytes and files of a disk, bytes of /dev/shm, and open files below which a node is worth a warning."""
 MAX_CLOCK_S = 5.0
@@ -100,11 +101,13 @@ def report(
     found += _disagreements(nodes)
     found.sort(key=lambda each: (each.problem.level != "error", PARTS.index(each.problem.part)))
     bad = {each.problem.part for each in found}
+    unchecked = dict(_unchecked(nodes))
     return Report(
         tuple(found),
         _differences(nodes),
-        tuple(f"{part} ({words})" for part, words in _summaries(nodes) if part not in bad) + tuple(fine),
-        tuple(_unchecked(nodes)),
+        tuple(f"{part} ({words})" for part, words in _summaries(nodes) if part not in bad | set(unchecked))
+        + tuple(fine),
+        tuple(words for each in unchecked.values() for words in each),
     )
 
 
@@ -171,7 +174,7 @@ def _limits(facts: Mapping[str, Any], network: Mapping[str, Any]) -> Iterator[Pr
 
 
 def _software(facts: Mapping[str, Any], node: NodeReport, plan: LaunchPlan | None) -> Iterator[Problem]:
-    missing = [str(each) for each in facts.get("missing") or ()]
+    missing = _items(facts.get("missing"))
     if missing:
         what = f"{node.python} lacks {listed(missing)}"
         why = "the script imports " + ("it" if len(missing) == 1 else "them")
@@ -189,7 +192,7 @@ def _software(facts: Mapping[str, Any], node: NodeReport, plan: LaunchPlan | Non
 
 def _devices(node: NodeReport, plan: LaunchPlan | None) -> Iterator[Problem]:
     facts = node.part("devices")
-    gpus = [gpu for gpu in facts.get("gpus") or () if isinstance(gpu, dict)]
+    gpus = _gpus(node)
     part = next((each for each in plan.nodes if each.label == node.label), None) if plan else None
     if facts.get("nvml") and part and part.gpus and len(gpus) < part.gpus:
         what = f"{counted(len(gpus), 'GPU')} instead of {part.gpus}"
@@ -214,13 +217,13 @@ def _devices(node: NodeReport, plan: LaunchPlan | None) -> Iterator[Problem]:
 def _network(facts: Mapping[str, Any], node: NodeReport, plan: LaunchPlan | None) -> Iterator[Problem]:
     if not plan or plan.one_machine or not facts:
         return
-    name, own = str(facts.get("name")), [str(each) for each in facts.get("own") or ()]
+    name, own = str(facts.get("name")), _items(facts.get("own"))
     if own and all(map(is_loopback, own)):
         what = f"its own name, {name}, means {own[0]}"
         why = "programs that announce it can't be reached from other nodes"
         yield Problem("warning", "network", what, why, "map it to the node's address in /etc/hosts")
     if plan.nodes[0].label != node.label:
-        master = [str(each) for each in facts.get("master") or ()]
+        master = _items(facts.get("master"))
         if not master:
             what = f"the name of the first node, {plan.master_addr}, is unknown here"
             yield Problem("error", "network", what, "its ranks can't join", "set address to an IP address")
@@ -297,9 +300,9 @@ def _values(nodes: Sequence[NodeReport]) -> dict[str, dict[str, str]]:
                     str(facts[key])[:12] if key == "sha256" else str(facts[key])
                 )
         software, network = node.part("software"), node.part("network")
-        if isinstance(paths := software.get("nccl"), dict) and paths:
-            values.setdefault("NCCL", {})[node.label] = listed(sorted({str(each) for each in paths.values()}))
-        gpus = Counter(str(gpu.get("name")) for gpu in node.part("devices").get("gpus") or ())
+        if paths := dict(_texts(software.get("nccl"))):
+            values.setdefault("NCCL", {})[node.label] = listed(sorted({*paths.values()}))
+        gpus = Counter(str(gpu.get("name")) for gpu in _gpus(node))
         values.setdefault("GPUs", {})[node.label] = (
             listed([f"{n} x {name}" for name, n in gpus.items()]) or "none"
         )
@@ -354,25 +357,36 @@ def _summaries(nodes: Sequence[NodeReport]) -> Iterator[tuple[str, str]]:
     first = reached[0].part("software")
     torch = f"torch {first['torch']}" if first.get("torch") else "no torch"
     yield "software", f"Python {first.get('python')}, {torch}"
-    gpus = sum(len(node.part("devices").get("gpus") or ()) for node in reached)
+    gpus = sum(len(_gpus(node)) for node in reached)
     yield "devices", counted(gpus, "GPU") if gpus else "no GPUs"
     yield "load", "clock, memory"
 
 
-def _unchecked(nodes: Sequence[NodeReport]) -> Iterator[str]:
+def _unchecked(nodes: Sequence[NodeReport]) -> Iterator[tuple[str, list[str]]]:
+    """Yield each part that some nodes have no facts about, with the reasons."""
     for part in PARTS[1:]:
         whys: dict[str, list[str]] = {}
         for node in nodes:
             if not node.failure and not isinstance(node.facts.get(part), dict):
                 whys.setdefault(str(node.facts.get(part, "no answer")), []).append(node.label)
-        yield from (f"{part} of {listed(labels)}: {why}" for why, labels in whys.items())
+        if whys:
+            yield part, [f"{part} of {listed(labels)}: {why}" for why, labels in whys.items()]
 
 
 # Values from nodes, whose types are not certain
 
 
 def _number(value: Any, default: int = 0) -> int:
-    return int(value) if isinstance(value, int | float) else default
+    return int(value) if isinstance(value, int | float) and abs(value) < MAX_NUMBER else default
+
+
+def _items(value: Any) -> list[str]:
+    return [str(each) for each in value] if isinstance(value, list) else []
+
+
+def _gpus(node: NodeReport) -> list[Mapping[str, Any]]:
+    gpus = node.part("devices").get("gpus")
+    return [gpu for gpu in gpus if isinstance(gpu, dict)] if isinstance(gpus, list) else []
 
 
 def _rows(value: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
