@@ -182,8 +182,8 @@ def _software(facts: Mapping[str, Any], node: NodeReport, plan: LaunchPlan | Non
     if plan and plan.backend == "nccl" and facts.get("torch") and not facts.get("has_nccl"):
         what = f"torch {facts['torch']} is built without CUDA, so it has no nccl"
         yield Problem("error", "software", what, "backend: nccl can't work", "install a CUDA build")
-    paths = facts.get("nccl")
-    if isinstance(paths, dict) and len(set(paths.values())) > 1:
+    paths = dict(_texts(facts.get("nccl")))
+    if len({*paths.values()}) > 1:
         what = (
             f"several NCCL libraries: {listed([f'{version} in {path}' for path, version in paths.items()])}"
         )
