@@ -17,7 +17,7 @@ MANY = 256
 """Ranks beyond which a table has a row for each node only."""
 
 
-def _table(rows: Sequence[Sequence[str]]) -> list[str]:
+def table(rows: Sequence[Sequence[str]]) -> list[str]:
     """Return the lines of a table; its first row has the names of the columns."""
     cells = [[escape(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
@@ -40,7 +40,7 @@ def print_plan(plan: LaunchPlan, style: str) -> None:
         case "torchrun":
             print_text(torchrun_text(plan, plan.master_port or DEFAULT_PORT))
         case _:
-            print_text("\n".join([_heading(plan), *_table(_rows(plan)), ""]))
+            print_text("\n".join([_heading(plan), *table(_rows(plan)), ""]))
 
 
 def _heading(plan: LaunchPlan) -> str:
@@ -99,7 +99,7 @@ def print_port_report(report: PortReport) -> None:
         for dial in report.dials:
             result = "ok" if dial.ok else dial.error or "failed"
             rows.append([dial.source, f"{report.host} ({dial.address})", dial.family, result])
-        head, rule, *dialed = _table(rows)
+        head, rule, *dialed = table(rows)
         lines += [head, rule, *map(_colored, dialed, (dial.ok for dial in report.dials))]
     lines += _pair_lines(report)
     print_text("\n".join([*lines, ""]))

@@ -7,26 +7,20 @@ Spares are left out: they may be down until they are needed.
 """
 
 import os
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from distlaunch.agent import messages
-from distlaunch.agent.wire import CONTROL, PROTOCOL, Frame, ProtocolError
 from distlaunch.here import runs_ranks
 from distlaunch.job.spec import JobSpec, NodeSpec
-from distlaunch.launch.link import Links
-from distlaunch.launch.opening import open_links
+from distlaunch.launch.agents import Agents
 from distlaunch.plan.placement import is_loopback
-from distlaunch.transports.failure import LinkFailure
 from distlaunch.wording import listed
 
 HERE = "here"
 EVERY = 16
 """Nodes up to which every pair is tried; with more, each node dials one fewer than this."""
 DIAL_S = 5.0
-ANSWER_S = 30.0
-HEARTBEAT_S = 5.0
 
 
 class Dial(NamedTuple):
@@ -105,16 +99,8 @@ def _plain(value: Any) -> Any:
 def check_port(spec: JobSpec, host: str, port: int | None) -> PortReport:
     """Check `port` (None = one that is free) on the first node of `spec`, which the others call `host`."""
     asked = _with_here(spec._replace(membership=spec.membership._replace(spares=())), host)
-    token = os.urandom(16).hex()
     with Agents(asked) as agents:
-        report = _listening(agents, asked.nodes[0].label, host, port, token)
-        if report.free and report.port is not None:
-            question = messages.DialAll(((host, report.port),), DIAL_S, token)
-            answers = agents.ask(dict.fromkeys(agents.present, question), (messages.Dialed,))
-            report = report._replace(dials=tuple(_dials(asked.nodes, answers)))
-            if not spec.one_machine and len(spec.nodes) > 1:
-                labels = [node.label for node in spec.nodes]
-                report = report._replace(pairs=_try_pairs(agents, labels, host, token))
+        report = try_port(agents, spec, asked.nodes, host, port)
     unasked = []
     for index, failure in sorted(agents.failures.items()):
         node = asked.nodes[index]
@@ -122,6 +108,22 @@ def check_port(spec: JobSpec, host: str, port: int | None) -> PortReport:
         unasked.append(Unasked(node.label, failure.kind.value, failure.words, advice))
     spares = tuple(node.label for node in spec.membership.spares)
     return report._replace(failures=tuple(unasked), here_counts=len(spec.nodes) == 1, spares=spares)
+
+
+def try_port(
+    agents: Agents, spec: JobSpec, nodes: Sequence[NodeSpec], host: str, port: int | None
+) -> PortReport:
+    """Check a port as `check_port` does, by `agents` on `nodes`, which begin with those of `spec`."""
+    token = os.urandom(16).hex()
+    report = _listening(agents, nodes[0].label, host, port, token)
+    if report.free and report.port is not None:
+        question = messages.DialAll(((host, report.port),), DIAL_S, token)
+        answers = agents.ask(dict.fromkeys(agents.present, question), (messages.Dialed,))
+        report = report._replace(dials=tuple(_dials(nodes, answers)))
+        if not spec.one_machine and len(spec.nodes) > 1:
+            labels = [node.label for node in spec.nodes]
+            report = report._replace(pairs=_try_pairs(agents, labels, host, token))
+    return report
 
 
 def _with_here(spec: JobSpec, host: str) -> JobSpec:
@@ -136,7 +138,7 @@ def _with_here(spec: JobSpec, host: str) -> JobSpec:
     return spec._replace(nodes=(*nodes, NodeSpec(HERE)), program=spec.program._replace(python=None))
 
 
-def _listening(agents: "Agents", node: str, host: str, port: int | None, token: str) -> PortReport:
+def _listening(agents: Agents, node: str, host: str, port: int | None, token: str) -> PortReport:
     """Have the first node listen on the port; report whether it does."""
     match agents.ask({0: messages.Listen(port, token)}, (messages.Listening, messages.PortRefused)).get(0):
         case messages.Listening() as answer:
@@ -174,7 +176,7 @@ def partners(count: int) -> dict[int, list[int]]:
     return {node: [(node + step) % count for step in steps] for node in range(count)}
 
 
-def _try_pairs(agents: "Agents", labels: Sequence[str], host: str, token: str) -> Pairs:
+def _try_pairs(agents: Agents, labels: Sequence[str], host: str, token: str) -> Pairs:
     """Test the nodes with these labels, the first of `agents`; they call the first one `host`."""
     count = len(labels)
     ends = _ends(agents, count, host, token)
@@ -197,7 +199,7 @@ def _try_pairs(agents: "Agents", labels: Sequence[str], host: str, token: str) -
     return Pairs(sum(len(wanted[source]) for source in answers), count * (count - 1), tuple(failed))
 
 
-def _ends(agents: "Agents", count: int, host: str, token: str) -> dict[int, tuple[str, int]]:
+def _ends(agents: Agents, count: int, host: str, token: str) -> dict[int, tuple[str, int]]:
     """Have nodes listen for each other; return the address and port of each that can."""
     here = [node for node in agents.present if node < count]
     expected = (messages.RouteFound, messages.RouteFailed)
@@ -240,73 +242,3 @@ def folded(failed: Sequence[Unreached]) -> list[str]:
             lines.append(f"{name} can't reach {listed([each.target for each in group])}: {error}")
         left = [each for each in left if each not in group]
     return lines
-
-
-class Agents:
-    """Agents on all nodes of `spec` while it is entered, without a job; each answers one question at a time.
-
-    `failures` has the failures of nodes without an agent, by index.
-    """
-
-    def __init__(self, spec: JobSpec) -> None:
-        self._spec = spec
-        self._links = Links(self._take, self._fail)
-        self._answers: dict[int, Any] = {}
-        self._expected: tuple[type, ...] = ()
-        self._next_heartbeat = time.monotonic() + HEARTBEAT_S
-        self.failures: dict[int, LinkFailure] = {}
-
-    def __enter__(self) -> "Agents":
-        links = open_links(self._spec)
-        for node, link in links.items():
-            self._links.add(node, link)
-        self._await(set(links), (messages.Hello,), self._spec.limits.connect_s)
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        for node in self._links.present:
-            self._links.hang_up(node)
-        self._links.close()
-
-    @property
-    def present(self) -> list[int]:
-        """Return the nodes that have an agent."""
-        return self._links.present
-
-    def ask(self, questions: Mapping[int, tuple[Any, ...]], expected: tuple[type, ...]) -> dict[int, Any]:
-        """Send each node its question; return the answers, of the `expected` kinds, that came in time."""
-        asked = set(questions) & set(self.present)
-        for node in asked:
-            self._links.send(node, questions[node])
-        return self._await(asked, expected, ANSWER_S)
-
-    def _await(self, asked: set[int], expected: tuple[type, ...], within_s: float) -> dict[int, Any]:
-        self._answers, self._expected = {}, expected
-        deadline = time.monotonic() + within_s
-        while (waiting := asked - set(self._answers) - set(self.failures)) and time.monotonic() < deadline:
-            self._links.turn(max(0.0, min(self._next_heartbeat, deadline) - time.monotonic()))
-            # Not after every turn: each ping has an answer, and a busy controller would drown in them.
-            if time.monotonic() >= self._next_heartbeat:
-                self._beat()
-        for node in waiting:
-            self._links.give_up(node, f"no answer within {within_s:g} s")
-        return {node: answer for node, answer in self._answers.items() if node in asked}
-
-    def _beat(self) -> None:
-        """Send heartbeats, so that the agents of fast nodes stay while a slow one boots."""
-        self._next_heartbeat = time.monotonic() + HEARTBEAT_S
-        self._links.nudge()
-        for node in self._links.answering:
-            self._links.send(node, messages.Ping())
-
-    def _take(self, frame: Frame) -> None:
-        if frame.kind != CONTROL:
-            raise ProtocolError("unexpected frame")
-        report = messages.report_in(frame)
-        if isinstance(report, messages.Hello) and report.protocol != PROTOCOL:
-            raise ProtocolError(f"the agent speaks protocol {report.protocol}, not {PROTOCOL}")
-        if isinstance(report, self._expected):
-            self._answers[frame.node] = report
-
-    def _fail(self, node: int, failure: LinkFailure) -> None:
-        self.failures[node] = failure

@@ -9,7 +9,7 @@ import pytest
 
 from distlaunch.agent.messages import FindRoute, RouteFound
 from distlaunch.job.spec import JobSpec, Logs, NodeSpec, Program
-from distlaunch.launch.port_check import Agents
+from distlaunch.launch.agents import Agents
 from distlaunch.transports import TABLE
 from distlaunch.transports.failure import Kind
 from tests.harness import ROOT, completed, distlaunch, write_job

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2] / "distlaunch"
 
 PARTS = {
     0: "__init__ agent",
-    1: "compat contract diagnosis errors job kubernetes plan schedulers supervisor transports wording",
+    1: "check compat contract diagnosis errors job kubernetes plan schedulers supervisor transports wording",
     2: "here observers signals",
     3: "launch runs",
     4: "__main__ cli torchrun view",
@@ -44,7 +44,10 @@ def part_of(module: str) -> str:
 
 TREES = {name_of(path): ast.parse(path.read_text(), str(path)) for path in sorted(ROOT.rglob("*.py"))}
 SCHEDULERS = [name for name in TREES if part_of(name) == "schedulers"]
-PURE = [name for name in TREES if FLOORS.get(part_of(name)) == 1 and name not in {*SCHEDULERS, *FILES}]
+PROGRAMS = {"distlaunch.check.probe"}
+"""Run on nodes, and imported by nothing."""
+IMPURE = {*SCHEDULERS, *FILES, *PROGRAMS}
+PURE = [name for name in TREES if FLOORS.get(part_of(name)) == 1 and name not in IMPURE]
 SHIPPED = [name for name in TREES if part_of(name) == "agent"]
 
 

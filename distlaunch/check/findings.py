@@ -1,0 +1,415 @@
+"""The verdict of a check: findings, differences between nodes, what is fine, and what was not checked."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+from distlaunch.agent.frozen import Frozen
+from distlaunch.plan.placement import LaunchPlan, is_loopback
+from distlaunch.wording import counted, listed
+
+Level = Literal["error", "warning"]
+PARTS = ("reach", "place", "limits", "software", "devices", "network", "load")
+MIB, GIB = 1 << 20, 1 << 30
+MAX_NUMBER = 1e18
+LOW_DISK, LOW_FILES, LOW_SHM, LOW_NOFILE = GIB, 1000, GIB, 1024
+"""Free bytes and files of a disk, bytes of /dev/shm, and open files below which a node is worth a warning."""
+MAX_CLOCK_S = 5.0
+USED_GPU = 0.1
+"""Share of a GPU's memory above which other programs are worth a warning."""
+
+
+class NodeReport(Frozen):
+    """The result for one node: why it can't be reached, or the time that took in seconds, and its facts.
+
+    `facts` are the answer of the probe, by part: facts, or a text, the reason why they are missing. `clock_s`
+    is the difference between the clock of the node and the one here.
+    """
+
+    label: str
+    failure: str = ""
+    advice: str = ""
+    took_s: float = 0.0
+    facts: Mapping[str, Any] = {}
+    clock_s: float | None = None
+    python: str = ""
+    python_error: str = ""
+
+    def part(self, name: str) -> Mapping[str, Any]:
+        """Return the facts of one part; empty if they are missing."""
+        found = self.facts.get(name)
+        return found if isinstance(found, dict) else {}
+
+
+class Problem(Frozen):
+    """One thing that is wrong: what, why it matters, and what to do."""
+
+    level: Level
+    part: str
+    what: str
+    why: str = ""
+    do: str = ""
+
+
+class Finding(Frozen):
+    """A problem and the nodes that have it; `nodes` is empty if it concerns the job as a whole."""
+
+    problem: Problem
+    nodes: tuple[str, ...] = ()
+
+    @property
+    def line(self) -> str:
+        """Return the finding as one line: what · why it matters · what to do."""
+        where = f"{listed(self.nodes)}: " if self.nodes else ""
+        parts = filter(None, (self.problem.what, self.problem.why, self.problem.do))
+        return f"{self.problem.part}: {where}{' · '.join(parts)}"
+
+
+class Report(Frozen):
+    """The verdict. `differs` maps facts that differ to the value on each node."""
+
+    findings: tuple[Finding, ...]
+    differs: Mapping[str, Mapping[str, str]]
+    fine: tuple[str, ...]
+    unchecked: tuple[str, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Return whether the job can work."""
+        return not any(finding.problem.level == "error" for finding in self.findings)
+
+    def document(self) -> dict[str, Any]:
+        """Return the report as a JSON object."""
+        return {
+            "ok": self.ok,
+            "findings": [{**each.problem._asdict(), "nodes": list(each.nodes)} for each in self.findings],
+            "differs": {name: dict(values) for name, values in self.differs.items()},
+            "fine": list(self.fine),
+            "unchecked": list(self.unchecked),
+        }
+
+
+def report(
+    plan: LaunchPlan | None, nodes: Sequence[NodeReport], of_the_job: Iterable[Finding], fine: Iterable[str]
+) -> Report:
+    """Return the verdict on a job. `of_the_job` and `fine` are results that no single node has."""
+    grouped: dict[Problem, list[str]] = {}
+    for node in nodes:
+        for problem in _problems(node, plan):
+            grouped.setdefault(problem, []).append(node.label)
+    found = [*of_the_job, *(Finding(problem, tuple(labels)) for problem, labels in grouped.items())]
+    found += _disagreements(nodes)
+    found.sort(key=lambda each: (each.problem.level != "error", PARTS.index(each.problem.part)))
+    bad = {each.problem.part for each in found}
+    unchecked = dict(_unchecked(nodes))
+    return Report(
+        tuple(found),
+        _differences(nodes),
+        tuple(f"{part} ({words})" for part, words in _summaries(nodes) if part not in bad | set(unchecked))
+        + tuple(fine),
+        tuple(words for each in unchecked.values() for words in each),
+    )
+
+
+def _problems(node: NodeReport, plan: LaunchPlan | None) -> Iterator[Problem]:
+    if node.failure:
+        yield Problem("error", "reach", node.failure, "its ranks can't start", node.advice)
+        return
+    if node.python_error:
+        yield Problem("error", "software", node.python_error, "no rank can start", "set python")
+    if node.clock_s is not None and abs(node.clock_s) > MAX_CLOCK_S:
+        way = "ahead of" if node.clock_s > 0 else "behind"
+        what = f"its clock is {_span(abs(node.clock_s))} {way} the one here"
+        yield Problem("warning", "load", what, "times in logs and files mislead", "synchronize it (NTP)")
+    yield from _place(node.part("place"))
+    yield from _limits(node.part("limits"), node.part("network"))
+    yield from _software(node.part("software"), node, plan)
+    yield from _devices(node, plan)
+    yield from _network(node.part("network"), node, plan)
+    yield from _load(node.part("load"))
+
+
+def _place(facts: Mapping[str, Any]) -> Iterator[Problem]:
+    if facts and not facts.get("exists"):
+        what = f"the workdir {facts.get('workdir')} does not exist"
+        yield Problem("error", "place", what, "no rank can start", "create it, or set workdir")
+    elif facts.get("unreadable"):
+        what = f"can't read the script {facts.get('script')}: {facts['unreadable']}"
+        yield Problem("error", "place", what, "no rank can start", "copy it there, or use a shared directory")
+    shown: set[str] = set()
+    for name, disk in _rows(facts.get("disks")):
+        path, free, files = str(disk.get("path")), _number(disk.get("free")), _number(disk.get("files"))
+        if name == "shm":
+            if (size := _number(disk.get("size"))) < LOW_SHM:
+                what = f"the disk for shared memory, {path}, has only {_size(size)}"
+                do = "enlarge it (docker run --shm-size=8g), or use num_workers=0"
+                yield Problem("warning", "place", what, "data loaders and NCCL share memory there", do)
+            continue
+        if path in shown:
+            continue
+        shown.add(path)
+        use = "of the job" if name == "workdir" else "for temporary files"
+        if not disk.get("writable"):
+            what = f"the directory {use}, {path}, is not writable"
+            level: Level = "warning" if name == "workdir" else "error"
+            yield Problem(level, "place", what, "checkpoints and caches there fail", "choose another")
+        elif free < LOW_DISK:
+            what = f"the disk of {path} has only {_size(free)} free"
+            yield Problem(
+                "error" if free < MIB else "warning", "place", what, "writing there fails", "free some"
+            )
+        elif disk.get("files") and files < LOW_FILES:
+            what = f"the disk of {path} has room for only {counted(files, 'file')} (inodes)"
+            yield Problem("warning", "place", what, "creating files there fails", "delete some files")
+
+
+def _limits(facts: Mapping[str, Any], network: Mapping[str, Any]) -> Iterator[Problem]:
+    nofile, memlock = _number(facts.get("nofile"), -1), _number(facts.get("memlock"), -1)
+    if 0 <= nofile < LOW_NOFILE:
+        what, why = f"only {nofile} open files are allowed", "data loaders and NCCL need hundreds"
+        yield Problem("warning", "limits", what, why, "raise it (ulimit -n, limits.conf)")
+    if network.get("ib") and 0 <= memlock < 32 * GIB:
+        what = f"only {_size(memlock)} of memory may be locked"
+        yield Problem("warning", "limits", what, "InfiniBand registers its buffers", "ulimit -l unlimited")
+
+
+def _software(facts: Mapping[str, Any], node: NodeReport, plan: LaunchPlan | None) -> Iterator[Problem]:
+    missing = _items(facts.get("missing"))
+    if missing:
+        what = f"{node.python} lacks {listed(missing)}"
+        why = "the script imports " + ("it" if len(missing) == 1 else "them")
+        yield Problem("error", "software", what, why, "install there, or set python")
+    if plan and plan.backend == "nccl" and facts.get("torch") and not facts.get("has_nccl"):
+        what = f"torch {facts['torch']} is built without CUDA, so it has no nccl"
+        yield Problem("error", "software", what, "backend: nccl can't work", "install a CUDA build")
+    paths = dict(_texts(facts.get("nccl")))
+    if len({*paths.values()}) > 1:
+        what = (
+            f"several NCCL libraries: {listed([f'{version} in {path}' for path, version in paths.items()])}"
+        )
+        yield Problem("warning", "software", what, "ranks may load different ones", "fix LD_LIBRARY_PATH")
+
+
+def _devices(node: NodeReport, plan: LaunchPlan | None) -> Iterator[Problem]:
+    facts = node.part("devices")
+    gpus = _gpus(node)
+    part = next((each for each in plan.nodes if each.label == node.label), None) if plan else None
+    if facts.get("nvml") and part and part.gpus and len(gpus) < part.gpus:
+        what = f"{counted(len(gpus), 'GPU')} instead of {part.gpus}"
+        yield Problem(
+            "error", "devices", what, "some ranks have none", "lower gpus_per_node, or repair the node"
+        )
+    for number, gpu in enumerate(gpus):
+        total, used = _number(gpu.get("memory")), _number(gpu.get("used"))
+        if total and used > total * USED_GPU:
+            users = listed([f"{name} (pid {pid})" for pid, name in _pairs(gpu.get("users"))])
+            by = f", by {users}" if users else ""
+            what = f"GPU {number} already has {_size(used)} of {_size(total)} in use{by}"
+            yield Problem("warning", "devices", what, "ranks may run out of memory", "end that program")
+        if _number(gpu.get("ecc")):
+            what = f"GPU {number} has had {counted(_number(gpu.get('ecc')), 'uncorrectable memory error')}"
+            yield Problem("warning", "devices", what, "it may compute wrong results", "reset or replace it")
+    if xids := Counter(f"Xid {number} ({pci})" for pci, number in _pairs(facts.get("xids"))):
+        what = f"the kernel's log has {listed(list(xids))}"
+        yield Problem("warning", "devices", what, "the GPU or its link has failed before", "look up the Xid")
+
+
+def _network(facts: Mapping[str, Any], node: NodeReport, plan: LaunchPlan | None) -> Iterator[Problem]:
+    if not plan or plan.one_machine or not facts:
+        return
+    name, own = str(facts.get("name")), _items(facts.get("own"))
+    if own and all(map(is_loopback, own)):
+        what = f"its own name, {name}, means {own[0]}"
+        why = "programs that announce it can't be reached from other nodes"
+        yield Problem("warning", "network", what, why, "map it to the node's address in /etc/hosts")
+    if plan.nodes[0].label != node.label:
+        master = _items(facts.get("master"))
+        if not master:
+            what = f"the name of the first node, {plan.master_addr}, is unknown here"
+            yield Problem("error", "network", what, "its ranks can't join", "set address to an IP address")
+        elif any(map(is_loopback, master)):
+            what = f"the name of the first node, {plan.master_addr}, means {master[0]} here"
+            yield Problem("error", "network", what, "its ranks can't join", "correct /etc/hosts")
+    yield from _interfaces(facts)
+
+
+def _interfaces(facts: Mapping[str, Any]) -> Iterator[Problem]:
+    interfaces = [name for name, _ in _rows(facts.get("interfaces"))]
+    for variable, value in _texts(facts.get("named")):
+        if variable.endswith("IFNAME") and not any(_names(value, interface) for interface in interfaces):
+            what = f"no interface matches {variable}={value} ({listed(interfaces)})"
+            yield Problem("error", "network", what, "ranks can't connect", "correct or remove it")
+    for port, state in _texts(facts.get("ib")):
+        if "ACTIVE" not in state:
+            what = f"InfiniBand port {port} is {state or 'in an unknown state'}"
+            yield Problem(
+                "warning", "network", what, "NCCL may fail or be slow", "check its cable and switch"
+            )
+
+
+def _names(value: str, interface: str) -> bool:
+    """Return whether a setting of NCCL or gloo accepts an interface: prefixes, = exact, ^ all others."""
+    exclude, exact = value.startswith("^"), "=" in value[:2]
+    found = any(
+        interface == each if exact else interface.startswith(each) for each in value.lstrip("^=").split(",")
+    )
+    return found is not exclude
+
+
+def _load(facts: Mapping[str, Any]) -> Iterator[Problem]:
+    cpus, load = _number(facts.get("cpus")), facts.get("load")
+    if cpus and isinstance(load, float) and load > 1.5 * cpus + 1:
+        what = f"a load of {load:.0f} on {counted(cpus, 'CPU')}"
+        yield Problem("warning", "load", what, "every rank waits for the slowest", "look for other jobs")
+    total, available = _number(facts.get("memory")), _number(facts.get("available"))
+    if total and available < total // 20:
+        what = f"only {_size(available)} of {_size(total)} of memory are available"
+        yield Problem("warning", "load", what, "ranks may be killed", "look for other jobs")
+
+
+# Several nodes
+
+
+_COMPARED = (
+    ("software", "python", "Python"),
+    ("software", "torch", "torch"),
+    ("software", "cuda", "CUDA"),
+    ("software", "hip", "HIP"),
+    ("software", "driver", "driver"),
+    ("place", "sha256", "script"),
+    ("load", "cpus", "CPUs"),
+    ("limits", "nofile", "open files"),
+    ("limits", "cpus", "CPU limit"),
+    ("limits", "memory", "memory limit"),
+)
+_WEIGHTY: Mapping[str, tuple[str, str]] = {
+    "script": ("nodes would run different programs", "copy it to all nodes, or use a shared directory"),
+    "torch": ("ranks may fail or disagree", "install the same version everywhere"),
+    "CUDA": ("ranks may fail or disagree", "install the same version everywhere"),
+    "NCCL": ("ranks may fail to connect", "install the same version everywhere"),
+}
+
+
+def _values(nodes: Sequence[NodeReport]) -> dict[str, dict[str, str]]:
+    """Return what is compared, as text, by name and node."""
+    values: dict[str, dict[str, str]] = {}
+    for node in nodes:
+        for part, key, name in _COMPARED:
+            if (facts := node.part(part)) and key in facts:
+                values.setdefault(name, {})[node.label] = (
+                    str(facts[key])[:12] if key == "sha256" else str(facts[key])
+                )
+        software, network = node.part("software"), node.part("network")
+        if paths := dict(_texts(software.get("nccl"))):
+            values.setdefault("NCCL", {})[node.label] = listed(sorted({*paths.values()}))
+        gpus = Counter(str(gpu.get("name")) for gpu in _gpus(node))
+        values.setdefault("GPUs", {})[node.label] = (
+            listed([f"{n} x {name}" for name, n in gpus.items()]) or "none"
+        )
+        used = dict(_rows(network.get("interfaces"))).get(str(network.get("used")))
+        if used:
+            values.setdefault("interface", {})[node.label] = str(network["used"])
+            values.setdefault("MTU", {})[node.label] = str(used.get("mtu"))
+    return values
+
+
+def _differences(nodes: Sequence[NodeReport]) -> dict[str, dict[str, str]]:
+    return {name: values for name, values in _values(nodes).items() if len({*values.values()}) > 1}
+
+
+def _disagreements(nodes: Sequence[NodeReport]) -> Iterator[Finding]:
+    """Yield findings about values that should be the same on all nodes. The rarest value is the odd one."""
+    for name, values in _differences(nodes).items():
+        counts = Counter(values.values())
+        usual = counts.most_common(1)[0][0]
+        odd = tuple(node for node, value in values.items() if value != usual) if len(nodes) > 2 else ()
+        if name in _WEIGHTY:
+            what = f"{'the script' if name == 'script' else name} differs"
+            what += f": {values[odd[0]]} instead of {usual}" if odd and name != "script" else ""
+            part = "place" if name == "script" else "software"
+            yield Finding(Problem("warning", part, what, *_WEIGHTY[name]), odd or tuple(values))
+        elif name == "MTU":
+            what = f"the MTU of the interface differs ({listed(sorted(counts))})"
+            yield Finding(
+                Problem("warning", "network", what, "large packets may be lost", "set the same"), odd
+            )
+    addresses: dict[str, list[str]] = {}
+    for node in nodes:
+        network = node.part("network")
+        for name, interface in _rows(network.get("interfaces")):
+            if name == network.get("used") and interface.get("address"):
+                addresses.setdefault(str(interface["address"]), []).append(node.label)
+    for address, labels in addresses.items():
+        if len(labels) > 1 and not is_loopback(address):
+            problem = Problem("error", "network", f"both have {address}", "packets go astray", "change one")
+            yield Finding(problem, tuple(labels))
+
+
+def _summaries(nodes: Sequence[NodeReport]) -> Iterator[tuple[str, str]]:
+    """Yield each part with a few words about it, for the line of what is fine."""
+    reached = [node for node in nodes if not node.failure]
+    if not reached:
+        return
+    slowest = max(node.took_s for node in reached)
+    yield "reach", f"{counted(len(reached), 'node')}, {slowest:.1f} s"
+    yield "place", "workdir, script, disks"
+    yield "limits", "ulimits, cgroups"
+    first = reached[0].part("software")
+    torch = f"torch {first['torch']}" if first.get("torch") else "no torch"
+    yield "software", f"Python {first.get('python')}, {torch}"
+    gpus = sum(len(_gpus(node)) for node in reached)
+    yield "devices", counted(gpus, "GPU") if gpus else "no GPUs"
+    yield "load", "clock, memory"
+
+
+def _unchecked(nodes: Sequence[NodeReport]) -> Iterator[tuple[str, list[str]]]:
+    """Yield each part that some nodes have no facts about, with the reasons."""
+    for part in PARTS[1:]:
+        whys: dict[str, list[str]] = {}
+        for node in nodes:
+            if not node.failure and not isinstance(node.facts.get(part), dict):
+                whys.setdefault(str(node.facts.get(part, "no answer")), []).append(node.label)
+        if whys:
+            yield part, [f"{part} of {listed(labels)}: {why}" for why, labels in whys.items()]
+
+
+# Values from nodes, whose types are not certain
+
+
+def _number(value: Any, default: int = 0) -> int:
+    return int(value) if isinstance(value, int | float) and abs(value) < MAX_NUMBER else default
+
+
+def _items(value: Any) -> list[str]:
+    return [str(each) for each in value] if isinstance(value, list) else []
+
+
+def _gpus(node: NodeReport) -> list[Mapping[str, Any]]:
+    gpus = node.part("devices").get("gpus")
+    return [gpu for gpu in gpus if isinstance(gpu, dict)] if isinstance(gpus, list) else []
+
+
+def _rows(value: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    if isinstance(value, dict):
+        yield from ((str(name), row) for name, row in value.items() if isinstance(row, dict))
+
+
+def _texts(value: Any) -> Iterator[tuple[str, str]]:
+    if isinstance(value, dict):
+        yield from ((str(name), str(text)) for name, text in value.items())
+
+
+def _pairs(value: Any) -> Iterator[tuple[Any, Any]]:
+    if isinstance(value, list):
+        yield from ((pair[0], pair[1]) for pair in value if isinstance(pair, list) and len(pair) == 2)
+
+
+def _size(number: int) -> str:
+    for unit, name in ((1 << 40, "TiB"), (GIB, "GiB"), (MIB, "MiB")):
+        if number >= unit:
+            return f"{number / unit:.3g} {name}"
+    return f"{number >> 10} KiB"
+
+
+def _span(seconds: float) -> str:
+    return f"{seconds / 60:.0f} min" if seconds >= 120 else f"{seconds:.0f} s"

@@ -1,0 +1,300 @@
+"""The probe: a program that describes its node, run on each node by the job's Python before a launch.
+
+`python -c SOURCE REQUEST` prints one JSON object: for each part the facts, or a text, the reason why they are
+missing. It imports nothing of the job and needs only the standard library of Python 3.8. The request has
+`workdir`, `script`, `module`, `logs` and `master`, each None if it doesn't apply.
+"""
+
+from __future__ import annotations
+
+import ast
+import ctypes
+import fcntl
+import glob
+import hashlib
+import importlib.util
+import json
+import os
+import re
+import resource
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    Facts = dict[str, Any]
+
+LIMIT_S = 4.0
+"""Seconds for each part. A part that waits longer, as for a dead file server, is reported as missing."""
+SIOCGIFADDR, SIOCGIFMTU = 0x8915, 0x8921
+XID = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\): (\d+)")
+
+
+def text_of(path: str) -> str:
+    try:
+        with open(path, errors="replace") as file:
+            return file.read(1 << 16)
+    except OSError:
+        return ""
+
+
+def place(asked: Facts) -> Facts:
+    """Paths of the job, and the disks they are on."""
+    workdir = os.path.expanduser(asked["workdir"])
+    facts: Facts = {"workdir": workdir, "exists": os.path.isdir(workdir), "disks": {}}
+    if asked["script"]:
+        path = os.path.join(workdir, os.path.expanduser(asked["script"]))
+        facts["script"] = path
+        try:
+            with open(path, "rb") as file:
+                facts["sha256"] = hashlib.sha256(file.read()).hexdigest()
+        except OSError as error:
+            facts["unreadable"] = error.strerror
+    disks = {"workdir": workdir, "temporary": os.environ.get("TMPDIR", "/tmp"), "shm": "/dev/shm"}
+    for name, path in disks.items():
+        if os.path.isdir(path):
+            disk = os.statvfs(path)
+            writable = os.access(path, os.W_OK) and not disk.f_flag & os.ST_RDONLY
+            facts["disks"][name] = {
+                "path": path,
+                "size": disk.f_blocks * disk.f_frsize,
+                "free": disk.f_bavail * disk.f_frsize,
+                "files": disk.f_files and disk.f_favail,
+                "writable": writable,
+            }
+    return facts
+
+
+def limits(asked: Facts) -> Facts:
+    """Limits of a worker: ulimits and cgroup."""
+    facts: Facts = {}
+    for name in ("nofile", "memlock", "nproc"):
+        facts[name] = resource.getrlimit(getattr(resource, "RLIMIT_" + name.upper()))[0]
+    mine = text_of("/proc/self/cgroup").rpartition("::")[2].strip()
+    root = "/sys/fs/cgroup" + mine
+    while root.startswith("/sys/fs/cgroup"):
+        memory, cpu = text_of(root + "/memory.max").strip(), text_of(root + "/cpu.max").split()
+        if memory.isdigit():
+            facts["memory"] = min(int(memory), facts.get("memory", 1 << 62))
+        if cpu and cpu[0].isdigit():
+            facts["cpus"] = min(int(cpu[0]) / int(cpu[1]), facts.get("cpus", 1 << 20))
+        root = os.path.dirname(root)
+    return facts
+
+
+def load(asked: Facts) -> Facts:
+    """Processors and memory, and how busy they are."""
+    memory = dict(re.findall(r"(\w+):\s+(\d+) kB", text_of("/proc/meminfo")))
+    return {
+        "cpus": len(os.sched_getaffinity(0)),
+        "load": os.getloadavg()[0],
+        "memory": int(memory.get("MemTotal", 0)) << 10,
+        "available": int(memory.get("MemAvailable", 0)) << 10,
+        "swap": (int(memory.get("SwapTotal", 0)) - int(memory.get("SwapFree", 0))) << 10,
+    }
+
+
+def software(asked: Facts) -> Facts:
+    """Python, torch and NCCL, without importing them, and the imports of the script that can't be found."""
+    facts: Facts = {"python": "%d.%d.%d" % sys.version_info[:3], "kernel": os.uname().release}
+    script = ""
+    if asked["script"]:
+        script = os.path.join(os.path.expanduser(asked["workdir"]), os.path.expanduser(asked["script"]))
+        sys.path[0] = os.path.dirname(script)
+    elif asked["module"]:
+        sys.path[0] = os.path.expanduser(asked["workdir"])
+        found = importlib.util.find_spec(asked["module"].partition(".")[0])
+        if found is None:
+            facts["missing"] = [asked["module"]]
+    torch = importlib.util.find_spec("torch")
+    if torch and torch.origin:
+        folder = os.path.dirname(torch.origin)
+        source = text_of(folder + "/version.py")
+        for name, key in (("__version__", "torch"), ("cuda", "cuda"), ("hip", "hip")):
+            known = re.search(r"(?m)^%s(?:: [^=]*)? = '([^']+)'" % name, source)
+            facts[key] = known.group(1) if known else None
+        facts["has_nccl"] = any(glob.glob(folder + "/lib/libtorch_%s*" % kind) for kind in ("cuda", "hip"))
+        facts["nccl"] = nccl_of(folder)
+    driver = re.search(r"Module\s+([\d.]+)", text_of("/proc/driver/nvidia/version"))
+    facts["driver"] = driver.group(1) if driver else None
+    if script.endswith(".py"):
+        facts["missing"] = [name for name in imported(script) if importlib.util.find_spec(name) is None]
+    return facts
+
+
+def nccl_of(torch: str) -> dict[str, str | None]:
+    """Paths of the NCCL libraries that a worker may load: beside torch, and on LD_LIBRARY_PATH."""
+    site = os.path.dirname(torch)
+    places = [site + "/nvidia/nccl/lib", torch + "/lib", *os.environ.get("LD_LIBRARY_PATH", "").split(":")]
+    found = (path for place in places if place for path in sorted(glob.glob(place + "/libnccl.so*")))
+    return {path: nccl_version(path) for path in dict.fromkeys(map(os.path.realpath, found))}
+
+
+def nccl_version(path: str) -> str | None:
+    number = ctypes.c_int()
+    try:
+        ctypes.CDLL(path).ncclGetVersion(ctypes.byref(number))
+    except (OSError, AttributeError):
+        return None
+    high, rest = divmod(number.value, 10000)
+    return "%d.%d.%d" % (high, rest // 100, rest % 100)
+
+
+def imported(script: str) -> list[str]:
+    """Names of the packages that a script imports at its top, except in `try` and `if`."""
+    with open(script, "rb") as file:
+        tree = ast.parse(file.read())
+    names: list[str] = []
+    for node in tree.body:
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            names.append(str(node.module))
+    return list(dict.fromkeys(name.partition(".")[0] for name in names))
+
+
+def network(asked: Facts) -> Facts:
+    """Names and addresses, the interface towards the first node, and interfaces named by variables."""
+    facts: Facts = {"name": socket.gethostname(), "interfaces": {}, "named": {}, "ib": {}}
+    facts["own"] = addresses(facts["name"])
+    facts["master"] = addresses(asked["master"]) if asked["master"] else []
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        for _, name in socket.if_nameindex():
+            address, mtu = asked_of(sock, name, SIOCGIFADDR), asked_of(sock, name, SIOCGIFMTU)
+            facts["interfaces"][name] = {
+                "address": socket.inet_ntoa(address[20:24]) if address else "",
+                "mtu": struct.unpack_from("i", mtu, 16)[0] if mtu else None,
+            }
+        if facts["master"]:
+            try:
+                sock.connect((facts["master"][0], 9))  # UDP: looks the route up, and sends nothing
+                source = sock.getsockname()[0]
+                used = [name for name, each in facts["interfaces"].items() if each["address"] == source]
+                facts["used"] = used[0] if used else None
+            except OSError as error:
+                facts["unrouted"] = error.strerror
+    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "NCCL_IB_HCA"):
+        if os.environ.get(name):
+            facts["named"][name] = os.environ[name]
+    for port in glob.glob("/sys/class/infiniband/*/ports/*"):
+        parts = port.split("/")
+        facts["ib"]["%s:%s" % (parts[4], parts[6])] = text_of(port + "/state").partition(":")[2].strip()
+    return facts
+
+
+def asked_of(sock: socket.socket, interface: str, request: int) -> bytes:
+    """Return the kernel's answer about an interface (netdevice(7)); empty if it has none."""
+    try:
+        return fcntl.ioctl(sock.fileno(), request, struct.pack("256s", interface.encode()[:15]))
+    except OSError:
+        return b""
+
+
+def addresses(name: str) -> list[str]:
+    try:
+        return sorted({str(each[4][0]) for each in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)})
+    except (OSError, UnicodeError):
+        return []
+
+
+# GPUs, by NVML's C interface (nvml.h)
+
+
+class Memory(ctypes.Structure):
+    _fields_ = [("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong)]
+
+
+class Process(ctypes.Structure):
+    _fields_ = [("pid", ctypes.c_uint), ("memory", ctypes.c_ulonglong), ("instance", ctypes.c_uint * 2)]
+
+
+def devices(asked: Facts) -> Facts:
+    """GPUs with their memory, processes and errors; Xid errors in the kernel's log."""
+    facts: Facts = {"gpus": [], "nvml": False, "xids": xids()}
+    try:
+        nvml = ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return facts
+    status = nvml.nvmlInit_v2()
+    if status:
+        raise OSError(0, "nvmlInit failed with %d" % status)
+    count = ctypes.c_uint()
+    nvml.nvmlDeviceGetCount_v2(ctypes.byref(count))
+    facts["nvml"] = True
+    facts["gpus"] = [gpu_of(nvml, index) for index in range(count.value)]
+    return facts
+
+
+def gpu_of(nvml: Any, index: int) -> Facts:
+    handle, memory = ctypes.c_void_p(), Memory()
+    nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(handle))
+    fact: Facts = {"name": nvml_text(nvml.nvmlDeviceGetName, handle)}
+    fact["uuid"] = nvml_text(nvml.nvmlDeviceGetUUID, handle)
+    if nvml.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory)) == 0:
+        fact["memory"], fact["used"] = memory.total, memory.used
+    number, users = ctypes.c_uint(64), (Process * 64)()
+    if nvml.nvmlDeviceGetComputeRunningProcesses_v3(handle, ctypes.byref(number), users) == 0:
+        fact["users"] = [[each.pid, command_of(each.pid)] for each in users[: number.value]]
+    errors = ctypes.c_ulonglong()
+    if (
+        nvml.nvmlDeviceGetTotalEccErrors(handle, 1, 0, ctypes.byref(errors)) == 0
+    ):  # uncorrected since the boot
+        fact["ecc"] = errors.value
+    mode, pending = ctypes.c_uint(), ctypes.c_uint()
+    if nvml.nvmlDeviceGetMigMode(handle, ctypes.byref(mode), ctypes.byref(pending)) == 0:
+        fact["mig"] = bool(mode.value)
+    return fact
+
+
+def nvml_text(function: Any, handle: Any) -> str | None:
+    buffer = ctypes.create_string_buffer(96)
+    return buffer.value.decode(errors="replace") if function(handle, buffer, 96) == 0 else None
+
+
+def command_of(pid: int) -> str:
+    return text_of("/proc/%d/comm" % pid).strip()
+
+
+def xids() -> list[tuple[str, int]] | None:
+    """Xid errors in the kernel's log as [PCI address, number]; None if it may not be read."""
+    try:
+        log = subprocess.run(
+            ["dmesg"], capture_output=True, text=True, timeout=LIMIT_S / 2, errors="replace", check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return sorted({(pci, int(number)) for pci, number in XID.findall(log.stdout)})
+
+
+def main() -> None:
+    asked: Facts = json.loads(sys.argv[1])
+    answers: Facts = {"time": time.time()}
+
+    def find(part: Any) -> None:
+        try:
+            answers[part.__name__] = part(asked)
+        except Exception as error:  # whatever goes wrong with one part, the others count
+            answers[part.__name__] = "%s: %s" % (type(error).__name__, error)
+
+    parts = (place, limits, load, software, network, devices)
+    threads = [threading.Thread(target=find, args=(part,), daemon=True) for part in parts]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + LIMIT_S
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    for part in parts:
+        answers.setdefault(part.__name__, "no answer within %g s" % LIMIT_S)
+    sys.stdout.write(json.dumps(answers))
+    sys.stdout.flush()
+    os._exit(0)  # a thread may wait for ever
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,50 @@
+"""`check`: what would keep a job from working, found before it starts."""
+
+import typer
+
+from distlaunch.check.findings import Report
+from distlaunch.cli.job_file import Typed, load_job
+from distlaunch.cli.options import Args, Hosts, Json, Module, Ranks, Set, Source, job_and_args
+from distlaunch.cli.output import print_json, print_text
+from distlaunch.cli.tables import table
+from distlaunch.errors import Exit
+from distlaunch.wording import listed
+
+
+def check(
+    context: typer.Context,
+    job: Source = None,
+    args: Args = None,
+    ranks: Ranks = None,
+    hosts: Hosts = None,
+    module: Module = None,
+    overrides: Set = None,
+    as_json: Json = False,
+) -> None:
+    """Connect to the nodes of a job and report what would keep it from working; if anything, exit with 1.
+
+    Nothing of the job is started.
+    """
+    from distlaunch.launch.node_check import check as ask
+
+    job, words = job_and_args(context, job, args)
+    report = ask(load_job(job, overrides or (), words, Typed(module, hosts, ranks, None)))
+    if as_json:
+        print_json(report.document())
+    else:
+        print_text("\n".join([*_lines(report), ""]))
+    raise typer.Exit(Exit.OK if report.ok else Exit.FAILED)
+
+
+def _lines(report: Report) -> list[str]:
+    lines = [f"{finding.problem.level}: {finding.line}" for finding in report.findings]
+    if report.differs:
+        rows = [["differs", "value", "nodes"]]
+        for name, values in report.differs.items():
+            rows += [
+                [name, value, listed([node for node, each in values.items() if each == value])]
+                for value in dict.fromkeys(values.values())
+            ]
+        lines += ["", *table(rows), ""]
+    lines += [f"not checked: {text}" for text in report.unchecked]
+    return [*lines, f"fine: {', '.join(report.fine) or 'nothing'}"]
