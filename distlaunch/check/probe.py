@@ -92,7 +92,7 @@ def load(asked: Facts) -> Facts:
     """Processors and memory, and how busy they are."""
     memory = dict(re.findall(r"(\w+):\s+(\d+) kB", text_of("/proc/meminfo")))
     return {
-        "cpus": len(os.sched_getaffinity(0)),
+        "cpus": len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count(),
         "load": os.getloadavg()[0],
         "memory": int(memory.get("MemTotal", 0)) << 10,
         "available": int(memory.get("MemAvailable", 0)) << 10,
