@@ -90,9 +90,12 @@ def limits(asked: Facts) -> Facts:
 
 def load(asked: Facts) -> Facts:
     """Processors and memory, and how busy they are."""
+    cpus = os.cpu_count()
+    if sys.platform == "linux":
+        cpus = len(os.sched_getaffinity(0))
     memory = dict(re.findall(r"(\w+):\s+(\d+) kB", text_of("/proc/meminfo")))
     return {
-        "cpus": len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count(),
+        "cpus": cpus,
         "load": os.getloadavg()[0],
         "memory": int(memory.get("MemTotal", 0)) << 10,
         "available": int(memory.get("MemAvailable", 0)) << 10,

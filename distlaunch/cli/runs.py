@@ -14,7 +14,7 @@ from distlaunch.cli.options import Fold, Json, SshConfig
 from distlaunch.cli.output import print_json, print_text, say
 from distlaunch.errors import Exit, UsageError
 from distlaunch.job.types import UNITS_S, seconds_in
-from distlaunch.observers.run_list import ways
+from distlaunch.observers.run_list import note_end, ways
 from distlaunch.runs.find import elsewhere, find, folders, when
 from distlaunch.runs.following import attend, follow, interrupt, outlast, over
 from distlaunch.runs.listing import document, listing, table
@@ -186,19 +186,26 @@ def run_elsewhere(context: typer.Context, word: str | None, ssh_config: str | No
     word = word or ""
     host, colon, rest = word.partition(":")
     if host and colon and os.sep not in host and not os.path.exists(word):
-        _run_there(context, word, rest, (host, ssh_config))
-    elif known := elsewhere(word, alone=context.command.name == "stop"):
-        _run_there(context, word, *known)
+        raise typer.Exit(_run_there(context, word, rest, (host, ssh_config)))
+    if known := elsewhere(word, alone=context.command.name == "stop"):
+        status = _run_there(context, word, *known)
+        waited = context.command.name == "wait" and status < 128 and status != Exit.USAGE
+        if waited or (context.command.name == "stop" and status == Exit.OK):
+            note_end(known[0])
+        raise typer.Exit(status)
 
 
-def _run_there(context: typer.Context, typed: str, run: str, way: Sequence[Any]) -> NoReturn:
-    """Run this command for `run` instead of the `typed` word; `way` are the arguments of `ssh_to`."""
+def _run_there(context: typer.Context, typed: str, run: str, way: Sequence[Any]) -> int:
+    """Run this command for `run` instead of the `typed` word, and return its exit status.
+
+    `way` are the arguments of `ssh_to`.
+    """
     from distlaunch.cli.remote import Request, run_there, show_there, ssh_to, with_rest
 
     ssh, words = ssh_to(*way), with_rest(context.obj.words, typed, run)
     if context.command.name == "view":
-        raise typer.Exit(show_there(ssh, words))
-    raise typer.Exit(run_there(ssh, Request(words), name=typed if context.command.name == "attach" else ""))
+        return show_there(ssh, words)
+    return run_there(ssh, Request(words), name=typed if context.command.name == "attach" else "")
 
 
 def follow_each(which: str | None, seen: Callable[[Run, Interrupts], Run], detaches: bool = False) -> Run:
