@@ -1,5 +1,6 @@
 """Archives of this program for machines that have only Python: complete, or `torchrun` alone."""
 
+import ast
 import hashlib
 import importlib.util
 import io
@@ -50,15 +51,28 @@ def payload() -> bytes:
 
 
 def torchrun_payload() -> bytes:
-    """Return the sources for `distlaunch torchrun` as a reproducible .tar.xz."""
+    """Return the sources for `distlaunch torchrun`, without comments, as a reproducible .tar.xz."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w:xz", preset=9) as archive:
-        sources = [(name, path.read_bytes()) for name, path in torchrun_modules()]
+        sources = [(name, _bare(path.read_bytes())) for name, path in torchrun_modules()]
         for name, data in (*sources, ("__main__.py", _MAIN.encode())):
             entry = tarfile.TarInfo(name)
             entry.size = len(data)
             archive.addfile(entry, io.BytesIO(data))
     return packed.getvalue()
+
+
+def _bare(source: bytes) -> bytes:
+    """Return a module without comments and docstrings, as `kubectl apply` takes objects up to 256 KiB only."""
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+            node.body = [each for each in node.body if not _is_text(each)] or [ast.Pass()]
+    return ast.unparse(tree).encode()
+
+
+def _is_text(statement: ast.stmt) -> bool:
+    return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
 
 
 def _files() -> Iterator[tuple[str, Path]]:
