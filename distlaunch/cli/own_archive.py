@@ -63,7 +63,7 @@ def torchrun_payload() -> bytes:
 
 
 def _bare(source: bytes) -> bytes:
-    """Return a module without comments and docstrings, as `kubectl apply` takes objects up to 256 KiB only."""
+    """Return a module without comments and docstrings, since `kubectl apply` takes at most 256 KiB."""
     tree = ast.parse(source)
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):

@@ -181,7 +181,8 @@ def advice(ending: Ending, words: str) -> str:
     of_status = _BY_STATUS.get(ending.status)
     if of_status and (hint := of_status(ending)):
         return hint
-    if ending.status == -signal.SIGABRT and "terminate called without an active exception" in words:
+    aborted = ending.status == -signal.SIGABRT and "terminate called without an active exception" in words
+    if aborted and TRACEBACK not in words:  # after an exception, the traceback says more
         return "a gloo thread outlived the interpreter: end the script with dist.destroy_process_group()"
     if ending.peer_gone and re.search(_TIMED_OUT, words):
         return _MISSED
@@ -209,7 +210,7 @@ def _of_module(module: str, words: str) -> str:
 
 
 def _needs_stdin(what: str, needed: str) -> Callable[[Ending], str]:
-    hint = f"{what} needs {needed}, which ranks lack under `run`: use `distlaunch torchrun` on one node"
+    hint = f"{what} needs {needed}, which ranks lack: set `stdin: rank 0`, or use `distlaunch torchrun`"
     return lambda ending: "" if ending.stdin else hint
 
 

@@ -95,7 +95,7 @@ NAN, INFINITY = '{"message": "boom", "x": NaN}', '{"message": {"message": 1e999}
 DEEP, SURROGATE = "[" * 975 + "]" * 975, '"\\ud800"'
 RECORD = {"message": {"message": "boom", "extraInfo": {"py_callstack": "Traceback: deep\nboom at last"}}}
 FAILED = "distlaunch: rank 0 (node0) failed first: exit status 3"
-UNDER_RUN = "which ranks lack under `run`: use `distlaunch torchrun`"
+UNDER_RUN = "which ranks lack: set `stdin: rank 0`, or use `distlaunch torchrun`"
 NO_INPUT = "nodes: [there]\nlauncher: {command: [sh, -c, 'exec \"$@\" </dev/null', sh]}\n"
 
 
