@@ -18,7 +18,7 @@ from distlaunch.observers import observers_of
 from distlaunch.observers.observer import Attempts, Observed, Observer, Observers, Printed, Shown
 from distlaunch.observers.recording import LastOutput, Recorder
 from distlaunch.observers.run_list import append, lines_of, note_end
-from distlaunch.schedulers import load, queue
+from distlaunch.schedulers import load
 from distlaunch.signals import Interrupts
 from distlaunch.supervisor import actions, events
 from distlaunch.supervisor.allocation_end import is_to_go_on
@@ -267,6 +267,8 @@ def ask_for_another(state: State, tell: Callable[[str], None]) -> None:
     allocation, most = state.spec.allocation, state.spec.restarts.requeue
     if allocation is None or not allocation.requeues or not is_to_go_on(state):
         return
+    from distlaunch.schedulers import queue  # imported already, by that scheduler
+
     path, scheduler = path_of_starts(state.spec), load(allocation.scheduler)
     if (made := sum("requeue" in line for line in lines_of(path))) >= most:
         times = "once" if made == 1 else f"{made} times"

@@ -32,6 +32,6 @@ def test_readmes_steps_work_as_they_are_written(site: Site) -> None:
         done = completed(["/bin/sh", "-c", step], cwd=site.folder, env=env, status=0)
         said.append(done.stdout)
     assert "16 ranks on 2 nodes" in said[1]
-    assert "pairs of nodes that can connect: 2 of 2" in said[2]
+    assert "2 connections between nodes" in said[2]
     ranks = ["[gpu-a:0] rank 0 --epochs 10", "[gpu-b:1] rank 1 --epochs 10"]
     assert sorted(said[3].splitlines()) == ranks

@@ -1,11 +1,11 @@
 """Ranks that stall, never join the rendezvous, or miss a collective."""
 
-import mmap
 import os
 import pickle
 import re
 import signal
 import socket
+import subprocess
 import sys
 from pathlib import Path
 
@@ -200,11 +200,28 @@ def test_ignores_a_file_that_is_not_a_dump_and_runs_nothing_in_it(tmp_path: Path
     assert lagging_words(str(tmp_path), 3) == []
 
 
+MAPS = """
+import mmap, sys
+print("ready", flush=True)
+sys.stdin.readline()
+with open(sys.argv[1], "rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ):
+    print("ready", flush=True)
+    sys.stdin.readline()
+"""
+
+
 def test_says_which_library_a_rank_has_imported(tmp_path: Path) -> None:
     """A file in a folder of that name: what counts is the path of what a process has mapped."""
     (tmp_path / "jaxlib").mkdir()
     (tmp_path / "jaxlib" / "x.so").write_bytes(bytes(4096))
-    assert doing([os.getpid()], 1) == [(False, "has not imported torch or JAX yet")]
-    with (tmp_path / "jaxlib" / "x.so").open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ):
-        ((_, words),) = doing([os.getpid()], 1)
+    argv = [sys.executable, "-I", "-c", MAPS, str(tmp_path / "jaxlib" / "x.so")]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0) as rank:
+        assert rank.stdin is not None
+        assert rank.stdout is not None
+        rank.stdout.readline()
+        assert doing([rank.pid], 1) == [(False, "has not imported torch or JAX yet")]
+        rank.stdin.write(b"\n")
+        rank.stdout.readline()
+        ((_, words),) = doing([rank.pid], 1)
+        rank.stdin.write(b"\n")
     assert words.startswith("JAX imported, ")

@@ -234,7 +234,7 @@ RUNS = ("launch", "observers", "supervisor", "plan", "diagnosis", "transports")
 AT_ITS_START = {
     *("launch.controller", "launch.start"),
     "observers.notifier",
-    *("plan.other_launchers", "agent.gpus"),
+    *("plan.other_launchers", "agent.gpus", "schedulers.queue"),
 }
 """Imported before the first worker starts, where they are needed at all."""
 
