@@ -12,7 +12,7 @@
                       agent ─Frame─▶ Links ─report─▶ supervisor/codec ─Event─▶ supervisor/step(State, Event)
                       agent ◀─Frame─ Links ◀─command─ supervisor/codec ◀─Action─┘    │
                                                                                      └▶ observers/
-                      at the end: State ─supervisor/summary─▶ Summary: messages, the exit status
+                      at the end: State.outcome is the exit status, and supervisor/summary describes the end
     supervisor/       pure; once agents are up, plan/ makes a LaunchPlan of JobSpec and their Facts: ranks,
                       and each worker's environment (contract.py); diagnosis/ explains why a worker failed
     observers/        the run directory, the terminal
@@ -31,7 +31,16 @@ Each layer imports only from itself and those above it in this list:
     launch/, runs/
     cli/, view/, __main__
 
-CONTRIBUTING.md has a table of what to change for what.
+Two paths through it, by module:
+
+    nodes → RANK      cli/job_file, job/build, job/nodes; plan/placement, plan/workers, contract;
+                      supervisor/starting, agent/messages; agent/workers, agent/worker
+    exit → status     agent/workers, agent/messages; launch/controller, supervisor/codec, step, rank_exits,
+                      root_cause, restarting or stopping, State.outcome; cli/run, __main__
+
+Tables to extend: job keys in job/keys, torchrun flags in compat/flags, `TABLE` in schedulers/, transports/
+and observers/, `COMMAND_TYPES` and `REPORT_TYPES` in agent/messages, `HANDLERS`, `_DUE` and `_RULES` in
+supervisor/step, commands in cli/app. CONTRIBUTING.md says what belongs to each.
 """
 
 __version__ = "0.1.0"

@@ -188,10 +188,11 @@ def run_elsewhere(context: typer.Context, word: str | None, ssh_config: str | No
     if host and colon and os.sep not in host and not os.path.exists(word):
         raise typer.Exit(_run_there(context, word, rest, (host, ssh_config)))
     if known := elsewhere(word, alone=context.command.name == "stop"):
-        status = _run_there(context, word, *known)
+        run, way = known
+        status = _run_there(context, word, run, way)
         waited = context.command.name == "wait" and status < 128 and status != Exit.USAGE
         if waited or (context.command.name == "stop" and status == Exit.OK):
-            note_end(known[0])
+            note_end(run)  # the list here can't see it
         raise typer.Exit(status)
 
 

@@ -2,13 +2,15 @@
 
 In this order, a rank is named that
 
-1. exited on its own, not because it lost another rank; the earliest exit, whenever it is reported
-2. never joined the rendezvous, while others waited for it
-3. was stopped by a signal
-4. was elsewhere, while others waited in a collective
+1. exited on its own, not because it lost another rank (`exit_cause`); the earliest exit, whenever it is
+   reported (`with_earlier_cause`)
+2. never joined the rendezvous, while others waited for it (`waited_for`, as all until 6)
+3. was stopped by a signal (or `stall_cause`, if nothing has failed)
+4. was elsewhere, while others waited in a collective (or `stall_cause`)
 5. was stalled
 6. was in another collective than most
-7. was the first to lose a peer, or every stalled rank, if nothing better is known
+7. was the first to lose a peer (`stacks_due`), or every stalled rank (`stall_cause`), if nothing better is
+   known
 
 Where a rank is blocked follows from its stack, if there is one: from its traceback, or from py-spy.
 """
