@@ -107,11 +107,13 @@ def elsewhere(word: str, alone: bool = False) -> tuple[str, Sequence[Any]] | Non
     found = {run: way for run, way in (of_job or _starting_with(word, there)).items() if run not in known}
     if not found or word in here:
         return None
-    active = [*(found.keys() - noted_ends()), *(run.id for run in _going(here))]
-    runs = [*found, *here]
+    going, runs = [run.id for run in _going(here)], [*found, *here]
+    if going and not alone:
+        return None
+    active = [*(found.keys() - noted_ends()), *going]
     if (len(active) > 1 and alone) or (len(active) != 1 < len(runs) and not of_job):
         raise UsageError(_ambiguous(word, active or runs))
-    latest = max(active or runs, key=when)
+    latest = max(active if alone and active else runs, key=when)
     return (latest, found[latest]) if latest in found else None
 
 

@@ -108,7 +108,7 @@ def fails_with(record: str) -> str:
 @pytest.mark.parametrize(
     ("worker", "keys", "status", "words"),
     [
-        ("input('name? ')", "", 1, f"hint: input() needs stdin, {UNDER_RUN} on one node\n"),
+        ("input('name? ')", "", 1, f"hint: input() needs stdin, {UNDER_RUN}\n"),
         ("breakpoint()", "", 1, f"hint: breakpoint() needs a terminal, {UNDER_RUN}"),
         (fails_with(json.dumps(RECORD)), "", 3, "  | boom at last"),
         *((fails_with(odd), "", 3, FAILED) for odd in (NAN, INFINITY, DEEP, SURROGATE)),
