@@ -72,7 +72,7 @@ class Gathering(Frozen):
 def ports_for(key: str) -> tuple[int, ...]:
     """Return ports that every launcher of a job derives from `key`.
 
-    They are used if there is no endpoint, or if rank 0 uses its port."""
+    They are used if no endpoint is given, or once rank 0 uses the port of the endpoint."""
     drawn = (zlib.crc32(f"{key} {i}".encode()) for i in range(PORTS))
     return tuple(LOWEST_PORT + number % PORT_SPAN for number in drawn)
 

@@ -23,8 +23,8 @@ _FIXED = (
 )
 _RECENT = (
     # Clients before OpenSSH 8.7 don't support these three. Listing only their names would replace the list in
-    # the user's ssh_config, and ssh would then fail on UseKeychain there. Options before IgnoreUnknown are still
-    # checked.
+    # the user's ssh_config, and ssh would then fail on UseKeychain there. Options before IgnoreUnknown are
+    # still checked.
     *("IgnoreUnknown=*", "StdinNull=no", "ForkAfterAuthentication=no", "SessionType=default"),
 )
 _KEPT = 64 << 20
@@ -35,7 +35,7 @@ their pages and faults them in again. That takes a third of the CPU time of ssh 
 """
 _MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(_KEPT // 2), "MALLOC_TRIM_THRESHOLD_": str(_KEPT)}
 SOCKETS = "~/.ssh"
-"""The directory of the sockets for `ssh.persist`. ssh expands ~ from the user database, not from HOME."""
+"""The directory of the sockets for `ssh.persist`. ssh expands ~ using the user database, not HOME."""
 
 
 class Ssh(Transport):
@@ -72,7 +72,7 @@ class Ssh(Transport):
         return ["ssh", *self._config, *_pairs("-o", options), *self._target, command]
 
     def environment(self, environ: Mapping[str, str]) -> Mapping[str, str]:
-        """Return the environment with settings that save page faults in ssh. The user's settings override them."""
+        """Return the environment with settings that save page faults in ssh. The user's settings win."""
         return {**_MALLOC, **environ}
 
     def address_argv(self) -> list[str]:

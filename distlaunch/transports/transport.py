@@ -71,7 +71,7 @@ class Transport(_Frozen):
 
     @property
     def name(self) -> str:
-        """Return the name of the transport in documents and histories. Subclasses define it as a Literal field."""
+        """Return the name of the transport in documents and histories. In subclasses, a Literal field."""
         raise NotImplementedError
 
     @property
