@@ -69,7 +69,7 @@ def _may_come_from_scheduler(cause: Cause) -> bool:
 
 
 def terminated(found: Terminated, state: State, now: float) -> Step:
-    """Stop the job. Inside an allocation, SIGTERM may come from the scheduler, which is therefore asked first."""
+    """Stop the job. Inside an allocation, SIGTERM may come from the scheduler, so ask it first."""
     asking = found.cause.exit_status == STATUS and found.cause.rank is None and state.interrupts < 2
     if not _scheduler_answers(state) or not asking:
         return state, (JobOver(found.cause, found.signum),)
@@ -109,7 +109,7 @@ def on_allocation_reported(event: AllocationReported, state: State, now: float) 
 
 
 def _resume(asked: Asked, left_s: float | None, state: State, now: float) -> Step:
-    """Handle the held-back event: the end of all ranks, a stop request, a failure or a termination warning."""
+    """Handle what was held back: the end of all ranks, a stop request, a failure or a termination warning."""
     if state.succeeded:
         return state, (JobOver(),)
     if asked.cause and asked.cause.cancelled:

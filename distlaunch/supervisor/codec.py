@@ -47,8 +47,8 @@ def seconds(value: float, name: str) -> float:
 def event_of(report: Any, clock: Clock) -> Event | None:
     """Convert a report to an event, or to None if it is only a sign of life.
 
-    The types in a report were checked earlier, but its values are not trusted. Long texts are cut, and numbers
-    must be in range. The report's time is converted to the controller's time. Raises `ProtocolError`.
+    The types in a report were checked earlier, but its values are not trusted. Long texts are cut, and
+    numbers must be in range. Times are converted to the controller's clock. Raises `ProtocolError`.
     """
     kind = type(report)
     if kind is messages.Pong:
@@ -128,7 +128,7 @@ def _short(value: Any) -> Any:
 
 
 def _error_record(record: Any, name: str) -> Mapping[str, str] | None:
-    """Return those of `message` and `callstack` that are texts. Long lines are cut, since all lines are shown."""
+    """Return `message` and `callstack`, if they are texts. Cut long lines, since all lines are shown."""
     if not isinstance(record, dict):
         return None
     texts = {name: record.get(name) for name in ("message", "callstack")}

@@ -250,7 +250,7 @@ def _misfit_message(state: State, node: int, why: str) -> tuple[ShowMessage, ...
 
 
 def _drop(state: State, node: int, why: str, tries: int, now: float) -> tuple[State, tuple[Action, ...]]:
-    """Drop a node that can't take part in its current state. Check it again later, in case its GPUs appear."""
+    """Drop a node that can't take part. The node is checked again later, in case its GPUs appear."""
     message = _misfit_message(state, node, why)
     again = Retrying(max(2, tries), None, Away(unfit=why))
     return reconnect_later(state, node, again, now), (*message, Drop(node))

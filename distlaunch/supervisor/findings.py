@@ -58,7 +58,7 @@ class Terminated(Frozen):
 
 
 class SuccessDoubted(Frozen):
-    """The job has succeeded, but an agent was stopped from outside, so its ranks may have ended early, too."""
+    """The job has succeeded, but an agent was stopped from outside, so ranks may have been, too."""
 
 
 class TerminationWarning(Frozen):
@@ -68,8 +68,8 @@ class TerminationWarning(Frozen):
 class JobOver(Frozen):
     """The job ends. Its workers are stopped by `signum`.
 
-    If `cause` is None, the job has succeeded. If `grace_s` is None, the job's grace period applies. `asked` is
-    set if the scheduler has been asked about the cause.
+    If `cause` is None, the job has succeeded. If `grace_s` is None, the job's grace period applies. `asked`
+    is set if the scheduler has been asked about the cause.
     """
 
     cause: Cause | None = None

@@ -285,10 +285,10 @@ class Use(Frozen):
 class RankState(Frozen):
     """A worker of the current attempt. `pid` and `cpus` are known once it has started.
 
-    `joined` is set once the worker has joined the rendezvous, and `trying` while it tries to. `doing` describes
-    its activity. `stalled` is set if it neither prints nor computes. In that case, `stack` contains its frames,
-    innermost first, once they are known. `stopped_pid` is a process of the worker that a signal has stopped.
-    `dumping` is set if the worker was told to print its stacks, which may end it.
+    `joined` is set once the worker has joined the rendezvous, and `trying` while it tries to. `doing`
+    describes its activity. `stalled` is set if it neither prints nor computes. In that case, `stack` contains
+    its innermost frames, innermost first, once they are known, and `stopped_pid` is a process of the worker
+    that a signal has stopped. `dumping` is set if the worker was told to print its stacks, which may end it.
     """
 
     rank: int
@@ -330,7 +330,7 @@ class RankState(Frozen):
 
 
 class WorkerCounts(Frozen):
-    """Worker counts by state: exited with status 0, joined the rendezvous, joined or trying to, and not ended."""
+    """Worker counts: exited with status 0, joined the rendezvous, joined or trying to, and not ended."""
 
     succeeded: int = 0
     joined: int = 0

@@ -1,8 +1,8 @@
 """The root cause: the rank to name when ranks fail, lose a peer, time out or stall.
 
-In this order, a rank is named that
+The root cause is the first of these that applies, a rank that
 
-1. exited on its own, not because it lost another rank; the earliest exit, whenever it is reported
+1. exited on its own, not because it lost another rank (the earliest exit, even if reported late)
 2. never joined the rendezvous, while others waited for it
 3. was stopped by a signal
 4. was elsewhere, while others waited in a collective
@@ -10,7 +10,7 @@ In this order, a rank is named that
 6. was in another collective than most
 7. was the first to lose a peer, or every stalled rank, if nothing better is known
 
-Where a rank is blocked follows from its stack, if there is one: from its traceback, or from py-spy.
+If a rank has a stack, from its traceback or from py-spy, the stack shows where the rank is blocked.
 """
 
 import re
@@ -29,7 +29,7 @@ from distlaunch.supervisor.state import Cause, Phase, State, Timer
 from distlaunch.wording import listed, lost_peer_words, rank_list, span_words
 
 STACKS_S = 0.5
-"""Seconds for the stacks of ranks that others timed out on to arrive."""
+"""Seconds to wait for the stacks of ranks that others timed out on."""
 STOPPED = (-signal.SIGTERM, -signal.SIGKILL)
 """Statuses of ranks that were stopped, possibly after an exception."""
 VERDICT_S = 1.0
@@ -37,7 +37,7 @@ VERDICT_S = 1.0
 still be in a `finally` block or in interpreter shutdown, and SIGTERM would end it before its traceback is
 out."""
 MAX_DUMPS = 16
-"""Ranks whose stacks are dumped. If a thousand ranks wait for one, further stacks add nothing."""
+"""Maximum number of ranks to dump stacks of. If a thousand ranks wait for one, more stacks add nothing."""
 _TORCH = r"\((?:\S*/)?torch/"
 _COLLECTIVE = (
     _TORCH + r"(?:distributed/(?!elastic/|launcher/|run\.py)|nn/parallel/distributed\.py|autograd/graph\.py)"
@@ -49,7 +49,7 @@ _COLLECTIVE = (
 
 
 def exit_cause(state: State, rank: int, event: WorkerExited, words: Words) -> Cause:
-    """Return the root cause in case this rank is the first that failed."""
+    """Return the root cause to report if this rank failed first."""
     status, how = exit_status_of(event.status), facts(Ending(event.status, event.oom_kills, event.shm))
     after = lost_peer_words(words.peer_gone, words.timed_out)
     how += f", {after}" if after else ""
@@ -89,16 +89,16 @@ def with_exit(state: State, rank: int, **changes: Any) -> State:
 
 
 def verdict_when_all_ended(state: State, now: float) -> Step:
-    """Stop waiting if no other rank is left that may be the root cause."""
+    """Stop waiting if no rank that might be the root cause is still running."""
     if state.suspect is None or state.workers.counts.alive:
         return state, ()
     return verdict_due(state, now)
 
 
 def verdict_due(state: State, now: float) -> Step:
-    """Find the rank that the others waited for, since no rank failed for its own reason.
+    """Find the rank that the others waited for, since no rank failed for a reason unrelated to its peers.
 
-    If that takes the stacks of ranks that are still running, request them.
+    If this requires the stacks of ranks that are still running, request them.
     """
     waiters = _timed_out(state)
     running = [w.rank for w in state.workers if w.running and not w.stack] if waiters else []
@@ -109,8 +109,9 @@ def verdict_due(state: State, now: float) -> Step:
 
 
 def stacks_due(state: State, now: float) -> Step:
-    """Make the rank that the others waited for the root cause; the first that lost a peer if it isn't
-    known."""
+    """Make the rank that the others waited for the root cause.
+
+    If that rank isn't known, use the first rank that lost a peer."""
     assert state.suspect is not None
     waiters = _timed_out(state)
     at_fault, what = waited_for(state, waiters) if waiters else ([], "")
@@ -142,7 +143,7 @@ def _with_absent_ranks(cause: Cause, state: State) -> Cause:
 
 
 def _cause_of(state: State, ranks: list[RankState], text: str, exit_status: int, at: float) -> Cause:
-    """Return a root cause that is one of `ranks`, if there is only one."""
+    """Return a root cause. It names a rank if `ranks` contains only one."""
     rank = ranks[0].rank if len(ranks) == 1 else None
     node = state.plan.node_of(rank).node if rank is not None and state.plan else None
     return Cause(text, exit_status, at, rank, node)
@@ -201,7 +202,7 @@ def waits_in(worker: RankState) -> str:
 
 
 def waited_for(state: State, waiters: list[RankState]) -> tuple[list[RankState], str]:
-    """Return the ranks for which these waited until they timed out, as far as is known, and what they did."""
+    """Return the ranks that `waiters` timed out on, as far as known, and a description of their activity."""
     left = [worker for worker in state.workers if worker.going or worker.status == 0]
     if any(map(is_joining, waiters)) and (away := [w for w in left if not (w.joined or w.trying)]):
         # Without rank 0, none of the others can join.
