@@ -80,7 +80,7 @@ def _run_command(words: Sequence[str]) -> int:
 
 
 def _opened_early(command: str, words: Sequence[str]) -> "Link | None":
-    """Open an agent on this machine, if the command starts a job now that may run here."""
+    """Open an agent on this machine if the command starts a job immediately and the job may run here."""
     elsewhere = {"--detach", "-d", "--on"}.intersection(words) or "SLURM_JOB_ID" in os.environ
     if command not in ("run", "torchrun") or elsewhere:
         return None
@@ -109,7 +109,7 @@ def _run_with(command: str, words: Sequence[str], early: "Link | None") -> int:
 
 
 def _fill_standard_descriptors() -> None:
-    """Open /dev/null for each closed standard stream, whose number a pipe would take otherwise."""
+    """Open /dev/null for each closed standard stream. Otherwise, a pipe would get its number."""
     while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(fd, True)
     os.close(fd)

@@ -20,9 +20,9 @@ RESERVED = frozenset(
         *("TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_SIGNALS_TO_HANDLE"),
     }
 )
-"""Variables that a job may not set, because each worker or the run has its own.
+"""Variables that a job may not set, because distlaunch sets them for each worker or for the run.
 
-OMP_NUM_THREADS is not among them: like torchrun, distlaunch only has a default for it.
+OMP_NUM_THREADS is not included. Like torchrun, distlaunch only provides a default.
 """
 
 
@@ -39,7 +39,7 @@ HANDLED_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
 
 
 class Position(Frozen):
-    """The position of one worker in the job, and among those of its role; `node_rank` None = not known."""
+    """The position of one worker in the job and in its role. `node_rank` is None if unknown."""
 
     rank: int
     local_rank: int
@@ -53,8 +53,9 @@ class Position(Frozen):
 class Rendezvous(Frozen):
     """The values that all workers of one attempt share.
 
-    For placeholders only: `ids` are the IDs of the job and the run by their variables, `ports` the further
-    ports by their placeholders, and `sources` the addresses of the nodes on their routes to MASTER_ADDR.
+    Three fields are only for placeholders. `ids` contains the IDs of the job and the run, keyed by variable.
+    `ports` contains the additional ports, keyed by placeholder. `sources` contains the addresses of the nodes
+    on their routes to MASTER_ADDR.
     """
 
     master_addr: str
@@ -70,7 +71,7 @@ class Rendezvous(Frozen):
 
 
 def shared_environment(meeting: Rendezvous, world_size: int, nodes: int | None) -> dict[str, str]:
-    """Return the variables that all workers of an attempt share; `nodes` None = not known."""
+    """Return the variables that all workers of an attempt share. `nodes` is None if unknown."""
     return _known(GROUP_WORLD_SIZE=nodes) | {
         "WORLD_SIZE": str(world_size),
         "MASTER_ADDR": meeting.master_addr,

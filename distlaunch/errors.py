@@ -11,9 +11,9 @@ from distlaunch.agent.frozen import Frozen
 
 
 class Exit(IntEnum):
-    """Exit statuses of distlaunch's own failures; the status of a failed worker is passed on.
+    """Exit statuses of distlaunch's own failures. The status of a failed worker is passed on.
 
-    They are those of sysexits(3) where it has one, and 124 and 128+n as in timeout(1) and shells.
+    Statuses follow sysexits(3) if it defines one. 124 is as in timeout(1), and 128+n as in shells.
     """
 
     OK = 0
@@ -60,7 +60,7 @@ class Problem(Frozen):
 
 
 class JobError(DistlaunchError):
-    """A job file, or the job in it, is wrong; has all problems that were found."""
+    """A job file, or the job in it, is wrong. The error contains all problems found."""
 
     exit_status = Exit.USAGE
 

@@ -14,7 +14,7 @@ RESERVE = 300
 
 
 def own_command() -> tuple[str, ...]:
-    """Return the words that start this very program, from any directory and at any time."""
+    """Return the command that starts this same program, from any directory and at any time."""
     program = os.path.abspath(sys.argv[0])
     if os.path.basename(program) == "distlaunch" and os.access(program, os.X_OK) and os.path.isfile(program):
         return (program,)
@@ -26,7 +26,7 @@ def own_command() -> tuple[str, ...]:
 
 
 def runs_ranks() -> bool:
-    """Whether this machine can be a node."""
+    """Return whether this machine can be a node."""
     return sys.platform == "linux"
 
 
@@ -51,7 +51,7 @@ def exit_descriptor(pid: int) -> int:
 
 
 def send_signal(pid: int, signum: int, still: Callable[[], bool]) -> bool:
-    """Send a signal to a process if it is `still` the right one; return whether it was sent."""
+    """Send a signal to a process if `still` confirms that it is the right one. Return whether it was sent."""
     if sys.platform != "linux":
         if sent := still():
             os.kill(pid, signum)

@@ -16,7 +16,7 @@ MATCH_S = 0.5
 
 
 class Interrupts:
-    """The signals that are meant for a job, as numbers on a pipe: `fd` is readable when there are some."""
+    """Signals for a job, as numbers on a pipe. `fd` is readable while unread signals exist."""
 
     def __init__(self) -> None:
         self.fd, self._write = os.pipe()
@@ -53,10 +53,10 @@ class Interrupts:
 
 
 class Signals(Interrupts):
-    """The signals to this process, while it is entered; SIGHUP stays ignored under nohup.
+    """Signals to this process, caught while the context is entered. SIGHUP stays ignored under nohup.
 
-    `more` are the names of signals besides those that always end a job. Python lets only the main thread
-    enter it.
+    `more` contains the names of signals besides those that always end a job. Python allows only the main
+    thread to enter the context.
     """
 
     def __init__(self, more: Iterable[str] = ()) -> None:

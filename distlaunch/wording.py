@@ -29,7 +29,7 @@ def listed(names: Sequence[str], most: int = MAX_NAMED) -> str:
 
 
 def spans(numbers: Sequence[int]) -> str:
-    """Return ascending numbers in short: `0-2,5`."""
+    """Return ascending numbers as compact ranges: `0-2,5`."""
     found: list[list[int]] = []
     for number in numbers:
         if found and found[-1][-1] == number - 1:
@@ -106,7 +106,7 @@ def json_text(document: object, indent: int) -> str:
 def expand_ranges(text: str) -> list[str]:
     """Expand a range of host names: `gpu[03-05,9]` → gpu03 gpu04 gpu05 gpu9.
 
-    Several brackets multiply. Raises ValueError.
+    Several brackets yield all combinations. Raises ValueError.
     """
     parts = re.split(r"\[([^\[\]]*)\]", text)
     if any(mark in part for part in parts[::2] for mark in "[]"):
@@ -150,7 +150,7 @@ def cut(text: str, room: int, end: int = 0) -> str:
 
 
 def age_words(seconds: float) -> str:
-    """Return a length of time in at most five characters: `41s`, `12m`, `3h07`, `5d`."""
+    """Return a duration in at most five characters: `41s`, `12m`, `3h07`, `5d`."""
     whole = int(seconds)
     if whole < 120:
         return f"{whole}s"

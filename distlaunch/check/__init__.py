@@ -1,4 +1,4 @@
-"""`distlaunch check`: what would keep a job from working, found before it starts.
+"""`distlaunch check`: finds problems that would keep a job from working, before it starts.
 
 `probe` is a program that describes the node it runs on. `launch/node_check` runs it on each node of a job.
 `findings` compares the answers with the job and with each other: one function for each part of a node.

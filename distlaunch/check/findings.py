@@ -1,4 +1,4 @@
-"""The verdict of a check: findings, differences between nodes, what is fine, and what was not checked."""
+"""The verdict of a check: findings, differences between nodes, passed checks, and skipped checks."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -20,10 +20,10 @@ USED_GPU = 0.1
 
 
 class NodeReport(Frozen):
-    """The result for one node: why it can't be reached, or the time that took in seconds, and its facts.
+    """The result for one node: why it can't be reached, or how many seconds that took, and its facts.
 
-    `facts` are the answer of the probe, by part: facts, or a text, the reason why they are missing. `clock_s`
-    is the difference between the clock of the node and the one here.
+    `facts` is the output of the probe, keyed by part. Each value contains facts or, as a text, the reason why
+    they are missing. `clock_s` is the difference between the node's clock and the clock of this machine.
     """
 
     label: str
@@ -291,7 +291,7 @@ _WEIGHTY: Mapping[str, tuple[str, str]] = {
 
 
 def _values(nodes: Sequence[NodeReport]) -> dict[str, dict[str, str]]:
-    """Return what is compared, as text, by name and node."""
+    """Return the values to compare, as text, keyed by name, then by node."""
     values: dict[str, dict[str, str]] = {}
     for node in nodes:
         for part, key, name in _COMPARED:
@@ -346,7 +346,7 @@ def _disagreements(nodes: Sequence[NodeReport]) -> Iterator[Finding]:
 
 
 def _summaries(nodes: Sequence[NodeReport]) -> Iterator[tuple[str, str]]:
-    """Yield each part with a few words about it, for the line of what is fine."""
+    """Yield each part with a short summary, for the line of passed checks."""
     reached = [node for node in nodes if not node.failure]
     if not reached:
         return

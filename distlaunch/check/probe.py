@@ -1,8 +1,8 @@
-"""The probe: a program that describes its node, run on each node by the job's Python before a launch.
+"""The probe: a program that describes its node. The job's Python runs it on each node before a launch.
 
-`python -c SOURCE REQUEST` prints one JSON object: for each part the facts, or a text, the reason why they are
-missing. It imports nothing of the job and needs only the standard library of Python 3.8. The request has
-`workdir`, `script`, `module`, `logs` and `master`, each None if it doesn't apply.
+`python -c SOURCE REQUEST` prints one JSON object. For each part, it contains the facts or, as a text, the
+reason why they are missing. The probe imports nothing of the job and needs only the standard library of
+Python 3.8. The request has `workdir`, `script`, `module`, `logs` and `master`, each None if it doesn't apply.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     Facts = dict[str, Any]
 
 LIMIT_S = 4.0
-"""Seconds for each part. A part that waits longer, as for a dead file server, is reported as missing."""
+"""Seconds for each part. A part that takes longer, as with a dead file server, is reported as missing."""
 SIOCGIFADDR, SIOCGIFMTU = 0x8915, 0x8921
 XID = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\): (\d+)")
 
@@ -132,7 +132,7 @@ def software(asked: Facts) -> Facts:
 
 
 def nccl_of(torch: str) -> dict[str, str | None]:
-    """Paths of the NCCL libraries that a worker may load: beside torch, and on LD_LIBRARY_PATH."""
+    """Return the paths of NCCL libraries that a worker may load, next to torch and on LD_LIBRARY_PATH."""
     site = os.path.dirname(torch)
     places = [site + "/nvidia/nccl/lib", torch + "/lib", *os.environ.get("LD_LIBRARY_PATH", "").split(":")]
     found = (path for place in places if place for path in sorted(glob.glob(place + "/libnccl.so*")))
@@ -150,7 +150,7 @@ def nccl_version(path: str) -> str | None:
 
 
 def imported(script: str) -> list[str]:
-    """Names of the packages that a script imports at its top, except in `try` and `if`."""
+    """Return the names of packages that a script imports at its top level, except in `try` and `if`."""
     with open(script, "rb") as file:
         tree = ast.parse(file.read())
     names: list[str] = []
@@ -265,7 +265,7 @@ def command_of(pid: int) -> str:
 
 
 def xids() -> list[tuple[str, int]] | None:
-    """Xid errors in the kernel's log as [PCI address, number]; None if it may not be read."""
+    """Return Xid errors in the kernel's log as [PCI address, number], or None if the log can't be read."""
     try:
         log = subprocess.run(
             ["dmesg"], capture_output=True, text=True, timeout=LIMIT_S / 2, errors="replace", check=True

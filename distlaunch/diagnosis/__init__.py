@@ -1,1 +1,1 @@
-"""The diagnosis of a worker's failure by its status, last output and error record, with advice. Pure."""
+"""The diagnosis of a worker's failure from its status, last output and error record, with advice. Pure."""

@@ -1,6 +1,6 @@
-"""The meaning of an exit: the facts, from the kernel and the status; the origin of the error; advice.
+"""The interpretation of an exit: facts from the kernel and the status, the origin of the error, and advice.
 
-Patterns are compiled where they are used, because most ranks don't fail.
+Patterns are compiled on use, because most ranks don't fail.
 """
 
 import re
@@ -12,16 +12,16 @@ from distlaunch.agent.frozen import Frozen
 from distlaunch.wording import counted, status_words
 
 LAST_LINES = 40
-"""Lines of a rank's last output that count for advice, and, without a traceback, for the error's origin."""
+"""Lines of a rank's last output to search for advice and, without a traceback, for the error's origin."""
 SMALL_SHM = 1 << 30
 TRACEBACK = "Traceback (most recent call last):"
 
 
 class Ending(Frozen):
-    """The end of a worker with facts from the kernel: OOM kills since the start, (size, free) of /dev/shm.
+    """The end of a worker, with facts from the kernel: OOM kills since the start, (size, free) of /dev/shm.
 
-    `peer_gone`: it lost its connection to another rank. `python` is its interpreter, `module` the module that
-    it ran instead of a file. `stdin`: it has the stdin of the command.
+    `peer_gone` is set if the worker lost its connection to another rank. `python` is its interpreter.
+    `module` is the module that it ran instead of a file. `stdin` is set if it has the stdin of the command.
     """
 
     status: int
@@ -34,12 +34,12 @@ class Ending(Frozen):
 
 
 def exit_status_of(status: int) -> int:
-    """Return a worker's status as a shell has it: 128 + n for signal n."""
+    """Return a worker's status as a shell reports it: 128 + n for signal n."""
     return status if status >= 0 else 128 - status
 
 
 def facts(ending: Ending) -> str:
-    """Return the exit in words, with its cause if that is known."""
+    """Return a description of the exit, with its cause if known."""
     words = status_words(ending.status)
     if ending.status == -signal.SIGKILL:
         if ending.oom_kills > 0:
@@ -52,8 +52,8 @@ def facts(ending: Ending) -> str:
     return words
 
 
-# The origin of an error. When a rank fails, those that wait for it in a collective lose their connections and
-# fail, too, often before the first one has exited: it may be in a `finally`, or the interpreter's shutdown.
+# The origin of an error. When a rank fails, the ranks that wait for it in a collective lose their connections
+# and fail, too. They often exit before the first rank, which may be in a `finally` or shutting down.
 
 _RANK_PREFIX = r"(?m)^\[\w*rank\d+\]:?\s?"
 """Prefix that the excepthook of torch.distributed puts before each line."""
@@ -62,9 +62,9 @@ _CHAINED = (
     r"|The above exception was the direct cause of the following exception):$"
 )
 _LOG = r"(?m)^\[[WEIF]\d{4} .*"
-"""Logs of torch's C++ code: of other threads, and, after a traceback, of its consequences."""
+"""Log lines of torch's C++ code, from other threads or, after a traceback, about its consequences."""
 _REMARK = r"(?m)^(?:\[\w*rank\d+\]:? ?)?\[?[IW]\d{4} \d\d:\d\d:\d\d\.\d+ .*\n?"
-"""Information and warnings in torch's logs, neither of which ends a rank."""
+"""Information and warnings in torch's logs, which don't indicate why a rank ended."""
 _FRAME = r'(?m)^ +File "([^"]+)", line \d+'
 _IN_TORCH_DISTRIBUTED = r"/torch/distributed/(?!elastic/|launcher/|run\.py)"
 _COLLECTIVES = (
@@ -80,7 +80,7 @@ _WAITED = r"[Tt]im(?:ed |e)out"
 _TORCHRUN = (
     r'(?m)^Traceback \(most recent call last\):\n(?:  .*\n)*?  File ".*/torch/distributed/run\.py", line '
 )
-"""Start of torchrun's own traceback, with which it exits when one of its ranks has failed."""
+"""Start of the traceback that torchrun itself prints when one of its ranks has failed."""
 _ROOT = (
     r"Root Cause \(first observed failure\):\n(?:.*\n)*?"
     r"  rank +: (\d+) \(local_rank: (\d+)\)\n  exitcode +: (-?\d+) \(pid: (\d+)\)"
@@ -88,9 +88,10 @@ _ROOT = (
 
 
 class Words(Frozen):
-    """The evidence in a rank's last output: whether it has a `traceback`, and whether a peer was gone.
+    """The evidence in a rank's last output: whether it contains a `traceback`, and whether a peer was gone.
 
-    `timed_out`: no connection was lost, but waiting for the peer timed out. `stack` is where it waited.
+    `timed_out` is set if no connection was lost but waiting for the peer timed out. `stack` is where the rank
+    waited.
     """
 
     traceback: bool = False
@@ -100,7 +101,7 @@ class Words(Frozen):
 
 
 def words_of(status: int, stderr: str, record: Mapping[str, Any] | None = None) -> Words:
-    """Judge a rank's exit by its status (see `WorkerExited`), the end of its stderr, and its error record."""
+    """Return the evidence in a rank's status (see `WorkerExited`), the end of its stderr and its record."""
     if status < 0 and status not in (-signal.SIGABRT, -signal.SIGTERM, -signal.SIGKILL):
         return Words()  # no Python exception ends like this
     output = re.sub(_RANK_PREFIX, "", split_torchrun(stderr)[0])
@@ -113,7 +114,7 @@ def words_of(status: int, stderr: str, record: Mapping[str, Any] | None = None) 
 
 
 def python_frames(text: str) -> tuple[str, ...]:
-    """Return the frames in a traceback or in faulthandler output, in its order: `read (t.py:3)`."""
+    """Return the frames in a traceback or in faulthandler output, in the same order: `read (t.py:3)`."""
     found = re.findall(r'(?m)^  File "(.+)", line (\d+),? in (.+)$', text)
     return tuple(f"{name} ({_short_path(path)}:{line})" for path, line, name in found)
 
@@ -124,7 +125,7 @@ def _short_path(path: str) -> str:
 
 
 def root_error(words: str) -> str:
-    """Return the first error: the oldest exception of the last traceback's chain, or else the last lines."""
+    """Return the first error: the oldest exception in the last traceback's chain, else the last lines."""
     blocks = words.split(TRACEBACK)
     if len(blocks) == 1:
         return "\n".join(without_remarks(words).splitlines()[-LAST_LINES:])
@@ -135,7 +136,7 @@ def root_error(words: str) -> str:
 
 
 def _of_a_collective(error: str) -> str:
-    """Return the message of an error in a collective; "" for other errors, which may use the same words."""
+    """Return the message of an error in a collective, or "" for other errors, which may read the same."""
     frames = list(re.finditer(_FRAME, error))
     message = re.split(_LOG, error[frames[-1].end() :], maxsplit=1)[0] if frames else error
     within = bool(frames) and bool(re.search(_IN_TORCH_DISTRIBUTED, frames[-1][1]))
@@ -143,32 +144,32 @@ def _of_a_collective(error: str) -> str:
 
 
 def split_torchrun(words: str) -> tuple[str, str]:
-    """Return the last output of torchrun's first rank that failed, and a line about how that failed.
+    """Return the last output of the first rank that failed under torchrun, and a line about the failure.
 
-    For any other program, return its own last output, and "".
+    For any other program, return its own last output and "".
     """
     own = list(re.finditer(_TORCHRUN, words))
     if not own:
         return words, ""
     output, report = words[: own[-1].start()], words[own[-1].start() :]
     found = re.search(_ROOT, report)
-    if not found:  # torchrun itself has failed: its last line has the error
+    if not found:  # torchrun itself has failed: its last line contains the error
         return output, report.strip().splitlines()[-1]
     rank, local_rank, exitcode, pid = found.groups()
-    # If torch.distributed marks the output of ranks, the others, which lost that rank, are left out.
+    # If torch.distributed marks the output of ranks, the other ranks, which lost this one, are left out.
     marked = re.findall(rf"(?m)^\[\w*rank{rank}\]:.*\n", output)
     how = f"root cause: rank {rank} (local rank {local_rank}, pid {pid}): {status_words(int(exitcode))}"
     return "".join(marked) or output, how
 
 
 def without_remarks(words: str) -> str:
-    """Return `words` without lines that torch logs as information or warnings; "" if nothing else is left."""
+    """Return `words` without lines that torch logs as information or warnings, or "" if no others exist."""
     rest = re.sub(_REMARK, "", words)
     return rest if rest.strip() else ""
 
 
 def traceback_key(words: str) -> str:
-    """Return the last traceback in `words`, without differences between ranks; "" if there is none."""
+    """Return the last traceback in `words` without differences between ranks, or "" if there is none."""
     _, found, last = words.rpartition(TRACEBACK)
     return re.sub(r"\d+", "#", re.sub(_RANK_PREFIX, "", last)).strip() if found else ""
 
@@ -177,12 +178,12 @@ def traceback_key(words: str) -> str:
 
 
 def advice(ending: Ending, words: str) -> str:
-    """Return one line of advice on a known problem; "" if none is known."""
+    """Return one line of advice on a known problem, or "" if no known problem matches."""
     of_status = _BY_STATUS.get(ending.status)
     if of_status and (hint := of_status(ending)):
         return hint
     aborted = ending.status == -signal.SIGABRT and "terminate called without an active exception" in words
-    if aborted and TRACEBACK not in words:  # after an exception, the traceback says more
+    if aborted and TRACEBACK not in words:  # after an exception, the traceback is more informative
         return "a gloo thread outlived the interpreter: end the script with dist.destroy_process_group()"
     if ending.peer_gone and re.search(_TIMED_OUT, words):
         return _MISSED
@@ -196,7 +197,7 @@ def advice(ending: Ending, words: str) -> str:
 
 
 def _of_module(module: str, words: str) -> str:
-    """Return advice on the name of the job's own module, if `python -m` complains about it."""
+    """Return advice on the name of the job's own module if `python -m` can't run it."""
     name = re.escape(module)
     if without_py := re.search(rf"Try using '(\S+)' instead of '{name}' as the module name", words):
         return f"name a module without .py: `module: {without_py[1]}`; for a file, use `script:`"

@@ -9,10 +9,10 @@ from distlaunch.plan.workers import WorkerPlan
 
 
 def plan_document(plan: LaunchPlan, nodes: dict[NodeRank, list[WorkerPlan]]) -> dict[str, Any]:
-    """Return the plan; `nodes` has the workers of each node.
+    """Return the plan as a JSON object. `nodes` contains the workers of each node.
 
-    Inherited values, and values of variables with the name of a secret, are null. So is a port picked at the
-    start.
+    Inherited values are null, as are values of variables whose names suggest a secret, and a port that is
+    picked at the start.
     """
     binding = plan.spec.placement.binding
     bound = {binding.key: list(binding.cpus) or binding.how} if binding else {}  # as in the job file

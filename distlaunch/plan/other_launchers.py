@@ -1,8 +1,8 @@
-"""Launchers that start the ranks themselves, run by distlaunch.
+"""Launchers that are run by distlaunch and start the ranks themselves.
 
-A torch elastic agent is the only worker of each node (`python -m torch.distributed.run`). mpirun is the only
-worker, on the first node: it reaches the other nodes itself and runs `distlaunch exec` as each rank. These
-ranks join an ordinary run at MASTER_ADDR and MASTER_PORT of the job.
+With torch elastic agents (`python -m torch.distributed.run`), an agent is the only worker of each node. With
+mpirun, the only worker of the job is mpirun on the first node. mpirun reaches the other nodes itself and runs
+`distlaunch exec` as each rank. These ranks join an ordinary run at the job's MASTER_ADDR and MASTER_PORT.
 """
 
 from distlaunch.contract import Rendezvous
@@ -17,22 +17,23 @@ TEMPORARY = ("PET_LOG_DIR",)
 def agent_words(
     spec: JobSpec, program: Program, size: tuple[int, int], meeting: Rendezvous, source: str | None
 ) -> tuple[str, ...]:
-    """Return the Python arguments, up to the program, of a torch agent; `size` is (nodes, its ranks).
+    """Return the Python arguments of a torch agent that precede the program.
 
-    The agents of an attempt exit when their first rank fails, and the supervisor starts the next ones.
-    `source` is the address of the node for the others.
+    `size` contains the number of nodes and the number of the agent's ranks. `source` is the address at which
+    the other nodes reach this one. The agents of an attempt exit when their first rank fails, and the
+    supervisor starts the agents of the next attempt.
     """
     # A new ID, since a finished rendezvous can't be joined.
     own = meeting._replace(run_id=f"{meeting.run_id}-{meeting.restart_count}", max_restarts=0)
     flags = agent_flags(spec, program, size, own)
     # torch would use the host name, which may not resolve on the nodes.
     here = [f"--local-addr={source}"] if source else []
-    # Without "--", argparse would take script arguments for abbreviated flags.
+    # Without "--", argparse would interpret script arguments as abbreviated flags.
     return ("-u", "-m", "torch.distributed.run", *flags, *here, *program_flag(program), "--")
 
 
 def agent_flags(spec: JobSpec, program: Program, size: tuple[int, int], meeting: Rendezvous) -> list[str]:
-    """Return the torchrun flags of an agent that joins through an etcd server; `size` as in agent_words."""
+    """Return the torchrun flags of an agent that joins through an etcd server. See agent_words for `size`."""
     assert spec.rendezvous.etcd
     join_s = FOREVER_S if spec.limits.join_s is None else spec.limits.join_s
     conf = {"join_timeout": f"{max(1, round(join_s))}", **spec.rendezvous.etcd.conf}
@@ -64,18 +65,18 @@ _DEFAULTS = {
     # Running as root is a decision of the user.
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-    # Binding is up to the job: Open MPI would bind each of two ranks, with all its threads, to one core.
+    # The job controls binding. With two ranks, Open MPI would bind each, with all its threads, to one core.
     "OMPI_MCA_hwloc_base_binding_policy": "none",
     "PRTE_MCA_hwloc_default_binding_policy": "none",
 }
 _EXPORTED = "OMPI_MCA_mca_base_env_list"
-"""Variable that lists the variables Open MPI passes to other nodes; MPICH passes all."""
+"""Variable that lists the variables that Open MPI passes to other nodes. MPICH passes all variables."""
 
 
 def under_mpirun(spec: JobSpec, python: str) -> JobSpec:
     """Return the job for `run` and `dry-run`: unchanged, or mpirun on the first node. Raises `JobError`.
 
-    `python` is the default interpreter; every node needs distlaunch installed for it.
+    `python` is the default interpreter. With mpirun, every node needs distlaunch installed for it.
     """
     if not spec.mpirun.argv or spec.mpirun.hosts:
         return spec
@@ -100,7 +101,7 @@ def under_mpirun(spec: JobSpec, python: str) -> JobSpec:
 
 
 def rows(spec: JobSpec) -> list[tuple[str, int, int]]:
-    """Return the host, local rank and rank of each rank, as placed by mpirun."""
+    """Return the host, local rank and rank of each process, as placed by mpirun."""
     places = [(host, local_rank) for host, procs in spec.mpirun.hosts for local_rank in range(procs)]
     return [(*place, rank) for rank, place in enumerate(places)]
 
@@ -115,7 +116,7 @@ def _procs(spec: JobSpec, node: NodeSpec) -> int:
 
 
 def _settings(spec: JobSpec) -> dict[str, EnvValue]:
-    """Return mpirun settings as variables, since options differ between Open MPI 4, 5 and MPICH."""
+    """Return mpirun settings as variables, since options differ between Open MPI 4, Open MPI 5 and MPICH."""
     settings = {**_DEFAULTS, _EXPORTED: ";".join((*_PASSED_ON, *spec.program.env))}
     reach = next((node.reach for node in spec.nodes if isinstance(node.reach, Ssh)), None)
     if reach and reach.options.config:

@@ -1,4 +1,4 @@
-"""The destination of output of each rank: the console, with or without a prefix, and a file."""
+"""The destination of each rank's output: the console, with or without a prefix, and a file."""
 
 from itertools import product
 
@@ -10,7 +10,9 @@ STREAMS = ("stdout", "stderr")
 
 
 class Destination(Frozen):
-    """One stream of one rank; `prefix` None = unchanged bytes; `file` is in the run directory."""
+    """The destination of one stream of one rank.
+
+    If `prefix` is None, the bytes are unchanged. `file` is relative to the run directory."""
 
     shown: bool
     prefix: str | None
@@ -18,14 +20,14 @@ class Destination(Frozen):
 
     @property
     def direct(self) -> bool:
-        """Check whether the output goes only to the console, unchanged."""
+        """Return whether the output goes only to the console, unchanged."""
         return self.shown and self.prefix is None and self.file is None
 
 
 def destinations(plan: LaunchPlan, attempt: int) -> dict[tuple[int, int], Destination]:
-    """Return (rank, 0 stdout | 1 stderr) → destination for an attempt with that plan.
+    """Return the destinations for an attempt with this plan, keyed by rank and stream (0 stdout, 1 stderr).
 
-    Nodes whose own launchers show and keep the output are left out.
+    Ranks on nodes whose own launchers show and keep the output are left out.
     """
     logs = plan.spec.logs
     shown, found = shown_ranks(plan), {}
@@ -47,7 +49,7 @@ def shown_ranks(plan: LaunchPlan) -> range | tuple[int, ...]:
 
 
 def log_file(attempt: int, rank: int, stream: int) -> str:
-    """Return the file of a stream in the run directory; the name has only integers of the job."""
+    """Return the path of a stream's file in the run directory. Only integers in it come from the job."""
     name = f"rank{rank}.{('out', 'err')[stream]}"
     return f"attempt{attempt}/{name}" if attempt else name
 
@@ -55,7 +57,7 @@ def log_file(attempt: int, rank: int, stream: int) -> str:
 def _by_torchrun(
     logs: TorchrunLogs, plan: LaunchPlan, node: NodePlan, rank: int, stream: int, attempt: int
 ) -> Destination:
-    """Apply torchrun rules: redirect = only the file; tee = both, with a prefix; else the console."""
+    """Apply torchrun's rules: redirect = file only, tee = both, with a prefix, neither = console only."""
     local_rank = rank - node.first_rank
     tee, redirected = (_has(std, local_rank, stream) for std in (logs.tee, logs.redirects))
     wanted = not logs.local_ranks or local_rank in logs.local_ranks

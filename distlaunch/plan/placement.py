@@ -1,4 +1,4 @@
-"""Placement of ranks: nodes in the order listed, contiguous per node, rank 0 on the first."""
+"""The placement of ranks: in the order of the nodes, contiguous on each node, with rank 0 on the first."""
 
 from bisect import bisect_right
 from collections import Counter
@@ -16,18 +16,19 @@ from distlaunch.transports.transport import Transport
 from distlaunch.wording import counted, listed
 
 MAX_PROCS = 4096
-"""Workers per node; the protocol has room for 32768."""
+"""Maximum number of workers per node. The protocol would allow 32768."""
 NodeRank = NewType("NodeRank", int)
-"""Position of a node in an attempt, GROUP_RANK; other node numbers are indices in the pool."""
+"""Position of a node in an attempt (GROUP_RANK). All other node numbers are pool indices."""
 DEFAULT_PORT = 29500
-"""Default port of torch; shown by dry-run where `run` picks a free port."""
+"""Default port of torch. Shown by `dry-run` in place of the free port that `run` picks."""
 
 
 class Facts(Frozen):
-    """Facts about a node: the interpreter for its workers and the number of its GPUs (None = not checked).
+    """Facts about a node: the interpreter for its workers and the number of its GPUs (None if not checked).
 
-    A launcher has `procs` workers of its own, with its own `role`. It shows their output and keeps it in
-    `logs`, "" = nowhere; None = the controller does. `machine` identifies its host.
+    If the node has its own launcher, that launcher determines the number of workers, `procs`, and their
+    `role`. The launcher shows their output and keeps it in `logs`, which is "" if the output isn't kept. If
+    `logs` is None, the controller shows and keeps the output. `machine` identifies the host.
     """
 
     python: str
@@ -39,10 +40,10 @@ class Facts(Frozen):
 
 
 class NodePlan(Frozen):
-    """The part of one node: workers `first_rank` … `first_rank + procs - 1`; `node` is its pool index.
+    """The part of the plan for one node: the workers from rank `first_rank` to `first_rank + procs - 1`.
 
-    `first_of_role` is the ROLE_RANK of its first worker. With torch agents, the only worker starts
-    `torch_ranks` ranks, which torch numbers.
+    `node` is the pool index of the node. `first_of_role` is the ROLE_RANK of its first worker. With torch
+    agents, the only worker starts `torch_ranks` ranks, and torch numbers them.
     """
 
     node: int
@@ -66,7 +67,7 @@ class NodePlan(Frozen):
 
     @property
     def gpu_flaw(self) -> str:
-        """Describe a lack of GPUs; "" if every rank has one."""
+        """Describe a lack of GPUs, or return "" if every rank has a GPU."""
         ranks = self.torch_ranks or self.procs
         return f"{counted(self.gpus, 'GPU')} for {counted(ranks, 'worker')}" if self.gpus < ranks else ""
 
@@ -78,9 +79,9 @@ class NodePlan(Frozen):
 
 
 class LaunchPlan(Frozen):
-    """The plan that `run` executes and `dry-run` prints; `master_port` None = picked at the start.
+    """The plan that `run` executes and `dry-run` prints.
 
-    `roles` are the numbers of workers by role.
+    If `master_port` is None, a port is picked at the start. `roles` contains worker counts keyed by role.
     """
 
     spec: JobSpec
@@ -93,7 +94,7 @@ class LaunchPlan(Frozen):
 
     @property
     def group_world_size(self) -> int:
-        """Return the number of nodes for ranks; for scheduler tasks, of hosts; 0 = unknown."""
+        """Return the number of nodes for ranks, or of hosts if nodes are scheduler tasks. 0 means unknown."""
         place = self.spec.nodes[0].place
         return len(self.nodes) if place is None else place.node_count or 0
 
@@ -127,7 +128,7 @@ class LaunchPlan(Frozen):
 
     @property
     def one_machine(self) -> bool:
-        """Check whether all workers run on the same machine."""
+        """Return whether all workers run on the same machine."""
         return self.spec.together([node.reach for node in self.nodes])
 
     @property
@@ -137,29 +138,29 @@ class LaunchPlan(Frozen):
 
     @property
     def meeting_place(self) -> str:
-        """Return the endpoint of the rendezvous for people."""
+        """Return the rendezvous endpoint for messages."""
         if self.spec.rendezvous.etcd:
             return f"etcd at {self.spec.rendezvous.etcd.endpoint}"
         return f"MASTER_ADDR {self.master_addr}, {self.master_port or 'a free port'}"
 
     @property
     def join_s(self) -> float | None:
-        """Return the join timeout in seconds; None = no limit, or torch agents apply it."""
+        """Return the join timeout in seconds, or None if there is none or if torch agents apply it."""
         return None if self.spec.rendezvous.etcd else self.spec.limits.join_s
 
 
 class Foreseen(Frozen):
-    """The part of a plan that is known before the nodes are: MASTER_ADDR."""
+    """The part of a plan that is known before the nodes are known: MASTER_ADDR."""
 
     address: str
     one_machine: bool
 
 
 def make_plan(spec: JobSpec, facts: Mapping[int, Facts], master_address: str | None = None) -> LaunchPlan:
-    """Return the plan of a job on the nodes in `facts`: pool index → facts, in rank order.
+    """Return the plan of a job on the nodes in `facts`, which is keyed by pool index and in rank order.
 
-    `master_address` is the address used by ssh for the first node, unless the job file has an address. Raises
-    `JobError` if the job can't run on these nodes.
+    `master_address` is the address that ssh uses for the first node. It applies if the job file doesn't set
+    one. Raises `JobError` if the job can't run on these nodes.
     """
     nodes: list[NodePlan] = []
     _check_names(spec, facts)
@@ -178,7 +179,7 @@ def make_plan(spec: JobSpec, facts: Mapping[int, Facts], master_address: str | N
 
 
 def _check_names(spec: JobSpec, facts: Mapping[int, Facts]) -> None:
-    """Check that no two names for ssh mean the same host."""
+    """Check that no two ssh names refer to the same host."""
     seen: dict[str, str] = {}
     for index, fact in facts.items():
         node = spec.pool[index]
@@ -189,7 +190,7 @@ def _check_names(spec: JobSpec, facts: Mapping[int, Facts]) -> None:
 
 
 def _check_console(spec: JobSpec, world_size: int) -> None:
-    """Check the ranks in logs.console; an elastic job may have other ranks later."""
+    """Check the ranks in logs.console, except in an elastic job, which may have other ranks later."""
     listed = spec.logs.console if isinstance(spec.logs.console, tuple) and not spec.elastic else ()
     for i, rank in enumerate(listed):
         if rank >= world_size:
@@ -198,13 +199,13 @@ def _check_console(spec: JobSpec, world_size: int) -> None:
 
 
 def foreseen_master(spec: JobSpec, master_address: str | None) -> Foreseen:
-    """Return MASTER_ADDR if all nodes connect. Raises `JobError`, as `make_plan` does."""
+    """Return the MASTER_ADDR that applies if all nodes connect. Raises `JobError`, as `make_plan` does."""
     together = spec.together([node.reach for node in spec.nodes])
     return Foreseen(_master_addr(spec, 0, together, master_address), together)
 
 
 def node_plan(spec: JobSpec, fact: Facts, index: int, node_rank: NodeRank, first_rank: int) -> NodePlan:
-    """Return the part of one node. Raises `JobError` if it is unknown or impossible."""
+    """Return the part of the plan for one node. Raises `JobError` if it is unknown or impossible."""
     node = spec.pool[index]
     program = spec.program_of(node)
     program = program._replace(role=fact.role or program.role)
@@ -241,7 +242,7 @@ def node_plan(spec: JobSpec, fact: Facts, index: int, node_rank: NodeRank, first
 
 
 def choose_backend(spec: JobSpec, nodes: Sequence[NodePlan]) -> Backend:
-    """Return the backend of torch.distributed. Raises `JobError` if the requested one can't work."""
+    """Return the torch.distributed backend. Raises `JobError` if the requested backend can't work."""
     short = [node for node in nodes if node.gpu_flaw]
     if spec.backend == "nccl" and short:
         text = f"nccl needs a GPU for each worker, but {short[0].label} has {short[0].gpu_flaw}"
@@ -252,7 +253,7 @@ def choose_backend(spec: JobSpec, nodes: Sequence[NodePlan]) -> Backend:
 
 def _master_addr(spec: JobSpec, index: int, together: bool, master_address: str | None) -> str:
     first = spec.pool[index]
-    # An endpoint in the job file means the first node. A replacement has its own address.
+    # An endpoint in the job file refers to the first node. A replacement has its own address.
     named = spec.rendezvous.host if index == 0 else None
     if together:
         return named or "127.0.0.1"
@@ -267,7 +268,7 @@ def _master_addr(spec: JobSpec, index: int, together: bool, master_address: str 
 
 
 def is_loopback(host: str) -> bool:
-    """Check whether a name or address means "this machine" on every machine."""
+    """Return whether a name or address refers to the local machine on every machine."""
     import ipaddress  # not needed on one machine
 
     name = host.lower().rstrip(".")

@@ -1,4 +1,4 @@
-"""Plans as commands for people: shell or torchrun lines that work without distlaunch."""
+"""Plans as shell or torchrun commands that work without distlaunch."""
 
 from collections.abc import Collection, Mapping
 from shlex import quote
@@ -11,14 +11,15 @@ from distlaunch.plan.placement import LaunchPlan, NodePlan, NodeRank
 from distlaunch.plan.workers import WorkerPlan, common, program_word
 
 _WAITING = ('failed=; for worker; do wait "$worker" || failed=${failed:-$?}; done', 'exit "${failed:-0}")')
-"""Lines that wait, and exit with the status of the first failed worker in rank order."""
+"""Shell lines that wait for all workers, then exit with the status of the first failed one in rank order."""
 
 
 def shell_text(plan: LaunchPlan, nodes: dict[NodeRank, list[WorkerPlan]]) -> str:
-    """Return POSIX sh: ``# node NAME`` and a subshell per node; `nodes` maps node rank → workers.
+    """Return a POSIX shell script with a comment, ``# node NAME``, and a subshell for each node.
 
-    Workers differ only by the variables in their line. The shell exports the values, because everyone on a
-    node can read the arguments of programs such as env.
+    `nodes` contains the workers of each node, keyed by node rank. Workers differ only in the variables on
+    their lines. The script exports the values instead of passing them to programs such as env, because every
+    user on a node can read the arguments of programs.
     """
     blocks, binding = (
         [_node_block(node, nodes[node.node_rank]) for node in plan.nodes],
@@ -53,7 +54,7 @@ def _worker_line(worker: WorkerPlan, shared: Collection[str]) -> str:
 
 
 def _quoted_path(path: str) -> str:
-    """Quote a path for sh, which expands a leading ~."""
+    """Quote a path for sh, so that a leading ~ is still expanded."""
     home = "~/" if path.startswith("~/") else path if path == "~" else ""
     return home + (quote(path[len(home) :]) if path != home else "")
 
@@ -63,7 +64,7 @@ def _assignments(values: Mapping[str, str]) -> list[str]:
 
 
 def _job_exports(env: Env) -> list[str]:
-    """Return NAME=value words for export; the shell fills in inherited values, which may be secret."""
+    """Return NAME=value words for export. The shell expands inherited values, which may be secret."""
     return [
         f'{name}="${{{name}?not set}}"' if value.inherited else f"{name}={quote(value.text)}"
         for name, value in env.items()
@@ -79,7 +80,7 @@ def _default_exports(worker: WorkerPlan) -> list[str]:
 
 
 def torchrun_text(plan: LaunchPlan, port: int) -> str:
-    """Return the equivalent torchrun lines, with comments on differences."""
+    """Return the equivalent torchrun command lines, with comments on differences."""
     spec = plan.spec
     run_id = spec.rendezvous.id or spec.name
     meeting = Rendezvous(plan.master_addr, port, run_id, plan.backend, max_restarts=spec.restarts.most)
@@ -136,7 +137,7 @@ def _flags(plan: LaunchPlan, node: NodePlan, meeting: Rendezvous) -> list[str]:
 
 
 def job_flags(spec: JobSpec, program: Program) -> list[str]:
-    """Return the torchrun flags of each node for job settings that differ from the defaults."""
+    """Return the torchrun flags, the same on each node, for job settings that differ from the defaults."""
     binding = spec.placement.binding
     return [
         *([f"--rdzv-id={spec.rendezvous.id}"] if spec.rendezvous.id else []),

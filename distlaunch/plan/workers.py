@@ -22,9 +22,9 @@ T = TypeVar("T")
 class WorkerPlan(Frozen):
     """One worker, ready to be started.
 
-    `env` is the environment of the job. `contract` overrides it, and `defaults` apply only if the node has no
-    value. `paths` are the indices in `argv` of paths on the node; these, and `cwd`, may begin with a ~.
-    `temporary` are variables for a directory on the node that is deleted after the run.
+    `env` is the environment of the job. `contract` overrides `env`. `defaults` apply only to variables that
+    aren't set on the node. `paths` contains the indices in `argv` of paths on the node. These paths and `cwd`
+    may begin with ~. `temporary` lists variables for a directory on the node that is deleted after the run.
     """
 
     rank: int
@@ -39,9 +39,9 @@ class WorkerPlan(Frozen):
 
 
 def ids_of(spec: JobSpec, run_id: str) -> dict[str, str]:
-    """Return the variables with the IDs of a run and of its job.
+    """Return the variables with the IDs of a run and its job.
 
-    The ID of the job stays the same when it is requeued, so that experiment trackers can resume by it.
+    A requeued job keeps its job ID, which lets experiment trackers resume.
     """
     job_id = spec.invocation.earlier.job_id if spec.invocation.earlier else run_id
     return {"DISTLAUNCH_RUN_ID": run_id, "DISTLAUNCH_JOB_ID": job_id}
@@ -52,8 +52,8 @@ def meeting_of(
 ) -> contract.Rendezvous:
     """Return the values shared by the workers of one attempt.
 
-    `ports` are MASTER_PORT and further ports. `sources` are the addresses of all nodes on their routes to
-    MASTER_ADDR, if a placeholder needs them.
+    `ports` contains MASTER_PORT, followed by the additional ports. `sources` contains the source address of
+    each node on its route to MASTER_ADDR, if a placeholder needs these addresses.
     """
     port, *further = ports
     return contract.Rendezvous(
@@ -71,7 +71,7 @@ def meeting_of(
 
 
 def planned_workers(plan: LaunchPlan) -> dict[NodeRank, list[WorkerPlan]]:
-    """Return the workers of each node, with 29500, torch's default, and so on for free ports."""
+    """Return the workers of each node, using 29500 (torch's default) and up in place of free ports."""
     source = "127.0.0.1" if plan.spec.one_machine else None
     port = plan.master_port or DEFAULT_PORT
     ports = range(port, port + 1 + len(plan.spec.port_names))
@@ -88,7 +88,7 @@ def workers(
 ) -> list[WorkerPlan]:
     """Return the workers of one node for one attempt.
 
-    `interface` leads to MASTER_ADDR, and `source` is the address of the node on it.
+    `interface` is the network interface that leads to MASTER_ADDR. `source` is the node's address on it.
     """
     if plan.spec.rendezvous.etcd:
         planned = [_torch_agent(plan, node, meeting, interface, source)]
@@ -107,7 +107,7 @@ def workers(
 def _shared_value(plan: LaunchPlan, meeting: contract.Rendezvous) -> Values:
     """Return the values of placeholders that are the same for all workers."""
 
-    @cache  # in a large job, all hosts together are long
+    @cache  # in a large job, the list of hosts is long
     def value(word: str) -> str | None:
         name, _, port = word.partition(":")
         if name not in ("hosts", "hosts_json"):
@@ -119,7 +119,9 @@ def _shared_value(plan: LaunchPlan, meeting: contract.Rendezvous) -> Values:
 
 
 def _hosts(plan: LaunchPlan, sources: Sequence[str | None], port: str) -> Iterator[str]:
-    """Yield the address of each node, or host:port of each rank: those on a host count up from `port`."""
+    """Yield the address of each node, or, if `port` isn't empty, host:port of each rank.
+
+    The ports of the ranks on a host count up from `port`."""
     ports: defaultdict[str, Iterator[int]] = defaultdict(lambda: count(int(port)))
     for node, source in zip(plan.nodes, sources, strict=True):
         named = plan.spec.pool[node.node].address if node.node_rank else plan.master_addr
@@ -129,7 +131,7 @@ def _hosts(plan: LaunchPlan, sources: Sequence[str | None], port: str) -> Iterat
 
 
 def _filled(worker: WorkerPlan, first: int, shared: Values) -> WorkerPlan:
-    """Fill in the placeholders in arguments, which begin at `first`, and in variables not inherited."""
+    """Fill in the placeholders in arguments from index `first` and in variables that aren't inherited."""
 
     def value(word: str) -> str | None:
         return worker.contract.get(VARIABLES.get(word, "")) or shared(word)
@@ -189,7 +191,7 @@ def _torch_agent(
 
 
 def common(maps: Iterable[Mapping[str, T]]) -> dict[str, T]:
-    """Return the entries that all of `maps`, which have the same keys, have in common."""
+    """Return the entries that are the same in all of `maps`. All of them have the same keys."""
     first, *others = maps
     return {name: value for name, value in first.items() if all(other[name] == value for other in others)}
 
@@ -199,7 +201,7 @@ def _argv(node: NodePlan) -> tuple[str, ...]:
 
 
 def program_word(node: NodePlan) -> str:
-    """Return the script, module or command as started on a node."""
+    """Return the script, module or command that a node starts."""
     word = node.program.words[0]
     return path_in(node.program.workdir, word) if node.program.placed else word
 
@@ -217,7 +219,7 @@ def _paths(program: Program) -> tuple[int, ...]:
 def worker_specs(
     plan: LaunchPlan, part: NodePlan, planned: Sequence[WorkerPlan], attempt: int
 ) -> tuple[dict[str, str], tuple[messages.WorkerSpec, ...]]:
-    """Return the workers of a node for its agent: the variables that they have in common, and the rest."""
+    """Return the workers of a node in the form sent to its agent: the variables they share, and the rest."""
     environments = [
         {**{name: value.text for name, value in worker.env.items()}, **worker.contract} for worker in planned
     ]
@@ -245,7 +247,7 @@ def binding_of(spec: JobSpec, part: NodePlan) -> messages.Binding | None:
 
 
 def shared_descriptors(plan: LaunchPlan, part: NodePlan, attempt: int) -> Mapping[int, tuple[int, ...]]:
-    """Map each rank to the descriptors, stdin (0) and stdout (1), that it shares with the command."""
+    """Map each rank to the descriptors that it shares with the command: stdin (0), stdout (1), or neither."""
     if plan.spec.stdin == "rank 0":
         return {rank: () if rank else (0,) for rank in part.ranks}
     if not plan.spec.invocation.shares_stdio or part.logs is not None:

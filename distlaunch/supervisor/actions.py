@@ -13,7 +13,7 @@ class Connect(Frozen):
 
 
 class HoldPort(Frozen):
-    """Hold the rendezvous port, or a free one (None), and `further` free ports on a node."""
+    """Hold the rendezvous port, or any free port if None, and `further` additional free ports on a node."""
 
     node: int
     port: int | None
@@ -49,7 +49,7 @@ class DumpStacks(Frozen):
 
 
 class Reap(Frozen):
-    """Kill everything that an earlier agent of this run has left on a node."""
+    """Kill all processes that an earlier agent of this run left on a node."""
 
     node: int
 
@@ -81,7 +81,7 @@ class Drop(Frozen):
 
 
 class GiveUp(Frozen):
-    """Drop an overdue node, and report its `LinkEnded` with everything received from it."""
+    """Drop an overdue node, and report its `LinkEnded` with all output received from the node."""
 
     node: int
     why: str
@@ -95,7 +95,7 @@ class ShowMessage(Frozen):
 
 
 class Finish(Frozen):
-    """The job is over. The outcome is in the state."""
+    """End the run. The outcome is in the state."""
 
 
 Action = (

@@ -1,7 +1,7 @@
-"""The end of an allocation: the scheduler warns of it, or ends the job, which looks like failures.
+"""The end of an allocation. The scheduler sends a warning, or ends the job, which looks like a failure.
 
-Inside an allocation whose scheduler can be asked, a failure that the scheduler may have caused waits for its
-answer. If the scheduler ends the job, the failure is reported as such, and the job is not restarted.
+If the scheduler can be asked, a failure that the scheduler may have caused is held back until the scheduler
+answers. If the scheduler is ending the job, the message says so, and the job is not restarted.
 """
 
 import signal
@@ -27,7 +27,7 @@ from distlaunch.wording import listed
 ASK_S = 1.0
 """Seconds for the scheduler to answer. A failure must not wait longer."""
 SPARE_S = 5.0
-"""Seconds of the remaining time that are reserved for the end of the job itself."""
+"""Seconds of the remaining time reserved for ending the job."""
 STATUS = 128 + signal.SIGTERM
 _DOWN = (Kind.SILENT, Kind.NODE_DOWN)
 _BY_SCHEDULER = (128 + signal.SIGTERM, 128 + signal.SIGKILL, Exit.NODE_LOST)
@@ -47,7 +47,7 @@ def ask_before_failing(found: AttemptFailed, state: State, now: float) -> Step:
 
 
 def ask_before_ending(found: JobOver, state: State, now: float) -> Step:
-    """Hold back the end of a job without enough nodes, too: the scheduler may end it before it has begun."""
+    """Hold back the end of a job without enough nodes. The scheduler may be ending it before it has begun."""
     lacks_nodes = found.cause and found.cause.exit_status in (Exit.UNREACHABLE, Exit.NODE_LOST)
     connecting = state.phase is Phase.CONNECTING and _scheduler_answers(state)
     if found.asked or not lacks_nodes or not connecting:
@@ -57,8 +57,9 @@ def ask_before_ending(found: JobOver, state: State, now: float) -> Step:
 
 
 def _explains(later: Cause, held: Cause) -> bool:
-    """Return whether `later` is behind the failure `held`: a rank behind its peers, a node behind its
-    ranks."""
+    """Return whether `later` explains the failure `held`.
+
+    A failed rank explains the failures of its peers. A lost node explains the failures of its ranks."""
     node_of_the_rank = later.rank is None and held.rank is not None and later.node == held.node
     return node_of_the_rank or (held.peer_gone and not later.peer_gone)
 
@@ -68,7 +69,7 @@ def _may_come_from_scheduler(cause: Cause) -> bool:
 
 
 def terminated(found: Terminated, state: State, now: float) -> Step:
-    """Stop the job. A SIGTERM inside an allocation may come from the scheduler, which is asked first."""
+    """Stop the job. Inside an allocation, SIGTERM may come from the scheduler, so ask it first."""
     asking = found.cause.exit_status == STATUS and found.cause.rank is None and state.interrupts < 2
     if not _scheduler_answers(state) or not asking:
         return state, (JobOver(found.cause, found.signum),)
@@ -97,7 +98,7 @@ def _ask(state: State, asked: Asked, now: float) -> Step:
 
 
 def on_allocation_reported(event: AllocationReported, state: State, now: float) -> Step:
-    """Handle the answer of the scheduler: either it ends the job, or the failure is handled as usual."""
+    """Handle the scheduler's answer: end the job if the scheduler does, else handle the failure as usual."""
     asked = state.asked
     if asked is None:
         return state, ()
@@ -108,7 +109,7 @@ def on_allocation_reported(event: AllocationReported, state: State, now: float) 
 
 
 def _resume(asked: Asked, left_s: float | None, state: State, now: float) -> Step:
-    """Handle what had to wait: the end of all ranks, a stop request, a failure or a termination warning."""
+    """Handle what was held back: the end of all ranks, a stop request, a failure or a termination warning."""
     if state.succeeded:
         return state, (JobOver(),)
     if asked.cause and asked.cause.cancelled:
@@ -132,7 +133,7 @@ def _ended_by_scheduler(state: State, answer: AllocationReported, now: float) ->
 
 
 def _lost_words(state: State) -> str:
-    """Name the nodes that are down, for which the scheduler may end the job."""
+    """Name the nodes that are down, which may be why the scheduler ends the job."""
     failures = ((node, failure_of(state.nodes[node])) for node in state.members)
     down = [state.label(node) for node, failure in failures if failure and failure.kind in _DOWN]
     return f"{listed(down)} {'was' if len(down) == 1 else 'were'} lost; " if down else ""
@@ -146,7 +147,7 @@ def success_doubted(found: SuccessDoubted, state: State, now: float) -> Step:
 
 
 def ask_overdue(state: State, now: float) -> Step:
-    """Continue without an answer of the scheduler; a job that ends waits a little longer for the reason."""
+    """Continue without an answer of the scheduler. A job that ends waits a little longer for the reason."""
     asked, (state, found) = state.asked, on_allocation_reported(AllocationReported(None), state, now)
     return state._replace(asked=asked if any(isinstance(each, JobOver) for each in found) else None), found
 

@@ -47,8 +47,8 @@ def seconds(value: float, name: str) -> float:
 def event_of(report: Any, clock: Clock) -> Event | None:
     """Convert a report to an event, or to None if it is only a sign of life.
 
-    The types in a report were checked already, but its values are not trusted: texts are cut, and numbers
-    must be in range. Its time becomes the controller's time. Raises `ProtocolError`.
+    The types in a report were checked earlier, but its values are not trusted. Long texts are cut, and
+    numbers must be in range. Times are converted to the controller's clock. Raises `ProtocolError`.
     """
     kind = type(report)
     if kind is messages.Pong:
@@ -67,7 +67,7 @@ def event_of(report: Any, clock: Clock) -> Event | None:
 
 
 def uses_of(report: messages.Usage) -> dict[int, Use]:
-    """Return the resource use of each worker by its local rank. Raises `ProtocolError`."""
+    """Return the resource use of each worker, keyed by local rank. Raises `ProtocolError`."""
     return dict(map(_use, report.ranks))
 
 
@@ -90,7 +90,7 @@ def _hello(report: messages.Hello) -> Event:
 
 
 def _trusted(value: Any, name: str) -> Any:
-    """Return the value of a field for an event: refused if out of range, cut if too long."""
+    """Return the value of a field for an event. Refuse numbers out of range, and cut long texts."""
     match value:
         case bool() | None:
             return value
@@ -128,7 +128,7 @@ def _short(value: Any) -> Any:
 
 
 def _error_record(record: Any, name: str) -> Mapping[str, str] | None:
-    """Return {message, callstack} as far as they are texts. Long lines are cut, since all of it is shown."""
+    """Return `message` and `callstack`, if they are texts. Cut long lines, since all lines are shown."""
     if not isinstance(record, dict):
         return None
     texts = {name: record.get(name) for name in ("message", "callstack")}
@@ -160,9 +160,9 @@ _FIELD_CHECKS: Mapping[tuple[type, str], Callable[[Any, str], Any]] = {
     (messages.WorkerExited, "status"): _status,
     (messages.WorkerExited, "words"): _text(MAX_LAST_WORDS),
 }
-"""Checks of fields that need more than `_trusted`."""
+"""Conversions of fields for which `_trusted` isn't enough."""
 _ANSWERS = frozenset({messages.Usage, messages.Listening, messages.Dialed})
-"""Reports that are not events: no run requests them, or they don't affect decisions."""
+"""Reports that are not events, because no run requests them or because they don't affect decisions."""
 
 
 def command_for(action: actions.Action, state: State, run_id: str) -> tuple[Any, ...]:

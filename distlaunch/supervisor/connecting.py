@@ -43,8 +43,8 @@ from distlaunch.wording import counted, listed, signal_words, span_words
 def choose_members(state: State) -> tuple[int, ...]:
     """Return the nodes of the next attempt, in rank order.
 
-    Nodes of the current attempt keep their order, so that rank 0 keeps its host as long as possible. Nodes of
-    the job that are new or have returned come next, then spares, up to the number that the job requests.
+    Nodes of the current attempt keep their order, which keeps rank 0 on its host as long as possible. New or
+    returned nodes of the job follow, then spares, up to the number of nodes that the job requests.
     """
     stayed = [index for index in state.members if is_usable(state.nodes[index])]
     others = [index for index, node in enumerate(state.nodes) if is_usable(node) and index not in stayed]
@@ -54,7 +54,7 @@ def choose_members(state: State) -> tuple[int, ...]:
 def misfit(state: State, index: int) -> str:
     """Return the reason why a connected node can't take part, such as a lack of GPUs, or "" if it can.
 
-    A job can't begin without the nodes that it lists. If one of them is unfit, making the plan fails instead.
+    A job can't begin without the nodes that it lists. If one of those is unfit, `make_plan` raises an error.
     """
     known = state.plan.backend if state.plan else state.spec.backend
     if state.plan is None and index < len(state.spec.nodes):
@@ -68,7 +68,7 @@ def misfit(state: State, index: int) -> str:
 
 
 def may_come(state: State) -> bool:
-    """Return whether it will be clear within moments if another node can be used."""
+    """Return whether the job will soon know if it can use another node."""
     return any(
         is_expected(node) or _first_try(state, node) or _to_be_reaped(state, node) for node in state.nodes
     )
@@ -89,7 +89,7 @@ def _first_try(state: State, node: Node) -> bool:
         case Retrying(tries=1) | Connecting(tries=2):
             return is_missing(node)
         case Reaping(tries=2):
-            # Without a wait for other nodes, its time is the one for clearing the nodes still connected.
+            # Without a wait for other nodes, the limit is the time for clearing the nodes still connected.
             return not state.spec.limits.rejoin_s and state.due_at(Timer.CLEAR) is not None
     return False
 
@@ -116,7 +116,7 @@ def link_ended(state: State, node: int, before: Linked, failure: LinkFailure, no
 
 
 def on_agent_leaving(event: AgentLeaving, state: State, now: float) -> Step:
-    """Handle an agent that was stopped from outside: its workers are not the root cause of what follows."""
+    """Handle an agent that was stopped from outside. Its workers are not the root cause of later failures."""
     node = state.nodes[event.node]
     if state.phase is Phase.STOPPING:
         return state, (SuccessDoubted(),) if state.cause is None else ()
@@ -144,8 +144,8 @@ def _why_it_leaves(event: AgentLeaving, facts: Facts) -> str:
 
 
 def on_suspended(event: Suspended, state: State, now: float) -> Step:
-    """Record a suspension: if the leases of nodes have expired in it, it is the root cause."""
-    # The last heartbeat before it was sent up to a sixth of a lease earlier.
+    """Record a suspension. If leases of nodes expired meanwhile, the suspension is the root cause."""
+    # The last heartbeat was sent up to a sixth of a lease before the suspension.
     long = event.for_s >= state.spec.limits.lease_s * 5 / 6
     return (state._replace(resumed=(now, event.for_s)) if long else state), ()
 
@@ -156,7 +156,7 @@ def _was_suspended(state: State, now: float) -> bool:
 
 
 def cause_of_loss(state: State, node: int, why: str, now: float) -> Cause:
-    """Return the root cause in case the loss of this node is what ends the attempt."""
+    """Return the root cause to report if the loss of this node ends the attempt."""
     if state.resumed and _was_suspended(state, now):
         what = f"this machine, or this command, was suspended for {state.resumed[1]:.0f} s"
         lease = f"after {span_words(state.spec.limits.lease_s)} (timeouts.lease) nodes stop their ranks"
@@ -211,7 +211,7 @@ RETRY_S = 0.4
 
 
 def on_agent_up(event: AgentUp, state: State, now: float) -> Step:
-    """Make a node usable as soon as nothing is left there of an agent that was lost."""
+    """Make a node usable once no processes of a lost agent are left on it."""
     node = state.nodes[event.node]
     if not isinstance(node, Connecting):
         return state, ()
@@ -222,7 +222,7 @@ def on_agent_up(event: AgentUp, state: State, now: float) -> Step:
 
 
 def on_reaped(event: Reaped, state: State, now: float) -> Step:
-    """Make a node usable that has returned and is clean."""
+    """Make a returned node usable now that it is clean."""
     node = state.nodes[event.node]
     if not isinstance(node, Reaping):
         return state, ()
@@ -250,14 +250,14 @@ def _misfit_message(state: State, node: int, why: str) -> tuple[ShowMessage, ...
 
 
 def _drop(state: State, node: int, why: str, tries: int, now: float) -> tuple[State, tuple[Action, ...]]:
-    """Drop a node that can't take part as it is. It is checked again later, in case its GPUs appear."""
+    """Drop a node that can't take part. The node is checked again later, in case its GPUs appear."""
     message = _misfit_message(state, node, why)
     again = Retrying(max(2, tries), None, Away(unfit=why))
     return reconnect_later(state, node, again, now), (*message, Drop(node))
 
 
 def drop_misfits(found: Planned, state: State, now: float) -> Step:
-    """Drop the spares that can't take part, since a plan exists now."""
+    """Drop the spares that can't take part in the new plan."""
     actions: tuple[Action, ...] = ()
     for index, node in enumerate(state.nodes):
         idle = isinstance(node, Up) and index not in state.members
@@ -276,13 +276,13 @@ def on_orphans_killed(event: OrphansKilled, state: State, now: float) -> Step:
 
 
 def on_guardian_resumed(event: GuardianResumed, state: State, now: float) -> Step:
-    """Report that somebody had stopped a guardian."""
+    """Report that a guardian had been stopped by a signal."""
     text = f"{state.label(event.node)}: resumed its guardian (pid {event.pid}), which a signal had stopped"
     return state, (ShowMessage("warning", text),)
 
 
 def not_connected(state: State, node: int, this: Connecting, failure: LinkFailure, now: float) -> Step:
-    """Handle a failed connection attempt: try again if that can help."""
+    """Handle a failed connection attempt, and try again if that can help."""
     if this.away or state.phase is not Phase.CONNECTING:
         return reconnect_later(state, node, Retrying(this.tries, failure, this.away), now), ()
     answer_by = state.due_at(Timer.ANSWER, node)
@@ -340,7 +340,7 @@ def _too_few(state: State, now: float) -> JobOver:
 
 
 def _with_retries(state: State, now: float) -> State:
-    """Return `state` with further attempts for nodes that the job starts without but that may come later."""
+    """Return `state` with more attempts to connect nodes that the job starts without."""
     for index, node in enumerate(state.nodes):
         if isinstance(node, Unusable) and node.failure and node.failure.may_pass:
             state = state.with_node(index, Retrying(2, node.failure, Away()))

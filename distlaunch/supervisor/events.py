@@ -1,4 +1,4 @@
-"""Events of a job: the only way in which the supervisor learns about the world.
+"""Events of a job, the only input of the supervisor.
 
 Most events are reports of agents, defined in `distlaunch.agent.messages`. The events defined here are
 observed by the controller itself. In both kinds, `node` is the node's index in the pool.
@@ -37,7 +37,7 @@ class AllocationReported(Frozen):
     """The scheduler's answer about this allocation: whether it `ends` the job, why, and in how many seconds.
 
     `ends` is None if the scheduler didn't answer. `why` completes a sentence that begins with `Slurm job 17
-    `. `final` is set if the job must not be started again, or if the scheduler itself starts it again.
+    `. `final` is set if the job must not be requeued, or if the scheduler itself requeues it.
     """
 
     ends: bool | None
@@ -53,7 +53,7 @@ class AddressesFound(Frozen):
 
 
 class ImagePulled(Frozen):
-    """The image of a node's container is being pulled or, with `over`, has been pulled."""
+    """The image of a node's container is being pulled or, if `over`, has been pulled."""
 
     node: int
     over: bool

@@ -43,7 +43,7 @@ class AttemptFailed(Frozen):
 
 
 class StartAgain(Frozen):
-    """A new attempt is wanted although no attempt has failed. `what` describes the action in a message."""
+    """A new attempt is needed although no attempt has failed. `what` describes the action in a message."""
 
     why: Why
     cause: Cause
@@ -58,7 +58,7 @@ class Terminated(Frozen):
 
 
 class SuccessDoubted(Frozen):
-    """The job has succeeded, but an agent was told to leave, so its ranks may have been told to end early."""
+    """The job has succeeded, but an agent was stopped from outside, so ranks may have been, too."""
 
 
 class TerminationWarning(Frozen):
@@ -66,10 +66,10 @@ class TerminationWarning(Frozen):
 
 
 class JobOver(Frozen):
-    """The job ends, its workers by `signum`.
+    """The job ends. Its workers are stopped by `signum`.
 
-    `cause` None means success, `grace_s` None the grace period of the job. `asked` is set if the
-    scheduler has been asked about the cause.
+    If `cause` is None, the job has succeeded. If `grace_s` is None, the job's grace period applies. `asked`
+    is set if the scheduler has been asked about the cause.
     """
 
     cause: Cause | None = None

@@ -1,4 +1,4 @@
-"""A run as lines of JSON: its beginning and every event, with all that `step` needs to replay the run.
+"""A run as lines of JSON: its beginning and every event, with all data that `step` needs to replay the run.
 
 `distlaunch.runs.replay` reads these lines.
 """

@@ -1,6 +1,6 @@
 """Watching ranks join the rendezvous, and ending a job whose ranks wait for one that never joins.
 
-A script need not use torch.distributed at all. Therefore the default time limit applies only once a rank has
+A script may not use torch.distributed at all. Therefore, the default time limit applies only once a rank has
 joined or tries to join. A limit in the job file applies from the start.
 """
 
@@ -20,7 +20,7 @@ _UNUSED = "the script does not use MASTER_ADDR and MASTER_PORT"
 
 
 def watch(state: State, now: float) -> State:
-    """Return `state` with the timers for ranks that join, from the start of an attempt."""
+    """Return `state`, at the start of an attempt, with the timers for joining."""
     limit_s, named = _limit_s(state), state.spec.names_join_limit
     state = state.unwatched()
     if limit_s is None:
@@ -79,7 +79,7 @@ def _uses_rendezvous(state: State) -> bool:
 
 
 def join_message_due(state: State, now: float) -> Step:
-    """Name the missing ranks and, as far as can be seen, why they are missing."""
+    """Name the missing ranks and, if known, why they are missing."""
     waited_s = now - (state.started_at or now)
     first = waited_s < 2 * MESSAGE_S
     state = state.with_timer(Timer.JOIN_MESSAGE, now + max(waited_s, MESSAGE_S))

@@ -13,9 +13,9 @@ T = TypeVar("T")
 
 
 class Counted(tuple[T, ...]):
-    """A tuple that keeps counts of its items, so that no step has to visit thousands of them.
+    """A tuple that keeps counts of its items. Without the counts, each step would visit thousands of items.
 
-    A subclass names its counts in `Counts`, and returns the contribution of one item from `_weigh`.
+    A subclass defines its counts in `Counts`, and returns the contribution of one item from `_weigh`.
     """
 
     Counts: ClassVar[Any]
@@ -67,7 +67,7 @@ class Connecting(Frozen):
 
 
 class Retrying(Frozen):
-    """A node that will be connected again, after that many `tries`."""
+    """A node that will be connected again. `tries` is the number of attempts so far."""
 
     tries: int
     failure: LinkFailure | None
@@ -77,8 +77,8 @@ class Retrying(Frozen):
 class Route(Frozen):
     """The route of a node to MASTER_ADDR: its interface and source address, each None if unknown.
 
-    `ends` are the address that the node was asked about, and the address that it resolved to. `misnamed` are
-    variables that name unusable interfaces: name, setting and reason.
+    `ends` contains the requested address and the address that it resolved to. `misnamed` contains the
+    variables that name unusable interfaces, each as name, setting and reason.
     """
 
     interface: str | None = None
@@ -90,9 +90,9 @@ class Route(Frozen):
 class Up(Frozen):
     """A node whose agent responds.
 
-    It is `occupied` from the start of its workers until it reports that it is clean. `asked` is the address
-    to which a route was requested. `held` are the ports that the node holds for the first attempt, or ASKED.
-    `unfit` is the reason why it can't take part.
+    The node is `occupied` from the start of its workers until it reports that it is clean. `asked` is the
+    address to which a route was requested. `held` contains the ports that the node holds for the first
+    attempt, or is ASKED. `unfit` is the reason why the node can't take part.
     """
 
     facts: Facts
@@ -104,7 +104,7 @@ class Up(Frozen):
 
 
 class Reaping(Frozen):
-    """A node that has returned at this connection attempt, and whose leftover processes are being killed."""
+    """A node that has returned in this connection attempt. Its leftover processes are being killed."""
 
     facts: Facts
     tries: int
@@ -123,8 +123,8 @@ class Leaving(Frozen):
 
 
 class End(Enum):
-    """The end of the job on a node: first nothing of it is left, then its output has arrived or was given
-    up."""
+    """The end of the job on a node. First all its processes are gone, then its output has arrived or was
+    given up."""
 
     CLEAN = "clean"
     CLOSED = "closed"
@@ -226,7 +226,7 @@ def phase_word(node: Node) -> str:
 
 
 class NodeCounts(Frozen):
-    """Numbers of nodes: being connected for the first time, up without a route, with a link, and over."""
+    """Node counts by state: first connection in progress, up without a route, with a link, and ended."""
 
     expected: int = 0
     unrouted: int = 0
@@ -256,9 +256,10 @@ class WorkerPhase(Enum):
 
 
 class Exited(Frozen):
-    """The exit of a worker. `stopped` if it was told to stop before. Other fields are as in `WorkerExited`.
+    """The exit of a worker. Fields not described here are as in `WorkerExited`.
 
-    `peer_gone` is set if it failed because another rank was gone, `timed_out` if another rank never came.
+    `stopped` is set if the worker had been told to stop. `peer_gone` is set if it failed because another rank
+    was gone. `timed_out` is set if it failed because another rank never arrived.
     """
 
     status: int
@@ -284,10 +285,10 @@ class Use(Frozen):
 class RankState(Frozen):
     """A worker of the current attempt. `pid` and `cpus` are known once it has started.
 
-    `joined` is set once it has joined the rendezvous, and `trying` while it tries to. `doing` is its activity
-    in words. `stalled` is set if it neither prints nor computes. `stack` is then its innermost frames first,
-    once they are known, and `stopped_pid` a process of the worker that a signal has stopped. `dumping` is set
-    if it was told to print its stacks, which may end it.
+    `joined` is set once the worker has joined the rendezvous, and `trying` while it tries to. `doing`
+    describes its activity. `stalled` is set if it neither prints nor computes. In that case, `stack` contains
+    its innermost frames, innermost first, once they are known, and `stopped_pid` is a process of the worker
+    that a signal has stopped. `dumping` is set if the worker was told to print its stacks, which may end it.
     """
 
     rank: int
@@ -319,7 +320,7 @@ class RankState(Frozen):
 
     @property
     def going(self) -> bool:
-        """Return whether the end of the worker is still to come."""
+        """Return whether the worker has not ended yet."""
         return self.phase in (WorkerPhase.PLANNED, WorkerPhase.RUNNING)
 
     @property
@@ -329,7 +330,7 @@ class RankState(Frozen):
 
 
 class WorkerCounts(Frozen):
-    """Numbers of workers: exited with status 0, joined the rendezvous, joined or trying to, and not ended."""
+    """Worker counts: exited with status 0, joined the rendezvous, joined or trying to, and not ended."""
 
     succeeded: int = 0
     joined: int = 0

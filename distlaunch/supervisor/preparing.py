@@ -1,8 +1,8 @@
 """Preparation of an attempt whose agents have connected: its plan, port and routes, and warnings.
 
-Questions that the plan will most likely require are sent to nodes before their agents have connected. They
-travel right behind the code that an agent boots from, and the answers follow its first report, so the ranks
-start two round trips earlier. If the plan turns out different, the questions are sent again.
+Requests that the plan will most likely require are sent to nodes before their agents have connected. They are
+sent right after the agent's code, and the answers follow the agent's first report. That saves two round trips
+before the ranks start. If the plan turns out different, the requests are sent again.
 """
 
 from collections.abc import Mapping, Sequence
@@ -44,7 +44,7 @@ def on_addresses_found(event: AddressesFound, state: State, now: float) -> Step:
 
 
 def foresee(state: State) -> tuple[State, tuple[Action, ...]]:
-    """Send all nodes the questions for the plan that applies if every listed node connects."""
+    """Send all nodes the requests for the plan that applies if every listed node connects."""
     if state.foreseen:
         return state, ()
     try:
@@ -60,7 +60,7 @@ def foresee(state: State) -> tuple[State, tuple[Action, ...]]:
 
 
 def connect(state: State, node: int) -> Step:
-    """Connect a node, and send it the same questions as the others."""
+    """Connect a node, and send it the same requests as the others."""
     state, questions = _ask_early(state, node)
     return state, (Connect(node), *questions)
 
@@ -103,7 +103,7 @@ def prepare(state: State, members: tuple[int, ...], now: float) -> Step:
 
 
 def _ask_for_routes(state: State, nodes: Sequence[int], address: str) -> tuple[State, tuple[FindRoute, ...]]:
-    """Request the routes of those of `nodes` that don't have one and were not asked yet."""
+    """Request routes from the nodes in `nodes` that have none and were not asked yet."""
     actions = []
     for index in nodes:
         node = state.nodes[index]
@@ -122,7 +122,7 @@ def _with_plan(state: State, plan: LaunchPlan) -> State:
 
 
 def _with_chosen_backend(state: State) -> JobSpec:
-    """Return the spec with the backend chosen by the first attempt, which holds for the whole run."""
+    """Return the spec with the backend chosen by the first attempt, which applies to the whole run."""
     return state.spec._replace(backend=state.plan.backend) if state.plan else state.spec
 
 
@@ -208,7 +208,7 @@ def on_route_found(event: RouteFound, state: State, now: float) -> Step:
 
 
 def _ask_first_node(state: State) -> tuple[State, tuple[FindRoute, ...]]:
-    """Request the interface of the first node that carries the address at which the others reach it."""
+    """Find the interface of the first node that has the address at which the other nodes reach it."""
     first, address = state.members[0], state.reached_by
     node = state.nodes[first]
     waits = state.phase is Phase.PREPARING and isinstance(node, Up) and not node.asked
@@ -304,7 +304,7 @@ CHOOSES_GPUS = "CUDA_VISIBLE_DEVICES"
 
 
 def _mismatches(state: State) -> tuple[ShowMessage, ...]:
-    """Return warnings about the nodes of the attempt, one for all nodes with the same problem."""
+    """Return warnings about the nodes of the attempt. Nodes with the same problem share a warning."""
     found: dict[tuple[str, str], list[str]] = {}
     for look in (_missing_gpus, _misnamed_interface):
         for index in state.members:
@@ -316,7 +316,7 @@ def _mismatches(state: State) -> tuple[ShowMessage, ...]:
 
 
 def _missing_gpus(state: State, index: int) -> tuple[str, str] | None:
-    """Return the words before and after the names of nodes with too few GPUs visible to the agent."""
+    """Return the text before and after the node names in a warning about GPUs not visible to the agent."""
     expected, visible = state.spec.pool[index].gpus, facts_of(state.nodes[index]).gpus
     env = state.spec.program_of(state.spec.pool[index]).env
     if not expected or visible is None or visible >= expected or CHOOSES_GPUS in env:
@@ -336,7 +336,7 @@ def _misnamed_interface(state: State, index: int) -> tuple[str, str] | None:
 
 
 def _misnamed(event: RouteFound, state: State) -> tuple[tuple[str, str, str], ...]:
-    """Return variables that can't work on a node that has found its route, as name, setting and reason."""
+    """Return the variables that can't work on a node with a route, each as name, setting and reason."""
     if not event.interfaces:
         return ()
     given = {name: EnvValue(text) for name, text in event.named}
@@ -351,7 +351,7 @@ def _misnamed(event: RouteFound, state: State) -> tuple[tuple[str, str, str], ..
 
 
 def _flaw(name: str, value: str, interfaces: Mapping[str, bool]) -> str:
-    """Return why no connection is possible with this value, or "".
+    """Return why this value makes connections impossible, or "".
 
     `interfaces` maps each interface to whether it has an address.
     """

@@ -1,4 +1,4 @@
-"""Workers: how they start and end."""
+"""The start and the exit of workers."""
 
 import errno
 
@@ -22,7 +22,7 @@ def on_worker_started(event: WorkerStarted, state: State, now: float) -> Step:
 
 
 def on_worker_unstarted(event: WorkerUnstarted, state: State, now: float) -> Step:
-    """End the job because a worker can't be started, which is a mistake in the job."""
+    """End the job because a worker can't be started. The job file must be wrong."""
     rank = state.rank_of(event.node, event.local_rank)
     if rank is None:
         return state, ()
@@ -35,7 +35,7 @@ def on_worker_unstarted(event: WorkerUnstarted, state: State, now: float) -> Ste
 
 
 def unstarted_advice(spec: JobSpec, node: int, stage: str, code: int) -> str:
-    """Return which key of the job file to check, as an addition to the error of the agent."""
+    """Return advice on which key of the job file to check. It is appended to the agent's error."""
     if not spec.places:  # no job file: the command line of torchrun
         return ""
     if stage == "workdir":

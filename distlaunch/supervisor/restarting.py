@@ -1,4 +1,4 @@
-"""Restarts: an attempt is ended everywhere, and confirmed to have ended, before the next one starts."""
+"""Restarts. The next attempt starts only once the end of the previous one is confirmed on every node."""
 
 from distlaunch.errors import Exit
 from distlaunch.job.spec import FOREVER_S, Restarts
@@ -27,7 +27,7 @@ MAX_PORT_MOVES = 3
 
 
 def attempt_failed(found: AttemptFailed, state: State, now: float) -> Step:
-    """Restart if the job may, else end it. Only the first failure of an attempt counts."""
+    """Restart if the job allows it, else end the job. Only the first failure of an attempt counts."""
     if state.phase not in (Phase.PREPARING, Phase.RUNNING):
         return state, found.also
     most, cause = state.spec.restarts.most, found.cause
@@ -83,13 +83,13 @@ def _fence_words(state: State, node: int, now: float) -> tuple[ShowMessage, ...]
 
 
 def _recent(state: State, why: Why, now: float) -> list[Restart]:
-    """Return the restarts that count against a limit, which are those within its window."""
+    """Return the restarts within the window of a limit, which count against it."""
     window_s = state.spec.restarts.window_s
     return [restart for restart in state.restarts if restart.why is why and now - restart.at < window_s]
 
 
 def _growth_failed(state: State, cause: Cause, now: float) -> Step:
-    """Count the loss of a node during a restart for a new node. Otherwise a bad node could restart
+    """Count the loss of a node during a restart for a new node. Otherwise, a bad node could cause restarts
     forever."""
     if state.phase is not Phase.RESTARTING or state.restarts[-1].why is not Why.GROWTH:
         return state, ()

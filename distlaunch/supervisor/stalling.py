@@ -122,7 +122,7 @@ def died_of_its_dump(state: State, rank: int, status: int) -> bool:
 
 
 def dumping(state: State) -> bool:
-    """Return whether ranks are dying of that SIGABRT. Failures of their peers are then no news."""
+    """Return whether ranks are dying of a dump's SIGABRT, which explains failures of their peers."""
     died = any(worker.stalled and worker.stopped for worker in state.workers)
     return died and state.due_at(Timer.STALL_ACT) is not None
 

@@ -20,7 +20,7 @@ class Timer(Enum):
     JOB = "job"
     """`timeouts.job` has passed."""
     VERDICT = "verdict"
-    """No other rank has failed for a reason of its own: the first rank that lost a peer is the root cause."""
+    """No rank has failed for another reason, so the first rank that lost a peer is the root cause."""
     STACKS = "stacks"
     """The stacks of ranks that others timed out on have had time to arrive."""
     ASK = "ask"
@@ -86,12 +86,12 @@ class Phase(Enum):
 
 
 class Cause(Frozen):
-    """The root cause: why an attempt, or the job, ends other than by success. Only the first one is reported.
+    """The root cause: why an attempt, or the job, ends without success. Only the first one is reported.
 
-    With `exit`, it is the exit of `rank`, which the last output of this rank may explain. With `peer_gone`,
-    the rank merely lost its connection to another rank, and nothing worse is known yet.
-    `cancelled`: the user stopped the job. `scheduled`: the scheduler ends the whole allocation. `final`: the
-    job must not be requeued. `agent_signum`: the signal that stopped the agent of the node.
+    If `exit` is set, the cause is the exit of `rank`, which the last output of this rank may explain. If
+    `peer_gone` is set, the rank merely lost its connection to another rank, and no other cause is known yet.
+    `cancelled` is set if the user stopped the job, and `scheduled` if the scheduler ends the allocation. If
+    `final` is set, the job must not be requeued. `agent_signum` is the signal that stopped the node's agent.
     """
 
     text: str
@@ -121,7 +121,7 @@ class Why(Enum):
 
 
 class Restart(Frozen):
-    """The end of an attempt that another attempt follows. It had run for `lived_s` seconds."""
+    """The end of an attempt that another attempt follows. The attempt had run for `lived_s` seconds."""
 
     at: float
     why: Why
@@ -146,23 +146,23 @@ class Asked(Frozen):
 class State(Frozen):
     """The state of the whole job.
 
-    `nodes` are the nodes of the pool. A node's number is always its index there; only `node_rank` is its
-    index in an attempt. `addresses` are those at which ssh reaches nodes, as far as the job needs them.
+    `nodes` contains the nodes of the pool. A node's number is always its pool index, except that `node_rank`
+    is its index in an attempt. `addresses` contains the addresses that ssh uses, if the job needs them.
 
     From `attempt` to `stall_told`, the fields belong to the current attempt: `attempt` is its number,
     from 0, and `workers` are in rank order. `plan` is None before the first attempt. `ports` are MASTER_PORT
-    and further ports, empty until it is prepared. `started_at` is None until it has started. `suspect` is the
-    failure of a rank that lost a peer, until another rank fails for a reason of its own. `stall_told` is set
-    once a stall was reported.
+    and additional ports, empty until the attempt is prepared. `started_at` is None until the attempt has
+    started. `suspect` is the failure of a rank that lost a peer, until a rank fails for another reason.
+    `stall_told` is set once a stall was reported.
 
     `verdict` is set from STOPPING on. `stackless` contains the reasons for missing stacks that were already
     reported. `wait_told` is set once the nodes that the job waits for between two attempts have been named.
     `warned` is set after a termination warning, and `asked` while a question to the scheduler is pending.
     `interrupted_by` is the node that passed on the last interrupt, or None for the controller itself.
-    `resumed` is when the controller continued after a suspension of about a lease, and its seconds.
-    `chance` (0 to 1) spreads over time what many runs would do at once. `foreseen` is the rendezvous address
-    that nodes were asked about before there was a plan. `reached_by` is the address at which other nodes
-    reach the first one.
+    `resumed` contains the time when the controller continued after a suspension of about a lease or more, and
+    the length of the suspension in seconds. `chance` (0 to 1) makes many runs act at different times.
+    `foreseen` is the rendezvous address in the requests sent to nodes before a plan existed. `reached_by` is
+    the address at which other nodes reach the first one.
     """
 
     spec: JobSpec
@@ -213,7 +213,7 @@ class State(Frozen):
 
     @property
     def succeeded(self) -> bool:
-        """Check whether the ranks that decide about success have exited with status 0."""
+        """Return whether the ranks that determine success have exited with status 0."""
         count, rule = self.workers.counts.succeeded, self.spec.success
         if rule == "rank 0":
             return count > 0 and self.workers[0].status == 0
@@ -260,7 +260,7 @@ class State(Frozen):
         return self._replace(timers=left)
 
     def unwatched(self) -> "State":
-        """Return this state with all watching of the workers ended."""
+        """Return this state without the timers that watch workers."""
         return self.without_timers(*WATCHES)._replace(suspect=None, stall_told=False)
 
     # Nodes

@@ -1,4 +1,4 @@
-"""The policy of a job, one event at a time: a handler for each event, deciders for what follows from it.
+"""The policy of a job, one event at a time: a handler for each event, and a decider for each finding.
 
 1. The handler of the event (`HANDLERS`) records the new facts. It may return findings for another part of
    the supervisor to decide on.
@@ -117,7 +117,7 @@ def _on_timer_due(event: TimerDue, state: State, now: float) -> Step:
 
 
 def _do_nothing(state: State, now: float) -> Step:
-    """Do nothing: only a wait is over, and the rules of the phase take it from there."""
+    """Do nothing. A wait is over, so the rules of the phase can continue the job."""
     return state, ()
 
 

@@ -1,4 +1,4 @@
-"""The end of a job: whatever the reason, everything is stopped, swept and waited for."""
+"""The end of a job. Regardless of the reason, all nodes are stopped, swept and waited for."""
 
 import signal
 
@@ -56,7 +56,7 @@ def end_job(found: JobOver, state: State, now: float) -> Step:
 
 
 def _announcement(state: State, cause: Cause, grace_s: float) -> ShowMessage:
-    """Return what to say as the job begins to end: the cause, or how long it takes if the user ends it."""
+    """Return the message shown when stopping begins: the cause, or the duration if the user ends the job."""
     left = len(_still_running(state))
     if cause.scheduled or not (cause.cancelled and left and grace_s):
         return ShowMessage("error", cause.preliminary)
@@ -159,7 +159,7 @@ def finish_when_closed(state: State, now: float) -> Step:
 def on_interrupted(event: Interrupted, state: State, now: float) -> Step:
     """Stop gracefully at the first signal, kill at the second, exit at the third."""
     if event.signum == signal.SIGTSTP:
-        # Silent for longer than the lease, this process would count as dead, and the job would end.
+        # If suspended for longer than the lease, this process would count as dead, and the job would end.
         why = NO_SUSPENDING_TORCHRUN if state.spec.invocation.shares_stdio else NO_SUSPENDING
         return state, (ShowMessage("warning", why),)
     if event.signum in WARNINGS and signal.Signals(event.signum).name not in state.spec.invocation.signals:

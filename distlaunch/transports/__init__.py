@@ -1,8 +1,10 @@
-"""Transports to nodes, and the meaning of their failures: pure data and command lines. `launch/` uses them.
+"""Transports to nodes, and the interpretation of their failures.
 
-`transport` has the base class, this machine, a launcher that joined, and any command; `ssh`, `slurm` and
-`container` the others. `handshake` has the first bytes of a link, `failure` the ways in which one ends, and
-`gathering` what launchers that join say of themselves.
+This package contains only pure data and command lines. `launch/` uses them.
+
+`transport` defines the base class and the transports for this machine, for a launcher that joined, and for an
+arbitrary command. `ssh`, `slurm` and `container` define the others. `handshake` defines the first bytes of a
+link, `failure` the failures of links, and `gathering` the data that joining launchers send about themselves.
 """
 
 from importlib import import_module
@@ -22,7 +24,7 @@ TABLE: dict[str, str] = {
 
 
 def launchers() -> list[str]:
-    """List the transports that `launcher` in a job file may name: a command has a key of its own."""
+    """List the transports that `launcher` in a job file may name. A command has a separate key."""
     return [name for name in TABLE if name not in ("command", "joined")]
 
 

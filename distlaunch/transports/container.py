@@ -1,7 +1,7 @@
-"""The container in which the agent and the ranks of a node run: its command line, and its failures.
+"""The container in which the agent and the ranks of a node run: its command line and its failures.
 
-The guardian is the first process in the container, so both end together and no process escapes. The shell of
-the node evaluates the line, because only the node can tell, for example, the user's IDs.
+The guardian is the first process in the container, so both end together and no process escapes. The node's
+shell evaluates the command line, because some values, such as the user's IDs, are known only on the node.
 """
 
 from collections.abc import Iterator, Mapping
@@ -16,20 +16,21 @@ from distlaunch.transports.slurm import SlurmStep
 
 Runtime = Literal["docker", "podman", "apptainer", "enroot", "pyxis"]
 BY_SRUN: Runtime = "pyxis"
-"""The runtime that is a plug-in of srun and adds options to it."""
+"""The runtime that is an srun plug-in and adds options to srun."""
 _OF_THE_NODE = (
     *("CUDA_VISIBLE_DEVICES", "SLURM_JOB_ID", "SLURM_JOBID", "SLURM_JOB_NODELIST", "SLURM_RESTART_COUNT"),
     "SLURM_ARRAY_TASK_ID",
 )
-"""Variables of the node that are copied into containers, whose environment is otherwise separate."""
+"""Variables copied from the node into containers. Otherwise, the environment of a container is separate."""
 _GPUS = "[ -e /dev/nvidiactl ]"
 
 
 class Container(Frozen):
-    """The `container` section of a job file; `options` are arguments for the runtime, one per item.
+    """The `container` section of a job file.
 
-    `mounts` are `PATH` or `PATH:PATH_INSIDE[:ro]`. `before` are words between the name of the runtime and its
-    command. In `env`, None stands for the value on the node.
+    `options` are arguments for the runtime, one per item. `mounts` are `PATH` or `PATH:PATH_INSIDE[:ro]`.
+    `before` contains the words between the name of the runtime and its command. In `env`, None stands for the
+    value on the node.
     """
 
     image: str
@@ -41,7 +42,7 @@ class Container(Frozen):
 
 
 def entry(container: Container, workdir: str) -> bytes:
-    """Return the line that replaces the shell of a node by one in a container, with the same `workdir`."""
+    """Return the line that replaces the shell of a node with one in a container, in the same `workdir`."""
     line = "; ".join(_steps(container, workdir))
     return f"{ENTER}{line}\n".encode()
 
@@ -56,7 +57,7 @@ def _steps(container: Container, workdir: str) -> Iterator[str]:
         pull = f"{{ echo {PULLING}; {runtime} pull {image} >&2 || {failed}; }}"
         yield f"{runtime} image inspect {image} >/dev/null 2>&1 || {pull}"
     elif "://" in container.image:
-        yield f"echo {PULLING}"  # at its start: these runtimes don't report whether they have the image
+        yield f"echo {PULLING}"  # announced early: these runtimes don't report whether they have the image
     else:
         yield f"[ -e {image} ] || {failed}"
     before, flag, shell = _options(name)
@@ -73,12 +74,12 @@ def _steps(container: Container, workdir: str) -> Iterator[str]:
 def _options(runtime: Runtime) -> tuple[list[str], str, str]:
     """Return the runtime command with its first options, its option for mounts, and the start of a shell."""
     if runtime == "apptainer":
-        # It keeps the user's UID, home, network and IPC; its PID namespace ends its processes with it.
+        # Apptainer keeps the user's UID, home, network and IPC. A PID namespace ends all processes with it.
         return [f"exec --pid --pwd=/ $({_GPUS} && echo --nv)"], "bind", "/bin/sh -c"
     if runtime == "enroot":
-        # Its hooks add GPUs; network, IPC and processes are those of the node.
+        # Enroot hooks add GPUs. The container shares the node's network, IPC and processes.
         return ["start --rw"], "mount", "/bin/sh -c"
-    docker = runtime == "docker"  # podman maps users and names GPUs in another way
+    docker = runtime == "docker"  # podman maps users and names GPUs differently
     options = [
         "run --rm --interactive --pull=never --network=host --ipc=host --workdir=/ --entrypoint=/bin/sh",
         '--user="$(id -u):$(id -g)"' if docker else '$([ "$(id -u)" = 0 ] || echo --userns=keep-id)',
@@ -94,7 +95,7 @@ def _env(container: Container) -> Iterator[str]:
 
 
 def _mounted(container: Container, workdir: str) -> Iterator[list[str]]:
-    """Yield [PATH, PATH_INSIDE, …] per mount; `workdir` is added unless the job mounts something there."""
+    """Yield [PATH, PATH_INSIDE, …] per mount. Add `workdir` unless the job mounts something there."""
     given = [mount.split(":") for mount in container.mounts]
     pairs = [parts if len(parts) > 1 else parts * 2 for parts in given]
     yield from pairs
@@ -108,7 +109,7 @@ def _placed(path: str) -> str:
 
 
 def in_step(step: SlurmStep, container: Container, workdir: str, home: str) -> SlurmStep:
-    """Return a step that srun starts in the container, by pyxis; `home` is the same on all nodes."""
+    """Return a step that srun starts in the container, using pyxis. `home` is the same on all nodes."""
     paths = [[_at_home(path, home) for path in mount] for mount in _mounted(container, workdir)]
     mounts = ",".join(map(":".join, paths))
     kept = [name for name, value in container.env.items() if value is None]
@@ -128,7 +129,7 @@ def _at_home(path: str, home: str) -> str:
 
 
 def advice_for(failure: LinkFailure, container: Container, python: str | None) -> str:
-    """Return advice on a container that started no agent; "" if the container isn't the cause."""
+    """Return advice on a container that started no agent, or "" if the container isn't the cause."""
     inside = f"`python3` in {container.image}" if python is None else f"`{python}` in {container.image}"
     return {
         Kind.NO_RUNTIME: f"install {container.runtime} there, or set container.runtime",

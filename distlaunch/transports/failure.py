@@ -9,7 +9,7 @@ from distlaunch.agent.wire import AGENT_DIED, CLEAN, LEFT_EARLY
 from distlaunch.wording import status_words
 
 TOO_OLD = "distlaunch-agent"
-"""Printed on stderr before the version of an interpreter older than 3.8; also the name in ps."""
+"""Printed on stderr before the version of an interpreter older than 3.8. Also the name shown by ps."""
 NO_PYTHON = "distlaunch: no python"
 NO_IMAGE = "distlaunch: no image"
 NO_RUNTIME = "distlaunch: no container runtime"
@@ -63,28 +63,28 @@ class LinkFailure(Frozen):
 
     @property
     def may_pass(self) -> bool:
-        """Whether the node may become usable without a change of settings."""
+        """Return whether the node may become usable without a change of settings."""
         return self.kind not in _SETTINGS
 
     @property
     def worth_retrying(self) -> bool:
-        """Whether to try again: only after overload, because servers may punish failed logins."""
+        """Return whether to try again. Only overload is retried, because servers may punish failed logins."""
         return self.kind in (Kind.DROPPED, Kind.PROXY)
 
     def saying(self, more: str) -> "LinkFailure":
-        """Return the same failure with more words."""
+        """Return the same failure with `more` added to its output."""
         return self._replace(words="\n".join(filter(None, (self.words, more))))
 
 
 Patterns = Sequence[tuple[Kind, str]]
-"""The regular expressions that identify failures, in the order of the search."""
+"""The regular expressions that identify failures, in search order."""
 
 
 class ProcessEnd(Frozen):
-    """The end of the process of a transport, before or after its agent had `booted`.
+    """The end of a transport process, before or after its agent `booted`.
 
-    `stderr` is everything that it printed there. `status` is its exit status, None while it still runs.
-    `noise` is the output of the node's shell before the first word of the agent.
+    `stderr` is all of its stderr output. `status` is its exit status, or None while it is still running.
+    `noise` is the output of the node's shell before the first output of the agent.
     """
 
     stderr: str
@@ -110,7 +110,7 @@ _BY_THE_NODE = (
     (Kind.OLD_PYTHON, rf"^{re.escape(TOO_OLD)} \d|Unknown option: -I"),
 )
 CLEAN_STATUSES = (CLEAN, LEFT_EARLY, AGENT_DIED)
-"""Exit statuses of a guardian that left no process behind; transports pass them on."""
+"""Exit statuses of a guardian that left no process behind. Transports pass them on."""
 MAX_NOISE_LINES = 4
 
 
@@ -119,8 +119,8 @@ def classify(
 ) -> LinkFailure:
     """Return the failure that `end` describes.
 
-    `own` are the patterns of the transport itself, which exits with `own_status` for its own failures; any
-    other status comes from the node. `process` names the transport in the message about a signal.
+    `own` contains the patterns for failures of the transport itself, which exits with `own_status` in that
+    case. Any other status comes from the node. `process` names the transport in the message about a signal.
     """
     words = "\n".join(_lines(end.stderr))
     for kind, pattern in () if end.booted else _patterns(end.status, own, own_status):
@@ -143,7 +143,7 @@ def classify(
 
 
 def _patterns(status: int | None, own: Patterns, own_status: int | None) -> Patterns:
-    # If the node has failed, an rc file may have printed words like those of the transport.
+    # If the node has failed, an rc file may have printed messages that resemble those of the transport.
     if status is None:
         return (*_BY_THE_NODE, *own)
     return own if status == own_status else _BY_THE_NODE

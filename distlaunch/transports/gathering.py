@@ -1,4 +1,4 @@
-"""Launchers started by another program: their introductions, their endpoint, and their order."""
+"""Launchers started by another program: the data they send, their endpoint, and their order."""
 
 import re
 import zlib
@@ -9,13 +9,13 @@ from distlaunch import __version__
 from distlaunch.agent.frozen import Frozen
 
 PORTS, LOWEST_PORT, PORT_SPAN = 8, 10_000, 20_000
-"""Number and range of ports, below the ephemeral ports of the system."""
+"""Number and range of ports. The range is below the system's ephemeral ports."""
 
 
 class TaskPlace(Frozen):
-    """The position of a scheduler task on its host and among the hosts; None = unknown.
+    """The position of a scheduler task on its host and among the hosts. None means unknown.
 
-    Each such task is a node of the job, with one rank.
+    Each such task is a node of the job with one rank.
     """
 
     local_rank: int
@@ -25,11 +25,11 @@ class TaskPlace(Frozen):
 
 
 class Arrival(Frozen):
-    """The introduction of a launcher: its `job`, and the `name` of its host.
+    """The data that a launcher sends about itself: its `job`, the `name` of its host, and so on.
 
-    `nodes` are the minimum and maximum number of expected nodes. `node_rank` is an explicit node number, and
-    `task` the task number from the scheduler; None = none. `place` is the position of a single rank among the
-    tasks of a scheduler, and `gpus` the number of GPUs of such a task.
+    `nodes` contains the minimum and maximum number of expected nodes. `node_rank` is an explicit node number,
+    and `task` is the task number from the scheduler. Either is None if there is none. `place` is the position
+    of a single rank among the tasks of a scheduler, and `gpus` is the number of GPUs of such a task.
     """
 
     job: str
@@ -43,12 +43,13 @@ class Arrival(Frozen):
 
 
 class Gathering(Frozen):
-    """The endpoint of the launchers of a run, and the part of one launcher.
+    """The endpoint of the launchers of a run, and the role of one launcher.
 
-    The controller listens on the first available port of `ports`; the others try all `hosts` and ports.
-    `serves` makes this launcher the controller; None = the first launcher on the first host is. `fixed`: the
-    first port is reserved for rank 0, too. Once the minimum number of nodes has connected, the controller
-    waits up to `last_call_s` for more. `ordered`: the launchers have node numbers.
+    The controller listens on the first available port of `ports`. The other launchers try all `hosts` and
+    ports. `serves` makes this launcher the controller. If it is None, the first launcher on the first host
+    becomes the controller. If `fixed`, the first port is also reserved for rank 0. Once the minimum number of
+    nodes has connected, the controller waits up to `last_call_s` for more. If `ordered`, the launchers have
+    node numbers.
     """
 
     arrival: Arrival
@@ -63,13 +64,15 @@ class Gathering(Frozen):
 
     @property
     def label(self) -> str:
-        """Return the endpoint for people."""
+        """Return the endpoint for messages."""
         host = self.hosts[0]
         return f"[{host}]:{self.ports[0]}" if ":" in host else f"{host}:{self.ports[0]}"
 
 
 def ports_for(key: str) -> tuple[int, ...]:
-    """Return ports that every launcher of a job derives; used without an endpoint, or next to rank 0."""
+    """Return ports that every launcher of a job derives from `key`.
+
+    They are used if no endpoint is given, or once rank 0 uses the port of the endpoint."""
     drawn = (zlib.crc32(f"{key} {i}".encode()) for i in range(PORTS))
     return tuple(LOWEST_PORT + number % PORT_SPAN for number in drawn)
 
@@ -77,8 +80,9 @@ def ports_for(key: str) -> tuple[int, ...]:
 def in_order(arrivals: Sequence[Arrival], near: Sequence[bool]) -> list[int]:
     """Return the indices of the arrivals in node order, for launchers without node numbers.
 
-    Launchers on the machine of the endpoint come first, since MASTER_ADDR belongs to rank 0. The others are
-    sorted by node numbers if all have different ones, else by task numbers, else by host names.
+    Launchers on the endpoint's machine are first, since MASTER_ADDR belongs to rank 0. The others are sorted
+    by node number if all have different ones, else by task number if all have different ones, else by host
+    name.
     """
     given = [[each.node_rank for each in arrivals], [each.task for each in arrivals]]
     numbers = next((kind for kind in given if None not in kind and len({*kind}) == len(kind)), None)

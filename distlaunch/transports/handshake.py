@@ -1,16 +1,19 @@
-"""The first bytes of a link: the constant command that starts an agent, its input, and its answers.
+"""The first bytes of a link: the constant command that starts an agent, its input, and its output.
 
-The same command goes to every node, so no value of a job is ever quoted for a remote shell:
+Every node receives the same command, so no value of a job is ever quoted for a remote shell:
 
-1. sh prints READY_MARKER. Nothing is sent before that, so an rc file that reads stdin gets none of it, except
-   for an empty line (NUDGE) every few seconds, in case its `read` would wait forever.
-2. The controller sends candidate interpreters, one per line, then an empty line; earlier ones are skipped. Or
-   it sends a line that replaces sh by one in a container, which begins with step 1.
-3. sh execs the first interpreter that exists (~/ is the home of its user), which reads blocks of eight digits
-   and as many bytes: a loader, modules.
-4. The agent writes HELLO_PREFIX and the nonce (see `distlaunch.agent.wire`). From there on both send frames.
+1. sh prints READY_MARKER. Before that, the controller sends only an empty line (NUDGE) every few seconds. An
+   rc file that reads stdin thus consumes nothing else, and its `read` doesn't wait forever.
+2. The controller sends candidate interpreters, one per line, then an empty line. sh skips empty lines before
+   the first candidate. Alternatively, the controller sends a line that replaces sh with another sh in a
+   container, which begins with step 1.
+3. sh execs the first interpreter that exists (~/ is the home directory of its user). The interpreter reads
+   blocks, each preceded by its length as eight digits: a loader, then modules.
+4. The agent writes HELLO_PREFIX and the nonce (see `distlaunch.agent.wire`). After that, both sides send
+   frames.
 
-A `Handshake` is the controller's side of this. `Streams` holds all output of a node. Neither does I/O.
+A `Handshake` is the controller's side of this protocol. `Streams` holds all output of a node. Neither does
+I/O.
 """
 
 import zlib
@@ -21,13 +24,13 @@ from distlaunch.agent.frozen import Frozen
 from distlaunch.transports.failure import NO_PYTHON, TOO_OLD, LinkFailure, ProcessEnd
 
 PULLING = "distlaunch-pulling"
-"""Line that is printed if an image has to be fetched first."""
+"""Line that the node prints if an image has to be pulled first."""
 ENTER = ">"
-"""Start of a line that execs another shell, in a container, which begins again with step 1."""
+"""Start of a line that execs another shell in a container. That shell begins again with step 1."""
 NUDGE = b"\n"
-"""Sent every few seconds until the marker is received."""
+"""Line that the controller sends every few seconds until it receives the marker."""
 
-# No single quote, `!` or newline: the script must survive single quotes in sh, csh and fish.
+# Contains no single quote, `!` or newline, since the script is single-quoted in sh, csh and fish.
 # The marker is printed in two halves so that a shell that echoes the command can't fake it.
 _PYTHON = (
     "import sys,zlib;v=sys.version_info;v<(3,8) and sys.exit(sys.argv[1]+chr(32)+sys.version);"
@@ -58,15 +61,15 @@ main(NONCE, PLACE)
 SHIPPED = "distlaunch.agent.shipped"
 """The agent's module that imports all others."""
 PACKAGES = ["distlaunch", "distlaunch.agent"]
-"""The packages among the agent's modules."""
+"""The packages among the modules sent to the agent."""
 
 
 class Bundle(Frozen):
     """The agent's modules, ready to be sent.
 
-    `code` is for interpreters with the same `magic` (the number of the .pyc format) and saves them 20 ms of
-    compilation; `source` is for all others. Both are compressed. `code` is a marshalled mapping of module
-    names to marshalled code, and `source` the repr of a mapping of module names to sources.
+    `code` is for interpreters with the same `magic` (the number of the .pyc format). It saves them 20 ms of
+    compilation. `source` is for all others. Both are compressed. `code` is a marshaled map of marshaled code,
+    keyed by module name. `source` is the repr of a map of sources, keyed by module name.
     """
 
     magic: bytes
@@ -75,7 +78,7 @@ class Bundle(Frozen):
 
 
 def boot_text(bundle: Bundle, nonce: str, place: "int | tuple[str, Mapping[str, int]]") -> bytes:
-    """Return the input of step 3: a loader, then the modules in both forms; `place` as in the guardian."""
+    """Return the input of step 3: a loader, then the modules in both forms. `place` is as in the guardian."""
     names = f"PACKAGES, SHIPPED = {PACKAGES!r}, {SHIPPED!r}\nNONCE, PLACE = {(nonce, place)!r}\n"
     loader = zlib.compress((names + _LOADER).encode(), 1)
     blocks = (loader, bundle.magic, bundle.code, bundle.source)
@@ -88,41 +91,41 @@ def candidates_text(interpreters: Sequence[str]) -> bytes:
 
 
 MAX_NOISE = 1 << 16
-"""Bytes that a login shell may print before the marker, and again before the hello."""
+"""Bytes that a login shell may print before the marker, and as many again before the hello."""
 
 
 class Handshake:
-    """The controller's side of the handshake with one node: turns received bytes into input and frames.
+    """The controller's side of the handshake with one node. Converts received bytes to input and frames.
 
-    Each of `openings` is sent once, after a marker. All but the last exec another shell, with a marker of its
-    own. The hello must have this `nonce`.
+    Each of `openings` is sent once, after a marker. All but the last exec another shell, which prints another
+    marker. The hello must contain this `nonce`.
     """
 
     def __init__(self, openings: Sequence[bytes], nonce: str) -> None:
         self._awaited = [(wire.READY_MARKER, then) for then in openings]
         self._awaited.append((wire.HELLO_PREFIX + nonce.encode() + b"\n", b""))
         self.noise = b""
-        """Unexpected output since the last expected word."""
+        """Unexpected output since the last marker."""
         self._decoder = wire.FrameDecoder(wire.REPORTS)
 
     @property
     def booted(self) -> bool:
-        """Whether the agent has sent its hello."""
+        """Return whether the agent has sent its hello."""
         return not self._awaited
 
     @property
     def opened(self) -> bool:
-        """Whether all openings have been sent; further input is for the interpreter."""
+        """Return whether all openings have been sent. Any later input is for the interpreter."""
         return not any(then for _, then in self._awaited)
 
     def without_marker(self) -> bytes:
-        """Return the first opening to send without waiting for its marker, which is still expected."""
+        """Return the first opening, to be sent before its marker arrives. The marker is still expected."""
         marker, then = self._awaited[0]
         self._awaited[0] = marker, b""
         return then
 
     def feed(self, data: bytes) -> tuple[bytes, list[wire.Frame]]:
-        """Take received bytes; return (bytes to send, frames). Raises `wire.ProtocolError`."""
+        """Process received bytes. Return the bytes to send and the frames. Raises `wire.ProtocolError`."""
         to_send = b""
         while self._awaited:
             self.noise += data
@@ -140,20 +143,20 @@ class Handshake:
 
 MAX_NOISE_SHOWN = 1024
 MAX_WORDS = 8192
-"""Bytes of the stderr of a transport that are kept, from its end."""
+"""Bytes kept from the end of a transport's stderr."""
 
 
 class NodeGone(Frozen):
-    """One of several nodes on a link has ended, and the others go on."""
+    """The end of one of several nodes on a link. The others continue."""
 
     node: int
     failure: LinkFailure
 
 
 class Streams:
-    """The output of the process of a transport, here for one node.
+    """The output of a transport process that serves one node.
 
-    For a process that serves several nodes, see `distlaunch.transports.slurm`.
+    `distlaunch.transports.slurm` has a subclass for processes that serve several nodes.
     """
 
     def __init__(self, *handshakes: Handshake) -> None:
@@ -163,41 +166,41 @@ class Streams:
 
     @property
     def booted(self) -> bool:
-        """Whether every agent has sent its hello."""
+        """Return whether every agent has sent its hello."""
         return all(handshake.booted for handshake in self.handshakes)
 
     @property
     def opened(self) -> bool:
-        """Whether all openings have been sent to every node."""
+        """Return whether all openings have been sent to every node."""
         return all(handshake.opened for handshake in self.handshakes)
 
     @property
     def pulling(self) -> bool:
-        """Whether an image is being fetched."""
+        """Return whether an image is being pulled."""
         return any(f"{PULLING}\n".encode() in handshake.noise for handshake in self.handshakes)
 
     def without_marker(self) -> bytes:
-        """Return the opening to send without waiting for a marker."""
+        """Return the opening, to be sent without waiting for a marker."""
         return self.handshakes[0].without_marker()
 
     def receive(self, data: bytes) -> tuple[bytes, Sequence[wire.Frame | NodeGone]]:
-        """Take data of stdout; return the bytes to send and the frames. Raises `wire.ProtocolError`."""
+        """Process stdout data. Return the bytes to send and the frames. Raises `wire.ProtocolError`."""
         return self.handshakes[0].feed(data)
 
     def listen(self, data: bytes) -> list[NodeGone]:
-        """Keep data of stderr."""
+        """Store stderr data."""
         self.words = (self.words + data)[-MAX_WORDS:]
         return []
 
     def nudges(self) -> bytes:
-        """Return a line for a shell that has not answered, in case its rc file waits for one.
+        """Return a line for a shell that has not printed its marker, in case its rc file waits for input.
 
-        After the opening, a line would be input for the agent.
+        Once the opening has been sent, return nothing, since the agent would read the line.
         """
         return b"" if self.opened else NUDGE
 
     def end(self, status: int | None, timed_out: bool = False, protocol_error: str = "") -> ProcessEnd:
-        """Return the end of the process with its output, as far as it is known."""
+        """Return the end of the process with the output received so far."""
         noise = b"".join(handshake.noise for handshake in self.handshakes)
         shown = noise[-MAX_NOISE_SHOWN:].decode(errors="replace")
         words = self.words.decode(errors="replace")

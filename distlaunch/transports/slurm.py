@@ -1,4 +1,4 @@
-"""The nodes of a Slurm allocation: links are stdin and stdout of srun, for a step on one node or several."""
+"""The nodes of a Slurm allocation. A link is stdin and stdout of srun, for a step on one or more nodes."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,21 +12,21 @@ from distlaunch.transports.transport import OLD_PYTHON, Transport, Way
 from distlaunch.wording import expand_nodelist
 
 _OPTIONS = (
-    "--overlap",  # this step and others don't wait for each other's resources
+    "--overlap",  # this step shares resources with other steps, so neither waits for the other
     "--mem=0",  # all memory of the job on the node
-    "--cpu-bind=none",  # the job file decides about CPUs
+    "--cpu-bind=none",  # the job file determines the CPUs
     *("--mpi=none", "--input=all", "--output=all", "--error=all", "--kill-on-bad-exit=0", "--wait=0"),
     *("--export=ALL", "--chdir=/", "--quit-on-interrupt", "--job-name=distlaunch"),
 )
-"""Options of srun that it also reads from variables, which the allocation or a script may have set."""
+"""srun options that could also be set by variables of the allocation or of a script."""
 
 VARIABLES = ("SLURM_", "SRUN_", "PMI_", "PMIX_", "SLURMD_")
-"""Prefixes of the variables that Slurm's tools set, and some of them read."""
+"""Prefixes of the variables that Slurm's tools set. The tools also read some of them."""
 _JOB_NAME = "DISTLAUNCH_JOB_NAME"
 _START = (
-    # A termination warning may go to every process, and ranks that don't handle it would die of it.
+    # Slurm may send a termination warning to every process, which would kill ranks that don't handle it.
     'trap "" USR1 USR2; '
-    # srun has replaced the name of the job by that of the step.
+    # srun has replaced the job name with the step name.
     f'SLURM_JOB_NAME="${{{_JOB_NAME}:-$SLURM_JOB_NAME}}"; unset {_JOB_NAME}; exec "$@"'
 )
 _OF_THE_JOB = ("SLURM_JOB_", "SLURM_ARRAY_", "SLURM_SUBMIT_", "SLURM_HET_", "SLURM_JOBID_HET_")
@@ -40,14 +40,15 @@ _OF_THE_STEP = (
     *("SLURM_CPU_BIND", "SLURM_CPU_BIND_LIST", "SLURM_CPU_BIND_TYPE", "SLURM_CPU_BIND_VERBOSE"),
     *("SLURM_CPUS_PER_TASK", "SLURM_UMASK", "PMI_RANK", "PMI_SIZE", "PMI_FD", "PMIX_RANK"),
 )
-"""Variables of the agent's own task, which a rank would take for its rank and world."""
+"""Variables of the agent's own task. A rank would mistake them for its rank and world size."""
 
 
 class SlurmStep(Transport):
-    """A node of an allocation; `job` is the ID of the allocation, `group` the component of the node.
+    """A node of an allocation.
 
-    `options` are more options of srun, such as those of a plug-in; `variables` are NAME=VALUE for the agent.
-    Even on this machine, a step may be confined in another way than this process, so no such node is `here`.
+    `job` is the ID of the allocation, and `group` is the component that the node belongs to. `options` are
+    additional srun options, such as those of a plug-in. `variables` are NAME=VALUE for the agent. Slurm may
+    confine a step differently from this process, even on this machine, so such a node is never `here`.
     """
 
     host: str
@@ -62,23 +63,23 @@ class SlurmStep(Transport):
 
     @classmethod
     def to(cls, host: str, way: Way) -> "SlurmStep":
-        """Return the way by a step of the allocation."""
+        """Return the transport that uses a step of the allocation."""
         return cls(host, way.job, way.group)
 
     @property
     def unknown(self) -> bool:
-        """Whether this is outside of an allocation."""
+        """Return whether this process runs outside an allocation."""
         return not self.job
 
     def argv(self) -> list[str]:
-        """Return srun with every option that a variable may set, followed by nothing of the job."""
-        # Unbuffered: else srun waits for the ends of lines, which frames don't have.
+        """Return the srun command with every option that variables can set. It contains no job values."""
+        # Without --unbuffered, srun would wait for newlines, which frames don't have.
         return self._step([self.host], ["--nodes=1", "--ntasks=1", "--unbuffered"])
 
     def group_argv(self, hosts: Sequence[str]) -> list[str]:
-        """Return the same with a task on each of `hosts`, for `LabeledStreams`; others survive a failed one.
+        """Return the command for a step with a task on each of `hosts`, whose output `LabeledStreams` reads.
 
-        The hosts are in the order of the allocation.
+        If one task fails, the others continue. The hosts are in the order of the allocation.
         """
         count = len(hosts)
         more = ["--label", "--no-kill", "--distribution=block", "--ntasks-per-node=1"]
@@ -92,12 +93,12 @@ class SlurmStep(Transport):
         return ["srun", *size, *_OPTIONS, *self.options, *where, *start, "/bin/sh", "-c", SCRIPT]
 
     def environment(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """Return the environment without variables that are options of srun, or describe another step."""
+        """Return the environment without variables that set srun options or describe another step."""
         named = {_JOB_NAME: environ["SLURM_JOB_NAME"]} if "SLURM_JOB_NAME" in environ else {}
         return {name: value for name, value in environ.items() if _passes(name)} | named
 
     def failure(self, end: ProcessEnd) -> LinkFailure:
-        """Return the failure by srun's messages if srun has failed, else by the node's."""
+        """Return the failure, based on srun's messages if srun has failed, else on the node's messages."""
         relevant = end._replace(stderr=_telling(end))
         failure = classify(relevant, _BY_SRUN, _SRUN_FAILED, "srun on this machine")
         if failure.kind is Kind.LOST and re.search(_NODE_FAILED, end.stderr):
@@ -123,10 +124,10 @@ def _passes(name: str) -> bool:
 
 
 _SRUN_FAILED = 1
-"""Exit status of srun's own failures, and of a task that ends with the same status."""
+"""Exit status of srun's own failures. A task can end with the same status."""
 
 _NODE_FAILED = "[Nn]ode failure"
-# As Slurm 22.05 prints them, and from the messages in its sources.
+# From the output of Slurm 22.05 and the messages in its source code.
 _BY_SRUN: Patterns = (
     (Kind.NO_ALLOCATION, r"Invalid job id|[Jj]ob/step already complet|has been revoked"),
     (Kind.NO_ALLOCATION, r"allocation .* has expired|Unable to confirm allocation"),
@@ -141,11 +142,11 @@ _TASK_ENDED = r"tasks? [\d,-]+: Exited with exit code"
 _KILLED = r"tasks? [\d,-]+: Killed"
 _BROKEN = rf"{_NODE_FAILED}|Force Terminated|Job step aborted|{_KILLED}"
 _FOLLOWS = (r"Force Terminated|Job step aborted|forcing job termination", _KILLED)
-"""Messages that srun prints after the cause; the second is left out only after the first."""
+"""Messages that srun prints after the cause. The second is left out only after the first."""
 
 
 def _telling(end: ProcessEnd) -> str:
-    """Return srun's messages about the cause, without routine ones and the status of a guardian."""
+    """Return srun's messages about the cause, without routine messages and the status of a guardian."""
     silent = f"{_CHATTER}|{_TASK_ENDED}" if end.booted else _CHATTER
     relevant = _without(silent, end.stderr.splitlines(True))
     for pattern in _FOLLOWS:
@@ -158,22 +159,24 @@ def _without(pattern: str, relevant: Sequence[str]) -> list[str]:
 
 
 def _swept(end: ProcessEnd) -> bool:
-    """Return whether the status is that of a guardian with nothing left; srun's own failures are 1, too."""
+    """Return whether the status is from a guardian that left no process behind, not from a failure of srun.
+
+    Both can be 1."""
     if re.search(_BROKEN, end.stderr):
         return False
     return end.status == 0 or bool(re.search(_TASK_ENDED, end.stderr))
 
 
 NODE_VARIABLE = "SLURMD_NODENAME"
-"""The variable with the name of a task's node; the name of the host may be another."""
+"""The variable with the name of a task's node, which may differ from the host name."""
 _TASK_END = re.compile(r"srun: error: (\S+): tasks? [\d,-]+: (?:Exited with exit code (\d+)|.+)")
 _LABEL = re.compile(rb" *(\d+): ?")
 
 
 class LabeledStreams(Streams):
-    """The output of one step for several nodes, labeled line by line by srun.
+    """The output of one step on several nodes. srun labels each line.
 
-    `nodes` are their numbers by host, in the order of the labels. The `opening` is for all of them.
+    `nodes` maps each host to its node number, in the order of the labels. The `opening` is for all nodes.
     """
 
     def __init__(self, opening: bytes, nonce: str, nodes: Mapping[str, int], step: SlurmStep) -> None:
@@ -184,11 +187,11 @@ class LabeledStreams(Streams):
         self._half = {1: b"", 2: b""}
 
     def without_marker(self) -> bytes:
-        """Return the opening for all nodes: no shell that prints, or could wait, is in between."""
+        """Return the opening for all nodes. No shell in between prints or waits for input."""
         return self._opening
 
     def receive(self, data: bytes) -> tuple[bytes, Sequence[wire.Frame | NodeGone]]:
-        """Take data of stdout. Raises `wire.ProtocolError`."""
+        """Process stdout data. Raises `wire.ProtocolError`."""
         found: list[wire.Frame | NodeGone] = []
         for label, line in self._lines(1, data):
             if label is None or label >= len(self._nodes):
@@ -202,7 +205,7 @@ class LabeledStreams(Streams):
         return b"", found
 
     def listen(self, data: bytes) -> list[NodeGone]:
-        """Take data of stderr: messages of srun, or labeled lines of a node."""
+        """Process stderr data, which contains messages of srun and labeled lines of nodes."""
         found: list[NodeGone] = []
         told: list[_Node] = []
         for label, line in self._lines(2, data):
@@ -222,18 +225,18 @@ class LabeledStreams(Streams):
             yield (int(found[1]), line[found.end() :]) if found else (None, line)
 
     def _ended(self, words: bytes, hosts: str, status: str | None) -> list[NodeGone]:
-        """Note the end of tasks that srun reports."""
+        """Record the end of tasks that srun reports."""
         found = []
         for node in (self._on[host] for host in expand_nodelist(hosts) if host in self._on):
             if status and not (node.booted or node.words):
-                node.late = int(status)  # without an agent it must have said why: srun reports the end sooner
+                node.late = int(status)  # srun reports the end before the output with the reason
             node.listen(words + b"\n")
             if not node.late:
                 found += self._gone(node, int(status) if status else None)
         return found
 
     def _gone(self, node: "_Node", status: int | None) -> list[NodeGone]:
-        """Return the end of a node, once."""
+        """Return the end of a node on the first call, and nothing after that."""
         if node.gone:
             return []
         node.gone = True
@@ -249,7 +252,7 @@ class _Node(Streams):
         self._rest = b""
         self.gone = False
         self.late = 0
-        """Its exit status, if its last output is still on the way."""
+        """The exit status of the node if its last output has not arrived yet."""
 
     def receive(self, line: bytes) -> tuple[bytes, Sequence[wire.Frame | NodeGone]]:
         """Return the frames that a line completes."""

@@ -1,6 +1,6 @@
-"""Nodes behind the client of OpenSSH, with the ssh_config, keys and jump hosts of the user.
+"""Nodes reached by the OpenSSH client, with the user's ssh_config, keys and jump hosts.
 
-This module has its command line, its error messages, classified, and the advice on them.
+This module contains the command line of ssh, the classification of its error messages, and advice on them.
 """
 
 import re
@@ -12,75 +12,76 @@ from distlaunch.transports.failure import Kind, LinkFailure, ProcessEnd, classif
 from distlaunch.transports.handshake import SCRIPT
 from distlaunch.transports.transport import OLD_PYTHON, SshOptions, Transport, Way
 
-# These come first and so override the user's: ssh takes the first value of each option.
+# These precede the user's options and so override them: ssh uses the first value of each option.
 _FIXED = (
     "BatchMode=yes",  # a password prompt would hang unseen
     "ServerAliveCountMax=3",  # with an interval of 5 s a silent network is noticed after 19.4 s
     *("ForwardX11=no", "ForwardAgent=no", "ClearAllForwardings=yes", "PermitLocalCommand=no"),
     *("RequestTTY=no", "RemoteCommand=none"),
-    "ConnectionAttempts=1",  # the controller decides about retries
-    "LogLevel=INFO",  # less hides why a server closed the connection
+    "ConnectionAttempts=1",  # retries are up to the controller
+    "LogLevel=INFO",  # a lower level hides why a server closed the connection
 )
 _RECENT = (
-    # Clients before OpenSSH 8.7 don't know these three. Not just their names: that would replace the list
-    # in the user's ssh_config, which then fails over its UseKeychain. What came before it is still checked.
+    # Clients before OpenSSH 8.7 don't support these three. Listing only their names would replace the list in
+    # the user's ssh_config, and ssh would then fail on UseKeychain there. Options before IgnoreUnknown are
+    # still checked.
     *("IgnoreUnknown=*", "StdinNull=no", "ForkAfterAuthentication=no", "SessionType=default"),
 )
 _KEPT = 64 << 20
-"""Bytes that the malloc of ssh keeps. ssh uses at most its window of 2 MiB, a few times over.
+"""Bytes that malloc keeps in ssh processes. ssh uses at most a few times its window of 2 MiB.
 
-Its buffers grow with each packet while their reader is late. Otherwise malloc returns their pages and faults
-them in again, which takes a third of the CPU time of ssh while it carries output.
+The buffers of ssh grow with each packet while their reader is slow. Without this setting, malloc returns
+their pages and faults them in again. That takes a third of the CPU time of ssh while it transfers output.
 """
 _MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(_KEPT // 2), "MALLOC_TRIM_THRESHOLD_": str(_KEPT)}
 SOCKETS = "~/.ssh"
-"""The directory of the sockets for `ssh.persist`; ssh takes ~ from the user database, not from HOME."""
+"""The directory of the sockets for `ssh.persist`. ssh expands ~ using the user database, not HOME."""
 
 
 class Ssh(Transport):
-    """A node behind ssh; `host` is a name in the user's ssh_config, and may mean this very machine."""
+    """A node reached by ssh. `host` is a name for ssh, which may refer to this machine."""
 
     host: str
     user: str | None = None
     port: int | None = None
     options: SshOptions = SshOptions()
     name: Literal["ssh"] = "ssh"
-    direct = False  # a login shell may print, and read, before it runs our command
+    direct = False  # a login shell may print and read before it runs the command
     needs_names = True
 
     @classmethod
     def to(cls, host: str, way: Way) -> "Ssh":
-        """Return the way by ssh."""
+        """Return the transport that uses ssh."""
         return cls(host, way.user, way.port, way.ssh)
 
     @property
     def folder(self) -> str:
-        """Return the directory for sockets: ssh makes it only for known_hosts."""
+        """Return the directory for sockets. ssh itself creates it only for known_hosts."""
         return "" if self.options.persist_s is None else SOCKETS
 
     def argv(self) -> list[str]:
-        """Return ssh with distlaunch's options before the user's, followed by nothing of the job."""
-        # exec spares the login shell; the quotes are safe in every shell (see SCRIPT).
+        """Return the ssh command, with distlaunch's options before the user's. It contains no job values."""
+        # exec replaces the login shell. The quotes are safe in every shell (see SCRIPT).
         return self.argv_for(f"exec /bin/sh -c '{SCRIPT}'")
 
     def argv_for(self, command: str, terminal: bool = False) -> list[str]:
-        """Return the same for another command, which the login shell splits, perhaps on a `terminal`."""
+        """Return ssh with another command, which the login shell splits and may run on a `terminal`."""
         ours = ["RequestTTY=force"] if terminal else []  # the first value of an option counts
         times = (f"ServerAliveInterval={self.options.alive_s}", f"ConnectTimeout={self.options.connect_s}")
         options = [*ours, *_FIXED, *times, *_sharing(self.options), *self.options.words, *_RECENT]
         return ["ssh", *self._config, *_pairs("-o", options), *self._target, command]
 
     def environment(self, environ: Mapping[str, str]) -> Mapping[str, str]:
-        """Return the environment with settings that save ssh page faults; the user's own settings count."""
+        """Return the environment with settings that save page faults in ssh. The user's settings win."""
         return {**_MALLOC, **environ}
 
     def address_argv(self) -> list[str]:
-        """Return the command that prints the configuration for the host; it contacts no host."""
+        """Return the command that prints the configuration for the host, without contacting any host."""
         return ["ssh", "-G", *self._config, *_pairs("-o", self.options.words), *self._target]
 
     @property
     def plain_argv(self) -> list[str]:
-        """Return ssh as people would type it, with the options of the job alone."""
+        """Return the ssh command as a user would type it, with only the options of the job."""
         target = (word for word in self._target if word != "--")
         return ["ssh", *self._config, *_pairs("-o", self.options.words), *target]
 
@@ -95,7 +96,7 @@ class Ssh(Transport):
         return [*user, *port, "--", self.host]
 
     def failure(self, end: ProcessEnd) -> LinkFailure:
-        """Return the failure by ssh's messages if ssh has failed, else by the node's."""
+        """Return the failure, based on ssh's messages if ssh has failed, else on the node's messages."""
         return classify(end, _BY_SSH, _SSH_FAILED, "ssh on this machine")
 
     def advice(self, failure: LinkFailure, python: str | None) -> str:
@@ -117,7 +118,7 @@ class Ssh(Transport):
 
 def _sharing(options: SshOptions) -> list[str]:
     if options.persist_s is None:
-        # A master of the user may outlive this process, and then owns its stdio: never join it unasked.
+        # A master of the user may outlive this process and own its stdio, so sharing one is opt-in.
         return ["ControlMaster=no", "ControlPath=none"]
     path = f"{SOCKETS}/distlaunch-%C"
     return ["ControlMaster=auto", f"ControlPath={path}", f"ControlPersist={options.persist_s}"]
@@ -130,7 +131,8 @@ def _pairs(flag: str, values: Sequence[str]) -> list[str]:
 _SSH_FAILED = 255
 """Exit status of ssh's own failures."""
 
-# Under StrictHostKeyChecking=no, ssh warns of a changed key as loudly and goes on: only a refusal counts.
+# Under StrictHostKeyChecking=no, ssh prints the same warning about a changed key, but continues. Therefore,
+# only a refusal counts.
 _STRICT = "and you have requested strict checking"
 _REVOKED = (
     rf"[Hh]ost key for .* (?:was|is marked as) revoked(?: {_STRICT}|\.\nHost key verif)|revoked by file"
@@ -139,8 +141,8 @@ _EXCHANGE = r"(?:kex|ssh)_exchange_identification: "
 _NO_PEER = r"\bUNKNOWN port 65535\b"
 """The name that ssh uses for the other end of a proxy."""
 _FORWARDING_FAILED = "stdio forwarding failed"
-"""Printed by the ssh that is the proxy for a jump, once the jump host has let it in."""
-# The user's shell, whichever that is, about a ProxyCommand: before ssh has heard from any server.
+"""Printed by the ssh process that is the proxy for a jump, once it has logged in to the jump host."""
+# Messages of the user's shell about a ProxyCommand, printed before any server has responded to ssh.
 _NO_PROXY = (
     r"(?i)^(?:\S*sh: .*|\S*sh:\d+: .*|/\S+: |\S+: (?=command not|permission denied\.))"
     r"(?:not found|no such file or directory|permission denied|cannot execute|unknown command"
@@ -168,7 +170,7 @@ _NOT_SSH = (
 _UNREACHABLE = (
     r"timed out|No route to host|Network is unreachable|Host is down"
     r"|connect to host .*: Permission denied"  # ICMPv6 "administratively prohibited"
-    rf"|open failed: connect failed: .*\n{_FORWARDING_FAILED}"  # some errors have no other words
+    rf"|open failed: connect failed: .*\n{_FORWARDING_FAILED}"  # some errors have no other message
 )
 _BY_SSH = (
     (Kind.HOST_KEY_CHANGED, rf"[Hh]ost key for .* has changed {_STRICT}"),
@@ -192,16 +194,16 @@ _BY_SSH = (
     (Kind.PROXY, _NO_PEER),
     (Kind.DROPPED, _DROPPED),
 )
-"""Patterns of ssh in this order, because after the error of a jump host, ssh adds that it was dropped."""
+"""Patterns of ssh, in order: after an error of a jump host, ssh also reports a dropped connection."""
 
 
 def on_the_way(failure: LinkFailure) -> bool:
-    """Return whether the jump host or ProxyCommand has failed, so that ssh never reached the node."""
+    """Return whether the jump host or ProxyCommand failed before ssh reached the node."""
     return re.search(_NO_PEER, failure.words) is not None and _FORWARDING_FAILED not in failure.words
 
 
 def _remote(argv: list[str]) -> str:
-    """Return a command as words for ssh, which the remote shell splits again."""
+    """Return a command as a string for ssh, which the remote shell splits again."""
     plain = " ".join(argv)
     return plain if join(argv) == plain else quote(join(argv))
 

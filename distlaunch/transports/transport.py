@@ -1,4 +1,4 @@
-"""The base class of transports, and those that need little code."""
+"""The base class of transports, and the transports that need little code."""
 
 from collections.abc import Mapping
 from shlex import join, quote
@@ -24,9 +24,9 @@ else:
 
 
 class SshOptions(_Frozen):
-    """The `ssh` section of a job file, with the seconds for a TCP connect and between keep-alives.
+    """The `ssh` section of a job file, plus the seconds for a TCP connect and between keep-alives.
 
-    `words` are options of ssh such as `Compression=no`.
+    `words` are ssh options such as `Compression=no`.
     """
 
     config: str | None = None
@@ -37,9 +37,10 @@ class SshOptions(_Frozen):
 
 
 class Way(_Frozen):
-    """What a job and its surroundings say about the way to a host: for ssh, for Slurm, and for a command.
+    """The settings of a job and its surroundings for reaching a host by ssh, by Slurm or by a command.
 
-    `job` is the ID of the allocation, "" outside of one, and `group` the component of the host in it.
+    `job` is the ID of the allocation, or "" outside an allocation. `group` is the component of the allocation
+    that the host belongs to.
     """
 
     user: str | None = None
@@ -52,16 +53,16 @@ class Way(_Frozen):
 
 
 class Transport(_Frozen):
-    """A way to reach one node, as frozen data.
+    """A way to reach an agent on one node, as frozen data.
 
-    To add one, write a subclass with its own `name` and `to`, and add its line in `transports/__init__.py`.
-    For new kinds of failures, add a `Kind` in `failure.py`.
+    To add a transport, write a subclass with its own `name` and `to`, and add it to the list in
+    `transports/__init__.py`. For a new kind of failure, add a `Kind` in `failure.py`.
     """
 
     needs_names = False
-    """Whether a job must list its hosts, unless an allocation has them."""
+    """Whether a job must list its hosts, unless an allocation provides them."""
     allocated = False
-    """Whether the hosts are those of a scheduler, which may not be known yet."""
+    """Whether a scheduler provides the hosts, which may not be known yet."""
 
     @classmethod
     def to(cls, host: str, way: Way) -> "Transport":
@@ -70,69 +71,72 @@ class Transport(_Frozen):
 
     @property
     def name(self) -> str:
-        """Return the name of the transport in documents and histories: a field with a Literal."""
+        """Return the name of the transport in documents and histories. In subclasses, a Literal field."""
         raise NotImplementedError
 
     @property
     def here(self) -> bool:
-        """Whether the node is known to be this machine."""
+        """Return whether the node is known to be this machine."""
         return False
 
     @property
     def unknown(self) -> bool:
-        """Whether the host is not known yet: some are known only inside an allocation."""
+        """Return whether the host isn't known yet. Some hosts are known only inside an allocation."""
         return False
 
     @property
     def direct(self) -> bool:
-        """Whether no program that reads or prints, such as a shell with an rc file, is in between.
+        """Return whether no program in between, such as a shell with an rc file, reads or prints anything.
 
-        If so, the agent's code is sent at once.
+        If so, the agent's code is sent immediately.
         """
         return True
 
     @property
     def keeps_alive(self) -> bool:
-        """Whether the process ends by itself, in good time, if the node can't be reached any more."""
+        """Return whether the process soon ends by itself if the node becomes unreachable."""
         return True
 
     @property
     def patience_s(self) -> float:
-        """Return the seconds that a process may live once it is not needed any more.
+        """Return the seconds that a process may run once it is no longer needed.
 
-        0 = it is killed, with everything that it started. Infinity = it is never killed: it is the guardian,
-        which must outlive its agent to sweep. Otherwise it is stopped, and killed after that time.
+        If 0, the process is killed, with everything that it started. If infinite, the process is never
+        killed: it is the guardian, which must outlive its agent to sweep. Otherwise, the process is stopped,
+        and killed after that time.
         """
         return 0.0
 
     @property
     def folder(self) -> str:
-        """Return a directory on this machine, below ~, that the process needs but doesn't make; "" = none."""
+        """Return a directory below ~ on this machine that the process needs but doesn't create, or ""."""
         return ""
 
     def argv(self) -> list[str]:
-        """Return the command whose stdin and stdout become the link; nothing of the job is in it."""
+        """Return the command whose stdin and stdout become the link. It contains no values of the job."""
         raise NotImplementedError
 
     def environment(self, environ: Mapping[str, str]) -> Mapping[str, str]:
-        """Return the environment of that command."""
+        """Return the environment of the command that `argv` returns."""
         return environ
 
     def address_argv(self) -> list[str]:
-        """Return a command that prints `hostname ADDRESS`, by which others may reach the node; [] = none."""
+        """Return a command that prints `hostname ADDRESS`, or [].
+
+        Other nodes may be able to reach the node at that address."""
         return []
 
     def failure(self, end: ProcessEnd) -> LinkFailure:
-        """Return the meaning of the end of the process."""
+        """Return the failure that the end of the process indicates."""
         return classify(end)
 
     def advice(self, failure: LinkFailure, python: str | None) -> str:
-        """Return advice on a failure, in a clause; `python` is the interpreter that the job names."""
+        """Return advice on a failure, as a clause. `python` is the interpreter that the job names."""
         raise NotImplementedError
 
 
 class Local(Transport):
-    """This machine as a node: the agent is a child of this process, or of the `runtime` of a container."""
+    """This machine as a node. The agent is a child of this process, or of the `runtime` of a container."""
 
     runtime: str | None = None
     name: Literal["local"] = "local"
@@ -140,12 +144,12 @@ class Local(Transport):
 
     @classmethod
     def to(cls, host: str, way: Way) -> "Local":
-        """Return this machine, whatever the name of the host."""
+        """Return the transport for this machine, regardless of the host name."""
         return cls()
 
     @property
     def patience_s(self) -> float:
-        """Return infinity for a guardian, which may take any time to sweep."""
+        """Return infinity for a guardian, which may take any amount of time to sweep."""
         return 15.0 if self.runtime else float("inf")
 
     def argv(self) -> list[str]:
@@ -153,12 +157,12 @@ class Local(Transport):
         return ["/bin/sh", "-c", SCRIPT]
 
     def failure(self, end: ProcessEnd) -> LinkFailure:
-        """Return the meaning of the end: only a container may be in between."""
+        """Return the failure that the end of the process indicates. Only a container can be in between."""
         process = f"{self.runtime} on this machine" if self.runtime else "its agent's guardian process"
         return classify(end, process=process)
 
     def advice(self, failure: LinkFailure, python: str | None) -> str:
-        """Return advice on the interpreter: little else can fail."""
+        """Return advice on the interpreter, since little else can fail."""
         text = _LOCAL_ADVICE.get(failure.kind, "check the machine's log")
         return text.format(python=quote(python or "python3"))
 
@@ -175,10 +179,10 @@ _LOCAL_ADVICE = {
 
 
 class Joined(Transport):
-    """A node whose own launcher joined the run: it was started there independently, and opened the link.
+    """A node whose own launcher joined the run. The launcher was started independently and opened the link.
 
-    `here`: the launcher runs on this machine. Once its connection is closed, there is nothing to wait for:
-    the launcher does the rest.
+    `here` is set if the launcher runs on this machine. Once its connection is closed, the controller doesn't
+    wait for anything: the launcher does the cleanup.
     """
 
     host: str
@@ -186,13 +190,13 @@ class Joined(Transport):
     name: Literal["joined"] = "joined"
 
     def failure(self, end: ProcessEnd) -> LinkFailure:
-        """Return the meaning of the end of the connection; without any output, there was no launcher."""
+        """Return the failure that the end of the connection indicates. No output means no launcher."""
         if not (end.booted or end.stderr or end.timed_out):
             return LinkFailure(Kind.ABSENT)
         return classify(end, process="its launcher")
 
     def advice(self, failure: LinkFailure, python: str | None) -> str:
-        """Return advice: the launcher prints more on its own node."""
+        """Return advice. The launcher prints details on its own node."""
         if failure.kind is Kind.ABSENT:
             return "no launcher has joined for it"
         return f"look at the output of the launcher on {self.host}"
@@ -201,20 +205,20 @@ class Joined(Transport):
 _NO_PATTERNS: Patterns = ()
 _NO_STATUS: int | None = None
 HOST = "{host}"
-"""Placeholder for the name of the node in the words of a command."""
+"""Placeholder for the host in the words of a command."""
 _DEAF = ("/bin/sh", "-c", 'trap "" USR1 USR2; exec "$@"', "sh")
 
 
 class Command(Transport):
-    """A node that is reached by a command that carries bytes: kubectl exec, podman exec, nsenter, tsh ssh.
+    """A node reached by a command that carries bytes, such as kubectl exec, podman exec, nsenter or tsh ssh.
 
-    `words` are run with the agent's command appended. With `shell`, that command is a single word for a shell
-    on the node to split, as with ssh; the shell may print, and read, before it runs the command.
+    `words` are run with the agent's command appended. With `shell`, the agent's command is a single word that
+    a shell on the node splits, as with ssh. The shell may print and read before it runs the command.
 
-    The process may be the guardian itself, as with nsenter, or the only thing that ends the node's side, so
-    it is given time to end.
+    The process may be the guardian itself, as with nsenter, or the only process that can end the node's side.
+    Therefore, the process is given time to end.
 
-    A scheduler's own command is a subclass.
+    Each scheduler with its own command has a subclass.
     """
 
     host: str
@@ -224,26 +228,26 @@ class Command(Transport):
     keeps_alive = False
     patience_s = 15.0
     failures = _NO_PATTERNS
-    """Messages of the command's own failures, which end it with status `failed`."""
+    """Messages of the command's own failures, after which the command exits with status `failed`."""
     failed = _NO_STATUS
     advised = _NO_PATTERNS
     """Advice on failures that a setting of the scheduler can fix."""
     tools = ""
-    """The variable of jobs with the directory of the scheduler's commands, in case PATH was replaced."""
+    """The job variable with the directory of the scheduler's commands, which is used if PATH was replaced."""
     deaf = False
-    """Whether the command must ignore the termination warnings that its scheduler sends to a whole job."""
+    """Whether the command must ignore the termination warnings that the scheduler sends to the whole job."""
 
     def __init_subclass__(cls) -> None:
         """Keep the fields of this class in subclasses."""
 
     @classmethod
     def to(cls, host: str, way: Way) -> "Command":
-        """Return the way by the command of the job."""
+        """Return the transport that uses the command of the job."""
         return cls(host, way.words, way.shell)
 
     @property
     def direct(self) -> bool:
-        """Whether no shell of the user is in between."""
+        """Return whether no shell of the user runs in between."""
         return not self.shell
 
     @property
@@ -251,7 +255,9 @@ class Command(Transport):
         return [word.replace(HOST, self.host) for word in self.words]
 
     def argv(self) -> list[str]:
-        """Return the command, followed by nothing of the job; if `deaf`, in a shell that ignores signals."""
+        """Return the command, which contains no values of the job.
+
+        If `deaf`, a shell that ignores termination warnings execs it."""
         start = [*(_DEAF if self.deaf else ()), *self._reaching]
         return [*start, f"exec /bin/sh -c '{SCRIPT}'"] if self.shell else [*start, "/bin/sh", "-c", SCRIPT]
 
@@ -261,7 +267,7 @@ class Command(Transport):
         return {**environ, "PATH": f"{environ.get('PATH', '/usr/bin:/bin')}:{folder}"} if folder else environ
 
     def failure(self, end: ProcessEnd) -> LinkFailure:
-        """Classify the end of the command by its own messages and status."""
+        """Classify the end of the command by its messages and its status."""
         return classify(end, self.failures, self.failed, f"{self.words[0]} on this machine")
 
     def advice(self, failure: LinkFailure, python: str | None) -> str:
