@@ -1,8 +1,9 @@
 """This node's part of a run that another launcher controls: this process starts an agent for it.
 
-Over the link, which `distlaunch.launch.join` has opened, come ranks, addresses, ports, and when to start
-and stop. The program, its arguments and its environment, and the destinations of output, are this launcher's
-own. As on every node, a guardian above the agent sweeps what remains if it dies: that is this process.
+The controller sends ranks, addresses, ports, and start and stop commands over the link that
+`distlaunch.launch.join` has opened. This launcher determines the program, its arguments, its environment and
+the destinations of its output. This process is the agent's guardian, which kills leftover processes if the
+agent dies.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Links to agents: each a process and its three pipes, all served from one place."""
+"""Links to agents. Each link is a process with three pipes, and one selector serves all links."""
 
 import math
 import os
@@ -75,7 +75,7 @@ class Link:
             self.flush()
 
     def receive(self) -> Sequence[wire.Frame | NodeGone]:
-        """Return received frames and nodes that have ended; set `at_end` if no more will come."""
+        """Return received frames and ended nodes. Set `at_end` if no more can arrive."""
         try:
             data = os.read(self.stdout, READ)
             to_send, frames = self.streams.receive(data)
@@ -143,7 +143,7 @@ class Link:
         return bool(waiting.poll(seconds * 1000))
 
     def discard(self) -> None:
-        """End an agent that is still there and was given nothing to do, at once and without a trace."""
+        """End an unused agent immediately, without leaving a trace."""
         if not self._idle:
             return
         self.kill()
@@ -188,9 +188,9 @@ class Link:
 
 
 class Links:
-    """Links by node, of which several may share one. `on_frame` is called with each frame.
+    """The links of all nodes. Several nodes may share one link. `on_frame` is called with each frame.
 
-    `on_end` is called with a node whose link has ended, and the reason. If `on_frame` raises `ProtocolError`,
+    `on_end` is called with the node and the reason when a link ends. If `on_frame` raises `ProtocolError`,
     the link ends.
     """
 
@@ -206,7 +206,7 @@ class Links:
         self._nodes: dict[Link, set[int]] = {}
         self._answered: set[int] = set()
         self._gone: dict[int, LinkFailure] = {}
-        """Failures of nodes that were the last on their links, whose output may still be on its way."""
+        """Failures of the last nodes on their links, whose output may still arrive."""
         self._stopping: dict[Link, float] = {}
         """Links whose process was stopped, and the time when it is killed (monotonic seconds)."""
 

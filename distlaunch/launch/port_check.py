@@ -1,4 +1,4 @@
-"""The check of a rendezvous port: whether it is free, who holds it, and who can connect to it.
+"""Checks a rendezvous port: whether it is free, which process holds it, and which nodes can connect.
 
 A listener is held on the first node during the test. Every node, and this machine, connects to it over every
 address of the name. Only the token of that listener counts as success, and nothing is ever sent, so another
@@ -19,7 +19,7 @@ from distlaunch.wording import listed
 
 HERE = "here"
 EVERY = 16
-"""Nodes up to which every pair is tried; with more, each node dials one fewer than this."""
+"""Maximum number of nodes for trying every pair. With more, each node dials one fewer than this."""
 DIAL_S = 5.0
 
 
@@ -52,7 +52,7 @@ class Unreached(NamedTuple):
 
 
 class Pairs(NamedTuple):
-    """The number of pairs of nodes that were tried, of how many, and the failures."""
+    """The number of node pairs tried, the total number of pairs, and the failures."""
 
     tried: int
     of: int

@@ -1,4 +1,4 @@
-"""Jobs in a scheduler's queue: listed beside the runs that they become, followed and cancelled."""
+"""Lists, follows and cancels jobs in a scheduler's queue, which become runs."""
 
 import os
 import re
@@ -166,9 +166,9 @@ def as_run(each: Submission, state: RunState, why: str) -> Run:
 
 
 def waiting(shown: Sequence[Run], ended: bool) -> Iterator[tuple[Submission, Run]]:
-    """Yield queued jobs without an active run, each with its entry; with `ended`, those that are over, too.
+    """Yield queued jobs without an active run, each with its entry. With `ended`, include ended jobs.
 
-    `shown` are the runs listed anyway. A scheduler is queried only if it may have such a job.
+    `shown` are the runs already listed. A scheduler is queried only if it may have such a job.
     """
     known = [each for each in submissions().values() if each.at]
     if ended:
@@ -213,9 +213,9 @@ def _queries() -> Iterator[bool]:
 
 
 def runs_of(word: str | None, interrupts: Interrupts, tell: Callable[[str], None]) -> Iterator[Run]:
-    """Yield each run that a word names, one after another; for a queued job, all of its runs.
+    """Yield the runs that a word names, one after another. For a queued job, yield all of its runs.
 
-    `tell` takes messages about what it waits for. Ends early when a signal comes. Raises `DistlaunchError`.
+    Call `tell` with messages about waiting. Stop early if a signal arrives. Raises `DistlaunchError`.
     """
     run = None if (queued := submission(word)) else find(word)
     if run:
@@ -284,9 +284,9 @@ def _without_run(queued: Submission, state: Queued) -> str:
 
 
 def stop_queued(queued: Submission, at_once: bool, interrupts: Interrupts) -> tuple[Run | None, bool]:
-    """Cancel it and wait until it is gone; return its last run, and whether there was anything to cancel.
+    """Cancel a job and wait until it is gone. Return its last run, and whether it could still be cancelled.
 
-    Returns early when a signal comes. Raises `DistlaunchError`.
+    Return early if a signal arrives. Raises `DistlaunchError`.
     """
     if state_of(queued).over:
         return latest_run(queued), False
