@@ -1,8 +1,8 @@
 """The controller's listener, through which launchers join a run.
 
 The listener is open while the run waits for nodes. At first it uses the rendezvous endpoint, which rank 0
-uses afterwards. Later, while a node is missing, it uses the first free one of the second ports. Connections that
-stay silent, send invalid data or belong to another run are closed and reported.
+uses afterwards. Later, while a node is missing, it uses the first free one of the second ports.
+Connections that stay silent, send invalid data or belong to another run are closed and reported.
 """
 
 import errno
@@ -98,7 +98,7 @@ class InboundConnection:
         return self.arrival.name if self.arrival else self.host
 
     def send(self, **message: object) -> None:
-        """Send a line, which always fits into the buffer. Errors are ignored here."""
+        """Send a line, which always fits into the buffer. A closed connection is detected elsewhere."""
         with suppress(OSError):
             self.sock.send(join.line_of(message))
 

@@ -72,7 +72,7 @@ def named(word: str) -> dict[str, str]:
 
 
 def _starting_with(word: str, known: Mapping[str, _T]) -> dict[str, _T]:
-    """Return the runs whose ID begins so; the beginning has the whole name of the job, or is cut there."""
+    """Return runs by the beginning of the ID, with the job's whole name, or by an ID with CUT for its middle."""
     begin, cut, end = word.partition(CUT)
     found = {run: it for run, it in known.items() if run.startswith(begin) and run.endswith(end)}
     return {run: it for run, it in found.items() if (cut and begin) or begin.startswith(f"{_job_of(run)}-")}

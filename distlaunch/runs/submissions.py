@@ -42,8 +42,9 @@ _ID = re.compile(r"[0-9]+(\.[A-Za-z0-9_.-]+)?")
 class Submission(Frozen):
     """A job in a scheduler's queue: its ID there, its name, and the directory of its runs.
 
-    `at` is when it was submitted, in seconds since the epoch; 0 if distlaunch didn't submit it. `end` is its
-    end in the scheduler's words; "" until one was seen. `file` is the resolved path of the job file.
+    `at` is the time of submission in seconds since the epoch, or 0 if distlaunch didn't submit the job. `end`
+    describes the end in the scheduler's words, or is "" until the end was seen.
+    `file` is the resolved path of the job file.
     """
 
     id: str
@@ -85,7 +86,7 @@ def _note(submission: Submission, **more: Any) -> None:
 
 
 def submissions() -> dict[Ticket, Submission]:
-    """Return all known submissions: those by `submit`, and those that listed runs belong to."""
+    """Return all known submissions: those made by `submit`, and those of listed runs."""
     found = {}
     for run in listed().values():
         if run.queued and run.queued not in found:
@@ -125,7 +126,7 @@ def submission_of(run: Run) -> Submission | None:
 
 
 def _of_id(word: str, known: Collection[Submission]) -> Submission | None:
-    """Return the latest with that ID, or the only one with that number: some IDs end in a server's name."""
+    """Return the latest job with that ID, or the only job with that number (IDs may end in a server name)."""
     if found := [each for each in known if each.id == word]:
         return max(found, key=lambda each: (not each.end, each.at))
     numbered = [each for each in known if each.id.partition(".")[0] == word]
