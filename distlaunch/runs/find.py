@@ -72,7 +72,7 @@ def named(word: str) -> dict[str, str]:
 
 
 def _starting_with(word: str, known: Mapping[str, _T]) -> dict[str, _T]:
-    """Return runs by the beginning of the ID, with the job's whole name, or by an ID with CUT for its middle."""
+    """Return runs whose ID begins with the word, past the job's name, or matches it around a CUT mark."""
     begin, cut, end = word.partition(CUT)
     found = {run: it for run, it in known.items() if run.startswith(begin) and run.endswith(end)}
     return {run: it for run, it in found.items() if (cut and begin) or begin.startswith(f"{_job_of(run)}-")}
