@@ -1,4 +1,4 @@
-"""`check`: what would keep a job from working, found before it starts."""
+"""`check`: finds problems that would keep a job from working, before it starts."""
 
 import typer
 

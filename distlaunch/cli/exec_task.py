@@ -49,7 +49,7 @@ def run_exec(words: Sequence[str]) -> int:
 
 
 def gathering_of(task: Task, virtual: bool, environ: Mapping[str, str]) -> Gathering:
-    """Describe how the tasks of a step gather: at the user's endpoint, or at ports computed alike by all."""
+    """Describe how a step's tasks gather: at the user's endpoint, or at ports that all compute alike."""
     job = f"{task.step} {task.restarts} {os.getuid()}"
     port = environ.get("MASTER_PORT")
     local_rank = 0 if virtual else task.local_rank
@@ -129,7 +129,7 @@ def _parsed(words: Sequence[str]) -> tuple[bool, list[str]]:
 
 
 def task_of(environ: Mapping[str, str]) -> Task:
-    """Return the task: that of mpirun if there is one, as one task of the scheduler may run all of it."""
+    """Return mpirun's task if there is one, because a single scheduler task may run all of mpirun."""
     if task := mpi_task(environ):
         if task.manager is None or environ.get("MASTER_PORT"):
             return task
@@ -175,8 +175,8 @@ def located(task: Task, descriptor: int) -> Task:
 def finalize(descriptor: int) -> None:
     """Sign off from the process manager, unless the program has.
 
-    Hydra takes a connection that ends without this for a crash. If it sees that before it has reaped the
-    task, mpirun ends with status 1, whatever the status of the task.
+    Without this, Hydra treats the end of the connection as a crash. If Hydra sees it before it has reaped the
+    task, mpirun ends with status 1, whatever the task's status.
     """
     with suppress(OSError, DistlaunchError), socket.socket(fileno=os.dup(descriptor)) as manager:
         manager.settimeout(PATIENCE_S)

@@ -120,9 +120,9 @@ def _check_ranks(run: Run, ranks: Collection[int]) -> None:
 def print_logs(
     run: Run, choice: Choice, most: int | None, fold: bool, interrupts: Interrupts | None = None
 ) -> Run:
-    """Print the selected lines; with `interrupts`, until the run ends or a signal comes.
+    """Print the selected lines. With `interrupts`, continue until the run ends or a signal arrives.
 
-    Return the run as it is then. Raises `DistlaunchError`.
+    Return the run's state at that time. Raises `DistlaunchError`.
     """
     if choice.ranks is not None:
         _check_ranks(run, choice.ranks)
@@ -142,7 +142,7 @@ def print_logs(
 
 
 class LogLines(Observer):
-    """Prints matching lines with their origin; on a terminal in color and escaped.
+    """The printer of matching lines with their origin, in color and escaped on a terminal.
 
     With `fold`, identical lines are printed once. Before `go_live`, only the last `most` lines are printed.
     """

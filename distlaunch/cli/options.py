@@ -29,7 +29,7 @@ def _check_dashes(context: typer.Context, args: list[str] | None) -> list[str] |
 
 
 def _stray(words: tuple[str, ...], word: str) -> str:
-    """Return the message about a `word` too many, or about the one before that has made it so."""
+    """Return the message about an extra `word`, or about the preceding word that made it extra."""
     after_hosts = words[words.index("-H") + 2 :][:1] if "-H" in words else ()
     if after_hosts and not after_hosts[0].startswith("-") and not os.path.exists(after_hosts[0]):
         return f"unexpected argument {after_hosts[0]!r}: -H takes hosts separated by commas, as in -H a,b"

@@ -181,7 +181,7 @@ def _status(ssh: Ssh, status: int) -> int:
 
 
 def with_rest(words: Sequence[str], word: str, rest: str) -> tuple[str, ...]:
-    """Return `words` with `rest` in the place of `word`, or at the end if `word` is missing."""
+    """Return `words` with `rest` in place of `word`, or at the end if `word` is missing."""
     if word not in words:
         return (*words, rest)
     at = len(words) - 1 - list(reversed(words)).index(word)
@@ -191,7 +191,7 @@ def with_rest(words: Sequence[str], word: str, rest: str) -> tuple[str, ...]:
 def run_on(
     host: str, job: str, spec: JobSpec, overrides: Sequence[str], args: Sequence[str], detach: bool
 ) -> int:
-    """Start the job there, as `--detach` does, and unless `detach`, attach to it; return the exit status.
+    """Start the job there, as `--detach` does. Unless `detach`, attach to it. Return the exit status.
 
     `spec` is the job as parsed here. Raises `DistlaunchError`.
     """

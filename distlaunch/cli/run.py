@@ -191,9 +191,9 @@ def _supervised(
 
 
 def run_detached(spec: JobSpec, quiet: bool = False) -> int:
-    """Run `spec` by a controller in another session, which outlives the terminal and this process.
+    """Run `spec` with a controller in another session that outlives the terminal and this process.
 
-    Once all ranks have started, print the ID of the run alone on stdout and return 0. If the run ends before,
+    Once all ranks have started, print only the ID of the run on stdout and return 0. If the run ends earlier,
     return its exit status. Meanwhile, signals are forwarded to the controller.
     """
     read, write = os.pipe()
@@ -221,7 +221,7 @@ def run_detached(spec: JobSpec, quiet: bool = False) -> int:
 
 
 def _control(spec: JobSpec, quiet: bool, ready: int) -> int:
-    """Be the controller; return the run's exit status. Never raise: that would unwind the forked command."""
+    """Act as the controller. Return the run's exit status. Never raise: that would unwind the fork."""
     try:
         os.setsid()
         signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as with nohup

@@ -163,7 +163,7 @@ def stop(
 
 
 def _stopped(queued: Submission | None, run: Run | None, now: bool) -> tuple[Run | None, bool]:
-    """Stop the queued job, or else the run; return its last run, and whether there was anything to stop."""
+    """Stop the queued job, or else the run. Return the last run and whether anything could be stopped."""
     with Signals() as signals:
         if queued:
             run, stopped = stop_queued(queued, now, signals)
@@ -210,10 +210,10 @@ def _run_there(context: typer.Context, typed: str, run: str, way: Sequence[Any])
 
 
 def follow_each(which: str | None, seen: Callable[[Run, Interrupts], Run], detaches: bool = False) -> Run:
-    """Call `seen` for each run that `which` names, one after another; return the last, which is over.
+    """Call `seen` for each run that `which` names. Return the last run, which has ended.
 
-    Exit with the status of a signal that came while a run was active or the job queued. If `detaches`, print
-    that the run goes on. Raises `DistlaunchError`.
+    Exit with the status of a signal that arrives while a run is active or the job is queued. If `detaches`,
+    print that the run goes on. Raises `DistlaunchError`.
     """
     last: Run | None = None
     with Signals() as signals:

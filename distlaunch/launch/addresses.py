@@ -1,4 +1,4 @@
-"""The addresses of nodes that may become the first one, if the job file doesn't have them."""
+"""Looks up the addresses of nodes that may become node 0, if the job file doesn't set them."""
 
 import os
 import select
@@ -18,7 +18,7 @@ _READ = 1 << 16
 
 
 def ask_addresses(spec: JobSpec) -> dict[int, process.Child]:
-    """Start commands that print the addresses the job needs, by index in the pool."""
+    """Start the commands that print the addresses the job needs, keyed by index in the pool."""
     if spec.one_machine:
         return {}
     return {
@@ -29,13 +29,13 @@ def ask_addresses(spec: JobSpec) -> dict[int, process.Child]:
 
 
 def answers(asked: Mapping[int, process.Child]) -> dict[int, str]:
-    """Return the addresses by which ssh reaches nodes, by index in the pool, as far as they are found."""
+    """Return the addresses that ssh uses for nodes, keyed by index in the pool. Omit unknown ones."""
     deadline = time.monotonic() + RESOLVE_S
     return {index: address for index, child in asked.items() if (address := _answer(child, deadline))}
 
 
 def ssh_address(spec: JobSpec) -> str | None:
-    """Return the address by which ssh reaches the first node."""
+    """Return the address that ssh uses for node 0, or None if it isn't known."""
     child = _ask(spec.nodes[0])
     return answers({0: child}).get(0) if child else None
 
@@ -51,13 +51,13 @@ def _ask(node: NodeSpec) -> process.Child | None:
     with suppress(OSError):
         if argv:
             child = process.start(argv, node.reach.environment(os.environ))
-            child.close_stdin()  # there may be many nodes
+            child.close_stdin()  # many nodes would use many descriptors
             return child
     return None
 
 
 def _answer(child: process.Child, deadline: float) -> str | None:
-    """Return the address that the command prints; None if it is killed because it is late."""
+    """Return the address that the command prints, or None. Kill the command at the deadline."""
     text, piece = b"", b"-"
     readable = select.poll()  # unlike select, for any descriptor
     readable.register(child.stdout, select.POLLIN)
@@ -65,17 +65,17 @@ def _answer(child: process.Child, deadline: float) -> str | None:
         piece = os.read(child.stdout, _READ)
         text += piece
     if piece:
-        child.kill()  # and the programs in its configuration
+        child.kill()  # including programs that its configuration starts
     child.wait()
     child.close()
     lines = [] if piece else text.decode(errors="replace").splitlines()
     found = [line.split()[1] for line in lines if line.startswith("hostname ")]
-    # An alias for this very machine doesn't help the others.
+    # Other nodes can't use a loopback alias for this machine.
     return found[0] if found and not is_loopback(found[0]) else None
 
 
 def plan_without_nodes(spec: JobSpec) -> LaunchPlan:
-    """Return the plan as far as it is known here, with the GPUs of this machine. Raises `JobError`."""
+    """Return the plan known without contacting nodes, with this machine's GPUs. Raises `JobError`."""
     spec = under_mpirun(spec, sys.executable)
     here = gpu_count() if any(node.local for node in spec.nodes) else None
     facts = {

@@ -1,4 +1,4 @@
-"""Agents without a job: they answer questions about their nodes, and run one program each."""
+"""Agents without a job, which answer questions about their nodes and run one program each."""
 
 import time
 from collections.abc import Mapping
@@ -14,16 +14,16 @@ from distlaunch.transports.failure import LinkFailure
 ANSWER_S = 30.0
 HEARTBEAT_S = 5.0
 MAX_OUTPUT = 1 << 20
-"""Bytes of output that are kept of a node."""
+"""Maximum bytes of output to keep from each node."""
 Ended = tuple[messages.WorkerExited | messages.WorkerUnstarted, bytes]
 _ENDS = (messages.WorkerExited, messages.WorkerUnstarted)
 
 
 class Agents:
-    """Agents on all nodes of `spec` while it is entered, without a job; each answers one question at a time.
+    """A context manager that runs agents without a job on all nodes of `spec`.
 
-    By the index of a node, `failures` has the reason why it has no agent, `hellos` the first report of its
-    agent, and `took_s` how long that took, in seconds.
+    Each agent answers one question at a time. Three maps are keyed by node index: `failures` has the reason
+    why a node has no agent, `hellos` its agent's first report, and `took_s` the seconds until that report.
     """
 
     def __init__(self, spec: JobSpec) -> None:
@@ -56,14 +56,14 @@ class Agents:
         return self._links.present
 
     def ask(self, questions: Mapping[int, tuple[Any, ...]], expected: tuple[type, ...]) -> dict[int, Any]:
-        """Send each node its question; return the answers, of the `expected` kinds, that came in time."""
+        """Send each node its question. Return the answers of the `expected` kinds that arrive in time."""
         asked = set(questions) & set(self.present)
         for node in asked:
             self._links.send(node, questions[node])
         return self._await(asked, expected, ANSWER_S)
 
     def run(self, starts: Mapping[int, messages.StartWorkers], within_s: float) -> dict[int, Ended]:
-        """Run one worker on each node; return its end, and its output, where it ended in time."""
+        """Run one worker per node. Return the exit and the output of each worker that ends in time."""
         self._printed.clear()
         for node in starts:
             self._links.send(node, starts[node])
@@ -75,7 +75,7 @@ class Agents:
         deadline = time.monotonic() + within_s
         while (waiting := asked - set(self._answers) - set(self.failures)) and time.monotonic() < deadline:
             self._links.turn(max(0.0, min(self._next_heartbeat, deadline) - time.monotonic()))
-            # Not after every turn: each ping has an answer, and a busy controller would drown in them.
+            # Not after every turn: every ping is answered, and the answers would overload a busy controller.
             if time.monotonic() >= self._next_heartbeat:
                 self._beat()
         for node in waiting:
@@ -83,7 +83,7 @@ class Agents:
         return {node: answer for node, answer in self._answers.items() if node in asked}
 
     def _beat(self) -> None:
-        """Send heartbeats, so that the agents of fast nodes stay while a slow one boots."""
+        """Send heartbeats to keep the agents of fast nodes alive while a slow node boots."""
         self._next_heartbeat = time.monotonic() + HEARTBEAT_S
         self._links.nudge()
         for node in self._links.answering:

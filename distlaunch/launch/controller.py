@@ -1,4 +1,4 @@
-"""The loop of a run: waits for links, signals and deadlines, feeds the supervisor, executes its actions."""
+"""The loop of a run. It waits for links, signals and deadlines, and executes the supervisor's actions."""
 
 import os
 import signal
@@ -28,20 +28,20 @@ from distlaunch.supervisor.state import State
 from distlaunch.supervisor.step import begin, step
 from distlaunch.supervisor.summary import Summary
 
-# A scheduler may send SIGTERM to all processes of a job at once, including the one that asks it why. It is
-# blocked until the shell ignores it, which children of a script would, too.
+# A scheduler may send SIGTERM to all processes of a job at once, including the command that queries the
+# scheduler for the reason. SIGTERM is blocked until the shell ignores it. Its children ignore it, too.
 _UNSTOPPED = ("/bin/sh", "-c", 'trap "" TERM; exec "$@"', "sh")
 MISSED = 3.5
-"""Heartbeats without an answer until a node is lost that the transport doesn't watch, as soon as over ssh."""
+"""Unanswered heartbeats before a node counts as lost, if its transport doesn't detect that as ssh does."""
 CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-"""A clock that goes on while the machine is suspended."""
+"""A clock that keeps running while the machine is suspended."""
 WATCH_S = 4.0
 """Seconds between requests for resource use, while an observer wants it."""
 FIRST_SIGNS_OF_WORKERS = (messages.WorkerStarted, messages.WorkerUnstarted, messages.WorkerExited)
 
 
 class Controller:
-    """Runs one job to its end."""
+    """The controller of one job, from its start to its end."""
 
     def __init__(self, start: Start, observers: Observers, interrupts: Interrupts) -> None:
         self._spec, self._run_id, self._now = start.spec, start.run_id, start.now
@@ -67,14 +67,14 @@ class Controller:
         self.state: State
 
     def run(self) -> State:
-        """Run the job; return the last state."""
+        """Run the job and return its final state."""
         keep_memory()
         chance, now = int.from_bytes(os.urandom(2), "big") / 65536, self._now()
         self.state, first = begin(self._spec, now, chance)
         self._execute(first, now)
         self._tell(Observer.began, self._spec, chance, now)
         if not self._spec.one_machine:
-            # Only now: links are being opened, which takes longer.
+            # The lookups ran while links were being opened, which takes longer.
             self._feed(events.AddressesFound(tuple(answers(self._asked).items())))
         while not self._finished:
             self._links.turn(self._wait_s())
@@ -93,7 +93,7 @@ class Controller:
         return max(0.0, wait_s)
 
     def _notice_suspension(self) -> None:
-        """Feed the event if the loop, which wakes up for every heartbeat, hasn't run for longer than two."""
+        """Feed a `Suspended` event if the loop hasn't run for more than two heartbeat intervals."""
         before, self._awake_at = self._awake_at, time.clock_gettime(CLOCK)
         if (for_s := self._awake_at - before) > 2 * self._heartbeat_s:
             self._feed(events.Suspended(round(for_s, 3)))
@@ -115,7 +115,7 @@ class Controller:
                 self._links.send(node, messages.Ping())
                 keeps_alive = self._spec.pool[node].reach.keeps_alive
                 most_s = self._lease_s if keeps_alive else MISSED * self._heartbeat_s
-                # Not `now`: while this process was suspended, it could hear nothing.
+                # Not `now`: this process couldn't receive anything while it was suspended.
                 if due - self._last_frame.get(node, due) > most_s:
                     self._links.give_up(node, f"no heartbeat for {most_s:g} s (timeouts.lease)")
 
@@ -125,7 +125,7 @@ class Controller:
         self.state, todo = step(self.state, event, now)
         self._tell(Observer.happened, event, self.state, now)
         self._execute(todo, now)
-        # A start is noted once the workers are starting, so as not to delay them.
+        # Observers are notified only once the workers are starting, to avoid delaying them.
         if isinstance(event, FIRST_SIGNS_OF_WORKERS) and self._attempts.note(self.state):
             self._next_watch = now
             self._tell(Observer.started, self.state, now)
@@ -183,16 +183,16 @@ class Controller:
             self._take_output(node, frame)
             return
         report = messages.report_in(frame)
-        if isinstance(report, messages.Usage):  # it is shown, but decides nothing: no event
+        if isinstance(report, messages.Usage):  # only shown; it affects no decision, so it isn't an event
             ranks = ((self.state.rank_of(node, local), use) for local, use in uses_of(report).items())
             uses = {rank: use for rank, use in ranks if rank is not None}
             self._tell(Observer.used, uses, self._now())
             return
         if isinstance(report, messages.WorkerStarted) and report.local_rank == 0:
-            # srun holds the next small message back for 40 ms, unless something goes the other way.
+            # srun delays the next small message by 40 ms unless data flows in the other direction.
             self._links.send(node, messages.Ping())
         if (node_time := getattr(report, "at", None)) is not None:
-            # The smallest difference seen is the one with the least delay on the way.
+            # The smallest difference is the one with the least network delay.
             offset = self._now() - seconds(node_time, "at")
             self._clock_offsets[node] = min(offset, self._clock_offsets.get(node, offset))
         event = event_of(report, lambda at: at + self._clock_offsets.get(node, 0.0))
@@ -228,17 +228,17 @@ class Controller:
 def run_job(
     spec: JobSpec, observers: Iterable[Observer] = (), interrupts: Interrupts | None = None
 ) -> Summary:
-    """Run `spec`: everything is in its run directory, and the `observers` see it. Raises `DistlaunchError`.
+    """Run `spec`, record it in its run directory, and notify the `observers`. Raises `DistlaunchError`.
 
-    No signal or stream of the process is touched; `interrupts` ends the job early. Several jobs may run at
-    once, each in its own thread.
+    The signal handlers and standard streams of this process stay unchanged. `interrupts` ends the job early.
+    Several jobs may run at the same time, each in its own thread.
     """
     with nullcontext(interrupts) if interrupts else Interrupts() as received:
         return supervise(start_run(spec), Shown(received), observers)
 
 
 def supervise(start: Start, shown: Shown, observers: Iterable[Observer] = ()) -> Summary:
-    """Run the supervisor over the links of `start`; its own observers, and then the `observers`, see it."""
+    """Run the supervisor over the links of `start`. Notify the built-in observers, then `observers`."""
     last_output = LastOutput()
     observed = Observed(start.spec, start.run_id, start.folder, start.status, last_output.summary, shown)
     recorder, *others = observers_of(observed)
@@ -256,14 +256,14 @@ def supervise(start: Start, shown: Shown, observers: Iterable[Observer] = ()) ->
 
 
 def _fate_by_stop(spec: JobSpec) -> events.AllocationReported:
-    """Return the fate of a job whose scheduler doesn't answer: cancelled, or not known."""
+    """Return the report for a job whose scheduler doesn't answer: cancelled or unknown."""
     if any("stop" in line for line in lines_of(path_of_starts(spec))):
         return events.AllocationReported(True, "was cancelled", final=True)
     return events.AllocationReported(None)
 
 
 def ask_for_another(state: State, tell: Callable[[str], None]) -> None:
-    """Requeue the job if it is to go on; `tell` takes messages about the outcome."""
+    """Requeue the job if it should continue. Call `tell` with messages about the outcome."""
     allocation, most = state.spec.allocation, state.spec.restarts.requeue
     if allocation is None or not allocation.requeues or not is_to_go_on(state):
         return
@@ -275,7 +275,7 @@ def ask_for_another(state: State, tell: Callable[[str], None]) -> None:
         tell(f"not requeueing {allocation.name}: already requeued {times} (restarts.requeue)")
         return
     try:
-        # The state doesn't show that the job was cancelled before or after this process could be told.
+        # The state doesn't show a cancellation at a time when this process couldn't be notified.
         shown = queue.call(scheduler.title, *_UNSTOPPED, *scheduler.fate_argv(allocation.job))
         fates = (_fate_by_stop(state.spec), scheduler.fate(allocation.starts, shown, time.time()))
         if ended := next((fate for fate in fates if fate.ends and fate.final), None):

@@ -1,7 +1,7 @@
-"""The gathering of launchers that were started independently, one per node or rank, into one run.
+"""Gathers independently started launchers, one per node or rank, into one run.
 
-One of them is the controller: it listens at the rendezvous endpoint until all have joined. The others connect
-to it, and serve it (`distlaunch.launch.joined_agent`).
+One launcher is the controller, which listens at the rendezvous endpoint until all have joined. The others
+connect to the controller and act as its agents (`distlaunch.launch.joined_agent`).
 """
 
 import errno
@@ -27,18 +27,18 @@ from distlaunch.transports.transport import Joined, Local
 from distlaunch.wording import counted, listed, rank_list
 
 NAME_S = 60.0
-"""Seconds until a name server has a machine, such as a pod, that has just started."""
+"""Maximum seconds until a name server can resolve a host that has just started, such as a pod."""
 
 
 class Gathered(Frozen):
-    """The result for the controller: the job on all nodes, and the listener for their links."""
+    """The controller's result: the job on all nodes, and the listener for their links."""
 
     spec: JobSpec
     listener: InboundListener
 
 
 def gather(spec: JobSpec, gathering: Gathering, interrupts: Interrupts, say: Say) -> Gathered | Seat:
-    """Join the other launchers; `spec` is the part of this node. Raises `JoinError`."""
+    """Join the other launchers. `spec` is this node's part of the job. Raises `JoinError`."""
     if not runs_ranks():
         raise DistlaunchError(NO_RANKS_HERE)
     prover = Prover(os.environ, gathering.arrival.name)
@@ -71,9 +71,10 @@ def gather(spec: JobSpec, gathering: Gathering, interrupts: Interrupts, say: Say
 
 
 def is_here(host: str) -> bool:
-    """Return whether a name, or address, belongs to this machine: it is then the source of traffic to it.
+    """Return whether a name or address belongs to this machine.
 
-    Binding a socket to it would prove nothing if net.ipv4.ip_nonlocal_bind is on.
+    An address of this machine is also the source address of traffic sent to it. A successful bind would prove
+    nothing if net.ipv4.ip_nonlocal_bind is on.
     """
     try:
         found = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)
@@ -95,7 +96,7 @@ def _is_source(family: int, address: tuple[object, ...]) -> bool:
 
 
 def _await_name(host: str, wait_s: float, interrupts: Interrupts, say: Say) -> None:
-    """Wait until a host name is known, at most NAME_S: nobody listens there before."""
+    """Wait up to NAME_S until a host name resolves. Nothing can listen there earlier."""
     wait = Wait(min(wait_s, NAME_S))
     while not wait.over:
         try:
@@ -108,7 +109,7 @@ def _await_name(host: str, wait_s: float, interrupts: Interrupts, say: Say) -> N
 
 
 class _Controller:
-    """Waits for the launchers of all other nodes, and merges their parts into one job."""
+    """The controller's side, which waits for all other launchers and merges their parts into one job."""
 
     def __init__(
         self, spec: JobSpec, gathering: Gathering, listener: InboundListener, interrupts: Interrupts, say: Say
@@ -120,7 +121,7 @@ class _Controller:
         listener.admits = self._refusal
 
     def gathered(self, port: int) -> Gathered:
-        """Wait until all have joined, or until the last call for more than the fewest is over."""
+        """Wait until all nodes have joined, or until the last call ends with at least the minimum."""
         wait, enough_at = Wait(self._gathering.wait_s), 0.0
         while (count := 1 + len(self._door.joined)) < self._most:
             if count < self._fewest:
@@ -181,7 +182,7 @@ class _Controller:
         return JoinError(text, Exit.TIMEOUT)
 
     def _seated(self, port: int) -> Gathered:
-        """Return the job with its nodes in order; those that may join later are last."""
+        """Return the job with its nodes in order. Nodes that may join later are last."""
         visitors = self._door.joined
         arrivals = self._there()
         if self._gathering.ordered:
@@ -199,7 +200,7 @@ class _Controller:
         membership = self._spec.membership._replace(min_nodes=self._fewest)
         fixed, host = self._gathering.fixed, self._gathering.hosts[0]
         if not fixed and len(self._gathering.hosts) > 1:
-            # The local address that launchers on other machines have used.
+            # The local address to which launchers on other hosts have connected.
             host = next((each.reached for each in visitors if not each.here), "127.0.0.1")
         rendezvous = self._spec.rendezvous._replace(host=host, port=port if fixed else None)
         spec = self._spec._replace(nodes=tuple(nodes), membership=membership, rendezvous=rendezvous)
@@ -213,7 +214,7 @@ class _Controller:
 
 
 def _absent(there: Sequence[Arrival], most: int) -> str:
-    """Return the hosts of the scheduler from which no launcher has joined, for a message."""
+    """Return message text with the scheduler's hosts from which no launcher has joined."""
     came = {each.name.partition(".")[0] for each in there}
     hosts: list[str] = []
     with suppress(DistlaunchError):

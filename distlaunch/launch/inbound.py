@@ -1,8 +1,8 @@
 """The controller's listener, through which launchers join a run.
 
-It is open while the run waits for nodes: first at the rendezvous endpoint, which rank 0 uses afterwards;
-later, while a node is missing, at the first free one of the second ports. Connections that stay silent, send
-something else or belong to another run are closed, and reported.
+The listener is open while the run waits for nodes. At first it uses the rendezvous endpoint, which rank 0
+uses afterwards. Later, while a node is missing, it uses the first free one of the second ports.
+Connections that stay silent, send invalid data or belong to another run are closed and reported.
 """
 
 import errno
@@ -26,25 +26,25 @@ from distlaunch.transports.handshake import Handshake, NodeGone, Streams
 from distlaunch.transports.transport import Joined
 
 HELLO_S = 5.0
-"""Seconds in which a connection must identify itself."""
+"""Seconds that a connection has to identify itself."""
 MOST_STRANGERS = 256
-"""Connections that may be unidentified at a time; the oldest one is closed when there are more."""
+"""Maximum number of unidentified connections. Beyond that, the oldest is closed."""
 MOST_NAMED, MAX_WORDS = 20, 500
 BACKLOG = 1024
 
 
 class JoinedLink(Link):
-    """A link to the agent of another launcher, which is sent ranks, addresses and ports, but no program."""
+    """A link to another launcher's agent. It sends ranks, addresses and ports, but no program."""
 
     def __init__(self, transport: Joined, connection: socket.socket | None, nonce: str) -> None:
         super().__init__(transport, Peer(connection), Streams(Handshake([], nonce)), bytes)
 
     def send(self, node: int, command: tuple[Any, ...]) -> None:
-        """Send a command, without the programs of workers: each launcher starts its own."""
+        """Send a command without the workers' programs, because each launcher starts its own."""
         super().send(node, ranks_alone(command) if isinstance(command, messages.StartWorkers) else command)
 
     def receive(self) -> list[wire.Frame | NodeGone]:
-        """Return received frames, except the last one, which has the exit status of the agent."""
+        """Return the received frames except the last one, which has the agent's exit status."""
         try:
             frames = super().receive()
         except OSError as error:
@@ -65,7 +65,7 @@ class JoinedLink(Link):
 
 
 def ranks_alone(command: messages.StartWorkers) -> messages.StartRanks:
-    """Return the part of a command that may be sent to a launcher that runs its own command line."""
+    """Return the part of a command to send to a launcher with its own command line."""
 
     def sent(variables: Mapping[str, str]) -> dict[str, str]:
         return {name: text for name, text in variables.items() if name in SENT}
@@ -76,7 +76,7 @@ def ranks_alone(command: messages.StartWorkers) -> messages.StartRanks:
 
 
 class InboundConnection:
-    """A connection that is identified by its `arrival`, and has `joined` once it has proven its identity."""
+    """A connection identified by its `arrival`. `joined` is true once its identity is proven."""
 
     def __init__(self, sock: socket.socket, host: str, reached: str) -> None:
         """Wrap a connection from `host` to the local address `reached`."""
@@ -98,13 +98,13 @@ class InboundConnection:
         return self.arrival.name if self.arrival else self.host
 
     def send(self, **message: object) -> None:
-        """Send a line, which always fits into the buffer; the end of a connection is noticed elsewhere."""
+        """Send a line, which always fits into the buffer. A closed connection is detected elsewhere."""
         with suppress(OSError):
             self.sock.send(join.line_of(message))
 
 
 class InboundListener:
-    """Admits launchers to a run; `say` prints messages."""
+    """The listener that admits launchers to a run. `say` prints messages."""
 
     def __init__(self, gathering: Gathering, prover: join.Prover, say: Callable[[str], object]) -> None:
         self._gathering, self._prover, self._say = gathering, prover, say
@@ -117,10 +117,10 @@ class InboundListener:
         self._expected: set[int] = set()
         self._second_ports: Sequence[int] = ()
         self._held: list[socket.socket] = []
-        """Duplicates that stay open until this process ends, to let the other sides notice that end."""
+        """Duplicate sockets that stay open until this process ends, so launchers can detect that end."""
         self._on_arrival: Callable[[int], object] = lambda node: None
         self.admits: Callable[[InboundConnection, Arrival], str] = lambda visitor, arrival: ""
-        """Returns the reason to refuse a launcher that has proven its identity; "" = none."""
+        """Returns the reason to refuse a launcher with proven identity, or "" to admit it."""
 
     @property
     def fd(self) -> int:
@@ -137,10 +137,10 @@ class InboundListener:
         return [visitor for visitor in self._visitors if visitor.joined]
 
     def open(self, ports: Sequence[int]) -> int:
-        """Listen at the first free one of `ports`, and return it. Raises OSError if none is free."""
+        """Listen at the first free port of `ports` and return it. Raises OSError if none is free."""
         port, *others = ports
         try:
-            # With SO_REUSEADDR, the store of rank 0 can use the port after this is closed, while links go on.
+            # With SO_REUSEADDR, rank 0's store can use the port once this closes, while links stay open.
             self._listener = acceptor(port)
         except OSError as error:
             if error.errno != errno.EADDRINUSE or not others:
@@ -151,7 +151,7 @@ class InboundListener:
         return port
 
     def close(self) -> None:
-        """Stop listening; close the connections that have not joined, with the reason if there is one."""
+        """Stop listening. Close connections that haven't joined, and send them the reason, if any."""
         if self._listener:
             self._selector.unregister(self._listener)
             self._listener.close()
@@ -163,7 +163,7 @@ class InboundListener:
                 self._drop(visitor)
 
     def dismiss(self, why: str, status: int) -> None:
-        """Inform the launchers that have joined that there will be no run."""
+        """Notify the joined launchers that the run won't start."""
         for visitor in self.joined:
             visitor.send(refused=why, status=status)
 
@@ -187,7 +187,7 @@ class InboundListener:
                 sock, address = self._listener.accept()
                 own = sock.getsockname()[0]
             except OSError:
-                return  # no more connections, or one that is closed already
+                return  # no more connections, or a connection that is already closed
             sock.setblocking(False)
             watch_for_silence(sock)
             visitor = InboundConnection(sock, *(host.removeprefix("::ffff:") for host in (address[0], own)))
@@ -282,26 +282,26 @@ class InboundListener:
     # Nodes
 
     def seat(self, visitors: Sequence[InboundConnection | None], second_ports: Sequence[int]) -> None:
-        """Assign the nodes, by number, once all are connected; None = this launcher, or a missing node."""
+        """Assign node numbers once all are connected. None stands for this launcher or a missing node."""
         self.close()
         self._second_ports = second_ports
         self._seated = {node: visitor for node, visitor in enumerate(visitors) if visitor}
 
     def attach(self, on_arrival: Callable[[int], object]) -> None:
-        """From now on, call `on_arrival` with the number of a missing node when its launcher has joined."""
+        """Call `on_arrival` with the number of a missing node whenever its launcher joins."""
         self._on_arrival = on_arrival
         full = "the run has all the nodes it needs"
         self.admits = lambda visitor, arrival: full if self._place_for(arrival) is None else ""
 
     def _place_for(self, arrival: Arrival) -> int | None:
-        """Return the missing node that a launcher replaces: the one with its number, else any."""
+        """Return the missing node for a launcher: the node with its number, or else any missing node."""
         free = sorted(self._expected - {*self._seated})
         if self._gathering.ordered:
             return arrival.node_rank if arrival.node_rank in free else None
         return free[0] if free else None
 
     def link(self, node: int, run_id: str, host: str) -> JoinedLink:
-        """Return the link to the launcher of a node; without a launcher, a link that has ended already."""
+        """Return the link to a node's launcher, or an already ended link if there is no launcher."""
         visitor, number = self._seated.pop(node, None), join.nonce()
         if visitor is None or visitor not in self._visitors:
             self._await(node)
@@ -316,7 +316,7 @@ class InboundListener:
         return JoinedLink(Joined(visitor.name, visitor.here), visitor.sock, number)
 
     def _await(self, node: int) -> None:
-        """Open the listener for a launcher that replaces a missing node."""
+        """Open the listener for a launcher that can replace a missing node."""
         self._expected.add(node)
         if self._listener is None:
             try:

@@ -1,16 +1,16 @@
-"""The protocol by which independently started launchers join one run, and the side of one that joins.
+"""The protocol for joining independently started launchers into one run, and the joining launcher's side.
 
     launcher ─▶ controller    MAGIC, then its `Arrival` with {"nonce"}
     controller ─▶ launcher    {"nonce", "proves": "secret" | "munge" | ""}
-    launcher ─▶ controller    {"proof"}, or {"refuses"}: the reason why it does not join
+    launcher ─▶ controller    {"proof"}, or {"refuses"}, the reason not to join
     controller ─▶ launcher    {"proof"}
-    controller ─▶ launcher    {"waiting"} …    missing nodes, now and then
-    controller ─▶ launcher    {"node", "run", "nonce"}: from here on both send frames
+    controller ─▶ launcher    {"waiting"} …    periodically, the missing nodes
+    controller ─▶ launcher    {"node", "run", "nonce"}: afterwards both sides send frames
 
-Each is a line of JSON. Instead of any of its lines, the controller may send {"refused", "status", "another"}
-and close the connection. `another` means that it controls another job. A proof covers both nonces and the
-arrival, so it can't be used twice. The messages decide only ranks, addresses and ports: a launcher runs
-nothing but its own command line.
+Each message is a line of JSON. The controller may send {"refused", "status", "another"} instead of any of its
+messages and close the connection. `another` means that it controls another job. A proof covers both nonces
+and the arrival, so it can't be replayed. The messages set only ranks, addresses and ports. A launcher runs
+only its own command line.
 """
 
 import json
@@ -34,11 +34,11 @@ from distlaunch.wording import NO_SUSPENDING_TORCHRUN
 
 MAGIC = b"distlaunch join 1\n"
 TORCHS_FIRST = b"\x00\xce\xf7\x85\x3c"
-"""The first bytes from a client of a TCPStore."""
+"""The first bytes that a TCPStore client sends."""
 TORCHS_PING = TORCHS_FIRST + b"\x0d" + b"ping"
 """A request that a TCPStore answers with the last four bytes (torch 2.4 and later)."""
 MAX_LINE = 1 << 14
-"""Bytes of a line, bounded because strangers may connect."""
+"""Maximum bytes of a line, because anyone may connect."""
 SECRET = "DISTLAUNCH_SECRET"  # noqa: S105 (the name of a variable)
 MAX_NAME = 253
 _MUNGE_S = 5.0
@@ -46,15 +46,15 @@ Say = Callable[[str], object]
 CONNECT_S, ANSWER_S = 3.0, 10.0
 RETRY_S, RETRY_MOST_S = 0.01, 0.5
 TELL_S = 5.0
-"""Seconds of waiting until the first message about it; each later message takes twice as long."""
+"""Seconds of waiting before the first message about it. Each later message takes twice as long."""
 TURN_S = 0.5
 MAX_NODES = 1 << 16
-"""Nodes that the header of a frame has room for."""
+"""Maximum number of nodes, limited by the frame header."""
 MAX_RUN_ID = 200
 
 
 class JoinError(DistlaunchError):
-    """The launchers of a run failed to join."""
+    """An error because the launchers of a run couldn't join."""
 
     def __init__(self, text: str, status: int) -> None:
         super().__init__(text)
@@ -102,10 +102,10 @@ def nonce() -> str:
 
 
 class Prover:
-    """Proves the identity of this side, and checks the proof of the other; `name` is the name of this host.
+    """The maker and checker of identity proofs. `name` is the name of this host.
 
-    With DISTLAUNCH_SECRET, a proof is a keyed hash (HMAC-SHA256). With MUNGE, it is a credential, which only
-    the same user can have. Without either there is no proof, as with torchrun.
+    With DISTLAUNCH_SECRET, a proof is a keyed hash (HMAC-SHA256). With MUNGE, a proof is a credential that
+    only the same user can have. Without either, there is no proof, as with torchrun.
     """
 
     def __init__(self, environ: Mapping[str, str], name: str) -> None:
@@ -115,7 +115,7 @@ class Prover:
 
     @property
     def way(self) -> str:
-        """Return the proof that a controller demands: secret, munge or none."""
+        """Return the kind of proof that a controller requires: "secret", "munge" or "" for none."""
         if self._secret:
             return "secret"
         try:
@@ -124,7 +124,7 @@ class Prover:
             return ""  # its programs are missing, or its daemon does not answer
 
     def proof(self, way: str, side: str, transcript: str) -> str:
-        """Return the proof of a `transcript` by one `side`. Raises `JoinError` if that is impossible."""
+        """Return one `side`'s proof of a `transcript`. Raises `JoinError` if that is impossible."""
         if bool(self._secret) != (way == "secret"):
             ours = f"{SECRET} is set on {self._name}, but not on the controller"
             theirs = f"the controller requires {SECRET}, which is not set on {self._name}"
@@ -143,7 +143,7 @@ class Prover:
         return ""
 
     def wrong(self, way: str, side: str, transcript: str, proof: object) -> str:
-        """Return the flaw of a proof from the other side; "" = none."""
+        """Return what is wrong with the other side's proof, or "" if it is valid."""
         if way == "secret":
             import hmac
 
@@ -155,16 +155,16 @@ class Prover:
         return ""
 
     def _credential(self, payload: str) -> str:
-        """Return a credential of the user of this process: see munge(1). Raises OSError."""
+        """Return a MUNGE credential of this process's user; see munge(1). Raises OSError."""
         status, text = self._munge(["munge", "--string", payload], "")
         if status:
             raise OSError(f"munge: {text.strip() or f'exit status {status}'}")
         return text.strip()
 
     def _wrong_credential(self, text: str, payload: str) -> str:
-        """Return the flaw of a credential that the same user must have made for `payload`; "" = none.
+        """Return what is wrong with a credential, or "" if this user made it for `payload`.
 
-        Each can be read once: see unmunge(1).
+        A credential can be read only once; see unmunge(1).
         """
         try:
             status, printed = self._munge(["unmunge"], text)
@@ -203,9 +203,9 @@ def _digest(side: str, transcript: str) -> str:
 
 
 class Seat(Frozen):
-    """The place of a launcher in a run: the number of its node, and the connection to the controller.
+    """A launcher's place in a run, with its node number and its connection to the controller.
 
-    `unread` is what was received after the line with the other fields.
+    `unread` has the bytes received after the line with the other fields.
     """
 
     connection: socket.socket
@@ -217,7 +217,7 @@ class Seat(Frozen):
 
 
 class Wait:
-    """The time limit of a wait, and the times of messages about it."""
+    """The time limit of a wait, and the schedule of messages about it."""
 
     def __init__(self, limit_s: float) -> None:
         self._began, self.limit_s, self._tell_s = time.monotonic(), limit_s, TELL_S
@@ -228,7 +228,7 @@ class Wait:
         return time.monotonic() - self._began > self.limit_s
 
     def is_worth_telling(self) -> bool:
-        """Return whether a message is due: after TELL_S, and after each doubling."""
+        """Return whether a message is due. The first is due after TELL_S, each later one twice as late."""
         if time.monotonic() - self._began < self._tell_s:
             return False
         self._tell_s *= 2
@@ -236,7 +236,7 @@ class Wait:
 
 
 def pause(interrupts: Interrupts, say: Say, wait_s: float, *fds: int) -> None:
-    """Wait for `wait_s` seconds or until a descriptor is readable. Raises `JoinError` at a signal to stop."""
+    """Wait up to `wait_s` seconds for a readable descriptor. Raises `JoinError` on a signal to stop."""
     ready, _, _ = select.select([interrupts.fd, *fds], [], [], wait_s)
     for signum in interrupts.received() if interrupts.fd in ready else b"":
         if signum != signal.SIGTSTP:
@@ -245,7 +245,7 @@ def pause(interrupts: Interrupts, say: Say, wait_s: float, *fds: int) -> None:
 
 
 def blocked(signums: Iterable[int]) -> None:
-    """Block signals in this process and those that it forks, until a later reader takes them."""
+    """Block signals in this process and its future forks until a later reader handles them."""
     signal.pthread_sigmask(signal.SIG_BLOCK, signums)
 
 
@@ -256,7 +256,7 @@ def renumbered(number: int, wanted: int | None) -> str:
 
 
 class Launcher:
-    """Connects to the controller, and waits until all nodes are there."""
+    """A launcher that connects to the controller and waits until all nodes have joined."""
 
     def __init__(self, gathering: Gathering, prover: Prover, interrupts: Interrupts, say: Say) -> None:
         self._gathering, self._prover = gathering, prover
@@ -267,7 +267,7 @@ class Launcher:
         self._next = cycle(self._second)
 
     def seated(self) -> Seat:
-        """Return the place in the run, once the controller has all nodes. Raises `JoinError`."""
+        """Return the place in the run once all nodes have joined. Raises `JoinError`."""
         wait, pause_s = Wait(self._gathering.wait_s), RETRY_S
         while True:
             for host, port in self._places():
@@ -285,19 +285,19 @@ class Launcher:
             pause_s = min(pause_s * 1.5, RETRY_MOST_S)
 
     def seated_late(self) -> Seat | None:
-        """Return the place in a run that has begun and misses a node; None = there is none."""
+        """Return the place in a started run that lacks a node, or None if there is no such run."""
         return next(filter(None, (self._try(host, port) for host, port in self._second)), None)
 
     def _places(self) -> Iterator[tuple[str, int]]:
-        """Yield the places where the controller may listen: at first, and later for nodes that return.
+        """Yield the addresses of the initial listener, then one where it may await returning nodes.
 
-        The latter are tried one at a time, because a firewall may delay each by CONNECT_S.
+        The latter are tried one per call, because a firewall may delay each attempt by CONNECT_S.
         """
         yield from product(self._gathering.hosts, self._gathering.ports)
         yield from islice(self._next, 1)
 
     def _try(self, host: str, port: int) -> Seat | None:
-        """Return the seat that the controller gives; None = there is none, and `_why` has the reason."""
+        """Return the seat assigned by the controller. If there is none, return None and set `_why`."""
         first = (host, port) == (self._gathering.hosts[0], self._gathering.ports[0])
         try:
             connection = socket.create_connection((host, port), timeout=CONNECT_S)
@@ -318,10 +318,10 @@ class Launcher:
         return seat
 
     def _request(self, connection: socket.socket, host: str, strict: bool) -> Seat | None:
-        """Return the seat; None = the controller has exited. See `distlaunch.launch.join`.
+        """Return the seat, or None if the controller has exited.
 
-        `strict`: the controller of another job is an error. Raises OSError, ValueError, TypeError or KeyError
-        if the other side is not a controller.
+        With `strict`, the controller of another job is an error. Raises OSError, ValueError, TypeError or
+        KeyError if the other side is not a controller.
         """
         arrival, ours, received = self._gathering.arrival, nonce(), bytearray()
         receive = partial(self._message, connection, received, strict)
@@ -394,7 +394,7 @@ class Launcher:
 
 
 def _is_torchs(host: str, port: int) -> bool:
-    """Return whether a TCPStore answers there."""
+    """Return whether a TCPStore answers at this address."""
     try:
         with socket.create_connection((host, port), timeout=CONNECT_S) as probe:
             probe.sendall(TORCHS_PING)

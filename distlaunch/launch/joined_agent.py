@@ -1,8 +1,9 @@
 """This node's part of a run that another launcher controls: this process starts an agent for it.
 
-Over the link, which `distlaunch.launch.join` has opened, come ranks, addresses, ports, and when to start
-and stop. The program, its arguments and its environment, and the destinations of output, are this launcher's
-own. As on every node, a guardian above the agent sweeps what remains if it dies: that is this process.
+The controller sends ranks, addresses, ports, and start and stop commands over the link that
+`distlaunch.launch.join` has opened. This launcher determines the program, its arguments, its environment and
+the destinations of its output. This process is the agent's guardian, which kills leftover processes if the
+agent dies.
 """
 
 import os
@@ -31,14 +32,14 @@ _OBEYED = (
 _FIRST, _LAST = 40, 64
 """Real-time signals (macOS has none): this process forwards signal N to the agent as _FIRST + N."""
 STOP_QUIETLY = _FIRST + signal.SIGPIPE
-"""The signal that the agent sends itself when nobody reads its output any more."""
+"""The signal that the agent sends itself when its output has lost its reader."""
 
 
 class Part:
     """The part of the job that this launcher runs on its node, and the destinations of its output.
 
-    It has `procs` workers with a `role`. Only one of several launchers on a host `scans` for leftovers of
-    dead agents.
+    A part has `procs` workers with a `role`. Only one of several launchers on a host `scans` for leftover
+    processes of dead agents.
     """
 
     procs = 1
@@ -46,7 +47,7 @@ class Part:
     scans = True
 
     def logs(self, run_id: str, node: int) -> str:
-        """Return the directory for the logs of this node, made now; "" = none."""
+        """Make and return the directory for this node's logs, or return "" if it has none."""
         return ""
 
     def workers(self, ranks: messages.StartRanks) -> tuple[messages.WorkerSpec, ...]:
@@ -70,7 +71,7 @@ class Part:
 
 
 def serve(seat: Seat, part: Part, signums: Iterable[int], own_first: bool = False) -> int:
-    """Serve as the agent of a node until the run is over; return the exit status of the job.
+    """Serve as a node's agent until the run ends. Return the job's exit status.
 
     With `own_first`, return the status of a rank that failed here, if any. The `signums` are blocked already.
     """
@@ -194,7 +195,7 @@ class _JoinedAgent(Agent):
         super()._lose_link()
 
     def _lose(self, why: str) -> None:
-        """Note that the controller is gone, or must not be served any more; its earlier outcome counts."""
+        """Note that the controller is gone or must not be served any longer. An earlier outcome counts."""
         if not (self._informed or self.outcome):
             self.outcome = Exit.NODE_LOST
             lost = f"lost the controller on {self._seat.controller}: {why}"
@@ -243,7 +244,7 @@ class OneRank(Part):
         self._errors: Outlet | None = None
 
     def workers(self, ranks: messages.StartRanks) -> tuple[messages.WorkerSpec, ...]:
-        """Return the task's program; only its stderr is captured, as last output that explains failures."""
+        """Return the task's program. Only its stderr is captured, for the last output in failure reports."""
         (rank,) = ranks.workers
         return (messages.WorkerSpec(0, self._argv, os.getcwd(), (), rank.env, rank.defaults, False, (0, 1)),)
 

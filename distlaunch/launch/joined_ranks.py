@@ -68,7 +68,7 @@ class OwnRanks(Part):
         return binding and binding._replace(gpus=gpu_count())
 
     def show(self, attempt: int, local_rank: int, stream: int, data: bytes) -> None:
-        """Print or keep output, or both, by torchrun's flags."""
+        """Print output, keep it, or both, according to torchrun's flags."""
         rank = self._first_rank + local_rank
         goes_to = self._goes_to[rank, stream]
         if goes_to.file and self._folder:

@@ -1,4 +1,4 @@
-"""Links to agents: each a process and its three pipes, all served from one place."""
+"""Links to agents. Each link is a process with three pipes, and one selector serves all links."""
 
 import math
 import os
@@ -23,9 +23,9 @@ EXIT_S = 3.0
 
 
 class Link:
-    """The link to one node or several, over a `process`. The owner waits on its non-blocking descriptors.
+    """The link to one or more nodes over a `process`. The owner waits on its non-blocking descriptors.
 
-    The opening in `streams` is sent when the shell of the node answers, or at once if the transport is
+    The opening in `streams` is sent when the node's shell answers, or at once if the transport is
     direct. `boot` is called while an interpreter starts on the node. With a direct transport, its result
     waits for a `flush`, and can be sent together with the first commands.
     """
@@ -49,7 +49,7 @@ class Link:
             self._open(streams.without_marker())
 
     def send(self, node: int, command: tuple[Any, ...]) -> None:
-        """Send a node one of `distlaunch.agent.messages`: at once, or right after the agent's modules.
+        """Send a node one of `distlaunch.agent.messages`, at once or right after the agent's modules.
 
         If several nodes share the link, each receives every node's frames.
         """
@@ -75,7 +75,7 @@ class Link:
             self.flush()
 
     def receive(self) -> Sequence[wire.Frame | NodeGone]:
-        """Return received frames and nodes that have ended; set `at_end` if no more will come."""
+        """Return received frames and ended nodes. Set `at_end` if no more can arrive."""
         try:
             data = os.read(self.stdout, READ)
             to_send, frames = self.streams.receive(data)
@@ -104,7 +104,7 @@ class Link:
         self.end()
 
     def listen(self) -> tuple[bool, list[NodeGone]]:
-        """Keep data of stderr; return False at its end, and the nodes that have ended by that."""
+        """Keep data from stderr. Return whether stderr is still open, and the nodes that ended with it."""
         try:
             data = os.read(self.stderr, READ)
         except BlockingIOError:
@@ -132,7 +132,7 @@ class Link:
         return self._transport.failure(end).saying(overdue)
 
     def hang_up(self) -> None:
-        """Close the pipe to the agent, which then leaves, and wait; stop a process that does not follow."""
+        """Close the pipe to the agent, which then exits, and wait. Stop the process if it doesn't exit."""
         self._process.close_stdin()
         if not self._ends_within(EXIT_S):
             self.end()
@@ -143,7 +143,7 @@ class Link:
         return bool(waiting.poll(seconds * 1000))
 
     def discard(self) -> None:
-        """End an agent that is still there and was given nothing to do, at once and without a trace."""
+        """End an unused agent immediately, without leaving a trace."""
         if not self._idle:
             return
         self.kill()
@@ -188,9 +188,9 @@ class Link:
 
 
 class Links:
-    """Links by node, of which several may share one. `on_frame` is called with each frame.
+    """The links of all nodes. Several nodes may share one link. `on_frame` is called with each frame.
 
-    `on_end` is called with a node whose link has ended, and the reason. If `on_frame` raises `ProtocolError`,
+    `on_end` is called with the node and the reason when a link ends. If `on_frame` raises `ProtocolError`,
     the link ends.
     """
 
@@ -206,7 +206,7 @@ class Links:
         self._nodes: dict[Link, set[int]] = {}
         self._answered: set[int] = set()
         self._gone: dict[int, LinkFailure] = {}
-        """Failures of nodes that were the last on their links, whose output may still be on its way."""
+        """Failures of the last nodes on their links, whose output may still arrive."""
         self._stopping: dict[Link, float] = {}
         """Links whose process was stopped, and the time when it is killed (monotonic seconds)."""
 
@@ -267,14 +267,14 @@ class Links:
         self._leave(node, Link.end)
 
     def give_up(self, node: int, why: str) -> None:
-        """Drop a node that is overdue; `on_end` gets the output of its transport so far, and `why`."""
+        """Drop an overdue node. Call `on_end` with its transport's output so far and `why`."""
         if link := self._links.get(node):
             failure = link.failure(why)
             self.drop(node)
             self._on_end(node, failure)
 
     def hang_up(self, node: int) -> None:
-        """Close a link, so that its agent leaves, and wait for its process to follow."""
+        """Close a link to make its agent exit, and wait for its process to exit."""
         self._leave(node, Link.hang_up)
 
     def close(self) -> None:
@@ -286,7 +286,7 @@ class Links:
         self._selector.close()
 
     def _leave(self, node: int, way: Callable[[Link], None]) -> None:
-        """Forget a node, and end its link in that `way`, unless it serves another node."""
+        """Forget a node. End its link by calling `way`, unless the link serves another node."""
         link = self._links.pop(node, None)
         self._answered.discard(node)
         self._gone.pop(node, None)
@@ -344,7 +344,7 @@ class Links:
             self.watch(link.exit_descriptor(), lambda: self._end(link))
 
     def _note_pull(self, link: Link) -> None:
-        """Report once that an image is being fetched, and once that it is there."""
+        """Report once that an image is being fetched, and once that the image has arrived."""
         pulling = link.streams.pulling
         if pulling is not link.pulling:
             link.pulling = pulling
@@ -361,7 +361,7 @@ class Links:
         self._on_frame(frame)
 
     def _part_with(self, link: Link, gone: Sequence[NodeGone]) -> None:
-        """Drop nodes that have ended, unless dropped before; the last one waits for the end of the link."""
+        """Drop ended nodes unless already dropped. The last node waits for the end of the link."""
         for each in gone:
             if self._links.get(each.node) is not link:
                 continue

@@ -69,7 +69,7 @@ def _run_directory(spec: JobSpec) -> Iterator[Finding]:
 def _probe(
     agents: Agents, spec: JobSpec, known: Mapping[int, Facts], plan: LaunchPlan | None
 ) -> dict[int, dict[str, Any]]:
-    """Return the answer of each node, by the agent's Python where that of the job can't be started."""
+    """Return each node's answer. Use the agent's Python on nodes that can't start the job's Python."""
     found = _ask(agents, spec, plan, {node: _python(spec, node, facts) for node, facts in known.items()})
     failed = [node for node, answer in found.items() if "python_error" in answer]
     if failed:

@@ -1,8 +1,8 @@
-"""The check of a rendezvous port: whether it is free, who holds it, and who can connect to it.
+"""Checks a rendezvous port: whether it is free, which process holds it, and which nodes can connect.
 
-A listener is held on the first node during the test. Every node, and this machine, connects to it over every
-address of the name. Only the token of that listener counts as success, and nothing is ever sent, so another
-service sees a connection and no more. Then the nodes of a job connect to each other, as collectives do.
+The first node has a listener during the test. Every node and this machine connect to it at every address of
+the name. Only the token of that listener counts as success. Nothing is ever sent, so any other service sees
+only a connection. Then the nodes of a job connect to each other, as collectives do.
 Spares are left out: they may be down until they are needed.
 """
 
@@ -19,7 +19,7 @@ from distlaunch.wording import listed
 
 HERE = "here"
 EVERY = 16
-"""Nodes up to which every pair is tried; with more, each node dials one fewer than this."""
+"""Maximum number of nodes for trying every pair. With more, each node dials one fewer than this."""
 DIAL_S = 5.0
 
 
@@ -52,7 +52,7 @@ class Unreached(NamedTuple):
 
 
 class Pairs(NamedTuple):
-    """The number of pairs of nodes that were tried, of how many, and the failures."""
+    """The number of node pairs tried, the total number of pairs, and the failures."""
 
     tried: int
     of: int
@@ -60,9 +60,9 @@ class Pairs(NamedTuple):
 
 
 class PortReport(NamedTuple):
-    """The result for one port. `free` None = the node that should have it has no agent.
+    """The result for one port. `free` is None if the node for the port has no agent.
 
-    `pairs` None = there is one machine, or the port can't be used. `spares` were not tested.
+    `pairs` is None if there is only one machine or the port can't be used. `spares` were not tested.
     """
 
     node: str
@@ -79,7 +79,7 @@ class PortReport(NamedTuple):
 
     @property
     def ok(self) -> bool:
-        """Whether a rendezvous there would work; this machine counts only for a lone port."""
+        """Whether a rendezvous would work on this port. This machine counts only for a lone port."""
         dials = [dial for dial in self.dials if self.here_counts or dial.source != HERE]
         failures = [one for one in self.failures if self.here_counts or one.node != HERE]
         connected = self.pairs is None or not self.pairs.failed
@@ -129,7 +129,8 @@ def try_port(
 def _with_here(spec: JobSpec, host: str) -> JobSpec:
     """Return `spec` with this machine as one more node.
 
-    It is left out if it is a node already, if `host` means another machine there, and if no agent runs on it.
+    This machine is left out if it is already a node, if `host` means another machine there, or if no agent
+    runs on it.
     """
     if any(node.local for node in spec.nodes) or is_loopback(host) or not runs_ranks():
         return spec
@@ -139,7 +140,7 @@ def _with_here(spec: JobSpec, host: str) -> JobSpec:
 
 
 def _listening(agents: Agents, node: str, host: str, port: int | None, token: str) -> PortReport:
-    """Have the first node listen on the port; report whether it does."""
+    """Make the first node listen on the port. Report whether it does."""
     match agents.ask({0: messages.Listen(port, token)}, (messages.Listening, messages.PortRefused)).get(0):
         case messages.Listening() as answer:
             return PortReport(node, host, answer.port, True)
@@ -200,7 +201,7 @@ def _try_pairs(agents: Agents, labels: Sequence[str], host: str, token: str) -> 
 
 
 def _ends(agents: Agents, count: int, host: str, token: str) -> dict[int, tuple[str, int]]:
-    """Have nodes listen for each other; return the address and port of each that can."""
+    """Make nodes listen for each other. Return the address and port of each node that can."""
     here = [node for node in agents.present if node < count]
     expected = (messages.RouteFound, messages.RouteFailed)
     addresses = _addresses(agents.ask(dict.fromkeys(here, messages.FindRoute(host)), expected))

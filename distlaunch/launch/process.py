@@ -1,4 +1,4 @@
-"""The carrier of a link: the process that reaches a node (sh, ssh, srun, …), or a launcher's connection."""
+"""The process behind a link to a node, such as sh, ssh or srun, or else a launcher's connection."""
 
 import contextlib
 import errno
@@ -30,7 +30,7 @@ class Child:
         self.status: int | None = None
 
     def poll(self) -> int | None:
-        """Return its exit code, or the negative signal, once it has exited and is reaped; None before."""
+        """Return the exit code or the negative signal, or None until the process has exited and is reaped."""
         return self._reap(os.WNOHANG)
 
     def wait(self) -> None:
@@ -38,14 +38,14 @@ class Child:
         self._reap(0)
 
     def terminate(self, group: bool) -> None:
-        """Stop it, or its whole `group`, which may outlive it."""
+        """Stop the process or its whole `group`, which may outlive it."""
         if group:
             self._signal_group(signal.SIGTERM)
         elif self.poll() is None:
             os.kill(self.pid, signal.SIGTERM)
 
     def kill(self) -> None:
-        """Kill it and everything that it has started; it is still to be waited for."""
+        """Kill the process and everything that it has started. The caller must still wait for it."""
         self._signal_group(signal.SIGKILL)
 
     def exit_descriptor(self) -> int:
@@ -83,7 +83,7 @@ class Child:
 
 
 class Peer(Child):
-    """A connection instead of the process of a link; None = a connection that never was.
+    """A connection in place of a link's process; None = a connection that was never made.
 
     The other side sends the `status`.
     """
@@ -126,8 +126,8 @@ def start(
 ) -> Child:
     """Start a process with a pipe to each of its three streams, in its own session. Raises OSError.
 
-    It gets copies of the descriptors in `sharing`, and blocks only the `blocked` signals. Ctrl-C in the
-    terminal does not reach it: the controller, not ssh, decides what that means.
+    The process gets copies of the descriptors in `sharing` and blocks only the `blocked` signals. Ctrl-C in
+    the terminal does not reach the process, because the controller must handle it, not ssh.
     """
     copies = [os.dup(fd) for fd in sharing]
     environ = {**environ, wire.SHARED: ",".join(map(str, copies))}
@@ -161,7 +161,7 @@ def start(
 
 
 def _program(name: str, environ: Mapping[str, str]) -> str:
-    """Return the file of the program that a name means with the PATH of `environ`."""
+    """Return the path of the named program, according to PATH in `environ`."""
     if "/" in name:
         return name
     for folder in os.get_exec_path(environ):
@@ -174,8 +174,8 @@ def _program(name: str, environ: Mapping[str, str]) -> str:
 def _inheritable() -> list[int]:
     """Return the descriptors beyond the three streams that the caller has left open.
 
-    ssh may outlive this process, and would keep them open. Those that were opened under a higher limit
-    remain, because posix_spawn refuses to close them.
+    ssh may outlive this process and would keep these descriptors open. Descriptors opened under a higher
+    limit stay open, because posix_spawn refuses to close them.
     """
     found, limit = [], os.sysconf("SC_OPEN_MAX")
     for name in os.listdir("/proc/self/fd" if os.path.isdir("/proc/self/fd") else "/dev/fd"):
@@ -186,7 +186,7 @@ def _inheritable() -> list[int]:
 
 
 def watch_for_silence(sock: socket.socket) -> None:
-    """Have the kernel end a connection whose other side is gone, and send data at once."""
+    """Make the kernel end a connection whose other side is gone, and send data at once."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (

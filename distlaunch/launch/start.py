@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from distlaunch.launch.inbound import InboundListener
 
 MANY_NODES = 20
-"""Nodes from which on the usual limit on descriptors may be too low."""
+"""Number of nodes at which the usual limit on descriptors may become too low."""
 NO_ALLOCATION = "launcher: slurm needs an allocation: run this inside salloc or sbatch"
 
 
@@ -52,12 +52,12 @@ class Start(Frozen):
         return round(time.monotonic() - self.began, 6)
 
     def open(self, node: int) -> Link:
-        """Return the link to a node that has none, or none any more. Raises `DistlaunchError`."""
+        """Open a link to a node without one and return it. Raises `DistlaunchError`."""
         link = self.links.pop(node, None) or _joined(self.spec, node, self.run_id, self.listener)
         return link or open_link(self.spec, node)
 
     def attach(self, links: Links, arrived: Callable[[int], None]) -> None:
-        """Have `links` also watch for nodes that come, or return: call `arrived` with the number of each."""
+        """Watch through `links` for nodes that join or return. Call `arrived` with the number of each."""
         if self.listener:
             self.listener.attach(arrived)
             links.watch(self.listener.fd, self.listener.turn)

@@ -1,4 +1,4 @@
-"""Observers of a run. `TABLE` says which a run has; `Observers` (observer.py) calls each of them, in order.
+"""Observers of a run. `TABLE` lists them with their conditions. `Observers` (observer.py) notifies each.
 
 recording    writes the run directory (run_directory), and keeps the last output in memory
 terminal     shows the run to the user, through the console
@@ -23,7 +23,7 @@ TABLE: Mapping[str, Callable[["Observed"], object]] = {
 }
 """The class of each observer, in the order in which they are called, and whether a run has it.
 
-It takes what it needs of the run that it is made for. Its module is imported only if a run has it.
+Each observer takes what it needs from its run. Its module is imported only if a run has this observer.
 """
 
 

@@ -107,7 +107,7 @@ class Console:
     def output(self, rank: int, stream: int, data: bytes, prefix: str | None) -> None:
         """Show output of a rank, line by line after `prefix`. An incomplete line waits for its end.
 
-        Without a prefix, bytes are shown as they come.
+        Without a prefix, bytes are shown as they arrive.
         """
         self._end_live()
         if prefix is None:
@@ -133,9 +133,9 @@ class Console:
         self._show(rank, stream, latest(rest))
 
     def above(self, rank: int, stream: int, count: int) -> tuple[int, str] | None:
-        """Return how many lines of others came after a stream's first of the last `count`, and its prefix.
+        """Return the number of other lines after the first of a stream's last `count`, and its prefix.
 
-        Return None if there is no prefix, not all output goes to one terminal, or too many lines came since.
+        Return None if there is no prefix, not all output goes to one terminal, or too many lines followed.
         """
         mark, others = self._prefixes.get((rank, stream), "").strip(), 0
         if not mark or any(outlet.dropped_lines for outlet in self._outlets):
@@ -202,10 +202,10 @@ class Console:
 
 
 class Folding:
-    """Shows a line once if several ranks print it at about the same time.
+    """A filter that shows a line once if several ranks print it at about the same time.
 
     `show` takes the lowest of these ranks, the stream, the line with its end, and a tag that names all ranks.
-    Lines stay in the order of their first arrival. A line that a rank repeats is shown as often.
+    Lines stay in the order of their first arrival. If a rank repeats a line, every repetition is shown.
     """
 
     def __init__(self, show: Callable[[int, int, bytes, str], object], hold_s: float = FOLD_S) -> None:
@@ -264,7 +264,7 @@ def colored(tag: bytes, rank: int) -> bytes:
 
 
 def harmless(lines: bytes) -> bytes:
-    """Return lines of a rank without anything but colors that a terminal would act on."""
+    """Return a rank's lines without terminal control sequences other than colors."""
     text = escape(b"\n".join(map(latest, lines.split(b"\n"))).decode(errors="backslashreplace"))
     # A color that a worker leaves on would run into the next lines.
     return (text + "\x1b[0m" if "\x1b[" in text else text).encode(errors="backslashreplace")

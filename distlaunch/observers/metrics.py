@@ -36,7 +36,7 @@ EVERY_S = 5.0
 
 
 class Metrics(Observer):
-    """Writer of the job's file, whenever the state of the run changes, and regularly as ranks print."""
+    """Writer of the job's metrics file when the run's state changes, and regularly while ranks print."""
 
     def __init__(self, run: Observed) -> None:
         self._path, self._status = str(run.spec.metrics), run.status
@@ -103,7 +103,7 @@ class Metrics(Observer):
                 yield f"distlaunch_{name}{{{labels}{label}}} {value:.15g}\n"
 
     def _gauges(self) -> Iterator[tuple[str, str, Mapping[str, float]]]:
-        """Yield the name, the help and the values of each gauge, by the label that distinguishes them."""
+        """Yield the name, the help and the values (keyed by label) of each gauge."""
         states = {f',state="{state.value}"': int(state is self._status.state) for state in RunState}
         yield "run_state", "1 for the run's current state, 0 for the others.", states
         running = sum(worker.running for worker in self._state.workers) if self._state else 0

@@ -42,7 +42,7 @@ def start_error(program: str) -> str | None:
 
 
 class Notifier(Observer):
-    """Runs the command for each requested event, one after another, in a thread that never delays the run."""
+    """The runner of the command for each requested event, in a thread that never delays the run."""
 
     def __init__(self, run: Observed) -> None:
         self._job, self._wish, self._summary = run.spec.name, run.spec.notify, run.summary
@@ -70,7 +70,7 @@ class Notifier(Observer):
         self._say_failure()
 
     def woken(self) -> None:
-        """Report a restart that was delayed, because the last output of a rank may arrive after its end."""
+        """Report a delayed restart. The delay lets a rank's last output arrive after the rank has ended."""
         state, self._restarted, self.wake_at = self._restarted, None, None
         if state:
             last = state.restarts[-1]

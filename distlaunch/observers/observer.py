@@ -32,9 +32,9 @@ class Printed(Frozen):
 
 
 class Shown(Frozen):
-    """How this process shows a run, which `interrupts` end early.
+    """The way this process shows a run, which `interrupts` end early.
 
-    A detached run is shown until all ranks have started; then its ID is written to `ready_fd`.
+    A detached run is shown until all ranks have started. Then its ID is written to `ready_fd`.
     """
 
     interrupts: Interrupts
@@ -59,7 +59,7 @@ class Observer:
     """A base class for observers. The thread that runs the job calls each method after the fact, in order.
 
     Times are seconds since the run began. An observer that raises is removed, and the job goes on.
-    A program passes its own to `launch.controller.run_job`; the others are in `distlaunch.observers.TABLE`.
+    Programs pass their observers to `launch.controller.run_job`. `distlaunch.observers.TABLE` has the others.
     """
 
     remark: Callable[[str], None] = staticmethod(lambda text: None)
@@ -86,7 +86,7 @@ class Observer:
         """Act on `wake_at`, which has passed."""
 
     def used(self, uses: Mapping[int, Use], at: float) -> None:
-        """Take what ranks of a node use, by rank; called every few seconds."""
+        """Handle the resource use of a node's ranks, keyed by rank. Called every few seconds."""
 
     def began(self, spec: JobSpec, chance: float, at: float) -> None:
         """Note that the run has begun. Random choices of its supervisor follow from `chance`."""
@@ -126,7 +126,7 @@ class Observers:
 
     @property
     def wake_at(self) -> float | None:
-        """Return when the first of them is to be woken, in monotonic seconds."""
+        """Return the earliest time to wake an observer, in monotonic seconds."""
         return min((each.wake_at for each in self._observers if each.wake_at is not None), default=None)
 
     @property
@@ -135,7 +135,7 @@ class Observers:
         return any(each.wants_use for each in self._observers)
 
     def wake(self) -> None:
-        """Wake the observers whose time has come."""
+        """Wake the observers that are due."""
         now = time.monotonic()
         for each in tuple(self._observers):
             if each.wake_at is not None and each.wake_at <= now:
@@ -184,5 +184,5 @@ class Attempts:
         return True
 
     def of(self, called: int) -> Begun | None:
-        """Return the attempt whose number has these last digits: its output may arrive late."""
+        """Return the attempt whose number ends in these digits. Its output may arrive late."""
         return self._attempts.get(called % ATTEMPTS)

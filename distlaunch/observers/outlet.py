@@ -1,4 +1,4 @@
-"""Writes from a thread, so that a slow terminal, pipe or disk never slows the job."""
+"""Writes from a thread to keep a slow terminal, pipe or disk from slowing the job."""
 
 import os
 import select
@@ -52,7 +52,7 @@ class Backlog(Generic[Piece]):
         return self.changed.wait_for(lambda: self.waiting != before, within_s)
 
     def drain(self, look_s: float, patient: Callable[[float], bool]) -> bool:
-        """Wait until all is written, while `patient(seconds without progress)`; return whether all is."""
+        """Write while `patient(seconds without progress)` is true. Return whether all is written."""
         with self.changed:
             since = time.monotonic()
             while self.waiting:
@@ -62,7 +62,7 @@ class Backlog(Generic[Piece]):
         return True
 
     def end(self) -> bool:
-        """End the thread once all is written, and wait for it if all is; return whether it has ended."""
+        """End the thread once all is written, and wait if all is. Return whether it has ended."""
         with self.changed:
             self._ending = True
             self.changed.notify_all()

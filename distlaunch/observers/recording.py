@@ -27,9 +27,9 @@ from distlaunch.supervisor.summary import STDERR, STDOUT, Summary
 from distlaunch.wording import json_text, listed
 
 WATCHED, USE = "watched", "use.json"
-"""Viewers of a run touch the first file regularly. Meanwhile the second has what ranks use."""
+"""Viewers of a run touch the first file regularly. Meanwhile, the second has the ranks' resource use."""
 LOOK_S, FADES_S = 1.0, 6.0
-"""Seconds between two checks for viewers, and for which one counts after touching the file."""
+"""Seconds between checks for viewers, and seconds that a viewer counts after touching the file."""
 STDERR_BYTES, STDOUT_BYTES = 16384, 2048
 """Bytes of each rank's last output kept for the summary."""
 MAX_DUMP = 64 << 20
@@ -41,7 +41,7 @@ MAX_NAMED = 16
 
 
 class Recorder(Observer):
-    """Writes the run directory; includes what ranks use while another process views the run."""
+    """The writer of the run directory. Records ranks' resource use while another process views the run."""
 
     def __init__(self, run: Observed) -> None:
         self._folder, self._status = run.folder, run.status

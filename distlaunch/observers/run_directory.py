@@ -1,6 +1,6 @@
 """The run directory: the plan, every event, and the output of every rank with its order; private to the user.
 
-A thread writes it. A full, broken or stalled disk never stops a job, and lost bytes are counted.
+A thread writes the directory. A full, broken or stalled disk never stops a job. Lost bytes are counted.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ INDEX_RECORD = struct.Struct("<dQIIIH")
 MAX_OPEN = 200
 """Log files kept open at once: two per rank would exceed the usual limit of 1024 descriptors."""
 AT_ONCE = 1 << 17
-"""Bytes of pieces for one file written together: few enough to see that a slow disk makes progress."""
+"""Bytes written to one file at once. The limit is low enough to detect progress of a slow disk."""
 PATIENCE_S = 0.3
 """Seconds to wait for room in a full queue. After that, output is lost until the disk makes progress."""
 FLUSH_S = 5.0
@@ -151,7 +151,7 @@ class LogWriter:
                 self._backlog.add(Piece(name, data, where=where), len(data))
 
     def _has_room(self, size: int) -> bool:
-        """Wait for room if the disk is only slow, which slows the source; return whether there is room."""
+        """Wait for room if the disk is only slow, which slows the source. Return whether there is room."""
         while self._backlog.waiting and self._backlog.waiting + size > CAPACITY:
             if self._stalled:
                 return False
@@ -197,7 +197,7 @@ class LogWriter:
                 self._backlog.written(sum(len(piece.data) for piece in pieces))
 
     def _next(self) -> list[Piece]:
-        """Take the next piece and those that follow in its file: thousands of events take a few writes."""
+        """Take the next piece and those after it for the same file, to write thousands of events at once."""
         queue = self._backlog.queue  # no lock: no other thread takes pieces
         pieces = [queue.popleft()]
         name, data, _, where = pieces[0]

@@ -53,13 +53,13 @@ def note_way(run: str, file: str, way: Sequence[Any]) -> None:
 
 
 def ways(file: str = "") -> dict[str, Sequence[Any]]:
-    """Return how the hosts are reached that control runs, by ID; with `file`, only for runs of that file."""
+    """Return how to reach the hosts that control runs, by run ID. With `file`, include only its runs."""
     lines = [line for line in lines_of(index_path()) if isinstance(line.get("way"), list)]
     return {line["run"]: line["way"] for line in lines if not file or line.get("file") == file}
 
 
 def note_end(run: str) -> None:
-    """Note that a run is over, so that others needn't look into its directory."""
+    """Note that a run has ended, to save other commands a look into its directory."""
     append(index_path(), {"run": run, "over": True})
 
 
@@ -164,5 +164,5 @@ def starts_in(path: str) -> list[Begun]:
 
 
 def note_stop(folder: str, queued: str, scheduler: str) -> None:
-    """Note, for its run, that a queued job is cancelled: not every scheduler tells a job why it ends."""
+    """Note for a job's run that the job is cancelled. Some schedulers don't give a job the reason it ends."""
     append(starts_path(folder, queued, scheduler), {"stop": True})

@@ -24,9 +24,9 @@ _LIST = "`distlaunch ps -a` lists all known runs"
 
 
 def find(word: str | None, alone: bool = False) -> Run:
-    """Find the run that a word names; None = a run below this directory.
+    """Find the run that a word names, or a run below this directory if the word is None.
 
-    Of several, return the latest that is active, or else the latest. With `alone`, only one of them may be
+    If several match, prefer the latest active run, or else the latest. With `alone`, at most one match may be
     active. Raises `UsageError`.
     """
     known, unique = folders(), False
@@ -72,7 +72,7 @@ def named(word: str) -> dict[str, str]:
 
 
 def _starting_with(word: str, known: Mapping[str, _T]) -> dict[str, _T]:
-    """Return the runs whose ID begins so; the beginning has the whole name of the job, or is cut there."""
+    """Return runs whose ID begins with the word, past the job's name, or matches it around a CUT mark."""
     begin, cut, end = word.partition(CUT)
     found = {run: it for run, it in known.items() if run.startswith(begin) and run.endswith(end)}
     return {run: it for run, it in found.items() if (cut and begin) or begin.startswith(f"{_job_of(run)}-")}
@@ -96,7 +96,7 @@ def _of_name(word: str, known: Mapping[str, str]) -> dict[str, str]:
 
 
 def elsewhere(word: str, alone: bool = False) -> tuple[str, Sequence[Any]] | None:
-    """Return the run of another host that a word means, and how that host is reached; `alone` as in `find`.
+    """Return a run on another host that matches a word, and how to reach that host; `alone` as in `find`.
 
     Whether it is active is unknown here, unless its end was noted. Raises `UsageError`.
     """

@@ -1,4 +1,4 @@
-"""Follows a run of another process by its directory until it ends or a signal comes; stops it."""
+"""Follows another process's run by its directory until it ends or a signal arrives. Also stops runs."""
 
 import contextlib
 import os
@@ -27,13 +27,13 @@ _OF_SUMMARY = {"seconds": float, "lagging": tuple[str, ...]}
 LOOK_S = 0.1
 """Seconds between two looks into the directory. It may be on a remote disk, which doesn't notify."""
 ANOTHER_WISH_S = 0.2
-"""Seconds between two signals that count as two: of those closer together one counts."""
+"""Minimum seconds between two signals. Signals closer together count as one."""
 
 
 def attend(run: Run, observer: Observer, interrupts: Interrupts, everything: bool = False) -> Run:
-    """Have `observer` see the run from now on; return the run as it is when it is over or a signal comes.
+    """Notify `observer` of changes to the run. Return the run when it ends or a signal arrives.
 
-    With `everything`, it also sees the past of the run. Raises `HistoryError`.
+    With `everything`, replay the past of the run first. Raises `HistoryError`.
     """
     with contextlib.closing(Playback(run.folder, observer)) as playback:
         if not everything:
@@ -46,7 +46,7 @@ def attend(run: Run, observer: Observer, interrupts: Interrupts, everything: boo
 
 
 def follow(run: Run, interrupts: Interrupts, playback: Playback | None = None) -> Run:
-    """Follow the run until it is over or a signal comes; return the run as it is then."""
+    """Follow the run until it ends or a signal arrives. Return its state at that time."""
     while not interrupts.any():
         run = over(run)  # first: then everything written before the end is read
         if playback:
@@ -67,12 +67,12 @@ def over(run: Run) -> Run:
 
 
 def pause(interrupts: Interrupts, seconds: float) -> None:
-    """Wait until that time has passed or a signal comes."""
+    """Wait until that time has passed or a signal arrives."""
     select.select([interrupts.fd], [], [], seconds)
 
 
 def summary_of(folder: str, state: State) -> Summary | None:
-    """Return the summary of a run with that final state as its controller had it; None if it left none."""
+    """Return the controller's summary of a run with that final state, or None if there is none."""
     document = summary_in(folder) or {}
     try:
         seconds, lagging = (typed(kind, document[key]) for key, kind in _OF_SUMMARY.items())
@@ -118,7 +118,7 @@ def interrupt(run: Run, at_once: bool = False) -> bool:
 
 
 def outlast(run: Run, interrupts: Interrupts) -> None:
-    """Wait until the ranks of a lost run on this machine, which have a grace, are gone, or a signal comes."""
+    """Wait until a lost run's ranks on this machine exit after their grace period, or a signal arrives."""
     cookie = f"DISTLAUNCH_RUN_ID={run.id}".encode()
     for pid in {*filter(str.isdigit, names("/proc"))} - {str(os.getpid())}:
         while cookie in environment(int(pid)).split(b"\0") and not interrupts.any():

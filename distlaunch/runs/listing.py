@@ -21,9 +21,9 @@ LEAST_ID, LEAST_WHERE = 20, 10
 
 
 def listing(places: Sequence[str], ended: bool, most: int | None) -> list[Run]:
-    """Return the runs in `places`, or all known runs, the latest first; with `ended`, also those of the past.
+    """Return the runs in `places`, or all known runs, the latest first. With `ended`, include ended runs.
 
-    A place that isn't a directory names runs, the latest of which is listed even if it is over. Raises
+    A place that isn't a directory names runs. The latest of them is listed even if it has ended. Raises
     `UsageError`.
     """
     named_here = list(filter(None, map(_named_by, places)))
@@ -42,7 +42,7 @@ def listing(places: Sequence[str], ended: bool, most: int | None) -> list[Run]:
 
 
 def _queued(places: Sequence[str], shown: Sequence[Run], ended: bool) -> list[Run]:
-    """Return the jobs that wait in a queue, or have ended there without a run."""
+    """Return the jobs that are waiting in a queue or ended there without a run."""
     if not os.path.exists(index_path()):
         return []
     inside = {os.path.abspath(each) for place in places for each in (place, os.path.join(place, LOGS))}

@@ -75,7 +75,7 @@ class Playback:
         return self._replay.state
 
     def catch_up(self) -> None:
-        """Pass on everything that is new, and wake the observer if it is time. Raises `HistoryError`."""
+        """Pass on all new events and output. Wake the observer if that is due. Raises `HistoryError`."""
         while self._turn():
             pass
         if self._observer.wake_at is not None and self._observer.wake_at <= time.monotonic():
@@ -95,7 +95,7 @@ class Playback:
         return bool(lines or entries or self._held_lines or self._held_entries)
 
     def _come(self) -> tuple[list[dict[str, Any]], list[Entry]]:
-        """Return lines and entries that nothing still to be read precedes, and hold back the others.
+        """Return lines and entries that no unread data can precede. Hold back the others.
 
         A line waits until the output before it has been read, an entry until the events before it have.
         """

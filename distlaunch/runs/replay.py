@@ -39,7 +39,7 @@ class Moment(NamedTuple):
 
 
 class Replay:
-    """A run that goes through `step` again, line by line of its events.jsonl."""
+    """The replay of a run through `step`, one line of its events.jsonl at a time."""
 
     def __init__(self) -> None:
         self.state: State | None = None

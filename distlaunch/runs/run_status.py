@@ -21,7 +21,7 @@ MAX_SUMMARY = 1 << 26
 class Run(Frozen):
     """A run according to its directory; `alive` if a controller holds its lock.
 
-    `heard` is when ranks last printed, in seconds since the epoch; None once the run is over.
+    `heard` is the time when ranks last printed, in seconds since the epoch; None once the run has ended.
     """
 
     folder: str
@@ -54,8 +54,8 @@ def run_in(folder: str) -> Run | None:
 def living(run: str, pid: int | None = None) -> Run | None:
     """Return an active run of this machine by its ID, from what its controller has open.
 
-    Thus it is found even if its directory was removed or renamed, or its status can't be read. `pid` is that
-    of the controller, if known.
+    This finds a run even if its directory was removed or renamed, or if its status can't be read. `pid` is
+    the controller's PID, if known.
     """
     for link in iglob(f"/proc/{pid or '[0-9]*'}/fd/*"):
         with contextlib.suppress(OSError):
@@ -92,7 +92,7 @@ def summary_in(folder: str) -> dict[str, Any] | None:
 
 
 def _claimed(fd: int) -> tuple[dict[str, Any], bool]:
-    """Read a status.json, and close it; return it, and whether its controller lives and so holds the lock."""
+    """Read and close a status.json. Return it, and whether a live controller holds its lock."""
     with open(fd, "rb", buffering=0) as file:
         alive = _is_locked(fd)  # first: then the read sees what was written before the end
         return _parsed(file.read(1 << 16).partition(b"\n")[0]), alive  # the rest is of an earlier, longer one

@@ -1,4 +1,4 @@
-"""Jobs in a scheduler's queue: listed beside the runs that they become, followed and cancelled."""
+"""Lists, follows and cancels jobs in a scheduler's queue, which become runs."""
 
 import os
 import re
@@ -42,8 +42,9 @@ _ID = re.compile(r"[0-9]+(\.[A-Za-z0-9_.-]+)?")
 class Submission(Frozen):
     """A job in a scheduler's queue: its ID there, its name, and the directory of its runs.
 
-    `at` is when it was submitted, in seconds since the epoch; 0 if distlaunch didn't submit it. `end` is its
-    end in the scheduler's words; "" until one was seen. `file` is the resolved path of the job file.
+    `at` is the time of submission in seconds since the epoch, or 0 if distlaunch didn't submit the job. `end`
+    describes the end in the scheduler's words, or is "" until the end was seen.
+    `file` is the resolved path of the job file.
     """
 
     id: str
@@ -85,7 +86,7 @@ def _note(submission: Submission, **more: Any) -> None:
 
 
 def submissions() -> dict[Ticket, Submission]:
-    """Return all known submissions: those by `submit`, and those that listed runs belong to."""
+    """Return all known submissions: those made by `submit`, and those of listed runs."""
     found = {}
     for run in listed().values():
         if run.queued and run.queued not in found:
@@ -125,7 +126,7 @@ def submission_of(run: Run) -> Submission | None:
 
 
 def _of_id(word: str, known: Collection[Submission]) -> Submission | None:
-    """Return the latest with that ID, or the only one with that number: some IDs end in a server's name."""
+    """Return the latest job with that ID, or the only job with that number (IDs may end in a server name)."""
     if found := [each for each in known if each.id == word]:
         return max(found, key=lambda each: (not each.end, each.at))
     numbered = [each for each in known if each.id.partition(".")[0] == word]
@@ -166,9 +167,9 @@ def as_run(each: Submission, state: RunState, why: str) -> Run:
 
 
 def waiting(shown: Sequence[Run], ended: bool) -> Iterator[tuple[Submission, Run]]:
-    """Yield queued jobs without an active run, each with its entry; with `ended`, those that are over, too.
+    """Yield queued jobs without an active run, each with its entry. With `ended`, include ended jobs.
 
-    `shown` are the runs listed anyway. A scheduler is queried only if it may have such a job.
+    `shown` are the runs already listed. A scheduler is queried only if it may have such a job.
     """
     known = [each for each in submissions().values() if each.at]
     if ended:
@@ -213,9 +214,9 @@ def _queries() -> Iterator[bool]:
 
 
 def runs_of(word: str | None, interrupts: Interrupts, tell: Callable[[str], None]) -> Iterator[Run]:
-    """Yield each run that a word names, one after another; for a queued job, all of its runs.
+    """Yield the runs that a word names, one after another. For a queued job, yield all of its runs.
 
-    `tell` takes messages about what it waits for. Ends early when a signal comes. Raises `DistlaunchError`.
+    Call `tell` with messages about waiting. Stop early if a signal arrives. Raises `DistlaunchError`.
     """
     run = None if (queued := submission(word)) else find(word)
     if run:
@@ -284,9 +285,9 @@ def _without_run(queued: Submission, state: Queued) -> str:
 
 
 def stop_queued(queued: Submission, at_once: bool, interrupts: Interrupts) -> tuple[Run | None, bool]:
-    """Cancel it and wait until it is gone; return its last run, and whether there was anything to cancel.
+    """Cancel a job and wait until it is gone. Return its last run, and whether it could still be cancelled.
 
-    Returns early when a signal comes. Raises `DistlaunchError`.
+    Return early if a signal arrives. Raises `DistlaunchError`.
     """
     if state_of(queued).over:
         return latest_run(queued), False
