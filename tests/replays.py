@@ -1,6 +1,7 @@
 """Whether a run can be lived again from what it has written down."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,9 @@ OF_OUTPUT = {"hint", "lagging", "seconds", "folder"}
 
 def check_replays(folder: Path) -> None:
     """Live every run again whose folder is somewhere below `folder`."""
-    for path in folder.rglob("events.jsonl"):
+    # Not rglob, which fails if a directory vanishes meanwhile, as that of an agent which cleans up.
+    found = [Path(place) / "events.jsonl" for place, _, names in os.walk(folder) if "events.jsonl" in names]
+    for path in found:
         if path.is_file() and path.stat().st_size:
             check_replay(path.parent)
             check_index(path.parent)

@@ -556,7 +556,11 @@ def test_ps_looks_in_the_given_place(tmp_path: Path, gate: Path) -> None:
     assert "no active runs" in ran(tmp_path, "ps", "empty").stderr
 
 
-def test_a_name_means_a_running_run_rather_than_one_that_ended(tmp_path: Path, gate: Path) -> None:
+def test_a_name_means_a_running_run_rather_than_one_that_ended(
+    tmp_path: Path, gate: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Runs that other tests left to other hosts have the same job name, and may still be active.
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     going = left(tmp_path)
     ran(tmp_path, "run", "job.yaml", "--set", "command=['true']", "--set", "script=null", status=0)
     said_here(tmp_path, going)

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distlaunch.check.findings import GIB, NodeReport, Report, report
@@ -176,6 +176,7 @@ JUNK = st.recursive(
 KEYS = [f"{part}.{key}" for part, facts in SOUND.items() for key in (*facts, "xids", "nccl", "disks")]
 
 
+@settings(deadline=None)
 @given(st.dictionaries(st.sampled_from([*SOUND, *KEYS]), JUNK, max_size=6))
 def test_answers_of_any_type_are_survived(changes: dict[str, Any]) -> None:
     first = {path: value for path, value in changes.items() if "." not in path}
