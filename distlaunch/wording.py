@@ -52,6 +52,14 @@ def span_words(seconds: float) -> str:
     return f"{seconds:g} s"
 
 
+def size_words(size: int) -> str:
+    """Return a number of bytes: `512 KiB`, `1.5 GiB`."""
+    for unit, name in ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB")):
+        if size >= unit:
+            return f"{size / unit:.3g} {name}"
+    return f"{size >> 10} KiB"
+
+
 def status_words(status: int) -> str:
     """Return a worker's status in words: an exit code, or the negative number of a signal."""
     return f"exit status {status}" if status >= 0 else f"killed by {signal_words(-status)}"

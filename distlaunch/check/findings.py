@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from distlaunch.agent.frozen import Frozen
 from distlaunch.plan.placement import LaunchPlan, is_loopback
-from distlaunch.wording import counted, listed
+from distlaunch.wording import counted, listed, size_words
 
 Level = Literal["error", "warning"]
 PARTS = ("reach", "place", "limits", "software", "devices", "network", "load")
@@ -98,13 +98,14 @@ def report(
         for problem in _problems(node, plan):
             grouped.setdefault(problem, []).append(node.label)
     found = [*of_the_job, *(Finding(problem, tuple(labels)) for problem, labels in grouped.items())]
-    found += _disagreements(nodes)
+    differs = _differences(nodes)
+    found += _disagreements(nodes, differs)
     found.sort(key=lambda each: (each.problem.level != "error", PARTS.index(each.problem.part)))
     bad = {each.problem.part for each in found}
     unchecked = dict(_unchecked(nodes))
     return Report(
         tuple(found),
-        _differences(nodes),
+        differs,
         tuple(f"{part} ({words})" for part, words in _summaries(nodes) if part not in bad | set(unchecked))
         + tuple(fine),
         tuple(words for each in unchecked.values() for words in each),
@@ -141,7 +142,7 @@ def _place(facts: Mapping[str, Any]) -> Iterator[Problem]:
         path, free, files = str(disk.get("path")), _number(disk.get("free")), _number(disk.get("files"))
         if name == "shm":
             if (size := _number(disk.get("size"))) < LOW_SHM:
-                what = f"the disk for shared memory, {path}, has only {_size(size)}"
+                what = f"the disk for shared memory, {path}, has only {size_words(size)}"
                 do = "enlarge it (docker run --shm-size=8g), or use num_workers=0"
                 yield Problem("warning", "place", what, "data loaders and NCCL share memory there", do)
             continue
@@ -154,7 +155,7 @@ def _place(facts: Mapping[str, Any]) -> Iterator[Problem]:
             level: Level = "warning" if name == "workdir" else "error"
             yield Problem(level, "place", what, "checkpoints and caches there fail", "choose another")
         elif free < LOW_DISK:
-            what = f"the disk of {path} has only {_size(free)} free"
+            what = f"the disk of {path} has only {size_words(free)} free"
             yield Problem(
                 "error" if free < MIB else "warning", "place", what, "writing there fails", "free some"
             )
@@ -169,7 +170,7 @@ def _limits(facts: Mapping[str, Any], network: Mapping[str, Any]) -> Iterator[Pr
         what, why = f"only {nofile} open files are allowed", "data loaders and NCCL need hundreds"
         yield Problem("warning", "limits", what, why, "raise it (ulimit -n, limits.conf)")
     if network.get("ib") and 0 <= memlock < 32 * GIB:
-        what = f"only {_size(memlock)} of memory may be locked"
+        what = f"only {size_words(memlock)} of memory may be locked"
         yield Problem("warning", "limits", what, "InfiniBand registers its buffers", "ulimit -l unlimited")
 
 
@@ -204,7 +205,7 @@ def _devices(node: NodeReport, plan: LaunchPlan | None) -> Iterator[Problem]:
         if total and used > total * USED_GPU:
             users = listed([f"{name} (pid {pid})" for pid, name in _pairs(gpu.get("users"))])
             by = f", by {users}" if users else ""
-            what = f"GPU {number} already has {_size(used)} of {_size(total)} in use{by}"
+            what = f"GPU {number} already has {size_words(used)} of {size_words(total)} in use{by}"
             yield Problem("warning", "devices", what, "ranks may run out of memory", "end that program")
         if _number(gpu.get("ecc")):
             what = f"GPU {number} has had {counted(_number(gpu.get('ecc')), 'uncorrectable memory error')}"
@@ -263,7 +264,7 @@ def _load(facts: Mapping[str, Any]) -> Iterator[Problem]:
         yield Problem("warning", "load", what, "every rank waits for the slowest", "look for other jobs")
     total, available = _number(facts.get("memory")), _number(facts.get("available"))
     if total and available < total // 20:
-        what = f"only {_size(available)} of {_size(total)} of memory are available"
+        what = f"only {size_words(available)} of {size_words(total)} of memory are available"
         yield Problem("warning", "load", what, "ranks may be killed", "look for other jobs")
 
 
@@ -317,9 +318,11 @@ def _differences(nodes: Sequence[NodeReport]) -> dict[str, dict[str, str]]:
     return {name: values for name, values in _values(nodes).items() if len({*values.values()}) > 1}
 
 
-def _disagreements(nodes: Sequence[NodeReport]) -> Iterator[Finding]:
+def _disagreements(
+    nodes: Sequence[NodeReport], differs: Mapping[str, Mapping[str, str]]
+) -> Iterator[Finding]:
     """Yield findings about values that should be the same on all nodes. The rarest value is the odd one."""
-    for name, values in _differences(nodes).items():
+    for name, values in differs.items():
         counts = Counter(values.values())
         usual = counts.most_common(1)[0][0]
         odd = tuple(node for node, value in values.items() if value != usual) if len(nodes) > 2 else ()
@@ -402,13 +405,6 @@ def _texts(value: Any) -> Iterator[tuple[str, str]]:
 def _pairs(value: Any) -> Iterator[tuple[Any, Any]]:
     if isinstance(value, list):
         yield from ((pair[0], pair[1]) for pair in value if isinstance(pair, list) and len(pair) == 2)
-
-
-def _size(number: int) -> str:
-    for unit, name in ((1 << 40, "TiB"), (GIB, "GiB"), (MIB, "MiB")):
-        if number >= unit:
-            return f"{number / unit:.3g} {name}"
-    return f"{number >> 10} KiB"
 
 
 def _span(seconds: float) -> str:

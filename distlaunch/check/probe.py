@@ -2,7 +2,7 @@
 
 `python -c SOURCE REQUEST` prints one JSON object. For each part, it contains the facts or, as a text, the
 reason why they are missing. The probe imports nothing of the job and needs only the standard library of
-Python 3.8. The request has `workdir`, `script`, `module`, `logs` and `master`, each None if it doesn't apply.
+Python 3.8. The request has `workdir`, `script`, `module` and `master`, each None if it doesn't apply.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def place(asked: Facts) -> Facts:
 def limits(asked: Facts) -> Facts:
     """Limits of a worker: ulimits and cgroup."""
     facts: Facts = {}
-    for name in ("nofile", "memlock", "nproc"):
+    for name in ("nofile", "memlock"):
         facts[name] = resource.getrlimit(getattr(resource, "RLIMIT_" + name.upper()))[0]
     mine = text_of("/proc/self/cgroup").rpartition("::")[2].strip()
     root = "/sys/fs/cgroup" + mine
@@ -99,13 +99,12 @@ def load(asked: Facts) -> Facts:
         "load": os.getloadavg()[0],
         "memory": int(memory.get("MemTotal", 0)) << 10,
         "available": int(memory.get("MemAvailable", 0)) << 10,
-        "swap": (int(memory.get("SwapTotal", 0)) - int(memory.get("SwapFree", 0))) << 10,
     }
 
 
 def software(asked: Facts) -> Facts:
     """Python, torch and NCCL, without importing them, and the imports of the script that can't be found."""
-    facts: Facts = {"python": "%d.%d.%d" % sys.version_info[:3], "kernel": os.uname().release}
+    facts: Facts = {"python": "%d.%d.%d" % sys.version_info[:3]}
     script = ""
     if asked["script"]:
         script = os.path.join(os.path.expanduser(asked["workdir"]), os.path.expanduser(asked["script"]))
@@ -180,8 +179,8 @@ def network(asked: Facts) -> Facts:
                 source = sock.getsockname()[0]
                 used = [name for name, each in facts["interfaces"].items() if each["address"] == source]
                 facts["used"] = used[0] if used else None
-            except OSError as error:
-                facts["unrouted"] = error.strerror
+            except OSError:
+                pass  # without a route, nothing is known of the interface
     for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "NCCL_IB_HCA"):
         if os.environ.get(name):
             facts["named"][name] = os.environ[name]
@@ -238,7 +237,6 @@ def gpu_of(nvml: Any, index: int) -> Facts:
     handle, memory = ctypes.c_void_p(), Memory()
     nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(handle))
     fact: Facts = {"name": nvml_text(nvml.nvmlDeviceGetName, handle)}
-    fact["uuid"] = nvml_text(nvml.nvmlDeviceGetUUID, handle)
     if nvml.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory)) == 0:
         fact["memory"], fact["used"] = memory.total, memory.used
     number, users = ctypes.c_uint(64), (Process * 64)()
@@ -249,9 +247,6 @@ def gpu_of(nvml: Any, index: int) -> Facts:
         nvml.nvmlDeviceGetTotalEccErrors(handle, 1, 0, ctypes.byref(errors)) == 0
     ):  # uncorrected since the boot
         fact["ecc"] = errors.value
-    mode, pending = ctypes.c_uint(), ctypes.c_uint()
-    if nvml.nvmlDeviceGetMigMode(handle, ctypes.byref(mode), ctypes.byref(pending)) == 0:
-        fact["mig"] = bool(mode.value)
     return fact
 
 

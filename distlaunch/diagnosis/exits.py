@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from distlaunch.agent.frozen import Frozen
-from distlaunch.wording import counted, status_words
+from distlaunch.wording import counted, size_words, status_words
 
 LAST_LINES = 40
 """Lines of a rank's last output to search for advice and, without a traceback, for the error's origin."""
@@ -48,7 +48,7 @@ def facts(ending: Ending) -> str:
         return f"{words}; the kernel reports no OOM kill on that node"  # a rank may have sent it to itself
     if ending.status == -signal.SIGBUS and len(ending.shm) == 2:
         size, free = ending.shm
-        return f"{words}; /dev/shm there has {_size(free)} free of {_size(size)}"
+        return f"{words}; /dev/shm there has {size_words(free)} free of {size_words(size)}"
     return words
 
 
@@ -283,10 +283,3 @@ _BY_WORDS: Sequence[tuple[str, str | Callable[[Ending], str]]] = (
     ),
     (r"ModuleNotFoundError|ImportError", _no_package),
 )
-
-
-def _size(number: int) -> str:
-    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB")):
-        if number >= unit:
-            return f"{number / unit:.3g} {name}"
-    return f"{number >> 10} KiB"

@@ -2,13 +2,14 @@
 
 import json
 import os
+import signal
 import time
 from collections.abc import Iterator, Mapping
 from importlib.resources import files
 from typing import Any
 
 from distlaunch.agent import messages
-from distlaunch.check.findings import Finding, NodeReport, Problem, Report, report
+from distlaunch.check.findings import PARTS, Finding, NodeReport, Problem, Report, report
 from distlaunch.errors import JobError
 from distlaunch.job.spec import JobSpec
 from distlaunch.launch.addresses import answers, ask_addresses
@@ -22,7 +23,6 @@ CONNECT_S = 6.0
 """Maximum seconds to wait for agents. `run` waits longer, by default."""
 PROBE_S = 8.0
 """Seconds for the answer of a probe, which limits itself to half of that."""
-UNASKED = {"place", "limits", "software", "devices", "network", "load"}
 
 
 def check(spec: JobSpec) -> Report:
@@ -43,7 +43,7 @@ def check(spec: JobSpec) -> Report:
         if plan and len(known) == len(spec.nodes):
             ports = try_port(agents, spec, spec.nodes, plan.master_addr, spec.rendezvous.port)
             of_job += _port_findings(ports)
-            fine += _port_words(ports) if not of_job or ports.ok else []
+            fine += _port_words(ports) if ports.ok else []
     reports = [_of_node(spec, agents, index, probed.get(index)) for index in range(len(spec.nodes))]
     return report(plan, reports, of_job, fine)
 
@@ -87,12 +87,15 @@ def _ask(
     agents: Agents, spec: JobSpec, plan: LaunchPlan | None, pythons: Mapping[int, str]
 ) -> dict[int, dict[str, Any]]:
     began = time.time()
-    starts = {node: _start(spec, plan, node, python) for node, python in pythons.items()}
+    probe = files("distlaunch.check").joinpath("probe.py").read_text()
+    starts = {node: _start(spec, plan, node, (python, "-c", probe)) for node, python in pythons.items()}
     ends = agents.run(starts, PROBE_S)
     return {node: _answer(end, printed, pythons[node], began) for node, (end, printed) in ends.items()}
 
 
-def _start(spec: JobSpec, plan: LaunchPlan | None, node: int, python: str) -> messages.StartWorkers:
+def _start(
+    spec: JobSpec, plan: LaunchPlan | None, node: int, probe: tuple[str, ...]
+) -> messages.StartWorkers:
     program = spec.program_of(spec.pool[node])
     word = program.words[0] if program.words else ""
     request = {
@@ -101,10 +104,9 @@ def _start(spec: JobSpec, plan: LaunchPlan | None, node: int, python: str) -> me
         "module": word if program.kind == "module" else None,
         "master": plan.master_addr if plan else None,
     }
-    source = files("distlaunch.check").joinpath("probe.py").read_text()
     worker = messages.WorkerSpec(
         local_rank=0,
-        argv=(python, "-c", source, json.dumps(request)),
+        argv=(*probe, json.dumps(request)),
         cwd="/",
         paths=(0,),
         env={name: value.text for name, value in program.env.items()},
@@ -120,7 +122,7 @@ def _start(spec: JobSpec, plan: LaunchPlan | None, node: int, python: str) -> me
         stall_s=None,
         watch_port=0,
         hosts_store=False,
-        warning=10,
+        warning=signal.SIGUSR1,
         flight=False,
         temporary=(),
         env={},
@@ -139,7 +141,7 @@ def _answer(
         assert isinstance(facts, dict)
     except (ValueError, AssertionError):
         why = f"the probe ended with status {end.status} and without an answer"
-        return {"facts": dict.fromkeys(UNASKED, why), "python": python}
+        return {"facts": dict.fromkeys(PARTS[1:], why), "python": python}
     then, now = facts.get("time"), time.time()
     apart = 0.0
     if isinstance(then, int | float):
@@ -153,7 +155,7 @@ def _of_node(spec: JobSpec, agents: Agents, index: int, probed: Mapping[str, Any
     if failure and index not in agents.hellos:
         advice = node.reach.advice(failure, spec.program_of(node).python)
         return NodeReport(node.label, failure.kind.value, advice)
-    whys = dict.fromkeys(UNASKED, f"no answer within {PROBE_S:g} s")
+    whys = dict.fromkeys(PARTS[1:], f"no answer within {PROBE_S:g} s")
     return NodeReport(
         **{"label": node.label, "took_s": agents.took_s.get(index, 0.0), "facts": whys, **(probed or {})}
     )

@@ -21,9 +21,6 @@ int nvmlInit_v2(void) { return 0; }
 int nvmlDeviceGetCount_v2(unsigned *count) { *count = 2; return 0; }
 int nvmlDeviceGetHandleByIndex_v2(unsigned i, void **handle) { *handle = &handles[i]; return 0; }
 int nvmlDeviceGetName(void *h, char *text, unsigned size) { strncpy(text, "Toy H100", size); return 0; }
-int nvmlDeviceGetUUID(int *h, char *text, unsigned size) {
-    strncpy(text, *h ? "GPU-1" : "GPU-0", size); return 0;
-}
 int nvmlDeviceGetMemoryInfo(int *h, memory *m) {
     m->total = 80ULL << 30; m->used = *h ? 40ULL << 30 : 0; m->free = m->total - m->used; return 0;
 }
@@ -34,7 +31,6 @@ int nvmlDeviceGetTotalEccErrors(int *h, int type, int counter, unsigned long lon
     if (type != 1 || counter != 0) return 2;
     *errors = *h ? 0 : 3; return 0;
 }
-int nvmlDeviceGetMigMode(void *h, unsigned *mode, unsigned *pending) { *mode = *pending = 0; return 0; }
 """
 NCCL = "int ncclGetVersion(int *version) { *version = NUMBER; return 0; }"
 
