@@ -207,6 +207,7 @@ def test_a_leaving_agent_starts_no_workers(tmp_path: Path) -> None:
         wait_until(lambda: procfs.state(pid) == "T", lambda: "not suspended")
         link.write(encode_command(0, messages.as_object(start)))
         kill(agent.process.pid)
+        agent.process.wait(10.0)  # so that its death is there to be found
         kill(pid, signal.SIGCONT)
         agent.wait(10.0)
         assert '"started"' not in agent.stdout
