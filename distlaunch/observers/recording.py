@@ -16,6 +16,7 @@ from distlaunch.observers.observer import Attempts, Observed, Observer, Printed
 from distlaunch.observers.run_directory import STATUS, SUMMARY, Entry, file_of, status_bytes
 from distlaunch.plan.document import plan_document
 from distlaunch.plan.output import destinations
+from distlaunch.plan.placement import NodePlan
 from distlaunch.supervisor.actions import ShowMessage
 from distlaunch.supervisor.events import Event, LinkEnded, TimerDue
 from distlaunch.supervisor.history import BEGAN, MESSAGE, beginning, fields_of
@@ -28,6 +29,7 @@ from distlaunch.wording import json_text, listed
 
 WATCHED, USE = "watched", "use.json"
 """Viewers of a run touch the first file regularly. Meanwhile, the second has the ranks' resource use."""
+EVIDENCE = "evidence.jsonl"
 LOOK_S, FADES_S = 1.0, 6.0
 """Seconds between checks for viewers, and seconds that a viewer counts after touching the file."""
 STDERR_BYTES, STDOUT_BYTES = 16384, 2048
@@ -162,6 +164,11 @@ class Recorder(Observer):
         """Record the dump."""
         self._flights.add(attempt)
         self._folder.append(file_of(attempt, f"rank{rank}.flight"), data)
+
+    def captured(self, part: NodePlan, taken: Mapping[str, Any], attempt: int) -> None:
+        """Record the evidence."""
+        line = {**taken, "time": round(time.time(), 3), "node": part.label, "first_rank": part.first_rank}
+        self._folder.append(file_of(attempt, EVIDENCE), json.dumps(line).encode() + b"\n")
 
     def lagging(self, state: State) -> list[str]:
         """Describe the ranks that never reached the last collective, according to flight recorders."""
