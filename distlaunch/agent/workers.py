@@ -237,10 +237,10 @@ class Workers:
         """Report evidence of a failure: the state of all workers, and the stacks of some."""
         from distlaunch.agent import evidence  # few jobs fail
 
-        if self._live():
+        if not self.swept:
             site = evidence.Site(self._poller, self._outbox, self._folder, self._attempt)
             site.collect(command, self._live(), self._stalls.known_use)
-            if self._run_id:
+            if self._run_id and self._live():
                 envs = [environment(self._specs[worker.local_rank]) for worker in self._live()]
                 site.ask_nccl(envs, has_time=bool(command.local_ranks))
 

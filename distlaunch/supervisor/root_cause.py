@@ -148,7 +148,7 @@ def _cause_of(state: State, ranks: list[RankState], text: str, exit_status: int,
     """Return a root cause that is one of `ranks`, if there is only one."""
     rank = ranks[0].rank if len(ranks) == 1 else None
     node = state.plan.node_of(rank).node if rank is not None and state.plan else None
-    return Cause(text, exit_status, at, rank, node)
+    return Cause(text, exit_status, at, rank, node, inferred=True)
 
 
 # Stalls
@@ -179,15 +179,13 @@ def stall_cause(state: State, now: float) -> Cause:
 
 
 def capture(state: State, ranks: Iterable[int] = (), abort: bool = False) -> list[Action]:
-    """Return the requests for evidence from all nodes that run workers, with the stacks of these ranks.
+    """Return the requests for evidence from all nodes of a running attempt, with the stacks of these ranks.
 
     With `abort`, they may end the ranks.
     """
     found: list[Action] = []
-    for part in state.plan.nodes if state.plan else ():
-        if isinstance(state.nodes[part.node], Linked) and any(
-            state.worker(rank).running for rank in part.ranks
-        ):
+    for part in state.plan.nodes if state.plan and state.phase is Phase.RUNNING else ():
+        if isinstance(state.nodes[part.node], Linked):
             local_ranks = tuple(rank - part.first_rank for rank in ranks if rank in part.ranks)
             found.append(Capture(part.node, local_ranks, abort and bool(local_ranks)))
     return found

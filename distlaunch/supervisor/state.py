@@ -91,6 +91,7 @@ class Cause(Frozen):
     If `exit` is set, the cause is the exit of `rank`, which the last output of this rank may explain. If
     `peer_gone` is set, the rank merely lost its connection to another rank, and no other cause is known yet.
     `cancelled` is set if the user stopped the job, and `scheduled` if the scheduler ends the allocation. If
+    `inferred` is set, the ranks to name follow from what the others were doing. If
     `final` is set, the job must not be requeued. `agent_signum` is the signal that stopped the node's agent.
     """
 
@@ -105,6 +106,7 @@ class Cause(Frozen):
     final: bool = False
     agent_signum: int | None = None
     exit: bool = False
+    inferred: bool = False
 
     @property
     def preliminary(self) -> str:
