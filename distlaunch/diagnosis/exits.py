@@ -136,7 +136,7 @@ def root_error(words: str) -> str:
 
 
 def headline(words: str) -> list[str]:
-    """Return an error in at most two lines: the exception, or the last line, and the user's innermost frame."""
+    """Return an error in at most two lines: the exception or last line, and the user's innermost frame."""
     text = re.sub(_RANK_PREFIX, "", words)
     error = root_error(text)
     *_, after = re.split(r'(?m)^ +File ".*\n', error)
