@@ -33,7 +33,7 @@ def why(
     """Explain why a run failed, or what it waits for: root cause, evidence, consequences, what to do."""
     run_elsewhere(context, which, ssh_config)
     from distlaunch.runs.submissions import run_of
-    from distlaunch.runs.why import evidence_lines, explain
+    from distlaunch.runs.why import explain
 
     found = explain(run_of(which), find(diff) if diff else None)
     if as_json:
@@ -43,5 +43,5 @@ def why(
     if diff:
         lines += [f"{name}: {before} → {now}" for name, (before, now) in found.differs.items()]
     if verbose:
-        lines += evidence_lines(found)
+        lines += [line for record in found.evidence for line in record.lines()]
     print_text("\n".join([*lines, ""]))

@@ -198,10 +198,8 @@ def advice(ending: Ending, words: str) -> str:
     aborted = ending.status == -signal.SIGABRT and "terminate called without an active exception" in words
     if aborted and TRACEBACK not in words:  # after an exception, the traceback is more informative
         return "a gloo thread outlived the interpreter: end the script with dist.destroy_process_group()"
-    if ending.peer_gone and re.search(_TIMED_OUT, words):
-        return _MISSED
     if ending.peer_gone:
-        return "no rank reported its own error; check the end of each rank's log"
+        return next((hint for pattern, hint in _WITHOUT_PEER if re.search(pattern, words)), _NO_ERROR)
     last = "\n".join(words.splitlines()[-LAST_LINES:])
     if ending.module and (hint := _of_module(ending.module, last)):
         return hint
@@ -252,6 +250,13 @@ def _bus_error(ending: Ending) -> str:
 
 _TIMED_OUT = r"Watchdog caught collective operation timeout|NCCL.*[Tt]imeout|Timed out waiting \d+ms"
 _MISSED = "a collective timed out: look for a rank that stalled, or that called another collective"
+_IN_INIT = r"DistStoreError: (?:wait timeout|Timed out) after .*(?:/default_pg/0/|clients joined)"
+_OTHER_SIZE = (
+    "init_process_group waited for another rank: if all ranks got there, its world_size is too large "
+    "(by default, it is WORLD_SIZE)"
+)
+_NO_ERROR = "no rank reported its own error; check the end of each rank's log"
+_WITHOUT_PEER = ((_IN_INIT, _OTHER_SIZE), (_TIMED_OUT, _MISSED))
 _SHM = "data loaders share tensors in /dev/shm: enlarge it (docker run --shm-size=8g) or set num_workers=0"
 
 _BY_STATUS: dict[int, Callable[[Ending], str]] = {

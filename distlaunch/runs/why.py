@@ -4,7 +4,7 @@ import contextlib
 import json
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from distlaunch.observers.recording import EVIDENCE
 from distlaunch.observers.run_directory import fd_of, file_of
 from distlaunch.runs.find import folders
 from distlaunch.runs.following import summary_of
-from distlaunch.runs.replay import Moment, lines_in, replay
+from distlaunch.runs.replay import Moment, lines_in, replay, typed
 from distlaunch.runs.run_status import Run, run_in
 from distlaunch.supervisor.events import AgentUp
 from distlaunch.supervisor.nodes import RankState
@@ -38,6 +38,72 @@ _UNCOMPARED = re.compile(
     r"invocation\.|places\.|logs\.|placeholders|restarts_before|allocation\.|rendezvous\.job_id"
 )
 """Settings that differ from run to run without changing the job."""
+
+
+# Evidence
+
+
+class WorkerRecord(Frozen):
+    """The state of a worker at the time of the failure, as in `distlaunch.agent.evidence`."""
+
+    local_rank: int
+    pid: int
+    state: str
+    wchan: str
+    syscall: str
+    stack: str
+    processes: int
+    cpu_s: float
+    memory: int
+    gpu: tuple[Any, ...]
+    sockets: tuple[str, ...]
+
+
+class Record(Frozen):
+    """A record of a node: the state of its workers, or (`ras`) the answer of NCCL's RAS service."""
+
+    time: float
+    node: str
+    first_rank: int
+    workers: tuple[WorkerRecord, ...] = ()
+    memory: Mapping[str, int] = {}
+    kernel: tuple[str, ...] = ()
+    ras: str = ""
+
+    def lines(self) -> Iterator[str]:
+        """Yield all of it as text."""
+        yield f"{self.node} at {_clock(self.time)}:"
+        for row in self.workers:
+            where = f"rank {self.first_rank + row.local_rank} (pid {row.pid})"
+            yield f"  {where}: {row.state} in {row.wchan}, {size_words(row.memory)}"
+            yield from (f"    {socket}" for socket in row.sockets)
+        if self.memory:
+            yield f"  memory events: {listed([f'{name} {count}' for name, count in self.memory.items()])}"
+        yield from (f"  kernel: {line}" for line in self._alarms())
+        yield from (f"  NCCL: {line}" for line in self.ras.splitlines())
+
+    def signs(self) -> Iterator[str]:
+        """Yield what may explain a failure."""
+        yield from (f"kernel log of {self.node}: {line}" for line in self._alarms())
+        for row in self.workers:
+            if row.state == "D":
+                yield f"pid {row.pid} on {self.node} was blocked in the kernel ({row.wchan})"
+
+    def _alarms(self) -> Iterator[str]:
+        return filter(_ALARMING.search, self.kernel)
+
+
+def _evidence(folder: str, attempt: int) -> Iterator[Record]:
+    """Yield the records of an attempt. Nodes wrote them, so anything else is skipped."""
+    rows: list[bytes] = []
+    with contextlib.suppress(OSError), open(fd_of(folder, file_of(attempt, EVIDENCE)), "rb") as file:
+        rows = file.read(MAX_EVIDENCE).splitlines()
+    for row in rows:
+        with contextlib.suppress(ValueError, TypeError, AttributeError, KeyError, RecursionError):
+            yield typed(Record, json.loads(row))
+
+
+# The explanation
 
 
 class Explanation(Frozen):
@@ -63,13 +129,14 @@ class Explanation(Frozen):
     other: str = ""
     differs: Mapping[str, tuple[Any, Any]] = {}
     advice: str = ""
-    evidence: tuple[Mapping[str, Any], ...] = ()
+    evidence: tuple[Record, ...] = ()
 
     def document(self) -> dict[str, Any]:
         """Return the explanation as a JSON object."""
         status = self.run.status
         head = {"run": self.run.id, "state": status.state.value, "exit_status": status.exit_status}
-        return {**head, **{name: value for name, value in self._asdict().items() if name != "run"}}
+        known = {name: value for name, value in self._asdict().items() if name not in ("run", "evidence")}
+        return {**head, **known, "evidence": [_object(record) for record in self.evidence]}
 
     def lines(self) -> list[str]:
         """Return the explanation in at most MAX_LINES lines."""
@@ -133,7 +200,12 @@ def _explained(known: Explanation, state: State, cause: Cause, epoch: float) -> 
         error=tuple(headline("\n".join(document["last_words"])))
         if cause.exit
         else tuple(summary.node_lines()[:2]),
-        signs=tuple(_signs(known.evidence, document["node"])),
+        signs=tuple(
+            sign
+            for record in known.evidence
+            if document["node"] in (None, record.node)
+            for sign in record.signs()
+        ),
         waiting=(*summary.lagging, *known.waiting),
         then=tuple(summary.others()),
         advice=summary.advice,
@@ -165,51 +237,6 @@ def _standing(state: State) -> Iterator[str]:
 def _restart_words(state: State) -> tuple[str, ...]:
     causes = [restart.cause.text for restart in state.restarts]
     return tuple(f"attempt {number}: {text}" for number, text in enumerate(causes))
-
-
-# Evidence
-
-
-def _evidence(folder: str, attempt: int) -> Iterator[Mapping[str, Any]]:
-    try:
-        with open(fd_of(folder, file_of(attempt, EVIDENCE)), "rb") as file:
-            rows = file.read(MAX_EVIDENCE).splitlines()
-    except OSError:
-        return
-    for row in rows:
-        with contextlib.suppress(ValueError, RecursionError):
-            if isinstance(record := json.loads(row), dict):
-                yield record
-
-
-def _signs(evidence: Iterable[Mapping[str, Any]], node: str | None) -> Iterator[str]:
-    """Yield what nodes reported that may explain a failure, of that node if it is known."""
-    for record in evidence:
-        if node not in (None, record.get("node")):
-            continue
-        for line in record.get("kernel") or ():
-            if isinstance(line, str) and _ALARMING.search(line):
-                yield f"kernel log of {record.get('node')}: {line}"
-        for row in record.get("workers") or ():
-            if isinstance(row, dict) and row.get("state") == "D":
-                where = f"pid {row.get('pid')} on {record.get('node')}"
-                yield f"{where} was blocked in the kernel ({row.get('wchan')})"
-
-
-def evidence_lines(explanation: Explanation) -> Iterator[str]:
-    """Yield all evidence as lines of text."""
-    for record in explanation.evidence:
-        yield f"{record.get('node')} at {_clock(record.get('time'))}:"
-        for row in record.get("workers") or ():
-            rank = record.get("first_rank", 0) + row.get("local_rank", 0)
-            memory = size_words(int(row.get("memory") or 0))
-            yield f"  rank {rank} (pid {row.get('pid')}): {row.get('state')} in {row.get('wchan')}, {memory}"
-            yield from (f"    {socket}" for socket in row.get("sockets") or ())
-        if record.get("memory"):
-            counts = [f"{name} {count}" for name, count in record["memory"].items()]
-            yield f"  memory events: {listed(counts)}"
-        yield from (f"  kernel: {line}" for line in record.get("kernel") or () if _ALARMING.search(line))
-        yield from (f"  NCCL: {line}" for line in str(record.get("ras") or "").splitlines())
 
 
 # Comparison with another run
@@ -266,6 +293,10 @@ def _last_good(run: Run) -> Run | None:
 
 
 # Words
+
+
+def _object(record: Record) -> dict[str, Any]:
+    return {**record._asdict(), "workers": [row._asdict() for row in record.workers]}
 
 
 def _headline(run: Run) -> str:

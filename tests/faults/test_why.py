@@ -1,0 +1,58 @@
+"""`why` explains jobs that fail in twelve ways."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.faults.why import PATTERNS, failed
+from tests.harness import distlaunch, write_job
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+def test_explains_a_failed_run(name: str, tmp_path: Path) -> None:
+    verdict = failed(name, 0, tmp_path, most=2)
+    assert verdict.right, verdict.said
+    assert not verdict.wrong_fact
+
+
+def test_names_what_has_changed_since_the_last_good_run(tmp_path: Path) -> None:
+    script = "import sys; sys.exit(int(sys.argv[1]))"
+    for status in (0, 3):
+        job = write_job(tmp_path, script, f"gpus_per_node: 0\nargs: ['{status}']\n")
+        distlaunch("run", str(job), status=status)
+    lines = distlaunch("why", cwd=tmp_path, status=0).stdout.splitlines()
+    assert any("the last good run: program.args: 0 → 3" in line for line in lines), lines
+    assert len(lines) <= 10
+    good, bad = sorted(str(folder) for folder in (tmp_path / "runs").iterdir())
+    found = json.loads(distlaunch("why", bad, "--diff", good, "--json", status=0).stdout)
+    assert found["differs"] == {"program.args": ["0", "3"]}
+    assert distlaunch("why", good, status=0).stdout.count("\n") == 1
+
+
+def test_shows_the_evidence_on_demand(tmp_path: Path) -> None:
+    worker = """
+        import os, signal, socket
+        if os.environ["RANK"] == "1":
+            raise SystemExit(7)
+        held = socket.create_server(("127.0.0.1", 0))
+        signal.pause()
+    """
+    job = write_job(tmp_path, worker, "gpus_per_node: 0\nprocs_per_node: 2\n")
+    distlaunch("run", str(job), status=7)
+    text = distlaunch("why", "-v", cwd=tmp_path, status=0).stdout
+    assert "root cause: rank 1 (node0) failed first: exit status 7 [" in text
+    assert "  rank 0 (pid " in text
+    assert "memory events: " in text
+
+
+def test_a_damaged_run_directory_is_an_error_not_a_traceback(tmp_path: Path) -> None:
+    job = write_job(tmp_path, "raise SystemExit(1)", "gpus_per_node: 0\n")
+    distlaunch("run", str(job), status=1)
+    (run,) = (tmp_path / "runs").iterdir()
+    (run / "evidence.jsonl").write_bytes(b'\xff{[\n[1]\n{"workers": [3], "kernel": [4], "memory": 5}\n')
+    assert "exit status 1" in distlaunch("why", "-v", str(run), status=0).stdout
+    (run / "events.jsonl").write_text("junk\n{}")
+    done = distlaunch("why", str(run))
+    assert (done.returncode, "Traceback" in done.stderr) == (1, False), done.stderr
+    (run / "events.jsonl").unlink()  # each run that a test leaves is replayed
