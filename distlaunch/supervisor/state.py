@@ -6,8 +6,9 @@ from types import MappingProxyType
 from typing import Any
 
 from distlaunch.agent.frozen import Frozen
+from distlaunch.diagnosis.exits import Raised
 from distlaunch.errors import Exit
-from distlaunch.job.spec import FOREVER_S, JobSpec
+from distlaunch.job.spec import FOREVER_S, FailureKind, JobSpec
 from distlaunch.plan.placement import Foreseen, LaunchPlan
 from distlaunch.supervisor.actions import ShowMessage
 from distlaunch.supervisor.nodes import Node, Nodes, RankState, RankStates, is_missing
@@ -92,6 +93,8 @@ class Cause(Frozen):
     `peer_gone` is set, the rank merely lost its connection to another rank, and no other cause is known yet.
     `cancelled` is set if the user stopped the job, and `scheduled` if the scheduler ends the allocation. If
     `final` is set, the job must not be requeued. `agent_signum` is the signal that stopped the node's agent.
+    `kind` is None for a cause that no restart can follow. `raised` is the exception of `rank`, unless it may
+    pass.
     """
 
     text: str
@@ -105,6 +108,8 @@ class Cause(Frozen):
     final: bool = False
     agent_signum: int | None = None
     exit: bool = False
+    kind: FailureKind | None = None
+    raised: Raised | None = None
 
     @property
     def preliminary(self) -> str:
