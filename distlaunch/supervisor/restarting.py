@@ -39,14 +39,14 @@ def attempt_failed(found: AttemptFailed, state: State, now: float) -> Step:
         return state, (JobOver(cause),)
     if state.warned or recent >= most:
         why = "received a termination warning" if state.warned else _used_up_words(state.spec.restarts)
-        return state, (JobOver(cause._replace(text=f"{cause.text}; not restarting: {why}")),)
+        return state, (JobOver(cause.noted(f"; not restarting: {why}", final=False)),)
     state, done = _restart(state, Why.FAILURE, cause, f"restart {recent + 1} of {most}", now)
     return state, (*done, *found.also)
 
 
 def _excluded(cause: Cause, why: str) -> JobOver:
     """End the job, which must not be requeued, either."""
-    return JobOver(cause._replace(text=f"{cause.text}; not restarting: {why}", final=True))
+    return JobOver(cause.noted(f"; not restarting: {why}", final=True))
 
 
 def _excluded_words(state: State, failures: tuple[Restart, ...]) -> str:

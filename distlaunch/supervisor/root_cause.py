@@ -89,7 +89,8 @@ def with_earlier_cause(state: State, rank: int, event: WorkerExited, words: Word
         earlier = known.peer_gone is words.peer_gone and event.at < known.at
     if not earlier:
         return state
-    return with_exit(state, rank, stopped=False).with_cause(exit_cause(state, rank, event, words))
+    cause = exit_cause(state, rank, event, words).noted(known.note, known.final)
+    return with_exit(state, rank, stopped=False).with_cause(cause)
 
 
 def with_exit(state: State, rank: int, **changes: Any) -> State:

@@ -94,7 +94,7 @@ class Cause(Frozen):
     `cancelled` is set if the user stopped the job, and `scheduled` if the scheduler ends the allocation. If
     `final` is set, the job must not be requeued. `agent_signum` is the signal that stopped the node's agent.
     `kind` is None for a cause that no restart can follow. `raised` is the exception of `rank`, unless it may
-    pass.
+    pass. `note` is the end of `text`, if that says why no restart follows.
     """
 
     text: str
@@ -110,6 +110,11 @@ class Cause(Frozen):
     exit: bool = False
     kind: FailureKind | None = None
     raised: Raised | None = None
+    note: str = ""
+
+    def noted(self, note: str, final: bool) -> "Cause":
+        """Return this root cause, which no restart follows, with a note about the reason."""
+        return self._replace(text=f"{self.text}{note}", note=note, final=final)
 
     @property
     def preliminary(self) -> str:

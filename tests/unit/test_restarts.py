@@ -251,6 +251,16 @@ def test_the_same_exception_twice_in_a_row_ends_the_job_for_good() -> None:
     assert not is_to_go_on(job.state)
 
 
+def test_keeps_the_reason_why_it_does_not_restart_if_another_rank_failed_earlier() -> None:
+    job = Job(text_of(restarts="restarts: {max: 9, requeue: 5}")).to_running()
+    raises(job)
+    job.now += 1.0
+    job.feed(WorkerExited(1, 1, 1, job.now, words=OWN), WorkerExited(0, 0, 1, job.now - 0.1, words=OWN))
+    assert job.state.cause
+    assert job.state.cause.text.startswith("rank 0 (a) failed first: exit status 1; not restarting: rank 3 ")
+    assert not is_to_go_on(job.state)
+
+
 @pytest.mark.parametrize(
     ("other", "lived_s", "restarts"),
     [
