@@ -125,8 +125,11 @@ class StopWorkers(Frozen):
     why: str
 
 
-class DumpStacks(Frozen):
-    """Report the Python stacks of these workers. With `abort`, collecting the stacks may end the workers."""
+class Capture(Frozen):
+    """Report `Evidence` of the state of all workers, and the Python stacks of `local_ranks`.
+
+    With `abort`, collecting the stacks may end these workers.
+    """
 
     local_ranks: Tuple[int, ...]
     abort: bool
@@ -326,7 +329,7 @@ class RanksStalled(Frozen):
 
 
 class StackDumped(Frozen):
-    """Answers `DumpStacks` for each worker, with its Python stacks as printed by py-spy."""
+    """Answers `Capture` for each of its `local_ranks`, with the Python stacks as printed by py-spy."""
 
     node: int
     local_rank: int
@@ -417,6 +420,14 @@ class Usage(Frozen):
     ranks: Tuple[Any, ...]
 
 
+class Evidence(Frozen):
+    """Answers `Capture` with an object: the state of the workers and their node, or NCCL's own view."""
+
+    node: int
+    attempt: int
+    taken: Any
+
+
 class Listening(Frozen):
     """Answers `Listen`."""
 
@@ -438,7 +449,7 @@ COMMAND_TYPES = {
     "start": StartWorkers,
     "ranks": StartRanks,
     "stop": StopWorkers,
-    "dump": DumpStacks,
+    "capture": Capture,
     "watch": WatchUse,
     "warn": WarnWorkers,
     "reap": Reap,
@@ -471,6 +482,7 @@ REPORT_TYPES = {
     "resumed": GuardianResumed,
     "usurped": PortUsurped,
     "usage": Usage,
+    "evidence": Evidence,
     "listening": Listening,
     "dialed": Dialed,
 }

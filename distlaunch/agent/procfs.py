@@ -6,6 +6,12 @@ import os
 from collections.abc import Iterator
 
 ESTABLISHED, SYN_SENT, LISTEN = 0x01, 0x02, 0x0A
+STATE_NAMES = {
+    ESTABLISHED: "connected",
+    SYN_SENT: "no answer yet",
+    8: "closed by the peer",
+    LISTEN: "listening",
+}
 TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
@@ -142,15 +148,27 @@ def _all_children() -> dict[int, list[int]]:
 class Socket:
     """A row of /proc/net/tcp{,6}: ``local_port``, ``remote_port``, ``state``, ``uid``, ``inode``."""
 
-    __slots__ = ("inode", "local_port", "remote_port", "state", "uid")
+    __slots__ = ("_remote", "inode", "local_port", "remote_port", "state", "uid")
 
     def __init__(self, row: str) -> None:
         fields = row.split()
         self.local_port = int(fields[1].rpartition(":")[2], 16)
-        self.remote_port = int(fields[2].rpartition(":")[2], 16)
+        self._remote, _, port = fields[2].rpartition(":")
+        self.remote_port = int(port, 16)
         self.state = int(fields[3], 16)
         self.uid = int(fields[7])
         self.inode = int(fields[9])
+
+    @property
+    def words(self) -> str:
+        """Return the local port, the remote address and the state: `41712 → 10.0.0.2:29500 connected`."""
+        import socket  # only for evidence
+
+        words = [bytes.fromhex(self._remote[i : i + 8])[::-1] for i in range(0, len(self._remote), 8)]
+        family = socket.AF_INET if len(words) == 1 else socket.AF_INET6
+        address = socket.inet_ntop(family, b"".join(words))
+        state = STATE_NAMES.get(self.state, "TCP state %d" % self.state)
+        return "%d → %s:%d %s" % (self.local_port, address, self.remote_port, state)
 
 
 def sockets() -> Iterator[Socket]:
@@ -205,15 +223,22 @@ def _sockets_of(pid: int) -> Iterator[tuple[str, int]]:
 
 # Memory
 
+MEMORY_EVENTS = ("high", "max", "oom", "oom_kill", "under_oom")
+
 
 def oom_kills() -> int:
     """Return the number of kills by the OOM killer in this cgroup, or on the node if that isn't readable."""
+    return memory_events().get("oom_kill", 0)
+
+
+def memory_events() -> dict[str, int]:
+    """Return the kernel's counters of memory events in this cgroup, or on the node if that isn't readable."""
     for path in _oom_counters():
-        for line in _lines(path):
-            name, _, value = line.partition(" ")
-            if name == "oom_kill" and value.strip().isdigit():
-                return int(value)
-    return 0
+        rows = [line.split() for line in _lines(path)]
+        found = {row[0]: int(row[1]) for row in rows if row[0] in MEMORY_EVENTS and row[1:2]}
+        if "oom_kill" in found:
+            return found
+    return {}
 
 
 def _oom_counters() -> Iterator[str]:

@@ -89,7 +89,7 @@ class Agent:
             messages.FindRoute: self._on_route,
             messages.StartWorkers: self._on_start,
             messages.StopWorkers: self._on_stop,
-            messages.DumpStacks: self._workers.dump,
+            messages.Capture: self._workers.capture,
             messages.WatchUse: self._workers.usage.go_on,
             messages.WarnWorkers: self._workers.warn,
             messages.Reap: self._on_reap,

@@ -1,8 +1,7 @@
-"""Observes running workers from outside: joins, stalls, resource use and stacks."""
+"""Observes running workers from outside: joins, stalls and resource use."""
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterable
 
@@ -35,9 +34,6 @@ LIBRARIES = (("torch", b"libtorch"), ("JAX", b"/jaxlib/"))
 """Libraries that join a rendezvous, each with part of the path of a file that it maps."""
 USAGE_INTERVAL_S, USAGE_FIRST_S = 2.0, 0.5
 """Seconds between two measurements. The second one comes sooner, because a report needs two."""
-DUMP_S = 20.0
-MAX_STACK = 1 << 16
-"""Maximum bytes of one worker's stacks."""
 
 
 class Watch:
@@ -56,6 +52,10 @@ class Watch:
     def _devices(self) -> gpus.Utilization:
         self._gpus = self._gpus or gpus.Utilization()  # only when needed, because loading NVML is slow
         return self._gpus
+
+    def known_use(self, device: int) -> tuple[int | None, int | None]:
+        """Return the utilization of a GPU, if this watch has used NVML, which may hang on a sick GPU."""
+        return self._gpus.use(device) if self._gpus else (None, None)
 
 
 # Joining
@@ -248,50 +248,3 @@ class UsageWatch(Watch):
         cpu = 100.0 * used / procfs.TICKS_A_SECOND / max(now - self._looked_at, 0.01)
         memory = procfs.resident_bytes(pids)
         return [worker.local_rank, round(max(cpu, 0.0), 1), memory, *self._devices().use(worker.device)]
-
-
-# Stacks
-
-
-def py_spy(python: str) -> str | None:
-    """Find py-spy next to the interpreter of the worker, or in PATH."""
-    folders = [os.path.dirname(python), *os.environ.get("PATH", os.defpath).split(os.pathsep)]
-    paths = (os.path.join(folder, "py-spy") for folder in folders if folder)
-    return next((path for path in paths if os.access(path, os.X_OK)), None)
-
-
-class StackDump:
-    """A run of py-spy, whose output is passed to `on_end`. Its process is reaped like any other."""
-
-    def __init__(self, poller: Poller, program: str, pid: int, on_end: Callable[[bytes], object]) -> None:
-        self._poller, self._on_end, self._name = poller, on_end, "stacks of %d" % pid
-        self._text = b""
-        self._pipe, write = os.pipe()
-        os.set_blocking(self._pipe, False)
-        if os.fork() == 0:
-            _become_py_spy(program, pid, write)
-        os.close(write)
-        poller.watch(self._pipe, self._read)
-        poller.after(DUMP_S, self._name, self._end)  # the sweep kills a py-spy that hangs
-
-    def _read(self) -> None:
-        data = os.read(self._pipe, 1 << 16)
-        self._text = (self._text + data)[:MAX_STACK]
-        if not data:
-            self._end()
-
-    def _end(self) -> None:
-        self._poller.cancel(self._name)
-        self._poller.forget(self._pipe)
-        os.close(self._pipe)
-        self._on_end(self._text)
-
-
-def _become_py_spy(program: str, pid: int, output: int) -> None:
-    try:
-        os.setsid()
-        os.dup2(output, 1)
-        os.dup2(output, 2)
-        os.execv(program, [program, "dump", "--nonblocking", "--pid", str(pid)])
-    finally:
-        os._exit(127)

@@ -12,8 +12,8 @@ from distlaunch.agent import messages, network, procfs, scratch, sweep, wire
 from distlaunch.agent.messages import StartWorkers, WorkerSpec
 from distlaunch.agent.outbox import Flow, Outbox
 from distlaunch.agent.poller import Poller
-from distlaunch.agent.watches import JoinWatch, StackDump, StallWatch, UsageWatch, py_spy
-from distlaunch.agent.worker import Worker, at_home, exec_failure, make_room, spawn, unstarted
+from distlaunch.agent.watches import JoinWatch, StallWatch, UsageWatch
+from distlaunch.agent.worker import Worker, at_home, environment, exec_failure, make_room, spawn, unstarted
 
 DEADLINE = "deadline"
 """The file that appears after a termination warning. It contains the end of the job in Unix seconds."""
@@ -49,7 +49,7 @@ class Workers:
         self.usage = UsageWatch(poller, outbox, self._live)
         self._store_port: int | None = None
         self._oom_kills = 0
-        self._has_flight = False
+        self._run_id = ""
         self._attempt = 0
         self._stopping = self._failed = False
         self.swept = True
@@ -61,7 +61,7 @@ class Workers:
         self._attempt = command.attempt
         self._workers = []
         self._store_port = command.watch_port if command.hosts_store else None
-        self._oom_kills, self._has_flight = procfs.oom_kills(), command.flight
+        self._oom_kills, self._run_id = procfs.oom_kills(), command.run_id if command.flight else ""
         self._sweep, self._stopping, self._failed, self.swept = None, False, False, False
         self._outlived = set()
         specs = self._prepared(command)
@@ -102,10 +102,12 @@ class Workers:
     def _complete(self, spec: WorkerSpec, shared: dict[str, str]) -> WorkerSpec:
         """Return the spec of a worker with its paths expanded and the variables that all workers share."""
         spec = at_home(spec)._replace(env={**shared, **spec.env})
-        if not self._has_flight:
+        if not self._run_id:
             return spec
-        prefix = self._folder.flight_prefix(self._attempt)
-        return spec._replace(defaults={**spec.defaults, "TORCH_FR_DUMP_TEMP_FILE": prefix})
+        from distlaunch.agent import evidence  # only with nccl
+
+        own = evidence.variables(self._folder, self._attempt, self._run_id)
+        return spec._replace(defaults={**spec.defaults, **own})
 
     def _spawn(self, spec: WorkerSpec) -> None:
         error_file = "%s/%d-%d.json" % (self._folder.path, self._attempt, spec.local_rank)
@@ -231,29 +233,16 @@ class Workers:
         for worker in self._live():
             worker.signal(command.signum)
 
-    # Stacks of stalled workers
+    def capture(self, command: messages.Capture) -> None:
+        """Report evidence of a failure: the state of all workers, and the stacks of some."""
+        from distlaunch.agent import evidence  # few jobs fail
 
-    def dump(self, command: messages.DumpStacks) -> None:
-        """Report the stacks of some workers. Without py-spy, `abort` makes Python print them itself.
-
-        With PYTHONFAULTHANDLER, SIGABRT prints them to the worker's stderr and ends the worker.
-        """
-        for worker in self._live():
-            if worker.local_rank in command.local_ranks:
-                self._dump(worker, command.abort)
-
-    def _dump(self, worker: Worker, abort: bool) -> None:
-        program = py_spy(worker.python)
-        if program:
-            StackDump(self._poller, program, worker.pid, lambda text: self._report_stack(worker, text))
-        elif abort:
-            os.kill(worker.pid, signal.SIGABRT)  # not reaped yet, so the PID isn't reused
-        else:
-            self._report_stack(worker, b"py-spy is not installed on its node (pip install py-spy)")
-
-    def _report_stack(self, worker: Worker, text: bytes) -> None:
-        words = text.decode(errors="replace")
-        self._outbox.report(messages.StackDumped(self._node, worker.local_rank, words))
+        if not self.swept:
+            site = evidence.Site(self._poller, self._outbox, self._folder, self._attempt)
+            site.collect(command, self._live(), self._stalls.known_use)
+            if self._run_id and self._live():
+                envs = [environment(self._specs[worker.local_rank]) for worker in self._live()]
+                site.ask_nccl(envs, has_time=bool(command.local_ranks))
 
     # The end of an attempt: SIGTERM, grace period, sweep.
 
@@ -294,7 +283,7 @@ class Workers:
         self._poller.cancel("stuck")
         for worker in self._workers:
             self._close(worker)
-        for rank, piece in self._folder.flight_pieces(self._attempt) if self._has_flight else ():
+        for rank, piece in self._folder.flight_pieces(self._attempt) if self._run_id else ():
             self._outbox.flight(self._attempt, rank, piece)
         self.swept, self._stopping = True, False
         self._report_swept()

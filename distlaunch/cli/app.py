@@ -87,10 +87,12 @@ def _add_other_commands() -> None:
     from distlaunch.cli.prune import prune
     from distlaunch.cli.runs import runs
     from distlaunch.cli.submit import exports, queue
+    from distlaunch.cli.why import why
 
     app.command("check")(check)
     app.add_typer(queue)
     app.add_typer(runs)
+    app.command("why")(why)
     app.command("logs")(logs)
     app.command("prune")(prune)
     app.add_typer(exports)

@@ -162,6 +162,19 @@ def root_error(words: str) -> str:
     return blocks[first]
 
 
+def headline(words: str) -> list[str]:
+    """Return an error in at most two lines: the exception or last line, and the user's innermost frame."""
+    text = re.sub(_RANK_PREFIX, "", words)
+    error = root_error(text)
+    *_, after = re.split(r'(?m)^ +File ".*\n', error)
+    lines = [
+        line for line in after.splitlines() if line.strip() and not line.startswith((" ", "terminate called"))
+    ]
+    own = [frame for frame in python_frames(error) if "(torch/" not in frame] if TRACEBACK in text else []
+    found = lines[:1] if own else lines[-1:]
+    return [*found, *(f"in {frame}" for frame in own[-1:])]
+
+
 def _of_a_collective(error: str) -> str:
     """Return the message of an error in a collective, or "" for other errors, which may read the same."""
     frames = list(re.finditer(_FRAME, error))

@@ -188,6 +188,9 @@ class Controller:
             uses = {rank: use for rank, use in ranks if rank is not None}
             self._tell(Observer.used, uses, self._now())
             return
+        if isinstance(report, messages.Evidence):
+            self._take_evidence(report)
+            return
         if isinstance(report, messages.WorkerStarted) and report.local_rank == 0:
             # srun delays the next small message by 40 ms unless data flows in the other direction.
             self._links.send(node, messages.Ping())
@@ -198,6 +201,13 @@ class Controller:
         event = event_of(report, lambda at: at + self._clock_offsets.get(node, 0.0))
         if event is not None:
             self._feed(event)
+
+    def _take_evidence(self, report: messages.Evidence) -> None:
+        attempt = self._attempts.of(report.attempt)
+        part = attempt and attempt.plan.part_of(report.node)
+        if not attempt or not part or not isinstance(report.taken, dict):
+            raise wire.ProtocolError("evidence of workers that were not started")
+        self._tell(Observer.captured, part, report.taken, attempt.number)
 
     def _take_output(self, node: int, frame: wire.Frame) -> None:
         attempt = self._attempts.of(frame.attempt)

@@ -25,7 +25,7 @@ from distlaunch.wording import NO_SUSPENDING_TORCHRUN
 
 PATIENCE_S = 5.0
 _OBEYED = (
-    *(messages.Ping, messages.HoldPort, messages.FindRoute, messages.StopWorkers, messages.DumpStacks),
+    *(messages.Ping, messages.HoldPort, messages.FindRoute, messages.StopWorkers, messages.Capture),
     *(messages.WatchUse, messages.WarnWorkers, messages.Reap, messages.Close),
 )
 """Commands allowed besides `StartRanks`: none of them names a program, an argument or a path."""

@@ -9,7 +9,7 @@ from distlaunch.agent.wire import ATTEMPTS
 from distlaunch.job.spec import JobSpec
 from distlaunch.observers.run_directory import RunDirectory
 from distlaunch.plan.output import Destination, destinations
-from distlaunch.plan.placement import LaunchPlan
+from distlaunch.plan.placement import LaunchPlan, NodePlan
 from distlaunch.signals import Interrupts
 from distlaunch.supervisor.actions import ShowMessage
 from distlaunch.supervisor.events import Event
@@ -105,6 +105,9 @@ class Observer:
 
     def dumped(self, rank: int, data: bytes, attempt: int) -> None:
         """Take a piece of the dump of a rank's flight recorder."""
+
+    def captured(self, part: NodePlan, taken: Mapping[str, Any], attempt: int) -> None:
+        """Take evidence of a failure from a node of an attempt, before its workers are stopped."""
 
     def drained(self, state: State) -> None:
         """Note that the last output has arrived; `state` is the final state."""

@@ -1,6 +1,6 @@
 """Records a run: its start, every event, all output and its end on disk, and its last output in memory."""
 
-import io
+import contextlib
 import json
 import os
 import time
@@ -8,14 +8,14 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from distlaunch.agent.frozen import Frozen
 from distlaunch.agent.messages import StackDumped, WorkerExited
 from distlaunch.errors import reason
 from distlaunch.job.spec import JobSpec
 from distlaunch.observers.observer import Attempts, Observed, Observer, Printed
-from distlaunch.observers.run_directory import STATUS, SUMMARY, Entry, file_of, status_bytes
+from distlaunch.observers.run_directory import STATUS, SUMMARY, Entry, fd_of, file_of, status_bytes
 from distlaunch.plan.document import plan_document
 from distlaunch.plan.output import destinations
+from distlaunch.plan.placement import NodePlan
 from distlaunch.supervisor.actions import ShowMessage
 from distlaunch.supervisor.events import Event, LinkEnded, TimerDue
 from distlaunch.supervisor.history import BEGAN, MESSAGE, beginning, fields_of
@@ -28,6 +28,7 @@ from distlaunch.wording import json_text, listed
 
 WATCHED, USE = "watched", "use.json"
 """Viewers of a run touch the first file regularly. Meanwhile, the second has the ranks' resource use."""
+EVIDENCE = "evidence.jsonl"
 LOOK_S, FADES_S = 1.0, 6.0
 """Seconds between checks for viewers, and seconds that a viewer counts after touching the file."""
 STDERR_BYTES, STDOUT_BYTES = 16384, 2048
@@ -36,8 +37,6 @@ MAX_DUMP = 64 << 20
 """Size limit in bytes for reading the dump of a flight recorder."""
 ENDS_LINKS = (Timer.CLEAR, Timer.CLOSE, Timer.DRAIN)
 """Timers on which the supervisor gives up nodes without another event."""
-MAX_NAMED = 16
-"""Ranks named as lagging behind in a collective."""
 
 
 class Recorder(Observer):
@@ -163,13 +162,20 @@ class Recorder(Observer):
         self._flights.add(attempt)
         self._folder.append(file_of(attempt, f"rank{rank}.flight"), data)
 
+    def captured(self, part: NodePlan, taken: Mapping[str, Any], attempt: int) -> None:
+        """Record the evidence."""
+        line = {**taken, "time": round(time.time(), 3), "node": part.label, "first_rank": part.first_rank}
+        self._folder.append(file_of(attempt, EVIDENCE), json.dumps(line).encode() + b"\n")
+
     def lagging(self, state: State) -> list[str]:
         """Describe the ranks that never reached the last collective, according to flight recorders."""
         if state.attempt not in self._flights:
             return []
+        from distlaunch.diagnosis.flight import waiting_lines  # few jobs fail
+
         self._folder.flush()
-        folder = os.path.join(self._folder.path, file_of(state.attempt, ""))
-        return lagging_words(folder, len(state.workers))
+        dumps = flight_dumps(self._folder.path, state.attempt, len(state.workers))
+        return waiting_lines(dumps, len(state.workers))
 
     def ended(self, summary: Summary) -> None:
         """Record how the run ended. Other observers may still send messages."""
@@ -231,6 +237,19 @@ def _as_torch(record: Mapping[str, Any]) -> dict[str, Any]:
     return {"message": {"message": record.get("message", ""), "extraInfo": extra}}
 
 
+def flight_dumps(folder: str, attempt: int, world_size: int) -> dict[int, bytes]:
+    """Read the flight recorder dumps of an attempt in a run directory, by rank. Huge ones are skipped."""
+    found = {}
+    for rank in range(world_size):
+        with (
+            contextlib.suppress(OSError),
+            open(fd_of(folder, file_of(attempt, f"rank{rank}.flight")), "rb") as file,
+        ):
+            if len(data := file.read(MAX_DUMP + 1)) <= MAX_DUMP:
+                found[rank] = data
+    return found
+
+
 class LastOutput(Observer):
     """The last output of each rank in the last attempt."""
 
@@ -270,77 +289,3 @@ class LastOutput(Observer):
             for stream in (STDOUT, STDERR)
         )
         return Summary(state, folder, words, seconds, printed=self._lines, last_lines=lines)
-
-
-# Flight recorders: torch's NCCL watchdog dumps them when a collective times out
-# (torch/csrc/distributed/c10d/FlightRecorder). The format is a pickle of plain containers, version 2.
-
-
-class Collective(Frozen):
-    """A rank's last collective in a process group: its number, its name, and where the script called it."""
-
-    number: int
-    name: str
-    place: str
-
-
-def lagging_words(folder: str, world_size: int) -> list[str]:
-    """Return a line for each process group with ranks that never reached its last collective."""
-    last: dict[str, dict[int, Collective]] = {}
-    for rank in range(world_size):
-        for group, collective in _last_collectives(os.path.join(folder, f"rank{rank}.flight")):
-            last.setdefault(group, {})[rank] = collective
-    return [line for group, ranks in sorted(last.items()) if (line := _line(group, ranks, world_size))]
-
-
-def _last_collectives(path: str) -> Iterable[tuple[str, Collective]]:
-    """Read from the dump of a rank: (process group, the last collective called in it)."""
-    found: dict[str, Collective] = {}
-    for entry in _entries(path):
-        group, number = entry.get("process_group"), entry.get("collective_seq_id")
-        if entry.get("is_p2p") or not isinstance(number, int) or not isinstance(group, (tuple, list)):
-            continue
-        name = str(group[-1] if group else "")
-        if name not in found or number >= found[name].number:
-            called = str(entry.get("profiling_name", "a collective")).rpartition(":")[2]
-            found[name] = Collective(number, called, _place(entry))
-    return found.items()
-
-
-def _entries(path: str) -> list[Mapping[str, Any]]:
-    import pickle  # 1 ms, and rarely needed
-
-    class PlainData(pickle.Unpickler):
-        """An unpickler of containers, strings and numbers: dumps come from nodes, and pickle can run code."""
-
-        def find_class(self, module: str, name: str) -> Any:
-            raise pickle.UnpicklingError(f"a dump may not load {module}.{name}")
-
-    try:
-        with open(path, "rb") as file:
-            data = file.read(MAX_DUMP + 1)
-        dump = PlainData(io.BytesIO(data)).load() if len(data) <= MAX_DUMP else None
-    except Exception:  # pickle may raise anything for malformed bytes, says its documentation
-        return []
-    entries = dump.get("entries") if isinstance(dump, dict) else None
-    return [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
-
-
-def _place(entry: Mapping[str, Any]) -> str:
-    """Return the innermost frame outside torch."""
-    frames = entry.get("frames")
-    for frame in frames if isinstance(frames, list) else ():
-        file = str(frame.get("filename", "")) if isinstance(frame, dict) else ""
-        if file and "/torch/" not in file:
-            return f"{file.rpartition('/')[2]}:{frame.get('line')}"
-    return "?"
-
-
-def _line(group: str, ranks: Mapping[int, Collective], world_size: int) -> str:
-    newest = max(ranks.values(), key=lambda collective: collective.number)
-    behind = {rank: last for rank, last in ranks.items() if last.number < newest.number}
-    silent = sorted(set(range(world_size)) - set(ranks)) if group in ("default_pg", "") else []
-    names = [f"rank {rank} (last in {last.name} at {last.place})" for rank, last in sorted(behind.items())]
-    names += [f"rank {rank} (no record)" for rank in silent]
-    what = f"{newest.name} #{newest.number} of {group}, called at {newest.place}"
-    return f"never reached {what}: {listed(names, MAX_NAMED)}" if names else ""

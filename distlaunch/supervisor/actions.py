@@ -40,12 +40,15 @@ class StopWorkers(Frozen):
     grace_s: float
 
 
-class DumpStacks(Frozen):
-    """Report the Python stacks of these workers. With `abort`, collecting the stacks may end the workers."""
+class Capture(Frozen):
+    """Collect evidence on a node: the state of its workers, and the Python stacks of `local_ranks`.
+
+    With `abort`, collecting the stacks may end these workers.
+    """
 
     node: int
-    local_ranks: tuple[int, ...]
-    abort: bool
+    local_ranks: tuple[int, ...] = ()
+    abort: bool = False
 
 
 class Reap(Frozen):
@@ -104,7 +107,7 @@ Action = (
     | FindRoute
     | StartWorkers
     | StopWorkers
-    | DumpStacks
+    | Capture
     | Reap
     | WarnWorkers
     | AskScheduler

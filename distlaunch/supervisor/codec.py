@@ -161,7 +161,7 @@ _FIELD_CHECKS: Mapping[tuple[type, str], Callable[[Any, str], Any]] = {
     (messages.WorkerExited, "words"): _text(MAX_LAST_WORDS),
 }
 """Conversions of fields for which `_trusted` isn't enough."""
-_ANSWERS = frozenset({messages.Usage, messages.Listening, messages.Dialed})
+_ANSWERS = frozenset({messages.Usage, messages.Evidence, messages.Listening, messages.Dialed})
 """Reports that are not events, because no run requests them or because they don't affect decisions."""
 
 
@@ -185,8 +185,8 @@ def _same(command: Callable[..., tuple[Any, ...]]) -> Callable[[Any, State, str]
 
 
 _COMMANDS: Mapping[type, Callable[[Any, State, str], tuple[Any, ...]]] = {
+    actions.Capture: _same(messages.Capture),
     actions.Close: _close,
-    actions.DumpStacks: _same(messages.DumpStacks),
     actions.FindRoute: _same(messages.FindRoute),
     actions.HoldPort: _same(messages.HoldPort),
     actions.Reap: lambda action, state, run_id: messages.Reap(run_id),

@@ -102,8 +102,8 @@ def _rank_failed(state: State, rank: int, event: WorkerExited, now: float) -> St
     cause = root_cause.exit_cause(state, rank, event, words)
     if not cause.peer_gone:
         return state, (AttemptFailed(cause),)
-    if state.suspect is None:
-        state = (
-            state.unwatched()._replace(suspect=cause).with_timer(Timer.VERDICT, now + root_cause.VERDICT_S)
-        )
-    return state, ()
+    if state.suspect is not None:
+        return state, ()
+    evidence = root_cause.capture(state)
+    state = state.unwatched()._replace(suspect=cause).with_timer(Timer.VERDICT, now + root_cause.VERDICT_S)
+    return state, tuple(evidence)

@@ -15,6 +15,7 @@ from distlaunch.supervisor.findings import (
     Step,
 )
 from distlaunch.supervisor.nodes import Leaving, Linked, emptied, is_usable, may_be_occupied, unfit_words
+from distlaunch.supervisor.root_cause import capture
 from distlaunch.supervisor.state import Cause, Phase, Restart, State, Timer, Why
 from distlaunch.supervisor.stopping import with_end_of_workers
 from distlaunch.transports.failure import Kind, LinkFailure
@@ -154,6 +155,7 @@ def node_back(found: NodeBack, state: State, now: float) -> Step:
 
 def _restart(state: State, why: Why, cause: Cause, what: str, now: float) -> Step:
     lived_s = _lived_s(state, now)
+    evidence = capture(state) if why is Why.FAILURE else []
     delay_s = _backoff_s(state, lived_s) if why is Why.FAILURE else 0.0
     wait = f" in {delay_s:.1f} s" if delay_s else ""
     grace_s = state.spec.limits.stop_s
@@ -165,7 +167,7 @@ def _restart(state: State, why: Why, cause: Cause, what: str, now: float) -> Ste
             state = state.with_timer(timer, now + wait_s)
     message = ShowMessage("info" if why is Why.GROWTH else "warning", f"{cause.preliminary}; {what}{wait}")
     busy = [i for i, n in enumerate(state.nodes) if isinstance(n, Linked) and may_be_occupied(n)]
-    return state, (message, *(StopWorkers(i, grace_s) for i in busy))
+    return state, (message, *evidence, *(StopWorkers(i, grace_s) for i in busy))
 
 
 def _lived_s(state: State, now: float) -> float:

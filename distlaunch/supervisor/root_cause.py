@@ -17,6 +17,7 @@ Where a rank is blocked follows from its stack, if there is one: from its traceb
 
 import re
 import signal
+from collections.abc import Iterable
 from itertools import takewhile
 from typing import Any
 
@@ -25,9 +26,9 @@ from distlaunch.diagnosis.exits import Ending, Words, exit_status_of, facts
 from distlaunch.errors import Exit
 from distlaunch.job.spec import FailureKind
 from distlaunch.supervisor import joining
-from distlaunch.supervisor.actions import Action, DumpStacks
+from distlaunch.supervisor.actions import Action, Capture
 from distlaunch.supervisor.findings import AttemptFailed, Step
-from distlaunch.supervisor.nodes import Exited, RankState
+from distlaunch.supervisor.nodes import Exited, Linked, RankState
 from distlaunch.supervisor.state import Cause, Phase, State, Timer
 from distlaunch.wording import listed, lost_peer_words, rank_list, span_words
 
@@ -120,7 +121,7 @@ def verdict_due(state: State, now: float) -> Step:
     if not running or waited_for(state, waiters)[0]:
         return stacks_due(state, now)
     state = state.with_timer(Timer.STACKS, now + STACKS_S)
-    return state, tuple(dump_stacks(state, running[:MAX_DUMPS]))
+    return state, tuple(capture(state, running[:MAX_DUMPS]))
 
 
 def stacks_due(state: State, now: float) -> Step:
@@ -161,7 +162,7 @@ def _cause_of(state: State, ranks: list[RankState], text: str, exit_status: int,
     """Return a root cause that is one of `ranks`, if there is only one."""
     rank = ranks[0].rank if len(ranks) == 1 else None
     node = state.plan.node_of(rank).node if rank is not None and state.plan else None
-    return Cause(text, exit_status, at, rank, node)
+    return Cause(text, exit_status, at, rank, node, inferred=True)
 
 
 # Stalls
@@ -191,14 +192,17 @@ def stall_cause(state: State, now: float) -> Cause:
 # Stacks
 
 
-def dump_stacks(state: State, ranks: list[int], abort: bool = False) -> list[Action]:
-    """Return the requests for the stacks of these ranks. With `abort`, they may end the ranks."""
-    wanted: dict[int, list[int]] = {}
-    for rank in ranks:
-        assert state.plan is not None
-        part = state.plan.node_of(rank)
-        wanted.setdefault(part.node, []).append(rank - part.first_rank)
-    return [DumpStacks(node, tuple(local_ranks), abort) for node, local_ranks in wanted.items()]
+def capture(state: State, ranks: Iterable[int] = (), abort: bool = False) -> list[Action]:
+    """Return the requests for evidence from all nodes of a running attempt, with the stacks of these ranks.
+
+    With `abort`, they may end the ranks.
+    """
+    found: list[Action] = []
+    for part in state.plan.nodes if state.plan and state.phase is Phase.RUNNING else ():
+        if isinstance(state.nodes[part.node], Linked):
+            local_ranks = tuple(rank - part.first_rank for rank in ranks if rank in part.ranks)
+            found.append(Capture(part.node, local_ranks, abort and bool(local_ranks)))
+    return found
 
 
 def is_joining(worker: RankState) -> bool:

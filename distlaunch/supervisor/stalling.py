@@ -9,7 +9,7 @@ from distlaunch.diagnosis.exits import python_frames
 from distlaunch.supervisor.actions import ShowMessage
 from distlaunch.supervisor.findings import AttemptFailed, JobOver, Step
 from distlaunch.supervisor.nodes import RankState
-from distlaunch.supervisor.root_cause import MAX_DUMPS, dump_stacks, stall_cause
+from distlaunch.supervisor.root_cause import MAX_DUMPS, capture, stall_cause
 from distlaunch.supervisor.state import Phase, State, Timer
 from distlaunch.wording import listed, rank_list, span_words
 
@@ -57,13 +57,13 @@ def stall_message_due(state: State, now: float) -> Step:
     message = ShowMessage("warning", _stall_words(state, again))
     # Only of ranks without a known stack. The stack of a rank stopped by a signal is meaningless.
     ranks = [w.rank for w in _stalled(state)[:MAX_DUMPS] if not (w.stack or w.stopped_pid)]
-    dumps = dump_stacks(state, ranks, acts)
+    evidence = capture(state, ranks, acts)
     state = state._replace(stall_told=True)
     if acts and not again:
         state = state.with_timer(Timer.STALL_ACT, now + DUMP_S)
     for rank in ranks if acts else ():
         state = state.with_worker(rank, dumping=True)
-    return state, (message, *dumps)
+    return state, (message, *evidence)
 
 
 def _stall_words(state: State, again: bool) -> str:

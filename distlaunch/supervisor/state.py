@@ -92,6 +92,7 @@ class Cause(Frozen):
     If `exit` is set, the cause is the exit of `rank`, which the last output of this rank may explain. If
     `peer_gone` is set, the rank merely lost its connection to another rank, and no other cause is known yet.
     `cancelled` is set if the user stopped the job, and `scheduled` if the scheduler ends the allocation. If
+    `inferred` is set, the ranks to name follow from what the others were doing. If
     `final` is set, the job must not be requeued. `agent_signum` is the signal that stopped the node's agent.
     `kind` is None for a cause that no restart can follow. `raised` is the exception of `rank`, unless it may
     pass. `note` is the end of `text`, if that says why no restart follows.
@@ -108,6 +109,7 @@ class Cause(Frozen):
     final: bool = False
     agent_signum: int | None = None
     exit: bool = False
+    inferred: bool = False
     kind: FailureKind | None = None
     raised: Raised | None = None
     note: str = ""

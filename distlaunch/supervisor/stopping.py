@@ -21,6 +21,7 @@ from distlaunch.supervisor.nodes import (
     is_over,
     may_be_occupied,
 )
+from distlaunch.supervisor.root_cause import capture
 from distlaunch.supervisor.state import Cause, Phase, State, Timer, Verdict
 from distlaunch.wording import NO_SUSPENDING, NO_SUSPENDING_TORCHRUN, counted, listed, span_words
 
@@ -47,12 +48,13 @@ def end_job(found: JobOver, state: State, now: float) -> Step:
     cause = found.cause
     grace_s = state.spec.limits.stop_s if found.grace_s is None else found.grace_s
     grace_s = grace_s if cause or state.workers.counts.alive else 0.0
+    evidence = [] if cause is None or cause.cancelled or cause.scheduled else capture(state)
     state = state.unwatched()._replace(phase=Phase.STOPPING, verdict=Verdict(cause, now), timers={})
     if state.asked:
         state = state.with_timer(Timer.ASK, now + LATE_S)
     state = with_end_of_workers(state, Timer.CLOSE, grace_s, now)
     state, closing = _close_all(state, grace_s, found.signum)
-    return state, ((_announcement(state, cause, grace_s), *closing) if cause else closing)
+    return state, ((_announcement(state, cause, grace_s), *evidence, *closing) if cause else closing)
 
 
 def _announcement(state: State, cause: Cause, grace_s: float) -> ShowMessage:

@@ -62,13 +62,26 @@ class Summary(Frozen):
             what = self.state.plan.size_words if self.state.plan else "nothing"
             after = f" after {counted(self.state.attempt, 'restart')}" if self.state.attempt else ""
             return [f"{what} finished in {self.seconds:.1f} s{after}; logs: {self.folder}", *self._gaps()]
-        lines = [*_unusable_nodes(self.state), *self._cause_lines(above), *self.lagging, *self._others()]
+        lines = [*self.node_lines(), *self._cause_lines(above), *self.lagging, *self.others()]
         return [
             *lines,
             *self._gaps(),
             f"ended after {self.seconds:.1f} s with exit status {cause.exit_status}; logs: {self.folder}",
             *(f"logs on {label}: {folder}" for label, folder in self._logs_elsewhere()),
         ]
+
+    def node_lines(self) -> list[str]:
+        """Return why nodes can't be used, with advice and the last output of the transport."""
+        lines, spec = [], self.state.spec
+        for index, node in enumerate(self.state.nodes):
+            if isinstance(node, Unusable) and (failure := failure_of(node)):
+                there = spec.pool[index]
+                python = spec.program_of(there).python
+                inside = advice_for(failure, spec.container, python) if spec.container else ""
+                what = inside or there.reach.advice(failure, python)
+                lines.append(f"{self.state.label(index)}: {failure.kind.value}; {what}")
+                lines += [f"  | {line}" for line in failure.words.splitlines()[-MAX_LINES:]]
+        return lines
 
     def _gaps(self) -> list[str]:
         """Name the ranks whose last output was lost with their nodes."""
@@ -202,7 +215,8 @@ class Summary(Frozen):
         )
         return exits.advice(ending, words)
 
-    def _others(self) -> list[str]:
+    def others(self) -> list[str]:
+        """Return how the ranks ended that are not the root cause, in one line for each kind of end."""
         groups: dict[str, list[int]] = {}
         for worker in self.state.workers:
             if self.state.cause is None or worker.rank != self.state.cause.rank:
@@ -271,20 +285,6 @@ def _record_words(worker: RankState) -> list[str]:
         return []
     words = record.get("callstack") or record.get("message")
     return words.splitlines() if isinstance(words, str) else []
-
-
-def _unusable_nodes(state: State) -> list[str]:
-    lines = []
-    for index, node in enumerate(state.nodes):
-        if isinstance(node, Unusable) and (failure := failure_of(node)):
-            there = state.spec.pool[index]
-            python = state.spec.program_of(there).python
-            container = state.spec.container
-            inside = advice_for(failure, container, python) if container else ""
-            what = inside or there.reach.advice(failure, python)
-            lines.append(f"{state.label(index)}: {failure.kind.value}; {what}")
-            lines += [f"  | {line}" for line in failure.words.splitlines()[-MAX_LINES:]]
-    return lines
 
 
 def _node_document(state: State, index: int) -> dict[str, Any]:

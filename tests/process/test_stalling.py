@@ -13,7 +13,7 @@ import pytest
 
 from distlaunch.agent import procfs
 from distlaunch.agent.watches import Arrivals, doing
-from distlaunch.observers.recording import lagging_words
+from distlaunch.diagnosis.flight import waiting_lines
 from tests.harness import Going, distlaunch, running, wait_until, write_job
 from tests.process.commands import TWO
 
@@ -173,8 +173,9 @@ RECORDED = "backend: nccl\ngpus_per_node: 3\nenv: {CUDA_VISIBLE_DEVICES: ''}\n"
 
 def test_names_the_rank_that_missed_the_last_collective(tmp_path: Path) -> None:
     done = distlaunch("run", str(write_job(tmp_path, RECORDS, RECORDED)), status=9)
-    assert "never reached all_reduce #3 of default_pg, called at worker.py:" in done.stderr
-    assert ": rank 1 (last in " in done.stderr
+    waiting = "ranks 0, 2 wait in all_reduce #3 of default_pg, called at worker.py:"
+    assert waiting in done.stderr, done.stderr
+    assert ", never reached by rank 1 (last in " in done.stderr
     (folder,) = (tmp_path / "runs").iterdir()
     assert sorted(path.name for path in folder.glob("*.flight")) == [f"rank{i}.flight" for i in range(3)]
 
@@ -193,11 +194,9 @@ class Evil:
         return (print, ("ran",))
 
 
-def test_ignores_a_file_that_is_not_a_dump_and_runs_nothing_in_it(tmp_path: Path) -> None:
-    (tmp_path / "rank0.flight").write_bytes(pickle.dumps(Evil()))
-    (tmp_path / "rank1.flight").write_bytes(b"\x80garbage")
-    (tmp_path / "rank2.flight").write_bytes(pickle.dumps({"entries": [1, {"process_group": 3}]}))
-    assert lagging_words(str(tmp_path), 3) == []
+def test_ignores_data_that_is_not_a_dump_and_runs_nothing_in_it() -> None:
+    odd = [Evil(), {"entries": [1, {"process_group": 3}]}, {"entries": 3, "pg_config": {"": {"ranks": "[["}}}]
+    assert waiting_lines({9: b"\x80garbage", **dict(enumerate(map(pickle.dumps, odd)))}, 10) == []
 
 
 MAPS = """

@@ -240,7 +240,7 @@ class World:
                 self._tell(agent, messages.RouteFailed(node, action.address, "no route"), delay_s)
             case actions.FindRoute():
                 self._tell(agent, messages.RouteFound(node, action.address, action.address, "eth0"), delay_s)
-            case actions.DumpStacks():
+            case actions.Capture():
                 self._dump(agent, action)
             case actions.StartWorkers():
                 self._start(agent)
@@ -267,7 +267,7 @@ class World:
         else:
             self._tell(agent, messages.WorkerStarted(agent.node, rank, 100 + rank))
 
-    def _dump(self, agent: Agent, dump: actions.DumpStacks) -> None:
+    def _dump(self, agent: Agent, dump: actions.Capture) -> None:
         """With py-spy, or by SIGABRT where that is wanted."""
         for rank in sorted(agent.running & set(dump.local_ranks)):
             if dump.abort and self._delay() > 1.0:
@@ -429,7 +429,7 @@ def _line(now: float, name: str, fields: Mapping[str, Any]) -> str:
     return json.dumps({"t": now, "time": 0.0, "event": name, **fields})
 
 
-NOT_AHEAD = (actions.StartWorkers, actions.StopWorkers, actions.DumpStacks, actions.Reap, actions.Close)
+NOT_AHEAD = (actions.StartWorkers, actions.StopWorkers, actions.Capture, actions.Reap, actions.Close)
 """What only an agent that has said hello is told."""
 NOT_AT_THE_END = (actions.StartWorkers, actions.Connect, actions.HoldPort, actions.FindRoute)
 

@@ -104,7 +104,8 @@ def test_a_pong_is_only_a_sign_of_life() -> None:
 
 
 def test_every_kind_of_report_is_in_these_tables() -> None:
-    assert {*SAMPLES, *map(type, UNASKED), messages.Usage} == set(messages.REPORT_TYPES.values())
+    shown = {messages.Usage, messages.Evidence}
+    assert {*SAMPLES, *map(type, UNASKED), *shown} == set(messages.REPORT_TYPES.values())
 
 
 def test_reads_usage_by_local_rank() -> None:

@@ -36,10 +36,10 @@ from distlaunch.plan.placement import Facts
 from distlaunch.supervisor.actions import (
     Action,
     AskScheduler,
+    Capture,
     Close,
     Connect,
     Drop,
-    DumpStacks,
     FindRoute,
     Finish,
     GiveUp,
@@ -270,7 +270,9 @@ def texts(actions: Actions, level: str | None = None) -> list[str]:
 
 
 def wanted(actions: Actions) -> Actions:
-    return Actions(action for action in actions if not isinstance(action, ShowMessage))
+    """All but messages, and requests for evidence without stacks."""
+    quiet = (action for action in actions if not (isinstance(action, Capture) and not action.local_ranks))
+    return Actions(action for action in quiet if not isinstance(action, ShowMessage))
 
 
 # The way to the workers' start
@@ -1147,14 +1149,27 @@ def test_blames_the_rank_that_the_others_waited_for(events: list[Event], words: 
 def test_blames_the_running_rank_that_is_elsewhere_by_its_stack() -> None:
     job = History().to_running()
     job.feed(RanksJoined(0, (0, 1)), RanksJoined(1, (0, 1)), *LEFT)
-    assert wanted(job.tick()) == [DumpStacks(1, (1,), abort=False)]
+    assert wanted(job.tick()) == [Capture(1, (1,), abort=False)]
     job.feed(stack(3, *IN_RECORD))
     assert texts(job.tick(), "error") == [f"rank 3 (b) was in step (t.py:3); {WAITING}"]
 
 
+def test_collects_evidence_on_all_nodes_before_it_stops_their_workers() -> None:
+    for job, stop in ((History(), Close), (History(WITH_RESTARTS), StopWorkers)):
+        acts = [each for each in job.to_running().feed(ended(2, 7)) if isinstance(each, (Capture, stop))]
+        assert [(type(each), each.node) for each in acts] == [
+            (Capture, 0),
+            (Capture, 1),
+            (stop, 0),
+            (stop, 1),
+        ]
+    job = History().to_running()
+    assert not any(isinstance(action, Capture) for action in job.feed(Interrupted(signal.SIGINT)))
+
+
 def test_a_restart_blames_the_rank_with_its_own_error_too() -> None:
     job = History(WITH_RESTARTS).to_running()
-    assert job.feed(victim(0)) == []
+    assert wanted(job.feed(victim(0))) == []
     job.tick()
     assert job.state.phase is Phase.RESTARTING
     job.feed(failed(2, 1.1, -15))
@@ -1186,7 +1201,7 @@ def test_reports_stalled_and_active_ranks_and_dumps_stacks() -> None:
     assert texts(said, "warning") == [
         "stalled: rank 1 (a, pid 101): no output, CPU or GPU use for 10 min; ranks 0, 2-3 are still active"
     ]
-    assert wanted(said) == [DumpStacks(0, (1,), abort=False)]
+    assert wanted(said) == [Capture(0, (1,), abort=False)]
     assert texts(job.feed(RanksStalled(0, ()))) == ["stalled ranks resumed"]
     assert job.state.next_due is None
 
@@ -1230,7 +1245,7 @@ def test_a_stack_that_arrives_late_does_not_make_a_resumed_rank_stalled() -> Non
 )
 def test_a_stall_may_stop_or_restart_the_job(on_stall: str, then: type, phase: Phase) -> None:
     job = stalled(on_stall)
-    assert wanted(job.tick()) == [DumpStacks(0, (1,), abort=True)]
+    assert wanted(job.tick()) == [Capture(0, (1,), abort=True)]
     assert wanted(job.tick()) == [then(0, 10.0), then(1, 10.0)]
     assert job.state.phase is phase
     assert phase is Phase.RESTARTING or job.blamed == (Exit.TIMEOUT, 1, 0)
@@ -1355,7 +1370,7 @@ def test_blames_a_rank_that_a_signal_has_stopped_before_those_that_wait_for_it()
     (words,) = texts(said, "warning")
     stopped = "rank 1 (a, pid 101: stopped by a signal; `kill -CONT 812` resumes it)"
     assert words.startswith(f"stalled: rank 0 (a, pid 100), {stopped}: no output"), words
-    assert wanted(said) == [DumpStacks(0, (0,), abort=True)]
+    assert wanted(said) == [Capture(0, (0,), abort=True)]
     job.feed(stack(0, *IN_COLLECTIVE))
     (words,) = texts(job.tick(), "error")
     assert words == "rank 1 (a) stalled for 10 min: stopped by a signal"

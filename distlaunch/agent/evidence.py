@@ -1,0 +1,230 @@
+"""Evidence of a failure on one node, collected before anything is stopped.
+
+`snapshot` reads the kernel's view of the workers, within milliseconds. Slower evidence, such as Python stacks
+from py-spy and the answer of NCCL's RAS service, is collected by forked children with a time limit. Flight
+recorders write their dumps when something is written to their pipes.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+import zlib
+from collections.abc import Callable
+
+from distlaunch.agent import messages, procfs
+from distlaunch.agent.outbox import Outbox
+from distlaunch.agent.poller import Poller
+from distlaunch.agent.scratch import Folder
+from distlaunch.agent.worker import Worker
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+MAX_WORKERS, MAX_SOCKETS, MAX_LINES = 64, 32, 20
+"""Workers, sockets of each and lines of the kernel's log in a snapshot."""
+KERNEL_S, KERNEL_READ_S = 900.0, 0.1
+"""Age in seconds of the oldest line that is kept of the kernel's log, and seconds to read it."""
+STACKS_S, RAS_S = 20.0, 3.0
+MAX_TEXT = 1 << 16
+"""Maximum bytes of one worker's stacks, or of the RAS answer."""
+_RAS_PORTS = range(28100, 32100)
+"""Below the ephemeral ports, and beside NCCL's default of 28028, which all jobs on a node would share."""
+
+
+class Site:
+    """The workers of an attempt on one node, as a source of evidence. Reports go to `outbox`."""
+
+    def __init__(self, poller: Poller, outbox: Outbox, folder: Folder, attempt: int) -> None:
+        self._poller, self._outbox, self._folder, self._attempt = poller, outbox, folder, attempt
+
+    def collect(self, command: messages.Capture, workers: list[Worker], use: Callable[[int], Any]) -> None:
+        """Report the state of all workers, and the stacks of some. Without py-spy, `abort` makes Python print
+        them itself.
+
+        With PYTHONFAULTHANDLER, SIGABRT prints them to the worker's stderr and ends the worker. `use` returns
+        the utilization of a GPU.
+        """
+        self._report(snapshot(workers, use))
+        for worker in workers:
+            if worker.local_rank in command.local_ranks:
+                self._dump(worker, command.abort)
+
+    def ask_nccl(self, envs: list[dict[str, str]], has_time: bool) -> None:
+        """Request the dumps of flight recorders and, unless the job is about to be stopped, NCCL's view.
+
+        `envs` are the environments of the workers.
+        """
+        for env in envs:
+            _request_flight(_pipe_prefix(self._folder, self._attempt) + env.get("RANK", "") + ".pipe")
+        if has_time:
+            address = envs[0].get("NCCL_RAS_ADDR", "")
+            Child(self._poller, lambda: os.write(1, _ask_ras(address)), RAS_S, self._report_ras)
+
+    def _report(self, taken: dict[str, Any]) -> None:
+        self._outbox.report(messages.Evidence(self._outbox.node, self._attempt, taken))
+
+    def _report_ras(self, text: bytes) -> None:
+        if text:
+            self._report({"ras": text.decode(errors="replace")})
+
+    def _dump(self, worker: Worker, abort: bool) -> None:
+        program = _py_spy(worker.python)
+        if program:
+            argv = [program, "dump", "--nonblocking", "--pid", str(worker.pid)]
+            Child(
+                self._poller,
+                lambda: os.execv(argv[0], argv),
+                STACKS_S,
+                lambda text: self._report_stack(worker, text),
+            )
+        elif abort:
+            os.kill(worker.pid, signal.SIGABRT)  # not reaped yet, so the PID isn't reused
+        else:
+            self._report_stack(worker, b"py-spy is not installed on its node (pip install py-spy)")
+
+    def _report_stack(self, worker: Worker, text: bytes) -> None:
+        words = text.decode(errors="replace")
+        self._outbox.report(messages.StackDumped(self._outbox.node, worker.local_rank, words))
+
+
+def _py_spy(python: str) -> str | None:
+    """Find py-spy next to the interpreter of the worker, or in PATH."""
+    folders = [os.path.dirname(python), *os.environ.get("PATH", os.defpath).split(os.pathsep)]
+    paths = (os.path.join(folder, "py-spy") for folder in folders if folder)
+    return next((path for path in paths if os.access(path, os.X_OK)), None)
+
+
+class Child:
+    """A forked process that prints evidence. Its output is passed to `on_end`, after at most `limit_s`.
+
+    It is reaped like any other process of the agent. The sweep kills one that hangs.
+    """
+
+    def __init__(
+        self, poller: Poller, run: Callable[[], object], limit_s: float, on_end: Callable[[bytes], object]
+    ) -> None:
+        self._poller, self._on_end, self._text = poller, on_end, b""
+        self._pipe, write = os.pipe()
+        os.set_blocking(self._pipe, False)
+        if os.fork() == 0:
+            _print_evidence(run, write)
+        os.close(write)
+        self._name = "evidence %d" % self._pipe
+        poller.watch(self._pipe, self._read)
+        poller.after(limit_s, self._name, self._end)
+
+    def _read(self) -> None:
+        data = os.read(self._pipe, 1 << 16)
+        self._text = (self._text + data)[:MAX_TEXT]
+        if not data:
+            self._end()
+
+    def _end(self) -> None:
+        self._poller.cancel(self._name)
+        self._poller.forget(self._pipe)
+        os.close(self._pipe)
+        self._on_end(self._text)
+
+
+def _print_evidence(run: Callable[[], object], output: int) -> None:
+    try:
+        os.setsid()
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        run()
+    finally:
+        os._exit(127)
+
+
+# The kernel's view
+
+
+def snapshot(workers: list[Worker], use: Callable[[int], Any]) -> dict[str, Any]:
+    """Return the state of `workers` and the latest events of their node. `use` returns that of a GPU."""
+    sockets = {found.inode: found for found in procfs.sockets()}
+    return {
+        "workers": [_worker(worker, sockets, use) for worker in workers[:MAX_WORKERS]],
+        "memory": procfs.memory_events(),
+        "kernel": _kernel_log(),
+    }
+
+
+def _worker(worker: Worker, sockets: dict[int, procfs.Socket], use: Callable[[int], Any]) -> dict[str, Any]:
+    family = procfs.family(worker.pid)
+    held = sorted(procfs.socket_inodes(family).intersection(sockets))[:MAX_SOCKETS]
+    return {
+        "local_rank": worker.local_rank,
+        "pid": worker.pid,
+        "state": procfs.state(worker.pid),
+        **{name: _of_process(worker.pid, name) for name in ("wchan", "syscall", "stack")},
+        "processes": len(family),
+        "cpu_s": procfs.cpu_ticks(family) / procfs.TICKS_A_SECOND,
+        "memory": procfs.resident_bytes(family),
+        "gpu": use(worker.device),
+        "sockets": [sockets[inode].words for inode in held],
+    }
+
+
+def _of_process(pid: int, name: str) -> str:
+    return procfs.contents("/proc/%d/%s" % (pid, name)).decode(errors="replace").strip()[:2000]
+
+
+def _kernel_log() -> list[str]:
+    """Return the last lines of the kernel's log, without older ones; [] if it isn't readable."""
+    lines, until, oldest = [], time.monotonic() + KERNEL_READ_S, time.monotonic() - KERNEL_S
+    try:
+        log = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
+    except OSError:
+        return []
+    try:
+        while time.monotonic() < until:
+            head, _, text = os.read(log, 8192).decode(errors="replace").partition(";")
+            if float(head.split(",")[2]) / 1e6 >= oldest:
+                lines.append(text.partition("\n")[0][:300])
+    except (OSError, ValueError, IndexError):  # the end, or lines overwritten meanwhile
+        pass
+    os.close(log)
+    return lines[-MAX_LINES:]
+
+
+# NCCL's view: flight recorders and the RAS service
+
+
+def variables(folder: Folder, attempt: int, run_id: str) -> dict[str, str]:
+    """Return defaults for variables by which torch and NCCL provide evidence, private to an attempt."""
+    return {
+        "TORCH_FR_DUMP_TEMP_FILE": folder.flight_prefix(attempt),
+        "TORCH_NCCL_DEBUG_INFO_PIPE_FILE": _pipe_prefix(folder, attempt),
+        "NCCL_RAS_ADDR": "localhost:%d" % _RAS_PORTS[zlib.crc32(run_id.encode()) % len(_RAS_PORTS)],
+    }
+
+
+def _pipe_prefix(folder: Folder, attempt: int) -> str:
+    return os.path.join(folder.path, "pipe-%d-" % attempt)
+
+
+def _request_flight(path: str) -> None:
+    """Make a flight recorder dump its records, within a second or two. torch reads from the named pipe."""
+    try:
+        pipe = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+        os.write(pipe, b"1\n")
+        os.close(pipe)
+    except OSError:
+        return  # no communicator of NCCL yet, or the variable is the user's own
+
+
+def _ask_ras(address: str) -> bytes:
+    """Return the answer of NCCL's RAS service (ras/client_support.cc), or b"" if there is none."""
+    import socket  # in a child only
+
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), 1.0) as server:
+            server.settimeout(RAS_S - 1.0)
+            server.sendall(b"timeout 1\nverbose status\n")
+            return b"".join(iter(lambda: server.recv(MAX_TEXT), b""))
+    except (OSError, ValueError):
+        return b""

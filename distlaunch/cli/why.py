@@ -1,0 +1,47 @@
+"""`why`: explains why a run failed, or what it waits for."""
+
+from typing import Annotated
+
+import typer
+from typer import Option
+
+from distlaunch.cli.options import Json, SshConfig
+from distlaunch.cli.output import print_json, print_text
+from distlaunch.cli.runs import Which, run_elsewhere
+from distlaunch.runs.find import find
+
+Diff = Annotated[
+    str | None,
+    Option(
+        "--diff",
+        metavar="RUN",
+        help="Compare with this run instead of the job's last good one.",
+        show_default=False,
+    ),
+]
+Verbose = Annotated[bool, Option("--verbose", "-v", help="Print the evidence, too.")]
+
+
+def why(
+    context: typer.Context,
+    which: Which = None,
+    diff: Diff = None,
+    verbose: Verbose = False,
+    as_json: Json = False,
+    ssh_config: SshConfig = None,
+) -> None:
+    """Explain why a run failed, or what it waits for: root cause, evidence, consequences, what to do."""
+    run_elsewhere(context, which, ssh_config)
+    from distlaunch.runs.submissions import run_of
+    from distlaunch.runs.why import evidence_lines, explain
+
+    found = explain(run_of(which), find(diff) if diff else None)
+    if as_json:
+        print_json(found.document())
+        return
+    lines = found.lines()
+    if diff:
+        lines += [f"{name}: {before} → {now}" for name, (before, now) in found.differs.items()]
+    if verbose:
+        lines += evidence_lines(found)
+    print_text("\n".join([*lines, ""]))

@@ -1,0 +1,164 @@
+"""Dumps of torch's flight recorder: which ranks wait in a collective, and which never called it.
+
+torch's NCCL watchdog writes a dump per rank when a collective times out, or on request
+(torch/csrc/distributed/c10d/FlightRecorderDetail.hpp). The format is a pickle of plain containers, version 2.
+"""
+
+import io
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from distlaunch.agent.frozen import Frozen
+from distlaunch.wording import listed, rank_list
+
+MAX_NAMED = 16
+"""Ranks whose last collective is named."""
+
+
+class Call(Frozen):
+    """A rank's last collective in a process group: number, name, place of the call, whether it has ended."""
+
+    number: int
+    name: str
+    place: str
+    ended: bool
+
+    @property
+    def words(self) -> str:
+        """Return the collective and its place: `all_reduce at train.py:12`."""
+        return f"{self.name} at {self.place}"
+
+
+class Group(Frozen):
+    """A process group: its name in messages, its members as far as known, and each one's last collective."""
+
+    name: str
+    members: tuple[int, ...]
+    last: Mapping[int, Call]
+
+    @property
+    def newest(self) -> int:
+        """Return the number of the last collective that any member has called."""
+        return max(call.number for call in self.last.values())
+
+    @property
+    def missing(self) -> list[int]:
+        """Return the members that never called the last collective."""
+        return [rank for rank in self.members if self.number_of(rank) < self.newest]
+
+    @property
+    def waiting(self) -> list[int]:
+        """Return the members that called the last collective, which has not ended for them."""
+        return [rank for rank, call in self.last.items() if call.number == self.newest and not call.ended]
+
+    def number_of(self, rank: int) -> int:
+        """Return the number of a rank's last collective, -1 if it is unknown."""
+        return self.last[rank].number if rank in self.last else -1
+
+    def line(self) -> str:
+        """Return what keeps this group waiting as one line, "" if nothing does."""
+        there = [self.last[rank] for rank in self.waiting]
+        if not there:
+            return ""
+        if missing := self.missing:
+            where = f"{there[0].name} #{self.newest} of {self.name}, called at {there[0].place}"
+            names = [f"rank {rank} ({self._last_words(rank)})" for rank in missing]
+            verb = "waits" if len(there) == 1 else "wait"
+            return f"{rank_list(self.waiting)} {verb} in {where}, never reached by {listed(names, MAX_NAMED)}"
+        callers: dict[str, list[int]] = {}
+        for rank in self.waiting:
+            callers.setdefault(self.last[rank].name, []).append(rank)
+        if len(callers) == 1:
+            return ""
+        calls = [f"{rank_list(ranks)} called {self.last[ranks[0]].words}" for ranks in callers.values()]
+        return f"collective #{self.newest} of {self.name} differs: {listed(calls)}"
+
+    def _last_words(self, rank: int) -> str:
+        return f"last in {self.last[rank].words}" if rank in self.last else "no record"
+
+
+def waiting_lines(dumps: Mapping[int, bytes], world_size: int) -> list[str]:
+    """Return a line for each process group whose members wait for each other, the likely origin first.
+
+    `dumps` has the dumps by rank. Malformed ones are ignored.
+    """
+    groups = [group for group in _groups(dumps, world_size) if group.last]
+    waiting = {rank for group in groups if group.missing for rank in group.waiting}
+    # A missing rank that waits in another group only passes on the other group's problem.
+    groups.sort(key=lambda group: (sum(rank in waiting for rank in group.missing), group.name))
+    return [line for group in groups if (line := group.line())]
+
+
+def _groups(dumps: Mapping[int, bytes], world_size: int) -> list[Group]:
+    found: dict[tuple[str, str], dict[int, Call]] = {}
+    members: dict[str, tuple[int, ...]] = {}
+    for rank, data in sorted(dumps.items()):
+        dump = _loaded(data)
+        for name, config in _mapping(dump.get("pg_config")).items():
+            members.setdefault(str(name), _ranks(_mapping(config).get("ranks")))
+        for group, call in _last_calls(dump).items():
+            found.setdefault(group, {})[rank] = call
+    return [
+        Group(
+            description or name or "the default group",
+            members.get(name)
+            or tuple(range(world_size) if description in ("default_pg", "") else sorted(last)),
+            last,
+        )
+        for (name, description), last in found.items()
+    ]
+
+
+def _last_calls(dump: Mapping[str, Any]) -> dict[tuple[str, str], Call]:
+    """Return the last collective of each process group, keyed by the group's name and description."""
+    found: dict[tuple[str, str], Call] = {}
+    entries = dump.get("entries")
+    for entry in map(_mapping, entries if isinstance(entries, list) else ()):
+        group, number = entry.get("process_group"), entry.get("collective_seq_id")
+        if entry.get("is_p2p") or not isinstance(number, int) or not isinstance(group, tuple | list):
+            continue
+        key = (str(group[0] if group else ""), str(group[-1] if group else ""))
+        if key not in found or number >= found[key].number:
+            called = str(entry.get("profiling_name", "a collective")).rpartition(":")[2]
+            ended = bool(entry.get("retired")) or entry.get("state") == "completed"
+            found[key] = Call(number, called, _place(entry), ended)
+    return found
+
+
+def _place(entry: Mapping[str, Any]) -> str:
+    """Return the innermost frame outside torch."""
+    frames = entry.get("frames")
+    for frame in map(_mapping, frames if isinstance(frames, list) else ()):
+        file = str(frame.get("filename", ""))
+        if file and "/torch/" not in file:
+            return f"{file.rpartition('/')[2]}:{frame.get('line')}"
+    return "?"
+
+
+def _ranks(value: Any) -> tuple[int, ...]:
+    """Return the ranks of a group, which torch writes as JSON text."""
+    try:
+        ranks = json.loads(value) if isinstance(value, str) else value
+    except (ValueError, RecursionError):
+        return ()
+    return tuple(rank for rank in ranks if isinstance(rank, int)) if isinstance(ranks, list | tuple) else ()
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _loaded(data: bytes) -> Mapping[str, Any]:
+    import pickle  # 1 ms, and rarely needed
+
+    class PlainData(pickle.Unpickler):
+        """An unpickler of containers, strings and numbers: dumps come from nodes, and pickle can run code."""
+
+        def find_class(self, module: str, name: str) -> Any:
+            raise pickle.UnpicklingError(f"a dump may not load {module}.{name}")
+
+    try:
+        return _mapping(PlainData(io.BytesIO(data)).load())
+    except Exception:  # pickle may raise anything for malformed bytes, says its documentation
+        return {}

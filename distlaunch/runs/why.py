@@ -1,0 +1,289 @@
+"""Explains a run from its directory: the root cause with its evidence, what followed, and what to do."""
+
+import contextlib
+import json
+import re
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from distlaunch.agent.frozen import Frozen
+from distlaunch.diagnosis.exits import headline
+from distlaunch.observers.recording import EVIDENCE
+from distlaunch.observers.run_directory import fd_of, file_of
+from distlaunch.runs.find import folders
+from distlaunch.runs.following import summary_of
+from distlaunch.runs.replay import Moment, lines_in, replay
+from distlaunch.runs.run_status import Run, run_in
+from distlaunch.supervisor.events import AgentUp
+from distlaunch.supervisor.nodes import RankState
+from distlaunch.supervisor.root_cause import waits_in
+from distlaunch.supervisor.state import Cause, State
+from distlaunch.supervisor.status import RunState
+from distlaunch.supervisor.summary import Summary
+from distlaunch.wording import counted, listed, rank_list, size_words
+
+MAX_LINES = 10
+MAX_CHARACTERS = 300
+MAX_EVIDENCE = 64 << 20
+"""Bytes that are read of an attempt's evidence."""
+SHOWN_CHANGES = 3
+_ALARMING = re.compile(
+    r"Xid|[Oo]ut of memory|oom|Killed process|I/O error|segfault|[Hh]ardware [Ee]rror|hung_task"
+)
+"""Lines of the kernel's log that may explain a failure."""
+_UNCOMPARED = re.compile(
+    r"invocation\.|places\.|logs\.|placeholders|restarts_before|allocation\.|rendezvous\.job_id"
+)
+"""Settings that differ from run to run without changing the job."""
+
+
+class Explanation(Frozen):
+    """Why a run ended, or what it waits for.
+
+    `certainty` is how well the root cause is known: fact, likely or unknown. `at` is when it happened, in
+    seconds since the epoch. `error` are the lines of the failed rank's error. `then` says how the other ranks
+    ended, `waiting` where ranks stood that waited for each other. `differs` maps settings to their values in
+    `other`, the last good run of the job, and in this one. `evidence` has the records of all nodes.
+    """
+
+    run: Run
+    certainty: str = ""
+    cause: str = ""
+    rank: int | None = None
+    node: str | None = None
+    at: float | None = None
+    error: tuple[str, ...] = ()
+    signs: tuple[str, ...] = ()
+    then: tuple[str, ...] = ()
+    waiting: tuple[str, ...] = ()
+    restarts: tuple[str, ...] = ()
+    other: str = ""
+    differs: Mapping[str, tuple[Any, Any]] = {}
+    advice: str = ""
+    evidence: tuple[Mapping[str, Any], ...] = ()
+
+    def document(self) -> dict[str, Any]:
+        """Return the explanation as a JSON object."""
+        status = self.run.status
+        head = {"run": self.run.id, "state": status.state.value, "exit_status": status.exit_status}
+        return {**head, **{name: value for name, value in self._asdict().items() if name != "run"}}
+
+    def lines(self) -> list[str]:
+        """Return the explanation in at most MAX_LINES lines."""
+        lead = {"likely": "likely root cause", "unknown": "root cause unknown"}.get(
+            self.certainty, "root cause"
+        )
+        when = f" [{_clock(self.at)}]" if self.at else ""
+        parts = [
+            [_headline(self.run)],
+            [f"{lead}: {self.cause}{when}"] if self.cause else [],
+            [f"  {line}" for line in self.error],
+            [f"evidence: {sign}" for sign in self.signs[-1:]],
+            [f"waiting: {line}" for line in self.waiting[:2]],
+            [f"then: {'; '.join(self.then)}"] if self.then else [],
+            [f"before: {self.restarts[-1]}"] if self.restarts else [],
+            [self._change_line()] if self.other else [],
+            [f"what to do: {self.advice}"] if self.advice else [],
+        ]
+        return [_cut(line) for line in chain(*parts)][:MAX_LINES]
+
+    def _change_line(self) -> str:
+        lead = f"since {self.other}, the last good run"
+        if not self.differs:
+            return f"{lead}: no setting has changed"
+        rows = [f"{name}: {before} → {now}" for name, (before, now) in self.differs.items()]
+        return f"{lead}: {listed(rows, SHOWN_CHANGES)}"
+
+
+def explain(run: Run, other: Run | None = None) -> Explanation:
+    """Explain a run, and compare it with `other` or its job's last good run. Raises `HistoryError`."""
+    lines = lines_in(Path(run.folder))
+    moments = list(replay(lines))
+    state, differs = moments[-1].state, {}
+    other = other or _last_good(run)
+    if other:
+        with contextlib.suppress(Exception):
+            differs = differences(other, run)
+    known = Explanation(run, other=other.id if other else "", differs=differs)
+    known = known._replace(
+        evidence=tuple(_evidence(run.folder, state.attempt)),
+        waiting=tuple(_standing(state)),
+        restarts=_restart_words(state),
+    )
+    if run.status.state is RunState.SUCCEEDED:
+        return known
+    cause = state.cause or (state.restarts[-1].cause if state.restarts else None)
+    if cause is None:
+        return known._replace(certainty="unknown" if run.status.state.over else "", cause=run.status.why)
+    return _explained(known, state, cause, _epoch(lines))
+
+
+def _explained(known: Explanation, state: State, cause: Cause, epoch: float) -> Explanation:
+    summary = summary_of(known.run.folder, state) or Summary(state, known.run.folder, {}, 0.0)
+    document = summary.cause_document(cause)
+    return known._replace(
+        certainty=_certainty(cause),
+        cause=cause.text,
+        rank=cause.rank,
+        node=document["node"],
+        at=epoch + cause.at,
+        error=tuple(headline("\n".join(document["last_words"])))
+        if cause.exit
+        else tuple(summary.node_lines()[:2]),
+        signs=tuple(_signs(known.evidence, document["node"])),
+        waiting=(*summary.lagging, *known.waiting),
+        then=tuple(summary.others()),
+        advice=summary.advice,
+    )
+
+
+def _certainty(cause: Cause) -> str:
+    if cause.peer_gone:
+        return "unknown"
+    return "likely" if cause.inferred else "fact"
+
+
+def _standing(state: State) -> Iterator[str]:
+    """Yield where ranks stood whose stacks are known: those in a collective, and the others."""
+    places: dict[str, list[RankState]] = {}
+    for worker in state.workers:
+        if worker.stack:
+            where = waits_in(worker)
+            places.setdefault(
+                f"in {where}" if where else f"not in a collective but in {worker.stack[0]}", []
+            ).append(worker)
+    if len(places) > 1 or (places and state.cause is None):
+        ordered = sorted(places.items(), key=lambda each: len(each[1]), reverse=True)
+        yield "; ".join(
+            f"{rank_list([w.rank for w in workers], state.unit)} {where}" for where, workers in ordered
+        )
+
+
+def _restart_words(state: State) -> tuple[str, ...]:
+    causes = [restart.cause.text for restart in state.restarts]
+    return tuple(f"attempt {number}: {text}" for number, text in enumerate(causes))
+
+
+# Evidence
+
+
+def _evidence(folder: str, attempt: int) -> Iterator[Mapping[str, Any]]:
+    try:
+        with open(fd_of(folder, file_of(attempt, EVIDENCE)), "rb") as file:
+            rows = file.read(MAX_EVIDENCE).splitlines()
+    except OSError:
+        return
+    for row in rows:
+        with contextlib.suppress(ValueError, RecursionError):
+            if isinstance(record := json.loads(row), dict):
+                yield record
+
+
+def _signs(evidence: Iterable[Mapping[str, Any]], node: str | None) -> Iterator[str]:
+    """Yield what nodes reported that may explain a failure, of that node if it is known."""
+    for record in evidence:
+        if node not in (None, record.get("node")):
+            continue
+        for line in record.get("kernel") or ():
+            if isinstance(line, str) and _ALARMING.search(line):
+                yield f"kernel log of {record.get('node')}: {line}"
+        for row in record.get("workers") or ():
+            if isinstance(row, dict) and row.get("state") == "D":
+                where = f"pid {row.get('pid')} on {record.get('node')}"
+                yield f"{where} was blocked in the kernel ({row.get('wchan')})"
+
+
+def evidence_lines(explanation: Explanation) -> Iterator[str]:
+    """Yield all evidence as lines of text."""
+    for record in explanation.evidence:
+        yield f"{record.get('node')} at {_clock(record.get('time'))}:"
+        for row in record.get("workers") or ():
+            rank = record.get("first_rank", 0) + row.get("local_rank", 0)
+            memory = size_words(int(row.get("memory") or 0))
+            yield f"  rank {rank} (pid {row.get('pid')}): {row.get('state')} in {row.get('wchan')}, {memory}"
+            yield from (f"    {socket}" for socket in row.get("sockets") or ())
+        if record.get("memory"):
+            counts = [f"{name} {count}" for name, count in record["memory"].items()]
+            yield f"  memory events: {listed(counts)}"
+        yield from (f"  kernel: {line}" for line in record.get("kernel") or () if _ALARMING.search(line))
+        yield from (f"  NCCL: {line}" for line in str(record.get("ras") or "").splitlines())
+
+
+# Comparison with another run
+
+
+def differences(before: Run, now: Run) -> dict[str, tuple[Any, Any]]:
+    """Return the settings and node facts that differ between two runs, by name. Raises `HistoryError`."""
+    first, second = (_settings(run) for run in (before, now))
+    names = dict.fromkeys([*first, *second])
+    return {
+        name: (first.get(name, "unset"), second.get(name, "unset"))
+        for name in names
+        if first.get(name) != second.get(name)
+    }
+
+
+def _settings(run: Run) -> dict[str, Any]:
+    lines = lines_in(Path(run.folder))
+    found = {name: value for name, value in _flat(lines[0].get("spec"), "") if not _UNCOMPARED.match(name)}
+    for moment in replay(lines):
+        if isinstance(moment.event, AgentUp):
+            found |= _facts(moment)
+    return found
+
+
+def _facts(moment: Moment) -> dict[str, Any]:
+    up: Any = moment.event
+    label = moment.state.label(up.node)
+    return {
+        f"{label}: {name}": value for name, value in (("Python", up.facts.python), ("GPUs", up.facts.gpus))
+    }
+
+
+def _flat(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            yield from _flat(inner, f"{path}.{name}" if path else name)
+    elif isinstance(value, list) and not all(isinstance(each, str) for each in value):
+        for number, inner in enumerate(value):
+            yield from _flat(inner, f"{path}[{number}]")
+    else:
+        yield path, " ".join(value) if isinstance(value, list) else value
+
+
+def _last_good(run: Run) -> Run | None:
+    """Return the latest earlier run of the same job that succeeded."""
+    status, found = run.status, []
+    for folder in folders().values():
+        seen = run_in(folder)
+        if seen and seen.status.state is RunState.SUCCEEDED and seen.status.began < status.began:
+            same = (seen.status.job, seen.status.file) == (status.job, status.file)
+            found += [seen] if same else []
+    return max(found, key=lambda each: each.status.began, default=None)
+
+
+# Words
+
+
+def _headline(run: Run) -> str:
+    status = run.status
+    took = f" after {counted(round(status.since - status.began), 'second')}" if status.state.over else ""
+    ended = f" with exit status {status.exit_status}" if status.exit_status else ""
+    return f"{run.id}: {status.state.value}{ended}{took}"
+
+
+def _epoch(lines: Sequence[Mapping[str, Any]]) -> float:
+    """Return the time of the run's clock zero, in seconds since the epoch."""
+    return float(lines[0].get("time") or 0.0) - float(lines[0].get("t") or 0.0)
+
+
+def _clock(at: Any) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(at)) if isinstance(at, float | int) else "?"
+
+
+def _cut(line: str) -> str:
+    line = line.replace("\n", " ")
+    return line if len(line) <= MAX_CHARACTERS else f"{line[: MAX_CHARACTERS - 1]}…"
