@@ -302,7 +302,8 @@ def _add_conduct(draft: Draft, flags: Flags) -> None:
         draft.set("timeouts.stop", f"{flags.shutdown_timeout}s")
     if flags.max_restarts:
         hint = "--max-restarts limits the whole run, but restarts.max limits each restarts.window (1h)"
-        draft.note(hint, key="restarts")
+        same = "the same exception in two attempts in a row ends the job (restarts.repeat)"
+        draft.note(f"{hint}; {same}", key="restarts")
     elif flags.nodes[0] < flags.nodes[1]:
         draft.note("losing or regaining a node counts as a restart: at most 3 in an hour", key="restarts")
 

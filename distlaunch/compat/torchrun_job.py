@@ -101,7 +101,7 @@ def job_of(flags: Flags, here: Here) -> job.JobSpec:
         ),
         limits=job.Limits(stop_s=_stop_s(flags, here)),
         membership=job.Membership(grow="now" if fewest < most else "restart"),
-        restarts=job.Restarts(flags.max_restarts, 0.0, job.FOREVER_S),
+        restarts=job.Restarts(flags.max_restarts, 0.0, job.FOREVER_S, repeat=True),
         placement=job.Placement(
             flags.virtual_local_rank, job.Binding(flags.numa_binding) if flags.numa_binding else None
         ),

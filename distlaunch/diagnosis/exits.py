@@ -65,7 +65,14 @@ _LOG = r"(?m)^\[[WEIF]\d{4} .*"
 """Log lines of torch's C++ code, from other threads or, after a traceback, about its consequences."""
 _REMARK = r"(?m)^(?:\[\w*rank\d+\]:? ?)?\[?[IW]\d{4} \d\d:\d\d:\d\d\.\d+ .*\n?"
 """Information and warnings in torch's logs, which don't indicate why a rank ended."""
-_FRAME = r'(?m)^ +File "([^"]+)", line \d+'
+_FRAME = r'(?m)^ +File "([^"]+)", line (\d+)'
+_LIBRARY = r"/(?:site|dist)-packages/|/lib/python\d|^<frozen "
+_EXCEPTION = r"(?m)^([A-Za-z_][\w.]*)(?:: (.*))?$"
+_TRANSIENT = (
+    r"OSError|IOError|Connect|[Tt]ime(?:d |[- ])?out|HTTP|URLError|SSL|gaierror|[Tt]emporar|[Uu]navailable"
+    r"|AcceleratorError|(?:CUDA|HIP) error|NCCL|ECC"
+)
+"""Errors of networks, storage and devices, which the next attempt may not meet."""
 _IN_TORCH_DISTRIBUTED = r"/torch/distributed/(?!elastic/|launcher/|run\.py)"
 _COLLECTIVES = (
     r"gloo/|[Gg]loo connect|c10d|TCPStore|Dist(?:Network|Store|Backend)Error|ProcessGroup|nccl|NCCL"
@@ -87,17 +94,26 @@ _ROOT = (
 )
 
 
+class Raised(Frozen):
+    """An exception: its type, its place in the user's code (`train.py:41`), its message without numbers."""
+
+    error: str
+    place: str
+    message: str
+
+
 class Words(Frozen):
     """The evidence in a rank's last output: whether it contains a `traceback`, and whether a peer was gone.
 
     `timed_out` is set if no connection was lost but waiting for the peer timed out. `stack` is where the rank
-    waited.
+    waited. `raised` is the exception, unless there is none, or it may pass.
     """
 
     traceback: bool = False
     peer_gone: bool = False
     timed_out: bool = False
     stack: tuple[str, ...] = ()
+    raised: Raised | None = None
 
 
 def words_of(status: int, stderr: str, record: Mapping[str, Any] | None = None) -> Words:
@@ -110,7 +126,18 @@ def words_of(status: int, stderr: str, record: Mapping[str, Any] | None = None) 
     error = _of_a_collective(text)
     lost, timed_out = re.search(_LOST, error) is not None, re.search(_WAITED, error) is not None
     stack = python_frames(text)[::-1] if timed_out else ()
-    return Words(TRACEBACK in output or bool(recorded), lost or timed_out, timed_out and not lost, stack)
+    found, peer_gone = TRACEBACK in output or bool(recorded), lost or timed_out
+    return Words(found, peer_gone, timed_out and not lost, stack, _raised_in(text))
+
+
+def _raised_in(error: str) -> Raised | None:
+    frames = list(re.finditer(_FRAME, error))
+    last = re.search(_EXCEPTION, error[frames[-1].end() :]) if frames else None
+    if last is None or re.search(_TRANSIENT, last[0]):
+        return None
+    own = [frame for frame in frames if not re.search(_LIBRARY, frame[1])] or frames
+    place = f"{_short_path(own[-1][1])}:{own[-1][2]}"
+    return Raised(last[1], place, re.sub(r"0x[0-9a-f]+|\d+", "#", last[2] or ""))
 
 
 def python_frames(text: str) -> tuple[str, ...]:

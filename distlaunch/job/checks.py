@@ -259,6 +259,16 @@ def _numbers(reading: Reading, spec: JobSpec) -> Mistakes:
         yield "on_stall", "restart needs a number of restarts: set restarts.max, or use on_stall: stop"
 
 
+def _restarts(reading: Reading, spec: JobSpec) -> Mistakes:
+    limit, given = spec.restarts, reading.section("restarts")
+    for each in dict.fromkeys(limit.on or ()):
+        if each in limit.never:
+            yield "restarts.never", f"{each} is in both on and never; remove it from one of them"
+    for key in {*given} & {"on", "never"}:
+        if not (limit.most or limit.requeue):
+            yield f"restarts.{key}", f"{key} needs a number of restarts: set restarts.max"
+
+
 def _allocated(reading: Reading, _: JobSpec) -> Mistakes:
     """Check that no scheduler section requests fewer nodes than the job needs."""
     nodes = reading.checked.get("nodes")
@@ -291,5 +301,7 @@ def _container(_: Reading, spec: JobSpec) -> Mistakes:
             yield f"container.mounts[{i}]", f"expected PATH:PATH_INSIDE:ro at most, got {mount!r}"
 
 
-OF_SPEC = (_repeated, _master, _launcher, _mpi, _stdin, _numbers, _allocated, _volumes, _container)
+OF_SPEC = (
+    *(_repeated, _master, _launcher, _mpi, _stdin, _numbers, _restarts, _allocated, _volumes, _container),
+)
 """Checks of the job, once its hosts and endpoint are known."""

@@ -7,7 +7,7 @@ these sections and `kubernetes` are maps of the given keys, whose defaults are d
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import get_args
+from typing import Any, get_args
 
 from distlaunch.job import spec
 from distlaunch.job.text import home_error, placeholder_error
@@ -123,6 +123,21 @@ TIMEOUTS = Record(
     makes=spec.Limits,
 )
 
+
+class Failures(ListOf):
+    """Kinds of failures, and exit statuses; becomes a flat tuple."""
+
+    def __init__(self) -> None:
+        statuses = Field(ListOf(Integer(1, 255), least=1), "Only these exit statuses.")
+        item = Record(exit=statuses, required=("exit",), title="a map such as {exit: [75]}")
+        super().__init__(Either(text=Choice(get_args(spec.FailureKind)), entries=item), least=1)
+
+    def made(self, checked: Any) -> Any:
+        """Return the kinds and statuses."""
+        return tuple(one for each in checked for one in ([each] if isinstance(each, str) else each["exit"]))
+
+
+FAILURES = Failures()
 RESTARTS = Record(
     max=Field(
         Integer(0, 10000),
@@ -136,6 +151,18 @@ RESTARTS = Record(
         Integer(0, 10000),
         "How many times Slurm may requeue the job: after a failure that max does not cover, at the time "
         "limit, or after a termination warning; never after exit status 2, 126 or 127.",
+    ),
+    on=Field(
+        FAILURES,
+        "The failures that cause a restart: exception, exit, signal, oom, collective, stall, node_lost; "
+        "{exit: [75]} = exit status 75.",
+        "any failure",
+    ),
+    never=Field(FAILURES, "Failures that cause no restart."),
+    repeat=Field(
+        Switch(),
+        "Restart even after the same exception as in the previous attempt, and on a node that caused three "
+        "failures in a row.",
     ),
     makes=spec.Restarts,
     main="max",

@@ -41,6 +41,7 @@ Backend = Literal["nccl", "gloo", "mpi"]
 Grow = Literal["restart", "now"]
 OnStall = Literal["warn", "restart", "stop"]
 OnWarning = Literal["TERM", "INT", "USR1", "USR2"]
+FailureKind = Literal["exception", "exit", "signal", "oom", "collective", "stall", "node_lost"]
 
 
 class Program(Frozen):
@@ -166,13 +167,18 @@ class Restarts(Frozen):
     """At most `most` restarts in any `window_s` seconds.
 
     `backoff_s` is the first delay, which doubles each time. The scheduler requeues the whole job at most
-    `requeue` times.
+    `requeue` times. Only failures in `on` cause a restart (None = all), and those in `never` cause none; a
+    number is the status of an `exit`. Unless `repeat` is set, an exception that repeats ends the job, and a
+    node that repeatedly fails is left out.
     """
 
     most: int = 0
     backoff_s: float = 1.0
     window_s: float = 3600.0
     requeue: int = 0
+    on: tuple[FailureKind | int, ...] | None = None
+    never: tuple[FailureKind | int, ...] = ()
+    repeat: bool = False
 
 
 Std = int | Mapping[int, int]

@@ -35,20 +35,40 @@ from distlaunch.supervisor.nodes import (
     may_be_occupied,
     unfit_words,
 )
-from distlaunch.supervisor.state import Cause, Phase, State, Timer
+from distlaunch.supervisor.state import Cause, Phase, Restart, State, Timer, Why
 from distlaunch.transports.failure import Kind, LinkFailure
 from distlaunch.wording import counted, listed, signal_words, span_words
+
+BAD_NODE_S = 600.0
+"""Seconds: a longer attempt doesn't count against the node that ended it."""
 
 
 def choose_members(state: State) -> tuple[int, ...]:
     """Return the nodes of the next attempt, in rank order.
 
     Nodes of the current attempt keep their order, which keeps rank 0 on its host as long as possible. New or
-    returned nodes of the job follow, then spares, up to the number of nodes that the job requests.
+    returned nodes of the job follow, then spares, up to the number of nodes that the job requests. If enough
+    others are usable, a node that repeatedly failed is left out.
     """
     stayed = [index for index in state.members if is_usable(state.nodes[index])]
     others = [index for index, node in enumerate(state.nodes) if is_usable(node) and index not in stayed]
-    return tuple([*stayed, *others][: len(state.spec.nodes)])
+    usable, bad = [*stayed, *others], repeatedly_failed(state)
+    sound = [index for index in usable if index not in bad]
+    return tuple((sound if len(sound) >= state.spec.fewest else usable)[: len(state.spec.nodes)])
+
+
+def repeatedly_failed(state: State) -> set[int]:
+    """Return the nodes that were the root cause of three short attempts in a row."""
+    if state.spec.restarts.repeat:
+        return set()
+    blamed = [_blamed_node(restart) for restart in state.restarts]
+    rows = zip(blamed, blamed[1:], blamed[2:], strict=False)
+    return {row[0] for row in rows if row[0] is not None and len({*row}) == 1}
+
+
+def _blamed_node(end: Restart) -> int | None:
+    counts = end.why is Why.FAILURE and end.lived_s < BAD_NODE_S and not end.cause.peer_gone
+    return end.cause.node if counts else None
 
 
 def misfit(state: State, index: int) -> str:
@@ -161,8 +181,8 @@ def cause_of_loss(state: State, node: int, why: str, now: float) -> Cause:
         what = f"this machine, or this command, was suspended for {state.resumed[1]:.0f} s"
         lease = f"after {span_words(state.spec.limits.lease_s)} (timeouts.lease) nodes stop their ranks"
         advice = "set a longer timeouts.lease, or let a machine that stays awake control the run: `--on HOST`"
-        return Cause(f"{what}; {lease}; {advice}", Exit.NODE_LOST, now)
-    return Cause(f"{state.label(node)} was lost: {why}", Exit.NODE_LOST, now, node=node)
+        return Cause(f"{what}; {lease}; {advice}", Exit.NODE_LOST, now, kind="node_lost")
+    return Cause(f"{state.label(node)} was lost: {why}", Exit.NODE_LOST, now, node=node, kind="node_lost")
 
 
 def lost(state: State, node: int, before: Linked, failure: LinkFailure, now: float) -> State:

@@ -240,7 +240,7 @@ def on_route_failed(event: RouteFailed, state: State, now: float) -> Step:
 def _no_route(state: State, event: RouteFailed, node: Up, now: float) -> Step:
     assert state.plan is not None
     text = _no_route_words(state, state.plan.master_addr, event)
-    cause = Cause(text, Exit.USAGE, now, node=event.node)
+    cause = Cause(text, Exit.USAGE, now, node=event.node, kind="node_lost")
     if state.attempt and route_of(state.nodes[state.members[0]]):
         return state.with_node(event.node, node._replace(unfit=text)), (AttemptFailed(cause),)
     return state, (JobOver(cause),)

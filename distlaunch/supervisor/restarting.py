@@ -4,7 +4,7 @@ from distlaunch.errors import Exit
 from distlaunch.job.spec import FOREVER_S, Restarts
 from distlaunch.supervisor import preparing
 from distlaunch.supervisor.actions import Action, Drop, ShowMessage, StopWorkers
-from distlaunch.supervisor.connecting import choose_members, lost, may_come, may_return
+from distlaunch.supervisor.connecting import choose_members, lost, may_come, may_return, repeatedly_failed
 from distlaunch.supervisor.findings import (
     AttemptFailed,
     JobOver,
@@ -33,14 +33,52 @@ def attempt_failed(found: AttemptFailed, state: State, now: float) -> Step:
         return state, found.also
     most, cause = state.spec.restarts.most, found.cause
     recent = len(_recent(state, Why.FAILURE, now))
+    this = Restart(now, Why.FAILURE, cause, _lived_s(state, now))
+    if why := "" if state.warned else _excluded_words(state, (*state.restarts, this)):
+        return state, (_excluded(cause, why),)
     if most == 0:
-        return state, (JobOver(cause), *found.also)
+        return state, (JobOver(cause),)
     if state.warned or recent >= most:
         why = "received a termination warning" if state.warned else _used_up_words(state.spec.restarts)
-        ended = JobOver(cause._replace(text=f"{cause.text}; not restarting: {why}"))
-        return state, (ended, *found.also)
+        return state, (JobOver(cause.noted(f"; not restarting: {why}", final=False)),)
     state, done = _restart(state, Why.FAILURE, cause, f"restart {recent + 1} of {most}", now)
     return state, (*done, *found.also)
+
+
+def _excluded(cause: Cause, why: str) -> JobOver:
+    """End the job, which must not be requeued, either."""
+    return JobOver(cause.noted(f"; not restarting: {why}", final=True))
+
+
+def _excluded_words(state: State, failures: tuple[Restart, ...]) -> str:
+    """Return why no attempt may follow the last of these failures, whatever their number, or ""."""
+    if failures[-1].why is not Why.FAILURE:
+        return ""
+    return _unlisted_words(failures[-1].cause, state.spec.restarts) or _repeated_words(state, failures[-2:])
+
+
+def _unlisted_words(cause: Cause, limit: Restarts) -> str:
+    """Return which key excludes a restart. The status of an exit takes precedence over its kind."""
+    is_exit, on = cause.kind == "exit", limit.on or ()
+    keys = (cause.exit_status, cause.kind) if is_exit else (cause.kind,)
+    decisive = next((key for key in keys if key in on or key in limit.never), None)
+    if decisive in on or (decisive is None and limit.on is None):
+        return ""
+    what = f"exit status {cause.exit_status}" if is_exit else cause.kind
+    return f"restarts.never includes {what}" if decisive else f"restarts.on doesn't include {what}"
+
+
+def _repeated_words(state: State, failures: tuple[Restart, ...]) -> str:
+    """Return which exception ended the last two attempts, if both ended it early."""
+    first, last = failures[0], failures[-1]
+    same = len(failures) == 2 and first.why is Why.FAILURE and first.cause.raised == last.cause.raised
+    if not same or state.spec.restarts.repeat or max(first.lived_s, last.lived_s) >= HEALTHY_S:
+        return ""
+    if last.cause.raised is None or last.cause.rank is None:
+        return ""
+    error, place, _ = last.cause.raised
+    what = f"{state.called(last.cause.rank)} raised the same {error} at {place} as in the attempt before"
+    return f"{what} (to restart anyway, set restarts.repeat: true)"
 
 
 def _used_up_words(limit: Restarts) -> str:
@@ -107,6 +145,8 @@ def node_back(found: NodeBack, state: State, now: float) -> Step:
         return state, (ShowMessage("info", back),) if state.wait_told else ()
     if len(state.members) >= len(state.spec.nodes) or found.node in state.members:
         return state, ()
+    if found.node in repeatedly_failed(state):
+        return state, (ShowMessage("info", f"{back}; it isn't used after three failures in a row"),)
     if state.spec.membership.grow == "now":
         cause = Cause(back, Exit.OK, now, node=found.node)
         return state, (StartAgain(Why.GROWTH, cause, "restarting to include it"),)
@@ -114,7 +154,7 @@ def node_back(found: NodeBack, state: State, now: float) -> Step:
 
 
 def _restart(state: State, why: Why, cause: Cause, what: str, now: float) -> Step:
-    lived_s = now - state.started_at if state.started_at and state.phase is Phase.RUNNING else 0.0
+    lived_s = _lived_s(state, now)
     evidence = capture(state) if why is Why.FAILURE else []
     delay_s = _backoff_s(state, lived_s) if why is Why.FAILURE else 0.0
     wait = f" in {delay_s:.1f} s" if delay_s else ""
@@ -130,6 +170,11 @@ def _restart(state: State, why: Why, cause: Cause, what: str, now: float) -> Ste
     return state, (message, *evidence, *(StopWorkers(i, grace_s) for i in busy))
 
 
+def _lived_s(state: State, now: float) -> float:
+    """Return how long the current attempt has been running."""
+    return now - state.started_at if state.started_at and state.phase is Phase.RUNNING else 0.0
+
+
 def _backoff_s(state: State, lived_s: float) -> float:
     """Return 0 after a healthy attempt, else a delay that doubles with each failure in a row, with jitter."""
     in_a_row = 0
@@ -141,6 +186,12 @@ def _backoff_s(state: State, lived_s: float) -> float:
         return 0.0
     doubled = state.spec.restarts.backoff_s * 2.0 ** min(in_a_row - 1, 30)
     return min(doubled, BACKOFF_MAX_S) * (0.75 + 0.5 * ((state.chance + in_a_row * 0.618034) % 1.0))
+
+
+def end_if_excluded(state: State, now: float) -> Step:
+    """End the job if a late report has changed the root cause to one that no attempt may follow."""
+    why = _excluded_words(state, state.restarts)
+    return state, (_excluded(state.restarts[-1].cause, why),) if why else ()
 
 
 def go_on_when_cleared(state: State, now: float) -> Step:
@@ -181,8 +232,11 @@ def _next_attempt(state: State, found: tuple[int, ...], now: float) -> Step:
     state = state.without_timers(Timer.CLEAR, Timer.STOP_MESSAGE, Timer.REJOIN)
     text = f"continuing with {len(names)} of {len(state.spec.nodes)} nodes: {', '.join(names)}"
     message = () if names == before else (ShowMessage("info", text),)
+    left_out = [i for i in state.members if i not in found and is_usable(state.nodes[i])]
+    why = "root cause of three failures in a row; continuing without it"
+    warnings = [ShowMessage("warning", f"{state.label(index)}: {why}") for index in left_out]
     state, todo = preparing.prepare(state, found, now)
-    return state, (*message, *todo)
+    return state, (*warnings, *message, *todo)
 
 
 def _left_words(state: State, found: int) -> str:

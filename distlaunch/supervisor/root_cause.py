@@ -24,6 +24,7 @@ from typing import Any
 from distlaunch.agent.messages import WorkerExited
 from distlaunch.diagnosis.exits import Ending, Words, exit_status_of, facts
 from distlaunch.errors import Exit
+from distlaunch.job.spec import FailureKind
 from distlaunch.supervisor import joining
 from distlaunch.supervisor.actions import Action, Capture
 from distlaunch.supervisor.findings import AttemptFailed, Step
@@ -59,8 +60,19 @@ def exit_cause(state: State, rank: int, event: WorkerExited, words: Words) -> Ca
     if words.traceback and state.phase is not Phase.RUNNING and event.status in STOPPED:
         # Without the signal, it would have exited with the Python status for a traceback.
         status, how = 1, "it raised an exception"
-    text = f"{state.named(rank)} failed first: {how}"
-    return Cause(text, status, event.at, rank, event.node, words.peer_gone, exit=True)
+    text, kind = f"{state.named(rank)} failed first: {how}", _kind_of(status, event, words)
+    cause = Cause(text, status, event.at, rank, event.node, words.peer_gone, exit=True, kind=kind)
+    return cause._replace(raised=words.raised) if kind == "exception" else cause
+
+
+def _kind_of(status: int, event: WorkerExited, words: Words) -> FailureKind:
+    if words.peer_gone:
+        return "collective"
+    if words.traceback and status in (1, 128 + signal.SIGABRT):  # a thread may abort after an exception
+        return "exception"
+    if event.status == -signal.SIGKILL and event.oom_kills > 0:
+        return "oom"
+    return "signal" if event.status < 0 else "exit"
 
 
 def with_earlier_cause(state: State, rank: int, event: WorkerExited, words: Words) -> State:
@@ -78,7 +90,8 @@ def with_earlier_cause(state: State, rank: int, event: WorkerExited, words: Word
         earlier = known.peer_gone is words.peer_gone and event.at < known.at
     if not earlier:
         return state
-    return with_exit(state, rank, stopped=False).with_cause(exit_cause(state, rank, event, words))
+    cause = exit_cause(state, rank, event, words).noted(known.note, known.final)
+    return with_exit(state, rank, stopped=False).with_cause(cause)
 
 
 def with_exit(state: State, rank: int, **changes: Any) -> State:
@@ -125,7 +138,8 @@ def stacks_due(state: State, now: float) -> Step:
     were = f"{rank_list([w.rank for w in others], state.unit)} {'was' if len(others) == 1 else 'were'}"
     place = next((f" in {place}" for place in map(waits_in, others) if place), "")
     text = f"{listed(who)} {what}; {were} waiting{place}"
-    return state, (AttemptFailed(_cause_of(state, at_fault, text, state.suspect.exit_status, now)),)
+    cause = _cause_of(state, at_fault, text, state.suspect.exit_status, now)
+    return state, (AttemptFailed(cause._replace(kind="collective")),)
 
 
 def _timed_out(state: State) -> list[RankState]:
@@ -172,7 +186,7 @@ def stall_cause(state: State, now: float) -> Cause:
         text += f"; {rank_list(waiting, state.unit)} {verb} waiting in a collective"
     if not state.spec.one_machine and any(map(is_joining, stalled)):
         text += "; some ranks are still in init_process_group; `distlaunch check-port` tests the network"
-    return _cause_of(state, at_fault, text, Exit.TIMEOUT, now)
+    return _cause_of(state, at_fault, text, Exit.TIMEOUT, now)._replace(kind="stall")
 
 
 # Stacks

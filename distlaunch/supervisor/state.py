@@ -6,8 +6,9 @@ from types import MappingProxyType
 from typing import Any
 
 from distlaunch.agent.frozen import Frozen
+from distlaunch.diagnosis.exits import Raised
 from distlaunch.errors import Exit
-from distlaunch.job.spec import FOREVER_S, JobSpec
+from distlaunch.job.spec import FOREVER_S, FailureKind, JobSpec
 from distlaunch.plan.placement import Foreseen, LaunchPlan
 from distlaunch.supervisor.actions import ShowMessage
 from distlaunch.supervisor.nodes import Node, Nodes, RankState, RankStates, is_missing
@@ -93,6 +94,8 @@ class Cause(Frozen):
     `cancelled` is set if the user stopped the job, and `scheduled` if the scheduler ends the allocation. If
     `inferred` is set, the ranks to name follow from what the others were doing. If
     `final` is set, the job must not be requeued. `agent_signum` is the signal that stopped the node's agent.
+    `kind` is None for a cause that no restart can follow. `raised` is the exception of `rank`, unless it may
+    pass. `note` is the end of `text`, if that says why no restart follows.
     """
 
     text: str
@@ -107,6 +110,13 @@ class Cause(Frozen):
     agent_signum: int | None = None
     exit: bool = False
     inferred: bool = False
+    kind: FailureKind | None = None
+    raised: Raised | None = None
+    note: str = ""
+
+    def noted(self, note: str, final: bool) -> "Cause":
+        """Return this root cause, which no restart follows, with a note about the reason."""
+        return self._replace(text=f"{self.text}{note}", note=note, final=final)
 
     @property
     def preliminary(self) -> str:

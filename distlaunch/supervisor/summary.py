@@ -115,8 +115,8 @@ class Summary(Frozen):
             "hint": self.advice or None,
             "lagging": list(self.lagging),
             "restarts": [
-                {"why": restart.why.value, "cause": restart.cause.text, "rank": restart.cause.rank}
-                for restart in self.state.restarts
+                {"why": why.value, "cause": cause.text, "rank": cause.rank, "kind": cause.kind}
+                for _, why, cause, _ in self.state.restarts
             ],
             "seconds": round(self.seconds, 3),
             "world_size": self.state.plan.world_size if self.state.plan else 0,
@@ -131,6 +131,7 @@ class Summary(Frozen):
         known = cause.rank in {worker.rank for worker in self.state.workers}
         return {
             "text": cause.text,
+            "kind": cause.kind,
             "rank": cause.rank,
             "node": None if cause.node is None else self.state.label(cause.node),
             "last_words": self._shown_words(cause.rank)[0] if cause.rank is not None and known else [],
@@ -264,7 +265,7 @@ class Summary(Frozen):
 
 def unstarted(why: str, exit_status: int) -> dict[str, Any]:
     """Return the document of a run that could not begin."""
-    cause: dict[str, Any] = {"text": why, "rank": None, "node": None, "last_words": []}
+    cause: dict[str, Any] = {"text": why, "kind": None, "rank": None, "node": None, "last_words": []}
     known = {"exit_status": exit_status, "cause": cause, "hint": None, "seconds": 0.0, "world_size": 0}
     lists: dict[str, Any] = {name: [] for name in ("lagging", "restarts", "workers", "nodes")}
     return {**known, **lists, "folder": None, "folders_elsewhere": {}}

@@ -40,6 +40,15 @@ def test_reports_status_and_last_output_of_the_rank_that_failed_first(tmp_path: 
     assert "Traceback" not in done.stderr
 
 
+def test_does_not_try_the_same_exception_a_third_time(tmp_path: Path) -> None:
+    worker = "import os\n{}[os.getpid()]"
+    done = run_one(tmp_path, worker, "restarts: {max: 5}\n", status=1)
+    assert done.stderr.count("; restart ") == 1
+    assert "not restarting: rank 0 raised the same KeyError at worker.py:2 as in the attempt" in done.stderr
+    (summary,) = (tmp_path / "runs").glob("*/summary.json")
+    assert [each["kind"] for each in json.loads(summary.read_text())["restarts"]] == ["exception"]
+
+
 def test_folds_identical_tracebacks(tmp_path: Path) -> None:
     worker = """
         import os, signal

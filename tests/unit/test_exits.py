@@ -7,6 +7,7 @@ import pytest
 from distlaunch.diagnosis.exits import (
     TRACEBACK,
     Ending,
+    Raised,
     Words,
     advice,
     facts,
@@ -180,14 +181,41 @@ def test_recognizes_a_ranks_own_errors(words: str) -> None:
     assert not words_of(1, words).peer_gone
 
 
+RAISED = {
+    "numbers and addresses left out": (
+        raised("ValueError: row 17 of <T at 0x7fab>"),
+        ("ValueError", "train.py:9", "row # of <T at #>"),
+    ),
+    "in a library": (raised("KeyError", "/v/lib/python3.12/json/x.py", C10D), ("KeyError", "train.py:9", "")),
+    "a mistake in the script": (
+        f'{TRACEBACK}\n  File "/job/t.py", line 3\n    a b\n      ^\nSyntaxError: no\n',
+        ("SyntaxError", "t.py:3", "no"),
+    ),
+    "the first of a chain": (OWN + CONTEXT + VICTIM, ("ValueError", "train.py:9", "bad")),
+    "in a data loader": (raised("E: Caught") + "Original " + OWN, ("ValueError", "train.py:9", "bad")),
+    "a device": (raised("torch.AcceleratorError: CUDA error: an illegal memory access"), None),
+    "the network": (raised("requests.exceptions.ConnectTimeout: x"), None),
+    "storage": (raised("OSError: [Errno 116] Stale file handle"), None),
+    "no traceback": ("ValueError: bad\n", None),
+}
+
+
+@pytest.mark.parametrize(("words", "found"), RAISED.values(), ids=RAISED)
+def test_finds_the_exception_and_its_place_unless_it_may_pass(
+    words: str, found: tuple[str, str, str] | None
+) -> None:
+    assert words_of(1, words).raised == found
+
+
+FAILED = Words(traceback=True, raised=Raised("ValueError", "train.py:9", "bad"))
 TIMEOUT = raised("RuntimeError: [/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 12000ms")
 JUDGED: dict[str, tuple[int, str, dict[str, str] | None, Words]] = {
     "a lost connection": (1, VICTIM, None, Words(traceback=True, peer_gone=True)),
     "a timeout": (1, TIMEOUT, None, Words(True, True, True, ("step (train.py:9)",))),
-    "torch's record": (1, VICTIM, {"message": "ValueError: bad", "callstack": OWN}, Words(traceback=True)),
+    "torch's record": (1, VICTIM, {"message": "ValueError: bad", "callstack": OWN}, FAILED),
     "a record alone": (1, "", {"message": f"RuntimeError: {GLOO}", "callstack": ""}, Words(True, True)),
     "a crash, whatever was printed": (-signal.SIGSEGV, VICTIM, None, Words()),
-    "a traceback before the stop": (-signal.SIGTERM, OWN, None, Words(traceback=True)),
+    "a traceback before the stop": (-signal.SIGTERM, OWN, None, FAILED),
     "no traceback": (-signal.SIGTERM, "epoch 3\n", None, Words()),
 }
 

@@ -125,6 +125,14 @@ KEYS: dict[str, tuple[str, str, Any]] = {
     ),
     "container.options": ("container: {image: i, options: [-v]}", "container.options", ("-v",)),
     "container.env": ("container: {image: i, env: {A: 1, B: null}}", "container.env", {"A": "1", "B": None}),
+    "restarts.on": ("restarts: {max: 1, on: [node_lost, oom]}", "restarts.on", ("node_lost", "oom")),
+    "restarts.on[].exit": (
+        "restarts: {max: 1, on: [stall, exit: [75, 3]]}",
+        "restarts.on",
+        ("stall", 75, 3),
+    ),
+    "restarts.never": ("restarts: {max: 1, never: [exception]}", "restarts.never", ("exception",)),
+    "restarts.repeat": ("restarts: {repeat: true}", "restarts.repeat", True),
     "restarts.requeue": ("restarts: {requeue: 4}", "restarts.requeue", 4),
     "launcher": ("nodes: [a]\nlauncher: local", "nodes.0.reach", Local()),
 }

@@ -53,6 +53,11 @@ PLAIN_MISTAKES = {
     "args: [[x]]": "2:8: args[0]: expected a string, got a list",
     "env: [A]": "2:6: env: expected a map of settings, got a list",
     "env: {A: [1]}": "2:10: env.A: expected a string, got a list",
+    "restarts: {max: 1, on: [node-lost]}": (
+        '2:25: restarts.on[0]: expected "exception", "exit", "signal", "oom", "collective", "stall" or '
+        '"node_lost", got "node-lost"; did you mean "node_lost"?'
+    ),
+    "restarts: {max: 1, on: [exit: 75]}": "2:31: restarts.on[0].exit: expected a non-empty list, got 75…",
     "timeouts: {stop: soon}": '2:18: timeouts.stop: expected a duration such as "30s" or "10m", got "soon"',
     "timeouts: {boot: 1s}": (
         "2:12: timeouts.boot: unknown key; known keys: connect, join, stop, job, lease, rejoin, stall"
@@ -100,6 +105,10 @@ PLAIN_MISTAKES = {
 }
 """Those that the schema for editors marks, too."""
 MISTAKES = {
+    "restarts: {max: 1, on: [oom, exit: [7, 75]], never: [exit: [75]]}": (
+        "2:53: restarts.never: 75 is in both on and never; remove it from one of them"
+    ),
+    "restarts: {never: [oom]}": "2:19: restarts.never: never needs a number of restarts: set restarts.max",
     "logs: {watch: 'x{99999999999999999999}'}": (
         "2:15: logs.watch: expected a regular expression: the repetition number is too large"
     ),

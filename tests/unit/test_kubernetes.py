@@ -466,6 +466,9 @@ def test_refuses_a_job_without_an_image() -> None:
         "timeouts: {stall: 1m}": (
             "timeouts.stall is left out: `distlaunch torchrun`, which the pods run, has no flag for it"
         ),
+        "restarts: {max: 1, on: [oom]}": (
+            "restarts.on is left out: `distlaunch torchrun`, which the pods run, has no flag for it"
+        ),
         "restarts: {max: 1, window: 1d}": "restarts.window is left out: restarts.max limits the whole run",
         "logs: {console: rank0}": (
             "logs.console is left out: `kubectl logs` shows what all ranks of a pod print"

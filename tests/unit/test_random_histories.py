@@ -36,6 +36,7 @@ CHANCE = 0.25
 DRAWN: Counter[type] = Counter()
 """The events that the histories had, by kind."""
 
+RAISED = 'Traceback (most recent call last):\n  File "/t.py", line 7, in f\nValueError: bad\n'
 PROCS = 2
 PULL_S = 60.0
 LEASE_S, STOP_S, SLACK_S = 30.0, 10.0, 4.5  # slack: what a busy node takes longer
@@ -337,8 +338,9 @@ class World:
             getattr(self, fault.kind)(agent, fault.number)
 
     def fail(self, agent: Agent, status: int) -> None:
-        """A worker ends."""
-        self._end_worker(agent, next(iter(sorted(agent.running)), -1), agent.attempt, status)
+        """A worker ends, with status 1 by an exception."""
+        rank, words = next(iter(sorted(agent.running)), -1), RAISED if status == 1 else ""
+        self._end_worker(agent, rank, agent.attempt, status, words)
 
     def lose_peer(self, agent: Agent, status: int) -> None:
         """A worker ends since another one is gone, or seems to be."""
@@ -468,6 +470,7 @@ def check_step(before: State, event: Event, wanted: tuple[Action, ...], after: S
 
 
 _limits = st.sampled_from(["10m", "none", "30s"])
+_rules = st.sampled_from(["", "", ", repeat: true", ", never: [signal]", ", on: [node_lost, exception]"])
 
 
 @st.composite
@@ -487,7 +490,7 @@ min_nodes: {fewest}
 {draw(st.sampled_from(["", "container: {image: pytorch}"]))}
 timeouts: {{stop: {STOP_S:g}s, lease: {LEASE_S:g}s, rejoin: {rejoin}, join: {draw(_limits)}, stall: 20s}}
 spares: {[f"s{i}" for i in range(spares)]}
-restarts: {{max: {most}, window: {window}}}
+restarts: {{max: {most}, window: {window}{draw(_rules) if most else ""}}}
 elastic: {{grow: {draw(st.sampled_from(["restart", "now"]))}}}
 on_stall: {draw(st.sampled_from(["warn", "stop", "restart"][: 3 if most else 2]))}
 on_warning: {draw(st.sampled_from(["USR1", "TERM"]))}"""
@@ -499,7 +502,7 @@ AWAY_S = [0, 0, 10, 100]
 FAULTS: dict[str, list[int]] = {
     "announce": [10, 0],
     "end_clean": AWAY_S,
-    "fail": [7, -9, 0],
+    "fail": [7, 1, -9, 0],
     "interrupt_there": [signal.SIGTERM, signal.SIGUSR1],
     "join": [0, 1, 2, 3],
     "leave": [0],

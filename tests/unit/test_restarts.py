@@ -15,6 +15,7 @@ from distlaunch.agent.messages import (
     Reaped,
     RouteFailed,
     Swept,
+    WorkerExited,
     WorkerUnstarted,
 )
 from distlaunch.errors import Exit
@@ -31,6 +32,7 @@ from distlaunch.supervisor.actions import (
     StartWorkers,
     StopWorkers,
 )
+from distlaunch.supervisor.allocation_end import is_to_go_on
 from distlaunch.supervisor.events import Event, LinkEnded
 from distlaunch.supervisor.nodes import (
     Lost,
@@ -42,9 +44,11 @@ from distlaunch.supervisor.nodes import (
 )
 from distlaunch.supervisor.state import Phase, Timer, Why
 from distlaunch.transports.failure import Kind
+from tests.unit.samples import PEER_GONE
 from tests.unit.test_supervisor import (
     JOB,
     MASTER,
+    OWN,
     STOP_MARGIN_S,
     STOP_S,
     Actions,
@@ -219,6 +223,157 @@ def test_an_attempt_that_never_ran_is_not_healthy() -> None:
     job.now += 40.0
     job.feed(lost(1, clean=True))
     assert (job.state.due_at(Timer.BACKOFF) or 0.0) > job.now
+
+
+# Failures that would repeat, and those that the job excludes
+
+
+def raises(job: Job, rank: int = 0, words: str = OWN) -> Actions:
+    """A rank raises an exception, and time passes until the next attempt runs, or the job is over."""
+    return Actions(
+        job.obey(job.feed(WorkerExited(rank // 2, rank % 2, 1, job.now, words=words))) + job.go_on()
+    )
+
+
+REPEATED = "raised the same ValueError at t.py:7 as in the attempt before"
+
+
+def test_the_same_exception_twice_in_a_row_ends_the_job_for_good() -> None:
+    job = Job(text_of(restarts="restarts: {max: 9, requeue: 5}")).to_running()
+    raises(job, 0, OWN.replace("bad", "bad row 7"))
+    assert job.state.phase is Phase.RUNNING
+    said = texts(raises(job, 3, OWN.replace("bad", "bad row 12")), "error")
+    how = "rank 3 (b) failed: exit status 1"
+    assert said == [
+        f"{how}; not restarting: rank 3 {REPEATED} (to restart anyway, set restarts.repeat: true)"
+    ]
+    assert (job.state.phase, job.blamed) == (Phase.DONE, (1, 3, 1))
+    assert not is_to_go_on(job.state)
+
+
+def test_keeps_the_reason_why_it_does_not_restart_if_another_rank_failed_earlier() -> None:
+    job = Job(text_of(restarts="restarts: {max: 9, requeue: 5}")).to_running()
+    raises(job)
+    job.now += 1.0
+    job.feed(WorkerExited(1, 1, 1, job.now, words=OWN), WorkerExited(0, 0, 1, job.now - 0.1, words=OWN))
+    assert job.state.cause
+    assert job.state.cause.text.startswith("rank 0 (a) failed first: exit status 1; not restarting: rank 3 ")
+    assert not is_to_go_on(job.state)
+
+
+@pytest.mark.parametrize(
+    ("other", "lived_s", "restarts"),
+    [
+        (OWN.replace("line 7", "line 8"), 0.0, "max: 9"),
+        (OWN.replace("bad", "worse"), 0.0, "max: 9"),
+        (OWN, HEALTHY_S, "max: 9"),
+        (OWN, 0.0, "max: 9, repeat: true"),
+        ("", 0.0, "max: 9"),
+    ],
+)
+def test_restarts_after_another_exception_progress_or_an_exit_without_one(
+    other: str, lived_s: float, restarts: str
+) -> None:
+    job = Job(text_of(restarts=f"restarts: {{{restarts}}}")).to_running()
+    for words in (OWN, other, OWN, other):
+        job.now += lived_s
+        raises(job, words=words)
+    assert job.state.phase is Phase.RUNNING
+
+
+@pytest.mark.parametrize("restarts", ["max: 3", "max: 3, never: [exception]"])
+def test_a_root_cause_reported_late_that_excludes_a_restart_ends_the_job(restarts: str) -> None:
+    job = Job(text_of(restarts=f"restarts: {{{restarts}}}")).to_running()
+    for _ in range(2):
+        job.silent = {1}
+        job.feed(WorkerExited(0, 0, 1, job.now, words=PEER_GONE))
+        job.obey(job.tick())
+        assert job.state.phase is Phase.RESTARTING
+        job.silent = set()
+        if job.obey(job.feed(WorkerExited(1, 0, 1, job.now, words=OWN))).of(Finish):
+            break
+        job.obey(Actions([StopWorkers(1, STOP_S)]))
+        job.go_on()
+    assert job.state.phase is Phase.DONE
+    assert "; not restarting: " in texts(job.actions, "error")[-1]
+    assert len(job.state.restarts) == (1 if "never" in restarts else 2)
+
+
+FAILED_WITH_3, KILLED = WorkerExited(1, 0, 3, 0.0), WorkerExited(1, 0, -9, 0.0)
+RAISED, VICTIM = WorkerExited(1, 0, 1, 0.0, words=OWN), WorkerExited(1, 0, 1, 0.0, words=PEER_GONE)
+
+
+@pytest.mark.parametrize(
+    ("keys", "event", "why"),
+    [
+        ("never: [exception]", RAISED, "restarts.never includes exception"),
+        ("on: [node_lost, exit]", RAISED, "restarts.on doesn't include exception"),
+        ("on: [node_lost]", KILLED, "restarts.on doesn't include signal"),
+        ("on: [signal]", KILLED._replace(oom_kills=1), "restarts.on doesn't include oom"),
+        ("on: [exit: [75]]", FAILED_WITH_3, "restarts.on doesn't include exit status 3"),
+        ("never: [exit: [3]]", FAILED_WITH_3, "restarts.never includes exit status 3"),
+        ("never: [collective]", VICTIM, "restarts.never includes collective"),
+        ("never: [node_lost]", lost(1, clean=True), "restarts.never includes node_lost"),
+        ("on: [exception]", RAISED, ""),
+        ("on: [exit: [3]], never: [exit]", FAILED_WITH_3, ""),
+        ("on: [oom]", KILLED._replace(oom_kills=1), ""),
+        ("on: [collective]", VICTIM, ""),
+        ("never: [exception]", lost(1, clean=True), ""),
+    ],
+)
+def test_restarts_only_after_failures_that_the_job_names(keys: str, event: Event, why: str) -> None:
+    job = Job(text_of(restarts=f"restarts: {{max: 3, requeue: 1, {keys}}}")).to_running()
+    job.obey(job.feed(event))
+    while job.state.suspect:
+        job.obey(job.tick())
+    job.go_on()
+    assert (job.state.phase is Phase.RUNNING) == (not why)
+    assert [text.partition("; not restarting: ")[2] for text in texts(job.actions, "error")] == [why] * bool(
+        why
+    )
+    assert not (why and is_to_go_on(job.state))
+
+
+# A node that keeps failing
+
+
+def keeps_failing(*lines: str, restarts: str = "restarts: {max: 9}", lived_s: float = 0.0) -> Job:
+    """A job after three failures of b in a row."""
+    job = Job(text_of("[a, b]", *lines, restarts=restarts)).to_running()
+    for _ in range(3):
+        job.now += lived_s
+        job.obey(job.feed(exited(1, 0, 7, job.now)))
+        job.go_on()
+    return job
+
+
+LEFT_OUT = "b: root cause of three failures in a row; continuing without it"
+
+
+@pytest.mark.parametrize(("lines", "members"), [("spares: [c]", (0, 2)), ("min_nodes: 1", (0,))])
+def test_leaves_out_a_node_that_failed_three_times_in_a_row(lines: str, members: tuple[int, ...]) -> None:
+    job = keeps_failing(lines, "elastic: {grow: now}")
+    assert (job.state.phase, job.state.members) == (Phase.RUNNING, members)
+    assert texts(job.actions, "warning")[-1] == LEFT_OUT
+    job.lose(1, clean=True, away=False)
+    told = ["b is back; it isn't used after three failures in a row"]
+    assert texts(job.come_back(1), "info") == (told if len(members) == 1 else [])
+    job.restart()
+    assert job.state.members == members
+
+
+@pytest.mark.parametrize(
+    ("lines", "restarts", "lived_s"),
+    [
+        ("", "restarts: {max: 9}", 0.0),
+        ("spares: [c]", "restarts: {max: 9}", 601.0),
+        ("spares: [c]", "restarts: {max: 9, repeat: true}", 0.0),
+    ],
+)
+def test_keeps_a_node_that_is_needed_or_ran_long(lines: str, restarts: str, lived_s: float) -> None:
+    job = keeps_failing(lines, restarts=restarts, lived_s=lived_s)
+    assert (job.state.phase, job.state.members) == (Phase.RUNNING, (0, 1))
+    assert LEFT_OUT not in texts(job.actions)
 
 
 # Failures without a restart

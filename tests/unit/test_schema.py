@@ -45,7 +45,7 @@ def test_any_document_of_known_keys_is_valid_or_refused_with_its_place(document:
 
 
 GOOD = [
-    *(text for key, (text, *_) in KEYS.items() if key != "notify.on"),  # to PyYAML, `on` is true
+    *(text for key, (text, *_) in KEYS.items() if ".on" not in key),  # to PyYAML, `on` is true
     *(f"{section}: {text}" for section, (text, _) in SECTIONS.items()),
     "nodes: 2\ngpus_per_node: auto",
     "command: [./a.out, 3]\nargs: [--rank, '{rank}']",

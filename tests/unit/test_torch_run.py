@@ -8,7 +8,7 @@ from distlaunch.agent.messages import RanksLag
 from distlaunch.agent.messages import StartWorkers as Start
 from distlaunch.cli.tables import print_plan
 from distlaunch.contract import RESERVED
-from distlaunch.diagnosis.exits import Words, split_torchrun, words_of
+from distlaunch.diagnosis.exits import Raised, Words, split_torchrun, words_of
 from distlaunch.errors import JobError
 from distlaunch.plan.document import plan_document
 from distlaunch.plan.placement import Facts, LaunchPlan, make_plan
@@ -235,11 +235,12 @@ def test_shows_torchs_last_line_if_torch_itself_fails() -> None:
 def test_judges_a_torch_agent_by_its_ranks_output() -> None:
     report = REPORT.replace("{0}", "1")
     assert words_of(1, PEER_GONE + report) == Words(traceback=True, peer_gone=True)
-    assert words_of(1, SAD + report) == Words(traceback=True)
+    sad = Words(traceback=True, raised=Raised("ValueError", "t.py:5", "sad"))
+    assert words_of(1, SAD + report) == sad
     first, other = (
         re.sub("(?m)^", f"[rank{n}]: ", said.rstrip()) + "\n" for n, said in ((3, SAD), (2, PEER_GONE))
     )
-    assert words_of(1, first + other + report) == Words(traceback=True)
+    assert words_of(1, first + other + report) == sad
     assert split_torchrun(first + other + report)[0] == first
     signalled = report.partition("torch.distributed.elastic")[0] + "SignalException: got signal: 15\n"
     assert words_of(1, signalled) == Words()

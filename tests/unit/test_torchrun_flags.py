@@ -329,6 +329,7 @@ def test_reads_modules_commands_and_run_paths() -> None:
 def test_reads_restarts_role_device_and_interpreter() -> None:
     made = job("--max-restarts=3", "--role=trainer", "--virtual-local-rank", PYTHON_EXEC="/opt/python")
     assert (made.restarts.most, made.program.role, made.placement.one_device) == (3, "trainer", True)
+    assert made.restarts.repeat  # as with torchrun
     assert made.program.python == "/opt/python"
 
 
