@@ -4,7 +4,6 @@ torch's NCCL watchdog writes a dump per rank when a collective times out, or on 
 (torch/csrc/distributed/c10d/FlightRecorderDetail.hpp). The format is a pickle of plain containers, version 2.
 """
 
-import io
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -78,10 +77,10 @@ class Group(Frozen):
         return f"last in {self.last[rank].words}" if rank in self.last else "no record"
 
 
-def waiting_lines(dumps: Mapping[int, bytes], world_size: int) -> list[str]:
+def waiting_lines(dumps: Mapping[int, Any], world_size: int) -> list[str]:
     """Return a line for each process group whose members wait for each other, the likely origin first.
 
-    `dumps` has the dumps by rank. Malformed ones are ignored.
+    `dumps` has the unpickled dumps by rank. Malformed ones are ignored.
     """
     groups = [group for group in _groups(dumps, world_size) if group.last]
     waiting = {rank for group in groups if group.missing for rank in group.waiting}
@@ -90,11 +89,10 @@ def waiting_lines(dumps: Mapping[int, bytes], world_size: int) -> list[str]:
     return [line for group in groups if (line := group.line())]
 
 
-def _groups(dumps: Mapping[int, bytes], world_size: int) -> list[Group]:
+def _groups(dumps: Mapping[int, Any], world_size: int) -> list[Group]:
     found: dict[tuple[str, str], dict[int, Call]] = {}
     members: dict[str, tuple[int, ...]] = {}
-    for rank, data in sorted(dumps.items()):
-        dump = _loaded(data)
+    for rank, dump in sorted((rank, _mapping(dump)) for rank, dump in dumps.items()):
         for name, config in _mapping(dump.get("pg_config")).items():
             members.setdefault(str(name), _ranks(_mapping(config).get("ranks")))
         for group, call in _last_calls(dump).items():
@@ -147,18 +145,3 @@ def _ranks(value: Any) -> tuple[int, ...]:
 
 def _mapping(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
-
-
-def _loaded(data: bytes) -> Mapping[str, Any]:
-    import pickle  # 1 ms, and rarely needed
-
-    class PlainData(pickle.Unpickler):
-        """An unpickler of containers, strings and numbers: dumps come from nodes, and pickle can run code."""
-
-        def find_class(self, module: str, name: str) -> Any:
-            raise pickle.UnpicklingError(f"a dump may not load {module}.{name}")
-
-    try:
-        return _mapping(PlainData(io.BytesIO(data)).load())
-    except Exception:  # pickle may raise anything for malformed bytes, says its documentation
-        return {}

@@ -1,6 +1,7 @@
 """Records a run: its start, every event, all output and its end on disk, and its last output in memory."""
 
 import contextlib
+import io
 import json
 import os
 import time
@@ -9,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from distlaunch.agent.messages import StackDumped, WorkerExited
+from distlaunch.diagnosis.flight import waiting_lines
 from distlaunch.errors import reason
 from distlaunch.job.spec import JobSpec
 from distlaunch.observers.observer import Attempts, Observed, Observer, Printed
@@ -171,8 +173,6 @@ class Recorder(Observer):
         """Describe the ranks that never reached the last collective, according to flight recorders."""
         if state.attempt not in self._flights:
             return []
-        from distlaunch.diagnosis.flight import waiting_lines  # few jobs fail
-
         self._folder.flush()
         dumps = flight_dumps(self._folder.path, state.attempt, len(state.workers))
         return waiting_lines(dumps, len(state.workers))
@@ -237,16 +237,28 @@ def _as_torch(record: Mapping[str, Any]) -> dict[str, Any]:
     return {"message": {"message": record.get("message", ""), "extraInfo": extra}}
 
 
-def flight_dumps(folder: str, attempt: int, world_size: int) -> dict[int, bytes]:
-    """Read the flight recorder dumps of an attempt in a run directory, by rank. Huge ones are skipped."""
+def _unpickled(data: bytes) -> Any:
+    import pickle  # 1 ms, and rarely needed
+
+    class PlainData(pickle.Unpickler):
+        """An unpickler of containers, strings and numbers: dumps come from nodes, and pickle can run code."""
+
+        def find_class(self, module: str, name: str) -> Any:
+            raise pickle.UnpicklingError(f"a dump may not load {module}.{name}")
+
+    return PlainData(io.BytesIO(data)).load()
+
+
+def flight_dumps(folder: str, attempt: int, world_size: int) -> dict[int, Any]:
+    """Read the flight recorder dumps of an attempt in a run directory, by rank. Others are skipped."""
     found = {}
     for rank in range(world_size):
-        with (
-            contextlib.suppress(OSError),
-            open(fd_of(folder, file_of(attempt, f"rank{rank}.flight")), "rb") as file,
-        ):
-            if len(data := file.read(MAX_DUMP + 1)) <= MAX_DUMP:
-                found[rank] = data
+        # pickle may raise anything for malformed bytes, says its documentation.
+        with contextlib.suppress(Exception):
+            with open(fd_of(folder, file_of(attempt, f"rank{rank}.flight")), "rb") as file:
+                data = file.read(MAX_DUMP + 1)
+            if len(data) <= MAX_DUMP:
+                found[rank] = _unpickled(data)
     return found
 
 

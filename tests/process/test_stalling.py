@@ -14,6 +14,7 @@ import pytest
 from distlaunch.agent import procfs
 from distlaunch.agent.watches import Arrivals, doing
 from distlaunch.diagnosis.flight import waiting_lines
+from distlaunch.observers.recording import flight_dumps
 from tests.harness import Going, distlaunch, running, wait_until, write_job
 from tests.process.commands import TWO
 
@@ -194,9 +195,50 @@ class Evil:
         return (print, ("ran",))
 
 
-def test_ignores_data_that_is_not_a_dump_and_runs_nothing_in_it() -> None:
-    odd = [Evil(), {"entries": [1, {"process_group": 3}]}, {"entries": 3, "pg_config": {"": {"ranks": "[["}}}]
-    assert waiting_lines({9: b"\x80garbage", **dict(enumerate(map(pickle.dumps, odd)))}, 10) == []
+def test_ignores_a_file_that_is_not_a_dump_and_runs_nothing_in_it(tmp_path: Path) -> None:
+    odd = [
+        Evil(),
+        {"entries": [1, {"process_group": 3}]},
+        {"entries": 3, "pg_config": {"": {"ranks": "[["}}},
+        7,
+    ]
+    for rank, data in enumerate([b"\x80garbage", *map(pickle.dumps, odd)]):
+        (tmp_path / f"rank{rank}.flight").write_bytes(data)
+    found = flight_dumps(str(tmp_path), 0, 9)
+    assert found == {2: odd[1], 3: odd[2], 4: 7}
+    assert waiting_lines(found, 9) == []
+
+
+def call(number: int, name: str, group: str = "default_pg", ended: bool = False) -> dict[str, object]:
+    frames = [{"filename": "/x/torch/y.py", "line": 1}, {"filename": "/x/train.py", "line": number}]
+    named = {"process_group": (group[:1], group), "profiling_name": f"nccl:{name}", "frames": frames}
+    return {**named, "collective_seq_id": number, "state": "completed" if ended else "started"}
+
+
+def test_the_group_whose_missing_rank_waits_nowhere_comes_first() -> None:
+    """Ranks 0 and 1 wait in their group for rank 1, which waits in another group for rank 2."""
+    groups = {"a": {"ranks": "[0, 1]"}, "b": {"ranks": "[1, 2]"}}
+    entries = [
+        [call(2, "all_reduce", "a")],
+        [call(1, "all_reduce", "a", True), call(4, "broadcast", "b")],
+        [],
+    ]
+    dumps = {rank: {"pg_config": groups, "entries": each} for rank, each in enumerate(entries)}
+    assert waiting_lines(dumps, 3) == [
+        "rank 1 waits in broadcast #4 of b, called at train.py:4, never reached by rank 2 (no record)",
+        (
+            "rank 0 waits in all_reduce #2 of a, called at train.py:2, never reached by rank 1 "
+            "(last in all_reduce at train.py:1)"
+        ),
+    ]
+
+
+def test_names_ranks_that_call_different_collectives() -> None:
+    dumps = {rank: {"entries": [call(7, name)]} for rank, name in enumerate(["barrier", "gather", "gather"])}
+    differs = "collective #7 of default_pg differs: rank 0 called barrier at train.py:7, "
+    assert waiting_lines(dumps, 3) == [f"{differs}ranks 1-2 called gather at train.py:7"]
+    done = {rank: {"entries": [call(7, "barrier", ended=True)]} for rank in range(3)}
+    assert waiting_lines(done, 3) == []
 
 
 MAPS = """
