@@ -28,13 +28,10 @@ PROBE_S = 8.0
 def check(spec: JobSpec) -> Report:
     """Check the nodes of a job. Raises `DistlaunchError`."""
     spec = spec._replace(membership=spec.membership._replace(spares=()))
-    hurried = spec._replace(limits=spec.limits._replace(connect_s=min(spec.limits.connect_s, CONNECT_S)))
     asked = ask_addresses(spec)
     of_job, fine, plan = list(_run_directory(spec)), list[str](), None
-    with Agents(hurried) as agents:
-        known = {
-            node: _facts(hello) for node, hello in sorted(agents.hellos.items()) if node in agents.present
-        }
+    with Agents(_hurried(spec)) as agents:
+        known = _known(agents)
         try:
             plan = make_plan(spec, known, answers(asked).get(0)) if known else None
         except JobError as error:
@@ -44,13 +41,26 @@ def check(spec: JobSpec) -> Report:
             ports = try_port(agents, spec, spec.nodes, plan.master_addr, spec.rendezvous.port)
             of_job += _port_findings(ports)
             fine += _port_words(ports) if ports.ok else []
-    reports = [_of_node(spec, agents, index, probed.get(index)) for index in range(len(spec.nodes))]
-    return report(plan, reports, of_job, fine)
+    return report(plan, _reports(spec, agents, probed), of_job, fine)
 
 
-def _facts(hello: messages.Hello) -> Facts:
-    found: Facts = event_of(hello, float).facts  # type: ignore[union-attr]
-    return found
+def look(spec: JobSpec) -> tuple[list[NodeReport], list[int | None]]:
+    """Return a report on each node of a job, and the number of its GPUs; None = it can't be reached."""
+    with Agents(_hurried(spec)) as agents:
+        known = _known(agents)
+        probed = _probe(agents, spec, known, None)
+    gpus = [known[index].gpus if index in known else None for index in range(len(spec.nodes))]
+    return _reports(spec, agents, probed), gpus
+
+
+def _hurried(spec: JobSpec) -> JobSpec:
+    return spec._replace(limits=spec.limits._replace(connect_s=min(spec.limits.connect_s, CONNECT_S)))
+
+
+def _known(agents: Agents) -> dict[int, Facts]:
+    """Return what agents reported of their nodes, keyed by node."""
+    hellos = sorted(agents.hellos.items())
+    return {node: event_of(hello, float).facts for node, hello in hellos if node in agents.present}  # type: ignore[union-attr]
 
 
 def _run_directory(spec: JobSpec) -> Iterator[Finding]:
@@ -147,6 +157,10 @@ def _answer(
     if isinstance(then, int | float):
         apart = min(then - began, 0.0) or max(then - now, 0.0)
     return {"facts": facts, "clock_s": apart, "python": python}
+
+
+def _reports(spec: JobSpec, agents: Agents, probed: Mapping[int, dict[str, Any]]) -> list[NodeReport]:
+    return [_of_node(spec, agents, index, probed.get(index)) for index in range(len(spec.nodes))]
 
 
 def _of_node(spec: JobSpec, agents: Agents, index: int, probed: Mapping[str, Any] | None) -> NodeReport:

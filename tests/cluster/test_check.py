@@ -1,13 +1,14 @@
 """`check` on hosts with planted faults: each is named on the right node, and nowhere else."""
 
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from tests.cluster.hosts import Node, Site
-from tests.harness import distlaunch, program
+from tests.harness import ROOT, distlaunch, program
 
 NODES: list[Node] = ["host1", "host2", "host3"]
 
@@ -135,3 +136,16 @@ def test_names_who_holds_the_port(site: Site) -> None:
 def test_names_a_host_without_the_python_of_the_job(site: Site) -> None:
     status, report = checked(site, ["host1", {"host": "host2", "python": "/nope/python3"}, "host3"])
     assert (status, {tuple(nodes) for _, _, nodes in found(report)}) == (1, {("host2",)})
+
+
+def test_a_job_that_init_writes_for_hosts_passes_check(site: Site) -> None:
+    (site.folder / "train.py").write_text("import torch\n")
+    setting = f"ssh.config={site.ssh_config.name}"
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    words = ["train.py", "-H", "host1,host2", "-n", "4", "--set", setting]
+    made = distlaunch("init", *words, cwd=site.folder, env=env, status=0)
+    assert made.stderr == "distlaunch: looking at host1, host2\n"
+    checked = distlaunch("check", str(site.folder / "job.yaml"), "--json")
+    assert (checked.returncode, found(json.loads(checked.stdout))) == (0, [])
+    planned = distlaunch("dry-run", str(site.folder / "job.yaml"), status=0)
+    assert "4 ranks on 2 nodes" in planned.stdout
