@@ -37,7 +37,7 @@ _UNSET = {
     "procs_per_node": "procs_per_node: 2  # workers on each node; by default, one for each GPU",
     "args": "args: [--epochs, 10]  # arguments for the program",
     "restarts": "restarts: 3  # new attempts after a failure",
-    "timeouts": "timeouts: {stall: 10m}  # how long a rank may be idle and silent before it counts as stalled",
+    "timeouts": "timeouts: {stall: 10m}  # how long a rank may be idle before it counts as stalled",
 }
 """Comments with the keys that the file doesn't set."""
 
