@@ -233,7 +233,8 @@ def _port_findings(ports: PortReport) -> Iterator[Finding]:
         )
         yield Finding(problem, tuple(nodes))
     for line in folded(ports.pairs.failed) if ports.pairs else ():
-        yield Finding(Problem("error", "network", line, "collectives will hang", "check the firewall"))
+        do = "lower the MTU of its interface" if "MTU" in line else "check the firewall"
+        yield Finding(Problem("error", "network", line, "collectives will hang", do))
 
 
 def _port_words(ports: PortReport) -> list[str]:
