@@ -88,15 +88,13 @@ def code(asked: Facts) -> Facts:
 
 
 def digest(path: str) -> str:
-    """Return a digest of a file's content; "" if it can't be read."""
-    found = hashlib.sha256()
+    """Return a digest of a file's size and content, of which 16 MiB count; "" = it can't be read."""
     try:
         with open(path, "rb") as file:
-            for data in iter(lambda: file.read(1 << 20), b""):
-                found.update(data)
+            data = b"%d " % os.fstat(file.fileno()).st_size + file.read(1 << 24)
     except OSError:
         return ""
-    return found.hexdigest()[:8]
+    return hashlib.sha256(data).hexdigest()[:8]
 
 
 def limits(asked: Facts) -> Facts:

@@ -27,7 +27,7 @@ Out = Annotated[str, Option("-o", metavar="JOB.YAML", help="The file to write, w
 _SET = "Another key of the job file, e.g. --set workdir=~/project."
 Keys = Annotated[list[str] | None, Option("--set", metavar="KEY=VALUE", help=_SET)]
 _NOTES = {
-    "nodes": "host names as ssh knows them; rank 0 runs on the first",
+    "nodes": "rank 0 runs on the first node; host names are as ssh knows them",
     "gpus_per_node": "GPUs on each node; without this key, each start counts them",
     "procs_per_node": "workers on each node; without this key, one for each GPU",
     "script": "relative to this file, and at the same path on every node",
@@ -85,7 +85,9 @@ def init(
 def _checked(script: str | None, typed: Typed, settings: Sequence[str]) -> str | None:
     """Return the script. Raises `UsageError` if nothing names a program, or if it can't be a script."""
     if script is None:
-        if typed.module or any(text.partition("=")[0] in ("module", "command") for text in settings):
+        if typed.module or any(
+            text.partition("=")[0] in ("script", "module", "command") for text in settings
+        ):
             return None
         raise UsageError("name the script, as in `distlaunch init train.py -H gpu-a,gpu-b`")
     if not script.endswith(".py"):
@@ -138,8 +140,9 @@ def _draft(out: str, keys: dict[str, Any], spec: JobSpec, reports: Sequence[Node
     draft = Draft(out)
     draft.keys = keys
     draft.note("made by `distlaunch init`; `distlaunch schema` has all keys")
+    meaningless = {"nodes"} if spec.allocation else {"args"} if "command" in keys else set()
     for key, text in _UNSET.items():
-        if key not in keys and not (key == "nodes" and spec.allocation):
+        if key not in keys.keys() | meaningless:
             draft.note(text, key=key)
     for key, text in _NOTES.items():
         if key in keys:

@@ -13,7 +13,7 @@ from importlib.resources import files
 from typing import Any
 
 from distlaunch.agent import messages
-from distlaunch.check.findings import PROBED, Finding, NodeReport, Problem, Report, report
+from distlaunch.check.findings import MIB, PROBED, Finding, NodeReport, Problem, Report, report
 from distlaunch.check.probe import digest
 from distlaunch.errors import JobError
 from distlaunch.job.spec import JobSpec
@@ -22,7 +22,7 @@ from distlaunch.launch.agents import Agents
 from distlaunch.launch.port_check import PortReport, folded, try_port
 from distlaunch.plan.placement import Facts, make_plan
 from distlaunch.supervisor.codec import event_of
-from distlaunch.wording import counted, listed, refused_port_words
+from distlaunch.wording import counted, listed, refused_port_words, size_words
 
 CONNECT_S = 6.0
 """Maximum seconds to wait for agents. `run` waits longer, by default."""
@@ -78,12 +78,17 @@ def _known(agents: Agents) -> dict[int, Facts]:
 
 
 def _run_directory(spec: JobSpec) -> Iterator[Finding]:
-    """Yield a finding if the run directory can't be made here."""
+    """Yield a finding if the run directory can't be made or filled here."""
     folder = spec.logs.folder
     while not os.path.isdir(folder) and os.path.dirname(folder) != folder:
         folder = os.path.dirname(folder)
+    disk = os.statvfs(folder)
+    free = disk.f_bavail * disk.f_frsize
     if not os.access(folder, os.W_OK):
         what = f"the run directory can't be made: {folder} is not writable here"
+        yield Finding(Problem("error", "place", what, "the run can't start", "set logs.dir"))
+    elif free < MIB:
+        what = f"the disk for the run directory, {folder}, has only {size_words(free)} free here"
         yield Finding(Problem("error", "place", what, "the run can't start", "set logs.dir"))
 
 

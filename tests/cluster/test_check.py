@@ -8,8 +8,10 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.cluster.hosts import Node, Site
-from tests.cluster.odd_hosts import with_rc_file
+from tests.cluster.odd_hosts import a_key_it_does_not_know, with_rc_file
 from tests.harness import ROOT, completed, distlaunch, distlaunch_argv, on_time, program
 from tests.process.test_check import NCCL, NVML, library
 
@@ -102,10 +104,16 @@ def test_names_a_host_that_does_not_answer_and_checks_the_others(site: Site) -> 
 def test_names_a_host_that_hangs_at_login(site: Site) -> None:
     status, report = checked(site, ["host1", with_rc_file(site, "stuck", "cat >/dev/null"), "host3"])
     assert (status, found(report)) == (1, [("error", "reach", ["stuck"])])
-    with_rc_file(site, "first", "cat >/dev/null")
-    status, report = checked(site, ["first", "host1"])
-    assert (status, found(report)) == (1, [("error", "reach", ["first"])])
-    assert report["unchecked"] == ["the port, and connections between nodes: they need first"]
+
+
+def test_names_hosts_that_refuse_a_login_or_are_unknown_or_the_same(site: Site) -> None:
+    a_key_it_does_not_know(site, "no-login")
+    status, report = checked(site, ["no.invalid", "host1", "no-login", site.name("alias", "host1")])
+    assert status == 1
+    assert report["unchecked"] == ["the port, and connections between nodes: they need no.invalid"]
+    told = {tuple(each["nodes"]): each["what"] for each in report["findings"] if each["part"] == "reach"}
+    assert "nodes[3]: alias and host1 are the same host; remove one" in told.pop(())
+    assert told == {("no.invalid",): "unknown host", ("no-login",): "authentication failed"}
 
 
 def test_names_a_pair_that_cannot_connect(site: Site) -> None:
@@ -220,15 +228,16 @@ def test_names_disks_that_are_full_or_have_no_inodes_or_are_small(site: Site, tm
     }
 
 
-def test_names_a_read_only_run_directory(site: Site) -> None:
-    (site.folder / "ro").mkdir()
-    script = 'mount -t tmpfs -o ro tmpfs "$0" && exec "$@"'
-    here = ["unshare", "--mount", "sh", "-c", script, str(site.folder / "ro")]
-    status, report = checked(site, here=here, logs={"dir": "ro/runs"})
+@pytest.mark.parametrize(
+    ("option", "words"), [("ro", "is not writable here"), ("size=64k", "has only 64 KiB free here")]
+)
+def test_names_a_run_directory_that_cannot_be_written(site: Site, option: str, words: str) -> None:
+    (site.folder / "logs").mkdir()
+    script = f'mount -t tmpfs -o {option} tmpfs "$0" && exec "$@"'
+    here = ["unshare", "--mount", "sh", "-c", script, str(site.folder / "logs")]
+    status, report = checked(site, here=here, logs={"dir": "logs/runs"})
     assert (status, found(report)) == (1, [("error", "place", [])])
-    assert report["findings"][0]["what"] == (
-        f"the run directory can't be made: {site.folder}/ro is not writable here"
-    )
+    assert report["findings"][0]["what"].endswith(words)
 
 
 CLOCK = """
