@@ -14,6 +14,8 @@ from distlaunch.agent.wire import Message
 
 LOWEST_PORT = 10000
 TRIES = 64
+LARGE = 9216
+"""Bytes that follow a token, to fill the packets of any usual MTU."""
 BACKLOG = 1024
 VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 LINK_LOCAL = "20"
@@ -210,7 +212,9 @@ def _ipv6_rows() -> list[list[str]]:
 
 
 def listen(port: int | None, token: bytes) -> int:
-    """Answer each connection to `port`, or to a free port, with `token`, and return the port. Raises OSError.
+    """Answer each connection to `port`, or to a free port, and return the port. Raises OSError.
+
+    The answer is `token` in a small packet, then large packets, which a path with a smaller MTU may lose.
 
     Uses a thread, because `dial` in the same agent also waits for an answer.
     """
@@ -218,6 +222,7 @@ def listen(port: int | None, token: bytes) -> int:
 
     held = Hold(port)
     held.release()
+    held.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8 * LARGE)  # a lost answer blocks no other
     held.socket.listen(BACKLOG)
 
     def serve() -> None:
@@ -226,6 +231,7 @@ def listen(port: int | None, token: bytes) -> int:
             with connection:
                 try:
                     connection.send(token)
+                    connection.send(bytes(LARGE))
                 except OSError:
                     continue  # the client did not wait for the answer
 
@@ -259,13 +265,16 @@ def _dial_one(family: int, address: tuple[object, ...], timeout_s: float, token:
     result: Message = {"family": "IPv6" if family == socket.AF_INET6 else "IPv4", "address": address[0]}
     with socket.socket(family, socket.SOCK_STREAM) as sock:
         sock.settimeout(timeout_s)
+        lost = "no answer within %g s (dropped by a firewall?)"
         try:
             sock.connect(address)
             with sock.makefile("rb") as answer:
-                ours = answer.read(len(token)) == token
+                if ours := answer.read(len(token)) == token:
+                    lost = "only small packets arrive within %g s (is the MTU smaller on the way?)"
+                    answer.read(LARGE)
             result.update(ok=ours, error=None if ours else "another service answered")
         except socket.timeout:
-            result.update(ok=False, error="no answer within %g s (dropped by a firewall?)" % timeout_s)
+            result.update(ok=False, error=lost % timeout_s)
         except OSError as error:
             result.update(ok=False, error=error.strerror or str(error))
     return result

@@ -9,7 +9,8 @@ from distlaunch.plan.placement import LaunchPlan, is_loopback
 from distlaunch.wording import counted, listed, size_words
 
 Level = Literal["error", "warning"]
-PARTS = ("reach", "place", "limits", "software", "devices", "network", "load")
+PROBED = ("place", "limits", "software", "devices", "network", "load")
+PARTS = ("reach", *PROBED, "code")
 MIB, GIB = 1 << 20, 1 << 30
 MAX_NUMBER = 1e18
 LOW_DISK, LOW_FILES, LOW_SHM, LOW_NOFILE = GIB, 1000, GIB, 1024
@@ -90,16 +91,20 @@ class Report(Frozen):
 
 
 def report(
-    plan: LaunchPlan | None, nodes: Sequence[NodeReport], of_the_job: Iterable[Finding], fine: Iterable[str]
+    plan: LaunchPlan | None,
+    nodes: Sequence[NodeReport],
+    of_the_job: Iterable[Finding],
+    fine: Iterable[str],
+    skipped: Iterable[str] = (),
 ) -> Report:
-    """Return the verdict on a job. `of_the_job` and `fine` are results that no single node has."""
+    """Return the verdict on a job. `of_the_job`, `fine` and `skipped` are results that no single node has."""
     grouped: dict[Problem, list[str]] = {}
     for node in nodes:
         for problem in _problems(node, plan):
             grouped.setdefault(problem, []).append(node.label)
     found = [*of_the_job, *(Finding(problem, tuple(labels)) for problem, labels in grouped.items())]
     differs = _differences(nodes)
-    found += _disagreements(nodes, differs)
+    found += _disagreements(nodes, differs, plan)
     found.sort(key=lambda each: (each.problem.level != "error", PARTS.index(each.problem.part)))
     bad = {each.problem.part for each in found}
     unchecked = dict(_unchecked(nodes))
@@ -108,7 +113,7 @@ def report(
         differs,
         tuple(f"{part} ({words})" for part, words in _summaries(nodes) if part not in bad | set(unchecked))
         + tuple(fine),
-        tuple(words for each in unchecked.values() for words in each),
+        (*(words for each in unchecked.values() for words in each), *skipped),
     )
 
 
@@ -128,6 +133,11 @@ def _problems(node: NodeReport, plan: LaunchPlan | None) -> Iterator[Problem]:
     yield from _devices(node, plan)
     yield from _network(node.part("network"), node, plan)
     yield from _load(node.part("load"))
+    if odd := _items((code := node.part("code")).get("odd")):
+        files = counted(_number(code.get("files")), "file")
+        what = f"{len(odd)} of {files} differ from those here: {listed(odd, 3)}"
+        do = "copy them there, or use a shared directory"
+        yield Problem("warning", "code", what, "ranks may run different programs", do)
 
 
 def _place(facts: Mapping[str, Any]) -> Iterator[Problem]:
@@ -288,7 +298,9 @@ _WEIGHTY: Mapping[str, tuple[str, str]] = {
     "torch": ("ranks may fail or disagree", "install the same version everywhere"),
     "CUDA": ("ranks may fail or disagree", "install the same version everywhere"),
     "NCCL": ("ranks may fail to connect", "install the same version everywhere"),
+    "GPUs": ("every rank waits for the slowest", "repair the node, or set nodes[].gpus"),
 }
+_TITLES = {"script": ("place", "the script"), "GPUs": ("devices", "the number or model of GPUs")}
 
 
 def _values(nodes: Sequence[NodeReport]) -> dict[str, dict[str, str]]:
@@ -319,17 +331,18 @@ def _differences(nodes: Sequence[NodeReport]) -> dict[str, dict[str, str]]:
 
 
 def _disagreements(
-    nodes: Sequence[NodeReport], differs: Mapping[str, Mapping[str, str]]
+    nodes: Sequence[NodeReport], differs: Mapping[str, Mapping[str, str]], plan: LaunchPlan | None
 ) -> Iterator[Finding]:
     """Yield findings about values that should be the same on all nodes. The rarest value is the odd one."""
+    planned = {"GPUs"} if plan and len({node.gpus for node in plan.spec.nodes}) > 1 else set()
     for name, values in differs.items():
         counts = Counter(values.values())
         usual = counts.most_common(1)[0][0]
         odd = tuple(node for node, value in values.items() if value != usual) if len(nodes) > 2 else ()
-        if name in _WEIGHTY:
-            what = f"{'the script' if name == 'script' else name} differs"
+        if name in _WEIGHTY.keys() - planned:
+            part, title = _TITLES.get(name, ("software", name))
+            what = f"{title} differs"
             what += f": {values[odd[0]]} instead of {usual}" if odd and name != "script" else ""
-            part = "place" if name == "script" else "software"
             yield Finding(Problem("warning", part, what, *_WEIGHTY[name]), odd or tuple(values))
         elif name == "MTU":
             what = f"the MTU of the interface differs ({listed(sorted(counts))})"
@@ -363,11 +376,13 @@ def _summaries(nodes: Sequence[NodeReport]) -> Iterator[tuple[str, str]]:
     gpus = sum(len(_gpus(node)) for node in reached)
     yield "devices", counted(gpus, "GPU") if gpus else "no GPUs"
     yield "load", "clock, memory"
+    if code := reached[0].part("code"):
+        yield "code", counted(_number(code.get("files")), "file")
 
 
 def _unchecked(nodes: Sequence[NodeReport]) -> Iterator[tuple[str, list[str]]]:
     """Yield each part that some nodes have no facts about, with the reasons."""
-    for part in PARTS[1:]:
+    for part in (*PROBED, *(["code"] if any("code" in node.facts for node in nodes) else [])):
         whys: dict[str, list[str]] = {}
         for node in nodes:
             if not node.failure and not isinstance(node.facts.get(part), dict):

@@ -83,12 +83,14 @@ def _advise_on(unknown: Any) -> None:
 def _add_other_commands() -> None:
     from distlaunch.cli.check import check
     from distlaunch.cli.import_command import imports
+    from distlaunch.cli.init import init
     from distlaunch.cli.logs import logs
     from distlaunch.cli.prune import prune
     from distlaunch.cli.runs import runs
     from distlaunch.cli.submit import exports, queue
     from distlaunch.cli.why import why
 
+    app.command("init")(init)
     app.command("check")(check)
     app.add_typer(queue)
     app.add_typer(runs)

@@ -1,6 +1,9 @@
 """`check`: finds problems that would keep a job from working, before it starts."""
 
+from typing import Annotated
+
 import typer
+from typer import Option
 
 from distlaunch.check.findings import Report
 from distlaunch.cli.job_file import Typed, load_job
@@ -9,6 +12,9 @@ from distlaunch.cli.output import print_json, print_text
 from distlaunch.cli.tables import table
 from distlaunch.errors import Exit
 from distlaunch.wording import listed
+
+_CODE = "Also compare the files that git tracks, and lock files, with those here."
+Code = Annotated[bool, Option("--code", help=_CODE)]
 
 
 def check(
@@ -19,6 +25,7 @@ def check(
     hosts: Hosts = None,
     module: Module = None,
     overrides: Set = None,
+    code: Code = False,
     as_json: Json = False,
 ) -> None:
     """Connect to the nodes of a job and report what would keep it from working; if anything, exit with 1.
@@ -28,7 +35,7 @@ def check(
     from distlaunch.launch.node_check import check as ask
 
     job, words = job_and_args(context, job, args)
-    report = ask(load_job(job, overrides or (), words, Typed(module, hosts, ranks, None)))
+    report = ask(load_job(job, overrides or (), words, Typed(module, hosts, ranks, None)), code)
     if as_json:
         print_json(report.document())
     else:

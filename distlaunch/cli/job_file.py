@@ -56,7 +56,17 @@ def load_job(
     Without a `path`, `more` or the overrides name the program. Raises `JobError` with every problem, or
     `UsageError` if the file can't be read.
     """
-    typed = more or Typed()
+    spec, document, folder = load_document(path, overrides, extra_args, typed := more or Typed())
+    if typed.save is not None:
+        keys = Tree().check(document, "", [])
+        write_new("--save", typed.save, job_text(keys, (), job_keys(keys).fields), folder)
+    return spec
+
+
+def load_document(
+    path: str | None, overrides: Sequence[str], extra_args: Sequence[str], typed: Typed
+) -> tuple[JobSpec, Value, str]:
+    """Return a job as `load_job` does, its document, and the directory where its relative paths begin."""
     _check_twice(typed, overrides)
     path, document = _document(path, typed.module, overrides)
     if typed.hosts is not None and isinstance(document, Entries):
@@ -71,13 +81,7 @@ def load_job(
         if (total := sum(node.procs or 0 for node in spec.nodes)) != typed.ranks:
             nodes = f"the {counted(len(spec.nodes), 'node')} would have {total} ranks"
             raise UsageError(f"-n {typed.ranks}: {nodes}; write the ranks of each, as in -H a:2,b:4")
-    if typed.save is not None:
-        _save(
-            document,
-            typed.save,
-            os.getcwd() if path == COMMAND_LINE else os.path.dirname(os.path.realpath(path)),
-        )
-    return spec
+    return spec, document, os.getcwd() if path == COMMAND_LINE else os.path.dirname(os.path.realpath(path))
 
 
 def _check_twice(typed: Typed, overrides: Sequence[str]) -> None:
@@ -123,16 +127,20 @@ def _on_hosts(document: Entries, hosts: str) -> Entries:
     return document.with_key("nodes", Items(tuple(listed), place))
 
 
-def _save(document: Value, path: str, folder: str) -> None:
-    """Write a job file in the directory where its relative paths begin. Raises `UsageError`."""
-    keys = Tree().check(document, "", [])
+def write_new(option: str, path: str, text: str, folder: str) -> None:
+    """Write a new job file in `folder`, where its relative paths begin. Raises `UsageError`."""
     if os.path.dirname(os.path.realpath(path)) != folder:
-        raise UsageError(f"--save {path}: save the job in {folder}, where its relative paths begin")
+        raise UsageError(f"{option} {path}: save the job in {folder}, where its relative paths begin")
     try:
         with open(path, "x", encoding="utf-8") as file:
-            file.write(job_text(keys, (), job_keys(keys).fields))
+            try:
+                file.write(text)
+                file.flush()
+            except BaseException:  # a full disk, Ctrl-C
+                os.unlink(path)
+                raise
     except OSError as error:
-        raise UsageError(f"--save {path}: {reason(error)}") from None
+        raise UsageError(f"{option} {path}: {reason(error)}") from None
 
 
 def read_job(path: str) -> str:

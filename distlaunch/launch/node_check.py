@@ -1,80 +1,123 @@
 """Asks the nodes of a job: connects as a run does, runs the probe on each, tries the port and all pairs."""
 
+import base64
+import glob
 import json
 import os
 import signal
+import subprocess
 import time
+import zlib
 from collections.abc import Iterator, Mapping
 from importlib.resources import files
 from typing import Any
 
 from distlaunch.agent import messages
-from distlaunch.check.findings import PARTS, Finding, NodeReport, Problem, Report, report
+from distlaunch.check.findings import MIB, PROBED, Finding, NodeReport, Problem, Report, report
+from distlaunch.check.probe import digest
 from distlaunch.errors import JobError
 from distlaunch.job.spec import JobSpec
 from distlaunch.launch.addresses import answers, ask_addresses
 from distlaunch.launch.agents import Agents
 from distlaunch.launch.port_check import PortReport, folded, try_port
-from distlaunch.plan.placement import Facts, LaunchPlan, make_plan
+from distlaunch.plan.placement import Facts, make_plan
 from distlaunch.supervisor.codec import event_of
-from distlaunch.wording import counted, refused_port_words
+from distlaunch.wording import counted, listed, refused_port_words, size_words
 
 CONNECT_S = 6.0
 """Maximum seconds to wait for agents. `run` waits longer, by default."""
 PROBE_S = 8.0
 """Seconds for the answer of a probe, which limits itself to half of that."""
+MAX_WORD = 100_000
+"""Characters of an argument; Linux allows 128 KiB."""
+MAX_FILES = 10_000
+LOCKS = ("uv.lock", "poetry.lock", "requirements*.txt")
 
 
-def check(spec: JobSpec) -> Report:
-    """Check the nodes of a job. Raises `DistlaunchError`."""
+def check(spec: JobSpec, code: bool = False) -> Report:
+    """Check the nodes of a job; with `code`, also whether they have its files. Raises `DistlaunchError`."""
     spec = spec._replace(membership=spec.membership._replace(spares=()))
-    hurried = spec._replace(limits=spec.limits._replace(connect_s=min(spec.limits.connect_s, CONNECT_S)))
     asked = ask_addresses(spec)
-    of_job, fine, plan = list(_run_directory(spec)), list[str](), None
-    with Agents(hurried) as agents:
-        known = {
-            node: _facts(hello) for node, hello in sorted(agents.hellos.items()) if node in agents.present
-        }
+    of_job, fine, plan, skipped = list(_run_directory(spec)), list[str](), None, list[str]()
+    files = _code(spec) if code else {}
+    if code and not 0 < len(files) < MAX_FILES:
+        none = f"no git repository or lock file in {spec.program.workdir} here"
+        skipped.append(f"code: {f'files after the first {MAX_FILES}' if files else none}")
+    with Agents(_hurried(spec)) as agents:
+        known = _known(agents)
         try:
             plan = make_plan(spec, known, answers(asked).get(0)) if known else None
         except JobError as error:
             of_job.append(Finding(Problem("error", "reach", str(error))))
-        probed = _probe(agents, spec, known, plan)
-        if plan and len(known) == len(spec.nodes):
+        probed = _probe(agents, spec, known, {"master": plan.master_addr if plan else None, "code": files})
+        skipped += _unconnected(spec, known)
+        if plan and 0 in known:
             ports = try_port(agents, spec, spec.nodes, plan.master_addr, spec.rendezvous.port)
             of_job += _port_findings(ports)
             fine += _port_words(ports) if ports.ok else []
-    reports = [_of_node(spec, agents, index, probed.get(index)) for index in range(len(spec.nodes))]
-    return report(plan, reports, of_job, fine)
+    return report(plan, _reports(spec, agents, probed), of_job, fine, skipped)
 
 
-def _facts(hello: messages.Hello) -> Facts:
-    found: Facts = event_of(hello, float).facts  # type: ignore[union-attr]
-    return found
+def look(spec: JobSpec) -> tuple[list[NodeReport], list[int | None]]:
+    """Return a report on each node of a job, and the number of its GPUs; None = it can't be reached."""
+    with Agents(_hurried(spec)) as agents:
+        known = _known(agents)
+        probed = _probe(agents, spec, known, {"master": None, "code": {}})
+    gpus = [known[index].gpus if index in known else None for index in range(len(spec.nodes))]
+    return _reports(spec, agents, probed), gpus
+
+
+def _hurried(spec: JobSpec) -> JobSpec:
+    return spec._replace(limits=spec.limits._replace(connect_s=min(spec.limits.connect_s, CONNECT_S)))
+
+
+def _known(agents: Agents) -> dict[int, Facts]:
+    """Return what agents reported of their nodes, keyed by node."""
+    hellos = sorted(agents.hellos.items())
+    return {node: event_of(hello, float).facts for node, hello in hellos if node in agents.present}  # type: ignore[union-attr]
 
 
 def _run_directory(spec: JobSpec) -> Iterator[Finding]:
-    """Yield a finding if the run directory can't be made here."""
+    """Yield a finding if the run directory can't be made or filled here."""
     folder = spec.logs.folder
     while not os.path.isdir(folder) and os.path.dirname(folder) != folder:
         folder = os.path.dirname(folder)
+    disk = os.statvfs(folder)
+    free = disk.f_bavail * disk.f_frsize
     if not os.access(folder, os.W_OK):
         what = f"the run directory can't be made: {folder} is not writable here"
         yield Finding(Problem("error", "place", what, "the run can't start", "set logs.dir"))
+    elif free < MIB:
+        what = f"the disk for the run directory, {folder}, has only {size_words(free)} free here"
+        yield Finding(Problem("error", "place", what, "the run can't start", "set logs.dir"))
+
+
+def _code(spec: JobSpec) -> dict[str, str]:
+    """Return the digests of files here, keyed by path from the workdir: lock files, and those git tracks."""
+    workdir = os.path.expanduser(spec.program.workdir)
+    names = [path for lock in LOCKS for path in sorted(glob.glob(lock, root_dir=workdir))]
+    argv = ["git", "-C", workdir, "ls-files", "-z", ":/"]
+    try:
+        git = subprocess.run(argv, capture_output=True, check=True, timeout=PROBE_S)
+        names += os.fsdecode(git.stdout).split("\0")
+    except (OSError, subprocess.SubprocessError):
+        pass  # no git, or no repository
+    digests = {name: digest(os.path.join(workdir, name)) for name in dict.fromkeys(names[:MAX_FILES])}
+    return {name: found for name, found in digests.items() if found}  # a submodule has none
 
 
 # The probe
 
 
 def _probe(
-    agents: Agents, spec: JobSpec, known: Mapping[int, Facts], plan: LaunchPlan | None
+    agents: Agents, spec: JobSpec, known: Mapping[int, Facts], request: Mapping[str, Any]
 ) -> dict[int, dict[str, Any]]:
     """Return each node's answer. Use the agent's Python on nodes that can't start the job's Python."""
-    found = _ask(agents, spec, plan, {node: _python(spec, node, facts) for node, facts in known.items()})
+    found = _ask(agents, spec, request, {node: _python(spec, node, facts) for node, facts in known.items()})
     failed = [node for node, answer in found.items() if "python_error" in answer]
     if failed:
         agents.ask(dict.fromkeys(failed, messages.StopWorkers(0.0, "")), (messages.Swept,))
-        again = _ask(agents, spec, plan, {node: known[node].python for node in failed})
+        again = _ask(agents, spec, request, {node: known[node].python for node in failed})
         found |= {node: {**answer, **found[node]} for node, answer in again.items()}
     return found
 
@@ -84,29 +127,30 @@ def _python(spec: JobSpec, node: int, facts: Facts) -> str:
 
 
 def _ask(
-    agents: Agents, spec: JobSpec, plan: LaunchPlan | None, pythons: Mapping[int, str]
+    agents: Agents, spec: JobSpec, request: Mapping[str, Any], pythons: Mapping[int, str]
 ) -> dict[int, dict[str, Any]]:
     began = time.time()
     probe = files("distlaunch.check").joinpath("probe.py").read_text()
-    starts = {node: _start(spec, plan, node, (python, "-c", probe)) for node, python in pythons.items()}
+    starts = {node: _start(spec, request, node, (python, "-c", probe)) for node, python in pythons.items()}
     ends = agents.run(starts, PROBE_S)
     return {node: _answer(end, printed, pythons[node], began) for node, (end, printed) in ends.items()}
 
 
 def _start(
-    spec: JobSpec, plan: LaunchPlan | None, node: int, probe: tuple[str, ...]
+    spec: JobSpec, request: Mapping[str, Any], node: int, probe: tuple[str, ...]
 ) -> messages.StartWorkers:
     program = spec.program_of(spec.pool[node])
     word = program.words[0] if program.words else ""
     request = {
+        **request,
         "workdir": program.workdir,
         "script": word if program.kind == "script" and program.placed else None,
         "module": word if program.kind == "module" else None,
-        "master": plan.master_addr if plan else None,
     }
+    packed = base64.b64encode(zlib.compress(json.dumps(request).encode())).decode()
     worker = messages.WorkerSpec(
         local_rank=0,
-        argv=(*probe, json.dumps(request)),
+        argv=(*probe, *(packed[at : at + MAX_WORD] for at in range(0, len(packed), MAX_WORD))),
         cwd="/",
         paths=(0,),
         env={name: value.text for name, value in program.env.items()},
@@ -141,12 +185,16 @@ def _answer(
         assert isinstance(facts, dict)
     except (ValueError, AssertionError):
         why = f"the probe ended with status {end.status} and without an answer"
-        return {"facts": dict.fromkeys(PARTS[1:], why), "python": python}
+        return {"facts": dict.fromkeys(PROBED, why), "python": python}
     then, now = facts.get("time"), time.time()
     apart = 0.0
     if isinstance(then, int | float):
         apart = min(then - began, 0.0) or max(then - now, 0.0)
     return {"facts": facts, "clock_s": apart, "python": python}
+
+
+def _reports(spec: JobSpec, agents: Agents, probed: Mapping[int, dict[str, Any]]) -> list[NodeReport]:
+    return [_of_node(spec, agents, index, probed.get(index)) for index in range(len(spec.nodes))]
 
 
 def _of_node(spec: JobSpec, agents: Agents, index: int, probed: Mapping[str, Any] | None) -> NodeReport:
@@ -155,13 +203,22 @@ def _of_node(spec: JobSpec, agents: Agents, index: int, probed: Mapping[str, Any
     if failure and index not in agents.hellos:
         advice = node.reach.advice(failure, spec.program_of(node).python)
         return NodeReport(node.label, failure.kind.value, advice)
-    whys = dict.fromkeys(PARTS[1:], f"no answer within {PROBE_S:g} s")
+    whys = dict.fromkeys(PROBED, f"no answer within {PROBE_S:g} s")
     return NodeReport(
         **{"label": node.label, "took_s": agents.took_s.get(index, 0.0), "facts": whys, **(probed or {})}
     )
 
 
 # The rendezvous port, and connections between nodes
+
+
+def _unconnected(spec: JobSpec, known: Mapping[int, Facts]) -> Iterator[str]:
+    """Yield what can't be tried because some nodes can't be reached."""
+    away = [node.label for index, node in enumerate(spec.nodes) if index not in known]
+    if away and 0 not in known:
+        yield f"the port, and connections between nodes: they need {spec.nodes[0].label}"
+    elif away:
+        yield f"connections of {listed(away)} with the other nodes"
 
 
 def _port_findings(ports: PortReport) -> Iterator[Finding]:
@@ -181,7 +238,8 @@ def _port_findings(ports: PortReport) -> Iterator[Finding]:
         )
         yield Finding(problem, tuple(nodes))
     for line in folded(ports.pairs.failed) if ports.pairs else ():
-        yield Finding(Problem("error", "network", line, "collectives will hang", "check the firewall"))
+        do = "lower the MTU of its interface" if "MTU" in line else "check the firewall"
+        yield Finding(Problem("error", "network", line, "collectives will hang", do))
 
 
 def _port_words(ports: PortReport) -> list[str]:

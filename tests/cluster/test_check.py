@@ -1,24 +1,40 @@
 """`check` on hosts with planted faults: each is named on the right node, and nowhere else."""
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.cluster.hosts import Node, Site
-from tests.harness import distlaunch, program
+from tests.cluster.odd_hosts import a_key_it_does_not_know, with_rc_file
+from tests.harness import ROOT, completed, distlaunch, distlaunch_argv, on_time, program
+from tests.process.test_check import NCCL, NVML, library
 
 NODES: list[Node] = ["host1", "host2", "host3"]
+AT_MOST_S = 10.0
 
 
-def checked(site: Site, nodes: list[Node] | None = None, **job: Any) -> tuple[int, dict[str, Any]]:
+def checked(
+    site: Site,
+    nodes: list[Node] | None = None,
+    words: Sequence[str] = (),
+    here: Sequence[str] = (),
+    **job: Any,
+) -> tuple[int, dict[str, Any]]:
+    """The exit status and the report of `check` with more `words`, run by the command `here`."""
     (site.folder / "worker.py").write_text("import torch\n")
     path = site.job(nodes or NODES, **job)
     document = {**json.loads(path.read_text()), "script": "worker.py"}
     path.write_text(json.dumps({key: value for key, value in document.items() if key != "command"}))
-    done = distlaunch("check", str(path), "--json")
+    began = time.monotonic()
+    done = completed([*here, *distlaunch_argv("check", str(path), "--json", *words)], cwd=ROOT)
     assert "Traceback" not in done.stderr, done.stderr
+    on_time("check", time.monotonic() - began, AT_MOST_S)
     return done.returncode, json.loads(done.stdout)
 
 
@@ -81,6 +97,23 @@ def test_names_a_host_that_does_not_answer_and_checks_the_others(site: Site) -> 
         status, report = checked(site)
     assert (status, found(report)) == (1, [("error", "reach", ["host2"])])
     assert any(text.startswith("software") for text in report["fine"])
+    assert report["unchecked"] == ["connections of host2 with the other nodes"]
+    assert "network (the port is free, 2 connections between nodes)" in report["fine"]
+
+
+def test_names_a_host_that_hangs_at_login(site: Site) -> None:
+    status, report = checked(site, ["host1", with_rc_file(site, "stuck", "cat >/dev/null"), "host3"])
+    assert (status, found(report)) == (1, [("error", "reach", ["stuck"])])
+
+
+def test_names_hosts_that_refuse_a_login_or_are_unknown_or_the_same(site: Site) -> None:
+    a_key_it_does_not_know(site, "no-login")
+    status, report = checked(site, ["no.invalid", "host1", "no-login", site.name("alias", "host1")])
+    assert status == 1
+    assert report["unchecked"] == ["the port, and connections between nodes: they need no.invalid"]
+    told = {tuple(each["nodes"]): each["what"] for each in report["findings"] if each["part"] == "reach"}
+    assert "nodes[3]: alias and host1 are the same host; remove one" in told.pop(())
+    assert told == {("no.invalid",): "unknown host", ("no-login",): "authentication failed"}
 
 
 def test_names_a_pair_that_cannot_connect(site: Site) -> None:
@@ -90,6 +123,17 @@ def test_names_a_pair_that_cannot_connect(site: Site) -> None:
     assert (status, found(report)) == (1, [("error", "network", [])])
     assert "host3" in (what := report["findings"][0]["what"])
     assert "can't be reached from host2" in what
+
+
+def test_names_a_path_that_loses_large_packets(site: Site) -> None:
+    source = site.bed.hosts["host2"].address
+    large = ("-p", "tcp", "-s", source, "-m", "length", "--length", "1401:65535")
+    with site.bed.rule("host3", "INPUT", *large, "-j", "DROP"):
+        status, report = checked(site)
+    assert (status, found(report)) == (1, [("error", "network", [])])
+    what = report["findings"][0]["what"]
+    assert what.startswith(f"host2 ({source}) can't be reached from host3: only small packets arrive")
+    assert report["findings"][0]["do"] == "lower the MTU of its interface"
 
 
 def test_names_a_host_whose_own_name_or_master_is_loopback(site: Site, tmp_path: Path) -> None:
@@ -135,3 +179,161 @@ def test_names_who_holds_the_port(site: Site) -> None:
 def test_names_a_host_without_the_python_of_the_job(site: Site) -> None:
     status, report = checked(site, ["host1", {"host": "host2", "python": "/nope/python3"}, "host3"])
     assert (status, {tuple(nodes) for _, _, nodes in found(report)}) == (1, {("host2",)})
+
+
+def test_a_job_that_init_writes_for_hosts_passes_check(site: Site) -> None:
+    (site.folder / "train.py").write_text("import torch\n")
+    setting = f"ssh.config={site.ssh_config.name}"
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    words = ["train.py", "-H", "host1,host2", "-n", "4", "--set", setting]
+    made = distlaunch("init", *words, cwd=site.folder, env=env, status=0)
+    assert made.stderr == "distlaunch: looking at host1, host2\n"
+    checked = distlaunch("check", str(site.folder / "job.yaml"), "--json")
+    assert (checked.returncode, found(json.loads(checked.stdout))) == (0, [])
+    planned = distlaunch("dry-run", str(site.folder / "job.yaml"), status=0)
+    assert "4 ranks on 2 nodes" in planned.stdout
+
+
+@contextmanager
+def mounted(site: Site, host: str, target: Path, *words: str | Path) -> Iterator[Path]:
+    """What is mounted at `target` by these words of mount, on one host only."""
+    if not target.exists():
+        target.mkdir()
+    done = site.bed.inside(host, "mount", *map(str, words), str(target))
+    assert done.returncode == 0, done.stderr
+    try:
+        yield target
+    finally:
+        site.bed.inside(host, "umount", str(target))
+
+
+def test_names_disks_that_are_full_or_have_no_inodes_or_are_small(site: Site, tmp_path: Path) -> None:
+    disk = ("-t", "tmpfs", "tmpfs", "-o")
+    with ExitStack() as stack:
+        full = stack.enter_context(mounted(site, "host2", tmp_path / "full", *disk, "size=64k"))
+        no_files = stack.enter_context(mounted(site, "host3", tmp_path / "no-files", *disk, "nr_inodes=2"))
+        stack.enter_context(mounted(site, "host1", Path("/dev/shm"), *disk, "size=64m"))
+        nodes: list[Node] = [
+            "host1",
+            {"host": "host2", "env": {"TMPDIR": str(full)}},
+            {"host": "host3", "env": {"TMPDIR": str(no_files)}},
+        ]
+        status, report = checked(site, nodes)
+    told = {each["what"]: each["nodes"] for each in report["findings"] if each["part"] == "place"}
+    assert (status, {name for name, _, _ in found(report)}) == (1, {"error", "warning"})
+    assert told == {
+        f"the disk of {full} has only 64 KiB free": ["host2"],
+        f"the disk of {no_files} has room for only 1 file (inodes)": ["host3"],
+        "the disk for shared memory, /dev/shm, has only 64 MiB": ["host1"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("option", "words"), [("ro", "is not writable here"), ("size=64k", "has only 64 KiB free here")]
+)
+def test_names_a_run_directory_that_cannot_be_written(site: Site, option: str, words: str) -> None:
+    (site.folder / "logs").mkdir()
+    script = f'mount -t tmpfs -o {option} tmpfs "$0" && exec "$@"'
+    here = ["unshare", "--mount", "sh", "-c", script, str(site.folder / "logs")]
+    status, report = checked(site, here=here, logs={"dir": "logs/runs"})
+    assert (status, found(report)) == (1, [("error", "place", [])])
+    assert report["findings"][0]["what"].endswith(words)
+
+
+CLOCK = """
+#define _GNU_SOURCE
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+int clock_gettime(clockid_t clock, struct timespec *now) {
+    int failed = syscall(SYS_clock_gettime, clock, now);
+    if (!failed && clock == CLOCK_REALTIME) now->tv_sec -= 3600;
+    return failed;
+}
+"""
+"""A stand-in for a host's clock: hosts of a testbed share the kernel's, which no namespace can shift."""
+
+
+def test_names_a_host_whose_clock_is_off(site: Site) -> None:
+    library(site.folder / "clock.so", CLOCK)
+    port = site.sshd("host2", f"SetEnv LD_PRELOAD={site.folder}/clock.so")
+    status, report = checked(site, ["host1", site.name("late", "host2", port), "host3"])
+    (finding,) = [each for each in report["findings"] if "clock" in each["what"]]
+    assert (status, finding["nodes"]) == (0, ["late"])
+    assert finding["what"] == "its clock is 60 min behind the one here"
+
+
+def test_names_gpus_and_libraries_of_one_host(site: Site, tmp_path: Path) -> None:
+    sound = (
+        NVML.replace("handles[2] = {0, 1}", "handles[3]").replace("= 2;", "= 3;").replace("? 0 : 3", "& 0")
+    )
+    library(tmp_path / "sound" / "libnvidia-ml.so.1", sound)
+    library(tmp_path / "bad" / "libnvidia-ml.so.1", NVML)
+    for name, version in (("one", "22703"), ("two", "21904")):
+        library(tmp_path / name / "libnccl.so.2", NCCL.replace("NUMBER", version))
+    xid = "[12.3] NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', GPU has fallen off the bus."
+    dmesg = program(tmp_path / "dmesg", f'echo "{xid}"')
+
+    def node(host: str, *folders: str) -> Node:
+        return {"host": host, "env": {"LD_LIBRARY_PATH": ":".join(f"{tmp_path}/{name}" for name in folders)}}
+
+    nodes = [node("host1", "sound"), node("host2", "bad"), node("host3", "sound", "one", "two")]
+    target = Path(completed(["sh", "-c", "command -v dmesg"]).stdout.strip())
+    with mounted(site, "host2", target, "--bind", dmesg):
+        status, report = checked(site, nodes, gpus_per_node=3, procs_per_node=1, backend="gloo")
+    assert status == 1
+    assert {tuple(nodes) for _, part, nodes in found(report) if part == "software"} == {("host3",)}
+    told = [each["what"] for each in report["findings"] if each["nodes"] == ["host2"]]
+    assert [text.partition(", by ")[0] for text in told if "load of" not in text] == [
+        "2 GPUs instead of 3",
+        "GPU 0 has had 3 uncorrectable memory errors",
+        "GPU 1 already has 40 GiB of 80 GiB in use",
+        "the kernel's log has Xid 79 (0000:3b:00)",
+        "the number or model of GPUs differs: 2 x Toy H100 instead of 3 x Toy H100",
+    ]
+    assert len(found(report)) == len(told) + 1
+
+
+def test_names_two_hosts_with_one_address(site: Site) -> None:
+    """As with two virtual machines, each behind a NAT."""
+    inner = "172.30.0.9"
+    with ExitStack() as stack:
+        for host in ("host2", "host3"):
+            own = site.bed.hosts[host].address
+            subnet = f"{own.rpartition('.')[0]}.0/24"
+            nat = ("-s", inner, "-j", "SNAT", "--to-source", own)
+            stack.enter_context(site.bed.rule(host, "POSTROUTING", "-t", "nat", *nat))
+            script = (
+                f"ip addr flush dev eth0 && ip addr add {inner}/32 dev eth0 && ip addr add {own}/24 dev eth0"
+                f" && ip route replace {subnet} dev eth0 src {inner}"
+            )
+            restoring = f"ip addr flush dev eth0 && ip addr add {own}/24 brd + dev eth0"
+            stack.callback(site.bed.inside, host, "sh", "-c", restoring)
+            done = site.bed.inside(host, "sh", "-c", script)
+            assert done.returncode == 0, done.stderr
+        status, report = checked(site)
+    assert status == 1
+    assert ("error", "network", ["host2", "host3"]) in found(report)
+    whats = [each["what"] for each in report["findings"] if each["part"] == "network"]
+    assert whats[-1] == f"both have {inner}"
+    assert whats[0] == "host1 can't reach host2, host3: Network is unreachable"
+
+
+def test_names_code_that_differs(site: Site, tmp_path: Path) -> None:
+    for name in ("here", "there"):
+        (tmp_path / name / "pkg").mkdir(parents=True)
+        (tmp_path / name / "pkg" / "model.py").touch()
+        (tmp_path / name / "worker.py").write_text("import torch\n")
+        (tmp_path / name / "uv.lock").write_text(name)
+    completed(["git", "init", "-q", str(tmp_path / "here")], status=0)
+    completed(["git", "-C", str(tmp_path / "here"), "add", "pkg", "worker.py"], status=0)
+    (tmp_path / "there" / "pkg" / "model.py").unlink()
+    nodes: list[Node] = ["host1", {"host": "host2", "workdir": f"{tmp_path}/there"}]
+    status, report = checked(site, nodes, ["--code"], workdir=str(tmp_path / "here"))
+    assert (status, found(report)) == (0, [("warning", "code", ["host2"])])
+    (finding,) = [each["what"] for each in report["findings"] if each["part"] == "code"]
+    assert finding == "2 of 3 files differ from those here: uv.lock, pkg/model.py (missing)"
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "worker.py").touch()
+    status, report = checked(site, nodes[:1], ["--code"], workdir=str(tmp_path / "empty"))
+    assert report["unchecked"] == [f"code: no git repository or lock file in {tmp_path}/empty here"]

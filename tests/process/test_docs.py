@@ -30,6 +30,74 @@ SCRATCH = {
     "job.yaml": "script: train.py\ngpus_per_node: 0\nprocs_per_node: 2\n",
 }
 """What the pages' commands find in their folder."""
+CHECKS, DISKS = "cluster/test_check", "names_disks_that_are_full_or_have_no_inodes_or_are_small"
+RUN_DIRECTORY, ON_ONE = "names_a_run_directory_that_cannot_be_written", "names_gpus_and_libraries_of_one_host"
+LOGINS = "names_hosts_that_refuse_a_login_or_are_unknown_or_the_same"
+SCRIPT = "names_a_script_that_differs_or_is_missing"
+TROUBLE = {
+    "a host name is unknown, or a login fails": (LOGINS, "faults/test_ssh::tells_why_a_host_is_unusable"),
+    "a node hangs at login": (
+        "names_a_host_that_hangs_at_login",
+        "faults/test_ssh::gives_up_on_servers_that_say_nothing",
+    ),
+    "one host has two names": (
+        LOGINS,
+        "cluster/test_unusable_hosts::refuses_a_host_that_is_listed_under_two_names",
+    ),
+    "the Python of the job is missing": (
+        "names_a_host_without_the_python_of_the_job",
+        "faults/test_ssh::tells_why_a_host_is_unusable",
+    ),
+    "the script or the workdir is missing": (SCRIPT, "process/test_failures::names_what_cannot_be_started"),
+    "the script differs": (SCRIPT,),
+    "other code or a lock file differs": ("names_code_that_differs",),
+    "a package is missing": (
+        "names_packages_and_versions_of_one_host",
+        "unit/test_exits::advice_fits_the_last_output",
+    ),
+    "another version of torch or CUDA": ("names_packages_and_versions_of_one_host",),
+    "several NCCL libraries": (ON_ONE,),
+    "the run directory can't be written": (
+        RUN_DIRECTORY,
+        "process/test_run::a_run_that_cannot_begin_has_a_json_result_with_the_usual_keys",
+    ),
+    "a disk is full": (DISKS, "faults/test_logs::does_not_start_on_a_full_disk"),
+    "a disk has no inodes left": (DISKS,),
+    "`/dev/shm` is small": (DISKS, "unit/test_exits::advice_fits_the_last_output"),
+    "too few open files are allowed": (
+        "names_limits_and_settings_of_one_host",
+        "faults/test_workers::tells_that_an_agent_has_no_descriptors",
+    ),
+    "the clock is off": ("names_a_host_whose_clock_is_off",),
+    "the rendezvous port is taken": (
+        "names_who_holds_the_port",
+        "process/test_failures::a_port_in_use_names_its_owner",
+    ),
+    "a port is blocked between two nodes": ("names_a_pair_that_cannot_connect",),
+    "a path loses large packets": ("names_a_path_that_loses_large_packets",),
+    "another MTU": ("names_the_host_with_another_mtu",),
+    "a node's own name means a loopback address": ("names_a_host_whose_own_name_or_master_is_loopback",),
+    "`NCCL_SOCKET_IFNAME` or `GLOO_SOCKET_IFNAME` is wrong": (
+        "names_limits_and_settings_of_one_host",
+        "cluster/test_check_port::names_a_missing_interface_with_the_one_that_would_do",
+    ),
+    "two nodes have one address": ("names_two_hosts_with_one_address",),
+    "a node has too few or other GPUs": (ON_ONE, "unit/test_start_warnings::warns_once_about_missing_gpus"),
+    "another program uses GPU memory": (ON_ONE,),
+    "a GPU has had memory errors or a Xid": (ON_ONE,),
+    "a rank fails, and others fail because of it": ("faults/test_blame::names_the_rank_that_failed_first",),
+    "the OOM killer kills a rank": ("faults/test_workers::names_the_oom_killer",),
+    "a node can't start processes": ("faults/test_workers::tells_that_a_node_refuses_to_fork",),
+    "a rank never joins": ("process/test_stalling::gives_up_when_rank_0_does_not_join",),
+    "a rank stalls": ("faults/test_restarts::names_and_restarts_a_stalled_rank",),
+    "a rank is suspended by a signal": ("process/test_stalling::reports_a_rank_that_a_signal_has_stopped",),
+    "a rank misses a collective": ("process/test_stalling::names_the_rank_that_missed_the_last_collective",),
+    "a node is cut off": ("faults/test_network::a_node_that_is_cut_off_is_lost",),
+    "the scheduler ends the job": (
+        "cluster/test_slurm::a_job_that_slurm_ends_is_not_restarted_and_says_why",
+    ),
+}
+"""By the rows of the table in docs/check.md: for each command, the test that plants this trouble."""
 
 
 def blocks(kind: str) -> list[tuple[str, str]]:
@@ -84,6 +152,17 @@ def test_documents_every_exit_status() -> None:
     told = {int(number) for row in re.findall(r"(?m)^\| ([\d, ]+) \|", table) for number in row.split(",")}
     assert told >= {status for status in Exit if status not in (Exit.OK, Exit.FAILED, Exit.INTERNAL)}
     assert told >= {128 + signal.Signals[name] for name in HANDLED_SIGNALS.split(",")}
+
+
+def test_every_trouble_in_the_table_is_planted_for_each_command_that_names_it() -> None:
+    table = PAGES["docs/check.md"].partition("## Which command names which trouble")[2]
+    rows = re.findall(r"(?m)^\| ([^*|]+) \| (`.+`) \|$", table)
+    assert {row: words.count(", ") + 1 for row, words in rows} == {
+        row: len(all_) for row, all_ in TROUBLE.items()
+    }
+    for test in {test for tests in TROUBLE.values() for test in tests}:
+        module, _, name = test.rpartition("::")
+        assert f"def test_{name}(" in (ROOT / f"tests/{module or CHECKS}.py").read_text(), test
 
 
 def test_documents_every_variable_that_workers_get() -> None:

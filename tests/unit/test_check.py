@@ -26,6 +26,7 @@ SOUND: dict[str, Any] = {
         "named": {},
         "ib": {},
     },
+    "code": {"files": 3, "odd": []},
     "load": {"cpus": 8, "load": 0.5, "memory": 64 * GIB, "available": 60 * GIB, "swap": 0},
 }
 
@@ -39,19 +40,21 @@ def with_facts(changes: dict[str, Any], facts: dict[str, Any] = SOUND) -> dict[s
     return facts
 
 
-def verdict(changes: dict[str, Any], backend: str = "nccl", **fields: Any) -> Report:
+def verdict(
+    changes: dict[str, Any], backend: str = "nccl", nodes: str = "[a, b, c]", **fields: Any
+) -> Report:
     """The verdict on nodes a, b and c, of which b has other facts."""
-    spec = spec_of(f"command: [x]\nnodes: [a, b, c]\ngpus_per_node: 2\nbackend: {backend}\n")
+    spec = spec_of(f"command: [x]\nnodes: {nodes}\ngpus_per_node: 2\nbackend: {backend}\n")
     plan = make_plan(spec, {index: Facts("/usr/bin/python3", 2) for index in range(3)})
     interface = [{"eth0": {"address": f"10.0.0.{i}", "mtu": 1500}} for i in (1, 2, 3)]
-    nodes = [
+    reports = [
         NodeReport(
             name, facts=with_facts({"network.interfaces": interface[i]}), clock_s=0.0, python="python3"
         )
         for i, name in enumerate("abc")
     ]
-    nodes[1] = nodes[1]._replace(facts=with_facts(changes, dict(nodes[1].facts)), **fields)
-    return report(plan, nodes, (), ())
+    reports[1] = reports[1]._replace(facts=with_facts(changes, dict(reports[1].facts)), **fields)
+    return report(plan, reports, (), ())
 
 
 def test_finds_nothing_wrong_with_sound_nodes() -> None:
@@ -116,6 +119,10 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
         "warning network: InfiniBand port mlx5_0:1 is DOWN",
     ),
     "busy CPUs": ({"load.load": 40.0}, "warning load: a load of 40 on 8 CPUs"),
+    "code": (
+        {"code.odd": ["uv.lock", "a.py (missing)"]},
+        "warning code: 2 of 3 files differ from those here: uv.lock, a.py (missing)",
+    ),
     "memory": ({"load.available": GIB}, "warning load: only 1 GiB of 64 GiB of memory are available"),
 }
 
@@ -151,6 +158,13 @@ def test_differences_show_each_value() -> None:
     assert [(each.problem.what, each.nodes) for each in found.findings] == [
         ("torch differs: 2.12.1 instead of 2.13.0", ("b",))
     ]
+
+
+def test_gpus_may_differ_as_the_job_says() -> None:
+    one = {"devices.gpus": [GPU]}
+    assert verdict(one, nodes="[a, {host: b, gpus: 1}, c]").findings == ()
+    what = "the number or model of GPUs differs: 1 x H100 instead of 2 x H100"
+    assert what in [each.problem.what for each in verdict(one).findings]
 
 
 def test_what_could_not_be_checked_is_not_called_fine() -> None:

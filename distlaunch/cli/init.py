@@ -1,0 +1,168 @@
+"""`init`: writes a short job file for a script, after looking at its nodes."""
+
+import glob
+import os
+import shlex
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any
+
+import typer
+from typer import Argument, Option
+
+from distlaunch.check.findings import NodeReport
+from distlaunch.cli.job_file import Typed, load_document, write_new
+from distlaunch.cli.options import Args, Hosts, Json, Module, Ranks, job_and_args
+from distlaunch.cli.output import print_json, print_text, say
+from distlaunch.compat.draft import Draft
+from distlaunch.errors import UsageError
+from distlaunch.job.spec import JobSpec
+from distlaunch.job.types import Tree
+from distlaunch.schedulers import scheduler_in, title_of
+from distlaunch.wording import listed
+
+_SCRIPT = "The Python script."
+Script = Annotated[str | None, Argument(metavar="SCRIPT.py", help=_SCRIPT, show_default=False)]
+Out = Annotated[str, Option("-o", metavar="JOB.YAML", help="The file to write, which must not exist yet.")]
+_SET = "Another key of the job file, e.g. --set workdir=~/project."
+Keys = Annotated[list[str] | None, Option("--set", metavar="KEY=VALUE", help=_SET)]
+_NOTES = {
+    "nodes": "rank 0 runs on the first node; host names are as ssh knows them",
+    "gpus_per_node": "GPUs on each node; without this key, each start counts them",
+    "procs_per_node": "workers on each node; without this key, one for each GPU",
+    "script": "relative to this file, and at the same path on every node",
+}
+_UNSET = {
+    "nodes": "nodes: [gpu-a, gpu-b]  # host names as ssh knows them; by default, this machine",
+    "procs_per_node": "procs_per_node: 2  # workers on each node; by default, one for each GPU",
+    "args": "args: [--epochs, 10]  # arguments for the program",
+    "restarts": "restarts: 3  # new attempts after a failure",
+    "timeouts": "timeouts: {stall: 10m}  # how long a rank may be idle before it counts as stalled",
+}
+"""Comments with the keys that the file doesn't set."""
+
+
+def init(
+    context: typer.Context,
+    script: Script = None,
+    args: Args = None,
+    ranks: Ranks = None,
+    hosts: Hosts = None,
+    module: Module = None,
+    overrides: Keys = None,
+    out: Out = "job.yaml",
+    as_json: Json = False,
+) -> None:
+    """Write a short job file with comments. Without arguments, ask for the script and the hosts.
+
+    Connects to the nodes, to count their GPUs and look for torch. Never overwrites a file.
+    """
+    from distlaunch.launch.node_check import look
+
+    if os.path.lexists(out):
+        raise UsageError(f"{out} already exists: choose another name with -o")
+    script, words = job_and_args(context, script, args)
+    typed, settings = Typed(module, hosts, ranks), overrides or []
+    asks = not (script or any(typed) or settings or words) and sys.stdin.isatty()
+    if asks:
+        script, typed = _ask_script(), Typed(hosts=_ask_hosts())
+    spec, document, folder = load_document(_checked(script, typed, settings), settings, words, typed)
+    names = [node.label for node in spec.nodes if not node.local]
+    say(f"looking at {listed(names) or 'this machine'}")
+    reports, gpus = look(spec)
+    keys = {key: value for key, value in Tree().check(document, "", []).items() if key != "name"}
+    if "gpus_per_node" not in keys and not spec.allocation and (count := _gpus(gpus, asks)) is not None:
+        keys["gpus_per_node"] = count
+    draft = _draft(out, keys, spec, reports)
+    write_new("-o", out, draft.text(), folder)
+    if as_json:
+        print_json({"file": out, **draft.document()})
+    else:
+        file = shlex.quote(out)
+        print_text(f"wrote {out}; next:\n  distlaunch check {file}\n  distlaunch run {file}\n")
+
+
+def _checked(script: str | None, typed: Typed, settings: Sequence[str]) -> str | None:
+    """Return the script. Raises `UsageError` if nothing names a program, or if it can't be a script."""
+    if script is None:
+        if typed.module or any(
+            text.partition("=")[0] in ("script", "module", "command") for text in settings
+        ):
+            return None
+        raise UsageError("name the script, as in `distlaunch init train.py -H gpu-a,gpu-b`")
+    if not script.endswith(".py"):
+        raise UsageError(f"{script} is not a .py file: for another program, use --set 'command=[…]'")
+    if not os.path.exists(script) and not typed.hosts:
+        raise UsageError(f"no file {script} here: name the script by its path")
+    return script
+
+
+# Questions
+
+
+def _ask_script() -> str:
+    found = sorted(glob.glob("*.py"))
+    default = next((name for name in ("train.py", "main.py", *found) if name in found), "")
+    while not (answer := _ask("script", default)).endswith(".py") or not os.path.isfile(answer):
+        say(f"no Python script {answer!r} here" if answer else "name a Python script")
+    return answer
+
+
+def _ask_hosts() -> str | None:
+    if name := scheduler_in(os.environ):
+        say(f"the nodes are those of this {title_of(name)} job")
+        return None
+    answer = _ask("hosts, separated by commas", "this machine")
+    return None if answer == "this machine" else answer
+
+
+def _ask(question: str, default: str) -> str:
+    print(f"{question}{f' [{default}]' * bool(default)}: ", end="", file=sys.stderr, flush=True)
+    if not (line := sys.stdin.readline()):
+        raise UsageError("no answer; nothing was written")
+    return line.strip() or default
+
+
+def _gpus(seen: Sequence[int | None], asks: bool) -> int | None:
+    """Return the number of GPUs on each node; None if each start should count them."""
+    if None in seen and asks:
+        default = "counted at each start"
+        while not (answer := _ask("GPUs on each node", default)).isdecimal() and answer != default:
+            say(f"{answer!r} is not a number")
+        return int(answer) if answer != default else None
+    return seen[0] if len({*seen}) == 1 else None
+
+
+# The file
+
+
+def _draft(out: str, keys: dict[str, Any], spec: JobSpec, reports: Sequence[NodeReport]) -> Draft:
+    draft = Draft(out)
+    draft.keys = keys
+    draft.note("made by `distlaunch init`; `distlaunch schema` has all keys")
+    meaningless = {"nodes"} if spec.allocation else {"args"} if "command" in keys else set()
+    for key, text in _UNSET.items():
+        if key not in keys.keys() | meaningless:
+            draft.note(text, key=key)
+    for key, text in _NOTES.items():
+        if key in keys:
+            draft.note(text, key=key)
+    if spec.allocation and "nodes" not in keys:
+        draft.note(f"without `nodes`, the job runs on the nodes of {spec.allocation.name}", key="nodes")
+    for text in _python_notes(reports):
+        say(text)
+        draft.note(f"python: ~/venv/bin/python  # {text}", key="python")
+    return draft.checked()
+
+
+def _python_notes(reports: Sequence[NodeReport]) -> Iterator[str]:
+    """Yield why the job may need another Python. Report nodes that can't be reached."""
+    lacking: dict[str, list[str]] = {}
+    for report in reports:
+        if report.failure:
+            say(f"{report.label} can't be reached: {report.failure}; {report.advice}")
+        elif report.python_error:
+            yield f"{report.label}: {report.python_error}"
+        elif (facts := report.part("software")) and not facts.get("torch"):
+            lacking.setdefault(report.python, []).append(report.label)
+    yield from (f"{python} has no torch on {listed(labels)}" for python, labels in lacking.items())

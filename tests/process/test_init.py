@@ -1,0 +1,110 @@
+"""`distlaunch init`: its questions, its flags, and job files that pass `check`."""
+
+import os
+import re
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.harness import Going, distlaunch, distlaunch_argv
+from tests.process.test_allocations import HERE, PBS, environment
+
+
+@contextmanager
+def asked(folder: Path, typed: str) -> Iterator[Going]:
+    """`distlaunch init` on a terminal with these lines."""
+    (folder / "train.py").write_text("import torch\n")
+    (folder / "tool.py").touch()
+    controller, terminal = os.openpty()
+    os.write(controller, typed.encode())
+    run = Going(folder, distlaunch_argv("init"), stdin=terminal, cwd=folder)
+    try:
+        yield run
+    finally:
+        run.kill()
+        os.close(controller)
+        os.close(terminal)
+
+
+@pytest.mark.parametrize(("typed", "script"), [("\n\n", "train.py"), ("no.py\ntool.py\n\n", "tool.py")])
+def test_asks_on_a_terminal_and_writes_a_job_that_passes_check(
+    tmp_path: Path, typed: str, script: str
+) -> None:
+    with asked(tmp_path, typed) as run:
+        assert run.wait() == 0, run.stderr
+    assert "script [train.py]: " in run.stderr
+    assert "hosts, separated by commas [this machine]: " in run.stderr
+    assert ("no Python script 'no.py' here" in run.stderr) == typed.startswith("no.py")
+    assert "distlaunch check job.yaml" in run.stdout
+    assert f"\nscript: {script}\n" in (tmp_path / "job.yaml").read_text()
+    distlaunch("check", "job.yaml", cwd=tmp_path, status=0, env={**os.environ, "PYTHONPATH": os.getcwd()})
+
+
+def test_asks_for_gpus_that_it_cannot_count(tmp_path: Path) -> None:
+    with asked(tmp_path, "\nno.invalid,nope.invalid:2\nx\n8\n") as run:
+        assert run.wait() == 0, run.stderr
+    assert "no.invalid can't be reached: unknown host; check the name" in run.stderr
+    assert "GPUs on each node [counted at each start]: " in run.stderr
+    text = (tmp_path / "job.yaml").read_text()
+    assert "\nnodes: [no.invalid, {host: nope.invalid, procs: 2}]\n" in text
+    assert "\ngpus_per_node: 8\n" in text
+
+
+def test_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
+    with asked(tmp_path, "") as run:
+        run.wait_for("script [train.py]: ")
+        run.process.send_signal(signal.SIGINT)
+        assert run.wait() == 130
+    assert "Traceback" not in run.stderr
+    assert not (tmp_path / "job.yaml").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ([], "name the script, as in `distlaunch init train.py"),
+        (["-H", "a,b"], "name the script, as in"),
+        (["no.py"], "no file no.py here"),
+        (["tool"], "tool is not a .py file: for another program, use --set 'command=[…]'"),
+        (["train.py", "-o", "old.yaml"], "old.yaml already exists: choose another name with -o"),
+        (["train.py", "-o", "/job.yaml"], "-o /job.yaml: save the job in "),
+        (["train.py", "--set", "node=1"], "did you mean nodes?"),
+    ],
+)
+def test_without_a_terminal_it_names_the_mistake_and_writes_nothing(
+    tmp_path: Path, words: list[str], told: str
+) -> None:
+    (tmp_path / "train.py").touch()
+    (tmp_path / "old.yaml").write_text("mine")
+    done = distlaunch("init", *words, cwd=tmp_path, status=2, env={**os.environ, "PYTHONPATH": os.getcwd()})
+    assert told in done.stderr
+    assert sorted(os.listdir(tmp_path)) == ["old.yaml", "train.py"]
+    assert (tmp_path / "old.yaml").read_text() == "mine"
+
+
+def test_the_keys_in_comments_are_valid(tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    env = {**os.environ, "PYTHONPATH": os.getcwd(), "CUDA_VISIBLE_DEVICES": "0,1"}
+    distlaunch("init", "train.py", "-n", "2", "--", "{rank}", cwd=tmp_path, status=0, env=env)
+    text = (tmp_path / "job.yaml").read_text()
+    assert "gpus_per_node: 2\n" in text
+    assert "procs_per_node: 2\n" in text
+    assert 'args: ["{rank}"]\n' in text
+    all_set, count = re.subn(r"(?m)^# (\w+: .*  #)", r"\1", text)
+    assert count == 3
+    (tmp_path / "job.yaml").write_text(all_set)
+    planned = distlaunch("dry-run", str(tmp_path / "job.yaml"), status=0)
+    assert "4 ranks on 2 nodes" in planned.stdout
+
+
+def test_inside_an_allocation_the_hosts_are_left_to_the_scheduler(tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    env = environment(tmp_path, PBS, f"{HERE}\nhost2\n") | {"PYTHONPATH": os.getcwd()}
+    done = distlaunch("init", "train.py", cwd=tmp_path, status=0, env=env)
+    assert "looking at host2\n" in done.stderr
+    text = (tmp_path / "job.yaml").read_text()
+    assert "# without `nodes`, the job runs on the nodes of PBS job 88.pbs\n" in text
+    assert not re.search("^(nodes|gpus_per_node):", text, re.MULTILINE)
