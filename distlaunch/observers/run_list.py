@@ -166,3 +166,8 @@ def starts_in(path: str) -> list[Begun]:
 def note_stop(folder: str, queued: str, scheduler: str) -> None:
     """Note for a job's run that the job is cancelled. Some schedulers don't give a job the reason it ends."""
     append(starts_path(folder, queued, scheduler), {"stop": True})
+
+
+def is_stopped(path: str) -> bool:
+    """Return whether the job with this list of starts was cancelled."""
+    return any("stop" in line for line in lines_of(path))
