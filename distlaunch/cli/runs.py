@@ -14,7 +14,7 @@ from distlaunch.cli.options import Fold, Json, SshConfig
 from distlaunch.cli.output import print_json, print_text, say
 from distlaunch.errors import Exit, UsageError
 from distlaunch.job.types import UNITS_S, seconds_in
-from distlaunch.observers.run_list import note_end, ways
+from distlaunch.observers.run_list import note_end_seen, noted_ends, ways
 from distlaunch.runs.find import elsewhere, find, folders, when
 from distlaunch.runs.following import attend, follow, interrupt, outlast, over
 from distlaunch.runs.listing import document, listing, table
@@ -32,9 +32,10 @@ _WHICH = (
 )
 
 
-def _offered(incomplete: str) -> list[str]:
-    """Return the known runs for completion, the latest first."""
-    return [run for run in sorted(folders(), key=when, reverse=True) if run.startswith(incomplete)]
+def _offered(context: typer.Context, incomplete: str) -> list[str]:
+    """Return the known runs for completion, the latest first; only `logs` needs those that have ended."""
+    known = {*folders(), *ways()} - (set() if context.command.name == "logs" else noted_ends())
+    return [run for run in sorted(known, key=when, reverse=True) if run.startswith(incomplete)]
 
 
 Which = Annotated[str | None, Argument(metavar="[RUN]", help=_WHICH, autocompletion=_offered)]
@@ -149,7 +150,8 @@ def stop(
     if run and not queued:
         if run.host and not run.status.state.over:  # only its directory is shared
             say(f"the controller of {run.id} is on {run.host}; stopping it over SSH")
-            _run_there(context, which or "", run.folder, ways().get(run.id) or (run.host, ssh_config))
+            way = ways().get(run.id, {"way": (run.host, ssh_config)})["way"]
+            _run_there(context, which or "", run.folder, way)
         if which is None and run.alive:
             say(f"stopping {run.id} ({run.folder})")
     run, stopped = _stopped(queued, run, now)
@@ -190,9 +192,7 @@ def run_elsewhere(context: typer.Context, word: str | None, ssh_config: str | No
     if known := elsewhere(word, alone=context.command.name == "stop"):
         run, way = known
         status = _run_there(context, word, run, way)
-        waited = context.command.name == "wait" and status < 128 and status != Exit.USAGE
-        if waited or (context.command.name == "stop" and status == Exit.OK):
-            note_end(run)  # the list here can't see it
+        note_end_seen(str(context.command.name), run, status)
         raise typer.Exit(status)
 
 
