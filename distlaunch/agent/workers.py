@@ -13,7 +13,7 @@ from distlaunch.agent.messages import StartWorkers, WorkerSpec
 from distlaunch.agent.outbox import Flow, Outbox
 from distlaunch.agent.poller import Poller
 from distlaunch.agent.watches import JoinWatch, StackDump, StallWatch, UsageWatch, py_spy
-from distlaunch.agent.worker import Worker, at_home, exec_failure, make_room, spawn, unstarted
+from distlaunch.agent.worker import Worker, at_home, environment, exec_failure, make_room, spawn, unstarted
 
 DEADLINE = "deadline"
 """The file that appears after a termination warning. It contains the end of the job in Unix seconds."""
@@ -84,7 +84,12 @@ class Workers:
         try:
             self._folder.make(_tmpdir(command))
         except scratch.NoPlaceError as error:
-            return self._refuse(command, "scratch", errno.ENOSPC, str(error))
+            return self._refuse(command.workers, "scratch", errno.ENOSPC, str(error))
+        single = [spec for spec in command.workers if spec.one_device]
+        if blind := [spec for spec in single if not environment(spec)["CUDA_VISIBLE_DEVICES"]]:
+            ids = os.environ["CUDA_VISIBLE_DEVICES"]
+            why = "virtual_local_rank: CUDA_VISIBLE_DEVICES=%s has no GPU for it" % ids
+            return self._refuse(blind, "setup", errno.EINVAL, why)
         if command.binding is None:
             return command.workers
         from distlaunch.agent import cpus  # few jobs bind CPUs
@@ -92,10 +97,11 @@ class Workers:
         try:
             return cpus.assign(command, command.binding)
         except cpus.BindingError as error:
-            return self._refuse(command, "setup", errno.EINVAL, str(error))
+            return self._refuse(command.workers[error.first :], "setup", errno.EINVAL, str(error))
 
-    def _refuse(self, command: StartWorkers, stage: str, code: int, why: str) -> Sequence[WorkerSpec]:
-        for spec in command.workers:
+    def _refuse(self, workers: Sequence[WorkerSpec], stage: str, code: int, why: str) -> list[WorkerSpec]:
+        """Report that none of the node's workers start because of these."""
+        for spec in workers:
             self._outbox.report(unstarted(self._node, spec, stage, code, why))
         return []
 
