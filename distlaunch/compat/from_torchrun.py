@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from distlaunch.compat.draft import Draft
 from distlaunch.compat.flags import FLAG, FLAGS, Flags, parse_flags
-from distlaunch.compat.torchrun_job import flag_messages
+from distlaunch.compat.torchrun_job import argument, flag_messages
 from distlaunch.contract import RESERVED
 from distlaunch.errors import UsageError
 from distlaunch.job.document import Data
@@ -169,7 +169,7 @@ def add_torchrun(draft: Draft, line: Line, cpus: int, hosts_known: bool = False)
         text = "torch.distributed.launch passes --local-rank; scripts for torch 1.x expect --local_rank"
         draft.note(text, key="args")
     first = ["--local-rank={local_rank}"] if local_rank else []
-    draft.set_program((flags.script, *flags.args), flags.kind, first)
+    draft.set_program((flags.script, *flags.args), flags.kind, [*first, *map(argument, flags.args)])
     if not hosts_known:
         _add_nodes(draft, line, flags)
     _add_procs(draft, flags, cpus)
@@ -218,7 +218,8 @@ def _unexpanded(line: Line, flags: Flags, typed: bool, hosts_known: bool) -> Ite
         raise UsageError(f"{hint}: {NO_SHELL}")
     env = [f"{name}={text}" for name, text in line.env.items() if not name.startswith("PET_")]
     paths = (path for path in (line.python, flags.script) if re.search(_EXPANDED, path.lstrip("~")))
-    kept = [*paths, *(word for word in (*flags.args, *env) if re.search(_EXPANDED, word))]
+    words = (*(word.replace("${local_rank}", "") for word in flags.args), *env)
+    kept = [*paths, *(word for word in words if re.search(_EXPANDED, word))]
     if typed and kept:
         hint = "job files don't expand variables or patterns, and expand ~ only in paths such as script"
         yield f"kept as written: {' '.join(dict.fromkeys(kept))}: {hint}"
