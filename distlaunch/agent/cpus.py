@@ -20,7 +20,11 @@ FAR = 255
 
 
 class BindingError(Exception):
-    """The node can't satisfy a binding. The text gives the reason."""
+    """The node can't satisfy the binding of the workers from local rank `first`; the text says why."""
+
+    def __init__(self, why: str, first: int = 0) -> None:
+        super().__init__(why)
+        self.first = first
 
 
 def assign(command: StartWorkers, binding: Binding) -> list[WorkerSpec]:
@@ -40,7 +44,7 @@ def shares(binding: Binding, workers: int, machine: Machine, visible: str | None
     """
     how = binding.how
     if how == "listed":
-        return [_listed(text, machine.allowed) for text in binding.cpus[:workers]]
+        return [_listed(rank, text, machine.allowed) for rank, text in enumerate(binding.cpus[:workers])]
     if how == "cores":
         whose = "cpu_binding: %d workers on a node" % workers
         return _deal([core for _, core in machine.cores], workers, whose)
@@ -51,11 +55,12 @@ def shares(binding: Binding, workers: int, machine: Machine, visible: str | None
     return _seated(nodes, lambda node, count: _MODES[how](machine, node, count))[:workers]
 
 
-def _listed(text: str, allowed: set[int]) -> set[int]:
+def _listed(rank: int, text: str, allowed: set[int]) -> set[int]:
     wanted = cpu_set(text)
     if not wanted <= allowed:
         lacking, given = cpu_list(wanted - allowed), cpu_list(allowed)
-        raise BindingError("cpu_binding: CPU %s is not available on this node, only %s" % (lacking, given))
+        why = "cpu_binding: CPU %s is not available on this node, only %s" % (lacking, given)
+        raise BindingError(why, rank)
     return wanted
 
 

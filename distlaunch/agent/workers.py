@@ -84,7 +84,12 @@ class Workers:
         try:
             self._folder.make(_tmpdir(command))
         except scratch.NoPlaceError as error:
-            return self._refuse(command, "scratch", errno.ENOSPC, str(error))
+            return self._refuse(command.workers, "scratch", errno.ENOSPC, str(error))
+        single = [spec for spec in command.workers if spec.one_device]
+        if blind := [spec for spec in single if not environment(spec)["CUDA_VISIBLE_DEVICES"]]:
+            ids = os.environ["CUDA_VISIBLE_DEVICES"]
+            why = "virtual_local_rank: CUDA_VISIBLE_DEVICES=%s has no GPU for it" % ids
+            return self._refuse(blind, "setup", errno.EINVAL, why)
         if command.binding is None:
             return command.workers
         from distlaunch.agent import cpus  # few jobs bind CPUs
@@ -92,10 +97,11 @@ class Workers:
         try:
             return cpus.assign(command, command.binding)
         except cpus.BindingError as error:
-            return self._refuse(command, "setup", errno.EINVAL, str(error))
+            return self._refuse(command.workers[error.first :], "setup", errno.EINVAL, str(error))
 
-    def _refuse(self, command: StartWorkers, stage: str, code: int, why: str) -> Sequence[WorkerSpec]:
-        for spec in command.workers:
+    def _refuse(self, workers: Sequence[WorkerSpec], stage: str, code: int, why: str) -> list[WorkerSpec]:
+        """Report that none of the node's workers start because of these."""
+        for spec in workers:
             self._outbox.report(unstarted(self._node, spec, stage, code, why))
         return []
 

@@ -19,7 +19,7 @@ from distlaunch.cli.output import print_run, print_text, say, while_read
 from distlaunch.cli.own_archive import payload, payload_key
 from distlaunch.errors import DistlaunchError, Exit, UsageError
 from distlaunch.job.spec import JobSpec
-from distlaunch.observers.run_list import note_way
+from distlaunch.observers.run_list import note_end_seen, note_way
 from distlaunch.transports.ssh import Ssh
 from distlaunch.transports.transport import SshOptions
 
@@ -207,7 +207,9 @@ def run_on(
         if sys.stderr.isatty():
             say(f"running, controlled from {host}; follow it with `distlaunch attach {run}`")
         return Exit.OK
-    return run_there(ssh, Request(("attach", "--all", run)), name=run)
+    status = run_there(ssh, Request(("attach", "--all", run)), name=run)
+    note_end_seen("attach", run, status)
+    return status
 
 
 def submit_on(

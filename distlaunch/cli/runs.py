@@ -14,11 +14,11 @@ from distlaunch.cli.options import Fold, Json, SshConfig
 from distlaunch.cli.output import print_json, print_text, say
 from distlaunch.errors import Exit, UsageError
 from distlaunch.job.types import UNITS_S, seconds_in
-from distlaunch.observers.run_list import note_end, ways
+from distlaunch.observers.run_list import note_end_seen, noted_ends, ways
 from distlaunch.runs.find import elsewhere, find, folders, when
 from distlaunch.runs.following import attend, follow, interrupt, outlast, over
 from distlaunch.runs.listing import document, listing, table
-from distlaunch.runs.run_status import Run
+from distlaunch.runs.run_status import Run, summary_in
 from distlaunch.runs.submissions import Submission, as_run, runs_of, stop_queued, submission, submission_of
 from distlaunch.signals import Interrupts, Signals
 from distlaunch.supervisor.status import RunState
@@ -32,9 +32,10 @@ _WHICH = (
 )
 
 
-def _offered(incomplete: str) -> list[str]:
-    """Return the known runs for completion, the latest first."""
-    return [run for run in sorted(folders(), key=when, reverse=True) if run.startswith(incomplete)]
+def _offered(context: typer.Context, incomplete: str) -> list[str]:
+    """Return the known runs for completion, the latest first; only `logs` needs those that have ended."""
+    known = {*folders(), *ways()} - (set() if context.command.name == "logs" else noted_ends())
+    return [run for run in sorted(known, key=when, reverse=True) if run.startswith(incomplete)]
 
 
 Which = Annotated[str | None, Argument(metavar="[RUN]", help=_WHICH, autocompletion=_offered)]
@@ -122,7 +123,7 @@ def wait_and_leave(which: str | None, as_json: bool = False) -> NoReturn:
     run = follow_each(which, follow)
     if as_json:
         print_json(document(run))
-    elif run.status.exit_status:  # for a lost run it is printed anyway
+    elif run.status.state is not RunState.SUCCEEDED:
         say(ended_words(run))
     _leave_with(run)
 
@@ -149,7 +150,8 @@ def stop(
     if run and not queued:
         if run.host and not run.status.state.over:  # only its directory is shared
             say(f"the controller of {run.id} is on {run.host}; stopping it over SSH")
-            _run_there(context, which or "", run.folder, ways().get(run.id) or (run.host, ssh_config))
+            way = ways().get(run.id, {"way": (run.host, ssh_config)})["way"]
+            _run_there(context, which or "", run.folder, way)
         if which is None and run.alive:
             say(f"stopping {run.id} ({run.folder})")
     run, stopped = _stopped(queued, run, now)
@@ -190,9 +192,7 @@ def run_elsewhere(context: typer.Context, word: str | None, ssh_config: str | No
     if known := elsewhere(word, alone=context.command.name == "stop"):
         run, way = known
         status = _run_there(context, word, run, way)
-        waited = context.command.name == "wait" and status < 128 and status != Exit.USAGE
-        if waited or (context.command.name == "stop" and status == Exit.OK):
-            note_end(run)  # the list here can't see it
+        note_end_seen(str(context.command.name), run, status)
         raise typer.Exit(status)
 
 
@@ -222,7 +222,7 @@ def follow_each(which: str | None, seen: Callable[[Run, Interrupts], Run], detac
             if last.alive:
                 break
     if last and not last.alive:
-        return last
+        return over(last)  # the scheduler may have said meanwhile that the job was cancelled
     if last and detaches:
         say(f"detached from {last.id}, which is still running; `distlaunch stop {last.id}` stops it")
     raise typer.Exit(128 + signals.received_last if signals.received_last else Exit.OK)
@@ -232,9 +232,9 @@ def _show_each(which: str | None, show: Callable[[Run, Interrupts], Run], everyt
     """Show each run that `which` names, with `everything` even if it is over; exit with the last status."""
 
     def seen(run: Run, interrupts: Interrupts) -> Run:
-        if run.alive or everything:
-            return show(run, interrupts)
-        if run.status.state is not RunState.LOST:  # else it is printed on exit
+        shown = run.alive or everything
+        run = show(run, interrupts) if shown else run
+        if not (run.alive or (shown and summary_in(run.folder))):
             say(ended_words(run))
         return run
 
@@ -242,10 +242,7 @@ def _show_each(which: str | None, show: Callable[[Run, Interrupts], Run], everyt
 
 
 def _leave_with(run: Run) -> NoReturn:
-    """Exit with the status of the run; for a lost one, print how it ended, as nothing else has."""
     lost = run.status.state is RunState.LOST
-    if lost:
-        say(ended_words(run))
     raise typer.Exit(Exit.NODE_LOST if lost else run.status.exit_status or Exit.OK)
 
 

@@ -40,10 +40,10 @@ class Draft:
         """Return a path. If a shell left a ~ unexpanded, it is part of a name."""
         return text if self.typed or not text.startswith("~") else f"./{text}"
 
-    def set_program(self, words: Sequence[str], kind: str = "script", first: Sequence[str] = ()) -> None:
+    def set_program(self, words: Sequence[str], kind: str = "script", args: Iterable[str] = ()) -> None:
         """Set the program and its arguments, or placeholders for them.
 
-        Arguments in `first` may have placeholders; the others are passed literally.
+        `args` may have placeholders; without them, the words after the first are passed literally.
         """
         if not words:
             self.set("script", "train.py")
@@ -51,7 +51,7 @@ class Draft:
             return
         name = self.path(words[0]) if kind == "script" or "/" in words[0] else words[0]
         self.set(kind, [name] if kind == "command" else name)
-        self.set("args", [*first, *map(literal, words[1:])] or None)
+        self.set("args", [*args] or [*map(literal, words[1:])] or None)
         if found := escaped_in(words[1:]):
             names = ", ".join("{{" + word + "}}" for word in found)
             text = "doubled braces reach the script as single ones; names in single braces are replaced"

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from tree_sitter import Node
 
 _LETTERS = {
-    **dict(zip("ACDJNW", ("account", "constraint", "chdir", "job-name", "nodes", "wait"), strict=True)),
+    **dict(zip("ACDGJ", ("account", "constraint", "chdir", "gpus", "job-name"), strict=True)),
+    **dict(zip("NW", ("nodes", "wait"), strict=True)),
     **dict(zip("acdeno", ("array", "cpus-per-task", "dependency", "error", "ntasks", "output"), strict=True)),
     **dict(zip("pqtwx", ("partition", "qos", "time", "nodelist", "exclude"), strict=True)),
 }
@@ -33,6 +34,7 @@ _LEFT_OUT = {
     **dict.fromkeys(("output", "error", "open-mode"), "each rank's output is in logs.dir"),
     **dict.fromkeys(("requeue", "no-requeue"), "set restarts.requeue"),
     **dict.fromkeys(("wait", "parsable", "wrap"), "it affects only the sbatch command"),
+    "gpus": "this total isn't a multiple of the nodes; set gpus_per_node",
     "array": "an array would start the same job many times; submit each job separately",
 }
 _SETUP = r"(module|ml|source|\.|ulimit|umask|(conda|(micro)?mamba) activate|spack (load|env))\s|eval \"?\$\("
@@ -64,7 +66,7 @@ def sbatch_draft(text: str, source: str, cpus: int) -> Draft:
         draft.note(*line.notes, *script.left)
         options = script.options | {name: text for name, text in _options(line.before) if name in _COUNTS}
         _add_ranks(draft, line, options, cpus)
-        _add_requests(draft, options)
+        _add_requests(draft, _divided(options))
     except UsageError as error:
         raise UsageError(f"{source}: {error}") from None
     return draft.checked()
@@ -137,6 +139,15 @@ def _gpus(options: Mapping[str, str]) -> int | None:
     gres = re.search(r"\bgpu(?::[^,:]+)?:(\d+)", options.get("gres", ""))
     text = options.get("gpus-per-node", gres[1] if gres else "")
     return count_gpus(text) if text.isascii() else None
+
+
+def _divided(options: Mapping[str, str]) -> dict[str, str]:
+    """Replace --gpus, the total, by --gpus-per-node, if it is a multiple of the nodes."""
+    total = re.fullmatch(r"(?a)(\w+:|)(\d{1,6})", options.get("gpus", ""))
+    if not total or int(total[2]) % (nodes := _count(options, "nodes") or 1):
+        return {**options}
+    others = {name: text for name, text in options.items() if name != "gpus"}
+    return {"gpus-per-node": f"{total[1]}{int(total[2]) // nodes}", **others}
 
 
 def _add_requests(draft: Draft, options: Mapping[str, str]) -> None:
@@ -258,7 +269,7 @@ class _Script:
             return
         self.options |= given
         self._known = {name: self.options[key] for name, key in _VARIABLES.items() if key in self.options}
-        self._known["SLURM_GPUS_ON_NODE"] = str(_gpus(self.options) or "$SLURM_GPUS_ON_NODE")
+        self._known["SLURM_GPUS_ON_NODE"] = str(_gpus(_divided(self.options)) or "$SLURM_GPUS_ON_NODE")
 
     def _assign(self, node: "Node", exported: bool) -> None:
         """Record the value of a variable. A value that needs a shell becomes part of the setup."""

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from distlaunch.compat.draft import Draft
 from distlaunch.compat.flags import FLAG, FLAGS, Flags, parse_flags
-from distlaunch.compat.torchrun_job import flag_messages
+from distlaunch.compat.torchrun_job import argument, flag_messages
 from distlaunch.contract import RESERVED
 from distlaunch.errors import UsageError
 from distlaunch.job.document import Data
@@ -20,7 +20,7 @@ NO_SHELL = "job files don't expand shell variables"
 _PATHS = "relative paths are relative to this file: keep it in the directory where the command was run"
 _STARTS_ALL = "`distlaunch run` starts the ranks of all nodes itself"
 _BEFORE = "run it before `distlaunch run`, if the job needs it"
-_BEHIND = "write it after `distlaunch run` instead"
+_BEHIND = "write it after `distlaunch run` or `distlaunch submit --wait` instead"
 _AS_THEY_ARE = ("max_restarts", "numa_binding", "role", "virtual_local_rank")
 """Flags whose values are valid for their keys."""
 _MODULES = ("torch.distributed.run", "torch.distributed.launch", "distlaunch.torchrun")
@@ -28,6 +28,8 @@ _USE_ENV = ("--use-env", "--use_env")
 """Spellings of a flag that only torch.distributed.launch accepts."""
 _RENDEZVOUS_FLAG = r"--?(rdzv|nnodes|standalone|node[-_]rank|master|machine_rank|num_mach|main_pro)"
 _SYNTAX = "();<>|&\n"
+_SUBSTITUTION = r"\$\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)|`[^`]*`"
+"""A command that a shell replaces by its output, with at most two levels of parentheses in it."""
 _EXPANDED = r"(?s)[$`*?]|^#|^(?:[A-Za-z_]\w*=(?:.*:)?)?~|(?<!=)\[[^\],]+\]|\{[^{}]*(?:,|\.\.)[^{}]*\}"
 
 
@@ -79,6 +81,7 @@ def command_draft(words: Sequence[str], cpus: int) -> Draft:
 def shell_words(text: str) -> list[str]:
     """Split a line into words and operators like a shell, without expanding anything."""
     text = text.strip().replace("\\\n", "")
+    commands, text = iter(re.findall(_SUBSTITUTION, text)), re.sub(_SUBSTITUTION, "\0", text)
     lexer = shlex.shlex(text, posix=True, punctuation_chars=_SYNTAX)
     lexer.whitespace, lexer.whitespace_split, lexer.commenters = " \t\r", True, ""
     words: list[str] = []
@@ -91,7 +94,7 @@ def shell_words(text: str) -> list[str]:
                 words.append(word)
     except ValueError as error:
         raise UsageError(f"{str(error).lower()}: {text[:60]}") from None
-    return words
+    return [re.sub("\0", lambda _: next(commands, ""), word) for word in words]
 
 
 def cut_line(words: Sequence[str], at: int | None, typed: bool = True) -> Line | None:
@@ -102,6 +105,8 @@ def cut_line(words: Sequence[str], at: int | None, typed: bool = True) -> Line |
     if "(" in "".join(words[end : end + 1]):
         raise UsageError("only a shell can run a command in parentheses: replace it with its output")
     hint = _BEFORE if any(map(_is_syntax, words[:at])) else _STARTS_ALL
+    if any(word.startswith("--container-") for word in words[:at]):
+        hint += ", and `container` names the image and its mounts"
     parts = ((words[:at], hint), (words[end:], _BEHIND))
     notes = [f"left out: `{_joined(part)}`: {why}" for part, why in parts if not all(map(is_variable, part))]
     return Line(words[:at], words[at:end], notes)
@@ -169,7 +174,7 @@ def add_torchrun(draft: Draft, line: Line, cpus: int, hosts_known: bool = False)
         text = "torch.distributed.launch passes --local-rank; scripts for torch 1.x expect --local_rank"
         draft.note(text, key="args")
     first = ["--local-rank={local_rank}"] if local_rank else []
-    draft.set_program((flags.script, *flags.args), flags.kind, first)
+    draft.set_program((flags.script, *flags.args), flags.kind, [*first, *map(argument, flags.args)])
     if not hosts_known:
         _add_nodes(draft, line, flags)
     _add_procs(draft, flags, cpus)
@@ -218,7 +223,8 @@ def _unexpanded(line: Line, flags: Flags, typed: bool, hosts_known: bool) -> Ite
         raise UsageError(f"{hint}: {NO_SHELL}")
     env = [f"{name}={text}" for name, text in line.env.items() if not name.startswith("PET_")]
     paths = (path for path in (line.python, flags.script) if re.search(_EXPANDED, path.lstrip("~")))
-    kept = [*paths, *(word for word in (*flags.args, *env) if re.search(_EXPANDED, word))]
+    words = (*(word.replace("${local_rank}", "") for word in flags.args), *env)
+    kept = [*paths, *(word for word in words if re.search(_EXPANDED, word))]
     if typed and kept:
         hint = "job files don't expand variables or patterns, and expand ~ only in paths such as script"
         yield f"kept as written: {' '.join(dict.fromkeys(kept))}: {hint}"

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from distlaunch.compat.flags import FLAG, FLAGS, Flags
 from distlaunch.errors import UsageError
 from distlaunch.job import spec as job
+from distlaunch.job.text import literal
 from distlaunch.plan.placement import is_loopback
 from distlaunch.schedulers import TABLE, load, step_size, task_number
 from distlaunch.transports.gathering import Arrival, Gathering
@@ -80,6 +81,8 @@ def job_of(flags: Flags, here: Here) -> job.JobSpec:
     chosen = _chooses_endpoint(flags)
     host, port = flags.endpoint
     procs = procs_of(flags, here)
+    args = (flags.script, *flags.args) if flags.run_path else flags.args
+    fills = "$" in "".join(args)
     unnamed = chosen and flags.rdzv_backend != "c10d" and "rdzv_id" not in flags.given
     return job.JobSpec(
         name=flags.rdzv_id if flags.rdzv_id != "none" else "torchrun",
@@ -88,7 +91,7 @@ def job_of(flags: Flags, here: Here) -> job.JobSpec:
             flags.kind,
             ("-c" if flags.run_path else flags.script,),
             workdir=here.folder,
-            args=(_RUN_PATH, flags.script, *flags.args) if flags.run_path else flags.args,
+            args=(*([_RUN_PATH] if flags.run_path else []), *(map(argument, args) if fills else args)),
             python=here.environ.get("PYTHON_EXEC") or here.python,
             role=flags.role,
         ),
@@ -107,9 +110,15 @@ def job_of(flags: Flags, here: Here) -> job.JobSpec:
         ),
         source="the command line",
         invocation=job.Invocation(
-            placeholders=False, shares_stdio=True, signals=tuple(filter(None, _signals(flags).values()))
+            placeholders=fills, shares_stdio=True, signals=tuple(filter(None, _signals(flags).values()))
         ),
     )
+
+
+def argument(word: str) -> str:
+    """Return an argument as in a job file; torch replaces `${local_rank}`, and `$$` by `$`."""
+    text = re.sub(r"\$(?:(\$)|local_rank\b|\{local_rank\})", lambda found: found[1] or "\0", word)
+    return literal(text).replace("\0", "{local_rank}")
 
 
 def procs_of(flags: Flags, here: Here) -> int:

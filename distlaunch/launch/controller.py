@@ -17,7 +17,7 @@ from distlaunch.launch.start import Start, path_of_starts, start_run
 from distlaunch.observers import observers_of
 from distlaunch.observers.observer import Attempts, Observed, Observer, Observers, Printed, Shown
 from distlaunch.observers.recording import LastOutput, Recorder
-from distlaunch.observers.run_list import append, lines_of, note_end
+from distlaunch.observers.run_list import append, is_stopped, lines_of, note_end
 from distlaunch.schedulers import load
 from distlaunch.signals import Interrupts
 from distlaunch.supervisor import actions, events
@@ -267,7 +267,7 @@ def supervise(start: Start, shown: Shown, observers: Iterable[Observer] = ()) ->
 
 def _fate_by_stop(spec: JobSpec) -> events.AllocationReported:
     """Return the report for a job whose scheduler doesn't answer: cancelled or unknown."""
-    if any("stop" in line for line in lines_of(path_of_starts(spec))):
+    if is_stopped(path_of_starts(spec)):
         return events.AllocationReported(True, "was cancelled", final=True)
     return events.AllocationReported(None)
 

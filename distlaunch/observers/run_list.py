@@ -7,11 +7,13 @@ import contextlib
 import fcntl
 import json
 import os
+import signal
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from distlaunch.agent.frozen import Frozen
-from distlaunch.errors import UsageError
+from distlaunch.errors import Exit, UsageError
 
 
 class Ticket(Frozen):
@@ -49,18 +51,28 @@ def note_begin(run: str, folder: str, host: str, queued: Ticket | None = None) -
 
 def note_way(run: str, file: str, way: Sequence[Any]) -> None:
     """Note how the host that controls a run is reached: the arguments of `cli.remote.ssh_to`."""
-    append(index_path(), {"run": run, "file": file, "way": way})
+    append(index_path(), {"run": run, "file": file, "way": way, "at": time.time()})
 
 
-def ways(file: str = "") -> dict[str, Sequence[Any]]:
-    """Return how to reach the hosts that control runs, by run ID. With `file`, include only its runs."""
+def ways(file: str = "") -> dict[str, Mapping[str, Any]]:
+    """Return the noted ways by run ID: the `file`, the `way`, and the time of the start, `at`.
+
+    With `file`, include only its runs.
+    """
     lines = [line for line in lines_of(index_path()) if isinstance(line.get("way"), list)]
-    return {line["run"]: line["way"] for line in lines if not file or line.get("file") == file}
+    return {line["run"]: line for line in lines if not file or line.get("file") == file}
 
 
 def note_end(run: str) -> None:
     """Note that a run has ended, to save other commands a look into its directory."""
     append(index_path(), {"run": run, "over": True})
+
+
+def note_end_seen(command: str, run: str, status: int) -> None:
+    """Note the end of a run that another host controls if the exit status of a command there shows it."""
+    failed = (Exit.UNREACHABLE, Exit.USAGE, 128 + signal.SIGHUP)  # SIGHUP: the connection broke
+    if status not in failed if command in ("attach", "wait") else (command, status) == ("stop", Exit.OK):
+        note_end(run)
 
 
 def noted_ends() -> set[str]:
@@ -166,3 +178,8 @@ def starts_in(path: str) -> list[Begun]:
 def note_stop(folder: str, queued: str, scheduler: str) -> None:
     """Note for a job's run that the job is cancelled. Some schedulers don't give a job the reason it ends."""
     append(starts_path(folder, queued, scheduler), {"stop": True})
+
+
+def is_stopped(path: str) -> bool:
+    """Return whether the job with this list of starts was cancelled."""
+    return any("stop" in line for line in lines_of(path))

@@ -1,5 +1,6 @@
 """Plans as shell or torchrun commands that work without distlaunch."""
 
+import re
 from collections.abc import Collection, Mapping
 from shlex import quote
 
@@ -92,8 +93,9 @@ def torchrun_text(plan: LaunchPlan, port: int) -> str:
 
 def _torchrun_remarks(plan: LaunchPlan) -> list[str]:
     remarks = _remarks(plan.spec)
-    if plan.spec.placeholders:
-        names = ", ".join("{" + word + "}" for word in plan.spec.placeholders)
+    in_env = "{local_rank}" in "".join(each.text for each in plan.spec.program.env.values())
+    if words := [word for word in plan.spec.placeholders if in_env or word != "local_rank"]:
+        names = ", ".join("{" + word + "}" for word in words)
         remarks.append(f"# torchrun can't fill in {names}: the script must read them itself")
     binding = plan.spec.placement.binding
     if binding and binding.key == "cpu_binding":
@@ -104,20 +106,22 @@ def _torchrun_remarks(plan: LaunchPlan) -> list[str]:
 def _torchrun_line(plan: LaunchPlan, node: NodePlan, meeting: Rendezvous) -> str:
     flags = _flags(plan, node, meeting)
     own = node.program
-    env = {name: each._replace(text=_plain(each.text, every=False)) for name, each in own.env.items()}
+    env = {name: each._replace(text=fill(each.text, unfilled, every=False)) for name, each in own.env.items()}
     exports = _job_exports(env)
     export = f"export {' '.join(exports)} && " if exports else ""
     program = program_word(node)
     program = _quoted_path(program) if own.placed else quote(program)
     named = own.python  # else from PATH
     torchrun = [_quoted_path(named), "-m", "torch.distributed.run"] if named else ["torchrun"]
-    args = map(quote, map(_plain, own.arguments))
+    args = map(quote, map(_torch_argument, own.arguments))
     words = " ".join([*torchrun, *map(quote, flags), program, *args])
     return f"(cd {_quoted_path(own.workdir)} && {export}exec {words})"
 
 
-def _plain(text: str, every: bool = True) -> str:
-    return fill(text, unfilled, every)
+def _torch_argument(text: str) -> str:
+    """Return an argument for torchrun, which replaces `${local_rank}`, and `$$` by `$`."""
+    filled = fill(text, {"local_rank": "\0"}.get)
+    return re.sub(r"\$(?=\$|\{?local_rank\b)", "$$", filled).replace("\0", "${local_rank}")
 
 
 def _flags(plan: LaunchPlan, node: NodePlan, meeting: Rendezvous) -> list[str]:

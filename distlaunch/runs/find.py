@@ -10,6 +10,7 @@ from distlaunch.errors import UsageError, reason
 from distlaunch.observers.run_directory import EVENTS, job_part
 from distlaunch.observers.run_list import listed, noted_ends, ways
 from distlaunch.runs.run_status import Run, living, run_in
+from distlaunch.supervisor.status import ControllerProcess, RunState, Status
 from distlaunch.wording import CUT
 from distlaunch.wording import listed as listed_words
 
@@ -114,7 +115,17 @@ def elsewhere(word: str, alone: bool = False) -> tuple[str, Sequence[Any]] | Non
     if (len(active) > 1 and alone) or (len(active) != 1 < len(runs) and not of_job):
         raise UsageError(_ambiguous(word, active or runs))
     latest = max(active if alone and active else runs, key=when)
-    return (latest, found[latest]) if latest in found else None
+    return (latest, found[latest]["way"]) if latest in found else None
+
+
+def afar(known: Collection[str]) -> Iterator[Run]:
+    """Yield the runs that are unknown here, except to those that control them, and may be active."""
+    over = {*known, *noted_ends()}
+    for run, (host, *_), at in ((run, each["way"], each["at"]) for run, each in ways().items()):
+        if run not in over:
+            controller, where = ControllerProcess(host, 0), f"{host}: `distlaunch ps {run}` asks it"
+            status = Status(run, _job_of(run), RunState.UNKNOWN, at, at, controller, where=where)
+            yield Run("", status, alive=False, heard=None)
 
 
 def _going(runs: Mapping[str, str]) -> list[Run]:

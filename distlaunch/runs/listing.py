@@ -9,7 +9,7 @@ from typing import Any
 from distlaunch.errors import UsageError
 from distlaunch.observers.console import escape
 from distlaunch.observers.run_list import index_path, listed
-from distlaunch.runs.find import JOB_FILES, LOGS, check_folder, folders, named, scanned, unmatched, when
+from distlaunch.runs.find import JOB_FILES, LOGS, afar, check_folder, folders, named, scanned, unmatched, when
 from distlaunch.runs.run_status import Run, run_in
 from distlaunch.runs.submissions import submission, waiting
 from distlaunch.supervisor.status import RunState, document_of
@@ -38,6 +38,7 @@ def listing(places: Sequence[str], ended: bool, most: int | None) -> list[Run]:
         if run and (ended or name in latest or not run.status.state.over):
             found.append(run)
     found += [] if most == len(found) else _queued(places, found, ended)
+    found += [] if places else afar(known)
     return sorted(found, key=lambda run: run.status.began, reverse=True)[:most]
 
 

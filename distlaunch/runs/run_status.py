@@ -12,6 +12,9 @@ from typing import Any
 from distlaunch.agent.frozen import Frozen
 from distlaunch.agent.procfs import boot_id, state
 from distlaunch.observers.run_directory import CONTROLLER_LOG, OUTPUT_INDEX, STATUS, SUMMARY, fd_of
+from distlaunch.observers.run_list import is_stopped, listed, starts_in, starts_path
+from distlaunch.schedulers import title_of
+from distlaunch.supervisor.allocation_end import STATUS as CANCELLED_STATUS
 from distlaunch.supervisor.status import ControllerProcess, RunState, Status, status_of
 
 MAX_SUMMARY = 1 << 26
@@ -77,7 +80,7 @@ def _run_of(folder: str, document: Mapping[str, Any], alive: bool) -> Run | None
     except (KeyError, TypeError, ValueError):
         return None
     if not alive and not status.state.over:
-        status = status._replace(state=RunState.LOST, why=_why_lost(folder, status.controller))
+        status = _ended_unseen(folder, status)
     elif alive and _is_stopped(status.controller):
         resume = f"`kill -CONT {status.controller.pid}` resumes it"
         status = status._replace(state=RunState.SUSPENDED, why=f"a signal stopped its controller; {resume}")
@@ -115,6 +118,17 @@ def _parsed(data: bytes) -> dict[str, Any]:
 
 def _is_stopped(controller: ControllerProcess) -> bool:
     return state(controller.pid) == "T" and controller.host == os.uname().nodename
+
+
+def _ended_unseen(folder: str, status: Status) -> Status:
+    """Return the status of a run whose controller is gone: LOST, unless its job in a queue was cancelled."""
+    entry = listed().get(status.run)
+    if entry and (job := entry.queued):
+        path = starts_path(os.path.dirname(folder), job.id, job.scheduler)
+        if is_stopped(path) and [each.run for each in starts_in(path)[-1:]] == [status.run]:
+            why = f"{title_of(job.scheduler)} job {job.id} was cancelled"
+            return status._replace(state=RunState.CANCELLED, exit_status=CANCELLED_STATUS, why=why)
+    return status._replace(state=RunState.LOST, why=_why_lost(folder, status.controller))
 
 
 def _why_lost(folder: str, controller: ControllerProcess) -> str:

@@ -79,6 +79,8 @@ def note(submission: Submission) -> None:
 def note_end(submission: Submission, end: str) -> None:
     """Note how a submission ended: the scheduler, which forgets it, needn't be queried again."""
     _note(submission, end=end)
+    if end == CANCELLED:
+        note_stop(submission.folder, submission.id, submission.scheduler)
 
 
 def _note(submission: Submission, **more: Any) -> None:

@@ -331,8 +331,8 @@ class State(Frozen):
         return [rank for rank in part.ranks if self.worker(rank).pid] if part and part.logs is None else []
 
     def called(self, rank: int) -> str:
-        """Return the short name of a worker in messages: `rank 3`."""
-        return f"{self.unit} {rank}"
+        """Return the short name of a worker in messages: `rank 3`; there is only one `mpirun`."""
+        return self.unit if self.unit == "mpirun" else f"{self.unit} {rank}"
 
     def named(self, rank: int, more: str = "") -> str:
         """Return the name of a worker in messages, with its node and `more`: `rank 3 (gpu-b, pid 812)`."""

@@ -16,7 +16,7 @@ MAX_NUMBER, MAX_TIME = 1 << 31, 1e11
 class RunState(Enum):
     """The state of a run. The last four are final. LOST is a run whose controller died without a trace.
 
-    SUSPENDED is a run whose controller was stopped by a signal.
+    SUSPENDED is a run whose controller was stopped by a signal, UNKNOWN one that only another host knows.
     """
 
     PENDING = "PENDING"
@@ -25,6 +25,7 @@ class RunState(Enum):
     SUSPENDED = "SUSPENDED"
     RESTARTING = "RESTARTING"
     STOPPING = "STOPPING"
+    UNKNOWN = "UNKNOWN"
     SUCCEEDED = "SUCCEEDED"
     FAILED = "FAILED"
     CANCELLED = "CANCELLED"

@@ -115,8 +115,13 @@ class Summary(Frozen):
             "hint": self.advice or None,
             "lagging": list(self.lagging),
             "restarts": [
-                {"why": why.value, "cause": cause.text, "rank": cause.rank, "kind": cause.kind}
-                for _, why, cause, _ in self.state.restarts
+                {
+                    "why": each.why.value,
+                    "cause": each.cause.text,
+                    "rank": self._place(each.cause)["rank"],
+                    "kind": each.cause.kind,
+                }
+                for each in self.state.restarts
             ],
             "seconds": round(self.seconds, 3),
             "world_size": self.state.plan.world_size if self.state.plan else 0,
@@ -132,10 +137,16 @@ class Summary(Frozen):
         return {
             "text": cause.text,
             "kind": cause.kind,
-            "rank": cause.rank,
-            "node": None if cause.node is None else self.state.label(cause.node),
+            **self._place(cause),
             "last_words": self._shown_words(cause.rank)[0] if cause.rank is not None and known else [],
         }
+
+    def _place(self, cause: Cause) -> dict[str, Any]:
+        """Return the rank and the node of a root cause. If mpirun failed, its ranks may be on any node."""
+        unit, node = self.state.unit, cause.node
+        label = None if node is None else self.state.label(node)
+        somewhere = cause.rank is not None and unit == "mpirun"
+        return {"rank": cause.rank if unit == "rank" else None, "node": None if somewhere else label}
 
     def _worker(self, worker: RankState) -> dict[str, Any]:
         return {

@@ -146,7 +146,7 @@ KILLED = r"failed first: killed by signal 9 \(SIGKILL\)"
 
 NAMED = {
     "rank": rf"rank 2 \(host2\) {KILLED}",
-    "mpirun": rf"mpirun 0 \(host1\) {KILLED}",
+    "mpirun": rf"mpirun \(host1\) {KILLED}",
     "agent": "host2 was lost",
     "controller": "",
 }
@@ -176,7 +176,7 @@ def test_kills_end_all_ranks_and_are_named(bed: Bed, tmp_path: Path, kind: Mpi, 
 
 def test_names_the_rank_that_aborts(bed: Bed, tmp_path: Path, kind: Mpi) -> None:
     done = distlaunch("run", str(write_job(tmp_path, INITS + ABORTS, job_of(bed, kind))), status=7)
-    assert "mpirun 0 (host1) failed first: exit status 7" in done.stderr
+    assert "mpirun (host1) failed first: exit status 7" in done.stderr
     if "openmpi" in kind.launcher:  # Hydra kills what is left at once, and with it what was not passed on
         assert "MPI_ABORT was invoked on rank 2" in done.stdout + done.stderr
 
@@ -184,8 +184,10 @@ def test_names_the_rank_that_aborts(bed: Bed, tmp_path: Path, kind: Mpi) -> None
 def test_reports_an_mpirun_that_refuses_its_options(tmp_path: Path, kind: Mpi) -> None:
     mpirun = f"mpirun: [{kind.launcher}, --no-such-option]\n"
     keys = f"launcher: mpirun\ngpus_per_node: 0\nprocs_per_node: 2\n{mpirun}"
-    done = distlaunch("run", str(write_job(tmp_path, "pass", keys)))
+    done = distlaunch("run", "--json", str(write_job(tmp_path, "pass", keys)))
     assert done.returncode not in (0, 127), done.stderr
+    cause = json.loads(done.stdout)["cause"]
+    assert (cause["rank"], cause["node"]) == (None, None), "it isn't rank 0 that failed"
     assert "no-such-option" in done.stderr or "unrecognized" in done.stderr, done.stderr
 
 

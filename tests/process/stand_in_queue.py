@@ -24,7 +24,7 @@ FIRST = 88
 SERVER = ".pbs.example"
 HOST = os.uname().nodename
 ANN = "ann"
-LOOK_S, KILL_DELAY_S = 0.05, 10.0
+LOOK_S, KILL_DELAY_S = 0.05, float(os.environ.get("KILL_DELAY_S", "10"))
 
 
 def leave(status: int, *, out: str = "", err: str = "") -> NoReturn:

@@ -76,6 +76,24 @@ def test_starts_nothing_where_the_node_lacks_the_cpus(tmp_path: Path) -> None:
         assert run.events("WorkerStarted") == []
 
 
+@pytest.mark.parametrize(
+    ("keys", "why"),
+    [
+        ("cpu_binding: ['{FIRST}', '9999']", "cpu_binding: CPU 9999 is not available on this node, only "),
+        ("virtual_local_rank: true", "virtual_local_rank: CUDA_VISIBLE_DEVICES=5 has no GPU for it"),
+    ],
+)
+def test_names_the_rank_that_lacks_a_cpu_or_a_gpu_and_starts_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keys: str, why: str
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5")
+    keys = keys.replace("{FIRST}", str(FIRST))
+    with running(write_job(tmp_path, "pass", f"gpus_per_node: 0\nprocs_per_node: 2\n{keys}\n")) as run:
+        assert run.wait() == 126
+        assert f"rank 1 (node0) could not be started: {why}" in run.stderr
+        assert run.events("WorkerStarted") == []
+
+
 def test_reports_that_the_kernel_refuses_a_binding(tmp_path: Path) -> None:
     # The CPUs were chosen among those of the agent, and have gone offline since.
     spec = WorkerSpec(0, ("/bin/true",), "/", (), {}, {}, False, (), "8000-8001")

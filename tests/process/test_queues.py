@@ -186,6 +186,24 @@ def test_stop_now_kills_stubborn_ranks_at_once(queue: Queue) -> None:
     assert "CANCELLED" in stopped.stderr
 
 
+def test_a_job_killed_before_it_could_report_that_it_was_stopped_is_cancelled(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KILL_DELAY_S", "1")
+    job = queue.submit(STUBBORN, "timeouts: {stop: 10m}")
+    queue.wait_for(job, "ready", 2)
+    with subprocess.Popen(distlaunch_argv("wait", job), stderr=subprocess.PIPE, text=True) as waiting:
+        queue.tool(*KILLS[queue.kind], job)
+        assert waiting.wait(PATIENCE_S) == 143
+        assert waiting.stderr is not None
+        assert f": CANCELLED, exit status 143: {queue.title} job {job} " in waiting.stderr.read()
+    assert rows("--all")[0]["state"] == "CANCELLED"
+
+
+STOP = distlaunch_argv("stop")
+KILLS = {"grid-engine": STOP, "pbs": STOP, "lsf": ["bkill"], "flux": ["flux", "cancel"]}
+
+
 @pytest.mark.parametrize("queue", ["grid-engine"], indirect=True)
 def test_stops_the_run_itself_where_its_script_asks_for_no_warning(queue: Queue) -> None:
     """qdel would be a SIGKILL."""

@@ -106,6 +106,8 @@ def test_a_run_that_another_host_controls_is_reached_by_its_id_and_job_file(
     another = {"run": f"{job.stem}2-20260101-120000-0a1b2c3d", "folder": "/none", "host": "other"}
     runs = tmp_path / "s/distlaunch/runs.jsonl"
     runs.write_text(f"{runs.read_text()}{json.dumps(another)}\n")
+    (row,) = json.loads(distlaunch("ps", "--json", **around).stdout)
+    assert (row["run"], row["state"], row["controller"]["host"]) == (run, "UNKNOWN", "alias")
     for word in (run, "job", run[:-3]):
         assert run in distlaunch("ps", word, **around).stdout
     attached = Going(tmp_path, distlaunch_argv("attach", "-a", run), **around)
@@ -115,3 +117,6 @@ def test_a_run_that_another_host_controls_is_reached_by_its_id_and_job_file(
     assert f"detached from {run}, which is still running; `distlaunch stop {run}` stops it" in attached.stderr
     assert f"{run}: CANCELLED" in distlaunch("stop", str(job), **around).stderr
     assert "here" in distlaunch("logs", run[:-3], **around).stdout
+    over = write_job(tmp_path, "raise SystemExit(143)", ONE + keys)
+    assert distlaunch("run", "--on", "alias", str(over), **around).returncode == 143
+    assert distlaunch("ps", "--json", **around).stdout == "[]\n"

@@ -716,13 +716,15 @@ def test_a_bare_stop_names_the_runs_that_are_active_elsewhere(tmp_path: Path, ga
     assert "no active runs below this directory; active elsewhere: " in done.stderr
 
 
-def test_completion_offers_runs(over: Path) -> None:
+@pytest.mark.parametrize(("command", "offers"), [("logs", True), ("stop", False)])
+def test_completion_offers_ended_runs_only_where_they_are_of_use(
+    over: Path, command: str, offers: bool
+) -> None:
     program = "python -m distlaunch".replace("-", "_").upper()
-    words = {"COMP_WORDS": "distlaunch stop my-", "COMP_CWORD": "2", f"_{program}_COMPLETE": "complete_bash"}
-    done = distlaunch(cwd=over, env={**os.environ, **words})
-    assert set(by_status(over).values()) & set(done.stdout.split()) == {*by_status(over).values()} - {
-        by_status(over)[5]
-    }
+    typed = {"COMP_WORDS": f"distlaunch {command} my-", "COMP_CWORD": "2"}
+    done = distlaunch(cwd=over, env={**os.environ, **typed, f"_{program}_COMPLETE": "complete_bash"})
+    ended = {run for status, run in by_status(over).items() if status != 5}
+    assert ended & {*done.stdout.split()} == (ended if offers else set())
 
 
 def test_stop_finds_a_run_that_has_lost_its_directory_or_its_status(tmp_path: Path, gate: Path) -> None:

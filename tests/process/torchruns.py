@@ -42,6 +42,7 @@ CONTRACTS = {
     "one worker": ["--nproc-per-node=1"],
     "roles and restarts": ["--role=trainer", "--max-restarts=2", "--nproc-per-node=2"],
     "virtual local rank": ["--virtual-local-rank", "--nproc-per-node=2"],
+    "macros": ["--nproc-per-node=2"],
     "run-path": ["--run-path", "--nproc-per-node=2"],
 }
 C10D = {
@@ -86,10 +87,11 @@ FAILS_TWICE = """
 """
 DEVICES = {"virtual local rank": "4,5,7"}
 TOLD = ("worker.py", ".", "--x", "a b", "--")
+MACROS = {"macros": ("${local_rank}", "-$local_rank-$$x", "{rank} {{x}} ${x} $local_ranks {${local_rank}:}")}
 LOGS = ("-r3", "--log-dir=logs", "worker.py")
 REFERENCES = {
     **{
-        name: (TELL, [*words, "--master-port={port}", "--rdzv-id=4", *TOLD])
+        name: (TELL, [*words, "--master-port={port}", "--rdzv-id=4", *TOLD, *MACROS.get(name, ())])
         for name, words in CONTRACTS.items()
     },
     **{

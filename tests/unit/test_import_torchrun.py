@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from distlaunch.compat.draft import Draft
 from distlaunch.compat.flags import FLAGS, Flag, Flags, parse_flags
 from distlaunch.compat.from_torchrun import command_draft
-from distlaunch.compat.torchrun_job import Here, job_of
+from distlaunch.compat.torchrun_job import Here, argument, job_of
 from distlaunch.errors import DistlaunchError
 from distlaunch.job.spec import JobSpec
 from distlaunch.job.text import PLACEHOLDERS, fill, literal, placeholder_error
@@ -77,6 +77,7 @@ COMMANDS: list[tuple[str, dict[str, Any]]] = [
     ),
     ("torchrun --log-dir l --redirects 3 x.py", {"logs": {"dir": "l", "console": "none"}}),
     ("torchrun -r 3 -t 3 x.py", {}),
+    ("torchrun x.py '-r${local_rank}' {rank}", {"args": ["-r{local_rank}", "{{rank}}"]}),
     ("torchrun --numa-binding=node x.py", {"numa_binding": "node"}),
     (
         "torchrun --local-ranks-filter 0 --nnodes 2 --nproc-per-node 4 x.py",
@@ -197,9 +198,9 @@ def test_an_etcd_server_is_named_beside_the_keys_for_it(endpoint: str) -> None:
         ("torchrun --rdzv-id=$RANDOM x.py", "--rdzv-id $RANDOM: each run gets its own ID"),
         ("torchrun --rdzv-endpoint=`hostname`:1 x.py", "--rdzv-endpoint `hostname`:1: the ranks connect to"),
         ('torchrun --master-addr "$(a b)" x.py', "--master-addr $(a b): the ranks connect to a free port"),
-        ("torchrun x.py > log", "`> log`: write it after `distlaunch run`"),
-        ("torchrun x.py 2>&1 | tee log", "`2>&1 | tee log`: write it after `distlaunch run`"),
-        ("torchrun x.py 2>> log", "`2>> log`: write it after `distlaunch run`"),
+        ("torchrun x.py > log", "`> log`: write it after `distlaunch run` or "),
+        ("torchrun x.py 2>&1 | tee log", "`2>&1 | tee log`: write it after `distlaunch run` or "),
+        ("torchrun x.py 2>> log", "`2>> log`: write it after `distlaunch run` or "),
         ("torchrun x.py |& tee log; echo done &", "`|& tee log ; echo done &`: write it after"),
         ("torchrun x.py\necho done", "`; echo done`: write it after"),
         ("torchrun x.py # best", "`# best`: write it after"),
@@ -237,7 +238,7 @@ def test_names_what_is_left_out(command: str, told: str) -> None:
         ("torchrun $FLAGS x.py", "$FLAGS: replace the variable by the flags or the script in it"),
         ("torchrun $SCRIPT", "$SCRIPT: replace the variable by the flags or the script in it"),
         ("torchrun $FLAGS --nproc-per-node 2 -m a.b", "$FLAGS: replace the variable by the flags"),
-        ("torchrun --master-port $((1 + 2)) x.py", "only a shell can run a command in parentheses"),
+        ("torchrun --master-port 1 (x) x.py", "only a shell can run a command in parentheses"),
         ("torchrun 'x", "no closing quotation: torchrun 'x"),
         ("torchrun x \\", "no escaped character"),
         ("torchrun ~bob/x.py", "~bob is not expanded"),
@@ -298,7 +299,7 @@ def test_a_flag_means_the_same_in_a_job_file_and_in_torchrun(words: str) -> None
 # The way back
 
 _brace = st.sampled_from(
-    [f"{{{name}}}" for name in (*PLACEHOLDERS, "a-b", "X1", "1")] + [*"{}x$", "{{", "}}"]
+    [f"{{{name}}}" for name in (*PLACEHOLDERS, "a-b", "X1", "1")] + [*"{}x$", "{{", "}}", "local_rank"]
 )
 braces = st.lists(_brace, max_size=6).map("".join)
 arguments = st.lists(process_text | braces, max_size=5)
@@ -364,7 +365,7 @@ def test_a_command_comes_back_from_its_job_file(
     assert {name: getattr(back, name) for name in expected} == expected
     assert (back.node_rank, back.nnodes) == (nodes - 1, str(nodes))
     assert (back.module, back.no_python) == (how == "--module", how == "--no-python")
-    assert (back.script, list(back.args)) == (there(how, script), list(args))
+    assert (back.script, [*map(argument, back.args)]) == (there(how, script), [*map(argument, args)])
 
 
 @given(
