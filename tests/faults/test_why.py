@@ -56,3 +56,50 @@ def test_a_damaged_run_directory_is_an_error_not_a_traceback(tmp_path: Path) -> 
     done = distlaunch("why", str(run))
     assert (done.returncode, "Traceback" in done.stderr) == (1, False), done.stderr
     (run / "events.jsonl").unlink()  # each run that a test leaves is replayed
+
+
+# NCCL can't run here. In its place, a thread of each rank reads from the pipe that NCCL's watchdog would read
+# from, and writes torch's own record of gloo's collectives; another answers as NCCL's RAS service does.
+LIKE_NCCL = """
+    import os, socket, threading, time
+    import torch, torch.distributed as dist
+    from torch._C._distributed_c10d import _dump_fr_trace
+
+    rank = os.environ["RANK"]
+    pipe = os.environ["TORCH_NCCL_DEBUG_INFO_PIPE_FILE"] + rank + ".pipe"
+    os.mkfifo(pipe)
+
+    def dump():
+        while open(pipe).read():
+            with open(os.environ["TORCH_FR_DUMP_TEMP_FILE"] + rank, "wb") as file:
+                file.write(_dump_fr_trace())
+
+    def answer(server):
+        while True:
+            client, _ = server.accept()
+            next(line for line in client.makefile() if line == "verbose status\\n")
+            client.sendall(b"RAS: 1 communicator, rank 1 is missing")
+            client.close()
+
+    dist.init_process_group("gloo")
+    threading.Thread(target=dump, daemon=True).start()
+    if rank == "0":
+        host, port = os.environ["NCCL_RAS_ADDR"].split(":")
+        server = socket.create_server((host, int(port)))
+        threading.Thread(target=answer, args=(server,), daemon=True).start()
+    dist.barrier()
+    if rank == "1":
+        time.sleep(1000)
+    dist.all_reduce(torch.ones(1))
+"""
+
+
+def test_names_the_collective_that_a_rank_never_called_from_flight_recorders(tmp_path: Path) -> None:
+    keys = "backend: nccl\ngpus_per_node: 3\nenv: {CUDA_VISIBLE_DEVICES: ''}\non_stall: stop\n"
+    job = write_job(tmp_path, LIKE_NCCL, f"{keys}timeouts: {{stall: 4s}}\n")
+    distlaunch("run", str(job), status=124)
+    text = distlaunch("why", "-v", cwd=tmp_path, status=0).stdout
+    assert "likely root cause: rank 1 (node0) stalled for 4 s in <module> (worker.py:" in text
+    assert "waiting: ranks 0, 2 wait in all_reduce #2 of default_pg, called at worker.py:" in text
+    assert ", never reached by rank 1 (last in barrier at worker.py:" in text
+    assert "  NCCL: RAS: 1 communicator, rank 1 is missing" in text
