@@ -34,6 +34,7 @@ CHECKS, DISKS = "cluster/test_check", "names_disks_that_are_full_or_have_no_inod
 RUN_DIRECTORY, ON_ONE = "names_a_run_directory_that_cannot_be_written", "names_gpus_and_libraries_of_one_host"
 LOGINS = "names_hosts_that_refuse_a_login_or_are_unknown_or_the_same"
 SCRIPT = "names_a_script_that_differs_or_is_missing"
+WHY = "faults/test_why::explains_a_failed_run"
 TROUBLE = {
     "a host name is unknown, or a login fails": (LOGINS, "faults/test_ssh::tells_why_a_host_is_unusable"),
     "a node hangs at login": (
@@ -54,6 +55,7 @@ TROUBLE = {
     "a package is missing": (
         "names_packages_and_versions_of_one_host",
         "unit/test_exits::advice_fits_the_last_output",
+        WHY,
     ),
     "another version of torch or CUDA": ("names_packages_and_versions_of_one_host",),
     "several NCCL libraries": (ON_ONE,),
@@ -61,7 +63,7 @@ TROUBLE = {
         RUN_DIRECTORY,
         "process/test_run::a_run_that_cannot_begin_has_a_json_result_with_the_usual_keys",
     ),
-    "a disk is full": (DISKS, "faults/test_logs::does_not_start_on_a_full_disk"),
+    "a disk is full": (DISKS, "faults/test_logs::does_not_start_on_a_full_disk", WHY),
     "a disk has no inodes left": (DISKS,),
     "`/dev/shm` is small": (DISKS, "unit/test_exits::advice_fits_the_last_output"),
     "too few open files are allowed": (
@@ -72,6 +74,7 @@ TROUBLE = {
     "the rendezvous port is taken": (
         "names_who_holds_the_port",
         "process/test_failures::a_port_in_use_names_its_owner",
+        WHY,
     ),
     "a port is blocked between two nodes": ("names_a_pair_that_cannot_connect",),
     "a path loses large packets": ("names_a_path_that_loses_large_packets",),
@@ -85,14 +88,26 @@ TROUBLE = {
     "a node has too few or other GPUs": (ON_ONE, "unit/test_start_warnings::warns_once_about_missing_gpus"),
     "another program uses GPU memory": (ON_ONE,),
     "a GPU has had memory errors or a Xid": (ON_ONE,),
-    "a rank fails, and others fail because of it": ("faults/test_blame::names_the_rank_that_failed_first",),
-    "the OOM killer kills a rank": ("faults/test_workers::names_the_oom_killer",),
+    "a rank fails, and others fail because of it": (
+        "faults/test_blame::names_the_rank_that_failed_first",
+        WHY,
+    ),
+    "the OOM killer kills a rank": ("faults/test_workers::names_the_oom_killer", WHY),
     "a node can't start processes": ("faults/test_workers::tells_that_a_node_refuses_to_fork",),
-    "a rank never joins": ("process/test_stalling::gives_up_when_rank_0_does_not_join",),
-    "a rank stalls": ("faults/test_restarts::names_and_restarts_a_stalled_rank",),
+    "a rank never joins": ("process/test_stalling::gives_up_when_rank_0_does_not_join", WHY),
+    "a rank stalls": ("faults/test_restarts::names_and_restarts_a_stalled_rank", WHY),
     "a rank is suspended by a signal": ("process/test_stalling::reports_a_rank_that_a_signal_has_stopped",),
-    "a rank misses a collective": ("process/test_stalling::names_the_rank_that_missed_the_last_collective",),
-    "a node is cut off": ("faults/test_network::a_node_that_is_cut_off_is_lost",),
+    "a rank misses a collective": (
+        "process/test_stalling::names_the_rank_that_missed_the_last_collective",
+        WHY,
+    ),
+    "a rank is slower than the others wait": (WHY, WHY),
+    "the script expects more ranks than there are": (WHY, WHY),
+    "each attempt fails with the same exception": (
+        "process/test_failures::does_not_try_the_same_exception_a_third_time",
+        WHY,
+    ),
+    "a node is cut off": ("faults/test_network::a_node_that_is_cut_off_is_lost", WHY),
     "the scheduler ends the job": (
         "cluster/test_slurm::a_job_that_slurm_ends_is_not_restarted_and_says_why",
     ),
