@@ -40,9 +40,13 @@ class Agents:
     def __enter__(self) -> "Agents":
         self._began = time.monotonic()
         links = open_links(self._spec)
-        for node, link in links.items():
-            self._links.add(node, link)
-        self._await(set(links), (messages.Hello,), self._spec.limits.connect_s)
+        try:
+            for node, link in links.items():
+                self._links.add(node, link)
+            self._await(set(links), (messages.Hello,), self._spec.limits.connect_s)
+        except BaseException:  # Ctrl-C: no transport may outlive this process
+            self._links.close()
+            raise
         return self
 
     def __exit__(self, *error: object) -> None:

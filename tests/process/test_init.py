@@ -3,13 +3,14 @@
 import os
 import re
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.harness import Going, distlaunch, distlaunch_argv
+from tests.harness import Going, descendants_of, distlaunch, distlaunch_argv, line_pipe, wait_gone
 from tests.process.test_allocations import HERE, PBS, environment
 
 
@@ -20,13 +21,21 @@ def asked(folder: Path, typed: str) -> Iterator[Going]:
     (folder / "tool.py").touch()
     controller, terminal = os.openpty()
     os.write(controller, typed.encode())
-    run = Going(folder, distlaunch_argv("init"), stdin=terminal, cwd=folder)
+    try:
+        with running_argv(folder, distlaunch_argv("init"), stdin=terminal) as run:
+            yield run
+    finally:
+        os.close(controller)
+        os.close(terminal)
+
+
+@contextmanager
+def running_argv(folder: Path, argv: Sequence[str], **options: Any) -> Iterator[Going]:
+    run = Going(folder, argv, cwd=folder, env={**os.environ, "PYTHONPATH": os.getcwd()}, **options)
     try:
         yield run
     finally:
         run.kill()
-        os.close(controller)
-        os.close(terminal)
 
 
 @pytest.mark.parametrize(("typed", "script"), [("\n\n", "train.py"), ("no.py\ntool.py\n\n", "tool.py")])
@@ -59,6 +68,23 @@ def test_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
         run.process.send_signal(signal.SIGINT)
         assert run.wait() == 130
     assert "Traceback" not in run.stderr
+    assert not (tmp_path / "job.yaml").exists()
+
+
+@pytest.mark.parametrize("command", ["init", "check"])
+def test_ctrl_c_ends_the_transport_to_a_node_that_does_not_answer(tmp_path: Path, command: str) -> None:
+    (tmp_path / "train.py").touch()
+    # It answers nothing, and is up once a part of the agent has arrived.
+    script = f"head -c 50000 >/dev/null; echo up >{tmp_path}/up; exec sleep 1000"
+    hangs = f"launcher={{command: [sh, -c, '{script}']}}"
+    argv = distlaunch_argv(command, "train.py", "-H", "x", "--set", hangs)
+    with line_pipe(tmp_path / "up") as line, running_argv(tmp_path, argv) as run:
+        assert line() == "up"
+        transports = descendants_of(run.process.pid)
+        run.process.send_signal(signal.SIGINT)
+        assert run.wait() == 130, run.stderr
+        assert transports
+        wait_gone(transports, 2.0)
     assert not (tmp_path / "job.yaml").exists()
 
 
