@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 import time
 from collections.abc import Iterator, Mapping
 from importlib.resources import files
@@ -13,10 +12,9 @@ from distlaunch.check.findings import PARTS, Finding, NodeReport, Problem, Repor
 from distlaunch.errors import JobError
 from distlaunch.job.spec import JobSpec
 from distlaunch.launch.addresses import answers, ask_addresses
-from distlaunch.launch.agents import Agents
+from distlaunch.launch.agents import Agents, Ended, facts_of, start_of
 from distlaunch.launch.port_check import PortReport, folded, try_port
 from distlaunch.plan.placement import Facts, LaunchPlan, make_plan
-from distlaunch.supervisor.codec import event_of
 from distlaunch.wording import counted, refused_port_words
 
 CONNECT_S = 6.0
@@ -27,13 +25,12 @@ PROBE_S = 8.0
 
 def check(spec: JobSpec) -> Report:
     """Check the nodes of a job. Raises `DistlaunchError`."""
-    spec = spec._replace(membership=spec.membership._replace(spares=()))
-    hurried = spec._replace(limits=spec.limits._replace(connect_s=min(spec.limits.connect_s, CONNECT_S)))
+    spec = hurried(spec)
     asked = ask_addresses(spec)
     of_job, fine, plan = list(_run_directory(spec)), list[str](), None
-    with Agents(hurried) as agents:
+    with Agents(spec) as agents:
         known = {
-            node: _facts(hello) for node, hello in sorted(agents.hellos.items()) if node in agents.present
+            node: facts_of(hello) for node, hello in sorted(agents.hellos.items()) if node in agents.present
         }
         try:
             plan = make_plan(spec, known, answers(asked).get(0)) if known else None
@@ -48,9 +45,10 @@ def check(spec: JobSpec) -> Report:
     return report(plan, reports, of_job, fine)
 
 
-def _facts(hello: messages.Hello) -> Facts:
-    found: Facts = event_of(hello, float).facts  # type: ignore[union-attr]
-    return found
+def hurried(spec: JobSpec) -> JobSpec:
+    """Return a job without spares that doesn't wait long for its nodes."""
+    limits = spec.limits._replace(connect_s=min(spec.limits.connect_s, CONNECT_S))
+    return spec._replace(membership=spec.membership._replace(spares=()), limits=limits)
 
 
 def _run_directory(spec: JobSpec) -> Iterator[Finding]:
@@ -90,7 +88,7 @@ def _ask(
     probe = files("distlaunch.check").joinpath("probe.py").read_text()
     starts = {node: _start(spec, plan, node, (python, "-c", probe)) for node, python in pythons.items()}
     ends = agents.run(starts, PROBE_S)
-    return {node: _answer(end, printed, pythons[node], began) for node, (end, printed) in ends.items()}
+    return {node: _answer(ended, pythons[node], began) for (node, _), ended in ends.items() if ended[0]}
 
 
 def _start(
@@ -114,26 +112,12 @@ def _start(
         one_device=False,
         shares=(),
     )
-    return messages.StartWorkers(
-        attempt=0,
-        run_id=f"check-{os.getpid()}-{os.urandom(4).hex()}",
-        grace_s=1.0,
-        lease_s=spec.limits.lease_s,
-        stall_s=None,
-        watch_port=0,
-        hosts_store=False,
-        warning=signal.SIGUSR1,
-        flight=False,
-        temporary=(),
-        env={},
-        binding=None,
-        workers=(worker,),
-    )
+    return start_of(spec, (worker,), {})
 
 
-def _answer(
-    end: messages.WorkerExited | messages.WorkerUnstarted, printed: bytes, python: str, began: float
-) -> dict[str, Any]:
+def _answer(ended: Ended, python: str, began: float) -> dict[str, Any]:
+    end, printed = ended
+    assert end is not None
     if isinstance(end, messages.WorkerUnstarted):
         return {"python_error": end.text}
     try:
