@@ -77,7 +77,7 @@ class Report(Frozen):
     fine: tuple[str, ...]
     unchecked: tuple[str, ...]
     slow: tuple[tuple[str, str, str], ...] = ()
-    links: Mapping[str, Any] | None = None
+    links: Mapping[str, Any] = {}
 
     @property
     def ok(self) -> bool:
@@ -95,14 +95,13 @@ class Report(Frozen):
 
     def document(self) -> dict[str, Any]:
         """Return the report as a JSON object."""
-        links = {} if self.links is None else {"links": dict(self.links)}
         return {
             "ok": self.ok,
             "findings": [{**each.problem._asdict(), "nodes": list(each.nodes)} for each in self.findings],
             "differs": {name: dict(values) for name, values in self.differs.items()},
             "fine": list(self.fine),
             "unchecked": list(self.unchecked),
-            **links,
+            **({"links": dict(self.links)} if self.links else {}),
         }
 
 

@@ -14,6 +14,7 @@ import contextlib
 import datetime
 import json
 import os
+import signal
 import statistics
 import sys
 import threading
@@ -30,8 +31,7 @@ SLOW = 0.5
 """Share of the usual bandwidth below which a link is slow."""
 FEW, ROUNDS = 8, 3
 """Peers up to which all pairs are measured, and the rounds of shuffled pairs for more."""
-MAX_SUSPECTS = 16
-JOIN_S, LIMIT_S, BUDGET_S = 30.0, 6.0, 60.0
+JOIN_S, LIMIT_S, BUDGET_S = 30.0, 6.0, 45.0
 """Seconds for all ranks to join, for one measurement, and for all steps except the last two."""
 TOTAL_S = JOIN_S + BUDGET_S + 4 * LIMIT_S
 """Seconds after which the program ends in any case."""
@@ -56,8 +56,9 @@ def pairings(order: Sequence[int]) -> list[list[Pair]]:
 
 def usual(best: Mapping[Pair, float]) -> float:
     """Return the median over peers of each one's median, which the slow links of one peer don't affect."""
-    peers = {peer for pair in best for peer in pair}
-    own = [statistics.median_high([best[pair] for pair in best if peer in pair]) for peer in peers]
+    works = [pair for pair in best if best[pair]]
+    peers = {peer for pair in works for peer in pair}
+    own = [statistics.median_high([best[pair] for pair in works if peer in pair]) for peer in peers]
     return statistics.median(own) if own else 0.0
 
 
@@ -69,7 +70,7 @@ def slow_pairs(best: Mapping[Pair, float]) -> list[Pair]:
 
 def retests(best: Mapping[Pair, float]) -> list[list[Pair]]:
     """Return rounds, of one pair each, that measure slow pairs again, and their ends with two good peers."""
-    slow = slow_pairs(best)[:MAX_SUSPECTS]
+    slow = slow_pairs(best)[:16]  # more would take too long
     suspects = {peer for pair in slow for peer in pair}
     good = sorted({peer for pair in best for peer in pair} - suspects)[:2]
     others = {(min(a, b), max(a, b)) for a in suspects for b in good} - {*best}
@@ -125,6 +126,8 @@ class Rank:
         store = self.dist.PrefixStore("%d of %d" % (self.step, ranks[0]), self.store)
         place = {"rank": ranks.index(self.rank), "world_size": len(ranks)}
         try:
+            # It names the keys in the store, and differs between ranks after a group that failed on some.
+            self.dist.distributed_c10d._world.group_count = 0
             self.dist.init_process_group(self.backend, store=store, timeout=seconds(LIMIT_S), **place)
             found.update(busbw=self.busbw(test, len(ranks), place["rank"]), error="", stuck=False)
             self.dist.destroy_process_group()
@@ -209,16 +212,15 @@ class Rank:
         self.step += 1
         self.store.set("step %d" % self.step, json.dumps(step))
         self.answer(self.perform(step))
-        found = self.answers([rank for ranks in ranks_of.values() for rank in ranks], LIMIT_S + 4)
-        self.absent |= {rank for rank, answer in found.items() if answer["stuck"]}
-        rows: list[dict[str, Any]] = []
+        asked = [rank for ranks in ranks_of.values() for rank in ranks]
+        found = self.answers(asked, LIMIT_S + 4)
+        self.absent |= {rank for rank in asked if rank not in found or found[rank]["stuck"]}
+        rows = []
         for group, ranks in ranks_of.items():
             silent = [rank for rank in ranks if rank not in found]
-            errors = [found[rank]["error"] for rank in ranks if rank in found]
+            error = max((found[rank]["error"] for rank in ranks if rank in found), default="")
             busbw = 0.0 if silent else min(found[rank]["busbw"] for rank in ranks)
-            rows.append({"test": test, "peers": group, "busbw": busbw, "error": max(errors, default="")})
-            rows[-1]["silent"] = silent
-            self.absent |= {*silent}
+            rows.append({"test": test, "peers": group, "busbw": busbw, "error": error, "silent": silent})
             say(rows[-1])
         return rows
 
@@ -227,9 +229,7 @@ class Rank:
         keys = {rank: "%d from %d" % (self.step, rank) for rank in ranks}
         with contextlib.suppress(Exception):  # its class depends on the version of torch
             self.store.wait([*keys.values()], seconds(within_s))
-        return {
-            rank: json.loads(self.store.get(key)) for rank, key in keys.items() if self.store.check([key])
-        }
+        return {r: json.loads(self.store.get(key)) for r, key in keys.items() if self.store.check([key])}
 
 
 def seconds(number: float) -> datetime.timedelta:
@@ -241,16 +241,11 @@ def say(row: Mapping[str, Any]) -> None:
 
 
 def main() -> None:
-    end = threading.Timer(TOTAL_S, os._exit, (1,))
-    end.daemon = True
-    end.start()
+    signal.alarm(int(TOTAL_S))  # ends the process whatever it is doing
     # A collective that hangs is a result, and must not end the program.
     os.environ.update(TORCH_NCCL_ASYNC_ERROR_HANDLING="0", TORCH_NCCL_DUMP_ON_TIMEOUT="0")
     rank = Rank(json.loads(sys.argv[1]))
-    if rank.rank:
-        rank.follow()
-    else:
-        rank.direct()
+    (rank.follow if rank.rank else rank.direct)()
     os._exit(0)  # threads may hang, and gloo sometimes aborts at the end
 
 

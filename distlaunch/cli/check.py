@@ -15,8 +15,7 @@ from distlaunch.errors import Exit
 from distlaunch.observers.console import escape
 from distlaunch.wording import listed
 
-_LINKS = "Also measure the links between the nodes, with the job's backend, and name slow ones."
-Links = Annotated[bool, Option("--links", help=_LINKS)]
+Links = Annotated[bool, Option("--links", help="Also measure the links between nodes, and name slow ones.")]
 
 
 def check(
@@ -39,7 +38,11 @@ def check(
     job, words = job_and_args(context, job, args)
     spec = load_job(job, overrides or (), words, Typed(module, hosts, ranks, None))
     report = ask(spec)
-    if links:
+    if links and any(
+        (each.problem.level, each.problem.part) == ("error", "reach") for each in report.findings
+    ):
+        report = report._replace(unchecked=(*report.unchecked, "links: not all nodes can be used"))
+    elif links:
         from distlaunch.launch.link_check import check_links
 
         report = report.joined(check_links(spec, _show_step))

@@ -32,9 +32,7 @@ def facts_of(hello: messages.Hello) -> Facts:
     return found
 
 
-def start_of(
-    spec: JobSpec, workers: tuple[messages.WorkerSpec, ...], env: Mapping[str, str]
-) -> messages.StartWorkers:
+def start_of(spec: JobSpec, env: dict[str, str], *workers: messages.WorkerSpec) -> messages.StartWorkers:
     """Return the command that starts programs that aren't ranks of a run."""
     return messages.StartWorkers(
         attempt=0,
@@ -47,7 +45,7 @@ def start_of(
         warning=signal.SIGUSR1,
         flight=False,
         temporary=(),
-        env=dict(env),
+        env=env,
         binding=None,
         workers=workers,
     )

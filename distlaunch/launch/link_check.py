@@ -9,23 +9,20 @@ from distlaunch.agent import messages
 from distlaunch.check.findings import Report
 from distlaunch.check.link_probe import TOTAL_S
 from distlaunch.check.links import Peers, rows_in, verdict
-from distlaunch.errors import JobError
 from distlaunch.job.spec import JobSpec
 from distlaunch.launch.addresses import answers, ask_addresses
 from distlaunch.launch.agents import Agents, Ended, Place, facts_of, start_of
 from distlaunch.launch.node_check import hurried
 from distlaunch.plan.placement import LaunchPlan, make_plan
-from distlaunch.plan.workers import binding_of, ids_of, meeting_of, worker_specs, workers
-from distlaunch.wording import exit_words, refused_port_words
+from distlaunch.plan.workers import binding_of, meeting_of, worker_specs, workers
+from distlaunch.wording import exit_words
 
-Watch = Callable[[str], None]
-"""Called with words about the progress."""
 _HELD = (messages.PortHeld, messages.PortRefused)
 _ROUTES = (messages.RouteFound, messages.RouteFailed)
 
 
-def check_links(spec: JobSpec, watch: Watch) -> Report:
-    """Measure the links between the nodes of a job. Raises `DistlaunchError`."""
+def check_links(spec: JobSpec, watch: Callable[[str], None]) -> Report:
+    """Measure the links between the nodes of a job. `watch` gets the progress. Raises `DistlaunchError`."""
     if spec.mpirun.argv or spec.backend == "mpi":
         return _unchecked("mpirun starts the ranks")
     spec = hurried(spec)
@@ -34,21 +31,19 @@ def check_links(spec: JobSpec, watch: Watch) -> Report:
         address = answers(asked).get(0)
         if len(agents.present) < len(spec.nodes):
             return _unchecked("not all nodes can be reached")
-        try:
-            plan = _plan(spec, agents, address)
-        except JobError:
-            return _unchecked("the job can't be planned")
+        plan = _plan(spec, agents, address)
         peers = _peers(plan)
         if len(peers.labels) < 2:
             return _unchecked("one rank on one node has none")
         port = agents.ask({0: messages.HoldPort(spec.rendezvous.port, len(spec.port_names))}, _HELD).get(0)
         if not isinstance(port, messages.PortHeld):
-            why = refused_port_words(port.error, port.owners) if port else "no answer"
-            return _unchecked(f"the rendezvous port can't be used: {why}")
+            return _unchecked("the rendezvous port can't be used")
         starts = _starts(plan, peers, (port.port, *port.further), _routes(agents, plan))
         ends = agents.run(starts, TOTAL_S, lambda ends: _is_over(ends, peers, watch))
     ranks = {(part.node, rank - part.first_rank): rank for part in plan.nodes for rank in part.ranks}
     failed = {ranks[place]: why for place, end in ends.items() if (why := _failure(end))}
+    if failure := agents.failures.get(0):
+        failed[0] = f"the link test did not end: {failure.kind.value}"
     return verdict(peers, rows_in(ends[0, 0][1], len(peers.labels)), failed)
 
 
@@ -104,12 +99,12 @@ def _starts(
             for each in workers(plan, part, meeting, route.interface if route else None)
         ]
         shared, specs = worker_specs(plan, part, planned, 0)
-        start = start_of(plan.spec, specs, shared | ids_of(plan.spec, plan.spec.name))
+        start = start_of(plan.spec, shared, *specs)
         starts[part.node] = start._replace(binding=binding_of(plan.spec, part))
     return starts
 
 
-def _is_over(ends: Mapping[Place, Ended], peers: Peers, watch: Watch) -> bool:
+def _is_over(ends: Mapping[Place, Ended], peers: Peers, watch: Callable[[str], None]) -> bool:
     """Report the progress, and return whether rank 0 has exited or a rank failed before all had joined."""
     end, printed = ends[0, 0]
     rows = rows_in(printed, len(peers.labels))

@@ -112,7 +112,7 @@ def _start(
         one_device=False,
         shares=(),
     )
-    return start_of(spec, (worker,), {})
+    return start_of(spec, {}, worker)
 
 
 def _answer(ended: Ended, python: str, began: float) -> dict[str, Any]:
