@@ -67,17 +67,32 @@ class Finding(Frozen):
 
 
 class Report(Frozen):
-    """The verdict. `differs` maps facts that differ to the value on each node."""
+    """The verdict. `differs` maps facts that differ to the value on each node.
+
+    `slow` has a row for each slow link: its ends, its bandwidth and the median. `links` has everything that
+    was measured.
+    """
 
     findings: tuple[Finding, ...]
     differs: Mapping[str, Mapping[str, str]]
     fine: tuple[str, ...]
     unchecked: tuple[str, ...]
+    slow: tuple[tuple[str, str, str], ...] = ()
+    links: Mapping[str, Any] = {}
 
     @property
     def ok(self) -> bool:
         """Return whether the job can work."""
         return not any(finding.problem.level == "error" for finding in self.findings)
+
+    def joined(self, links: "Report") -> "Report":
+        """Return this report with the results of the link test."""
+        return links._replace(
+            findings=tuple(sorted((*self.findings, *links.findings), key=lambda each: each.problem.level)),
+            differs=self.differs,
+            fine=(*self.fine, *links.fine),
+            unchecked=(*self.unchecked, *links.unchecked),
+        )
 
     def document(self) -> dict[str, Any]:
         """Return the report as a JSON object."""
@@ -87,6 +102,7 @@ class Report(Frozen):
             "differs": {name: dict(values) for name, values in self.differs.items()},
             "fine": list(self.fine),
             "unchecked": list(self.unchecked),
+            **({"links": dict(self.links)} if self.links else {}),
         }
 
 

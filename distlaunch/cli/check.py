@@ -1,5 +1,6 @@
 """`check`: finds problems that would keep a job from working, before it starts."""
 
+import sys
 from typing import Annotated
 
 import typer
@@ -11,10 +12,12 @@ from distlaunch.cli.options import Args, Hosts, Json, Module, Ranks, Set, Source
 from distlaunch.cli.output import print_json, print_text
 from distlaunch.cli.tables import table
 from distlaunch.errors import Exit
+from distlaunch.observers.console import escape
 from distlaunch.wording import listed
 
 _CODE = "Also compare the files that git tracks, and lock files, with those here."
 Code = Annotated[bool, Option("--code", help=_CODE)]
+Links = Annotated[bool, Option("--links", help="Also measure the links between nodes, and name slow ones.")]
 
 
 def check(
@@ -26,21 +29,39 @@ def check(
     module: Module = None,
     overrides: Set = None,
     code: Code = False,
+    links: Links = False,
     as_json: Json = False,
 ) -> None:
     """Connect to the nodes of a job and report what would keep it from working; if anything, exit with 1.
 
-    Nothing of the job is started.
+    Nothing of the job is started. With --links, a small program that needs torch runs in place of its ranks.
     """
     from distlaunch.launch.node_check import check as ask
 
     job, words = job_and_args(context, job, args)
-    report = ask(load_job(job, overrides or (), words, Typed(module, hosts, ranks, None)), code)
+    spec = load_job(job, overrides or (), words, Typed(module, hosts, ranks, None))
+    report = ask(spec, code)
+    if links and any(
+        (each.problem.level, each.problem.part) == ("error", "reach") for each in report.findings
+    ):
+        report = report._replace(unchecked=(*report.unchecked, "links: not all nodes can be used"))
+    elif links:
+        from distlaunch.launch.link_check import check_links
+
+        report = report.joined(check_links(spec, _show_step))
+        _show_step("")
     if as_json:
         print_json(report.document())
     else:
         print_text("\n".join([*_lines(report), ""]))
     raise typer.Exit(Exit.OK if report.ok else Exit.FAILED)
+
+
+def _show_step(text: str) -> None:
+    """Show the progress on a terminal, in place of the previous step."""
+    if sys.stderr.isatty():
+        sys.stderr.write("\r\x1b[K" + escape(text and f"distlaunch: links: {text}"))
+        sys.stderr.flush()
 
 
 def _lines(report: Report) -> list[str]:
@@ -53,5 +74,7 @@ def _lines(report: Report) -> list[str]:
                 for value in dict.fromkeys(values.values())
             ]
         lines += ["", *table(rows), ""]
+    if report.slow:
+        lines += ["", *table([["slow", "busbw", "median"], *report.slow]), ""]
     lines += [f"not checked: {text}" for text in report.unchecked]
     return [*lines, f"fine: {', '.join(report.fine) or 'nothing'}"]

@@ -1,7 +1,9 @@
-"""Agents without a job, which answer questions about their nodes and run one program each."""
+"""Agents without a job, which answer questions about their nodes and run programs."""
 
+import os
+import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from distlaunch.agent import messages
@@ -9,14 +11,44 @@ from distlaunch.agent.wire import CONTROL, OUTPUT, PROTOCOL, Frame, ProtocolErro
 from distlaunch.job.spec import JobSpec
 from distlaunch.launch.link import Links
 from distlaunch.launch.opening import open_links
+from distlaunch.plan.placement import Facts
+from distlaunch.supervisor.codec import event_of
 from distlaunch.transports.failure import LinkFailure
 
 ANSWER_S = 30.0
 HEARTBEAT_S = 5.0
 MAX_OUTPUT = 1 << 20
 """Maximum bytes of output to keep from each node."""
-Ended = tuple[messages.WorkerExited | messages.WorkerUnstarted, bytes]
+Place = tuple[int, int]
+"""A node and a local rank."""
+Ended = tuple[messages.WorkerExited | messages.WorkerUnstarted | None, bytes]
+"""The exit of a worker, None if it has not exited, and its output."""
 _ENDS = (messages.WorkerExited, messages.WorkerUnstarted)
+
+
+def facts_of(hello: messages.Hello) -> Facts:
+    """Return the facts about a node in the first report of its agent."""
+    found: Facts = event_of(hello, float).facts  # type: ignore[union-attr]
+    return found
+
+
+def start_of(spec: JobSpec, env: dict[str, str], *workers: messages.WorkerSpec) -> messages.StartWorkers:
+    """Return the command that starts programs that aren't ranks of a run."""
+    return messages.StartWorkers(
+        attempt=0,
+        run_id=f"check-{os.getpid()}-{os.urandom(4).hex()}",
+        grace_s=1.0,
+        lease_s=spec.limits.lease_s,
+        stall_s=None,
+        watch_port=0,
+        hosts_store=False,
+        warning=signal.SIGUSR1,
+        flight=False,
+        temporary=(),
+        env=env,
+        binding=None,
+        workers=workers,
+    )
 
 
 class Agents:
@@ -31,7 +63,8 @@ class Agents:
         self._links = Links(self._take, self._fail)
         self._answers: dict[int, Any] = {}
         self._expected: tuple[type, ...] = ()
-        self._printed: dict[int, bytearray] = {}
+        self._printed: dict[Place, bytearray] = {}
+        self._ends: dict[Place, Any] = {}
         self._next_heartbeat = time.monotonic() + HEARTBEAT_S
         self.failures: dict[int, LinkFailure] = {}
         self.hellos: dict[int, messages.Hello] = {}
@@ -66,18 +99,31 @@ class Agents:
             self._links.send(node, questions[node])
         return self._await(asked, expected, ANSWER_S)
 
-    def run(self, starts: Mapping[int, messages.StartWorkers], within_s: float) -> dict[int, Ended]:
-        """Run one worker per node. Return the exit and the output of each worker that ends in time."""
-        self._printed.clear()
+    def run(
+        self,
+        starts: Mapping[int, messages.StartWorkers],
+        within_s: float,
+        is_over: Callable[[Mapping[Place, Ended]], bool] = lambda ends: False,
+    ) -> dict[Place, Ended]:
+        """Run workers until all have exited, `is_over`, or the time is up. Return their exits and output."""
+        places = [(node, each.local_rank) for node, start in starts.items() for each in start.workers]
+        self._ends, self._printed = {}, {place: bytearray() for place in places}
         for node in starts:
             self._links.send(node, starts[node])
-        ends = self._await(set(starts) & set(self.present), _ENDS, within_s)
-        return {node: (end, bytes(self._printed.get(node, b""))) for node, end in ends.items()}
+        self._await(set(starts) & set(self.present), _ENDS, within_s, lambda: is_over(self._ended()))
+        return self._ended()
 
-    def _await(self, asked: set[int], expected: tuple[type, ...], within_s: float) -> dict[int, Any]:
+    def _ended(self) -> dict[Place, Ended]:
+        return {place: (self._ends.get(place), bytes(printed)) for place, printed in self._printed.items()}
+
+    def _await(
+        self, asked: set[int], expected: tuple[type, ...], within_s: float, is_over: Callable[[], bool] = bool
+    ) -> dict[int, Any]:
         self._answers, self._expected = {}, expected
         deadline = time.monotonic() + within_s
         while (waiting := asked - set(self._answers) - set(self.failures)) and time.monotonic() < deadline:
+            if is_over():
+                return {}
             self._links.turn(max(0.0, min(self._next_heartbeat, deadline) - time.monotonic()))
             # Not after every turn: every ping is answered, and the answers would overload a busy controller.
             if time.monotonic() >= self._next_heartbeat:
@@ -94,9 +140,10 @@ class Agents:
             self._links.send(node, messages.Ping())
 
     def _take(self, frame: Frame) -> None:
-        if frame.kind == OUTPUT and frame.channel < 2:
-            printed = self._printed.setdefault(frame.node, bytearray())
-            printed += frame.payload if not frame.channel and len(printed) < MAX_OUTPUT else b""
+        if frame.kind == OUTPUT:
+            local_rank, is_stderr = divmod(frame.channel, 2)
+            printed = self._printed.get((frame.node, local_rank), bytearray())
+            printed += frame.payload if not is_stderr and len(printed) < MAX_OUTPUT else b""
             return
         if frame.kind != CONTROL:
             raise ProtocolError("unexpected frame")
@@ -105,6 +152,10 @@ class Agents:
             if report.protocol != PROTOCOL:
                 raise ProtocolError(f"the agent speaks protocol {report.protocol}, not {PROTOCOL}")
             self.hellos[frame.node], self.took_s[frame.node] = report, time.monotonic() - self._began
+        if isinstance(report, _ENDS):
+            self._ends[frame.node, report.local_rank] = report
+            if any(node == frame.node and (node, each) not in self._ends for node, each in self._printed):
+                return
         if isinstance(report, self._expected):
             self._answers[frame.node] = report
 

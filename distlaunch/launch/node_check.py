@@ -4,7 +4,6 @@ import base64
 import glob
 import json
 import os
-import signal
 import subprocess
 import time
 import zlib
@@ -18,10 +17,9 @@ from distlaunch.check.probe import digest
 from distlaunch.errors import JobError
 from distlaunch.job.spec import JobSpec
 from distlaunch.launch.addresses import answers, ask_addresses
-from distlaunch.launch.agents import Agents
+from distlaunch.launch.agents import Agents, Ended, facts_of, start_of
 from distlaunch.launch.port_check import PortReport, folded, try_port
 from distlaunch.plan.placement import Facts, make_plan
-from distlaunch.supervisor.codec import event_of
 from distlaunch.wording import counted, listed, refused_port_words, size_words
 
 CONNECT_S = 6.0
@@ -36,14 +34,14 @@ LOCKS = ("uv.lock", "poetry.lock", "requirements*.txt")
 
 def check(spec: JobSpec, code: bool = False) -> Report:
     """Check the nodes of a job; with `code`, also whether they have its files. Raises `DistlaunchError`."""
-    spec = spec._replace(membership=spec.membership._replace(spares=()))
+    spec = hurried(spec)
     asked = ask_addresses(spec)
     of_job, fine, plan, skipped = list(_run_directory(spec)), list[str](), None, list[str]()
     files = _code(spec) if code else {}
     if code and not 0 < len(files) < MAX_FILES:
         none = f"no git repository or lock file in {spec.program.workdir} here"
         skipped.append(f"code: {f'files after the first {MAX_FILES}' if files else none}")
-    with Agents(_hurried(spec)) as agents:
+    with Agents(spec) as agents:
         known = _known(agents)
         try:
             plan = make_plan(spec, known, answers(asked).get(0)) if known else None
@@ -60,21 +58,23 @@ def check(spec: JobSpec, code: bool = False) -> Report:
 
 def look(spec: JobSpec) -> tuple[list[NodeReport], list[int | None]]:
     """Return a report on each node of a job, and the number of its GPUs; None = it can't be reached."""
-    with Agents(_hurried(spec)) as agents:
+    with Agents(hurried(spec)) as agents:
         known = _known(agents)
         probed = _probe(agents, spec, known, {"master": None, "code": {}})
     gpus = [known[index].gpus if index in known else None for index in range(len(spec.nodes))]
     return _reports(spec, agents, probed), gpus
 
 
-def _hurried(spec: JobSpec) -> JobSpec:
-    return spec._replace(limits=spec.limits._replace(connect_s=min(spec.limits.connect_s, CONNECT_S)))
+def hurried(spec: JobSpec) -> JobSpec:
+    """Return a job without spares that doesn't wait long for its nodes."""
+    limits = spec.limits._replace(connect_s=min(spec.limits.connect_s, CONNECT_S))
+    return spec._replace(membership=spec.membership._replace(spares=()), limits=limits)
 
 
 def _known(agents: Agents) -> dict[int, Facts]:
     """Return what agents reported of their nodes, keyed by node."""
     hellos = sorted(agents.hellos.items())
-    return {node: event_of(hello, float).facts for node, hello in hellos if node in agents.present}  # type: ignore[union-attr]
+    return {node: facts_of(hello) for node, hello in hellos if node in agents.present}
 
 
 def _run_directory(spec: JobSpec) -> Iterator[Finding]:
@@ -133,7 +133,7 @@ def _ask(
     probe = files("distlaunch.check").joinpath("probe.py").read_text()
     starts = {node: _start(spec, request, node, (python, "-c", probe)) for node, python in pythons.items()}
     ends = agents.run(starts, PROBE_S)
-    return {node: _answer(end, printed, pythons[node], began) for node, (end, printed) in ends.items()}
+    return {node: _answer(ended, pythons[node], began) for (node, _), ended in ends.items() if ended[0]}
 
 
 def _start(
@@ -158,26 +158,12 @@ def _start(
         one_device=False,
         shares=(),
     )
-    return messages.StartWorkers(
-        attempt=0,
-        run_id=f"check-{os.getpid()}-{os.urandom(4).hex()}",
-        grace_s=1.0,
-        lease_s=spec.limits.lease_s,
-        stall_s=None,
-        watch_port=0,
-        hosts_store=False,
-        warning=signal.SIGUSR1,
-        flight=False,
-        temporary=(),
-        env={},
-        binding=None,
-        workers=(worker,),
-    )
+    return start_of(spec, {}, worker)
 
 
-def _answer(
-    end: messages.WorkerExited | messages.WorkerUnstarted, printed: bytes, python: str, began: float
-) -> dict[str, Any]:
+def _answer(ended: Ended, python: str, began: float) -> dict[str, Any]:
+    end, printed = ended
+    assert end is not None
     if isinstance(end, messages.WorkerUnstarted):
         return {"python_error": end.text}
     try:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.hosts import Node, Site
+from tests.cluster.hosts import Node, Site, find
 from tests.cluster.odd_hosts import a_key_it_does_not_know, with_rc_file
 from tests.harness import ROOT, completed, distlaunch, distlaunch_argv, on_time, program
 from tests.process.test_check import NCCL, NVML, library
@@ -34,7 +34,8 @@ def checked(
     began = time.monotonic()
     done = completed([*here, *distlaunch_argv("check", str(path), "--json", *words)], cwd=ROOT)
     assert "Traceback" not in done.stderr, done.stderr
-    on_time("check", time.monotonic() - began, AT_MOST_S)
+    if "--links" not in words:
+        on_time("check", time.monotonic() - began, AT_MOST_S)
     return done.returncode, json.loads(done.stdout)
 
 
@@ -146,10 +147,15 @@ def test_names_a_host_whose_own_name_or_master_is_loopback(site: Site, tmp_path:
     assert report["findings"][0]["what"] == "its own name, host2, means 127.0.1.1"
 
 
-@contextmanager
-def mtu(site: Site, host: str, size: int) -> Iterator[None]:
+def device_of(site: Site, host: str) -> str:
     rows = site.bed.inside(host, "ip", "-o", "-4", "addr").stdout.splitlines()
     (device,) = [row.split()[1] for row in rows if site.bed.hosts[host].address in row]
+    return device
+
+
+@contextmanager
+def mtu(site: Site, host: str, size: int) -> Iterator[None]:
+    device = device_of(site, host)
 
     def change(to: int) -> None:
         done = site.bed.inside(host, "ip", "link", "set", device, "mtu", str(to))
@@ -337,3 +343,74 @@ def test_names_code_that_differs(site: Site, tmp_path: Path) -> None:
     (tmp_path / "empty" / "worker.py").touch()
     status, report = checked(site, nodes[:1], ["--code"], workdir=str(tmp_path / "empty"))
     assert report["unchecked"] == [f"code: no git repository or lock file in {tmp_path}/empty here"]
+
+
+# Links
+
+
+@contextmanager
+def slowed(site: Site, host: str, target: str) -> Iterator[None]:
+    """Send what `host` sends to these addresses at 100 Mbit/s."""
+    on = ("dev", device_of(site, host))
+    limit = (*on, "parent", "1:", "classid", "1:1", "htb", "rate", "100mbit")
+    match = (*on, "parent", "1:", "protocol", "ip", "u32", "match", "ip", "dst", target, "flowid", "1:1")
+
+    def tc(*words: str) -> None:
+        done = site.bed.inside(host, str(find("tc")), *words)
+        assert done.returncode == 0, done.stderr
+
+    tc("qdisc", "add", *on, "root", "handle", "1:", "htb")
+    try:
+        tc("class", "add", *limit)
+        tc("filter", "add", *match)
+        yield
+    finally:
+        tc("qdisc", "del", *on, "root")
+
+
+FOUR: list[Node] = [*NODES, "host4"]
+
+
+@pytest.mark.long
+def test_names_a_slow_host_or_a_slow_pair(site: Site) -> None:
+    status, report = checked(site, FOUR, ["--links"])
+    assert (status, found(report)) == (0, [])
+    assert report["fine"][-1].startswith("links (4 nodes, 6 pairs, median ")
+    with slowed(site, "host2", "0.0.0.0/0"):
+        status, report = checked(site, FOUR, ["--links"])
+    assert (status, found(report)) == (0, [("warning", "links", ["host2"])])
+    with slowed(site, "host2", f"{site.bed.hosts['host3'].address}/32"):
+        status, report = checked(site, FOUR, ["--links"])
+    assert (status, found(report)) == (0, [("warning", "links", ["host2", "host3"])])
+
+
+@pytest.mark.long
+def test_a_pair_that_hangs_after_connecting_is_an_error(site: Site) -> None:
+    address, began = site.bed.hosts["host2"].address, time.monotonic()
+    large = ("-p", "tcp", "-s", address, "-m", "length", "--length", "1400:65535", "-j", "DROP")
+    with site.bed.rule("host3", "INPUT", *large):
+        status, report = checked(site, FOUR, ["--links"])
+    on_time("check --links", time.monotonic() - began, 60)
+    assert (status, found(report)) == (1, [("error", "links", ["host2", "host3"])])
+    assert report["findings"][0]["what"] == "an all-reduce between them doesn't complete"
+
+
+STOPS = """
+import json, os, signal
+def loads(text, parse=json.loads):
+    step = parse(text)
+    if "RANK" in os.environ and isinstance(step, dict) and step.get("test") == "pair":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    return step
+json.loads = loads
+"""
+
+
+@pytest.mark.long
+def test_names_the_host_of_a_rank_that_stops(site: Site, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(STOPS)
+    odd: Node = {"host": "host3", "env": {"PYTHONPATH": str(tmp_path)}}
+    with site.bed.emptied():
+        status, report = checked(site, ["host1", "host2", odd, "host4"], ["--links"])
+    assert (status, found(report)) == (1, [("error", "links", ["host3"])])
+    assert report["findings"][0]["what"] == "stopped answering in the link test"

@@ -4,13 +4,18 @@ The stand-ins are compiled from nvml.h's and nccl.h's declarations, since no tes
 """
 
 import json
+import os
 import shutil
+import socket
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.harness import completed, distlaunch
+from distlaunch.check import link_probe
+from tests.harness import PATIENCE_S, completed, distlaunch
 
 NVML = """
 #include <string.h>
@@ -43,9 +48,9 @@ def library(path: Path, code: str) -> None:
     completed([compiler, "-shared", "-fPIC", "-w", "-x", "c", "-o", str(path), "-"], input=code, status=0)
 
 
-def checked(folder: Path, **job: Any) -> tuple[int, dict[str, Any]]:
+def checked(folder: Path, *options: str, **job: Any) -> tuple[int, dict[str, Any]]:
     (folder / "job.yaml").write_text(json.dumps({"command": ["true"], "gpus_per_node": 0, **job}))
-    done = distlaunch("check", str(folder / "job.yaml"), "--json")
+    done = distlaunch("check", str(folder / "job.yaml"), "--json", *options)
     return done.returncode, json.loads(done.stdout)
 
 
@@ -84,3 +89,50 @@ def test_the_exit_status_says_whether_the_job_can_work(tmp_path: Path, script: s
     done = distlaunch("check", str(tmp_path / "job.yaml"), status=status)
     assert ("lacks nonesuch · the script imports it" in done.stdout) == bool(status)
     assert done.stdout.splitlines()[-1].startswith("fine: reach (1 node, ")
+
+
+def test_measures_links_between_the_ranks_of_one_node(tmp_path: Path) -> None:
+    env = {"PYTHONPATH": str(tmp_path), "WHERE": "{hosts:3000}"}
+    job = {"command": ["touch", "started"], "env": env, "rendezvous": {"endpoint": "127.0.0.1:23456"}}
+    status, report = checked(tmp_path, "--links", procs_per_node=3, **job)
+    assert (status, said(report, "links")) == (0, [])
+    rows = [(row["test"], row["peers"]) for row in report["links"]["measurements"]]
+    everyone = ["rank 0", "rank 1", "rank 2"]
+    assert min(peers for test, peers in rows if test == "pair") == everyone[:2]
+    assert rows[-2:] == [("all-reduce", everyone), ("send/recv", everyone)]
+    assert report["fine"][-1].startswith("links (3 ranks, 3 pairs, median ")
+    status, report = checked(tmp_path, "--links", procs_per_node=1, **job)
+    assert (status, report["unchecked"][-1]) == (0, "links: one rank on one node has none")
+    assert not (tmp_path / "started").exists()
+
+
+def test_reports_ranks_that_cannot_run_the_link_test(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("raise ImportError('no torch here')\n")
+    status, report = checked(tmp_path, "--links", procs_per_node=2, env={"PYTHONPATH": str(tmp_path)})
+    ((level, words),) = said(report, "links")
+    assert (status, level) == (1, "error")
+    assert words == "the link test exited with status 1: ImportError: no torch here"
+
+
+def test_the_link_probe_measures_nodes_with_several_ranks() -> None:
+    """On GPUs, a node has several ranks. Here, gloo stands in for NCCL."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    request = json.dumps({"backend": "gloo", "peers": [[0, 1], [2, 3]], "order": [1, 0]})
+    argv = [sys.executable, link_probe.__file__, request]
+    common = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "LOCAL_RANK": "0"}
+    ranks = [
+        subprocess.Popen(argv, env={**common, "RANK": str(rank)}, stdout=subprocess.PIPE, text=True)
+        for rank in range(4)
+    ]
+    printed = [process.communicate(timeout=PATIENCE_S)[0] for process in ranks]
+    assert ([process.returncode for process in ranks], printed[1:]) == ([0] * 4, [""] * 3)
+    rows = [json.loads(line) for line in printed[0].splitlines()]
+    assert [(row["test"], row["peers"], bool(row["busbw"])) for row in rows] == [
+        ("join", [0, 1], False),
+        ("alone", [0], True),
+        ("alone", [1], True),
+        ("pair", [0, 1], True),
+        ("all-reduce", [0, 1], True),
+        ("send/recv", [0, 1], True),
+    ]
