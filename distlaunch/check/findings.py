@@ -2,15 +2,16 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from distlaunch.agent.frozen import Frozen
+from distlaunch.job.spec import Checked
 from distlaunch.plan.placement import LaunchPlan, is_loopback
 from distlaunch.wording import counted, listed, size_words
 
 Level = Literal["error", "warning"]
-PARTS = ("reach", "place", "limits", "software", "devices", "network", "load")
-MIB, GIB = 1 << 20, 1 << 30
+PARTS = ("reach", *get_args(Checked))
+GIB = 1 << 30
 MAX_NUMBER = 1e18
 LOW_DISK, LOW_FILES, LOW_SHM, LOW_NOFILE = GIB, 1000, GIB, 1024
 """Free bytes and files of a disk, bytes of /dev/shm, and open files below which a node is worth a warning."""
@@ -90,9 +91,16 @@ class Report(Frozen):
 
 
 def report(
-    plan: LaunchPlan | None, nodes: Sequence[NodeReport], of_the_job: Iterable[Finding], fine: Iterable[str]
+    plan: LaunchPlan | None,
+    nodes: Sequence[NodeReport],
+    of_the_job: Iterable[Finding],
+    fine: Iterable[str] = (),
+    skip: Sequence[str] = (),
 ) -> Report:
-    """Return the verdict on a job. `of_the_job` and `fine` are results that no single node has."""
+    """Return the verdict on a job, without the parts to `skip`.
+
+    `of_the_job` and `fine` are results that no single node has.
+    """
     grouped: dict[Problem, list[str]] = {}
     for node in nodes:
         for problem in _problems(node, plan):
@@ -100,13 +108,14 @@ def report(
     found = [*of_the_job, *(Finding(problem, tuple(labels)) for problem, labels in grouped.items())]
     differs = _differences(nodes)
     found += _disagreements(nodes, differs)
+    found = [each for each in found if each.problem.part not in skip]
     found.sort(key=lambda each: (each.problem.level != "error", PARTS.index(each.problem.part)))
     bad = {each.problem.part for each in found}
-    unchecked = dict(_unchecked(nodes))
+    unchecked = {part: words for part, words in _unchecked(nodes) if part not in skip}
     return Report(
         tuple(found),
         differs,
-        tuple(f"{part} ({words})" for part, words in _summaries(nodes) if part not in bad | set(unchecked))
+        tuple(f"{part} ({words})" for part, words in _summaries(nodes) if part not in {*bad, *unchecked, *skip})
         + tuple(fine),
         tuple(words for each in unchecked.values() for words in each),
     )
@@ -137,6 +146,8 @@ def _place(facts: Mapping[str, Any]) -> Iterator[Problem]:
     elif facts.get("unreadable"):
         what = f"can't read the script {facts.get('script')}: {facts['unreadable']}"
         yield Problem("error", "place", what, "no rank can start", "copy it there, or use a shared directory")
+    if facts.get("unrecorded"):
+        yield Problem("error", "place", str(facts["unrecorded"]), "no rank can start")
     shown: set[str] = set()
     for name, disk in _rows(facts.get("disks")):
         path, free, files = str(disk.get("path")), _number(disk.get("free")), _number(disk.get("files"))
@@ -152,13 +163,10 @@ def _place(facts: Mapping[str, Any]) -> Iterator[Problem]:
         use = "of the job" if name == "workdir" else "for temporary files"
         if not disk.get("writable"):
             what = f"the directory {use}, {path}, is not writable"
-            level: Level = "warning" if name == "workdir" else "error"
-            yield Problem(level, "place", what, "checkpoints and caches there fail", "choose another")
+            yield Problem("warning", "place", what, "checkpoints and caches there fail", "choose another")
         elif free < LOW_DISK:
             what = f"the disk of {path} has only {size_words(free)} free"
-            yield Problem(
-                "error" if free < MIB else "warning", "place", what, "writing there fails", "free some"
-            )
+            yield Problem("warning", "place", what, "writing there fails", "free some")
         elif disk.get("files") and files < LOW_FILES:
             what = f"the disk of {path} has room for only {counted(files, 'file')} (inodes)"
             yield Problem("warning", "place", what, "creating files there fails", "delete some files")
@@ -277,7 +285,7 @@ _COMPARED = (
     ("software", "cuda", "CUDA"),
     ("software", "hip", "HIP"),
     ("software", "driver", "driver"),
-    ("place", "sha256", "script"),
+    ("place", "digest", "script"),
     ("load", "cpus", "CPUs"),
     ("limits", "nofile", "open files"),
     ("limits", "cpus", "CPU limit"),
@@ -298,7 +306,7 @@ def _values(nodes: Sequence[NodeReport]) -> dict[str, dict[str, str]]:
         for part, key, name in _COMPARED:
             if (facts := node.part(part)) and key in facts:
                 values.setdefault(name, {})[node.label] = (
-                    str(facts[key])[:12] if key == "sha256" else str(facts[key])
+                    str(facts[key])[:12] if key == "digest" else str(facts[key])
                 )
         software, network = node.part("software"), node.part("network")
         if paths := dict(_texts(software.get("nccl"))):

@@ -2,7 +2,8 @@
 
 `python -c SOURCE REQUEST` prints one JSON object. For each part, it contains the facts or, as a text, the
 reason why they are missing. The probe imports nothing of the job and needs only the standard library of
-Python 3.8. The request has `workdir`, `script`, `module` and `master`, each None if it doesn't apply.
+Python 3.8. The request has `workdir`, `script`, `module` and `master`, each None if it doesn't apply,
+and lists parts to `skip`.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def place(asked: Facts) -> Facts:
         facts["script"] = path
         try:
             with open(path, "rb") as file:
-                facts["sha256"] = hashlib.sha256(file.read()).hexdigest()
+                facts["digest"] = hashlib.sha256(file.read()).hexdigest()
         except OSError as error:
             facts["unreadable"] = error.strerror
     disks = {"workdir": workdir, "temporary": os.environ.get("TMPDIR", "/tmp"), "shm": "/dev/shm"}
@@ -280,7 +281,8 @@ def main() -> None:
         except Exception as error:  # whatever goes wrong with one part, the others count
             answers[part.__name__] = "%s: %s" % (type(error).__name__, error)
 
-    parts = (place, limits, load, software, network, devices)
+    every = (place, limits, load, software, network, devices)
+    parts = [part for part in every if part.__name__ not in asked["skip"]]
     threads = [threading.Thread(target=find, args=(part,), daemon=True) for part in parts]
     for thread in threads:
         thread.start()

@@ -40,12 +40,12 @@ def check(spec: JobSpec) -> Report:
         except JobError as error:
             of_job.append(Finding(Problem("error", "reach", str(error))))
         probed = _probe(agents, spec, known, plan)
-        if plan and len(known) == len(spec.nodes):
+        if plan and len(known) == len(spec.nodes) and "network" not in spec.unchecked:
             ports = try_port(agents, spec, spec.nodes, plan.master_addr, spec.rendezvous.port)
             of_job += _port_findings(ports)
             fine += _port_words(ports) if ports.ok else []
     reports = [_of_node(spec, agents, index, probed.get(index)) for index in range(len(spec.nodes))]
-    return report(plan, reports, of_job, fine)
+    return report(plan, reports, of_job, fine, spec.unchecked)
 
 
 def _facts(hello: messages.Hello) -> Facts:
@@ -103,6 +103,7 @@ def _start(
         "script": word if program.kind == "script" and program.placed else None,
         "module": word if program.kind == "module" else None,
         "master": plan.master_addr if plan else None,
+        "skip": spec.unchecked,
     }
     worker = messages.WorkerSpec(
         local_rank=0,

@@ -13,7 +13,7 @@ from tests.unit.samples import spec_of
 DISK = {"path": "/data", "size": 100 * GIB, "free": 50 * GIB, "files": 1 << 20, "writable": True}
 GPU = {"name": "H100", "uuid": "GPU-1", "memory": 80 * GIB, "used": 0, "users": [], "ecc": 0, "mig": False}
 SOUND: dict[str, Any] = {
-    "place": {"workdir": "/data", "exists": True, "sha256": "ab", "disks": {"workdir": DISK}},
+    "place": {"workdir": "/data", "exists": True, "digest": "ab", "disks": {"workdir": DISK}},
     "limits": {"nofile": 65536, "memlock": -1, "nproc": -1},
     "software": {"python": "3.11.7", "torch": "2.13.0", "cuda": "13.0", "has_nccl": True, "missing": []},
     "devices": {"nvml": True, "gpus": [GPU, GPU], "xids": []},
