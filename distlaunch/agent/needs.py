@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _thread
+import errno
 import os
 import resource
 import select
@@ -19,30 +20,25 @@ SOON_S = 0.05
 """Seconds to wait for an answer that can be sent together with the first report."""
 LIMIT_S = 2.0
 """Seconds after which the ranks start anyway, since a dead file server doesn't answer."""
+UNCOUNTED = 1 << 50
+"""Free bytes of a file system that doesn't count them."""
 MAX_READ = 1 << 20
 """Bytes of a program to compare. A program may be a large archive."""
 
 
-def look(poller: Poller, folder: scratch.Folder, needs: Needs, report: Callable[[Message], None]) -> None:
-    """Look for `needs`, create `folder`, and call `report` with the facts, LIMIT_S later at most.
+def look(poller: Poller, needs: Needs, report: Callable[[Message], None]) -> None:
+    """Call `report` with facts about `needs`, in the form of `distlaunch.check.probe`, within LIMIT_S.
 
-    The facts have the form of those in `distlaunch.check.probe`. A thread collects them, since a file system
-    may not answer. It has ended before workers are forked, unless its limit has passed.
+    A thread looks, since a file system may not answer. Unless its limit has passed, it has ended before
+    workers are forked.
     """
-    workdir, program = os.path.expanduser(needs.workdir), os.path.expanduser(needs.program)
-    unrecorded = ""
-    try:
-        folder.make(os.path.join(workdir, needs.tmpdir) if needs.tmpdir else None)
-    except scratch.NoPlaceError as error:
-        unrecorded = str(error)
     seen: Message = {"place": "no answer within %g s" % LIMIT_S}
     read, write = os.pipe()
 
     def find() -> None:
         try:
-            place = _place(workdir, program, folder)
-            limits = {"nofile": resource.getrlimit(resource.RLIMIT_NOFILE)[0]}
-            seen.update(place={**place, "unrecorded": unrecorded}, limits=limits)
+            nofile = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+            seen.update(place=_place(needs), limits={"nofile": nofile})
         finally:
             os.close(write)
 
@@ -63,17 +59,21 @@ def look(poller: Poller, folder: scratch.Folder, needs: Needs, report: Callable[
         poller.after(LIMIT_S - SOON_S, "look", answer)
 
 
-def _place(workdir: str, program: str, folder: scratch.Folder) -> Message:
-    place: Message = {"workdir": workdir, "exists": os.path.isdir(workdir), "script": program, "disks": {}}
+def _place(needs: Needs) -> Message:
+    workdir, program = os.path.expanduser(needs.workdir), os.path.expanduser(needs.program)
+    place: Message = {"workdir": workdir, "exists": os.path.isdir(workdir), "script": program}
     if program:
         try:
             place["digest"] = _digest(program)
         except OSError as error:
             place["unreadable"], place["errno"] = error.strerror, error.errno
-    if os.access(workdir, os.W_OK):  # a workdir that isn't is usual
-        place["disks"]["workdir"] = _disk(workdir, True)
-    wanted = folder.places[0]
-    place["disks"]["temporary"] = _disk(wanted, os.path.dirname(folder.path) == wanted)
+    temporary = scratch.places(os.path.join(workdir, needs.tmpdir) if needs.tmpdir else None)
+    refused = {path: _refusal(path) for path in (*temporary, scratch.MEMORY)}
+    if all(refused.values()):
+        place["unrecorded"] = scratch.no_place(refused)
+    place["disks"] = {"temporary": _disk(temporary[0])}
+    if os.access(workdir, os.W_OK):  # a workdir that only others write to is usual
+        place["disks"]["workdir"] = _disk(workdir)
     return place
 
 
@@ -91,10 +91,25 @@ def _digest(program: str) -> str:
         raise
 
 
-def _disk(path: str, writable: bool) -> Message:
+def _refusal(path: str) -> str:
+    """Return why no file can be made in a directory, or ""."""
+    try:
+        disk = os.statvfs(path)
+    except OSError as error:
+        return str(error.strerror)
+    left = disk.f_bavail if os.geteuid() else disk.f_bfree
+    if disk.f_flag & os.ST_RDONLY:
+        return os.strerror(errno.EROFS)
+    if disk.f_blocks and not left:
+        return os.strerror(errno.ENOSPC)
+    return "" if os.access(path, os.W_OK | os.X_OK) else os.strerror(errno.EACCES)
+
+
+def _disk(path: str) -> Message:
     try:
         disk = os.statvfs(path)
     except OSError:
         return {"path": path, "writable": False}
-    free, files = disk.f_bavail * disk.f_frsize, disk.f_files and disk.f_favail
-    return {"path": path, "free": free, "files": files, "writable": writable}
+    writable = os.access(path, os.W_OK) and not disk.f_flag & os.ST_RDONLY
+    free = disk.f_bavail * disk.f_frsize if disk.f_blocks else UNCOUNTED
+    return {"path": path, "writable": writable, "free": free, "files": disk.f_files and disk.f_favail}

@@ -277,9 +277,7 @@ class Agent:
             return
         from distlaunch.agent import needs  # jobs on one machine find out when they start
 
-        needs.look(
-            self._poller, self._folder, command.needs, lambda seen: self._report_seen(found, seen)
-        )
+        needs.look(self._poller, command.needs, lambda seen: self._report_seen(found, seen))
 
     def _report_seen(self, found: messages.RouteFound, seen: wire.Message) -> None:
         self._outbox.report(found._replace(seen=seen))

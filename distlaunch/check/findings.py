@@ -110,13 +110,12 @@ def report(
     found += _disagreements(nodes, differs)
     found = [each for each in found if each.problem.part not in skip]
     found.sort(key=lambda each: (each.problem.level != "error", PARTS.index(each.problem.part)))
-    bad = {each.problem.part for each in found}
     unchecked = {part: words for part, words in _unchecked(nodes) if part not in skip}
+    bad = {each.problem.part for each in found} | {*unchecked, *skip}
     return Report(
         tuple(found),
         differs,
-        tuple(f"{part} ({words})" for part, words in _summaries(nodes) if part not in {*bad, *unchecked, *skip})
-        + tuple(fine),
+        tuple(f"{part} ({words})" for part, words in _summaries(nodes) if part not in bad) + tuple(fine),
         tuple(words for each in unchecked.values() for words in each),
     )
 
@@ -148,6 +147,10 @@ def _place(facts: Mapping[str, Any]) -> Iterator[Problem]:
         yield Problem("error", "place", what, "no rank can start", "copy it there, or use a shared directory")
     if facts.get("unrecorded"):
         yield Problem("error", "place", str(facts["unrecorded"]), "no rank can start")
+    yield from _disks(facts)
+
+
+def _disks(facts: Mapping[str, Any]) -> Iterator[Problem]:
     shown: set[str] = set()
     for name, disk in _rows(facts.get("disks")):
         path, free, files = str(disk.get("path")), _number(disk.get("free")), _number(disk.get("files"))

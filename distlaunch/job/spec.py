@@ -274,9 +274,9 @@ class Mpirun(Frozen):
 class JobSpec(Frozen):
     """A whole job. Paths are absolute; paths on a node may begin with ~ for the user's home there.
 
-    `metrics` is a file on this machine. Nodes are not checked for `unchecked`. `allocation` is set if a scheduler chose the nodes. `sections` maps
-    keys to the scheduler sections of the job file, and `kubernetes` is its section for Kubernetes. `places`
-    maps the path of a key to its position in the file.
+    `metrics` is a file on this machine. `unchecked` are the parts not to check. `allocation` is set if a
+    scheduler chose the nodes. `sections` maps keys to the scheduler sections of the job file, and
+    `kubernetes` is its section for Kubernetes. `places` maps the path of a key to its position in the file.
     """
 
     name: str

@@ -18,7 +18,7 @@ from distlaunch.supervisor.state import Cause, State
 from distlaunch.wording import counted, listed
 
 if TYPE_CHECKING:
-    from distlaunch.check.findings import Finding, Problem
+    from distlaunch.check.findings import Finding, Level, Problem
 
 CHOOSES_GPUS = "CUDA_VISIBLE_DEVICES"
 """If the job sets this variable, the GPUs visible to the agent are not those visible to the workers."""
@@ -86,8 +86,8 @@ def _own_problems(state: State, index: int) -> Iterator["Problem"]:
     for name, setting, why in _misnamed(state, index):
         # A program that joins no rendezvous may ignore the variable.
         sure = name.startswith(_backend(state)) and state.spec.places and state.spec.limits.join_s
-        level, what = "error" if sure else "warning", f"{setting}: {why}"
-        yield Problem(level, "network", what, "ranks can't connect", "correct or remove it")
+        level: Level = "error" if sure else "warning"
+        yield Problem(level, "network", f"{setting}: {why}", "ranks can't connect", "correct or remove it")
 
 
 def _backend(state: State) -> str:

@@ -39,7 +39,9 @@ def with_facts(changes: dict[str, Any], facts: dict[str, Any] = SOUND) -> dict[s
     return facts
 
 
-def verdict(changes: dict[str, Any], backend: str = "nccl", **fields: Any) -> Report:
+def verdict(
+    changes: dict[str, Any], backend: str = "nccl", skip: tuple[str, ...] = (), **fields: Any
+) -> Report:
     """The verdict on nodes a, b and c, of which b has other facts."""
     spec = spec_of(f"command: [x]\nnodes: [a, b, c]\ngpus_per_node: 2\nbackend: {backend}\n")
     plan = make_plan(spec, {index: Facts("/usr/bin/python3", 2) for index in range(3)})
@@ -51,7 +53,7 @@ def verdict(changes: dict[str, Any], backend: str = "nccl", **fields: Any) -> Re
         for i, name in enumerate("abc")
     ]
     nodes[1] = nodes[1]._replace(facts=with_facts(changes, dict(nodes[1].facts)), **fields)
-    return report(plan, nodes, (), ())
+    return report(plan, nodes, (), skip=skip)
 
 
 def test_finds_nothing_wrong_with_sound_nodes() -> None:
@@ -62,7 +64,11 @@ def test_finds_nothing_wrong_with_sound_nodes() -> None:
 FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "full disk": (
         {"place.disks": {"workdir": {**DISK, "free": 4096}}},
-        "error place: the disk of /data has only 4 KiB free",
+        "warning place: the disk of /data has only 4 KiB free",
+    ),
+    "no room for error records": (
+        {"place.unrecorded": "can't create a directory"},
+        "error place: can't create a directory",
     ),
     "no inodes": (
         {"place.disks": {"workdir": {**DISK, "files": 3}}},
@@ -130,6 +136,12 @@ def test_names_a_fault_on_the_node_that_has_it(changes: dict[str, Any], words: s
 @pytest.mark.parametrize("setting", ["eth", "^lo", "=eth0", "ib,eth0"])
 def test_accepts_interfaces_as_nccl_does(setting: str) -> None:
     assert verdict({"network.named": {"NCCL_SOCKET_IFNAME": setting}}).findings == ()
+
+
+def test_leaves_out_parts_to_skip() -> None:
+    found = verdict({"place.exists": False, "limits": "no answer"}, skip=("place", "limits"))
+    assert (found.ok, found.findings, found.unchecked) == (True, (), ())
+    assert not [text for text in found.fine if text.startswith("place")]
 
 
 def test_a_clock_that_is_off_is_named() -> None:
