@@ -205,8 +205,9 @@ def _software(facts: Mapping[str, Any], node: NodeReport, plan: LaunchPlan | Non
 def _devices(node: NodeReport, plan: LaunchPlan | None) -> Iterator[Problem]:
     facts = node.part("devices")
     gpus = _gpus(node)
-    part = next((each for each in plan.nodes if each.label == node.label), None) if plan else None
-    if facts.get("nvml") and part and part.gpus and len(gpus) < part.gpus:
+    parts = plan.nodes if plan and facts.get("nvml") else ()
+    part = next((each for each in parts if each.label == node.label), None)
+    if part and part.gpus and len(gpus) < part.gpus:
         what = f"{counted(len(gpus), 'GPU')} instead of {part.gpus}"
         yield Problem(
             "error", "devices", what, "some ranks have none", "lower gpus_per_node, or repair the node"
@@ -227,7 +228,7 @@ def _devices(node: NodeReport, plan: LaunchPlan | None) -> Iterator[Problem]:
 
 
 def _network(facts: Mapping[str, Any], node: NodeReport, plan: LaunchPlan | None) -> Iterator[Problem]:
-    if not plan or plan.one_machine or not facts:
+    if not facts or not plan or plan.one_machine:
         return
     name, own = str(facts.get("name")), _items(facts.get("own"))
     if own and all(map(is_loopback, own)):

@@ -3,13 +3,14 @@
 `distlaunch.check.findings` has the rules, which `check` shares. An error ends the job before any rank starts.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from errno import ENOENT
 from typing import TYPE_CHECKING, Any
 
 from distlaunch.agent.messages import Needs
 from distlaunch.contract import INTERFACE_VARIABLES
 from distlaunch.errors import Exit
+from distlaunch.job.spec import EnvValue, JobSpec
 from distlaunch.job.text import path_in
 from distlaunch.supervisor.actions import ShowMessage
 from distlaunch.supervisor.findings import AttemptFailed, JobOver, Step
@@ -27,15 +28,19 @@ CHOOSES_GPUS = "CUDA_VISIBLE_DEVICES"
 def needs_of(state: State, index: int) -> Needs | None:
     """Return what a node must look for, or None if that is known or shall not be checked."""
     node, spec = state.nodes[index], state.spec
-    if (isinstance(node, Up) and node.seen is not None) or {"place", "limits"} <= {*spec.unchecked}:
-        return None
+    known = isinstance(node, Up) and node.seen is not None
+    return None if known or {"place", "limits"} <= {*spec.unchecked} else own_needs(spec, index)
+
+
+def own_needs(spec: JobSpec, index: int) -> Needs:
+    """Return what the workers of a node need there."""
     program = spec.program_of(spec.pool[index])
-    word, tmpdir = program.words[0], program.env.get("TMPDIR")
-    is_file = program.placed and not word.startswith("-")
+    word, tmpdir = program.words[0], program.env.get("TMPDIR", EnvValue(""))
+    is_file = (program.placed or program.kind == "script") and not word.startswith("-")
     return Needs(
         workdir=program.workdir,
         program=path_in(program.workdir, word) if is_file else "",
-        tmpdir=tmpdir.text if tmpdir and "{" not in tmpdir.text else "",
+        tmpdir="" if tmpdir.inherited or "{" in tmpdir.text else tmpdir.text,  # inherited: not recorded
     )
 
 
@@ -48,7 +53,7 @@ def problems(state: State) -> Sequence["Finding"]:
 
     own: dict[Problem, list[str]] = {}
     for index in state.members:
-        for problem in _own_problems(state, index):
+        for problem in _own_problems(state, index, seen[index]):
             own.setdefault(problem, []).append(state.label(index))
     of_nodes = [Finding(problem, tuple(nodes)) for problem, nodes in own.items()]
     nodes = [NodeReport(state.label(index), facts=facts) for index, facts in seen.items()]
@@ -66,16 +71,16 @@ def _seen(state: State, index: int) -> dict[str, Any]:
 
 def _lacks_gpus(state: State, index: int) -> bool:
     """Return whether the agent sees fewer GPUs than the job file says."""
-    expected, visible = state.spec.pool[index].gpus, facts_of(state.nodes[index]).gpus
-    env = state.spec.program_of(state.spec.pool[index]).env
-    return bool(expected) and visible is not None and visible < (expected or 0) and CHOOSES_GPUS not in env
+    node, visible = state.spec.pool[index], facts_of(state.nodes[index]).gpus
+    if not node.gpus or visible is None or visible >= node.gpus:
+        return False
+    return CHOOSES_GPUS not in state.spec.program_of(node).env
 
 
-def _own_problems(state: State, index: int) -> Iterator["Problem"]:
+def _own_problems(state: State, index: int, seen: Mapping[str, Any]) -> Iterator["Problem"]:
     """Yield the problems for which `check` has other facts."""
     from distlaunch.check.findings import Problem
 
-    seen = _seen(state, index)
     if isinstance(silent := seen.get("place"), str):
         why = "its file system may be down"
         yield Problem("warning", "place", f"{silent} about the workdir and the script", why)
