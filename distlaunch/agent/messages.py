@@ -30,10 +30,22 @@ class HoldPort(Frozen):
     further: int = 0
 
 
+class Needs(Frozen):
+    """What the workers of a node need there: their directory, their program's file, and their TMPDIR.
+
+    Paths may begin with ~. An empty `program` is not a file, and an empty `tmpdir` is the node's own.
+    """
+
+    workdir: str
+    program: str
+    tmpdir: str
+
+
 class FindRoute(Frozen):
-    """Find the network interface that leads to this address."""
+    """Find the network interface that leads to this address, and look for what workers need."""
 
     address: str
+    needs: Optional[Needs] = None
 
 
 class Binding(Frozen):
@@ -241,7 +253,8 @@ class RouteFound(Frozen):
 
     `address` is the address that it resolved to, `source` the node's own address on the route. `interfaces`
     lists all interfaces of the node, and whether each has an address. `named` lists (name, value) of the
-    node's environment variables that name interfaces.
+    node's environment variables that name interfaces. `seen` are facts about the workers' needs, as
+    `distlaunch.check.probe` describes them; None = not asked.
     """
 
     node: int
@@ -251,6 +264,7 @@ class RouteFound(Frozen):
     source: Optional[str] = None
     interfaces: Tuple[Tuple[str, bool], ...] = ()
     named: Tuple[Tuple[str, str], ...] = ()
+    seen: Any = None
 
 
 class RouteFailed(Frozen):
@@ -553,7 +567,7 @@ def _tuple(form: str, value: Any, where: str) -> Any:
     return tuple([_checked(inner, each, where) for inner, each in zip(forms, value)])
 
 
-_NESTED = {"Binding": Binding, "RankSpec": RankSpec, "WorkerSpec": WorkerSpec}
+_NESTED = {"Binding": Binding, "Needs": Needs, "RankSpec": RankSpec, "WorkerSpec": WorkerSpec}
 _CHECKS: Dict[str, Callable[[Any], bool]] = {
     "Any": lambda value: True,
     "bool": lambda value: isinstance(value, bool),

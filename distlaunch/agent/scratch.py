@@ -34,6 +34,12 @@ def places(tmpdir: str | None = None) -> list[str]:
     return list(dict.fromkeys(map(os.path.abspath, wanted)))
 
 
+def no_place(refused: dict[str, str]) -> str:
+    """Return the text about places that can't be used, each with the reason."""
+    tried = "; ".join(["%s: %s" % each for each in refused.items()])
+    return "can't create a directory for error records in %s; set TMPDIR in env" % tried
+
+
 class Folder:
     """The directory, mode 0700. Its name is fixed and can't be guessed. `make` decides where it is created.
 
@@ -59,7 +65,7 @@ class Folder:
         self.places = places(tmpdir)
         if self.path and os.path.isdir(self.path):
             return
-        refused = []
+        refused = {}
         for place in (*self.places, MEMORY):
             path = os.path.join(place, self._name)
             if path not in self._announced:  # otherwise the pipe would fill up eventually
@@ -72,10 +78,8 @@ class Folder:
                 return
             except OSError as error:
                 remove(path)
-                refused.append("%s: %s" % (place, error.strerror))
-        raise NoPlaceError(
-            "can't create a directory for error records in %s; set TMPDIR in env" % "; ".join(refused)
-        )
+                refused[place] = str(error.strerror)
+        raise NoPlaceError(no_place(refused))
 
     def write(self, name: str, text: str) -> None:
         """Write a file into the directory atomically. A full disk is ignored."""

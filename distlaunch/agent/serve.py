@@ -271,7 +271,16 @@ class Agent:
         self._outbox.report(messages.PortRefused(self._node, error.strerror or str(error), holders))
 
     def _on_route(self, command: messages.FindRoute) -> None:
-        self._outbox.report(network.route(self._node, command.address))
+        found = network.route(self._node, command.address)
+        if command.needs is None or isinstance(found, messages.RouteFailed):
+            self._outbox.report(found)
+            return
+        from distlaunch.agent import needs  # jobs on one machine find out when they start
+
+        needs.look(self._poller, command.needs, lambda seen: self._report_seen(found, seen))
+
+    def _report_seen(self, found: messages.RouteFound, seen: wire.Message) -> None:
+        self._outbox.report(found._replace(seen=seen))
 
     def _on_start(self, command: messages.StartWorkers) -> None:
         if self._hold:

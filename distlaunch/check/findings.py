@@ -2,14 +2,15 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from distlaunch.agent.frozen import Frozen
+from distlaunch.job.spec import Checked
 from distlaunch.plan.placement import LaunchPlan, is_loopback
 from distlaunch.wording import counted, listed, size_words
 
 Level = Literal["error", "warning"]
-PROBED = ("place", "limits", "software", "devices", "network", "load")
+PROBED = get_args(Checked)
 PARTS = ("reach", *PROBED, "code")
 MIB, GIB = 1 << 20, 1 << 30
 MAX_NUMBER = 1e18
@@ -110,10 +111,14 @@ def report(
     plan: LaunchPlan | None,
     nodes: Sequence[NodeReport],
     of_the_job: Iterable[Finding],
-    fine: Iterable[str],
+    fine: Iterable[str] = (),
     skipped: Iterable[str] = (),
+    skip: Sequence[str] = (),
 ) -> Report:
-    """Return the verdict on a job. `of_the_job`, `fine` and `skipped` are results that no single node has."""
+    """Return the verdict on a job, without the parts to `skip`.
+
+    `of_the_job`, `fine` and `skipped` are results that no single node has.
+    """
     grouped: dict[Problem, list[str]] = {}
     for node in nodes:
         for problem in _problems(node, plan):
@@ -121,14 +126,14 @@ def report(
     found = [*of_the_job, *(Finding(problem, tuple(labels)) for problem, labels in grouped.items())]
     differs = _differences(nodes)
     found += _disagreements(nodes, differs, plan)
+    found = [each for each in found if each.problem.part not in skip]
     found.sort(key=lambda each: (each.problem.level != "error", PARTS.index(each.problem.part)))
-    bad = {each.problem.part for each in found}
-    unchecked = dict(_unchecked(nodes))
+    unchecked = {part: words for part, words in _unchecked(nodes) if part not in skip}
+    bad = {each.problem.part for each in found} | {*unchecked, *skip}
     return Report(
         tuple(found),
         differs,
-        tuple(f"{part} ({words})" for part, words in _summaries(nodes) if part not in bad | set(unchecked))
-        + tuple(fine),
+        tuple(f"{part} ({words})" for part, words in _summaries(nodes) if part not in bad) + tuple(fine),
         (*(words for each in unchecked.values() for words in each), *skipped),
     )
 
@@ -163,6 +168,12 @@ def _place(facts: Mapping[str, Any]) -> Iterator[Problem]:
     elif facts.get("unreadable"):
         what = f"can't read the script {facts.get('script')}: {facts['unreadable']}"
         yield Problem("error", "place", what, "no rank can start", "copy it there, or use a shared directory")
+    if facts.get("unrecorded"):
+        yield Problem("error", "place", str(facts["unrecorded"]), "no rank can start")
+    yield from _disks(facts)
+
+
+def _disks(facts: Mapping[str, Any]) -> Iterator[Problem]:
     shown: set[str] = set()
     for name, disk in _rows(facts.get("disks")):
         path, free, files = str(disk.get("path")), _number(disk.get("free")), _number(disk.get("files"))
@@ -178,13 +189,10 @@ def _place(facts: Mapping[str, Any]) -> Iterator[Problem]:
         use = "of the job" if name == "workdir" else "for temporary files"
         if not disk.get("writable"):
             what = f"the directory {use}, {path}, is not writable"
-            level: Level = "warning" if name == "workdir" else "error"
-            yield Problem(level, "place", what, "checkpoints and caches there fail", "choose another")
+            yield Problem("warning", "place", what, "checkpoints and caches there fail", "choose another")
         elif free < LOW_DISK:
             what = f"the disk of {path} has only {size_words(free)} free"
-            yield Problem(
-                "error" if free < MIB else "warning", "place", what, "writing there fails", "free some"
-            )
+            yield Problem("warning", "place", what, "writing there fails", "free some")
         elif disk.get("files") and files < LOW_FILES:
             what = f"the disk of {path} has room for only {counted(files, 'file')} (inodes)"
             yield Problem("warning", "place", what, "creating files there fails", "delete some files")
@@ -220,8 +228,9 @@ def _software(facts: Mapping[str, Any], node: NodeReport, plan: LaunchPlan | Non
 def _devices(node: NodeReport, plan: LaunchPlan | None) -> Iterator[Problem]:
     facts = node.part("devices")
     gpus = _gpus(node)
-    part = next((each for each in plan.nodes if each.label == node.label), None) if plan else None
-    if facts.get("nvml") and part and part.gpus and len(gpus) < part.gpus:
+    parts = plan.nodes if plan and facts.get("nvml") else ()
+    part = next((each for each in parts if each.label == node.label), None)
+    if part and part.gpus and len(gpus) < part.gpus:
         what = f"{counted(len(gpus), 'GPU')} instead of {part.gpus}"
         yield Problem(
             "error", "devices", what, "some ranks have none", "lower gpus_per_node, or repair the node"
@@ -242,7 +251,7 @@ def _devices(node: NodeReport, plan: LaunchPlan | None) -> Iterator[Problem]:
 
 
 def _network(facts: Mapping[str, Any], node: NodeReport, plan: LaunchPlan | None) -> Iterator[Problem]:
-    if not plan or plan.one_machine or not facts:
+    if not facts or not plan or plan.one_machine:
         return
     name, own = str(facts.get("name")), _items(facts.get("own"))
     if own and all(map(is_loopback, own)):
@@ -303,7 +312,7 @@ _COMPARED = (
     ("software", "cuda", "CUDA"),
     ("software", "hip", "HIP"),
     ("software", "driver", "driver"),
-    ("place", "sha256", "script"),
+    ("place", "digest", "script"),
     ("load", "cpus", "CPUs"),
     ("limits", "nofile", "open files"),
     ("limits", "cpus", "CPU limit"),
@@ -326,7 +335,7 @@ def _values(nodes: Sequence[NodeReport]) -> dict[str, dict[str, str]]:
         for part, key, name in _COMPARED:
             if (facts := node.part(part)) and key in facts:
                 values.setdefault(name, {})[node.label] = (
-                    str(facts[key])[:12] if key == "sha256" else str(facts[key])
+                    str(facts[key])[:12] if key == "digest" else str(facts[key])
                 )
         software, network = node.part("software"), node.part("network")
         if paths := dict(_texts(software.get("nccl"))):

@@ -2,8 +2,9 @@
 
 `python -c SOURCE REQUEST` prints one JSON object. For each part, it contains the facts or, as a text, the
 reason why they are missing. The probe imports nothing of the job and needs only the standard library of
-Python 3.8. The request has `workdir`, `script`, `module` and `master`, each None if it doesn't apply, and
-`code`, the digest of each file to compare, keyed by path. Because there may be thousands, it is compressed.
+Python 3.8. The request has `workdir`, `script`, `module` and `master`, each None if it doesn't apply, parts
+`skip`, and `code`, the digest of each file to compare, keyed by path. As there may be thousands, it is
+compressed.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def place(asked: Facts) -> Facts:
         facts["script"] = path
         try:
             with open(path, "rb") as file:
-                facts["sha256"] = hashlib.sha256(file.read()).hexdigest()
+                facts["digest"] = hashlib.sha256(file.read()).hexdigest()
         except OSError as error:
             facts["unreadable"] = error.strerror
     disks = {"workdir": workdir, "temporary": os.environ.get("TMPDIR", "/tmp"), "shm": "/dev/shm"}
@@ -306,7 +307,8 @@ def main() -> None:
         except Exception as error:  # whatever goes wrong with one part, the others count
             answers[part.__name__] = "%s: %s" % (type(error).__name__, error)
 
-    parts = (place, limits, load, software, network, devices) + ((code,) if asked["code"] else ())
+    every = (place, limits, load, software, network, devices, *((code,) if asked["code"] else ()))
+    parts = [part for part in every if part.__name__ not in asked["skip"]]
     threads = [threading.Thread(target=find, args=(part,), daemon=True) for part in parts]
     for thread in threads:
         thread.start()

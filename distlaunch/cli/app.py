@@ -15,6 +15,7 @@ from distlaunch.cli.options import (
     Hosts,
     Json,
     Module,
+    NoCheck,
     Ranks,
     Save,
     Set,
@@ -145,6 +146,7 @@ def run(
     fold: Fold = False,
     view: View = False,
     on: On = None,
+    unchecked: NoCheck = False,
 ) -> None:
     """Run a job. The exit status is that of the first worker that failed.
 
@@ -156,7 +158,7 @@ def run(
     typed = Typed(module, hosts, ranks, save)
     settings = tuple(overrides or ())
     options = RunOptions(
-        *job_and_args(context, job, args), settings, quiet, as_json, detach, fold, view, on, typed
+        *job_and_args(context, job, args), settings, quiet, as_json, detach, fold, view, on, typed, unchecked
     )
     raise typer.Exit(run_with(options, context.obj.early))
 

@@ -67,5 +67,6 @@ _SET = (
 Set = Annotated[list[str] | None, Option("--set", metavar="KEY=VALUE", help=_SET)]
 Json = Annotated[bool, Option("--json", help="Print the result as JSON.")]
 Fold = Annotated[bool, Option("--fold", help="Collapse identical lines from several ranks.")]
+NoCheck = Annotated[bool, Option("--no-check", help="Start the ranks without checking the nodes first.")]
 _SSH = "The ssh_config file to reach HOST with, as with ssh -F."
 SshConfig = Annotated[str | None, Option("--ssh-config", metavar="FILE", help=_SSH)]

@@ -40,6 +40,7 @@ class RunOptions(Frozen):
     view: bool = False
     on: str | None = None
     typed: "Typed | None" = None
+    unchecked: bool = False
 
 
 FLAGS = {
@@ -48,6 +49,7 @@ FLAGS = {
     "--json": "as_json",
     "--fold": "fold",
     "--view": "view",
+    "--no-check": "unchecked",
 }
 """Options without a value, and the field of each."""
 SET = "--set"
@@ -90,7 +92,11 @@ def run_with(options: RunOptions, early: Link | None) -> int:
 def _run(options: RunOptions, early: Link | None) -> int:
     from distlaunch.cli.job_file import load_job  # imports YAML, which torchrun doesn't need
 
-    settings = [*options.overrides, *(["logs.fold=true"] if options.fold else [])]
+    settings = [
+        *options.overrides,
+        *(["logs.fold=true"] if options.fold else []),
+        *(["checks.skip=all"] if options.unchecked else []),
+    ]
     spec = load_job(options.job, settings, options.args, options.typed)
     if spec.stdin != "none" and (options.view or options.on or (options.detach and os.isatty(0))):
         raise UsageError("stdin: rank 0 can't be combined with --view, --on, or --detach on a terminal")

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 from typer import Option
 
-from distlaunch.cli.options import Args, Job, Json, Set, SshConfig
+from distlaunch.cli.options import Args, Job, Json, NoCheck, Set, SshConfig
 from distlaunch.cli.output import print_json, print_text, say
 from distlaunch.errors import DistlaunchError, reason
 from distlaunch.job.spec import JobSpec
@@ -62,16 +62,18 @@ def submit(
     on: On = None,
     ssh_config: SshConfig = None,
     as_json: Json = False,
+    unchecked: NoCheck = False,
 ) -> None:
     """Submit a job to a scheduler and print its ID, which ps, logs, attach, wait, stop and view accept."""
+    overrides = [*(overrides or ()), *(["checks.skip=all"] if unchecked else ())]
     if on is not None:
         from distlaunch.cli.remote import submit_on
 
         chosen = {"--dry-run": dry, "--wait": waits, "--json": as_json}
         options = [option for option, wanted in chosen.items() if wanted]
         options += ["--to", to] if to else []
-        raise typer.Exit(submit_on(on, ssh_config, job, overrides or (), args or (), options))
-    spec, scheduler, script = _prepared(job, overrides or (), args or (), to, True)
+        raise typer.Exit(submit_on(on, ssh_config, job, overrides, args or (), options))
+    spec, scheduler, script = _prepared(job, overrides, args or (), to, True)
     if dry:
         print_text(script)
         return

@@ -2,6 +2,7 @@
 
 import os.path
 from collections.abc import Iterable, Iterator
+from typing import get_args
 
 from distlaunch.errors import JobError, Problem
 from distlaunch.job import spec
@@ -101,6 +102,7 @@ def _job(reading: Reading, keys: Record, source: str) -> spec.JobSpec:
         placement=spec.Placement(binding=_binding(reading), **keys.fields_of(checked, spec.Placement)),
         notify=_notify(reading),
         metrics=around.path(checked["metrics"]["file"]) if checked.get("metrics") else None,
+        unchecked=_unchecked(reading),
         container=_container(reading),
         mpirun=spec.Mpirun(_mpirun(reading)),
         ssh=pool.ssh,
@@ -146,6 +148,11 @@ def _notify(reading: Reading) -> spec.Notify:
         return made  # looked up in PATH on this machine
     first, *rest = made.command
     return made._replace(command=(reading.around.path(first), *rest))
+
+
+def _unchecked(reading: Reading) -> tuple[spec.Checked, ...]:
+    skip = reading.section("checks").get("skip", ())
+    return get_args(spec.Checked) if skip == "all" else tuple(skip)
 
 
 def _mpirun(reading: Reading) -> tuple[str, ...]:

@@ -215,6 +215,14 @@ METRICS = Record(
     required=("file",),
 )
 
+CHECKS = Record(
+    skip=built(
+        Either(text=Choice(("all",)), items=ListOf(Choice(get_args(spec.Checked)))),
+        "Parts that are not checked, as in the table of `check`; all = none of them.",
+    ),
+    makes=spec.JobSpec,
+)
+
 SSH_OPTION = Text('an option such as "Compression=no"', r"[A-Za-z]+\s*[= ][^\0\n]*")
 SSH = Record(
     config=built(FILE, "An ssh_config file to use.", "ssh's default"),
@@ -424,6 +432,7 @@ JOB = Record(
     logs=built(LOGS, "Where output goes."),
     notify=built(NOTIFY, "A program to run when the run fails, restarts, stalls or finishes."),
     metrics=built(METRICS, "Write the run's metrics to a file in Prometheus text format."),
+    checks=built(CHECKS, "What `check`, and `run` before it starts the ranks, check about the nodes."),
     ssh=built(SSH, "Settings for ssh."),
     container=built(CONTAINER, "Run the agent and the ranks of each node in a container."),
     mpirun=built(

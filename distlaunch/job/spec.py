@@ -40,6 +40,8 @@ Success = Literal["all", "any", "rank 0"]
 Backend = Literal["nccl", "gloo", "mpi"]
 Grow = Literal["restart", "now"]
 OnStall = Literal["warn", "restart", "stop"]
+Checked = Literal["place", "limits", "software", "devices", "network", "load"]
+"""The parts of a node that `check` and `run` examine before the ranks start."""
 OnWarning = Literal["TERM", "INT", "USR1", "USR2"]
 FailureKind = Literal["exception", "exit", "signal", "oom", "collective", "stall", "node_lost"]
 
@@ -278,9 +280,9 @@ class Mpirun(Frozen):
 class JobSpec(Frozen):
     """A whole job. Paths are absolute; paths on a node may begin with ~ for the user's home there.
 
-    `metrics` is a file on this machine. `allocation` is set if a scheduler chose the nodes. `sections` maps
-    keys to the scheduler sections of the job file, and `kubernetes` is its section for Kubernetes. `places`
-    maps the path of a key to its position in the file.
+    `metrics` is a file on this machine. `unchecked` are the parts not to check. `allocation` is set if a
+    scheduler chose the nodes. `sections` maps keys to the scheduler sections of the job file, and
+    `kubernetes` is its section for Kubernetes. `places` maps the path of a key to its position in the file.
     """
 
     name: str
@@ -295,6 +297,7 @@ class JobSpec(Frozen):
     placement: Placement = Placement()
     notify: Notify = Notify()
     metrics: str | None = None
+    unchecked: tuple[Checked, ...] = ()
     stdin: Stdin = "none"
     success: Success = "all"
     container: Container | None = None

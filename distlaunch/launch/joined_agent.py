@@ -54,6 +54,10 @@ class Part:
         """Return this launcher's own program as the given ranks."""
         raise NotImplementedError
 
+    def needs(self) -> messages.Needs | None:
+        """Return what its workers need on this node; None = unknown."""
+        return None
+
     def binding(self) -> messages.Binding | None:
         """Return the binding of its workers to CPUs; None = those of the launcher."""
         return None
@@ -200,6 +204,10 @@ class _JoinedAgent(Agent):
             self.outcome = Exit.NODE_LOST
             lost = f"lost the controller on {self._seat.controller}: {why}"
             self._part.say(f"{lost}; stopping this node's ranks")
+
+    def _on_route(self, command: messages.FindRoute) -> None:
+        """Find the route, and look for this launcher's own program, not for the controller's."""
+        super()._on_route(command._replace(needs=command.needs and self._part.needs()))
 
     def _on_reap(self, command: messages.Reap, killed: int = 0) -> None:
         if command.run_id != self._seat.run_id:

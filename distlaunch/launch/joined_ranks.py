@@ -12,6 +12,7 @@ from distlaunch.observers.console import Console
 from distlaunch.plan.output import Destination, destinations
 from distlaunch.plan.placement import Facts, LaunchPlan, NodeRank, node_plan
 from distlaunch.plan.workers import binding_of, shared_descriptors, workers
+from distlaunch.supervisor.checking import own_needs
 
 if TYPE_CHECKING:
     from distlaunch.observers.run_directory import RunDirectory
@@ -59,6 +60,10 @@ class OwnRanks(Part):
             )
             for each, own in zip(ranks.workers, planned, strict=True)
         )
+
+    def needs(self) -> messages.Needs:
+        """Return the program of the command line, and its directories."""
+        return own_needs(self._spec, 0)
 
     def binding(self) -> messages.Binding | None:
         """Return the binding that the command line requests."""

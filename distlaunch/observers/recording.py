@@ -22,7 +22,7 @@ from distlaunch.supervisor.actions import ShowMessage
 from distlaunch.supervisor.events import Event, LinkEnded, TimerDue
 from distlaunch.supervisor.history import BEGAN, MESSAGE, beginning, fields_of
 from distlaunch.supervisor.nodes import Exited, Use
-from distlaunch.supervisor.starting import running_workers
+from distlaunch.supervisor.starting import chosen_interfaces, running_workers
 from distlaunch.supervisor.state import Phase, State, Timer
 from distlaunch.supervisor.status import status_now
 from distlaunch.supervisor.summary import STDERR, STDOUT, Summary
@@ -106,7 +106,8 @@ class Recorder(Observer):
         self._uses.clear()
         self._attempts.note(state)
         self.wake_at = time.monotonic() + LOOK_S
-        document = plan_document(state.plan, running_workers(state, self._folder.run_id))
+        workers = running_workers(state, self._folder.run_id)
+        document = plan_document(state.plan, workers, chosen_interfaces(state))
         self._folder.write_json(file_of(state.attempt, "plan.json"), document)
         if state.spec.logs.torchrun:  # as with torchrun, even for a stream without output
             for each in destinations(state.plan, state.attempt).values():

@@ -1,5 +1,7 @@
 """Plans as plain data, for JSON."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from distlaunch.job.spec import Env
@@ -8,8 +10,14 @@ from distlaunch.plan.placement import LaunchPlan, NodePlan, NodeRank
 from distlaunch.plan.workers import WorkerPlan
 
 
-def plan_document(plan: LaunchPlan, nodes: dict[NodeRank, list[WorkerPlan]]) -> dict[str, Any]:
+def plan_document(
+    plan: LaunchPlan,
+    nodes: dict[NodeRank, list[WorkerPlan]],
+    interfaces: Mapping[NodeRank, Any] = MappingProxyType({}),
+) -> dict[str, Any]:
     """Return the plan as a JSON object. `nodes` contains the workers of each node.
+
+    `interfaces` are the network interfaces of the nodes, and why they were chosen, once that is known.
 
     Inherited values are null, as are values of variables whose names suggest a secret, and a port that is
     picked at the start.
@@ -25,7 +33,10 @@ def plan_document(plan: LaunchPlan, nodes: dict[NodeRank, list[WorkerPlan]]) -> 
         "numa_binding": None,
         "cpu_binding": None,
         **bound,
-        "nodes": [_node(plan, node, nodes[node.node_rank]) for node in plan.nodes],
+        "nodes": [
+            {**_node(plan, node, nodes[node.node_rank]), "interface": interfaces.get(node.node_rank)}
+            for node in plan.nodes
+        ],
     }
 
 

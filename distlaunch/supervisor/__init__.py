@@ -9,6 +9,7 @@ decides on it. The parts:
 
     connecting      nodes that connect, are lost, or return
     preparing       the plan, the port, the routes
+    checking        what would keep ranks from working, before they start
     joining         ranks that haven't joined the rendezvous
     stalling        ranks that neither print nor compute
     rank_exits      ranks that exit, or can't be started

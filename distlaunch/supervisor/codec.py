@@ -11,6 +11,7 @@ from distlaunch.agent import messages
 from distlaunch.agent.wire import PROTOCOL, ProtocolError
 from distlaunch.plan.placement import Facts
 from distlaunch.supervisor import actions, events
+from distlaunch.supervisor.checking import needs_of
 from distlaunch.supervisor.events import Event
 from distlaunch.supervisor.nodes import Use
 from distlaunch.supervisor.starting import start_command
@@ -139,6 +140,17 @@ def _cut_lines(text: str) -> str:
     return "\n".join(line[:MAX_TEXT] for line in text.splitlines())
 
 
+def _facts(value: Any, name: str) -> Mapping[str, Any] | None:
+    """Return the facts about a node, whose rules accept values of any type, with long texts cut."""
+    return _cut(value) if isinstance(value, dict) else None
+
+
+def _cut(value: Any, depth: int = 4) -> Any:
+    if isinstance(value, dict) and depth:
+        return {key[:MAX_WORDS]: _cut(inner, depth - 1) for key, inner in value.items()}
+    return value[:MAX_TEXT] if isinstance(value, str) else value if isinstance(value, int) else None
+
+
 def _seen(rows: tuple[tuple[int, bool, str], ...], name: str) -> tuple[tuple[int, bool, str], ...]:
     return tuple((number(rank, name), tries, words[:MAX_WORDS]) for rank, tries, words in rows)
 
@@ -153,6 +165,7 @@ _FIELD_CHECKS: Mapping[tuple[type, str], Callable[[Any, str], Any]] = {
     (messages.PortUsurped, "owners"): _objects,
     (messages.RanksLag, "seen"): _seen,
     (messages.RanksStalled, "stopped"): _stopped,
+    (messages.RouteFound, "seen"): _facts,
     (messages.StackDumped, "text"): lambda value, name: _cut_lines(value[:MAX_STACK]),
     (messages.Stuck, "processes"): _objects,
     (messages.WorkerExited, "at"): seconds,
@@ -179,6 +192,10 @@ def _close(action: actions.Close, state: State, run_id: str) -> messages.Close:
     return messages.Close(action.grace_s, action.signum, state.outcome, why)
 
 
+def _find_route(action: actions.FindRoute, state: State, run_id: str) -> messages.FindRoute:
+    return messages.FindRoute(action.address, needs_of(state, action.node))
+
+
 def _same(command: Callable[..., tuple[Any, ...]]) -> Callable[[Any, State, str], tuple[Any, ...]]:
     """Return a conversion to a command that has the fields of its action, except `node`."""
     return lambda action, state, run_id: command(*action[1:])
@@ -187,7 +204,7 @@ def _same(command: Callable[..., tuple[Any, ...]]) -> Callable[[Any, State, str]
 _COMMANDS: Mapping[type, Callable[[Any, State, str], tuple[Any, ...]]] = {
     actions.Capture: _same(messages.Capture),
     actions.Close: _close,
-    actions.FindRoute: _same(messages.FindRoute),
+    actions.FindRoute: _find_route,
     actions.HoldPort: _same(messages.HoldPort),
     actions.Reap: lambda action, state, run_id: messages.Reap(run_id),
     actions.StartWorkers: lambda action, state, run_id: start_command(state, action.node, run_id),

@@ -1,6 +1,6 @@
 """Nodes of the pool, and workers of an attempt, as the supervisor sees them."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from enum import Enum
 from typing import Any, ClassVar, TypeVar
 
@@ -92,7 +92,8 @@ class Up(Frozen):
 
     The node is `occupied` from the start of its workers until it reports that it is clean. `asked` is the
     address to which a route was requested. `held` contains the ports that the node holds for the first
-    attempt, or is ASKED. `unfit` is the reason why the node can't take part.
+    attempt, or is ASKED. `unfit` is the reason why the node can't take part. `seen` are the facts of
+    `RouteFound`.
     """
 
     facts: Facts
@@ -101,6 +102,7 @@ class Up(Frozen):
     held: tuple[int, ...] | None = None
     occupied: bool = False
     unfit: str = ""
+    seen: Mapping[str, Any] | None = None
 
 
 class Reaping(Frozen):

@@ -1,4 +1,4 @@
-"""Preparation of an attempt whose agents have connected: its plan, port and routes, and warnings.
+"""Preparation of an attempt whose agents have connected: its plan, port and routes.
 
 Requests that the plan will most likely require are sent to nodes before their agents have connected. They are
 sent right after the agent's code, and the answers follow the agent's first report. That saves two round trips
@@ -12,7 +12,7 @@ from distlaunch.contract import INTERFACE_VARIABLES
 from distlaunch.errors import Exit, JobError
 from distlaunch.job.spec import EnvValue, JobSpec
 from distlaunch.plan.placement import LaunchPlan, foreseen_master, make_plan
-from distlaunch.supervisor import joining
+from distlaunch.supervisor import checking, joining
 from distlaunch.supervisor.actions import (
     Action,
     Connect,
@@ -35,7 +35,7 @@ from distlaunch.supervisor.nodes import (
     route_of,
 )
 from distlaunch.supervisor.state import Cause, Phase, State, Timer, Why
-from distlaunch.wording import counted, holders_words, listed, refused_port_words
+from distlaunch.wording import holders_words, listed, refused_port_words
 
 
 def on_addresses_found(event: AddressesFound, state: State, now: float) -> Step:
@@ -196,7 +196,8 @@ def on_route_found(event: RouteFound, state: State, now: float) -> Step:
         return state, ()
     ends = (event.asked, event.address)
     route = Route(event.interface, event.source, ends, _misnamed(event, state))
-    state = state.with_node(event.node, node._replace(route=route, asked=""))
+    seen = node.seen if event.seen is None else event.seen
+    state = state.with_node(event.node, node._replace(route=route, asked="", seen=seen))
     is_first = event.node == (state.members[0] if state.members else 0)
     tells = is_first or not state.reached_by
     if not is_first and not state.reached_by:
@@ -260,9 +261,12 @@ def start_when_prepared(state: State, now: float) -> Step:
         return state, ()
     if any(route_of(state.nodes[index]) is None for index in state.members):
         return state, ()
+    found = checking.problems(state)
+    if errors := [each for each in found if each.problem.level == "error"]:
+        return checking.refuse(state, errors, now)
     state = state._replace(phase=Phase.RUNNING, started_at=now).without_timers(Timer.PREPARE)
     state, started = _start(joining.watch(state, now), state.members)
-    return state, (*(() if state.attempt else _mismatches(state)), *started)
+    return state, (*(() if state.attempt else checking.warning(state, found)), *started)
 
 
 def _start(state: State, nodes: Sequence[int]) -> tuple[State, tuple[Action, ...]]:
@@ -296,43 +300,7 @@ def prepare_overdue(state: State, now: float) -> Step:
     return state, (JobOver(Cause(text, Exit.UNREACHABLE, now)),)
 
 
-# Differences between a node and the job file: missing GPUs, and variables that name unusable interfaces
-
-
-CHOOSES_GPUS = "CUDA_VISIBLE_DEVICES"
-"""If the job sets this variable, the GPUs visible to the agent are not those visible to the workers."""
-
-
-def _mismatches(state: State) -> tuple[ShowMessage, ...]:
-    """Return warnings about the nodes of the attempt. Nodes with the same problem share a warning."""
-    found: dict[tuple[str, str], list[str]] = {}
-    for look in (_missing_gpus, _misnamed_interface):
-        for index in state.members:
-            if words := look(state, index):
-                found.setdefault(words, []).append(state.label(index))
-    return tuple(
-        ShowMessage("warning", f"{one}{listed(nodes)}{other}") for (one, other), nodes in found.items()
-    )
-
-
-def _missing_gpus(state: State, index: int) -> tuple[str, str] | None:
-    """Return the text before and after the node names in a warning about GPUs not visible to the agent."""
-    expected, visible = state.spec.pool[index].gpus, facts_of(state.nodes[index]).gpus
-    env = state.spec.program_of(state.spec.pool[index]).env
-    if not expected or visible is None or visible >= expected or CHOOSES_GPUS in env:
-        return None
-    there = "none is" if not visible else f"only {visible} {'is' if visible == 1 else 'are'}"
-    count = counted(expected, "GPU")
-    return "", f": the job file says {count}, but {there} visible there; check with `nvidia-smi -L`"
-
-
-def _misnamed_interface(state: State, index: int) -> tuple[str, str] | None:
-    route = route_of(state.nodes[index])
-    used = INTERFACE_VARIABLES if state.plan and state.plan.backend == "nccl" else INTERFACE_VARIABLES[:1]
-    for name, setting, why in route.misnamed if route else ():
-        if name in used:
-            return f"{setting} on ", f": {why}"
-    return None
+# Variables that name unusable interfaces
 
 
 def _misnamed(event: RouteFound, state: State) -> tuple[tuple[str, str, str], ...]:

@@ -15,6 +15,24 @@ def running_workers(state: State, run_id: str) -> dict[NodeRank, list[WorkerPlan
     return {part.node_rank: _workers_of(state, part, run_id) for part in state.plan.nodes}
 
 
+def chosen_interfaces(state: State) -> dict[NodeRank, dict[str, str]]:
+    """Return the name of the interface that the workers of each node use by default, and why, if known."""
+    assert state.plan is not None
+    ways = {part.node_rank: (_way(state, part), part.node) for part in state.plan.nodes}
+    return {
+        rank: {"name": way.interface, "why": _why(state, way, node)}
+        for rank, (way, node) in ways.items()
+        if way.interface
+    }
+
+
+def _why(state: State, way: Route, node: int) -> str:
+    assert state.plan is not None
+    if node == state.members[0] and state.reached_by in way.ends:
+        return f"the other nodes reach MASTER_ADDR at {state.reached_by}, which it has"
+    return f"the route from {way.source} to MASTER_ADDR {state.plan.master_addr} uses it"
+
+
 def _workers_of(state: State, part: NodePlan, run_id: str) -> list[WorkerPlan]:
     assert state.plan is not None
     sources = [_way(state, each).source for each in state.plan.nodes] if state.spec.placeholders else ()

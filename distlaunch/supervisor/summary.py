@@ -164,7 +164,7 @@ class Summary(Frozen):
         if cause is None:
             return []
         if cause.rank is None:
-            return [cause.text]
+            return cause.text.splitlines()
         hint = self.advice
         return [cause.text, *self._words_lines(cause.rank, above), *([f"hint: {hint}"] if hint else [])]
 

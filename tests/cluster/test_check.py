@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -90,7 +91,7 @@ def test_names_limits_and_settings_of_one_host(site: Site, tmp_path: Path) -> No
     odd: Node = {"host": "host3", "env": {"NCCL_SOCKET_IFNAME": "wlan7", "TMPDIR": "/proc"}}
     status, report = checked(site, ["host1", "host2", odd])
     assert status == 1
-    assert found(report) == [("error", "place", ["host3"]), ("error", "network", ["host3"])]
+    assert found(report) == [("error", "network", ["host3"]), ("warning", "place", ["host3"])]
 
 
 def test_names_a_host_that_does_not_answer_and_checks_the_others(site: Site) -> None:
@@ -414,3 +415,90 @@ def test_names_the_host_of_a_rank_that_stops(site: Site, tmp_path: Path) -> None
         status, report = checked(site, ["host1", "host2", odd, "host4"], ["--links"])
     assert (status, found(report)) == (1, [("error", "links", ["host3"])])
     assert report["findings"][0]["what"] == "stopped answering in the link test"
+
+
+# What `run` checks by itself
+
+READ_ONLY = "for p in /tmp /var/tmp /dev/shm; do mount --bind $p $p; mount -o remount,bind,ro $p; done"
+
+
+def ran(site: Site, nodes: list[Node], *options: str, **job: Any) -> tuple[int, list[str], list[str]]:
+    """Run a job whose ranks tell their interface: its exit status, what it says, and what ranks print."""
+    worker = "import os; print(os.environ['RANK'], os.environ['GLOO_SOCKET_IFNAME'], flush=True)\n"
+    (site.folder / "worker.py").write_text(worker)
+    document = json.loads(site.job(nodes, script="worker.py", **job).read_text())
+    path = site.folder / "job.yaml"
+    path.write_text(json.dumps({key: value for key, value in document.items() if key != "command"}))
+    done = distlaunch("run", str(path), *options, cwd=site.folder)
+    return done.returncode, done.stderr.splitlines(), sorted(done.stdout.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("fault", "status", "words"),
+    [
+        ({"workdir": "/missing"}, 127, "place: host2: the workdir /missing does not exist · no rank"),
+        ({"script": "other.py"}, 127, "place: host2: can't read the script "),
+        ({"env": {"GLOO_SOCKET_IFNAME": "wlan7"}}, 2, "network: host2: GLOO_SOCKET_IFNAME=wlan7: no such"),
+    ],
+    ids=["workdir", "script", "interface"],
+)
+def test_run_ends_before_any_rank_starts_if_a_node_cannot_work(
+    fault: dict[str, Any], status: int, words: str, site: Site
+) -> None:
+    odd: Node = {"host": "host2", **fault}
+    ended, said, printed = ran(site, ["host1", odd, "host3"])
+    assert (ended, printed) == (status, []), said
+    assert [line.startswith(f"distlaunch: {words}") for line in said].count(True) == 1, said
+
+
+def test_run_names_a_node_with_fewer_gpus_than_the_job_says(site: Site) -> None:
+    port = site.sshd("host2", "SetEnv CUDA_VISIBLE_DEVICES=0,1")
+    name, address = site.name("fewer", "host2", port), site.bed.hosts["host2"].address
+    odd: Node = {"host": name, "address": address, "gpus": 4}
+    ended, said, printed = ran(site, ["host1", odd], procs_per_node=4, backend="gloo")
+    assert (ended, printed) == (2, [])
+    assert said[0].startswith("distlaunch: devices: fewer: 2 GPUs instead of 4 · some ranks have none"), said
+
+
+def test_run_names_a_node_without_room_for_error_records(site: Site, tmp_path: Path) -> None:
+    inside = f"unshare --mount sh -c '{READ_ONLY}; exec \"$@\"' sh"
+    enter = f'host=$1; shift\n[ $host = host1 ] || set -- {inside} "$@"\n'
+    enter += f'exec {shlex.join(site.bed.argv("exec"))} $host -- "$@"\n'
+    command = [program(tmp_path / "enter", enter), "{host}"]
+    nodes: list[Node] = [{"host": host, "address": site.bed.hosts[host].address} for host in NODES[:2]]
+    ended, said, printed = ran(site, nodes, "--set", "ssh=null", launcher={"command": command})
+    assert (ended, printed) == (126, [])
+    words = "place: host2: can't create a directory for error records in /tmp: Read-only file system; "
+    assert said[0].startswith(f"distlaunch: {words}"), said
+
+
+def test_run_says_the_rest_in_one_line_unless_nothing_is_checked(site: Site, tmp_path: Path) -> None:
+    odd = with_workdir(tmp_path / "old", "print('old')")
+    ended, said, printed = ran(site, ["host1", odd, "host3"])
+    assert (ended, len(printed), len(said)) == (0, 3, 2)
+    assert said[0].startswith("distlaunch: place: host2: the script differs · nodes would run different")
+    ended, said, printed = ran(site, ["host1", odd, "host3"], "--no-check")
+    assert (ended, len(printed), len(said)) == (0, 3, 1)
+    ended, said, _ = ran(site, ["host1", {"host": "host2", "workdir": "/missing"}], "--no-check")
+    assert ended == 127
+    assert said[0].startswith("distlaunch: rank 1 (host2) could not be started: /missing")
+
+
+def test_exports_the_interface_over_which_all_nodes_reached_the_master(site: Site) -> None:
+    """Each of two nodes has another network, which comes first by name and has the default route."""
+    for number, host in enumerate(NODES[:2], 1):
+        add = f"ip link add aaa0 type veth peer name bbb0; ip address add 10.9.{number}.1/24 dev aaa0"
+        up = f"ip link set aaa0 up; ip link set bbb0 up; ip route add default via 10.9.{number}.9"
+        assert site.bed.inside(str(host), "sh", "-ec", f"{add}; {up}").returncode == 0
+    try:
+        ended, said, printed = ran(site, NODES)
+    finally:
+        for host in NODES[:2]:
+            site.bed.inside(str(host), "ip", "link", "delete", "aaa0")
+    assert (ended, len(said)) == (0, 1)
+    assert {line.split()[-1] for line in printed} == {"eth0"}
+    (plan,) = site.folder.glob("runs/*/plan.json")
+    first, other = (node["interface"] for node in json.loads(plan.read_text())["nodes"][:2])
+    master = site.bed.hosts["host1"].address
+    assert (first["name"], master in first["why"]) == ("eth0", True)
+    assert other["why"].endswith(f"to MASTER_ADDR {master} uses it")

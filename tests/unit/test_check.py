@@ -13,7 +13,7 @@ from tests.unit.samples import spec_of
 DISK = {"path": "/data", "size": 100 * GIB, "free": 50 * GIB, "files": 1 << 20, "writable": True}
 GPU = {"name": "H100", "uuid": "GPU-1", "memory": 80 * GIB, "used": 0, "users": [], "ecc": 0, "mig": False}
 SOUND: dict[str, Any] = {
-    "place": {"workdir": "/data", "exists": True, "sha256": "ab", "disks": {"workdir": DISK}},
+    "place": {"workdir": "/data", "exists": True, "digest": "ab", "disks": {"workdir": DISK}},
     "limits": {"nofile": 65536, "memlock": -1, "nproc": -1},
     "software": {"python": "3.11.7", "torch": "2.13.0", "cuda": "13.0", "has_nccl": True, "missing": []},
     "devices": {"nvml": True, "gpus": [GPU, GPU], "xids": []},
@@ -41,7 +41,11 @@ def with_facts(changes: dict[str, Any], facts: dict[str, Any] = SOUND) -> dict[s
 
 
 def verdict(
-    changes: dict[str, Any], backend: str = "nccl", nodes: str = "[a, b, c]", **fields: Any
+    changes: dict[str, Any],
+    backend: str = "nccl",
+    nodes: str = "[a, b, c]",
+    skip: tuple[str, ...] = (),
+    **fields: Any,
 ) -> Report:
     """The verdict on nodes a, b and c, of which b has other facts."""
     spec = spec_of(f"command: [x]\nnodes: {nodes}\ngpus_per_node: 2\nbackend: {backend}\n")
@@ -54,7 +58,7 @@ def verdict(
         for i, name in enumerate("abc")
     ]
     reports[1] = reports[1]._replace(facts=with_facts(changes, dict(reports[1].facts)), **fields)
-    return report(plan, reports, (), ())
+    return report(plan, reports, (), skip=skip)
 
 
 def test_finds_nothing_wrong_with_sound_nodes() -> None:
@@ -65,7 +69,11 @@ def test_finds_nothing_wrong_with_sound_nodes() -> None:
 FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "full disk": (
         {"place.disks": {"workdir": {**DISK, "free": 4096}}},
-        "error place: the disk of /data has only 4 KiB free",
+        "warning place: the disk of /data has only 4 KiB free",
+    ),
+    "no room for error records": (
+        {"place.unrecorded": "can't create a directory"},
+        "error place: can't create a directory",
     ),
     "no inodes": (
         {"place.disks": {"workdir": {**DISK, "files": 3}}},
@@ -137,6 +145,12 @@ def test_names_a_fault_on_the_node_that_has_it(changes: dict[str, Any], words: s
 @pytest.mark.parametrize("setting", ["eth", "^lo", "=eth0", "ib,eth0"])
 def test_accepts_interfaces_as_nccl_does(setting: str) -> None:
     assert verdict({"network.named": {"NCCL_SOCKET_IFNAME": setting}}).findings == ()
+
+
+def test_leaves_out_parts_to_skip() -> None:
+    found = verdict({"place.exists": False, "limits": "no answer"}, skip=("place", "limits"))
+    assert (found.ok, found.findings, found.unchecked) == (True, (), ())
+    assert not [text for text in found.fine if text.startswith("place")]
 
 
 def test_a_clock_that_is_off_is_named() -> None:

@@ -197,7 +197,7 @@ def test_no_unit_test_can_start_a_process(start: Callable[[], object]) -> None:
 # Shape
 
 
-LEVELS = 9
+LEVELS = 10
 """The packages, and modules beside them, that a reader may have to pass from the top down."""
 
 
@@ -234,7 +234,7 @@ RUNS = ("launch", "observers", "supervisor", "plan", "diagnosis", "transports")
 """What a run consists of once it has begun."""
 AT_ITS_START = {
     *("launch.controller", "launch.start"),
-    "observers.notifier",
+    *("observers.notifier", "check.findings"),
     *("plan.other_launchers", "agent.gpus", "schedulers.queue"),
 }
 """Imported before the first worker starts, where they are needed at all."""

@@ -98,6 +98,7 @@ KEYS: dict[str, tuple[str, str, Any]] = {
     "notify.command": ("notify: {command: [mail, me]}", "notify.command", ("mail", "me")),
     "notify.on": ("notify: {command: [x], on: [failed]}", "notify.on", ("failed",)),
     "metrics.file": ("metrics: {file: job.prom}", "metrics", "{here}/job.prom"),
+    "checks.skip": ("checks: {skip: [place]}", "unchecked", ("place",)),
     "ssh.config": ("nodes: [a]\nssh: {config: c}", "nodes.0.reach.options.config", "{here}/c"),
     "ssh.options": ("nodes: [a]\nssh: {options: [A=b]}", "nodes.0.reach.options.words", ("A=b",)),
     "ssh.persist": ("nodes: [a]\nssh: {persist: 10m}", "nodes.0.reach.options.persist_s", 600),

@@ -10,6 +10,7 @@ from distlaunch.agent.messages import (
     COMMAND_TYPES,
     REPORT_TYPES,
     Binding,
+    Needs,
     RankSpec,
     StartWorkers,
     WorkerExited,
@@ -30,6 +31,7 @@ SAMPLES: dict[str, Any] = {
     "str": "text",
     "Dict[str, str]": {"a": "b"},
     "Binding": START.binding,
+    "Needs": Needs("~/w", "/w/t.py", ""),
     "RankSpec": RankSpec(0, {"RANK": "3"}, {}),
     "WorkerSpec": WORKER,
 }

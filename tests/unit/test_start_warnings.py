@@ -1,19 +1,31 @@
-"""Warnings at the start about interfaces and GPUs that a node lacks."""
+"""What a run finds before its ranks start: interfaces, GPUs, programs and directories that a node lacks."""
+
+from typing import Any
 
 import pytest
 
-from distlaunch.agent.messages import PortHeld, RouteFound
-from distlaunch.supervisor.actions import ShowMessage
-from tests.unit.test_supervisor import MASTER, History, texts, up
+from distlaunch.agent.messages import Needs, PortHeld, RouteFound
+from distlaunch.supervisor.actions import Close, FindRoute, StartWorkers
+from distlaunch.supervisor.checking import needs_of
+from distlaunch.supervisor.nodes import unfit_words
+from tests.unit.test_restarts import Job, text_of
+from tests.unit.test_supervisor import MASTER, Actions, History, texts, up
 
 HAS = (("lo", True), ("eth0", True), ("eth1", True), ("ib0", False), ("docker0", True))
 WAY = "; the route to the other nodes uses eth0"
 
 
-def interface_warnings(
+def findings(said: Actions) -> list[str]:
+    """What is found, of all levels, without its consequences and advice."""
+    assert not (texts(said, "error") and said.count_of(StartWorkers(0)))
+    lines = [line for text in texts(said) for line in text.splitlines() if "--no-check" not in line]
+    return [line.split(" · ")[0] for line in lines]
+
+
+def interface_findings(
     env: str = "", backend: str = "gloo", named: tuple[tuple[str, str], ...] = (), node_env: str = ""
 ) -> list[str]:
-    """What is said at the start of a job on three nodes, each of which has the same interfaces."""
+    """What is found at the start of a job on three nodes, each of which has the same interfaces."""
     text = f"""
 nodes: [a, {{host: b, env: {{{node_env}}}}}, c]
 gpus_per_node: 1
@@ -25,9 +37,7 @@ env: {{{env}}}
     routes = [
         RouteFound(node, MASTER, MASTER, "eth0", f"10.0.0.{node + 1}", HAS, named) for node in (1, 2, 0)
     ]
-    said = job.feed(PortHeld(0, 29400), *routes).of(ShowMessage)
-    assert all(isinstance(message, ShowMessage) and message.level == "warning" for message in said)
-    return [message.text for message in said if isinstance(message, ShowMessage)]
+    return findings(job.feed(PortHeld(0, 29400), *routes))
 
 
 GLOO = {
@@ -58,53 +68,131 @@ def test_gloo_takes_whole_names_and_needs_all_nccl_prefixes_and_one(
     backend: str, value: str, why: str
 ) -> None:
     setting = f"{backend.upper()}_SOCKET_IFNAME"
-    expected = [f"{setting}={value} on a, b, c: {why}{WAY}"] if why else []
-    assert interface_warnings(f'{setting}: "{value}"', backend) == expected
+    expected = [f"network: a, b, c: {setting}={value}: {why}{WAY}"] if why else []
+    assert interface_findings(f'{setting}: "{value}"', backend) == expected
 
 
 def test_a_setting_counts_for_its_backend_and_its_nodes() -> None:
-    assert interface_warnings("NCCL_SOCKET_IFNAME: eth9", "gloo") == []
-    assert len(interface_warnings("GLOO_SOCKET_IFNAME: eth9", "nccl")) == 1
+    assert interface_findings("NCCL_SOCKET_IFNAME: eth9", "gloo") == []
+    assert len(interface_findings("GLOO_SOCKET_IFNAME: eth9", "nccl")) == 1
     own = (("GLOO_SOCKET_IFNAME", "eth9"),)
-    assert interface_warnings(named=own) == [f"GLOO_SOCKET_IFNAME=eth9 on a, b, c: no such interface{WAY}"]
-    assert interface_warnings("GLOO_SOCKET_IFNAME: eth1", named=own) == [], "the job's own wins"
-    expected = [f"GLOO_SOCKET_IFNAME=eth9 on b: no such interface{WAY}"]
-    assert interface_warnings("GLOO_SOCKET_IFNAME: eth0", node_env="GLOO_SOCKET_IFNAME: eth9") == expected
+    expected = [f"network: a, b, c: GLOO_SOCKET_IFNAME=eth9: no such interface{WAY}"]
+    assert interface_findings(named=own) == expected
+    assert interface_findings("GLOO_SOCKET_IFNAME: eth1", named=own) == [], "the job's own wins"
+    expected = [f"network: b: GLOO_SOCKET_IFNAME=eth9: no such interface{WAY}"]
+    assert interface_findings("GLOO_SOCKET_IFNAME: eth0", node_env="GLOO_SOCKET_IFNAME: eth9") == expected
 
 
 # GPUs
 
-LOOK = "visible there; check with `nvidia-smi -L`"
 
-
-def gpu_warnings(keys: str, *visible: int) -> list[str]:
-    """What is said at the start of a job on three nodes, which show so many GPUs each."""
+def gpu_findings(keys: str, *visible: int) -> list[str]:
+    """What is found at the start of a job on three nodes, which show so many GPUs each."""
     job = History(f"script: t.py\nprocs_per_node: 2\nnodes: [a, b, c]\n{keys}")
     job.feed(*(up(node, gpus) for node, gpus in enumerate(visible)), PortHeld(0, 29400))
     job.feed(*(RouteFound(node, MASTER, MASTER, "eth0") for node in (1, 2, 0)))
-    return texts(job.actions, "warning")
+    return findings(job.actions)
 
 
 @pytest.mark.parametrize(
     ("keys", "visible", "told"),
     [
-        ("gpus_per_node: 2", (0, 0, 0), [f"a, b, c: the job file says 2 GPUs, but none is {LOOK}"]),
-        ("gpus_per_node: 1", (1, 0, 1), [f"b: the job file says 1 GPU, but none is {LOOK}"]),
-        ("gpus_per_node: 8", (8, 4, 8), [f"b: the job file says 8 GPUs, but only 4 are {LOOK}"]),
+        (
+            "gpus_per_node: 2",
+            (0, 0, 0),
+            ["devices: a, b, c: the job file says 2 GPUs, but none is visible there"],
+        ),
+        ("gpus_per_node: 1", (1, 0, 1), ["devices: b: the job file says 1 GPU, but none is visible there"]),
+        ("gpus_per_node: 8", (8, 4, 8), ["devices: b: 4 GPUs instead of 8"]),
         (
             "gpus_per_node: 2",
             (1, 0, 1),
-            [
-                f"a, c: the job file says 2 GPUs, but only 1 is {LOOK}",
-                f"b: the job file says 2 GPUs, but none is {LOOK}",
-            ],
+            ["devices: a, c: 1 GPU instead of 2"],
         ),
         ("gpus_per_node: 2", (2, 2, 8), []),
         ("gpus_per_node: 0", (0, 0, 0), []),
         ("gpus_per_node: auto", (0, 0, 0), []),
-        ("gpus_per_node: 2\nbackend: nccl", (0, 2, 2), [f"a: the job file says 2 GPUs, but none is {LOOK}"]),
+        (
+            "gpus_per_node: 2\nbackend: nccl",
+            (0, 2, 2),
+            ["devices: a: the job file says 2 GPUs, but none is visible there"],
+        ),
         ("gpus_per_node: 2\nenv: {CUDA_VISIBLE_DEVICES: '0,1'}", (0, 0, 0), []),
     ],
 )
-def test_warns_once_about_missing_gpus(keys: str, visible: tuple[int, ...], told: list[str]) -> None:
-    assert gpu_warnings(keys, *visible) == told
+def test_some_missing_gpus_end_the_job_and_hidden_ones_are_a_warning(
+    keys: str, visible: tuple[int, ...], told: list[str]
+) -> None:
+    assert gpu_findings(keys, *visible) == told
+
+
+# Programs and directories
+
+PLACE = {"workdir": "/w", "exists": True, "script": "/w/x.py", "digest": "1"}
+NO_SCRIPT = {**PLACE, "unreadable": "No such file or directory", "errno": 2}
+LOST = "place: b: can't read the script /w/x.py: No such file or directory"
+
+
+def seen(node: int, place: Any = PLACE, **parts: Any) -> RouteFound:
+    """The answer of a node that has found these facts."""
+    return RouteFound(node, MASTER, MASTER, "eth0", f"10.0.0.{node + 1}", seen={"place": place, **parts})
+
+
+def prepared(place: Any, keys: str = "", **parts: Any) -> History:
+    """A job on a, b and c, of which b has found something else."""
+    text = f"script: x.py\nworkdir: /w\nnodes: [a, b, c]\ngpus_per_node: 0\n{keys}"
+    job = History(text).to_preparing()
+    job.feed(PortHeld(0, 29400), seen(1, place, **parts), seen(2), seen(0))
+    return job
+
+
+@pytest.mark.parametrize(
+    ("place", "status", "words"),
+    [
+        (NO_SCRIPT, 127, LOST),
+        ({**NO_SCRIPT, "errno": 13}, 126, LOST),
+        ({**PLACE, "exists": False}, 127, "place: b: the workdir /w does not exist"),
+        ({**PLACE, "unrecorded": "no room"}, 126, "place: b: no room"),
+    ],
+)
+def test_what_a_rank_cannot_start_without_ends_the_job_before_any_does(
+    place: Any, status: int, words: str
+) -> None:
+    job = prepared(place)
+    assert (job.state.outcome, findings(job.actions)) == (status, [words])
+    assert job.actions.count_of(Close(1, 10.0)) == 1
+
+
+def test_the_rest_is_one_warning() -> None:
+    job = prepared({**PLACE, "digest": "2"}, limits={"nofile": 64})
+    (said,) = texts(job.actions, "warning")
+    both = "2 warnings about the nodes: b: the script differs; b: only 64 open files are allowed"
+    assert said == f"{both}; `distlaunch check job.yaml` says more"
+    assert job.actions.count_of(StartWorkers(1)) == 1
+    silent = prepared("no answer within 2 s")
+    assert findings(silent.actions) == ["place: b: no answer within 2 s about the workdir and the script"]
+
+
+def test_parts_to_skip_are_neither_asked_for_nor_judged() -> None:
+    job = prepared(NO_SCRIPT, "checks: {skip: [place]}")
+    assert job.actions.count_of(StartWorkers(1)) == 1
+    job = prepared(NO_SCRIPT, "checks: {skip: all}")
+    assert needs_of(job.state, 1) is None
+
+
+def test_a_node_is_asked_once() -> None:
+    job = prepared(PLACE)
+    assert needs_of(job.state, 1) is None
+    fresh = History("script: x.py\nworkdir: /w\nnodes: [a, b]\nenv: {TMPDIR: t}")
+    assert needs_of(fresh.state, 1) == Needs("/w", "/w/x.py", "t")
+
+
+def test_a_spare_that_lacks_the_script_is_not_used_in_a_restart() -> None:
+    job = Job(text_of("[a, b]", "spares: [c]")).to_running()
+    job.lose(1)
+    actions = job.wait(60.0)
+    assert actions.count_of(FindRoute(2, MASTER)) == 1
+    job.obey(Actions(each for each in actions if each != FindRoute(2, MASTER)))
+    job.feed(seen(2, NO_SCRIPT))
+    assert job.state.plan is not None
+    assert unfit_words(job.state.nodes[2]).startswith(LOST.replace("b:", "c:"))

@@ -387,12 +387,13 @@ def test_warns_if_node_0_lacks_master_addr_or_another_its_interface(early: bool)
     first, other = ([up(0)], [up(1)]) if early else ([], [])
     job.feed(*first, PortHeld(0, 29400), *other)
     job.feed(RouteFound(1, MASTER, MASTER, "eth0", "10.0.0.8", (("eth0", True),)))
-    said = texts(job.feed(RouteFound(0, MASTER, MASTER, "eth0", "10.0.0.7")), "warning")
-    assert said[0] == (
+    said = job.feed(RouteFound(0, MASTER, MASTER, "eth0", "10.0.0.7"))
+    (warning,) = texts(said, "warning")
+    assert warning == (
         f"MASTER_ADDR {MASTER} is not an address of a, where rank 0 runs; "
         "no rank can join unless it is forwarded to 10.0.0.7"
     )
-    assert said[1].startswith("GLOO_SOCKET_IFNAME=eth9 on b: no such interface")
+    assert texts(said, "error")[0].startswith("network: b: GLOO_SOCKET_IFNAME=eth9: no such interface")
 
 
 def test_a_job_on_one_machine_needs_no_route() -> None:

@@ -1,0 +1,115 @@
+"""Looks for what workers need on their node before they start: directories, program, room, and limits."""
+
+from __future__ import annotations
+
+import _thread
+import errno
+import os
+import resource
+import select
+import stat
+import zlib
+from collections.abc import Callable
+
+from distlaunch.agent import scratch
+from distlaunch.agent.messages import Needs
+from distlaunch.agent.poller import Poller
+from distlaunch.agent.wire import Message
+
+SOON_S = 0.05
+"""Seconds to wait for an answer that can be sent together with the first report."""
+LIMIT_S = 2.0
+"""Seconds after which the ranks start anyway, since a dead file server doesn't answer."""
+UNCOUNTED = 1 << 50
+"""Free bytes of a file system that doesn't count them."""
+MAX_READ = 1 << 20
+"""Bytes of a program to compare. A program may be a large archive."""
+
+
+def look(poller: Poller, needs: Needs, report: Callable[[Message], None]) -> None:
+    """Call `report` with facts about `needs`, in the form of `distlaunch.check.probe`, within LIMIT_S.
+
+    A thread looks, since a file system may not answer. Unless its limit has passed, it has ended before
+    workers are forked.
+    """
+    seen: Message = {"place": "no answer within %g s" % LIMIT_S}
+    read, write = os.pipe()
+
+    def find() -> None:
+        try:
+            nofile = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+            seen.update(place=_place(needs), limits={"nofile": nofile})
+        finally:
+            os.close(write)
+
+    def answer() -> None:
+        poller.forget(read)
+        poller.cancel("look")
+        os.close(read)
+        report(dict(seen))
+
+    try:
+        _thread.start_new_thread(find, ())
+    except RuntimeError:  # the user's limit on processes is reached
+        find()
+    if select.select([read], [], [], SOON_S)[0]:
+        answer()
+    else:
+        poller.watch(read, answer)
+        poller.after(LIMIT_S - SOON_S, "look", answer)
+
+
+def _place(needs: Needs) -> Message:
+    workdir, program = os.path.expanduser(needs.workdir), os.path.expanduser(needs.program)
+    place: Message = {"workdir": workdir, "exists": os.path.isdir(workdir), "script": program}
+    if program:
+        try:
+            place["digest"] = _digest(program)
+        except OSError as error:
+            place["unreadable"], place["errno"] = error.strerror, error.errno
+    temporary = scratch.places(os.path.join(workdir, needs.tmpdir) if needs.tmpdir else None)
+    refused = {path: _refusal(path) for path in (*temporary, scratch.MEMORY)}
+    if all(refused.values()):
+        place["unrecorded"] = scratch.no_place(refused)
+    place["disks"] = {"temporary": _disk(temporary[0])}
+    if os.access(workdir, os.W_OK):  # a workdir that only others write to is usual
+        place["disks"]["workdir"] = _disk(workdir)
+    return place
+
+
+def _digest(program: str) -> str:
+    """Return a value that differs between different programs. Raises OSError if it can't be started."""
+    found = os.stat(program)
+    if not stat.S_ISREG(found.st_mode):
+        return ""
+    try:
+        with open(program, "rb") as file:
+            return "%08x" % zlib.crc32(file.read(MAX_READ), found.st_size)
+    except PermissionError:
+        if os.access(program, os.X_OK):
+            return ""  # a binary file needs no more than that
+        raise
+
+
+def _refusal(path: str) -> str:
+    """Return why no file can be made in a directory, or ""."""
+    try:
+        disk = os.statvfs(path)
+    except OSError as error:
+        return str(error.strerror)
+    left = disk.f_bavail if os.geteuid() else disk.f_bfree
+    if disk.f_flag & os.ST_RDONLY:
+        return os.strerror(errno.EROFS)
+    if disk.f_blocks and not left:
+        return os.strerror(errno.ENOSPC)
+    return "" if os.access(path, os.W_OK | os.X_OK) else os.strerror(errno.EACCES)
+
+
+def _disk(path: str) -> Message:
+    try:
+        disk = os.statvfs(path)
+    except OSError:
+        return {"path": path, "writable": False}
+    writable = os.access(path, os.W_OK) and not disk.f_flag & os.ST_RDONLY
+    free = disk.f_bavail * disk.f_frsize if disk.f_blocks else UNCOUNTED
+    return {"path": path, "writable": writable, "free": free, "files": disk.f_files and disk.f_favail}

@@ -1,0 +1,144 @@
+"""What `run` checks by itself before the ranks start: facts that agents report together with their routes.
+
+`distlaunch.check.findings` has the rules, which `check` shares. An error ends the job before any rank starts.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from errno import ENOENT
+from typing import TYPE_CHECKING, Any
+
+from distlaunch.agent.messages import Needs
+from distlaunch.contract import INTERFACE_VARIABLES
+from distlaunch.errors import Exit
+from distlaunch.job.spec import EnvValue, JobSpec
+from distlaunch.job.text import path_in
+from distlaunch.supervisor.actions import ShowMessage
+from distlaunch.supervisor.findings import AttemptFailed, JobOver, Step
+from distlaunch.supervisor.nodes import Up, facts_of, route_of
+from distlaunch.supervisor.state import Cause, State
+from distlaunch.wording import counted, listed
+
+if TYPE_CHECKING:
+    from distlaunch.check.findings import Finding, Level, Problem
+
+CHOOSES_GPUS = "CUDA_VISIBLE_DEVICES"
+"""If the job sets this variable, the GPUs visible to the agent are not those visible to the workers."""
+
+
+def needs_of(state: State, index: int) -> Needs | None:
+    """Return what a node must look for, or None if that is known or shall not be checked."""
+    node, spec = state.nodes[index], state.spec
+    known = isinstance(node, Up) and node.seen is not None
+    return None if known or {"place", "limits"} <= {*spec.unchecked} else own_needs(spec, index)
+
+
+def own_needs(spec: JobSpec, index: int) -> Needs:
+    """Return what the workers of a node need there."""
+    program = spec.program_of(spec.pool[index])
+    word, tmpdir = program.words[0], program.env.get("TMPDIR", EnvValue(""))
+    is_file = (program.placed or program.kind == "script") and not word.startswith("-")
+    return Needs(
+        workdir=program.workdir,
+        program=path_in(program.workdir, word) if is_file else "",
+        tmpdir="" if tmpdir.inherited or "{" in tmpdir.text else tmpdir.text,  # inherited: not recorded
+    )
+
+
+def problems(state: State) -> Sequence["Finding"]:
+    """Return what is wrong with the nodes of the attempt, errors first."""
+    seen = {index: _seen(state, index) for index in state.members}
+    if not any(seen.values()) and not any(_misnamed(state, index) for index in state.members):
+        return ()
+    from distlaunch.check.findings import Finding, NodeReport, report  # only several nodes have facts
+
+    own: dict[Problem, list[str]] = {}
+    for index in state.members:
+        for problem in _own_problems(state, index, seen[index]):
+            own.setdefault(problem, []).append(state.label(index))
+    of_nodes = [Finding(problem, tuple(nodes)) for problem, nodes in own.items()]
+    nodes = [NodeReport(state.label(index), facts=facts) for index, facts in seen.items()]
+    return report(state.plan, nodes, of_nodes, skip=state.spec.unchecked).findings
+
+
+def _seen(state: State, index: int) -> dict[str, Any]:
+    """Return the facts of a node, in the form of `distlaunch.check.probe`."""
+    node, visible = state.nodes[index], facts_of(state.nodes[index]).gpus
+    assert isinstance(node, Up)
+    if not _lacks_gpus(state, index):
+        return {**(node.seen or {})}
+    return {**(node.seen or {}), "devices": {"nvml": bool(visible), "gpus": [{}] * (visible or 0)}}
+
+
+def _lacks_gpus(state: State, index: int) -> bool:
+    """Return whether the agent sees fewer GPUs than the job file says."""
+    node, visible = state.spec.pool[index], facts_of(state.nodes[index]).gpus
+    if not node.gpus or visible is None or visible >= node.gpus:
+        return False
+    return CHOOSES_GPUS not in state.spec.program_of(node).env
+
+
+def _own_problems(state: State, index: int, seen: Mapping[str, Any]) -> Iterator["Problem"]:
+    """Yield the problems for which `check` has other facts."""
+    from distlaunch.check.findings import Problem
+
+    if isinstance(silent := seen.get("place"), str):
+        why = "its file system may be down"
+        yield Problem("warning", "place", f"{silent} about the workdir and the script", why)
+    if "devices" in seen and not seen["devices"]["nvml"]:
+        count = counted(state.spec.pool[index].gpus or 0, "GPU")
+        what = f"the job file says {count}, but none is visible there"
+        yield Problem("warning", "devices", what, do="check with `nvidia-smi -L`")
+    for name, setting, why in _misnamed(state, index):
+        # A program that joins no rendezvous may ignore the variable.
+        sure = name.startswith(_backend(state)) and state.spec.places and state.spec.limits.join_s
+        level: Level = "error" if sure else "warning"
+        yield Problem(level, "network", f"{setting}: {why}", "ranks can't connect", "correct or remove it")
+
+
+def _backend(state: State) -> str:
+    assert state.plan is not None
+    return state.plan.backend.upper()
+
+
+def _misnamed(state: State, index: int) -> list[tuple[str, str, str]]:
+    route = route_of(state.nodes[index])
+    used = INTERFACE_VARIABLES if _backend(state) == "NCCL" else INTERFACE_VARIABLES[:1]
+    return [each for each in route.misnamed if each[0] in used] if route else []
+
+
+# What follows
+
+
+def refuse(state: State, errors: Sequence["Finding"], now: float) -> Step:
+    """End the job, or continue without nodes that are new in a restart."""
+    named = {node for each in errors for node in each.nodes}
+    bad = [index for index in state.members if state.label(index) in named]
+    lines = [each.line for each in errors]
+    if state.attempt:
+        for index in bad:
+            node = state.nodes[index]
+            assert isinstance(node, Up)
+            state = state.with_node(index, node._replace(unfit="; ".join(lines)))
+        return state, (AttemptFailed(Cause("; ".join(lines), _status(state, bad), now, node=bad[0])),)
+    if state.spec.places:  # torchrun has no such option
+        lines.append("to start the job anyway: --no-check")
+    return state, (JobOver(Cause("\n".join(lines), _status(state, bad), now, node=bad[0])),)
+
+
+def _status(state: State, nodes: Sequence[int]) -> int:
+    """Return the exit status as if a worker had failed to start for that reason."""
+    places = [_seen(state, index).get("place") for index in nodes]
+    found = [place for place in places if isinstance(place, dict)]
+    if any(place.get("errno") == ENOENT or place.get("exists") is False for place in found):
+        return 127
+    return 126 if any(place.get("errno") or place.get("unrecorded") for place in found) else Exit.USAGE
+
+
+def warning(state: State, found: Sequence["Finding"]) -> tuple[ShowMessage, ...]:
+    """Return one message about all warnings."""
+    if len(found) < 2:
+        return tuple(ShowMessage("warning", each.line) for each in found)
+    what = "; ".join(f"{listed(each.nodes)}: {each.problem.what}" for each in found)
+    job = state.spec.source if state.spec.invocation.file else ""
+    more = f"; `distlaunch check {job}` says more" if job else ""
+    return (ShowMessage("warning", f"{counted(len(found), 'warning')} about the nodes: {what}{more}"),)
