@@ -34,6 +34,7 @@ _LEFT_OUT = {
     "logs.watch": "`distlaunch view` can't see runs in pods",
     "restarts.backoff": "ranks restart immediately",
     "restarts.window": "restarts.max limits the whole run",
+    "checks": _NO_FLAG,
     "success": _NO_FLAG,
     **dict.fromkeys(("restarts.on", "restarts.never", "restarts.repeat"), _NO_FLAG),
     **dict.fromkeys(("timeouts.connect", "timeouts.lease", "timeouts.rejoin", "timeouts.stall"), _NO_FLAG),

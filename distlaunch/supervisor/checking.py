@@ -84,7 +84,7 @@ def _own_problems(state: State, index: int, seen: Mapping[str, Any]) -> Iterator
     if isinstance(silent := seen.get("place"), str):
         why = "its file system may be down"
         yield Problem("warning", "place", f"{silent} about the workdir and the script", why)
-    if "devices" in seen and not seen["devices"]["nvml"]:
+    if _lacks_gpus(state, index) and not facts_of(state.nodes[index]).gpus:
         count = counted(state.spec.pool[index].gpus or 0, "GPU")
         what = f"the job file says {count}, but none is visible there"
         yield Problem("warning", "devices", what, do="check with `nvidia-smi -L`")

@@ -35,7 +35,7 @@ EVENTS: list[Any] = [
     messages.OrphansKilled(NODE, 4),
     messages.GuardianResumed(NODE, 4711),
     messages.RouteFound(NODE, "a", "10.0.0.1", "ib0", "10.0.0.4", (("ib0", True),), (("IFNAME", "ib0"),)),
-    messages.RouteFound(NODE, "a", "10.0.0.1", None),
+    messages.RouteFound(NODE, "a", "10.0.0.1", None, seen={"place": {"exists": True, "errno": 2}}),
     messages.RouteFailed(NODE, "a", "no route to host"),
     messages.WorkerStarted(NODE, 1, 77, "0-3,8"),
     messages.WorkerStarted(NODE, 1, 77),
@@ -231,6 +231,13 @@ def test_cuts_texts_in_lists_but_keeps_every_item() -> None:
     )
     assert (found.interfaces, found.named) == (((cut, True), ("lo", False)), ((cut, cut),))
     assert told(changed(messages.RanksLag, seen=((0, True, busy),))).seen == ((0, True, busy[:-1]),)
+
+
+def test_cuts_facts_about_a_node_and_drops_what_is_deeper_than_they_are() -> None:
+    deep: Any = {"a": {"b": {"c": {"d": {"e": 1}}}}, "text": "n" * (MAX_TEXT + 1), "list": [1]}
+    seen = told(changed(messages.RouteFound, seen=deep)).seen
+    assert seen == {"a": {"b": {"c": {"d": None}}}, "text": "n" * MAX_TEXT, "list": None}
+    assert told(changed(messages.RouteFound, seen=[1])).seen is None
 
 
 PROCESSES: list[tuple[type, str]] = [

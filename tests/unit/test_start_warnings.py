@@ -173,6 +173,11 @@ def test_the_rest_is_one_warning() -> None:
     assert findings(silent.actions) == ["place: b: no answer within 2 s about the workdir and the script"]
 
 
+@pytest.mark.parametrize("junk", [1, "x", {}, {"disks": 1, "exists": True}, {"exists": True, "digest": {}}])
+def test_facts_of_any_type_are_survived(junk: Any) -> None:
+    prepared(junk, limits=junk, devices=junk, network=junk, software=junk, load=junk)
+
+
 def test_parts_to_skip_are_neither_asked_for_nor_judged() -> None:
     job = prepared(NO_SCRIPT, "checks: {skip: [place]}")
     assert job.actions.count_of(StartWorkers(1)) == 1
