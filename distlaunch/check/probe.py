@@ -2,9 +2,9 @@
 
 `python -c SOURCE REQUEST` prints one JSON object. For each part, it contains the facts or, as a text, the
 reason why they are missing. The probe imports nothing of the job and needs only the standard library of
-Python 3.8. The request has `workdir`, `script`, `module` and `master`, each None if it doesn't apply, parts
-`skip`, and `code`, the digest of each file to compare, keyed by path. As there may be thousands, it is
-compressed.
+Python 3.8. The request has `workdir`, `script`, `module` and `master`, each None if it doesn't apply,
+parts to `skip`, and `code`, the digest of each file to compare, keyed by path. There may be thousands, so the
+request is compressed.
 """
 
 from __future__ import annotations
