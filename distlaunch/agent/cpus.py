@@ -20,11 +20,7 @@ FAR = 255
 
 
 class BindingError(Exception):
-    """The node can't satisfy the binding of the workers from local rank `first`; the text says why."""
-
-    def __init__(self, why: str, first: int = 0) -> None:
-        super().__init__(why)
-        self.first = first
+    """The node can't satisfy a binding: the reason, and perhaps the first local rank concerned."""
 
 
 def assign(command: StartWorkers, binding: Binding) -> list[WorkerSpec]:

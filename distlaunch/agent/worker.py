@@ -220,7 +220,7 @@ def unstarted(node: int, spec: WorkerSpec, stage: str, code: int, why: str = "")
     subject = _subject(spec, stage)
     if stage == "exec" and code == errno.ENOENT and os.path.exists(os.path.join(spec.cwd, subject)):
         stage = "interpreter" if "/" in subject else "search"
-    why = why or "%s: %s" % (subject, _words(code, stage))
+    why = why or "%s: %s" % (subject, _longest(spec) if code == errno.E2BIG else _words(code, stage))
     return WorkerUnstarted(node, spec.local_rank, stage, code, why)
 
 
@@ -232,6 +232,12 @@ def _subject(spec: WorkerSpec, stage: str) -> str:
     return str(subjects.get(stage, spec.argv[0]))
 
 
+def _longest(spec: WorkerSpec) -> str:
+    parts = [*spec.argv, *map("=".join, environment(spec).items())]
+    name = max(parts, key=len).partition("=")[0][:40]
+    return "its arguments and environment are too long (E2BIG); the longest is " + name
+
+
 def _words(code: int, stage: str) -> str:
     if stage == "interpreter":
         return "the interpreter in its #! line does not exist"
@@ -239,10 +245,10 @@ def _words(code: int, stage: str) -> str:
         return "not found in PATH; for the file of that name in the workdir, write ./ before it"
     if code == errno.ENOEXEC:
         return "not executable: no #! line and no known binary format"
-    if code == errno.E2BIG:
-        return "its arguments and environment are too long (E2BIG)"
     if code == errno.EMFILE:
         return "Too many open files: raise the limit on this node with `ulimit -n`"
+    if code == errno.EAGAIN:
+        return "Too many processes: raise the limit on this node with `ulimit -u`"
     return os.strerror(code)
 
 

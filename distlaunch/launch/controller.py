@@ -117,7 +117,8 @@ class Controller:
                 most_s = self._lease_s if keeps_alive else MISSED * self._heartbeat_s
                 # Not `now`: this process couldn't receive anything while it was suspended.
                 if due - self._last_frame.get(node, due) > most_s:
-                    self._links.give_up(node, f"no heartbeat for {most_s:g} s (timeouts.lease)")
+                    why = f"no heartbeat for {most_s:g} s (timeouts.lease is {self._lease_s:g} s)"
+                    self._links.give_up(node, why)
 
     def _feed(self, event: events.Event) -> None:
         self._notice_suspension()
