@@ -96,8 +96,7 @@ class Workers:
         try:
             return cpus.assign(command, command.binding)
         except cpus.BindingError as error:
-            why, first = (*error.args, 0)[:2]
-            return self._refuse(command.workers[first:], "setup", errno.EINVAL, why)
+            return self._refuse(command.workers[error.args[1] :], "setup", errno.EINVAL, error.args[0])
 
     def _refuse(self, workers: Sequence[WorkerSpec], stage: str, code: int, why: str) -> list[WorkerSpec]:
         """Report that none of the node's workers start because of these."""
