@@ -56,7 +56,8 @@ class Problem(Frozen):
 
     def __str__(self) -> str:
         place = f"{self.source}:{self.line}:{self.column}" if self.line else self.source
-        return f"{place}: {self.path}: {self.text}" if self.path else f"{place}: {self.text}"
+        twice = not self.path or place == f"--set {self.path}"
+        return f"{place}: {self.text}" if twice else f"{place}: {self.path}: {self.text}"
 
 
 class JobError(DistlaunchError):

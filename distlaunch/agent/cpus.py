@@ -20,11 +20,7 @@ FAR = 255
 
 
 class BindingError(Exception):
-    """The node can't satisfy the binding of the workers from local rank `first`; the text says why."""
-
-    def __init__(self, why: str, first: int = 0) -> None:
-        super().__init__(why)
-        self.first = first
+    """The node can't satisfy a binding: the reason, and the first local rank concerned."""
 
 
 def assign(command: StartWorkers, binding: Binding) -> list[WorkerSpec]:
@@ -100,7 +96,7 @@ def _deal(cores: list[set[int]], count: int, whose: str) -> list[set[int]]:
     """Divide `cores` into `count` runs of equal length. The first ones may have one more core."""
     each, more = divmod(len(cores), count)
     if not each:
-        raise BindingError("%s need a core each, but only %d are available" % (whose, len(cores)))
+        raise BindingError("%s need a core each, but only %d are available" % (whose, len(cores)), 0)
     starts = [i * each + min(i, more) for i in range(count + 1)]
     return [set().union(*cores[start:end]) for start, end in zip(starts, starts[1:])]
 

@@ -220,7 +220,8 @@ def unstarted(node: int, spec: WorkerSpec, stage: str, code: int, why: str = "")
     subject = _subject(spec, stage)
     if stage == "exec" and code == errno.ENOENT and os.path.exists(os.path.join(spec.cwd, subject)):
         stage = "interpreter" if "/" in subject else "search"
-    why = why or "%s: %s" % (subject, _words(code, stage))
+    words = _longest(spec) if code == errno.E2BIG else _BY_STAGE.get(stage) or _BY_CODE.get(code)
+    why = why or "%s: %s" % (subject, words or os.strerror(code))
     return WorkerUnstarted(node, spec.local_rank, stage, code, why)
 
 
@@ -232,20 +233,20 @@ def _subject(spec: WorkerSpec, stage: str) -> str:
     return str(subjects.get(stage, spec.argv[0]))
 
 
-def _words(code: int, stage: str) -> str:
-    if stage == "interpreter":
-        return "the interpreter in its #! line does not exist"
-    if stage == "search":
-        return "not found in PATH; for the file of that name in the workdir, write ./ before it"
-    if code == errno.ENOEXEC:
-        return "not executable: no #! line and no known binary format"
-    if code == errno.E2BIG:
-        return "its arguments and environment are too long (E2BIG)"
-    if code == errno.EMFILE:
-        return "Too many open files: raise the limit on this node with `ulimit -n`"
-    return os.strerror(code)
+def _longest(spec: WorkerSpec) -> str:
+    name = max([*spec.argv, *map("=".join, environment(spec).items())], key=len).partition("=")[0]
+    return "its arguments and environment are too long (E2BIG); the longest is " + name[:40]
 
 
+_BY_STAGE = {
+    "interpreter": "the interpreter in its #! line does not exist",
+    "search": "not found in PATH; for the file of that name in the workdir, write ./ before it",
+}
+_BY_CODE = {
+    errno.ENOEXEC: "not executable: no #! line and no known binary format",
+    errno.EMFILE: "Too many open files: raise the limit on this node with `ulimit -n`",
+    errno.EAGAIN: "Too many processes: raise the limit on this node with `ulimit -u`",
+}
 _ignored = [signum for signum in wire.WARNINGS if signal.getsignal(signum) is signal.SIG_IGN]
 """Termination warnings that this agent was started with as ignored.
 

@@ -15,6 +15,7 @@ from distlaunch.agent.poller import Poller
 from distlaunch.agent.watches import JoinWatch, StallWatch, UsageWatch
 from distlaunch.agent.worker import Worker, at_home, environment, exec_failure, make_room, spawn, unstarted
 
+_GPUS = "CUDA_VISIBLE_DEVICES"
 DEADLINE = "deadline"
 """The file that appears after a termination warning. It contains the end of the job in Unix seconds."""
 STUCK_S = 5.0
@@ -85,10 +86,8 @@ class Workers:
             self._folder.make(_tmpdir(command))
         except scratch.NoPlaceError as error:
             return self._refuse(command.workers, "scratch", errno.ENOSPC, str(error))
-        single = [spec for spec in command.workers if spec.one_device]
-        if blind := [spec for spec in single if not environment(spec)["CUDA_VISIBLE_DEVICES"]]:
-            ids = os.environ["CUDA_VISIBLE_DEVICES"]
-            why = "virtual_local_rank: CUDA_VISIBLE_DEVICES=%s has no GPU for it" % ids
+        if blind := [spec for spec in command.workers if spec.one_device and not environment(spec)[_GPUS]]:
+            why = "virtual_local_rank: CUDA_VISIBLE_DEVICES=%s has no GPU for it" % os.environ[_GPUS]
             return self._refuse(blind, "setup", errno.EINVAL, why)
         if command.binding is None:
             return command.workers
@@ -97,7 +96,7 @@ class Workers:
         try:
             return cpus.assign(command, command.binding)
         except cpus.BindingError as error:
-            return self._refuse(command.workers[error.first :], "setup", errno.EINVAL, str(error))
+            return self._refuse(command.workers[error.args[1] :], "setup", errno.EINVAL, error.args[0])
 
     def _refuse(self, workers: Sequence[WorkerSpec], stage: str, code: int, why: str) -> list[WorkerSpec]:
         """Report that none of the node's workers start because of these."""

@@ -243,7 +243,7 @@ def read_text(path: str) -> str:
     except ValueError:
         raise UsageError(f"{path!r} is not a valid file name") from None
     if len(data) > MAX_BYTES:
-        raise UsageError(f"{path}: larger than {MAX_BYTES >> 20} MiB: not a job file")
+        raise UsageError(f"{path}: larger than {MAX_BYTES >> 20} MiB")
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -207,9 +207,7 @@ def run_on(
         if sys.stderr.isatty():
             say(f"running, controlled from {host}; follow it with `distlaunch attach {run}`")
         return Exit.OK
-    status = run_there(ssh, Request(("attach", "--all", run)), name=run)
-    note_end_seen("attach", run, status)
-    return status
+    return note_end_seen("attach", run, run_there(ssh, Request(("attach", "--all", run)), name=run))
 
 
 def submit_on(

@@ -192,8 +192,7 @@ def run_elsewhere(context: typer.Context, word: str | None, ssh_config: str | No
     if known := elsewhere(word, alone=context.command.name == "stop"):
         run, way = known
         status = _run_there(context, word, run, way)
-        note_end_seen(str(context.command.name), run, status)
-        raise typer.Exit(status)
+        raise typer.Exit(note_end_seen(str(context.command.name), run, status))
 
 
 def _run_there(context: typer.Context, typed: str, run: str, way: Sequence[Any]) -> int:
@@ -242,8 +241,7 @@ def _show_each(which: str | None, show: Callable[[Run, Interrupts], Run], everyt
 
 
 def _leave_with(run: Run) -> NoReturn:
-    lost = run.status.state is RunState.LOST
-    raise typer.Exit(Exit.NODE_LOST if lost else run.status.exit_status or Exit.OK)
+    raise typer.Exit(Exit.NODE_LOST if run.status.state is RunState.LOST else run.status.exit_status or 0)
 
 
 def ended_words(run: Run, lead: str = ":") -> str:

@@ -18,8 +18,8 @@ usage: distlaunch torchrun [flags] SCRIPT [script arguments]
 
 Run a torchrun command line with distlaunch: it starts in a tenth of a second, a failure on one node stops the
 others, too, and the exit status is that of the first worker that failed. PET_<FLAG> in the environment sets a
-flag's default. Commands with etcd, --logs-specs or
-TORCHELASTIC_ENABLE_FILE_TIMER=1 are handed over to torch's own elastic agent.
+flag's default. Commands with etcd, --logs-specs or TORCHELASTIC_ENABLE_FILE_TIMER=1 are handed over to
+torch's own elastic agent.
 
 flags:
 {flags}

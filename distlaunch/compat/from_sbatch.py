@@ -18,10 +18,9 @@ if TYPE_CHECKING:
     from tree_sitter import Node
 
 _LETTERS = {
-    **dict(zip("ACDGJ", ("account", "constraint", "chdir", "gpus", "job-name"), strict=True)),
-    **dict(zip("NW", ("nodes", "wait"), strict=True)),
+    **dict(zip("ACDJNW", ("account", "constraint", "chdir", "job-name", "nodes", "wait"), strict=True)),
     **dict(zip("acdeno", ("array", "cpus-per-task", "dependency", "error", "ntasks", "output"), strict=True)),
-    **dict(zip("pqtwx", ("partition", "qos", "time", "nodelist", "exclude"), strict=True)),
+    **dict(zip("Gpqtwx", ("gpus", "partition", "qos", "time", "nodelist", "exclude"), strict=True)),
 }
 """Short options of sbatch and srun."""
 _COUNTS = ("nodes", "ntasks", "ntasks-per-node", "cpus-per-task")

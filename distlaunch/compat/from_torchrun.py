@@ -223,8 +223,7 @@ def _unexpanded(line: Line, flags: Flags, typed: bool, hosts_known: bool) -> Ite
         raise UsageError(f"{hint}: {NO_SHELL}")
     env = [f"{name}={text}" for name, text in line.env.items() if not name.startswith("PET_")]
     paths = (path for path in (line.python, flags.script) if re.search(_EXPANDED, path.lstrip("~")))
-    words = (*(word.replace("${local_rank}", "") for word in flags.args), *env)
-    kept = [*paths, *(word for word in words if re.search(_EXPANDED, word))]
+    kept = [*paths, *(w for w in (*flags.args, *env) if re.search(_EXPANDED, w.replace("${local_rank}", "")))]
     if typed and kept:
         hint = "job files don't expand variables or patterns, and expand ~ only in paths such as script"
         yield f"kept as written: {' '.join(dict.fromkeys(kept))}: {hint}"

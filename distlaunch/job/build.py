@@ -46,7 +46,7 @@ def _no_job(document: Value, source: str) -> Problem:
     text = document.value if isinstance(document, Scalar) and isinstance(document.value, str) else ""
     if hint := colon_hint(text, document.place):
         return document.place.problem("", hint)
-    hint = "to run a script, write a YAML file with `script:`"
+    hint = "to run a program, write `command: [./PROGRAM]`, or `script:` for Python, in a YAML file"
     return document.place.problem("", f"expected {JOB.name}, got {describe(document)}; {hint}")
 
 

@@ -115,7 +115,7 @@ def host_entries(words: Sequence[str]) -> list[HostEntry]:
                 f"; for a port, use ssh_config or nodes: [{{host: {name}, port: {slots}}}]"
             )
     if slots is not None and not re.fullmatch("[1-9][0-9]{0,5}", slots):
-        raise ValueError(f'slots: expected a number, got "{slots}"')
+        raise ValueError(f'slots: expected a number from 1 to 999999, got "{slots}"')
     return [HostEntry(host, user, int(slots) if slots else None) for host in _hosts_in(name)]
 
 

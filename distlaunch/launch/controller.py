@@ -113,11 +113,12 @@ class Controller:
             self._links.nudge()
             for node in self._links.answering:
                 self._links.send(node, messages.Ping())
-                keeps_alive = self._spec.pool[node].reach.keeps_alive
-                most_s = self._lease_s if keeps_alive else MISSED * self._heartbeat_s
+                reach = self._spec.pool[node].reach
+                most_s = self._lease_s if reach.keeps_alive else MISSED * self._heartbeat_s
                 # Not `now`: this process couldn't receive anything while it was suspended.
                 if due - self._last_frame.get(node, due) > most_s:
-                    self._links.give_up(node, f"no heartbeat for {most_s:g} s (timeouts.lease)")
+                    why = f"no heartbeat for {most_s:g} s (timeouts.lease is {self._lease_s:g} s)"
+                    self._links.give_up(node, why)
 
     def _feed(self, event: events.Event) -> None:
         self._notice_suspension()
@@ -267,9 +268,8 @@ def supervise(start: Start, shown: Shown, observers: Iterable[Observer] = ()) ->
 
 def _fate_by_stop(spec: JobSpec) -> events.AllocationReported:
     """Return the report for a job whose scheduler doesn't answer: cancelled or unknown."""
-    if is_stopped(path_of_starts(spec)):
-        return events.AllocationReported(True, "was cancelled", final=True)
-    return events.AllocationReported(None)
+    stopped = is_stopped(path_of_starts(spec))
+    return events.AllocationReported(stopped or None, "was cancelled" if stopped else "", final=stopped)
 
 
 def ask_for_another(state: State, tell: Callable[[str], None]) -> None:

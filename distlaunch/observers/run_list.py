@@ -68,11 +68,15 @@ def note_end(run: str) -> None:
     append(index_path(), {"run": run, "over": True})
 
 
-def note_end_seen(command: str, run: str, status: int) -> None:
-    """Note the end of a run that another host controls if the exit status of a command there shows it."""
+def note_end_seen(command: str, run: str, status: int) -> int:
+    """Note the end of a run that another host controls if the exit status of a command there shows it.
+
+    Return the exit status.
+    """
     failed = (Exit.UNREACHABLE, Exit.USAGE, 128 + signal.SIGHUP)  # SIGHUP: the connection broke
     if status not in failed if command in ("attach", "wait") else (command, status) == ("stop", Exit.OK):
         note_end(run)
+    return status
 
 
 def noted_ends() -> set[str]:

@@ -94,8 +94,8 @@ def torchrun_text(plan: LaunchPlan, port: int) -> str:
 def _torchrun_remarks(plan: LaunchPlan) -> list[str]:
     remarks = _remarks(plan.spec)
     in_env = "{local_rank}" in "".join(each.text for each in plan.spec.program.env.values())
-    if words := [word for word in plan.spec.placeholders if in_env or word != "local_rank"]:
-        names = ", ".join("{" + word + "}" for word in words)
+    words = ("{" + word + "}" for word in plan.spec.placeholders if in_env or word != "local_rank")
+    if names := ", ".join(words):
         remarks.append(f"# torchrun can't fill in {names}: the script must read them itself")
     binding = plan.spec.placement.binding
     if binding and binding.key == "cpu_binding":

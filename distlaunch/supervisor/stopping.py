@@ -64,7 +64,7 @@ def _announcement(state: State, cause: Cause, grace_s: float) -> ShowMessage:
         return ShowMessage("error", cause.preliminary)
     name = signal.Signals(cause.exit_status - 128).name
     them = "it" if left == 1 else "them"
-    again = f"press Ctrl-C again to kill {them}" if name == "SIGINT" else f"another {name} kills {them}"
+    again = f"another {'`distlaunch stop` or Ctrl-C' if name == 'SIGINT' else name} kills {them}"
     text = f"received {name}: waiting up to {span_words(grace_s)} for {state.counted(left)} to exit"
     return ShowMessage("warning", f"{text}; {again}" if state.interrupts else text)
 

@@ -144,9 +144,9 @@ class Summary(Frozen):
     def _place(self, cause: Cause) -> dict[str, Any]:
         """Return the rank and the node of a root cause. If mpirun failed, its ranks may be on any node."""
         unit, node = self.state.unit, cause.node
-        label = None if node is None else self.state.label(node)
-        somewhere = cause.rank is not None and unit == "mpirun"
-        return {"rank": cause.rank if unit == "rank" else None, "node": None if somewhere else label}
+        unknown = node is None or (cause.rank is not None and unit == "mpirun")
+        label = None if unknown else self.state.label(node or 0)
+        return {"rank": cause.rank if unit == "rank" else None, "node": label}
 
     def _worker(self, worker: RankState) -> dict[str, Any]:
         return {

@@ -377,7 +377,7 @@ NO_INTERPRETER = "the interpreter in its #! line does not exist"
         fault(15, "not executable", "9", "command: [./data]", 126, "data: Permission denied"),
         fault(15, "a bad shebang", "9", "command: [./bad]", 127, NO_INTERPRETER),
         fault(15, "a file not in PATH", "9", "command: [bad]", 127, "bad: not found in PATH"),
-        fault(16, "an environment that is too big", "9", TOO_BIG, 126, "are too long (E2BIG)"),
+        fault(16, "an environment that is too big", "9", TOO_BIG, 126, "(E2BIG); the longest is BIG"),
     ],
 )
 def test_never_retries_what_cannot_be_started(

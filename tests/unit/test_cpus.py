@@ -215,8 +215,9 @@ def test_assigns_listed_cpus_or_says_which_a_node_lacks(
     tmp_path: Path, binding: Binding, workers: int, words: str
 ) -> None:
     assert given_to(tmp_path, SMALL, wish("listed", cpus=["0,2", "1-2", "3"]), 2) == ["0,2", "1-2"]
-    with pytest.raises(BindingError, match=f"^{words}$"):
+    with pytest.raises(BindingError) as caught:
         given_to(tmp_path, SMALL, binding, workers)
+    assert caught.value.args[0] == words
 
 
 @given(st.sets(st.integers(0, 300)))

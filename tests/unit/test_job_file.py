@@ -91,8 +91,12 @@ def test_hostfiles_of_three_tools_are_read(
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        pytest.param("a\n  b slots=x", '2:3: slots: expected a number, got "x"', id="slots"),
-        pytest.param("a slots=²", '1:1: slots: expected a number, got "²"', id="a digit that is no number"),
+        pytest.param("a\n  b slots=x", '2:3: slots: expected a number from 1 to 999999, got "x"', id="slots"),
+        pytest.param(
+            "a slots=²",
+            '1:1: slots: expected a number from 1 to 999999, got "²"',
+            id="a digit that is no number",
+        ),
         pytest.param("a slots=0", "1:1: slots", id="no slots"),
         pytest.param("a gpus=4", '1:1: unexpected "gpus=4"; write "host slots=4" or "host:4"', id="word"),
         pytest.param("-oProxyCommand=x", "1:1: a host name can't begin with a dash", id="dash"),

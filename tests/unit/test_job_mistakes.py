@@ -191,7 +191,7 @@ WHOLE_FILES = {
     "# nothing": " the job file is empty; it needs at least `script:`",
     "": " the job file is empty; it needs at least `script:`",
     "just words": "1:1: expected a map of job keys, got…",
-    "- script": "1:1: expected a map of job keys, got a list; to run a script, write a YAML file…",
+    "- script": "1:1: expected a map of job keys, got a list; to run a program, write `command: …",
     "\tscript: x": "1:1: tabs can't indent: use spaces",
     "nodes:\n\t- a": "2:1: tabs can't indent: use spaces",
     "? [a]\n: b\nscript: x": "1:3: a key must be a word",

@@ -849,7 +849,7 @@ def test_one_signal_ends_the_job_gracefully_in_every_phase(phase: str, signum: s
     else:
         insists = signum in (signal.SIGINT, signal.SIGTERM)
         again = (
-            "press Ctrl-C again to kill them"
+            "another `distlaunch stop` or Ctrl-C kills them"
             if signum == signal.SIGINT
             else f"another {signum.name} kills them"
         )
