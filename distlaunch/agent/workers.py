@@ -8,7 +8,7 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 
-from distlaunch.agent import messages, network, procfs, scratch, sweep, wire
+from distlaunch.agent import evidence, messages, network, procfs, scratch, sweep, wire
 from distlaunch.agent.messages import StartWorkers, WorkerSpec
 from distlaunch.agent.outbox import Flow, Outbox
 from distlaunch.agent.poller import Poller
@@ -109,8 +109,6 @@ class Workers:
         spec = at_home(spec)._replace(env={**shared, **spec.env})
         if not self._run_id:
             return spec
-        from distlaunch.agent import evidence  # only with nccl
-
         own = evidence.variables(self._folder, self._attempt, self._run_id)
         return spec._replace(defaults={**spec.defaults, **own})
 
@@ -240,8 +238,6 @@ class Workers:
 
     def capture(self, command: messages.Capture) -> None:
         """Report evidence of a failure: the state of all workers, and the stacks of some."""
-        from distlaunch.agent import evidence  # few jobs fail
-
         if not self.swept:
             site = evidence.Site(self._poller, self._outbox, self._folder, self._attempt)
             site.collect(command, self._live(), self._stalls.known_use)

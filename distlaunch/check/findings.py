@@ -6,7 +6,7 @@ from typing import Any, Literal, get_args
 
 from distlaunch.agent.frozen import Frozen
 from distlaunch.job.spec import Checked
-from distlaunch.plan.placement import LaunchPlan, is_loopback
+from distlaunch.job.text import is_loopback
 from distlaunch.wording import counted, listed, size_words
 
 Level = Literal["error", "warning"]
@@ -41,6 +41,19 @@ class NodeReport(Frozen):
         """Return the facts of one part; empty if they are missing."""
         found = self.facts.get(name)
         return found if isinstance(found, dict) else {}
+
+
+class Expected(Frozen):
+    """The facts that a job expects: the GPUs of each node, by name, in the order of ranks.
+
+    They are `uneven` if the job file says so. If the job runs on one machine, `master_addr` is not used.
+    """
+
+    backend: str
+    master_addr: str
+    one_machine: bool
+    gpus: Mapping[str, int | None]
+    uneven: bool
 
 
 class Problem(Frozen):
@@ -108,7 +121,7 @@ class Report(Frozen):
 
 
 def report(
-    plan: LaunchPlan | None,
+    job: Expected | None,
     nodes: Sequence[NodeReport],
     of_the_job: Iterable[Finding],
     fine: Iterable[str] = (),
@@ -121,11 +134,11 @@ def report(
     """
     grouped: dict[Problem, list[str]] = {}
     for node in nodes:
-        for problem in _problems(node, plan):
+        for problem in _problems(node, job):
             grouped.setdefault(problem, []).append(node.label)
     found = [*of_the_job, *(Finding(problem, tuple(labels)) for problem, labels in grouped.items())]
     differs = _differences(nodes)
-    found += _disagreements(nodes, differs, plan)
+    found += _disagreements(nodes, differs, job)
     found = [each for each in found if each.problem.part not in skip]
     found.sort(key=lambda each: (each.problem.level != "error", PARTS.index(each.problem.part)))
     unchecked = {part: words for part, words in _unchecked(nodes) if part not in skip}
@@ -138,7 +151,7 @@ def report(
     )
 
 
-def _problems(node: NodeReport, plan: LaunchPlan | None) -> Iterator[Problem]:
+def _problems(node: NodeReport, job: Expected | None) -> Iterator[Problem]:
     if node.failure:
         yield Problem("error", "reach", node.failure, "its ranks can't start", node.advice)
         return
@@ -150,9 +163,9 @@ def _problems(node: NodeReport, plan: LaunchPlan | None) -> Iterator[Problem]:
         yield Problem("warning", "load", what, "times in logs and files mislead", "synchronize it (NTP)")
     yield from _place(node.part("place"))
     yield from _limits(node.part("limits"), node.part("network"))
-    yield from _software(node.part("software"), node, plan)
-    yield from _devices(node, plan)
-    yield from _network(node.part("network"), node, plan)
+    yield from _software(node.part("software"), node, job)
+    yield from _devices(node, job)
+    yield from _network(node.part("network"), node, job)
     yield from _load(node.part("load"))
     if odd := _items((code := node.part("code")).get("odd")):
         files = counted(_number(code.get("files")), "file")
@@ -208,13 +221,13 @@ def _limits(facts: Mapping[str, Any], network: Mapping[str, Any]) -> Iterator[Pr
         yield Problem("warning", "limits", what, "InfiniBand registers its buffers", "ulimit -l unlimited")
 
 
-def _software(facts: Mapping[str, Any], node: NodeReport, plan: LaunchPlan | None) -> Iterator[Problem]:
+def _software(facts: Mapping[str, Any], node: NodeReport, job: Expected | None) -> Iterator[Problem]:
     missing = _items(facts.get("missing"))
     if missing:
         what = f"{node.python} lacks {listed(missing)}"
         why = "the script imports " + ("it" if len(missing) == 1 else "them")
         yield Problem("error", "software", what, why, "install there, or set python")
-    if plan and plan.backend == "nccl" and facts.get("torch") and not facts.get("has_nccl"):
+    if job and job.backend == "nccl" and facts.get("torch") and not facts.get("has_nccl"):
         what = f"torch {facts['torch']} is built without CUDA, so it has no nccl"
         yield Problem("error", "software", what, "backend: nccl can't work", "install a CUDA build")
     paths = dict(_texts(facts.get("nccl")))
@@ -225,13 +238,12 @@ def _software(facts: Mapping[str, Any], node: NodeReport, plan: LaunchPlan | Non
         yield Problem("warning", "software", what, "ranks may load different ones", "fix LD_LIBRARY_PATH")
 
 
-def _devices(node: NodeReport, plan: LaunchPlan | None) -> Iterator[Problem]:
+def _devices(node: NodeReport, job: Expected | None) -> Iterator[Problem]:
     facts = node.part("devices")
     gpus = _gpus(node)
-    parts = plan.nodes if plan and facts.get("nvml") else ()
-    part = next((each for each in parts if each.label == node.label), None)
-    if part and part.gpus and len(gpus) < part.gpus:
-        what = f"{counted(len(gpus), 'GPU')} instead of {part.gpus}"
+    wanted = job.gpus.get(node.label) if job and facts.get("nvml") else None
+    if wanted and len(gpus) < wanted:
+        what = f"{counted(len(gpus), 'GPU')} instead of {wanted}"
         yield Problem(
             "error", "devices", what, "some ranks have none", "lower gpus_per_node, or repair the node"
         )
@@ -250,21 +262,21 @@ def _devices(node: NodeReport, plan: LaunchPlan | None) -> Iterator[Problem]:
         yield Problem("warning", "devices", what, "the GPU or its link has failed before", "look up the Xid")
 
 
-def _network(facts: Mapping[str, Any], node: NodeReport, plan: LaunchPlan | None) -> Iterator[Problem]:
-    if not facts or not plan or plan.one_machine:
+def _network(facts: Mapping[str, Any], node: NodeReport, job: Expected | None) -> Iterator[Problem]:
+    if not facts or not job or job.one_machine:
         return
     name, own = str(facts.get("name")), _items(facts.get("own"))
     if own and all(map(is_loopback, own)):
         what = f"its own name, {name}, means {own[0]}"
         why = "programs that announce it can't be reached from other nodes"
         yield Problem("warning", "network", what, why, "map it to the node's address in /etc/hosts")
-    if plan.nodes[0].label != node.label:
+    if node.label != next(iter(job.gpus)):
         master = _items(facts.get("master"))
         if not master:
-            what = f"the name of the first node, {plan.master_addr}, is unknown here"
+            what = f"the name of the first node, {job.master_addr}, is unknown here"
             yield Problem("error", "network", what, "its ranks can't join", "set address to an IP address")
         elif any(map(is_loopback, master)):
-            what = f"the name of the first node, {plan.master_addr}, means {master[0]} here"
+            what = f"the name of the first node, {job.master_addr}, means {master[0]} here"
             yield Problem("error", "network", what, "its ranks can't join", "correct /etc/hosts")
     yield from _interfaces(facts)
 
@@ -356,10 +368,10 @@ def _differences(nodes: Sequence[NodeReport]) -> dict[str, dict[str, str]]:
 
 
 def _disagreements(
-    nodes: Sequence[NodeReport], differs: Mapping[str, Mapping[str, str]], plan: LaunchPlan | None
+    nodes: Sequence[NodeReport], differs: Mapping[str, Mapping[str, str]], job: Expected | None
 ) -> Iterator[Finding]:
     """Yield findings about values that should be the same on all nodes. The rarest value is the odd one."""
-    planned = {"GPUs"} if plan and len({node.gpus for node in plan.spec.nodes}) > 1 else set()
+    planned = {"GPUs"} if job and job.uneven else set()
     for name, values in differs.items():
         counts = Counter(values.values())
         usual = counts.most_common(1)[0][0]

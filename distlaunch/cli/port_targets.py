@@ -9,9 +9,9 @@ from distlaunch.cli.job_file import STDIN, load_job
 from distlaunch.errors import UsageError
 from distlaunch.job.nodes import parse_endpoint
 from distlaunch.job.spec import JobSpec, Logs, NodeSpec, Program
+from distlaunch.job.text import is_loopback
 from distlaunch.launch.addresses import plan_without_nodes, ssh_address
 from distlaunch.launch.port_check import PortReport, check_port
-from distlaunch.plan.placement import is_loopback
 from distlaunch.transports.ssh import Ssh
 from distlaunch.transports.transport import SshOptions
 

@@ -10,8 +10,8 @@ from distlaunch.compat.draft import Draft
 from distlaunch.errors import JobError, Problem
 from distlaunch.job.document import Entries, Scalar, Value
 from distlaunch.job.nodes import host_error
+from distlaunch.job.text import is_loopback
 from distlaunch.job.types import Choice, Integer, Switch, Tree, Type, Word
-from distlaunch.plan.placement import is_loopback
 
 _FSDP = {
     "fsdp_version": 1,

@@ -13,7 +13,7 @@ from distlaunch.contract import RESERVED
 from distlaunch.errors import UsageError
 from distlaunch.job.document import Data
 from distlaunch.job.nodes import host_error
-from distlaunch.plan.placement import is_loopback
+from distlaunch.job.text import is_loopback
 
 NO_SHELL = "job files don't expand shell variables"
 """Why a word that a shell would expand needs its value."""

@@ -9,8 +9,7 @@ from typing import NamedTuple
 from distlaunch.compat.flags import FLAG, FLAGS, Flags
 from distlaunch.errors import UsageError
 from distlaunch.job import spec as job
-from distlaunch.job.text import literal
-from distlaunch.plan.placement import is_loopback
+from distlaunch.job.text import is_loopback, literal
 from distlaunch.schedulers import TABLE, load, step_size, task_number
 from distlaunch.transports.gathering import Arrival, Gathering
 

@@ -175,3 +175,18 @@ def redacted(words: Sequence[str]) -> list[str]:
         REDACTED if hidden and not word.startswith("-") else masked(word)
         for word, hidden in zip(words, hides, strict=False)
     ]
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether a name or address refers to the local machine on every machine."""
+    import ipaddress  # not needed on one machine
+
+    name = host.lower().rstrip(".")
+    if name == "localhost" or name.startswith("localhost.") or name.endswith(".localhost"):
+        return True
+    try:
+        address = ipaddress.ip_address(name.partition("%")[0])
+    except ValueError:
+        return False
+    mapped = getattr(address, "ipv4_mapped", None)
+    return (mapped or address).is_loopback

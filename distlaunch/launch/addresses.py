@@ -9,9 +9,10 @@ from contextlib import suppress
 
 from distlaunch.agent.gpus import gpu_count
 from distlaunch.job.spec import JobSpec, NodeSpec
+from distlaunch.job.text import is_loopback
 from distlaunch.launch import process
 from distlaunch.plan.other_launchers import under_mpirun
-from distlaunch.plan.placement import Facts, LaunchPlan, is_loopback, make_plan
+from distlaunch.plan.placement import Facts, LaunchPlan, make_plan
 
 RESOLVE_S = 2.0
 _READ = 1 << 16

@@ -16,10 +16,10 @@ from distlaunch.agent.frozen import Frozen
 from distlaunch.errors import DistlaunchError, Exit
 from distlaunch.here import runs_ranks
 from distlaunch.job.spec import JobSpec, NodeSpec
+from distlaunch.job.text import is_loopback
 from distlaunch.launch.inbound import InboundConnection, InboundListener
 from distlaunch.launch.join import TURN_S, JoinError, Launcher, Prover, Say, Seat, Wait, pause, renumbered
 from distlaunch.launch.opening import NO_RANKS_HERE
-from distlaunch.plan.placement import is_loopback
 from distlaunch.schedulers import allocation_in
 from distlaunch.signals import Interrupts
 from distlaunch.transports.gathering import Arrival, Gathering, in_order, ports_for

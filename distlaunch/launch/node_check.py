@@ -20,6 +20,7 @@ from distlaunch.launch.addresses import answers, ask_addresses
 from distlaunch.launch.agents import Agents, Ended, facts_of, start_of
 from distlaunch.launch.port_check import PortReport, folded, try_port
 from distlaunch.plan.placement import Facts, make_plan
+from distlaunch.supervisor.checking import expected
 from distlaunch.wording import counted, listed, refused_port_words, size_words
 
 CONNECT_S = 6.0
@@ -54,7 +55,9 @@ def check(spec: JobSpec, code: bool = False) -> Report:
             ports = try_port(agents, spec, spec.nodes, plan.master_addr, spec.rendezvous.port)
             of_job += _port_findings(ports)
             fine += _port_words(ports) if ports.ok else []
-    return report(plan, _reports(spec, agents, probed), of_job, fine, skipped, spec.unchecked)
+    return report(
+        plan and expected(plan), _reports(spec, agents, probed), of_job, fine, skipped, spec.unchecked
+    )
 
 
 def look(spec: JobSpec) -> tuple[list[NodeReport], list[int | None]]:

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 from distlaunch.agent import messages
 from distlaunch.here import runs_ranks
 from distlaunch.job.spec import JobSpec, NodeSpec
+from distlaunch.job.text import is_loopback
 from distlaunch.launch.agents import Agents
-from distlaunch.plan.placement import is_loopback
 from distlaunch.wording import listed
 
 HERE = "here"

@@ -13,13 +13,13 @@ from distlaunch.errors import DistlaunchError, UsageError, reason
 from distlaunch.here import make_room_for_links
 from distlaunch.job.allocation import Allocation
 from distlaunch.job.spec import Earlier, JobSpec
+from distlaunch.job.text import is_loopback
 from distlaunch.launch.addresses import ask_addresses
 from distlaunch.launch.link import Link, Links
 from distlaunch.launch.opening import open_link, open_links
 from distlaunch.launch.process import Child
 from distlaunch.observers.run_directory import RunDirectory, new_run_id, status_in
 from distlaunch.observers.run_list import Begun, Ticket, append, note_begin, starts_in, starts_path
-from distlaunch.plan.placement import is_loopback
 from distlaunch.schedulers import allocation_in
 from distlaunch.supervisor.status import ControllerProcess, RunState, Status
 from distlaunch.transports.transport import Joined

@@ -10,6 +10,7 @@ from typing import NewType
 from distlaunch import contract
 from distlaunch.agent.frozen import Frozen
 from distlaunch.job.spec import Backend, JobSpec, Program
+from distlaunch.job.text import is_loopback
 from distlaunch.transports.gathering import TaskPlace
 from distlaunch.transports.ssh import Ssh
 from distlaunch.transports.transport import Transport
@@ -265,18 +266,3 @@ def _master_addr(spec: JobSpec, index: int, together: bool, master_address: str 
             path, f"{text}; set {path if named else f'{first.path}.address'} to one that they can"
         )
     return chosen
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether a name or address refers to the local machine on every machine."""
-    import ipaddress  # not needed on one machine
-
-    name = host.lower().rstrip(".")
-    if name == "localhost" or name.startswith("localhost.") or name.endswith(".localhost"):
-        return True
-    try:
-        address = ipaddress.ip_address(name.partition("%")[0])
-    except ValueError:
-        return False
-    mapped = getattr(address, "ipv4_mapped", None)
-    return (mapped or address).is_loopback

@@ -12,6 +12,7 @@ from distlaunch.contract import INTERFACE_VARIABLES
 from distlaunch.errors import Exit
 from distlaunch.job.spec import EnvValue, JobSpec
 from distlaunch.job.text import path_in
+from distlaunch.plan.placement import LaunchPlan
 from distlaunch.supervisor.actions import ShowMessage
 from distlaunch.supervisor.findings import AttemptFailed, JobOver, Step
 from distlaunch.supervisor.nodes import Up, facts_of, route_of
@@ -19,7 +20,7 @@ from distlaunch.supervisor.state import Cause, State
 from distlaunch.wording import counted, listed
 
 if TYPE_CHECKING:
-    from distlaunch.check.findings import Finding, Level, Problem
+    from distlaunch.check.findings import Expected, Finding, Level, Problem
 
 CHOOSES_GPUS = "CUDA_VISIBLE_DEVICES"
 """If the job sets this variable, the GPUs visible to the agent are not those visible to the workers."""
@@ -57,7 +58,21 @@ def problems(state: State) -> Sequence["Finding"]:
             own.setdefault(problem, []).append(state.label(index))
     of_nodes = [Finding(problem, tuple(nodes)) for problem, nodes in own.items()]
     nodes = [NodeReport(state.label(index), facts=facts) for index, facts in seen.items()]
-    return report(state.plan, nodes, of_nodes, skip=state.spec.unchecked).findings
+    assert state.plan is not None
+    return report(expected(state.plan), nodes, of_nodes, skip=state.spec.unchecked).findings
+
+
+def expected(plan: LaunchPlan) -> "Expected":
+    """Return what the nodes of a plan must have."""
+    from distlaunch.check.findings import Expected
+
+    return Expected(
+        backend=plan.backend,
+        master_addr=plan.master_addr,
+        one_machine=plan.one_machine,
+        gpus={part.label: part.gpus for part in plan.nodes},
+        uneven=len({node.gpus for node in plan.spec.nodes}) > 1,
+    )
 
 
 def _seen(state: State, index: int) -> dict[str, Any]:

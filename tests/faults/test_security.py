@@ -326,7 +326,7 @@ NAMES = [
 ]
 KEPT = re.compile(
     r"runs/[^/]+-[0-9-]*-[0-9a-f]{8}/"
-    r"(plan\.json|events\.jsonl|status\.json|summary\.json|output\.index|rank\d+\.(out|err))"
+    r"(plan\.json|events\.jsonl|status\.json|summary\.json|output\.index|evidence\.jsonl|rank\d+\.(out|err))"
 )
 """The files of a run."""
 

@@ -135,6 +135,7 @@ MAY_DIFFER = {
     *("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"),  # the interface that leads to rank 0, where none is given
     # With GPUs: the flight recorder tells who missed a collective.
     *("TORCH_FR_BUFFER_SIZE", "TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DUMP_ON_TIMEOUT"),
+    *("TORCH_NCCL_DEBUG_INFO_PIPE_FILE", "NCCL_RAS_ADDR"),
     "TORCHELASTIC_USE_AGENT_STORE",  # our launcher hosts no store: rank 0 does
     "TORCHELASTIC_ERROR_FILE",  # another private file
 }

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from distlaunch.check.findings import GIB, NodeReport, Report, report
 from distlaunch.plan.placement import Facts, make_plan
+from distlaunch.supervisor.checking import expected
 from tests.unit.samples import spec_of
 
 DISK = {"path": "/data", "size": 100 * GIB, "free": 50 * GIB, "files": 1 << 20, "writable": True}
@@ -58,7 +59,7 @@ def verdict(
         for i, name in enumerate("abc")
     ]
     reports[1] = reports[1]._replace(facts=with_facts(changes, dict(reports[1].facts)), **fields)
-    return report(plan, reports, (), skip=skip)
+    return report(expected(plan), reports, (), skip=skip)
 
 
 def test_finds_nothing_wrong_with_sound_nodes() -> None:

@@ -197,7 +197,7 @@ def test_no_unit_test_can_start_a_process(start: Callable[[], object]) -> None:
 # Shape
 
 
-LEVELS = 10
+LEVELS = 9
 """The packages, and modules beside them, that a reader may have to pass from the top down."""
 
 
