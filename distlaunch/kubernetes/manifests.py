@@ -12,7 +12,7 @@ from distlaunch.job.spec import FOREVER_S, JobSpec
 from distlaunch.job.text import fill, unfilled
 from distlaunch.kubernetes.pods import GPU
 from distlaunch.plan.placement import DEFAULT_PORT
-from distlaunch.plan.shell_text import job_flags
+from distlaunch.plan.shell_text import job_flags, torch_argument
 
 Kind = Literal["job", "jobset", "trainjob"]
 GROUP = "node"
@@ -149,10 +149,7 @@ def command(pods: Pods) -> list[str]:
 def args(pods: Pods) -> list[str]:
     """Return the launcher's command line, which is the same in all pods."""
     spec = pods.spec
-    program = [
-        spec.program.words[0],
-        *(fill(word, unfilled) for word in spec.program.arguments),
-    ]
+    program = [spec.program.words[0], *map(torch_argument, spec.program.arguments)]
     # Files only if the job sets a directory, which outlives the pod.
     files = (f"--log-dir={unexpanded(spec.logs.folder)}", "--tee=3", "--log-line-prefix-template=[${rank}] ")
     logs = files if "logs.dir" in spec.places else ()

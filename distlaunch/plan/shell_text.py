@@ -113,12 +113,12 @@ def _torchrun_line(plan: LaunchPlan, node: NodePlan, meeting: Rendezvous) -> str
     program = _quoted_path(program) if own.placed else quote(program)
     named = own.python  # else from PATH
     torchrun = [_quoted_path(named), "-m", "torch.distributed.run"] if named else ["torchrun"]
-    args = map(quote, map(_torch_argument, own.arguments))
+    args = map(quote, map(torch_argument, own.arguments))
     words = " ".join([*torchrun, *map(quote, flags), program, *args])
     return f"(cd {_quoted_path(own.workdir)} && {export}exec {words})"
 
 
-def _torch_argument(text: str) -> str:
+def torch_argument(text: str) -> str:
     """Return an argument for torchrun, which replaces `${local_rank}`, and `$$` by `$`."""
     filled = fill(text, {"local_rank": "\0"}.get)
     return re.sub(r"\$(?=\$|\{?local_rank\b)", "$$", filled).replace("\0", "${local_rank}")

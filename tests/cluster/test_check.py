@@ -227,7 +227,7 @@ def test_names_disks_that_are_full_or_have_no_inodes_or_are_small(site: Site, tm
         ]
         status, report = checked(site, nodes)
     told = {each["what"]: each["nodes"] for each in report["findings"] if each["part"] == "place"}
-    assert (status, {name for name, _, _ in found(report)}) == (1, {"error", "warning"})
+    assert (status, {name for name, _, _ in found(report)}) == (0, {"warning"})
     assert told == {
         f"the disk of {full} has only 64 KiB free": ["host2"],
         f"the disk of {no_files} has room for only 1 file (inodes)": ["host3"],
@@ -392,8 +392,10 @@ def test_a_pair_that_hangs_after_connecting_is_an_error(site: Site) -> None:
     with site.bed.rule("host3", "INPUT", *large):
         status, report = checked(site, FOUR, ["--links"])
     on_time("check --links", time.monotonic() - began, 60)
-    assert (status, found(report)) == (1, [("error", "links", ["host2", "host3"])])
-    assert report["findings"][0]["what"] == "an all-reduce between them doesn't complete"
+    assert status == 1
+    (what,) = [each["what"] for each in report["findings"] if each["nodes"] == ["host2", "host3"]]
+    assert what == "an all-reduce between them doesn't complete"
+    assert {part for _, part, _ in found(report)} == {"network", "links"}  # large packets don't get through
 
 
 STOPS = """

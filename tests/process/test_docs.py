@@ -85,7 +85,10 @@ TROUBLE = {
         "cluster/test_check_port::names_a_missing_interface_with_the_one_that_would_do",
     ),
     "two nodes have one address": ("names_two_hosts_with_one_address",),
-    "a node has too few or other GPUs": (ON_ONE, "unit/test_start_warnings::warns_once_about_missing_gpus"),
+    "a node has too few or other GPUs": (
+        ON_ONE,
+        "unit/test_start_warnings::some_missing_gpus_end_the_job_and_hidden_ones_are_a_warning",
+    ),
     "another program uses GPU memory": (ON_ONE,),
     "a GPU has had memory errors or a Xid": (ON_ONE,),
     "a rank fails, and others fail because of it": (
