@@ -18,9 +18,10 @@
     observers/        the run directory, the terminal
 
 In addition: `schedulers/` (hosts from a scheduler, and a job for its queue: one module each), `kubernetes/`
-(a job for a cluster), `check/` (findings about nodes before a launch), `runs/` (runs by their directories:
-ps, logs, attach, stop, replay), `view/` (a run full-screen). At the top: `errors`, `signals`, `wording`
-(counts, durations and lists for messages), `here` (differences between Linux and macOS).
+(a job for a cluster), `check/` (findings about nodes before a launch: agent/needs for those of `run`),
+`runs/` (runs by their directories: ps, logs, attach, stop, replay, and why they failed: from agent/evidence,
+too), `view/` (a run full-screen). At the top: `errors`, `signals`, `wording` (counts, durations and lists for
+messages), `here` (differences between Linux and macOS).
 
 Each layer imports only from itself and those above it in this list:
 

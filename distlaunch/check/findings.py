@@ -44,7 +44,7 @@ class NodeReport(Frozen):
 
 
 class Expected(Frozen):
-    """The facts that a job expects: the GPUs of each node, by name, in the order of ranks.
+    """The facts that a job expects: the GPUs and workers of each node, by name, in the order of ranks.
 
     They are `uneven` if the job file says so. If the job runs on one machine, `master_addr` is not used.
     """
@@ -53,6 +53,7 @@ class Expected(Frozen):
     master_addr: str
     one_machine: bool
     gpus: Mapping[str, int | None]
+    procs: Mapping[str, int]
     uneven: bool
 
 
@@ -84,7 +85,7 @@ class Report(Frozen):
     """The verdict. `differs` maps facts that differ to the value on each node.
 
     `slow` has a row for each slow link: its ends, its bandwidth and the median. `links` has everything that
-    was measured.
+    was measured. `ranks` has the GPU of each rank, with its NUMA node and the InfiniBand cards there.
     """
 
     findings: tuple[Finding, ...]
@@ -93,6 +94,7 @@ class Report(Frozen):
     unchecked: tuple[str, ...]
     slow: tuple[tuple[str, str, str], ...] = ()
     links: Mapping[str, Any] = {}
+    ranks: Mapping[int, Any] = {}
 
     @property
     def ok(self) -> bool:
@@ -104,6 +106,7 @@ class Report(Frozen):
         return links._replace(
             findings=tuple(sorted((*self.findings, *links.findings), key=lambda each: each.problem.level)),
             differs=self.differs,
+            ranks=self.ranks,
             fine=(*self.fine, *links.fine),
             unchecked=(*self.unchecked, *links.unchecked),
         )
@@ -116,6 +119,7 @@ class Report(Frozen):
             "differs": {name: dict(values) for name, values in self.differs.items()},
             "fine": list(self.fine),
             "unchecked": list(self.unchecked),
+            "ranks": dict(self.ranks),
             **({"links": dict(self.links)} if self.links else {}),
         }
 
@@ -143,12 +147,26 @@ def report(
     found.sort(key=lambda each: (each.problem.level != "error", PARTS.index(each.problem.part)))
     unchecked = {part: words for part, words in _unchecked(nodes) if part not in skip}
     bad = {each.problem.part for each in found} | {*unchecked, *skip}
+    gpus = {node.label: _gpus(node) for node in nodes}
     return Report(
         tuple(found),
         differs,
         tuple(f"{part} ({words})" for part, words in _summaries(nodes) if part not in bad) + tuple(fine),
         (*(words for each in unchecked.values() for words in each), *skipped),
+        ranks=dict(_ranks(job, gpus)) if job else {},
     )
+
+
+def _ranks(job: Expected, gpus: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterator[tuple[int, Any]]:
+    """Yield each rank and its GPU, if every rank has its own."""
+    first = 0
+    for label, procs in job.procs.items():
+        for local_rank, gpu in enumerate(gpus[label][:procs] if len(gpus[label]) >= procs else ()):
+            yield (
+                first + local_rank,
+                {"node": label, **{key: gpu.get(key) for key in ("uuid", "numa", "nics")}},
+            )
+        first += procs
 
 
 def _problems(node: NodeReport, job: Expected | None) -> Iterator[Problem]:
@@ -230,12 +248,22 @@ def _software(facts: Mapping[str, Any], node: NodeReport, job: Expected | None) 
     if job and job.backend == "nccl" and facts.get("torch") and not facts.get("has_nccl"):
         what = f"torch {facts['torch']} is built without CUDA, so it has no nccl"
         yield Problem("error", "software", what, "backend: nccl can't work", "install a CUDA build")
+    built, driver = str(facts.get("cuda") or ""), _number(node.part("devices").get("cuda")) // 1000
+    if driver and built.partition(".")[0].isdecimal() and int(built.partition(".")[0]) > driver:
+        what = f"torch is built for CUDA {built}, but the driver supports CUDA {driver} at most"
+        yield Problem(
+            "error", "software", what, "no GPU can be used", "update the driver, or use another build"
+        )
     paths = dict(_texts(facts.get("nccl")))
     if len({*paths.values()}) > 1:
         what = (
             f"several NCCL libraries: {listed([f'{version} in {path}' for path, version in paths.items()])}"
         )
         yield Problem("warning", "software", what, "ranks may load different ones", "fix LD_LIBRARY_PATH")
+
+
+_SLOWDOWNS = {0x8: "hardware", 0x20: "temperature", 0x40: "temperature", 0x80: "power supply"}
+"""Bits of nvmlClocksThrottleReason (nvml.h) that mean trouble, not idleness or a power limit."""
 
 
 def _devices(node: NodeReport, job: Expected | None) -> Iterator[Problem]:
@@ -257,6 +285,16 @@ def _devices(node: NodeReport, job: Expected | None) -> Iterator[Problem]:
         if _number(gpu.get("ecc")):
             what = f"GPU {number} has had {counted(_number(gpu.get('ecc')), 'uncorrectable memory error')}"
             yield Problem("warning", "devices", what, "it may compute wrong results", "reset or replace it")
+        slow = [name for bit, name in _SLOWDOWNS.items() if _number(gpu.get("slowdowns")) & bit]
+        if slow:
+            what = f"GPU {number} is slowed down ({listed(slow)})"
+            yield Problem("warning", "devices", what, "every rank waits for it", "check cooling and power")
+        if _number(gpu.get("mig")):
+            what, do = (
+                f"GPU {number} is divided (MIG)",
+                "turn MIG off, or name slices in CUDA_VISIBLE_DEVICES",
+            )
+            yield Problem("warning", "devices", what, "a rank gets one slice, and NCCL can't join two", do)
     if xids := Counter(f"Xid {number} ({pci})" for pci, number in _pairs(facts.get("xids"))):
         what = f"the kernel's log has {listed(list(xids))}"
         yield Problem("warning", "devices", what, "the GPU or its link has failed before", "look up the Xid")

@@ -243,6 +243,10 @@ class Process(ctypes.Structure):
     _fields_ = [("pid", ctypes.c_uint), ("memory", ctypes.c_ulonglong), ("instance", ctypes.c_uint * 2)]
 
 
+class Pci(ctypes.Structure):
+    _fields_ = [("old", ctypes.c_char * 16), ("numbers", ctypes.c_uint * 5), ("address", ctypes.c_char * 32)]
+
+
 def devices(asked: Facts) -> Facts:
     """GPUs with their memory, processes and errors; Xid errors in the kernel's log."""
     facts: Facts = {"gpus": [], "nvml": False, "xids": xids()}
@@ -256,6 +260,7 @@ def devices(asked: Facts) -> Facts:
     count = ctypes.c_uint()
     nvml.nvmlDeviceGetCount_v2(ctypes.byref(count))
     facts["nvml"] = True
+    facts["cuda"] = nvml_number(nvml, "nvmlSystemGetCudaDriverVersion_v2", ctypes.c_int())
     facts["gpus"] = [gpu_of(nvml, index) for index in range(count.value)]
     return facts
 
@@ -274,7 +279,28 @@ def gpu_of(nvml: Any, index: int) -> Facts:
         nvml.nvmlDeviceGetTotalEccErrors(handle, 1, 0, ctypes.byref(errors)) == 0
     ):  # uncorrected since the boot
         fact["ecc"] = errors.value
+    fact["uuid"] = nvml_text(nvml.nvmlDeviceGetUUID, handle)
+    fact["slowdowns"] = nvml_number(
+        nvml, "nvmlDeviceGetCurrentClocksThrottleReasons", ctypes.c_ulonglong(), handle
+    )
+    fact["mig"] = nvml_number(
+        nvml, "nvmlDeviceGetMigMode", ctypes.c_uint(), handle, ctypes.byref(ctypes.c_uint())
+    )
+    pci = Pci()
+    if nvml.nvmlDeviceGetPciInfo_v3(handle, ctypes.byref(pci)) == 0:
+        address = pci.address.decode(errors="replace").lower()[-12:]  # sysfs has fewer digits of the domain
+        fact["numa"] = text_of("/sys/bus/pci/devices/%s/numa_node" % address).strip()
+        cards = [path.split("/")[4] for path in glob.glob("/sys/class/infiniband/*/device/numa_node")]
+        near = "/sys/class/infiniband/%s/device/numa_node"
+        fact["nics"] = [card for card in sorted(cards) if text_of(near % card).strip() == fact["numa"]]
     return fact
+
+
+def nvml_number(nvml: Any, name: str, value: Any, handle: Any = None, *more: Any) -> int | None:
+    """Return a number from a function that may be missing in this version of NVML, or fail."""
+    function = getattr(nvml, name, None)
+    given = (handle, ctypes.byref(value), *more) if handle else (ctypes.byref(value),)
+    return int(value.value) if function is not None and function(*given) == 0 else None
 
 
 def nvml_text(function: Any, handle: Any) -> str | None:

@@ -71,6 +71,7 @@ def expected(plan: LaunchPlan) -> "Expected":
         master_addr=plan.master_addr,
         one_machine=plan.one_machine,
         gpus={part.label: part.gpus for part in plan.nodes},
+        procs={part.label: part.procs for part in plan.nodes},
         uneven=len({node.gpus for node in plan.spec.nodes}) > 1,
     )
 
