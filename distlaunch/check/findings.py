@@ -269,7 +269,7 @@ _SLOWDOWNS = {0x8: "hardware", 0x20: "temperature", 0x40: "temperature", 0x80: "
 def _devices(node: NodeReport, job: Expected | None) -> Iterator[Problem]:
     facts = node.part("devices")
     gpus = _gpus(node)
-    wanted = job.gpus.get(node.label) if job and facts.get("nvml") else None
+    wanted = job.gpus.get(node.label) if job and facts.get("counted") else None
     if wanted and len(gpus) < wanted:
         what = f"{counted(len(gpus), 'GPU')} instead of {wanted}"
         yield Problem(
@@ -351,6 +351,10 @@ def _load(facts: Mapping[str, Any]) -> Iterator[Problem]:
     if total and available < total // 20:
         what = f"only {size_words(available)} of {size_words(total)} of memory are available"
         yield Problem("warning", "load", what, "ranks may be killed", "look for other jobs")
+    jobs = facts.get("jobs")
+    for run, ranks in sorted(jobs.items()) if isinstance(jobs, dict) else ():
+        what = f"{counted(_number(ranks), 'rank')} of {run} already here"
+        yield Problem("warning", "load", what, "they share CPUs, GPUs and memory", "see `distlaunch ps`")
 
 
 # Several nodes

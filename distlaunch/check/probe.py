@@ -126,7 +126,19 @@ def load(asked: Facts) -> Facts:
         "load": os.getloadavg()[0],
         "memory": int(memory.get("MemTotal", 0)) << 10,
         "available": int(memory.get("MemAvailable", 0)) << 10,
+        "jobs": jobs(),
     }
+
+
+def jobs() -> dict[str, int]:
+    """Count the ranks that run here already, by run: of distlaunch, or of any launcher that sets RANK."""
+    found: dict[str, int] = {}
+    for path in glob.glob("/proc/[0-9]*/environ"):
+        env = dict(each.partition("=")[::2] for each in text_of(path).split("\0"))
+        run = env.get("DISTLAUNCH_RUN_ID") or "another launcher"
+        if "RANK" in env and "WORLD_SIZE" in env and not run.startswith("check-"):
+            found[run] = found.get(run, 0) + 1
+    return found
 
 
 def software(asked: Facts) -> Facts:
@@ -249,7 +261,8 @@ class Pci(ctypes.Structure):
 
 def devices(asked: Facts) -> Facts:
     """GPUs with their memory, processes and errors; Xid errors in the kernel's log."""
-    facts: Facts = {"gpus": [], "nvml": False, "xids": xids()}
+    facts: Facts = {"gpus": amd_gpus(), "xids": xids()}
+    facts["counted"] = bool(facts["gpus"])
     try:
         nvml = ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:
@@ -259,7 +272,7 @@ def devices(asked: Facts) -> Facts:
         raise OSError(0, "nvmlInit failed with %d" % status)
     count = ctypes.c_uint()
     nvml.nvmlDeviceGetCount_v2(ctypes.byref(count))
-    facts["nvml"] = True
+    facts["counted"] = True
     facts["cuda"] = nvml_number(nvml, "nvmlSystemGetCudaDriverVersion_v2", ctypes.c_int())
     facts["gpus"] = [gpu_of(nvml, index) for index in range(count.value)]
     return facts
@@ -301,6 +314,19 @@ def nvml_number(nvml: Any, name: str, value: Any, handle: Any = None, *more: Any
     function = getattr(nvml, name, None)
     given = (handle, ctypes.byref(value), *more) if handle else (ctypes.byref(value),)
     return int(value.value) if function is not None and function(*given) == 0 else None
+
+
+def amd_gpus() -> list[Facts]:
+    """Return the GPUs of the amdgpu driver, by its files in sysfs (Linux: gpu/amdgpu/driver-misc)."""
+    found = []
+    for path in sorted(glob.glob("/sys/class/drm/card*/device/mem_info_vram_total")):
+        folder = os.path.dirname(path)
+        sizes = {name: text_of("%s/mem_info_vram_%s" % (folder, name)).strip() for name in ("total", "used")}
+        numbers = {name: int(size) if size.isdigit() else None for name, size in sizes.items()}
+        name = text_of(folder + "/product_name").strip() or "AMD GPU"
+        numa = text_of(folder + "/numa_node").strip()
+        found.append({"name": name, "memory": numbers["total"], "used": numbers["used"], "numa": numa})
+    return found
 
 
 def nvml_text(function: Any, handle: Any) -> str | None:

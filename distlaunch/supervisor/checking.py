@@ -82,7 +82,7 @@ def _seen(state: State, index: int) -> dict[str, Any]:
     assert isinstance(node, Up)
     if not _lacks_gpus(state, index):
         return {**(node.seen or {})}
-    return {**(node.seen or {}), "devices": {"nvml": bool(visible), "gpus": [{}] * (visible or 0)}}
+    return {**(node.seen or {}), "devices": {"counted": bool(visible), "gpus": [{}] * (visible or 0)}}
 
 
 def _lacks_gpus(state: State, index: int) -> bool:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from distlaunch.check import link_probe
-from tests.harness import PATIENCE_S, completed, distlaunch
+from tests.harness import PATIENCE_S, completed, distlaunch, distlaunch_argv
 
 NVML = """
 #include <string.h>
@@ -144,4 +144,32 @@ def test_the_link_probe_measures_nodes_with_several_ranks() -> None:
         ("pair", [0, 1], True),
         ("all-reduce", [0, 1], True),
         ("send/recv", [0, 1], True),
+    ]
+
+
+def test_names_ranks_that_are_here_already(tmp_path: Path) -> None:
+    env = {"DISTLAUNCH_RUN_ID": "other-run", "RANK": "0", "WORLD_SIZE": "1"}
+    with subprocess.Popen(["sleep", "1000"], env={**os.environ, **env}) as other:
+        report = checked(tmp_path)[1]
+        other.kill()
+    assert ("warning", "1 rank of other-run already here") in said(report, "load")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount")
+def test_reads_amd_gpus_from_sysfs(tmp_path: Path) -> None:
+    """Their files, in place of a driver's."""
+    for number, used in enumerate((0, 60 << 30)):
+        device = tmp_path / "class" / "drm" / f"card{number}" / "device"
+        device.mkdir(parents=True)
+        for name, text in (("mem_info_vram_total", 64 << 30), ("mem_info_vram_used", used)):
+            (device / name).write_text(f"{text}\n")
+    script = 'mount --bind "$0" /sys/class && exec "$@"'
+    here = ["unshare", "--mount", "sh", "-c", script, str(tmp_path / "class")]
+    keys = "script: train.py\ngpus_per_node: 3\nprocs_per_node: 1\nbackend: gloo\n"
+    (tmp_path / "train.py").touch()
+    (tmp_path / "job.yaml").write_text(keys)
+    done = completed([*here, *distlaunch_argv("check", str(tmp_path / "job.yaml"), "--json")], status=1)
+    assert said(json.loads(done.stdout), "devices") == [
+        ("error", "2 GPUs instead of 3"),
+        ("warning", "GPU 1 already has 60 GiB of 64 GiB in use"),
     ]

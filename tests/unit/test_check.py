@@ -17,7 +17,7 @@ SOUND: dict[str, Any] = {
     "place": {"workdir": "/data", "exists": True, "digest": "ab", "disks": {"workdir": DISK}},
     "limits": {"nofile": 65536, "memlock": -1, "nproc": -1},
     "software": {"python": "3.11.7", "torch": "2.13.0", "cuda": "13.0", "has_nccl": True, "missing": []},
-    "devices": {"nvml": True, "gpus": [GPU, GPU], "xids": []},
+    "devices": {"counted": True, "gpus": [GPU, GPU], "xids": []},
     "network": {
         "name": "b",
         "own": ["10.0.0.2"],
