@@ -431,7 +431,7 @@ def test_tells_that_a_node_refuses_to_fork(tmp_path: Path, figures: Figures) -> 
     job.write_text(f"{ONE}procs_per_node: 60\npython: {interpreter}\ncommand: [sleep, infinity]\n")
     with running(job) as run:
         unstarted(run, figures, 126, "(node0) could not be started")
-        assert "Resource temporarily unavailable" in run.stderr
+        assert "Too many processes: raise the limit" in run.stderr
 
 
 def tasks_of(uid: int) -> int:
