@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 MAX_WORKERS, MAX_SOCKETS, MAX_LINES = 64, 32, 20
 """Workers, sockets of each and lines of the kernel's log in a snapshot."""
-KERNEL_S, KERNEL_READ_S = 900.0, 0.1
-"""Age in seconds of the oldest line that is kept of the kernel's log, and seconds to read it."""
+KERNEL_READ_S = 0.1
+"""Seconds to read the kernel's log."""
 STACKS_S, RAS_S = 20.0, 3.0
 MAX_TEXT = 1 << 16
 """Maximum bytes of one worker's stacks, or of the RAS answer."""
@@ -40,28 +40,26 @@ class Site:
     def __init__(self, poller: Poller, outbox: Outbox, folder: Folder, attempt: int) -> None:
         self._poller, self._outbox, self._folder, self._attempt = poller, outbox, folder, attempt
 
-    def collect(self, command: messages.Capture, workers: list[Worker], use: Callable[[int], Any]) -> None:
+    def collect(
+        self, command: messages.Capture, workers: list[Worker], use: Callable[[int], Any], began: float
+    ) -> None:
         """Report the state of all workers, and the stacks of some. Without py-spy, `abort` makes Python print
         them itself.
 
         With PYTHONFAULTHANDLER, SIGABRT prints them to the worker's stderr and ends the worker. `use` returns
-        the utilization of a GPU.
+        the utilization of a GPU. `began` is when the attempt began.
         """
-        self._report(snapshot(workers, use))
+        self._report(snapshot(workers, use, began))
         for worker in workers:
             if worker.local_rank in command.local_ranks:
                 self._dump(worker, command.abort)
 
-    def ask_nccl(self, envs: list[dict[str, str]], has_time: bool) -> None:
-        """Request the dumps of flight recorders and, unless the job is about to be stopped, NCCL's view.
-
-        `envs` are the environments of the workers.
-        """
+    def ask_nccl(self, envs: list[dict[str, str]]) -> None:
+        """Request the dumps of flight recorders, and NCCL's view. `envs` are the environments of workers."""
         for env in envs:
             _request_flight(_pipe_prefix(self._folder, self._attempt) + env.get("RANK", "") + ".pipe")
-        if has_time:
-            address = envs[0].get("NCCL_RAS_ADDR", "")
-            Child(self._poller, lambda: os.write(1, _ask_ras(address)), RAS_S, self._report_ras)
+        address = envs[0].get("NCCL_RAS_ADDR", "")
+        Child(self._poller, lambda: os.write(1, _ask_ras(address)), RAS_S, self._report_ras)
 
     def _report(self, taken: dict[str, Any]) -> None:
         self._outbox.report(messages.Evidence(self._outbox.node, self._attempt, taken))
@@ -142,13 +140,13 @@ def _print_evidence(run: Callable[[], object], output: int) -> None:
 # The kernel's view
 
 
-def snapshot(workers: list[Worker], use: Callable[[int], Any]) -> dict[str, Any]:
-    """Return the state of `workers` and the latest events of their node. `use` returns that of a GPU."""
+def snapshot(workers: list[Worker], use: Callable[[int], Any], began: float) -> dict[str, Any]:
+    """Return the state of `workers` and the events on their node since then."""
     sockets = {found.inode: found for found in procfs.sockets()}
     return {
         "workers": [_worker(worker, sockets, use) for worker in workers[:MAX_WORKERS]],
         "memory": procfs.memory_events(),
-        "kernel": _kernel_log(),
+        "kernel": _kernel_log(began),
     }
 
 
@@ -172,9 +170,9 @@ def _of_process(pid: int, name: str) -> str:
     return procfs.contents("/proc/%d/%s" % (pid, name)).decode(errors="replace").strip()[:2000]
 
 
-def _kernel_log() -> list[str]:
-    """Return the last lines of the kernel's log, without older ones; [] if it isn't readable."""
-    lines, until, oldest = [], time.monotonic() + KERNEL_READ_S, time.monotonic() - KERNEL_S
+def _kernel_log(oldest: float) -> list[str]:
+    """Return the last lines of the kernel's log since a monotonic time; [] if it isn't readable."""
+    lines, until = [], time.monotonic() + KERNEL_READ_S
     try:
         log = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
     except OSError:

@@ -140,11 +140,13 @@ class StopWorkers(Frozen):
 class Capture(Frozen):
     """Report `Evidence` of the state of all workers, and the Python stacks of `local_ranks`.
 
-    With `abort`, collecting the stacks may end these workers.
+    With `abort`, collecting the stacks may end these workers. If it must be `quick`, because the workers are
+    about to be stopped, nothing is requested from NCCL: an unfinished dump would replace an earlier one.
     """
 
     local_ranks: Tuple[int, ...]
     abort: bool
+    quick: bool
 
 
 class WatchUse(Frozen):

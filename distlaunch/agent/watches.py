@@ -30,6 +30,8 @@ IDLE_SHARE = 0.01
 IDLE_TICKS = 2
 """Clock ticks between two checks that still count as idle. An idle torch process uses one now and then."""
 IDLE_GPU_PERCENT = 1
+EXCUSE_S = 5.0
+"""Seconds that it takes to collect evidence from workers, including their own part."""
 LIBRARIES = (("torch", b"libtorch"), ("JAX", b"/jaxlib/"))
 """Libraries that join a rendezvous, each with part of the path of a file that it maps."""
 USAGE_INTERVAL_S, USAGE_FIRST_S = 2.0, 0.5
@@ -177,6 +179,14 @@ class StallWatch(Watch):
     """Reports workers that have no output, CPU use or GPU use for some time."""
 
     name = "stalls"
+    _interval_s = _excused_until = 0.0
+
+    def excuse(self) -> None:
+        """Ignore CPU use of stalled workers for some seconds, because they take part in collecting evidence.
+
+        Otherwise, they would count as active again each time.
+        """
+        self._excused_until = time.monotonic() + self._interval_s + EXCUSE_S
 
     def begin(self, stall_s: float) -> None:
         """Watch workers that have just started. They count as stalled after `stall_s` seconds."""
@@ -202,7 +212,8 @@ class StallWatch(Watch):
         ticks, printed = procfs.cpu_ticks(procfs.family(worker.pid)), worker.printed
         had, had_printed, alive_at = self._seen.get(worker.local_rank, (0, -1, now))
         idle = max(IDLE_TICKS, IDLE_SHARE * self._interval_s * procfs.TICKS_A_SECOND)
-        busy = ticks - had > idle or printed != had_printed
+        excused = now <= self._excused_until and now - alive_at >= self._stall_s
+        busy = (ticks - had > idle and not excused) or printed != had_printed
         if busy or self._devices().percent(worker.device) >= IDLE_GPU_PERCENT:
             alive_at = now
         self._seen[worker.local_rank] = (ticks, printed, alive_at)

@@ -50,7 +50,7 @@ class Workers:
         self.usage = UsageWatch(poller, outbox, self._live)
         self._store_port: int | None = None
         self._oom_kills = 0
-        self._run_id = ""
+        self._run_id, self._began = "", 0.0
         self._attempt = 0
         self._stopping = self._failed = False
         self.swept = True
@@ -62,6 +62,7 @@ class Workers:
         self._attempt = command.attempt
         self._workers = []
         self._store_port = command.watch_port if command.hosts_store else None
+        self._began = time.monotonic()
         self._oom_kills, self._run_id = procfs.oom_kills(), command.run_id if command.flight else ""
         self._sweep, self._stopping, self._failed, self.swept = None, False, False, False
         self._outlived = set()
@@ -239,11 +240,11 @@ class Workers:
     def capture(self, command: messages.Capture) -> None:
         """Report evidence of a failure: the state of all workers, and the stacks of some."""
         if not self.swept:
+            self._stalls.excuse()
             site = evidence.Site(self._poller, self._outbox, self._folder, self._attempt)
-            site.collect(command, self._live(), self._stalls.known_use)
-            if self._run_id and self._live():
-                envs = [environment(self._specs[worker.local_rank]) for worker in self._live()]
-                site.ask_nccl(envs, has_time=bool(command.local_ranks))
+            site.collect(command, self._live(), self._stalls.known_use, self._began)
+            if self._run_id and self._live() and not command.quick:
+                site.ask_nccl([environment(self._specs[worker.local_rank]) for worker in self._live()])
 
     # The end of an attempt: SIGTERM, grace period, sweep.
 

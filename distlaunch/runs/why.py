@@ -30,9 +30,7 @@ MAX_CHARACTERS = 300
 MAX_EVIDENCE = 64 << 20
 """Bytes that are read of an attempt's evidence."""
 SHOWN_CHANGES = 3
-_ALARMING = re.compile(
-    r"Xid|[Oo]ut of memory|oom|Killed process|I/O error|segfault|[Hh]ardware [Ee]rror|hung_task"
-)
+_ALARMING = re.compile(r"Xid|[Oo]ut of memory|oom|Killed process|I/O error|[Hh]ardware [Ee]rror|hung_task")
 """Lines of the kernel's log that may explain a failure."""
 _UNCOMPARED = re.compile(
     r"invocation\.|places\.|logs\.|placeholders|restarts_before|allocation\.|rendezvous\.job_id"

@@ -43,12 +43,14 @@ class StopWorkers(Frozen):
 class Capture(Frozen):
     """Collect evidence on a node: the state of its workers, and the Python stacks of `local_ranks`.
 
-    With `abort`, collecting the stacks may end these workers.
+    With `abort`, collecting the stacks may end these workers. It must be `quick` if they are about to be
+    stopped.
     """
 
     node: int
     local_ranks: tuple[int, ...] = ()
     abort: bool = False
+    quick: bool = False
 
 
 class Reap(Frozen):

@@ -17,7 +17,7 @@ Where a rank is blocked follows from its stack, if there is one: from its traceb
 
 import re
 import signal
-from collections.abc import Iterable
+from collections.abc import Collection
 from itertools import takewhile
 from typing import Any
 
@@ -192,16 +192,16 @@ def stall_cause(state: State, now: float) -> Cause:
 # Stacks
 
 
-def capture(state: State, ranks: Iterable[int] = (), abort: bool = False) -> list[Action]:
+def capture(state: State, ranks: Collection[int] = (), abort: bool = False) -> list[Action]:
     """Return the requests for evidence from all nodes of a running attempt, with the stacks of these ranks.
 
-    With `abort`, they may end the ranks.
+    With `abort`, they may end the ranks. Without ranks, the attempt is about to be stopped.
     """
     found: list[Action] = []
     for part in state.plan.nodes if state.plan and state.phase is Phase.RUNNING else ():
         if isinstance(state.nodes[part.node], Linked):
             local_ranks = tuple(rank - part.first_rank for rank in ranks if rank in part.ranks)
-            found.append(Capture(part.node, local_ranks, abort and bool(local_ranks)))
+            found.append(Capture(part.node, local_ranks, abort and bool(local_ranks), quick=not ranks))
     return found
 
 

@@ -266,3 +266,23 @@ def test_says_which_library_a_rank_has_imported(tmp_path: Path) -> None:
         ((_, words),) = doing([rank.pid], 1)
         rank.stdin.write(b"\n")
     assert words.startswith("JAX imported, ")
+
+
+WORKS_FOR_EVIDENCE = """
+    import os, time
+    pipe = os.environ["TORCH_NCCL_DEBUG_INFO_PIPE_FILE"] + os.environ["RANK"] + ".pipe"
+    os.mkfifo(pipe)
+    while True:
+        open(pipe).read()
+        until = time.process_time() + 0.5
+        while time.process_time() < until:
+            pass
+"""
+
+
+def test_a_stalled_rank_that_helps_to_collect_evidence_has_not_resumed(tmp_path: Path) -> None:
+    keys = "backend: nccl\ngpus_per_node: 1\nenv: {CUDA_VISIBLE_DEVICES: ''}\non_stall: stop\n"
+    job = write_job(tmp_path, WORKS_FOR_EVIDENCE, f"{keys}timeouts: {{stall: 2s}}\n")
+    done = distlaunch("run", str(job), status=124)
+    assert "rank 0 (node0) stalled for 2 s" in done.stderr
+    assert "resumed" not in done.stderr

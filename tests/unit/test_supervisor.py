@@ -271,7 +271,7 @@ def texts(actions: Actions, level: str | None = None) -> list[str]:
 
 def wanted(actions: Actions) -> Actions:
     """All but messages, and requests for evidence without stacks."""
-    quiet = (action for action in actions if not (isinstance(action, Capture) and not action.local_ranks))
+    quiet = (action for action in actions if not isinstance(action, Capture) or action.local_ranks)
     return Actions(action for action in quiet if not isinstance(action, ShowMessage))
 
 
