@@ -269,8 +269,11 @@ _SLOWDOWNS = {0x8: "hardware", 0x20: "temperature", 0x40: "temperature", 0x80: "
 def _devices(node: NodeReport, job: Expected | None) -> Iterator[Problem]:
     facts = node.part("devices")
     gpus = _gpus(node)
-    wanted = job.gpus.get(node.label) if job and facts.get("counted") else None
-    if wanted and len(gpus) < wanted:
+    wanted = (job.gpus.get(node.label) or 0) if job and facts else 0
+    if wanted and not facts.get("counted"):
+        what = f"the job file says {counted(wanted, 'GPU')}, but none is visible there"
+        yield Problem("warning", "devices", what, do="check with `nvidia-smi -L`")
+    elif len(gpus) < wanted:
         what = f"{counted(len(gpus), 'GPU')} instead of {wanted}"
         yield Problem(
             "error", "devices", what, "some ranks have none", "lower gpus_per_node, or repair the node"

@@ -39,8 +39,9 @@ def why(
     if as_json:
         print_json(found.document())
         return
-    lines = found.lines()
+    lines = [line for line in found.lines() if not (diff and line.startswith("since "))]
     if diff:
+        lines += [f"since {found.other}:"]
         lines += [f"{name}: {before} → {now}" for name, (before, now) in found.differs.items()]
     if verbose:
         lines += [line for record in found.evidence for line in record.lines()]

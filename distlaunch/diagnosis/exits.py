@@ -73,6 +73,8 @@ _TRANSIENT = (
     r"|AcceleratorError|(?:CUDA|HIP) error|NCCL|ECC"
 )
 """Errors of networks, storage and devices, which the next attempt may not meet."""
+_AFTERWARDS = rf"terminate called without an active exception|\[?[WEIF]\d{{4}} |{_CHAINED[4:]}"
+"""Lines after a traceback that are no reason of their own: of C++ code, of logs, and in a chain."""
 _IN_TORCH_DISTRIBUTED = r"/torch/distributed/(?!elastic/|launcher/|run\.py)"
 _COLLECTIVES = (
     r"gloo/|[Gg]loo connect|c10d|TCPStore|Dist(?:Network|Store|Backend)Error|ProcessGroup|nccl|NCCL"
@@ -127,13 +129,18 @@ def words_of(status: int, stderr: str, record: Mapping[str, Any] | None = None) 
     lost, timed_out = re.search(_LOST, error) is not None, re.search(_WAITED, error) is not None
     stack = python_frames(text)[::-1] if timed_out else ()
     found, peer_gone = TRACEBACK in output or bool(recorded), lost or timed_out
-    return Words(found, peer_gone, timed_out and not lost, stack, _raised_in(text))
+    last = _final_exception(recorded if isinstance(recorded, str) else output)
+    return Words(found, peer_gone, timed_out and not lost, stack, _raised_in(last))
 
 
 def _raised_in(error: str) -> Raised | None:
+    """Return the exception at the end of a traceback, if nothing follows that could be the real reason."""
     frames = list(re.finditer(_FRAME, error))
     last = re.search(_EXCEPTION, error[frames[-1].end() :]) if frames else None
     if last is None or re.search(_TRANSIENT, last[0]):
+        return None
+    rest = error[frames[-1].end() + last.end() :].splitlines()
+    if any(line.strip() and not re.match(_AFTERWARDS, line) for line in rest):
         return None
     own = [frame for frame in frames if not re.search(_LIBRARY, frame[1])] or frames
     place = f"{_short_path(own[-1][1])}:{own[-1][2]}"
@@ -162,17 +169,28 @@ def root_error(words: str) -> str:
     return blocks[first]
 
 
-def headline(words: str) -> list[str]:
-    """Return an error in at most two lines: the exception or last line, and the user's innermost frame."""
+def headline(words: str, raised: bool) -> list[str]:
+    """Return an error in at most two lines: the last one, or the exception that was `raised`, and its place.
+
+    The place is the innermost frame in the user's own code.
+    """
     text = re.sub(_RANK_PREFIX, "", words)
-    error = root_error(text)
-    *_, after = re.split(r'(?m)^ +File ".*\n', error)
-    lines = [
-        line for line in after.splitlines() if line.strip() and not line.startswith((" ", "terminate called"))
-    ]
-    own = [frame for frame in python_frames(error) if "(torch/" not in frame] if TRACEBACK in text else []
-    found = lines[:1] if own else lines[-1:]
-    return [*found, *(f"in {frame}" for frame in own[-1:])]
+    lines = [line for line in text.splitlines() if line.strip() and not re.match(_AFTERWARDS, line)]
+    frames = list(re.finditer(_FRAME, _final_exception(text))) if raised else []
+    if not frames:
+        return lines[-1:]
+    after = _final_exception(text)[frames[-1].end() :].splitlines()[1:]
+    own = [frame for frame in python_frames(_final_exception(text)) if "(torch/" not in frame]
+    return [*[line for line in after if line[:1].strip()][:1], *(f"in {frame}" for frame in own[-1:])]
+
+
+def _final_exception(words: str) -> str:
+    """Return the last traceback in `words` and what follows; of a chain, the exception raised last.
+
+    If that is only the loss of another rank, perhaps during the cleanup, return the oldest.
+    """
+    last = words.rpartition(TRACEBACK)[2]
+    return root_error(words) if _of_a_collective(last) else last
 
 
 def _of_a_collective(error: str) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from distlaunch.agent import messages
-from distlaunch.agent.wire import CONTROL, OUTPUT, PROTOCOL, Frame, ProtocolError
+from distlaunch.agent.wire import CONTROL, HEARTBEATS, OUTPUT, PROTOCOL, Frame, ProtocolError
 from distlaunch.job.spec import JobSpec
 from distlaunch.launch.link import Links
 from distlaunch.launch.opening import open_links
@@ -16,7 +16,6 @@ from distlaunch.supervisor.codec import event_of
 from distlaunch.transports.failure import LinkFailure
 
 ANSWER_S = 30.0
-HEARTBEAT_S = 5.0
 MAX_OUTPUT = 1 << 20
 """Maximum bytes of output to keep from each node."""
 Place = tuple[int, int]
@@ -65,7 +64,8 @@ class Agents:
         self._expected: tuple[type, ...] = ()
         self._printed: dict[Place, bytearray] = {}
         self._ends: dict[Place, Any] = {}
-        self._next_heartbeat = time.monotonic() + HEARTBEAT_S
+        self._heartbeat_s = spec.limits.lease_s / HEARTBEATS
+        self._next_heartbeat = time.monotonic() + self._heartbeat_s
         self.failures: dict[int, LinkFailure] = {}
         self.hellos: dict[int, messages.Hello] = {}
         self.took_s: dict[int, float] = {}
@@ -134,7 +134,7 @@ class Agents:
 
     def _beat(self) -> None:
         """Send heartbeats to keep the agents of fast nodes alive while a slow node boots."""
-        self._next_heartbeat = time.monotonic() + HEARTBEAT_S
+        self._next_heartbeat = time.monotonic() + self._heartbeat_s
         self._links.nudge()
         for node in self._links.answering:
             self._links.send(node, messages.Ping())

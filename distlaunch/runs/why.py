@@ -2,25 +2,27 @@
 
 import contextlib
 import json
+import os
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import chain, takewhile
 from pathlib import Path
 from typing import Any
 
 from distlaunch.agent.frozen import Frozen
 from distlaunch.diagnosis.exits import headline
 from distlaunch.observers.recording import EVIDENCE
-from distlaunch.observers.run_directory import fd_of, file_of
+from distlaunch.observers.run_directory import EVENTS, fd_of, file_of
 from distlaunch.runs.find import folders
 from distlaunch.runs.following import summary_of
-from distlaunch.runs.replay import Moment, lines_in, replay, typed
+from distlaunch.runs.replay import HistoryError, Moment, lines_in, replay, typed
 from distlaunch.runs.run_status import Run, run_in
 from distlaunch.supervisor.events import AgentUp
+from distlaunch.supervisor.joining import missing_ranks, missing_words
 from distlaunch.supervisor.nodes import RankState
 from distlaunch.supervisor.root_cause import waits_in
-from distlaunch.supervisor.state import Cause, State
+from distlaunch.supervisor.state import Cause, Phase, State
 from distlaunch.supervisor.status import RunState
 from distlaunch.supervisor.summary import Summary
 from distlaunch.wording import counted, listed, rank_list, size_words
@@ -30,7 +32,7 @@ MAX_CHARACTERS = 300
 MAX_EVIDENCE = 64 << 20
 """Bytes that are read of an attempt's evidence."""
 SHOWN_CHANGES = 3
-_ALARMING = re.compile(r"Xid|[Oo]ut of memory|oom|Killed process|I/O error|[Hh]ardware [Ee]rror|hung_task")
+_ALARMING = re.compile(r"Xid|I/O error|[Hh]ardware [Ee]rror|hung_task|Killed process (?P<pid>\d+)")
 """Lines of the kernel's log that may explain a failure."""
 _UNCOMPARED = re.compile(
     r"invocation\.|places\.|logs\.|placeholders|restarts_before|allocation\.|rendezvous\.job_id"
@@ -39,6 +41,16 @@ _UNCOMPARED = re.compile(
 
 
 # Evidence
+
+
+_KEYS = (
+    (r"^program\.", ""),
+    (r"^limits\.(\w+)_s$", r"timeouts.\1"),
+    (r"^limits\.", ""),
+    (r"^restarts\.most$", "restarts.max"),
+    (r"^restarts\.(\w+)_s$", r"restarts.\1"),
+    (r"^(env\..+)\.text$", r"\1"),
+)
 
 
 class WorkerRecord(Frozen):
@@ -77,18 +89,18 @@ class Record(Frozen):
             yield from (f"    {socket}" for socket in row.sockets)
         if self.memory:
             yield f"  memory events: {listed([f'{name} {count}' for name, count in self.memory.items()])}"
-        yield from (f"  kernel: {line}" for line in self._alarms())
+        yield from (f"  kernel: {line}" for line in self.kernel if _ALARMING.search(line))
         yield from (f"  NCCL: {line}" for line in self.ras.splitlines())
 
-    def signs(self) -> Iterator[str]:
-        """Yield what may explain a failure."""
-        yield from (f"kernel log of {self.node}: {line}" for line in self._alarms())
+    def signs(self, pids: Collection[int]) -> Iterator[str]:
+        """Yield what may explain a failure of the ranks with these PIDs."""
+        for line in self.kernel:
+            found = _ALARMING.search(line)
+            if found and (found["pid"] is None or int(found["pid"]) in pids):
+                yield f"kernel log of {self.node}: {line}"
         for row in self.workers:
             if row.state == "D":
                 yield f"pid {row.pid} on {self.node} was blocked in the kernel ({row.wchan})"
-
-    def _alarms(self) -> Iterator[str]:
-        return filter(_ALARMING.search, self.kernel)
 
 
 def _evidence(folder: str, attempt: int) -> Iterator[Record]:
@@ -110,7 +122,8 @@ class Explanation(Frozen):
     `certainty` is how well the root cause is known: fact, likely or unknown. `at` is when it happened, in
     seconds since the epoch. `error` are the lines of the failed rank's error. `then` says how the other ranks
     ended, `waiting` where ranks stood that waited for each other. `differs` maps settings to their values in
-    `other`, the last good run of the job, and in this one. `evidence` has the records of all nodes.
+    `other`, which is the last good run of the job unless it was `chosen`, and in this one. `evidence` has the
+    records of all nodes.
     """
 
     run: Run
@@ -125,6 +138,7 @@ class Explanation(Frozen):
     waiting: tuple[str, ...] = ()
     restarts: tuple[str, ...] = ()
     other: str = ""
+    chosen: bool = False
     differs: Mapping[str, tuple[Any, Any]] = {}
     advice: str = ""
     evidence: tuple[Record, ...] = ()
@@ -149,14 +163,14 @@ class Explanation(Frozen):
             [f"evidence: {sign}" for sign in self.signs[-1:]],
             [f"waiting: {line}" for line in self.waiting[:2]],
             [f"then: {'; '.join(self.then)}"] if self.then else [],
-            [f"before: {self.restarts[-1]}"] if self.restarts else [],
-            [self._change_line()] if self.other else [],
+            [f"before: {'; '.join(self.restarts[-2:])}"] if self.restarts else [],
+            [self._change_line()] if self.other and self.cause else [],
             [f"what to do: {self.advice}"] if self.advice else [],
         ]
         return [_cut(line) for line in chain(*parts)][:MAX_LINES]
 
     def _change_line(self) -> str:
-        lead = f"since {self.other}, the last good run"
+        lead = f"since {self.other}" + ("" if self.chosen else ", the last good run")
         if not self.differs:
             return f"{lead}: no setting has changed"
         rows = [f"{name}: {before} → {now}" for name, (before, now) in self.differs.items()]
@@ -165,14 +179,17 @@ class Explanation(Frozen):
 
 def explain(run: Run, other: Run | None = None) -> Explanation:
     """Explain a run, and compare it with `other` or its job's last good run. Raises `HistoryError`."""
-    lines = lines_in(Path(run.folder))
-    moments = list(replay(lines))
+    try:
+        lines = lines_in(Path(run.folder))
+        moments = list(replay(lines))
+    except HistoryError as error:
+        raise HistoryError(f"{run.folder}/{EVENTS}: {error}") from None
     state, differs = moments[-1].state, {}
-    other = other or _last_good(run)
+    chosen, other = other is not None, other or _last_good(run)
     if other:
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(HistoryError):
             differs = differences(other, run)
-    known = Explanation(run, other=other.id if other else "", differs=differs)
+    known = Explanation(run, other=other.id if other else "", chosen=chosen, differs=differs)
     known = known._replace(
         evidence=tuple(_evidence(run.folder, state.attempt)),
         waiting=tuple(_standing(state)),
@@ -195,19 +212,23 @@ def _explained(known: Explanation, state: State, cause: Cause, epoch: float) -> 
         rank=cause.rank,
         node=document["node"],
         at=epoch + cause.at,
-        error=tuple(headline("\n".join(document["last_words"])))
-        if cause.exit
-        else tuple(summary.node_lines()[:2]),
+        error=tuple(_error(summary, cause)),
         signs=tuple(
             sign
             for record in known.evidence
             if document["node"] in (None, record.node)
-            for sign in record.signs()
+            for sign in record.signs({worker.pid for worker in state.workers if worker.pid})
         ),
         waiting=(*summary.lagging, *known.waiting),
         then=tuple(summary.others()),
         advice=summary.advice,
     )
+
+
+def _error(summary: Summary, cause: Cause) -> list[str]:
+    if cause.rank is None or not cause.exit:
+        return summary.node_lines()[:2]
+    return headline(summary.error_of(cause.rank), cause.kind in ("exception", "collective"))
 
 
 def _certainty(cause: Cause) -> str:
@@ -218,6 +239,8 @@ def _certainty(cause: Cause) -> str:
 
 def _standing(state: State) -> Iterator[str]:
     """Yield where ranks stood whose stacks are known: those in a collective, and the others."""
+    if state.phase is Phase.RUNNING and state.workers.counts.joining and (missing := missing_ranks(state)):
+        yield missing_words(state, missing)
     places: dict[str, list[RankState]] = {}
     for worker in state.workers:
         if worker.stack:
@@ -233,8 +256,12 @@ def _standing(state: State) -> Iterator[str]:
 
 
 def _restart_words(state: State) -> tuple[str, ...]:
-    causes = [restart.cause.text for restart in state.restarts]
-    return tuple(f"attempt {number}: {text}" for number, text in enumerate(causes))
+    words = []
+    for number, restart in enumerate(state.restarts):
+        raised = restart.cause.raised
+        what = f" ({raised.error} at {raised.place})" if raised else ""
+        words.append(f"attempt {number}: {restart.cause.text}{what}")
+    return tuple(words)
 
 
 # Comparison with another run
@@ -244,20 +271,40 @@ def differences(before: Run, now: Run) -> dict[str, tuple[Any, Any]]:
     """Return the settings and node facts that differ between two runs, by name. Raises `HistoryError`."""
     first, second = (_settings(run) for run in (before, now))
     names = dict.fromkeys([*first, *second])
-    return {
-        name: (first.get(name, "unset"), second.get(name, "unset"))
-        for name in names
-        if first.get(name) != second.get(name)
-    }
+    pairs = {name: (first.get(name, "unset"), second.get(name, "unset")) for name in names}
+    return {name: _shortened(*pair) for name, pair in pairs.items() if pair[0] != pair[1]}
+
+
+def _shortened(before: Any, now: Any) -> tuple[Any, Any]:
+    """Leave out the words that two lists have in common at their beginning and end."""
+    if not (isinstance(before, tuple) and isinstance(now, tuple)):
+        return before, now
+    same = _common(before, now)
+    rest = [words[same:] for words in (before, now)]
+    end = _common(*(words[::-1] for words in rest))
+    first, second = (" ".join(words[: len(words) - end]) or "nothing" for words in rest)
+    return first, second
+
+
+def _common(first: Sequence[str], second: Sequence[str]) -> int:
+    return len(list(takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False))))
 
 
 def _settings(run: Run) -> dict[str, Any]:
     lines = lines_in(Path(run.folder))
-    found = {name: value for name, value in _flat(lines[0].get("spec"), "") if not _UNCOMPARED.match(name)}
+    flat = _flat(lines[0].get("spec"), "")
+    found = {_key(name): value for name, value in flat if not _UNCOMPARED.match(name)}
     for moment in replay(lines):
         if isinstance(moment.event, AgentUp):
             found |= _facts(moment)
     return found
+
+
+def _key(name: str) -> str:
+    """Return the key of the job file for a field of the `JobSpec`, where they differ."""
+    for pattern, key in _KEYS:
+        name = re.sub(pattern, key, name)
+    return name
 
 
 def _facts(moment: Moment) -> dict[str, Any]:
@@ -276,7 +323,7 @@ def _flat(value: Any, path: str) -> Iterator[tuple[str, Any]]:
         for number, inner in enumerate(value):
             yield from _flat(inner, f"{path}[{number}]")
     else:
-        yield path, " ".join(value) if isinstance(value, list) else value
+        yield path, tuple(value) if isinstance(value, list) else value
 
 
 def _last_good(run: Run) -> Run | None:
@@ -286,6 +333,8 @@ def _last_good(run: Run) -> Run | None:
         seen = run_in(folder)
         if seen and seen.status.state is RunState.SUCCEEDED and seen.status.began < status.began:
             same = (seen.status.job, seen.status.file) == (status.job, status.file)
+            if not status.file:  # the name of a script says little
+                same = same and os.path.dirname(folder) == os.path.dirname(run.folder)
             found += [seen] if same else []
     return max(found, key=lambda each: each.status.began, default=None)
 
@@ -299,7 +348,8 @@ def _object(record: Record) -> dict[str, Any]:
 
 def _headline(run: Run) -> str:
     status = run.status
-    took = f" after {counted(round(status.since - status.began), 'second')}" if status.state.over else ""
+    known = status.state.over and status.state is not RunState.LOST
+    took = f" after {counted(round(status.since - status.began), 'second')}" if known else ""
     ended = f" with exit status {status.exit_status}" if status.exit_status else ""
     return f"{run.id}: {status.state.value}{ended}{took}"
 

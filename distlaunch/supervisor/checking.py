@@ -100,10 +100,6 @@ def _own_problems(state: State, index: int, seen: Mapping[str, Any]) -> Iterator
     if isinstance(silent := seen.get("place"), str):
         why = "its file system may be down"
         yield Problem("warning", "place", f"{silent} about the workdir and the script", why)
-    if _lacks_gpus(state, index) and not facts_of(state.nodes[index]).gpus:
-        count = counted(state.spec.pool[index].gpus or 0, "GPU")
-        what = f"the job file says {count}, but none is visible there"
-        yield Problem("warning", "devices", what, do="check with `nvidia-smi -L`")
     for name, setting, why in _misnamed(state, index):
         # A program that joins no rendezvous may ignore the variable.
         sure = name.startswith(_backend(state)) and state.spec.places and state.spec.limits.join_s

@@ -83,33 +83,34 @@ def join_message_due(state: State, now: float) -> Step:
     waited_s = now - (state.started_at or now)
     first = waited_s < 2 * MESSAGE_S
     state = state.with_timer(Timer.JOIN_MESSAGE, now + max(waited_s, MESSAGE_S))
-    missing = _missing(state)
+    missing = missing_ranks(state)
     if not missing:
         return state, ()
     if _uses_rendezvous(state):
-        return state, (ShowMessage("info" if first else "warning", _missing_words(state, missing)),)
+        return state, (ShowMessage("info" if first else "warning", missing_words(state, missing)),)
     alone = len(state.workers) == 1  # a single rank waits for no other
-    text = f"{_missing_words(state, missing)}; ignore this, or set rendezvous: none, if {_UNUSED}"
+    text = f"{missing_words(state, missing)}; ignore this, or set rendezvous: none, if {_UNUSED}"
     return state, (ShowMessage("info", text),) if first and not alone else ()
 
 
 def join_overdue(state: State, now: float) -> Step:
     """End the job, naming the ranks that have not joined."""
     state = state.without_timers(Timer.JOIN_MESSAGE)
-    missing, limit_s = _missing(state), _limit_s(state)
+    missing, limit_s = missing_ranks(state), _limit_s(state)
     if not missing or limit_s is None:
         return state, ()
-    text = f"{_missing_words(state, missing)}; gave up after {span_words(limit_s)} (timeouts.join)"
+    text = f"{missing_words(state, missing)}; gave up after {span_words(limit_s)} (timeouts.join)"
     if not _uses_rendezvous(state):
         text += f"; if {_UNUSED}, set rendezvous: none"
     return state, (JobOver(Cause(text, Exit.TIMEOUT, now)),)
 
 
-def _missing(state: State) -> list[RankState]:
+def missing_ranks(state: State) -> list[RankState]:
+    """Return the ranks that have not joined the rendezvous."""
     return [worker for worker in state.workers if not worker.joined]
 
 
-def _missing_words(state: State, missing: list[RankState]) -> str:
+def missing_words(state: State, missing: list[RankState]) -> str:
     """Describe the missing ranks: `6/8 ranks joined; waiting for rank 5 (gpu-b, pid 812: …) …`."""
     names = listed([named(state, worker) for worker in missing])
     count = len(state.workers)

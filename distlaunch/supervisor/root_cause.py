@@ -175,10 +175,16 @@ def stall_cause(state: State, now: float) -> Cause:
     waiting = [worker.rank for worker in stalled if waits_in(worker)]
     elsewhere = [worker for worker in stalled if worker.stack and worker.rank not in waiting]
     stopped = [worker for worker in stalled if worker.stopped_pid]
+    active = [worker for worker in state.workers if worker.running and not worker.stalled]
     at_fault = stopped or (elsewhere if elsewhere and waiting else stalled)
+    if active and len(waiting) == len(stalled):
+        at_fault = active
     who = listed([state.named(worker.rank) for worker in at_fault])
     text = f"{who} stalled for {span_words(state.stall_s)}"
-    if stopped:
+    if at_fault == active:
+        stuck = f"{rank_list(waiting, state.unit)} stalled for {span_words(state.stall_s)}"
+        text = f"{who} {_were(active)} still active; {stuck}, waiting in a collective"
+    elif stopped:
         text += ": stopped by a signal"
     elif elsewhere and waiting:
         verb = "is" if len(waiting) == 1 else "are"

@@ -193,6 +193,10 @@ class Summary(Frozen):
             return _end_of(lines, max(len(lines), self.printed.get(rank, 0))), STDERR
         return self.last_lines.get(rank, "").splitlines()[-STDOUT_LINES:], STDOUT
 
+    def error_of(self, rank: int) -> str:
+        """Return all that is known of a rank's last output: its torch error record, else its stderr."""
+        return "\n".join(self._recorded_lines(self.state.worker(rank))) or self._stderr_end(rank)
+
     def _recorded_lines(self, worker: RankState) -> list[str]:
         words, report = _record_words(worker), self._split(worker.rank)[1]
         return [*words, report] if words and report not in ("", words[-1]) else words

@@ -22,11 +22,11 @@ def test_names_what_has_changed_since_the_last_good_run(tmp_path: Path) -> None:
         job = write_job(tmp_path, script, f"gpus_per_node: 0\nargs: ['{status}']\n")
         distlaunch("run", str(job), status=status)
     lines = distlaunch("why", cwd=tmp_path, status=0).stdout.splitlines()
-    assert any("the last good run: program.args: 0 → 3" in line for line in lines), lines
+    assert any("the last good run: args: 0 → 3" in line for line in lines), lines
     assert len(lines) <= 10
     good, bad = map(str, sorted((tmp_path / "runs").iterdir(), key=lambda folder: folder.stat().st_ctime))
     found = json.loads(distlaunch("why", bad, "--diff", good, "--json", status=0).stdout)
-    assert found["differs"] == {"program.args": ["0", "3"]}
+    assert found["differs"] == {"args": ["0", "3"]}
     assert distlaunch("why", good, status=0).stdout.count("\n") == 1
 
 
@@ -44,6 +44,19 @@ def test_shows_the_evidence_on_demand(tmp_path: Path) -> None:
     assert "root cause: rank 1 (node0) failed first: exit status 7 [" in text
     assert "  rank 0 (pid " in text
     assert "memory events: " in text
+
+
+def test_events_of_the_kernel_count_only_for_the_processes_of_the_run(tmp_path: Path) -> None:
+    job = write_job(tmp_path, "import sys; sys.exit(7)", "gpus_per_node: 0\n")
+    distlaunch("run", str(job), status=7)
+    (run,) = (tmp_path / "runs").iterdir()
+    pid = json.loads((run / "summary.json").read_text())["workers"][0]["pid"]
+    for killed, shown in ((pid, True), (pid + 100_000_000, False)):
+        kernel = [f"Memory cgroup out of memory: Killed process {killed} (python)"]
+        record = {"time": 0.0, "node": "node0", "first_rank": 0, "kernel": kernel}
+        (run / "evidence.jsonl").write_text(json.dumps(record) + "\n")
+        text = distlaunch("why", str(run), status=0).stdout
+        assert ("evidence: kernel log of node0: Memory cgroup" in text) == shown
 
 
 def test_a_damaged_run_directory_is_an_error_not_a_traceback(tmp_path: Path) -> None:

@@ -1355,6 +1355,16 @@ def test_blames_the_rank_that_is_not_in_the_collective_if_stacks_show_it(
     assert job.blamed == (Exit.TIMEOUT, rank, node)
 
 
+def test_names_the_rank_that_is_still_active_if_all_stalled_ranks_wait_in_a_collective() -> None:
+    job = stalled("stop")
+    job.feed(RanksStalled(0, (0,)), RanksStalled(1, (0, 1)))
+    job.tick()
+    job.feed(*(stack(rank, *IN_COLLECTIVE) for rank in (0, 2, 3)))
+    waiting = "ranks 0, 2-3 stalled for 10 min, waiting in a collective"
+    assert texts(job.tick(), "error") == [f"rank 1 (a) was still active; {waiting}"]
+    assert job.blamed == (Exit.TIMEOUT, 1, 0)
+
+
 def test_names_the_innermost_frames_of_a_blocked_rank_or_once_why_there_are_none() -> None:
     job = stalled("warn")
     (words,) = texts(job.feed(stack(1, "read (t.py:3)", "main (t.py:9)")))
