@@ -148,8 +148,8 @@ def test_requeues_no_mistake_and_a_failure_so_often(queue: SlurmQueue, failure: 
 
 @pytest.mark.long
 def test_slurms_warning_reaches_each_rank_once_and_with_the_deadline(queue: SlurmQueue) -> None:
-    """slurmctld sends it, within half a minute."""
-    job = queue.submit(WAITS, "on_warning: USR1\nslurm: {time: 1m, signal: USR1@60}")
+    """slurmctld sends it within half a minute, but not before the script has set its traps."""
+    job = queue.submit(WAITS, "on_warning: USR1\nslurm: {time: 2m, signal: USR1@115}")
     queue.wait_for(job, "got SIGUSR1", times=3)
     output = queue.output(job)
     assert len(re.findall(r"got SIGUSR1, deadline \d{10}\n", output)) == output.count("got ") == 3, output
