@@ -39,10 +39,9 @@ def why(
     if as_json:
         print_json(found.document())
         return
-    lines = [line for line in found.lines() if not (diff and line.startswith("since "))]
+    lines = found.lines()
     if diff:
-        lines += [f"since {found.other}:"]
-        lines += [f"{name}: {before} → {now}" for name, (before, now) in found.differs.items()]
+        lines += [f"since {found.other}:", *found.changes()]
     if verbose:
         lines += [line for record in found.evidence for line in record.lines()]
     print_text("\n".join([*lines, ""]))

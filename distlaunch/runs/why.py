@@ -5,7 +5,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, takewhile
 from pathlib import Path
 from typing import Any
@@ -41,16 +41,6 @@ _UNCOMPARED = re.compile(
 
 
 # Evidence
-
-
-_KEYS = (
-    (r"^program\.", ""),
-    (r"^limits\.(\w+)_s$", r"timeouts.\1"),
-    (r"^limits\.", ""),
-    (r"^restarts\.most$", "restarts.max"),
-    (r"^restarts\.(\w+)_s$", r"restarts.\1"),
-    (r"^(env\..+)\.text$", r"\1"),
-)
 
 
 class WorkerRecord(Frozen):
@@ -164,17 +154,18 @@ class Explanation(Frozen):
             [f"waiting: {line}" for line in self.waiting[:2]],
             [f"then: {'; '.join(self.then)}"] if self.then else [],
             [f"before: {'; '.join(self.restarts[-2:])}"] if self.restarts else [],
-            [self._change_line()] if self.other and self.cause else [],
+            [self._change_line()] if self.other and self.cause and not self.chosen else [],
             [f"what to do: {self.advice}"] if self.advice else [],
         ]
         return [_cut(line) for line in chain(*parts)][:MAX_LINES]
 
     def _change_line(self) -> str:
-        lead = f"since {self.other}" + ("" if self.chosen else ", the last good run")
-        if not self.differs:
-            return f"{lead}: no setting has changed"
-        rows = [f"{name}: {before} → {now}" for name, (before, now) in self.differs.items()]
-        return f"{lead}: {listed(rows, SHOWN_CHANGES)}"
+        rows = listed(self.changes(), SHOWN_CHANGES) or "no setting has changed"
+        return f"since {self.other}, the last good run: {rows}"
+
+    def changes(self) -> list[str]:
+        """Return all differences, one line each."""
+        return [f"{name}: {before} → {now}" for name, (before, now) in self.differs.items()]
 
 
 def explain(run: Run, other: Run | None = None) -> Explanation:
@@ -188,7 +179,8 @@ def explain(run: Run, other: Run | None = None) -> Explanation:
     chosen, other = other is not None, other or _last_good(run)
     if other:
         with contextlib.suppress(HistoryError):
-            differs = differences(other, run)
+            past = lines_in(Path(other.folder))
+            differs = _differences(_settings(past, replay(past)), _settings(lines, moments))
     known = Explanation(run, other=other.id if other else "", chosen=chosen, differs=differs)
     known = known._replace(
         evidence=tuple(_evidence(run.folder, state.attempt)),
@@ -205,7 +197,7 @@ def explain(run: Run, other: Run | None = None) -> Explanation:
 
 def _explained(known: Explanation, state: State, cause: Cause, epoch: float) -> Explanation:
     summary = summary_of(known.run.folder, state) or Summary(state, known.run.folder, {}, 0.0)
-    document = summary.cause_document(cause)
+    document, pids = summary.cause_document(cause), {worker.pid for worker in state.workers if worker.pid}
     return known._replace(
         certainty=_certainty(cause),
         cause=cause.text,
@@ -217,7 +209,7 @@ def _explained(known: Explanation, state: State, cause: Cause, epoch: float) -> 
             sign
             for record in known.evidence
             if document["node"] in (None, record.node)
-            for sign in record.signs({worker.pid for worker in state.workers if worker.pid})
+            for sign in record.signs(pids)
         ),
         waiting=(*summary.lagging, *known.waiting),
         then=tuple(summary.others()),
@@ -267,9 +259,8 @@ def _restart_words(state: State) -> tuple[str, ...]:
 # Comparison with another run
 
 
-def differences(before: Run, now: Run) -> dict[str, tuple[Any, Any]]:
-    """Return the settings and node facts that differ between two runs, by name. Raises `HistoryError`."""
-    first, second = (_settings(run) for run in (before, now))
+def _differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Return the settings and node facts that differ between two runs, by name."""
     names = dict.fromkeys([*first, *second])
     pairs = {name: (first.get(name, "unset"), second.get(name, "unset")) for name in names}
     return {name: _shortened(*pair) for name, pair in pairs.items() if pair[0] != pair[1]}
@@ -290,18 +281,27 @@ def _common(first: Sequence[str], second: Sequence[str]) -> int:
     return len(list(takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False))))
 
 
-def _settings(run: Run) -> dict[str, Any]:
-    lines = lines_in(Path(run.folder))
+def _settings(lines: Sequence[Mapping[str, Any]], moments: Iterable[Moment]) -> dict[str, Any]:
     flat = _flat(lines[0].get("spec"), "")
     found = {_key(name): value for name, value in flat if not _UNCOMPARED.match(name)}
-    for moment in replay(lines):
+    for moment in moments:
         if isinstance(moment.event, AgentUp):
             found |= _facts(moment)
     return found
 
 
+_KEYS = (
+    (r"^program\.", ""),
+    (r"^limits\.(\w+)_s$", r"timeouts.\1"),
+    (r"^limits\.", ""),
+    (r"^restarts\.most$", "restarts.max"),
+    (r"^restarts\.(\w+)_s$", r"restarts.\1"),
+    (r"^(env\..+)\.text$", r"\1"),
+)
+"""Patterns of fields of the `JobSpec`, and the keys of the job file that set them, where they differ."""
+
+
 def _key(name: str) -> str:
-    """Return the key of the job file for a field of the `JobSpec`, where they differ."""
     for pattern, key in _KEYS:
         name = re.sub(pattern, key, name)
     return name
