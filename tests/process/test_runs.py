@@ -1,6 +1,7 @@
 """Detached runs: found, followed, stopped and deleted by other commands."""
 
 import contextlib
+import itertools
 import json
 import os
 import re
@@ -20,10 +21,11 @@ from distlaunch.cli.app import run_app
 from distlaunch.errors import DistlaunchError
 from distlaunch.observers.observer import Observer
 from distlaunch.observers.run_directory import INDEX_RECORD
-from distlaunch.runs import playback
+from distlaunch.runs import following, playback
 from distlaunch.runs.following import interrupt
 from distlaunch.runs.playback import Playback
 from distlaunch.runs.run_status import Run
+from distlaunch.signals import Interrupts
 from tests.harness import (
     PATIENCE_S,
     PRESS_S,
@@ -670,16 +672,18 @@ def test_a_run_without_its_directory_is_followed_to_its_end(
     run = left(tmp_path)
     said_here(tmp_path, run)
     (there,) = listed(tmp_path)
-    looks = iter(range(1000))
+    looks = itertools.count()
+    pause = following.pause
 
-    def taken_away(*_: object) -> None:
+    def taken_away(interrupts: Interrupts, _: float) -> None:
+        pause(interrupts, 0.01)  # the controller needs time, too
         folder = Path(there["folder"])
         if folder.exists():
             folder.rename(tmp_path / "elsewhere") if renamed else shutil.rmtree(folder)
         elif next(looks) == 3:
             open_gate(gate)
 
-    monkeypatch.setattr("distlaunch.runs.following.pause", taken_away)
+    monkeypatch.setattr(following, "pause", taken_away)
     monkeypatch.chdir(tmp_path)
     with held([there["controller"]["pid"]]) as processes:
         assert run_app([command, run]) == 71
