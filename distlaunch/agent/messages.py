@@ -168,6 +168,14 @@ class Reap(Frozen):
     run_id: str
 
 
+class PlaceTree(Frozen):
+    """Make the tree of the run, which has the digest `tree`, from the store in the directory `base`."""
+
+    run_id: str
+    tree: str
+    base: str
+
+
 class Listen(Frozen):
     """Listen, and answer connections with the token.
 
@@ -444,6 +452,45 @@ class Evidence(Frozen):
     taken: Any
 
 
+class TreeLacks(Frozen):
+    """Answers `PlaceTree`: contents that the store of the node lacks, as indices into the manifest.
+
+    No indices = it lacks the manifest. Nodes that share a file system report the same `store`.
+    """
+
+    node: int
+    store: str
+    contents: Tuple[int, ...]
+
+
+class TreeProgress(Frozen):
+    """This many bytes of missing contents have arrived, or the tree is still being made."""
+
+    node: int
+    size: int
+
+
+class TreePlaced(Frozen):
+    """Answers `PlaceTree`: the whole tree is there, and its files have the right contents."""
+
+    node: int
+    tree: str
+
+
+class TreeRefused(Frozen):
+    """Answers `PlaceTree`: the tree can't be made."""
+
+    node: int
+    error: str
+
+
+class TreeKept(Frozen):
+    """The run has left files of its own in the directory of its tree, which were not removed."""
+
+    node: int
+    path: str
+
+
 class Listening(Frozen):
     """Answers `Listen`."""
 
@@ -469,6 +516,7 @@ COMMAND_TYPES = {
     "watch": WatchUse,
     "warn": WarnWorkers,
     "reap": Reap,
+    "tree": PlaceTree,
     "listen": Listen,
     "dial": DialAll,
     "close": Close,
@@ -499,6 +547,11 @@ REPORT_TYPES = {
     "usurped": PortUsurped,
     "usage": Usage,
     "evidence": Evidence,
+    "lacks": TreeLacks,
+    "placing": TreeProgress,
+    "placed": TreePlaced,
+    "unplaced": TreeRefused,
+    "kept": TreeKept,
     "listening": Listening,
     "dialed": Dialed,
 }

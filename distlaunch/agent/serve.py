@@ -24,6 +24,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from distlaunch.agent.tree import Placement
+
 GRACE_S = 10.0
 REAP_INTERVAL_S = 0.05
 """Seconds between checks for killed processes that aren't children, whose end nothing announces."""
@@ -81,6 +83,7 @@ class Agent:
         self._workers = Workers(self._poller, self._outbox, folder, self._flush_early)
         self._hold: network.Hold | None = None
         self._claim: object | None = None
+        self._tree: Placement | None = None
         self._grace_s, self._lease_s = GRACE_S, wire.LEASE_S
         self._warning: int = signal.SIGTERM
         self._commands: dict[type, Callable[[Any], None]] = {
@@ -93,6 +96,7 @@ class Agent:
             messages.WatchUse: self._workers.usage.go_on,
             messages.WarnWorkers: self._workers.warn,
             messages.Reap: self._on_reap,
+            messages.PlaceTree: self._on_place_tree,
             messages.Listen: self._on_listen,
             messages.DialAll: self._on_dial,
             messages.Close: self._on_close,
@@ -120,6 +124,8 @@ class Agent:
         while not (self._leaving and self._workers.swept):
             self._flush()
             self._poller.turn()
+        if self._tree:
+            self._tree.close()
         self._folder.remove()
         self._resume_guardian()
         self._flush_rest()
@@ -165,6 +171,10 @@ class Agent:
         try:
             frames = [frame for frame in self._decoder.feed(received) if frame.node == self._node]
             for frame in frames:
+                if frame.kind == wire.TREE:
+                    if self._tree:
+                        self._tree.feed(frame.payload)
+                    continue
                 command = messages.read(messages.COMMAND_TYPES, frame.message())
                 if type(command) not in self._commands:
                     raise wire.ProtocolError("unexpected message: %s" % type(command).__name__)
@@ -301,6 +311,12 @@ class Agent:
             self._poller.after(REAP_INTERVAL_S, "reap", lambda: self._on_reap(command, killed + fresh))
         else:
             self._outbox.report(messages.Reaped(self._node, killed))
+
+    def _on_place_tree(self, command: messages.PlaceTree) -> None:
+        from distlaunch.agent.tree import Placement  # few jobs bring their code
+
+        self._tree = self._tree or Placement(self._node, self._poller, self._outbox.report)
+        self._tree.place(command)
 
     def _on_listen(self, command: messages.Listen) -> None:
         try:

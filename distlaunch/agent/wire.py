@@ -5,7 +5,7 @@ A link is a pair of byte streams. After the boot (see ``distlaunch.transports.ha
 directions carry frames:
 
     offset  size  field
-    0       1     kind: CONTROL, PACKED, OUTPUT or FLIGHT; END: the last frame of a launcher that joined
+    0       1     kind: CONTROL, PACKED, OUTPUT, FLIGHT or TREE; END: the last frame of a launcher that joined
     1       2     node index, since one link may serve several nodes
     3       2     attempt whose worker printed the payload, modulo ATTEMPTS; 0 for CONTROL
     5       2     channel: 0 for CONTROL; ``2 * local_rank + (0 stdout | 1 stderr)`` for OUTPUT;
@@ -13,7 +13,8 @@ directions carry frames:
     7       4     length of the payload in bytes, limited by kind
 
 A CONTROL payload is one JSON object with an ``op``: see `distlaunch.agent.messages`. PACKED is the same,
-compressed by zlib. Only the controller sends it.
+compressed by zlib. Only the controller sends it. A TREE payload, also from the controller, is the next piece
+of the contents that a node lacks: see `distlaunch.agent.tree`.
 
 If several nodes write to one link, as with `srun --label`, only whole lines can be kept apart. Each frame
 of a node then travels as lines of at most LINE bytes, which begin with PIECE. The last line of a node begins
@@ -52,6 +53,7 @@ OUTPUT = 2
 FLIGHT = 3
 PACKED = 4
 END = 5
+TREE = 6
 PACK_BYTES = 900
 """Bytes beyond which commands are packed: srun sends more than 1024 bytes in pieces, 40 ms apart."""
 ATTEMPTS = 1 << 16
@@ -140,6 +142,11 @@ def encode_message(node: int, message: Message) -> bytes:
     return _control(CONTROL, node, _json(message))
 
 
+def encode_tree(node: int, piece: bytes) -> bytes:
+    """Encode a TREE frame, at most MAX_OUTPUT bytes; none = the end."""
+    return _control(TREE, node, piece)
+
+
 def encode_end(node: int, status: int, words: str) -> bytes:
     """Encode an END frame: the exit status of the guardian, and the output of the agent on stderr."""
     return _control(END, node, _json({"op": "end", "status": status, "words": words}))
@@ -162,7 +169,7 @@ def _json(message: Message) -> bytes:
 
 
 REPORTS = {CONTROL: MAX_REPORT, OUTPUT: MAX_OUTPUT, FLIGHT: MAX_OUTPUT, END: MAX_REPORT}
-COMMANDS = {CONTROL: MAX_COMMAND, PACKED: MAX_COMMAND}
+COMMANDS = {CONTROL: MAX_COMMAND, PACKED: MAX_COMMAND, TREE: MAX_OUTPUT}
 """Kinds of frames that an agent sends and receives, with the maximum payload of each in bytes."""
 
 

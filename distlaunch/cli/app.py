@@ -83,6 +83,7 @@ def _advise_on(unknown: Any) -> None:
 
 def _add_other_commands() -> None:
     from distlaunch.cli.check import check
+    from distlaunch.cli.checkout import checkout
     from distlaunch.cli.import_command import imports
     from distlaunch.cli.init import init
     from distlaunch.cli.logs import logs
@@ -97,6 +98,7 @@ def _add_other_commands() -> None:
     app.add_typer(runs)
     app.command("why")(why)
     app.command("logs")(logs)
+    app.command("checkout")(checkout)
     app.command("prune")(prune)
     app.add_typer(exports)
     app.add_typer(imports)
@@ -123,6 +125,7 @@ Quiet = Annotated[
 ]
 _DETACH = "Return once all ranks have started, print the run's ID, and keep the run going in the background."
 Detach = Annotated[bool, Option("--detach", "-d", help=_DETACH)]
+NoSync = Annotated[bool, Option("--no-sync", help="Use the code that is on the nodes already.")]
 View = Annotated[
     bool, Option("--view", help="Show the run full-screen, like `distlaunch view`, except that q stops it.")
 ]
@@ -147,6 +150,7 @@ def run(
     view: View = False,
     on: On = None,
     unchecked: NoCheck = False,
+    unsynced: NoSync = False,
 ) -> None:
     """Run a job. The exit status is that of the first worker that failed.
 
@@ -157,8 +161,9 @@ def run(
 
     typed = Typed(module, hosts, ranks, save)
     settings = tuple(overrides or ())
+    source, words = job_and_args(context, job, args)
     options = RunOptions(
-        *job_and_args(context, job, args), settings, quiet, as_json, detach, fold, view, on, typed, unchecked
+        source, words, settings, quiet, as_json, detach, fold, view, on, typed, unchecked, unsynced
     )
     raise typer.Exit(run_with(options, context.obj.early))
 
@@ -178,6 +183,7 @@ def dry_run(
     overrides: Set = None,
     save: Save = None,
     as_json: Json = False,
+    unsynced: NoSync = False,
 ) -> None:
     """Show where each rank would run, or print commands to paste, without contacting any host."""
     from distlaunch.cli.job_file import Typed, load_job
@@ -185,7 +191,13 @@ def dry_run(
     from distlaunch.launch.addresses import plan_without_nodes
 
     job, words = job_and_args(context, job, args)
-    spec = load_job(job, overrides or (), words, Typed(module, hosts, ranks, save))
+    settings = [*(overrides or ()), *(["sync=false"] if unsynced else ())]
+    spec = load_job(job, settings, words, Typed(module, hosts, ranks, save))
+    if spec.sync.tree:
+        from distlaunch.launch.snapshot import with_tree  # few jobs bring their code
+
+        spec = with_tree(spec)
+        spec = spec.in_tree(spec.name)
     if spec.hosts_unknown:
         say("host names are known only inside an allocation")
     unknown = any(node.procs and node.gpus is None and not node.local for node in spec.nodes)

@@ -41,6 +41,7 @@ class RunOptions(Frozen):
     on: str | None = None
     typed: "Typed | None" = None
     unchecked: bool = False
+    unsynced: bool = False
 
 
 FLAGS = {
@@ -50,6 +51,7 @@ FLAGS = {
     "--fold": "fold",
     "--view": "view",
     "--no-check": "unchecked",
+    "--no-sync": "unsynced",
 }
 """Options without a value, and the field of each."""
 SET = "--set"
@@ -96,14 +98,21 @@ def _run(options: RunOptions, early: Link | None) -> int:
         *options.overrides,
         *(["logs.fold=true"] if options.fold else []),
         *(["checks.skip=all"] if options.unchecked else []),
+        *(["sync=false"] if options.unsynced else []),
     ]
     spec = load_job(options.job, settings, options.args, options.typed)
     if spec.stdin != "none" and (options.view or options.on or (options.detach and os.isatty(0))):
         raise UsageError("stdin: rank 0 can't be combined with --view, --on, or --detach on a terminal")
     if options.on is not None:
+        if spec.sync.tree:
+            raise spec.error("sync", "the code is on this machine, which --on leaves: use --no-sync with it")
         from distlaunch.cli.remote import run_on
 
         return run_on(options.on, options.job or "", spec, settings, options.args, options.detach)
+    if spec.sync.tree:
+        from distlaunch.launch.snapshot import with_tree  # few jobs bring their code
+
+        spec = with_tree(spec)
     if options.detach:
         return run_detached(spec, options.quiet)
     fd = 2 if options.as_json else 1

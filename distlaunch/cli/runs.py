@@ -32,13 +32,13 @@ _WHICH = (
 )
 
 
-def _offered(context: typer.Context, incomplete: str) -> list[str]:
-    """Return the known runs for completion, the latest first; only `logs` needs those that have ended."""
-    known = {*folders(), *ways()} - (set() if context.command.name == "logs" else noted_ends())
+def offered(context: typer.Context, incomplete: str) -> list[str]:
+    """Return the known runs for completion, the latest first; few commands need those that have ended."""
+    known = {*folders(), *ways()} - (set() if context.command.name in ("checkout", "logs") else noted_ends())
     return [run for run in sorted(known, key=when, reverse=True) if run.startswith(incomplete)]
 
 
-Which = Annotated[str | None, Argument(metavar="[RUN]", help=_WHICH, autocompletion=_offered)]
+Which = Annotated[str | None, Argument(metavar="[RUN]", help=_WHICH, autocompletion=offered)]
 _PLACES = "Only these runs, or those in these directories and in their `runs`; HOST: lists another host's."
 Places = Annotated[list[str] | None, Argument(metavar="[DIRECTORY|RUN]…", help=_PLACES)]
 Ended = Annotated[bool, Option("--all", "-a", help="Include runs that have ended.")]

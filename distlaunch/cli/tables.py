@@ -11,7 +11,7 @@ from distlaunch.plan.document import plan_document
 from distlaunch.plan.placement import DEFAULT_PORT, LaunchPlan, NodePlan
 from distlaunch.plan.shell_text import shell_text, torchrun_text
 from distlaunch.plan.workers import planned_workers
-from distlaunch.wording import counted, cut, refused_port_words, spans
+from distlaunch.wording import counted, cut, refused_port_words, size_words, spans
 
 MANY = 256
 """Ranks beyond which a table has a row for each node only."""
@@ -40,7 +40,7 @@ def print_plan(plan: LaunchPlan, style: str) -> None:
         case "torchrun":
             print_text(torchrun_text(plan, plan.master_port or DEFAULT_PORT))
         case _:
-            print_text("\n".join([_heading(plan), *table(_rows(plan)), ""]))
+            print_text("\n".join([_heading(plan), *_code(plan), *table(_rows(plan)), ""]))
 
 
 def _heading(plan: LaunchPlan) -> str:
@@ -51,6 +51,12 @@ def _heading(plan: LaunchPlan) -> str:
     inside = plan.spec.container
     where = f", in containers of {inside.image} ({inside.runtime})" if inside else ""
     return f"{plan.spec.name}: {size}, {plan.backend}{where}"
+
+
+def _code(plan: LaunchPlan) -> list[str]:
+    tree = plan.spec.tree
+    size = tree and f"{counted(tree.files, 'file')}, {size_words(tree.size)}, from {tree.root}: {tree.words}"
+    return [f"code for each node: {size}"] if size else []
 
 
 def _rows(plan: LaunchPlan) -> list[list[str]]:

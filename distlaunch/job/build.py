@@ -16,6 +16,7 @@ from distlaunch.job.keys import (
     NOTIFY,
     RENDEZVOUS,
     RESTARTS,
+    SYNC,
     TIMEOUTS,
     with_sections,
 )
@@ -103,6 +104,7 @@ def _job(reading: Reading, keys: Record, source: str) -> spec.JobSpec:
         notify=_notify(reading),
         metrics=around.path(checked["metrics"]["file"]) if checked.get("metrics") else None,
         unchecked=_unchecked(reading),
+        sync=_sync(reading),
         container=_container(reading),
         mpirun=spec.Mpirun(_mpirun(reading)),
         ssh=pool.ssh,
@@ -153,6 +155,13 @@ def _notify(reading: Reading) -> spec.Notify:
 def _unchecked(reading: Reading) -> tuple[spec.Checked, ...]:
     skip = reading.section("checks").get("skip", ())
     return get_args(spec.Checked) if skip == "all" else tuple(skip)
+
+
+def _sync(reading: Reading) -> spec.Sync:
+    given = reading.section("sync")
+    files = tuple(map(reading.around.path, reading.checked.get("files") or ()))
+    made: spec.Sync = SYNC.made(given)
+    return made._replace(tree="sync" in reading.checked and given.get("tree", True), files=files)
 
 
 def _mpirun(reading: Reading) -> tuple[str, ...]:

@@ -31,6 +31,7 @@ _NOT_WITH_MPIRUN = (
     "container",
     "virtual_local_rank",
     "success",
+    "sync",
 )
 _NOT_WITH_ETCD = ("master_addr", "master_port", "numa_binding", "cpu_binding", "success")
 
@@ -167,7 +168,12 @@ def _variables(reading: Reading) -> Mistakes:
                 yield f"{path}env.{name}", f"{name} is null, but it is not set in your environment{hint}"
 
 
-OF_KEYS = (_program, _script, _exclusive, _rendezvous, _stall, _hosts, _variables)
+def _files(reading: Reading) -> Mistakes:
+    if "files" in reading.checked and "sync" not in reading.checked:
+        yield "files", "they are brought to the nodes together with the code: set sync: true"
+
+
+OF_KEYS = (_program, _script, _exclusive, _rendezvous, _stall, _hosts, _variables, _files)
 """Checks of keys, before the job is built."""
 
 

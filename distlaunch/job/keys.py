@@ -223,6 +223,18 @@ CHECKS = Record(
     makes=spec.JobSpec,
 )
 
+PATTERNS = ListOf(LINE)
+SYNC = Record(
+    tree=built(Switch(), "Whether to bring the code to the nodes.", told="true if sync is given"),
+    include=Field(PATTERNS, "Files to bring although git ignores them; patterns as in .gitignore."),
+    exclude=Field(PATTERNS, "Files to leave out, in addition to those in .distlaunchignore."),
+    to=Field(FILE, "Directory on the nodes for the code of all jobs.", field="base"),
+    limit=Field(Size(), "Maximum size of the code."),
+    makes=spec.Sync,
+    main="tree",
+    foreign=by_their_names(exclude="ignore excludes", include="includes", to="dir directory path"),
+)
+
 SSH_OPTION = Text('an option such as "Compression=no"', r"[A-Za-z]+\s*[= ][^\0\n]*")
 SSH = Record(
     config=built(FILE, "An ssh_config file to use.", "ssh's default"),
@@ -433,6 +445,13 @@ JOB = Record(
     notify=built(NOTIFY, "A program to run when the run fails, restarts, stalls or finishes."),
     metrics=built(METRICS, "Write the run's metrics to a file in Prometheus text format."),
     checks=built(CHECKS, "What `check`, and `run` before it starts the ranks, check about the nodes."),
+    sync=built(
+        SYNC,
+        "Bring the code to every node before the ranks start: the files of the git repository around the job "
+        "file, or all files of its directory.",
+        default="false",
+    ),
+    files=built(ListOf(FILE), "More files for the job file's directory on the nodes; with sync only."),
     ssh=built(SSH, "Settings for ssh."),
     container=built(CONTAINER, "Run the agent and the ranks of each node in a container."),
     mpirun=built(

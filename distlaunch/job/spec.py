@@ -277,10 +277,55 @@ class Mpirun(Frozen):
     hosts: tuple[tuple[str, int], ...] = ()
 
 
+DEFAULT_BASE = "~/.cache/distlaunch/sync"
+
+
+class Sync(Frozen):
+    """The code that a job brings to its nodes: the tree around the job file, and `files`.
+
+    `include` and `exclude` are patterns as in .gitignore. `base` is the directory on the nodes. A tree has at
+    most `limit` bytes.
+    """
+
+    tree: bool = False
+    files: tuple[str, ...] = ()
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    base: str = DEFAULT_BASE
+    limit: int = 256 << 20
+
+
+class Tree(Frozen):
+    """A snapshot of the code, which `digest` names, of the directory `root` on this machine.
+
+    `commit` is the git commit, "" = none, and `dirty` is set if files differ from it. `base` is as in `Sync`.
+    """
+
+    digest: str
+    base: str
+    root: str
+    files: int
+    size: int
+    commit: str = ""
+    dirty: bool = False
+
+    @property
+    def words(self) -> str:
+        """Return the snapshot in a few words: `tree 3f8188d74840 (commit 5e68b2433c96 with changes)`."""
+        changes = " with changes" if self.dirty else ""
+        return f"tree {self.digest[:12]}" + (f" (commit {self.commit[:12]}{changes})" if self.commit else "")
+
+    def document(self) -> dict[str, Any]:
+        """Return the snapshot as a JSON object."""
+        names = ("digest", "root", "files", "size", "commit", "dirty")
+        return {"tree" if name == "digest" else name: getattr(self, name) for name in names}
+
+
 class JobSpec(Frozen):
     """A whole job. Paths are absolute; paths on a node may begin with ~ for the user's home there.
 
-    `metrics` is a file on this machine. `unchecked` are the parts not to check. `allocation` is set if a
+    `metrics` is a file on this machine. `unchecked` are the parts not to check. `tree` is the snapshot of the
+    code that `sync` brings to the nodes, once it is taken. `allocation` is set if a
     scheduler chose the nodes. `sections` maps keys to the scheduler sections of the job file, and
     `kubernetes` is its section for Kubernetes. `places` maps the path of a key to its position in the file.
     """
@@ -298,6 +343,8 @@ class JobSpec(Frozen):
     notify: Notify = Notify()
     metrics: str | None = None
     unchecked: tuple[Checked, ...] = ()
+    sync: Sync = Sync()
+    tree: Tree | None = None
     stdin: Stdin = "none"
     success: Success = "all"
     container: Container | None = None
@@ -324,6 +371,27 @@ class JobSpec(Frozen):
         own = {name: value for name, value in parts.items() if value is not None}
         program = self.program._replace(**own, env={**self.program.env, **node.env})
         return program._replace(kind="script", words=(node.script,), placed=True) if node.script else program
+
+    def in_tree(self, run_id: str) -> "JobSpec":
+        """Return the job with the paths that are inside its tree where a run finds them on its nodes."""
+        if self.tree is None:
+            return self
+        there, root = f"{self.tree.base}/runs/{run_id}", self.tree.root
+
+        def moved(path: str | None) -> Any:
+            inside = path and (path == root or path.startswith(f"{root}/"))
+            return path_in(there, f".{path[len(root) :]}") if path and inside else path
+
+        def moved_node(node: NodeSpec) -> NodeSpec:
+            return node._replace(workdir=moved(node.workdir), script=moved(node.script))
+
+        words = (moved(self.program.words[0]), *self.program.words[1:])
+        spares = tuple(map(moved_node, self.membership.spares))
+        return self._replace(
+            program=self.program._replace(words=words, workdir=moved(self.program.workdir)),
+            nodes=tuple(map(moved_node, self.nodes)),
+            membership=self.membership._replace(spares=spares),
+        )
 
     @property
     def hosts_unknown(self) -> bool:

@@ -3,7 +3,7 @@
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 
 from distlaunch.agent import messages, wire
@@ -140,6 +140,8 @@ class Controller:
                     self._links.drop(action.node)
                 case actions.GiveUp():
                     self._links.give_up(action.node, action.why)
+                case actions.SendTree():
+                    self._send_tree(action)
                 case actions.ShowMessage():
                     self._tell(Observer.message, action, now)
                 case actions.AskScheduler():
@@ -170,6 +172,18 @@ class Controller:
                 self._feed(scheduler.fate(allocation.starts, printed.decode(errors="replace"), time.time()))
 
         self._links.watch(command.stdout, receive)
+
+    def _send_tree(self, action: actions.SendTree) -> None:
+        from distlaunch.launch.snapshot import contents  # few jobs bring their code
+
+        def pieces() -> Iterator[bytes]:
+            assert self._spec.tree is not None
+            try:
+                yield from contents(self._spec.tree.digest, action.contents)
+            except DistlaunchError as error:
+                self._feed(messages.TreeRefused(action.node, str(error)))
+
+        self._links.stream(action.node, pieces())
 
     def _connect(self, node: int) -> None:
         link = self._open(node)

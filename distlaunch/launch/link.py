@@ -5,7 +5,8 @@ import os
 import select
 import selectors
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 from distlaunch.agent import wire
@@ -40,6 +41,7 @@ class Link:
         self._boot: Boot | None = boot
         self.unsent = bytearray()
         """Bytes that `flush` has left to write."""
+        self._streams: list[Iterator[bytes]] = []
         self._behind_boot = b""
         self._protocol_error = ""
         self.at_end = self.pulling = False
@@ -61,10 +63,19 @@ class Link:
         self.unsent += data
         self.flush()
 
+    def stream(self, frames: Iterator[bytes]) -> None:
+        """Send frames whenever nothing else is to be sent."""
+        self._streams.append(frames)
+        self.flush()
+
     def flush(self) -> None:
         """Write as much as the pipe takes now."""
         try:
-            written(self.stdin, self.unsent)
+            while written(self.stdin, self.unsent) and self._streams:
+                if frame := next(self._streams[0], None):
+                    self.unsent += frame
+                else:
+                    del self._streams[0]
         except OSError:
             self.unsent.clear()  # the end is noticed on stdout
 
@@ -244,6 +255,12 @@ class Links:
         """Send one of `distlaunch.agent.messages`, if the node has a link; it may precede the agent."""
         if link := self._links.get(node):
             link.send(node, command)
+            self._watch_writing(link)
+
+    def stream(self, node: int, pieces: Iterator[bytes]) -> None:
+        """Send a node the pieces of its tree, and their end, one at a time as its link takes them."""
+        if link := self._links.get(node):
+            link.stream(wire.encode_tree(node, piece) for piece in chain(pieces, [b""]))
             self._watch_writing(link)
 
     def turn(self, wait_s: float) -> None:

@@ -84,12 +84,17 @@ def start_run(spec: JobSpec, early: Link | None = None, listener: "InboundListen
     if spec.allocation and spec.allocation.queued:
         spec = _continued(spec)
     run_id = new_run_id(spec.name)
+    spec = spec.in_tree(run_id)
     controller, now = ControllerProcess(os.uname().nodename, os.getpid(), boot_id()), time.time()
     status = Status(run_id, spec.name, RunState.CONNECTING, now, now, controller)
     status = status._replace(restarts=spec.restarts_before, file=spec.invocation.file)
     folder = run_directory(spec, run_id, status)
     if spec.allocation and spec.allocation.queued:
         _note_start(spec, run_id)
+    if spec.tree:
+        from distlaunch.launch.snapshot import record  # few jobs bring their code
+
+        record(spec.tree, folder)
     note_begin(run_id, folder.path, status.controller.host, _ticket(spec, listener))
     if len(spec.pool) > MANY_NODES:
         make_room_for_links(len(spec.pool))

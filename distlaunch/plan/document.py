@@ -33,6 +33,7 @@ def plan_document(
         "numa_binding": None,
         "cpu_binding": None,
         **bound,
+        "code": plan.spec.tree and plan.spec.tree.document(),
         "nodes": [
             {**_node(plan, node, nodes[node.node_rank]), "interface": interfaces.get(node.node_rank)}
             for node in plan.nodes

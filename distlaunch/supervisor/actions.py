@@ -27,6 +27,19 @@ class FindRoute(Frozen):
     address: str
 
 
+class PlaceTree(Frozen):
+    """Make the job's tree on a node."""
+
+    node: int
+
+
+class SendTree(Frozen):
+    """Send a node the contents that it lacks, as in `TreeLacks`."""
+
+    node: int
+    contents: tuple[int, ...]
+
+
 class StartWorkers(Frozen):
     """Spawn the workers of a node for the current attempt."""
 
@@ -107,6 +120,8 @@ Action = (
     Connect
     | HoldPort
     | FindRoute
+    | PlaceTree
+    | SendTree
     | StartWorkers
     | StopWorkers
     | Capture

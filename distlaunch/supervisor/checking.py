@@ -38,6 +38,8 @@ def own_needs(spec: JobSpec, index: int) -> Needs:
     program = spec.program_of(spec.pool[index])
     word, tmpdir = program.words[0], program.env.get("TMPDIR", EnvValue(""))
     is_file = (program.placed or program.kind == "script") and not word.startswith("-")
+    if spec.tree:  # the workdir and the program are proven together with the tree, which may not be there yet
+        program, is_file = program._replace(workdir="~"), False
     return Needs(
         workdir=program.workdir,
         program=path_in(program.workdir, word) if is_file else "",

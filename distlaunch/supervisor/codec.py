@@ -196,6 +196,12 @@ def _find_route(action: actions.FindRoute, state: State, run_id: str) -> message
     return messages.FindRoute(action.address, needs_of(state, action.node))
 
 
+def _place_tree(action: actions.PlaceTree, state: State, run_id: str) -> messages.PlaceTree:
+    tree = state.spec.tree
+    assert tree is not None
+    return messages.PlaceTree(run_id, tree.digest, tree.base)
+
+
 def _same(command: Callable[..., tuple[Any, ...]]) -> Callable[[Any, State, str], tuple[Any, ...]]:
     """Return a conversion to a command that has the fields of its action, except `node`."""
     return lambda action, state, run_id: command(*action[1:])
@@ -206,6 +212,7 @@ _COMMANDS: Mapping[type, Callable[[Any, State, str], tuple[Any, ...]]] = {
     actions.Close: _close,
     actions.FindRoute: _find_route,
     actions.HoldPort: _same(messages.HoldPort),
+    actions.PlaceTree: _place_tree,
     actions.Reap: lambda action, state, run_id: messages.Reap(run_id),
     actions.StartWorkers: lambda action, state, run_id: start_command(state, action.node, run_id),
     actions.StopWorkers: _stop,

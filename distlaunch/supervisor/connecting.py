@@ -238,7 +238,8 @@ def on_agent_up(event: AgentUp, state: State, now: float) -> Step:
     state = state.without_timers(Timer.ANSWER, node=event.node)
     if node.away:
         return state.with_node(event.node, Reaping(event.facts, node.tries, node.away)), (Reap(event.node),)
-    return _admit(state, event.node, Up(event.facts, asked=node.asked, held=node.held), 1, now)
+    up = Up(event.facts, asked=node.asked, held=node.held, code=node.code)
+    return _admit(state, event.node, up, 1, now)
 
 
 def on_reaped(event: Reaped, state: State, now: float) -> Step:

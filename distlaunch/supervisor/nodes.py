@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from enum import Enum
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 from distlaunch.agent.frozen import Frozen
 from distlaunch.plan.placement import Facts
@@ -53,10 +53,17 @@ class Away(Frozen):
     unfit: str = ""
 
 
+class Code(Frozen):
+    """The job's tree on a node. It `waits` for another node with the same `store`."""
+
+    step: Literal["asked", "waits", "sent", "placed"] = "asked"
+    store: str = ""
+
+
 class Connecting(Frozen):
     """A node whose agent is being connected. `failure` is the failure of the previous attempt.
 
-    `asked` and `held` are as in `Up`, since an agent receives these questions while it boots.
+    `asked`, `held` and `code` are as in `Up`, since an agent receives these questions while it boots.
     """
 
     tries: int = 1
@@ -64,6 +71,7 @@ class Connecting(Frozen):
     away: Away | None = None
     asked: str = ""
     held: tuple[int, ...] | None = None
+    code: Code | None = None
 
 
 class Retrying(Frozen):
@@ -93,7 +101,7 @@ class Up(Frozen):
     The node is `occupied` from the start of its workers until it reports that it is clean. `asked` is the
     address to which a route was requested. `held` contains the ports that the node holds for the first
     attempt, or is ASKED. `unfit` is the reason why the node can't take part. `seen` are the facts of
-    `RouteFound`.
+    `RouteFound`. `code` is None until the job's tree was requested.
     """
 
     facts: Facts
@@ -103,6 +111,7 @@ class Up(Frozen):
     occupied: bool = False
     unfit: str = ""
     seen: Mapping[str, Any] | None = None
+    code: Code | None = None
 
 
 class Reaping(Frozen):

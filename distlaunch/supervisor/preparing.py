@@ -12,13 +12,14 @@ from distlaunch.contract import INTERFACE_VARIABLES
 from distlaunch.errors import Exit, JobError
 from distlaunch.job.spec import EnvValue, JobSpec
 from distlaunch.plan.placement import LaunchPlan, foreseen_master, make_plan
-from distlaunch.supervisor import checking, joining
+from distlaunch.supervisor import checking, joining, placing
 from distlaunch.supervisor.actions import (
     Action,
     Connect,
     FindRoute,
     GiveUp,
     HoldPort,
+    PlaceTree,
     ShowMessage,
     StartWorkers,
 )
@@ -26,6 +27,7 @@ from distlaunch.supervisor.events import AddressesFound
 from distlaunch.supervisor.findings import AttemptFailed, JobOver, Planned, StartAgain, Step
 from distlaunch.supervisor.nodes import (
     ASKED,
+    Code,
     Connecting,
     RankState,
     RankStates,
@@ -77,6 +79,8 @@ def _ask_early(state: State, node: int) -> tuple[State, tuple[Action, ...]]:
         this, actions = this._replace(held=ASKED), (ports,)
     if not foreseen.one_machine:
         this, actions = this._replace(asked=foreseen.address), (*actions, FindRoute(node, foreseen.address))
+    if state.spec.tree:
+        this, actions = this._replace(code=Code()), (*actions, PlaceTree(node))
     return state.with_node(node, this), actions
 
 
@@ -90,7 +94,9 @@ def prepare(state: State, members: tuple[int, ...], now: float) -> Step:
     moved, first_time = _has_moved(state, plan, members[0]), state.plan is None
     state = _with_plan(state, plan)
     state = state.with_timer(Timer.PREPARE, now + state.spec.limits.connect_s)
-    state, todo = _hold_ports(state, members[0])
+    state, ports = _hold_ports(state, members[0])
+    state, code = placing.ask(state, members)
+    todo = (*ports, *code)
     if plan.one_machine:
         return _with_routes(state, members, Route(None, "127.0.0.1")), (*todo, Planned())
     if moved:
@@ -259,7 +265,7 @@ def start_when_prepared(state: State, now: float) -> Step:
     alone = len(state.members) == len(state.nodes)  # spares need no routes
     if state.port is None or (alone and state.nodes.counts.unrouted):
         return state, ()
-    if any(route_of(state.nodes[index]) is None for index in state.members):
+    if any(route_of(state.nodes[i]) is None or placing.lacks_code(state, i) for i in state.members):
         return state, ()
     found = checking.problems(state)
     if errors := [each for each in found if each.problem.level == "error"]:
@@ -285,6 +291,8 @@ def _owes_an_answer(state: State, node: int) -> bool:
         return False
     if node == state.members[0] and state.port is None:
         return True
+    if placing.lacks_code(state, node):
+        return True
     # The first node may be asked for its route only after another node has found one.
     return this.route is None and this.asked != ""
 
@@ -295,7 +303,8 @@ def prepare_overdue(state: State, now: float) -> Step:
     if state.attempt:  # it worked before, so it is lost, and the job may continue without it
         late = [i for i in state.members if _owes_an_answer(state, i)]
         return state, tuple(GiveUp(i, f"no answer within {limit}") for i in late)
-    slow = [i for i in state.members if route_of(state.nodes[i]) is None] or state.members[:1]
+    late = [i for i in state.members if route_of(state.nodes[i]) is None or placing.lacks_code(state, i)]
+    slow = late or state.members[:1]
     text = f"no answer from {listed([*map(state.label, slow)])} within {limit}"
     return state, (JobOver(Cause(text, Exit.UNREACHABLE, now)),)
 

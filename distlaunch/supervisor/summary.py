@@ -125,6 +125,7 @@ class Summary(Frozen):
             ],
             "seconds": round(self.seconds, 3),
             "world_size": self.state.plan.world_size if self.state.plan else 0,
+            "code": self.state.spec.tree and self.state.spec.tree.document(),
             "workers": [self._worker(worker) for worker in self.state.workers],
             "nodes": [_node_document(self.state, index) for index in range(len(self.state.nodes))],
             "folder": self.folder,

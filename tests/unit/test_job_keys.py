@@ -10,7 +10,7 @@ import yaml
 
 from distlaunch.cli.job_file import load_job
 from distlaunch.job.keys import JOB, reference
-from distlaunch.job.spec import Binding, EnvValue, Limits
+from distlaunch.job.spec import Binding, EnvValue, Limits, Sync
 from distlaunch.job.types import duration_text
 from distlaunch.schedulers import job_keys
 from distlaunch.supervisor.rank_exits import unstarted_advice
@@ -98,6 +98,12 @@ KEYS: dict[str, tuple[str, str, Any]] = {
     "notify.command": ("notify: {command: [mail, me]}", "notify.command", ("mail", "me")),
     "notify.on": ("notify: {command: [x], on: [failed]}", "notify.on", ("failed",)),
     "metrics.file": ("metrics: {file: job.prom}", "metrics", "{here}/job.prom"),
+    "sync.tree": ("sync: true", "sync.tree", True),
+    "sync.include": ("sync: {include: [/out]}", "sync", Sync(True, include=("/out",))),
+    "sync.exclude": ("sync: {exclude: ['*.pt']}", "sync", Sync(True, exclude=("*.pt",))),
+    "sync.to": ("sync: {to: ~/code}", "sync.base", "~/code"),
+    "sync.limit": ("sync: {limit: 2MiB}", "sync.limit", 2 << 20),
+    "files": ("sync: true\nfiles: [a.yaml]", "sync.files", ("{here}/a.yaml",)),
     "checks.skip": ("checks: {skip: [place]}", "unchecked", ("place",)),
     "ssh.config": ("nodes: [a]\nssh: {config: c}", "nodes.0.reach.options.config", "{here}/c"),
     "ssh.options": ("nodes: [a]\nssh: {options: [A=b]}", "nodes.0.reach.options.words", ("A=b",)),
@@ -347,7 +353,9 @@ def test_a_documented_default_can_be_written_out(load: Load, key: str, value: st
     needed = "image: x, " if section == "container" else ""
     setting = f"{section}: {{{needed}{inner}: {value}}}" if section else f"{key}: {value}"
     spec = load(f"script: x\n{setting}")
-    given = {key: f"{key}: {{}}" for key in ("restarts", "slurm")} | {"container": "container: {image: x}"}
+    given = {key: f"{key}: {{}}" for key in ("restarts", "slurm", "sync")} | {
+        "container": "container: {image: x}"
+    }
     plain = load(f"script: x\n{given.get(section, '')}")
     assert spec._replace(places={}) == plain._replace(places={})
 

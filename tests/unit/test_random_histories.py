@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from distlaunch.agent import messages
 from distlaunch.job.allocation import Allocation
-from distlaunch.job.spec import JobSpec, RendezvousSpec
+from distlaunch.job.spec import JobSpec, RendezvousSpec, Tree
 from distlaunch.plan.placement import Facts
 from distlaunch.runs.replay import loaded, replay
 from distlaunch.supervisor import actions, events
@@ -98,13 +98,15 @@ class World:
         spec = spec_of(text)._replace(
             allocation=Allocation("slurm", "Slurm", "17", (), answers=True) if fates else None
         )
+        if spec.sync.tree:
+            spec = spec._replace(tree=Tree("5891", "~/code", "/home/me/job", 3, 70))
         if launchers:
             spec = _with_launchers(spec)
         self.state, first = begin(spec, self.now, CHANCE)
         self._lines = [_line(self.now, BEGAN, beginning(self.state.spec, CHANCE))]
         self.agents: list[list[Agent]] = [[] for _ in self.state.nodes]
         self._away_until = [0.0 for _ in self.state.nodes]
-        self._refuses = set(refuses)
+        self._refuses, self._with_tree = set(refuses), set[int]()
         self._joined = {node for node, each in enumerate(spec.pool) if isinstance(each.reach, Joined)}
         self._at_the_door = set() if actions.Connect in self._refuses else set(self._joined)
         self._execute(first)
@@ -236,10 +238,10 @@ class World:
                 self._tell(agent, messages.PortRefused(node, "in use", ()), delay_s)
             case actions.HoldPort():
                 self._tell(agent, messages.PortHeld(node, 29400), delay_s)
-            case actions.FindRoute() if actions.FindRoute in self._refuses:
-                self._tell(agent, messages.RouteFailed(node, action.address, "no route"), delay_s)
             case actions.FindRoute():
-                self._tell(agent, messages.RouteFound(node, action.address, action.address, "eth0"), delay_s)
+                self._tell(agent, self._route(node, action.address), delay_s)
+            case actions.PlaceTree() | actions.SendTree():
+                self._place_tree(agent, action, delay_s)
             case actions.Capture():
                 self._dump(agent, action)
             case actions.StartWorkers():
@@ -251,6 +253,24 @@ class World:
                 self._later(delay_s, lambda: self._reap(agent))
             case actions.Close():
                 self._later(delay_s, lambda: self._stop(agent, leave=True))
+
+    def _route(self, node: int, address: str) -> messages.RouteFound | messages.RouteFailed:
+        if actions.FindRoute in self._refuses:
+            return messages.RouteFailed(node, address, "no route")
+        return messages.RouteFound(node, address, address, "eth0")
+
+    def _place_tree(self, agent: Agent, action: Action, delay_s: float) -> None:
+        """Even nodes share a store, and so do odd ones."""
+        node = agent.node
+        if isinstance(action, actions.SendTree):
+            self._with_tree.update(range(node % 2, len(self.agents), 2))
+            self._tell(agent, messages.TreeProgress(node, 35), delay_s)
+        if actions.PlaceTree in self._refuses:
+            self._tell(agent, messages.TreeRefused(node, "No space left on device"), delay_s)
+        elif node in self._with_tree:
+            self._tell(agent, messages.TreePlaced(node, "5891"), delay_s)
+        else:
+            self._tell(agent, messages.TreeLacks(node, f"store{node % 2}", (0, 2)), delay_s)
 
     def _start(self, agent: Agent) -> None:
         assert isinstance(self.state.nodes[agent.node], Up)
@@ -349,7 +369,8 @@ class World:
 
     def refuse(self, agent: Agent, number: int) -> None:
         """From now on, ports can't be held, routes not be found, or workers not be started."""
-        self._refuses.add((actions.HoldPort, actions.FindRoute, actions.StartWorkers)[number % 3])
+        kinds = (actions.HoldPort, actions.FindRoute, actions.StartWorkers, actions.PlaceTree)
+        self._refuses.add(kinds[number % 4])
 
     def stall(self, agent: Agent, number: int) -> None:
         """Some workers do nothing, or do something again."""
@@ -372,6 +393,8 @@ class World:
             messages.OrphansKilled(node, 1),
             messages.GuardianResumed(node, 7),
             messages.OutputLost(node, 0, 1, 5),
+            messages.TreeProgress(node, 70),
+            messages.TreeKept(node, "~/code/runs/x"),
         ):
             self._tell(agent, event)
         self._tell(agent, messages.Stuck(node, ()))
@@ -488,6 +511,7 @@ procs_per_node: {PROCS}
 nodes: {[f"n{i}" for i in range(nodes)]}
 min_nodes: {fewest}
 {draw(st.sampled_from(["", "container: {image: pytorch}"]))}
+{draw(st.sampled_from(["", "sync: true"]))}
 timeouts: {{stop: {STOP_S:g}s, lease: {LEASE_S:g}s, rejoin: {rejoin}, join: {draw(_limits)}, stall: 20s}}
 spares: {[f"s{i}" for i in range(spares)]}
 restarts: {{max: {most}, window: {window}{draw(_rules) if most else ""}}}
@@ -507,7 +531,7 @@ FAULTS: dict[str, list[int]] = {
     "join": [0, 1, 2, 3],
     "leave": [0],
     "lose_peer": [1, -6, -15],
-    "refuse": [0, 1, 2],
+    "refuse": [0, 1, 2, 3],
     "remark": [0],
     "stall": [1, 3, 2, 0],
     "usurp": [0],
@@ -530,7 +554,18 @@ _fates = st.sampled_from(
 """What the scheduler says whenever it is asked; none = there is no scheduler."""
 _starts = st.tuples(
     st.sampled_from([True, True, True, False]),
-    st.sampled_from([(), (), (), (), (actions.FindRoute,), (actions.StartWorkers,), (actions.HoldPort,)]),
+    st.sampled_from(
+        [
+            (),
+            (),
+            (),
+            (),
+            (actions.FindRoute,),
+            (actions.StartWorkers,),
+            (actions.HoldPort,),
+            (actions.PlaceTree,),
+        ]
+    ),
     _fates,
     st.sampled_from([True, False]),
 )

@@ -48,6 +48,12 @@ EVENTS: list[Any] = [
     messages.OutputLost(NODE, 1, 0, 512),
     messages.Swept(NODE, 2, 5),
     messages.Stuck(NODE, ({"pid": 7, "command": "x"},)),
+    messages.TreeLacks(NODE, "3f81", (0, 7)),
+    messages.TreeLacks(NODE, "3f81", ()),
+    messages.TreeProgress(NODE, 1 << 20),
+    messages.TreePlaced(NODE, "5891"),
+    messages.TreeRefused(NODE, "/home: No space left on device"),
+    messages.TreeKept(NODE, "/home/me/runs/x"),
 ]
 """Reports that become events as they are."""
 EXITED = messages.WorkerExited(NODE, 1, -9, 5.0, RECORD, 2, (64, 32), "Killed")

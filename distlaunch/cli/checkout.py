@@ -1,0 +1,29 @@
+"""`checkout`: writes the code of a run into a directory."""
+
+import os
+from typing import Annotated
+
+import typer
+from typer import Argument
+
+from distlaunch.cli.options import SshConfig
+from distlaunch.cli.output import say
+from distlaunch.cli.runs import offered, run_elsewhere
+from distlaunch.errors import UsageError
+from distlaunch.runs.find import find
+from distlaunch.wording import counted
+
+_RUN = "A run's ID, its unique beginning, or its directory; or a job's name or job file."
+Run = Annotated[str, Argument(metavar="RUN", help=_RUN, autocompletion=offered)]
+Folder = Annotated[str, Argument(metavar="DIRECTORY", help="A new directory for the code.")]
+
+
+def checkout(context: typer.Context, run: Run, folder: Folder, ssh_config: SshConfig = None) -> None:
+    """Write the code that a run with `sync` used into a new directory."""
+    from distlaunch.launch.snapshot import check_out
+
+    run_elsewhere(context, run, ssh_config)
+    if os.path.lexists(folder):
+        raise UsageError(f"{folder} exists already; name a new directory")
+    files = check_out(find(run).folder, folder)
+    say(f"wrote {counted(files, 'file')} to {folder}")

@@ -1,0 +1,100 @@
+"""The job's tree on its nodes: requested from each, sent to those that lack parts of it, and proven there.
+
+Nodes that report the same store share a file system. Only one of them receives what is missing.
+"""
+
+from collections.abc import Iterable
+
+from distlaunch.agent.messages import TreeKept, TreeLacks, TreePlaced, TreeProgress, TreeRefused
+from distlaunch.errors import Exit
+from distlaunch.supervisor.actions import Action, PlaceTree, SendTree, ShowMessage
+from distlaunch.supervisor.findings import AttemptFailed, JobOver, Step
+from distlaunch.supervisor.nodes import Code, Up
+from distlaunch.supervisor.state import Cause, Phase, State, Timer
+from distlaunch.wording import counted
+
+
+def code_of(state: State, node: int) -> Code | None:
+    """Return the state of the job's tree on a node with an agent; None = not requested."""
+    this = state.nodes[node]
+    return this.code if isinstance(this, Up) else None
+
+
+def lacks_code(state: State, node: int) -> bool:
+    """Return whether a node must still get the job's tree."""
+    code = code_of(state, node)
+    return state.spec.tree is not None and (code is None or code.step != "placed")
+
+
+def ask(state: State, nodes: Iterable[int]) -> tuple[State, tuple[Action, ...]]:
+    """Request the tree from nodes that were not asked yet, or were told to wait."""
+    actions = []
+    for node in nodes:
+        code = code_of(state, node)
+        if lacks_code(state, node) and (code is None or code.step == "waits"):
+            state = _with_code(state, node, Code())
+            actions.append(PlaceTree(node))
+    return state, tuple(actions)
+
+
+def _with_code(state: State, node: int, code: Code) -> State:
+    this = state.nodes[node]
+    assert isinstance(this, Up)
+    return state.with_node(node, this._replace(code=code))
+
+
+def on_tree_lacks(event: TreeLacks, state: State, now: float) -> Step:
+    """Send a node what it lacks, unless another node with the same store is receiving it."""
+    code = code_of(state, event.node)
+    if code is None or code.step not in ("asked", "sent"):
+        return state, ()
+    others = [code_of(state, node) for node in range(len(state.nodes)) if node != event.node]
+    if any(other == Code("sent", event.store) for other in others):
+        return _with_code(state, event.node, Code("waits", event.store)), ()
+    state = _longer(_with_code(state, event.node, Code("sent", event.store)), now)
+    send = SendTree(event.node, event.contents)
+    if not event.contents:
+        return state, (send,)
+    what = f"sending {counted(len(event.contents), 'file')} of the code"
+    return state, (ShowMessage("info", f"{state.label(event.node)}: {what}"), send)
+
+
+def _longer(state: State, now: float) -> State:
+    """Return `state` with more time for the preparation, since a node makes progress."""
+    if state.due_at(Timer.PREPARE) is None:
+        return state
+    return state.with_timer(Timer.PREPARE, now + state.spec.limits.connect_s)
+
+
+def on_tree_progress(event: TreeProgress, state: State, now: float) -> Step:
+    """Give a node more time that receives the tree."""
+    return _longer(state, now), ()
+
+
+def on_tree_placed(event: TreePlaced, state: State, now: float) -> Step:
+    """Record that a node has the tree, and let the nodes with the same store find it there."""
+    code = code_of(state, event.node)
+    if code is None or state.spec.tree is None or event.tree != state.spec.tree.digest:
+        return state, ()
+    state = _longer(_with_code(state, event.node, code._replace(step="placed")), now)
+    waiting = Code("waits", code.store)
+    return ask(state, [node for node in range(len(state.nodes)) if code_of(state, node) == waiting])
+
+
+def on_tree_refused(event: TreeRefused, state: State, now: float) -> Step:
+    """End the job because a node can't get the tree, or continue without a node that is new in a restart."""
+    this = state.nodes[event.node]
+    if not isinstance(this, Up) or this.code is None or state.phase is Phase.STOPPING:
+        return state, ()
+    text = f"can't bring the code to {state.label(event.node)}: {event.error}"
+    cause = Cause(text, Exit.FAILED, now, node=event.node, kind="node_lost")
+    if not state.attempt:
+        return state, (JobOver(cause),)
+    state = state.with_node(event.node, this._replace(code=None, unfit=text))
+    return state, (AttemptFailed(cause),) if event.node in state.members else ()
+
+
+def on_tree_kept(event: TreeKept, state: State, now: float) -> Step:
+    """Say where files are that the ranks have written into the tree."""
+    text = f"{state.label(event.node)}: the ranks left files in {event.path}"
+    return state, (ShowMessage("info", text),)

@@ -1,0 +1,101 @@
+"""Code that a job brings to its nodes: the right tree, or a clear error, and nothing left behind."""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.cluster.hosts import Site
+from tests.harness import Done, completed, distlaunch_argv
+
+SHOWS = """
+import hashlib, os, pathlib
+names = sorted(str(path) for path in pathlib.Path().rglob("*") if path.is_file())
+text = "".join(name + "\\0" + hashlib.sha256(pathlib.Path(name).read_bytes()).hexdigest() for name in names)
+print(os.environ["RANK"], hashlib.sha256(text.encode()).hexdigest(), oct(os.stat("train.py").st_mode))
+"""
+"""Each rank prints a digest of all files below its working directory."""
+
+
+class Desk(NamedTuple):
+    """A user's repository here, and three hosts of which each has a home directory of its own."""
+
+    site: Site
+    repository: Path
+    homes: Mapping[str, Path]
+    here: Path
+
+    def run(self, *words: str, command: str = "run", **keys: Any) -> Done:
+        """Run the job, with more `keys` in its file."""
+        job = {
+            "nodes": [*self.homes],
+            "gpus_per_node": 0,
+            "ssh": {"config": str(self.site.ssh_config)},
+            "python": sys.executable,
+            "script": "train.py",
+            "sync": True,
+            "logs": {"dir": str(self.here / "runs")},
+        }
+        (self.repository / "job.yaml").write_text(json.dumps(job | keys))
+        env = {**os.environ, "HOME": str(self.here)}
+        argv = distlaunch_argv(command, "job.yaml", *words)
+        done = completed(argv, cwd=self.repository, env=env)
+        assert "Traceback" not in done.stderr, done.stderr
+        return done
+
+    def expected(self) -> str:
+        """The digest that the ranks print of the repository as it is now."""
+        argv = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+        listed = subprocess.run(argv, cwd=self.repository, check=True, capture_output=True, text=True).stdout
+        names = sorted(filter(None, listed.split("\0")))
+        digests = (hashlib.sha256((self.repository / name).read_bytes()).hexdigest() for name in names)
+        text = "".join(f"{name}\0{digest}" for name, digest in zip(names, digests, strict=True))
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def stores(self) -> list[Path]:
+        """The stores here and on the hosts."""
+        return [home / ".cache" / "distlaunch" / "sync" for home in (self.here, *self.homes.values())]
+
+
+@pytest.fixture
+def desk(site: Site) -> Desk:
+    repository, here = site.folder / "repository", site.folder / "here"
+    repository.mkdir()
+    here.mkdir()
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b.example"]
+    (repository / "train.py").write_text(SHOWS)
+    (repository / "package").mkdir()
+    (repository / "package" / "model.py").write_text("width = 8\n")
+    (repository / "package" / "empty.py").touch()
+    (repository / ".gitignore").write_text("*.pt\njob.yaml\n")
+    for words in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "first"]):
+        completed([*git, *words], cwd=repository, status=0)
+    homes = {}
+    for host in ("host1", "host2", "host3"):
+        home = site.folder / f"home-{host}"
+        home.mkdir()
+        port = site.sshd(host, over=site.login(home, "/bin/sh"))
+        homes[site.name(f"{host}-{port}", host, port)] = home
+    return Desk(site, repository, homes, here)
+
+
+def test_every_node_has_the_same_proven_tree_and_keeps_none(desk: Desk) -> None:
+    (desk.repository / "package" / "new.py").write_text("untracked = True\n")
+    (desk.repository / "big.pt").write_bytes(bytes(1 << 16))  # ignored by git
+    done = desk.run()
+    rows = sorted(line.partition("] ")[2] for line in done.stdout.splitlines())
+    assert (done.returncode, rows) == (0, [f"{rank} {desk.expected()} 0o100400" for rank in range(3)])
+    for store in desk.stores():
+        assert [*(store / "runs").iterdir()] == [] == [*(store / "new").iterdir()]
+        assert {path.stat().st_mode & 0o777 for path in store.rglob("*") if path.is_file()} <= {0o400, 0o600}
+    assert desk.run().stderr.count("sending") == 0, "nothing has changed"
+    (desk.repository / "package" / "model.py").write_text("width = 16\n")
+    done = desk.run()
+    assert (done.returncode, done.stderr.count("sending 1 file ")) == (0, 3)
+    assert done.stdout.count(desk.expected()) == 3
