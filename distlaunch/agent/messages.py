@@ -168,12 +168,33 @@ class Reap(Frozen):
     run_id: str
 
 
+class Setup(Frozen):
+    """How to build the environment that `key` names: by uv or conda from `files`, or by the command `run`.
+
+    All are in `workdir`, which may begin with ~. `python` is the interpreter, "" = any. `env` are variables.
+    After `limit_s`, it has failed.
+    """
+
+    key: str
+    kind: str
+    run: str
+    files: Tuple[str, ...]
+    workdir: str
+    python: str
+    env: Dict[str, str]
+    limit_s: float
+
+
 class PlaceTree(Frozen):
-    """Make the tree of the run, which has the digest `tree`, from the store in the directory `base`."""
+    """Make the tree of the run, which has the digest `tree`, from the store in the directory `base`.
+
+    Then build the environment, if the job has a `setup`.
+    """
 
     run_id: str
     tree: str
     base: str
+    setup: Optional[Setup] = None
 
 
 class Listen(Frozen):
@@ -471,17 +492,30 @@ class TreeProgress(Frozen):
 
 
 class TreePlaced(Frozen):
-    """Answers `PlaceTree`: the whole tree is there, and its files have the right contents."""
+    """Answers `PlaceTree`: the whole tree is there, and its files have the right contents.
+
+    `environment` is the directory of the environment that was asked for, and `versions` what is in it.
+    """
 
     node: int
     tree: str
+    environment: str = ""
+    versions: Tuple[Tuple[str, str], ...] = ()
+
+
+class SetupPrinted(Frozen):
+    """Output of the commands that build the environment."""
+
+    node: int
+    text: str
 
 
 class TreeRefused(Frozen):
-    """Answers `PlaceTree`: the tree can't be made."""
+    """Answers `PlaceTree`: the tree or, if `placed`, the environment can't be made."""
 
     node: int
     error: str
+    placed: bool = False
 
 
 class TreeKept(Frozen):
@@ -550,6 +584,7 @@ REPORT_TYPES = {
     "lacks": TreeLacks,
     "placing": TreeProgress,
     "placed": TreePlaced,
+    "setup": SetupPrinted,
     "unplaced": TreeRefused,
     "kept": TreeKept,
     "listening": Listening,
@@ -622,7 +657,7 @@ def _tuple(form: str, value: Any, where: str) -> Any:
     return tuple([_checked(inner, each, where) for inner, each in zip(forms, value)])
 
 
-_NESTED = {"Binding": Binding, "Needs": Needs, "RankSpec": RankSpec, "WorkerSpec": WorkerSpec}
+_NESTED = {"Binding": Binding, "Needs": Needs, "RankSpec": RankSpec, "Setup": Setup, "WorkerSpec": WorkerSpec}
 _CHECKS: Dict[str, Callable[[Any], bool]] = {
     "Any": lambda value: True,
     "bool": lambda value: isinstance(value, bool),

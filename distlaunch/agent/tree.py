@@ -28,6 +28,7 @@ from collections import deque
 
 from distlaunch.agent import messages
 from distlaunch.agent.frozen import Frozen
+from distlaunch.agent.setup import Environment
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -528,7 +529,34 @@ class Placement:
         yield from store.lay_out(entries, command.run_id)
         if self._in_use < 0:
             self._in_use = store.use(command.run_id, manifest)
-        self._report(messages.TreePlaced(self._node, command.tree))
+        if command.setup is None:
+            self._report(messages.TreePlaced(self._node, command.tree))
+        else:
+            self._set_up(Environment(command.base, command.setup))
+
+    def _set_up(self, environment: Environment) -> None:
+        if environment.complete:
+            self._report_environment(environment)
+            return
+
+        def printed(text: str) -> None:
+            self._report(messages.SetupPrinted(self._node, text))
+
+        def wait() -> None:
+            self._tell_progress()
+            self._poller.after(PROGRESS_S, "tree", wait)
+
+        environment.build(self._poller, printed, lambda: self._report_environment(environment))
+        wait()
+
+    def _report_environment(self, environment: Environment) -> None:
+        self._poller.cancel("tree")
+        if environment.complete:
+            versions = tuple([(name, str(value)) for name, value in environment.facts().items()])
+            tree = self._command.tree
+            self._report(messages.TreePlaced(self._node, tree, environment.path, versions))
+        else:
+            self._report(messages.TreeRefused(self._node, environment.tail, placed=True))
 
     def _ask(self, indices: List[int]) -> None:
         self._asked += 1
@@ -583,7 +611,7 @@ class Placement:
             raise TreeError("more arrived than was missing")
 
     def _tell_progress(self) -> None:
-        if time.monotonic() - self._told_at > PROGRESS_S:
+        if time.monotonic() - self._told_at >= PROGRESS_S:
             self._told_at = time.monotonic()
             self._report(messages.TreeProgress(self._node, self._received))
 

@@ -105,6 +105,7 @@ def _job(reading: Reading, keys: Record, source: str) -> spec.JobSpec:
         metrics=around.path(checked["metrics"]["file"]) if checked.get("metrics") else None,
         unchecked=_unchecked(reading),
         sync=_sync(reading),
+        setup=_setup(reading),
         container=_container(reading),
         mpirun=spec.Mpirun(_mpirun(reading)),
         ssh=pool.ssh,
@@ -162,6 +163,15 @@ def _sync(reading: Reading) -> spec.Sync:
     files = tuple(map(reading.around.path, reading.checked.get("files") or ()))
     made: spec.Sync = SYNC.made(given)
     return made._replace(tree="sync" in reading.checked and given.get("tree", True), files=files)
+
+
+def _setup(reading: Reading) -> spec.Setup | None:
+    given = reading.checked.get("setup")
+    if given is None:
+        return None
+    if given in ("uv", "conda"):
+        return spec.Setup(given)
+    return spec.Setup("run", given["run"], tuple(given.get("key") or ()))
 
 
 def _mpirun(reading: Reading) -> tuple[str, ...]:

@@ -169,8 +169,9 @@ def _variables(reading: Reading) -> Mistakes:
 
 
 def _files(reading: Reading) -> Mistakes:
-    if "files" in reading.checked and "sync" not in reading.checked:
-        yield "files", "they are brought to the nodes together with the code: set sync: true"
+    for key in ("files", "setup"):
+        if key in reading.checked and "sync" not in reading.checked:
+            yield key, "it needs the code on the nodes: set sync: true"
 
 
 OF_KEYS = (_program, _script, _exclusive, _rendezvous, _stall, _hosts, _variables, _files)

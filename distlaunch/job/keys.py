@@ -117,6 +117,7 @@ TIMEOUTS = Record(
     job=Field(LIMIT, "Time limit for the whole job."),
     lease=Field(Duration(least_s=3), "Time without a heartbeat until a node is lost and stops its workers."),
     rejoin=Field(Duration(), "How long to wait for a lost node that the job can't continue without."),
+    setup=Field(Duration(), "Time limit for building the environment (setup) on a node."),
     stall=Field(
         LIMIT, "Time without output, CPU or GPU use after which a rank counts as stalled; none = never."
     ),
@@ -233,6 +234,14 @@ SYNC = Record(
     makes=spec.Sync,
     main="tree",
     foreign=by_their_names(exclude="ignore excludes", include="includes", to="dir directory path"),
+)
+
+SETUP = Record(
+    run=built(LINE, "A shell command, run in the workdir and inside a new virtual environment."),
+    key=built(ListOf(FILE), "Files in the workdir; when one changes, the environment is built again."),
+    makes=spec.Setup,
+    required=("run",),
+    foreign=by_their_names(run="command", key="keys files"),
 )
 
 SSH_OPTION = Text('an option such as "Compression=no"', r"[A-Za-z]+\s*[= ][^\0\n]*")
@@ -450,6 +459,11 @@ JOB = Record(
         "Bring the code to every node before the ranks start: the files of the git repository around the job "
         "file, or all files of its directory.",
         default="false",
+    ),
+    setup=built(
+        Either(text=Choice(("uv", "conda")), entries=SETUP),
+        "Build the ranks' Python environment on each node, once for each lock file; with sync only. uv uses "
+        "uv.lock, requirements.txt or pyproject.toml, conda environment.yml, in the workdir.",
     ),
     files=built(ListOf(FILE), "More files for the job file's directory on the nodes; with sync only."),
     ssh=built(SSH, "Settings for ssh."),

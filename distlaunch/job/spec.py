@@ -153,6 +153,7 @@ class Limits(Frozen):
     lease_s: float = LEASE_S
     rejoin_s: float = 300.0
     stall_s: float | None = 600.0
+    setup_s: float = 3600.0
     on_stall: OnStall = "warn"
     on_warning: OnWarning = "TERM"
 
@@ -295,10 +296,22 @@ class Sync(Frozen):
     limit: int = 256 << 20
 
 
+class Setup(Frozen):
+    """How each node gets the Python environment: from `files` by uv or conda, or by the command `run`.
+
+    The environment is built again whenever the contents of `files`, which are in the workdir, change.
+    """
+
+    kind: Literal["uv", "conda", "run"]
+    run: str = ""
+    files: tuple[str, ...] = ()
+
+
 class Tree(Frozen):
     """A snapshot of the code, which `digest` names, of the directory `root` on this machine.
 
     `commit` is the git commit, "" = none, and `dirty` is set if files differ from it. `base` is as in `Sync`.
+    `environment` names the environment that a setup builds.
     """
 
     digest: str
@@ -308,6 +321,7 @@ class Tree(Frozen):
     size: int
     commit: str = ""
     dirty: bool = False
+    environment: str = ""
 
     @property
     def words(self) -> str:
@@ -345,6 +359,7 @@ class JobSpec(Frozen):
     unchecked: tuple[Checked, ...] = ()
     sync: Sync = Sync()
     tree: Tree | None = None
+    setup: Setup | None = None
     stdin: Stdin = "none"
     success: Success = "all"
     container: Container | None = None

@@ -35,7 +35,7 @@ _LEFT_OUT = {
     "restarts.backoff": "ranks restart immediately",
     "restarts.window": "restarts.max limits the whole run",
     "checks": _NO_FLAG,
-    **dict.fromkeys(("sync", "files"), "the code is in the image, or on a volume"),
+    **dict.fromkeys(("sync", "files", "setup"), "the code is in the image, or on a volume"),
     "success": _NO_FLAG,
     **dict.fromkeys(("restarts.on", "restarts.never", "restarts.repeat"), _NO_FLAG),
     **dict.fromkeys(("timeouts.connect", "timeouts.lease", "timeouts.rejoin", "timeouts.stall"), _NO_FLAG),

@@ -3,6 +3,7 @@
 A run sends contents from the store, never from the working tree, which may change meanwhile.
 """
 
+import json
 import os
 import shutil
 import stat
@@ -21,6 +22,7 @@ from distlaunch.agent.tree import (
     Entry,
     Store,
     TreeError,
+    digest_of,
     is_as_listed,
     link_stays_inside,
     manifest_text,
@@ -28,7 +30,7 @@ from distlaunch.agent.tree import (
 )
 from distlaunch.agent.wire import MAX_OUTPUT
 from distlaunch.errors import DistlaunchError, UsageError, reason
-from distlaunch.job.spec import DEFAULT_BASE, JobSpec, Tree
+from distlaunch.job.spec import DEFAULT_BASE, JobSpec, Setup, Tree
 from distlaunch.job.text import path_in
 from distlaunch.observers.run_directory import RunDirectory, fd_of
 from distlaunch.wording import listed, size_words
@@ -51,9 +53,33 @@ class Snapshot(Frozen):
     entries: tuple[Entry, ...]
 
 
+LOCKS = {
+    "uv": ("uv.lock", "requirements.txt", "pyproject.toml", ".python-version"),
+    "conda": ("environment.yml", "environment.yaml"),
+}
+"""The files in the workdir that decide what is in an environment."""
+
+
 def with_tree(spec: JobSpec) -> JobSpec:
     """Return `spec` with the snapshot of its code, if it brings any. Raises `DistlaunchError`."""
-    return spec._replace(tree=take(spec).tree) if spec.sync.tree else spec
+    if not spec.sync.tree:
+        return spec
+    tree, entries = take(spec)
+    return spec._replace(tree=tree) if spec.setup is None else _with_setup(spec, tree, spec.setup, entries)
+
+
+def _with_setup(spec: JobSpec, tree: Tree, setup: Setup, entries: Iterable[Entry]) -> JobSpec:
+    """Return `spec` with the files that decide what is in the environment, and with its name."""
+    contents = {path_in(tree.root, entry.path): entry.content for entry in entries}
+    paths = {name: path_in(spec.program.workdir, name) for name in setup.files or LOCKS.get(setup.kind, ())}
+    found = {name: contents[path] for name, path in paths.items() if path in contents}
+    if missing := [name for name in setup.files if name not in found]:
+        raise spec.error("setup", f"{listed(missing)} is not part of the code in {tree.root}")
+    if not found and setup.kind != "run":
+        names = ", ".join(LOCKS[setup.kind])
+        raise spec.error("setup", f"found none of {names} in {spec.program.workdir}")
+    key = digest_of(json.dumps([setup.kind, setup.run, spec.program.python, *found.items()]).encode())
+    return spec._replace(tree=tree._replace(environment=key), setup=setup._replace(files=tuple(found)))
 
 
 def take(spec: JobSpec) -> Snapshot:

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from distlaunch.agent.messages import StackDumped, WorkerExited
+from distlaunch.agent.messages import SetupPrinted, StackDumped, WorkerExited
 from distlaunch.diagnosis.flight import waiting_lines
 from distlaunch.errors import reason
 from distlaunch.job.spec import JobSpec
@@ -73,6 +73,8 @@ class Recorder(Observer):
         elif isinstance(event, WorkerExited) and event.error_record and _keeps_output(state, event.node):
             name = f"attempt_{state.attempt}/{event.local_rank}/error.json"
             self._folder.append(name, json.dumps(_as_torch(event.error_record)).encode())
+        elif isinstance(event, SetupPrinted):
+            self._folder.append(f"setup-{state.label(event.node)}.log".replace("/", "-"), event.text.encode())
         elif isinstance(event, LinkEnded):
             self._mark_gaps(state, [event.node])
         elif isinstance(event, TimerDue) and event.timer in ENDS_LINKS:

@@ -199,7 +199,12 @@ def _find_route(action: actions.FindRoute, state: State, run_id: str) -> message
 def _place_tree(action: actions.PlaceTree, state: State, run_id: str) -> messages.PlaceTree:
     tree = state.spec.tree
     assert tree is not None
-    return messages.PlaceTree(run_id, tree.digest, tree.base)
+    program, setup = state.spec.program_of(state.spec.pool[action.node]), None
+    if wanted := state.spec.setup:
+        texts = ((name, value.text) for name, value in program.env.items() if "{" not in value.text)
+        where = (program.workdir, program.python or "", dict(texts), state.spec.limits.setup_s)
+        setup = messages.Setup(tree.environment, wanted.kind, wanted.run, wanted.files, *where)
+    return messages.PlaceTree(run_id, tree.digest, tree.base, setup)
 
 
 def _same(command: Callable[..., tuple[Any, ...]]) -> Callable[[Any, State, str], tuple[Any, ...]]:

@@ -54,10 +54,15 @@ class Away(Frozen):
 
 
 class Code(Frozen):
-    """The job's tree on a node. It `waits` for another node with the same `store`."""
+    """The job's tree on a node. It `waits` for another node with the same `store`.
+
+    `environment` and `versions` are as in `TreePlaced`.
+    """
 
     step: Literal["asked", "waits", "sent", "placed"] = "asked"
     store: str = ""
+    environment: str = ""
+    versions: tuple[tuple[str, str], ...] = ()
 
 
 class Connecting(Frozen):

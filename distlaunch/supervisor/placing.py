@@ -5,7 +5,7 @@ Nodes that report the same store share a file system. Only one of them receives 
 
 from collections.abc import Iterable
 
-from distlaunch.agent.messages import TreeKept, TreeLacks, TreePlaced, TreeProgress, TreeRefused
+from distlaunch.agent.messages import SetupPrinted, TreeKept, TreeLacks, TreePlaced, TreeProgress, TreeRefused
 from distlaunch.errors import Exit
 from distlaunch.supervisor.actions import Action, PlaceTree, SendTree, ShowMessage
 from distlaunch.supervisor.findings import AttemptFailed, JobOver, Step
@@ -76,9 +76,43 @@ def on_tree_placed(event: TreePlaced, state: State, now: float) -> Step:
     code = code_of(state, event.node)
     if code is None or state.spec.tree is None or event.tree != state.spec.tree.digest:
         return state, ()
-    state = _longer(_with_code(state, event.node, code._replace(step="placed")), now)
+    code = code._replace(step="placed", environment=event.environment, versions=event.versions)
+    state = _longer(_with_code(state, event.node, code), now)
     waiting = Code("waits", code.store)
     return ask(state, [node for node in range(len(state.nodes)) if code_of(state, node) == waiting])
+
+
+def on_setup_printed(event: SetupPrinted, state: State, now: float) -> Step:
+    """Show what the commands of a setup print on the first node. Those on the others print the same."""
+    if event.node != next(iter(state.members), 0):
+        return state, ()
+    lines = [line.strip() for line in event.text.splitlines() if line.strip()]
+    return state, tuple(ShowMessage("info", f"{state.label(event.node)}: {line}") for line in lines)
+
+
+def with_environments(state: State) -> State:
+    """Return `state` with a plan whose ranks use the environments that were built on their nodes."""
+    if state.plan is None or state.spec.setup is None:
+        return state
+    parts = []
+    for part in state.plan.nodes:
+        code = code_of(state, part.node)
+        assert code is not None
+        parts.append(part._replace(python=f"{code.environment}/bin/python"))
+    return state._replace(plan=state.plan._replace(nodes=tuple(parts)))
+
+
+def differing(state: State, now: float) -> Cause | None:
+    """Return the root cause if the environments of nodes differ, or else None."""
+    codes = {node: code for node in state.members if (code := code_of(state, node))}
+    for name in dict.fromkeys(name for code in codes.values() for name, _ in code.versions):
+        of_nodes = {node: dict(code.versions).get(name, "none") for node, code in codes.items()}
+        first, *others = of_nodes.items()
+        if odd := next((each for each in others if each[1] != first[1]), None):
+            label, value = state.label(odd[0]), odd[1]
+            text = f"{name} is {value} on {label}, but {first[1]} on {state.label(first[0])}"
+            return Cause(f"the environments differ: {text}", Exit.FAILED, now, node=odd[0])
+    return None
 
 
 def on_tree_refused(event: TreeRefused, state: State, now: float) -> Step:
@@ -86,7 +120,8 @@ def on_tree_refused(event: TreeRefused, state: State, now: float) -> Step:
     this = state.nodes[event.node]
     if not isinstance(this, Up) or this.code is None or state.phase is Phase.STOPPING:
         return state, ()
-    text = f"can't bring the code to {state.label(event.node)}: {event.error}"
+    what = "build the environment on" if event.placed else "bring the code to"
+    text = f"can't {what} {state.label(event.node)}: {event.error}"
     cause = Cause(text, Exit.FAILED, now, node=event.node, kind="node_lost")
     if not state.attempt:
         return state, (JobOver(cause),)

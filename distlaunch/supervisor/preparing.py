@@ -267,7 +267,9 @@ def start_when_prepared(state: State, now: float) -> Step:
         return state, ()
     if any(route_of(state.nodes[i]) is None or placing.lacks_code(state, i) for i in state.members):
         return state, ()
-    found = checking.problems(state)
+    if differs := placing.differing(state, now):
+        return state, (JobOver(differs),)
+    state, found = placing.with_environments(state), checking.problems(state)
     if errors := [each for each in found if each.problem.level == "error"]:
         return checking.refuse(state, errors, now)
     state = state._replace(phase=Phase.RUNNING, started_at=now).without_timers(Timer.PREPARE)

@@ -139,6 +139,7 @@ HANDLERS: Mapping[type, Handler] = {
     messages.TreeLacks: placing.on_tree_lacks,
     messages.TreeProgress: placing.on_tree_progress,
     messages.TreePlaced: placing.on_tree_placed,
+    messages.SetupPrinted: placing.on_setup_printed,
     messages.TreeRefused: placing.on_tree_refused,
     messages.TreeKept: placing.on_tree_kept,
     messages.WorkerStarted: rank_exits.on_worker_started,

@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -99,3 +100,59 @@ def test_every_node_has_the_same_proven_tree_and_keeps_none(desk: Desk) -> None:
     done = desk.run()
     assert (done.returncode, done.stderr.count("sending 1 file ")) == (0, 3)
     assert done.stdout.count(desk.expected()) == 3
+
+
+def wheel(folder: Path, name: str, body: str) -> None:
+    """A wheel of one module, which can be installed without a network."""
+    info = f"{name}-1.0.dist-info"
+    files = {
+        f"{name}.py": body,
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        f"{info}/RECORD": "",
+    }
+    folder.mkdir(exist_ok=True)
+    with zipfile.ZipFile(folder / f"{name}-1.0-py3-none-any.whl", "w") as archive:
+        for path, text in files.items():
+            archive.writestr(path, text)
+
+
+USES = "import os, sys, tiny; print(tiny.ANSWER, sys.prefix != sys.base_prefix)"
+
+
+def rows(done: Done) -> list[str]:
+    """What the ranks printed, without their tags."""
+    return sorted(line.partition("] ")[2] for line in done.stdout.splitlines())
+
+
+RUN = {"run": "pip install -r requirements.txt", "key": ["requirements.txt"]}
+
+
+@pytest.mark.parametrize(("setup", "count"), [("uv", 3), (RUN, 1)], ids=["uv", "run"])
+def test_each_node_builds_the_environment_once(desk: Desk, setup: Any, count: int) -> None:
+    wheel(desk.repository / "wheels", "tiny", "ANSWER = 41\n")
+    (desk.repository / "requirements.txt").write_text("--no-index\n--find-links wheels\ntiny\n")
+    (desk.repository / "train.py").write_text(USES)
+    path = os.pathsep.join((os.path.dirname(sys.executable), os.environ["PATH"]))
+    hosts = [*desk.homes][:count]
+    keys = {"setup": setup, "nodes": hosts, "env": {"PATH": path}}  # uv is there
+    done = desk.run(**keys)
+    assert (done.returncode, rows(done)) == (0, ["41 True"] * count), done.stderr
+    assert f"{hosts[0]}: + " in done.stderr
+    assert not any(f"{host}: + " in done.stderr for host in hosts[1:])
+    (folder,) = (desk.here / "runs").iterdir()
+    assert {path.name for path in folder.glob("setup-*")} == {f"setup-{host}.log" for host in hosts}
+    (desk.repository / "train.py").write_text(USES + "\n")
+    done = desk.run(**keys)
+    assert (done.returncode, rows(done), ": + " in done.stderr) == (0, ["41 True"] * count, False), (
+        done.stderr
+    )
+    stores = [desk.homes[host] / ".cache/distlaunch/sync/envs" for host in hosts]
+    assert [len([*store.glob("*.lock")]) for store in stores] == [1] * count
+    (desk.repository / "requirements.txt").write_text("--no-index\n--find-links wheels\nnonesuch\n")
+    done = desk.run(**keys)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert any(f"can't build the environment on {host}: " in done.stderr for host in hosts)
+    assert "nonesuch" in done.stderr and "ended with status 1" in done.stderr
+    for store in stores:
+        assert sum(path.is_dir() and not path.is_symlink() for path in store.iterdir()) == 1, "a half is left"

@@ -60,7 +60,7 @@ PLAIN_MISTAKES = {
     "restarts: {max: 1, on: [exit: 75]}": "2:31: restarts.on[0].exit: expected a non-empty list, got 75…",
     "timeouts: {stop: soon}": '2:18: timeouts.stop: expected a duration such as "30s" or "10m", got "soon"',
     "timeouts: {boot: 1s}": (
-        "2:12: timeouts.boot: unknown key; known keys: connect, join, stop, job, lease, rejoin, stall"
+        "2:12: timeouts.boot: unknown key; known keys: connect, join, stop, job, lease, rejoin, setup, stall"
     ),
     "logs: {console: some}": '2:17: logs.console: expected "all", "rank0", "none" or a list, got "some"',
     "launcher: slrm": (

@@ -12,6 +12,7 @@ from distlaunch.agent.messages import (
     Binding,
     Needs,
     RankSpec,
+    Setup,
     StartWorkers,
     WorkerExited,
     WorkerSpec,
@@ -32,6 +33,7 @@ SAMPLES: dict[str, Any] = {
     "Dict[str, str]": {"a": "b"},
     "Binding": START.binding,
     "Needs": Needs("~/w", "/w/t.py", ""),
+    "Setup": Setup("5891", "uv", "", ("uv.lock",), "~/w", "", {}, 60.0),
     "RankSpec": RankSpec(0, {"RANK": "3"}, {}),
     "WorkerSpec": WORKER,
 }

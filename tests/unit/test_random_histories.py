@@ -395,6 +395,7 @@ class World:
             messages.OutputLost(node, 0, 1, 5),
             messages.TreeProgress(node, 70),
             messages.TreeKept(node, "~/code/runs/x"),
+            messages.SetupPrinted(node, "Installed"),
         ):
             self._tell(agent, event)
         self._tell(agent, messages.Stuck(node, ()))

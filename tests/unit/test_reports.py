@@ -52,6 +52,8 @@ EVENTS: list[Any] = [
     messages.TreeLacks(NODE, "3f81", ()),
     messages.TreeProgress(NODE, 1 << 20),
     messages.TreePlaced(NODE, "5891"),
+    messages.TreePlaced(NODE, "5891", "/home/me/envs/1", (("torch", "2.13.0"),)),
+    messages.SetupPrinted(NODE, "Installed 12 packages"),
     messages.TreeRefused(NODE, "/home: No space left on device"),
     messages.TreeKept(NODE, "/home/me/runs/x"),
 ]

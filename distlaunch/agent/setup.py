@@ -1,0 +1,208 @@
+"""Builds the Python environment of a job on its node, once for each lock and platform.
+
+    BASE/envs/NAME       a link to the environment, made when it is complete
+    BASE/envs/NAME.1a2b  the environment, which can't be moved, since scripts in it contain its path
+    BASE/envs/NAME.lock  locked by the process that builds it
+
+A child of the agent builds it, and the agent reports what it prints.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import glob
+import json
+import os
+import platform
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+
+from distlaunch.agent import worker
+from distlaunch.agent.messages import Setup
+from distlaunch.agent.poller import Poller
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+FACTS = "distlaunch.json"
+"""The versions in an environment: a file in its directory."""
+MAX_TAIL = 4
+"""Lines of the last output to report if the environment can't be built."""
+_VERSIONS = """
+import json, sys
+facts = {"python": "%d.%d.%d" % sys.version_info[:3]}
+try:
+    import torch
+except ImportError:
+    pass
+else:
+    facts.update(torch=torch.__version__, cuda=torch.version.cuda or "none")
+    with open("/proc/self/maps") as maps:
+        paths = sorted({line.split()[-1] for line in maps if "libnccl" in line})
+    if paths:
+        facts["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+        facts["libnccl"] = paths[0].rpartition("/lib/")[2]
+print(json.dumps(facts))
+"""
+
+
+class Environment:
+    """The environment for a `setup` below the directory `base`. Its Python is bin/python in `path`."""
+
+    def __init__(self, base: str, setup: Setup) -> None:
+        self._setup, self._folder = setup, os.path.join(os.path.expanduser(base), "envs")
+        version = "py%d.%d" % sys.version_info[:2]
+        name = "-".join((setup.key[:16], version, sys.platform, platform.machine()))
+        self.path = os.path.join(self._folder, name)
+        self.tail = ""
+
+    @property
+    def complete(self) -> bool:
+        """Return whether the environment has been built."""
+        return os.path.exists(os.path.join(self.path, "bin", "python"))
+
+    def facts(self) -> dict[str, Any]:
+        """Return the versions in the environment."""
+        try:
+            with open(os.path.join(self.path, FACTS)) as file:
+                found = json.load(file)
+        except (OSError, ValueError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    def build(self, poller: Poller, printed: Callable[[str], None], ended: Callable[[], None]) -> None:
+        """Build the environment. Call `printed` with its output, and `ended` at the end. Raises OSError."""
+        os.makedirs(self._folder, 0o700, exist_ok=True)
+        read, write = os.pipe()
+        agent = os.getpid()
+
+        def become() -> None:
+            status = 1
+            try:
+                worker.begin(agent)
+                os.dup2(write, 1)
+                os.dup2(write, 2)
+                self._run()
+                status = 0
+            except (OSError, subprocess.CalledProcessError) as error:
+                print(_words(error), flush=True)
+            finally:
+                os._exit(status)
+
+        builder = worker.forked(become)
+        os.close(write)
+
+        def give_up() -> None:
+            self.tail += "\nnot done within %g s (timeouts.setup)" % self._setup.limit_s
+            try:
+                os.killpg(builder, signal.SIGKILL)
+            except OSError:
+                pass  # it has just ended
+
+        poller.after(self._setup.limit_s, "setup", give_up)
+
+        def receive() -> None:
+            data = os.read(read, 1 << 16)
+            if data:
+                text = data.decode(errors="replace")
+                self.tail = "\n".join((self.tail + text).strip().split("\n")[-MAX_TAIL:])
+                printed(text)
+                return
+            poller.forget(read)
+            poller.cancel("setup")
+            os.close(read)
+            ended()
+
+        poller.watch(read, receive)
+
+    # In the child
+
+    def _run(self) -> None:
+        os.chdir(os.path.expanduser(self._setup.workdir))
+        with open(self.path + ".lock", "w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                print("waiting for another run that builds the same environment", flush=True)
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            if self.complete:
+                return
+            for left in glob.glob(glob.escape(self.path) + ".*[0-9a-f]"):  # by a builder that was killed
+                shutil.rmtree(left, ignore_errors=True)
+            new = "%s.%s" % (self.path, os.urandom(4).hex())
+            try:
+                self._fill(new)
+                self._publish(new)
+            except BaseException:
+                shutil.rmtree(new, ignore_errors=True)
+                raise
+
+    def _fill(self, new: str) -> None:
+        setup, python = self._setup, self._setup.python or sys.executable
+        env = {**os.environ, **setup.env}
+        if setup.kind == "conda":
+            conda = _tool("conda", "mamba", "micromamba")
+            _call([conda, "env", "create", "--yes", "--prefix", new, "--file", setup.files[0]], env)
+        elif setup.kind == "uv":
+            self._fill_by_uv(new, env)
+        else:
+            _call([python, "-m", "venv", new], env)
+            inside = {"VIRTUAL_ENV": new, "PATH": "%s/bin:%s" % (new, env.get("PATH", os.defpath))}
+            _call(["/bin/sh", "-ec", setup.run], {**env, **inside})
+
+    def _fill_by_uv(self, new: str, env: dict[str, str]) -> None:
+        setup, uv = self._setup, self._uv(env)
+        version = ["--python", setup.python] if setup.python else []
+        if "uv.lock" in setup.files:
+            # The project itself isn't installed: its code changes from run to run, and is in the workdir.
+            into = {**env, "UV_PROJECT_ENVIRONMENT": new}
+            _call([uv, "sync", "--frozen", "--no-install-project", *version], into)
+            return
+        _call([uv, "venv", "--quiet", *version, new], env)
+        source = next(name for name in ("requirements.txt", "pyproject.toml") if name in setup.files)
+        _call([uv, "pip", "install", "--python", os.path.join(new, "bin", "python"), "-r", source], env)
+
+    def _uv(self, env: dict[str, str]) -> str:
+        """Return the path of uv, which is installed beside the environments if the node has none."""
+        own = os.path.join(self._folder, "uv", "bin", "uv")
+        for path in (shutil.which("uv", path=env.get("PATH")), os.path.expanduser("~/.local/bin/uv"), own):
+            if path and os.access(path, os.X_OK):
+                return path
+        folder = os.path.join(self._folder, "uv")
+        _call([sys.executable, "-m", "venv", folder], env)
+        _call([os.path.join(folder, "bin", "pip"), "install", "--quiet", "uv"], env)
+        return own
+
+    def _publish(self, new: str) -> None:
+        done = subprocess.run(
+            [os.path.join(new, "bin", "python"), "-c", _VERSIONS], stdout=subprocess.PIPE, check=True
+        )
+        with open(os.path.join(new, FACTS), "wb") as file:
+            file.write(done.stdout)
+        link = new + ".link"
+        os.symlink(os.path.basename(new), link)
+        os.replace(link, self.path)
+
+
+def _tool(*names: str) -> str:
+    for name in names:
+        path = shutil.which(name)
+        if path:
+            return path
+    raise FileNotFoundError(2, "not found on this node", names[0])
+
+
+def _call(argv: list[str], env: dict[str, str]) -> None:
+    print("+ " + " ".join([os.path.basename(argv[0]), *argv[1:]]), flush=True)
+    subprocess.run(argv, env=env, stdin=subprocess.DEVNULL, check=True)
+
+
+def _words(error: Exception) -> str:
+    if isinstance(error, subprocess.CalledProcessError):
+        command = " ".join([os.path.basename(error.cmd[0]), *error.cmd[1:]])
+        return "%s ended with status %d" % (command[:200], error.returncode)
+    return "%s: %s" % (getattr(error, "filename", None) or "setup", getattr(error, "strerror", error))
