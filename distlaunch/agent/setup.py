@@ -119,6 +119,17 @@ class Environment:
 
         poller.watch(read, receive)
 
+    def clear(self) -> None:
+        """Remove what a killed builder left behind, unless another one is at work."""
+        if not self.complete and os.path.exists(self.path + ".lock"):
+            with open(self.path + ".lock", "w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                self._remove_halves()
+
+    def _remove_halves(self) -> None:
+        for left in glob.glob(glob.escape(self.path) + ".*[0-9a-f]"):
+            shutil.rmtree(left, ignore_errors=True)
+
     # In the child
 
     def _run(self) -> None:
@@ -131,8 +142,7 @@ class Environment:
                 fcntl.flock(lock, fcntl.LOCK_EX)
             if self.complete:
                 return
-            for left in glob.glob(glob.escape(self.path) + ".*[0-9a-f]"):  # by a builder that was killed
-                shutil.rmtree(left, ignore_errors=True)
+            self._remove_halves()
             new = "%s.%s" % (self.path, os.urandom(4).hex())
             try:
                 self._fill(new)

@@ -623,6 +623,8 @@ class Placement:
             return
         os.close(self._in_use)
         try:
+            if self._command.setup:
+                Environment(self._command.base, self._command.setup).clear()
             if self._store.retire(self._command.run_id):
                 self._report(messages.TreeKept(self._node, self._store.tree_of(self._command.run_id)))
             self._store.tidy(bool(self._received))
