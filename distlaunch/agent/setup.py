@@ -59,6 +59,7 @@ class Environment:
         name = "-".join((setup.key[:16], version, sys.platform, platform.machine()))
         self.path = os.path.join(self._folder, name)
         self.tail = ""
+        self._builder = 0
 
     @property
     def complete(self) -> bool:
@@ -93,15 +94,12 @@ class Environment:
             finally:
                 os._exit(status)
 
-        builder = worker.forked(become)
+        self._builder = worker.forked(become)
         os.close(write)
 
         def give_up() -> None:
             self.tail += "\nnot done within %g s (timeouts.setup)" % self._setup.limit_s
-            try:
-                os.killpg(builder, signal.SIGKILL)
-            except OSError:
-                pass  # it has just ended
+            self._kill()
 
         poller.after(self._setup.limit_s, "setup", give_up)
 
@@ -115,16 +113,29 @@ class Environment:
             poller.forget(read)
             poller.cancel("setup")
             os.close(read)
+            self._builder = 0
             ended()
 
         poller.watch(read, receive)
 
-    def clear(self) -> None:
-        """Remove what a killed builder left behind, unless another one is at work."""
-        if not self.complete and os.path.exists(self.path + ".lock"):
-            with open(self.path + ".lock", "w") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                self._remove_halves()
+    def stop(self) -> None:
+        """Kill the builder, if it is at work, and remove what it leaves behind."""
+        if not self._builder:
+            return
+        self._kill()
+        try:
+            os.waitpid(self._builder, 0)
+        except ChildProcessError:
+            pass  # reaped already
+        with open(self.path + ".lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._remove_halves()
+
+    def _kill(self) -> None:
+        try:
+            os.killpg(self._builder, signal.SIGKILL)
+        except OSError:
+            pass  # it has just ended
 
     def _remove_halves(self) -> None:
         for left in glob.glob(glob.escape(self.path) + ".*[0-9a-f]"):

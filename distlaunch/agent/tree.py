@@ -493,6 +493,7 @@ class Placement:
         self._content: Optional[NewContent] = None
         self._asked, self._received, self._told_at = 0, 0, 0.0
         self._in_use = -1
+        self._environment: Optional[Environment] = None
 
     def place(self, command: messages.PlaceTree) -> None:
         """Begin, or begin again."""
@@ -535,6 +536,7 @@ class Placement:
             self._set_up(Environment(command.base, command.setup))
 
     def _set_up(self, environment: Environment) -> None:
+        self._environment = environment
         if environment.complete:
             self._report_environment(environment)
             return
@@ -623,8 +625,8 @@ class Placement:
             return
         os.close(self._in_use)
         try:
-            if self._command.setup:
-                Environment(self._command.base, self._command.setup).clear()
+            if self._environment:
+                self._environment.stop()
             if self._store.retire(self._command.run_id):
                 self._report(messages.TreeKept(self._node, self._store.tree_of(self._command.run_id)))
             self._store.tidy(bool(self._received))
