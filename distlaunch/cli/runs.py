@@ -28,7 +28,7 @@ runs = typer.Typer()
 _WHICH = (
     "A run's ID or the beginning of it, with the whole job name; a job's name or file (its latest run), a "
     "run directory, or a Slurm job ID; HOST:RUN for a run on another host. Default: the latest run below the "
-    "current directory."
+    "current directory or started from it."
 )
 
 

@@ -138,6 +138,7 @@ class Summary(Frozen):
         return {
             "text": cause.text,
             "kind": cause.kind,
+            "certainty": "unknown" if cause.peer_gone else "likely" if cause.inferred else "fact",
             **self._place(cause),
             "last_words": self._shown_words(cause.rank)[0] if cause.rank is not None and known else [],
         }
@@ -281,7 +282,8 @@ class Summary(Frozen):
 
 def unstarted(why: str, exit_status: int) -> dict[str, Any]:
     """Return the document of a run that could not begin."""
-    cause: dict[str, Any] = {"text": why, "kind": None, "rank": None, "node": None, "last_words": []}
+    cause: dict[str, Any] = {**dict.fromkeys(("kind", "rank", "node")), "last_words": []}
+    cause |= {"text": why, "certainty": "fact"}
     known = {"exit_status": exit_status, "cause": cause, "hint": None, "seconds": 0.0, "world_size": 0}
     lists: dict[str, Any] = {name: [] for name in ("lagging", "restarts", "workers", "nodes")}
     return {**known, **lists, "folder": None, "folders_elsewhere": {}}

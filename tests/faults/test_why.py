@@ -66,6 +66,10 @@ def test_a_damaged_run_directory_is_an_error_not_a_traceback(tmp_path: Path) -> 
     (run / "evidence.jsonl").write_bytes(b'\xff{[\n[1]\n{"workers": [3], "kernel": [4], "memory": 5}\n')
     assert "exit status 1" in distlaunch("why", "-v", str(run), status=0).stdout
     (run / "events.jsonl").write_text("junk\n{}")
+    text = distlaunch("why", str(run), status=0).stdout
+    assert "root cause: rank 0 (node0) failed first: exit status 1\n" in text
+    assert "only from summary.json: events.jsonl: line" in text, text
+    (run / "summary.json").write_text('{"cause": [3]}')
     done = distlaunch("why", str(run))
     assert (done.returncode, "Traceback" in done.stderr) == (1, False), done.stderr
     (run / "events.jsonl").unlink()  # each run that a test leaves is replayed
