@@ -229,6 +229,7 @@ class Summary(Frozen):
         ending = exits.Ending(
             *(worker.phase.status, worker.phase.oom_kills, worker.phase.shm, cause.peer_gone, python, module),
             stdin=bool(self.state.spec.shared),
+            networked=not self.state.spec.one_machine,
         )
         return exits.advice(ending, words)
 
