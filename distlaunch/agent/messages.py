@@ -369,10 +369,14 @@ class WarningReceived(Frozen):
 
 
 class Interrupted(Frozen):
-    """A launcher, or the controller (node None), received `signum` from the user or a scheduler."""
+    """A launcher, or the controller (node None), received `signum` from the user or a scheduler.
+
+    `by_command` is set if `distlaunch stop` sent it.
+    """
 
     signum: int
     node: Optional[int] = None
+    by_command: bool = False
 
 
 class AgentLeaving(Frozen):
