@@ -37,6 +37,8 @@ RAISED = ("exception", "collective")
 _OF_CAUSE = {"text": str, "certainty": str, "last_words": tuple[str, ...]}
 _ALARMING = re.compile(r"Xid|I/O error|[Hh]ardware [Ee]rror|hung_task|Killed process (?P<pid>\d+)")
 """Lines of the kernel's log that may explain a failure."""
+_STATES = {"R": "running", "S": "sleeping", "D": "blocked in the kernel", "T": "suspended", "Z": "ended"}
+"""The kernel's letters for states of processes."""
 _UNCOMPARED = re.compile(
     r"invocation\.|places\.|logs\.|placeholders|restarts_before|allocation\.|rendezvous\.job_id"
 )
@@ -78,7 +80,7 @@ class Record(Frozen):
         yield f"{self.node} at {_clock(self.time)}:"
         for row in self.workers:
             where = f"rank {self.first_rank + row.local_rank} (pid {row.pid})"
-            yield f"  {where}: {row.state} in {row.wchan}, {size_words(row.memory)}"
+            yield f"  {where}: {_STATES.get(row.state, row.state)}, {size_words(row.memory)}"
             yield from (f"    {socket}" for socket in row.sockets)
         if self.memory:
             yield f"  memory events: {listed([f'{name} {count}' for name, count in self.memory.items()])}"

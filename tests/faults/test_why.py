@@ -1,6 +1,8 @@
 """`why` explains jobs that fail in twelve ways."""
 
 import json
+import os
+import re
 from pathlib import Path
 
 import pytest
@@ -34,15 +36,19 @@ def test_shows_the_evidence_on_demand(tmp_path: Path) -> None:
     worker = """
         import os, signal, socket
         if os.environ["RANK"] == "1":
-            raise SystemExit(7)
+            open("gate").read()
+            raise SystemExit("\\x1b]0;title\\x07")
         held = socket.create_server(("127.0.0.1", 0))
+        open("gate", "w").close()
         signal.pause()
     """
+    os.mkfifo(tmp_path / "gate")
     job = write_job(tmp_path, worker, "gpus_per_node: 0\nprocs_per_node: 2\n")
-    distlaunch("run", str(job), status=7)
+    distlaunch("run", str(job), status=1)
     text = distlaunch("why", "-v", cwd=tmp_path, status=0).stdout
-    assert "root cause: rank 1 (node0) failed first: exit status 7 [" in text
-    assert "  rank 0 (pid " in text
+    assert "root cause: rank 1 (node0) failed first: exit status 1 [" in text
+    assert "\n  \\x1b]0;title\\x07\n" in text
+    assert re.search(r"\n  rank 0 \(pid \d+\): (sleeping|running), [\d.]+ .iB\n    listens on port \d+\n", text), text
     assert "memory events: " in text
 
 
