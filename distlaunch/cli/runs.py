@@ -188,7 +188,10 @@ def run_elsewhere(context: typer.Context, word: str | None, ssh_config: str | No
     word = word or ""
     host, colon, rest = word.partition(":")
     if host and colon and os.sep not in host and not os.path.exists(word):
-        raise typer.Exit(_run_there(context, word, rest, (host, ssh_config)))
+        status = _run_there(context, word, rest, (host, ssh_config))
+        if status == Exit.USAGE and not rest:
+            say(f"`{word}` is the latest run in your home directory on {host}; name another as {word}RUN")
+        raise typer.Exit(status)
     if known := elsewhere(word, alone=context.command.name == "stop"):
         run, way = known
         status = _run_there(context, word, run, way)

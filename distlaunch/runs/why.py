@@ -40,7 +40,7 @@ _ALARMING = re.compile(r"Xid|I/O error|[Hh]ardware [Ee]rror|hung_task|Killed pro
 _STATES = {"R": "running", "S": "sleeping", "D": "blocked in the kernel", "T": "suspended", "Z": "ended"}
 """The kernel's letters for states of processes."""
 _UNCOMPARED = re.compile(
-    r"invocation\.|places\.|logs\.|placeholders|restarts_before|allocation\.|rendezvous\.job_id"
+    r"invocation\.(?!script)|places\.|logs\.|placeholders|restarts_before|allocation\.|rendezvous\.job_id"
 )
 """Settings that differ from run to run without changing the job."""
 
@@ -313,6 +313,7 @@ _KEYS = (
     (r"^restarts\.most$", "restarts.max"),
     (r"^restarts\.(\w+)_s$", r"restarts.\1"),
     (r"^(env\..+)\.text$", r"\1"),
+    (r"^invocation\.script$", "checksum of the script"),
 )
 """Patterns of fields of the `JobSpec`, and the keys of the job file that set them, where they differ."""
 
@@ -380,5 +381,5 @@ def _clock(at: Any) -> str:
 
 
 def _cut(line: str) -> str:
-    line = line.replace("\n", " ")
+    line = line.replace("\n", "; ")
     return line if len(line) <= MAX_CHARACTERS else f"{line[: MAX_CHARACTERS - 1]}…"
