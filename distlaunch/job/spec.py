@@ -157,6 +157,8 @@ class Limits(Frozen):
     on_warning: OnWarning = "TERM"
 
 
+MAX_GPUS = 4096
+"""GPUs of a node above which the number must be a mistake."""
 FOREVER_S = 1e9
 """Seconds: an endless window, since torchrun counts --max-restarts over the whole run."""
 
