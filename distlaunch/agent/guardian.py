@@ -37,7 +37,9 @@ def main(nonce: str, place: int | tuple[str, dict[str, int]]) -> None:
     try:
         agent = os.fork()
     except OSError as error:
-        raise SystemExit("can't fork: %s; raise the limit on processes (ulimit -u)" % error.strerror) from None
+        raise SystemExit(
+            "can't fork: %s; raise the limit on processes (ulimit -u)" % error.strerror
+        ) from None
     if agent == 0:
         # If the guardian dies, the agent receives SIGTERM, stops its workers and exits.
         sweep.become_subreaper()

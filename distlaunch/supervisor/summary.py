@@ -283,11 +283,11 @@ class Summary(Frozen):
 
 def unstarted(why: str, exit_status: int) -> dict[str, Any]:
     """Return the document of a run that could not begin."""
-    cause: dict[str, Any] = {**dict.fromkeys(("kind", "rank", "node")), "last_words": []}
-    cause |= {"text": why, "certainty": "fact"}
+    nothing = dict.fromkeys(("kind", "rank", "node"))
+    cause: dict[str, Any] = {**nothing, "text": why, "certainty": "fact", "last_words": []}
     known = {"exit_status": exit_status, "cause": cause, "hint": None, "seconds": 0.0, "world_size": 0}
     lists: dict[str, Any] = {name: [] for name in ("lagging", "restarts", "workers", "nodes")}
-    return {**known, **lists, "folder": None, "folders_elsewhere": {}}
+    return {**known, **lists, "code": None, "folder": None, "folders_elsewhere": {}}
 
 
 def _end_of(lines: list[str], whole: int) -> list[str]:
