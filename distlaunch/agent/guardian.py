@@ -34,7 +34,12 @@ def main(nonce: str, place: int | tuple[str, dict[str, int]]) -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)
     sweep.become_subreaper()
     guardian, folder = os.getpid(), scratch.Folder()
-    agent = os.fork()
+    try:
+        agent = os.fork()
+    except OSError as error:
+        raise SystemExit(
+            "can't fork: %s; raise the limit on processes (ulimit -u)" % error.strerror
+        ) from None
     if agent == 0:
         # If the guardian dies, the agent receives SIGTERM, stops its workers and exits.
         sweep.become_subreaper()

@@ -335,7 +335,7 @@ class WorkerExited(Frozen):
     `at` is the monotonic time of the node in a report, and of the controller in an event. `error_record` is
     {message, callstack} as written by torch's @record. `oom_kills` counts kills by the kernel since the
     start. `shm` is (size, free) of /dev/shm in bytes, or empty. `words` is the worker's last output before it
-    was asked to stop.
+    was asked to stop. `unasked` is set if it exited by itself before that.
     """
 
     node: int
@@ -346,6 +346,7 @@ class WorkerExited(Frozen):
     oom_kills: int = 0
     shm: Tuple[int, ...] = ()
     words: str = ""
+    unasked: bool = False
 
 
 class RanksJoined(Frozen):
@@ -389,10 +390,14 @@ class WarningReceived(Frozen):
 
 
 class Interrupted(Frozen):
-    """A launcher, or the controller (node None), received `signum` from the user or a scheduler."""
+    """A launcher, or the controller (node None), received `signum` from the user or a scheduler.
+
+    `by_command` is set if `distlaunch stop` sent it.
+    """
 
     signum: int
     node: Optional[int] = None
+    by_command: bool = False
 
 
 class AgentLeaving(Frozen):

@@ -64,7 +64,7 @@ def _place(needs: Needs) -> Message:
     place: Message = {"workdir": workdir, "exists": os.path.isdir(workdir), "script": program}
     if program:
         try:
-            place["digest"] = _digest(program)
+            place["digest"] = digest(program)
         except OSError as error:
             place["unreadable"], place["errno"] = error.strerror, error.errno
     temporary = scratch.places(os.path.join(workdir, needs.tmpdir) if needs.tmpdir else None)
@@ -77,7 +77,7 @@ def _place(needs: Needs) -> Message:
     return place
 
 
-def _digest(program: str) -> str:
+def digest(program: str) -> str:
     """Return a value that differs between different programs. Raises OSError if it can't be started."""
     found = os.stat(program)
     if not stat.S_ISREG(found.st_mode):

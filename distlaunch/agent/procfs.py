@@ -161,14 +161,21 @@ class Socket:
 
     @property
     def words(self) -> str:
-        """Return the local port, the remote address and the state: `41712 → 10.0.0.2:29500 connected`."""
+        """Return its ports, the remote address and the state in words."""
+        if self.state == LISTEN:
+            return "listens on port %d" % self.local_port
         import socket  # only for evidence
 
         words = [bytes.fromhex(self._remote[i : i + 8])[::-1] for i in range(0, len(self._remote), 8)]
         family = socket.AF_INET if len(words) == 1 else socket.AF_INET6
-        address = socket.inet_ntop(family, b"".join(words))
+        address = socket.inet_ntop(family, b"".join(words)).replace("::ffff:", "")
         state = STATE_NAMES.get(self.state, "TCP state %d" % self.state)
-        return "%d → %s:%d %s" % (self.local_port, address, self.remote_port, state)
+        return "connection from port %d to %s port %d: %s" % (
+            self.local_port,
+            address,
+            self.remote_port,
+            state,
+        )
 
 
 def sockets() -> Iterator[Socket]:

@@ -209,6 +209,7 @@ class Workers:
                 words=worker.words.decode(errors="replace") if status != 0 else "",
                 oom_kills=procfs.oom_kills() - self._oom_kills,
                 shm=procfs.shared_memory(),
+                unasked=status > 0 and not worker.stopping,
             )
         )
 
@@ -253,6 +254,8 @@ class Workers:
 
         Another call can only shorten this.
         """
+        if not (self.swept or self._sweep or self._stopping):
+            self.children_changed()  # a worker that has already ended was not stopped
         if self.swept:
             self._report_swept()
         elif grace_s <= 0 or not self._live():

@@ -471,6 +471,8 @@ def _unchecked(nodes: Sequence[NodeReport]) -> Iterator[tuple[str, list[str]]]:
                 whys.setdefault(str(node.facts.get(part, "no answer")), []).append(node.label)
         if whys:
             yield part, [f"{part} of {listed(labels)}: {why}" for why, labels in whys.items()]
+    if labels := [node.label for node in nodes if node.part("place").get("unreadable")]:
+        yield "imports", [f"imports of the script: {listed(labels)} can't read it"]
 
 
 # Values from nodes, whose types are not certain

@@ -164,7 +164,7 @@ def software(asked: Facts) -> Facts:
         facts["nccl"] = nccl_of(folder)
     driver = re.search(r"Module\s+([\d.]+)", text_of("/proc/driver/nvidia/version"))
     facts["driver"] = driver.group(1) if driver else None
-    if script.endswith(".py"):
+    if script.endswith(".py") and os.access(script, os.R_OK):
         facts["missing"] = [name for name in imported(script) if importlib.util.find_spec(name) is None]
     return facts
 

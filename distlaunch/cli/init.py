@@ -2,6 +2,7 @@
 
 import glob
 import os
+import re
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
@@ -15,8 +16,8 @@ from distlaunch.cli.job_file import Typed, load_document, write_new
 from distlaunch.cli.options import Args, Hosts, Json, Module, Ranks, job_and_args
 from distlaunch.cli.output import print_json, print_text, say
 from distlaunch.compat.draft import Draft
-from distlaunch.errors import UsageError
-from distlaunch.job.spec import JobSpec
+from distlaunch.errors import DistlaunchError, Exit, UsageError
+from distlaunch.job.spec import MAX_GPUS, JobSpec
 from distlaunch.job.types import Tree
 from distlaunch.schedulers import scheduler_in, title_of
 from distlaunch.wording import listed
@@ -53,20 +54,27 @@ def init(
     out: Out = "job.yaml",
     as_json: Json = False,
 ) -> None:
-    """Write a short job file with comments. Without arguments, ask for the script and the hosts.
+    """Write a short job file with comments. On a terminal, ask for the script and the hosts if not given.
 
-    Connects to the nodes, to count their GPUs and look for torch. Never overwrites a file.
+    Connects to the nodes, to count their GPUs and look for torch. Never overwrites a file. Exits with 1 if a
+    node can't be reached.
     """
     from distlaunch.launch.node_check import look
 
     if os.path.lexists(out):
         raise UsageError(f"{out} already exists: choose another name with -o")
     script, words = job_and_args(context, script, args)
-    typed, settings = Typed(module, hosts, ranks), overrides or []
-    asks = not (script or any(typed) or settings or words) and sys.stdin.isatty()
-    if asks:
-        script, typed = _ask_script(), Typed(hosts=_ask_hosts())
-    spec, document, folder = load_document(_checked(script, typed, settings), settings, words, typed)
+    typed, settings, asks = Typed(module, hosts, ranks), overrides or [], sys.stdin.isatty()
+    if asks and not (script or module or _set("script|module|command", settings)):
+        script = _ask_script()
+    found = load_document(_checked(script, typed, settings), settings, words, typed)
+    while asks and not (hosts or _set("nodes|hostfile", settings)) and (answer := _ask_hosts()):
+        try:
+            found = load_document(script, settings, words, typed._replace(hosts=answer))
+            break
+        except DistlaunchError as error:
+            say(str(error))
+    spec, document, folder = found
     names = [node.label for node in spec.nodes if not node.local]
     say(f"looking at {listed(names) or 'this machine'}")
     reports, gpus = look(spec)
@@ -80,14 +88,18 @@ def init(
     else:
         file = shlex.quote(out)
         print_text(f"wrote {out}; next:\n  distlaunch check {file}\n  distlaunch run {file}\n")
+    if any(report.failure for report in reports):
+        raise typer.Exit(Exit.FAILED)
+
+
+def _set(keys: str, settings: Sequence[str]) -> bool:
+    return any(re.match(f"({keys})=", text) for text in settings)
 
 
 def _checked(script: str | None, typed: Typed, settings: Sequence[str]) -> str | None:
     """Return the script. Raises `UsageError` if nothing names a program, or if it can't be a script."""
     if script is None:
-        if typed.module or any(
-            text.partition("=")[0] in ("script", "module", "command") for text in settings
-        ):
+        if typed.module or _set("script|module|command", settings):
             return None
         raise UsageError("name the script, as in `distlaunch init train.py -H gpu-a,gpu-b`")
     if not script.endswith(".py"):
@@ -127,9 +139,11 @@ def _gpus(seen: Sequence[int | None], asks: bool) -> int | None:
     """Return the number of GPUs on each node; None if each start should count them."""
     if None in seen and asks:
         default = "counted at each start"
-        while not (answer := _ask("GPUs on each node", default)).isdecimal() and answer != default:
-            say(f"{answer!r} is not a number")
-        return int(answer) if answer != default else None
+        while (answer := _ask("GPUs on each node", default)) != default:
+            if answer.isdecimal() and int(answer) <= MAX_GPUS:
+                return int(answer)
+            say(f"{answer!r} is not a number from 0 to {MAX_GPUS}")
+        return None
     return seen[0] if len({*seen}) == 1 else None
 
 

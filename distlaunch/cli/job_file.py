@@ -239,7 +239,10 @@ def read_text(path: str) -> str:
         with open(0 if path == STDIN else path, "rb", closefd=path != STDIN) as file:
             data = file.read(MAX_BYTES + 1)
     except OSError as error:
-        raise UsageError(f"{path}: {reason(error)}") from None
+        stem, suffix = os.path.splitext(path)
+        other = stem + {".yaml": ".yml", ".yml": ".yaml"}.get(suffix, suffix)
+        hint = f"; did you mean {other}?" if other != path and os.path.exists(other) else ""
+        raise UsageError(f"{path}: {reason(error)}{hint}") from None
     except ValueError:
         raise UsageError(f"{path!r} is not a valid file name") from None
     if len(data) > MAX_BYTES:

@@ -28,7 +28,7 @@ runs = typer.Typer()
 _WHICH = (
     "A run's ID or the beginning of it, with the whole job name; a job's name or file (its latest run), a "
     "run directory, or a Slurm job ID; HOST:RUN for a run on another host. Default: the latest run below the "
-    "current directory."
+    "current directory or started from it."
 )
 
 
@@ -188,7 +188,10 @@ def run_elsewhere(context: typer.Context, word: str | None, ssh_config: str | No
     word = word or ""
     host, colon, rest = word.partition(":")
     if host and colon and os.sep not in host and not os.path.exists(word):
-        raise typer.Exit(_run_there(context, word, rest, (host, ssh_config)))
+        status = _run_there(context, word, rest, (host, ssh_config))
+        if status == Exit.USAGE and not rest:
+            say(f"`{word}` is the latest run in your home directory on {host}; name another as {word}RUN")
+        raise typer.Exit(status)
     if known := elsewhere(word, alone=context.command.name == "stop"):
         run, way = known
         status = _run_there(context, word, run, way)

@@ -32,6 +32,7 @@ def why(
 ) -> None:
     """Explain why a run failed, or what it waits for: root cause, evidence, consequences, what to do."""
     run_elsewhere(context, which, ssh_config)
+    from distlaunch.observers.console import escape
     from distlaunch.runs.submissions import run_of
     from distlaunch.runs.why import explain
 
@@ -44,4 +45,4 @@ def why(
         lines += [f"since {found.other}:", *found.changes()]
     if verbose:
         lines += [line for record in found.evidence for line in record.lines()]
-    print_text("\n".join([*lines, ""]))
+    print_text(escape("\n".join([*lines, ""])))  # on a pipe, too: `less -R` acts on escapes

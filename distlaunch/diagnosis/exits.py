@@ -21,7 +21,8 @@ class Ending(Frozen):
     """The end of a worker, with facts from the kernel: OOM kills since the start, (size, free) of /dev/shm.
 
     `peer_gone` is set if the worker lost its connection to another rank. `python` is its interpreter.
-    `module` is the module that it ran instead of a file. `stdin` is set if it has the stdin of the command.
+    `module` is the module that it ran instead of a file. `stdin` is set if it has the stdin of the command,
+    `networked` if ranks run on other machines, too.
     """
 
     status: int
@@ -31,6 +32,7 @@ class Ending(Frozen):
     python: str = "python"
     module: str = ""
     stdin: bool = False
+    networked: bool = False
 
 
 def exit_status_of(status: int) -> int:
@@ -244,7 +246,8 @@ def advice(ending: Ending, words: str) -> str:
     if aborted and TRACEBACK not in words:  # after an exception, the traceback is more informative
         return "a gloo thread outlived the interpreter: end the script with dist.destroy_process_group()"
     if ending.peer_gone:
-        return next((hint for pattern, hint in _WITHOUT_PEER if re.search(pattern, words)), _NO_ERROR)
+        hint = next((hint for pattern, hint in _WITHOUT_PEER if re.search(pattern, words)), _NO_ERROR)
+        return hint + _CUT_OFF * ending.networked
     last = "\n".join(words.splitlines()[-LAST_LINES:])
     if ending.module and (hint := _of_module(ending.module, last)):
         return hint
@@ -301,6 +304,10 @@ _OTHER_SIZE = (
     "(by default, it is WORLD_SIZE)"
 )
 _NO_ERROR = "no rank reported its own error; check the end of each rank's log"
+_CUT_OFF = (
+    "; otherwise, the network between the nodes may have failed: check firewalls and NCCL_SOCKET_IFNAME or "
+    "GLOO_SOCKET_IFNAME, and run `distlaunch check --links`"
+)
 _WITHOUT_PEER = ((_IN_INIT, _OTHER_SIZE), (_TIMED_OUT, _MISSED))
 _SHM = "data loaders share tensors in /dev/shm: enlarge it (docker run --shm-size=8g) or set num_workers=0"
 

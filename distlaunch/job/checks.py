@@ -268,6 +268,8 @@ def _numbers(reading: Reading, spec: JobSpec) -> Mistakes:
 
 def _restarts(reading: Reading, spec: JobSpec) -> Mistakes:
     limit, given = spec.restarts, reading.section("restarts")
+    if "stall" in (limit.on or ()) and spec.limits.on_stall != "restart":
+        yield "restarts.on", "stall has no effect without on_stall: restart"
     for each in dict.fromkeys(limit.on or ()):
         if each in limit.never:
             yield "restarts.never", f"{each} is in both on and never; remove it from one of them"

@@ -50,6 +50,7 @@ def _cpus_error(cpus: str) -> str | None:
 
 AUTO = Choice(("auto",))
 PORT = Integer(1, 65535)
+GPUS = Integer(0, spec.MAX_GPUS)
 CONF = MapOf(Word(), r"[A-Za-z_]\w*", "a setting's name")
 FILE = Text("a non-empty string", r"[^\0]+", home_error)
 PYTHON = Text("an interpreter such as python3.12, or its path", r"(?![0-9.]+$)[^\0\n]+", home_error)
@@ -60,7 +61,7 @@ CPUS = Text('a list of CPUs such as "0-3,8"', rf"{_CPUS}(?:,{_CPUS})*", _cpus_er
 
 NODE = Record(
     host=built(SOME_TEXT, "Host name, as used with ssh; user@host and ranges such as gpu[03-10] also work."),
-    gpus=built(Either(number=Integer(0), text=AUTO), "GPUs of this node.", "gpus_per_node"),
+    gpus=built(Either(number=GPUS, text=AUTO), "GPUs of this node.", "gpus_per_node"),
     procs=built(Integer(1), "Workers on this node.", "procs_per_node"),
     address=Field(
         SOME_TEXT, "Address that the other nodes use to reach this node.", "the address that ssh uses"
@@ -382,9 +383,7 @@ JOB = Record(
         "Hosts that replace lost nodes; rest = all other nodes of the allocation.",
     ),
     hostfile=built(FILE, "A hostfile (Open MPI, DeepSpeed, Horovod) instead of nodes."),
-    gpus_per_node=built(
-        Either(number=Integer(0), text=AUTO), "GPUs of each node; 0 = a CPU job.", default="auto"
-    ),
+    gpus_per_node=built(Either(number=GPUS, text=AUTO), "GPUs of each node; 0 = a CPU job.", default="auto"),
     procs_per_node=built(Integer(1), "Workers on each node.", "one per GPU, 1 on a CPU job"),
     numa_binding=built(
         Choice(get_args(spec.NumaMode), none=True),

@@ -158,6 +158,8 @@ class Limits(Frozen):
     on_warning: OnWarning = "TERM"
 
 
+MAX_GPUS = 4096
+"""GPUs of a node above which the number must be a mistake."""
 FOREVER_S = 1e9
 """Seconds: an endless window, since torchrun counts --max-restarts over the whole run."""
 
@@ -238,7 +240,7 @@ class Invocation(Frozen):
     `file` is the resolved path of the job file; "" = piped, or no file. `placeholders` enables {rank} and so
     on in arguments and variables. With `shares_stdio`, workers inherit stdin and, if their output needs no
     processing, stdout. `signals` names the signals that end the job and reach the workers unchanged instead
-    of as SIGTERM.
+    of as SIGTERM. `script` is a checksum of the script, or "" if it can't be read here.
     """
 
     file: str = ""
@@ -246,6 +248,7 @@ class Invocation(Frozen):
     shares_stdio: bool = False
     signals: tuple[str, ...] = ()
     earlier: Earlier | None = None
+    script: str = ""
 
 
 class Etcd(Frozen):

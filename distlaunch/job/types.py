@@ -343,6 +343,8 @@ class ListOf(Type):
                     return f"; each item must be {self.item.name}"
                 key = "" if value.place.typed else f"{path.rpartition('.')[2]}: "
                 return f"; write {key}{value.place.instead(text, as_list(text))}"
+            case Scalar(value=int(number)) if self.item.read(value) is not REFUSED:
+                return f"; write {path.rpartition('.')[2]}: [{number}]"
         return ""
 
     def schema(self) -> Schema:

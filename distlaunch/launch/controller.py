@@ -17,6 +17,7 @@ from distlaunch.launch.start import Start, path_of_starts, start_run
 from distlaunch.observers import observers_of
 from distlaunch.observers.observer import Attempts, Observed, Observer, Observers, Printed, Shown
 from distlaunch.observers.recording import LastOutput, Recorder
+from distlaunch.observers.run_directory import STOPPED
 from distlaunch.observers.run_list import append, is_stopped, lines_of, note_end
 from distlaunch.schedulers import load
 from distlaunch.signals import Interrupts
@@ -46,7 +47,7 @@ class Controller:
     def __init__(self, start: Start, observers: Observers, interrupts: Interrupts) -> None:
         self._spec, self._run_id, self._now = start.spec, start.run_id, start.now
         self._observers, self._tell, self._interrupts = observers, observers.tell, interrupts
-        self._open, self._asked = start.open, start.asked
+        self._open, self._asked, self._folder = start.open, start.asked, start.folder.path
         self._links = Links(
             self._take,
             lambda node, failure: self._feed(events.LinkEnded(node, failure)),
@@ -246,8 +247,9 @@ class Controller:
             self._feed(events.OutputFlows(node))
 
     def _on_interrupts(self) -> None:
+        by_command = os.path.exists(os.path.join(self._folder, STOPPED))
         for signum in self._interrupts.received():
-            self._feed(messages.Interrupted(signum))
+            self._feed(messages.Interrupted(signum, by_command=by_command and signum == signal.SIGINT))
 
 
 def run_job(

@@ -234,6 +234,6 @@ def _port_findings(ports: PortReport) -> Iterator[Finding]:
 
 
 def _port_words(ports: PortReport) -> list[str]:
-    if not ports.pairs:
+    if not (ports.pairs and ports.pairs.tried):
         return ["network (the port is free)"]
     return [f"network (the port is free, {counted(ports.pairs.tried, 'connection')} between nodes)"]

@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from distlaunch.agent.frozen import Frozen
+from distlaunch.agent.needs import digest
 from distlaunch.agent.procfs import boot_id
 from distlaunch.errors import DistlaunchError, UsageError, reason
 from distlaunch.here import make_room_for_links
@@ -21,6 +22,7 @@ from distlaunch.launch.process import Child
 from distlaunch.observers.run_directory import RunDirectory, new_run_id, status_in
 from distlaunch.observers.run_list import Begun, Ticket, append, note_begin, starts_in, starts_path
 from distlaunch.schedulers import allocation_in
+from distlaunch.supervisor.checking import own_needs
 from distlaunch.supervisor.status import ControllerProcess, RunState, Status
 from distlaunch.transports.transport import Joined
 
@@ -79,6 +81,9 @@ def start_run(spec: JobSpec, early: Link | None = None, listener: "InboundListen
     _check_notify(spec)
     _check_master(spec)
     began = time.monotonic()
+    with suppress(OSError):  # it may exist only on the nodes
+        script = digest(os.path.expanduser(own_needs(spec, 0).program))
+        spec = spec._replace(invocation=spec.invocation._replace(script=script))
     if spec.logs.torchrun:
         spec = spec._replace(allocation=_surrounding(bool(listener)))
     if spec.allocation and spec.allocation.queued:

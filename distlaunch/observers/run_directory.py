@@ -23,6 +23,8 @@ from distlaunch.supervisor.status import Status, document_of, status_of
 from distlaunch.wording import json_text
 
 STATUS, EVENTS, SUMMARY = "status.json", "events.jsonl", "summary.json"
+STOPPED = "stopped"
+"""An empty file that `distlaunch stop` leaves before it sends SIGINT."""
 CONTROLLER_LOG = "controller.log"
 """The stderr of a controller without a terminal. Only a bug writes to it."""
 OUTPUT_INDEX = "output.index"

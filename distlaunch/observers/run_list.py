@@ -26,7 +26,7 @@ class Ticket(Frozen):
 class Listed(Frozen):
     """A listed run: its directory and host; `over` if its end was noted.
 
-    `queued` is the scheduler's job that it runs in, if any.
+    `queued` is the scheduler's job that it runs in, if any, and `cwd` the directory it was started from.
     """
 
     run: str
@@ -34,6 +34,7 @@ class Listed(Frozen):
     host: str
     over: bool = False
     queued: Ticket | None = None
+    cwd: str = ""
 
 
 def index_path() -> str:
@@ -46,7 +47,7 @@ def index_path() -> str:
 def note_begin(run: str, folder: str, host: str, queued: Ticket | None = None) -> None:
     """List a run."""
     ticket = {"queued": queued.id, "scheduler": queued.scheduler} if queued else {}
-    append(index_path(), {"run": run, "folder": folder, "host": host, **ticket})
+    append(index_path(), {"run": run, "folder": folder, "host": host, "cwd": os.getcwd(), **ticket})
 
 
 def note_way(run: str, file: str, way: Sequence[Any]) -> None:
@@ -86,12 +87,12 @@ def noted_ends() -> set[str]:
 
 def listed() -> dict[str, Listed]:
     """Return the listed runs by ID, the latest last. Malformed lines are skipped."""
-    over = noted_ends()
-    return {
-        line["run"]: Listed(line["run"], line["folder"], line["host"], line["run"] in over, ticket_of(line))
-        for line in lines_of(index_path())
-        if all(isinstance(line.get(key), str) for key in ("run", "folder", "host"))
-    }
+    over, found = noted_ends(), {}
+    for line in lines_of(index_path()):
+        run, folder, host, cwd = (line.get(key) for key in ("run", "folder", "host", "cwd"))
+        if isinstance(run, str) and isinstance(folder, str) and isinstance(host, str):
+            found[run] = Listed(run, folder, host, run in over, ticket_of(line), str(cwd or ""))
+    return found
 
 
 def ticket_of(line: Mapping[str, Any]) -> Ticket | None:

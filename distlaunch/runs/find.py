@@ -1,4 +1,4 @@
-"""Finds runs by ID or its unique beginning, a job's name or a directory, or the latest below this one."""
+"""Finds runs by ID or its unique beginning, a job's name or a directory, or the latest of this one."""
 
 import os
 import re
@@ -25,7 +25,7 @@ _LIST = "`distlaunch ps -a` lists all known runs"
 
 
 def find(word: str | None, alone: bool = False) -> Run:
-    """Find the run that a word names, or a run below this directory if the word is None.
+    """Find the run that a word names. If it is None, find a run below this directory or started from it.
 
     If several match, prefer the latest active run, or else the latest. With `alone`, at most one match may be
     active. Raises `UsageError`.
@@ -33,9 +33,14 @@ def find(word: str | None, alone: bool = False) -> Run:
     known, unique = folders(), False
     if word is None:
         here = os.path.join(os.getcwd(), "")
-        runs = {run: path for run, path in known.items() if os.path.abspath(path).startswith(here)}
-        which = "below this directory"
-        nothing = f"no runs below the current directory; name one ({_LIST})"
+        started = {run for run, entry in listed().items() if os.path.join(entry.cwd, "") == here}
+        runs = {
+            run: path
+            for run, path in known.items()
+            if run in started or os.path.abspath(path).startswith(here)
+        }
+        which = "of this directory"
+        nothing = f"no runs below the current directory or started from it; name one ({_LIST})"
     elif os.path.isdir(word) or (os.sep in word and not word.endswith(JOB_FILES)):
         if os.path.isdir(word) and os.stat(word).st_uid != os.geteuid():
             raise UsageError(f"{word} belongs to another user: only that user can follow or stop its runs")
@@ -55,7 +60,7 @@ def find(word: str | None, alone: bool = False) -> Run:
         raise UsageError(f"{len(going)} runs {which} are running: {ids}; name one by its ID")
     if alone and word is None and not going and (others := _going(known)):
         ids = listed_words([run.id for run in others])
-        raise UsageError(f"no active runs below this directory; active elsewhere: {ids}; name one by its ID")
+        raise UsageError(f"no active runs of this directory; active elsewhere: {ids}; name one by its ID")
     if run := going[0] if going else _latest(runs) or living(word or ""):
         return run
     raise UsageError(nothing)
@@ -85,7 +90,9 @@ def _of_name(word: str, known: Mapping[str, str]) -> dict[str, str]:
         return {word: known[word]}
     if word.endswith(JOB_FILES):  # names are no help: most job files have the same
         file = os.path.realpath(word)
-        return {run: path for run, path in known.items() if (it := run_in(path)) and it.status.file == file}
+        sent = ways(file)  # to a host that shares the list of runs
+        same = {run for run, path in known.items() if (it := run_in(path)) and it.status.file == file}
+        return {run: path for run, path in known.items() if run in sent or run in same}
     part = job_part(word)
     found = {run: path for run, path in known.items() if _job_of(run) == part}
     if part != word:  # IDs contain only a part of it

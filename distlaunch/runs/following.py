@@ -13,7 +13,7 @@ from distlaunch.errors import DistlaunchError
 from distlaunch.here import send_signal
 from distlaunch.observers.observer import Observer, Printed
 from distlaunch.observers.recording import STDERR_BYTES, LastOutput
-from distlaunch.observers.run_directory import fd_of
+from distlaunch.observers.run_directory import STOPPED, fd_of
 from distlaunch.plan.output import destinations
 from distlaunch.runs.playback import Playback
 from distlaunch.runs.replay import typed
@@ -108,7 +108,11 @@ def interrupt(run: Run, at_once: bool = False) -> bool:
         return False  # it has just ended
     if owner != os.getuid():
         raise DistlaunchError(f"{run.id} belongs to {_user(owner)}: only they can stop it")
-    sent = run.alive and send_signal(pid, signal.SIGINT, lambda: over(run).alive)
+    if not run.alive:
+        return False
+    with contextlib.suppress(OSError):  # only a note for the controller
+        os.close(os.open(os.path.join(run.folder, STOPPED), os.O_CREAT | os.O_WRONLY | os.O_NOFOLLOW, 0o600))
+    sent = send_signal(pid, signal.SIGINT, lambda: over(run).alive)
     if sent and at_once:
         time.sleep(ANOTHER_WISH_S)
         send_signal(pid, signal.SIGINT, lambda: over(run).alive)

@@ -4,6 +4,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import suppress
 from itertools import product
 from typing import Any
 
@@ -111,6 +112,9 @@ def submission(word: str | None) -> Submission | None:
     Raises `UsageError` for an ambiguous number.
     """
     known = submissions().values()
+    if word and re.fullmatch("[0-9]+_[0-9]+", word):
+        with suppress(DistlaunchError):  # a task of an array, whose jobs have their own IDs
+            word = next(iter(load(DEFAULT).look([word])), word)
     named = _of_id(word, known) or _beside_its_runs(word) if word and _ID.fullmatch(word) else None
     if named:
         return named

@@ -13,11 +13,11 @@ from typing import Any
 from distlaunch.agent.frozen import Frozen
 from distlaunch.diagnosis.exits import headline
 from distlaunch.observers.recording import EVIDENCE
-from distlaunch.observers.run_directory import EVENTS, fd_of, file_of
+from distlaunch.observers.run_directory import EVENTS, SUMMARY, fd_of, file_of
 from distlaunch.runs.find import folders
 from distlaunch.runs.following import summary_of
 from distlaunch.runs.replay import HistoryError, Moment, lines_in, replay, typed
-from distlaunch.runs.run_status import Run, run_in
+from distlaunch.runs.run_status import Run, run_in, summary_in
 from distlaunch.supervisor.events import AgentUp
 from distlaunch.supervisor.joining import missing_ranks, missing_words
 from distlaunch.supervisor.nodes import RankState
@@ -32,10 +32,15 @@ MAX_CHARACTERS = 300
 MAX_EVIDENCE = 64 << 20
 """Bytes that are read of an attempt's evidence."""
 SHOWN_CHANGES = 3
+RAISED = ("exception", "collective")
+"""Kinds of failures that are exceptions."""
+_OF_CAUSE = {"text": str, "certainty": str, "last_words": tuple[str, ...]}
 _ALARMING = re.compile(r"Xid|I/O error|[Hh]ardware [Ee]rror|hung_task|Killed process (?P<pid>\d+)")
 """Lines of the kernel's log that may explain a failure."""
+_STATES = {"R": "running", "S": "sleeping", "D": "blocked in the kernel", "T": "suspended", "Z": "ended"}
+"""The kernel's letters for states of processes."""
 _UNCOMPARED = re.compile(
-    r"invocation\.|places\.|logs\.|placeholders|restarts_before|allocation\.|rendezvous\.job_id"
+    r"invocation\.(?!script)|places\.|logs\.|placeholders|restarts_before|allocation\.|rendezvous\.job_id"
 )
 """Settings that differ from run to run without changing the job."""
 
@@ -75,7 +80,7 @@ class Record(Frozen):
         yield f"{self.node} at {_clock(self.time)}:"
         for row in self.workers:
             where = f"rank {self.first_rank + row.local_rank} (pid {row.pid})"
-            yield f"  {where}: {row.state} in {row.wchan}, {size_words(row.memory)}"
+            yield f"  {where}: {_STATES.get(row.state, row.state)}, {size_words(row.memory)}"
             yield from (f"    {socket}" for socket in row.sockets)
         if self.memory:
             yield f"  memory events: {listed([f'{name} {count}' for name, count in self.memory.items()])}"
@@ -112,8 +117,8 @@ class Explanation(Frozen):
     `certainty` is how well the root cause is known: fact, likely or unknown. `at` is when it happened, in
     seconds since the epoch. `error` are the lines of the failed rank's error. `then` says how the other ranks
     ended, `waiting` where ranks stood that waited for each other. `differs` maps settings to their values in
-    `other`, which is the last good run of the job unless it was `chosen`, and in this one. `evidence` has the
-    records of all nodes.
+    `other`, which is the last good run of the job unless it was `chosen`, and in this one. `incomplete`
+    is why only the summary is used. `evidence` has the records of all nodes.
     """
 
     run: Run
@@ -131,6 +136,7 @@ class Explanation(Frozen):
     chosen: bool = False
     differs: Mapping[str, tuple[Any, Any]] = {}
     advice: str = ""
+    incomplete: str = ""
     evidence: tuple[Record, ...] = ()
 
     def document(self) -> dict[str, Any]:
@@ -156,6 +162,7 @@ class Explanation(Frozen):
             [f"before: {'; '.join(self.restarts[-2:])}"] if self.restarts else [],
             [self._change_line()] if self.other and self.cause and not self.chosen else [],
             [f"what to do: {self.advice}"] if self.advice else [],
+            [f"only from {SUMMARY}: {self.incomplete}"] if self.incomplete else [],
         ]
         return [_cut(line) for line in chain(*parts)][:MAX_LINES]
 
@@ -174,6 +181,8 @@ def explain(run: Run, other: Run | None = None) -> Explanation:
         lines = lines_in(Path(run.folder))
         moments = list(replay(lines))
     except HistoryError as error:
+        if known := _recorded(run):
+            return known._replace(incomplete=f"{EVENTS}: {error}")
         raise HistoryError(f"{run.folder}/{EVENTS}: {error}") from None
     state, differs = moments[-1].state, {}
     chosen, other = other is not None, other or _last_good(run)
@@ -195,11 +204,24 @@ def explain(run: Run, other: Run | None = None) -> Explanation:
     return _explained(known, state, cause, _epoch(lines))
 
 
+def _recorded(run: Run) -> Explanation | None:
+    """Return what the summary of a run says about its root cause; None if it can't be read."""
+    document = summary_in(run.folder) or {}
+    with contextlib.suppress(KeyError, TypeError, ValueError):
+        cause, hint = document["cause"], typed(str | None, document["hint"])
+        text, certainty, words = (typed(kind, cause[key]) for key, kind in _OF_CAUSE.items())
+        error = headline("\n".join(words), cause["kind"] in RAISED)
+        return Explanation(
+            run, certainty, text, cause["rank"], cause["node"], error=tuple(error), advice=hint or ""
+        )
+    return None
+
+
 def _explained(known: Explanation, state: State, cause: Cause, epoch: float) -> Explanation:
     summary = summary_of(known.run.folder, state) or Summary(state, known.run.folder, {}, 0.0)
     document, pids = summary.cause_document(cause), {worker.pid for worker in state.workers if worker.pid}
     return known._replace(
-        certainty=_certainty(cause),
+        certainty=document["certainty"],
         cause=cause.text,
         rank=cause.rank,
         node=document["node"],
@@ -220,13 +242,7 @@ def _explained(known: Explanation, state: State, cause: Cause, epoch: float) -> 
 def _error(summary: Summary, cause: Cause) -> list[str]:
     if cause.rank is None or not cause.exit:
         return summary.node_lines()[:2]
-    return headline(summary.error_of(cause.rank), cause.kind in ("exception", "collective"))
-
-
-def _certainty(cause: Cause) -> str:
-    if cause.peer_gone:
-        return "unknown"
-    return "likely" if cause.inferred else "fact"
+    return headline(summary.error_of(cause.rank), cause.kind in RAISED)
 
 
 def _standing(state: State) -> Iterator[str]:
@@ -297,6 +313,7 @@ _KEYS = (
     (r"^restarts\.most$", "restarts.max"),
     (r"^restarts\.(\w+)_s$", r"restarts.\1"),
     (r"^(env\..+)\.text$", r"\1"),
+    (r"^invocation\.script$", "checksum of the script"),
 )
 """Patterns of fields of the `JobSpec`, and the keys of the job file that set them, where they differ."""
 
@@ -364,5 +381,5 @@ def _clock(at: Any) -> str:
 
 
 def _cut(line: str) -> str:
-    line = line.replace("\n", " ")
+    line = line.replace("\n", "; ")
     return line if len(line) <= MAX_CHARACTERS else f"{line[: MAX_CHARACTERS - 1]}…"

@@ -43,6 +43,8 @@ _WHYS = {
 _MAY_GO_ON = (_WHYS["TIMEOUT"], _WHYS["OUT_OF_MEMORY"])
 """Reasons after which the job itself must request a requeue. Slurm requeues preempted jobs by itself."""
 _REASONS = {"NodeDown": "NODE_FAIL", "TimeLimit": "TIMEOUT"}
+_HINTS = {"DependencyNeverSatisfied": ": a job it depends on has failed; `distlaunch stop` cancels it"}
+"""What to do about reasons for which a job never starts."""
 SIGNAL = r"(?:[BR]{1,2}:)?[A-Z][A-Z0-9]*"
 _DURATION = r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)"
 _CLOCK = r"[0-9]+:[0-9]{2}(?::[0-9]{2})?|[0-9]+-[0-9]{1,2}(?::[0-9]{2}){0,2}"
@@ -216,7 +218,7 @@ class Slurm(base.Scheduler):
         """Query squeue."""
         # With several job IDs, squeue fails if it has forgotten one of them.
         which = f"--jobs={jobs[0]}" if len(jobs) == 1 else f"--user={queue.user_name()}"
-        asked = ("--noheader", "--states=all", which, "--format=%i|%T|%r")
+        asked = ("--noheader", "--states=all", which, "--format=%A|%T|%r")
         output = _call("squeue", *asked, forgives=re.compile("Invalid job id"))
         rows = (line.split("|", 2) for line in output.splitlines() if line.count("|") >= 2)
         return {job.strip(): queued(state, reason) for job, state, reason in rows}
@@ -291,7 +293,7 @@ def _number(environ: Mapping[str, str], name: str) -> int:
 def queued(state: str, reason: str = "") -> queue.Queued:
     """Convert a job's state in squeue."""
     stage: queue.Stage = "waits" if state in _WAITING else "goes" if state in _GOING else "over"
-    return queue.Queued(state, "" if reason == "None" else reason, stage)
+    return queue.Queued(state, "" if reason == "None" else reason + _HINTS.get(reason, ""), stage)
 
 
 def _call(*argv: str, forgives: "re.Pattern[str] | None" = None) -> str:

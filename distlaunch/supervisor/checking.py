@@ -102,6 +102,11 @@ def _own_problems(state: State, index: int, seen: Mapping[str, Any]) -> Iterator
     if isinstance(silent := seen.get("place"), str):
         why = "its file system may be down"
         yield Problem("warning", "place", f"{silent} about the workdir and the script", why)
+    first, program = state.members[0], state.spec.program_of(state.spec.pool[index])
+    own, usual = (facts_of(state.nodes[each]).python for each in (index, first))
+    if own != usual and not program.python and program.kind != "command":
+        what = f"the ranks run with {own}, those on {state.label(first)} with {usual}"
+        yield Problem("warning", "software", what, "packages may differ", "set python")
     for name, setting, why in _misnamed(state, index):
         # A program that joins no rendezvous may ignore the variable.
         sure = name.startswith(_backend(state)) and state.spec.places and state.spec.limits.join_s

@@ -9,6 +9,7 @@ from typing import Any
 
 from distlaunch.agent import messages
 from distlaunch.agent.wire import PROTOCOL, ProtocolError
+from distlaunch.job.spec import MAX_GPUS
 from distlaunch.plan.placement import Facts
 from distlaunch.supervisor import actions, events
 from distlaunch.supervisor.checking import needs_of
@@ -20,7 +21,6 @@ from distlaunch.supervisor.state import State
 Clock = Callable[[float], float]
 """Converts a monotonic time of the node to the monotonic time of the controller."""
 MAX_SIGNAL = 127
-MAX_GPUS = 4096
 MAX_WORDS = 200
 """Characters of a name, or of a few words, from a node."""
 MAX_TEXT = 4096

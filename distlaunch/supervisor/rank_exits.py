@@ -65,7 +65,7 @@ def on_worker_exited(event: WorkerExited, state: State, now: float) -> Step:
         return state, ()
     running = state.phase is Phase.RUNNING
     dumped = stalling.died_of_its_dump(state, rank, event.status)
-    told = dumped or (not running and event.at >= state.ended_at)
+    told = dumped or not (running or event.unasked or event.at < state.ended_at)
     exited = Exited(event.status, event.at, told, event.error_record, event.oom_kills, event.shm)
     state = state.with_worker(rank, phase=exited)
     if dumped:

@@ -8,7 +8,7 @@ In this order, a rank is named that
 3. was stopped by a signal (or `stall_cause`, if nothing has failed)
 4. was elsewhere, while others waited in a collective (or `stall_cause`)
 5. was stalled
-6. was in another collective than most
+6. was in another collective than most; if there is a tie, nobody is named alone
 7. was the first to lose a peer (`stacks_due`), or every stalled rank (`stall_cause`), if nothing better is
    known
 
@@ -135,9 +135,9 @@ def stacks_due(state: State, now: float) -> Step:
         return state, (AttemptFailed(cause),)
     who = [state.named(w.rank) if w.joined else joining.named(state, w) for w in at_fault]
     others = [w for w in state.workers if w not in at_fault and (w in waiters or waits_in(w))]
-    were = f"{rank_list([w.rank for w in others], state.unit)} {'was' if len(others) == 1 else 'were'}"
     place = next((f" in {place}" for place in map(waits_in, others) if place), "")
-    text = f"{listed(who)} {what}; {were} waiting{place}"
+    waits = f"; {rank_list([w.rank for w in others], state.unit)} {_were(others)} waiting{place}"
+    text = f"{listed(who)} {what}{waits if others else ''}"
     cause = _cause_of(state, at_fault, text, state.suspect.exit_status, now)
     return state, (AttemptFailed(cause._replace(kind="collective")),)
 
@@ -241,12 +241,25 @@ def waited_for(state: State, waiters: list[RankState]) -> tuple[list[RankState],
     stalled = [worker for worker in running if worker.stalled and not worker.stack]
     if 0 < len(stalled) <= len(state.workers) // 2:  # many may only be about to time out, too
         return stalled, f"stalled: no output, CPU or GPU use for {span_words(state.stall_s)}"
+    return _in_another_collective(state, [*waiters, *running])
+
+
+def _in_another_collective(state: State, waiters: list[RankState]) -> tuple[list[RankState], str]:
+    """Return the ranks in the rarest collective, and which it is; of several that are as rare, all."""
     places: dict[str, list[RankState]] = {}
-    for worker in (*waiters, *running):
+    for worker in waiters:
         places.setdefault(waits_in(worker), []).append(worker)
     places.pop("", None)
-    where, fewest = min(places.items(), key=lambda each: len(each[1]), default=("", []))
-    return (fewest, f"{_were(fewest)} in {where}") if len(places) > 1 else ([], "")
+    if len(places) < 2:
+        return [], ""
+    fewest = min(map(len, places.values()))
+    odd = {where: workers for where, workers in places.items() if len(workers) == fewest}
+    at_fault = sorted((worker for workers in odd.values() for worker in workers), key=lambda w: w.rank)
+    if len(odd) == 1:
+        return at_fault, f"{_were(at_fault)} in {next(iter(odd))}"
+    ranks = {where: sorted(worker.rank for worker in workers) for where, workers in odd.items()}
+    calls = listed([f"{rank_list(ranks[where], state.unit)} in {where}" for where in odd])
+    return at_fault, f"disagree about the next collective: {calls}"
 
 
 def _were(workers: list[RankState]) -> str:

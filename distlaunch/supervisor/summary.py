@@ -138,6 +138,7 @@ class Summary(Frozen):
         return {
             "text": cause.text,
             "kind": cause.kind,
+            "certainty": "unknown" if cause.peer_gone else "likely" if cause.inferred else "fact",
             **self._place(cause),
             "last_words": self._shown_words(cause.rank)[0] if cause.rank is not None and known else [],
         }
@@ -228,6 +229,7 @@ class Summary(Frozen):
         ending = exits.Ending(
             *(worker.phase.status, worker.phase.oom_kills, worker.phase.shm, cause.peer_gone, python, module),
             stdin=bool(self.state.spec.shared),
+            networked=not self.state.spec.one_machine,
         )
         return exits.advice(ending, words)
 
@@ -281,10 +283,11 @@ class Summary(Frozen):
 
 def unstarted(why: str, exit_status: int) -> dict[str, Any]:
     """Return the document of a run that could not begin."""
-    cause: dict[str, Any] = {"text": why, "kind": None, "rank": None, "node": None, "last_words": []}
+    nothing = dict.fromkeys(("kind", "rank", "node"))
+    cause: dict[str, Any] = {**nothing, "text": why, "certainty": "fact", "last_words": []}
     known = {"exit_status": exit_status, "cause": cause, "hint": None, "seconds": 0.0, "world_size": 0}
     lists: dict[str, Any] = {name: [] for name in ("lagging", "restarts", "workers", "nodes")}
-    return {**known, **lists, "folder": None, "folders_elsewhere": {}}
+    return {**known, **lists, "code": None, "folder": None, "folders_elsewhere": {}}
 
 
 def _end_of(lines: list[str], whole: int) -> list[str]:

@@ -456,6 +456,8 @@ def test_run_ends_before_any_rank_starts_if_a_node_cannot_work(
     ended, said, printed = ran(site, ["host1", odd, "host3"])
     assert (ended, printed) == (status, []), said
     assert [line.startswith(f"distlaunch: {words}") for line in said].count(True) == 1, said
+    explained = distlaunch("why", cwd=site.folder, status=0).stdout
+    assert "; to start the job anyway: --no-check [" in explained, explained
 
 
 def test_run_names_a_node_with_fewer_gpus_than_the_job_says(site: Site) -> None:

@@ -51,6 +51,38 @@ PRINTED = 2_000_000
 """Bytes, for which 1 Mbit/s takes 16 s."""
 
 
+REDUCES = worker("""
+    import torch, torch.distributed as dist
+    dist.init_process_group("gloo")
+    dist.barrier()
+    ready()
+    while True:
+        dist.all_reduce(torch.ones(1))
+""")
+
+
+def test_a_collective_between_nodes_that_are_cut_off_from_each_other_gets_advice(site: Site) -> None:
+    with started_run(there(site, HOSTS[:2], REDUCES), 2) as (run, _):
+        reset = (
+            "-p",
+            "tcp",
+            "!",
+            "-i",
+            "lo",
+            "!",
+            "--dport",
+            "22",
+            "-j",
+            "REJECT",
+            "--reject-with",
+            "tcp-reset",
+        )
+        with site.bed.rule("host2", "INPUT", *reset):
+            assert run.wait() == 1, run.stderr
+        assert "check firewalls and NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME" in run.stderr
+        assert " was lost" not in run.stderr
+
+
 @pytest.mark.long
 @pytest.mark.once
 @pytest.mark.fault(50, "30 % loss to one node and from another, 1 Mbit/s from a third", promise="5, 10")

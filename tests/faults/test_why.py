@@ -1,6 +1,8 @@
 """`why` explains jobs that fail in twelve ways."""
 
 import json
+import os
+import re
 from pathlib import Path
 
 import pytest
@@ -17,8 +19,8 @@ def test_explains_a_failed_run(name: str, tmp_path: Path) -> None:
 
 
 def test_names_what_has_changed_since_the_last_good_run(tmp_path: Path) -> None:
-    script = "import sys; sys.exit(int(sys.argv[1]))"
     for status in (0, 3):
+        script = f"import sys; sys.exit({status // 3} * int(sys.argv[1]))"
         job = write_job(tmp_path, script, f"gpus_per_node: 0\nargs: ['{status}']\n")
         distlaunch("run", str(job), status=status)
     lines = distlaunch("why", cwd=tmp_path, status=0).stdout.splitlines()
@@ -26,6 +28,7 @@ def test_names_what_has_changed_since_the_last_good_run(tmp_path: Path) -> None:
     assert len(lines) <= 10
     good, bad = map(str, sorted((tmp_path / "runs").iterdir(), key=lambda folder: folder.stat().st_ctime))
     found = json.loads(distlaunch("why", bad, "--diff", good, "--json", status=0).stdout)
+    assert found["differs"].pop("checksum of the script")
     assert found["differs"] == {"args": ["0", "3"]}
     assert distlaunch("why", good, status=0).stdout.count("\n") == 1
 
@@ -34,15 +37,21 @@ def test_shows_the_evidence_on_demand(tmp_path: Path) -> None:
     worker = """
         import os, signal, socket
         if os.environ["RANK"] == "1":
-            raise SystemExit(7)
+            open("gate").read()
+            raise SystemExit("\\x1b]0;title\\x07")
         held = socket.create_server(("127.0.0.1", 0))
+        open("gate", "w").close()
         signal.pause()
     """
+    os.mkfifo(tmp_path / "gate")
     job = write_job(tmp_path, worker, "gpus_per_node: 0\nprocs_per_node: 2\n")
-    distlaunch("run", str(job), status=7)
+    distlaunch("run", str(job), status=1)
     text = distlaunch("why", "-v", cwd=tmp_path, status=0).stdout
-    assert "root cause: rank 1 (node0) failed first: exit status 7 [" in text
-    assert "  rank 0 (pid " in text
+    assert "root cause: rank 1 (node0) failed first: exit status 1 [" in text
+    assert "\n  \\x1b]0;title\\x07\n" in text
+    assert re.search(
+        r"\n  rank 0 \(pid \d+\): (sleeping|running), [\d.]+ .iB\n    listens on port \d+\n", text
+    ), text
     assert "memory events: " in text
 
 
@@ -66,6 +75,10 @@ def test_a_damaged_run_directory_is_an_error_not_a_traceback(tmp_path: Path) -> 
     (run / "evidence.jsonl").write_bytes(b'\xff{[\n[1]\n{"workers": [3], "kernel": [4], "memory": 5}\n')
     assert "exit status 1" in distlaunch("why", "-v", str(run), status=0).stdout
     (run / "events.jsonl").write_text("junk\n{}")
+    text = distlaunch("why", str(run), status=0).stdout
+    assert "root cause: rank 0 (node0) failed first: exit status 1\n" in text
+    assert "only from summary.json: events.jsonl: line" in text, text
+    (run / "summary.json").write_text('{"cause": [3]}')
     done = distlaunch("why", str(run))
     assert (done.returncode, "Traceback" in done.stderr) == (1, False), done.stderr
     (run / "events.jsonl").unlink()  # each run that a test leaves is replayed

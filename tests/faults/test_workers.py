@@ -421,17 +421,29 @@ def test_tells_that_an_agent_has_no_descriptors(tmp_path: Path, figures: Figures
 @pytest.mark.fault(19, "a node refuses to fork (EAGAIN)", promise="1, 9")
 def test_tells_that_a_node_refuses_to_fork(tmp_path: Path, figures: Figures) -> None:
     """By a limit on the node's processes. Root has none, so there the agent is another user's."""
+    with running(limited(tmp_path, 30)) as run:
+        unstarted(run, figures, 126, "(node0) could not be started")
+        assert "Too many processes: raise the limit" in run.stderr
+
+
+def test_tells_that_a_node_refuses_to_fork_even_the_agent(tmp_path: Path) -> None:
+    with running(limited(tmp_path, 1)) as run:
+        assert run.wait() == 69
+        assert "  | can't fork: Resource temporarily unavailable; raise the limit on processes" in run.stderr
+        assert "Traceback" not in run.stderr
+
+
+def limited(folder: Path, more: int) -> Path:
+    """A job of 60 ranks on a node that allows so many processes more."""
     uid = os.getuid() or 54321
-    limits = f"prlimit --nproc={tasks_of(uid) + 30}"
+    limits = f"prlimit --nproc={tasks_of(uid) + more}"
     if not os.getuid():
         keeps = "--inh-caps=-all,+dac_override --ambient-caps=-all,+dac_override"
         limits += f" setpriv --reuid={uid} --clear-groups {keeps}"
-    interpreter = program(tmp_path / "limited", f'exec {limits} {sys.executable} "$@"')
-    job = tmp_path / "job.yaml"
+    interpreter = program(folder / "limited", f'exec {limits} {sys.executable} "$@"')
+    job = folder / "job.yaml"
     job.write_text(f"{ONE}procs_per_node: 60\npython: {interpreter}\ncommand: [sleep, infinity]\n")
-    with running(job) as run:
-        unstarted(run, figures, 126, "(node0) could not be started")
-        assert "Too many processes: raise the limit" in run.stderr
+    return job
 
 
 def tasks_of(uid: int) -> int:

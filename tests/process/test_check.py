@@ -101,6 +101,18 @@ def test_the_exit_status_says_whether_the_job_can_work(tmp_path: Path, script: s
     assert done.stdout.splitlines()[-1].startswith("fine: reach (1 node, ")
 
 
+def test_names_a_missing_script_once_and_checks_what_it_can(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text("script: train.py\ngpus_per_node: 0\nnodes: 2\n")
+    lines = distlaunch("check", str(tmp_path / "job.yaml"), status=1).stdout.splitlines()
+    error, unchecked, fine = (
+        line for line in lines if not line.startswith("warning: ")
+    )  # about this machine
+    assert error.startswith(f"error: place: node0, node1: can't read the script {tmp_path}/train.py: No such")
+    assert unchecked == "not checked: imports of the script: node0, node1 can't read it"
+    assert ", software (Python " in fine
+    assert fine.endswith(", network (the port is free)")
+
+
 def test_measures_links_between_the_ranks_of_one_node(tmp_path: Path) -> None:
     env = {"PYTHONPATH": str(tmp_path), "WHERE": "{hosts:3000}"}
     job = {"command": ["touch", "started"], "env": env, "rendezvous": {"endpoint": "127.0.0.1:23456"}}

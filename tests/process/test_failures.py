@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from distlaunch.agent.procfs import state
 from tests.cluster.hosts import parent_of
 from tests.harness import (
     PATIENCE_S,
@@ -25,6 +26,7 @@ from tests.harness import (
     open_gate,
     running,
     wait_gone,
+    wait_until,
     write_job,
 )
 from tests.process.commands import FOUR, ONE, SLEEPER, run_one, sleeper
@@ -47,6 +49,31 @@ def test_does_not_try_the_same_exception_a_third_time(tmp_path: Path) -> None:
     assert "not restarting: rank 0 raised the same KeyError at worker.py:2 as in the attempt" in done.stderr
     (summary,) = (tmp_path / "runs").glob("*/summary.json")
     assert [each["kind"] for each in json.loads(summary.read_text())["restarts"]] == ["exception"]
+
+
+def test_a_rank_that_failed_before_it_was_told_to_stop_is_not_called_stopped(tmp_path: Path) -> None:
+    """The agent of rank 1 is suspended, so that it learns of the failure and of the stop at the same time."""
+    worker = """
+        import os, sys
+        rank = os.environ["RANK"]
+        print("ready", rank, os.getpid(), flush=True)
+        open("gate" + rank).read()
+        print("no data", file=sys.stderr)
+        raise SystemExit(3 + int(rank))
+        """
+    for rank in (0, 1):
+        os.mkfifo(tmp_path / f"gate{rank}")
+    with running(write_job(tmp_path, worker, "gpus_per_node: 0\nnodes: 2\n")) as run:
+        pid = run.wait_ready(2)[1]
+        agent = parent_of(pid)
+        kill(agent, signal.SIGSTOP)
+        open_gate(tmp_path / "gate1")
+        wait_until(lambda: state(pid) == "Z", lambda: f"{pid} still runs")
+        open_gate(tmp_path / "gate0")
+        run.wait_for("rank 0 (node0) failed")
+        kill(agent, signal.SIGCONT)
+        assert run.wait() == 3
+        assert "rank 1: also failed, exit status 4: no data" in run.stderr
 
 
 def test_folds_identical_tracebacks(tmp_path: Path) -> None:

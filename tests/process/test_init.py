@@ -15,14 +15,14 @@ from tests.process.test_allocations import HERE, PBS, environment
 
 
 @contextmanager
-def asked(folder: Path, typed: str) -> Iterator[Going]:
+def asked(folder: Path, typed: str, *words: str) -> Iterator[Going]:
     """`distlaunch init` on a terminal with these lines."""
     (folder / "train.py").write_text("import torch\n")
     (folder / "tool.py").touch()
     controller, terminal = os.openpty()
     os.write(controller, typed.encode())
     try:
-        with running_argv(folder, distlaunch_argv("init"), stdin=terminal) as run:
+        with running_argv(folder, distlaunch_argv("init", *words), stdin=terminal) as run:
             yield run
     finally:
         os.close(controller)
@@ -53,13 +53,26 @@ def test_asks_on_a_terminal_and_writes_a_job_that_passes_check(
 
 
 def test_asks_for_gpus_that_it_cannot_count(tmp_path: Path) -> None:
-    with asked(tmp_path, "\nno.invalid,nope.invalid:2\nx\n8\n") as run:
-        assert run.wait() == 0, run.stderr
+    with asked(tmp_path, "\nno.invalid,nope.invalid:2\nx\n99999999\n8\n") as run:
+        assert run.wait() == 1, run.stderr
     assert "no.invalid can't be reached: unknown host; check the name" in run.stderr
     assert "GPUs on each node [counted at each start]: " in run.stderr
     text = (tmp_path / "job.yaml").read_text()
     assert "\nnodes: [no.invalid, {host: nope.invalid, procs: 2}]\n" in text
     assert "\ngpus_per_node: 8\n" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "typed", "script"),
+    [(["tool.py", "-n", "2"], "a b:0\nthis machine\n", True), (["-H", "localhost"], "\n", False)],
+)
+def test_asks_only_for_what_is_not_given_and_again_after_a_mistake(
+    tmp_path: Path, words: list[str], typed: str, script: bool
+) -> None:
+    with asked(tmp_path, typed, *words) as run:
+        run.wait()
+    assert ("script [" in run.stderr, run.stderr.count("hosts, separated by")) == (not script, 2 * script)
+    assert (tmp_path / "job.yaml").exists()
 
 
 def test_ctrl_c_leaves_nothing(tmp_path: Path) -> None:

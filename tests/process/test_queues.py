@@ -293,6 +293,23 @@ def test_a_number_that_several_jobs_begin_with_is_ambiguous(queue: Queue) -> Non
     assert "7 is ambiguous: it matches 7.a, 7.b" in done.stderr
 
 
+def test_stops_a_task_of_a_slurm_array_that_can_never_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slurm's commands are stand-ins for one job, 74, which is a task of the array 73."""
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    state = (
+        f"[ -e {tmp_path}/over ] && echo '74|CANCELLED|None' || echo '74|PENDING|DependencyNeverSatisfied'"
+    )
+    program(tmp_path / "squeue", f'case "$*" in *--jobs=73_1*%A*|*--jobs=74*%A*) {state};; esac')
+    program(tmp_path / "scancel", f'[ "$*" = 74 ] && touch {tmp_path}/over')
+    note(Submission("74", "train", str(tmp_path), time.time()))
+    assert "PENDING" in (shown := distlaunch("ps").stdout)
+    assert "DependencyNeverSatisfied: a job it depends on has failed; `distlaunch stop` cancels it" in shown
+    assert "Slurm job 74: cancelled before it started" in distlaunch("stop", "73_1", status=0).stderr
+
+
 @pytest.mark.parametrize("queue", ["pbs"], indirect=True)
 def test_the_same_id_in_two_queues_is_two_jobs(queue: Queue) -> None:
     queue.hold()

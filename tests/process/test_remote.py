@@ -117,6 +117,10 @@ def test_a_run_that_another_host_controls_is_reached_by_its_id_and_job_file(
     assert f"detached from {run}, which is still running; `distlaunch stop {run}` stops it" in attached.stderr
     assert f"{run}: CANCELLED" in distlaunch("stop", str(job), **around).stderr
     assert "here" in distlaunch("logs", run[:-3], **around).stdout
+    none = distlaunch(
+        "why", "--ssh-config", f"{tmp_path}/config", "alias:", **around, cwd=ssh.parent, status=2
+    )
+    assert "`alias:` is the latest run in your home directory on alias" in none.stderr
     over = write_job(tmp_path, "raise SystemExit(143)", ONE + keys)
     assert distlaunch("run", "--on", "alias", str(over), **around).returncode == 143
     assert distlaunch("ps", "--json", **around).stdout == "[]\n"

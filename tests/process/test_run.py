@@ -115,6 +115,7 @@ NOSUCH = "nosuch.invalid: "
                 (["job.yaml"], "put the script's arguments after --\n"),
             )
         ),
+        (["check-port", "--ssh-config", "nope", "localhost:29777"], "--ssh-config nope: no such file\n"),
         *(
             (["check-port", port], f"{port}: neither a job file nor host:port; write localhost:29777 for")
             for port in ("29777", ":29777")

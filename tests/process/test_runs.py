@@ -21,6 +21,7 @@ from distlaunch.cli.app import run_app
 from distlaunch.errors import DistlaunchError
 from distlaunch.observers.observer import Observer
 from distlaunch.observers.run_directory import INDEX_RECORD
+from distlaunch.observers.run_list import note_way
 from distlaunch.runs import following, playback
 from distlaunch.runs.following import interrupt
 from distlaunch.runs.playback import Playback
@@ -220,7 +221,9 @@ def test_stop_ends_a_run_and_says_how_it_ended(tmp_path: Path, gate: Path) -> No
     run = left(tmp_path)
     ranks = holders_of(f"DISTLAUNCH_RUN_ID={run}")
     done = ran(tmp_path, "stop", run[:-3], status=0)
-    assert f"distlaunch: {run}: CANCELLED, exit status 130: stopped by SIGINT" in done.stderr
+    assert (
+        f"distlaunch: {run}: CANCELLED, exit status 130: stopped by `distlaunch stop`; logs: " in done.stderr
+    )
     wait_gone(ranks, 0.0)
     assert ran(tmp_path, "wait", run).returncode == 130
     again = ran(tmp_path, "stop", run, status=0)
@@ -588,9 +591,28 @@ def test_a_job_file_means_the_runs_of_this_file_only(tmp_path: Path, gate: Path)
         assert ran(tmp_path, word, "job.yml").returncode == 2  # no run of that file, though one named job
 
 
+def test_a_run_sent_to_a_host_that_shares_the_list_is_found_by_its_job_file(tmp_path: Path) -> None:
+    job = write_job(tmp_path, "raise SystemExit(4)", ONE)
+    distlaunch("run", "-", input=job.read_text(), cwd=tmp_path, status=4)
+    (run,) = (tmp_path / "runs").iterdir()
+    note_way(run.name, str(job), ("localhost",))
+    assert ran(tmp_path, "why", "job.yaml", status=0).stdout.startswith(
+        f"{run.name}: FAILED with exit status 4"
+    )
+
+
+def test_without_a_name_the_latest_run_started_here_is_found_wherever_its_directory_is(
+    tmp_path: Path,
+) -> None:
+    job = write_job(tmp_path, "raise SystemExit(4)", ONE)
+    for words, status in (["run", str(job)], 4), (["torchrun", "--no-python", "sh", "-c", "exit 5"], 5):
+        distlaunch(*words, cwd=tmp_path, status=status)
+        assert f": FAILED with exit status {status}" in ran(tmp_path, "why", status=0).stdout
+
+
 def test_stop_asks_which_of_several_running_runs(tmp_path: Path, gate: Path) -> None:
     first, second = left(tmp_path), left(tmp_path)
-    for word, which in ((["job"], "of job"), ([], "below this directory"), (["./runs"], "in ./runs")):
+    for word, which in ((["job"], "of job"), ([], "of this directory"), (["./runs"], "in ./runs")):
         done = ran(tmp_path, "stop", *word, status=2)
         assert f"2 runs {which} are running: {second}, {first}; name one by its ID" in done.stderr
     assert len(listed(tmp_path)) == 2
@@ -717,7 +739,7 @@ def test_a_bare_stop_names_the_runs_that_are_active_elsewhere(tmp_path: Path, ga
     run = left(tmp_path)
     done = ran(tmp_path / "over", "stop")
     assert (done.returncode, run in done.stderr) == (2, True)
-    assert "no active runs below this directory; active elsewhere: " in done.stderr
+    assert "no active runs of this directory; active elsewhere: " in done.stderr
 
 
 @pytest.mark.parametrize(("command", "offers"), [("logs", True), ("stop", False)])

@@ -37,7 +37,7 @@ def test_notifies_a_program_of_restarts_and_the_end(tmp_path: Path) -> None:
     assert (restarted["event"], restarted["state"], restarted["restarts"]) == ("restarted", "RESTARTING", 1)
     rank = restarted["cause"]["rank"]
     text = f"rank {rank} (node0) failed first: exit status 3"
-    known = {"kind": "exit", "rank": rank, "node": "node0", "last_words": ["here"]}
+    known = {"kind": "exit", "certainty": "fact", "rank": rank, "node": "node0", "last_words": ["here"]}
     assert restarted["cause"] == {"text": text, **known}
     assert (finished["event"], finished["state"], finished["exit_status"]) == ("finished", "SUCCEEDED", 0)
     assert finished["run"] == restarted["run"] == Path(finished["folder"]).name

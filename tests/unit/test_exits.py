@@ -86,6 +86,7 @@ def test_facts_name_the_signal_and_what_explains_it(ending: Ending, words: str) 
         (Ending(1), "ConnectionResetError: [Errno 104] Connection reset by peer", ""),
         (Ending(1, peer_gone=True), "RuntimeError: Connection closed by peer", "no rank reported its own"),
         (Ending(1, peer_gone=True), "Timed out waiting 1800000ms for recv operation", "a rank that stalled"),
+        (Ending(1, peer_gone=True, networked=True), "Connection closed by peer", "check --links"),
         (Ending(1), "ValueError: bad learning rate", ""),
         (Ending(0), "", ""),
     ],

@@ -59,6 +59,9 @@ def test_names_a_missing_file_and_a_directory(load: Load, tmp_path: Path) -> Non
         load("script: x\nhostfile: nowhere")
     with pytest.raises(UsageError, match=r"/none\.yaml: No such file or directory"):
         load_job(f"{tmp_path}/none.yaml")
+    (tmp_path / "other.yml").touch()
+    with pytest.raises(UsageError, match=r"/other\.yaml: No such file .*; did you mean /.*/other\.yml\?"):
+        load_job(f"{tmp_path}/other.yaml")
     with pytest.raises(UsageError, match="Is a directory"):
         load_job(str(tmp_path))
 

@@ -137,7 +137,7 @@ KEYS: dict[str, tuple[str, str, Any]] = {
     "container.env": ("container: {image: i, env: {A: 1, B: null}}", "container.env", {"A": "1", "B": None}),
     "restarts.on": ("restarts: {max: 1, on: [node_lost, oom]}", "restarts.on", ("node_lost", "oom")),
     "restarts.on[].exit": (
-        "restarts: {max: 1, on: [stall, exit: [75, 3]]}",
+        "restarts: {max: 1, on: [stall, exit: [75, 3]]}\non_stall: restart",
         "restarts.on",
         ("stall", 75, 3),
     ),

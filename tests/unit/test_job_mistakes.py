@@ -47,7 +47,7 @@ PLAIN_MISTAKES = {
     'python: "a\\0"': '2:9: python: expected an interpreter such as python3.12, or its path, got "a\x00"',
     'hostfile: "a\\0"': '2:11: hostfile: expected a non-empty string, got "a\x00"',
     "nodes: [{host: a, gpu: 4}]": "2:19: nodes[0].gpu: unknown key; did you mean gpus?",
-    "gpus_per_node: many": '2:16: gpus_per_node: expected an integer ≥ 0 or "auto", got "many"',
+    "gpus_per_node: many": '2:16: gpus_per_node: expected an integer from 0 to 4096 or "auto", got "many"',
     "procs_per_node: 2.5": "2:17: procs_per_node: expected an integer ≥ 1, got 2.5",
     "command: []": "2:10: command: expected a non-empty list, got an empty list",
     "args: [[x]]": "2:8: args[0]: expected a string, got a list",
@@ -57,7 +57,11 @@ PLAIN_MISTAKES = {
         '2:25: restarts.on[0]: expected "exception", "exit", "signal", "oom", "collective", "stall" or '
         '"node_lost", got "node-lost"; did you mean "node_lost"?'
     ),
-    "restarts: {max: 1, on: [exit: 75]}": "2:31: restarts.on[0].exit: expected a non-empty list, got 75…",
+    "restarts: {max: 1, on: [exit: 75]}": (
+        "2:31: restarts.on[0].exit: expected a non-empty list, got 75; write exit: [75]"
+    ),
+    "restarts: {max: 1, on: [stall]}": "2:24: restarts.on: stall has no effect without on_stall: restart",
+    "gpus_per_node: 4097": '2:16: gpus_per_node: expected an integer from 0 to 4096 or "auto", got 4097',
     "timeouts: {stop: soon}": '2:18: timeouts.stop: expected a duration such as "30s" or "10m", got "soon"',
     "timeouts: {boot: 1s}": (
         "2:12: timeouts.boot: unknown key; known keys: connect, join, stop, job, lease, rejoin, setup, stall"
@@ -179,7 +183,7 @@ MISTAKES = {
 }
 WHOLE_FILES = {
     "nodes:\n  - a\n  - host: b\n    gpus: four\nscript: x": (
-        '4:11: nodes[1].gpus: expected an integer ≥ 0 or "auto", got "four"'
+        '4:11: nodes[1].gpus: expected an integer from 0 to 4096 or "auto", got "four"'
     ),
     "script: x.py --lr 0.1": "1:9: script: write script: x.py and args: [--lr, 0.1]",
     "command: [x, '{rnak}']": "1:14: command[1]: unknown placeholder {rnak}; did you mean {rank}?…",

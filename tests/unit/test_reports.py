@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from distlaunch.agent import messages
 from distlaunch.agent.wire import PROTOCOL, ProtocolError
+from distlaunch.job.spec import MAX_GPUS
 from distlaunch.plan.placement import Facts
 from distlaunch.supervisor import codec, events
-from distlaunch.supervisor.codec import MAX_GPUS, MAX_NUMBER, MAX_TEXT, MAX_WORDS, event_of, uses_of
+from distlaunch.supervisor.codec import MAX_NUMBER, MAX_TEXT, MAX_WORDS, event_of, uses_of
 from distlaunch.supervisor.nodes import Use
 from tests.unit.samples import anything, bounded
 

@@ -173,6 +173,18 @@ def test_the_rest_is_one_warning() -> None:
     assert findings(silent.actions) == ["place: b: no answer within 2 s about the workdir and the script"]
 
 
+@pytest.mark.parametrize(("keys", "count"), [("", 1), ("python: python3.12\n", 0)])
+def test_names_a_node_where_another_python_takes_the_place_of_a_missing_one(keys: str, count: int) -> None:
+    job = History(f"script: x.py\nnodes: [a, b]\ngpus_per_node: 0\n{keys}")
+    other = up(1)
+    job.feed(
+        up(0), other._replace(facts=other.facts._replace(python="/usr/bin/python3.11")), PortHeld(0, 29400)
+    )
+    job.feed(seen(1), seen(0))
+    words = f"software: b: the ranks run with /usr/bin/python3.11, those on a with {up(0).facts.python} · "
+    assert [said.startswith(words) for said in texts(job.actions, "warning")] == [True] * count
+
+
 @pytest.mark.parametrize("junk", [1, "x", {}, {"disks": 1, "exists": True}, {"exists": True, "digest": {}}])
 def test_facts_of_any_type_are_survived(junk: Any) -> None:
     prepared(junk, limits=junk, devices=junk, network=junk, software=junk, load=junk)

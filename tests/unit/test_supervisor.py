@@ -1095,7 +1095,7 @@ FIRST_WAITED = f"rank 0 (a) failed: exit status 1, {WAITED}"
 WAITING = "ranks 0-1 were waiting in all_reduce (t.py:9)"
 NEVER_JOINED = "never joined the rendezvous"
 IN_INIT = [timed_out(rank, 0.1 * rank, "init_process_group") for rank in (0, 1, 3)]
-AWAY: dict[str, tuple[list[Event], str, int]] = {
+AWAY: dict[str, tuple[list[Event], str, int | None]] = {
     "unknown": (
         LEFT,
         f"{FIRST_WAITED}; rank 3 had not failed (stalled, or in another collective?)",
@@ -1132,11 +1132,21 @@ AWAY: dict[str, tuple[list[Event], str, int]] = {
         "rank 2 (b) was in barrier (t.py:9); ranks 0-1, 3 were waiting in all_reduce (t.py:9)",
         2,
     ),
+    "a tie": (
+        [timed_out(0), timed_out(3), timed_out(1, 0.2, "barrier"), timed_out(2, 0.2, "barrier")],
+        (
+            "rank 0 (a), rank 1 (a), rank 2 (b), rank 3 (b) disagree about the next collective: "
+            "ranks 0, 3 in all_reduce (t.py:9), ranks 1-2 in barrier (t.py:9)"
+        ),
+        None,
+    ),
 }
 
 
 @pytest.mark.parametrize(("events", "words", "rank"), AWAY.values(), ids=AWAY)
-def test_blames_the_rank_that_the_others_waited_for(events: list[Event], words: str, rank: int) -> None:
+def test_blames_the_rank_that_the_others_waited_for(
+    events: list[Event], words: str, rank: int | None
+) -> None:
     job = History(with_times("stall: 10m")).to_running()
     if not any(isinstance(event, RanksJoined) for event in events) and NEVER_JOINED not in words:
         job.feed(RanksJoined(0, (0, 1)), RanksJoined(1, (0, 1)))
@@ -1144,7 +1154,7 @@ def test_blames_the_rank_that_the_others_waited_for(events: list[Event], words: 
     job.wait(1.0)
     job.wait(0.5)
     assert texts(job.actions, "error") == [words]
-    assert job.blamed == (1, rank, rank // 2)
+    assert job.blamed == (1, rank, None if rank is None else rank // 2)
 
 
 def test_blames_the_running_rank_that_is_elsewhere_by_its_stack() -> None:
