@@ -6,8 +6,8 @@ from typing import Annotated
 import typer
 from typer import Argument
 
-from distlaunch.cli.options import SshConfig
-from distlaunch.cli.output import say
+from distlaunch.cli.options import Json, SshConfig
+from distlaunch.cli.output import print_json, say
 from distlaunch.cli.runs import offered, run_elsewhere
 from distlaunch.errors import UsageError
 from distlaunch.runs.find import find
@@ -18,12 +18,18 @@ Run = Annotated[str, Argument(metavar="RUN", help=_RUN, autocompletion=offered)]
 Folder = Annotated[str, Argument(metavar="DIRECTORY", help="A new directory for the code.")]
 
 
-def checkout(context: typer.Context, run: Run, folder: Folder, ssh_config: SshConfig = None) -> None:
+def checkout(
+    context: typer.Context, run: Run, folder: Folder, as_json: Json = False, ssh_config: SshConfig = None
+) -> None:
     """Write the code that a run with `sync` used into a new directory."""
     from distlaunch.launch.snapshot import check_out
 
     run_elsewhere(context, run, ssh_config)
     if os.path.lexists(folder):
         raise UsageError(f"{folder} exists already; name a new directory")
-    files = check_out(find(run).folder, folder)
+    found = find(run)
+    files = check_out(found.folder, folder)
+    if as_json:
+        print_json({"run": found.id, "directory": os.path.abspath(folder), "files": files})
+        return
     say(f"wrote {counted(files, 'file')} to {folder}")

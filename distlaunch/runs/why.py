@@ -41,8 +41,11 @@ _STATES = {"R": "running", "S": "sleeping", "D": "blocked in the kernel", "T": "
 """The kernel's letters for states of processes."""
 _UNCOMPARED = re.compile(
     r"invocation\.(?!script)|places\.|logs\.|placeholders|restarts_before|allocation\.|rendezvous\.job_id"
+    r"|tree\.(?!digest|commit|environment)"
 )
 """Settings that differ from run to run without changing the job."""
+_RUN_IN_PATH = re.compile(r"(?<=/runs/)[^/]+-\d{8}-\d{6}-[0-9a-f]{8}")
+"""The ID of a run in a path of its code."""
 
 
 # Evidence
@@ -136,6 +139,7 @@ class Explanation(Frozen):
     chosen: bool = False
     differs: Mapping[str, tuple[Any, Any]] = {}
     advice: str = ""
+    code: str = ""
     incomplete: str = ""
     evidence: tuple[Record, ...] = ()
 
@@ -161,6 +165,7 @@ class Explanation(Frozen):
             [f"then: {'; '.join(self.then)}"] if self.then else [],
             [f"before: {'; '.join(self.restarts[-2:])}"] if self.restarts else [],
             [self._change_line()] if self.other and self.cause and not self.chosen else [],
+            [f"code: {self.code}; `distlaunch checkout` writes it to a directory"] if self.code else [],
             [f"what to do: {self.advice}"] if self.advice else [],
             [f"only from {SUMMARY}: {self.incomplete}"] if self.incomplete else [],
         ]
@@ -195,6 +200,7 @@ def explain(run: Run, other: Run | None = None) -> Explanation:
         evidence=tuple(_evidence(run.folder, state.attempt)),
         waiting=tuple(_standing(state)),
         restarts=_restart_words(state),
+        code=state.spec.tree.words if state.spec.tree else "",
     )
     if run.status.state is RunState.SUCCEEDED:
         return known
@@ -300,6 +306,10 @@ def _common(first: Sequence[str], second: Sequence[str]) -> int:
 def _settings(lines: Sequence[Mapping[str, Any]], moments: Iterable[Moment]) -> dict[str, Any]:
     flat = _flat(lines[0].get("spec"), "")
     found = {_key(name): value for name, value in flat if not _UNCOMPARED.match(name)}
+    found = {
+        key: _RUN_IN_PATH.sub("RUN", value) if isinstance(value, str) else value
+        for key, value in found.items()
+    }
     for moment in moments:
         if isinstance(moment.event, AgentUp):
             found |= _facts(moment)
@@ -314,6 +324,8 @@ _KEYS = (
     (r"^restarts\.(\w+)_s$", r"restarts.\1"),
     (r"^(env\..+)\.text$", r"\1"),
     (r"^invocation\.script$", "checksum of the script"),
+    (r"^tree\.digest$", "code"),
+    (r"^tree\.", ""),
 )
 """Patterns of fields of the `JobSpec`, and the keys of the job file that set them, where they differ."""
 

@@ -230,7 +230,14 @@ def test_the_commands_run(page: str, command: str, tmp_path: Path) -> None:
 def test_the_examples_are_job_files(page: str, text: str, tmp_path: Path) -> None:
     part = "" if re.search(r"(?m)^script:", text) else "script: train.py\n"
     (tmp_path / "job.yaml").write_text(text + part)
-    env = {**os.environ, "HF_TOKEN": "x", "PATH": f"{_pods(tmp_path)}:{os.environ['PATH']}"}
+    for name in ("train.py", "uv.lock"):
+        (tmp_path / name).touch()
+    env = {
+        **os.environ,
+        "HF_TOKEN": "x",
+        "HOME": str(tmp_path),
+        "PATH": f"{_pods(tmp_path)}:{os.environ['PATH']}",
+    }
     distlaunch("dry-run", str(tmp_path / "job.yaml"), "--set", "gpus_per_node=8", env=env, status=0)
 
 
