@@ -20,7 +20,9 @@
 In addition: `schedulers/` (hosts from a scheduler, and a job for its queue: one module each), `kubernetes/`
 (a job for a cluster), `check/` (findings about nodes before a launch: agent/needs for those of `run`),
 `runs/` (runs by their directories: ps, logs, attach, stop, replay, and why they failed: from agent/evidence,
-too), `view/` (a run full-screen). At the top: `errors`, `signals`, `wording` (counts, durations and lists for
+too), `view/` (a run full-screen), `api` (runs from Python; a child process controls each: cli/child),
+`launch/snapshot`, `supervisor/placing` and `agent/tree` (the code that a job brings to its nodes; agent/setup
+builds its environment). At the top: `errors`, `signals`, `wording` (counts, durations and lists for
 messages), `here` (differences between Linux and macOS).
 
 Each layer imports only from itself and those above it in this list:
@@ -30,7 +32,7 @@ Each layer imports only from itself and those above it in this list:
                       (all pure)
     observers/, here, signals
     launch/, runs/
-    cli/, view/, __main__
+    cli/, view/, api, __main__
 
 Two paths through it, by module:
 
@@ -44,4 +46,38 @@ and observers/, `COMMAND_TYPES` and `REPORT_TYPES` in agent/messages, `HANDLERS`
 supervisor/step, commands in cli/app. CONTRIBUTING.md says what belongs to each.
 """
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from distlaunch.api import Job, Line, Plan, RankError, Result, RootCause, Run, RunError, call, list_runs
+    from distlaunch.errors import DistlaunchError, JobError, UsageError
+
 __version__ = "0.1.0"
+__all__ = [
+    "DistlaunchError",
+    "Job",
+    "JobError",
+    "Line",
+    "Plan",
+    "RankError",
+    "Result",
+    "RootCause",
+    "Run",
+    "RunError",
+    "UsageError",
+    "call",
+    "list_runs",
+]
+
+
+def __getattr__(name: str) -> "Any":
+    """Import the Python API when it is used: the commands don't need it."""
+    if name not in __all__:
+        raise AttributeError(f"module 'distlaunch' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module("distlaunch.errors" if name in _ERRORS else "distlaunch.api"), name)
+
+
+_ERRORS = ("DistlaunchError", "JobError", "UsageError")

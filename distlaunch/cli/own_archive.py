@@ -26,7 +26,7 @@ _ROOTS = (
 )
 _UNUSED = (
     *("distlaunch.cli.app", "distlaunch.cli.exec_task", "distlaunch.cli.remote", "distlaunch.view"),
-    "distlaunch.cli.job_file",
+    *("distlaunch.api", "distlaunch.cli.job_file"),
 )
 """Modules imported only by other commands: `run` with its options."""
 

@@ -145,11 +145,12 @@ def _start(
 ) -> messages.StartWorkers:
     program = spec.program_of(spec.pool[node])
     word = program.words[0] if program.words else ""
+    there = not spec.sync.tree  # otherwise, `run` brings the code
     request = {
         **request,
-        "workdir": program.workdir,
-        "script": word if program.kind == "script" and program.placed else None,
-        "module": word if program.kind == "module" else None,
+        "workdir": program.workdir if there else "~",
+        "script": word if there and program.kind == "script" and program.placed else None,
+        "module": word if there and program.kind == "module" else None,
         "skip": spec.unchecked,
     }
     packed = base64.b64encode(zlib.compress(json.dumps(request).encode())).decode()

@@ -24,7 +24,7 @@ PARTS = {
     1: "check compat contract diagnosis errors job kubernetes plan schedulers supervisor transports wording",
     2: "here observers signals",
     3: "launch runs",
-    4: "__main__ cli torchrun view",
+    4: "__main__ api cli torchrun view",
 }
 FLOORS = {part: floor for floor, parts in PARTS.items() for part in parts.split()}
 """The floor of each package and module directly below distlaunch."""
@@ -44,7 +44,7 @@ def part_of(module: str) -> str:
 
 TREES = {name_of(path): ast.parse(path.read_text(), str(path)) for path in sorted(ROOT.rglob("*.py"))}
 SCHEDULERS = [name for name in TREES if part_of(name) == "schedulers"]
-PROGRAMS = {"distlaunch.check.probe", "distlaunch.check.link_probe"}
+PROGRAMS = {"distlaunch.check.probe", "distlaunch.check.link_probe", "distlaunch.cli.function"}
 """Run on nodes by the job's Python."""
 IMPURE = {*SCHEDULERS, *FILES, *PROGRAMS}
 PURE = [name for name in TREES if FLOORS.get(part_of(name)) == 1 and name not in IMPURE]
@@ -65,6 +65,9 @@ def imports_of(name: str) -> Iterator[str]:
 
 
 def own_imports(name: str) -> list[str]:
+    """Those of our own; the package itself only names the API, which is imported when it is used."""
+    if name == "distlaunch.__init__":
+        return []
     return [module for module in imports_of(name) if module.split(".")[0] == "distlaunch"]
 
 

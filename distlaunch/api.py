@@ -1,0 +1,534 @@
+"""The Python API: jobs, their runs, and functions that are called on every rank.
+
+    import distlaunch as dl
+
+    with dl.Job.load("job.yaml", nodes=["gpu-a", "gpu-b"]).start() as run:
+        for line in run.logs(follow=True, rank=0):
+            print(line.text)
+        print(run.wait().exit_status)
+
+A child process controls a run, whatever this process does meanwhile, and any thread may use it. The state is
+read from the run directory, as by the commands.
+"""
+
+import asyncio
+import base64
+import contextlib
+import html
+import json
+import os
+import pickle
+import subprocess
+import sys
+import time
+import zlib
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from distlaunch.agent.frozen import Frozen
+from distlaunch.errors import DistlaunchError, UsageError
+from distlaunch.observers.observer import Observer, Printed
+
+if TYPE_CHECKING:
+    from distlaunch.check.findings import Report
+    from distlaunch.job.spec import JobSpec
+    from distlaunch.plan.placement import LaunchPlan
+    from distlaunch.runs.run_status import Run as Status
+    from distlaunch.runs.why import Explanation
+
+LOOK_S = 0.05
+"""Seconds between two looks into a run directory."""
+STOP_S = 60.0
+"""Seconds that leaving a `with` block waits beyond the job's grace period before it kills the ranks."""
+_CONTROLLER = "import sys; sys.path[0] = sys.argv[1]; from distlaunch.cli.child import enter; enter()"
+MAX_CALL = 1 << 20
+"""Bytes of a packed call, which travels as arguments of the ranks."""
+MAX_WORD = 100_000
+"""Characters of an argument; Linux allows 128 KiB."""
+
+
+class RunError(DistlaunchError):
+    """A run that failed. `result` has its root cause."""
+
+    def __init__(self, result: "Result") -> None:
+        super().__init__(f"{result.run}: {result.why}")
+        self.result = result
+        self.root_cause = result.root_cause
+
+
+class RankError(RunError):
+    """A function that `call` ran raised an exception on a rank; `traceback` is the text of that."""
+
+    def __init__(self, result: "Result", rank: int, traceback: str) -> None:
+        super().__init__(result)
+        self.rank, self.traceback = rank, traceback
+
+    def __str__(self) -> str:
+        return f"{super().__str__()}\n\n{self.traceback}"
+
+
+class RootCause(Frozen):
+    """Why a run failed: the `rank` or `node` that caused it, if one did, and the `last_words` of the rank.
+
+    `kind` is exception, exit, signal, oom, collective, stall or node_lost, None for others.
+    """
+
+    text: str
+    kind: str | None
+    rank: int | None
+    node: str | None
+    last_words: tuple[str, ...]
+
+
+class Result(Frozen):
+    """The end of a run.
+
+    `state` is SUCCEEDED, FAILED, CANCELLED or LOST; `exit_status` is that of `distlaunch run`. `statuses` has
+    the exit status of each rank in the last attempt, None = it was lost. `folder` is the run directory.
+    """
+
+    run: str
+    state: str
+    exit_status: int
+    why: str
+    root_cause: RootCause | None
+    attempts: int
+    seconds: float
+    statuses: Mapping[int, int | None]
+    folder: str
+
+    @property
+    def ok(self) -> bool:
+        """Return whether the job succeeded."""
+        return self.state == "SUCCEEDED"
+
+    def check(self) -> "Result":
+        """Return this result, or raise `RunError` if the job did not succeed."""
+        if not self.ok:
+            raise RunError(self)
+        return self
+
+    def _repr_html_(self) -> str:
+        return _table([("run", self.run), ("state", self.state), ("root cause", self.why or "none")])
+
+
+class Line(Frozen):
+    """A line of output: its text without the newline, its rank, and whether it was printed to stderr."""
+
+    rank: int
+    text: str
+    stderr: bool
+    attempt: int
+
+
+class Plan:
+    """The plan of a job, as `dry-run` prints it: which rank runs where, and with which variables."""
+
+    def __init__(self, plan: "LaunchPlan") -> None:
+        from distlaunch.plan.workers import planned_workers
+
+        self._plan, self._workers = plan, planned_workers(plan)
+
+    @property
+    def ranks(self) -> tuple[tuple[int, str, int], ...]:
+        """Return (rank, node, local rank) of each rank."""
+        parts = self._plan.nodes
+        return tuple((part.ranks[local], part.label, local) for part in parts for local in range(part.procs))
+
+    def env(self, rank: int) -> dict[str, str]:
+        """Return the variables that distlaunch sets for a rank. Raises IndexError."""
+        for worker in (each for workers in self._workers.values() for each in workers):
+            if worker.rank == rank:
+                own = {name: value.text for name, value in worker.env.items() if not value.inherited}
+                return {**worker.defaults, **own, **worker.contract}
+        raise IndexError(f"the job has no rank {rank}")
+
+    def to_shell(self) -> str:
+        """Return shell commands that start the ranks without distlaunch."""
+        from distlaunch.plan.shell_text import shell_text
+
+        return shell_text(self._plan, self._workers)
+
+    def _repr_html_(self) -> str:
+        return _table([(str(rank), f"{node}:{local}") for rank, node, local in self.ranks])
+
+
+class Job:
+    """A job: its file, or the keys of one. Raises `JobError` with every problem, before anything is started.
+
+    `nodes` is a number or a list of hosts. Any key of the job file may be given, as in `restarts={"max": 3}`,
+    or with a dot as in `**{"timeouts.stop": "5s"}`. Keys override those of the file.
+    """
+
+    def __init__(
+        self,
+        script: str | None = None,
+        *,
+        module: str | None = None,
+        nodes: int | Sequence[str] | None = None,
+        args: Sequence[Any] = (),
+        _file: str | None = None,
+        **keys: Any,
+    ) -> None:
+        given = {"script": script, "nodes": list(nodes) if isinstance(nodes, tuple) else nodes, **keys}
+        settings = {name: value for name, value in given.items() if value is not None}
+        if not _file and script and script.endswith(".py"):  # gives the job its name
+            _file = settings.pop("script")
+        self._request: dict[str, Any] = {
+            "path": _file,
+            "overrides": [f"{name}={json.dumps(value)}" for name, value in settings.items()],
+            "args": [str(word) for word in args],
+            "typed": [module, None, None, None],
+            "folder": os.getcwd(),
+        }
+        self.spec: JobSpec = self._loaded()
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], *, args: Sequence[Any] = (), **keys: Any) -> "Job":
+        """Return the job of a job file, whose keys the others override."""
+        return cls(_file=os.fspath(path), args=args, **keys)
+
+    def _loaded(self) -> "JobSpec":
+        from distlaunch.cli.job_file import Typed, load_job
+
+        request = self._request
+        return load_job(request["path"], request["overrides"], request["args"], Typed(*request["typed"]))
+
+    def plan(self) -> Plan:
+        """Return the plan, without contacting any node. Raises `JobError`."""
+        from distlaunch.launch.addresses import plan_without_nodes
+
+        return Plan(plan_without_nodes(self.spec))
+
+    def check(self) -> "Report":
+        """Connect to the nodes and return what would keep the job from working, as by `distlaunch check`."""
+        from distlaunch.launch.node_check import check
+
+        return check(self.spec)
+
+    def start(self) -> "Run":
+        """Start the job. Return its run once all ranks run, or once it has ended. Raises `JobError`."""
+        return Run(*_started(self._request))
+
+    def run(self) -> "Result":
+        """Run the job to its end. Ctrl-C stops it."""
+        with self.start() as run:
+            return run.wait()
+
+
+def _started(request: Mapping[str, Any]) -> "tuple[str, str, subprocess.Popen[bytes]]":
+    """Start a controller. Return the run's ID, its directory and the process. Raises `DistlaunchError`."""
+    child = subprocess.Popen(
+        [sys.executable, "-c", _CONTROLLER, os.path.dirname(os.path.dirname(__file__))],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        cwd=request["folder"],
+        start_new_session=True,  # Ctrl-C is for this process, which then stops the job
+    )
+    assert child.stdin
+    assert child.stdout
+    try:
+        child.stdin.write(json.dumps(request).encode() + b"\n")
+        child.stdin.flush()
+        answers = [json.loads(child.stdout.readline() or b"{}")]
+        if "run" in answers[0]:
+            answers.append(json.loads(child.stdout.readline() or b"{}"))  # all ranks run, or it has ended
+    except BaseException:
+        _dismiss(child)
+        raise
+    known = answers[0]
+    if "run" in known:
+        return known["run"], known["folder"], child
+    _dismiss(child)
+    text = known.get("error", f"the controller ended with status {child.returncode}")
+    raise DistlaunchError(text)
+
+
+def _dismiss(child: "subprocess.Popen[bytes]") -> None:
+    """Let a controller stop its job and end."""
+    for pipe in filter(None, (child.stdin, child.stdout)):
+        with contextlib.suppress(OSError):
+            pipe.close()
+    child.wait()
+
+
+class Logs:
+    """Lines of output of a run, to be iterated over once, by `for` or by `async for`."""
+
+    def __init__(self, run: "Run", follow: bool, rank: int | None, marked: bool = False) -> None:
+        self._run, self._follow, self._rank, self._marked = run, follow, rank, marked
+
+    def _steps(self) -> Generator[list[Line], None, None]:
+        """Yield the new lines of each look; the last look is after the end of the run."""
+        from distlaunch.runs.playback import Playback
+
+        lines = _Lines(self._marked)
+        wanted = lambda entry: self._rank in (None, entry.rank)  # noqa: E731
+        with contextlib.closing(Playback(self._run.folder, lines, wanted)) as playback:
+            over = False
+            while not over:
+                over = not self._follow or self._run.over
+                playback.catch_up()
+                yield lines.taken(over)
+
+    def __iter__(self) -> Iterator[Line]:
+        """Yield the lines, waiting for further ones until the run is over if they are followed."""
+        with contextlib.closing(self._steps()) as steps:
+            for found in steps:
+                yield from found
+                if self._follow and not found:
+                    time.sleep(LOOK_S)
+
+    async def __aiter__(self) -> AsyncIterator[Line]:
+        """Yield the lines, as `__iter__` does."""
+        with contextlib.closing(self._steps()) as steps:
+            for found in steps:
+                for line in found:
+                    yield line
+                if self._follow and not found:
+                    await asyncio.sleep(LOOK_S)
+
+
+class Run:
+    """A run of a job, which `with` stops at the end of its block."""
+
+    def __init__(self, run: str, folder: str, child: "subprocess.Popen[bytes] | None" = None) -> None:
+        self.id, self.folder, self._child = run, folder, child
+
+    @classmethod
+    def attach(cls, run: str) -> "Run":
+        """Return a run by its ID, its unique beginning, its directory, or its job's name or file."""
+        from distlaunch.runs.find import find
+
+        found = find(run)
+        return cls(found.id, found.folder)
+
+    def __enter__(self) -> "Run":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._child:
+            self.stop()
+
+    def _status(self) -> "Status":
+        from distlaunch.runs.run_status import living, run_in
+
+        found = run_in(self.folder) or living(self.id)
+        if found is None:
+            raise DistlaunchError(f"{self.id}: its run directory {self.folder} was removed")
+        return found
+
+    @property
+    def state(self) -> str:
+        """Return its state, such as RUNNING."""
+        return self._status().status.state.value
+
+    @property
+    def over(self) -> bool:
+        """Return whether it has ended, and free the controller's process if so."""
+        if self._child and self._child.poll() is not None:
+            _dismiss(self._child)
+            self._child = None
+        return self._child is None and not self._status().alive
+
+    def wait(self, timeout: float | None = None) -> Result:
+        """Wait for the end, and return the result. Raises TimeoutError after `timeout` seconds."""
+        show, until = _progress(), None if timeout is None else time.monotonic() + timeout
+        while not self.over:
+            if until is not None and time.monotonic() > until:
+                raise TimeoutError(f"{self.id} has not ended within {timeout:g} s")
+            show(self)
+            time.sleep(LOOK_S)
+        show(self)
+        return self.result()
+
+    def __await__(self) -> Generator[Any, None, Result]:
+        """Wait for the end, and return the result."""
+        return self._ended().__await__()
+
+    async def _ended(self) -> Result:
+        while not self.over:
+            await asyncio.sleep(LOOK_S)
+        return self.result()
+
+    def result(self) -> Result:
+        """Return how it ended. Raises `DistlaunchError` if it has not."""
+        from distlaunch.runs.run_status import summary_in
+
+        run = self._status()
+        if run.alive:
+            raise DistlaunchError(f"{self.id} has not ended")
+        known, status = summary_in(self.folder) or {}, run.status
+        cause = known.get("cause") or ({"text": status.why} if status.why else {})
+        return Result(
+            self.id,
+            status.state.value,
+            status.exit_status if status.exit_status is not None else 71,
+            status.why,
+            _root_cause(cause) if cause else None,
+            len(known.get("restarts", ())) + 1,
+            known.get("seconds", status.since - status.began),
+            {each["rank"]: each["status"] for each in known.get("workers", ())},
+            self.folder,
+        )
+
+    def logs(self, follow: bool = False, rank: int | None = None) -> Logs:
+        """Return what all ranks, or one, have printed; `follow` waits for more until the run ends."""
+        return Logs(self, follow, rank)
+
+    def why(self) -> "Explanation":
+        """Explain why it failed, or what it waits for, as `distlaunch why` does."""
+        from distlaunch.runs.why import explain
+
+        return explain(self._status())
+
+    def stop(self) -> Result:
+        """Stop its ranks, and return the result; after their grace period they are killed."""
+        from distlaunch.runs.following import interrupt
+
+        run = self._status()
+        if not self.over and interrupt(run):
+            with contextlib.suppress(TimeoutError):
+                return self.wait(STOP_S)
+            interrupt(run, at_once=True)
+        return self.wait()
+
+    def detach(self) -> str:
+        """Let it go on after this process ends and after its `with` block; return its ID."""
+        if self._child and self._child.stdin:
+            with contextlib.suppress(OSError):
+                self._child.stdin.write(b"detach\n")
+                self._child.stdin.close()
+            self._child = None
+        return self.id
+
+    def _repr_html_(self) -> str:
+        status = self._status().status
+        return _table([("run", self.id), ("state", status.state.value), ("nodes", status.where)])
+
+
+def list_runs() -> list[Run]:
+    """Return the active runs of this user, as `distlaunch ps` does."""
+    from distlaunch.runs.find import folders
+    from distlaunch.runs.run_status import run_in
+
+    known = (run_in(folder) for folder in folders().values())
+    return [Run(each.id, each.folder) for each in known if each and each.alive]
+
+
+def call(function: Callable[..., Any] | str, *args: Any, procs: int = 1, **more: Any) -> list[Any]:
+    """Call a function on every rank, and return its results by rank. Ctrl-C stops the job.
+
+    `function` is "package.module:name", or a function, which needs cloudpickle if it is in `__main__`.
+    `procs` is the number of ranks per node. Of `more`, what the job file has a key for, such as `nodes`, is
+    for the job, and the rest for the function. Raises `RankError` if the function raised an exception.
+    """
+    from distlaunch.cli.function import MARK
+    from distlaunch.job.keys import JOB
+
+    keys = {name: value for name, value in more.items() if name.partition(".")[0] in JOB.fields}
+    packed = _packed_call(function, args, {name: value for name, value in more.items() if name not in keys})
+    job = Job(module="distlaunch", procs_per_node=procs, **keys)
+    job._request["call"] = packed
+    with job.start() as run:
+        result = run.wait()
+    if not result.ok:
+        cause = result.root_cause
+        if cause is None or cause.rank is None:
+            raise RunError(result)
+        errors = [line.text for line in run.logs(rank=cause.rank) if line.stderr]
+        begins = max((i for i, text in enumerate(errors) if text.startswith("Traceback")), default=0)
+        raise RankError(result, cause.rank, "\n".join(errors[begins:]))
+    marked = {
+        line.rank: line.text for line in Logs(run, False, None, marked=True) if line.text.startswith(MARK)
+    }
+    return [_unpacked(marked[rank][len(MARK) :]) for rank in sorted(marked)]
+
+
+def _packed_call(function: Callable[..., Any] | str, args: Any, kwargs: Any) -> list[str]:
+    """Return the words from which `distlaunch.cli.function` makes the call."""
+    if isinstance(function, str):
+        module, colon, name = function.partition(":")
+        if not colon:
+            raise UsageError(f'{function!r}: name the function as in "package.module:name"')
+        target: tuple[str | None, Any] = module, name
+    elif function.__module__ != "__main__" and "<" not in function.__qualname__:
+        target = function.__module__, function.__qualname__
+    else:
+        try:
+            import cloudpickle
+        except ImportError:
+            text = f"{function.__qualname__} can only be sent by value: install distlaunch[call]"
+            raise UsageError(f"{text}, or move it to a module") from None
+        target = None, cloudpickle.dumps(function)
+    whole = pickle.dumps((sys.version_info[:2], *target, pickle.dumps((args, kwargs))))
+    packed = base64.b64encode(zlib.compress(whole)).decode()
+    if len(packed) > MAX_CALL:
+        raise UsageError(f"the arguments have {len(packed)} bytes, more than {MAX_CALL}: pass a path instead")
+    return [packed[at : at + MAX_WORD] for at in range(0, len(packed), MAX_WORD)]
+
+
+def _unpacked(text: str) -> Any:
+    return pickle.loads(zlib.decompress(base64.b64decode(text)))  # noqa: S301 (from the user's own ranks)
+
+
+class _Lines(Observer):
+    """Collects whole lines of output; those with a result of `call` only if they are wanted."""
+
+    def __init__(self, marked: bool) -> None:
+        super().__init__()
+        self._marked = marked
+        self._rests: dict[tuple[int, int, int], bytes] = {}
+        self._lines: list[Line] = []
+
+    def printed(self, output: Printed) -> None:
+        """Take output of a rank."""
+        place = output.rank, output.stream, output.attempt
+        *whole, self._rests[place] = (self._rests.get(place, b"") + output.data).split(b"\n")
+        for data in whole:
+            self._add(place, data)
+
+    def _add(self, place: tuple[int, int, int], data: bytes) -> None:
+        from distlaunch.cli.function import MARK
+
+        rank, stream, attempt = place
+        text = data.decode(errors="replace")
+        if self._marked or not text.startswith(MARK):
+            self._lines.append(Line(rank, text, stream == 1, attempt))
+
+    def taken(self, over: bool) -> list[Line]:
+        """Return the lines since the last call, with unfinished ones if it is the last."""
+        for place, data in self._rests.items() if over else ():
+            if data:
+                self._add(place, data)
+        lines, self._lines = self._lines, []
+        return lines
+
+
+def _root_cause(cause: Mapping[str, Any]) -> RootCause:
+    words = tuple(cause.get("last_words") or ())
+    return RootCause(cause["text"], cause.get("kind"), cause.get("rank"), cause.get("node"), words)
+
+
+def _progress() -> Callable[[Run], None]:
+    """Return what shows the progress of a run: in a notebook, a table that is kept up to date."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython and ipython.get_ipython()
+    if not shell or not hasattr(shell, "kernel"):
+        return lambda run: None
+    from IPython.display import HTML, display
+
+    handle, shown = display(HTML(""), display_id=True), [""]
+
+    def show(run: Run) -> None:
+        text = run._repr_html_()
+        if text != shown[0]:
+            shown[0] = text
+            handle.update(HTML(text))
+
+    return show
+
+
+def _table(rows: Sequence[tuple[str, str]]) -> str:
+    cells = ("".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in rows)
+    return f"<table>{''.join(f'<tr>{row}</tr>' for row in cells)}</table>"

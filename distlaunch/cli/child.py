@@ -1,0 +1,102 @@
+"""The controller of a job that a Python program runs, as the child of that: see `distlaunch.api`.
+
+The first line on stdin is a request (JSON): the arguments of `load_job`. Lines on stdout answer it: the run
+and its directory, then that all ranks run; or the error. The end of stdin means that the program is gone, and
+ends the job, unless the line DETACH came before. A process of its own keeps the heartbeats going whatever the
+program does, and leaves its signals, descriptors and threads alone.
+"""
+
+import contextlib
+import gc
+import json
+import os
+import signal
+import sys
+import threading
+from importlib.resources import files
+from typing import Any
+
+from distlaunch.cli.job_file import Typed, load_job
+from distlaunch.errors import DistlaunchError, Exit, JobError
+from distlaunch.job.spec import JobSpec
+from distlaunch.launch.controller import supervise
+from distlaunch.launch.start import start_run
+from distlaunch.observers.observer import Observer, Shown
+from distlaunch.observers.run_directory import CONTROLLER_LOG
+from distlaunch.signals import Signals
+from distlaunch.supervisor.events import Event
+from distlaunch.supervisor.nodes import WorkerPhase
+from distlaunch.supervisor.state import Phase, State
+
+DETACH = b"detach\n"
+
+
+class Announcer(Observer):
+    """Tells the program once all ranks run."""
+
+    told = False
+
+    def happened(self, event: Event, state: State, at: float) -> None:
+        """Announce that nothing of the start can fail any more."""
+        waits = any(worker.phase is WorkerPhase.PLANNED for worker in state.workers)
+        if not self.told and state.phase is Phase.RUNNING and not waits:
+            self.told = True
+            answer(running=True)
+
+
+def answer(**fields: Any) -> None:
+    """Print an answer."""
+    with contextlib.suppress(OSError):  # the program is gone, or no longer waits for an answer
+        os.write(1, json.dumps(fields).encode() + b"\n")
+
+
+def main() -> int:
+    """Run the requested job. Return its exit status."""
+    request = json.loads(sys.stdin.buffer.readline())
+    with Signals() as signals:
+        try:
+            spec = load_job(request["path"], request["overrides"], request["args"], Typed(*request["typed"]))
+            if spec.sync.tree:
+                from distlaunch.launch.snapshot import with_tree  # few jobs bring their code
+
+                spec = with_tree(spec)
+            start = start_run(_calling(spec, request["call"]) if "call" in request else spec)
+        except DistlaunchError as error:
+            problems = [str(each) for each in error.problems] if isinstance(error, JobError) else []
+            answer(error=str(error), exit_status=int(error.exit_status), problems=problems)
+            return error.exit_status
+        answer(run=start.run_id, folder=start.folder.path)
+        log = os.path.join(start.folder.path, CONTROLLER_LOG)  # stderr may be a pipe that ends before the run
+        with contextlib.suppress(OSError), open(log, "ab", buffering=0) as errors:
+            os.dup2(errors.fileno(), 2)
+        threading.Thread(target=_watch_program, args=(signals,), daemon=True).start()
+        gc.freeze()
+        summary = supervise(start, Shown(signals), [Announcer()])
+    return int(summary.state.outcome)
+
+
+def _calling(spec: JobSpec, packed: list[str]) -> JobSpec:
+    """Return a job whose ranks call a function."""
+    source = files("distlaunch.cli").joinpath("function.py").read_text()
+    program = spec.program._replace(kind="script", words=("-c", source, *packed), placed=False, args=())
+    return spec._replace(program=program, invocation=spec.invocation._replace(placeholders=False))
+
+
+def _watch_program(signals: Signals) -> None:
+    """Stop the job when the program is gone."""
+    try:
+        words = sys.stdin.buffer.readline()
+    except OSError:
+        words = b""
+    if words != DETACH:
+        signals.send(signal.SIGTERM)
+
+
+def enter() -> None:
+    """Run the request and end the process."""
+    try:
+        status = main()
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        status = Exit.INTERNAL
+    os._exit(status)

@@ -1,0 +1,236 @@
+"""The Python API: two jobs at once, their logs and results, and nothing that is left or changed."""
+
+import asyncio
+import inspect
+import itertools
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import distlaunch as dl
+from tests.harness import ROOT, completed, holders_of, kill, wait_gone
+
+WAITS = """
+import os, signal, sys
+print("here", os.environ["RANK"], flush=True)
+print("to stderr", file=sys.stderr, flush=True)
+signal.pause()
+"""
+ENDS = 'import os; print("rank", os.environ["RANK"], os.environ["COLOR"])'
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "waits.py").write_text(WAITS)
+    (tmp_path / "ends.py").write_text(ENDS)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def job(script: str, **keys: Any) -> dl.Job:
+    return dl.Job(script, nodes=2, gpus_per_node=0, **keys)
+
+
+def test_two_jobs_at_once_and_the_root_cause_of_one(folder: Path) -> None:
+    before = {signum: signal.getsignal(signum) for signum in signal.valid_signals()}
+    with job("waits.py", name="first").start() as first, job("waits.py", name="second").start() as second:
+        assert {first.state, second.state} == {"RUNNING"}
+        assert {first.id, second.id} <= {run.id for run in dl.list_runs()}
+        lines = first.logs(follow=True)
+        assert {line.text for line in itertools.islice(lines, 4)} >= {"here 0", "here 1"}
+        (pid,) = [pid for pid in holders_of(f"DISTLAUNCH_RUN_ID={second.id}") if b"RANK=1\0" in _environ(pid)]
+        kill(pid, signal.SIGKILL)
+        result = second.wait(timeout=30)
+        assert (result.state, result.exit_status, result.statuses[1]) == ("FAILED", 137, -9)
+        assert result.root_cause
+        assert (result.root_cause.rank, result.root_cause.node) == (1, "node1")
+        assert second.why().rank == 1
+        assert not first.over
+    assert first.result().state == "CANCELLED"
+    assert {signum: signal.getsignal(signum) for signum in signal.valid_signals()} == before
+
+
+def _environ(pid: int) -> bytes:
+    return Path(f"/proc/{pid}/environ").read_bytes()
+
+
+def test_a_result_and_its_errors(folder: Path) -> None:
+    with job("ends.py", env={"COLOR": "blue"}, procs_per_node=2).start() as run:
+        result = run.wait().check()
+    assert (result.ok, result.attempts, result.statuses) == (True, 1, dict.fromkeys(range(4), 0))
+    assert sorted(line.text for line in run.logs()) == [f"rank {rank} blue" for rank in range(4)]
+    assert [line.text for line in run.logs(rank=3)] == ["rank 3 blue"]
+    assert dl.Run.attach(run.id).result() == result
+    failed = dl.Job("ends.py", gpus_per_node=0).run()
+    with pytest.raises(dl.RunError, match="rank 0") as caught:
+        failed.check()
+    assert caught.value.root_cause
+    assert caught.value.root_cause.kind == "exception"
+    assert "KeyError: 'COLOR'" in caught.value.root_cause.last_words
+
+
+def test_mistakes_are_known_before_anything_starts(folder: Path) -> None:
+    with pytest.raises(dl.JobError, match="did you mean nodes"):
+        dl.Job("ends.py", nodez=3)
+    (folder / "job.yaml").write_text("script: ends.py\nnodes: 0\n")
+    with pytest.raises(dl.JobError, match=r"job\.yaml:2:8"):
+        dl.Job.load("job.yaml")
+    missing = dl.Job.load("job.yaml", nodes=1, gpus_per_node=0, script="missing.py").run()
+    assert (missing.state, missing.exit_status) == ("FAILED", 127)
+    with pytest.raises(dl.DistlaunchError, match="/proc"):
+        dl.Job("ends.py", gpus_per_node=0, logs={"dir": "/proc"}).start()
+    with pytest.raises(dl.DistlaunchError, match="no run matches"):
+        dl.Run.attach("nothing-like-it")
+
+
+def test_the_plan(folder: Path) -> None:
+    plan = job("ends.py", procs_per_node=2, env={"COLOR": "red"}).plan()
+    assert plan.ranks == ((0, "node0", 0), (1, "node0", 1), (2, "node1", 0), (3, "node1", 1))
+    assert {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "COLOR": "red"}.items() <= plan.env(3).items()
+    with pytest.raises(IndexError):
+        plan.env(4)
+    assert "<td>node1:1</td>" in plan._repr_html_()
+
+
+def test_awaiting_and_iterating(folder: Path) -> None:
+    async def follow(color: str) -> tuple[list[str], str]:
+        run = job("ends.py", env={"COLOR": color}).start()
+        lines = [line.text async for line in run.logs(follow=True)]
+        return sorted(lines), (await run).state
+
+    async def both() -> list[tuple[list[str], str]]:
+        return list(await asyncio.gather(follow("red"), follow("blue")))
+
+    expected = [([f"rank {rank} {color}" for rank in range(2)], "SUCCEEDED") for color in ("red", "blue")]
+    assert asyncio.run(both()) == expected
+
+
+def test_works_in_any_thread(folder: Path) -> None:
+    found: list[dl.Result] = []
+    thread = threading.Thread(target=lambda: found.append(job("ends.py", env={"COLOR": "red"}).run()))
+    thread.start()
+    thread.join(timeout=60)
+    assert [result.state for result in found] == ["SUCCEEDED"]
+
+
+PROGRAM = """
+import os, sys
+import distlaunch as dl
+run = dl.Job("waits.py", gpus_per_node=0).start()
+if sys.argv[1] == "detach":
+    run.detach()
+print(run.id, flush=True)
+os.kill(os.getpid(), 9)
+"""
+
+
+@pytest.mark.parametrize("how", ["", "detach"])
+def test_a_run_ends_with_its_program_unless_it_was_detached(folder: Path, how: str) -> None:
+    argv = [sys.executable, "-c", PROGRAM, how]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, env=env, timeout=60)
+    run = dl.Run.attach(done.stdout.strip())
+    if how:
+        assert run.state == "RUNNING"
+        run.stop()
+    assert run.wait(timeout=60).state == "CANCELLED"
+    wait_gone(holders_of(f"DISTLAUNCH_RUN_ID={run.id}"), 10.0)
+
+
+# Functions
+
+
+def test_calls_a_function_by_name_or_by_value(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "own.py").write_text("import os\ndef main(x, *, y): return int(os.environ['RANK']) * x + y\n")
+    assert dl.call("own:main", 10, y=1, procs=3, gpus_per_node=0) == [1, 11, 21]
+
+    def local(x: int) -> tuple[str, int]:
+        print("printed")
+        return os.environ["RANK"], x
+
+    assert dl.call(local, 7, nodes=2, gpus_per_node=0) == [("0", 7), ("1", 7)]
+    with pytest.raises(dl.RankError) as caught:
+        dl.call("math:sqrt", -1.0, gpus_per_node=0)
+    assert caught.value.rank == 0
+    assert caught.value.traceback.startswith("Traceback")
+    assert caught.value.traceback.endswith("ValueError: math domain error")
+    with pytest.raises(dl.UsageError, match="pass a path"):
+        dl.call("own:main", os.urandom(2 << 20), y=1)
+    with pytest.raises(dl.UsageError, match=r"package\.module:name"):
+        dl.call("main")
+
+
+# Where it is used
+
+CELL = """
+import distlaunch as dl
+run = dl.Job("ends.py", gpus_per_node=0, env={"COLOR": "red"}).start()
+result = run.wait()
+assert result.ok and [line.text for line in run.logs()] == ["rank 0 red"]
+with dl.Job("waits.py", gpus_per_node=0).start() as other:
+    pass
+print(other.result().state)
+"""
+
+
+NOTEBOOK = """
+import sys, nbclient, nbformat
+cell = nbformat.v4.new_code_cell(sys.argv[1])
+notebook = nbformat.v4.new_notebook(cells=[cell])
+nbclient.NotebookClient(notebook, timeout=120, kernel_name="python3").execute()
+for each in notebook.cells[0].outputs:
+    print(each.text if each.output_type == "stream" else each.data["text/html"])
+"""
+
+
+def test_works_in_a_notebook(folder: Path) -> None:
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = completed([sys.executable, "-c", NOTEBOOK, CELL], cwd=folder, env=env, status=0)
+    assert "<td>SUCCEEDED</td>" in done.stdout, "the table of progress"
+    assert done.stdout.endswith("CANCELLED\n\n")
+
+
+def test_works_in_ipython(folder: Path) -> None:
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "IPYTHONDIR": str(folder / "ipython")}
+    done = completed([sys.executable, "-m", "IPython", "-c", CELL], cwd=folder, env=env, status=0)
+    assert done.stdout.endswith("CANCELLED\n")
+
+
+# What it costs, and what it promises
+
+
+def test_importing_it_imports_almost_nothing() -> None:
+    code = "import sys; before = set(sys.modules); import distlaunch; print(*set(sys.modules) - before)"
+    assert completed([sys.executable, "-c", code], cwd=ROOT, status=0).stdout.split() == ["distlaunch"]
+    code = "import sys, distlaunch; distlaunch.Job; print(*{'typer', 'rich', 'torch'} & set(sys.modules))"
+    assert completed([sys.executable, "-c", code], cwd=ROOT, status=0).stdout == "\n"
+
+
+def without_types(function: Any) -> str:
+    """The parameters of a function and their defaults."""
+    whole = inspect.signature(function)
+    bare = [each.replace(annotation=inspect.Parameter.empty) for each in whole.parameters.values()]
+    words = str(whole.replace(parameters=bare, return_annotation=inspect.Signature.empty))
+    return re.sub(r"\((self|cls)(, )?", "(", words)
+
+
+def test_the_documentation_has_every_signature() -> None:
+    text = (ROOT / "docs" / "python.md").read_text()
+    documented = dict(re.findall(r"(?m)^\| `([\w.]+)(\(.*?\))?` \|", text))
+    assert set(dl.__all__) <= {name.partition(".")[0] for name in documented}
+    assert documented["Job"] == without_types(dl.Job.__init__).replace("_file=None, ", "")
+    for name in dl.__all__:
+        thing = getattr(dl, name)
+        if inspect.isfunction(thing):
+            assert documented[name] == without_types(thing)
+        for method, attribute in vars(thing).items() if name in ("Job", "Run", "Plan", "Result") else ():
+            function = getattr(attribute, "__func__", attribute)
+            if inspect.isfunction(function) and not method.startswith("_"):
+                assert documented[f"{name}.{method}"] == without_types(function)
