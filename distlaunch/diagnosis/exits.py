@@ -83,7 +83,7 @@ _COLLECTIVES = (
     r"|monitoredBarrier"
 )
 _LOST = (
-    r"[Cc]onnection (?:was )?(?:closed|reset|refused)|Broken pipe|failed to recv"
+    r"[Cc]onnection (?:was )?(?:closed|reset|refused)|Broken pipe|[Ff]ailed to recv"
     r"|failed to connect|remote process exit|ncclRemoteError|network error|pair closure"
     r"|received errors while waiting"
 )

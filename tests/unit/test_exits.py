@@ -132,6 +132,9 @@ PEER_GONE = {
     "by its place alone": raised("RuntimeError: Connection closed by peer", C10D),
     "time": raised("RuntimeError: [/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 1800000ms"),
     "the store": raised("torch.distributed.DistNetworkError: failed to recv, got 0 bytes", C10D),
+    "the store that ended": raised(
+        "torch.distributed.DistNetworkError: Failed to recv, got 0 bytes. …", C10D
+    ),
     "the store's wait": raised(
         "torch.distributed.DistStoreError: wait timeout after 600000ms, keys: /default_pg/0//0", C10D
     ),
