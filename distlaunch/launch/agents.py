@@ -1,7 +1,6 @@
 """Agents without a job, which answer questions about their nodes and run programs."""
 
 import os
-import signal
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -38,14 +37,7 @@ def start_of(spec: JobSpec, env: dict[str, str], *workers: messages.WorkerSpec) 
         run_id=f"check-{os.getpid()}-{os.urandom(4).hex()}",
         grace_s=1.0,
         lease_s=spec.limits.lease_s,
-        stall_s=None,
-        watch_port=0,
-        hosts_store=False,
-        warning=signal.SIGUSR1,
-        flight=False,
-        temporary=(),
         env=env,
-        binding=None,
         workers=workers,
     )
 

@@ -17,7 +17,7 @@ from typing import Any
 from distlaunch.agent import guardian, messages, scratch, sweep, wire, worker
 from distlaunch.agent.outbox import Outbox
 from distlaunch.agent.serve import Agent
-from distlaunch.contract import SENT
+from distlaunch.contract import ranks_alone
 from distlaunch.errors import Exit
 from distlaunch.launch.join import Seat
 from distlaunch.observers.outlet import Outlet
@@ -26,9 +26,9 @@ from distlaunch.wording import NO_SUSPENDING_TORCHRUN
 PATIENCE_S = 5.0
 _OBEYED = (
     *(messages.Ping, messages.HoldPort, messages.FindRoute, messages.StopWorkers, messages.Capture),
-    *(messages.WatchUse, messages.WarnWorkers, messages.Reap, messages.Close),
+    *(messages.StartWorkers, messages.WatchUse, messages.WarnWorkers, messages.Reap, messages.Close),
 )
-"""Commands allowed besides `StartRanks`: none of them names a program, an argument or a path."""
+"""The allowed commands. Only `StartWorkers` could name a program, an argument or a path."""
 _FIRST, _LAST = 40, 64
 """Real-time signals (macOS has none): this process forwards signal N to the agent as _FIRST + N."""
 STOP_QUIETLY = _FIRST + signal.SIGPIPE
@@ -50,7 +50,7 @@ class Part:
         """Make and return the directory for this node's logs, or return "" if it has none."""
         return ""
 
-    def workers(self, ranks: messages.StartRanks) -> tuple[messages.WorkerSpec, ...]:
+    def workers(self, ranks: messages.StartWorkers) -> tuple[messages.WorkerSpec, ...]:
         """Return this launcher's own program as the given ranks."""
         raise NotImplementedError
 
@@ -154,7 +154,6 @@ class _JoinedAgent(Agent):
         os.set_blocking(link, False)
         super().__init__(link, os.dup(link), folder, self.ranks)
         self._commands = {kind: self._commands[kind] for kind in _OBEYED}
-        self._commands[messages.StartRanks] = self._on_ranks
         self._signums = (signal.SIGCHLD, signal.SIGTERM, *range(_FIRST, _LAST + 1))
         self._seat, self._part = seat, part
         self._stops = self.outcome = 0
@@ -226,22 +225,19 @@ class _JoinedAgent(Agent):
         self.outcome = command.outcome
         super()._on_close(command)
 
-    def _on_ranks(self, ranks: messages.StartRanks) -> None:
+    def _on_start(self, command: messages.StartWorkers) -> None:
         """Start this launcher's own program as these ranks."""
-        if ranks.run_id != self._seat.run_id:
+        if command.run_id != self._seat.run_id:
             raise wire.ProtocolError("a controller may start only ranks of its own run")
-        named = [*ranks.env, *(name for each in ranks.workers for name in (*each.env, *each.defaults))]
-        if strange := sorted({*named} - SENT):
-            raise wire.ProtocolError(f"a controller may not set {strange[0]}")
-        if [each.local_rank for each in ranks.workers] != list(range(self._part.procs)):
+        if command != ranks_alone(command):
+            raise wire.ProtocolError("a controller may send only ranks and their variables")
+        if [each.local_rank for each in command.workers] != list(range(self._part.procs)):
             raise wire.ProtocolError("the ranks don't belong to this node")
-        if not all({**ranks.env, **each.env}.get("RANK", "").isdecimal() for each in ranks.workers):
+        if not all({**command.env, **each.env}.get("RANK", "").isdecimal() for each in command.workers):
             raise wire.ProtocolError("RANK is missing or not a number")
         self.ranks.stopping, self.ranks.own_status = False, 0
-        shared = {name: getattr(ranks, name) for name in ranks._fields if name != "workers"}
-        workers = self._part.workers(ranks)
-        binding = self._part.binding()
-        self._on_start(messages.StartWorkers(**shared, temporary=(), binding=binding, workers=workers))
+        command = command._replace(workers=self._part.workers(command))
+        super()._on_start(command._replace(binding=self._part.binding()))
 
 
 class OneRank(Part):
@@ -251,10 +247,10 @@ class OneRank(Part):
         self._argv, self.scans = tuple(argv), scans
         self._errors: Outlet | None = None
 
-    def workers(self, ranks: messages.StartRanks) -> tuple[messages.WorkerSpec, ...]:
+    def workers(self, ranks: messages.StartWorkers) -> tuple[messages.WorkerSpec, ...]:
         """Return the task's program. Only its stderr is captured, for the last output in failure reports."""
         (rank,) = ranks.workers
-        return (messages.WorkerSpec(0, self._argv, os.getcwd(), (), rank.env, rank.defaults, False, (0, 1)),)
+        return (rank._replace(argv=self._argv, cwd=os.getcwd(), shares=(0, 1)),)
 
     def show(self, attempt: int, local_rank: int, stream: int, data: bytes) -> None:
         """Pass the output on."""

@@ -160,8 +160,6 @@ def _start(
         paths=(0,),
         env={name: value.text for name, value in program.env.items()},
         defaults={},
-        one_device=False,
-        shares=(),
     )
     return start_of(spec, {}, worker)
 
