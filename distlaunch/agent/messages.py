@@ -516,11 +516,19 @@ class Listening(Frozen):
     port: int
 
 
+class Dial(Frozen):
+    """A connection to one address of a target, or the error if there is none."""
+
+    address: str
+    family: str
+    error: Optional[str]
+
+
 class Dialed(Frozen):
-    """Answers `DialAll` with [{family, address, ok, error}] for each target, in order."""
+    """Answers `DialAll` with a result for each address of each target, in order."""
 
     node: int
-    results: Tuple[Any, ...]
+    results: Tuple[Tuple[Dial, ...], ...]
 
 
 _RECORDS = {name: kind for name, kind in vars().items() if getattr(kind, "__module__", "") == __name__}
@@ -532,13 +540,14 @@ COMMAND_TYPES = {name: kind for name, kind in _RECORDS.items() if name not in RE
 
 def as_object(message: Tuple[Any, ...]) -> Dict[str, Any]:
     """Return a message as a JSON object."""
-    return {"op": type(message).__name__, **_plain(message)}
+    return {"op": type(message).__name__, **plain(message)}
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """Return a record, and the records in it, as JSON objects."""
     if hasattr(value, "_fields"):
-        return {name: _plain(inner) for name, inner in zip(value._fields, value)}
-    return [_plain(inner) for inner in value] if isinstance(value, tuple) else value
+        return {name: plain(inner) for name, inner in zip(value._fields, value)}
+    return [plain(inner) for inner in value] if isinstance(value, tuple) else value
 
 
 def read(table: Dict[str, Type[Any]], fields: Dict[str, Any]) -> Any:
