@@ -10,13 +10,13 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
 from distlaunch.agent import guardian, messages, scratch, sweep, wire, worker
 from distlaunch.agent.outbox import Outbox
-from distlaunch.agent.serve import Agent
+from distlaunch.agent.serve import Agent, exit_after
 from distlaunch.contract import ranks_alone
 from distlaunch.errors import Exit
 from distlaunch.launch.join import Seat
@@ -38,21 +38,28 @@ STOP_QUIETLY = _FIRST + signal.SIGPIPE
 class Part:
     """The part of the job that this launcher runs on its node, and the destinations of its output.
 
-    A part has `procs` workers with a `role`. Only one of several launchers on a host `scans` for leftover
-    processes of dead agents.
+    This one is that of a scheduler's task: one rank, whose output is that of the task, unchanged. Only one of
+    several launchers on a host `scans` for leftover processes of dead agents.
     """
 
     procs = 1
     role = ""
-    scans = True
+
+    def __init__(self, argv: Sequence[str], scans: bool = True) -> None:
+        self._argv, self.scans = tuple(argv), scans
+        self._errors: Outlet | None = None
 
     def logs(self, run_id: str, node: int) -> str:
         """Make and return the directory for this node's logs, or return "" if it has none."""
         return ""
 
     def workers(self, ranks: messages.StartWorkers) -> tuple[messages.WorkerSpec, ...]:
-        """Return this launcher's own program as the given ranks."""
-        raise NotImplementedError
+        """Return this launcher's own program as the given ranks.
+
+        Of a task, only stderr is captured, for the last output in failure reports.
+        """
+        (rank,) = ranks.workers
+        return (rank._replace(argv=self._argv, cwd=os.getcwd(), shares=(0, 1)),)
 
     def needs(self) -> messages.Needs | None:
         """Return what its workers need on this node; None = unknown."""
@@ -64,14 +71,18 @@ class Part:
 
     def show(self, attempt: int, local_rank: int, stream: int, data: bytes) -> None:
         """Handle the output of a worker."""
-        raise NotImplementedError
+        self._errors = self._errors or Outlet(2, lambda error: None)
+        self._errors.write(data)
 
     def say(self, text: str) -> None:
-        """Print messages of distlaunch."""
-        raise NotImplementedError
+        """Print messages of distlaunch to stderr, which for a task is a pipe of the scheduler."""
+        data = "".join(f"distlaunch: {line}\n" for line in text.splitlines()).encode()
+        self.show(0, 0, 1, data)
 
     def close(self) -> None:
-        """Print the rest of the output."""
+        """Write the rest of the output."""
+        if self._errors:
+            self._errors.close(lambda silent_s: silent_s < PATIENCE_S)
 
 
 def serve(seat: Seat, part: Part, signums: Iterable[int], own_first: bool = False) -> int:
@@ -85,7 +96,7 @@ def serve(seat: Seat, part: Part, signums: Iterable[int], own_first: bool = Fals
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
     agent = os.fork()
     if agent == 0:
-        _be_agent(seat, part, folder, above, own_first)
+        exit_after(lambda: _be_agent(seat, part, folder, above, own_first))
     status = guardian.watch(agent, link, {signum: _FIRST + signum for signum in signums})
     folder.remove_left()
     killed = status.exited is None
@@ -105,26 +116,17 @@ def serve(seat: Seat, part: Part, signums: Iterable[int], own_first: bool = Fals
     return status.exited
 
 
-def _be_agent(seat: Seat, part: Part, folder: scratch.Folder, above: int, own_first: bool) -> None:
-    """Run the agent in the child process; never returns."""
-    status = wire.AGENT_DIED
-    try:
-        sweep.become_subreaper()
-        sweep.die_with_parent(signal.SIGTERM, above)
-        worker.share(0, 1)
-        worker.close_inherited()
-        agent = _JoinedAgent(seat, part, folder)
-        agent.run(seat.unread)
-        part.close()
-        own = agent.ranks.own_status if own_first else 0
-        status = own if own > 0 else 128 - own if own else agent.outcome
-    except BaseException:
-        import traceback  # a bug
-
-        traceback.print_exc()
-    finally:
-        sys.stderr.flush()
-        os._exit(status)
+def _be_agent(seat: Seat, part: Part, folder: scratch.Folder, above: int, own_first: bool) -> int:
+    """Run the agent in the child process. Return its exit status."""
+    sweep.become_subreaper()
+    sweep.die_with_parent(signal.SIGTERM, above)
+    worker.share(0, 1)
+    worker.close_inherited()
+    agent = _JoinedAgent(seat, part, folder)
+    agent.run(seat.unread)
+    part.close()
+    own = agent.ranks.own_status if own_first else 0
+    return own if own > 0 else 128 - own if own else agent.outcome
 
 
 class _Outbox(Outbox):
@@ -238,31 +240,3 @@ class _JoinedAgent(Agent):
         self.ranks.stopping, self.ranks.own_status = False, 0
         command = command._replace(workers=self._part.workers(command))
         super()._on_start(command._replace(binding=self._part.binding()))
-
-
-class OneRank(Part):
-    """The part of a scheduler's task: one rank, whose output is that of the task, unchanged."""
-
-    def __init__(self, argv: list[str], scans: bool) -> None:
-        self._argv, self.scans = tuple(argv), scans
-        self._errors: Outlet | None = None
-
-    def workers(self, ranks: messages.StartWorkers) -> tuple[messages.WorkerSpec, ...]:
-        """Return the task's program. Only its stderr is captured, for the last output in failure reports."""
-        (rank,) = ranks.workers
-        return (rank._replace(argv=self._argv, cwd=os.getcwd(), shares=(0, 1)),)
-
-    def show(self, attempt: int, local_rank: int, stream: int, data: bytes) -> None:
-        """Pass the output on."""
-        self._errors = self._errors or Outlet(2, lambda error: None)
-        self._errors.write(data)
-
-    def say(self, text: str) -> None:
-        """Print messages to stderr, which for a task is a pipe of the scheduler."""
-        data = "".join(f"distlaunch: {line}\n" for line in text.splitlines()).encode()
-        self.show(0, 0, 1, data)
-
-    def close(self) -> None:
-        """Write the rest of the output."""
-        if self._errors:
-            self._errors.close(lambda silent_s: silent_s < PATIENCE_S)

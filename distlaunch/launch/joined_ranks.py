@@ -22,6 +22,7 @@ class OwnRanks(Part):
     """The ranks of this node, for `joined_agent`; `spec` is the part of the job on this node."""
 
     def __init__(self, spec: JobSpec) -> None:
+        super().__init__(())
         self._spec = spec
         self._plan = _plan(spec, 0)
         self.procs, self.role = self._plan.nodes[0].procs, spec.program.role
