@@ -42,8 +42,8 @@ Two paths through it, by module:
                       root_cause, restarting or stopping, State.outcome; cli/run, __main__
 
 Tables to extend: job keys in job/keys, torchrun flags in compat/flags, `TABLE` in schedulers/, transports/
-and observers/, `COMMAND_TYPES` and `REPORT_TYPES` in agent/messages, `HANDLERS`, `_DUE` and `_RULES` in
-supervisor/step, commands in cli/app. CONTRIBUTING.md says what belongs to each.
+and observers/, `HANDLERS`, `_DUE` and `_RULES` in supervisor/step, commands in cli/app. CONTRIBUTING.md says
+what belongs to each.
 """
 
 TYPE_CHECKING = False

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from distlaunch.agent.frozen import Frozen
+from distlaunch.agent.messages import StartWorkers, WorkerSpec
 
 RESERVED = frozenset(
     {
@@ -33,6 +34,20 @@ SENT = RESERVED - {"DISTLAUNCH_AGENT", "DISTLAUNCH_DEADLINE", "TORCHELASTIC_ERRO
     *("TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_DUMP_ON_TIMEOUT"),
 }
 """The only variables that a controller may set for the workers of a launcher that joined."""
+
+
+def ranks_alone(command: StartWorkers) -> StartWorkers:
+    """Return the part of a command that a launcher with its own program and environment accepts."""
+
+    def sent(variables: Mapping[str, str]) -> dict[str, str]:
+        return {name: text for name, text in variables.items() if name in SENT}
+
+    ranks = [
+        WorkerSpec(own.local_rank, (), "", (), sent(own.env), sent(own.defaults)) for own in command.workers
+    ]
+    return command._replace(env=sent(command.env), temporary=(), binding=None, workers=tuple(ranks))
+
+
 NO_VALUES: Mapping[str, Any] = MappingProxyType({})
 HANDLED_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
 """The default of torchrun's --signals-to-handle."""

@@ -1,16 +1,10 @@
 """The differences between systems: the controller also runs on macOS, agents and ranks only on Linux."""
 
 import os
-import resource
 import select
 import signal
 import sys
 from collections.abc import Callable
-
-DESCRIPTORS_PER_LINK = 6
-"""Descriptors of a link: three pipes and a pidfd, and two more while it is opened."""
-RESERVE = 300
-"""Descriptors for log files and everything else."""
 
 
 def own_command() -> tuple[str, ...]:
@@ -66,12 +60,3 @@ def send_signal(pid: int, signum: int, still: Callable[[], bool]) -> bool:
             os.close(process)
     except ProcessLookupError:
         return False
-
-
-def make_room_for_links(count: int) -> None:
-    """Raise the soft limit on descriptors, as far as the hard one allows, if `count` links need it."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = DESCRIPTORS_PER_LINK * count + RESERVE
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))

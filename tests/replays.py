@@ -30,7 +30,7 @@ def check_replay(folder: Path) -> None:
     moments = list(replay(lines))
     difference, summary = retold(lines, moments), folder / "summary.json"
     # A controller that was killed may have written an event, and not what it said of that.
-    cut = difference.startswith("said then: nothing more") and not summary.is_file()
+    cut = difference.startswith("recorded: nothing more") and not summary.is_file()
     assert cut or not difference, f"{folder} is told otherwise when it is lived again:\n{difference}"
     if summary.is_file() and not summary.is_symlink() and summary.stat().st_nlink == 1:  # else it was planted
         assert _end(moments[-1].state) == _of_state(json.loads(summary.read_text()))

@@ -1,12 +1,14 @@
 """The messages between controller and agent. Each has a class that defines the fields and their types.
 
-The payload of a control frame is one JSON object with the fields of a message and its `op`. `COMMAND_TYPES`
-go from the controller to an agent, `REPORT_TYPES` from an agent to the controller. Fields whose names end in
-_s are in seconds, and `at` is the node's monotonic time. Both ends import this module, so field types use the
-syntax of Python 3.8, and only the types in `_CHECKS` are supported.
+The payload of a control frame is one JSON object with the fields of a message and its `op`, the name of its
+class. `COMMAND_TYPES` go from the controller to an agent, `REPORT_TYPES` from an agent to the controller.
+Fields whose names end in _s are in seconds, and `at` is the node's monotonic time. Both ends import this
+module, so field types use the syntax of Python 3.8, and only the types in `_CHECKS` are supported.
 """
 
 from __future__ import annotations
+
+import signal
 
 from distlaunch.agent.frozen import Frozen
 from distlaunch.agent.wire import Frame, ProtocolError
@@ -75,8 +77,8 @@ class WorkerSpec(Frozen):
     paths: Tuple[int, ...]
     env: Dict[str, str]
     defaults: Dict[str, str]
-    one_device: bool
-    shares: Tuple[int, ...]
+    one_device: bool = False
+    shares: Tuple[int, ...] = ()
     cpus: Optional[str] = None
 
 
@@ -85,46 +87,23 @@ class StartWorkers(Frozen):
 
     With `stall_s` None, stalled workers are not detected. `hosts_store` is set if the rendezvous is on this
     node. `warning` is the signal for the workers when the agent is stopped. `flight` requests dumps of flight
-    recorders. `temporary` are variables for the path of a directory that the agent deletes.
+    recorders. `temporary` are variables for the path of a directory that the agent deletes. A launcher that
+    joined has its own program: of this, it accepts only `distlaunch.contract.ranks_alone`.
     """
 
     attempt: int
     run_id: str
     grace_s: float
     lease_s: float
-    stall_s: Optional[float]
-    watch_port: int
-    hosts_store: bool
-    warning: int
-    flight: bool
-    temporary: Tuple[str, ...]
     env: Dict[str, str]
-    binding: Optional[Binding]
     workers: Tuple[WorkerSpec, ...]
-
-
-class RankSpec(Frozen):
-    """A worker of a launcher that joined. `distlaunch.contract.SENT` lists all permitted variables."""
-
-    local_rank: int
-    env: Dict[str, str]
-    defaults: Dict[str, str]
-
-
-class StartRanks(Frozen):
-    """`StartWorkers` for a launcher that joined, which already has its program, arguments and environment."""
-
-    attempt: int
-    run_id: str
-    grace_s: float
-    lease_s: float
-    stall_s: Optional[float]
-    watch_port: int
-    hosts_store: bool
-    warning: int
-    flight: bool
-    env: Dict[str, str]
-    workers: Tuple[RankSpec, ...]
+    stall_s: Optional[float] = None
+    watch_port: int = 0
+    hosts_store: bool = False
+    warning: int = signal.SIGTERM
+    flight: bool = False
+    temporary: Tuple[str, ...] = ()
+    binding: Optional[Binding] = None
 
 
 class StopWorkers(Frozen):
@@ -537,76 +516,38 @@ class Listening(Frozen):
     port: int
 
 
+class Dial(Frozen):
+    """A connection to one address of a target, or the error if there is none."""
+
+    address: str
+    family: str
+    error: Optional[str]
+
+
 class Dialed(Frozen):
-    """Answers `DialAll` with [{family, address, ok, error}] for each target, in order."""
+    """Answers `DialAll` with a result for each address of each target, in order."""
 
     node: int
-    results: Tuple[Any, ...]
+    results: Tuple[Tuple[Dial, ...], ...]
 
 
-COMMAND_TYPES = {
-    "ping": Ping,
-    "hold": HoldPort,
-    "route": FindRoute,
-    "start": StartWorkers,
-    "ranks": StartRanks,
-    "stop": StopWorkers,
-    "capture": Capture,
-    "watch": WatchUse,
-    "warn": WarnWorkers,
-    "reap": Reap,
-    "tree": PlaceTree,
-    "listen": Listen,
-    "dial": DialAll,
-    "close": Close,
-}
-REPORT_TYPES = {
-    "hello": Hello,
-    "pong": Pong,
-    "held": PortHeld,
-    "unheld": PortRefused,
-    "route": RouteFound,
-    "no route": RouteFailed,
-    "started": WorkerStarted,
-    "unstarted": WorkerUnstarted,
-    "exited": WorkerExited,
-    "joined": RanksJoined,
-    "lagging": RanksLag,
-    "stalled": RanksStalled,
-    "stack": StackDumped,
-    "warned": WarningReceived,
-    "leaving": AgentLeaving,
-    "interrupted": Interrupted,
-    "dropped": OutputLost,
-    "stuck": Stuck,
-    "swept": Swept,
-    "reaped": Reaped,
-    "orphans": OrphansKilled,
-    "resumed": GuardianResumed,
-    "usurped": PortUsurped,
-    "usage": Usage,
-    "evidence": Evidence,
-    "lacks": TreeLacks,
-    "placing": TreeProgress,
-    "placed": TreePlaced,
-    "setup": SetupPrinted,
-    "unplaced": TreeRefused,
-    "kept": TreeKept,
-    "listening": Listening,
-    "dialed": Dialed,
-}
-_OPS = {kind: op for table in (COMMAND_TYPES, REPORT_TYPES) for op, kind in table.items()}
+_RECORDS = {name: kind for name, kind in vars().items() if getattr(kind, "__module__", "") == __name__}
+REPORT_TYPES = {name: kind for name, kind in _RECORDS.items() if "node" in kind._fields}
+"""Reports by their op: the name of the class. Each report names its node."""
+COMMAND_TYPES = {name: kind for name, kind in _RECORDS.items() if name not in REPORT_TYPES}
+"""Commands by their op, and the records in them."""
 
 
 def as_object(message: Tuple[Any, ...]) -> Dict[str, Any]:
     """Return a message as a JSON object."""
-    return {"op": _OPS[type(message)], **_plain(message)}
+    return {"op": type(message).__name__, **plain(message)}
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """Return a record, and the records in it, as JSON objects."""
     if hasattr(value, "_fields"):
-        return {name: _plain(inner) for name, inner in zip(value._fields, value)}
-    return [_plain(inner) for inner in value] if isinstance(value, tuple) else value
+        return {name: plain(inner) for name, inner in zip(value._fields, value)}
+    return [plain(inner) for inner in value] if isinstance(value, tuple) else value
 
 
 def read(table: Dict[str, Type[Any]], fields: Dict[str, Any]) -> Any:
@@ -642,7 +583,7 @@ def _checked(form: str, value: Any, where: str) -> Any:
         return None if value is None else _checked(form[9:-1], value, where)
     if form.startswith("Tuple["):
         return _tuple(form, value, where)
-    nested = _NESTED.get(form)
+    nested = COMMAND_TYPES.get(form)
     if nested:
         return _read(nested, value, where)
     if not _CHECKS[form](value):
@@ -662,7 +603,6 @@ def _tuple(form: str, value: Any, where: str) -> Any:
     return tuple([_checked(inner, each, where) for inner, each in zip(forms, value)])
 
 
-_NESTED = {"Binding": Binding, "Needs": Needs, "RankSpec": RankSpec, "Setup": Setup, "WorkerSpec": WorkerSpec}
 _CHECKS: Dict[str, Callable[[Any], bool]] = {
     "Any": lambda value: True,
     "bool": lambda value: isinstance(value, bool),

@@ -9,7 +9,7 @@ import socket
 import struct
 
 from distlaunch.agent import procfs
-from distlaunch.agent.messages import RouteFailed, RouteFound
+from distlaunch.agent.messages import Dial, RouteFailed, RouteFound
 from distlaunch.agent.wire import Message
 
 LOWEST_PORT = 10000
@@ -239,42 +239,44 @@ def listen(port: int | None, token: bytes) -> int:
     return held.port
 
 
-def dial_all(targets: tuple[tuple[str, int], ...], timeout_s: float, token: bytes) -> list[list[Message]]:
+def dial_all(
+    targets: tuple[tuple[str, int], ...], timeout_s: float, token: bytes
+) -> tuple[tuple[Dial, ...], ...]:
     """Call `dial` for each (host, port), all at once."""
     from concurrent.futures import ThreadPoolExecutor  # needed only for checks
 
     with ThreadPoolExecutor(max(1, len(targets))) as pool:
         answers = [pool.submit(dial, host, port, timeout_s, token) for host, port in targets]
-    return [answer.result() for answer in answers]
+    return tuple([answer.result() for answer in answers])
 
 
-def dial(host: str, port: int, timeout_s: float, token: bytes) -> list[Message]:
-    """Connect to every address of `host`: [{family, address, ok, error}].
+def dial(host: str, port: int, timeout_s: float, token: bytes) -> tuple[Dial, ...]:
+    """Connect to every address of `host`.
 
-    ``ok`` requires the listener's token, which no other service sends. `dial` itself sends nothing.
+    The listener must send its token, which no other service does. `dial` itself sends nothing.
     """
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:  # a name may be too long for a host name
         why = error.strerror if isinstance(error, OSError) else "not a host name"
-        return [{"family": "", "address": host, "ok": False, "error": why or str(error)}]
-    return [_dial_one(family, address, timeout_s, token) for family, _, _, _, address in found]
+        return (Dial(host, "", why or str(error)),)
+    return tuple([_dial_one(family, address, timeout_s, token) for family, _, _, _, address in found])
 
 
-def _dial_one(family: int, address: tuple[object, ...], timeout_s: float, token: bytes) -> Message:
-    result: Message = {"family": "IPv6" if family == socket.AF_INET6 else "IPv4", "address": address[0]}
+def _dial_one(family: int, address: tuple[object, ...], timeout_s: float, token: bytes) -> Dial:
+    dialed = Dial(str(address[0]), "IPv6" if family == socket.AF_INET6 else "IPv4", None)
     with socket.socket(family, socket.SOCK_STREAM) as sock:
         sock.settimeout(timeout_s)
         lost = "no answer within %g s (dropped by a firewall?)"
         try:
             sock.connect(address)
             with sock.makefile("rb") as answer:
-                if ours := answer.read(len(token)) == token:
-                    lost = "only small packets arrive within %g s (is the MTU smaller on the way?)"
-                    answer.read(LARGE)
-            result.update(ok=ours, error=None if ours else "another service answered")
+                if answer.read(len(token)) != token:
+                    return dialed._replace(error="another service answered")
+                lost = "only small packets arrive within %g s (is the MTU smaller on the way?)"
+                answer.read(LARGE)
         except socket.timeout:
-            result.update(ok=False, error=lost % timeout_s)
+            return dialed._replace(error=lost % timeout_s)
         except OSError as error:
-            result.update(ok=False, error=error.strerror or str(error))
-    return result
+            return dialed._replace(error=error.strerror or str(error))
+    return dialed

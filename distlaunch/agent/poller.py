@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import resource
 import select
 import signal
 import time
@@ -89,6 +90,14 @@ def keep_memory() -> None:
         bytes(KEPT)  # mapped, then unmapped at once, and never touched
     except MemoryError:
         pass  # address space is limited, and this was only a hint
+
+
+def make_room(wanted: int) -> None:
+    """Raise the soft limit on descriptors to `wanted`, as far as the hard one allows."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def widen(pipe: int, size: int = SIZE) -> None:

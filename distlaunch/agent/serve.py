@@ -41,8 +41,8 @@ def main(nonce: str, node: int, folder: scratch.Folder, alone: bool = True) -> N
 
     If the node is not `alone` on its link, it also receives frames for other nodes, and writes lines.
     """
-    status = wire.AGENT_DIED
-    try:
+
+    def serve() -> int:
         close_inherited()
         os.set_blocking(0, False)
         received = sys.stdin.buffer.read() or b""  # commands may have been read together with the boot code
@@ -53,7 +53,16 @@ def main(nonce: str, node: int, folder: scratch.Folder, alone: bool = True) -> N
         keep_memory()
         hello = wire.HELLO_PREFIX + nonce.encode() + b"\n"
         outbox = Outbox(node, folder, None if alone else wire.as_lines, hello)
-        status = Agent(link_in, link_out, folder, outbox).run(received)
+        return Agent(link_in, link_out, folder, outbox).run(received)
+
+    exit_after(serve)
+
+
+def exit_after(serve: Callable[[], int]) -> None:
+    """Be an agent, and exit the process with the status that `serve` returns."""
+    status = wire.AGENT_DIED
+    try:
+        status = serve()
     except BaseException:
         import traceback  # a bug in distlaunch: the controller shows this stderr
 
@@ -327,7 +336,7 @@ class Agent:
 
     def _on_dial(self, command: messages.DialAll) -> None:
         results = network.dial_all(command.targets, command.timeout_s, command.token.encode())
-        self._outbox.report(messages.Dialed(self._node, tuple(results)))
+        self._outbox.report(messages.Dialed(self._node, results))
 
     def _on_close(self, command: messages.Close) -> None:
         self._leaving = True

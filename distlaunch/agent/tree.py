@@ -486,7 +486,6 @@ class Placement:
         self._node, self._poller, self._report = node, poller, report
         self._command: messages.PlaceTree
         self._store: Optional[Store] = None
-        self._manifest = b""
         self._entries: List[Entry] = []
         self._awaited: Deque[Entry] = deque()
         self._inflate: Any = None

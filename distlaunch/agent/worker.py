@@ -267,15 +267,6 @@ def _kept() -> list[int]:
     return [int(pmi)] if _shared and pmi.isdigit() else []
 
 
-def make_room(workers: int) -> None:
-    """Raise this process's limit on descriptors to have enough for its workers, which keep the old limit."""
-    soft, hard = _own_limit
-    wanted = DESCRIPTORS * workers + 64
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-
-
 def close_inherited() -> None:
     """Mark every descriptor above stderr close-on-exec, because sshd and shells leak some."""
     for name in os.listdir("/proc/self/fd"):

@@ -11,21 +11,15 @@ from collections.abc import Callable, Sequence
 from distlaunch.agent import evidence, messages, network, procfs, scratch, sweep, wire
 from distlaunch.agent.messages import StartWorkers, WorkerSpec
 from distlaunch.agent.outbox import Flow, Outbox
-from distlaunch.agent.poller import Poller
+from distlaunch.agent.poller import Poller, make_room
 from distlaunch.agent.watches import JoinWatch, StallWatch, UsageWatch
-from distlaunch.agent.worker import Worker, at_home, environment, exec_failure, make_room, spawn, unstarted
+from distlaunch.agent.worker import DESCRIPTORS, Worker, at_home, environment, exec_failure, spawn, unstarted
 
 _GPUS = "CUDA_VISIBLE_DEVICES"
 DEADLINE = "deadline"
 """The file that appears after a termination warning. It contains the end of the job in Unix seconds."""
 STUCK_S = 5.0
 """Seconds that a sweep may take before the PIDs that resist it are reported."""
-
-
-def _tmpdir(command: StartWorkers) -> str | None:
-    """Return TMPDIR of the job for this node, if set, resolved against the workers' directory."""
-    tmpdir = command.env.get("TMPDIR")
-    return os.path.join(command.workers[0].cwd, tmpdir) if tmpdir else None
 
 
 class Workers:
@@ -72,7 +66,7 @@ class Workers:
         shared = {**command.env, "DISTLAUNCH_AGENT": sweep.agent_cookie(self._node)}
         shared["DISTLAUNCH_DEADLINE"] = os.path.join(self._folder.path, DEADLINE)
         shared.update(dict.fromkeys(command.temporary, self._folder.inner))
-        make_room(len(specs))
+        make_room(DESCRIPTORS * len(specs) + 64)  # workers keep the old limit
         self._specs = {spec.local_rank: self._complete(spec, shared) for spec in specs}
         counted = procfs.connections_counted()
         for spec in self._specs.values():
@@ -83,8 +77,9 @@ class Workers:
 
     def _prepared(self, command: StartWorkers) -> Sequence[WorkerSpec]:
         """Create the directory for error records, and choose CPUs. Return no workers if that fails."""
+        tmpdir = command.env.get("TMPDIR")  # resolved against the workers' directory
         try:
-            self._folder.make(_tmpdir(command))
+            self._folder.make(tmpdir and os.path.join(command.workers[0].cwd, tmpdir))
         except scratch.NoPlaceError as error:
             return self._refuse(command.workers, "scratch", errno.ENOSPC, str(error))
         if blind := [spec for spec in command.workers if spec.one_device and not environment(spec)[_GPUS]]:

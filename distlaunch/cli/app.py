@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from enum import Enum
+from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -81,27 +82,21 @@ def _advise_on(unknown: Any) -> None:
     say(f"options of the script or command, such as {option}, go after `--`")
 
 
-def _add_other_commands() -> None:
-    from distlaunch.cli.check import check
-    from distlaunch.cli.checkout import checkout
-    from distlaunch.cli.import_command import imports
-    from distlaunch.cli.init import init
-    from distlaunch.cli.logs import logs
-    from distlaunch.cli.prune import prune
-    from distlaunch.cli.runs import runs
-    from distlaunch.cli.submit import exports, queue
-    from distlaunch.cli.why import why
+_OTHERS = (
+    *("init.init", "check.check", "submit.queue", "runs.runs", "why.why", "logs.logs"),
+    *("checkout.checkout", "prune.prune", "submit.exports", "import_command.imports"),
+)
+"""The commands of other modules, or Typer applications of such commands, in the order of the help."""
 
-    app.command("init")(init)
-    app.command("check")(check)
-    app.add_typer(queue)
-    app.add_typer(runs)
-    app.command("why")(why)
-    app.command("logs")(logs)
-    app.command("checkout")(checkout)
-    app.command("prune")(prune)
-    app.add_typer(exports)
-    app.add_typer(imports)
+
+def _add_other_commands() -> None:
+    for place in _OTHERS:
+        module, _, name = place.partition(".")
+        found = getattr(import_module(f"distlaunch.cli.{module}"), name)
+        if isinstance(found, typer.Typer):
+            app.add_typer(found)
+        else:
+            app.command(name)(found)
 
 
 def _show_version(wanted: bool) -> None:

@@ -67,49 +67,37 @@ def gathering_of(task: Task, virtual: bool, environ: Mapping[str, str]) -> Gathe
 
 
 def _run(task: Task, argv: list[str], gathering: Gathering) -> int:
+    if gathering.serves:
+        from distlaunch.cli.run import run_gathered
+
+        return run_gathered(job_of(task, argv, gathering.arrival), gathering)
     from distlaunch.signals import Signals
 
     with Signals() as signals:
-        if gathering.serves:
-            from distlaunch.cli.run import run_controller
-            from distlaunch.launch.gather import Gathered, gather
-
-            gathered = gather(job_of(task, argv, gathering.arrival), gathering, signals, say)
-            assert isinstance(gathered, Gathered)
-            return run_controller(gathered.spec, gathered.listener, signals)
         seat = Launcher(gathering, Prover(os.environ, gathering.arrival.name), signals, say).seated()
         blocked(signals.watched)
-    from distlaunch.launch.joined_agent import OneRank, serve  # late: gathering comes first
+    from distlaunch.launch.joined_agent import Part, serve  # late: gathering comes first
 
-    return serve(seat, OneRank(argv, scans=task.local_rank == 0), signals.watched, own_first=True)
+    return serve(seat, Part(argv, scans=task.local_rank == 0), signals.watched, own_first=True)
 
 
 def job_of(task: Task, argv: list[str], arrival: Arrival) -> "JobSpec":
     """Return this task's part of the job: a node with one rank."""
     from distlaunch.agent import scratch
-    from distlaunch.job.spec import (
-        Earlier,
-        Invocation,
-        JobSpec,
-        Logs,
-        NodeSpec,
-        Program,
-        RendezvousSpec,
-        TorchrunLogs,
-    )
+    from distlaunch.job import spec as job
 
     folder, *spares = scratch.places()
-    earlier = Earlier(task.job, task.restarts) if task.restarts else None
-    return JobSpec(
+    earlier = job.Earlier(task.job, task.restarts) if task.restarts else None
+    return job.JobSpec(
         name=os.path.basename(argv[0]),
-        nodes=(NodeSpec(arrival.name, gpus=arrival.gpus, procs=1, place=arrival.place),),
-        program=Program(
+        nodes=(job.NodeSpec(arrival.name, gpus=arrival.gpus, procs=1, place=arrival.place),),
+        program=job.Program(
             "command", (argv[0],), workdir=os.getcwd(), args=tuple(argv[1:]), python=sys.executable
         ),
-        logs=Logs(folder, temporary=True, torchrun=TorchrunLogs(), spares=tuple(spares)),
-        rendezvous=RendezvousSpec(id=task.step),
+        logs=job.Logs(folder, temporary=True, torchrun=job.TorchrunLogs(), spares=tuple(spares)),
+        rendezvous=job.RendezvousSpec(id=task.step),
         source="the command line",
-        invocation=Invocation(placeholders=False, shares_stdio=True, earlier=earlier),
+        invocation=job.Invocation(placeholders=False, shares_stdio=True, earlier=earlier),
     )
 
 

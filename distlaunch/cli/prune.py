@@ -19,7 +19,7 @@ from distlaunch.observers.run_list import forget, listed
 from distlaunch.runs.find import check_folder, folders, scanned
 from distlaunch.runs.run_status import Run, heard, run_in
 from distlaunch.supervisor.status import RunState
-from distlaunch.wording import counted
+from distlaunch.wording import counted, size_words
 
 Places = Annotated[
     list[str] | None, Argument(metavar="[DIRECTORY]…", help="Only these directories and their `runs`.")
@@ -98,10 +98,6 @@ def _tell(done: Sequence[dict[str, Any]], dry: bool) -> None:
         if each["error"]:
             say(f"can't delete {each['error']}")
         else:
-            print_text(f"{each['folder']}  {_size_words(each['bytes'])}\n")
+            print_text(f"{each['folder']}  {size_words(each['bytes'])}\n")
     gone = [each["bytes"] for each in done if not each["error"]]
-    say(f"{'would delete' if dry else 'deleted'} {counted(len(gone), 'run')}, {_size_words(sum(gone))}")
-
-
-def _size_words(size: int) -> str:
-    return f"{size / 2**20:,.1f} MiB" if size >= 2**20 else f"{size / 2**10:,.1f} KiB"
+    say(f"{'would delete' if dry else 'deleted'} {counted(len(gone), 'run')}, {size_words(sum(gone))}")

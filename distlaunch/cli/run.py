@@ -22,7 +22,6 @@ from distlaunch.signals import Interrupts, Signals
 
 if TYPE_CHECKING:
     from distlaunch.cli.job_file import Typed
-    from distlaunch.launch.inbound import InboundListener
     from distlaunch.supervisor.summary import Summary
     from distlaunch.transports.gathering import Gathering
 
@@ -170,22 +169,18 @@ def run_gathered(spec: JobSpec, gathering: "Gathering", early: Link | None = Non
             early.discard()  # its lease may end while launchers gather
         gathered = gather(spec, gathering, signals, say)
         if isinstance(gathered, Gathered):
-            return run_controller(gathered.spec, gathered.listener, signals)
+            try:
+                start = start_run(gathered.spec, listener=gathered.listener)
+            except DistlaunchError as error:
+                why = f"the controller can't start the run: {error}"
+                gathered.listener.dismiss(why, error.exit_status)
+                raise
+            return _supervised(start, signals, quiet=True).state.outcome
         blocked(signals.watched)
     from distlaunch.launch.joined_agent import serve
     from distlaunch.launch.joined_ranks import OwnRanks
 
     return serve(gathered, OwnRanks(spec), signals.watched)
-
-
-def run_controller(spec: JobSpec, listener: "InboundListener", signals: Signals) -> int:
-    """Run a job whose launchers have connected; return its exit status. Raises `DistlaunchError`."""
-    try:
-        start = start_run(spec, listener=listener)
-    except DistlaunchError as error:
-        listener.dismiss(f"the controller can't start the run: {error}", error.exit_status)
-        raise
-    return _supervised(start, signals, quiet=True).state.outcome
 
 
 def _supervised(

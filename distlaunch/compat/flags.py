@@ -6,7 +6,7 @@ script.
 
 import re
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Annotated, Any, Literal, NamedTuple, get_args
 
 from distlaunch.contract import HANDLED_SIGNALS
 from distlaunch.errors import UsageError
@@ -21,42 +21,109 @@ C10D_PORT = 29400
 """Default port of torch, for c10d only."""
 
 
+class Flag(NamedTuple):
+    """One flag, which is a `field` of `Flags`: a letter, and whether PET_<FIELD> is its default.
+
+    `here` is how `distlaunch torchrun` treats the flag, and `why` the reason if the flag is unused. Some
+    flags have no effect only if --master-addr or a static --rdzv-endpoint sets the endpoint. `key` is the key
+    in the job file. `in_file` is the comment in a job file if the flag has no key. `left_out` explains why a
+    job file doesn't need a value that only a shell could provide; "" = the value is needed.
+    """
+
+    letter: str = ""
+    choices: tuple[str, ...] = ()
+    from_environment: bool = True
+    here: Fate = "used"
+    why: str = ""
+    key: str = ""
+    in_file: str = ""
+    left_out: str = ""
+    field: str = ""
+
+    @property
+    def name(self) -> str:
+        """Return the flag as users write it."""
+        return "--" + self.field.replace("_", "-")
+
+    @property
+    def variable(self) -> str:
+        """Return the environment variable with the default of the flag; "" = none."""
+        return f"PET_{self.field.upper()}" if self.from_environment else ""
+
+    @property
+    def default(self) -> Any:
+        """Return torch's default."""
+        return Flags._field_defaults[self.field]
+
+    @property
+    def kind(self) -> type:
+        """Return the type of the value; bool for a switch, which takes no value."""
+        return str if self.default is None else type(self.default)
+
+
+_RANKS = "distlaunch assigns the ranks itself"
+_FREE = "the ranks connect to a free port on the first node"
+_ONE_FILE = "this file starts all nodes"
+_FORK = "workers are started by fork and exec"
+_FILTER = "filter the log files instead"
+_SIGNALS = "SIGINT, SIGTERM, SIGHUP and SIGQUIT stop the job, and workers get SIGTERM"
+_COMPLETION = "only torchrun itself prints a completion script"
+_OR_TORCH: Fate = "used, or handed over"
+_OR_NOT: Fate = "used, or no effect"
+
+
 class Flags(NamedTuple):
     """A torchrun command line with torch's defaults, and the meaning of its values."""
 
-    nnodes: str = "1:1"
-    nproc_per_node: str = "1"
-    rdzv_backend: str = "static"
-    rdzv_endpoint: str = ""
-    rdzv_id: str = "none"
-    rdzv_conf: str = ""
-    standalone: bool = False
-    max_restarts: int = 0
-    monitor_interval: float = 0.1
-    start_method: str = "spawn"
-    event_log_handler: str = "null"
-    role: str = "default"
-    module: bool = False
-    no_python: bool = False
-    run_path: bool = False
-    log_dir: str | None = None
-    redirects: str = "0"
-    tee: str = "0"
-    log_line_prefix_template: str | None = None
-    local_ranks_filter: str = ""
-    duplicate_stdout_filters: str = ""
-    duplicate_stderr_filters: str = ""
-    node_rank: int = 0
-    master_addr: str = "127.0.0.1"
-    master_port: int = 29500
-    local_addr: str | None = None
-    logs_specs: str | None = None
-    numa_binding: NumaMode | None = None
-    signals_to_handle: str = HANDLED_SIGNALS
-    shutdown_timeout: int = 30
-    virtual_local_rank: bool = False
-    print_completion: str | None = None
-    help: bool = False
+    nnodes: Annotated[str, Flag(here=_OR_TORCH, key="nodes")] = "1:1"
+    nproc_per_node: Annotated[str, Flag(key="procs_per_node")] = "1"
+    rdzv_backend: Annotated[str, Flag(here=_OR_TORCH, key="rendezvous.backend", left_out=_RANKS)] = "static"
+    rdzv_endpoint: Annotated[str, Flag(key="rendezvous.endpoint", left_out=_FREE)] = ""
+    rdzv_id: Annotated[str, Flag(key="rendezvous.id", left_out="each run gets its own ID")] = "none"
+    rdzv_conf: Annotated[str, Flag(here=_OR_NOT, why=_RANKS, key="rendezvous.conf", left_out=_RANKS)] = ""
+    standalone: Annotated[bool, Flag()] = False
+    max_restarts: Annotated[int, Flag(key="restarts.max")] = 0
+    monitor_interval: Annotated[float, Flag(here="no effect", why="exits are noticed immediately")] = 0.1
+    start_method: Annotated[
+        str, Flag(choices=("spawn", "fork", "forkserver"), here="no effect", why=_FORK)
+    ] = "spawn"
+    event_log_handler: Annotated[
+        str, Flag(here="no effect", why="events.jsonl in the log directory has all events")
+    ] = "null"
+    role: Annotated[str, Flag(key="role")] = "default"
+    module: Annotated[bool, Flag("m", key="module")] = False
+    no_python: Annotated[bool, Flag(key="command")] = False
+    run_path: Annotated[bool, Flag(key="script", in_file="has no effect: Python runs the script itself")] = (
+        False
+    )
+    log_dir: Annotated[str | None, Flag(key="logs.dir")] = None
+    redirects: Annotated[str, Flag("r", key="logs.console")] = "0"
+    tee: Annotated[str, Flag("t")] = "0"
+    log_line_prefix_template: Annotated[
+        str | None, Flag(in_file="has no effect: the prefix is [node:rank]")
+    ] = None
+    local_ranks_filter: Annotated[str, Flag(key="logs.console")] = ""
+    duplicate_stdout_filters: Annotated[str, Flag(here="no effect", why=_FILTER)] = ""
+    duplicate_stderr_filters: Annotated[str, Flag(here="no effect", why=_FILTER)] = ""
+    node_rank: Annotated[int, Flag(in_file=f"is not needed: {_ONE_FILE}", left_out=_ONE_FILE)] = 0
+    master_addr: Annotated[str, Flag(key="master_addr", left_out=_FREE)] = "127.0.0.1"
+    master_port: Annotated[int, Flag(key="master_port", left_out=_FREE)] = 29500
+    local_addr: Annotated[
+        str | None, Flag(here=_OR_NOT, why="workers connect to --master-addr or --rdzv-endpoint")
+    ] = None
+    logs_specs: Annotated[
+        str | None, Flag(from_environment=False, here="handed over", why="a plugin of torch's agent")
+    ] = None
+    numa_binding: Annotated[
+        NumaMode | None, Flag(choices=get_args(NumaMode), from_environment=False, key="numa_binding")
+    ] = None
+    signals_to_handle: Annotated[str, Flag(in_file=f"has no equivalent: {_SIGNALS}")] = HANDLED_SIGNALS
+    shutdown_timeout: Annotated[int, Flag(key="timeouts.stop")] = 30
+    virtual_local_rank: Annotated[bool, Flag(key="virtual_local_rank")] = False
+    print_completion: Annotated[str | None, Flag(from_environment=False, here="refused", why=_COMPLETION)] = (
+        None
+    )
+    help: Annotated[bool, Flag("h", from_environment=False)] = False
     script: str = ""
     args: tuple[str, ...] = ()
     given: frozenset[str] = frozenset()
@@ -149,87 +216,10 @@ class Flags(NamedTuple):
         raise UsageError(f"--{field}: {hint}")
 
 
-class Flag(NamedTuple):
-    """One flag: its `field` in `Flags`, a letter, and whether PET_<FIELD> is its default.
-
-    `here` is how `distlaunch torchrun` treats the flag, and `why` the reason if the flag is unused. Some
-    flags have no effect only if --master-addr or a static --rdzv-endpoint sets the endpoint. `key` is the key
-    in the job file. `in_file` is the comment in a job file if the flag has no key. `left_out` explains why a
-    job file doesn't need a value that only a shell could provide; "" = the value is needed.
-    """
-
-    field: str
-    letter: str = ""
-    choices: tuple[str, ...] = ()
-    from_environment: bool = True
-    here: Fate = "used"
-    why: str = ""
-    key: str = ""
-    in_file: str = ""
-    left_out: str = ""
-
-    @property
-    def name(self) -> str:
-        """Return the flag as users write it."""
-        return "--" + self.field.replace("_", "-")
-
-    @property
-    def variable(self) -> str:
-        """Return the environment variable with the default of the flag; "" = none."""
-        return f"PET_{self.field.upper()}" if self.from_environment else ""
-
-    @property
-    def default(self) -> Any:
-        """Return torch's default."""
-        return Flags._field_defaults[self.field]
-
-    @property
-    def kind(self) -> type:
-        """Return the type of the value; bool for a switch, which takes no value."""
-        return str if self.default is None else type(self.default)
-
-
-_RANKS = "distlaunch assigns the ranks itself"
-_FREE = "the ranks connect to a free port on the first node"
-_ONE_FILE = "this file starts all nodes"
-_FORK = "workers are started by fork and exec"
-_FILTER = "filter the log files instead"
-_SIGNALS = "SIGINT, SIGTERM, SIGHUP and SIGQUIT stop the job, and workers get SIGTERM"
-_COMPLETION = "only torchrun itself prints a completion script"
-FLAGS = (
-    Flag("nnodes", here="used, or handed over", key="nodes"),
-    Flag("nproc_per_node", key="procs_per_node"),
-    Flag("rdzv_backend", here="used, or handed over", key="rendezvous.backend", left_out=_RANKS),
-    Flag("rdzv_endpoint", key="rendezvous.endpoint", left_out=_FREE),
-    Flag("rdzv_id", key="rendezvous.id", left_out="each run gets its own ID"),
-    Flag("rdzv_conf", here="used, or no effect", why=_RANKS, key="rendezvous.conf", left_out=_RANKS),
-    Flag("standalone"),
-    Flag("max_restarts", key="restarts.max"),
-    Flag("monitor_interval", here="no effect", why="exits are noticed immediately"),
-    Flag("start_method", choices=("spawn", "fork", "forkserver"), here="no effect", why=_FORK),
-    Flag("event_log_handler", here="no effect", why="events.jsonl in the log directory has all events"),
-    Flag("role", key="role"),
-    Flag("module", "m", key="module"),
-    Flag("no_python", key="command"),
-    Flag("run_path", key="script", in_file="has no effect: Python runs the script itself"),
-    Flag("log_dir", key="logs.dir"),
-    Flag("redirects", "r", key="logs.console"),
-    Flag("tee", "t"),
-    Flag("log_line_prefix_template", in_file="has no effect: the prefix is [node:rank]"),
-    Flag("local_ranks_filter", key="logs.console"),
-    Flag("duplicate_stdout_filters", here="no effect", why=_FILTER),
-    Flag("duplicate_stderr_filters", here="no effect", why=_FILTER),
-    Flag("node_rank", in_file=f"is not needed: {_ONE_FILE}", left_out=_ONE_FILE),
-    Flag("master_addr", key="master_addr", left_out=_FREE),
-    Flag("master_port", key="master_port", left_out=_FREE),
-    Flag("local_addr", here="used, or no effect", why="workers connect to --master-addr or --rdzv-endpoint"),
-    Flag("logs_specs", from_environment=False, here="handed over", why="a plugin of torch's agent"),
-    Flag("numa_binding", choices=get_args(NumaMode), from_environment=False, key="numa_binding"),
-    Flag("signals_to_handle", in_file=f"has no equivalent: {_SIGNALS}"),
-    Flag("shutdown_timeout", key="timeouts.stop"),
-    Flag("virtual_local_rank", key="virtual_local_rank"),
-    Flag("print_completion", from_environment=False, here="refused", why=_COMPLETION),
-    Flag("help", "h", from_environment=False),
+FLAGS = tuple(
+    kind.__metadata__[0]._replace(field=field)
+    for field, kind in Flags.__annotations__.items()
+    if hasattr(kind, "__metadata__")
 )
 FLAG = {flag.field: flag for flag in FLAGS}
 """Flags by their field."""

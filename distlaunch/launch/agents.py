@@ -1,18 +1,17 @@
 """Agents without a job, which answer questions about their nodes and run programs."""
 
 import os
-import signal
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from distlaunch.agent import messages
-from distlaunch.agent.wire import CONTROL, HEARTBEATS, OUTPUT, PROTOCOL, Frame, ProtocolError
+from distlaunch.agent.wire import CONTROL, HEARTBEATS, OUTPUT, Frame, ProtocolError
 from distlaunch.job.spec import JobSpec
 from distlaunch.launch.link import Links
 from distlaunch.launch.opening import open_links
 from distlaunch.plan.placement import Facts
-from distlaunch.supervisor.codec import event_of
+from distlaunch.supervisor.codec import up_of
 from distlaunch.transports.failure import LinkFailure
 
 ANSWER_S = 30.0
@@ -25,12 +24,6 @@ Ended = tuple[messages.WorkerExited | messages.WorkerUnstarted | None, bytes]
 _ENDS = (messages.WorkerExited, messages.WorkerUnstarted)
 
 
-def facts_of(hello: messages.Hello) -> Facts:
-    """Return the facts about a node in the first report of its agent."""
-    found: Facts = event_of(hello, float).facts  # type: ignore[union-attr]
-    return found
-
-
 def start_of(spec: JobSpec, env: dict[str, str], *workers: messages.WorkerSpec) -> messages.StartWorkers:
     """Return the command that starts programs that aren't ranks of a run."""
     return messages.StartWorkers(
@@ -38,14 +31,7 @@ def start_of(spec: JobSpec, env: dict[str, str], *workers: messages.WorkerSpec) 
         run_id=f"check-{os.getpid()}-{os.urandom(4).hex()}",
         grace_s=1.0,
         lease_s=spec.limits.lease_s,
-        stall_s=None,
-        watch_port=0,
-        hosts_store=False,
-        warning=signal.SIGUSR1,
-        flight=False,
-        temporary=(),
         env=env,
-        binding=None,
         workers=workers,
     )
 
@@ -53,8 +39,8 @@ def start_of(spec: JobSpec, env: dict[str, str], *workers: messages.WorkerSpec) 
 class Agents:
     """A context manager that runs agents without a job on all nodes of `spec`.
 
-    Each agent answers one question at a time. Three maps are keyed by node index: `failures` has the reason
-    why a node has no agent, `hellos` its agent's first report, and `took_s` the seconds until that report.
+    Each agent answers one question at a time. Two maps are keyed by node index: `failures` has the reason why
+    a node has no agent, and `took_s` the seconds until its agent's first report.
     """
 
     def __init__(self, spec: JobSpec) -> None:
@@ -67,7 +53,7 @@ class Agents:
         self._heartbeat_s = spec.limits.lease_s / HEARTBEATS
         self._next_heartbeat = time.monotonic() + self._heartbeat_s
         self.failures: dict[int, LinkFailure] = {}
-        self.hellos: dict[int, messages.Hello] = {}
+        self._facts: dict[int, Facts] = {}
         self.took_s: dict[int, float] = {}
 
     def __enter__(self) -> "Agents":
@@ -91,6 +77,11 @@ class Agents:
     def present(self) -> list[int]:
         """Return the nodes that have an agent."""
         return self._links.present
+
+    @property
+    def facts(self) -> dict[int, Facts]:
+        """Return the facts about the nodes with an agent, in order."""
+        return {node: self._facts[node] for node in self.present if node in self._facts}
 
     def ask(self, questions: Mapping[int, tuple[Any, ...]], expected: tuple[type, ...]) -> dict[int, Any]:
         """Send each node its question. Return the answers of the `expected` kinds that arrive in time."""
@@ -149,9 +140,8 @@ class Agents:
             raise ProtocolError("unexpected frame")
         report = messages.report_in(frame)
         if isinstance(report, messages.Hello):
-            if report.protocol != PROTOCOL:
-                raise ProtocolError(f"the agent speaks protocol {report.protocol}, not {PROTOCOL}")
-            self.hellos[frame.node], self.took_s[frame.node] = report, time.monotonic() - self._began
+            self._facts[frame.node] = up_of(report).facts
+            self.took_s[frame.node] = time.monotonic() - self._began
         if isinstance(report, _ENDS):
             self._ends[frame.node, report.local_rank] = report
             if any(node == frame.node and (node, each) not in self._ends for node, each in self._printed):

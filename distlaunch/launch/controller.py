@@ -4,7 +4,6 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import nullcontext
 
 from distlaunch.agent import messages, wire
 from distlaunch.agent.poller import keep_memory
@@ -13,7 +12,7 @@ from distlaunch.job.spec import JobSpec
 from distlaunch.launch import process
 from distlaunch.launch.addresses import answers
 from distlaunch.launch.link import Links
-from distlaunch.launch.start import Start, path_of_starts, start_run
+from distlaunch.launch.start import Start, path_of_starts
 from distlaunch.observers import observers_of
 from distlaunch.observers.observer import Attempts, Observed, Observer, Observers, Printed, Shown
 from distlaunch.observers.recording import LastOutput, Recorder
@@ -250,18 +249,6 @@ class Controller:
         by_command = os.path.exists(os.path.join(self._folder, STOPPED))
         for signum in self._interrupts.received():
             self._feed(messages.Interrupted(signum, by_command=by_command and signum == signal.SIGINT))
-
-
-def run_job(
-    spec: JobSpec, observers: Iterable[Observer] = (), interrupts: Interrupts | None = None
-) -> Summary:
-    """Run `spec`, record it in its run directory, and notify the `observers`. Raises `DistlaunchError`.
-
-    The signal handlers and standard streams of this process stay unchanged. `interrupts` ends the job early.
-    Several jobs may run at the same time, each in its own thread.
-    """
-    with nullcontext(interrupts) if interrupts else Interrupts() as received:
-        return supervise(start_run(spec), Shown(received), observers)
 
 
 def supervise(start: Start, shown: Shown, observers: Iterable[Observer] = ()) -> Summary:

@@ -16,7 +16,7 @@ from typing import Any
 from distlaunch import __version__
 from distlaunch.agent import messages, wire
 from distlaunch.agent.network import acceptor
-from distlaunch.contract import SENT
+from distlaunch.contract import ranks_alone
 from distlaunch.errors import Exit
 from distlaunch.launch import join
 from distlaunch.launch.link import Link
@@ -62,17 +62,6 @@ class JoinedLink(Link):
         if self.at_end and self._process.status is None and self.streams.booted:
             self.streams.listen(b"its launcher closed the connection\n")
         return kept
-
-
-def ranks_alone(command: messages.StartWorkers) -> messages.StartRanks:
-    """Return the part of a command to send to a launcher with its own command line."""
-
-    def sent(variables: Mapping[str, str]) -> dict[str, str]:
-        return {name: text for name, text in variables.items() if name in SENT}
-
-    fields = {name: getattr(command, name) for name in messages.StartRanks._fields}
-    ranks = [messages.RankSpec(own.local_rank, sent(own.env), sent(own.defaults)) for own in command.workers]
-    return messages.StartRanks(**{**fields, "env": sent(command.env), "workers": tuple(ranks)})
 
 
 class InboundConnection:

@@ -10,14 +10,14 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
 from distlaunch.agent import guardian, messages, scratch, sweep, wire, worker
 from distlaunch.agent.outbox import Outbox
-from distlaunch.agent.serve import Agent
-from distlaunch.contract import SENT
+from distlaunch.agent.serve import Agent, exit_after
+from distlaunch.contract import ranks_alone
 from distlaunch.errors import Exit
 from distlaunch.launch.join import Seat
 from distlaunch.observers.outlet import Outlet
@@ -26,9 +26,9 @@ from distlaunch.wording import NO_SUSPENDING_TORCHRUN
 PATIENCE_S = 5.0
 _OBEYED = (
     *(messages.Ping, messages.HoldPort, messages.FindRoute, messages.StopWorkers, messages.Capture),
-    *(messages.WatchUse, messages.WarnWorkers, messages.Reap, messages.Close),
+    *(messages.StartWorkers, messages.WatchUse, messages.WarnWorkers, messages.Reap, messages.Close),
 )
-"""Commands allowed besides `StartRanks`: none of them names a program, an argument or a path."""
+"""The allowed commands. Only `StartWorkers` could name a program, an argument or a path."""
 _FIRST, _LAST = 40, 64
 """Real-time signals (macOS has none): this process forwards signal N to the agent as _FIRST + N."""
 STOP_QUIETLY = _FIRST + signal.SIGPIPE
@@ -38,21 +38,28 @@ STOP_QUIETLY = _FIRST + signal.SIGPIPE
 class Part:
     """The part of the job that this launcher runs on its node, and the destinations of its output.
 
-    A part has `procs` workers with a `role`. Only one of several launchers on a host `scans` for leftover
-    processes of dead agents.
+    This one is that of a scheduler's task: one rank, whose output is that of the task, unchanged. Only one of
+    several launchers on a host `scans` for leftover processes of dead agents.
     """
 
     procs = 1
     role = ""
-    scans = True
+
+    def __init__(self, argv: Sequence[str], scans: bool = True) -> None:
+        self._argv, self.scans = tuple(argv), scans
+        self._errors: Outlet | None = None
 
     def logs(self, run_id: str, node: int) -> str:
         """Make and return the directory for this node's logs, or return "" if it has none."""
         return ""
 
-    def workers(self, ranks: messages.StartRanks) -> tuple[messages.WorkerSpec, ...]:
-        """Return this launcher's own program as the given ranks."""
-        raise NotImplementedError
+    def workers(self, ranks: messages.StartWorkers) -> tuple[messages.WorkerSpec, ...]:
+        """Return this launcher's own program as the given ranks.
+
+        Of a task, only stderr is captured, for the last output in failure reports.
+        """
+        (rank,) = ranks.workers
+        return (rank._replace(argv=self._argv, cwd=os.getcwd(), shares=(0, 1)),)
 
     def needs(self) -> messages.Needs | None:
         """Return what its workers need on this node; None = unknown."""
@@ -64,14 +71,18 @@ class Part:
 
     def show(self, attempt: int, local_rank: int, stream: int, data: bytes) -> None:
         """Handle the output of a worker."""
-        raise NotImplementedError
+        self._errors = self._errors or Outlet(2, lambda error: None)
+        self._errors.write(data)
 
     def say(self, text: str) -> None:
-        """Print messages of distlaunch."""
-        raise NotImplementedError
+        """Print messages of distlaunch to stderr, which for a task is a pipe of the scheduler."""
+        data = "".join(f"distlaunch: {line}\n" for line in text.splitlines()).encode()
+        self.show(0, 0, 1, data)
 
     def close(self) -> None:
-        """Print the rest of the output."""
+        """Write the rest of the output."""
+        if self._errors:
+            self._errors.close(lambda silent_s: silent_s < PATIENCE_S)
 
 
 def serve(seat: Seat, part: Part, signums: Iterable[int], own_first: bool = False) -> int:
@@ -85,7 +96,7 @@ def serve(seat: Seat, part: Part, signums: Iterable[int], own_first: bool = Fals
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
     agent = os.fork()
     if agent == 0:
-        _be_agent(seat, part, folder, above, own_first)
+        exit_after(lambda: _be_agent(seat, part, folder, above, own_first))
     status = guardian.watch(agent, link, {signum: _FIRST + signum for signum in signums})
     folder.remove_left()
     killed = status.exited is None
@@ -105,26 +116,17 @@ def serve(seat: Seat, part: Part, signums: Iterable[int], own_first: bool = Fals
     return status.exited
 
 
-def _be_agent(seat: Seat, part: Part, folder: scratch.Folder, above: int, own_first: bool) -> None:
-    """Run the agent in the child process; never returns."""
-    status = wire.AGENT_DIED
-    try:
-        sweep.become_subreaper()
-        sweep.die_with_parent(signal.SIGTERM, above)
-        worker.share(0, 1)
-        worker.close_inherited()
-        agent = _JoinedAgent(seat, part, folder)
-        agent.run(seat.unread)
-        part.close()
-        own = agent.ranks.own_status if own_first else 0
-        status = own if own > 0 else 128 - own if own else agent.outcome
-    except BaseException:
-        import traceback  # a bug
-
-        traceback.print_exc()
-    finally:
-        sys.stderr.flush()
-        os._exit(status)
+def _be_agent(seat: Seat, part: Part, folder: scratch.Folder, above: int, own_first: bool) -> int:
+    """Run the agent in the child process. Return its exit status."""
+    sweep.become_subreaper()
+    sweep.die_with_parent(signal.SIGTERM, above)
+    worker.share(0, 1)
+    worker.close_inherited()
+    agent = _JoinedAgent(seat, part, folder)
+    agent.run(seat.unread)
+    part.close()
+    own = agent.ranks.own_status if own_first else 0
+    return own if own > 0 else 128 - own if own else agent.outcome
 
 
 class _Outbox(Outbox):
@@ -154,7 +156,6 @@ class _JoinedAgent(Agent):
         os.set_blocking(link, False)
         super().__init__(link, os.dup(link), folder, self.ranks)
         self._commands = {kind: self._commands[kind] for kind in _OBEYED}
-        self._commands[messages.StartRanks] = self._on_ranks
         self._signums = (signal.SIGCHLD, signal.SIGTERM, *range(_FIRST, _LAST + 1))
         self._seat, self._part = seat, part
         self._stops = self.outcome = 0
@@ -226,47 +227,16 @@ class _JoinedAgent(Agent):
         self.outcome = command.outcome
         super()._on_close(command)
 
-    def _on_ranks(self, ranks: messages.StartRanks) -> None:
+    def _on_start(self, command: messages.StartWorkers) -> None:
         """Start this launcher's own program as these ranks."""
-        if ranks.run_id != self._seat.run_id:
+        if command.run_id != self._seat.run_id:
             raise wire.ProtocolError("a controller may start only ranks of its own run")
-        named = [*ranks.env, *(name for each in ranks.workers for name in (*each.env, *each.defaults))]
-        if strange := sorted({*named} - SENT):
-            raise wire.ProtocolError(f"a controller may not set {strange[0]}")
-        if [each.local_rank for each in ranks.workers] != list(range(self._part.procs)):
+        if command != ranks_alone(command):
+            raise wire.ProtocolError("a controller may send only ranks and their variables")
+        if [each.local_rank for each in command.workers] != list(range(self._part.procs)):
             raise wire.ProtocolError("the ranks don't belong to this node")
-        if not all({**ranks.env, **each.env}.get("RANK", "").isdecimal() for each in ranks.workers):
+        if not all({**command.env, **each.env}.get("RANK", "").isdecimal() for each in command.workers):
             raise wire.ProtocolError("RANK is missing or not a number")
         self.ranks.stopping, self.ranks.own_status = False, 0
-        shared = {name: getattr(ranks, name) for name in ranks._fields if name != "workers"}
-        workers = self._part.workers(ranks)
-        binding = self._part.binding()
-        self._on_start(messages.StartWorkers(**shared, temporary=(), binding=binding, workers=workers))
-
-
-class OneRank(Part):
-    """The part of a scheduler's task: one rank, whose output is that of the task, unchanged."""
-
-    def __init__(self, argv: list[str], scans: bool) -> None:
-        self._argv, self.scans = tuple(argv), scans
-        self._errors: Outlet | None = None
-
-    def workers(self, ranks: messages.StartRanks) -> tuple[messages.WorkerSpec, ...]:
-        """Return the task's program. Only its stderr is captured, for the last output in failure reports."""
-        (rank,) = ranks.workers
-        return (messages.WorkerSpec(0, self._argv, os.getcwd(), (), rank.env, rank.defaults, False, (0, 1)),)
-
-    def show(self, attempt: int, local_rank: int, stream: int, data: bytes) -> None:
-        """Pass the output on."""
-        self._errors = self._errors or Outlet(2, lambda error: None)
-        self._errors.write(data)
-
-    def say(self, text: str) -> None:
-        """Print messages to stderr, which for a task is a pipe of the scheduler."""
-        data = "".join(f"distlaunch: {line}\n" for line in text.splitlines()).encode()
-        self.show(0, 0, 1, data)
-
-    def close(self) -> None:
-        """Write the rest of the output."""
-        if self._errors:
-            self._errors.close(lambda silent_s: silent_s < PATIENCE_S)
+        command = command._replace(workers=self._part.workers(command))
+        super()._on_start(command._replace(binding=self._part.binding()))

@@ -22,6 +22,7 @@ class OwnRanks(Part):
     """The ranks of this node, for `joined_agent`; `spec` is the part of the job on this node."""
 
     def __init__(self, spec: JobSpec) -> None:
+        super().__init__(())
         self._spec = spec
         self._plan = _plan(spec, 0)
         self.procs, self.role = self._plan.nodes[0].procs, spec.program.role
@@ -39,7 +40,7 @@ class OwnRanks(Part):
             self._folder = run_directory(self._spec, f"{run_id}-node{node}-{os.urandom(2).hex()}")
         return self._folder.path if self._folder else ""
 
-    def workers(self, ranks: messages.StartRanks) -> tuple[messages.WorkerSpec, ...]:
+    def workers(self, ranks: messages.StartWorkers) -> tuple[messages.WorkerSpec, ...]:
         """Return the command line of each rank, and whether it shares this process's streams."""
         self._first_rank = int({**ranks.env, **ranks.workers[0].env}["RANK"])
         self._plan = _plan(self._spec, self._first_rank)
@@ -53,8 +54,10 @@ class OwnRanks(Part):
         shares = shared_descriptors(self._plan, part, ranks.attempt)
         planned = workers(self._plan, part, Rendezvous("", 0, "", "gloo"))
         return tuple(
-            messages.WorkerSpec(
-                *(each.local_rank, own.argv, own.cwd, own.paths, each.env, each.defaults),
+            each._replace(
+                argv=own.argv,
+                cwd=own.cwd,
+                paths=own.paths,
                 one_device=self._spec.placement.one_device,
                 shares=shares[own.rank],
             )

@@ -11,7 +11,7 @@ from distlaunch.check.link_probe import TOTAL_S
 from distlaunch.check.links import Peers, rows_in, verdict
 from distlaunch.job.spec import JobSpec
 from distlaunch.launch.addresses import answers, ask_addresses
-from distlaunch.launch.agents import Agents, Ended, Place, facts_of, start_of
+from distlaunch.launch.agents import Agents, Ended, Place, start_of
 from distlaunch.launch.node_check import hurried
 from distlaunch.plan.placement import LaunchPlan, make_plan
 from distlaunch.plan.workers import binding_of, meeting_of, worker_specs, workers
@@ -53,7 +53,7 @@ def _unchecked(why: str) -> Report:
 
 def _plan(spec: JobSpec, agents: Agents, address: str | None) -> LaunchPlan:
     """Return the job's plan, with the link probe as its program and, without GPUs, one rank per node."""
-    facts = {node: facts_of(hello) for node, hello in sorted(agents.hellos.items())}
+    facts = agents.facts
     own = make_plan(spec, facts, address)
     several = own.backend == "nccl" or len(own.nodes) == 1
     procs = [part.torch_ranks or part.procs if several else 1 for part in own.nodes]

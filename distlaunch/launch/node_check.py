@@ -17,7 +17,7 @@ from distlaunch.check.probe import digest
 from distlaunch.errors import JobError
 from distlaunch.job.spec import JobSpec
 from distlaunch.launch.addresses import answers, ask_addresses
-from distlaunch.launch.agents import Agents, Ended, facts_of, start_of
+from distlaunch.launch.agents import Agents, Ended, start_of
 from distlaunch.launch.port_check import PortReport, folded, try_port
 from distlaunch.plan.placement import Facts, make_plan
 from distlaunch.supervisor.checking import expected
@@ -43,7 +43,7 @@ def check(spec: JobSpec, code: bool = False) -> Report:
         none = f"no git repository or lock file in {spec.program.workdir} here"
         skipped.append(f"code: {f'files after the first {MAX_FILES}' if files else none}")
     with Agents(spec) as agents:
-        known = _known(agents)
+        known = agents.facts
         try:
             plan = make_plan(spec, known, answers(asked).get(0)) if known else None
         except JobError as error:
@@ -63,7 +63,7 @@ def check(spec: JobSpec, code: bool = False) -> Report:
 def look(spec: JobSpec) -> tuple[list[NodeReport], list[int | None]]:
     """Return a report on each node of a job, and the number of its GPUs; None = it can't be reached."""
     with Agents(hurried(spec)) as agents:
-        known = _known(agents)
+        known = agents.facts
         probed = _probe(agents, spec, known, {"master": None, "code": {}})
     gpus = [known[index].gpus if index in known else None for index in range(len(spec.nodes))]
     return _reports(spec, agents, probed), gpus
@@ -73,12 +73,6 @@ def hurried(spec: JobSpec) -> JobSpec:
     """Return a job without spares that doesn't wait long for its nodes."""
     limits = spec.limits._replace(connect_s=min(spec.limits.connect_s, CONNECT_S))
     return spec._replace(membership=spec.membership._replace(spares=()), limits=limits)
-
-
-def _known(agents: Agents) -> dict[int, Facts]:
-    """Return what agents reported of their nodes, keyed by node."""
-    hellos = sorted(agents.hellos.items())
-    return {node: facts_of(hello) for node, hello in hellos if node in agents.present}
 
 
 def _run_directory(spec: JobSpec) -> Iterator[Finding]:
@@ -117,17 +111,14 @@ def _probe(
     agents: Agents, spec: JobSpec, known: Mapping[int, Facts], request: Mapping[str, Any]
 ) -> dict[int, dict[str, Any]]:
     """Return each node's answer. Use the agent's Python on nodes that can't start the job's Python."""
-    found = _ask(agents, spec, request, {node: _python(spec, node, facts) for node, facts in known.items()})
+    pythons = {node: spec.program_of(spec.pool[node]).python or facts.python for node, facts in known.items()}
+    found = _ask(agents, spec, request, pythons)
     failed = [node for node, answer in found.items() if "python_error" in answer]
     if failed:
         agents.ask(dict.fromkeys(failed, messages.StopWorkers(0.0, "")), (messages.Swept,))
         again = _ask(agents, spec, request, {node: known[node].python for node in failed})
         found |= {node: {**answer, **found[node]} for node, answer in again.items()}
     return found
-
-
-def _python(spec: JobSpec, node: int, facts: Facts) -> str:
-    return spec.program_of(spec.pool[node]).python or facts.python
 
 
 def _ask(
@@ -161,8 +152,6 @@ def _start(
         paths=(0,),
         env={name: value.text for name, value in program.env.items()},
         defaults={},
-        one_device=False,
-        shares=(),
     )
     return start_of(spec, {}, worker)
 
@@ -192,7 +181,7 @@ def _reports(spec: JobSpec, agents: Agents, probed: Mapping[int, dict[str, Any]]
 def _of_node(spec: JobSpec, agents: Agents, index: int, probed: Mapping[str, Any] | None) -> NodeReport:
     node = spec.nodes[index]
     failure = agents.failures.get(index)
-    if failure and index not in agents.hellos:
+    if failure and index not in agents.took_s:
         advice = node.reach.advice(failure, spec.program_of(node).python)
         return NodeReport(node.label, failure.kind.value, advice)
     whys = dict.fromkeys(PROBED, f"no answer within {PROBE_S:g} s")

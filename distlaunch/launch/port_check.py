@@ -8,6 +8,7 @@ Spares are left out: they may be down until they are needed.
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 from distlaunch.agent import messages
@@ -87,13 +88,7 @@ class PortReport(NamedTuple):
 
     def document(self) -> dict[str, Any]:
         """Return the report as a JSON document."""
-        return {**_plain(self), "ok": self.ok}
-
-
-def _plain(value: Any) -> Any:
-    if hasattr(value, "_fields"):
-        return {name: _plain(inner) for name, inner in value._asdict().items()}
-    return [_plain(inner) for inner in value] if isinstance(value, tuple) else value
+        return {**messages.plain(self), "ok": self.ok}
 
 
 def check_port(spec: JobSpec, host: str, port: int | None) -> PortReport:
@@ -152,18 +147,8 @@ def _listening(agents: Agents, node: str, host: str, port: int | None, token: st
 def _dials(nodes: Sequence[NodeSpec], answers: Mapping[int, messages.Dialed]) -> Iterator[Dial]:
     """Yield the results that nodes with one target have for each of its addresses."""
     for index, answer in sorted(answers.items()):
-        for row in _rows(answer)[0] if len(answer.results) == 1 else ():
-            match row:
-                case {"address": str(to), "family": str(kind), "ok": bool(ok), "error": str() | None as why}:
-                    yield Dial(nodes[index].label, to, kind, ok, why)
-
-
-def _rows(answer: messages.Dialed) -> list[list[dict[str, Any]]]:
-    """Return the results of a node for each target: a row for each address that it tried."""
-    return [
-        [row for row in tried if isinstance(row, dict)] if isinstance(tried, list) else []
-        for tried in answer.results
-    ]
+        for each in chain(*answer.results):
+            yield Dial(nodes[index].label, each.address, each.family, each.error is None, each.error)
 
 
 # Pairs: like gloo and NCCL, nodes dial the address that another has on its route to the first, and a port
@@ -194,8 +179,8 @@ def _try_pairs(agents: Agents, labels: Sequence[str], host: str, token: str) -> 
     failed = [
         Unreached(labels[source], labels[target], ends[target][0], error)
         for source, answer in sorted(answers.items())
-        for target, rows in zip(wanted[source], _rows(answer), strict=False)
-        if (error := _error(rows))
+        for target, dials in zip(wanted[source], answer.results, strict=False)
+        if (error := _error(dials))
     ]
     return Pairs(sum(len(wanted[source]) for source in answers), count * (count - 1), tuple(failed))
 
@@ -220,10 +205,10 @@ def _addresses(routes: Mapping[int, messages.RouteFound | messages.RouteFailed])
     return {**sources, 0: dialed[0]} if 0 in routes and dialed else sources
 
 
-def _error(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return the reason why not all addresses of a target accepted the connection; "" if all did."""
-    failed = [str(row.get("error")) for row in rows if row.get("ok") is not True]
-    return (failed or ["" if rows else "no answer"])[0]
+def _error(dials: Sequence[messages.Dial]) -> str:
+    """Return the first error of the connection attempts to a target, "" if all succeeded."""
+    failed = [each.error for each in dials if each.error is not None]
+    return (failed or ["" if dials else "no answer"])[0]
 
 
 def folded(failed: Sequence[Unreached]) -> list[str]:

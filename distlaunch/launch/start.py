@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from distlaunch.agent.frozen import Frozen
 from distlaunch.agent.needs import digest
+from distlaunch.agent.poller import make_room
 from distlaunch.agent.procfs import boot_id
 from distlaunch.errors import DistlaunchError, UsageError, reason
-from distlaunch.here import make_room_for_links
 from distlaunch.job.allocation import Allocation
 from distlaunch.job.spec import Earlier, JobSpec
 from distlaunch.job.text import is_loopback
@@ -29,6 +29,8 @@ from distlaunch.transports.transport import Joined
 if TYPE_CHECKING:
     from distlaunch.launch.inbound import InboundListener
 
+DESCRIPTORS_PER_LINK, RESERVE = 6, 300
+"""Descriptors of a link (three pipes, a pidfd, and two more while it is opened), and for everything else."""
 MANY_NODES = 20
 """Number of nodes at which the usual limit on descriptors may become too low."""
 NO_ALLOCATION = "launcher: slurm needs an allocation: run this inside salloc or sbatch"
@@ -95,14 +97,14 @@ def start_run(spec: JobSpec, early: Link | None = None, listener: "InboundListen
     status = status._replace(restarts=spec.restarts_before, file=spec.invocation.file)
     folder = run_directory(spec, run_id, status)
     if spec.allocation and spec.allocation.queued:
-        _note_start(spec, run_id)
+        append(path_of_starts(spec), Begun(run_id, spec.name, spec.allocation.starts)._asdict())
     if spec.tree:
         from distlaunch.launch.snapshot import record  # few jobs bring their code
 
         record(spec.tree, folder)
     note_begin(run_id, folder.path, status.controller.host, _ticket(spec, listener))
     if len(spec.pool) > MANY_NODES:
-        make_room_for_links(len(spec.pool))
+        make_room(DESCRIPTORS_PER_LINK * len(spec.pool) + RESERVE)
     joined = {i: link for i in range(len(spec.pool)) if (link := _joined(spec, i, run_id, listener))}
     links = open_links(spec, early, joined)
     # Looking up addresses takes as long as the answer of a name server.
@@ -188,12 +190,6 @@ def _continued(spec: JobSpec) -> JobSpec:
     last = status_in(os.path.join(spec.logs.folder, before[-1].run))
     restarts = last.restarts + 1 if last else len(before)
     return spec._replace(invocation=spec.invocation._replace(earlier=Earlier(before[0].run, restarts)))
-
-
-def _note_start(spec: JobSpec, run_id: str) -> None:
-    """List this start for the next one."""
-    assert spec.allocation is not None
-    append(path_of_starts(spec), Begun(run_id, spec.name, spec.allocation.starts)._asdict())
 
 
 def path_of_starts(spec: JobSpec) -> str:

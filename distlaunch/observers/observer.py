@@ -59,7 +59,7 @@ class Observer:
     """A base class for observers. The thread that runs the job calls each method after the fact, in order.
 
     Times are seconds since the run began. An observer that raises is removed, and the job goes on.
-    Programs pass their observers to `launch.controller.run_job`. `distlaunch.observers.TABLE` has the others.
+    Programs pass theirs to `launch.controller.supervise`. `distlaunch.observers.TABLE` has the others.
     """
 
     remark: Callable[[str], None] = staticmethod(lambda text: None)

@@ -110,7 +110,7 @@ class Recorder(Observer):
         self.wake_at = time.monotonic() + LOOK_S
         workers = running_workers(state, self._folder.run_id)
         document = plan_document(state.plan, workers, chosen_interfaces(state))
-        self._folder.write_json(file_of(state.attempt, "plan.json"), document)
+        self._folder.append(file_of(state.attempt, "plan.json"), json_text(document, indent=1).encode())
         if state.spec.logs.torchrun:  # as with torchrun, even for a stream without output
             for each in destinations(state.plan, state.attempt).values():
                 if each.file:

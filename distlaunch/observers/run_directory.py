@@ -20,7 +20,6 @@ from distlaunch.agent.frozen import Frozen
 from distlaunch.errors import reason
 from distlaunch.observers.outlet import CAPACITY, Backlog
 from distlaunch.supervisor.status import Status, document_of, status_of
-from distlaunch.wording import json_text
 
 STATUS, EVENTS, SUMMARY = "status.json", "events.jsonl", "summary.json"
 STOPPED = "stopped"
@@ -297,10 +296,6 @@ class RunDirectory(LogWriter):
         os.write(self._claim, status_bytes(status))
         with open(os.open(os.path.join(self.path, f"{SUMMARY}.new"), flags, 0o600), "wb") as file:
             file.write(bytes(RESERVED_BYTES))
-
-    def write_json(self, name: str, document: Mapping[str, Any]) -> None:
-        """Write a document to a file."""
-        self.append(name, json_text(document, indent=1).encode())
 
     def record(self, at: float, name: str, fields: Mapping[str, Any]) -> None:
         """Append an event: its name and fields, with seconds since the run began and wall time."""

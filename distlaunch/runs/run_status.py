@@ -81,7 +81,7 @@ def _run_of(folder: str, document: Mapping[str, Any], alive: bool) -> Run | None
         return None
     if not alive and not status.state.over:
         status = _ended_unseen(folder, status)
-    elif alive and _is_stopped(status.controller):
+    elif alive and state(status.controller.pid) == "T" and status.controller.host == os.uname().nodename:
         resume = f"`kill -CONT {status.controller.pid}` resumes it"
         status = status._replace(state=RunState.SUSPENDED, why=f"a signal stopped its controller; {resume}")
     return Run(folder, status, alive, None if status.state.over else heard(folder))
@@ -114,10 +114,6 @@ def _parsed(data: bytes) -> dict[str, Any]:
         document = json.loads(data)
         return document if isinstance(document, dict) else {}
     return {}
-
-
-def _is_stopped(controller: ControllerProcess) -> bool:
-    return state(controller.pid) == "T" and controller.host == os.uname().nodename
 
 
 def _ended_unseen(folder: str, status: Status) -> Status:

@@ -116,21 +116,6 @@ class Finish(Frozen):
     """End the run. The outcome is in the state."""
 
 
-Action = (
-    Connect
-    | HoldPort
-    | FindRoute
-    | PlaceTree
-    | SendTree
-    | StartWorkers
-    | StopWorkers
-    | Capture
-    | Reap
-    | WarnWorkers
-    | AskScheduler
-    | Close
-    | Drop
-    | GiveUp
-    | ShowMessage
-    | Finish
-)
+Order = HoldPort | FindRoute | PlaceTree | StartWorkers | StopWorkers | Capture | Reap | WarnWorkers | Close
+"""Actions that a node's agent carries out: each becomes a command to it."""
+Action = Order | Connect | SendTree | AskScheduler | Drop | GiveUp | ShowMessage | Finish

@@ -41,7 +41,8 @@ def ask_before_failing(found: AttemptFailed, state: State, now: float) -> Step:
         cause = found.cause if known is None or _explains(found.cause, known) else known
         asked = Asked(cause, state.asked.also + found.also)
         return state.unwatched()._replace(asked=asked), ()
-    if not _scheduler_answers(state) or not _may_come_from_scheduler(found.cause):
+    may_come_from_it = found.cause.rank is None or found.cause.exit_status in _BY_SIGNALS
+    if not _scheduler_answers(state) or not may_come_from_it:
         return restarting.attempt_failed(found, state, now)
     return _ask(state.unwatched(), Asked(*found), now)
 
@@ -62,10 +63,6 @@ def _explains(later: Cause, held: Cause) -> bool:
     A failed rank explains the failures of its peers. A lost node explains the failures of its ranks."""
     node_of_the_rank = later.rank is None and held.rank is not None and later.node == held.node
     return node_of_the_rank or (held.peer_gone and not later.peer_gone)
-
-
-def _may_come_from_scheduler(cause: Cause) -> bool:
-    return cause.rank is None or cause.exit_status in _BY_SIGNALS
 
 
 def terminated(found: Terminated, state: State, now: float) -> Step:

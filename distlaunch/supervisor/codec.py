@@ -55,7 +55,7 @@ def event_of(report: Any, clock: Clock) -> Event | None:
     if kind is messages.Pong:
         return None
     if kind is messages.Hello:
-        return _hello(report)
+        return up_of(report)
     if kind in _ANSWERS:
         raise ProtocolError(f"unexpected message: {kind.__name__}")
     fields = {
@@ -80,7 +80,8 @@ def _use(row: Any) -> tuple[int, Use]:
     raise ProtocolError("usage: ranks is not a list of ranks and what they use")
 
 
-def _hello(report: messages.Hello) -> Event:
+def up_of(report: messages.Hello) -> events.AgentUp:
+    """Return the first report of an agent as an event. Raises `ProtocolError`."""
     if report.protocol != PROTOCOL:
         raise ProtocolError(f"the agent speaks protocol {report.protocol}, not {PROTOCOL}")
     gpus = number(report.gpus, "gpus", 0, MAX_GPUS)
@@ -114,18 +115,10 @@ def _signal(value: int, name: str) -> int:
     return value
 
 
-def _text(most: int) -> Callable[[str, str], str]:
-    return lambda value, name: value[:most]
-
-
 def _objects(values: tuple[Any, ...], name: str) -> tuple[Mapping[str, Any], ...]:
     if not all(isinstance(value, dict) for value in values):
         raise ProtocolError(f"{name} is not a list of objects")
-    return tuple({key[:MAX_WORDS]: _short(inner) for key, inner in value.items()} for value in values)
-
-
-def _short(value: Any) -> Any:
-    return value[:MAX_WORDS] if isinstance(value, str) else value if isinstance(value, int) else None
+    return tuple(_cut(value, 1, MAX_WORDS) for value in values)
 
 
 def _error_record(record: Any, name: str) -> Mapping[str, str] | None:
@@ -145,10 +138,10 @@ def _facts(value: Any, name: str) -> Mapping[str, Any] | None:
     return _cut(value) if isinstance(value, dict) else None
 
 
-def _cut(value: Any, depth: int = 4) -> Any:
+def _cut(value: Any, depth: int = 4, most: int = MAX_TEXT) -> Any:
     if isinstance(value, dict) and depth:
-        return {key[:MAX_WORDS]: _cut(inner, depth - 1) for key, inner in value.items()}
-    return value[:MAX_TEXT] if isinstance(value, str) else value if isinstance(value, int) else None
+        return {key[:MAX_WORDS]: _cut(inner, depth - 1, most) for key, inner in value.items()}
+    return value[:most] if isinstance(value, str) else value if isinstance(value, int) else None
 
 
 def _seen(rows: tuple[tuple[int, bool, str], ...], name: str) -> tuple[tuple[int, bool, str], ...]:
@@ -171,29 +164,34 @@ _FIELD_CHECKS: Mapping[tuple[type, str], Callable[[Any, str], Any]] = {
     (messages.WorkerExited, "at"): seconds,
     (messages.WorkerExited, "error_record"): _error_record,
     (messages.WorkerExited, "status"): _status,
-    (messages.WorkerExited, "words"): _text(MAX_LAST_WORDS),
+    (messages.WorkerExited, "words"): lambda value, name: value[:MAX_LAST_WORDS],
 }
 """Conversions of fields for which `_trusted` isn't enough."""
 _ANSWERS = frozenset({messages.Usage, messages.Evidence, messages.Listening, messages.Dialed})
 """Reports that are not events, because no run requests them or because they don't affect decisions."""
 
 
-def command_for(action: actions.Action, state: State, run_id: str) -> tuple[Any, ...]:
+def command_for(action: actions.Order, state: State, run_id: str) -> tuple[Any, ...]:
     """Return the command by which an agent executes an action."""
-    return _COMMANDS[type(action)](action, state, run_id)
-
-
-def _stop(action: actions.StopWorkers, state: State, run_id: str) -> messages.StopWorkers:
-    return messages.StopWorkers(action.grace_s, state.cause.preliminary if state.cause else "")
-
-
-def _close(action: actions.Close, state: State, run_id: str) -> messages.Close:
-    why = state.cause.text if state.cause else ""
-    return messages.Close(action.grace_s, action.signum, state.outcome, why)
-
-
-def _find_route(action: actions.FindRoute, state: State, run_id: str) -> messages.FindRoute:
-    return messages.FindRoute(action.address, needs_of(state, action.node))
+    command: tuple[Any, ...]
+    cause = state.cause
+    match action:
+        case actions.Close():
+            why = cause.text if cause else ""
+            command = messages.Close(action.grace_s, action.signum, state.outcome, why)
+        case actions.FindRoute():
+            command = messages.FindRoute(action.address, needs_of(state, action.node))
+        case actions.PlaceTree():
+            command = _place_tree(action, state, run_id)
+        case actions.Reap():
+            command = messages.Reap(run_id)
+        case actions.StartWorkers():
+            command = start_command(state, action.node, run_id)
+        case actions.StopWorkers():
+            command = messages.StopWorkers(action.grace_s, cause.preliminary if cause else "")
+        case _:  # a command that has the fields of its action, except `node`
+            command = getattr(messages, type(action).__name__)(*action[1:])
+    return command
 
 
 def _place_tree(action: actions.PlaceTree, state: State, run_id: str) -> messages.PlaceTree:
@@ -205,22 +203,3 @@ def _place_tree(action: actions.PlaceTree, state: State, run_id: str) -> message
         where = (program.workdir, program.python or "", dict(texts), state.spec.limits.setup_s)
         setup = messages.Setup(tree.environment, wanted.kind, wanted.run, wanted.files, *where)
     return messages.PlaceTree(run_id, tree.digest, tree.base, setup)
-
-
-def _same(command: Callable[..., tuple[Any, ...]]) -> Callable[[Any, State, str], tuple[Any, ...]]:
-    """Return a conversion to a command that has the fields of its action, except `node`."""
-    return lambda action, state, run_id: command(*action[1:])
-
-
-_COMMANDS: Mapping[type, Callable[[Any, State, str], tuple[Any, ...]]] = {
-    actions.Capture: _same(messages.Capture),
-    actions.Close: _close,
-    actions.FindRoute: _find_route,
-    actions.HoldPort: _same(messages.HoldPort),
-    actions.PlaceTree: _place_tree,
-    actions.Reap: lambda action, state, run_id: messages.Reap(run_id),
-    actions.StartWorkers: lambda action, state, run_id: start_command(state, action.node, run_id),
-    actions.StopWorkers: _stop,
-    actions.WarnWorkers: _same(messages.WarnWorkers),
-}
-"""The command for each action that an agent executes. The controller executes the others."""

@@ -78,18 +78,9 @@ class JobOver(Frozen):
     asked: bool = False
 
 
-Finding = (
-    Planned
-    | NodeBack
-    | NodeLeaving
-    | NodeLost
-    | AttemptFailed
-    | StartAgain
-    | Terminated
-    | SuccessDoubted
-    | TerminationWarning
-    | JobOver
-)
+AboutNode = NodeBack | NodeLeaving | NodeLost
+AboutScheduler = Terminated | SuccessDoubted | TerminationWarning
+Finding = Planned | AboutNode | AboutScheduler | AttemptFailed | StartAgain | JobOver
 Step = tuple[State, tuple[Action | Finding, ...]]
 """The result of every handler and rule: the next state, and the actions and findings, in order.
 

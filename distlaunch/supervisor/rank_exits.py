@@ -13,19 +13,13 @@ from distlaunch.supervisor.stalling import dumping
 from distlaunch.supervisor.state import Cause, Phase, State, Timer
 
 
-def on_worker_started(event: WorkerStarted, state: State, now: float) -> Step:
+def on_worker_started(event: WorkerStarted, rank: int, state: State, now: float) -> Step:
     """Record that a worker runs."""
-    rank = state.rank_of(event.node, event.local_rank)
-    if rank is None:
-        return state, ()
     return state.with_worker(rank, phase=WorkerPhase.RUNNING, pid=event.pid, cpus=event.cpus), ()
 
 
-def on_worker_unstarted(event: WorkerUnstarted, state: State, now: float) -> Step:
+def on_worker_unstarted(event: WorkerUnstarted, rank: int, state: State, now: float) -> Step:
     """End the job because a worker can't be started. The job file must be wrong."""
-    rank = state.rank_of(event.node, event.local_rank)
-    if rank is None:
-        return state, ()
     state = state.with_worker(rank, phase=WorkerPhase.UNSTARTED)
     # As in a shell: 127 if the program doesn't exist, 126 if it can't be run.
     status = 127 if event.errno == errno.ENOENT else 126
@@ -58,10 +52,9 @@ def _workdir_key(spec: JobSpec, node: int) -> str:
     return "set by workdir" if "workdir" in spec.places else f"by default {default}"
 
 
-def on_worker_exited(event: WorkerExited, state: State, now: float) -> Step:
+def on_worker_exited(event: WorkerExited, rank: int, state: State, now: float) -> Step:
     """Record the exit of a worker."""
-    rank = state.rank_of(event.node, event.local_rank)
-    if rank is None or isinstance(state.worker(rank).phase, Exited):
+    if isinstance(state.worker(rank).phase, Exited):
         return state, ()
     running = state.phase is Phase.RUNNING
     dumped = stalling.died_of_its_dump(state, rank, event.status)
@@ -78,11 +71,8 @@ def on_worker_exited(event: WorkerExited, state: State, now: float) -> Step:
     return state, (*((ShowMessage("info", text),) if state.workers.counts.alive else ()), JobOver())
 
 
-def on_output_lost(event: OutputLost, state: State, now: float) -> Step:
+def on_output_lost(event: OutputLost, rank: int, state: State, now: float) -> Step:
     """Report how much output a node was unable to keep."""
-    rank = state.rank_of(event.node, event.local_rank)
-    if rank is None:
-        return state, ()
     stream = "stderr" if event.stream else "stdout"
     lost = f"{event.size} bytes of {state.called(rank)}'s {stream} were lost"
     return state, (ShowMessage("warning", f"{lost}: its node had no room to buffer them"),)

@@ -1,26 +1,20 @@
 """The root cause: the rank to name when ranks fail, lose a peer, time out or stall.
 
-In this order, a rank is named that
-
-1. exited on its own, not because it lost another rank (`exit_cause`); the earliest exit, whenever it is
-   reported (`with_earlier_cause`)
-2. never joined the rendezvous, while others waited for it (`waited_for`, as all until 6)
-3. was stopped by a signal (or `stall_cause`, if nothing has failed)
-4. was elsewhere, while others waited in a collective (or `stall_cause`)
-5. was stalled
-6. was in another collective than most; if there is a tie, nobody is named alone
-7. was the first to lose a peer (`stacks_due`), or every stalled rank (`stall_cause`), if nothing better is
-   known
+A rank that exited on its own, not because it lost another rank, is the root cause (`exit_cause`). Of several,
+it is the one that exited first, whenever that is reported (`with_earlier_cause`). Otherwise, the first rule
+that picks a rank decides: of `IF_RANKS_TIMED_OUT`, or of `IF_RANKS_STALLED` if nothing has failed. If no rule
+does, it is the first rank that lost a peer (`stacks_due`).
 
 Where a rank is blocked follows from its stack, if there is one: from its traceback, or from py-spy.
 """
 
 import re
 import signal
-from collections.abc import Collection
-from itertools import takewhile
+from collections.abc import Callable, Collection, Sequence
+from itertools import chain, takewhile
 from typing import Any
 
+from distlaunch.agent.frozen import Frozen
 from distlaunch.agent.messages import WorkerExited
 from distlaunch.diagnosis.exits import Ending, Words, exit_status_of, facts
 from distlaunch.errors import Exit
@@ -47,6 +41,106 @@ _COLLECTIVE = (
     _TORCH + r"(?:distributed/(?!elastic/|launcher/|run\.py)|nn/parallel/distributed\.py|autograd/graph\.py)"
 )
 """Frames in which a rank waits for others: a collective, or a backward pass that ends with one."""
+
+
+# Rules
+
+
+class Scene(Frozen):
+    """What the rules see: the ranks of which one may be the root cause, and the ranks that wait in vain."""
+
+    state: State
+    ranks: list[RankState]
+    waiting: list[RankState]
+
+
+def _never_joined(scene: Scene) -> list[RankState]:
+    left = [w for w in scene.state.workers if w.going or w.status == 0]
+    away = [w for w in left if not (w.joined or w.trying)] if any(map(is_joining, scene.waiting)) else []
+    return away[:1] if away and away[0].rank == 0 else away  # without rank 0, none of the others can join
+
+
+def _active(scene: Scene) -> list[RankState]:
+    active = [w for w in scene.state.workers if w.running and not w.stalled]
+    return active if len(scene.waiting) == len(scene.ranks) else []
+
+
+def _halted(scene: Scene) -> list[RankState]:
+    return [w for w in scene.ranks if w.stopped_pid]
+
+
+def _elsewhere(scene: Scene) -> list[RankState]:
+    return [w for w in scene.ranks if w.stack and not waits_in(w)] if scene.waiting else []
+
+
+def _idle(scene: Scene) -> list[RankState]:
+    idle = [w for w in scene.ranks if w.stalled and not w.stack]
+    return idle if len(idle) <= len(scene.state.workers) // 2 else []  # many may only be about to time out
+
+
+def _in_the_rarest_collective(scene: Scene) -> list[RankState]:
+    return [*chain(*rarest.values())] if len(rarest := _rarest(scene)) == 1 else []
+
+
+def _in_one_of_the_rarest(scene: Scene) -> list[RankState]:
+    return sorted(chain(*_rarest(scene).values()), key=lambda worker: worker.rank)
+
+
+def _all(scene: Scene) -> list[RankState]:
+    return scene.ranks
+
+
+def _rarest(scene: Scene) -> dict[str, list[RankState]]:
+    """Return the collectives in which the fewest ranks wait, with these, if ranks wait in several."""
+    places: dict[str, list[RankState]] = {}
+    for worker in sorted((*scene.waiting, *scene.ranks), key=lambda worker: worker.rank):
+        places.setdefault(waits_in(worker), []).append(worker)
+    places.pop("", None)
+    fewest = min(map(len, places.values()), default=0)
+    return {each: there for each, there in places.items() if len(there) == fewest and len(places) > 1}
+
+
+Rule = tuple[Callable[[Scene], list[RankState]], str]
+IF_RANKS_TIMED_OUT: tuple[Rule, ...] = (
+    (_never_joined, "{who} never joined the rendezvous"),
+    (_halted, "{who} {were} stopped by a signal"),
+    (_elsewhere, "{who} {were} in {frames}"),
+    (_idle, "{who} stalled: no output, CPU or GPU use for {span}"),
+    (_in_the_rarest_collective, "{who} {were} in {collective}"),
+    (_in_one_of_the_rarest, "{who} disagree about the next collective: {calls}"),
+)
+"""The rules for ranks that others waited for until they timed out, and their sentences, in order."""
+IF_RANKS_STALLED: tuple[Rule, ...] = (
+    (_active, "{who} {were} still active; {others} stalled for {span}, waiting in a collective"),
+    (_halted, "{who} stalled for {span}: stopped by a signal"),
+    (_elsewhere, "{who} stalled for {span} in {frames}; {others} {are} waiting in a collective"),
+    (_all, "{who} stalled for {span}"),
+)
+"""The rules for ranks that stalled, if nothing has failed."""
+
+
+def _judged(
+    scene: Scene, rules: Sequence[Rule], named: Callable[[State, RankState], str]
+) -> tuple[list[RankState], str]:
+    """Return the ranks that the first rule picks that picks any, and its sentence about them."""
+    picked = ((ranks, sentence) for picks, sentence in rules if (ranks := picks(scene)))
+    ranks, sentence = next(picked, (list[RankState](), ""))
+    state, waiting, rarest = scene.state, scene.waiting, _rarest(scene)
+    calls = (f"{rank_list([w.rank for w in there], state.unit)} in {each}" for each, there in rarest.items())
+    return ranks, sentence.format(
+        who=listed([named(state, worker) for worker in ranks]),
+        were=_were(ranks),
+        others=rank_list([worker.rank for worker in waiting], state.unit),
+        are="is" if len(waiting) == 1 else "are",
+        frames=listed(list(dict.fromkeys(worker.stack[0] for worker in ranks if worker.stack))),
+        collective=", ".join(rarest),
+        calls=listed([*calls]),
+        span=span_words(state.stall_s),
+    )
+
+
+def _were(workers: list[RankState]) -> str:
+    return "was" if len(workers) == 1 else "were"
 
 
 # Exits
@@ -116,9 +210,9 @@ def verdict_due(state: State, now: float) -> Step:
 
     If that takes the stacks of ranks that are still running, request them.
     """
-    waiters = _timed_out(state)
-    running = [w.rank for w in state.workers if w.running and not w.stack] if waiters else []
-    if not running or waited_for(state, waiters)[0]:
+    scene = _timed_out(state)
+    running = [w.rank for w in scene.ranks if not w.stack]
+    if not running or _judged(scene, IF_RANKS_TIMED_OUT, _named)[0]:
         return stacks_due(state, now)
     state = state.with_timer(Timer.STACKS, now + STACKS_S)
     return state, tuple(capture(state, running[:MAX_DUMPS]))
@@ -128,31 +222,35 @@ def stacks_due(state: State, now: float) -> Step:
     """Make the rank that the others waited for the root cause; the first that lost a peer if it isn't
     known."""
     assert state.suspect is not None
-    waiters = _timed_out(state)
-    at_fault, what = waited_for(state, waiters) if waiters else ([], "")
+    scene = _timed_out(state)
+    at_fault, text = _judged(scene, IF_RANKS_TIMED_OUT, _named)
     if not at_fault:
-        cause = _with_absent_ranks(state.suspect, state)
-        return state, (AttemptFailed(cause),)
-    who = [state.named(w.rank) if w.joined else joining.named(state, w) for w in at_fault]
-    others = [w for w in state.workers if w not in at_fault and (w in waiters or waits_in(w))]
+        return state, (AttemptFailed(_with_absent_ranks(state.suspect, scene)),)
+    others = [w for w in state.workers if w not in at_fault and (w in scene.waiting or waits_in(w))]
     place = next((f" in {place}" for place in map(waits_in, others) if place), "")
     waits = f"; {rank_list([w.rank for w in others], state.unit)} {_were(others)} waiting{place}"
-    text = f"{listed(who)} {what}{waits if others else ''}"
+    text += waits if others else ""
     cause = _cause_of(state, at_fault, text, state.suspect.exit_status, now)
     return state, (AttemptFailed(cause._replace(kind="collective")),)
 
 
-def _timed_out(state: State) -> list[RankState]:
-    return [w for w in state.workers if isinstance(w.phase, Exited) and w.phase.timed_out]
+def _timed_out(state: State) -> Scene:
+    waiting = [w for w in state.workers if isinstance(w.phase, Exited) and w.phase.timed_out]
+    return Scene(state, [w for w in state.workers if w.running and waiting], waiting)
 
 
-def _with_absent_ranks(cause: Cause, state: State) -> Cause:
+def _named(state: State, worker: RankState) -> str:
+    return state.named(worker.rank) if worker.joined else joining.named(state, worker)
+
+
+def _with_absent_ranks(cause: Cause, scene: Scene) -> Cause:
     """Name ranks that may have kept the others waiting: those that had succeeded, or had not failed."""
+    state = scene.state
     if early := [state.called(worker.rank) for worker in state.workers if worker.status == 0]:
         text = f"{listed(early)} had already exited with status 0 (uneven batches?)"
         return cause._replace(text=f"{cause.text}; {text}", exit=False)
     going = [state.called(worker.rank) for worker in state.workers if worker.going]
-    if _timed_out(state) and going and len(going) <= len(state.workers) // 2:
+    if scene.waiting and going and len(going) <= len(state.workers) // 2:
         text = f"{listed(going)} had not failed (stalled, or in another collective?)"
         return cause._replace(text=f"{cause.text}; {text}")
     return cause
@@ -169,27 +267,10 @@ def _cause_of(state: State, ranks: list[RankState], text: str, exit_status: int,
 
 
 def stall_cause(state: State, now: float) -> Cause:
-    """Return the root cause: the ranks stopped by a signal, else those outside a collective, else all."""
-    # Includes ranks that have died of the dump.
-    stalled = [worker for worker in state.workers if worker.stalled]
-    waiting = [worker.rank for worker in stalled if waits_in(worker)]
-    elsewhere = [worker for worker in stalled if worker.stack and worker.rank not in waiting]
-    stopped = [worker for worker in stalled if worker.stopped_pid]
-    active = [worker for worker in state.workers if worker.running and not worker.stalled]
-    at_fault = stopped or (elsewhere if elsewhere and waiting else stalled)
-    if active and len(waiting) == len(stalled):
-        at_fault = active
-    who = listed([state.named(worker.rank) for worker in at_fault])
-    text = f"{who} stalled for {span_words(state.stall_s)}"
-    if at_fault == active:
-        stuck = f"{rank_list(waiting, state.unit)} stalled for {span_words(state.stall_s)}"
-        text = f"{who} {_were(active)} still active; {stuck}, waiting in a collective"
-    elif stopped:
-        text += ": stopped by a signal"
-    elif elsewhere and waiting:
-        verb = "is" if len(waiting) == 1 else "are"
-        text += f" in {_places(elsewhere)}"
-        text += f"; {rank_list(waiting, state.unit)} {verb} waiting in a collective"
+    """Return the root cause of a stall in which nothing has failed."""
+    stalled = [worker for worker in state.workers if worker.stalled]  # some may have died of the dump
+    scene = Scene(state, stalled, [worker for worker in stalled if waits_in(worker)])
+    at_fault, text = _judged(scene, IF_RANKS_STALLED, lambda state, worker: state.named(worker.rank))
     if not state.spec.one_machine and any(map(is_joining, stalled)):
         text += "; some ranks are still in init_process_group; `distlaunch check-port` tests the network"
     return _cause_of(state, at_fault, text, Exit.TIMEOUT, now)._replace(kind="stall")
@@ -224,48 +305,3 @@ def waits_in(worker: RankState) -> str:
     names = [frame for frame in inside if "/c10d_logger.py" not in frame]  # a decorator
     caller = [frame.rpartition("(")[2] for frame in worker.stack[len(inside) :][:1]]
     return " (".join([(names or inside)[-1].partition(" ")[0], *caller])
-
-
-def waited_for(state: State, waiters: list[RankState]) -> tuple[list[RankState], str]:
-    """Return the ranks for which these waited until they timed out, as far as is known, and what they did."""
-    left = [worker for worker in state.workers if worker.going or worker.status == 0]
-    if any(map(is_joining, waiters)) and (away := [w for w in left if not (w.joined or w.trying)]):
-        # Without rank 0, none of the others can join.
-        return (away[:1] if away[0].rank == 0 else away), "never joined the rendezvous"
-    running = [worker for worker in left if worker.running]
-    elsewhere = [worker for worker in running if worker.stack and not waits_in(worker)]
-    if halted := [worker for worker in running if worker.stopped_pid]:
-        return halted, f"{_were(halted)} stopped by a signal"
-    if elsewhere:
-        return elsewhere, f"{_were(elsewhere)} in {_places(elsewhere)}"
-    stalled = [worker for worker in running if worker.stalled and not worker.stack]
-    if 0 < len(stalled) <= len(state.workers) // 2:  # many may only be about to time out, too
-        return stalled, f"stalled: no output, CPU or GPU use for {span_words(state.stall_s)}"
-    return _in_another_collective(state, [*waiters, *running])
-
-
-def _in_another_collective(state: State, waiters: list[RankState]) -> tuple[list[RankState], str]:
-    """Return the ranks in the rarest collective, and which it is; of several that are as rare, all."""
-    places: dict[str, list[RankState]] = {}
-    for worker in waiters:
-        places.setdefault(waits_in(worker), []).append(worker)
-    places.pop("", None)
-    if len(places) < 2:
-        return [], ""
-    fewest = min(map(len, places.values()))
-    odd = {where: workers for where, workers in places.items() if len(workers) == fewest}
-    at_fault = sorted((worker for workers in odd.values() for worker in workers), key=lambda w: w.rank)
-    if len(odd) == 1:
-        return at_fault, f"{_were(at_fault)} in {next(iter(odd))}"
-    ranks = {where: sorted(worker.rank for worker in workers) for where, workers in odd.items()}
-    calls = listed([f"{rank_list(ranks[where], state.unit)} in {where}" for where in odd])
-    return at_fault, f"disagree about the next collective: {calls}"
-
-
-def _were(workers: list[RankState]) -> str:
-    return "was" if len(workers) == 1 else "were"
-
-
-def _places(workers: list[RankState]) -> str:
-    """Return the innermost frames of these ranks in words."""
-    return listed(list(dict.fromkeys(worker.stack[0] for worker in workers)))

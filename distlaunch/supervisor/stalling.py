@@ -40,11 +40,8 @@ def on_ranks_stalled(event: RanksStalled, state: State, now: float) -> Step:
         return state._replace(stall_told=False), message
     if after <= before or state.due_at(Timer.STALL_MESSAGE) is not None:
         return state, ()
-    return state.with_timer(Timer.STALL_MESSAGE, now + _settle_s(state)), ()
-
-
-def _settle_s(state: State) -> float:
-    return SETTLE_S + min(STALL_LOOK_MAX_S, state.stall_s / STALL_LOOKS)
+    settle_s = SETTLE_S + min(STALL_LOOK_MAX_S, state.stall_s / STALL_LOOKS)
+    return state.with_timer(Timer.STALL_MESSAGE, now + settle_s), ()
 
 
 def _stalled(state: State) -> list[RankState]:
@@ -86,10 +83,9 @@ def _others_words(state: State) -> str:
     return f"{rank_list(active, state.unit)} {verb} still active"
 
 
-def on_stack_dumped(event: StackDumped, state: State, now: float) -> Step:
+def on_stack_dumped(event: StackDumped, rank: int, state: State, now: float) -> Step:
     """Show the innermost frames of a blocked rank. The run directory contains the whole stack."""
-    rank = state.rank_of(event.node, event.local_rank)
-    if rank is None or not (state.worker(rank).stalled or (state.suspect and state.worker(rank).running)):
+    if not (state.worker(rank).stalled or (state.suspect and state.worker(rank).running)):
         return state, ()  # it has resumed, or ended, in the meantime
     frames = _frames(event.text)
     if not frames:

@@ -7,7 +7,7 @@
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from distlaunch.agent import messages
@@ -55,10 +55,9 @@ def begin(spec: JobSpec, now: float, chance: float = 0.0) -> tuple[State, tuple[
 
 def step(state: State, event: Event, now: float) -> tuple[State, tuple[Action, ...]]:
     """Return the next state, and the actions to take, after `event` at monotonic time `now` in seconds."""
-    kind = type(event)
-    if state.phase not in _PHASES.get(kind, _ALIVE):
+    if state.phase is Phase.DONE:
         return state, ()
-    state, found = HANDLERS[kind](event, state, now)
+    state, found = HANDLERS[type(event)](event, state, now)
     todo: list[Action] = []
     while True:
         state = _decide_all(state, found, now, todo)
@@ -112,16 +111,27 @@ def _on_timer_due(event: TimerDue, state: State, now: float) -> Step:
     if at is None or now < at:
         return state, ()
     state = state.without_timers(event.timer, node=event.node)
-    if event.node is not None:
-        return _DUE_ON_A_NODE[event.timer](state, event.node, now)
-    return _DUE[event.timer](state, now)
+    due = _DUE.get(event.timer)
+    return due(state, *(() if event.node is None else (event.node,)), now) if due else (state, ())
 
 
-def _do_nothing(state: State, now: float) -> Step:
-    """Do nothing. A wait is over, so the rules of the phase can continue the job."""
-    return state, ()
+def _in(phases: Collection[Phase], handler: Handler) -> Handler:
+    """Return a handler that ignores events that arrive in another phase."""
+    return lambda event, state, now: handler(event, state, now) if state.phase in phases else (state, ())
 
 
+def _of_a_rank(handler: Callable[[Any, int, State, float], Step]) -> Handler:
+    """Return a handler that adds the rank an event is about, and ignores unknown ranks."""
+
+    def handle(event: Any, state: State, now: float) -> Step:
+        rank = state.rank_of(event.node, event.local_rank)
+        return (state, ()) if rank is None else handler(event, rank, state, now)
+
+    return handle
+
+
+_BEFORE_WORKERS = (Phase.CONNECTING, Phase.PREPARING)
+_WITH_WORKERS = (Phase.RUNNING, Phase.RESTARTING, Phase.STOPPING)
 HANDLERS: Mapping[type, Handler] = {
     messages.AgentLeaving: connecting.on_agent_leaving,
     events.AgentUp: connecting.on_agent_up,
@@ -131,36 +141,36 @@ HANDLERS: Mapping[type, Handler] = {
     events.AddressesFound: preparing.on_addresses_found,
     events.LinkEnded: _on_link_ended,
     messages.WarningReceived: allocation_end.termination_warning,
-    messages.PortHeld: preparing.on_port_held,
-    messages.PortRefused: preparing.on_port_refused,
-    messages.PortUsurped: preparing.on_port_usurped,
-    messages.RouteFound: preparing.on_route_found,
-    messages.RouteFailed: preparing.on_route_failed,
+    messages.PortHeld: _in(_BEFORE_WORKERS, preparing.on_port_held),
+    messages.PortRefused: _in(_BEFORE_WORKERS, preparing.on_port_refused),
+    messages.PortUsurped: _in({Phase.RUNNING}, preparing.on_port_usurped),
+    messages.RouteFound: _in(_BEFORE_WORKERS, preparing.on_route_found),
+    messages.RouteFailed: _in(_BEFORE_WORKERS, preparing.on_route_failed),
     messages.TreeLacks: placing.on_tree_lacks,
     messages.TreeProgress: placing.on_tree_progress,
     messages.TreePlaced: placing.on_tree_placed,
     messages.SetupPrinted: placing.on_setup_printed,
     messages.TreeRefused: placing.on_tree_refused,
     messages.TreeKept: placing.on_tree_kept,
-    messages.WorkerStarted: rank_exits.on_worker_started,
-    messages.WorkerUnstarted: rank_exits.on_worker_unstarted,
-    messages.WorkerExited: rank_exits.on_worker_exited,
-    messages.RanksJoined: joining.on_ranks_joined,
-    messages.RanksLag: joining.on_ranks_lag,
-    messages.RanksStalled: stalling.on_ranks_stalled,
-    messages.StackDumped: stalling.on_stack_dumped,
+    messages.WorkerStarted: _in(_WITH_WORKERS, _of_a_rank(rank_exits.on_worker_started)),
+    messages.WorkerUnstarted: _in(_WITH_WORKERS, _of_a_rank(rank_exits.on_worker_unstarted)),
+    messages.WorkerExited: _in(_WITH_WORKERS, _of_a_rank(rank_exits.on_worker_exited)),
+    messages.RanksJoined: _in({Phase.RUNNING}, joining.on_ranks_joined),
+    messages.RanksLag: _in({Phase.RUNNING}, joining.on_ranks_lag),
+    messages.RanksStalled: _in({Phase.RUNNING}, stalling.on_ranks_stalled),
+    messages.StackDumped: _of_a_rank(stalling.on_stack_dumped),
     messages.Swept: stopping.on_swept,
     messages.Reaped: connecting.on_reaped,
     messages.OrphansKilled: connecting.on_orphans_killed,
     messages.GuardianResumed: connecting.on_guardian_resumed,
     events.OutputFlows: stopping.on_output_flows,
-    messages.OutputLost: rank_exits.on_output_lost,
+    messages.OutputLost: _of_a_rank(rank_exits.on_output_lost),
     messages.Stuck: stopping.on_stuck,
     events.NodeArrived: connecting.on_node_arrived,
     messages.Interrupted: stopping.on_interrupted,
     events.TimerDue: _on_timer_due,
 }
-"""The handler of each event."""
+"""The handler of each event, and the phases in which the event counts, if not in all."""
 
 _DECIDERS: Mapping[type, Handler] = {
     findings.Planned: connecting.drop_misfits,
@@ -186,7 +196,7 @@ _RULES: Mapping[Phase, tuple[Rule, ...]] = {
 }
 """The rules of each phase: what the job does next as soon as it can."""
 
-_DUE: Mapping[Timer, Rule] = {
+_DUE: Mapping[Timer, Callable[..., Step]] = {
     Timer.JOB: stopping.job_overdue,
     Timer.ASK: allocation_end.ask_overdue,
     Timer.VERDICT: root_cause.verdict_due,
@@ -200,32 +210,11 @@ _DUE: Mapping[Timer, Rule] = {
     Timer.CLEAR: restarting.clearing_overdue,
     Timer.CLOSE: stopping.close_overdue,
     Timer.DRAIN: stopping.close_overdue,
-    Timer.BACKOFF: _do_nothing,
-    Timer.REJOIN: _do_nothing,
-}
-"""The function to call when a timer of the job expires."""
-
-_DUE_ON_A_NODE: Mapping[Timer, Callable[[State, int, float], Step]] = {
     Timer.ANSWER: connecting.answer_overdue,
     Timer.RETRY: connecting.retry_due,
     Timer.FENCE: restarting.fence_due,
 }
-"""The function to call when a timer of a node expires."""
+"""The function to call when a timer expires. A node's timer passes the node, too.
 
-_ALIVE = frozenset(Phase) - {Phase.DONE}
-_BEFORE_WORKERS = frozenset({Phase.CONNECTING, Phase.PREPARING})
-_WITH_WORKERS = frozenset({Phase.RUNNING, Phase.RESTARTING, Phase.STOPPING})
-_PHASES: Mapping[type, frozenset[Phase]] = {
-    messages.PortHeld: _BEFORE_WORKERS,
-    messages.PortRefused: _BEFORE_WORKERS,
-    messages.RouteFound: _BEFORE_WORKERS,
-    messages.RouteFailed: _BEFORE_WORKERS,
-    messages.WorkerStarted: _WITH_WORKERS,
-    messages.WorkerUnstarted: _WITH_WORKERS,
-    messages.WorkerExited: _WITH_WORKERS,
-    messages.RanksJoined: frozenset({Phase.RUNNING}),
-    messages.RanksLag: frozenset({Phase.RUNNING}),
-    messages.RanksStalled: frozenset({Phase.RUNNING}),
-    messages.PortUsurped: frozenset({Phase.RUNNING}),
-}
-"""The phases in which an event counts. An event that arrives in another phase is ignored."""
+The other timers only end a wait: then the rules of the phase can continue the job.
+"""

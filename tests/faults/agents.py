@@ -33,7 +33,7 @@ from distlaunch.agent import network, wire
 network.machine = lambda: ""
 encode = wire.encode_message
 def raw(node, payload, length=None):
-    head = encode(node, {{"op": "pong"}})[: wire.HEADER.size - 4]
+    head = encode(node, {{"op": "Pong"}})[: wire.HEADER.size - 4]
     return head + (len(payload) if length is None else length).to_bytes(4, "big") + payload
 def printed(node, channel, data):
     frame = raw(node, data)
@@ -82,54 +82,64 @@ def before(op: str, told: str = "", /, **fields: Any) -> Lie:
 
 
 LIES = {
-    "a long interpreter": changed("hello", python=MUCH),
-    "an interpreter that leads elsewhere": changed("hello", python="../../x"),
-    "a hostname that leads elsewhere": changed("hello", hostname="../../x"),
-    "a lone surrogate": changed("hello", python="\ud800"),
-    "a rank of a million": changed("started", local_rank=10**6),
-    "a negative rank": changed("started", "{host} was lost: local_rank is out of range", local_rank=-1),
-    "a long list of CPUs": changed("started", cpus=MUCH),
-    "an error record of lists": changed("exited", error_record=[[[]]] * 9),
-    "an odd interface": changed("route", interface=MUCH),
-    "a long address": changed("route", address=MUCH),
-    "more ranks than there are": before("exited", op="joined", local_ranks=[10**9, 10**8]),
+    "a long interpreter": changed("Hello", python=MUCH),
+    "an interpreter that leads elsewhere": changed("Hello", python="../../x"),
+    "a hostname that leads elsewhere": changed("Hello", hostname="../../x"),
+    "a lone surrogate": changed("Hello", python="\ud800"),
+    "a rank of a million": changed("WorkerStarted", local_rank=10**6),
+    "a negative rank": changed("WorkerStarted", "{host} was lost: local_rank is out of range", local_rank=-1),
+    "a long list of CPUs": changed("WorkerStarted", cpus=MUCH),
+    "an error record of lists": changed("WorkerExited", error_record=[[[]]] * 9),
+    "an odd interface": changed("RouteFound", interface=MUCH),
+    "a long address": changed("RouteFound", address=MUCH),
+    "more ranks than there are": before("WorkerExited", op="RanksJoined", local_ranks=[10**9, 10**8]),
     "long names of stuck processes": before(
-        "started", op="stuck", attempt=0, processes=[{"command": MUCH, "pid": []}]
+        "WorkerStarted", op="Stuck", attempt=0, processes=[{"command": MUCH, "pid": []}]
     ),
     "a flood of warnings": Lie(
-        "started",
-        "encode(node, {'op': 'stuck', 'attempt': 0, 'processes': []}) * 20_000 + encode(node, message)",
+        "WorkerStarted",
+        "encode(node, {'op': 'Stuck', 'attempt': 0, 'processes': []}) * 20_000 + encode(node, message)",
     ),
-    "a flood of output": Lie("started", "printed(node, 0, bytes(65536)) * 1500"),
-    "a million GPUs": changed("hello", NO_HELLO, gpus=10**6),
-    "an unknown op": changed("hello", NO_HELLO, op=MUCH),
-    "a deep list": Lie("hello", "raw(node, b'[' * 1_000_000)", NO_HELLO),
-    "no hello": before("hello", NO_HELLO, op="exited", local_rank=0, status=1, t=1),
+    "a flood of output": Lie("WorkerStarted", "printed(node, 0, bytes(65536)) * 1500"),
+    "a million GPUs": changed("Hello", NO_HELLO, gpus=10**6),
+    "an unknown op": changed("Hello", NO_HELLO, op=MUCH),
+    "a deep list": Lie("Hello", "raw(node, b'[' * 1_000_000)", NO_HELLO),
+    "no hello": before("Hello", NO_HELLO, op="WorkerExited", local_rank=0, status=1, t=1),
     "another node's frame": Lie(
-        "started", "encode(0, message)", "a frame for node 0 came on another node's link"
+        "WorkerStarted", "encode(0, message)", "a frame for node 0 came on another node's link"
     ),
     "output of no rank": Lie(
-        "started", "printed(node, 65535, b'x')", "output from local rank 32767, which is not running"
+        "WorkerStarted", "printed(node, 65535, b'x')", "output from local rank 32767, which is not running"
     ),
     "a frame of 4 GiB": Lie(
-        "started", "raw(node, bytes(1 << 26), 0xFFFFFFFF)", "a frame of 4294967295 bytes is over the limit"
+        "WorkerStarted",
+        "raw(node, bytes(1 << 26), 0xFFFFFFFF)",
+        "a frame of 4294967295 bytes is over the limit",
     ),
-    "a rank that leads elsewhere": changed("started", "local_rank is not of type int", local_rank="../../x"),
-    "a status of a million": changed("exited", "{host} was lost: status is out of range", status=10**6),
-    "a clock of the far future": changed("exited", "{host} was lost: at is out of range", at=1e300),
-    "a long error record": changed("exited", "exit status 1", status=1, error_record={"message": MUCH}),
+    "a rank that leads elsewhere": changed(
+        "WorkerStarted", "local_rank is not of type int", local_rank="../../x"
+    ),
+    "a status of a million": changed("WorkerExited", "{host} was lost: status is out of range", status=10**6),
+    "a clock of the far future": changed("WorkerExited", "{host} was lost: at is out of range", at=1e300),
+    "a long error record": changed("WorkerExited", "exit status 1", status=1, error_record={"message": MUCH}),
     "a signal of a million": before(
-        "started",
+        "WorkerStarted",
         "agent was stopped by signal 1000000",
-        op="leaving",
+        op="AgentLeaving",
         signum=10**6,
         orphaned=False,
         damage="",
     ),
     "a long reason": before(
-        "started", "not be started: xxx", op="unstarted", local_rank=0, stage="x", errno=1, text=MUCH
+        "WorkerStarted",
+        "not be started: xxx",
+        op="WorkerUnstarted",
+        local_rank=0,
+        stage="x",
+        errno=1,
+        text=MUCH,
     ),
-    "a long reason for no route": changed("route", "xxx", op="no route", error=MUCH),
+    "a long reason for no route": changed("RouteFound", "xxx", op="RouteFailed", error=MUCH),
 }
 FLOOD_BEFORE_THE_START = {
     "a flood of output": LIES["a flood of output"]._replace(

@@ -193,7 +193,7 @@ def test_empty_lines_before_the_candidates_are_skipped(nudges: int, fake_python:
 def test_a_leaving_agent_starts_no_workers(tmp_path: Path) -> None:
     """The guardian's death and the command to start are found together by an agent that was suspended."""
     worker = messages.WorkerSpec(0, ("sleep", "1000"), str(tmp_path), (), {}, {}, False, ())
-    start = messages.StartWorkers(0, "r", 1, 9, None, 0, False, 15, False, (), {}, None, (worker,))
+    start = messages.StartWorkers(0, "r", 1, 9, {}, (worker,))
     code = "from distlaunch.agent import guardian; guardian.main('n', 0)"
     agent = Going(tmp_path, [sys.executable, "-c", code], stdin=subprocess.PIPE, cwd=ROOT)
     link, pid = agent.process.stdin, 0
@@ -201,7 +201,7 @@ def test_a_leaving_agent_starts_no_workers(tmp_path: Path) -> None:
     try:
         for pongs in (1, 2):  # the second comes from the loop
             link.write(encode_command(0, messages.as_object(messages.Ping())))
-            agent.wait_for('"pong"', pongs)
+            agent.wait_for('"Pong"', pongs)
         pid = children_of(agent.process.pid)[0]
         kill(pid, signal.SIGSTOP)
         wait_until(lambda: procfs.state(pid) == "T", lambda: "not suspended")
@@ -210,7 +210,7 @@ def test_a_leaving_agent_starts_no_workers(tmp_path: Path) -> None:
         agent.process.wait(10.0)  # so that its death is there to be found
         kill(pid, signal.SIGCONT)
         agent.wait(10.0)
-        assert '"started"' not in agent.stdout
+        assert '"WorkerStarted"' not in agent.stdout
     finally:
         agent.kill()
         link.close()

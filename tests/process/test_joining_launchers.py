@@ -557,13 +557,14 @@ class Liar:
                     yield frame.message()
 
 
-RANK = messages.RankSpec(0, {"RANK": "5", "LOCAL_RANK": "0"}, {"OMP_NUM_THREADS": "1"})
-START = messages.StartRanks(
-    0, "job-1", 5.0, 30.0, None, 29500, False, 15, False, {"WORLD_SIZE": "6"}, (RANK,)
+RANK = messages.WorkerSpec(0, (), "", (), {"RANK": "5", "LOCAL_RANK": "0"}, {"OMP_NUM_THREADS": "1"})
+START = messages.StartWorkers(
+    0, "job-1", 5.0, 30.0, watch_port=29500, env={"WORLD_SIZE": "6"}, workers=(RANK,)
 )
-WORKER = messages.WorkerSpec(0, ("touch", "evil"), "/", (0,), {"RANK": "5"}, {}, False, ())
 LIES: dict[str, Any] = {
-    "a program": messages.StartWorkers(*START[:9], (), {}, None, (WORKER,)),
+    "a program": START._replace(workers=(RANK._replace(argv=("touch", "evil")),)),
+    "a directory": START._replace(workers=(RANK._replace(cwd="/"),)),
+    "a binding": START._replace(binding=messages.Binding("listed", 0, ("0",))),
     "a library": START._replace(env={"LD_PRELOAD": "/evil.so"}),
     "a path": START._replace(workers=(RANK._replace(env={"RANK": "5", "PATH": "/evil"}),)),
     "a default": START._replace(workers=(RANK._replace(defaults={"PYTHONPATH": "/evil"}),)),
@@ -592,7 +593,7 @@ def test_a_launcher_obeys_a_controller_that_keeps_to_the_protocol(tmp_path: Path
         liar.send(messages.HoldPort(None))
         liar.send(START)
         for report in liar.reports():
-            if report["op"] == "exited":
+            if report["op"] == "WorkerExited":
                 liar.send(messages.Close(1.0, signal.SIGTERM, 9, "so it is"))
         assert run.wait() == 9
         assert run.stdout == "5 of 6\n"
@@ -609,7 +610,7 @@ def test_a_launcher_leaves_a_controller_that_asks_for_more_than_it_may(
         liar.meet()
         liar.seat()
         liar.send(lie)
-        assert "exited" not in [report["op"] for report in liar.reports()]
+        assert "WorkerExited" not in [report["op"] for report in liar.reports()]
         assert run.wait() == LOST
         assert "lost the controller on localhost: it sent an invalid command: " in run.stderr
         assert not (tmp_path / "ran").exists() and not (tmp_path / "evil").exists()

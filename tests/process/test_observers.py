@@ -1,16 +1,18 @@
 """Observers of runs, and several runs in one process."""
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 from distlaunch.agent.messages import WorkerExited
 from distlaunch.job.spec import Invocation, JobSpec, Logs, NodeSpec, Program
-from distlaunch.launch.controller import run_job
-from distlaunch.observers.observer import Observer, Printed
+from distlaunch.launch.controller import supervise
+from distlaunch.launch.start import start_run
+from distlaunch.observers.observer import Observer, Printed, Shown
 from distlaunch.signals import Interrupts
 from distlaunch.supervisor.events import Event
 from distlaunch.supervisor.state import State
@@ -25,6 +27,14 @@ def job(folder: Path, script: str, procs: int = 2) -> JobSpec:
         Logs(str(folder / "runs")),
         invocation=Invocation(placeholders=False),
     )
+
+
+def run_job(
+    spec: JobSpec, observers: Iterable[Observer] = (), interrupts: Interrupts | None = None
+) -> Summary:
+    """A run inside a program, whose signal handlers and standard streams stay as they are."""
+    with nullcontext(interrupts) if interrupts else Interrupts() as received:
+        return supervise(start_run(spec), Shown(received), observers)
 
 
 # A toy observer: all that one needs

@@ -185,9 +185,7 @@ def test_one_visible_device_per_worker_is_found_by_the_workers_own_variable(
     monkeypatch.setattr("distlaunch.agent.cpus.Machine", lambda allowed: Machine(BIG.cpus, root))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
     worker = WorkerSpec(0, ("/bin/true",), "/", (), {}, {}, one_device, ())
-    start = StartWorkers(
-        0, "id", 1.0, 1.0, None, 1, False, 15, False, (), {"CUDA_VISIBLE_DEVICES": "4"}, None, (worker,)
-    )
+    start = StartWorkers(0, "id", 1.0, 1.0, {"CUDA_VISIBLE_DEVICES": "4"}, (worker,))
     assert [spec.cpus for spec in assign(start, wish("node", 1))] == [wanted]
 
 

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from distlaunch.agent import messages
 from distlaunch.compat.torchrun_job import flag_messages, gathering_messages, gathering_of
-from distlaunch.contract import SENT
+from distlaunch.contract import SENT, ranks_alone
 from distlaunch.errors import UsageError
-from distlaunch.launch.inbound import ranks_alone
 from distlaunch.launch.join import SECRET, JoinError, Prover, arrival_of, line_of, message_of
 from distlaunch.transports.gathering import (
     LOWEST_PORT,
@@ -294,7 +293,7 @@ def test_launchers_receive_only_variables_of_the_contract() -> None:
     )
     sent = ranks_alone(start)
     assert sent.env == {"MASTER_ADDR": "h"}
-    assert sent.workers == (messages.RankSpec(0, {"RANK": "3"}, {"OMP_NUM_THREADS": "1"}),)
+    assert sent.workers == (messages.WorkerSpec(0, (), "", (), {"RANK": "3"}, {"OMP_NUM_THREADS": "1"}),)
     text = json.dumps(messages.as_object(sent))
     assert not any(word in text for word in (*WORKER.argv, WORKER.cwd))
     assert not {"PATH", "PYTHONPATH", "LD_PRELOAD", "LD_LIBRARY_PATH", "HOME", "TMPDIR"} & SENT

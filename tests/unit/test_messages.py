@@ -10,8 +10,8 @@ from distlaunch.agent.messages import (
     COMMAND_TYPES,
     REPORT_TYPES,
     Binding,
+    Dial,
     Needs,
-    RankSpec,
     Setup,
     StartWorkers,
     WorkerExited,
@@ -21,7 +21,7 @@ from distlaunch.agent.wire import ProtocolError
 
 WORKER = WorkerSpec(0, ("python", "t.py"), "/w", (0, 1), {"A": "b"}, {}, False, ())
 START = StartWorkers(
-    1, "id", 10.0, 30.0, None, 29500, True, 15, False, (), {}, Binding("listed", 0, ("0-3",)), (WORKER,)
+    1, "id", 10.0, 30.0, {}, (WORKER,), None, 29500, True, 15, False, (), Binding("listed", 0, ("0-3",))
 )
 EXITED = WorkerExited(0, 0, -9, 12.5, {"message": "m", "callstack": ""}, 0, (1, 2), "words")
 SAMPLES: dict[str, Any] = {
@@ -32,9 +32,9 @@ SAMPLES: dict[str, Any] = {
     "str": "text",
     "Dict[str, str]": {"a": "b"},
     "Binding": START.binding,
+    "Dial": Dial("10.0.0.1", "IPv4", None),
     "Needs": Needs("~/w", "/w/t.py", ""),
     "Setup": Setup("5891", "uv", "", ("uv.lock",), "~/w", "", {}, 60.0),
-    "RankSpec": RankSpec(0, {"RANK": "3"}, {}),
     "WorkerSpec": WORKER,
 }
 
@@ -77,14 +77,14 @@ def test_names_a_missing_field() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"status": "7"}, "exited: status is not of type int"),
-        ({"status": True}, "exited: status is not of type int"),
-        ({"at": None}, "exited: at is not of type float"),
-        ({"words": 1}, "exited: words is not of type str"),
-        ({"shm": 1}, "exited: shm is not a list"),
-        ({"shm": [1, "2"]}, "exited: shm is not of type int"),
+        ({"status": "7"}, "WorkerExited: status is not of type int"),
+        ({"status": True}, "WorkerExited: status is not of type int"),
+        ({"at": None}, "WorkerExited: at is not of type float"),
+        ({"words": 1}, "WorkerExited: words is not of type str"),
+        ({"shm": 1}, "WorkerExited: shm is not a list"),
+        ({"shm": [1, "2"]}, "WorkerExited: shm is not of type int"),
         ({"op": "x" * 100}, "unknown message: x{40}$"),
-        ({"op": "start"}, "unknown message: start"),
+        ({"op": "StartWorkers"}, "unknown message: StartWorkers"),
     ],
 )
 def test_names_a_field_of_a_wrong_type(changes: dict[str, Any], words: str) -> None:
@@ -95,10 +95,10 @@ def test_names_a_field_of_a_wrong_type(changes: dict[str, Any], words: str) -> N
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"workers": [{}]}, "start: workers lacks local_rank"),
-        ({"workers": [1]}, "start: workers is not an object"),
-        ({"binding": {"how": "cores", "gpus": 0}}, "start: binding lacks cpus"),
-        ({"env": {"A": 1}}, r"start: env is not of type Dict\[str, str\]"),
+        ({"workers": [{}]}, "StartWorkers: workers lacks local_rank"),
+        ({"workers": [1]}, "StartWorkers: workers is not an object"),
+        ({"binding": {"how": "cores", "gpus": 0}}, "StartWorkers: binding lacks cpus"),
+        ({"env": {"A": 1}}, r"StartWorkers: env is not of type Dict\[str, str\]"),
     ],
 )
 def test_names_a_wrong_field_of_a_nested_record(changes: dict[str, Any], words: str) -> None:

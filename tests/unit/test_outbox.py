@@ -270,7 +270,7 @@ def test_frames_name_their_node_attempt_and_channel(tmp_path: Path, pipe: Pipe) 
             for each in frames(drained(box, pipe))
         ]
     assert sent == [
-        (wire.CONTROL, 5, 0, 0, b'{"op":"pong","node":5,"at":1.5}'),
+        (wire.CONTROL, 5, 0, 0, b'{"op":"Pong","node":5,"at":1.5}'),
         (wire.CONTROL, 5, 0, 0, b'{"op":"own"}'),
         (wire.OUTPUT, 5, 1, 3, b"text"),
         (wire.FLIGHT, 5, 2, 9, b"dump"),

@@ -316,6 +316,9 @@ _FORMS: dict[str, st.SearchStrategy[Any]] = {
     "Optional[int]": st.none() | st.integers(),
     "Optional[str]": st.none() | st.text(max_size=5),
     "Dict[str, str]": st.dictionaries(st.text(max_size=5), st.text(max_size=5), max_size=3),
+    "Dial": st.builds(
+        messages.Dial, st.text(max_size=5), st.text(max_size=5), st.none() | st.text(max_size=5)
+    ),
 }
 
 
