@@ -29,6 +29,8 @@ MAX_STACK = 1 << 16
 MAX_LAST_WORDS = 1 << 14
 MAX_SECONDS = 1e12
 MAX_NUMBER = 1 << 53
+OF_FILES = (messages.FileBegins, messages.FilesEnd)
+"""Reports about files that a node sends."""
 
 
 def number(value: int, name: str, least: int = -MAX_NUMBER, most: int = MAX_NUMBER) -> int:
@@ -174,7 +176,7 @@ _FIELD_CHECKS: Mapping[tuple[type, str], Callable[[Any, str], Any]] = {
     (messages.WorkerExited, "words"): _text(MAX_LAST_WORDS),
 }
 """Conversions of fields for which `_trusted` isn't enough."""
-_ANSWERS = frozenset({messages.Usage, messages.Evidence, messages.Listening, messages.Dialed})
+_ANSWERS = frozenset({messages.Usage, messages.Evidence, messages.Listening, messages.Dialed, *OF_FILES})
 """Reports that are not events, because no run requests them or because they don't affect decisions."""
 
 
@@ -189,7 +191,20 @@ def _stop(action: actions.StopWorkers, state: State, run_id: str) -> messages.St
 
 def _close(action: actions.Close, state: State, run_id: str) -> messages.Close:
     why = state.cause.text if state.cause else ""
-    return messages.Close(action.grace_s, action.signum, state.outcome, why)
+    collect = collect_of(state, action.node) if state.interrupts < 2 else None
+    return messages.Close(action.grace_s, action.signum, state.outcome, why, collect)
+
+
+def collect_of(state: State, node: int) -> messages.Collect | None:
+    """Return the files that a node sends at the end of the job; None = it sends none."""
+    collect, spec = state.spec.collect, state.spec
+    members = state.members if state.started_at is not None or state.restarts else ()
+    chosen = members[:1] if collect.nodes == "rank 0" else members
+    listed = not isinstance(collect.nodes, tuple) or state.label(node) in collect.nodes
+    if not collect.paths or node not in chosen or not listed:
+        return None
+    workdir = spec.program_of(spec.pool[node]).workdir
+    return messages.Collect(collect.paths, workdir, collect.limit, spec.logs.folder)
 
 
 def _find_route(action: actions.FindRoute, state: State, run_id: str) -> messages.FindRoute:
