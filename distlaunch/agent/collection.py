@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 TURN_S = 0.02
 MAX_FILES, MAX_LEFT_OUT = 10_000, 50
-"""Files that are sent, and files that are named although they are left out."""
+"""Files that are tried, and files that are named although they are left out."""
 MAX_PATH, MAX_DEPTH = 1024, 200
 """Characters and directories of a path."""
 
@@ -34,8 +34,7 @@ class Collection:
         self._command, self._outbox = command, outbox
         self._seen: Set[str] = set()
         self._left_out: List[Tuple[str, str]] = []
-        self._files = self._more = 0
-        self._room = command.limit
+        self._room, self._more = command.limit, 0
         self._steps = self._all()
 
     def go_on(self) -> bool:
@@ -55,6 +54,9 @@ class Collection:
             for found in self._search(base, path.strip("/").split("/")):
                 yield
                 matched = matched or bool(found)
+                if len(self._seen) == MAX_FILES:
+                    self._leave_out(pattern, "matches too many files")
+                    break
                 if found and found not in self._seen:
                     self._seen.add(found)
                     name = found[len(base) :].lstrip("/")
@@ -76,9 +78,9 @@ class Collection:
         yield ""
         first, rest = parts[0], parts[1:]
         names, deep = [first], first == "**"
-        if {*first} & {*"*?["}:
+        if {*first} & {*"*?"}:
             try:
-                names = sorted(fnmatch.filter(os.listdir(folder), first))
+                names = sorted(fnmatch.filter(os.listdir(folder), first.replace("[", "[[]")))
             except OSError as error:
                 if error.errno not in (errno.ENOENT, errno.ENOTDIR):
                     self._leave_out(folder, error.strerror)
@@ -108,9 +110,9 @@ class Collection:
             left = before.st_size
             if left > self._room:
                 raise OSError(0, "exceeds collect.limit")
-            if self._files == MAX_FILES or len(name) > MAX_PATH:
-                raise OSError(0, "is one file too many, or its path is too long")
-            self._files, self._room = self._files + 1, self._room - left
+            if len(name) > MAX_PATH:
+                raise OSError(0, "has too long a path")
+            self._room -= left
             self._outbox.report_in_order(messages.FileBegins(self._outbox.node, name, left))
             while left:
                 piece = file.read(min(left, wire.MAX_OUTPUT))

@@ -216,7 +216,7 @@ class DialAll(Frozen):
 
 
 class Collect(Frozen):
-    """Files to send at the end of the job, as patterns with `*`, `?`, `[…]` and `**` for directories.
+    """Files to send at the end of the job, as patterns with `*`, `?`, and `**` for directories.
 
     They are relative to `workdir`, or absolute. Both may begin with ~. At most `limit` bytes are sent. The
     search doesn't enter the directory `apart`, which has the logs.

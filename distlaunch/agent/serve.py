@@ -342,11 +342,9 @@ class Agent:
         self._outbox.report(messages.Dialed(self._node, tuple(results)))
 
     def _on_close(self, command: messages.Close) -> None:
-        self._leaving = True
+        self._leaving, self._collection = True, None
         if command.collect:
             from distlaunch.agent.collection import Collection  # few jobs collect files
 
-            self._collection = self._collection or Collection(command.collect, self._outbox)
-        else:
-            self._collection = None
+            self._collection = Collection(command.collect, self._outbox)
         self._workers.stop(command.grace_s, command.signum)

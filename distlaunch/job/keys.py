@@ -250,7 +250,7 @@ def _path_error(path: str) -> str | None:
     return "write an absolute path instead of .." if ".." in path.split("/") else home_error(path)
 
 
-PATHS = ListOf(Text("a non-empty single-line string", r"[^\0\n]*[^\0\n/]/*", _path_error), least=1)
+PATHS = ListOf(Text("a path or pattern of files", r"[^\0\n]*[^\0\n/]/*", _path_error), least=1)
 COLLECT = Record(
     {
         "paths": Field(PATHS, "Files, directories and patterns, as above."),

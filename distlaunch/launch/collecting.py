@@ -59,10 +59,9 @@ class Files:
 
     def _begin(self, node: _Node, file: FileBegins) -> None:
         shown = cut(ascii(file.path), SHOWN)
-        if not _stays_inside(f"{node.label}/{file.path}"):
+        fresh = file.path not in node.sizes and len(node.sizes) < MAX_FILES
+        if not fresh or not _stays_inside(f"{node.label}/{file.path}"):
             raise ProtocolError(f"{shown} is not the path of a collected file")
-        if file.path in node.sizes or len(node.sizes) == MAX_FILES:
-            raise ProtocolError(f"{shown} was sent twice, or is one file too many")
         if not 0 <= file.size <= node.room:
             raise ProtocolError(f"{shown} exceeds collect.limit")
         node.sizes[file.path] = node.missing = file.size
@@ -78,27 +77,30 @@ class Files:
         if node.sizes and node.fits and self._writer.trouble not in FULL:
             self._writer.append(f"{FOLDER}/{node.label}/{next(reversed(node.sizes))}", piece)
             if self._writer.trouble in FULL:
-                self._kept()  # makes room at once for the other files of the run
+                self._sift()  # makes room at once for the other files of the run
 
-    def _kept(self) -> list[dict[str, Any]]:
-        """Close all files, remove those that aren't whole, and return the others."""
+    def _sift(self) -> list[dict[str, Any]]:
+        """Close all files, remove those that aren't whole, and return the others as JSON objects."""
+        if not self._writer.flush():
+            return []  # a stalled disk, on which removing a file could take forever
         self._writer.close()
-        nodes = [node for _, node in sorted(self._nodes.items())]
         kept = []
-        for label, path, size in [(node.label, *each) for node in nodes for each in node.sizes.items()]:
-            place = os.path.join(self._folder, FOLDER, label, path)
-            with suppress(OSError):
-                if os.lstat(place).st_size == size:
-                    kept.append({"node": label, "path": path, "size": size})
-                else:
-                    os.unlink(place)
+        for node in self._nodes.values():
+            for path, size in node.sizes.items():
+                place = os.path.join(self._folder, FOLDER, node.label, path)
+                with suppress(OSError):
+                    if os.lstat(place).st_size == size:
+                        kept.append({"node": node.label, "path": path, "size": size})
+                    else:
+                        os.unlink(place)
         return kept
 
     def close(self) -> tuple[list[dict[str, Any]], list[str]]:
         """Return the files that have arrived, as JSON objects, and lines about them and the others."""
-        kept, left_out = self._kept(), dict[str, list[str]]()
+        self._nodes = dict(sorted(self._nodes.items()))
+        kept, left_out = self._sift(), dict[str, list[str]]()
         there = {(file["node"], file["path"]) for file in kept}
-        for _, node in sorted(self._nodes.items()):
+        for node in self._nodes.values():
             missing = [path for path in node.sizes if (node.label, path) not in there]
             if text := self._left_out(node, missing):
                 left_out.setdefault(text, []).append(node.label)
@@ -109,10 +111,13 @@ class Files:
 
     def _left_out(self, node: _Node, missing: list[str]) -> str:
         """Return the files of a node that are `missing` or were not sent, with reasons; "" = none."""
-        full = "did not arrive whole" if node.fits else os.strerror(errno.ENOSPC)
+        full = "is incomplete" if node.fits else os.strerror(errno.ENOSPC)
         why = self._writer.trouble if self._writer.lost else full
         reasons = {**dict.fromkeys(missing, why), **dict(node.end.left_out)}
-        names = [f"{cut(path, SHOWN)} ({cut(text, SHOWN)})" for path, text in reasons.items()]
+        # A name may have line breaks.
+        names = [
+            " ".join(f"{cut(path, SHOWN)} ({cut(text, SHOWN)})".split()) for path, text in reasons.items()
+        ]
         return listed(names) + (f" and {node.end.more} more" if node.end.more else "")
 
 

@@ -23,11 +23,7 @@ from distlaunch.supervisor.state import State
 from distlaunch.supervisor.status import RunState
 from distlaunch.supervisor.summary import STDERR, Summary
 
-_OF_SUMMARY = {
-    "seconds": float,
-    "lagging": tuple[str, ...],
-    "collecting": tuple[str, ...],
-}
+_OF_SUMMARY = {"seconds": float, "lagging": tuple[str, ...], "collecting": tuple[str, ...]}
 LOOK_S = 0.1
 """Seconds between two looks into the directory. It may be on a remote disk, which doesn't notify."""
 ANOTHER_WISH_S = 0.2

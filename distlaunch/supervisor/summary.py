@@ -293,9 +293,8 @@ def unstarted(why: str, exit_status: int) -> dict[str, Any]:
     nothing = dict.fromkeys(("kind", "rank", "node"))
     cause: dict[str, Any] = {**nothing, "text": why, "certainty": "fact", "last_words": []}
     known = {"exit_status": exit_status, "cause": cause, "hint": None, "seconds": 0.0, "world_size": 0}
-    lists: dict[str, Any] = {
-        name: [] for name in ("lagging", "restarts", "collected", "collecting", "workers", "nodes")
-    }
+    names = ("lagging", "restarts", "collected", "collecting", "workers", "nodes")
+    lists: dict[str, Any] = {name: [] for name in names}
     return {**known, **lists, "code": None, "folder": None, "folders_elsewhere": {}}
 
 

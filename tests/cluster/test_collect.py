@@ -159,7 +159,7 @@ def test_ctrl_c_twice_ends_the_collection_at_once(tmp_path: Path) -> None:
         going.process.send_signal(signal.SIGINT)
         assert going.wait() == 0, going.stderr
         assert files_in(going.run_directory() / "collected") == {"node0/first": b"x"}
-    assert "huge (did not arrive whole)" in going.stderr
+    assert "huge (is incomplete)" in going.stderr
 
 
 def test_a_full_disk_keeps_the_summary(tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ def test_refuses_more_than_was_announced_or_is_allowed(tmp_path: Path) -> None:
     files = received(tmp_path, "x")
     for sent, words in (
         (b"y", "larger than announced"),
-        (FileBegins(0, "x", 1), "sent twice"),
+        (FileBegins(0, "x", 1), "is not the path"),
         (FileBegins(0, "y", LIMIT), "exceeds collect.limit"),
         (FileBegins(0, "y", -1), "exceeds collect.limit"),
     ):
@@ -72,7 +72,7 @@ def test_refuses_more_files_than_a_node_sends(tmp_path: Path, monkeypatch: pytes
     assert MAX_FILES == 10_000
     monkeypatch.setattr(collecting, "MAX_FILES", 3)
     files = received(tmp_path, "a", "b", "c")
-    with pytest.raises(ProtocolError, match="one file too many"):
+    with pytest.raises(ProtocolError, match="is not the path"):
         files.take(0, "gpu-a", FileBegins(0, "d", 1))
     files.close()
 
@@ -85,7 +85,7 @@ def test_removes_what_did_not_arrive_whole(tmp_path: Path) -> None:
     files.take(0, "gpu-a", FilesEnd(0, (("changed", "changed while it was read"),), 3))
     kept, lines = files.close()
     assert [file["path"] for file in kept] == ["a"] and names(tmp_path) == ["collected/gpu-a/a"]
-    left_out = "changed (changed while it was read), cut (did not arrive whole) and 3 more"
+    left_out = "changed (changed while it was read), cut (is incomplete) and 3 more"
     done = f"collected 1 file (0 KiB) into {tmp_path}/collected"
     assert lines == [done, f"not collected from gpu-a: {left_out}"]
 
