@@ -14,9 +14,9 @@ import pytest
 
 from tests.cluster.hosts import Site
 from tests.faults.agents import Lie, python_that_lies
-from tests.faults.disks import small_disk
+from tests.faults.disks import freezable_disk, frozen, small_disk
 from tests.faults.memory import Meter, bare_mib
-from tests.harness import PRESS_S, Done, distlaunch, running, wait_until, write_job
+from tests.harness import PRESS_S, Done, distlaunch, open_gate, running, wait_until, write_job
 
 WRITES = """
 import os, pathlib
@@ -172,6 +172,19 @@ def test_a_full_disk_keeps_the_summary(tmp_path: Path) -> None:
         assert json.loads((folder / "summary.json").read_text())["exit_status"] == 0
     assert "not collected from node0: large (No space left on device)" in done.stderr
     assert "could not be written" not in done.stderr
+
+
+def test_a_stalled_disk_delays_no_result(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "gate")
+    script = f"print('waits', flush=True); open('gate').read(); open('large', 'wb').write(bytes({4 << 20}))"
+    with freezable_disk(tmp_path / "disk") as disk:
+        keys = f"gpus_per_node: 0\ncollect: [large]\nlogs: {{dir: {disk}}}"
+        with running(write_job(tmp_path, script, keys)) as going:
+            going.wait_for("waits")
+            with frozen(disk):
+                open_gate(tmp_path / "gate")
+                going.wait_for("not collected from node0: large (is incomplete)")
+            assert going.wait() == 0, going.stderr  # the kernel keeps a process that is writing
 
 
 LIES = {
