@@ -54,10 +54,10 @@ class Collection:
             for found in self._search(base, path.strip("/").split("/")):
                 yield
                 matched = matched or bool(found)
-                if len(self._seen) == MAX_FILES:
-                    self._leave_out(pattern, "matches too many files")
-                    break
                 if found and found not in self._seen:
+                    if len(self._seen) == MAX_FILES:
+                        self._leave_out(pattern, "matches too many files")
+                        break
                     self._seen.add(found)
                     name = found[len(base) :].lstrip("/")
                     try:

@@ -2,10 +2,13 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from distlaunch.agent.collection import MAX_FILES
+from distlaunch.agent import collection
+from distlaunch.agent.collection import MAX_FILES, Collection
+from distlaunch.agent.messages import Collect as Wanted
 from distlaunch.agent.messages import FileBegins, FilesEnd
 from distlaunch.agent.wire import ProtocolError
 from distlaunch.job.spec import Collect
@@ -115,3 +118,116 @@ def test_a_file_that_would_fill_the_disk_is_not_written(tmp_path: Path) -> None:
     files.take(1, "gpu-b", b"x")
     files.take(1, "gpu-b", FilesEnd(0, (), 0))
     assert files.close() == ([], ["not collected from gpu-b: huge (No space left on device)"])
+
+
+# The side of the node
+
+
+class Box:
+    """An outbox that keeps what is queued, and has room for `room` entries."""
+
+    node, has_output = 0, True
+
+    def __init__(self) -> None:
+        self.room, self.queued = 1_000_000, list[Any]()
+
+    @property
+    def has_room(self) -> bool:
+        return len(self.queued) < self.room
+
+    def file(self, data: bytes) -> None:
+        self.queued.append(data)
+
+    def report_in_order(self, report: Any) -> None:
+        self.queued.append(report)
+
+    def names(self) -> list[str]:
+        return [each.path for each in self.queued if isinstance(each, FileBegins)]
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    for name in (
+        "a.csv",
+        "b[1].csv",
+        ".c.csv",
+        "ckpt/1/.metadata",
+        "ckpt/1/x.pt",
+        "ckpt/2/x.pt",
+        "runs/a.csv",
+    ):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(name)
+    (tmp_path / "ckpt" / "last").symlink_to("2")
+    (tmp_path / "ckpt" / "up").symlink_to("..")
+    return tmp_path
+
+
+def collected(tree: Path, *paths: str, box: Box | None = None) -> tuple[Box, Collection]:
+    box = box or Box()
+    wanted = Wanted(paths, str(tree), 1 << 20, str(tree / "runs"))
+    return box, Collection(wanted, box)  # type: ignore[arg-type]
+
+
+def finish(files: Collection) -> None:
+    """Take all steps, which a busy machine may need several turns for."""
+    while not files.go_on():
+        pass
+
+
+PATTERNS = {
+    "*.csv": [".c.csv", "a.csv", "b[1].csv"],
+    "b[1].csv": ["b[1].csv"],
+    "?.csv": ["a.csv"],
+    "ckpt/*/x.pt": ["ckpt/1/x.pt", "ckpt/2/x.pt"],
+    "ckpt/last/x.pt": ["ckpt/last/x.pt"],
+    "./ckpt//1/": ["ckpt/1/.metadata", "ckpt/1/x.pt"],
+    "ckpt/1/**": ["ckpt/1/.metadata", "ckpt/1/x.pt"],
+    "**/x.pt": ["ckpt/1/x.pt", "ckpt/2/x.pt"],
+    "**/**/a.csv": ["a.csv"],
+    "a.csv/x": [],
+}
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_finds_what_a_pattern_matches_once(pattern: str, tree: Path) -> None:
+    box, files = collected(tree, pattern, pattern)
+    finish(files)
+    assert box.names() == PATTERNS[pattern]
+    nothing = () if PATTERNS[pattern] else ((pattern, "matches nothing"),) * 2
+    assert box.queued[-1] == FilesEnd(0, nothing, 0)
+
+
+def test_names_symlinks_and_counts_what_it_leaves_out(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collection, "MAX_LEFT_OUT", 1)
+    box, files = collected(tree, "ckpt/*")
+    finish(files)
+    assert box.names() == ["ckpt/1/.metadata", "ckpt/1/x.pt", "ckpt/2/x.pt"]
+    assert box.queued[-1] == FilesEnd(0, (("ckpt/last", "is a symlink"),), 1)
+
+
+def test_tries_no_more_files_than_the_maximum(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collection, "MAX_FILES", 3)
+    box, files = collected(tree, "*.csv", "**/x.pt")
+    finish(files)
+    assert (box.names(), box.queued[-1].left_out) == (
+        [".c.csv", "a.csv", "b[1].csv"],
+        (("**/x.pt", "matches too many files"),),
+    )
+
+
+@pytest.mark.parametrize("change", [lambda file: file.truncate(9), lambda file: file.write(b"x")])
+def test_holds_back_the_end_of_a_file_that_changes(change: Any, tree: Path) -> None:
+    size = 3 << 17
+    (tree / "big").write_bytes(bytes(size))
+    box, files = collected(tree, "big")
+    box.room = 2
+    assert not files.go_on()
+    with (tree / "big").open("r+b") as file:
+        change(file)
+    os.utime(tree / "big", ns=(0, 0))  # the clock of a file system may be slow
+    box.room = 1_000_000
+    finish(files)
+    assert box.queued[0] == FileBegins(0, "big", size)
+    assert sum(map(len, box.queued[1:-1])) < size
+    assert box.queued[-1].left_out == (("big", "changed while it was read"),)
