@@ -12,6 +12,9 @@ from typing import Any
 
 import pytest
 
+from distlaunch.agent.messages import FileBegins
+from distlaunch.job.spec import Collect
+from distlaunch.launch import collecting
 from tests.cluster.hosts import Site
 from tests.faults.agents import Lie, python_that_lies
 from tests.faults.disks import freezable_disk, frozen, small_disk
@@ -172,6 +175,22 @@ def test_a_full_disk_keeps_the_summary(tmp_path: Path) -> None:
         assert json.loads((folder / "summary.json").read_text())["exit_status"] == 0
     assert "not collected from node0: large (No space left on device)" in done.stderr
     assert "could not be written" not in done.stderr
+
+
+def test_a_disk_that_fills_up_meanwhile_gets_room_again_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collecting, "SPARE", -(1 << 40))
+    with small_disk(tmp_path / "run", "size=4m") as disk:
+        files = collecting.Files(str(disk), Collect(("*",)))
+        for path, pieces in (("small", 1), ("large", 128), ("later", 1)):
+            files.take(0, "a", FileBegins(0, path, pieces << 17))
+            for _ in range(pieces):
+                files.take(0, "a", bytes(1 << 17))
+        assert [path.name for path in (disk / "collected" / "a").iterdir()] == ["small"]
+        kept, lines = files.close()
+    assert [file["path"] for file in kept] == ["small"]
+    assert "large (No space left on device), later (No space left on device)" in lines[1]
 
 
 def test_a_stalled_disk_delays_no_result(tmp_path: Path) -> None:
