@@ -95,7 +95,8 @@ def test_collects_from_all_nodes_what_the_patterns_match(site: Site) -> None:
 
 def test_collects_from_the_node_of_rank_0_and_after_a_failure(site: Site) -> None:
     nodes = hosts(site)
-    script = "import os; open('part', 'w').write('x'); os._exit(3)"
+    fails = "os._exit(3) if os.environ['RANK'] == '0' else signal.pause()"
+    script = f"import os, signal; open('part', 'w').write('x'); {fails}"
     done, folder = run(
         site,
         nodes,
