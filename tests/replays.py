@@ -10,8 +10,8 @@ from distlaunch.runs.replay import lines_in, replay, retold
 from distlaunch.supervisor.state import State
 from distlaunch.supervisor.summary import Summary
 
-OF_OUTPUT = {"hint", "lagging", "seconds", "folder"}
-"""What a summary has from the ranks' output, and from the clock."""
+OF_OUTPUT = {"hint", "lagging", "seconds", "folder", "collected", "collecting"}
+"""What a summary has from the ranks' output and files, and from the clock."""
 
 
 def check_replays(folder: Path) -> None:

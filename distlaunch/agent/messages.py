@@ -194,16 +194,31 @@ class DialAll(Frozen):
     token: str
 
 
+class Collect(Frozen):
+    """Files to send at the end of the job, as patterns with `*`, `?`, and `**` for directories.
+
+    They are relative to `workdir`, or absolute. Both may begin with ~. At most `limit` bytes are sent. The
+    search doesn't enter the directory `apart`, which has the logs.
+    """
+
+    paths: Tuple[str, ...]
+    workdir: str
+    limit: int
+    apart: str
+
+
 class Close(Frozen):
     """Stop the workers with this signal, SIGKILL after the grace period, sweep, flush, and exit.
 
-    `outcome` is the exit status of the job. `why` is the root cause, shown by a launcher that joined.
+    `outcome` is the exit status of the job. `why` is the root cause, shown by a launcher that joined. The
+    files to `collect` are sent after the sweep. Another `Close` without them ends that.
     """
 
     grace_s: float
     signum: int
     outcome: int
     why: str
+    collect: Optional[Collect] = None
 
 
 # Reports: from an agent to the controller. Most of them are also events of the supervisor.
@@ -507,6 +522,22 @@ class TreeKept(Frozen):
 
     node: int
     path: str
+
+
+class FileBegins(Frozen):
+    """The next FILE frames have the contents of this file, `size` bytes. `path` is relative."""
+
+    node: int
+    path: str
+    size: int
+
+
+class FilesEnd(Frozen):
+    """Answers `Collect` after all files. `left_out` lists (file or pattern, reason). `more` counts others."""
+
+    node: int
+    left_out: Tuple[Tuple[str, str], ...]
+    more: int
 
 
 class Listening(Frozen):

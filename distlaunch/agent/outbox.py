@@ -187,6 +187,14 @@ class Outbox:
         """Queue a piece of a flight recorder dump, at most MAX_OUTPUT bytes, if there is room."""
         self._spool.append(wire.encode_output(self.node, attempt, rank, data, wire.FLIGHT))
 
+    def file(self, data: bytes) -> None:
+        """Queue a piece of a file, at most MAX_OUTPUT bytes, if there is room."""
+        self._spool.append(wire.encode_output(self.node, 0, 0, data, wire.FILE))
+
+    def report_in_order(self, report: tuple[object, ...]) -> None:
+        """Queue a report behind all output, if there is room."""
+        self._spool.append(wire.encode_message(self.node, messages.as_object(report)))
+
     def losses(self) -> list[OutputLost]:
         """Return reports of output lost since the last call."""
         lost, self._lost = self._lost, {}

@@ -24,6 +24,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from distlaunch.agent.collection import Collection
     from distlaunch.agent.tree import Placement
 
 GRACE_S = 10.0
@@ -93,6 +94,7 @@ class Agent:
         self._hold: network.Hold | None = None
         self._claim: object | None = None
         self._tree: Placement | None = None
+        self._collection: Collection | None = None
         self._grace_s, self._lease_s = GRACE_S, wire.LEASE_S
         self._warning: int = signal.SIGTERM
         self._commands: dict[type, Callable[[Any], None]] = {
@@ -130,9 +132,10 @@ class Agent:
         self._flush()
         self._report_orphans()
         gc.enable()  # disabled during the boot
-        while not (self._leaving and self._workers.swept):
-            self._flush()
+        self._flush()
+        while not (self._leaving and self._workers.swept and self._have_files()):
             self._poller.turn()
+            self._flush()
         if self._tree:
             self._tree.close()
         self._folder.remove()
@@ -215,6 +218,15 @@ class Agent:
         """Send all queued frames before new ones, unless the link is full. Then urgent frames go first."""
         if not self._link_full:
             self._flush()
+
+    def _have_files(self) -> bool:
+        """Queue some of the files to collect, unless the link is full. Return whether all are queued."""
+        if self._link_lost or not self._collection:
+            return True
+        if not self._link_full:
+            self._poller.after(0.0, "collect", lambda: None)  # go on at once
+            return self._collection.go_on()
+        return False
 
     def _flush_rest(self) -> None:
         self._poller.after(FLUSH_S, "flush", self._lose_link)
@@ -339,5 +351,9 @@ class Agent:
         self._outbox.report(messages.Dialed(self._node, results))
 
     def _on_close(self, command: messages.Close) -> None:
-        self._leaving = True
+        self._leaving, self._collection = True, None
+        if command.collect:
+            from distlaunch.agent.collection import Collection  # few jobs collect files
+
+            self._collection = Collection(command.collect, self._outbox)
         self._workers.stop(command.grace_s, command.signum)

@@ -5,7 +5,8 @@ A link is a pair of byte streams. After the boot (see ``distlaunch.transports.ha
 directions carry frames:
 
     offset  size  field
-    0       1     kind: CONTROL, PACKED, OUTPUT, FLIGHT or TREE; END: the last frame of a launcher that joined
+    0       1     kind: CONTROL, PACKED, OUTPUT, FLIGHT, FILE or TREE; END: the last frame of a launcher that
+                  joined
     1       2     node index, since one link may serve several nodes
     3       2     attempt whose worker printed the payload, modulo ATTEMPTS; 0 for CONTROL
     5       2     channel: 0 for CONTROL; ``2 * local_rank + (0 stdout | 1 stderr)`` for OUTPUT;
@@ -14,7 +15,8 @@ directions carry frames:
 
 A CONTROL payload is one JSON object with an ``op``: see `distlaunch.agent.messages`. PACKED is the same,
 compressed by zlib. Only the controller sends it. A TREE payload, also from the controller, is the next piece
-of the contents that a node lacks: see `distlaunch.agent.tree`.
+of the contents that a node lacks: see `distlaunch.agent.tree`. A FILE payload is the next piece of a file
+that a node sends at the end of the job: see `distlaunch.agent.collection`.
 
 If several nodes write to one link, as with `srun --label`, only whole lines can be kept apart. Each frame
 of a node then travels as lines of at most LINE bytes, which begin with PIECE. The last line of a node begins
@@ -54,6 +56,7 @@ FLIGHT = 3
 PACKED = 4
 END = 5
 TREE = 6
+FILE = 7
 PACK_BYTES = 900
 """Bytes beyond which commands are packed: srun sends more than 1024 bytes in pieces, 40 ms apart."""
 ATTEMPTS = 1 << 16
@@ -133,7 +136,7 @@ def _refuse(constant: str) -> None:
 def encode_output(
     node: int, attempt: int, channel: int, payload: bytes | memoryview, kind: int = OUTPUT
 ) -> bytes:
-    """Encode an OUTPUT or FLIGHT frame. `payload` is at most MAX_OUTPUT bytes."""
+    """Encode an OUTPUT, FLIGHT or FILE frame. `payload` is at most MAX_OUTPUT bytes."""
     return HEADER.pack(kind, node, attempt % ATTEMPTS, channel, len(payload)) + payload
 
 
@@ -168,7 +171,7 @@ def _json(message: Message) -> bytes:
     return json.dumps(message, separators=(",", ":")).encode()  # ASCII
 
 
-REPORTS = {CONTROL: MAX_REPORT, OUTPUT: MAX_OUTPUT, FLIGHT: MAX_OUTPUT, END: MAX_REPORT}
+REPORTS = {CONTROL: MAX_REPORT, END: MAX_REPORT, **dict.fromkeys((OUTPUT, FLIGHT, FILE), MAX_OUTPUT)}
 COMMANDS = {CONTROL: MAX_COMMAND, PACKED: MAX_COMMAND, TREE: MAX_OUTPUT}
 """Kinds of frames that an agent sends and receives, with the maximum payload of each in bytes."""
 

@@ -9,6 +9,7 @@ from distlaunch.job import spec
 from distlaunch.job.checks import OF_KEYS, OF_SPEC, Reading
 from distlaunch.job.document import Entries, Items, Place, Scalar, Value, colon_hint, describe, is_unset
 from distlaunch.job.keys import (
+    COLLECT,
     CONTAINER,
     ELASTIC,
     JOB,
@@ -106,6 +107,7 @@ def _job(reading: Reading, keys: Record, source: str) -> spec.JobSpec:
         unchecked=_unchecked(reading),
         sync=_sync(reading),
         setup=_setup(reading),
+        collect=_collect(reading),
         container=_container(reading),
         mpirun=spec.Mpirun(_mpirun(reading)),
         ssh=pool.ssh,
@@ -172,6 +174,12 @@ def _setup(reading: Reading) -> spec.Setup | None:
     if given in ("uv", "conda"):
         return spec.Setup(given)
     return spec.Setup("run", given["run"], tuple(given.get("key") or ()))
+
+
+def _collect(reading: Reading) -> spec.Collect:
+    given = reading.checked.get("collect", ())
+    made: spec.Collect = COLLECT.made({"paths": given} if isinstance(given, tuple) else given)
+    return made
 
 
 def _mpirun(reading: Reading) -> tuple[str, ...]:

@@ -32,6 +32,7 @@ _NOT_WITH_MPIRUN = (
     "virtual_local_rank",
     "success",
     "sync",
+    "collect",
 )
 _NOT_WITH_ETCD = ("master_addr", "master_port", "numa_binding", "cpu_binding", "success")
 
@@ -266,6 +267,12 @@ def _numbers(reading: Reading, spec: JobSpec) -> Mistakes:
         yield "on_stall", "restart needs a number of restarts: set restarts.max, or use on_stall: stop"
 
 
+def _collect(_: Reading, spec: JobSpec) -> Mistakes:
+    if isinstance(spec.collect.nodes, tuple) and not spec.hosts_unknown:
+        for host in sorted({*spec.collect.nodes} - {node.label for node in spec.pool}):
+            yield "collect.from", f"{host} is not a node of the job"
+
+
 def _restarts(reading: Reading, spec: JobSpec) -> Mistakes:
     limit, given = spec.restarts, reading.section("restarts")
     if "stall" in (limit.on or ()) and spec.limits.on_stall != "restart":
@@ -311,6 +318,7 @@ def _container(_: Reading, spec: JobSpec) -> Mistakes:
 
 
 OF_SPEC = (
-    *(_repeated, _master, _launcher, _mpi, _stdin, _numbers, _restarts, _allocated, _volumes, _container),
+    *(_repeated, _master, _launcher, _mpi, _stdin, _numbers, _collect, _restarts, _allocated, _volumes),
+    _container,
 )
 """Checks of the job, once its hosts and endpoint are known."""

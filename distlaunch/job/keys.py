@@ -245,6 +245,27 @@ SETUP = Record(
     foreign=by_their_names(run="command", key="keys files"),
 )
 
+
+def _path_error(path: str) -> str | None:
+    return "write an absolute path instead of .." if ".." in path.split("/") else home_error(path)
+
+
+PATHS = ListOf(Text("a path or pattern of files", r"[^\0\n]*[^\0\n/]/*", _path_error), least=1)
+COLLECT = Record(
+    {
+        "paths": Field(PATHS, "Files, directories and patterns, as above."),
+        "from": Field(
+            Either(text=Choice(("rank 0", "all")), items=ListOf(SOME_TEXT, least=1)),
+            "The nodes: that of rank 0, all of them, or a list of hosts.",
+            field="nodes",
+        ),
+        "limit": Field(Size(), "Maximum size of the files of each node."),
+    },
+    spec.Collect,
+    required=("paths",),
+    foreign=by_their_names(paths="files patterns path", **{"from": "nodes hosts node"}),
+)
+
 SSH_OPTION = Text('an option such as "Compression=no"', r"[A-Za-z]+\s*[= ][^\0\n]*")
 SSH = Record(
     config=built(FILE, "An ssh_config file to use.", "ssh's default"),
@@ -465,6 +486,11 @@ JOB = Record(
         "uv.lock, requirements.txt or pyproject.toml, conda environment.yml, in the workdir.",
     ),
     files=built(ListOf(FILE), "More files for the job file's directory on the nodes; with sync only."),
+    collect=built(
+        Either(items=PATHS, entries=COLLECT),
+        "Files to bring back to the run directory when the job ends: paths with *, ? and ** relative to the "
+        "workdir, absolute, or below ~/. A list sets paths.",
+    ),
     ssh=built(SSH, "Settings for ssh."),
     container=built(CONTAINER, "Run the agent and the ranks of each node in a container."),
     mpirun=built(

@@ -310,6 +310,17 @@ class Setup(Frozen):
     files: tuple[str, ...] = ()
 
 
+class Collect(Frozen):
+    """Files to bring back from `nodes` at the end: patterns, relative to the workdir, absolute or below ~.
+
+    At most `limit` bytes come from each node. `nodes` are hosts, the node of rank 0, or all nodes.
+    """
+
+    paths: tuple[str, ...] = ()
+    nodes: Literal["rank 0", "all"] | tuple[str, ...] = "rank 0"
+    limit: int = 1 << 30
+
+
 class Tree(Frozen):
     """A snapshot of the code, which `digest` names, of the directory `root` on this machine.
 
@@ -363,6 +374,7 @@ class JobSpec(Frozen):
     sync: Sync = Sync()
     tree: Tree | None = None
     setup: Setup | None = None
+    collect: Collect = Collect()
     stdin: Stdin = "none"
     success: Success = "all"
     container: Container | None = None

@@ -35,6 +35,7 @@ _LEFT_OUT = {
     "restarts.backoff": "ranks restart immediately",
     "restarts.window": "restarts.max limits the whole run",
     "checks": _NO_FLAG,
+    "collect": _NO_CONTROLLER,
     **dict.fromkeys(("sync", "files", "setup"), "the code is in the image, or on a volume"),
     "success": _NO_FLAG,
     **dict.fromkeys(("restarts.on", "restarts.never", "restarts.repeat"), _NO_FLAG),

@@ -22,7 +22,7 @@ from distlaunch.schedulers import load
 from distlaunch.signals import Interrupts
 from distlaunch.supervisor import actions, events
 from distlaunch.supervisor.allocation_end import is_to_go_on
-from distlaunch.supervisor.codec import command_for, event_of, seconds, uses_of
+from distlaunch.supervisor.codec import OF_FILES, collect_of, command_for, event_of, seconds, uses_of
 from distlaunch.supervisor.nodes import End
 from distlaunch.supervisor.state import State
 from distlaunch.supervisor.step import begin, step
@@ -64,6 +64,11 @@ class Controller:
         self._awake_at = time.clock_gettime(CLOCK)
         self._attempts = Attempts()
         self._finished = False
+        self.files = None
+        if start.spec.collect.paths:
+            from distlaunch.launch.collecting import Files  # few jobs collect files
+
+            self.files = Files(start.folder.path, start.spec.collect)
         self.state: State
 
     def run(self) -> State:
@@ -197,7 +202,10 @@ class Controller:
         if frame.kind in (wire.OUTPUT, wire.FLIGHT):
             self._take_output(node, frame)
             return
-        report = messages.report_in(frame)
+        report = frame.payload if frame.kind == wire.FILE else messages.report_in(frame)
+        if isinstance(report, (bytes, *OF_FILES)):
+            self._take_file(node, report)
+            return
         if isinstance(report, messages.Usage):  # only shown; it affects no decision, so it isn't an event
             ranks = ((self.state.rank_of(node, local), use) for local, use in uses_of(report).items())
             uses = {rank: use for rank, use in ranks if rank is not None}
@@ -240,6 +248,15 @@ class Controller:
             if goes_to is None:
                 raise wire.ProtocolError(f"output from rank {rank}, which is shown on its own node")
             self._tell(Observer.printed, Printed(rank, stream, frame.payload, attempt.number, goes_to))
+        self._note_flow(node)
+
+    def _take_file(self, node: int, what: messages.FileBegins | messages.FilesEnd | bytes) -> None:
+        if not self.files or not self.state.verdict or not collect_of(self.state, node):
+            raise wire.ProtocolError("a file that was not requested")
+        self.files.take(node, self.state.label(node), what)
+        self._note_flow(node)
+
+    def _note_flow(self, node: int) -> None:
         now = self._now()
         if self.state.nodes[node] is End.CLEAN and now - self._flow_told > 1.0:
             self._flow_told = now
@@ -263,6 +280,9 @@ def supervise(start: Start, shown: Shown, observers: Iterable[Observer] = ()) ->
     seeing.tell(Observer.drained, state)
     summary = last_output.summary(state, start.folder.path, start.now())
     summary = summary._replace(lagging=recorder.lagging(state))
+    if controller.files:
+        collected, lines = controller.files.close()
+        summary = summary._replace(collected=collected, collecting=lines)
     seeing.tell(Observer.ended, summary)
     recorder.close()
     note_end(start.run_id)

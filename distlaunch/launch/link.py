@@ -112,6 +112,7 @@ class Link:
         """End a link whose other side broke the protocol."""
         self._protocol_error = why
         self.at_end = True
+        self.exit_descriptor()  # `end` reaps a process that has exited already
         self.end()
 
     def listen(self) -> tuple[bool, list[NodeGone]]:

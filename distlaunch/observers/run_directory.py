@@ -108,10 +108,13 @@ class Piece(Frozen):
 
 
 class LogWriter:
-    """Writer of files below `path`, created with mode 0600, in directories created with mode 0700."""
+    """Writer of files below `path`, created with mode 0600, in directories created with mode 0700.
+
+    If the queue is full, it waits up to `patience_s` for the disk, by default PATIENCE_S.
+    """
 
     def __init__(self, path: str) -> None:
-        self.path = path
+        self.path, self.patience_s = path, 0.0
         self._open: dict[str, int] = {}
         self._sizes: dict[str, int] = {}
         """Bytes in each file created here: no other process appends to them."""
@@ -156,7 +159,7 @@ class LogWriter:
         while self._backlog.waiting and self._backlog.waiting + size > CAPACITY:
             if self._stalled:
                 return False
-            self._stalled = not self._backlog.moves(PATIENCE_S)
+            self._stalled = not self._backlog.moves(self.patience_s or PATIENCE_S)
         return True
 
     def flush(self) -> bool:

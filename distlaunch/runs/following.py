@@ -23,7 +23,7 @@ from distlaunch.supervisor.state import State
 from distlaunch.supervisor.status import RunState
 from distlaunch.supervisor.summary import STDERR, Summary
 
-_OF_SUMMARY = {"seconds": float, "lagging": tuple[str, ...]}
+_OF_SUMMARY = {"seconds": float, "lagging": tuple[str, ...], "collecting": tuple[str, ...]}
 LOOK_S = 0.1
 """Seconds between two looks into the directory. It may be on a remote disk, which doesn't notify."""
 ANOTHER_WISH_S = 0.2
@@ -75,7 +75,7 @@ def summary_of(folder: str, state: State) -> Summary | None:
     """Return the controller's summary of a run with that final state, or None if there is none."""
     document = summary_in(folder) or {}
     try:
-        seconds, lagging = (typed(kind, document[key]) for key, kind in _OF_SUMMARY.items())
+        seconds, lagging, collecting = (typed(kind, document[key]) for key, kind in _OF_SUMMARY.items())
     except (KeyError, TypeError):
         return None
     last_output = LastOutput()
@@ -87,7 +87,7 @@ def summary_of(folder: str, state: State) -> Summary | None:
             whole = rank == cause and stream == STDERR  # its lines are counted
             for data in _read(folder, goes_to.file, whole):
                 last_output.printed(Printed(rank, stream, data, state.attempt, goes_to))
-    return last_output.summary(state, folder, seconds)._replace(lagging=lagging)
+    return last_output.summary(state, folder, seconds)._replace(lagging=lagging, collecting=collecting)
 
 
 def _read(folder: str, name: str, whole: bool) -> Iterator[bytes]:

@@ -29,6 +29,8 @@ MAX_STACK = 1 << 16
 MAX_LAST_WORDS = 1 << 14
 MAX_SECONDS = 1e12
 MAX_NUMBER = 1 << 53
+OF_FILES = (messages.FileBegins, messages.FilesEnd)
+"""Reports about files that a node sends."""
 
 
 def number(value: int, name: str, least: int = -MAX_NUMBER, most: int = MAX_NUMBER) -> int:
@@ -167,7 +169,7 @@ _FIELD_CHECKS: Mapping[tuple[type, str], Callable[[Any, str], Any]] = {
     (messages.WorkerExited, "words"): lambda value, name: value[:MAX_LAST_WORDS],
 }
 """Conversions of fields for which `_trusted` isn't enough."""
-_ANSWERS = frozenset({messages.Usage, messages.Evidence, messages.Listening, messages.Dialed})
+_ANSWERS = frozenset({messages.Usage, messages.Evidence, messages.Listening, messages.Dialed, *OF_FILES})
 """Reports that are not events, because no run requests them or because they don't affect decisions."""
 
 
@@ -178,7 +180,8 @@ def command_for(action: actions.Order, state: State, run_id: str) -> tuple[Any, 
     match action:
         case actions.Close():
             why = cause.text if cause else ""
-            command = messages.Close(action.grace_s, action.signum, state.outcome, why)
+            collect = collect_of(state, action.node) if state.interrupts < 2 else None
+            command = messages.Close(action.grace_s, action.signum, state.outcome, why, collect)
         case actions.FindRoute():
             command = messages.FindRoute(action.address, needs_of(state, action.node))
         case actions.PlaceTree():
@@ -192,6 +195,18 @@ def command_for(action: actions.Order, state: State, run_id: str) -> tuple[Any, 
         case _:  # a command that has the fields of its action, except `node`
             command = getattr(messages, type(action).__name__)(*action[1:])
     return command
+
+
+def collect_of(state: State, node: int) -> messages.Collect | None:
+    """Return the files that a node sends at the end of the job; None = it sends none."""
+    collect, spec = state.spec.collect, state.spec
+    members = state.members if state.started_at is not None or state.restarts else ()
+    chosen = members[:1] if collect.nodes == "rank 0" else members
+    listed = not isinstance(collect.nodes, tuple) or state.label(node) in collect.nodes
+    if not collect.paths or node not in chosen or not listed:
+        return None
+    workdir = spec.program_of(spec.pool[node]).workdir
+    return messages.Collect(collect.paths, workdir, collect.limit, spec.logs.folder)
 
 
 def _place_tree(action: actions.PlaceTree, state: State, run_id: str) -> messages.PlaceTree:

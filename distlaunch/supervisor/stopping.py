@@ -203,12 +203,14 @@ def _interrupted_again(state: State, name: str) -> Step:
 
 
 def close_overdue(state: State, now: float) -> Step:
-    """Give up on nodes that have not confirmed their cleanup, or delivered their output, in time."""
+    """Give up on nodes that have not confirmed their cleanup, or else on those that still deliver output."""
     actions: list[Action] = []
-    for i, node in enumerate(state.nodes):
-        if not is_over(node):
-            clean = node is End.CLEAN
-            what = "its output is incomplete" if clean else "it did not confirm its cleanup"
-            actions += [Drop(i), ShowMessage("warning", f"gave up on {state.label(i)}: {what}")]
-            state = state.with_node(i, Lost(occupied=may_be_occupied(node)))
+    late = [i for i, node in enumerate(state.nodes) if not is_over(node)]
+    unclean = [i for i in late if state.nodes[i] is not End.CLEAN]
+    for i in unclean or late:
+        what = "it did not confirm its cleanup" if unclean else "its output is incomplete"
+        actions += [Drop(i), ShowMessage("warning", f"gave up on {state.label(i)}: {what}")]
+        state = state.with_node(i, Lost(occupied=may_be_occupied(state.nodes[i])))
+    if unclean:
+        state = state.with_timer(Timer.DRAIN, now + DRAIN_S)
     return state, tuple(actions)

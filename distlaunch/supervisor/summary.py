@@ -36,7 +36,8 @@ class Summary(Frozen):
     """The facts known at the end of a run.
 
     `last_words` is the last output of each rank on stderr, out of `printed` lines. `last_lines` is the end of
-    its stdout. `lagging` are lines about ranks that missed a collective.
+    its stdout. `lagging` are lines about ranks that missed a collective. `collected` lists files from the
+    nodes as JSON objects, and `collecting` are lines about them.
     """
 
     state: State
@@ -46,6 +47,8 @@ class Summary(Frozen):
     lagging: Sequence[str] = ()
     printed: Mapping[int, int] = MappingProxyType({})
     last_lines: Mapping[int, str] = MappingProxyType({})
+    collected: Sequence[Mapping[str, Any]] = ()
+    collecting: Sequence[str] = ()
 
     @property
     def temporary(self) -> bool:
@@ -61,11 +64,13 @@ class Summary(Frozen):
         if cause is None:
             what = self.state.plan.size_words if self.state.plan else "nothing"
             after = f" after {counted(self.state.attempt, 'restart')}" if self.state.attempt else ""
-            return [f"{what} finished in {self.seconds:.1f} s{after}; logs: {self.folder}", *self._gaps()]
+            finished = f"{what} finished in {self.seconds:.1f} s{after}; logs: {self.folder}"
+            return [finished, *self._gaps(), *self.collecting]
         lines = [*self.node_lines(), *self._cause_lines(above), *self.lagging, *self.others()]
         return [
             *lines,
             *self._gaps(),
+            *self.collecting,
             f"ended after {self.seconds:.1f} s with exit status {cause.exit_status}; logs: {self.folder}",
             *(f"logs on {label}: {folder}" for label, folder in self._logs_elsewhere()),
         ]
@@ -126,6 +131,8 @@ class Summary(Frozen):
             "seconds": round(self.seconds, 3),
             "world_size": self.state.plan.world_size if self.state.plan else 0,
             "code": self.state.spec.tree and self.state.spec.tree.document(),
+            "collected": list(self.collected),
+            "collecting": list(self.collecting),
             "workers": [self._worker(worker) for worker in self.state.workers],
             "nodes": [_node_document(self.state, index) for index in range(len(self.state.nodes))],
             "folder": self.folder,
@@ -286,7 +293,8 @@ def unstarted(why: str, exit_status: int) -> dict[str, Any]:
     nothing = dict.fromkeys(("kind", "rank", "node"))
     cause: dict[str, Any] = {**nothing, "text": why, "certainty": "fact", "last_words": []}
     known = {"exit_status": exit_status, "cause": cause, "hint": None, "seconds": 0.0, "world_size": 0}
-    lists: dict[str, Any] = {name: [] for name in ("lagging", "restarts", "workers", "nodes")}
+    names = ("lagging", "restarts", "collected", "collecting", "workers", "nodes")
+    lists: dict[str, Any] = {name: [] for name in names}
     return {**known, **lists, "code": None, "folder": None, "folders_elsewhere": {}}
 
 

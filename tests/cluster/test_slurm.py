@@ -106,6 +106,14 @@ def test_ranks_see_the_job_of_slurm(tmp_path: Path, slurm: Slurm, monkeypatch: p
     assert not gone & {name for row in rows for name in row}
 
 
+def test_files_come_back_over_a_link_of_lines(tmp_path: Path, allocation: str) -> None:
+    text = "import os; open(os.uname().nodename, 'wb').write(bytes(range(256)) * 4000)"
+    job = write_job(tmp_path, text, f"{CPU}collect: {{paths: [host2], from: [host2, host3]}}\n")
+    done = distlaunch("run", str(job), status=0)
+    found = {path.parent.name: path.read_bytes() for path in tmp_path.glob("runs/*/collected/*/host2")}
+    assert found == dict.fromkeys(("host2", "host3"), bytes(range(256)) * 4000), done.stderr
+
+
 # What Slurm does to a run
 
 

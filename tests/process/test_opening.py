@@ -1,6 +1,7 @@
 """Agents started before the job file is read, and the code that agents are started from."""
 
 import os
+import select
 import shutil
 import subprocess
 import sys
@@ -12,8 +13,10 @@ from distlaunch.agent import messages
 from distlaunch.job.spec import JobSpec, Logs, NodeSpec, Program
 from distlaunch.launch.link import Link
 from distlaunch.launch.opening import open_early, open_links
-from distlaunch.transports.transport import Command
-from tests.harness import ROOT, completed, distlaunch_argv
+from distlaunch.launch.process import start
+from distlaunch.transports.handshake import Handshake, Streams
+from distlaunch.transports.transport import Command, Local
+from tests.harness import PATIENCE_S, ROOT, completed, distlaunch_argv
 
 
 def spec_of(node: NodeSpec, python: str | None = None) -> JobSpec:
@@ -53,6 +56,16 @@ def test_an_early_agent_in_use_is_not_discarded(early: Link) -> None:
     assert not early.has_ended
     early.hang_up()
     early.close()
+
+
+def test_a_link_can_break_the_protocol_after_its_process_has_exited() -> None:
+    child = start(["true"], os.environ)
+    link = Link(Local(), child, Streams(Handshake([b""], "nonce")), bytes)
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    link.distrust("a lie")
+    assert select.select([link.exit_descriptor()], [], [], PATIENCE_S)[0]
+    assert "a lie" in link.failure().words
+    link.close()
 
 
 @pytest.fixture

@@ -236,7 +236,7 @@ def test_functions_are_mostly_under_ten_lines_and_rarely_over_thirty() -> None:
 RUNS = ("launch", "observers", "supervisor", "plan", "diagnosis", "transports")
 """What a run consists of once it has begun."""
 AT_ITS_START = {
-    *("launch.controller", "launch.snapshot", "launch.start"),
+    *("launch.collecting", "launch.controller", "launch.snapshot", "launch.start"),
     *("observers.notifier", "check.findings"),
     *("plan.other_launchers", "agent.gpus", "schedulers.queue"),
 }

@@ -10,7 +10,7 @@ import yaml
 
 from distlaunch.cli.job_file import load_job
 from distlaunch.job.keys import JOB, reference
-from distlaunch.job.spec import Binding, EnvValue, Limits, Sync
+from distlaunch.job.spec import Binding, Collect, EnvValue, Limits, Sync
 from distlaunch.job.types import duration_text
 from distlaunch.schedulers import job_keys
 from distlaunch.supervisor.rank_exits import unstarted_advice
@@ -107,6 +107,9 @@ KEYS: dict[str, tuple[str, str, Any]] = {
     "setup.key": ("sync: true\nsetup: {run: make, key: [a.txt]}", "setup.files", ("a.txt",)),
     "timeouts.setup": ("timeouts: {setup: 5m}", "limits.setup_s", 300.0),
     "files": ("sync: true\nfiles: [a.yaml]", "sync.files", ("{here}/a.yaml",)),
+    "collect.paths": ("collect: [a/b, '*.pt']", "collect", Collect(("a/b", "*.pt"))),
+    "collect.from": ("nodes: [a, b]\ncollect: {paths: [x], from: [b]}", "collect.nodes", ("b",)),
+    "collect.limit": ("collect: {paths: [x], limit: 2KB}", "collect.limit", 2000),
     "checks.skip": ("checks: {skip: [place]}", "unchecked", ("place",)),
     "ssh.config": ("nodes: [a]\nssh: {config: c}", "nodes.0.reach.options.config", "{here}/c"),
     "ssh.options": ("nodes: [a]\nssh: {options: [A=b]}", "nodes.0.reach.options.words", ("A=b",)),
@@ -353,11 +356,12 @@ def _documented_defaults() -> list[tuple[str, str]]:
 def test_a_documented_default_can_be_written_out(load: Load, key: str, value: str) -> None:
     section, _, inner = key.rpartition(".")
     assert not section.endswith("[]")
-    needed = "image: x, " if section == "container" else ""
+    needed = {"container": "image: x, ", "collect": "paths: [x], "}.get(section, "")
     setting = f"{section}: {{{needed}{inner}: {value}}}" if section else f"{key}: {value}"
     spec = load(f"script: x\n{setting}")
     given = {key: f"{key}: {{}}" for key in ("restarts", "slurm", "sync")} | {
-        "container": "container: {image: x}"
+        "container": "container: {image: x}",
+        "collect": "collect: {paths: [x]}",
     }
     plain = load(f"script: x\n{given.get(section, '')}")
     assert spec._replace(places={}) == plain._replace(places={})

@@ -71,6 +71,13 @@ PLAIN_MISTAKES = {
         '2:11: launcher: expected "auto", "kubernetes", "local", "mpirun", "slurm" or "ssh", got "slrm"; '
         'did you mean "slurm"?'
     ),
+    "collect: [/]": '2:11: collect[0]: expected a path or pattern of files, got "/"',
+    "collect: a.pt": (
+        '2:10: collect: expected a non-empty list or a map with paths, got "a.pt"; write collect: [a.pt]'
+    ),
+    "collect: {paths: [x], from: rank0}": (
+        '2:29: collect.from: expected "rank 0" or "all", got "rank0"; did you mean "rank 0"?'
+    ),
     "name: ''": '2:7: name: expected a non-empty string, got ""',
     "cpu_binding: 0-3": '2:14: cpu_binding: expected "cores", "none" or a non-empty list, got "0-3"',
     "module: -m": '2:9: module: expected a dotted module name, got "-m"',
@@ -170,6 +177,11 @@ MISTAKES = {
     "logs: {dir: ~you}": "2:13: logs.dir: ~you is not expanded, only ~/ is…",
     "hostfile: ~you/h": "2:11: hostfile: ~you is not expanded, only ~/ is…",
     "nodes: [{host: a, workdir: ~you}]": "2:28: nodes[0].workdir: ~you is not expanded, only ~/ is…",
+    "collect: [../x]": "2:11: collect[0]: write an absolute path instead of ..",
+    "collect: {paths: [x], from: [b]}": "2:29: collect.from: b is not a node of the job",
+    "launcher: mpirun\ncollect: [x]": (
+        "3:10: collect: mpirun places and starts the ranks: remove collect, or launcher: mpirun"
+    ),
     # What is refused takes no part in other checks.
     "rendezvous: {backend: c10}": '2:23: rendezvous.backend: expected "static", "c10d", "etcd-v2" or "none"…',
     "rendezvous: {backend: c10, conf: {a: b}}": "2:23: rendezvous.backend: expected…",

@@ -465,6 +465,7 @@ def test_refuses_a_job_without_an_image() -> None:
             "its image defaults to container.image"
         ),
         "notify: {command: [x]}": "notify is left out: it needs a controller, and pods run without one",
+        "collect: [x]": "collect is left out: it needs a controller, and pods run without one",
         "cpu_binding: cores": "cpu_binding is left out: torchrun binds only by NUMA node; use numa_binding",
         "timeouts: {stall: 1m}": (
             "timeouts.stall is left out: `distlaunch torchrun`, which the pods run, has no flag for it"

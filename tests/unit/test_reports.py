@@ -113,7 +113,7 @@ def test_a_pong_is_only_a_sign_of_life() -> None:
 
 
 def test_every_kind_of_report_is_in_these_tables() -> None:
-    shown = {messages.Usage, messages.Evidence}
+    shown = {messages.Usage, messages.Evidence, messages.FileBegins, messages.FilesEnd}
     assert {*SAMPLES, *map(type, UNASKED), *shown} == set(messages.REPORT_TYPES.values())
 
 

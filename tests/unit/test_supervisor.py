@@ -820,6 +820,15 @@ def test_a_clean_node_has_time_to_deliver_when_the_last_other_node_is_lost() -> 
     assert job.feed(lost(0)) == [Finish()]
 
 
+def test_a_clean_node_has_time_to_deliver_when_another_is_given_up() -> None:
+    job = History().to_stopping()
+    job.feed(Swept(0, 0, 0), after=1.0)
+    assert wanted(job.wait(STOP_S + STOP_MARGIN_S - 1.0)) == [Drop(1)]
+    job.feed(OutputFlows(0), after=DRAIN_S - 1.0)
+    assert wanted(job.wait(DRAIN_S - 0.1)) == []
+    assert job.feed(lost(0)) == [Finish()]
+
+
 # Interrupts
 
 

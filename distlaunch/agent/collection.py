@@ -1,0 +1,123 @@
+"""Sends files that the workers wrote to the controller, at the end of the job.
+
+A file is announced with `FileBegins`. Its contents follow in FILE frames, as fast as the link takes them.
+The last of them is held back if the file has changed meanwhile, so that the controller drops the file.
+"""
+
+from __future__ import annotations
+
+import errno
+import fnmatch
+import os
+import stat
+import time
+
+from distlaunch.agent import messages, wire
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Iterator, List, Set, Tuple
+
+    from distlaunch.agent.outbox import Outbox
+
+TURN_S = 0.02
+MAX_FILES, MAX_LEFT_OUT = 10_000, 50
+"""Files that are tried, and files that are named although they are left out."""
+MAX_PATH, MAX_DEPTH = 1024, 200
+"""Characters and directories of a path."""
+
+
+class Collection:
+    """The files that match a `Collect`, found and queued in steps."""
+
+    def __init__(self, command: messages.Collect, outbox: Outbox) -> None:
+        self._command, self._outbox = command, outbox
+        self._seen: Set[str] = set()
+        self._left_out: List[Tuple[str, str]] = []
+        self._room, self._more = command.limit, 0
+        self._steps = self._all()
+
+    def go_on(self) -> bool:
+        """Take steps for a moment, while the outbox has room. Return whether everything is queued."""
+        until = time.monotonic() + TURN_S
+        while self._outbox.has_room and time.monotonic() < until:
+            if next(self._steps, self) is self:
+                return True
+        if not self._outbox.has_output:
+            self._outbox.file(b"")  # a sign of life during a long search
+        return False
+
+    def _all(self) -> Iterator[None]:
+        for pattern in self._command.paths:
+            path, matched = os.path.normpath(os.path.expanduser(pattern)), False
+            base = "/" if os.path.isabs(path) else os.path.expanduser(self._command.workdir)
+            for found in self._search(base, path.strip("/").split("/")):
+                yield
+                matched = matched or bool(found)
+                if found and found not in self._seen:
+                    if len(self._seen) == MAX_FILES:
+                        self._leave_out(pattern, "matches too many files")
+                        break
+                    self._seen.add(found)
+                    name = found[len(base) :].lstrip("/")
+                    try:
+                        yield from self._send(found, name)
+                    except OSError as error:
+                        self._leave_out(name, error.strerror)
+            if not matched:
+                self._leave_out(pattern, "matches nothing")
+        end = messages.FilesEnd(self._outbox.node, tuple(self._left_out), self._more)
+        self._outbox.report_in_order(end)
+
+    def _search(self, folder: str, parts: List[str]) -> Iterator[str]:
+        """Yield the paths that match `parts` below a directory, and "" as a sign of progress.
+
+        A directory stands for all files below it. Symlinks to directories are followed only if a part is
+        their name.
+        """
+        yield ""
+        first, rest = parts[0], parts[1:]
+        names, deep = [first], first == "**"
+        if {*first} & {*"*?"}:
+            try:
+                names = sorted(fnmatch.filter(os.listdir(folder), first.replace("[", "[[]")))
+            except OSError as error:
+                if error.errno not in (errno.ENOENT, errno.ENOTDIR):
+                    self._leave_out(folder, error.strerror)
+                return
+        if deep and rest:
+            yield from self._search(folder, rest)
+        for name in names:
+            path = os.path.join(folder, name)
+            is_folder = os.path.isdir(path) and (name == first or not os.path.islink(path))
+            if is_folder and path != self._command.apart and path.count("/") < MAX_DEPTH:
+                yield from self._search(path, parts if deep else rest or ["**"])
+            elif not rest and not is_folder and os.path.lexists(path):
+                yield path
+
+    def _leave_out(self, name: str, why: str | None) -> None:
+        if len(self._left_out) < MAX_LEFT_OUT:
+            self._left_out.append((name[:MAX_PATH], why or ""))
+        else:
+            self._more += 1
+
+    def _send(self, path: str, name: str) -> Iterator[None]:
+        mode = os.lstat(path).st_mode  # opening a device may already have effects
+        if not stat.S_ISREG(mode):
+            raise OSError(0, "is a symlink" if stat.S_ISLNK(mode) else "is not a regular file")
+        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb", buffering=0) as file:
+            before = os.fstat(file.fileno())
+            left = before.st_size
+            if left > self._room:
+                raise OSError(0, "exceeds collect.limit")
+            if len(name) > MAX_PATH:
+                raise OSError(0, "has too long a path")
+            self._room -= left
+            self._outbox.report_in_order(messages.FileBegins(self._outbox.node, name, left))
+            while left:
+                piece = file.read(min(left, wire.MAX_OUTPUT))
+                left -= len(piece)
+                if not piece or (not left and os.fstat(file.fileno()).st_mtime_ns != before.st_mtime_ns):
+                    raise OSError(0, "changed while it was read")
+                self._outbox.file(piece)
+                yield

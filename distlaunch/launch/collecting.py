@@ -1,0 +1,131 @@
+"""The files that nodes send at the end of a job, written to `collected/NODE` in the run directory.
+
+Nodes don't choose paths here. Each path is checked to be below the directory of its node, and to be new. A
+node can't send more than it announces. Files that don't arrive whole, or don't fit on the disk, are removed.
+"""
+
+import errno
+import os
+from contextlib import suppress
+from typing import Any
+
+from distlaunch.agent.collection import MAX_FILES, MAX_PATH
+from distlaunch.agent.messages import FileBegins, FilesEnd
+from distlaunch.agent.wire import ProtocolError
+from distlaunch.job.spec import Collect
+from distlaunch.observers.outlet import CAPACITY
+from distlaunch.observers.run_directory import FLUSH_S, LogWriter
+from distlaunch.wording import counted, cut, listed, size_words
+
+FOLDER = "collected"
+FULL = {os.strerror(code) for code in (errno.ENOSPC, errno.EDQUOT)}
+SPARE = 2 * CAPACITY
+"""Bytes that stay free on the disk, for the other files of the run."""
+MAX_LISTED, SHOWN = 1000, 100
+"""Files in summary.json, and characters of a path that are shown."""
+
+
+class _Node:
+    """The files of a node with their sizes. The last one still lacks `missing` bytes, if it `fits`."""
+
+    def __init__(self, label: str, room: int) -> None:
+        self.label, self.sizes = label, dict[str, int]()
+        self.room, self.missing, self.fits = room, 0, True
+        self.end = FilesEnd(0, (("other files", "the node did not send them"),), 0)
+
+
+class Files:
+    """Writes files to `collected` in the directory of a run, at most `collect.limit` bytes of each node."""
+
+    def __init__(self, folder: str, collect: Collect) -> None:
+        self._folder, self._collect = folder, collect
+        self._writer = LogWriter(folder)
+        self._writer.patience_s = FLUSH_S  # nothing else is urgent any more
+        self._nodes: dict[int, _Node] = {}
+
+    def take(self, number: int, label: str, what: FileBegins | FilesEnd | bytes) -> None:
+        """Take the announcement of a file, a piece of the last one, or the end. Raises `ProtocolError`."""
+        node = self._nodes.setdefault(number, _Node(label, self._collect.limit))
+        try:
+            if isinstance(what, FilesEnd):
+                node.end = what
+                return
+            if isinstance(what, FileBegins):
+                self._begin(node, what)
+            self._add(node, what if isinstance(what, bytes) else b"")
+        except ProtocolError as error:
+            node.end = FilesEnd(0, (("other files", f"protocol error: {error}"),), 0)
+            raise
+
+    def _begin(self, node: _Node, file: FileBegins) -> None:
+        shown = cut(ascii(file.path), SHOWN)
+        fresh = file.path not in node.sizes and len(node.sizes) < MAX_FILES
+        if not fresh or not _stays_inside(f"{node.label}/{file.path}"):
+            raise ProtocolError(f"{shown} is not the path of a collected file")
+        if not 0 <= file.size <= node.room:
+            raise ProtocolError(f"{shown} exceeds collect.limit")
+        node.sizes[file.path] = node.missing = file.size
+        node.room -= file.size
+        with suppress(OSError):  # the directory may be gone, which is noticed when the file is written
+            disk, expected = os.statvfs(self._folder), sum(each.missing for each in self._nodes.values())
+            node.fits = expected + SPARE <= disk.f_bavail * disk.f_frsize
+
+    def _add(self, node: _Node, piece: bytes) -> None:
+        if len(piece) > node.missing:
+            raise ProtocolError("a collected file is larger than announced")
+        node.missing -= len(piece)
+        if node.sizes and node.fits and self._writer.trouble not in FULL:
+            self._writer.append(f"{FOLDER}/{node.label}/{next(reversed(node.sizes))}", piece)
+            if self._writer.trouble in FULL:
+                self._sift()  # makes room at once for the other files of the run
+
+    def _sift(self) -> list[dict[str, Any]]:
+        """Close all files, remove those that aren't whole, and return the others as JSON objects."""
+        if not self._writer.flush():
+            return []  # a stalled disk, on which removing a file could take forever
+        self._writer.close()
+        kept = []
+        for node in self._nodes.values():
+            for path, size in node.sizes.items():
+                place = os.path.join(self._folder, FOLDER, node.label, path)
+                with suppress(OSError):
+                    if os.lstat(place).st_size == size:
+                        kept.append({"node": node.label, "path": path, "size": size})
+                    else:
+                        os.unlink(place)
+        return kept
+
+    def close(self) -> tuple[list[dict[str, Any]], list[str]]:
+        """Return the files that have arrived, as JSON objects, and lines about them and the others."""
+        self._nodes = dict(sorted(self._nodes.items()))
+        kept, left_out = self._sift(), dict[str, list[str]]()
+        there = {(file["node"], file["path"]) for file in kept}
+        for node in self._nodes.values():
+            missing = [path for path in node.sizes if (node.label, path) not in there]
+            if text := self._left_out(node, missing):
+                left_out.setdefault(text, []).append(node.label)
+        size = size_words(sum(file["size"] for file in kept))
+        done = f"collected {counted(len(kept), 'file')} ({size}) into {self._folder}/{FOLDER}"
+        lines = [f"not collected from {listed(labels)}: {text}" for text, labels in left_out.items()]
+        return kept[:MAX_LISTED], [done, *lines] if kept else lines
+
+    def _left_out(self, node: _Node, missing: list[str]) -> str:
+        """Return the files of a node that are `missing` or were not sent, with reasons; "" = none."""
+        full = "is incomplete" if node.fits else os.strerror(errno.ENOSPC)
+        why = self._writer.trouble if self._writer.lost else full
+        reasons = {**dict.fromkeys(missing, why), **dict(node.end.left_out)}
+        # A name may have line breaks.
+        names = [
+            " ".join(f"{cut(path, SHOWN)} ({cut(text, SHOWN)})".split()) for path, text in reasons.items()
+        ]
+        return listed(names) + (f" and {node.end.more} more" if node.end.more else "")
+
+
+def _stays_inside(path: str) -> bool:
+    """Return whether a path is relative, leads nowhere else, and can be the name of a file."""
+    try:
+        parts = path.encode("utf-8", "surrogateescape").split(b"/")
+    except UnicodeEncodeError:
+        return False
+    strange = {b"", b".", b".."} & {*parts} or "\0" in path or len(path) > 2 * MAX_PATH
+    return not strange and all(len(part) <= 255 for part in parts)

@@ -1,0 +1,232 @@
+"""Files that ranks wrote come back from their nodes: the right ones, whole, and nothing else."""
+
+import json
+import os
+import signal
+import stat
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from distlaunch.agent.messages import FileBegins
+from distlaunch.job.spec import Collect
+from distlaunch.launch import collecting
+from tests.cluster.hosts import Site
+from tests.faults.agents import Lie, python_that_lies
+from tests.faults.disks import freezable_disk, frozen, small_disk
+from tests.faults.memory import Meter, bare_mib
+from tests.harness import PRESS_S, Done, distlaunch, open_gate, running, wait_until, write_job
+
+WRITES = """
+import os, pathlib
+home, rank = pathlib.Path.home(), os.environ["RANK"]
+ckpt = pathlib.Path("ckpt", "step-1")
+ckpt.mkdir(parents=True)
+(ckpt / ".metadata").touch()
+(ckpt / "model.pt").write_bytes(rank.encode() * 300_000)
+pathlib.Path("ckpt", "latest").symlink_to("step-1")
+pathlib.Path("ckpt", "link.csv").symlink_to("/etc/passwd")
+pathlib.Path("losses.csv").write_text(rank)
+os.mkfifo("pipe.csv")
+(home / "notes").mkdir()
+(home / "notes" / "a.txt").write_text(rank)
+"""
+
+
+def hosts(site: Site) -> dict[str, Path]:
+    """Hosts whose home directories are not shared, with these directories."""
+    homes = {}
+    for host in ("host1", "host2", "host3"):
+        home = site.folder / f"home-{host}"
+        home.mkdir()
+        port = site.sshd(host, over=site.login(home, "/bin/sh"))
+        homes[site.name(f"{host}-{port}", host, port)] = home
+    return homes
+
+
+def run(site: Site, nodes: Mapping[str, Path], text: str, **keys: Any) -> tuple[Done, Path]:
+    """Run a job on these hosts, each with a home directory of its own, and return its run directory, too."""
+    repository, here = site.folder / "repository", site.folder / "here"
+    for folder in (repository, here):
+        folder.mkdir(exist_ok=True)
+    (repository / "train.py").write_text(text)
+    job = {"nodes": [*nodes], "gpus_per_node": 0, "script": "train.py", "python": sys.executable}
+    own = {"ssh": {"config": str(site.ssh_config)}, "logs": {"dir": str(site.folder / "runs")}}
+    (repository / "job.yaml").write_text(json.dumps(job | own | keys))
+    done = distlaunch("run", "job.yaml", cwd=repository, env={**os.environ, "HOME": str(here)})
+    assert "Traceback" not in done.stderr, done.stderr
+    (folder,) = (site.folder / "runs").iterdir()
+    return done, folder
+
+
+def files_in(folder: Path) -> dict[str, bytes]:
+    """The files below it, none of which is open to others."""
+    found = [path for path in folder.rglob("*") if not path.is_dir()]
+    assert {stat.S_IMODE(path.lstat().st_mode) for path in found} <= {0o100600 & 0o777}
+    assert {stat.S_IMODE(path.stat().st_mode) for path in folder.rglob("*") if path.is_dir()} <= {0o700}
+    return {str(path.relative_to(folder)): path.read_bytes() for path in found}
+
+
+def test_collects_from_all_nodes_what_the_patterns_match(site: Site) -> None:
+    nodes = hosts(site)
+    paths = ["ckpt/latest", "**/*.csv", "~/notes", "no-*", f"{site.folder}/home-host1/notes/*"]
+    done, folder = run(site, nodes, WRITES, sync=True, collect={"paths": paths, "from": "all"})
+    assert done.returncode == 0, done.stderr
+    expected: dict[str, bytes] = {}
+    for rank, (host, home) in enumerate(nodes.items()):
+        text = str(rank).encode()
+        own = {"ckpt/latest/.metadata": b"", "ckpt/latest/model.pt": text * 300_000, "losses.csv": text}
+        own[f"{home}/notes/a.txt"[1:]] = text
+        own[f"{nodes[next(iter(nodes))]}/notes/a.txt"[1:]] = b"0"  # all hosts see these files
+        expected |= {f"{host}/{path}": content for path, content in own.items()}
+    assert files_in(folder / "collected") == expected
+    assert f"collected {len(expected)} files (878 KiB) into {folder}/collected" in done.stderr
+    left_out = "pipe.csv (is not a regular file), ckpt/link.csv (is a symlink), no-* (matches nothing)"
+    assert f"not collected from {', '.join(nodes)}: {left_out}" in done.stderr
+    listed = json.loads((folder / "summary.json").read_text())["collected"]
+    assert {f"{file['node']}/{file['path']}": file["size"] for file in listed} == {
+        path: len(content) for path, content in expected.items()
+    }
+
+
+def test_collects_from_the_node_of_rank_0_and_after_a_failure(site: Site) -> None:
+    nodes = hosts(site)
+    fails = "os._exit(3) if os.environ['RANK'] == '0' else signal.pause()"
+    script = f"import os, signal; open('part', 'w').write('x'); {fails}"
+    done, folder = run(
+        site,
+        nodes,
+        script,
+        workdir="~/",
+        script=str(site.folder / "repository" / "train.py"),
+        collect=["part"],
+    )
+    assert done.returncode == 3
+    assert files_in(folder / "collected") == {f"{next(iter(nodes))}/part": b"x"}
+
+
+def test_collects_from_the_listed_hosts(site: Site) -> None:
+    nodes = hosts(site)
+    _, *others = nodes
+    done, folder = run(site, nodes, WRITES, sync=True, collect={"paths": ["losses.csv"], "from": others})
+    assert files_in(folder / "collected") == {
+        f"{host}/losses.csv": str(i).encode() for i, host in enumerate(others, 1)
+    }
+    assert done.returncode == 0
+
+
+# On this machine
+
+
+def test_leaves_out_what_exceeds_the_limit_and_the_logs_of_other_runs(tmp_path: Path) -> None:
+    script = "open('a', 'w').write('x' * 5000); open('b', 'w').write('y' * 4000); open('c', 'w').write('z')"
+    job = write_job(tmp_path, script, "gpus_per_node: 0\ncollect: {paths: ['?', '**/?'], limit: 4500}")
+    for _ in range(2):
+        done = distlaunch("run", str(job), status=0)
+        assert "collected 2 files (3 KiB) into" in done.stderr
+    for folder in (tmp_path / "runs").iterdir():
+        assert files_in(folder / "collected") == {"node0/b": b"y" * 4000, "node0/c": b"z"}
+    assert "not collected from node0: a (exceeds collect.limit)" in done.stderr
+
+
+BIG = 200 << 20
+
+
+def test_a_big_file_takes_little_memory(tmp_path: Path) -> None:
+    meter, bare = Meter(tmp_path), bare_mib()
+    script = f"""
+        import os
+        with open("big", "wb") as file:
+            for number in range({BIG >> 20}):
+                file.write(bytes([number]) * (1 << 20))
+    """
+    job = write_job(tmp_path, script, "gpus_per_node: 0\ncollect: [big]")
+    done = distlaunch("run", str(job), executable=str(meter.program))
+    assert done.returncode == 0, done.stderr
+    (kept,) = tmp_path.glob("runs/*/collected/node0/big")
+    assert kept.stat().st_size == BIG and kept.read_bytes() == (tmp_path / "big").read_bytes()
+    assert meter.peak_mib - bare < 64  # of the largest process: the command, the agent, or the rank
+
+
+def test_ctrl_c_twice_ends_the_collection_at_once(tmp_path: Path) -> None:
+    script = f"open('first', 'w').write('x'); open('huge', 'w').truncate({4 << 30})"
+    job = write_job(tmp_path, script, "gpus_per_node: 0\ncollect: {paths: [first, huge], limit: 8GiB}")
+    with running(job) as going:
+        wait_until(lambda: bool([*tmp_path.glob("runs/*/collected/node0/huge")]), lambda: going.stderr)
+        going.process.send_signal(signal.SIGINT)
+        going.wait_for("already stopping")
+        time.sleep(PRESS_S)  # faster, it would count as one
+        going.process.send_signal(signal.SIGINT)
+        assert going.wait() == 0, going.stderr
+        assert files_in(going.run_directory() / "collected") == {"node0/first": b"x"}
+    assert "huge (is incomplete)" in going.stderr
+
+
+def test_a_full_disk_keeps_the_summary(tmp_path: Path) -> None:
+    script = f"open('small', 'w').write('x'); open('large', 'wb').write(bytes({32 << 20}))"
+    job = write_job(tmp_path, script, "gpus_per_node: 0\ncollect: [small, large]")
+    with small_disk(tmp_path / "runs", "size=24m"):
+        done = distlaunch("run", str(job), status=0)
+        (folder,) = (tmp_path / "runs").iterdir()
+        assert files_in(folder / "collected") == {"node0/small": b"x"}
+        assert json.loads((folder / "summary.json").read_text())["exit_status"] == 0
+    assert "not collected from node0: large (No space left on device)" in done.stderr
+    assert "could not be written" not in done.stderr
+
+
+def test_a_disk_that_fills_up_meanwhile_gets_room_again_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collecting, "SPARE", -(1 << 40))
+    with small_disk(tmp_path / "run", "size=4m") as disk:
+        files = collecting.Files(str(disk), Collect(("*",)))
+        for path, pieces in (("small", 1), ("large", 128), ("later", 1)):
+            files.take(0, "a", FileBegins(0, path, pieces << 17))
+            for _ in range(pieces):
+                files.take(0, "a", bytes(1 << 17))
+        assert [path.name for path in (disk / "collected" / "a").iterdir()] == ["small"]
+        kept, lines = files.close()
+    assert [file["path"] for file in kept] == ["small"]
+    assert "large (No space left on device), later (No space left on device)" in lines[1]
+
+
+def test_a_stalled_disk_delays_no_result(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "gate")
+    script = f"print('waits', flush=True); open('gate').read(); open('large', 'wb').write(bytes({4 << 20}))"
+    with freezable_disk(tmp_path / "disk") as disk:
+        keys = f"gpus_per_node: 0\ncollect: [large]\nlogs: {{dir: {disk}}}"
+        with running(write_job(tmp_path, script, keys)) as going:
+            going.wait_for("waits")
+            with frozen(disk):
+                open_gate(tmp_path / "gate")
+                going.wait_for("not collected from node0: large (is incomplete)")
+            assert going.wait() == 0, going.stderr  # the kernel keeps a process that is writing
+
+
+LIES = {
+    "'../../escaped' is not the path of a collected file": "'path': '../../escaped', 'size': 1",
+    "'/escaped' is not the path": "'path': '/escaped', 'size': 1",
+    "'x' exceeds collect.limit": "'path': 'x', 'size': 1 << 40",
+}
+
+
+@pytest.mark.parametrize("words", LIES)
+def test_a_node_chooses_no_path_here(words: str, site: Site) -> None:
+    """Its link ends with the reason, and the job as if nothing had happened."""
+    lie = Lie("swept", f"encode(node, message) + encode(node, {{'op': 'file', {LIES[words]}}})")
+    python = python_that_lies(site.folder / "python", lie)
+    job = site.job([{"host": "host1", "python": python}], command=["true"], collect=["x"])
+    done = distlaunch("run", str(job), status=0)
+    assert f"not collected from host1: other files (protocol error: {words}" in done.stderr
+    assert not [*site.folder.rglob("escaped")] and not [*site.folder.rglob("x")]
+
+
+def test_a_file_that_was_not_requested_ends_the_link(site: Site) -> None:
+    lie = Lie("started", "encode(node, message) + encode(node, {'op': 'file', 'path': 'x', 'size': 1})")
+    python = python_that_lies(site.folder / "python", lie)
+    done = distlaunch("run", str(site.job([{"host": "host1", "python": python}], command=["sleep", "1000"])))
+    assert "host1 was lost: a file that was not requested" in done.stderr

@@ -1,0 +1,233 @@
+"""Files from nodes: what a node may send, and what is kept of it."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from distlaunch.agent import collection
+from distlaunch.agent.collection import MAX_FILES, Collection
+from distlaunch.agent.messages import Collect as Wanted
+from distlaunch.agent.messages import FileBegins, FilesEnd
+from distlaunch.agent.wire import ProtocolError
+from distlaunch.job.spec import Collect
+from distlaunch.launch import collecting
+from distlaunch.launch.collecting import Files
+from distlaunch.observers.outlet import CAPACITY
+
+LIMIT = 1000
+PLACES = {
+    "outside": ["../x", "a/../../x", "/x", "..", "a/.."],
+    "the directory": ["", ".", "./x", "a/.", "a/"],
+    "no name": ["a//x", "a\0b", "x" * 256, "é" * 128, "\ud800", "a/" * 2000 + "x"],
+}
+
+
+def received(folder: Path, *paths: str) -> Files:
+    """Files of which each has one byte."""
+    files = Files(str(folder), Collect(("*",), limit=LIMIT))
+    for path in paths:
+        files.take(0, "gpu-a", FileBegins(0, path, 1))
+        files.take(0, "gpu-a", b"x")
+    return files
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+@pytest.mark.parametrize("path", [path for paths in PLACES.values() for path in paths])
+def test_refuses_a_path_that_leads_elsewhere_or_is_no_name(path: str, tmp_path: Path) -> None:
+    files = received(tmp_path, "first")
+    with pytest.raises(ProtocolError, match="is not the path of a collected file"):
+        files.take(0, "gpu-a", FileBegins(0, path, 1))
+    _, lines = files.close()
+    assert names(tmp_path) == ["collected/gpu-a/first"]
+    assert lines[1].startswith("not collected from gpu-a: other files (protocol error: ")
+
+
+@pytest.mark.parametrize("path", ["x", "a/b/x", "\udcff", "...", "a b", "-rf", "x" * 255])
+def test_keeps_a_file_at_its_path(path: str, tmp_path: Path) -> None:
+    files = received(tmp_path, path)
+    files.take(0, "gpu-a", FilesEnd(0, (), 0))
+    assert files.close()[0] == [{"node": "gpu-a", "path": path, "size": 1}]
+    assert (tmp_path / "collected" / "gpu-a" / path).read_bytes() == b"x"
+
+
+def test_refuses_more_than_was_announced_or_is_allowed(tmp_path: Path) -> None:
+    files = received(tmp_path, "x")
+    for sent, words in (
+        (b"y", "larger than announced"),
+        (FileBegins(0, "x", 1), "is not the path"),
+        (FileBegins(0, "y", LIMIT), "exceeds collect.limit"),
+        (FileBegins(0, "y", -1), "exceeds collect.limit"),
+    ):
+        with pytest.raises(ProtocolError, match=words):
+            files.take(0, "gpu-a", sent)
+    with pytest.raises(ProtocolError, match="larger than announced"):
+        files.take(1, "gpu-b", b"y")
+    files.close()
+    assert names(tmp_path) == ["collected/gpu-a/x"]
+
+
+def test_refuses_more_files_than_a_node_sends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert MAX_FILES == 10_000
+    monkeypatch.setattr(collecting, "MAX_FILES", 3)
+    files = received(tmp_path, "a", "b", "c")
+    with pytest.raises(ProtocolError, match="is not the path"):
+        files.take(0, "gpu-a", FileBegins(0, "d", 1))
+    files.close()
+
+
+def test_removes_what_did_not_arrive_whole(tmp_path: Path) -> None:
+    files = received(tmp_path, "a")
+    for path in ("changed", "cut"):
+        files.take(0, "gpu-a", FileBegins(0, path, 2))
+        files.take(0, "gpu-a", b"x")
+    files.take(0, "gpu-a", FilesEnd(0, (("changed", "changed while it was read"),), 3))
+    kept, lines = files.close()
+    assert [file["path"] for file in kept] == ["a"] and names(tmp_path) == ["collected/gpu-a/a"]
+    left_out = "changed (changed while it was read), cut (is incomplete) and 3 more"
+    done = f"collected 1 file (0 KiB) into {tmp_path}/collected"
+    assert lines == [done, f"not collected from gpu-a: {left_out}"]
+
+
+def test_nodes_that_lack_the_same_share_a_line(tmp_path: Path) -> None:
+    files = Files(str(tmp_path), Collect(("*",)))
+    for number in range(12):
+        files.take(number, f"gpu-{number}", FilesEnd(number, (("*", "matches nothing"),), 0))
+    (line,) = files.close()[1]
+    assert line.endswith("gpu-7 and 4 more: * (matches nothing)")
+
+
+def test_a_file_that_can_not_be_written_harms_no_other(tmp_path: Path) -> None:
+    files = received(tmp_path, "a", "a/b", "c")
+    files.take(0, "gpu-a", FilesEnd(0, (), 0))
+    kept, lines = files.close()
+    assert [file["path"] for file in kept] == ["a", "c"]
+    assert names(tmp_path) == ["collected/gpu-a/a", "collected/gpu-a/c"]
+    assert lines[1] == "not collected from gpu-a: a/b (Not a directory)"
+
+
+def test_a_file_that_would_fill_the_disk_is_not_written(tmp_path: Path) -> None:
+    disk = os.statvfs(tmp_path)
+    room = disk.f_bavail * disk.f_frsize
+    files = Files(str(tmp_path), Collect(("*",), limit=2 * room))
+    files.take(1, "gpu-b", FileBegins(0, "huge", room - CAPACITY))
+    files.take(1, "gpu-b", b"x")
+    files.take(1, "gpu-b", FilesEnd(0, (), 0))
+    assert files.close() == ([], ["not collected from gpu-b: huge (No space left on device)"])
+
+
+# The side of the node
+
+
+class Box:
+    """An outbox that keeps what is queued, and has room for `room` entries."""
+
+    node, has_output = 0, True
+
+    def __init__(self) -> None:
+        self.room, self.queued = 1_000_000, list[Any]()
+
+    @property
+    def has_room(self) -> bool:
+        return len(self.queued) < self.room
+
+    def file(self, data: bytes) -> None:
+        self.queued.append(data)
+
+    def report_in_order(self, report: Any) -> None:
+        self.queued.append(report)
+
+    def names(self) -> list[str]:
+        return [each.path for each in self.queued if isinstance(each, FileBegins)]
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    for name in (
+        "a.csv",
+        "b[1].csv",
+        ".c.csv",
+        "ckpt/1/.metadata",
+        "ckpt/1/x.pt",
+        "ckpt/2/x.pt",
+        "runs/a.csv",
+    ):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(name)
+    (tmp_path / "ckpt" / "last").symlink_to("2")
+    (tmp_path / "ckpt" / "up").symlink_to("..")
+    return tmp_path
+
+
+def collected(tree: Path, *paths: str, box: Box | None = None) -> tuple[Box, Collection]:
+    box = box or Box()
+    wanted = Wanted(paths, str(tree), 1 << 20, str(tree / "runs"))
+    return box, Collection(wanted, box)  # type: ignore[arg-type]
+
+
+def finish(files: Collection) -> None:
+    """Take all steps, which a busy machine may need several turns for."""
+    while not files.go_on():
+        pass
+
+
+PATTERNS = {
+    "*.csv": [".c.csv", "a.csv", "b[1].csv"],
+    "b[1].csv": ["b[1].csv"],
+    "?.csv": ["a.csv"],
+    "ckpt/*/x.pt": ["ckpt/1/x.pt", "ckpt/2/x.pt"],
+    "ckpt/last/x.pt": ["ckpt/last/x.pt"],
+    "./ckpt//1/": ["ckpt/1/.metadata", "ckpt/1/x.pt"],
+    "ckpt/1/**": ["ckpt/1/.metadata", "ckpt/1/x.pt"],
+    "**/x.pt": ["ckpt/1/x.pt", "ckpt/2/x.pt"],
+    "**/**/a.csv": ["a.csv"],
+    "a.csv/x": [],
+}
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_finds_what_a_pattern_matches_once(pattern: str, tree: Path) -> None:
+    box, files = collected(tree, pattern, pattern)
+    finish(files)
+    assert box.names() == PATTERNS[pattern]
+    nothing = () if PATTERNS[pattern] else ((pattern, "matches nothing"),) * 2
+    assert box.queued[-1] == FilesEnd(0, nothing, 0)
+
+
+def test_names_symlinks_and_counts_what_it_leaves_out(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collection, "MAX_LEFT_OUT", 1)
+    box, files = collected(tree, "ckpt/*")
+    finish(files)
+    assert box.names() == ["ckpt/1/.metadata", "ckpt/1/x.pt", "ckpt/2/x.pt"]
+    assert box.queued[-1] == FilesEnd(0, (("ckpt/last", "is a symlink"),), 1)
+
+
+def test_tries_no_more_files_than_the_maximum(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collection, "MAX_FILES", 3)
+    box, files = collected(tree, "*.csv", "**/x.pt")
+    finish(files)
+    assert (box.names(), box.queued[-1].left_out) == (
+        [".c.csv", "a.csv", "b[1].csv"],
+        (("**/x.pt", "matches too many files"),),
+    )
+
+
+@pytest.mark.parametrize("change", [lambda file: file.truncate(9), lambda file: file.write(b"x")])
+def test_holds_back_the_end_of_a_file_that_changes(change: Any, tree: Path) -> None:
+    size = 3 << 17
+    (tree / "big").write_bytes(bytes(size))
+    box, files = collected(tree, "big")
+    box.room = 2
+    assert not files.go_on()
+    with (tree / "big").open("r+b") as file:
+        change(file)
+    os.utime(tree / "big", ns=(0, 0))  # the clock of a file system may be slow
+    box.room = 1_000_000
+    finish(files)
+    assert box.queued[0] == FileBegins(0, "big", size)
+    assert sum(map(len, box.queued[1:-1])) < size
+    assert box.queued[-1].left_out == (("big", "changed while it was read"),)
