@@ -30,8 +30,10 @@ if TYPE_CHECKING:
 
 FACTS = "distlaunch.json"
 """The versions in an environment: a file in its directory."""
-MAX_TAIL = 4
+LAST_LINES = 4
 """Lines of the last output to report if the environment can't be built."""
+MAX_PRINTED = 4096
+"""Characters of the output to keep for that."""
 _VERSIONS = """
 import json, sys
 facts = {"python": "%d.%d.%d" % sys.version_info[:3]}
@@ -58,13 +60,18 @@ class Environment:
         version = "py%d.%d" % sys.version_info[:2]
         name = "-".join((setup.key[:16], version, sys.platform, platform.machine()))
         self.path = os.path.join(self._folder, name)
-        self.tail = ""
+        self._printed = ""
         self._builder = 0
 
     @property
     def complete(self) -> bool:
         """Return whether the environment has been built."""
         return os.path.exists(os.path.join(self.path, "bin", "python"))
+
+    @property
+    def last_words(self) -> str:
+        """Return the last lines that the commands have printed."""
+        return "\n".join(self._printed.strip().split("\n")[-LAST_LINES:])
 
     def facts(self) -> dict[str, Any]:
         """Return the versions in the environment."""
@@ -98,17 +105,21 @@ class Environment:
         os.close(write)
 
         def give_up() -> None:
-            self.tail += "\nnot done within %g s (timeouts.setup)" % self._setup.limit_s
+            self._printed += "\nnot done within %g s (timeouts.setup)" % self._setup.limit_s
             self._kill()
 
         poller.after(self._setup.limit_s, "setup", give_up)
 
+        rest = [b""]
+
         def receive() -> None:
             data = os.read(read, 1 << 16)
-            if data:
-                text = data.decode(errors="replace")
-                self.tail = "\n".join((self.tail + text).strip().split("\n")[-MAX_TAIL:])
+            lines, newline, rest[0] = (rest[0] + data).rpartition(b"\n")
+            if newline or not data:
+                text = (lines + newline if data else rest[0]).decode(errors="replace")
+                self._printed = (self._printed + text)[-MAX_PRINTED:]
                 printed(text)
+            if data:
                 return
             poller.forget(read)
             poller.cancel("setup")

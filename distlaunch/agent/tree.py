@@ -557,7 +557,7 @@ class Placement:
             tree = self._command.tree
             self._report(messages.TreePlaced(self._node, tree, environment.path, versions))
         else:
-            self._report(messages.TreeRefused(self._node, environment.tail, placed=True))
+            self._report(messages.TreeRefused(self._node, environment.last_words, placed=True))
 
     def _ask(self, indices: List[int]) -> None:
         self._asked += 1
