@@ -1,6 +1,7 @@
 """One suite over every transport: six workers as 2 + 1 + 3 on three nodes, and what happens to them."""
 
 import contextlib
+import hashlib
 import json
 import os
 import random
@@ -122,6 +123,28 @@ def test_placeholders_name_endpoints_that_all_ranks_can_reach(tmp_path: Path, no
         """
     env = 'env: {ENDS: "{hosts_json:7411}", FREE: "{port:free}"}\n'
     distlaunch("run", str(write_job(tmp_path, worker, nodes + env)), status=0)
+
+
+def test_code_gets_to_the_nodes_and_files_come_back(tmp_path: Path, nodes: str) -> None:
+    """Also into containers, which don't have the directory of the job file."""
+    home = tmp_path / "home"
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "big.bin").write_bytes(random.Random(7).randbytes(1 << 20))
+    worker = """
+        import hashlib, os, pathlib
+        pathlib.Path(f"made-{os.environ['RANK']}.txt").write_text(os.environ["RANK"])
+        print(hashlib.sha256(pathlib.Path("package/big.bin").read_bytes()).hexdigest())
+    """
+    keys = f"sync: {{to: {tmp_path}/there}}\ncollect: {{paths: ['made-*.txt'], from: all}}\n"
+    job = write_job(tmp_path, worker, nodes + keys)
+    with running(job, env={**os.environ, "HOME": str(home)}) as run:
+        assert run.wait() == 0, run.stderr
+        digest = hashlib.sha256((tmp_path / "package" / "big.bin").read_bytes()).hexdigest()
+        assert run.stdout.count(digest) == RANKS
+        collected = run.run_directory() / "collected"
+        made = {path.name: path.read_text() for path in collected.rglob("*.txt")}
+        assert made == {f"made-{rank}.txt": str(rank) for rank in range(RANKS)}
+        assert {path.name for path in collected.iterdir()} == {"host1", "host2", "host3"}
 
 
 class Strike(NamedTuple):
