@@ -9,6 +9,7 @@ import contextlib
 import importlib
 import io
 import os
+import signal
 
 import torch
 import torch.distributed as dist
@@ -69,13 +70,20 @@ def join_process_group() -> torch.device:
     return device
 
 
-def train(model: DistributedDataParallel, codes: Tensor, steps: int, report_every: int) -> list[float]:
-    """Train for ``steps`` steps, on random windows that differ per rank, and return this rank's losses."""
+def train(
+    model: DistributedDataParallel, codes: Tensor, steps: int, report_every: int, killed: int | None
+) -> list[float]:
+    """Train for ``steps`` steps, on random windows that differ per rank, and return this rank's losses.
+
+    The rank ``killed`` kills itself halfway.
+    """
     optimizer = torch.optim.Adam(model.parameters(), lr=0.005)
     generator = torch.Generator().manual_seed(dist.get_rank())
     windows = codes.unfold(0, 49, 1)
     losses = []
     for step in range(1, steps + 1):
+        if step == steps // 2 and dist.get_rank() == killed:
+            os.kill(os.getpid(), signal.SIGKILL)
         batch = windows[torch.randint(len(windows), (16,), generator=generator)]
         scores = model(batch[:, :-1])
         loss = cross_entropy(scores.flatten(0, 1), batch[:, 1:].flatten())
@@ -103,6 +111,9 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=250)
     parser.add_argument("--report-every", type=int, default=25)
     parser.add_argument("--sample", type=int, default=300, help="characters to write at the end")
+    parser.add_argument(
+        "--kill-rank", type=int, metavar="RANK", help="kill this rank halfway, to see what happens"
+    )
     args = parser.parse_args()
 
     device = join_process_group()
@@ -110,7 +121,7 @@ def main() -> None:
     text = zen()
     model = CharModel("".join(sorted(set(text)))).to(device)
     codes = model.encode(text).to(device)
-    losses = train(DistributedDataParallel(model), codes, args.steps, args.report_every)
+    losses = train(DistributedDataParallel(model), codes, args.steps, args.report_every, args.kill_rank)
 
     if not same_on_all_ranks(model):
         raise SystemExit("quickstart: the ranks ended with different weights")

@@ -1,13 +1,14 @@
-"""README's steps for a job of one's own, on two hosts that ssh knows by README's names."""
+"""README's steps for two machines, on hosts that share nothing and have README's names in ssh's config."""
 
 import os
 import re
 import sys
+from pathlib import Path
 
 from tests.cluster.hosts import Site, find
 from tests.harness import ROOT, completed, program
 
-STEPS = (ROOT / "README.md").read_text().partition("## Run your own job")[2].partition("\n## ")[0]
+STEPS = (ROOT / "README.md").read_text().partition("## On two machines")[2].partition("\n## ")[0]
 
 
 def block(kind: str) -> str:
@@ -20,18 +21,30 @@ def test_readmes_steps_work_as_they_are_written(site: Site) -> None:
     for name, argv in (("distlaunch", f"{sys.executable} -m distlaunch"), ("ssh", ssh)):
         program(site.folder / name, f'exec {argv} "$@"')
     for name, host in (("gpu-a", "host1"), ("gpu-b", "host2")):
-        site.name(name, host)
-    (site.folder / "job.yaml").write_text(block("yaml"))
-    script = "import os, sys\nprint('rank', os.environ['RANK'], *sys.argv[1:])\n"
-    (site.folder / "train.py").write_text(script)
-    env = {**os.environ, "PATH": f"{site.folder}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+        home = site.folder / name
+        (home / ".local" / "bin").mkdir(parents=True)
+        (home / ".local" / "bin" / "uv").symlink_to(Path(sys.executable).with_name("uv"))
+        site.name(name, host, site.sshd(host, over=site.login(home, "/bin/sh")))
+    project = site.folder / "project"
+    project.mkdir()
+    (project / "job.yaml").write_text(block("yaml"))
+    script = "import os, sys\nprint('rank', os.environ['RANK'], *sys.argv[1:], '/envs/' in sys.executable)\n"
+    (project / "train.py").write_text(script)
+    (project / "requirements.txt").touch()
+    home = site.folder / "here"
+    env = {
+        **os.environ,
+        "PATH": f"{site.folder}:{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT),
+        "HOME": str(home),
+    }
     steps = re.findall(r"(?m)^distlaunch .*$", block("sh"))
     assert len(steps) == 3
     said = []
     for step in ["ssh gpu-a true", *steps]:
-        done = completed(["/bin/sh", "-c", step], cwd=site.folder, env=env, status=0)
+        done = completed(["/bin/sh", "-c", step], cwd=project, env=env, status=0)
         said.append(done.stdout)
     assert "16 ranks on 2 nodes" in said[1]
     assert "2 connections between nodes" in said[2]
-    ranks = ["[gpu-a:0] rank 0 --epochs 10", "[gpu-b:1] rank 1 --epochs 10"]
+    ranks = ["[gpu-a:0] rank 0 --epochs 10 True", "[gpu-b:1] rank 1 --epochs 10 True"]
     assert sorted(said[3].splitlines()) == ranks

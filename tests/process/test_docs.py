@@ -20,8 +20,9 @@ PAGES = {
 }
 README, JOB_FILE = PAGES["README.md"], PAGES["docs/job-file.md"]
 REFERENCE = ROOT / "scripts" / "reference"
-ON_HOSTS = {"distlaunch check-port job.yaml", "distlaunch run job.yaml"}
-"""README's commands for several hosts: tests/cluster/test_readme.py runs them."""
+SUBMIT = "distlaunch submit job.yaml --set slurm.time=1h"
+ON_HOSTS = {"distlaunch check-port job.yaml", "distlaunch run job.yaml", SUBMIT}
+"""README's commands for several hosts and Slurm: tests/cluster/test_readme.py and test_submit.py run them."""
 SCRATCH = {
     "train.py": "import os\nprint('trained as', os.environ['RANK'])\n",
     "config.yaml": "distributed_type: MULTI_CPU\nnum_processes: 2\nuse_cpu: true\n",
@@ -197,8 +198,14 @@ def test_links_lead_somewhere(page: str, link: str) -> None:
 
 
 def test_every_page_can_be_reached_from_the_readme() -> None:
-    linked = {link.partition("#")[0] for page, link in links() if page == "README.md"}
-    assert {page for page in PAGES if page.startswith("docs/")} <= linked
+    assert ("README.md", "docs/index.md") in links()
+    linked = {f"docs/{link.partition('#')[0]}" for page, link in links() if page == "docs/index.md"}
+    assert {page for page in PAGES if page.startswith("docs/")} - {"docs/index.md"} <= linked
+
+
+def test_the_readme_takes_three_minutes() -> None:
+    words = re.findall(r"[A-Za-z]\w*", re.sub(r"```[\s\S]*?```", "", README))
+    assert len(words) <= 700
 
 
 @pytest.mark.parametrize(
