@@ -1,6 +1,7 @@
-"""Collects the contents of the screen from what an observer sees, without using the terminal."""
+"""The state of a run as `view` and `report` show it, built from what an observer sees."""
 
 import contextlib
+import json
 import math
 import re
 import statistics
@@ -12,6 +13,8 @@ from distlaunch.agent.frozen import Frozen
 from distlaunch.job.spec import JobSpec
 from distlaunch.observers.console import Lines, latest
 from distlaunch.observers.observer import Observer, Printed
+from distlaunch.observers.recording import USE
+from distlaunch.observers.run_directory import fd_of
 from distlaunch.signals import search
 from distlaunch.supervisor.actions import ShowMessage
 from distlaunch.supervisor.events import Event
@@ -54,8 +57,8 @@ class Row(Frozen):
     marks: tuple[str, ...]
 
 
-class ViewModel(Observer):
-    """The contents of the screen for a run that began at `began`; `clock` returns the current time.
+class RunModel(Observer):
+    """A run that began at `began`, with its ranks and messages; `clock` returns the current time.
 
     Both are in seconds since the epoch.
     """
@@ -66,9 +69,10 @@ class ViewModel(Observer):
         self._began, self._clock = began, clock
         self._watch: re.Pattern[str] | None = None
         self._lines = Lines()
-        self._last: dict[int, float] = {}
         self._uses: dict[int, Use] = {}
         self.state: State | None = None
+        self.heard: dict[int, float] = {}
+        """When each rank last printed."""
         self.lines: deque[LogLine] = deque(maxlen=LINES_KEPT)
         self.of_rank: dict[int, deque[LogLine]] = {}
         self.values: dict[int, float] = {}
@@ -91,7 +95,7 @@ class ViewModel(Observer):
 
     def started(self, state: State, at: float) -> None:
         """Forget the lines and use of the previous attempt."""
-        for of_ranks in (self._last, self._uses, self.values, self.of_rank, self._lines.held):
+        for of_ranks in (self.heard, self._uses, self.values, self.of_rank, self._lines.held):
             of_ranks.clear()
         self.history.append((at, ShowMessage("info", f"attempt {state.attempt}: {shape(state)}")))
 
@@ -106,7 +110,7 @@ class ViewModel(Observer):
     def printed(self, output: Printed) -> None:
         """Assemble lines, and look for the watched number."""
         stream, now = (output.rank, output.stream), self.moment()
-        self._last[output.rank] = now
+        self.heard[output.rank] = now
         if (whole := self._lines.whole(stream, output.data)) is not None:
             for line in whole.split(b"\n"):
                 self._add(LogLine(now, *stream, latest(line).decode(errors="replace")))
@@ -133,7 +137,7 @@ class ViewModel(Observer):
         if line.rank == min(self.values):  # the trend of one rank: most print the same
             self.trend.append((line.at, value))
 
-    # Output, for the screen
+    # Output
 
     @property
     def elapsed_s(self) -> float:
@@ -145,7 +149,7 @@ class ViewModel(Observer):
         if self.state is None or self.state.plan is None:
             return []
         now, state, plan = self._clock(), self.state, self.state.plan
-        ages = {rank: max(0.0, now - at) for rank, at in self._last.items()}
+        ages = {rank: max(0.0, now - at) for rank, at in self.heard.items()}
         measure = _Measure(ages, self._uses, self.values)
         rows = [
             Row(
@@ -228,3 +232,14 @@ def _middle(values: Sequence[float]) -> float:
 def shape(state: State) -> str:
     """Describe the size of a run: its ranks and nodes."""
     return state.plan.size_words if state.plan else counted(len(state.nodes), "node")
+
+
+def uses_in(folder: str) -> Mapping[int, Use]:
+    """Return the resource use of ranks that was last recorded in a run directory, during a `view`."""
+    try:
+        with open(fd_of(folder, USE), "rb") as file:
+            rows = json.load(file)["ranks"]
+            known = all(isinstance(value, int | float | None) for row in rows for value in row)
+            return {rank: Use(*use) for rank, *use in rows} if known else {}
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return {}
