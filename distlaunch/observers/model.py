@@ -66,10 +66,10 @@ class RunModel(Observer):
     wants_use = True
 
     def __init__(self, began: float, clock: Callable[[], float] = time.time) -> None:
-        self._began, self._clock = began, clock
+        self.began_at, self._clock = began, clock
         self._watch: re.Pattern[str] | None = None
         self._lines = Lines()
-        self._uses: dict[int, Use] = {}
+        self.uses: dict[int, Use] = {}
         self.state: State | None = None
         self.heard: dict[int, float] = {}
         """When each rank last printed."""
@@ -95,7 +95,7 @@ class RunModel(Observer):
 
     def started(self, state: State, at: float) -> None:
         """Forget the lines and use of the previous attempt."""
-        for of_ranks in (self.heard, self._uses, self.values, self.of_rank, self._lines.held):
+        for of_ranks in (self.heard, self.uses, self.values, self.of_rank, self._lines.held):
             of_ranks.clear()
         self.history.append((at, ShowMessage("info", f"attempt {state.attempt}: {shape(state)}")))
 
@@ -105,7 +105,7 @@ class RunModel(Observer):
 
     def used(self, uses: Mapping[int, Use], at: float) -> None:
         """Keep the latest use of each rank."""
-        self._uses.update(uses)
+        self.uses.update(uses)
 
     def printed(self, output: Printed) -> None:
         """Assemble lines, and look for the watched number."""
@@ -126,7 +126,7 @@ class RunModel(Observer):
             found = search(self._watch, line.text) if self._watch else None
         except TimeoutError as error:
             self._watch = found = None
-            self.message(ShowMessage("warning", f"not plotting logs.watch: {error}"), line.at - self._began)
+            self.message(ShowMessage("warning", f"not plotting logs.watch: {error}"), line.at - self.began_at)
         if not found:
             return
         try:
@@ -142,7 +142,7 @@ class RunModel(Observer):
     @property
     def elapsed_s(self) -> float:
         """Return the seconds since the run began, or until it ended."""
-        return self.summary.seconds if self.summary else self._clock() - self._began
+        return self.summary.seconds if self.summary else self._clock() - self.began_at
 
     def rows(self) -> list[Row]:
         """Return a row for each rank: conspicuous ones first, then by rank."""
@@ -150,13 +150,13 @@ class RunModel(Observer):
             return []
         now, state, plan = self._clock(), self.state, self.state.plan
         ages = {rank: max(0.0, now - at) for rank, at in self.heard.items()}
-        measure = _Measure(ages, self._uses, self.values)
+        measure = _Measure(ages, self.uses, self.values)
         rows = [
             Row(
                 worker.rank,
                 plan.node_of(worker.rank).label,
-                _doing(worker),
-                self._uses.get(worker.rank),
+                doing(worker),
+                self.uses.get(worker.rank),
                 ages.get(worker.rank),
                 self.values.get(worker.rank),
                 measure.marks(worker),
@@ -180,7 +180,7 @@ class _Measure:
     """Medians of all ranks, to find conspicuous ones."""
 
     def __init__(self, ages: dict[int, float], uses: dict[int, Use], values: dict[int, float]) -> None:
-        self._ages, self._uses, self._values = ages, uses, values
+        self._ages, self.uses, self._values = ages, uses, values
         self._silent_age = max(SILENT_S, SILENT_TIMES * _middle(list(ages.values())))
         usual_gpu = _middle([use.gpu for use in uses.values() if use.gpu is not None])
         self._slow_gpu = GPU_IDLE_SHARE * usual_gpu if usual_gpu > GPU_BUSY else 0.0
@@ -189,7 +189,7 @@ class _Measure:
 
     def marks(self, worker: RankState) -> tuple[str, ...]:
         """Return the reasons why a rank is conspicuous."""
-        age, use = self._ages.get(worker.rank), self._uses.get(worker.rank)
+        age, use = self._ages.get(worker.rank), self.uses.get(worker.rank)
         gpu = use.gpu if use else None
         phase, failed = worker.phase, isinstance(worker.phase, Exited) and worker.status != 0
         found = {
@@ -212,7 +212,8 @@ class _Measure:
         return not abs(value - self._middle) <= near  # true for NaN, too
 
 
-def _doing(worker: RankState) -> str:
+def doing(worker: RankState) -> str:
+    """Describe in a few words what a worker does, or how it ended."""
     if isinstance(worker.phase, Exited):
         if worker.phase.stopped:
             return "stopped"

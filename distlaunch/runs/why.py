@@ -115,6 +115,9 @@ def _evidence(folder: str, attempt: int) -> Iterator[Record]:
 
 # The explanation
 
+_INNER = ("run", "evidence", "summary")
+"""Fields of an explanation that its document has in another form, or not at all."""
+
 
 class Explanation(Frozen):
     """Why a run ended, or what it waits for.
@@ -123,7 +126,8 @@ class Explanation(Frozen):
     seconds since the epoch. `error` are the lines of the failed rank's error. `then` says how the other ranks
     ended, `waiting` where ranks stood that waited for each other. `differs` maps settings to their values in
     `other`, which is the last good run of the job unless it was `chosen`, and in this one. `incomplete`
-    is why only the summary is used. `evidence` has the records of all nodes.
+    is why only the summary is used. `evidence` has the records of all nodes. `summary` is that of a run that
+    has failed.
     """
 
     run: Run
@@ -144,12 +148,13 @@ class Explanation(Frozen):
     code: str = ""
     incomplete: str = ""
     evidence: tuple[Record, ...] = ()
+    summary: Summary | None = None
 
     def document(self) -> dict[str, Any]:
         """Return the explanation as a JSON object."""
         status = self.run.status
         head = {"run": self.run.id, "state": status.state.value, "exit_status": status.exit_status}
-        known = {name: value for name, value in self._asdict().items() if name not in ("run", "evidence")}
+        known = {name: value for name, value in self._asdict().items() if name not in _INNER}
         return {**head, **known, "evidence": [_object(record) for record in self.evidence]}
 
     def lines(self) -> list[str]:
@@ -245,6 +250,7 @@ def _explained(known: Explanation, state: State, cause: Cause, epoch: float) -> 
         waiting=(*summary.lagging, *known.waiting),
         then=tuple(summary.others()),
         advice=summary.advice,
+        summary=summary,
     )
 
 
