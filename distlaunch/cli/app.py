@@ -88,7 +88,7 @@ def _add_other_commands() -> None:
     from distlaunch.cli.init import init
     from distlaunch.cli.logs import logs
     from distlaunch.cli.prune import prune
-    from distlaunch.cli.report import report
+    from distlaunch.cli.report import bundle, report
     from distlaunch.cli.runs import runs
     from distlaunch.cli.submit import exports, queue
     from distlaunch.cli.why import why
@@ -99,6 +99,7 @@ def _add_other_commands() -> None:
     app.add_typer(runs)
     app.command("why")(why)
     app.command("report")(report)
+    app.command("bundle")(bundle)
     app.command("logs")(logs)
     app.command("checkout")(checkout)
     app.command("prune")(prune)

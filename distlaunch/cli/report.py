@@ -1,7 +1,11 @@
 """`report`: writes a page about a run. `bundle`: writes an archive to attach to an issue."""
 
+import io
 import json
 import os
+import sys
+import tarfile
+import zlib
 from collections.abc import Callable
 from typing import Annotated
 
@@ -9,7 +13,7 @@ import typer
 from typer import Option
 
 from distlaunch.cli.options import Json, SshConfig
-from distlaunch.cli.output import print_json, print_text, say
+from distlaunch.cli.output import print_json, say, while_read
 from distlaunch.cli.runs import Which, run_elsewhere
 from distlaunch.errors import DistlaunchError, UsageError, reason
 from distlaunch.runs.submissions import run_of
@@ -48,10 +52,52 @@ def report(
         _write(output or f"{found.run.id}.html", text, lambda head: mark in head)
 
 
+_ARCHIVE = "Write to FILE instead of RUN_ID.tar.gz in the current directory; - is stdout."
+Archive = Annotated[str | None, Option("--output", "-o", metavar="FILE", help=_ARCHIVE, show_default=False)]
+Anonymous = Annotated[bool, Option("--anonymous", help="Replace host names and home directories, too.")]
+
+
+def bundle(
+    context: typer.Context,
+    which: Which = None,
+    output: Archive = None,
+    anonymous: Anonymous = False,
+    as_json: Json = False,
+    ssh_config: SshConfig = None,
+) -> None:
+    """Write an archive about a run to attach to an issue: report, events, last output; without secrets."""
+    run_elsewhere(context, which, ssh_config)
+    from distlaunch.runs.bundle import bundle_of
+
+    run = run_of(which)
+    files = bundle_of(run, os.environ, anonymous)
+    if as_json:
+        print_json({"run": run.id, "files": {name: len(data) for name, data in files.items()}})
+    for name, data in () if as_json else files.items():
+        say(f"{len(data):>9}  {name}")
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as archive:
+        for name, data in files.items():
+            member = tarfile.TarInfo(f"{run.id}/{name}")
+            member.size, member.mode, member.mtime = len(data), 0o600, int(run.status.since)
+            archive.addfile(member, io.BytesIO(data))
+    _write(output or f"{run.id}.tar.gz", packed.getvalue(), lambda head: _holds(head, run.id))
+
+
+def _holds(head: bytes, run: str) -> bool:
+    """Return whether an archive that begins like this is a bundle of the run."""
+    try:
+        return zlib.decompressobj(wbits=31).decompress(head, 512).startswith(f"{run}/".encode())
+    except zlib.error:
+        return False
+
+
 def _write(path: str, data: bytes, is_older: Callable[[bytes], bool]) -> None:
     """Write a file that only the user can read, and replace an older version of it, but nothing else."""
     if path == "-":
-        print_text(data.decode())
+        with while_read():
+            sys.stdout.buffer.write(data)
+            sys.stdout.flush()
         return
     try:
         if os.path.lexists(path):
