@@ -2,11 +2,13 @@
 
 import json
 import os
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from distlaunch.observers.run_directory import index_entries
-from distlaunch.runs.replay import lines_in, replay, retold
+from distlaunch.runs.replay import Moment, lines_in, replay, retold
+from distlaunch.runs.timeline import ALL_KINDS, Timeline, ledger
 from distlaunch.supervisor.state import State
 from distlaunch.supervisor.summary import Summary
 
@@ -33,7 +35,22 @@ def check_replay(folder: Path) -> None:
     cut = difference.startswith("recorded: nothing more") and not summary.is_file()
     assert cut or not difference, f"{folder} is told otherwise when it is lived again:\n{difference}"
     if summary.is_file() and not summary.is_symlink() and summary.stat().st_nlink == 1:  # else it was planted
-        assert _end(moments[-1].state) == _of_state(json.loads(summary.read_text()))
+        document = json.loads(summary.read_text())
+        assert _end(moments[-1].state) == _of_state(document)
+        check_ledger(moments, document["seconds"])
+
+
+def check_ledger(moments: list[Moment], seconds: float) -> None:
+    """Every moment of a run is of one class, and no lane of its timeline has two at once."""
+    timeline = Timeline(moments[0].state)
+    for moment in moments[1:]:
+        timeline.take(moment.event, moment.state, moment.at)
+    spans = timeline.spans(seconds)
+    assert {span.kind for span in spans} <= set(ALL_KINDS)
+    for before, after in pairwise(spans):
+        assert before.lane != after.lane or before.ended <= after.began, (before, after)
+    total = sum(ledger(spans).values())
+    assert abs(total - seconds) <= max(0.01 * seconds, 0.002), (total, seconds)
 
 
 def check_index(folder: Path) -> None:

@@ -83,8 +83,8 @@ def _advise_on(unknown: Any) -> None:
 
 
 _OTHERS = (
-    *("init.init", "check.check", "submit.queue", "runs.runs", "why.why", "logs.logs"),
-    *("checkout.checkout", "prune.prune", "submit.exports", "import_command.imports"),
+    *("init.init", "check.check", "submit.queue", "runs.runs", "why.why", "report.report", "report.bundle"),
+    *("logs.logs", "checkout.checkout", "prune.prune", "submit.exports", "import_command.imports"),
 )
 """The commands of other modules, or Typer applications of such commands, in the order of the help."""
 

@@ -85,13 +85,13 @@ def summary_of(folder: str, state: State) -> Summary | None:
     for (rank, stream), goes_to in places.items():
         if goes_to.file:
             whole = rank == cause and stream == STDERR  # its lines are counted
-            for data in _read(folder, goes_to.file, whole):
+            for data in output_of(folder, goes_to.file, whole):
                 last_output.printed(Printed(rank, stream, data, state.attempt, goes_to))
     return last_output.summary(state, folder, seconds)._replace(lagging=lagging, collecting=collecting)
 
 
-def _read(folder: str, name: str, whole: bool) -> Iterator[bytes]:
-    """Read the whole file, or the part of its end that summaries use."""
+def output_of(folder: str, name: str, whole: bool = False) -> Iterator[bytes]:
+    """Read the whole file of a rank's output, or the part of its end that summaries use."""
     with contextlib.suppress(OSError), open(fd_of(folder, name), "rb") as file:
         if not whole:
             file.seek(max(0, os.fstat(file.fileno()).st_size - STDERR_BYTES))

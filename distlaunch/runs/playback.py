@@ -3,7 +3,7 @@
 import os
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from heapq import merge
 from io import FileIO
 from typing import Any
@@ -51,6 +51,33 @@ class _Tail:
             self._file.close()
 
 
+class Narrator:
+    """Replays the lines of an events.jsonl, and passes each step on to observers."""
+
+    def __init__(self, *observers: Observer) -> None:
+        self.observers, self._replay = observers, Replay()
+        self.attempts = Attempts()
+
+    @property
+    def state(self) -> State | None:
+        """Return the state after the last event passed on; None before the first."""
+        return self._replay.state
+
+    def tell(self, line: Mapping[str, Any]) -> None:
+        """Pass on the next line. Raises `HistoryError`, which names the line."""
+        moment = self._replay.take(line)
+        began = moment and self.attempts.note(moment.state)
+        for each in self.observers:
+            if moment is None:
+                each.message(ShowMessage(line["level"], line["text"]), line["t"])
+            elif moment.event is None:
+                each.began(moment.state.spec, moment.state.chance, moment.at)
+            else:
+                each.happened(moment.event, moment.state, moment.at)
+            if moment and began:
+                each.started(moment.state, moment.at)
+
+
 class Playback:
     """The events and output of a run, passed to an observer in their order. Must be closed.
 
@@ -63,8 +90,7 @@ class Playback:
         self._entries = _Tail(folder, OUTPUT_INDEX)
         self._held_lines: list[dict[str, Any]] = []
         self._held_entries: list[Entry] = []
-        self._replay = Replay()
-        self._attempts = Attempts()
+        self._narrator = Narrator(observer)
         self._open: dict[str, int] = {}
         self._moment = 0.0
         observer.moment = lambda: self._moment
@@ -72,7 +98,7 @@ class Playback:
     @property
     def state(self) -> State | None:
         """Return the state after the last event passed on; None before the first."""
-        return self._replay.state
+        return self._narrator.state
 
     def catch_up(self) -> None:
         """Pass on all new events and output. Wake the observer if that is due. Raises `HistoryError`."""
@@ -89,7 +115,7 @@ class Playback:
                 if isinstance(piece, Entry):
                     self._tell_output(piece)
                 else:
-                    self._tell_line(piece)
+                    self._narrator.tell(piece)
         except HistoryError as error:
             raise HistoryError(f"{self._folder}/{EVENTS}: {error}") from None
         return bool(lines or entries or self._held_lines or self._held_entries)
@@ -129,8 +155,9 @@ class Playback:
         """Catch up without passing anything on. Raises `HistoryError`."""
         observer, self._observer = self._observer, Observer()
         wanted, self._wanted = self._wanted, lambda entry: False
+        self._narrator.observers = ()
         self.catch_up()
-        self._observer, self._wanted = observer, wanted
+        self._observer, self._wanted, self._narrator.observers = observer, wanted, (observer,)
         if self.state:
             observer.began(self.state.spec, self.state.chance, self.state.began_at)
 
@@ -141,21 +168,8 @@ class Playback:
         while self._open:
             os.close(self._open.popitem()[1])
 
-    def _tell_line(self, line: dict[str, Any]) -> None:
-        moment = self._replay.take(line)
-        if moment is None:
-            self._observer.message(ShowMessage(line["level"], line["text"]), line["t"])
-            return
-        at, event, state, _ = moment
-        if event is None:
-            self._observer.began(state.spec, state.chance, at)
-            return
-        self._observer.happened(event, state, at)
-        if self._attempts.note(state):
-            self._observer.started(state, at)
-
     def _tell_output(self, entry: Entry) -> None:
-        rank, stream, attempt = entry.rank, entry.stream, self._attempts.of(entry.attempt)
+        rank, stream, attempt = entry.rank, entry.stream, self._narrator.attempts.of(entry.attempt)
         goes_to = attempt and attempt.destinations.get((rank, stream))
         if goes_to and goes_to.file and self._wanted(entry):
             self._moment = entry.time

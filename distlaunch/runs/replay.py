@@ -21,7 +21,7 @@ from distlaunch.supervisor.step import HANDLERS, begin, step
 from distlaunch.transports import load
 from distlaunch.transports.transport import Transport
 
-_NO_START = f"line 1: not the start of a history of version {VERSION}"
+NO_START = f"line 1: not the start of a history of version {VERSION}"
 _KINDS: Mapping[Any, type] = {kind.__name__: kind for kind in HANDLERS}
 
 
@@ -54,7 +54,7 @@ class Replay:
         self._count += 1
         kind = _KINDS.get(line.get("event"))
         if self.state is None and (line.get("event") != BEGAN or line.get("version") != VERSION):
-            raise HistoryError(_NO_START)
+            raise HistoryError(NO_START)
         if self.state and kind is None and line.get("event") != MESSAGE:
             raise HistoryError(f"line {self._count}: unknown event: {line.get('event')!r}")
         try:
@@ -84,7 +84,7 @@ def replay(lines: Iterable[Mapping[str, Any]]) -> Iterator[Moment]:
         if moment := run.take(line):
             yield moment
     if run.state is None:
-        raise HistoryError(_NO_START)
+        raise HistoryError(NO_START)
 
 
 def lines_in(place: Path) -> list[dict[str, Any]]:

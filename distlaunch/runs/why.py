@@ -5,20 +5,22 @@ import json
 import os
 import re
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import chain, takewhile
 from pathlib import Path
 from typing import Any
 
 from distlaunch.agent.frozen import Frozen
 from distlaunch.diagnosis.exits import headline
+from distlaunch.observers.observer import Observer
 from distlaunch.observers.recording import EVIDENCE
 from distlaunch.observers.run_directory import EVENTS, SUMMARY, fd_of, file_of
 from distlaunch.runs.find import folders
 from distlaunch.runs.following import summary_of
-from distlaunch.runs.replay import HistoryError, Moment, lines_in, replay, typed
+from distlaunch.runs.playback import Narrator
+from distlaunch.runs.replay import NO_START, HistoryError, lines_in, typed
 from distlaunch.runs.run_status import Run, run_in, summary_in
-from distlaunch.supervisor.events import AgentUp
+from distlaunch.supervisor.events import AgentUp, Event
 from distlaunch.supervisor.joining import missing_ranks, missing_words
 from distlaunch.supervisor.nodes import RankState
 from distlaunch.supervisor.root_cause import waits_in
@@ -113,6 +115,9 @@ def _evidence(folder: str, attempt: int) -> Iterator[Record]:
 
 # The explanation
 
+_INNER = ("run", "evidence", "summary")
+"""Fields of an explanation that its document has in another form, or not at all."""
+
 
 class Explanation(Frozen):
     """Why a run ended, or what it waits for.
@@ -121,7 +126,8 @@ class Explanation(Frozen):
     seconds since the epoch. `error` are the lines of the failed rank's error. `then` says how the other ranks
     ended, `waiting` where ranks stood that waited for each other. `differs` maps settings to their values in
     `other`, which is the last good run of the job unless it was `chosen`, and in this one. `incomplete`
-    is why only the summary is used. `evidence` has the records of all nodes.
+    is why only the summary is used. `evidence` has the records of all nodes. `summary` is that of a run that
+    has failed.
     """
 
     run: Run
@@ -142,12 +148,13 @@ class Explanation(Frozen):
     code: str = ""
     incomplete: str = ""
     evidence: tuple[Record, ...] = ()
+    summary: Summary | None = None
 
     def document(self) -> dict[str, Any]:
         """Return the explanation as a JSON object."""
         status = self.run.status
         head = {"run": self.run.id, "state": status.state.value, "exit_status": status.exit_status}
-        known = {name: value for name, value in self._asdict().items() if name not in ("run", "evidence")}
+        known = {name: value for name, value in self._asdict().items() if name not in _INNER}
         return {**head, **known, "evidence": [_object(record) for record in self.evidence]}
 
     def lines(self) -> list[str]:
@@ -180,21 +187,22 @@ class Explanation(Frozen):
         return [f"{name}: {before} → {now}" for name, (before, now) in self.differs.items()]
 
 
-def explain(run: Run, other: Run | None = None) -> Explanation:
-    """Explain a run, and compare it with `other` or its job's last good run. Raises `HistoryError`."""
+def explain(run: Run, other: Run | None = None, *observers: Observer) -> Explanation:
+    """Explain a run, and compare it with `other` or its job's last good run. Raises `HistoryError`.
+
+    The events of the run are passed on to `observers`, too.
+    """
     try:
-        lines = lines_in(Path(run.folder))
-        moments = list(replay(lines))
+        past = _past(run.folder, *observers)
     except HistoryError as error:
         if known := _recorded(run):
             return known._replace(incomplete=f"{EVENTS}: {error}")
         raise HistoryError(f"{run.folder}/{EVENTS}: {error}") from None
-    state, differs = moments[-1].state, {}
+    state, differs = past.state, {}
     chosen, other = other is not None, other or _last_good(run)
     if other:
         with contextlib.suppress(HistoryError):
-            past = lines_in(Path(other.folder))
-            differs = _differences(_settings(past, replay(past)), _settings(lines, moments))
+            differs = _differences(_past(other.folder).settings, past.settings)
     known = Explanation(run, other=other.id if other else "", chosen=chosen, differs=differs)
     known = known._replace(
         evidence=tuple(_evidence(run.folder, state.attempt)),
@@ -207,7 +215,7 @@ def explain(run: Run, other: Run | None = None) -> Explanation:
     cause = state.cause or (state.restarts[-1].cause if state.restarts else None)
     if cause is None:
         return known._replace(certainty="unknown" if run.status.state.over else "", cause=run.status.why)
-    return _explained(known, state, cause, _epoch(lines))
+    return _explained(known, state, cause, past.epoch)
 
 
 def _recorded(run: Run) -> Explanation | None:
@@ -242,6 +250,7 @@ def _explained(known: Explanation, state: State, cause: Cause, epoch: float) -> 
         waiting=(*summary.lagging, *known.waiting),
         then=tuple(summary.others()),
         advice=summary.advice,
+        summary=summary,
     )
 
 
@@ -303,17 +312,44 @@ def _common(first: Sequence[str], second: Sequence[str]) -> int:
     return len(list(takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False))))
 
 
-def _settings(lines: Sequence[Mapping[str, Any]], moments: Iterable[Moment]) -> dict[str, Any]:
-    flat = _flat(lines[0].get("spec"), "")
-    found = {_key(name): value for name, value in flat if not _UNCOMPARED.match(name)}
-    found = {
+class _Past(Frozen):
+    """The final state of a run, its settings with facts about its nodes, and the time of its clock zero."""
+
+    state: State
+    settings: Mapping[str, Any]
+    epoch: float
+
+
+class _Facts(Observer):
+    """Facts about nodes, by name."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, Any] = {}
+
+    def happened(self, event: Event, state: State, at: float) -> None:
+        """Keep what a node reports when it has connected."""
+        if isinstance(event, AgentUp):
+            label = state.label(event.node)
+            self.found |= {f"{label}: Python": event.facts.python, f"{label}: GPUs": event.facts.gpus}
+
+
+def _past(folder: str, *observers: Observer) -> _Past:
+    """Replay a run, and pass its events on to `observers`. Raises `HistoryError`."""
+    lines, facts = lines_in(Path(folder)), _Facts()
+    narrator = Narrator(facts, *observers)
+    for line in lines:
+        narrator.tell(line)
+    if narrator.state is None:
+        raise HistoryError(NO_START)
+    return _Past(narrator.state, _settings(lines[0]) | facts.found, _epoch(lines[0]))
+
+
+def _settings(first: Mapping[str, Any]) -> dict[str, Any]:
+    found = {_key(name): value for name, value in _flat(first.get("spec"), "") if not _UNCOMPARED.match(name)}
+    return {
         key: _RUN_IN_PATH.sub("RUN", value) if isinstance(value, str) else value
         for key, value in found.items()
     }
-    for moment in moments:
-        if isinstance(moment.event, AgentUp):
-            found |= _facts(moment)
-    return found
 
 
 _KEYS = (
@@ -334,14 +370,6 @@ def _key(name: str) -> str:
     for pattern, key in _KEYS:
         name = re.sub(pattern, key, name)
     return name
-
-
-def _facts(moment: Moment) -> dict[str, Any]:
-    up: Any = moment.event
-    label = moment.state.label(up.node)
-    return {
-        f"{label}: {name}": value for name, value in (("Python", up.facts.python), ("GPUs", up.facts.gpus))
-    }
 
 
 def _flat(value: Any, path: str) -> Iterator[tuple[str, Any]]:
@@ -383,9 +411,9 @@ def _headline(run: Run) -> str:
     return f"{run.id}: {status.state.value}{ended}{took}"
 
 
-def _epoch(lines: Sequence[Mapping[str, Any]]) -> float:
+def _epoch(first: Mapping[str, Any]) -> float:
     """Return the time of the run's clock zero, in seconds since the epoch."""
-    return float(lines[0].get("time") or 0.0) - float(lines[0].get("t") or 0.0)
+    return float(first.get("time") or 0.0) - float(first.get("t") or 0.0)
 
 
 def _clock(at: Any) -> str:

@@ -242,13 +242,17 @@ class Summary(Frozen):
 
     def others(self) -> list[str]:
         """Return how the ranks ended that are not the root cause, in one line for each kind of end."""
+        return [f"{rank_list(ranks, self.state.unit)}: {fate}" for fate, ranks in self.ends().items()]
+
+    def ends(self) -> dict[str, list[int]]:
+        """Return the ranks that are not the root cause, by how they ended."""
         groups: dict[str, list[int]] = {}
         for worker in self.state.workers:
             if self.state.cause is None or worker.rank != self.state.cause.rank:
                 groups.setdefault(self._end_words(worker), []).append(worker.rank)
         if (lost := WorkerPhase.VANISHED.value) in groups and len({*map(self._node_of, groups[lost])}) > 1:
             groups["lost with their nodes"] = groups.pop(lost)
-        return [f"{rank_list(ranks, self.state.unit)}: {fate}" for fate, ranks in groups.items()]
+        return groups
 
     def _end_words(self, worker: RankState) -> str:
         """Return how a rank other than the first ended. Ranks with equal words share a line."""

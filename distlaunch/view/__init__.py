@@ -1,4 +1,5 @@
 """A full-screen view of a run: its ranks (outliers first), their output, and the history.
 
-`watching` runs the screen, `view_model` collects what it shows, and `screen` renders it and handles keys.
+`screen` has the terminal and handles keys, and `rendering` makes the lines. Both show the model of
+`observers/model`, which `runs/report` extends.
 """

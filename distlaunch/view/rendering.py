@@ -10,8 +10,8 @@ from rich.text import Text
 
 from distlaunch.agent.frozen import Frozen
 from distlaunch.observers.console import escape
+from distlaunch.observers.model import LogLine, Row, RunModel, shape
 from distlaunch.supervisor.status import RunState, run_state
-from distlaunch.view.view_model import LogLine, Row, ViewModel, shape
 from distlaunch.wording import age_words, counted, spans
 
 Part = TypeVar("Part")
@@ -40,7 +40,7 @@ class Wish(Frozen):
     typing: bool = False
 
 
-def lines(model: ViewModel, wish: Wish, size: Size, leaving: str = "quit") -> list[Text]:
+def lines(model: RunModel, wish: Wish, size: Size, leaving: str = "quit") -> list[Text]:
     """Return exactly `height` lines, none wider than `width`. `leaving` describes what q does."""
     grid = _grid(model.rows(), wish, _most(size), bool(model.values))
     shown = [*_header(model), *grid, _rule(wish, size.width)]
@@ -65,7 +65,7 @@ def _cut(line: Text, width: int) -> Text:
 # The header
 
 
-def _header(model: ViewModel) -> list[Text]:
+def _header(model: RunModel) -> list[Text]:
     state = model.state
     if state is None:
         return [Text("connecting …"), Text("")]
@@ -77,7 +77,7 @@ def _header(model: ViewModel) -> list[Text]:
     return [first, _trend(model)]
 
 
-def _trend(model: ViewModel) -> Text:
+def _trend(model: RunModel) -> Text:
     """Render the watched number: its value, its rate, and its course."""
     if not model.trend:
         cause = model.state.cause if model.state else None
@@ -174,7 +174,7 @@ def _columns(cells: Sequence[Sequence[Text]], cursor: int) -> list[Text]:
     return made
 
 
-def row_at(model: ViewModel, wish: Wish, size: Size) -> int | None:
+def row_at(model: RunModel, wish: Wish, size: Size) -> int | None:
     """Return the rank at the cursor; for a node, its first rank."""
     lines_of, _ = _folded(model.rows(), _most(size))
     there = lines_of[wish.cursor : wish.cursor + 1] or lines_of[-1:]
@@ -210,7 +210,7 @@ def _rule(wish: Wish, width: int) -> Text:
     return Text(title + "─" * max(0, width - len(title)), "dim")
 
 
-def _pane(model: ViewModel, wish: Wish, height: int) -> list[Text]:
+def _pane(model: RunModel, wish: Wish, height: int) -> list[Text]:
     if wish.history:
         messages = [
             Text.assemble((f"{age_words(at):>6}  ", "dim"), (escape(text), _LEVELS.get(message.level, "")))

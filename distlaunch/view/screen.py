@@ -1,7 +1,6 @@
 """Shows a run on the terminal's alternate screen: a run of this process, or one elsewhere."""
 
 import contextlib
-import json
 import os
 import select
 import signal
@@ -15,16 +14,15 @@ from rich.console import Console, Group
 from rich.console import ConsoleDimensions as Size
 from rich.live import Live
 
+from distlaunch.observers.model import RunModel, uses_in
 from distlaunch.observers.observer import Observed
-from distlaunch.observers.recording import USE, WATCHED
-from distlaunch.observers.run_directory import fd_of
+from distlaunch.observers.recording import WATCHED
 from distlaunch.observers.terminal import Terminal
 from distlaunch.signals import Interrupts
 from distlaunch.supervisor.actions import ShowMessage
 from distlaunch.supervisor.nodes import Use
 from distlaunch.supervisor.summary import Summary
 from distlaunch.view.rendering import Wish, after, lines, row_at
-from distlaunch.view.view_model import ViewModel
 
 LOOK_S = 0.1
 """Seconds between two looks at the keys."""
@@ -34,7 +32,7 @@ DRAW_S = 1.0
 """Seconds between two redraws without a key."""
 
 
-class Screen(ViewModel):
+class Screen(RunModel):
     """The terminal's alternate screen, for a run of this process, or one of another, in `folder`.
 
     `q` stops a run of this process, but only quits the screen of any other. `close` returns to the main
@@ -108,13 +106,7 @@ def _watched_uses(folder: str) -> Mapping[int, Use]:
     with contextlib.suppress(OSError):  # without write access, show the existing values
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600))
         os.utime(path)
-    try:
-        with open(fd_of(folder, USE), "rb") as file:
-            rows = json.load(file)["ranks"]
-            known = all(isinstance(value, int | float | None) for row in rows for value in row)
-            return {rank: Use(*use) for rank, *use in rows} if known else {}
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return {}
+    return uses_in(folder)
 
 
 # Restores the terminal even if this process is killed. Stdout is the terminal. Only this process has the

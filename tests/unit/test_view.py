@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from rich.console import ConsoleDimensions as Size
 
 from distlaunch.agent.messages import PortHeld, RanksStalled, WorkerExited, WorkerStarted
+from distlaunch.observers.model import RunModel
 from distlaunch.observers.observer import Printed
 from distlaunch.plan.output import destinations
 from distlaunch.plan.placement import Facts
@@ -17,7 +18,6 @@ from distlaunch.supervisor.events import AgentUp, Event
 from distlaunch.supervisor.nodes import Use
 from distlaunch.supervisor.step import begin, step
 from distlaunch.view.rendering import Wish, after, lines, row_at, sparkline
-from distlaunch.view.view_model import ViewModel
 from tests.unit.samples import bounded, spec_of
 
 WATCH = "logs: {watch: 'loss ([0-9.a-z]+)'}"
@@ -28,7 +28,7 @@ class Watched:
 
     def __init__(self, nodes: int, procs: int, started: bool = True) -> None:
         self.now = 1000.0
-        self.picture = ViewModel(1000.0, lambda: self.now)
+        self.picture = RunModel(1000.0, lambda: self.now)
         hosts = ", ".join(f"gpu{number}" for number in range(nodes))
         shape = f"nodes: [{hosts}]\nlauncher: local\nprocs_per_node: {procs}\ngpus_per_node: 0"
         self.spec = spec_of(f"command: [x]\n{shape}\n{WATCH}")

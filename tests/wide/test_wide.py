@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from tests.harness import on_time
+from tests.harness import distlaunch, on_time
 from tests.wide.runs import run
 
 FEW, MANY, PROCS = 40, 400, 8
@@ -28,3 +28,6 @@ def test_one_failure_among_thousands_is_told_in_a_few_lines(tmp_path: Path) -> N
         r"^distlaunch: ranks 0-2570, 2572-3199: stopped by distlaunch$", failed.stderr, re.MULTILINE
     )
     assert len(told) < 12, failed.stderr
+    page = distlaunch("report", "-o", "-", cwd=tmp_path, status=0).stdout
+    assert "rank 2571 (n0322) failed first" in page
+    assert len(page) < 1_000_000

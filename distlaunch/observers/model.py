@@ -1,6 +1,7 @@
-"""Collects the contents of the screen from what an observer sees, without using the terminal."""
+"""The state of a run as `view` and `report` show it, built from what an observer sees."""
 
 import contextlib
+import json
 import math
 import re
 import statistics
@@ -12,6 +13,8 @@ from distlaunch.agent.frozen import Frozen
 from distlaunch.job.spec import JobSpec
 from distlaunch.observers.console import Lines, latest
 from distlaunch.observers.observer import Observer, Printed
+from distlaunch.observers.recording import USE
+from distlaunch.observers.run_directory import fd_of
 from distlaunch.signals import search
 from distlaunch.supervisor.actions import ShowMessage
 from distlaunch.supervisor.events import Event
@@ -54,8 +57,8 @@ class Row(Frozen):
     marks: tuple[str, ...]
 
 
-class ViewModel(Observer):
-    """The contents of the screen for a run that began at `began`; `clock` returns the current time.
+class RunModel(Observer):
+    """A run that began at `began`, with its ranks and messages; `clock` returns the current time.
 
     Both are in seconds since the epoch.
     """
@@ -63,12 +66,13 @@ class ViewModel(Observer):
     wants_use = True
 
     def __init__(self, began: float, clock: Callable[[], float] = time.time) -> None:
-        self._began, self._clock = began, clock
+        self.began_at, self._clock = began, clock
         self._watch: re.Pattern[str] | None = None
         self._lines = Lines()
-        self._last: dict[int, float] = {}
-        self._uses: dict[int, Use] = {}
+        self.uses: dict[int, Use] = {}
         self.state: State | None = None
+        self.heard: dict[int, float] = {}
+        """When each rank last printed."""
         self.lines: deque[LogLine] = deque(maxlen=LINES_KEPT)
         self.of_rank: dict[int, deque[LogLine]] = {}
         self.values: dict[int, float] = {}
@@ -91,7 +95,7 @@ class ViewModel(Observer):
 
     def started(self, state: State, at: float) -> None:
         """Forget the lines and use of the previous attempt."""
-        for of_ranks in (self._last, self._uses, self.values, self.of_rank, self._lines.held):
+        for of_ranks in (self.heard, self.uses, self.values, self.of_rank, self._lines.held):
             of_ranks.clear()
         self.history.append((at, ShowMessage("info", f"attempt {state.attempt}: {shape(state)}")))
 
@@ -101,12 +105,12 @@ class ViewModel(Observer):
 
     def used(self, uses: Mapping[int, Use], at: float) -> None:
         """Keep the latest use of each rank."""
-        self._uses.update(uses)
+        self.uses.update(uses)
 
     def printed(self, output: Printed) -> None:
         """Assemble lines, and look for the watched number."""
         stream, now = (output.rank, output.stream), self.moment()
-        self._last[output.rank] = now
+        self.heard[output.rank] = now
         if (whole := self._lines.whole(stream, output.data)) is not None:
             for line in whole.split(b"\n"):
                 self._add(LogLine(now, *stream, latest(line).decode(errors="replace")))
@@ -122,7 +126,7 @@ class ViewModel(Observer):
             found = search(self._watch, line.text) if self._watch else None
         except TimeoutError as error:
             self._watch = found = None
-            self.message(ShowMessage("warning", f"not plotting logs.watch: {error}"), line.at - self._began)
+            self.message(ShowMessage("warning", f"not plotting logs.watch: {error}"), line.at - self.began_at)
         if not found:
             return
         try:
@@ -133,26 +137,26 @@ class ViewModel(Observer):
         if line.rank == min(self.values):  # the trend of one rank: most print the same
             self.trend.append((line.at, value))
 
-    # Output, for the screen
+    # Output
 
     @property
     def elapsed_s(self) -> float:
         """Return the seconds since the run began, or until it ended."""
-        return self.summary.seconds if self.summary else self._clock() - self._began
+        return self.summary.seconds if self.summary else self._clock() - self.began_at
 
     def rows(self) -> list[Row]:
         """Return a row for each rank: conspicuous ones first, then by rank."""
         if self.state is None or self.state.plan is None:
             return []
         now, state, plan = self._clock(), self.state, self.state.plan
-        ages = {rank: max(0.0, now - at) for rank, at in self._last.items()}
-        measure = _Measure(ages, self._uses, self.values)
+        ages = {rank: max(0.0, now - at) for rank, at in self.heard.items()}
+        measure = _Measure(ages, self.uses, self.values)
         rows = [
             Row(
                 worker.rank,
                 plan.node_of(worker.rank).label,
-                _doing(worker),
-                self._uses.get(worker.rank),
+                doing(worker),
+                self.uses.get(worker.rank),
                 ages.get(worker.rank),
                 self.values.get(worker.rank),
                 measure.marks(worker),
@@ -176,7 +180,7 @@ class _Measure:
     """Medians of all ranks, to find conspicuous ones."""
 
     def __init__(self, ages: dict[int, float], uses: dict[int, Use], values: dict[int, float]) -> None:
-        self._ages, self._uses, self._values = ages, uses, values
+        self._ages, self.uses, self._values = ages, uses, values
         self._silent_age = max(SILENT_S, SILENT_TIMES * _middle(list(ages.values())))
         usual_gpu = _middle([use.gpu for use in uses.values() if use.gpu is not None])
         self._slow_gpu = GPU_IDLE_SHARE * usual_gpu if usual_gpu > GPU_BUSY else 0.0
@@ -185,7 +189,7 @@ class _Measure:
 
     def marks(self, worker: RankState) -> tuple[str, ...]:
         """Return the reasons why a rank is conspicuous."""
-        age, use = self._ages.get(worker.rank), self._uses.get(worker.rank)
+        age, use = self._ages.get(worker.rank), self.uses.get(worker.rank)
         gpu = use.gpu if use else None
         phase, failed = worker.phase, isinstance(worker.phase, Exited) and worker.status != 0
         found = {
@@ -208,7 +212,8 @@ class _Measure:
         return not abs(value - self._middle) <= near  # true for NaN, too
 
 
-def _doing(worker: RankState) -> str:
+def doing(worker: RankState) -> str:
+    """Describe in a few words what a worker does, or how it ended."""
     if isinstance(worker.phase, Exited):
         if worker.phase.stopped:
             return "stopped"
@@ -228,3 +233,14 @@ def _middle(values: Sequence[float]) -> float:
 def shape(state: State) -> str:
     """Describe the size of a run: its ranks and nodes."""
     return state.plan.size_words if state.plan else counted(len(state.nodes), "node")
+
+
+def uses_in(folder: str) -> Mapping[int, Use]:
+    """Return the resource use of ranks that was last recorded in a run directory, during a `view`."""
+    try:
+        with open(fd_of(folder, USE), "rb") as file:
+            rows = json.load(file)["ranks"]
+            known = all(isinstance(value, int | float | None) for row in rows for value in row)
+            return {rank: Use(*use) for rank, *use in rows} if known else {}
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return {}

@@ -1,0 +1,113 @@
+"""`report`: writes a page about a run. `bundle`: writes an archive to attach to an issue."""
+
+import io
+import json
+import os
+import sys
+import tarfile
+import zlib
+from collections.abc import Callable
+from typing import Annotated
+
+import typer
+from typer import Option
+
+from distlaunch.cli.options import Json, SshConfig
+from distlaunch.cli.output import print_json, say, while_read
+from distlaunch.cli.runs import Which, run_elsewhere
+from distlaunch.errors import DistlaunchError, UsageError, reason
+from distlaunch.runs.submissions import run_of
+
+_OUTPUT = "Write to FILE instead of RUN_ID.html in the current directory; - is stdout."
+Output = Annotated[str | None, Option("--output", "-o", metavar="FILE", help=_OUTPUT, show_default=False)]
+_TRACE = "Write a Chrome trace to FILE instead, for ui.perfetto.dev; - is stdout."
+Trace = Annotated[str | None, Option("--trace", metavar="FILE", help=_TRACE, show_default=False)]
+
+
+def report(
+    context: typer.Context,
+    which: Which = None,
+    output: Output = None,
+    trace: Trace = None,
+    as_json: Json = False,
+    ssh_config: SshConfig = None,
+) -> None:
+    """Write an HTML page about a run: what happened, where the time went, its ranks and their last output."""
+    run_elsewhere(context, which, ssh_config)
+    from distlaunch.runs.html import MARK, page, plain
+    from distlaunch.runs.report import report_of
+
+    found = report_of(run_of(which))
+    if as_json:
+        print_json(found.document())
+    if trace:
+        _write(
+            trace,
+            json.dumps(found.trace()).encode() + b"\n",
+            lambda head: head.startswith(b'{"displayTimeUnit"'),
+        )
+    if output or not (trace or as_json):
+        mark = MARK.format(plain(found.run.id)).encode()
+        text = page(found).encode(errors="replace")
+        _write(output or f"{found.run.id}.html", text, lambda head: mark in head)
+
+
+_ARCHIVE = "Write to FILE instead of RUN_ID.tar.gz in the current directory; - is stdout."
+Archive = Annotated[str | None, Option("--output", "-o", metavar="FILE", help=_ARCHIVE, show_default=False)]
+Anonymous = Annotated[bool, Option("--anonymous", help="Replace host names and home directories, too.")]
+
+
+def bundle(
+    context: typer.Context,
+    which: Which = None,
+    output: Archive = None,
+    anonymous: Anonymous = False,
+    as_json: Json = False,
+    ssh_config: SshConfig = None,
+) -> None:
+    """Write an archive about a run to attach to an issue: report, events, last output; without secrets."""
+    run_elsewhere(context, which, ssh_config)
+    from distlaunch.runs.bundle import bundle_of
+
+    run = run_of(which)
+    files = bundle_of(run, os.environ, anonymous)
+    if as_json:
+        print_json({"run": run.id, "files": {name: len(data) for name, data in files.items()}})
+    for name, data in () if as_json else files.items():
+        say(f"{len(data):>9}  {name}")
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as archive:
+        for name, data in files.items():
+            member = tarfile.TarInfo(f"{run.id}/{name}")
+            member.size, member.mode, member.mtime = len(data), 0o600, int(run.status.since)
+            archive.addfile(member, io.BytesIO(data))
+    _write(output or f"{run.id}.tar.gz", packed.getvalue(), lambda head: _holds(head, run.id))
+
+
+def _holds(head: bytes, run: str) -> bool:
+    """Return whether an archive that begins like this is a bundle of the run."""
+    try:
+        return zlib.decompressobj(wbits=31).decompress(head, 512).startswith(f"{run}/".encode())
+    except zlib.error:
+        return False
+
+
+def _write(path: str, data: bytes, is_older: Callable[[bytes], bool]) -> None:
+    """Write a file that only the user can read, and replace an older version of it, but nothing else."""
+    if path == "-":
+        with while_read():
+            sys.stdout.buffer.write(data)
+            sys.stdout.flush()
+        return
+    try:
+        if os.path.lexists(path):
+            with open(path, "rb") as file:
+                if not is_older(file.read(1 << 12)):
+                    raise UsageError(f"{path} exists and isn't an older version; name another file")
+        fresh = f"{path}.{os.getpid()}.new"
+        with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(data)
+        os.replace(fresh, path)
+    except OSError as error:
+        raise DistlaunchError(f"can't write {path}: {reason(error)}") from None
+    say(f"wrote {path}")

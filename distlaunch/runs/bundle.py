@@ -1,0 +1,200 @@
+"""The files of a run for others to read: without secrets and, on demand, without names of hosts and homes."""
+
+import json
+import os
+import re
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from distlaunch.job.text import REDACTED, is_secret, masked
+from distlaunch.observers.recording import STDERR_BYTES
+from distlaunch.observers.run_directory import OUTPUT_INDEX, STATUS, fd_of
+from distlaunch.runs.html import page
+from distlaunch.runs.report import report_of
+from distlaunch.runs.run_status import Run
+from distlaunch.supervisor.status import status_of
+
+PAGE = "report.html"
+SHORTEST = 6
+"""Characters of the shortest secret value that is looked for in texts: shorter ones are in every text."""
+_TEXTS = (".out", ".err", ".stack", ".log")
+"""Endings of files with the output of ranks and of setups, of which only the end is kept."""
+_BROAD = re.compile("(?i)token|secret|key|passw|credential|auth")
+"""Names of variables whose values are secrets, wherever these are."""
+_SHAPES = re.compile(
+    r"\b(?:hf_|gh[opsur]_|github_pat_|glpat-|sk-|xox[abprs]-|AKIA|ASIA|AIza)[\w-]{12,}"
+    r"|\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]+"
+    r"|-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|$)"
+)
+"""Tokens of well-known services, and private keys, that can be recognized without a name."""
+_PASSWORD = re.compile(r"(?<=://)[^\s/?#@:]*:([^\s/?#@]{4,})@")
+"""The password in a URL."""
+_BEGINS, _ENDS = (re.compile(f"-----{word} [A-Z ]*PRIVATE KEY-----") for word in ("BEGIN", "END"))
+_ENCODED = re.compile(r"(?:\[\S+\]:? *)?[A-Za-z0-9+/]{56,}={0,2}\s*")
+"""A line of a private key, without its beginning."""
+_HOMES = re.compile(r"/(?:home|Users)/[^/\s\"':,;]+|(?<![\w.-])/root(?![\w.-])")
+
+
+class Redactor:
+    """Hides secrets in texts: these `values`, and what has the name or the form of one. Replaces `names`."""
+
+    def __init__(self, values: Iterable[str], names: Mapping[str, str]) -> None:
+        self._values = _pattern(values, "{}")
+        self._names = _pattern(names, r"(?<![\w.-]){}(?![\w-])") if names else None
+        self._replaced = names
+
+    def text(self, text: str) -> str:
+        """Return a text without secrets."""
+        return "\n".join(self._lines(text.split("\n")))
+
+    def document(self, value: Any, name: str = "") -> Any:
+        """Return a JSON value without secrets; `name` is its key."""
+        if isinstance(value, dict):
+            return {self._key(key): self.document(inner, key) for key, inner in value.items()}
+        if isinstance(value, list) and all(isinstance(each, str) for each in value):
+            return self._lines(value)
+        if isinstance(value, list):
+            return [self.document(inner, name) for inner in value]
+        if not isinstance(value, str):
+            return value
+        hidden = value and (is_secret(name) or (name.isupper() and _BROAD.search(name)))
+        return REDACTED if hidden else self.text(value)
+
+    def _key(self, key: str) -> str:
+        return key if re.fullmatch("[a-z_]*", key) else self.known(key)  # as that of a field
+
+    def known(self, text: str) -> str:
+        """Return a text without the known secrets, and with other names."""
+        text = self._values.sub(REDACTED, text) if self._values else text
+        if self._names is None:
+            return text
+        return self._names.sub(lambda found: self._replaced[found[0]], _HOMES.sub("~", text))
+
+    def _lines(self, lines: Sequence[str]) -> list[str]:
+        """Return lines, or texts that follow each other, without secrets. A private key has several."""
+        ends = next((i for i, line in enumerate(lines) if _ENDS.search(line)), -1)
+        begins = next((i for i, line in enumerate(lines) if _BEGINS.search(line)), len(lines))
+        inside, found = ends < begins and ends >= 0, []
+        for line in lines:
+            if "\n" in line:
+                found.append(self.text(line))
+                continue
+            was, rest = inside, line
+            if inside and (end := _ENDS.search(line)):
+                inside, rest = False, line[end.end() :]
+            elif not inside and _BEGINS.search(line) and not _ENDS.search(line):
+                inside = True
+            hidden = (was and inside) or _ENCODED.fullmatch(line)
+            found.append(REDACTED if hidden else masked(_SHAPES.sub(REDACTED, self.known(rest))))
+        return found
+
+
+def _pattern(words: Iterable[str], form: str) -> re.Pattern[str] | None:
+    ordered = sorted({word for word in words if word}, key=len, reverse=True)
+    return re.compile(form.format(f"(?:{'|'.join(map(re.escape, ordered))})")) if ordered else None
+
+
+def bundle_of(run: Run, environ: Mapping[str, str], anonymous: bool = False) -> dict[str, bytes]:
+    """Return the files of a bundle by name. Raises `HistoryError`.
+
+    `environ` has variables whose values are looked for in all files if their names suggest a secret, or if
+    the job inherits them.
+    """
+    documents = {name: list(_documents(run.folder, name)) for name in _names(run.folder, (".json", ".jsonl"))}
+    hide = Redactor(_secrets(run, documents, environ), _hosts(documents) if anonymous else {})
+    found = {}
+    for name, lines in documents.items():
+        indent = None if name.endswith(".jsonl") else 1
+        found[name] = "".join(
+            json.dumps(hide.document(line), indent=indent) + "\n" for line in lines
+        ).encode()
+    for name in _names(run.folder, _TEXTS):
+        found[name] = hide.text(_end_of(run.folder, name)).encode()
+    # The page is made from the files of the bundle, so that it has nothing that they have not.
+    with tempfile.TemporaryDirectory(prefix="distlaunch-bundle-") as folder:
+        for name, data in found.items():
+            path = Path(folder, name)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+        with suppress(OSError), open(fd_of(run.folder, OUTPUT_INDEX), "rb") as file:
+            Path(folder, OUTPUT_INDEX).write_bytes(file.read())
+        status = status_of(json.loads(found[STATUS]))
+        shown = page(report_of(run._replace(folder=folder, status=status)))
+    shown = hide.known(shown.replace(folder, hide.known(run.folder)))
+    return {PAGE: shown.encode(errors="replace"), **found}
+
+
+def _names(folder: str, endings: tuple[str, ...]) -> list[str]:
+    """Return the files of a run directory whose names end like this."""
+    return sorted(
+        os.path.relpath(os.path.join(place, name), folder)
+        for place, _, names in os.walk(folder)
+        for name in names
+        if name.endswith(endings)
+    )
+
+
+def _documents(folder: str, name: str) -> Iterator[Any]:
+    """Read a file with a JSON document, or with one on each line."""
+    with suppress(OSError), open(fd_of(folder, name), "rb") as file:
+        data = file.read()
+        for piece in data.split(b"\n") if name.endswith(".jsonl") else [data]:
+            with suppress(ValueError, RecursionError):  # the last line may be incomplete
+                yield json.loads(piece)
+
+
+def _end_of(folder: str, name: str) -> str:
+    """Read the last lines of a text: not a part of one, which could be a part of a secret."""
+    with suppress(OSError), open(fd_of(folder, name), "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        file.seek(max(0, size - STDERR_BYTES))
+        data = file.read()
+        return (data if size <= STDERR_BYTES else data.partition(b"\n")[2]).decode(errors="replace")
+    return ""
+
+
+def _secrets(run: Run, documents: Mapping[str, list[Any]], environ: Mapping[str, str]) -> Iterator[str]:
+    """Yield the secret values that are known from variables, recorded data and the job file."""
+    inherited = {
+        name for name, value in _pairs(documents) if isinstance(value, dict) and value.get("inherited")
+    }
+    pairs = [*_pairs(documents), *environ.items()]
+    with suppress(OSError, ValueError, yaml.YAMLError), open(run.status.file, encoding="utf-8") as file:
+        pairs += _pairs(yaml.safe_load(file))
+    for name, value in pairs:
+        yield from _PASSWORD.findall(value) if isinstance(value, str) else ()
+        secret = is_secret(name) or (name.isupper() and _BROAD.search(name)) or name in inherited
+        if secret and isinstance(value, str) and not (value.startswith("/") and os.path.exists(value)):
+            yield from (word for word in (value, *value.split("\n")) if len(word) >= SHORTEST)
+
+
+def _hosts(documents: Mapping[str, list[Any]]) -> dict[str, str]:
+    """Return another name for each name of a host, and for the addresses that a job file gives to hosts."""
+    names = [
+        part
+        for name, value in _pairs(documents)
+        if name in ("host", "hostname", "label", "address") and isinstance(value, str) and value
+        for part in dict.fromkeys((value, value.partition(".")[0] if not value[:1].isdigit() else value))
+    ]
+    names = [name for name in dict.fromkeys(names) if not re.fullmatch(r"node\d+|localhost|127\..*|.", name)]
+    return {name: f"host{number}" for number, name in enumerate(names)}
+
+
+def _pairs(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield all keys with their values, at any depth, and the flags of commands with theirs."""
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            yield str(name), inner
+            yield from _pairs(inner)
+    elif isinstance(value, list):
+        words = [word for word in value if isinstance(word, str)]
+        yield from ((word.lstrip("-"), after) for word, after in pairwise(words) if word.startswith("-"))
+        yield from ((name.lstrip("-"), after) for name, _, after in (word.partition("=") for word in words))
+        for inner in value:
+            yield from _pairs(inner)

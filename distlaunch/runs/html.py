@@ -1,0 +1,548 @@
+"""Renders a report as one HTML page without scripts: everything in it that came from a node is escaped."""
+
+import re
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from html import escape
+from itertools import groupby
+from typing import Any
+
+from distlaunch.observers.model import Row
+from distlaunch.runs.report import End, Report, shares
+from distlaunch.runs.timeline import ALL_KINDS, Span, ledger
+from distlaunch.supervisor.status import RunState
+from distlaunch.wording import counted, cut, rank_list, size_words, spans
+
+MAX_TEXT, MAX_LINE = 20_000, 2_000
+"""Characters shown of one text, and of one line of output."""
+MAX_LANES = 24
+"""Lanes shown. Nodes whose lanes look almost the same share one."""
+MAX_ROWS = 2_000
+"""Ranks in the table of ranks."""
+MAX_MESSAGES = 300
+WIDTH = 1000
+"""The width of drawings in their own units. On the page, they are as wide as the column."""
+FOLDED = 16
+"""Rows above which a table is folded."""
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+MARK = '<meta name="distlaunch-run" content="{}">'
+"""Names the run in the head of its report."""
+
+_ANSI = re.compile("\x1b(?:\\[[0-?]*[ -/]*[@-~]|\\][^\x07\x1b]*(?:\x07|\x1b\\\\)?|[ -/]*[0-~])")
+_CONTROLS = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]"
+)
+
+
+def plain(value: Any, most: int = MAX_TEXT) -> str:
+    """Return text that may have come from a node as HTML, without what a terminal would act on."""
+    text = cut(str(value), most)
+    return escape(_CONTROLS.sub("", _ANSI.sub("", text)))
+
+
+def page(report: Report) -> str:
+    """Return the page."""
+    sections = (_verdict, _ledger, _timeline, _ripple, _output, _ranks, _tails, _messages, _code, _plan)
+    status = report.run.status
+    title = f"{plain(status.job)}: {status.state.value}"
+    head = (
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+        f"{MARK.format(plain(report.run.id))}"
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        '<meta name="color-scheme" content="light dark">'
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
+        f"<title>{title}</title><style>{_STYLE}</style></head>\n<body>"
+    )
+    body = "\n".join(section(report) for section in sections)
+    foot = f"<p>Made by distlaunch on {_when(time.time())} from {plain(report.run.folder)}</p>"
+    return f"{head}{_header(report)}<main>{body}</main><footer>{foot}</footer></body></html>\n"
+
+
+def _header(report: Report) -> str:
+    status, state = report.run.status, report.state
+    kinds = {RunState.SUCCEEDED: "good", RunState.FAILED: "bad", RunState.LOST: "bad"}
+    facts = [
+        state.plan.size_words if state and state.plan else "",
+        counted(status.restarts, "restart") if status.restarts else "",
+        f"exit status {status.exit_status}" if status.exit_status else "",
+        _span(report.seconds) + ("" if status.state.over else " so far"),
+        f"began {_when(status.began)}",
+    ]
+    items = "".join(f"<li>{plain(fact)}</li>" for fact in facts if fact)
+    word = f'<span class="state {kinds.get(status.state, "other")}">{status.state.value}</span>'
+    return (
+        f"<header><h1>{plain(status.job)} {word}</h1><p>{plain(report.run.id)}</p><ul>{items}</ul></header>\n"
+    )
+
+
+def _section(title: str, body: str) -> str:
+    name = title.lower().replace(" ", "-")
+    head = f'<section aria-labelledby="{name}"><h2 id="{name}">{title}</h2>'
+    return f"{head}\n{body}</section>" if body else ""
+
+
+def _table(heads: Sequence[str], rows: Iterable[Sequence[Any]], numbers: Sequence[int] = ()) -> str:
+    """Return a table of rows of HTML, each of which begins with its head. `numbers` are columns to align."""
+    of = [' class="n"' if column in numbers else "" for column in range(len(heads))]
+    top = "".join(f'<th scope="col"{of[i]}>{head}</th>' for i, head in enumerate(heads))
+    body = "\n".join(
+        f'<tr><th scope="row"{of[0]}>{row[0]}</th>'
+        + "".join(f"<td{of[i]}>{cell}</td>" for i, cell in enumerate(row) if i)
+        + "</tr>"
+        for row in rows
+    )
+    table = f"<table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>"
+    return f'<div class="scroll" tabindex="0" role="group" aria-label="{", ".join(heads)}">{table}</div>'
+
+
+def _folded(what: str, body: str, unfolded: bool = False) -> str:
+    return f"<details{' open' if unfolded else ''}><summary>{what}</summary>{body}</details>" if body else ""
+
+
+def _drawing(title: str, height: float, inner: str, kind: str = "") -> str:
+    """Return an SVG drawing as wide as its column; `title` describes it."""
+    box = f'viewBox="0 0 {WIDTH} {height:g}" preserveAspectRatio="none" height="{height:g}"'
+    return f'<svg class="{kind}" role="img" {box}><title>{title}</title>{inner}</svg>'
+
+
+# What happened
+
+
+def _verdict(report: Report) -> str:
+    found, status = report.explanation, report.run.status
+    if not found.cause:
+        goes = "It has succeeded." if status.state is RunState.SUCCEEDED else "It is still going on."
+        parts = [f'<p class="lead">{goes}</p>']
+    else:
+        lead = {"likely": "Likely root cause", "unknown": "Root cause unknown"}.get(
+            found.certainty, "Root cause"
+        )
+        when = f' <span class="dim">at {_clock(found.at)}</span>' if found.at else ""
+        parts = [f'<p class="lead"><strong>{lead}:</strong> {plain(found.cause)}{when}</p>']
+    if found.error:
+        parts.append(_pre(found.error))
+    if found.advice:
+        parts.append(f"<p><strong>What to do:</strong> {plain(found.advice)}</p>")
+    facts = [
+        *(("Evidence", sign) for sign in found.signs),
+        *(("Waiting", line) for line in found.waiting),
+        *(("Then", line) for line in found.then),
+        *(("Before", line) for line in found.restarts),
+        *((f"Since {found.other}, the last good run", change) for change in found.changes()),
+        *([("Only from the summary", found.incomplete)] if found.incomplete else []),
+    ]
+    items = "".join(
+        f"<dt>{plain(name)}</dt>" + "".join(f"<dd>{plain(text)}</dd>" for _, text in group)
+        for name, group in groupby(facts, key=lambda fact: fact[0])
+    )
+    records = "\n".join(line for record in found.evidence for line in record.lines())
+    parts += [f"<dl>{items}</dl>"] if items else []
+    parts += [_folded("State of the workers when it failed", _pre(records.splitlines()))] if records else []
+    return _section("What happened", "".join(parts))
+
+
+def _pre(lines: Iterable[str]) -> str:
+    text = "\n".join(plain(line, MAX_LINE) for line in lines)
+    return f'<pre tabindex="0">{text}\n</pre>'
+
+
+# Where the time went
+
+
+def _ledger(report: Report) -> str:
+    rows = shares(ledger(report.spans, report.queue_s))
+    if not rows:
+        return ""
+    at, parts = 0.0, []
+    for kind, _, share in rows:
+        parts.append(f'<rect class="k-{kind}" x="{at:.1f}" y="0" width="{share * WIDTH:.1f}" height="28"/>')
+        at += share * WIDTH
+    words = "; ".join(f"{ALL_KINDS[kind]} {share:.1%}" for kind, _, share in rows)
+    cells = [
+        (_key(f"k-{kind}") + ALL_KINDS[kind], _span(seconds), f"{share:.1%}") for kind, seconds, share in rows
+    ]
+    bar = _drawing(f"Shares of the time: {words}", 28, "".join(parts), "bar")
+    return _section("Where the time went", bar + _table(("class", "time", "share"), cells, (1, 2)))
+
+
+def _key(color: str) -> str:
+    box = '<svg class="key" viewBox="0 0 1 1" aria-hidden="true">'
+    return f'{box}<rect class="{color}" width="1" height="1"/></svg>'
+
+
+# When it happened
+
+
+def _timeline(report: Report) -> str:
+    of_lanes = {lane: list(group) for lane, group in groupby(report.spans, key=lambda span: span.lane)}
+    scale = WIDTH / (report.seconds or 1.0)
+    alike: dict[tuple[Any, ...], list[int]] = {}
+    for lane, found in of_lanes.items():
+        if len(lane) == 1:
+            alike.setdefault(_looks(found, scale), []).append(lane[0])
+    if not of_lanes.get(()):
+        return ""
+    labels, failed = report.labels, report.explanation.node
+    spares = range(len(report.state.spec.nodes) if report.state else 0, len(labels))
+    ordered = sorted(alike.values(), key=lambda nodes: failed not in [labels[node] for node in nodes])
+    rows = [_lane("job", of_lanes[()], scale)]
+    for group in sorted(ordered[:MAX_LANES]):
+        nodes = sorted(group, key=lambda node: labels[node] != failed)
+        name = labels[nodes[0]] + (f" and {len(nodes) - 1} alike" if len(nodes) > 1 else "")
+        rows.append(_lane(name + (" (spare)" if nodes[0] in spares else ""), of_lanes[nodes[0],], scale))
+    kinds = {span.kind for span in report.spans if len(span.lane) < 2}
+    legend = "".join(
+        f"<li>{_key(f'k-{kind}')}{words}</li>" for kind, words in ALL_KINDS.items() if kind in kinds
+    )
+    rest = sum(map(len, ordered[MAX_LANES:]))
+    more = f"<p>{counted(rest, 'other node')} not shown.</p>" if rest else ""
+    table = f'<table class="lanes"><tbody>{"".join(rows)}</tbody></table>'
+    body = f'<ul class="legend">{legend}</ul>{table}{_axis(report.seconds)}{more}{_attempts(report)}'
+    return _section("Timeline", body)
+
+
+def _looks(found: Sequence[Span], scale: float) -> tuple[Any, ...]:
+    """Return what two lanes that look almost the same have in common."""
+    return tuple(
+        (span.kind, round(span.began * scale / 20), round(span.ended * scale / 20)) for span in found
+    )
+
+
+def _lane(name: str, found: Sequence[Span], scale: float) -> str:
+    bars = "".join(
+        f'<rect class="k-{span.kind}" x="{span.began * scale:.1f}" y="0" '
+        f'width="{max(1.0, span.seconds * scale):.1f}" height="16"/>'
+        for span in found
+    )
+    words = "; ".join(f"{_span(span.began)}: {ALL_KINDS[span.kind]}" for span in found[:40])
+    svg = _drawing(f"{plain(name)}: {words}", 16, bars, "lane")
+    return f'<tr><th scope="row">{plain(name)}</th><td>{svg}</td></tr>'
+
+
+def _axis(seconds: float) -> str:
+    ticks = "".join(f"<span>{_span(seconds * part / 4)}</span>" for part in range(5))
+    return f'<div class="axis" aria-hidden="true">{ticks}</div>'
+
+
+def _attempts(report: Report) -> str:
+    if len(report.attempts) < 2:
+        return ""
+    rows = [
+        (
+            each.number,
+            "-" if each.started is None else _span(each.started),
+            "-" if each.ended is None else _span(each.ended),
+            plain(", ".join(each.nodes), 200),
+            plain(each.cause, 300),
+        )
+        for each in report.attempts
+    ]
+    return _table(("attempt", "started", "ended", "nodes", "why it ended"), rows, (1, 2))
+
+
+_ROW = 3
+"""Height of a rank in the drawing of the ripple."""
+
+
+def _ripple(report: Report) -> str:
+    ends = report.ripple()
+    if len(ends) < 2:
+        return ""
+    first, last = min(0.0, *(each.after_s for each in ends)), max(each.after_s for each in ends)
+    scale, height = WIDTH / ((last - first) or 1.0), min(240.0, max(48.0, _ROW * len(ends)))
+    marks: dict[str, list[str]] = {}
+    step = height / len(ends)
+    for number, each in enumerate(ends):
+        x = min(WIDTH - 4, (each.after_s - first) * scale)
+        marks.setdefault(_end_kind(each), []).append(
+            f"M{x:.0f} {number * step:.1f}h4v{max(1.0, step):.1f}h-4z"
+        )
+    drawn = "".join(f'<path class="{_class(kind)}" d="{"".join(paths)}"/>' for kind, paths in marks.items())
+    groups = {kind: [each for each in ends if _end_kind(each) == kind] for kind in marks}
+    rows = [
+        (
+            _key(_class(kind)) + kind,
+            f"{min(each.after_s for each in group):.3f} s",
+            f"{max(each.after_s for each in group):.3f} s",
+            plain(rank_list([each.rank for each in group]), 300),
+            plain("; ".join(dict.fromkeys(each.how for each in group)), 300),
+        )
+        for kind, group in groups.items()
+    ]
+    what = "When each rank ended after the first failure: ranks from top to bottom, time from left to right"
+    axis = "".join(f"<span>{(first + (last - first) * part / 4):.2f} s</span>" for part in range(5))
+    svg = _drawing(what, height, drawn, "ripple")
+    table = _table(("end", "first", "last", "ranks", "how"), rows, (1, 2))
+    return _section("After the first failure", f'{svg}<div class="axis">{axis}</div>{table}')
+
+
+def _end_kind(end: End) -> str:
+    word = "root cause" if end.first else end.how.split(" ")[0]
+    return word if word in _ENDS else "failed"
+
+
+# Ranks
+
+
+def _output(report: Report) -> str:
+    volume, ranks = report.volume, report.state.workers if report.state else ()
+    most = max(volume.values(), default=0)
+    if not most:
+        return ""
+    count = max(len(ranks), max(volume) + 1)
+    step, height = WIDTH / count, 80
+    path = "".join(
+        f"M{rank * step:.1f} {height}V{height - size / most * height:.1f}h{step * 0.8:.2f}V{height}z"
+        for rank, size in sorted(volume.items())
+    )
+    svg = _drawing(
+        f"Bytes printed by each rank, at most {size_words(most)}",
+        height,
+        f'<path class="e-volume" d="{path}"/>',
+    )
+    over = " in all attempts" if len(report.attempts) > 1 else ""
+    silent = [worker.rank for worker in ranks if not volume[worker.rank]]
+    loud = max(volume, key=lambda rank: volume[rank])
+    words = [f"{_size(sum(volume.values()))} printed{over}; most by rank {loud}: {_size(most)}"]
+    words += [f"nothing by {plain(rank_list(silent), 300)}"] if silent else []
+    axis = f'<div class="axis" aria-hidden="true"><span>rank 0</span><span>rank {count - 1}</span></div>'
+    return _section("Output", f"{svg}{axis}<p>{'; '.join(words)}.</p>")
+
+
+def _ranks(report: Report) -> str:
+    rows = report.rows()
+    if not rows:
+        return ""
+    heads = ["rank", "printed", "last output", *_USE] if report.uses else ["rank", "printed", "last output"]
+    ends = {end.rank: end.how for end in report.ripple()} if report.explanation.summary else {}
+    table = _table(
+        (*heads, "node", "state"),
+        [_rank_cells(report, row, ends.get(row.rank, "")) for row in rows[:MAX_ROWS]],
+        range(len(heads)),
+    )
+    seen = "are the last values that were measured while someone viewed the run"
+    unseen = "are not recorded: they are measured only while someone views the run"
+    note = f"<p>CPU, GPU and memory use {seen if report.uses else unseen}.</p>"
+    rest = f"<p>{counted(len(rows) - MAX_ROWS, 'more rank')} not shown.</p>" if len(rows) > MAX_ROWS else ""
+    marked = plain(spans(sorted(row.rank for row in rows if _stands_out(row))), 200)
+    words = counted(len(rows), "rank") + (f"; conspicuous: {marked}" if marked else "")
+    folded = _folded(words, table + rest, len(rows) <= FOLDED)
+    return _section("Ranks", folded + note)
+
+
+_USE = ("CPU", "memory", "GPU", "GPU memory")
+
+
+def _rank_cells(report: Report, row: Row, end: str) -> list[Any]:
+    state = plain(end or ", ".join(dict.fromkeys([row.doing, *row.marks])))
+    flag = ' class="mark"' if _stands_out(row) else ""
+    when = "before the end" if report.run.status.state.over else "ago"
+    age = "-" if row.age_s is None else f"{_span(row.age_s)} {when}"
+    use: list[Any] = [*(row.use or [None] * 4)] if report.uses else []
+    used = [
+        "-" if value is None else f"{value:.0f}%" if name in ("CPU", "GPU") else _size(value)
+        for name, value in zip(_USE, use, strict=False)
+    ]
+    size = _size(report.volume[row.rank])
+    return [row.rank, size, age, *used, plain(row.node), f"<span{flag}>{state}</span>"]
+
+
+def _stands_out(row: Row) -> bool:
+    return bool(row.marks) and row.marks != ("stopped",)
+
+
+def _tails(report: Report) -> str:
+    parts: list[str] = []
+    for rank, streams in report.tails.items():
+        for stream, lines in streams.items():
+            parts.append(_folded(f"rank {rank}, {stream}", _pre(lines), len(parts) < 2))
+    return _section("Last output", "".join(parts))
+
+
+def _messages(report: Report) -> str:
+    shown = report.history[-MAX_MESSAGES:]
+    rows = [(_span(at), message.level, plain(message.text, 1000)) for at, message in shown]
+    table = _table(("time", "level", "message"), rows, (0,)) if rows else ""
+    return _section("Messages", _folded(counted(len(report.history), "message"), table, len(rows) <= FOLDED))
+
+
+# What ran
+
+
+def _code(report: Report) -> str:
+    state = report.state
+    if state is None:
+        return ""
+    spec, plan = state.spec, state.plan
+    facts: list[tuple[str, Any]] = [("job file", report.run.status.file or "none")]
+    facts += [("code", spec.tree.words if spec.tree else "as it was on the nodes")]
+    if plan:
+        facts += [("backend", plan.backend), ("rendezvous", plan.meeting_place)]
+        facts += [("Python", text) for text in dict.fromkeys(_of_nodes(plan.nodes, "python"))]
+        for name, text in _versions(report).items():
+            facts.append((name, text))
+    facts += [
+        ("controller", f"process {report.run.status.controller.pid} on {report.run.status.controller.host}")
+    ]
+    items = "".join(f"<dt>{plain(name)}</dt><dd>{plain(value)}</dd>" for name, value in facts)
+    return _section("Versions and code", f"<dl>{items}</dl>")
+
+
+def _of_nodes(nodes: Sequence[Any], name: str) -> Iterator[str]:
+    for value, group in groupby(nodes, key=lambda node: getattr(node, name)):
+        labels = [node.label for node in group]
+        yield f"{value} on {labels[0] if len(labels) == 1 else f'{labels[0]} to {labels[-1]}'}"
+
+
+def _versions(report: Report) -> Mapping[str, str]:
+    """Return what is in the environments that the job has built, which are all alike."""
+    for node in report.state.nodes if report.state else ():
+        code = getattr(node, "code", None)
+        if code and code.versions:
+            return dict(code.versions)
+    return {}
+
+
+def _plan(report: Report) -> str:
+    plan, recorded = report.state.plan if report.state else None, report.plan_document()
+    if plan is None:
+        return ""
+    rows = [
+        (
+            part.node_rank,
+            plain(part.label),
+            spans(part.ranks),
+            part.reach.name,
+            part.gpus,
+            plain(part.program.workdir or "", 300),
+        )
+        for part in plan.nodes[:MAX_ROWS]
+    ]
+    table = _table(("node rank", "node", "ranks", "transport", "GPUs", "directory"), rows, (0, 4))
+    parts = [_folded(plain(plan.size_words), table, len(rows) <= FOLDED)]
+    try:
+        worker = recorded["nodes"][0]["workers"][0]
+        lines = [
+            f"{name}={'(not recorded)' if value is None else value}" for name, value in worker["env"].items()
+        ]
+        parts.append(_folded("Command and variables of rank 0", _pre([" ".join(worker["argv"]), "", *lines])))
+    except (KeyError, IndexError, TypeError, AttributeError):
+        pass  # no attempt has started, or the file is damaged
+    return _section("Plan", "".join(parts))
+
+
+# Words
+
+
+def _class(end: str) -> str:
+    return f"e-{end.replace(' ', '-')}"
+
+
+def _when(at: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(at))
+
+
+def _clock(at: float) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(at))
+
+
+def _span(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.2f} s" if seconds < 10 else f"{seconds:.1f} s"
+    minutes, hours = int(seconds // 60), int(seconds // 3600)
+    return f"{minutes} min {seconds % 60:.0f} s" if seconds < 7200 else f"{hours} h {minutes % 60} min"
+
+
+def _size(size: int) -> str:
+    return f"{size} B" if size < 1024 else size_words(size)
+
+
+_ENDS = {
+    "root cause": "stall",
+    "failed": "start",
+    "stopped": "connect",
+    "finished": "training",
+    "volume": "rendezvous",
+}
+"""Colors of the ends of ranks, and of their output."""
+_LIGHT = """
+color-scheme: light dark;
+--bg: #fff; --fg: #1c2430; --dim: #55606e; --line: #d9dfe6; --soft: #f4f6f8;
+--good: #17703c; --bad: #b3261e; --other: #7a5200;
+--queue: #64748b; --connect: #5b7a99; --code: #7c5cc4; --setup: #a24d97; --start: #b26a00;
+--rendezvous: #2874b8; --training: #1f8a4c; --failed: #7a8a2a;
+--stall: #d1440c; --stop: #94323f; --restart: #8a6d1f; --idle: #d5dbe1;
+"""
+_DARK = """
+--bg: #12161c; --fg: #e4e9ef; --dim: #9aa7b5; --line: #2e3742; --soft: #1a2029;
+--good: #5fd08f; --bad: #ff8a80; --other: #f0c060;
+--queue: #94a3b8; --connect: #7fa3c7; --code: #a78bfa; --setup: #d38bd0; --start: #e0a030;
+--rendezvous: #5aa9ef; --training: #3fbf78; --failed: #b3c246;
+--stall: #ff7b47; --stop: #d8707c; --restart: #c9a94a; --idle: #39424d;
+"""
+_RULES = """
+* { box-sizing: border-box }
+body { margin: 0 auto; max-width: 1100px; padding: 1.5rem 1rem 3rem; background: var(--bg); color: var(--fg);
+  font: 16px/1.5 system-ui, sans-serif; overflow-wrap: anywhere }
+header { border-bottom: 1px solid var(--line); padding-bottom: 1rem }
+h1 { font-size: 1.6rem; margin: 0 }
+h2 { font-size: 1.15rem; margin: 0 0 .6rem }
+section { margin-top: 2.2rem }
+footer { margin-top: 2.5rem; font-size: .85rem }
+p { margin: .4rem 0 }
+header p, footer, .dim { color: var(--dim) }
+header ul, .legend { list-style: none; padding: 0; margin: .4rem 0; display: flex; flex-wrap: wrap;
+  gap: .2rem 1.2rem }
+.legend { font-size: .85rem; margin-bottom: .6rem }
+.state { font-size: .95rem; vertical-align: middle; padding: .1rem .6rem; border: 1px solid;
+  border-radius: 1rem }
+.good { color: var(--good) }
+.bad { color: var(--bad) }
+.other { color: var(--other) }
+.lead { font-size: 1.1rem }
+dl { display: grid; grid-template-columns: minmax(7rem, max-content) 1fr; gap: .25rem 1rem; margin: .8rem 0 }
+dt { grid-column: 1; color: var(--dim); max-width: 14rem }
+dd { grid-column: 2; margin: 0 }
+pre { background: var(--soft); border: 1px solid var(--line); border-radius: 6px; padding: .7rem .9rem;
+  margin: .6rem 0; overflow: auto; max-height: 28rem; font: 13px/1.45 ui-monospace, monospace }
+svg { display: block; width: 100% }
+.key { display: inline-block; width: .8em; height: .8em; margin-right: .45em }
+.bar { margin-bottom: .8rem }
+.ripple { background: var(--soft) }
+.scroll { overflow-x: auto; overflow-wrap: normal }
+table { border-collapse: collapse; width: 100%; font-size: .9rem }
+th, td { text-align: left; padding: .3rem 1rem .3rem 0; border-bottom: 1px solid var(--line);
+  vertical-align: top; font-variant-numeric: tabular-nums }
+thead th { color: var(--dim); font-weight: 600; white-space: nowrap }
+tbody th { font-weight: 400 }
+.n { text-align: right; white-space: nowrap }
+.scroll td:last-child:not(.n) { min-width: 14rem }
+.mark { color: var(--bad); font-weight: 600 }
+.lanes th { width: 9.5rem; vertical-align: middle }
+.lanes td { padding: .25rem 0; vertical-align: middle }
+.axis { display: flex; justify-content: space-between; font-size: .8rem; color: var(--dim);
+  margin: .2rem 0 .8rem }
+.lanes + .axis { margin-left: 9.5rem }
+summary { cursor: pointer; padding: .25rem 0 }
+:focus-visible { outline: 2px solid var(--rendezvous); outline-offset: 2px }
+@media (max-width: 600px) {
+  .lanes th { width: 6rem }
+  .lanes + .axis { margin-left: 6rem }
+  dl { grid-template-columns: 1fr }
+  dt, dd { grid-column: 1 }
+  dt { margin-top: .4rem }
+}
+@media print {
+  body { max-width: none; font-size: 11pt; padding: 0 }
+  pre { max-height: none; white-space: pre-wrap }
+  section > *, tr { break-inside: avoid }
+  * { print-color-adjust: exact }
+}
+"""
+_STYLE = "".join(
+    [
+        f":root {{{_LIGHT}}}\n@media (prefers-color-scheme: dark) {{:root {{{_DARK}}}}}{_RULES}",
+        *(f".k-{kind} {{ fill: var(--{kind}) }}\n" for kind in ALL_KINDS),
+        *(f".{_class(end)} {{ fill: var(--{kind}) }}\n" for end, kind in _ENDS.items()),
+    ]
+)

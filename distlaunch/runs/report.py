@@ -1,0 +1,225 @@
+"""All that is known of a run, for a page about it: the model of `view`, and where its time went."""
+
+import json
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from distlaunch.agent.frozen import Frozen
+from distlaunch.agent.wire import ATTEMPTS
+from distlaunch.job.spec import JobSpec
+from distlaunch.observers.model import Row, RunModel, doing, uses_in
+from distlaunch.observers.run_directory import INDEX_RECORD, OUTPUT_INDEX, fd_of, file_of, index_entries
+from distlaunch.plan.output import STREAMS, destinations
+from distlaunch.runs.following import output_of
+from distlaunch.runs.run_status import Run, summary_in
+from distlaunch.runs.submissions import submission_of
+from distlaunch.runs.timeline import Span, Timeline, ledger, trace
+from distlaunch.runs.why import Explanation, explain
+from distlaunch.supervisor.events import Event
+from distlaunch.supervisor.nodes import Exited
+from distlaunch.supervisor.state import Cause, State
+from distlaunch.supervisor.step import begin
+from distlaunch.supervisor.summary import Summary
+
+VERSION = 1
+"""Version of the JSON document. It changes whenever the document can't be read as before."""
+MAX_TAILS, TAIL_LINES = 8, 40
+"""Ranks whose last output is shown, and lines of each stream."""
+PIECE = INDEX_RECORD.size << 15
+"""Bytes of the output index that are read at once."""
+
+
+class Attempt(Frozen):
+    """An attempt: when its workers were started, and when and why it ended. None = it hasn't."""
+
+    number: int
+    started: float | None
+    ended: float | None
+    nodes: tuple[str, ...]
+    cause: str
+
+
+class End(Frozen):
+    """The end of a rank, in seconds after the first failure; `first` for the rank that failed first."""
+
+    rank: int
+    after_s: float
+    how: str
+    first: bool
+
+
+class Report(RunModel):
+    """A run as far as it has gone.
+
+    `volume` has the bytes that each rank printed, and `tails` the last lines of the ranks that matter, by
+    stream. `queue_s` is the time in a scheduler's queue, as far as it is recorded.
+    """
+
+    explanation: Explanation
+
+    def __init__(self, run: Run, now: float) -> None:
+        super().__init__(run.status.began, lambda: run.status.since if run.status.state.over else now)
+        self.run = run
+        self.timeline: Timeline | None = None
+        self.volume: Counter[int] = Counter()
+        self.tails: dict[int, dict[str, list[str]]] = {}
+        self.queue_s = 0.0
+        self.seconds = 0.0
+
+    def began(self, spec: JobSpec, chance: float, at: float) -> None:
+        """Begin the timeline."""
+        super().began(spec, chance, at)
+        self.state, _ = begin(spec, at, chance)
+        self.timeline = Timeline(self.state)
+
+    def happened(self, event: Event, state: State, at: float) -> None:
+        """Continue the timeline."""
+        super().happened(event, state, at)
+        assert self.timeline is not None
+        self.timeline.take(event, state, at)
+
+    @property
+    def elapsed_s(self) -> float:
+        """Return the seconds that the run has taken so far, or until it ended."""
+        return self.seconds
+
+    @property
+    def spans(self) -> list[Span]:
+        """Return the spans of all lanes."""
+        return self.timeline.spans(self.seconds) if self.timeline else []
+
+    @property
+    def labels(self) -> list[str]:
+        """Return the names of the nodes, by their index in the pool."""
+        return [node.label for node in self.state.spec.pool] if self.state else []
+
+    @property
+    def attempts(self) -> list[Attempt]:
+        """Return all attempts that were prepared."""
+        states = self.timeline.attempts if self.timeline else {}
+        return [_attempt(number, state) for number, state in states.items() if state.plan]
+
+    def ripple(self) -> list[End]:
+        """Return how the ranks ended after the failure of the last attempt that failed, in their order."""
+        for number, state in reversed((self.timeline.attempts if self.timeline else {}).items()):
+            cause = _cause_of(number, state)
+            if cause and state.plan and not cause.cancelled:
+                return self._ends(state, cause)
+        return []
+
+    def _ends(self, state: State, cause: Cause) -> list[End]:
+        summary = self.explanation.summary
+        if summary is None or summary.state.attempt != state.attempt:
+            summary = Summary(state, "", {}, 0.0)  # the output of earlier attempts is not read
+        how = {rank: words for words, ranks in summary.ends().items() for rank in ranks}
+        at = {each.rank: each.phase.at for each in state.workers if isinstance(each.phase, Exited)}
+        zero = at.get(cause.rank, cause.at) if cause.exit and cause.rank is not None else cause.at
+        return [
+            End(rank, ended - zero, how.get(rank, doing(state.worker(rank))), rank == cause.rank)
+            for rank, ended in at.items()
+        ]
+
+    def plan_document(self) -> Mapping[str, Any]:
+        """Return the plan of the last attempt, as recorded; {} if there is none."""
+        name = file_of(self.state.attempt if self.state else 0, "plan.json")
+        with suppress(OSError, ValueError, RecursionError), open(fd_of(self.run.folder, name), "rb") as file:
+            found = json.load(file)
+            return found if isinstance(found, dict) else {}
+        return {}
+
+    def document(self) -> dict[str, Any]:
+        """Return the report as a JSON object."""
+        lanes = [span for span in self.spans if len(span.lane) < 2]
+        labels = self.labels
+        return {
+            "version": VERSION,
+            "why": self.explanation.document(),
+            "seconds": self.seconds,
+            "ledger": ledger(self.spans, self.queue_s),
+            "spans": [
+                {**span._asdict(), "lane": labels[span.lane[0]] if span.lane else None} for span in lanes
+            ],
+            "attempts": [each._asdict() for each in self.attempts],
+            "ripple": [each._asdict() for each in self.ripple()],
+            "ranks": [{**_row(row), "printed": self.volume[row.rank]} for row in self.rows()],
+            "last_output": self.tails,
+            "messages": [{"at": at, "level": each.level, "text": each.text} for at, each in self.history],
+        }
+
+    def trace(self) -> Any:
+        """Return the spans and messages as a Chrome trace."""
+        return trace(self.spans, self.labels, [(at, each.text) for at, each in self.history])
+
+
+def report_of(run: Run) -> Report:
+    """Make the report of a run. Raises `HistoryError`."""
+    report = Report(run, time.time())
+    report.explanation = explain(run, None, report)
+    submission = submission_of(run)
+    if submission and submission.at and report.state and not report.state.spec.restarts_before:
+        report.queue_s = max(0.0, report.began_at - submission.at)
+    report.seconds = _seconds(report)
+    report.used(uses_in(run.folder), 0.0)
+    _read_index(report)
+    _read_tails(report)
+    return report
+
+
+def _seconds(report: Report) -> float:
+    last = report.timeline.at if report.timeline else 0.0
+    seconds = (summary_in(report.run.folder) or {}).get("seconds")
+    if not report.run.status.state.over:
+        seconds = time.time() - report.began_at
+    return max(last, seconds if isinstance(seconds, int | float) else 0.0)
+
+
+def _read_index(report: Report) -> None:
+    """Add up the output of each rank, and note when it last printed."""
+    attempt = report.state.attempt % ATTEMPTS if report.state else 0
+    with suppress(OSError), open(fd_of(report.run.folder, OUTPUT_INDEX), "rb") as file:
+        while data := file.read(PIECE):
+            for entry in index_entries(data[: len(data) // INDEX_RECORD.size * INDEX_RECORD.size]):
+                report.volume[entry.rank] += entry.size
+                if entry.attempt == attempt:
+                    report.heard[entry.rank] = entry.time
+
+
+def _read_tails(report: Report) -> None:
+    """Read the last output of the ranks that matter: those that failed or are conspicuous, or else rank 0."""
+    state, rank = report.state, report.explanation.rank
+    if state is None or state.plan is None:
+        return
+    marked = [row.rank for row in report.rows() if row.marks and row.marks != ("stopped",)]
+    ranks = [*dict.fromkeys([*([] if rank is None else [rank]), *marked])][:MAX_TAILS] or [0]
+    for (of, stream), goes_to in destinations(state.plan, state.attempt).items():
+        if of in ranks and goes_to.file:
+            text = b"".join(output_of(report.run.folder, goes_to.file)).decode(errors="replace")
+            if lines := text.splitlines()[-TAIL_LINES:]:
+                report.tails.setdefault(of, {})[STREAMS[stream]] = lines
+
+
+def _cause_of(number: int, state: State) -> Cause | None:
+    """Return why an attempt ended. `state` is its last, in which its restart may not have been prepared."""
+    return state.restarts[number].cause if len(state.restarts) > number else state.cause
+
+
+def _attempt(number: int, state: State) -> Attempt:
+    cause = _cause_of(number, state)
+    restart = state.restarts[number] if len(state.restarts) > number else None
+    ended = restart.at if restart else state.verdict.at if state.verdict else None
+    assert state.plan is not None
+    nodes = tuple(part.label for part in state.plan.nodes)
+    return Attempt(number, state.started_at, ended, nodes, cause.text if cause else "")
+
+
+def _row(row: Row) -> dict[str, Any]:
+    return {**row._asdict(), "use": row.use and row.use._asdict()}
+
+
+def shares(found: Mapping[str, float]) -> Sequence[tuple[str, float, float]]:
+    """Return the classes of a ledger with their seconds and their shares of the whole."""
+    whole = sum(found.values()) or 1.0
+    return [(kind, seconds, seconds / whole) for kind, seconds in found.items()]

@@ -1,0 +1,192 @@
+"""`report` and `bundle`: a page about a run, and an archive of it without secrets."""
+
+import io
+import json
+import os
+import subprocess
+import tarfile
+from collections.abc import Mapping
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from tests.harness import distlaunch, write_job
+from tests.process.commands import FOUR, SLEEPER
+
+VOID = {"meta", "rect", "path", "br"}
+HOSTILE = """
+    import os, sys
+    if os.environ["RANK"] == "1":
+        os.write(1, b"x" * 10_000_000 + b"\\n")
+        os.write(1, b"\\x1b[31m</pre><script>alert(1)</script>\\x1b]0;title\\x07 ")
+        os.write(1, b"\\xff\\x00 <img src=x onerror=y>\\n")
+        sys.exit("<script>alert(2)</script>\\x1b[2J")
+    open("gate").read()
+"""
+
+
+class Page(HTMLParser):
+    """The elements of a page, which are nested correctly."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self._open: list[str] = []
+        self.tags: set[str] = set()
+        self.names: set[str] = set()
+        self.text = ""
+        self.feed(text)
+        self.close()
+        assert self._open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.names |= {name for name, _ in attrs}
+        if tag not in VOID:
+            self._open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data if self._open[-1:] != ["style"] else ""
+
+
+def test_reports_a_failed_run_and_nothing_that_its_ranks_print_acts_there(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "gate")
+    distlaunch("run", str(write_job(tmp_path, HOSTILE, FOUR)), status=1, stdout=subprocess.DEVNULL)
+    (run,) = (tmp_path / "runs").iterdir()
+    assert distlaunch("report", cwd=tmp_path, status=0).stderr == f"distlaunch: wrote {run.name}.html\n"
+    text = (tmp_path / f"{run.name}.html").read_text()
+    page = Page(text)
+    assert not page.tags & {"script", "img", "link", "iframe", "object", "form", "a"}
+    assert not page.names & {"src", "href", "onerror", "onclick", "onload", "style"}
+    assert not {"\x1b", "\x00", "\x9b"} & set(text)
+    assert "url(" not in text
+    assert len(text) < 100_000
+    for words in ("Root cause: rank 1 (node0) failed first: exit status 1", "<script>alert(1)</script>"):
+        assert words in page.text
+    assert "ranks 0, 2-3: stopped by distlaunch" in page.text
+    assert "9.54 MiB" in page.text
+
+
+def test_replaces_only_a_report_of_the_same_run(tmp_path: Path) -> None:
+    distlaunch("run", str(write_job(tmp_path, "pass", FOUR)), status=0)
+    for command, name in (("report", "run.html"), ("bundle", "run.tar.gz")):
+        for _ in range(2):
+            distlaunch(command, "-o", name, cwd=tmp_path, status=0)
+        (tmp_path / name).write_text("mine")
+        refused = distlaunch(command, "-o", name, cwd=tmp_path, status=2)
+        assert "name another file" in refused.stderr
+        assert (tmp_path / name).read_text() == "mine"
+    done = distlaunch("report", "-o", "none/run.html", cwd=tmp_path, status=1)
+    assert done.stderr == "distlaunch: can't write none/run.html: No such file or directory\n"
+
+
+def test_reports_a_run_that_goes_on_as_a_page_as_json_and_as_a_trace(tmp_path: Path) -> None:
+    run = distlaunch("run", "-d", str(write_job(tmp_path, SLEEPER, FOUR)), status=0).stdout.strip()
+    try:
+        page = distlaunch("report", run, "-o", "-", status=0).stdout
+        found = json.loads(distlaunch("report", run, "--json", status=0).stdout)
+        distlaunch("report", run, "--trace", "trace.json", cwd=tmp_path, status=0)
+    finally:
+        distlaunch("stop", "--now", run)
+    assert "RUNNING" in Page(page).text
+    assert (found["version"], found["why"]["state"], len(found["ranks"])) == (1, "RUNNING", 4)
+    assert sum(found["ledger"].values()) == pytest.approx(found["seconds"])
+    assert [span["kind"] for span in found["spans"] if span["lane"] is None] == ["connect", "start"]
+    threads = {
+        (each["pid"], each["tid"])
+        for each in json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    }
+    assert {(1, 1), (1, 2), (2, 3), (2, 4)} <= threads
+
+
+def test_reports_what_the_summary_says_if_the_events_are_damaged(tmp_path: Path) -> None:
+    distlaunch("run", str(write_job(tmp_path, "raise SystemExit(3)", FOUR)), status=3)
+    (run,) = (tmp_path / "runs").iterdir()
+    (run / "events.jsonl").write_text("junk\n{}")
+    text = Page(distlaunch("report", str(run), "-o", "-", status=0).stdout).text
+    assert "failed first: exit status 3" in text
+    assert "Only from the summary" in text
+    assert distlaunch("bundle", str(run), "-o", "-", status=0, text=False).stdout
+    (run / "events.jsonl").unlink()  # each run that a test leaves is replayed
+
+
+# Canaries, each of another kind
+
+SECRETS = {
+    "of the job file": "zq-canary-01-plain",
+    "of --set": "zq-canary-02-given",
+    "of an argument": "zq-canary-03-words",
+    "of a URL": "zq-canary-04-basic",
+    "of a notification": "zq-canary-05-notify",
+    "printed with its name": "zq-canary-06-named",
+    "of Hugging Face": "hf_zqCanary07abcdefghijklmnopqrstu",
+    "of AWS": "zqCanary08/K7MDENG+bPxRfiCYEXAMPLEKEY",
+    "of a header": "zq-canary-09-bearer",
+    "of a key": "MIIEzqCanary10" + "Ab1/" * 12,
+    "inherited": "zq-canary-11-inherited",
+}
+LEAKS = """
+    import os, sys
+    env, args = os.environ, sys.argv
+    print("TOKEN=zq-canary-06-named")
+    print("connecting with", env["DB_PASS"], "and", env["MY_PASSWORD"], "to", env["DATABASE"])
+    print("args", args[1:], args[2], "region", env["REGION"])
+    print("HF", env["HF_TOKEN"], "AWS AKIAIOSFODNN7EXAMPLE", env["AWS_SECRET_ACCESS_KEY"])
+    print("GET / Authorization: Bearer zq-canary-09-bearer")
+    print("-----BEGIN RSA PRIVATE KEY-----\\nMIIEzqCanary10" + "Ab1/" * 12)
+    print("MIIEzqCanary10\\n-----END RSA PRIVATE KEY-----")
+    sys.stdout.flush()
+    sys.stderr.write("x\\n" * 9000 + "MIIEzqCanary10\\n-----END RSA PRIVATE KEY-----\\n")
+    raise SystemExit("AccountKey=zq-canary-06-named\\n" + env["DB_PASS"] + " " + env["AWS_SECRET_ACCESS_KEY"])
+"""
+KEYS = f"""
+    gpus_per_node: 0
+    args: [--api-key, {SECRETS["of an argument"]}]
+    env:
+      DB_PASS: {SECRETS["of the job file"]}
+      DATABASE: 'pg://me:{SECRETS["of a URL"]}@db/x'
+      REGION: null
+      HF_TOKEN: null
+      AWS_SECRET_ACCESS_KEY: null
+    notify: {{command: ["true", --token, {SECRETS["of a notification"]}]}}
+"""
+
+
+def unpacked(data: bytes) -> Mapping[str, bytes]:
+    with tarfile.open(fileobj=io.BytesIO(data)) as archive:
+        files = {each.name.partition("/")[2]: archive.extractfile(each) for each in archive.getmembers()}
+        return {name: file.read() for name, file in files.items() if file}
+
+
+@pytest.mark.parametrize("options", [(), ("--anonymous",)])
+def test_no_bundle_has_a_secret(tmp_path: Path, options: tuple[str, ...]) -> None:
+    environ = {
+        **os.environ,
+        "HF_TOKEN": SECRETS["of Hugging Face"],
+        "AWS_SECRET_ACCESS_KEY": SECRETS["of AWS"],
+        "REGION": SECRETS["inherited"],
+        "MY_PASSWORD": SECRETS["of --set"],
+        "HOME": str(tmp_path / "home"),
+    }
+    job = str(write_job(tmp_path, LEAKS, KEYS))
+    words = (f"env.MY_PASSWORD={SECRETS['of --set']}", "notify.on=[failed]")
+    distlaunch("run", job, *(part for word in words for part in ("--set", word)), env=environ, status=1)
+    done = distlaunch("bundle", *options, "-o", "run.tar.gz", cwd=tmp_path, env=environ, status=0)
+    files = unpacked((tmp_path / "run.tar.gz").read_bytes())
+    wanted = {"report.html", "events.jsonl", "plan.json", "evidence.jsonl", "status.json", "summary.json"}
+    assert {*wanted, "rank0.out", "rank0.err"} == set(files)
+    for name, data in files.items():
+        assert f"{len(data):>9}  {name}\n" in done.stderr
+        assert [kind for kind, secret in SECRETS.items() if secret.encode() in data] == [], name
+        assert b"MIIEzqCanary10" not in data, name
+        assert (
+            not options or os.uname().nodename not in json.loads(files["status.json"])["controller"]["host"]
+        )
+    assert b"Root cause" in files["report.html"]
+    assert b"connecting with" in files["rank0.out"]
