@@ -382,6 +382,17 @@ class Run:
 
         return explain(self._status())
 
+    def report(self, path: str | os.PathLike[str] | None = None) -> str:
+        """Return the page of `distlaunch report` as HTML, and write it to a file if one is named."""
+        from distlaunch.runs.html import page
+        from distlaunch.runs.report import report_of
+
+        text = page(report_of(self._status()))
+        if path is not None:
+            with open(path, "w", encoding="utf-8", errors="replace") as file:
+                file.write(text)
+        return text
+
     def stop(self) -> Result:
         """Stop its ranks, and return the result; after their grace period they are killed."""
         from distlaunch.runs.following import interrupt

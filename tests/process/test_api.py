@@ -68,6 +68,7 @@ def test_a_result_and_its_errors(folder: Path) -> None:
     assert sorted(line.text for line in run.logs()) == [f"rank {rank} blue" for rank in range(4)]
     assert [line.text for line in run.logs(rank=3)] == ["rank 3 blue"]
     assert dl.Run.attach(run.id).result() == result
+    assert run.report("run.html") == (folder / "run.html").read_text()
     failed = dl.Job("ends.py", gpus_per_node=0).run()
     with pytest.raises(dl.RunError, match="rank 0") as caught:
         failed.check()
