@@ -261,7 +261,7 @@ class Pci(ctypes.Structure):
 
 def devices(asked: Facts) -> Facts:
     """GPUs with their memory, processes and errors; Xid errors in the kernel's log."""
-    facts: Facts = {"gpus": amd_gpus(), "xids": xids()}
+    facts: Facts = {"gpus": amd_gpus() or intel_gpus(), "xids": xids()}
     facts["counted"] = bool(facts["gpus"])
     try:
         nvml = ctypes.CDLL("libnvidia-ml.so.1")
@@ -326,6 +326,22 @@ def amd_gpus() -> list[Facts]:
         name = text_of(folder + "/product_name").strip() or "AMD GPU"
         numa = text_of(folder + "/numa_node").strip()
         found.append({"name": name, "memory": numbers["total"], "used": numbers["used"], "numa": numa})
+    return found
+
+
+def intel_gpus() -> list[Facts]:
+    """Return the GPUs with memory of their own of the xe and i915 drivers, by their files in sysfs.
+
+    xe has the memory of each tile. Neither driver has a file for the memory in use.
+    """
+    found = []
+    for card in sorted(glob.glob("/sys/class/drm/card*[0-9]")):
+        if text_of(card + "/device/vendor").strip() == "0x8086":
+            names = ("/device/tile*/physical_vram_size_bytes", "/lmem_total_bytes")
+            sizes = [text_of(path).strip() for name in names for path in glob.glob(card + name)]
+            memory = sum(int(size, 0) for size in sizes if size.isalnum())
+            numa = text_of(card + "/device/numa_node").strip()
+            found += [{"name": "Intel GPU", "memory": memory, "used": None, "numa": numa}] if memory else []
     return found
 
 

@@ -167,21 +167,34 @@ def test_names_ranks_that_are_here_already(tmp_path: Path) -> None:
     assert ("warning", "1 rank of other-run already here") in said(report, "load")
 
 
+MEMORY = 64 << 30
+AMD = [{"mem_info_vram_total": MEMORY, "mem_info_vram_used": used} for used in (0, 60 << 30)]
+INTEL = [{"vendor": "0x8086", "tile0/physical_vram_size_bytes": MEMORY}, {"vendor": "0x8086"}]
+"""The second one has no memory of its own."""
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount")
-def test_reads_amd_gpus_from_sysfs(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("cards", "expected"),
+    [
+        (AMD, [("error", "2 GPUs instead of 3"), ("warning", "GPU 1 already has 60 GiB of 64 GiB in use")]),
+        (INTEL, [("error", "1 GPU instead of 3")]),
+    ],
+    ids=["AMD", "Intel"],
+)
+def test_reads_other_gpus_from_sysfs(
+    tmp_path: Path, cards: list[dict[str, Any]], expected: list[tuple[str, str]]
+) -> None:
     """Their files, in place of a driver's."""
-    for number, used in enumerate((0, 60 << 30)):
-        device = tmp_path / "class" / "drm" / f"card{number}" / "device"
-        device.mkdir(parents=True)
-        for name, text in (("mem_info_vram_total", 64 << 30), ("mem_info_vram_used", used)):
-            (device / name).write_text(f"{text}\n")
+    for number, files in enumerate(cards):
+        for name, text in files.items():
+            path = tmp_path / "class" / "drm" / f"card{number}" / "device" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(f"{text}\n")
     script = 'mount --bind "$0" /sys/class && exec "$@"'
     here = ["unshare", "--mount", "sh", "-c", script, str(tmp_path / "class")]
     keys = "script: train.py\ngpus_per_node: 3\nprocs_per_node: 1\nbackend: gloo\n"
     (tmp_path / "train.py").touch()
     (tmp_path / "job.yaml").write_text(keys)
     done = completed([*here, *distlaunch_argv("check", str(tmp_path / "job.yaml"), "--json")], status=1)
-    assert said(json.loads(done.stdout), "devices") == [
-        ("error", "2 GPUs instead of 3"),
-        ("warning", "GPU 1 already has 60 GiB of 64 GiB in use"),
-    ]
+    assert said(json.loads(done.stdout), "devices") == expected
