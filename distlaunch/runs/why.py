@@ -299,6 +299,10 @@ def _differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[st
 
 def _shortened(before: Any, now: Any) -> tuple[Any, Any]:
     """Leave out the words that two lists have in common at their beginning and end."""
+    before, now = (
+        () if value == "unset" and isinstance(other, tuple) else value
+        for value, other in ((before, now), (now, before))
+    )
     if not (isinstance(before, tuple) and isinstance(now, tuple)):
         return before, now
     same = _common(before, now)
