@@ -472,14 +472,17 @@ class Evidence(Frozen):
     taken: Any
 
 
+MAX_LACKS = 5
+"""How often an agent may send `TreeLacks`."""
+
+
 class TreeLacks(Frozen):
     """Answers `PlaceTree`: contents that the store of the node lacks, as indices into the manifest.
 
-    No indices = it lacks the manifest. Nodes that share a file system report the same `store`.
+    No indices = it lacks the manifest.
     """
 
     node: int
-    store: str
     contents: Tuple[int, ...]
 
 

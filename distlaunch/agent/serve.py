@@ -137,6 +137,7 @@ class Agent:
             self._poller.turn()
             self._flush()
         if self._tree:
+            self._flush()
             self._tree.close()
         self._folder.remove()
         self._resume_guardian()

@@ -5,11 +5,13 @@ digests, in files that never change. The tree of a run consists of hard links to
 content from the store harms no run. Directories of the tree belong to the run, which may write there. Before
 the tree gets its name, every file is read again and compared with the manifest.
 
-    BASE/store        the identity of the store, which nodes with a shared home have in common
     BASE/blobs/XX/    contents, and manifests, by digest; a program's name ends in x, since links share modes
     BASE/runs/ID      the tree of a run
     BASE/runs/ID.tree its manifest, locked as long as an agent uses the tree
-    BASE/new/         what is being made
+    BASE/new/ID.1a2b  what is being made for a run
+
+Nodes may share BASE. The agent that has the lock alone makes the tree. The others wait for it, and share the
+lock with it afterwards. The last one removes the tree, or, if agents were killed, any later run of the user.
 
 Everything is private to the user: modes 0700, and 0400 or 0500 for contents.
 """
@@ -25,16 +27,31 @@ import stat
 import time
 import zlib
 from collections import deque
+from functools import lru_cache
 
 from distlaunch.agent import messages
 from distlaunch.agent.frozen import Frozen
-from distlaunch.agent.setup import Environment
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, BinaryIO, Callable, Deque, Dict, Iterator, List, Optional, Set, Tuple
+    from typing import (
+        Any,
+        BinaryIO,
+        Callable,
+        Deque,
+        Dict,
+        Generator,
+        Iterable,
+        Iterator,
+        List,
+        Optional,
+        Set,
+        Tuple,
+        Union,
+    )
 
     from distlaunch.agent.poller import Poller
+    from distlaunch.agent.setup import Environment
 
 FILE, PROGRAM, LINK = "file", "program", "link"
 MAX_FILES = 100_000
@@ -43,23 +60,18 @@ DISK_SHARE = 0.05
 """The store has at most MAX_STORE bytes, and this share of its disk, beside those of present trees."""
 STALE_S = 86_400.0
 """Seconds after which something unfinished belongs to a process that was killed."""
-TURN_S = 0.02
+TURN_S = 0.05
 PROGRESS_S = 1.0
-MAX_ASKED = 5
+MAX_NAME, MAX_PATH, MAX_DEPTH = 255, 4096, 200
+"""Bytes of a name and of a path, and names in a path. Python can't remove deeper trees."""
 _READ = 1 << 20
+_CONTENTS = (stat.S_IFREG | 0o400, stat.S_IFREG | 0o500)
+_NO_NAMES = frozenset((b"", b".", b".."))
 _NO_LINKS = (errno.EPERM, errno.EMLINK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EXDEV, errno.EACCES)
 
 
 class TreeError(Exception):
     """The tree can't be made. The text is for the user."""
-
-
-class MissingError(Exception):
-    """Contents at these indices of the manifest are not in the store; no indices = the manifest is not."""
-
-    def __init__(self, indices: List[int]) -> None:
-        super().__init__()
-        self.indices = indices
 
 
 class Entry(Frozen):
@@ -81,6 +93,7 @@ def manifest_text(entries: List[Entry]) -> bytes:
     return json.dumps(sorted(map(tuple, entries)), separators=(",", ":")).encode()
 
 
+@lru_cache(1)
 def read_manifest(data: bytes) -> List[Entry]:
     """Return the entries of a manifest. Raises `TreeError` unless each is inside, and below no other."""
     try:
@@ -89,17 +102,20 @@ def read_manifest(data: bytes) -> List[Entry]:
         raise TreeError("the manifest is damaged") from None
     if len(entries) > MAX_FILES:
         raise TreeError("the tree has more than %d files" % MAX_FILES)
-    kinds: Dict[str, str] = {}
+    paths: Set[str] = set()
     for entry in entries:
-        flaw = _flaw(entry) or ("occurs twice" if entry.path in kinds else "")
+        flaw = _flaw(entry) or ("occurs twice" if entry.path in paths else "")
         if flaw:
             raise TreeError("%.200r in the manifest %s" % (entry.path, flaw))
-        kinds[entry.path] = entry.kind
-    for path in kinds:
-        parts = path.split("/")
-        for length in range(1, len(parts)):
-            if "/".join(parts[:length]) in kinds:
+        paths.add(entry.path)
+    parents = {""}
+    for path in paths:
+        parent = path.rpartition("/")[0]
+        while parent not in parents:
+            if parent in paths:
                 raise TreeError("%.200r in the manifest is below a file" % path)
+            parents.add(parent)
+            parent = parent.rpartition("/")[0]
     return entries
 
 
@@ -108,7 +124,7 @@ def _flaw(entry: Entry) -> str:
     if not all(isinstance(each, str) for each in (entry.path, entry.kind, entry.content)):
         return "is damaged"
     if not _stays_inside(entry.path):
-        return "is outside the tree"
+        return "is outside the tree, or too deep"
     if entry.kind == LINK:
         return "" if link_stays_inside(entry.path, entry.content) else "points out of the tree"
     hexadecimal = len(entry.content) == 64 and not entry.content.strip("0123456789abcdef")
@@ -117,28 +133,44 @@ def _flaw(entry: Entry) -> str:
 
 
 def _stays_inside(path: str) -> bool:
-    """Return whether a path is relative, and has only names that any file system accepts."""
-    names = path.split("/")
-    return "\0" not in path and not any(
-        name in ("", ".", "..") or len(os.fsencode(name)) > 255 for name in names
-    )
+    """Return whether a path is relative, and one that any file system accepts."""
+    names = _encoded(path).split(b"/")
+    fits = len(names) <= MAX_DEPTH and max(map(len, names)) <= MAX_NAME
+    return fits and not _NO_NAMES.intersection(names)
+
+
+def _encoded(path: str) -> bytes:
+    """Return a path, or a symlink's target, as the system writes it; nothing if that is impossible."""
+    try:
+        encoded = os.fsencode(path)
+    except UnicodeEncodeError:
+        return b""
+    return b"" if b"\0" in encoded or len(encoded) >= MAX_PATH else encoded
 
 
 def link_stays_inside(path: str, target: str) -> bool:
-    """Return whether a symlink at `path`, relative to the tree, leads to a place inside."""
-    depth = path.count("/")
-    for part in target.split("/"):
-        depth += {"": 0, ".": 0, "..": -1}.get(part, 1)
-        if depth < 0:
-            return False
-    return bool(target) and "\0" not in target and not target.startswith("/")
+    """Return whether a symlink at `path`, relative to the tree, leads to a place inside.
+
+    Only its beginning may lead upward: a name may be another symlink, and .. is then not what it seems.
+    """
+    parts = [part for part in target.split("/") if part not in ("", ".")]
+    up = 0
+    while parts[up : up + 1] == [".."]:
+        up += 1
+    inside = up <= path.count("/") and ".." not in parts[up:]
+    return inside and _encoded(target)[:1] not in (b"", b"/")
 
 
 class Store:
-    """The contents at `base`, which may begin with ~. Raises `TreeError` or OSError."""
+    """The contents at `base`, which may begin with ~, for the run that `hold` names.
+
+    Raises `TreeError` or OSError.
+    """
 
     def __init__(self, base: str) -> None:
         self.base = os.path.expanduser(base)
+        if not os.path.isabs(self.base):
+            raise TreeError("%s is not an absolute path on this node; set sync.to" % self.base)
         self._blobs, self._new, self._runs = (
             os.path.join(self.base, name) for name in ("blobs", "new", "runs")
         )
@@ -147,46 +179,24 @@ class Store:
             found = os.lstat(path)
             if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
                 raise TreeError("%s is not a directory that only this user can write to" % path)
+        self._run, self._note = "", -1
+        self.grown = False
+        """Whether contents were added, so that `release` also trims the store."""
 
-    def identity(self) -> str:
-        """Return a random word that the store keeps."""
-        path = os.path.join(self.base, "store")
-        if not os.path.exists(path):
-            new = self._unfinished()
-            with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-                file.write(os.urandom(16).hex())
-            try:
-                os.link(new, path)
-            except FileExistsError:
-                pass  # another agent was faster
-            except OSError:
-                os.replace(new, path)
-                return self.identity()
-            os.unlink(new)
-        with open(path) as file:
-            return file.read(64)
+    # Contents
 
     def read(self, digest: str) -> Optional[bytes]:
-        """Return a whole content, None if it is missing or damaged."""
+        """Return a whole content, None if it is missing or damaged. Removes a damaged one."""
+        path = self._path(digest)
         try:
-            with open(self._path(digest), "rb") as file:
+            with open(path, "rb") as file:
                 data = file.read()
         except FileNotFoundError:
             return None
-        return data if digest_of(data) == digest else None
-
-    def missing(self, entries: List[Entry]) -> List[int]:
-        """Return the indices of contents that are not there, each content once."""
-        found: List[int] = []
-        seen: Set[str] = set()
-        for index, entry in enumerate(entries):
-            path = self.path_of(entry)
-            if entry.kind == LINK or path in seen:
-                continue
-            seen.add(path)
-            if not _is_kept(path, entry.size):
-                found.append(index)
-        return found
+        if digest_of(data) == digest:
+            return data
+        _unlink(path)
+        return None
 
     def put(self, data: bytes, program: bool = False) -> str:
         """Put a content into the store, unless it is there, and return its digest. Raises OSError."""
@@ -198,100 +208,135 @@ class Store:
         return digest
 
     def path_of(self, entry: Entry) -> str:
-        """Return the path of the content of a file."""
+        """Return the path of the content of a file. Raises `TreeError` for a symlink."""
+        if entry.kind == LINK:
+            raise TreeError("%s is a symlink, which has no content" % entry.path)
         return self._path(entry.content, entry.kind == PROGRAM)
 
     def _path(self, digest: str, program: bool = False) -> str:
-        return os.path.join(self._blobs, digest[:2], digest[2:] + ("x" if program else ""))
+        return "%s/%s/%s%s" % (self._blobs, digest[:2], digest[2:], "x" if program else "")
 
     def add(self, program: bool = False) -> NewContent:
         """Return a new content, to be written."""
+        self.grown = True
         return NewContent(
             self._unfinished(), lambda digest: self._path(digest, program), 0o500 if program else 0o400
         )
 
     def _unfinished(self) -> str:
-        return os.path.join(self._new, os.urandom(8).hex())
+        return os.path.join(self._new, "%s.%s" % (self._run, os.urandom(8).hex()))
 
-    def lay_out(self, entries: List[Entry], run_id: str) -> Iterator[None]:
-        """Make the tree of a run, in steps, or prove the one that is there. Raises `MissingError`."""
-        final = self.tree_of(run_id)
-        if not os.path.isdir(final):
+    # The tree of a run
+
+    def tree_of(self, run_id: str) -> str:
+        """Return the path of the tree of a run."""
+        return os.path.join(self._runs, run_id)
+
+    def hold(self, run_id: str) -> Iterator[float]:
+        """Keep the tree of a run until `release`. Yields seconds to wait while another agent makes it.
+
+        The lock is exclusive until the tree is there.
+        """
+        wait_s, path = 0.01, self.tree_of(run_id) + ".tree"
+        while self._note < 0:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+            free = _locked(fd, fcntl.LOCK_EX) or _locked(fd, fcntl.LOCK_SH)
+            if free and os.fstat(fd).st_nlink:
+                self._run, self._note = run_id, fd
+                return
+            os.close(fd)  # another agent is making the tree, or has just removed it
+            yield wait_s
+            wait_s = min(2 * wait_s, 0.5)
+
+    def note(self, manifest: bytes) -> None:
+        """Write down what is in the tree of the run, for who removes it, and who trims the store."""
+        if os.fstat(self._note).st_size != len(manifest):
+            with open(self._note, "r+b", closefd=False) as note:
+                note.seek(0)
+                note.write(manifest)
+                note.truncate()
+
+    def lay_out(self, entries: List[Entry]) -> Iterator[Union[float, List[int]]]:
+        """Make the tree of the run, in steps, or prove the one that is there.
+
+        Yields the indices of contents that the store must get before the next step, or else 0.
+        """
+        final = self.tree_of(self._run)
+        if os.path.isdir(final):
+            yield from self._prove(entries, final)
+        else:
             new = self._unfinished()
             try:
-                yield from self._link_all(entries, new)
-                yield from self._proven(entries, new)
+                yield from self._make(entries, new)
                 os.rename(new, final)
-            except OSError as error:
-                if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
-                    raise
-                remove_tree(new)  # an agent of the run on another node with the same store was faster
-            except BaseException:
+            except BaseException as error:
                 remove_tree(new)
-                raise
-            else:
-                return
-        yield from self._proven(entries, final)
+                if not isinstance(error, OSError) or error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+                    raise
+                yield from self._prove(entries, final)  # without locks, another agent was faster
+        _locked(self._note, fcntl.LOCK_SH)
 
-    def _link_all(self, entries: List[Entry], new: str) -> Iterator[None]:
+    def _make(self, entries: List[Entry], new: str) -> Iterator[Union[float, List[int]]]:
         os.mkdir(new, 0o700)
         made = {""}
-        for index, entry in enumerate(entries):
-            _make_parents(new, entry.path, made)
-            path = os.path.join(new, entry.path)
-            try:
-                if entry.kind == LINK:
-                    os.symlink(entry.content, path)
-                else:
-                    self._link(entry, path)
-            except FileNotFoundError:
-                raise MissingError([index]) from None  # another job has just trimmed the store
-            except FileExistsError:
-                raise TreeError("two names in the tree are the same here: %s" % entry.path) from None
-            yield
+        todo: Iterable[int] = range(len(entries))
+        while todo:
+            wrong: Dict[str, List[int]] = {}
+            for index in todo:
+                entry = entries[index]
+                _make_parents(new, entry.path, made)
+                path = "%s/%s" % (new, entry.path)
+                if not (self._link(entry, path) and is_as_listed(path, entry)):
+                    wrong.setdefault(self.path_of(entry), []).append(index)
+                    _unlink(path)
+                yield 0.0
+            for content in wrong:
+                _unlink(content)
+            if wrong:
+                yield sorted(indices[0] for indices in wrong.values())
+            todo = sorted(index for indices in wrong.values() for index in indices)
 
-    def _link(self, entry: Entry, path: str) -> None:
-        source = self.path_of(entry)
+    def _link(self, entry: Entry, path: str) -> bool:
+        """Make a file of a tree, and return whether its content was there."""
+        source = "" if entry.kind == LINK else self.path_of(entry)
         try:
-            os.link(source, path)
+            if source:
+                os.link(source, path)
+            else:
+                os.symlink(entry.content, path)
+        except FileNotFoundError:
+            return False
+        except FileExistsError:
+            raise TreeError("two names in the tree are the same here: %s" % entry.path) from None
         except OSError as error:
             if error.errno not in _NO_LINKS:
                 raise
             with open(source, "rb") as old, open(path, "xb") as new:
                 new.writelines(iter(lambda: old.read(_READ), b""))
             os.chmod(path, 0o500 if entry.kind == PROGRAM else 0o400)
+        return True
 
-    def _proven(self, entries: List[Entry], folder: str) -> Iterator[None]:
-        """Read every file of a tree. Raises `MissingError`, after removing wrong contents from the store."""
-        wrong = []
-        for index, entry in enumerate(entries):
-            if not is_as_listed(os.path.join(folder, entry.path), entry):
-                wrong.append(index)
-                if entry.kind != LINK:
-                    _unlink(self.path_of(entry))
-            yield
-        if wrong and folder == self.tree_of(os.path.basename(folder)):
-            raise TreeError(
-                "%s has changed since it was laid out" % os.path.join(folder, entries[wrong[0]].path)
-            )
-        if wrong:
-            raise MissingError(wrong)
+    def _prove(self, entries: List[Entry], folder: str) -> Iterator[float]:
+        for entry in entries:
+            path = os.path.join(folder, entry.path)
+            if not is_as_listed(path, entry):
+                raise TreeError("%s has changed since it was laid out" % path)
+            yield 0.0
 
-    def tree_of(self, run_id: str) -> str:
-        """Return the path of the tree of a run."""
-        return os.path.join(self._runs, run_id)
-
-    def use(self, run_id: str, manifest: bytes) -> int:
-        """Note that the tree of a run is in use. Return the descriptor that must stay open meanwhile."""
-        fd = os.open(self.tree_of(run_id) + ".tree", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    def release(self) -> str:
+        """Remove the tree of the run, and what else nobody needs. Return where the run left files, or ""."""
+        folder, left = self.tree_of(self._run), False
+        if self._note >= 0:
+            os.close(self._note)
+            self._note = -1
+            left = self._retire(self._run)
         try:
-            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            self._tidy()
         except OSError:
-            pass  # a file system without locks
-        os.pwrite(fd, manifest, 0)
-        return fd
+            pass  # another agent has removed the same; the rest is left to the next run
+        return folder if left else ""
 
-    def retire(self, run_id: str) -> bool:
+    def _retire(self, run_id: str) -> bool:
         """Remove the tree of a run that nobody uses any more. Return whether the run has left files there."""
         folder = self.tree_of(run_id)
         try:
@@ -299,67 +344,68 @@ class Store:
         except OSError:
             return False
         with open(fd, "rb") as note:
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                self._remove_listed(folder, {entry.path: entry for entry in read_manifest(note.read())})
-                os.unlink(folder + ".tree")
-            except (OSError, TreeError):
-                return False  # in use, or without locks
+            if not _locked(fd, fcntl.LOCK_EX, without=False):
+                return False
+            listed = {entry.path: entry for entry in _noted(note.read())}
+            self._remove_listed(folder, listed, os.fstat(fd).st_mtime)
+            _unlink(folder + ".tree")
         return os.path.lexists(folder)
 
-    def _remove_listed(self, folder: str, listed: Dict[str, Entry]) -> None:
+    def _remove_listed(self, folder: str, listed: Dict[str, Entry], since: float) -> None:
         """Remove the files that the run has not changed, compiled Python code, and empty directories."""
         for where, folders, names in os.walk(folder, topdown=False):
-            inside = os.path.relpath(where, folder)
+            inside = where[len(folder) + 1 :] + "/" if where != folder else ""
+            compiled = where.endswith("/__pycache__")
             links = [name for name in folders if os.path.islink(os.path.join(where, name))]
             for name in (*names, *links):
-                path, entry = (
-                    os.path.join(where, name),
-                    listed.get(os.path.normpath(os.path.join(inside, name))),
-                )
-                if os.path.basename(where) == "__pycache__" or (entry and self._is_unchanged(path, entry)):
+                path, entry = "%s/%s" % (where, name), listed.get(inside + name)
+                if compiled or (entry and _is_unchanged(path, entry, since)):
                     _unlink(path)
             try:
                 os.rmdir(where)
             except OSError:
                 pass  # the run has written there
 
-    def _is_unchanged(self, path: str, entry: Entry) -> bool:
-        if entry.kind == LINK:
-            return os.path.islink(path)
-        try:
-            return os.path.samestat(os.lstat(path), os.stat(self.path_of(entry)))
-        except OSError:
-            return is_as_listed(path, entry)  # trimmed meanwhile
-
-    def tidy(self, trims: bool) -> None:
-        """Remove what killed agents left behind and, if it `trims`, the oldest contents that are too many."""
+    def _tidy(self) -> None:
+        """Remove what killed agents left behind and, if contents were added, the oldest that are too many."""
         for name in os.listdir(self._runs):
             if name.endswith(".tree"):
-                self.retire(name[:-5])
+                self._retire(name[:-5])
         for name in os.listdir(self._new):
-            path = os.path.join(self._new, name)
-            if _age_s(path) > STALE_S:
+            path, run_id = os.path.join(self._new, name), name.rpartition(".")[0]
+            if _age_s(path) > STALE_S or (run_id and not os.path.exists(self.tree_of(run_id) + ".tree")):
                 remove_tree(path)
-        if trims:
+        if self.grown:
             self._trim()
 
     def _trim(self) -> None:
         disk = os.statvfs(self._blobs)
         most = min(MAX_STORE, int(disk.f_blocks * disk.f_frsize * DISK_SHARE) or MAX_STORE)
+        busy = self._busy()
         idle, total = [], 0
         for folder in os.listdir(self._blobs):
             with os.scandir(os.path.join(self._blobs, folder)) as found:
                 for each in found:
                     state = each.stat(follow_symlinks=False)
-                    if state.st_nlink == 1:
-                        idle.append((state.st_mtime, state.st_size, each.path))
+                    if each.path not in busy:
+                        idle.append((state.st_ctime, state.st_size, each.path))
                         total += state.st_size
         for _, size, path in sorted(idle):
             if total <= most:
                 break
             _unlink(path)
             total -= size
+
+    def _busy(self) -> Set[str]:
+        """Return the paths of the contents of all trees in use."""
+        busy = set()
+        for name in os.listdir(self._runs):
+            if name.endswith(".tree"):
+                with open(os.path.join(self._runs, name), "rb") as note:
+                    manifest = note.read()
+                busy.add(self._path(digest_of(manifest)))
+                busy.update([self.path_of(each) for each in _noted(manifest) if each.kind != LINK])
+        return busy
 
 
 class NewContent:
@@ -418,15 +464,36 @@ def is_as_listed(path: str, entry: Entry) -> bool:
         if error.errno in (errno.ELOOP, errno.EINVAL, errno.ENOTDIR, errno.EACCES):
             return False
         raise
-    hashed = hashlib.sha256()
-    with open(fd, "rb", buffering=0) as file:
+    try:
         state = os.fstat(fd)
         runs = bool(state.st_mode & stat.S_IXUSR)
         if not stat.S_ISREG(state.st_mode) or state.st_size != entry.size or runs != (entry.kind == PROGRAM):
             return False
-        for piece in iter(lambda: file.read(_READ), b""):
+        hashed, left = hashlib.sha256(), entry.size
+        while left:
+            piece = os.read(fd, min(left, _READ))
+            if not piece:
+                return False
             hashed.update(piece)
+            left -= len(piece)
+    except OSError as error:
+        error.filename = path
+        raise
+    finally:
+        os.close(fd)
     return hashed.hexdigest() == entry.content
+
+
+def _is_unchanged(path: str, entry: Entry, since: float) -> bool:
+    """Return whether a file is still what it was when the tree was laid out, at the time `since`."""
+    try:
+        found = os.lstat(path)
+        # A link to a content. Root can write to it whatever its mode is, but that changes its time.
+        if found.st_mode in _CONTENTS and found.st_nlink > 1 and found.st_mtime < since:
+            return found.st_size == entry.size
+        return is_as_listed(path, entry)
+    except OSError:
+        return False
 
 
 def _is_kept(path: str, size: int) -> bool:
@@ -441,14 +508,33 @@ def _is_kept(path: str, size: int) -> bool:
 
 
 def _make_parents(folder: str, path: str, made: Set[str]) -> None:
-    parent = path.rpartition("/")[0]
-    if parent not in made:
-        _make_parents(folder, parent, made)
+    parent, lacking = path.rpartition("/")[0], []
+    while parent not in made:
+        lacking.append(parent)
+        made.add(parent)
+        parent = parent.rpartition("/")[0]
+    for parent in reversed(lacking):
         try:
-            os.mkdir(os.path.join(folder, parent), 0o700)
+            os.mkdir("%s/%s" % (folder, parent), 0o700)
         except FileExistsError:
             raise TreeError("two names in the tree are the same here: %s" % parent) from None
-        made.add(parent)
+
+
+def _noted(manifest: bytes) -> List[Entry]:
+    """Return what is in a tree, nothing if its agent was killed before it was made."""
+    try:
+        return read_manifest(manifest)
+    except TreeError:
+        return []
+
+
+def _locked(fd: int, how: int, without: bool = True) -> bool:
+    """Lock a file if that is possible now. Return whether it is locked, or `without` locks there."""
+    try:
+        fcntl.flock(fd, how | fcntl.LOCK_NB)
+    except OSError as error:
+        return without and error.errno not in (errno.EAGAIN, errno.EACCES)
+    return True
 
 
 def remove_tree(path: str) -> None:
@@ -486,52 +572,52 @@ class Placement:
         self._node, self._poller, self._report = node, poller, report
         self._command: messages.PlaceTree
         self._store: Optional[Store] = None
+        self._steps: Generator[Union[float, List[int]], None, None] = (0.0 for _ in ())
         self._entries: List[Entry] = []
         self._awaited: Deque[Entry] = deque()
         self._inflate: Any = None
         self._content: Optional[NewContent] = None
         self._asked, self._received, self._told_at = 0, 0, 0.0
-        self._in_use = -1
         self._environment: Optional[Environment] = None
 
     def place(self, command: messages.PlaceTree) -> None:
         """Begin, or begin again."""
+        self._stop()
         self._command = command
-        self._start()
+        self._steps = self._placing(command)
+        self._go_on()
 
-    def _start(self) -> None:
-        self._go_on(self._steps())
-
-    def _go_on(self, steps: Iterator[None]) -> None:
+    def _go_on(self) -> None:
         """Take steps for TURN_S, and the others in later turns of the agent."""
         until = time.monotonic() + TURN_S
         try:
-            for _ in steps:
-                if time.monotonic() > until:
-                    self._tell_progress()
-                    self._poller.after(0.0, "tree", lambda: self._go_on(steps))
+            for step in self._steps:
+                if isinstance(step, list):
+                    self._ask(step)
                     return
-        except MissingError as error:
-            self._ask(error.indices)
+                if step or time.monotonic() > until:
+                    if not step:
+                        self._tell_progress()
+                    self._poller.after(step, "tree", self._go_on)
+                    return
         except (TreeError, OSError) as error:
             self._refuse(error)
 
-    def _steps(self) -> Iterator[None]:
-        command = self._command
+    def _placing(self, command: messages.PlaceTree) -> Generator[Union[float, List[int]], None, None]:
         self._store = store = self._store or Store(command.base)
+        yield from store.hold(command.run_id)
         manifest = store.read(command.tree)
-        if manifest is None:
-            raise MissingError([])
-        self._entries = entries = read_manifest(manifest)
-        missing = store.missing(entries)
-        if missing:
-            raise MissingError(missing)
-        yield from store.lay_out(entries, command.run_id)
-        if self._in_use < 0:
-            self._in_use = store.use(command.run_id, manifest)
+        while manifest is None:
+            yield []
+            manifest = store.read(command.tree)
+        store.note(manifest)
+        self._entries = read_manifest(manifest)
+        yield from store.lay_out(self._entries)
         if command.setup is None:
             self._report(messages.TreePlaced(self._node, command.tree))
         else:
+            from distlaunch.agent.setup import Environment  # few jobs have one
+
             self._set_up(Environment(command.base, command.setup))
 
     def _set_up(self, environment: Environment) -> None:
@@ -561,39 +647,51 @@ class Placement:
 
     def _ask(self, indices: List[int]) -> None:
         self._asked += 1
-        if self._asked > MAX_ASKED:
-            self._refuse(TreeError("the contents of files in %s keep changing" % self._command.base))
-            return
-        assert self._store
+        if self._asked > messages.MAX_LACKS:
+            raise TreeError("the contents of files in %s keep changing" % self._command.base)
         # The manifest is a content, too, whose size is not known.
         manifest = Entry("", FILE, -1, self._command.tree)
         self._awaited = deque([self._entries[index] for index in indices] or [manifest])
         self._inflate = zlib.decompressobj()
-        self._report(messages.TreeLacks(self._node, self._store.identity(), tuple(indices)))
+        self._report(messages.TreeLacks(self._node, tuple(indices)))
 
     def _refuse(self, error: Exception) -> None:
-        self._inflate = None
+        self._stop()
         if isinstance(error, OSError):
             error = TreeError("%s: %s" % (error.filename or self._command.base, error.strerror))
         self._report(messages.TreeRefused(self._node, str(error)))
+
+    def _stop(self) -> None:
+        """Remove what is unfinished."""
+        self._poller.cancel("tree")
+        self._inflate = None
+        if self._content:
+            self._content.discard()
+            self._content = None
+        self._steps.close()
 
     def feed(self, piece: bytes) -> None:
         """Take the next piece of missing contents."""
         if self._inflate is None:
             return  # refused meanwhile
         try:
-            self._take(self._inflate.decompress(piece) if piece else self._inflate.flush(), not piece)
+            left = piece
+            while left:
+                self._take(self._inflate.decompress(left, _READ))
+                left = self._inflate.unconsumed_tail
             self._tell_progress()
             if piece:
                 return
+            self._take(self._inflate.flush(), last=True)
             if self._awaited:
                 raise TreeError("files are missing")
             self._inflate = None
-            self._start()
         except (TreeError, OSError, zlib.error) as error:
             self._refuse(error)
+            return
+        self._go_on()
 
-    def _take(self, data: bytes, last: bool) -> None:
+    def _take(self, data: bytes, last: bool = False) -> None:
         """Append `data` to the awaited contents, in order."""
         assert self._store
         self._received += len(data)
@@ -605,8 +703,8 @@ class Placement:
             data = data[left:]
             if content.size < entry.size or (entry.size < 0 and not last):
                 return
-            self._content = None
             content.keep(entry.content)
+            self._content = None
             self._awaited.popleft()
         if data:
             raise TreeError("more arrived than was missing")
@@ -618,16 +716,12 @@ class Placement:
 
     def close(self) -> None:
         """Remove the tree, except for what the run has written there."""
-        if self._content:
-            self._content.discard()
-        if self._in_use < 0 or not self._store:
-            return
-        os.close(self._in_use)
-        try:
-            if self._environment:
+        self._stop()
+        if self._environment:
+            try:
                 self._environment.stop()
-            if self._store.retire(self._command.run_id):
-                self._report(messages.TreeKept(self._node, self._store.tree_of(self._command.run_id)))
-            self._store.tidy(bool(self._received))
-        except OSError:
-            pass  # it is tried again after the next run
+            except OSError:
+                pass  # another run builds it now
+        left = self._store.release() if self._store else ""
+        if left:
+            self._report(messages.TreeKept(self._node, left))

@@ -286,6 +286,8 @@ def supervise(start: Start, shown: Shown, observers: Iterable[Observer] = ()) ->
     seeing.tell(Observer.ended, summary)
     recorder.close()
     note_end(start.run_id)
+    if start.code:
+        start.code.release()
     return summary
 
 

@@ -66,18 +66,28 @@ class Link:
     def stream(self, frames: Iterator[bytes]) -> None:
         """Send frames whenever nothing else is to be sent."""
         self._streams.append(frames)
-        self.flush()
+
+    @property
+    def sends(self) -> bool:
+        """Whether anything is left to send."""
+        return bool(self.unsent or self._streams)
 
     def flush(self) -> None:
         """Write as much as the pipe takes now."""
         try:
-            while written(self.stdin, self.unsent) and self._streams:
-                if frame := next(self._streams[0], None):
-                    self.unsent += frame
-                else:
-                    del self._streams[0]
+            written(self.stdin, self.unsent)
         except OSError:
             self.unsent.clear()  # the end is noticed on stdout
+            self._streams.clear()
+
+    def flush_stream(self) -> None:
+        """Do a turn of sending: also take the next frame from a stream, but not more, since others wait."""
+        self.flush()
+        if self._streams and not self.unsent:
+            stream = self._streams[0]
+            self.unsent += next(stream, b"")
+            if not self.unsent and self._streams:
+                del self._streams[0]
 
     def nudge(self) -> None:
         """Send a line to each shell that has not answered, in case its rc file waits for one."""
@@ -328,14 +338,15 @@ class Links:
 
     def _watch_writing(self, link: Link) -> None:
         watched = link.stdin in self._selector.get_map()
-        if link.unsent and not watched:
+        if link.sends and not watched:
             self.watch(link.stdin, lambda: self._write(link), selectors.EVENT_WRITE)
-        elif watched and not link.unsent:
+        elif watched and not link.sends:
             self.unwatch(link.stdin)
 
     def _write(self, link: Link) -> None:
-        link.flush()
-        self._watch_writing(link)
+        link.flush_stream()
+        if link in self._nodes:  # not dropped because its stream has failed
+            self._watch_writing(link)
 
     def _listen(self, link: Link) -> None:
         more, gone = link.listen()

@@ -3,20 +3,21 @@
 A run sends contents from the store, never from the working tree, which may change meanwhile.
 """
 
+import hashlib
 import json
 import os
-import shutil
 import stat
 import subprocess
 import time
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from distlaunch.agent.frozen import Frozen
 from distlaunch.agent.tree import (
     FILE,
     LINK,
+    MAX_DEPTH,
     MAX_FILES,
     PROGRAM,
     Entry,
@@ -84,20 +85,23 @@ def _with_setup(spec: JobSpec, tree: Tree, setup: Setup, entries: Iterable[Entry
 
 def take(spec: JobSpec) -> Snapshot:
     """Put the code of a job into the store of this machine. Raises `DistlaunchError`."""
-    folder = os.path.dirname(spec.invocation.file) or os.getcwd()
+    folder = os.path.realpath(os.path.dirname(spec.invocation.file) or os.getcwd())
+    found = _git(folder, "rev-parse", "--show-toplevel")
+    root = folder if found is None else found.removesuffix("\n")
+    status = _git_argv(root, "status", "--porcelain=2", "--branch", "-z", "--untracked-files=no")
     try:
         store = local_store()
-        root = _git(folder, "rev-parse", "--show-toplevel").strip() or os.path.realpath(folder)
-        words = ("status", "--porcelain=2", "--branch", "-z", "--untracked-files=no")
-        with ThreadPoolExecutor() as pool:  # git is slower than what else there is to do
-            state = pool.submit(_git, root, *words)
-            entries = _entries(store, spec, root, os.path.realpath(folder))
-            commit, dirty = _state(state.result())
+        if found is None:
+            entries, (commit, dirty) = _entries(store, spec, root, folder, _walked(root)), ("", False)
+        else:
+            with subprocess.Popen(status, **_PIPES) as state:  # takes longer than reading a few files
+                entries = _entries(store, spec, root, folder, _of_git(root, ""))
+                commit, dirty = _state(os.fsdecode(state.communicate()[0]))
         _check_program(spec, root, {entry.path for entry in entries})
         digest = store.put(manifest_text(entries))
     except OSError as error:
-        text = f"can't read the code to bring to the nodes: {error.filename or DEFAULT_BASE}: {reason(error)}"
-        raise DistlaunchError(text) from None
+        where = error.filename or DEFAULT_BASE
+        raise DistlaunchError(f"can't save the code for the nodes: {where}: {reason(error)}") from None
     except TreeError as error:
         raise DistlaunchError(str(error)) from None
     size = sum(entry.size for entry in entries)
@@ -110,12 +114,11 @@ def local_store() -> Store:
     return Store(DEFAULT_BASE)
 
 
-def entries_of(digest: str) -> list[Entry]:
-    """Return the entries of a tree in the store of this machine. Raises `DistlaunchError`."""
+def manifest_of(digest: str) -> bytes:
+    """Return the manifest of a tree in the store of this machine. Raises `DistlaunchError`."""
     try:
-        manifest = local_store().read(digest)
-        if manifest is not None:
-            return read_manifest(manifest)
+        if manifest := local_store().read(digest):
+            return manifest
     except (OSError, TreeError) as error:
         raise DistlaunchError(f"the code {digest[:12]} can't be read: {error}") from None
     raise DistlaunchError(f"the code {digest[:12]} is no longer in {DEFAULT_BASE} of this machine")
@@ -126,28 +129,50 @@ def contents(digest: str, indices: Sequence[int]) -> Iterator[bytes]:
 
     Raises `DistlaunchError`.
     """
-    store, deflate, size = local_store(), zlib.compressobj(1), MAX_OUTPUT // 2
-    entries = entries_of(digest) if indices else []
-    for entry in [entries[index] for index in indices] or [Entry("", FILE, 0, digest)]:
-        path = store.path_of(entry)
-        try:
+    # A piece has at most the compressor's buffer, 96 KiB, beside what was read.
+    deflate, size = zlib.compressobj(1), MAX_OUTPUT // 4
+    try:
+        store, entries = local_store(), read_manifest(manifest_of(digest)) if indices else []
+        for entry in [entries[index] for index in indices] or [Entry("", FILE, 0, digest)]:
+            path, hashed = store.path_of(entry), hashlib.sha256()
             with open(path, "rb") as file:
                 while data := file.read(size):
+                    hashed.update(data)
                     if piece := deflate.compress(data):
                         yield piece
-        except OSError as error:
-            raise DistlaunchError(f"can't read the code to send: {path}: {reason(error)}") from None
+            if hashed.hexdigest() != entry.content:
+                os.unlink(path)
+                raise DistlaunchError(f"{path} was changed; start the run again, which replaces it")
+    except OSError as error:
+        raise DistlaunchError(f"can't read the code to send: {error.filename}: {reason(error)}") from None
+    except TreeError as error:
+        raise DistlaunchError(str(error)) from None
     yield deflate.flush()
 
 
-def _git(folder: str, *words: str) -> str:
-    """Return the output of git, "" if there is no git or no repository."""
-    argv = ["git", "-C", folder, "-c", "core.quotePath=false", *words]
+_PIPES: Mapping[str, Any] = {
+    "stdin": subprocess.DEVNULL,
+    "stdout": subprocess.PIPE,
+    "stderr": subprocess.PIPE,
+}
+
+
+def _git_argv(folder: str, *words: str) -> list[str]:
+    return ["git", "--no-optional-locks", "-C", folder, *words]
+
+
+def _git(folder: str, *words: str) -> str | None:
+    """Return the output of git, None if there is no git or no repository. Raises `DistlaunchError`."""
+    env = {**os.environ, "LC_ALL": "C"}
     try:
-        done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+        done = subprocess.run(_git_argv(folder, *words), check=False, env=env, **_PIPES)
     except FileNotFoundError:
-        return ""
-    return os.fsdecode(done.stdout) if done.returncode == 0 else ""
+        return None
+    if done.returncode == 0:
+        return os.fsdecode(done.stdout)
+    if b"not a git repository" in done.stderr:
+        return None
+    raise DistlaunchError(f"git can't read {folder}: {os.fsdecode(done.stderr).strip()}")
 
 
 def _state(status: str) -> tuple[str, bool]:
@@ -158,11 +183,26 @@ def _state(status: str) -> tuple[str, bool]:
     return commit, any(record and not record.startswith("#") for record in records)
 
 
-def record(tree: Tree, folder: RunDirectory) -> None:
-    """Write the manifest of the code into a run directory, and its difference from the commit."""
-    folder.append(MANIFEST, manifest_text(entries_of(tree.digest)))
-    if tree.dirty and len(diff := os.fsencode(_git(tree.root, "diff", "--binary", "HEAD"))) <= MAX_DIFF:
-        folder.append("code.diff", diff)
+def record(tree: Tree, folder: RunDirectory, run_id: str) -> Store:
+    """Write the manifest of the code into a run directory, and its difference from the commit.
+
+    The returned store keeps the contents until it is released. Raises `DistlaunchError`.
+    """
+    manifest = manifest_of(tree.digest)
+    folder.append(MANIFEST, manifest)
+    if tree.commit and tree.dirty:
+        diff = os.fsencode(_git(tree.root, "diff", "--binary", "HEAD") or "")
+        if len(diff) <= MAX_DIFF:
+            folder.append("code.diff", diff)
+    try:
+        store = local_store()
+        next(store.hold(f"{run_id}.origin"), None)
+        store.note(manifest)
+        store.grown = True  # perhaps, by `take`
+    except OSError as error:
+        where = error.filename or DEFAULT_BASE
+        raise DistlaunchError(f"can't save the code for the nodes: {where}: {reason(error)}") from None
+    return store
 
 
 def check_out(folder: str, to: str) -> int:
@@ -174,10 +214,14 @@ def check_out(folder: str, to: str) -> int:
         with open(fd_of(folder, MANIFEST), "rb") as file:
             entries = read_manifest(file.read())
         store = local_store()
-        if missing := store.missing(entries):
-            names = listed([entries[index].path for index in missing])
-            text = f"{DEFAULT_BASE} on this machine no longer has all of the code ({names})"
+        gone = [
+            each.path for each in entries if each.kind != LINK and not os.path.exists(store.path_of(each))
+        ]
+        if gone:
+            text = f"{DEFAULT_BASE} on this machine no longer has all of the code ({listed(gone)})"
             raise DistlaunchError(f"{text}; plan.json names the git commit, and code.diff has the changes")
+        import shutil  # slow to import, and no run needs it
+
         os.mkdir(to)
         for entry in entries:
             path = os.path.join(to, entry.path)
@@ -201,18 +245,23 @@ def check_out(folder: str, to: str) -> int:
 # Which files
 
 
-def _entries(store: Store, spec: JobSpec, root: str, folder: str) -> list[Entry]:
+def _entries(store: Store, spec: JobSpec, root: str, folder: str, paths: Iterable[str]) -> list[Entry]:
     """Return the entries of the tree, whose contents are in the store afterwards."""
-    sources = {path: os.path.join(root, path) for path in _wanted(spec, root)}
-    for source in spec.sync.files:
-        path = os.path.relpath(os.path.join(folder, os.path.basename(source)), root)
+    sources = {path: f"{root}/{path}" for path in _wanted(spec, root, paths)}
+    for given in spec.sync.files:
+        path, source = os.path.relpath(f"{folder}/{os.path.basename(given)}", root), os.path.realpath(given)
         if not os.path.isfile(source):
-            raise spec.error("files", f"{source} is not a file")
+            raise spec.error("files", f"{given} is not a file")
+        if (other := os.path.realpath(sources.get(path, source))) != source:
+            raise spec.error("files", f"{given} and {other} would both be {path} on the nodes")
         sources[path] = source
-    found = [(path, source, os.lstat(source)) for path, source in sorted(sources.items())]
+    every = [(path, source, os.lstat(source)) for path, source in sorted(sources.items())]
+    found = [each for each in every if stat.S_ISREG(each[2].st_mode) or stat.S_ISLNK(each[2].st_mode)]
     if len(found) > MAX_FILES:
         text = f"the code in {root} has {len(found)} files; at most {MAX_FILES} are supported"
         raise spec.error("sync", text)
+    if deep := next((path for path, *_ in found if path.count("/") >= MAX_DEPTH), None):
+        raise spec.error("sync", f"{deep} is more than {MAX_DEPTH} directories deep")
     if (size := sum(each[2].st_size for each in found)) > spec.sync.limit:
         raise _too_large(spec, root, size, found)
     return [_entry(store, *each) for each in found]
@@ -228,16 +277,15 @@ def _too_large(
     return spec.error("sync", f"{text}; {advice}")
 
 
-def _wanted(spec: JobSpec, root: str) -> Iterator[str]:
-    """Yield the paths of files and symlinks, relative to the root."""
-    listed = _git(root, "rev-parse", "--is-inside-work-tree") and list(_of_git(root, ""))
-    paths = set(listed or _walked(root))
+def _wanted(spec: JobSpec, root: str, listed: Iterable[str]) -> Iterator[str]:
+    """Yield the paths of files and symlinks, relative to the root, of those `listed` and those to include."""
+    paths = set(listed)
     if spec.sync.include:
-        paths |= {*_matching(spec.sync.include, _walked(root, frozenset({".git"})))}
+        paths |= {*_matching(spec, spec.sync.include, _walked(root, frozenset({".git"})))}
     patterns = [*_lines(os.path.join(root, IGNORE_FILE)), *spec.sync.exclude]
     if patterns:
-        paths -= {*_matching(patterns, paths)}
-    runs = os.path.relpath(spec.logs.folder, root)
+        paths -= {*_matching(spec, patterns, paths)}
+    runs = os.path.relpath(os.path.realpath(spec.logs.folder), root)
     for path in paths:
         if path != runs and not path.startswith(f"{runs}/"):
             yield path
@@ -246,14 +294,17 @@ def _wanted(spec: JobSpec, root: str) -> Iterator[str]:
 def _of_git(root: str, inside: str) -> Iterator[str]:
     """Yield the files that git tracks, or that are new and not ignored, in submodules, too."""
     folder = os.path.join(root, inside)
-    for path in _git(folder, "ls-files", "-z", "--cached", "--others", "--exclude-standard").split("\0"):
+    files = _git(folder, "ls-files", "-z", "--cached", "--others", "--exclude-standard") or ""
+    for path in files.split("\0"):
         whole = os.path.join(root, inside, path)
-        if not path or not os.path.lexists(whole):
+        try:
+            is_folder = stat.S_ISDIR(os.lstat(whole).st_mode)
+        except (FileNotFoundError, NotADirectoryError):
             continue  # deleted, but still in the index
-        if os.path.isdir(whole) and not os.path.islink(whole):
-            yield from _of_git(root, os.path.join(inside, path.rstrip("/")))
-        else:
+        if not is_folder:
             yield os.path.join(inside, path)
+        elif path not in ("", "./"):  # as a submodule that isn't checked out lists itself
+            yield from _of_git(root, os.path.join(inside, path.rstrip("/")))
 
 
 def _walked(root: str, unwanted: frozenset[str] = UNWANTED) -> Iterator[str]:
@@ -261,24 +312,26 @@ def _walked(root: str, unwanted: frozenset[str] = UNWANTED) -> Iterator[str]:
         links = [name for name in folders if os.path.islink(os.path.join(where, name))]
         folders[:] = [name for name in folders if name not in unwanted]
         for name in (*names, *links):
-            path = os.path.join(where, name)
-            mode = os.lstat(path).st_mode
-            if stat.S_ISREG(mode) or stat.S_ISLNK(mode):
-                yield os.path.relpath(path, root)
+            yield os.path.relpath(os.path.join(where, name), root)
 
 
 def _lines(path: str) -> list[str]:
     try:
-        with open(path, encoding="utf-8") as file:
+        with open(path, encoding="utf-8", errors="surrogateescape") as file:
             return file.read().splitlines()
     except FileNotFoundError:
         return []
 
 
-def _matching(patterns: Iterable[str], paths: Iterable[str]) -> Iterable[str]:
+def _matching(spec: JobSpec, patterns: Iterable[str], paths: Iterable[str]) -> Iterable[str]:
     from pathspec import GitIgnoreSpec  # few jobs have patterns
 
-    return GitIgnoreSpec.from_lines(patterns).match_files(paths)
+    try:
+        return GitIgnoreSpec.from_lines(patterns).match_files(paths)
+    except ValueError as error:
+        raise spec.error(
+            "sync", f"a pattern in {IGNORE_FILE}, include or exclude is wrong: {error}"
+        ) from None
 
 
 def _check_program(spec: JobSpec, root: str, paths: set[str]) -> None:
@@ -303,11 +356,14 @@ def _entry(store: Store, path: str, source: str, found: os.stat_result) -> Entry
         return Entry(path, LINK, 0, target)
     is_program = bool(found.st_mode & stat.S_IXUSR)
     for _ in range(TRIES):
-        with open(source, "rb", buffering=0) as file:
-            before = os.fstat(file.fileno())
-            data = file.readall()
-            after = os.fstat(file.fileno())
-        if _version(before) == _version(after) and len(data) == after.st_size:
+        fd, data = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), b""
+        try:
+            while len(data) < found.st_size and (more := os.read(fd, found.st_size - len(data))):
+                data += more
+            before, found = found, os.fstat(fd)
+        finally:
+            os.close(fd)
+        if _version(before) == _version(found) and len(data) == found.st_size:
             return Entry(path, PROGRAM if is_program else FILE, len(data), store.put(data, is_program))
         time.sleep(0.05)
     advice = f"leave it out with sync.exclude or {IGNORE_FILE}"

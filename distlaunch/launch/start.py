@@ -27,6 +27,7 @@ from distlaunch.supervisor.status import ControllerProcess, RunState, Status
 from distlaunch.transports.transport import Joined
 
 if TYPE_CHECKING:
+    from distlaunch.agent.tree import Store
     from distlaunch.launch.inbound import InboundListener
 
 DESCRIPTORS_PER_LINK, RESERVE = 6, 300
@@ -39,7 +40,8 @@ NO_ALLOCATION = "launcher: slurm needs an allocation: run this inside salloc or 
 class Start(Frozen):
     """A run that began at `began` (monotonic seconds).
 
-    `links`, by node, are being opened, and the commands in `asked` look up nodes' addresses.
+    `links`, by node, are being opened, and the commands in `asked` look up nodes' addresses. `code` keeps the
+    contents of the job's tree.
     """
 
     spec: JobSpec
@@ -50,6 +52,7 @@ class Start(Frozen):
     asked: dict[int, Child]
     began: float
     listener: "InboundListener | None" = None
+    code: "Store | None" = None
 
     def now(self) -> float:
         """Return the seconds since the run began, to a microsecond as in its history, for exact replays."""
@@ -98,17 +101,18 @@ def start_run(spec: JobSpec, early: Link | None = None, listener: "InboundListen
     folder = run_directory(spec, run_id, status)
     if spec.allocation and spec.allocation.queued:
         append(path_of_starts(spec), Begun(run_id, spec.name, spec.allocation.starts)._asdict())
+    code = None
     if spec.tree:
         from distlaunch.launch.snapshot import record  # few jobs bring their code
 
-        record(spec.tree, folder)
+        code = record(spec.tree, folder, run_id)
     note_begin(run_id, folder.path, status.controller.host, _ticket(spec, listener))
     if len(spec.pool) > MANY_NODES:
         make_room(DESCRIPTORS_PER_LINK * len(spec.pool) + RESERVE)
     joined = {i: link for i in range(len(spec.pool)) if (link := _joined(spec, i, run_id, listener))}
     links = open_links(spec, early, joined)
     # Looking up addresses takes as long as the answer of a name server.
-    return Start(spec, run_id, folder, status, links, ask_addresses(spec), began, listener)
+    return Start(spec, run_id, folder, status, links, ask_addresses(spec), began, listener, code)
 
 
 def _ticket(spec: JobSpec, listener: "InboundListener | None") -> Ticket | None:

@@ -154,6 +154,13 @@ def _stopped(rows: tuple[tuple[int, int], ...], name: str) -> tuple[tuple[int, i
     return tuple((number(rank, name), number(pid, name, 1)) for rank, pid in rows)
 
 
+def _ascending(values: tuple[int, ...], name: str) -> tuple[int, ...]:
+    """Return indices of which each may occur only once, so that a node can't request any amount of data."""
+    for before, value in zip((-1, *values), values, strict=False):
+        number(value, name, before + 1)
+    return values
+
+
 _FIELD_CHECKS: Mapping[tuple[type, str], Callable[[Any, str], Any]] = {
     (messages.Interrupted, "signum"): _signal,
     (messages.PortRefused, "owners"): _objects,
@@ -163,6 +170,7 @@ _FIELD_CHECKS: Mapping[tuple[type, str], Callable[[Any, str], Any]] = {
     (messages.RouteFound, "seen"): _facts,
     (messages.StackDumped, "text"): lambda value, name: _cut_lines(value[:MAX_STACK]),
     (messages.Stuck, "processes"): _objects,
+    (messages.TreeLacks, "contents"): _ascending,
     (messages.WorkerExited, "at"): seconds,
     (messages.WorkerExited, "error_record"): _error_record,
     (messages.WorkerExited, "status"): _status,

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from enum import Enum
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from distlaunch.agent.frozen import Frozen
 from distlaunch.plan.placement import Facts
@@ -54,13 +54,13 @@ class Away(Frozen):
 
 
 class Code(Frozen):
-    """The job's tree on a node. It `waits` for another node with the same `store`.
+    """The job's tree on a node: whether it is `placed`, and how often contents were sent.
 
     `environment` and `versions` are as in `TreePlaced`.
     """
 
-    step: Literal["asked", "waits", "sent", "placed"] = "asked"
-    store: str = ""
+    placed: bool = False
+    sent: int = 0
     environment: str = ""
     versions: tuple[tuple[str, str], ...] = ()
 

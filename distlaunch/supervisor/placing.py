@@ -1,11 +1,16 @@
-"""The job's tree on its nodes: requested from each, sent to those that lack parts of it, and proven there.
-
-Nodes that report the same store share a file system. Only one of them receives what is missing.
-"""
+"""The job's tree on its nodes: requested from each, sent to those that lack parts of it, and proven there."""
 
 from collections.abc import Iterable
 
-from distlaunch.agent.messages import SetupPrinted, TreeKept, TreeLacks, TreePlaced, TreeProgress, TreeRefused
+from distlaunch.agent.messages import (
+    MAX_LACKS,
+    SetupPrinted,
+    TreeKept,
+    TreeLacks,
+    TreePlaced,
+    TreeProgress,
+    TreeRefused,
+)
 from distlaunch.errors import Exit
 from distlaunch.supervisor.actions import Action, PlaceTree, SendTree, ShowMessage
 from distlaunch.supervisor.findings import AttemptFailed, JobOver, Step
@@ -23,18 +28,15 @@ def code_of(state: State, node: int) -> Code | None:
 def lacks_code(state: State, node: int) -> bool:
     """Return whether a node must still get the job's tree."""
     code = code_of(state, node)
-    return state.spec.tree is not None and (code is None or code.step != "placed")
+    return state.spec.tree is not None and not (code and code.placed)
 
 
 def ask(state: State, nodes: Iterable[int]) -> tuple[State, tuple[Action, ...]]:
-    """Request the tree from nodes that were not asked yet, or were told to wait."""
-    actions = []
-    for node in nodes:
-        code = code_of(state, node)
-        if lacks_code(state, node) and (code is None or code.step == "waits"):
-            state = _with_code(state, node, Code())
-            actions.append(PlaceTree(node))
-    return state, tuple(actions)
+    """Request the tree from nodes that were not asked yet."""
+    new = [node for node in nodes if lacks_code(state, node) and code_of(state, node) is None]
+    for node in new:
+        state = _with_code(state, node, Code())
+    return state, tuple(map(PlaceTree, new))
 
 
 def _with_code(state: State, node: int, code: Code) -> State:
@@ -44,14 +46,14 @@ def _with_code(state: State, node: int, code: Code) -> State:
 
 
 def on_tree_lacks(event: TreeLacks, state: State, now: float) -> Step:
-    """Send a node what it lacks, unless another node with the same store is receiving it."""
-    code = code_of(state, event.node)
-    if code is None or code.step not in ("asked", "sent"):
+    """Send a node what it lacks, unless that can't be true."""
+    code, tree = code_of(state, event.node), state.spec.tree
+    if tree is None or code is None or code.placed:
         return state, ()
-    others = [code_of(state, node) for node in range(len(state.nodes)) if node != event.node]
-    if any(other == Code("sent", event.store) for other in others):
-        return _with_code(state, event.node, Code("waits", event.store)), ()
-    state = _longer(_with_code(state, event.node, Code("sent", event.store)), now)
+    if code.sent == MAX_LACKS or (event.contents and event.contents[-1] >= tree.files):
+        why = "requests it again and again" if code.sent == MAX_LACKS else "requests files that are not in it"
+        return on_tree_refused(TreeRefused(event.node, f"the node {why}"), state, now)
+    state = _longer(_with_code(state, event.node, code._replace(sent=code.sent + 1)), now)
     send = SendTree(event.node, event.contents)
     if not event.contents:
         return state, (send,)
@@ -72,14 +74,12 @@ def on_tree_progress(event: TreeProgress, state: State, now: float) -> Step:
 
 
 def on_tree_placed(event: TreePlaced, state: State, now: float) -> Step:
-    """Record that a node has the tree, and let the nodes with the same store find it there."""
+    """Record that a node has the tree."""
     code = code_of(state, event.node)
     if code is None or state.spec.tree is None or event.tree != state.spec.tree.digest:
         return state, ()
-    code = code._replace(step="placed", environment=event.environment, versions=event.versions)
-    state = _longer(_with_code(state, event.node, code), now)
-    waiting = Code("waits", code.store)
-    return ask(state, [node for node in range(len(state.nodes)) if code_of(state, node) == waiting])
+    code = code._replace(placed=True, environment=event.environment, versions=event.versions)
+    return _longer(_with_code(state, event.node, code), now), ()
 
 
 def on_setup_printed(event: SetupPrinted, state: State, now: float) -> Step:

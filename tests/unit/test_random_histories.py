@@ -260,7 +260,7 @@ class World:
         return messages.RouteFound(node, address, address, "eth0")
 
     def _place_tree(self, agent: Agent, action: Action, delay_s: float) -> None:
-        """Even nodes share a store, and so do odd ones."""
+        """Even nodes share a store, and so do odd ones, but they request what they lack at the same time."""
         node = agent.node
         if isinstance(action, actions.SendTree):
             self._with_tree.update(range(node % 2, len(self.agents), 2))
@@ -270,7 +270,7 @@ class World:
         elif node in self._with_tree:
             self._tell(agent, messages.TreePlaced(node, "5891"), delay_s)
         else:
-            self._tell(agent, messages.TreeLacks(node, f"store{node % 2}", (0, 2)), delay_s)
+            self._tell(agent, messages.TreeLacks(node, (0, 2)), delay_s)
 
     def _start(self, agent: Agent) -> None:
         assert isinstance(self.state.nodes[agent.node], Up)

@@ -49,8 +49,8 @@ EVENTS: list[Any] = [
     messages.OutputLost(NODE, 1, 0, 512),
     messages.Swept(NODE, 2, 5),
     messages.Stuck(NODE, ({"pid": 7, "command": "x"},)),
-    messages.TreeLacks(NODE, "3f81", (0, 7)),
-    messages.TreeLacks(NODE, "3f81", ()),
+    messages.TreeLacks(NODE, (0, 7)),
+    messages.TreeLacks(NODE, ()),
     messages.TreeProgress(NODE, 1 << 20),
     messages.TreePlaced(NODE, "5891"),
     messages.TreePlaced(NODE, "5891", "/home/me/envs/1", (("torch", "2.13.0"),)),
@@ -141,6 +141,8 @@ REFUSED = {
         messages.RanksStalled(NODE, (), ((MAX_NUMBER + 1, 7),)),
         f"stopped is out of range: {MAX_NUMBER + 1}",
     ),
+    "files that were requested already": (messages.TreeLacks(NODE, (3, 3)), "contents is out of range: 3"),
+    "a file before the first": (messages.TreeLacks(NODE, (-1,)), "contents is out of range: -1"),
     "pid 0": (messages.RanksStalled(NODE, (), ((0, 0),)), "stopped is out of range: 0"),
     "pid of a group": (messages.RanksStalled(NODE, (), ((0, 7), (1, -7))), "stopped is out of range: -7"),
 }
@@ -173,7 +175,11 @@ def test_refuses_impossible_usage(row: list[Any], words: str) -> None:
         uses_of(messages.Usage(NODE, (row,)))
 
 
-NARROWER = {(messages.WorkerExited, "status"), (messages.Interrupted, "signum")}
+NARROWER = {
+    (messages.WorkerExited, "status"),
+    (messages.Interrupted, "signum"),
+    (messages.TreeLacks, "contents"),
+}
 NUMBERS = [
     (kind, field, form)
     for kind, field, form in FIELDS

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from typing_extensions import Self
 
 from distlaunch.agent.messages import (
+    MAX_LACKS,
     AgentLeaving,
     Interrupted,
     OutputLost,
@@ -26,12 +27,16 @@ from distlaunch.agent.messages import (
     StackDumped,
     Stuck,
     Swept,
+    TreeLacks,
+    TreePlaced,
+    TreeProgress,
+    TreeRefused,
     WorkerExited,
     WorkerStarted,
     WorkerUnstarted,
 )
 from distlaunch.errors import Exit
-from distlaunch.job.spec import Invocation
+from distlaunch.job.spec import Invocation, Tree
 from distlaunch.plan.placement import Facts
 from distlaunch.supervisor.actions import (
     Action,
@@ -44,7 +49,9 @@ from distlaunch.supervisor.actions import (
     Finish,
     GiveUp,
     HoldPort,
+    PlaceTree,
     Reap,
+    SendTree,
     ShowMessage,
     StartWorkers,
     StopWorkers,
@@ -119,7 +126,10 @@ class History:
 
     def __init__(self, text: str = TWO, chance: float = 0.0) -> None:
         self.now = T
-        begun, first = begin(spec_of(text), self.now)
+        spec = spec_of(text)
+        if spec.sync.tree:
+            spec = spec._replace(tree=Tree("5891", "~/code", "/home/me/job", 3, 70))
+        begun, first = begin(spec, self.now)
         self.state = begun._replace(addresses={0: MASTER}, chance=chance)
         self.actions = Actions(first)
         self.silent: set[int] = set()
@@ -320,6 +330,70 @@ def answers(node: int, asked: str = MASTER, address: str = MASTER) -> list[Event
     """All that an agent says that was asked early."""
     port, source = ([PortHeld(0, 29400)], address) if node == 0 else ([], f"10.0.0.{1 + node}")
     return [up(node), *port, RouteFound(node, asked, address, f"eth{node}", source)]
+
+
+WITH_CODE = f"{WITH_RESTARTS}\nsync: true"
+
+
+def lacking_code() -> History:
+    """A job whose nodes have been asked for the code, and are ready but for that."""
+    job = History(WITH_CODE)
+    asked = job.feed(AddressesFound(((0, MASTER),)))
+    assert asked.of(PlaceTree) == [PlaceTree(0), PlaceTree(1)]
+    assert job.feed(*answers(0), *answers(1)).of(StartWorkers) == []
+    return job
+
+
+def test_ranks_start_once_every_node_has_the_code() -> None:
+    job = lacking_code()
+    assert wanted(job.feed(TreeLacks(1, ()))) == [SendTree(1, ())]
+    assert wanted(job.feed(TreeLacks(1, (0, 2)))) == [SendTree(1, (0, 2))]
+    assert job.feed(TreePlaced(0, "5891"), TreePlaced(1, "other")).of(StartWorkers) == []
+    assert job.feed(TreePlaced(1, "5891")) == [StartWorkers(0), StartWorkers(1)]
+    assert job.feed(TreeLacks(1, (0,)), TreeLacks(1, ())) == [], "it has the code"
+
+
+def test_a_node_that_makes_progress_with_the_code_gets_more_time() -> None:
+    job = lacking_code()
+    for _ in range(3):
+        assert job.feed(TreeProgress(0, 1), after=CONNECT_S - 1) == []
+    job.tick()
+    assert job.state.cause is not None
+    assert job.state.cause.text == "no answer from a, b within 30 s (timeouts.connect)"
+
+
+def test_a_node_can_not_request_files_that_are_not_in_the_code_or_any_amount_of_them() -> None:
+    job = lacking_code()
+    refused = job.feed(TreeLacks(1, (0, 3)))
+    assert texts(refused, "error") == [
+        "can't bring the code to b: the node requests files that are not in it"
+    ]
+    assert refused.of(SendTree) == [] and len(refused.of(Close)) == 2
+    job = lacking_code()
+    for _ in range(MAX_LACKS):
+        assert len(job.feed(TreeLacks(1, (0,))).of(SendTree)) == 1
+    again = job.feed(TreeLacks(1, (0,)), TreeLacks(1, (0,)))
+    assert again.of(SendTree) == []
+    assert "requests it again and again" in texts(again, "error")[0]
+
+
+def test_a_job_ends_if_a_node_can_not_get_the_code_but_not_because_of_one_in_a_restart() -> None:
+    full = TreeRefused(1, "/home/me: No space left on device")
+    words = "can't bring the code to b: /home/me: No space left on device"
+    assert texts(lacking_code().feed(full), "error")[0].startswith(words)
+    job = History(f"{TWO}\nsync: true\nmin_nodes: 1\nrestarts: {{max: 3}}").to_preparing()
+    job.obey(job.actions)
+    job.feed(TreePlaced(0, "5891"), TreePlaced(1, "5891"))
+    job._now_in(Phase.RUNNING)
+    job.obey(job.feed(lost(1)))
+    job.obey(job.wait(60.0))
+    assert job.state.attempt == 1
+    refused = job.obey(job.feed(full))
+    assert words in " ".join(texts(refused))
+    refused += job.obey(job.wait(60.0))
+    job.feed(TreePlaced(0, "5891"))
+    job._now_in(Phase.RUNNING)
+    assert (job.state.members, job.state.attempt) == ((0,), 2)
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
