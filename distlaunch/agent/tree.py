@@ -658,7 +658,8 @@ class Placement:
     def _refuse(self, error: Exception) -> None:
         self._stop()
         if isinstance(error, OSError):
-            error = TreeError("%s: %s" % (error.filename or self._command.base, error.strerror))
+            place = error.filename or os.path.expanduser(self._command.base)
+            error = TreeError("%s: %s" % (place, error.strerror))
         self._report(messages.TreeRefused(self._node, str(error)))
 
     def _stop(self) -> None:

@@ -32,8 +32,8 @@ class Desk(NamedTuple):
     homes: Mapping[str, Path]
     here: Path
 
-    def run(self, *words: str, command: str = "run", **keys: Any) -> Done:
-        """Run the job, with more `keys` in its file."""
+    def job(self, **keys: Any) -> Path:
+        """The job file, with more `keys`."""
         job = {
             "nodes": [*self.homes],
             "gpus_per_node": 0,
@@ -44,9 +44,17 @@ class Desk(NamedTuple):
             "logs": {"dir": str(self.here / "runs")},
         }
         (self.repository / "job.yaml").write_text(json.dumps(job | keys))
-        env = {**os.environ, "HOME": str(self.here)}
-        argv = distlaunch_argv(command, "job.yaml", *words)
-        done = completed(argv, cwd=self.repository, env=env)
+        return self.repository / "job.yaml"
+
+    @property
+    def env(self) -> dict[str, str]:
+        """The variables of commands here."""
+        return {**os.environ, "HOME": str(self.here)}
+
+    def run(self, *words: str, command: str = "run", **keys: Any) -> Done:
+        """Run the job to its end."""
+        argv = distlaunch_argv(command, str(self.job(**keys)), *words)
+        done = completed(argv, cwd=self.repository, env=self.env)
         assert "Traceback" not in done.stderr, done.stderr
         return done
 
@@ -63,9 +71,27 @@ class Desk(NamedTuple):
         """The stores here and on the hosts."""
         return [home / ".cache" / "distlaunch" / "sync" for home in (self.here, *self.homes.values())]
 
+    def check_clean(self) -> None:
+        """No tree is left, and contents in the stores are what their names say."""
+        for store in self.stores():
+            self.check_contents(store)
+            assert [*store.glob("runs/*")] == [] == [*store.glob("new/*")]
+
+    def check_contents(self, store: Path) -> None:
+        """Each content in a store is what its name says."""
+        for path in store.glob("blobs/*/*"):
+            digest = hashlib.sha256(path.read_bytes()).hexdigest()
+            assert digest == path.parent.name + path.name.removesuffix("x"), path
+
 
 @pytest.fixture
 def desk(site: Site) -> Desk:
+    return desk_of(site)
+
+
+def desk_of(site: Site, places: Mapping[str, Path] | None = None) -> Desk:
+    """A desk whose hosts have these homes, or one of its own each."""
+    places = places or {host: site.folder / f"home-{host}" for host in ("host1", "host2", "host3")}
     repository, here = site.folder / "repository", site.folder / "here"
     repository.mkdir()
     here.mkdir()
@@ -78,9 +104,8 @@ def desk(site: Site) -> Desk:
     for words in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "first"]):
         completed([*git, *words], cwd=repository, status=0)
     homes = {}
-    for host in ("host1", "host2", "host3"):
-        home = site.folder / f"home-{host}"
-        home.mkdir()
+    for host, home in places.items():
+        home.mkdir(exist_ok=True)
         port = site.sshd(host, over=site.login(home, "/bin/sh"))
         homes[site.name(f"{host}-{port}", host, port)] = home
     return Desk(site, repository, homes, here)

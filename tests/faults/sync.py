@@ -1,0 +1,98 @@
+"""Kills at random moments of runs that bring their code: no store is wrong then, and the next run is right.
+
+python -m tests.faults.sync --kills 50 --seed 7
+"""
+
+import argparse
+import contextlib
+import os
+import random
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from tests.cluster.hosts import Site, bed_of
+from tests.cluster.test_sync import Desk, desk_of
+from tests.harness import children_of, command_line, kill, running, wait_until
+
+FILES, SIZE, LATEST_S = 2000, 20_000, 1.6
+"""Files of the code, their largest size in bytes, and the latest moment after the first agent's start."""
+
+
+def pythons(desk: Desk) -> list[int]:
+    """The guardians, agents and ranks on the hosts."""
+    keepers = {host.pid for host in desk.site.bed.hosts.values()}
+    found = desk.site.bed.processes() - keepers
+    return [pid for pid in found if "python" in "".join(command_line(pid)[:1])]
+
+
+def victims(desk: Desk, who: str, controller: int) -> list[int]:
+    """The processes of that kind that are there."""
+    if who == "controller":
+        return [controller]
+    mine = pythons(desk)
+    agents = [child for pid in mine for child in children_of(pid) if child in mine]
+    return agents if who == "agent" else [pid for pid in mine if pid not in agents]
+
+
+def strike(desk: Desk, chance: random.Random) -> str:
+    """Kill somebody at a random moment, and check what is left."""
+    for number in chance.sample(range(FILES), FILES // 3):
+        (desk.repository / f"package/{number}.bin").write_bytes(chance.randbytes(chance.randrange(SIZE)))
+    who, after_s = chance.choice(["controller", "guardian", "agent"]), chance.uniform(0, LATEST_S)
+    with running(desk.job(timeouts={"stop": "1s"}), env=desk.env) as run:
+        wait_until(lambda: bool(pythons(desk)), lambda: run.stderr)
+        time.sleep(after_s)  # the moment itself is what is tried
+        found = victims(desk, who, run.process.pid) if run.process.poll() is None else []
+        with contextlib.suppress(ProcessLookupError):
+            if found:
+                kill(chance.choice(found))
+        status = run.wait()
+        told = run.stderr
+    assert "Traceback" not in told, told
+    wait_until(lambda: not pythons(desk), lambda: f"left: {pythons(desk)}")
+    check(desk)
+    done = desk.run()
+    assert (done.returncode, done.stdout.count(desk.expected())) == (0, 3), done.stderr
+    desk.check_clean()
+    return f"{who} after {after_s:.2f} s: {len(found)} there, status {status}"
+
+
+def check(desk: Desk) -> None:
+    """Every content is what its name says, and every visible tree is whole."""
+    for store in desk.stores():
+        desk.check_contents(store)
+        for tree in store.glob("runs/*"):
+            if tree.is_dir():
+                found = sum(path.is_file() for path in tree.rglob("*") if "__pycache__" not in str(path))
+                assert found == FILES + 4, f"{tree} has {found} files"
+
+
+def series(site: Site, kills: int, seed: int) -> None:
+    """So many kills, with a line for each. AssertionError if anything is wrong afterwards."""
+    desk, chance = desk_of(site), random.Random(seed)
+    for number in range(FILES):
+        (desk.repository / f"package/{number}.bin").write_bytes(chance.randbytes(SIZE))
+    for number in range(kills):
+        try:
+            print(f"{number:>4} {strike(desk, chance)}", flush=True)
+        except AssertionError as error:
+            raise type(error)(f"{error}\nkill {number} of seed {seed}") from error
+
+
+def main() -> int:
+    """Run a series from the command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32))
+    given = parser.parse_args()
+    print(f"seed {given.seed}, pid {os.getpid()}", flush=True)
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        bed = stack.enter_context(bed_of(3, Path(folder) / "bed"))
+        series(Site(bed, Path(folder), stack), given.kills, given.seed)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
