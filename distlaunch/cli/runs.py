@@ -32,9 +32,13 @@ _WHICH = (
 )
 
 
+_OF_ENDED = ("bundle", "checkout", "logs", "report", "why")
+"""Commands that are mostly for runs that have ended."""
+
+
 def offered(context: typer.Context, incomplete: str) -> list[str]:
     """Return the known runs for completion, the latest first; few commands need those that have ended."""
-    known = {*folders(), *ways()} - (set() if context.command.name in ("checkout", "logs") else noted_ends())
+    known = {*folders(), *ways()} - (set() if context.command.name in _OF_ENDED else noted_ends())
     return [run for run in sorted(known, key=when, reverse=True) if run.startswith(incomplete)]
 
 

@@ -2,24 +2,25 @@
 
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
-from itertools import groupby
+from itertools import accumulate, groupby, islice
 from typing import Any
 
 from distlaunch.observers.model import Row
-from distlaunch.runs.report import End, Report, shares
+from distlaunch.runs.report import End, Report
 from distlaunch.runs.timeline import ALL_KINDS, Span, ledger
 from distlaunch.supervisor.status import RunState
-from distlaunch.wording import counted, cut, rank_list, size_words, spans
+from distlaunch.wording import counted, cut, listed, rank_list, size_words, spans
 
 MAX_TEXT, MAX_LINE = 20_000, 2_000
 """Characters shown of one text, and of one line of output."""
 MAX_LANES = 24
-"""Lanes shown. Nodes whose lanes look almost the same share one."""
+"""Lanes shown. If there are more, nodes whose lanes look almost the same share one."""
 MAX_ROWS = 2_000
 """Ranks in the table of ranks."""
-MAX_MESSAGES = 300
+MAX_MESSAGES, MAX_EVIDENCE = 300, 400
+"""Messages, and lines of evidence, that are shown."""
 WIDTH = 1000
 """The width of drawings in their own units. On the page, they are as wide as the column."""
 FOLDED = 16
@@ -111,7 +112,7 @@ def _drawing(title: str, height: float, inner: str, kind: str = "") -> str:
 def _verdict(report: Report) -> str:
     found, status = report.explanation, report.run.status
     if not found.cause:
-        goes = "It has succeeded." if status.state is RunState.SUCCEEDED else "It is still going on."
+        goes = "The run succeeded." if status.state is RunState.SUCCEEDED else "The run is active."
         parts = [f'<p class="lead">{goes}</p>']
     else:
         lead = {"likely": "Likely root cause", "unknown": "Root cause unknown"}.get(
@@ -131,14 +132,18 @@ def _verdict(report: Report) -> str:
         *((f"Since {found.other}, the last good run", change) for change in found.changes()),
         *([("Only from the summary", found.incomplete)] if found.incomplete else []),
     ]
+    records = [*islice((line for record in found.evidence for line in record.lines()), MAX_EVIDENCE)]
+    parts += [_facts(facts), _folded("State of the workers when it failed", _pre(records) if records else "")]
+    return _section("What happened", "".join(parts))
+
+
+def _facts(pairs: Iterable[tuple[str, Any]]) -> str:
+    """Return a list of facts; those that follow each other with the same name are together."""
     items = "".join(
         f"<dt>{plain(name)}</dt>" + "".join(f"<dd>{plain(text)}</dd>" for _, text in group)
-        for name, group in groupby(facts, key=lambda fact: fact[0])
+        for name, group in groupby(pairs, key=lambda fact: fact[0])
     )
-    records = "\n".join(line for record in found.evidence for line in record.lines())
-    parts += [f"<dl>{items}</dl>"] if items else []
-    parts += [_folded("State of the workers when it failed", _pre(records.splitlines()))] if records else []
-    return _section("What happened", "".join(parts))
+    return f"<dl>{items}</dl>" if items else ""
 
 
 def _pre(lines: Iterable[str]) -> str:
@@ -150,19 +155,19 @@ def _pre(lines: Iterable[str]) -> str:
 
 
 def _ledger(report: Report) -> str:
-    rows = shares(ledger(report.spans, report.queue_s))
-    if not rows:
+    found = ledger(report.spans, report.queue_s)
+    whole = sum(found.values())
+    if not whole:
         return ""
-    at, parts = 0.0, []
-    for kind, _, share in rows:
-        parts.append(f'<rect class="k-{kind}" x="{at:.1f}" y="0" width="{share * WIDTH:.1f}" height="28"/>')
-        at += share * WIDTH
-    words = "; ".join(f"{ALL_KINDS[kind]} {share:.1%}" for kind, _, share in rows)
-    cells = [
-        (_key(f"k-{kind}") + ALL_KINDS[kind], _span(seconds), f"{share:.1%}") for kind, seconds, share in rows
+    ends = [*accumulate(found.values())]
+    spans = [Span((), kind, end - found[kind], end, 0) for kind, end in zip(found, ends, strict=True)]
+    words = "; ".join(f"{ALL_KINDS[kind]} {seconds / whole:.1%}" for kind, seconds in found.items())
+    bar = _drawing(f"Shares of the time: {words}", 28, _bars(spans, WIDTH / whole, 28), "bar")
+    rows = [
+        (_key(f"k-{kind}") + ALL_KINDS[kind], _span(seconds), f"{seconds / whole:.1%}")
+        for kind, seconds in found.items()
     ]
-    bar = _drawing(f"Shares of the time: {words}", 28, "".join(parts), "bar")
-    return _section("Where the time went", bar + _table(("class", "time", "share"), cells, (1, 2)))
+    return _section("Where the time went", bar + _table(("class", "time", "share"), rows, (1, 2)))
 
 
 def _key(color: str) -> str:
@@ -177,9 +182,10 @@ def _timeline(report: Report) -> str:
     of_lanes = {lane: list(group) for lane, group in groupby(report.spans, key=lambda span: span.lane)}
     scale = WIDTH / (report.seconds or 1.0)
     alike: dict[tuple[Any, ...], list[int]] = {}
+    many = sum(len(lane) == 1 for lane in of_lanes) > MAX_LANES
     for lane, found in of_lanes.items():
         if len(lane) == 1:
-            alike.setdefault(_looks(found, scale), []).append(lane[0])
+            alike.setdefault(_looks(found, scale) if many else lane, []).append(lane[0])
     if not of_lanes.get(()):
         return ""
     labels, failed = report.labels, report.explanation.node
@@ -197,7 +203,8 @@ def _timeline(report: Report) -> str:
     rest = sum(map(len, ordered[MAX_LANES:]))
     more = f"<p>{counted(rest, 'other node')} not shown.</p>" if rest else ""
     table = f'<table class="lanes"><tbody>{"".join(rows)}</tbody></table>'
-    body = f'<ul class="legend">{legend}</ul>{table}{_axis(report.seconds)}{more}{_attempts(report)}'
+    axis = _axis(*(_span(report.seconds * part / 4) for part in range(5)))
+    body = f'<ul class="legend">{legend}</ul>{table}{axis}{more}{_attempts(report)}'
     return _section("Timeline", body)
 
 
@@ -208,20 +215,22 @@ def _looks(found: Sequence[Span], scale: float) -> tuple[Any, ...]:
     )
 
 
-def _lane(name: str, found: Sequence[Span], scale: float) -> str:
-    bars = "".join(
+def _bars(found: Iterable[Span], scale: float, height: int) -> str:
+    return "".join(
         f'<rect class="k-{span.kind}" x="{span.began * scale:.1f}" y="0" '
-        f'width="{max(1.0, span.seconds * scale):.1f}" height="16"/>'
+        f'width="{max(1.0, span.seconds * scale):.1f}" height="{height}"/>'
         for span in found
     )
+
+
+def _lane(name: str, found: Sequence[Span], scale: float) -> str:
     words = "; ".join(f"{_span(span.began)}: {ALL_KINDS[span.kind]}" for span in found[:40])
-    svg = _drawing(f"{plain(name)}: {words}", 16, bars, "lane")
+    svg = _drawing(f"{plain(name)}: {words}", 16, _bars(found, scale, 16))
     return f'<tr><th scope="row">{plain(name)}</th><td>{svg}</td></tr>'
 
 
-def _axis(seconds: float) -> str:
-    ticks = "".join(f"<span>{_span(seconds * part / 4)}</span>" for part in range(5))
-    return f'<div class="axis" aria-hidden="true">{ticks}</div>'
+def _axis(*ticks: str) -> str:
+    return f'<div class="axis" aria-hidden="true">{"".join(f"<span>{tick}</span>" for tick in ticks)}</div>'
 
 
 def _attempts(report: Report) -> str:
@@ -240,40 +249,32 @@ def _attempts(report: Report) -> str:
     return _table(("attempt", "started", "ended", "nodes", "why it ended"), rows, (1, 2))
 
 
-_ROW = 3
-"""Height of a rank in the drawing of the ripple."""
-
-
 def _ripple(report: Report) -> str:
     ends = report.ripple()
     if len(ends) < 2:
         return ""
     first, last = min(0.0, *(each.after_s for each in ends)), max(each.after_s for each in ends)
-    scale, height = WIDTH / ((last - first) or 1.0), min(240.0, max(48.0, _ROW * len(ends)))
-    marks: dict[str, list[str]] = {}
-    step = height / len(ends)
+    height = min(240.0, max(48.0, 3.0 * len(ends)))
+    scale, step = (WIDTH - 4) / ((last - first) or 1.0), height / len(ends)
+    groups: dict[str, list[tuple[int, End]]] = {}
     for number, each in enumerate(ends):
-        x = min(WIDTH - 4, (each.after_s - first) * scale)
-        marks.setdefault(_end_kind(each), []).append(
-            f"M{x:.0f} {number * step:.1f}h4v{max(1.0, step):.1f}h-4z"
+        groups.setdefault(_end_kind(each), []).append((number, each))
+    drawn, rows = [], []
+    for kind, group in groups.items():
+        after = [each.after_s for _, each in group]
+        path = "".join(
+            f"M{(each.after_s - first) * scale:.0f} {number * step:.1f}h4v{max(1.0, step):.1f}h-4z"
+            for number, each in group
         )
-    drawn = "".join(f'<path class="{_class(kind)}" d="{"".join(paths)}"/>' for kind, paths in marks.items())
-    groups = {kind: [each for each in ends if _end_kind(each) == kind] for kind in marks}
-    rows = [
-        (
-            _key(_class(kind)) + kind,
-            f"{min(each.after_s for each in group):.3f} s",
-            f"{max(each.after_s for each in group):.3f} s",
-            plain(rank_list([each.rank for each in group]), 300),
-            plain("; ".join(dict.fromkeys(each.how for each in group)), 300),
-        )
-        for kind, group in groups.items()
-    ]
+        drawn.append(f'<path class="{_class(kind)}" d="{path}"/>')
+        ranks = plain(rank_list([each.rank for _, each in group]), 300)
+        how = plain("; ".join(dict.fromkeys(each.how for _, each in group)), 300)
+        rows.append((_key(_class(kind)) + kind, f"{min(after):.3f} s", f"{max(after):.3f} s", ranks, how))
     what = "When each rank ended after the first failure: ranks from top to bottom, time from left to right"
-    axis = "".join(f"<span>{(first + (last - first) * part / 4):.2f} s</span>" for part in range(5))
-    svg = _drawing(what, height, drawn, "ripple")
+    axis = _axis(*(f"{first + (last - first) * part / 4:.2f} s" for part in range(5)))
     table = _table(("end", "first", "last", "ranks", "how"), rows, (1, 2))
-    return _section("After the first failure", f'{svg}<div class="axis">{axis}</div>{table}')
+    svg = _drawing(what, height, "".join(drawn), "ripple")
+    return _section("After the first failure", f"{svg}{axis}{table}")
 
 
 def _end_kind(end: End) -> str:
@@ -295,18 +296,14 @@ def _output(report: Report) -> str:
         f"M{rank * step:.1f} {height}V{height - size / most * height:.1f}h{step * 0.8:.2f}V{height}z"
         for rank, size in sorted(volume.items())
     )
-    svg = _drawing(
-        f"Bytes printed by each rank, at most {size_words(most)}",
-        height,
-        f'<path class="e-volume" d="{path}"/>',
-    )
+    what = f"Bytes printed by each rank, at most {_size(most)}"
+    svg = _drawing(what, height, f'<path class="e-volume" d="{path}"/>')
     over = " in all attempts" if len(report.attempts) > 1 else ""
     silent = [worker.rank for worker in ranks if not volume[worker.rank]]
-    loud = max(volume, key=lambda rank: volume[rank])
-    words = [f"{_size(sum(volume.values()))} printed{over}; most by rank {loud}: {_size(most)}"]
-    words += [f"nothing by {plain(rank_list(silent), 300)}"] if silent else []
-    axis = f'<div class="axis" aria-hidden="true"><span>rank 0</span><span>rank {count - 1}</span></div>'
-    return _section("Output", f"{svg}{axis}<p>{'; '.join(words)}.</p>")
+    nothing = f"; nothing by {plain(rank_list(silent), 300)}" if silent else ""
+    words = f"{_size(sum(volume.values()))} printed{over}; most by rank {max(volume, key=volume.__getitem__)}"
+    axis = _axis("rank 0", f"rank {count - 1}")
+    return _section("Output", f"{svg}{axis}<p>{words}: {_size(most)}{nothing}.</p>")
 
 
 def _ranks(report: Report) -> str:
@@ -370,37 +367,18 @@ def _messages(report: Report) -> str:
 
 
 def _code(report: Report) -> str:
-    state = report.state
+    state, status = report.state, report.run.status
     if state is None:
         return ""
-    spec, plan = state.spec, state.plan
-    facts: list[tuple[str, Any]] = [("job file", report.run.status.file or "none")]
-    facts += [("code", spec.tree.words if spec.tree else "as it was on the nodes")]
+    tree, plan, facts = state.spec.tree, state.plan, [("job file", status.file or "none")]
+    facts.append(("code", tree.words if tree else "as it was on the nodes"))
     if plan:
         facts += [("backend", plan.backend), ("rendezvous", plan.meeting_place)]
-        facts += [("Python", text) for text in dict.fromkeys(_of_nodes(plan.nodes, "python"))]
-        for name, text in _versions(report).items():
-            facts.append((name, text))
-    facts += [
-        ("controller", f"process {report.run.status.controller.pid} on {report.run.status.controller.host}")
-    ]
-    items = "".join(f"<dt>{plain(name)}</dt><dd>{plain(value)}</dd>" for name, value in facts)
-    return _section("Versions and code", f"<dl>{items}</dl>")
-
-
-def _of_nodes(nodes: Sequence[Any], name: str) -> Iterator[str]:
-    for value, group in groupby(nodes, key=lambda node: getattr(node, name)):
-        labels = [node.label for node in group]
-        yield f"{value} on {labels[0] if len(labels) == 1 else f'{labels[0]} to {labels[-1]}'}"
-
-
-def _versions(report: Report) -> Mapping[str, str]:
-    """Return what is in the environments that the job has built, which are all alike."""
-    for node in report.state.nodes if report.state else ():
-        code = getattr(node, "code", None)
-        if code and code.versions:
-            return dict(code.versions)
-    return {}
+        for python, group in groupby(plan.nodes, key=lambda part: part.python):
+            facts.append(("Python", f"{python} on {listed([part.label for part in group])}"))
+    facts += report.versions()
+    facts.append(("controller", f"process {status.controller.pid} on {status.controller.host}"))
+    return _section("Versions and code", _facts(facts))
 
 
 def _plan(report: Report) -> str:
@@ -414,7 +392,7 @@ def _plan(report: Report) -> str:
             spans(part.ranks),
             part.reach.name,
             part.gpus,
-            plain(part.program.workdir or "", 300),
+            plain(part.program.workdir),
         )
         for part in plan.nodes[:MAX_ROWS]
     ]
@@ -471,72 +449,53 @@ color-scheme: light dark;
 --good: #17703c; --bad: #b3261e; --other: #7a5200;
 --queue: #64748b; --connect: #5b7a99; --code: #7c5cc4; --setup: #a24d97; --start: #b26a00;
 --rendezvous: #2874b8; --training: #1f8a4c; --failed: #7a8a2a;
---stall: #d1440c; --stop: #94323f; --restart: #8a6d1f; --idle: #d5dbe1;
+--stall: #d1440c; --stop: #94323f; --restart: #4b5563; --idle: #d5dbe1;
 """
 _DARK = """
 --bg: #12161c; --fg: #e4e9ef; --dim: #9aa7b5; --line: #2e3742; --soft: #1a2029;
 --good: #5fd08f; --bad: #ff8a80; --other: #f0c060;
 --queue: #94a3b8; --connect: #7fa3c7; --code: #a78bfa; --setup: #d38bd0; --start: #e0a030;
 --rendezvous: #5aa9ef; --training: #3fbf78; --failed: #b3c246;
---stall: #ff7b47; --stop: #d8707c; --restart: #c9a94a; --idle: #39424d;
+--stall: #ff7b47; --stop: #d8707c; --restart: #c3cad3; --idle: #39424d;
 """
 _RULES = """
 * { box-sizing: border-box }
-body { margin: 0 auto; max-width: 1100px; padding: 1.5rem 1rem 3rem; background: var(--bg); color: var(--fg);
-  font: 16px/1.5 system-ui, sans-serif; overflow-wrap: anywhere }
+body { margin: 0 auto; max-width: 1100px; padding: 1.5rem 1rem 3rem; overflow-wrap: anywhere;
+  background: var(--bg); color: var(--fg); font: 16px/1.5 system-ui, sans-serif }
 header { border-bottom: 1px solid var(--line); padding-bottom: 1rem }
-h1 { font-size: 1.6rem; margin: 0 }
-h2 { font-size: 1.15rem; margin: 0 0 .6rem }
-section { margin-top: 2.2rem }
-footer { margin-top: 2.5rem; font-size: .85rem }
-p { margin: .4rem 0 }
-header p, footer, .dim { color: var(--dim) }
-header ul, .legend { list-style: none; padding: 0; margin: .4rem 0; display: flex; flex-wrap: wrap;
-  gap: .2rem 1.2rem }
-.legend { font-size: .85rem; margin-bottom: .6rem }
+h1 { font-size: 1.6rem; margin: 0 } h2 { font-size: 1.15rem; margin: 0 0 .6rem }
+section { margin-top: 2.2rem } footer { margin-top: 2.5rem; font-size: .85rem } p { margin: .4rem 0 }
+header p, footer, .dim { color: var(--dim) } .lead { font-size: 1.1rem }
+header ul, .legend { list-style: none; padding: 0; display: flex; flex-wrap: wrap; gap: .2rem 1.2rem }
+header ul { margin: .4rem 0 } .legend { margin: .4rem 0; font-size: .85rem; margin-bottom: .6rem }
 .state { font-size: .95rem; vertical-align: middle; padding: .1rem .6rem; border: 1px solid;
-  border-radius: 1rem }
-.good { color: var(--good) }
-.bad { color: var(--bad) }
-.other { color: var(--other) }
-.lead { font-size: 1.1rem }
+  border-radius: 1em }
+.good { color: var(--good) } .bad { color: var(--bad) } .other { color: var(--other) }
 dl { display: grid; grid-template-columns: minmax(7rem, max-content) 1fr; gap: .25rem 1rem; margin: .8rem 0 }
-dt { grid-column: 1; color: var(--dim); max-width: 14rem }
-dd { grid-column: 2; margin: 0 }
+dt { grid-column: 1; color: var(--dim); max-width: 14rem } dd { grid-column: 2; margin: 0 }
 pre { background: var(--soft); border: 1px solid var(--line); border-radius: 6px; padding: .7rem .9rem;
   margin: .6rem 0; overflow: auto; max-height: 28rem; font: 13px/1.45 ui-monospace, monospace }
-svg { display: block; width: 100% }
+svg { display: block; width: 100% } .bar { margin-bottom: .8rem } .ripple { background: var(--soft) }
 .key { display: inline-block; width: .8em; height: .8em; margin-right: .45em }
-.bar { margin-bottom: .8rem }
-.ripple { background: var(--soft) }
 .scroll { overflow-x: auto; overflow-wrap: normal }
 table { border-collapse: collapse; width: 100%; font-size: .9rem }
 th, td { text-align: left; padding: .3rem 1rem .3rem 0; border-bottom: 1px solid var(--line);
   vertical-align: top; font-variant-numeric: tabular-nums }
-thead th { color: var(--dim); font-weight: 600; white-space: nowrap }
-tbody th { font-weight: 400 }
-.n { text-align: right; white-space: nowrap }
-.scroll td:last-child:not(.n) { min-width: 14rem }
+thead th { color: var(--dim); font-weight: 600; white-space: nowrap } tbody th { font-weight: 400 }
+.n { text-align: right; white-space: nowrap } .scroll td:last-child:not(.n) { min-width: 14rem }
 .mark { color: var(--bad); font-weight: 600 }
-.lanes th { width: 9.5rem; vertical-align: middle }
-.lanes td { padding: .25rem 0; vertical-align: middle }
-.axis { display: flex; justify-content: space-between; font-size: .8rem; color: var(--dim);
-  margin: .2rem 0 .8rem }
-.lanes + .axis { margin-left: 9.5rem }
+.lanes th { width: 9.5rem; vertical-align: middle } .lanes td { padding: .25rem 0; vertical-align: middle }
+.axis { display: flex; justify-content: space-between; margin: .2rem 0 .8rem }
+.axis { font-size: .8rem; color: var(--dim) } .lanes + .axis { margin-left: 9.5rem }
 summary { cursor: pointer; padding: .25rem 0 }
 :focus-visible { outline: 2px solid var(--rendezvous); outline-offset: 2px }
 @media (max-width: 600px) {
-  .lanes th { width: 6rem }
-  .lanes + .axis { margin-left: 6rem }
-  dl { grid-template-columns: 1fr }
-  dt, dd { grid-column: 1 }
-  dt { margin-top: .4rem }
+  .lanes th { width: 6rem } .lanes + .axis { margin-left: 6rem }
+  dl { grid-template-columns: 1fr } dt, dd { grid-column: 1 } dt { margin-top: .4rem }
 }
 @media print {
-  body { max-width: none; font-size: 11pt; padding: 0 }
-  pre { max-height: none; white-space: pre-wrap }
-  section > *, tr { break-inside: avoid }
-  * { print-color-adjust: exact }
+  body { max-width: none; font-size: 11pt; padding: 0 } pre { max-height: none; white-space: pre-wrap }
+  section > *, tr { break-inside: avoid } * { print-color-adjust: exact }
 }
 """
 _STYLE = "".join(

@@ -3,7 +3,7 @@
 import json
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -19,7 +19,7 @@ from distlaunch.runs.submissions import submission_of
 from distlaunch.runs.timeline import Span, Timeline, ledger, trace
 from distlaunch.runs.why import Explanation, explain
 from distlaunch.supervisor.events import Event
-from distlaunch.supervisor.nodes import Exited
+from distlaunch.supervisor.nodes import Exited, Up
 from distlaunch.supervisor.state import Cause, State
 from distlaunch.supervisor.step import begin
 from distlaunch.supervisor.summary import Summary
@@ -130,6 +130,11 @@ class Report(RunModel):
             return found if isinstance(found, dict) else {}
         return {}
 
+    def versions(self) -> list[tuple[str, str]]:
+        """Return what is in the environments that the job has built, which are all alike."""
+        codes = [node.code for node in (self.state.nodes if self.state else ()) if isinstance(node, Up)]
+        return next(([*code.versions] for code in codes if code and code.versions), [])
+
     def document(self) -> dict[str, Any]:
         """Return the report as a JSON object."""
         lanes = [span for span in self.spans if len(span.lane) < 2]
@@ -158,6 +163,8 @@ def report_of(run: Run) -> Report:
     """Make the report of a run. Raises `HistoryError`."""
     report = Report(run, time.time())
     report.explanation = explain(run, None, report)
+    if report.explanation.incomplete:  # what the events before the damage lead to is not how it ended
+        report.state = report.timeline = None
     submission = submission_of(run)
     if submission and submission.at and report.state and not report.state.spec.restarts_before:
         report.queue_s = max(0.0, report.began_at - submission.at)
@@ -217,9 +224,3 @@ def _attempt(number: int, state: State) -> Attempt:
 
 def _row(row: Row) -> dict[str, Any]:
     return {**row._asdict(), "use": row.use and row.use._asdict()}
-
-
-def shares(found: Mapping[str, float]) -> Sequence[tuple[str, float, float]]:
-    """Return the classes of a ledger with their seconds and their shares of the whole."""
-    whole = sum(found.values()) or 1.0
-    return [(kind, seconds, seconds / whole) for kind, seconds in found.items()]
