@@ -137,7 +137,6 @@ class Agent:
             self._poller.turn()
             self._flush()
         if self._tree:
-            self._flush()
             self._tree.close()
         self._folder.remove()
         self._resume_guardian()
