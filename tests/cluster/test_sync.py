@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.cluster.hosts import Site
-from tests.harness import Done, completed, distlaunch_argv
+from tests.harness import Done, completed, distlaunch_argv, wait_until
 
 SHOWS = """
 import hashlib, os, pathlib
@@ -72,10 +72,22 @@ class Desk(NamedTuple):
         return [home / ".cache" / "distlaunch" / "sync" for home in (self.here, *self.homes.values())]
 
     def check_clean(self) -> None:
-        """No tree is left, and contents in the stores are what their names say."""
+        """No tree is left, and contents in the stores are what their names say.
+
+        The run doesn't wait for nodes that were still being connected when it ended.
+        """
+        wait_until(lambda: not self.left(), lambda: str(self.left()))
         for store in self.stores():
             self.check_contents(store)
-            assert [*store.glob("runs/*")] == [] == [*store.glob("new/*")]
+
+    def left(self) -> list[Path]:
+        """What is left of runs in the stores."""
+        return [
+            path
+            for store in self.stores()
+            for folder in ("runs", "new")
+            for path in store.glob(f"{folder}/*")
+        ]
 
     def check_contents(self, store: Path) -> None:
         """Each content in a store is what its name says."""
