@@ -103,7 +103,7 @@ def _write(path: str, data: bytes, is_older: Callable[[bytes], bool]) -> None:
         if os.path.lexists(path):
             with open(path, "rb") as file:
                 if not is_older(file.read(1 << 12)):
-                    raise UsageError(f"{path} exists and isn't an older version; name another file")
+                    raise UsageError(f"{path} already exists and is not from this run; name another file")
         fresh = f"{path}.{os.getpid()}.new"
         with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             file.write(data)

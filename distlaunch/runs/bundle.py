@@ -25,6 +25,8 @@ SHORTEST = 6
 """Characters of the shortest secret value that is looked for in texts: shorter ones are in every text."""
 _TEXTS = (".out", ".err", ".stack", ".log")
 """Endings of files with the output of ranks and of setups, of which only the end is kept."""
+_OWN = re.compile(r"\.$|attempt_?\d+(/\d+)?$")
+"""Directories with files of distlaunch, not of the job."""
 _BROAD = re.compile("(?i)token|secret|key|passw|credential|auth")
 """Names of variables whose values are secrets, wherever these are."""
 _SHAPES = re.compile(
@@ -131,12 +133,12 @@ def bundle_of(run: Run, environ: Mapping[str, str], anonymous: bool = False) -> 
 
 
 def _names(folder: str, endings: tuple[str, ...]) -> list[str]:
-    """Return the files of a run directory whose names end like this."""
+    """Return the files of a run and of its attempts whose names end like this."""
     return sorted(
         os.path.relpath(os.path.join(place, name), folder)
         for place, _, names in os.walk(folder)
         for name in names
-        if name.endswith(endings)
+        if name.endswith(endings) and _OWN.match(os.path.relpath(place, folder))
     )
 
 

@@ -177,6 +177,9 @@ def test_no_bundle_has_a_secret(tmp_path: Path, options: tuple[str, ...]) -> Non
     job = str(write_job(tmp_path, LEAKS, KEYS))
     words = (f"env.MY_PASSWORD={SECRETS['of --set']}", "notify.on=[failed]")
     distlaunch("run", job, *(part for word in words for part in ("--set", word)), env=environ, status=1)
+    (run,) = (tmp_path / "runs").iterdir()
+    (run / "collected").mkdir()
+    (run / "collected" / "settings.json").write_text("{}")
     done = distlaunch("bundle", *options, "-o", "run.tar.gz", cwd=tmp_path, env=environ, status=0)
     files = unpacked((tmp_path / "run.tar.gz").read_bytes())
     wanted = {"report.html", "events.jsonl", "plan.json", "evidence.jsonl", "status.json", "summary.json"}
