@@ -53,7 +53,10 @@ if TYPE_CHECKING:
     from distlaunch.api import Job, Line, Plan, RankError, Result, RootCause, Run, RunError, call, list_runs
     from distlaunch.errors import DistlaunchError, JobError, UsageError
 
-__version__ = "0.1.0"
+try:
+    from distlaunch._version import __version__ as __version__
+except ImportError:  # a checkout that was never installed: the build writes that module from git's tags
+    __version__ = "0+unknown"
 __all__ = [
     "DistlaunchError",
     "Job",

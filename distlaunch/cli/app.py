@@ -240,10 +240,19 @@ def check_port(
     raise typer.Exit(Exit.OK if all(report.ok for report in reports) else Exit.FAILED)
 
 
-@app.command("schema")
-def schema() -> None:
-    """Print the JSON schema of job files, for completion and checks in an editor."""
-    from distlaunch.job.keys import json_schema
-    from distlaunch.schedulers import job_keys
+_OF = "The document: job (the default), plan, result, findings, ports, why, run, runs, or events."
+Of = Annotated[str, Option("--of", metavar="DOCUMENT", help=_OF)]
 
-    print_json(json_schema(job_keys()))
+
+@app.command("schema")
+def schema(of: Of = "job") -> None:
+    """Print the JSON schema of job files, for an editor, or of what other commands print with --json."""
+    if of == "job":
+        from distlaunch.job.keys import json_schema
+        from distlaunch.schedulers import job_keys
+
+        print_json(json_schema(job_keys()))
+    else:
+        from distlaunch.cli.schemas import schema_of
+
+        print_json(schema_of(of))

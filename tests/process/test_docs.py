@@ -16,7 +16,7 @@ from tests.harness import ROOT, completed, distlaunch, program
 
 PAGES = {
     str(path.relative_to(ROOT)): path.read_text()
-    for path in (*ROOT.glob("*.md"), *sorted((ROOT / "docs").glob("*.md")))
+    for path in (*ROOT.glob("*.md"), *ROOT.glob(".github/*.md"), *sorted((ROOT / "docs").glob("*.*[dt]")))
 }
 README, JOB_FILE = PAGES["README.md"], PAGES["docs/job-file.md"]
 REFERENCE = ROOT / "scripts" / "reference"

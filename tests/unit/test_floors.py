@@ -20,7 +20,7 @@ from distlaunch.transports.handshake import PACKAGES
 ROOT = Path(__file__).parents[2] / "distlaunch"
 
 PARTS = {
-    0: "__init__ agent",
+    0: "__init__ _version agent",
     1: "check compat contract diagnosis errors job kubernetes plan schedulers supervisor transports wording",
     2: "here observers signals",
     3: "launch runs",

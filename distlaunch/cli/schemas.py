@@ -1,0 +1,188 @@
+"""JSON Schemas of what `--json` prints, and of the files of a run that programs read.
+
+A shape is a type, a dict from fields to shapes, a list with the shape of its items, a `Maybe`, or a `OneOf`.
+A field that may be missing ends in "?". Where the code has a type for a document, the shape is made of that
+type's annotations.
+"""
+
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from enum import Enum
+from types import UnionType
+from typing import Any, Literal
+
+from distlaunch.agent.frozen import Frozen
+from distlaunch.check.findings import Problem
+from distlaunch.errors import UsageError
+from distlaunch.launch.port_check import PortReport
+from distlaunch.runs.why import Explanation
+from distlaunch.supervisor.history import BEGAN, MESSAGE
+from distlaunch.supervisor.history import VERSION as EVENTS_VERSION
+from distlaunch.supervisor.status import ControllerProcess, RunState, Status
+from distlaunch.supervisor.step import HANDLERS
+
+Shape = Any
+Schema = dict[str, Any]
+
+
+class Maybe(Frozen):
+    """A shape, or null."""
+
+    shape: Shape
+
+
+class OneOf(Frozen):
+    """Objects of several shapes."""
+
+    shapes: list[Shape]
+
+
+class Document(Frozen):
+    """What prints or writes a document, its shape, and the version.
+
+    The version changes if a field is removed or gets another meaning, not if one is added.
+    """
+
+    source: str
+    shape: Callable[[], Shape]
+    version: int = 1
+
+
+def fields_of(kind: type) -> dict[str, Shape]:
+    """Return the shape of a class with annotated fields."""
+    return typing.get_type_hints(kind, localns=vars(typing))
+
+
+_CODE = {"tree": str, "root": str, "files": int, "size": int, "commit": str, "dirty": bool}
+_CERTAINTY = Literal["fact", "likely", "unknown"]
+
+
+def _result() -> Shape:
+    place = {"rank": int | None, "node": str | None}
+    cause = {"text": str, "kind": str | None, "certainty": _CERTAINTY, **place, "last_words": [str]}
+    worker = {"rank": int, "node": str, "phase": str, "status": int | None, "stopped": bool}
+    failure = {"kind": str, "words": str}
+    return {
+        "exit_status": int,
+        "cause": Maybe(cause),
+        "hint": str | None,
+        "lagging": [str],
+        "restarts": [{"why": str, "cause": str, "rank": int | None, "kind": str | None}],
+        "seconds": float,
+        "world_size": int,
+        "code": Maybe(_CODE),
+        "collected": [{"node": str, "path": str, "size": int}],
+        "collecting": [str],
+        "workers": [{**worker, "pid": int | None, "cpus": str | None}],
+        "nodes": [{"name": str, "phase": str, "failure": Maybe(failure)}],
+        "folder": str | None,
+        "folders_elsewhere": Mapping[str, str],
+    }
+
+
+def _plan() -> Shape:
+    worker = {"rank": int, "local_rank": int, "device": str, "argv": [str]}
+    node = {"node_rank": int, "name": str, "transport": str, "gpus": int | None, "python": str | None}
+    variables = {"env": Mapping[str, str | None], "defaults": Mapping[str, str]}
+    interface = Maybe({"name": str, "why": str})
+    return {
+        "name": str,
+        "world_size": int,
+        "backend": str,
+        "master_addr": str | None,
+        "master_port": int | None,
+        "numa_binding": str | None,
+        "cpu_binding": str | list[str] | None,
+        "code": Maybe(_CODE),
+        "nodes": [{**node, "workdir": str, "workers": [{**worker, **variables}], "interface": interface}],
+    }
+
+
+def _findings() -> Shape:
+    lists = {"fine": [str], "unchecked": [str], "ranks": Mapping[str, Any], "links?": Mapping[str, Any]}
+    findings = [{**fields_of(Problem), "nodes": [str]}]
+    return {"ok": bool, "findings": findings, "differs": Mapping[str, Mapping[str, str]], **lists}
+
+
+def _why() -> Shape:
+    known = {name: kind for name, kind in fields_of(Explanation).items() if name != "run"}
+    return {"run": str, "state": RunState, "exit_status": int | None, **known}
+
+
+def _run() -> Shape:
+    controller = {name: kind for name, kind in fields_of(ControllerProcess).items() if name != "boot"}
+    times = {"age": float, "silent": float | None}
+    return {**fields_of(Status), "controller": controller, "why": str | None, **times, "folder": str}
+
+
+def _events() -> Shape:
+    line = {"t": float, "time": float}
+    began = {"event": Literal[BEGAN], "version": int, "chance": float, "spec": Mapping[str, Any]}
+    message = {"event": Literal[MESSAGE], "level": str, "text": str, "remark?": bool}
+    others = [{"event": Literal[kind.__name__], **fields_of(kind)} for kind in HANDLERS]
+    return OneOf([{**line, **each} for each in (began, message, *others)])
+
+
+DOCUMENTS = {
+    "plan": Document("dry-run --json, and plan.json", _plan),
+    "result": Document("run --json, and summary.json", _result),
+    "findings": Document("check --json", _findings),
+    "ports": Document("check-port --json", lambda: [{**fields_of(PortReport), "ok": bool}]),
+    "why": Document("why --json", _why),
+    "run": Document("wait --json and stop --json", _run),
+    "runs": Document("ps --json", lambda: [_run()]),
+    "events": Document("a line of events.jsonl", _events, EVENTS_VERSION),
+}
+"""The documents by name. Job files have a schema, too, but of another origin: `distlaunch.job.keys`."""
+
+
+def schema_of(name: str) -> Schema:
+    """Return the JSON Schema (draft 2020-12) of a document. Raises `UsageError` if the name is unknown."""
+    if name not in DOCUMENTS:
+        raise UsageError(f"no document {name!r}; schemas exist of {', '.join(('job', *DOCUMENTS))}")
+    source, shape, version = DOCUMENTS[name]
+    head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": f"distlaunch {name}"}
+    return {**head, "$comment": f"{source}; version {version}", "version": version, **_schema(shape())}
+
+
+_PLAIN = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
+
+
+def _schema(shape: Shape) -> Schema:
+    match shape:
+        case dict():
+            fields = {name.rstrip("?"): _schema(inner) for name, inner in shape.items()}
+            needed = [name for name in shape if not name.endswith("?")]
+            return {"type": "object", "properties": fields, "required": needed}
+        case list():
+            return {"type": "array", "items": _schema(shape[0])}
+        case Maybe():
+            return _any_of([shape.shape, type(None)])
+        case OneOf():
+            return _any_of(shape.shapes)
+    return {"type": _PLAIN[shape]} if shape in _PLAIN else _of_type(shape)
+
+
+def _any_of(shapes: Iterable[Shape]) -> Schema:
+    return {"anyOf": [_schema(each) for each in shapes]}
+
+
+def _of_type(kind: Any) -> Schema:
+    origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (typing.Union, UnionType):
+        schema = _any_of(inner)
+    elif origin is Literal:
+        schema = {"enum": list(inner)}
+    elif origin is tuple and inner[-1] is not Ellipsis:
+        schema = {"type": "array", "prefixItems": [_schema(each) for each in inner], "items": False}
+    elif origin in (tuple, list):
+        schema = _schema([inner[0]])
+    elif origin is not None:  # a mapping
+        schema = {"type": "object", "additionalProperties": _schema(inner[1])}
+    elif kind is Any:
+        schema = {}
+    else:
+        schema = (
+            {"enum": [each.value for each in kind]} if issubclass(kind, Enum) else _schema(fields_of(kind))
+        )
+    return schema
