@@ -15,7 +15,7 @@ from distlaunch.agent.frozen import Frozen
 from distlaunch.check.findings import Problem
 from distlaunch.errors import UsageError
 from distlaunch.launch.port_check import PortReport
-from distlaunch.runs.why import Explanation
+from distlaunch.runs.why import INNER, Explanation, Record
 from distlaunch.supervisor.history import BEGAN, MESSAGE
 from distlaunch.supervisor.history import VERSION as EVENTS_VERSION
 from distlaunch.supervisor.status import ControllerProcess, RunState, Status
@@ -105,7 +105,8 @@ def _findings() -> Shape:
 
 
 def _why() -> Shape:
-    known = {name: kind for name, kind in fields_of(Explanation).items() if name != "run"}
+    known = {name: kind for name, kind in fields_of(Explanation).items() if name not in INNER}
+    known["evidence"] = tuple[Record, ...]
     return {"run": str, "state": RunState, "exit_status": int | None, **known}
 
 

@@ -115,7 +115,7 @@ def _evidence(folder: str, attempt: int) -> Iterator[Record]:
 
 # The explanation
 
-_INNER = ("run", "evidence", "summary")
+INNER = ("run", "evidence", "summary")
 """Fields of an explanation that its document has in another form, or not at all."""
 
 
@@ -154,7 +154,7 @@ class Explanation(Frozen):
         """Return the explanation as a JSON object."""
         status = self.run.status
         head = {"run": self.run.id, "state": status.state.value, "exit_status": status.exit_status}
-        known = {name: value for name, value in self._asdict().items() if name not in _INNER}
+        known = {name: value for name, value in self._asdict().items() if name not in INNER}
         return {**head, **known, "evidence": [_object(record) for record in self.evidence]}
 
     def lines(self) -> list[str]:
