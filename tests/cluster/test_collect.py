@@ -217,7 +217,7 @@ LIES = {
 @pytest.mark.parametrize("words", LIES)
 def test_a_node_chooses_no_path_here(words: str, site: Site) -> None:
     """Its link ends with the reason, and the job as if nothing had happened."""
-    lie = Lie("swept", f"encode(node, message) + encode(node, {{'op': 'file', {LIES[words]}}})")
+    lie = Lie("Swept", f"encode(node, message) + encode(node, {{'op': 'FileBegins', {LIES[words]}}})")
     python = python_that_lies(site.folder / "python", lie)
     job = site.job([{"host": "host1", "python": python}], command=["true"], collect=["x"])
     done = distlaunch("run", str(job), status=0)
@@ -226,7 +226,7 @@ def test_a_node_chooses_no_path_here(words: str, site: Site) -> None:
 
 
 def test_a_file_that_was_not_requested_ends_the_link(site: Site) -> None:
-    lie = Lie("started", "encode(node, message) + encode(node, {'op': 'file', 'path': 'x', 'size': 1})")
+    lie = Lie("WorkerStarted", "encode(node, message) + encode(node, {'op': 'FileBegins', 'path': 'x', 'size': 1})")
     python = python_that_lies(site.folder / "python", lie)
     done = distlaunch("run", str(site.job([{"host": "host1", "python": python}], command=["sleep", "1000"])))
     assert "host1 was lost: a file that was not requested" in done.stderr

@@ -207,7 +207,9 @@ def test_shell_code_in_a_key_reaches_no_shell(site: Site, figures: Figures) -> N
 
     with ThreadPoolExecutor(4) as pool:
         statuses = list(pool.map(run, accepted))
-    assert {*statuses} <= {0, USAGE, UNREACHABLE, 126, 127}, statuses
+    # 1 = the code can't be brought to a directory with such a name
+    assert {*statuses} <= {0, 1, USAGE, UNREACHABLE, 126, 127}, statuses
+    assert statuses.count(1) <= 2
     site.assert_gone(before)
     figures("keys with such a text, one by one", 3 * len(rows), unit="")
     assert statuses.count(0) >= 10, "where hardly any job runs, hardly any text goes anywhere"
