@@ -22,8 +22,8 @@ In addition: `schedulers/` (hosts from a scheduler, and a job for its queue: one
 `runs/` (runs by their directories: ps, logs, attach, stop, replay, why they failed, from agent/evidence, too,
 and pages about them), `view/` (a run full-screen), `api` (runs from Python; a child process controls each:
 cli/child), `launch/snapshot`, `supervisor/placing` and `agent/tree` (the code that a job brings to its nodes;
-agent/setup builds its environment). At the top: `errors`, `signals`, `wording` (counts, durations and lists
-for messages), `here` (differences between Linux and macOS).
+agent/setup builds its environment), `cli/schemas` (JSON Schemas of what --json prints). At the top: `errors`,
+`signals`, `wording` (counts, durations and lists for messages), `here` (differences between Linux and macOS).
 
 Each layer imports only from itself and those above it in this list:
 

@@ -240,7 +240,7 @@ def check_port(
     raise typer.Exit(Exit.OK if all(report.ok for report in reports) else Exit.FAILED)
 
 
-_OF = "The document: job (the default), plan, result, findings, ports, why, run, runs, or events."
+_OF = "The document: job (the default), plan, result, findings, ports, why, report, run, runs, events."
 Of = Annotated[str, Option("--of", metavar="DOCUMENT", help=_OF)]
 
 

@@ -15,6 +15,10 @@ from distlaunch.agent.frozen import Frozen
 from distlaunch.check.findings import Problem
 from distlaunch.errors import UsageError
 from distlaunch.launch.port_check import PortReport
+from distlaunch.observers.model import Row
+from distlaunch.runs.report import VERSION as REPORT_VERSION
+from distlaunch.runs.report import Attempt, End
+from distlaunch.runs.timeline import Span
 from distlaunch.runs.why import INNER, Explanation, Record
 from distlaunch.supervisor.history import BEGAN, MESSAGE
 from distlaunch.supervisor.history import VERSION as EVENTS_VERSION
@@ -106,8 +110,23 @@ def _findings() -> Shape:
 
 def _why() -> Shape:
     known = {name: kind for name, kind in fields_of(Explanation).items() if name not in INNER}
-    known["evidence"] = tuple[Record, ...]
-    return {"run": str, "state": RunState, "exit_status": int | None, **known}
+    head = {"run": str, "state": RunState, "exit_status": int | None}
+    return {**head, **known, "evidence": [fields_of(Record)]}
+
+
+def _report() -> Shape:
+    return {
+        "version": int,
+        "why": _why(),
+        "seconds": float,
+        "ledger": Mapping[str, float],
+        "spans": [{**fields_of(Span), "lane": str | None}],
+        "attempts": [fields_of(Attempt)],
+        "ripple": [fields_of(End)],
+        "ranks": [{**fields_of(Row), "printed": int}],
+        "last_output": Mapping[str, Mapping[str, list[str]]],
+        "messages": [{"at": float, "level": str, "text": str}],
+    }
 
 
 def _run() -> Shape:
@@ -130,6 +149,7 @@ DOCUMENTS = {
     "findings": Document("check --json", _findings),
     "ports": Document("check-port --json", lambda: [{**fields_of(PortReport), "ok": bool}]),
     "why": Document("why --json", _why),
+    "report": Document("report --json", _report, REPORT_VERSION),
     "run": Document("wait --json and stop --json", _run),
     "runs": Document("ps --json", lambda: [_run()]),
     "events": Document("a line of events.jsonl", _events, EVENTS_VERSION),

@@ -226,7 +226,8 @@ def test_a_node_chooses_no_path_here(words: str, site: Site) -> None:
 
 
 def test_a_file_that_was_not_requested_ends_the_link(site: Site) -> None:
-    lie = Lie("WorkerStarted", "encode(node, message) + encode(node, {'op': 'FileBegins', 'path': 'x', 'size': 1})")
+    file = "{'op': 'FileBegins', 'path': 'x', 'size': 1}"
+    lie = Lie("WorkerStarted", f"encode(node, message) + encode(node, {file})")
     python = python_that_lies(site.folder / "python", lie)
     done = distlaunch("run", str(site.job([{"host": "host1", "python": python}], command=["sleep", "1000"])))
     assert "host1 was lost: a file that was not requested" in done.stderr

@@ -30,6 +30,7 @@ COMMANDS = {
     "findings": ("check", "job.yaml"),
     "ports": ("check-port", "job.yaml"),
     "why": ("why",),
+    "report": ("report",),
     "run": ("wait",),
     "runs": ("ps", "-a", "."),
 }
