@@ -201,6 +201,29 @@ def test_every_page_can_be_reached_from_the_readme() -> None:
     assert ("README.md", "docs/index.md") in links()
     linked = {f"docs/{link.partition('#')[0]}" for page, link in links() if page == "docs/index.md"}
     assert {page for page in PAGES if page.startswith("docs/")} - {"docs/index.md"} <= linked
+    in_navigation = set(re.findall(r'"([\w-]+\.md)"', (ROOT / "docs/zensical.toml").read_text()))
+    assert {f"docs/{page}" for page in in_navigation} >= {page for page in linked if page.endswith(".md")} & {
+        *PAGES
+    }
+
+
+def test_the_site_builds_strictly(tmp_path: Path) -> None:
+    """And a link that leads nowhere, or to no heading, ends the build."""
+    done = completed([ROOT / "scripts/docs", "--to", tmp_path])
+    if "not installed" in done.stderr:
+        pytest.skip(done.stderr)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "restarts" in (tmp_path / "html/search.json").read_text()
+    loaded = re.findall(r'<(?:script|link|img)[^>]+"https?:[^"]+"', (tmp_path / "html/why.html").read_text())
+    assert loaded == []
+    for link in ("nonesuch.md", "nodes.md#nonesuch"):
+        page = tmp_path / "pages/why.md"
+        page.write_text(f"# Why\n\n[x]({link})\n")
+        path = f"{ROOT}/.venv/bin:{os.environ['PATH']}"
+        command = ["sh", "-c", "zensical build --strict"]
+        refused = completed(command, cwd=tmp_path, env={**os.environ, "PATH": path})
+        assert refused.returncode != 0
+        assert "does not exist" in refused.stdout + refused.stderr
 
 
 def test_the_readme_takes_three_minutes() -> None:
