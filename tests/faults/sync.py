@@ -41,7 +41,7 @@ def strike(desk: Desk, chance: random.Random) -> str:
     for number in chance.sample(range(FILES), FILES // 3):
         (desk.repository / f"package/{number}.bin").write_bytes(chance.randbytes(chance.randrange(SIZE)))
     who, after_s = chance.choice(["controller", "guardian", "agent"]), chance.uniform(0, LATEST_S)
-    with running(desk.job(timeouts={"stop": "1s"}), env=desk.env) as run:
+    with running(desk.job(timeouts={"stop": "1s", "connect": "120s"}), env=desk.env) as run:
         wait_until(lambda: bool(pythons(desk)), lambda: run.stderr)
         time.sleep(after_s)  # the moment itself is what is tried
         found = victims(desk, who, run.process.pid) if run.process.poll() is None else []
@@ -53,7 +53,7 @@ def strike(desk: Desk, chance: random.Random) -> str:
     assert "Traceback" not in told, told
     wait_until(lambda: not pythons(desk), lambda: f"left: {pythons(desk)}")
     check(desk)
-    done = desk.run()
+    done = desk.run(timeouts={"connect": "120s"})
     assert (done.returncode, done.stdout.count(desk.expected())) == (0, 3), done.stderr
     desk.check_clean()
     return f"{who} after {after_s:.2f} s: {len(found)} there, status {status}"
