@@ -610,7 +610,10 @@ def test_without_a_name_the_latest_run_started_here_is_found_wherever_its_direct
         assert f": FAILED with exit status {status}" in ran(tmp_path, "why", status=0).stdout
 
 
-def test_stop_asks_which_of_several_running_runs(tmp_path: Path, gate: Path) -> None:
+def test_stop_asks_which_of_several_running_runs(
+    tmp_path: Path, gate: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))  # without jobs of this name on other hosts
     first, second = left(tmp_path), left(tmp_path)
     for word, which in ((["job"], "of job"), ([], "of this directory"), (["./runs"], "in ./runs")):
         done = ran(tmp_path, "stop", *word, status=2)
