@@ -123,7 +123,7 @@ def _flaw(entry: Entry) -> str:
     """Return what is wrong with an entry, or ""."""
     if not all(isinstance(each, str) for each in (entry.path, entry.kind, entry.content)):
         return "is damaged"
-    if not _stays_inside(entry.path):
+    if not stays_inside(entry.path):
         return "is outside the tree, or too deep"
     if entry.kind == LINK:
         return "" if link_stays_inside(entry.path, entry.content) else "points out of the tree"
@@ -132,7 +132,7 @@ def _flaw(entry: Entry) -> str:
     return "" if entry.kind in (FILE, PROGRAM) and hexadecimal and sized else "is damaged"
 
 
-def _stays_inside(path: str) -> bool:
+def stays_inside(path: str) -> bool:
     """Return whether a path is relative, and one that any file system accepts."""
     names = _encoded(path).split(b"/")
     fits = len(names) <= MAX_DEPTH and max(map(len, names)) <= MAX_NAME

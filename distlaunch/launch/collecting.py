@@ -11,6 +11,7 @@ from typing import Any
 
 from distlaunch.agent.collection import MAX_FILES, MAX_PATH
 from distlaunch.agent.messages import FileBegins, FilesEnd
+from distlaunch.agent.tree import stays_inside
 from distlaunch.agent.wire import ProtocolError
 from distlaunch.job.spec import Collect
 from distlaunch.observers.outlet import CAPACITY
@@ -60,7 +61,8 @@ class Files:
     def _begin(self, node: _Node, file: FileBegins) -> None:
         shown = cut(ascii(file.path), SHOWN)
         fresh = file.path not in node.sizes and len(node.sizes) < MAX_FILES
-        if not fresh or not _stays_inside(f"{node.label}/{file.path}"):
+        path = f"{node.label}/{file.path}"
+        if not fresh or len(path) > 2 * MAX_PATH or not stays_inside(path):
             raise ProtocolError(f"{shown} is not the path of a collected file")
         if not 0 <= file.size <= node.room:
             raise ProtocolError(f"{shown} exceeds collect.limit")
@@ -119,13 +121,3 @@ class Files:
             " ".join(f"{cut(path, SHOWN)} ({cut(text, SHOWN)})".split()) for path, text in reasons.items()
         ]
         return listed(names) + (f" and {node.end.more} more" if node.end.more else "")
-
-
-def _stays_inside(path: str) -> bool:
-    """Return whether a path is relative, leads nowhere else, and can be the name of a file."""
-    try:
-        parts = path.encode("utf-8", "surrogateescape").split(b"/")
-    except UnicodeEncodeError:
-        return False
-    strange = {b"", b".", b".."} & {*parts} or "\0" in path or len(path) > 2 * MAX_PATH
-    return not strange and all(len(part) <= 255 for part in parts)
