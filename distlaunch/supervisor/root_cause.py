@@ -285,10 +285,11 @@ def capture(state: State, ranks: Collection[int] = (), abort: bool = False) -> l
     With `abort`, they may end the ranks. Without ranks, the attempt is about to be stopped.
     """
     found: list[Action] = []
+    quick = not ranks or state.due_at(Timer.STALL_ACT) is not None
     for part in state.plan.nodes if state.plan and state.phase is Phase.RUNNING else ():
         if isinstance(state.nodes[part.node], Linked):
             local_ranks = tuple(rank - part.first_rank for rank in ranks if rank in part.ranks)
-            found.append(Capture(part.node, local_ranks, abort and bool(local_ranks), quick=not ranks))
+            found.append(Capture(part.node, local_ranks, abort and bool(local_ranks), quick))
     return found
 
 

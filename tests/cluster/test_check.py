@@ -420,8 +420,10 @@ def test_names_the_host_of_a_rank_that_stops(site: Site, tmp_path: Path) -> None
     odd: Node = {"host": "host3", "env": {"PYTHONPATH": str(tmp_path)}}
     with site.bed.emptied():
         status, report = checked(site, ["host1", "host2", odd, "host4"], ["--links"])
-    assert (status, found(report)) == (1, [("error", "links", ["host3"])])
-    assert report["findings"][0]["what"] == "stopped answering in the link test"
+    # A busy machine may make links look slow, which is a warning of its own.
+    (error,) = [each for each in report["findings"] if each["level"] == "error"]
+    assert (status, error["part"], error["nodes"]) == (1, "links", ["host3"])
+    assert error["what"] == "stopped answering in the link test"
 
 
 # What `run` checks by itself

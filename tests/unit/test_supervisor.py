@@ -1345,6 +1345,14 @@ def test_a_stall_may_stop_or_restart_the_job(on_stall: str, then: type, phase: P
     assert phase is Phase.RESTARTING or job.blamed == (Exit.TIMEOUT, 1, 0)
 
 
+def test_a_stall_that_spreads_replaces_no_dump_right_before_the_stop() -> None:
+    job = stalled("stop", "8s")
+    assert wanted(job.tick()) == [Capture(0, (1,), abort=True, quick=False)]
+    job.feed(RanksStalled(1, (0,)), stack(1, *IN_RECORD))
+    assert wanted(job.tick()) == [Capture(1, (0,), abort=True, quick=True)]
+    assert wanted(job.tick()) == [Close(0, 10.0), Close(1, 10.0)]
+
+
 ABORTED = """Fatal Python error: Aborted
 
 Thread 0x00007f0a (most recent call first):
