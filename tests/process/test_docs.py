@@ -1,5 +1,6 @@
 """The claims of README and docs: commands, examples, tables and links."""
 
+import ast
 import json
 import os
 import re
@@ -182,6 +183,27 @@ def test_every_trouble_in_the_table_is_planted_for_each_command_that_names_it() 
     for test in {test for tests in TROUBLE.values() for test in tests}:
         module, _, name = test.rpartition("::")
         assert f"def test_{name}(" in (ROOT / f"tests/{module or CHECKS}.py").read_text(), test
+
+
+def literals() -> list[str]:
+    """The string literals of the package, with … for each placeholder."""
+    found = []
+    for path in (ROOT / "distlaunch").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found.append(node.value)
+            elif isinstance(node, ast.JoinedStr):
+                parts = (part.value if isinstance(part, ast.Constant) else "…" for part in node.values)
+                found.append("".join(map(str, parts)))
+    return found
+
+
+def test_the_messages_that_can_be_looked_up_are_printed_by_the_code() -> None:
+    rows = re.findall(r"(?m)^\| (`.+?`) \|", PAGES["docs/troubleshooting.md"])
+    parts = {part.strip() for row in rows for code in re.findall("`(.+?)`", row) for part in code.split("…")}
+    known = literals()
+    assert [part for part in parts if not any(part in literal for literal in known)] == []
+    assert len(parts) > 30
 
 
 def test_documents_every_variable_that_workers_get() -> None:
