@@ -24,7 +24,7 @@ else:
 
 
 class SshOptions(_Frozen):
-    """The `ssh` section of a job file, plus the seconds for a TCP connect and between keep-alives.
+    """The `ssh` section of a job file, plus the seconds for a TCP connect and between keepalive messages.
 
     `words` are ssh options such as `Compression=no`.
     """
