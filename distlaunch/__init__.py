@@ -37,13 +37,14 @@ Each layer imports only from itself and those above it in this list:
 Two paths through it, by module:
 
     nodes → RANK      cli/job_file, job/build, job/nodes; plan/placement, plan/workers, contract;
-                      supervisor/starting, agent/messages; agent/workers, agent/worker
-    exit → status     agent/workers, agent/messages; launch/controller, supervisor/codec, step, rank_exits,
-                      root_cause, restarting or stopping, State.outcome; cli/run, __main__
+                      supervisor/preparing, starting, agent/messages; agent/workers, agent/worker
+    exit → status     agent/workers, agent/messages; launch/controller, supervisor/codec, step, rank_exits
+                      (diagnosis/exits), root_cause, allocation_end, restarting or stopping, State.outcome;
+                      cli/run, __main__
 
 Tables to extend: job keys in job/keys, torchrun flags in compat/flags, `TABLE` in schedulers/, transports/
-and observers/, `HANDLERS`, `_DUE` and `_RULES` in supervisor/step, commands in cli/app. CONTRIBUTING.md says
-what belongs to each.
+and observers/, `HANDLERS`, `_DUE` and `_RULES` in supervisor/step, `_commands` in agent/serve with `OBEYED`
+in launch/joined_agent, commands in cli/app. CONTRIBUTING.md says what belongs to each.
 """
 
 TYPE_CHECKING = False

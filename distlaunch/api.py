@@ -26,7 +26,7 @@ from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mappin
 from typing import TYPE_CHECKING, Any
 
 from distlaunch.agent.frozen import Frozen
-from distlaunch.errors import DistlaunchError, UsageError
+from distlaunch.errors import DistlaunchError, Exit, UsageError
 from distlaunch.observers.observer import Observer, Printed
 
 if TYPE_CHECKING:
@@ -363,7 +363,7 @@ class Run:
         return Result(
             self.id,
             status.state.value,
-            status.exit_status if status.exit_status is not None else 71,
+            Exit.NODE_LOST if status.exit_status is None else status.exit_status,
             status.why,
             _root_cause(cause) if cause else None,
             len(known.get("restarts", ())) + 1,

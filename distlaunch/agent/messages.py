@@ -601,6 +601,7 @@ def report_in(frame: Frame) -> Any:
 
 
 def _read(kind: Type[Any], fields: Any, where: str) -> Any:
+    """Return a record whose annotations, which are strings here, say the form of each field."""
     if not isinstance(fields, dict):
         raise ProtocolError("%s is not an object" % where)
     values = []

@@ -351,7 +351,7 @@ class Agent:
         self._outbox.report(messages.Dialed(self._node, results))
 
     def _on_close(self, command: messages.Close) -> None:
-        self._leaving, self._collection = True, None
+        self._leaving, self._collection = True, None  # a second Close ends the collection
         if command.collect:
             from distlaunch.agent.collection import Collection  # few jobs collect files
 

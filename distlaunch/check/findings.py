@@ -162,10 +162,8 @@ def _ranks(job: Expected, gpus: Mapping[str, Sequence[Mapping[str, Any]]]) -> It
     first = 0
     for label, procs in job.procs.items():
         for local_rank, gpu in enumerate(gpus[label][:procs] if len(gpus[label]) >= procs else ()):
-            yield (
-                first + local_rank,
-                {"node": label, **{key: gpu.get(key) for key in ("uuid", "numa", "nics")}},
-            )
+            known = {key: gpu.get(key) for key in ("uuid", "numa", "nics")}
+            yield first + local_rank, {"node": label, **known}
         first += procs
 
 
@@ -256,9 +254,8 @@ def _software(facts: Mapping[str, Any], node: NodeReport, job: Expected | None) 
         )
     paths = dict(_texts(facts.get("nccl")))
     if len({*paths.values()}) > 1:
-        what = (
-            f"several NCCL libraries: {listed([f'{version} in {path}' for path, version in paths.items()])}"
-        )
+        found = [f"{version} in {path}" for path, version in paths.items()]
+        what = f"several NCCL libraries: {listed(found)}"
         yield Problem("warning", "software", what, "ranks may load different ones", "fix LD_LIBRARY_PATH")
 
 
@@ -293,10 +290,8 @@ def _devices(node: NodeReport, job: Expected | None) -> Iterator[Problem]:
             what = f"GPU {number} is slowed down ({listed(slow)})"
             yield Problem("warning", "devices", what, "every rank waits for it", "check cooling and power")
         if _number(gpu.get("mig")):
-            what, do = (
-                f"GPU {number} is divided (MIG)",
-                "turn MIG off, or name slices in CUDA_VISIBLE_DEVICES",
-            )
+            what = f"GPU {number} is divided (MIG)"
+            do = "turn MIG off, or name slices in CUDA_VISIBLE_DEVICES"
             yield Problem("warning", "devices", what, "a rank gets one slice, and NCCL can't join two", do)
     if xids := Counter(f"Xid {number} ({pci})" for pci, number in _pairs(facts.get("xids"))):
         what = f"the kernel's log has {listed(list(xids))}"

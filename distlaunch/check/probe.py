@@ -287,10 +287,8 @@ def gpu_of(nvml: Any, index: int) -> Facts:
     number, users = ctypes.c_uint(64), (Process * 64)()
     if nvml.nvmlDeviceGetComputeRunningProcesses_v3(handle, ctypes.byref(number), users) == 0:
         fact["users"] = [[each.pid, command_of(each.pid)] for each in users[: number.value]]
-    errors = ctypes.c_ulonglong()
-    if (
-        nvml.nvmlDeviceGetTotalEccErrors(handle, 1, 0, ctypes.byref(errors)) == 0
-    ):  # uncorrected since the boot
+    errors = ctypes.c_ulonglong()  # uncorrected ones since the boot
+    if nvml.nvmlDeviceGetTotalEccErrors(handle, 1, 0, ctypes.byref(errors)) == 0:
         fact["ecc"] = errors.value
     fact["uuid"] = nvml_text(nvml.nvmlDeviceGetUUID, handle)
     fact["slowdowns"] = nvml_number(

@@ -181,17 +181,15 @@ def dry_run(
     unsynced: NoSync = False,
 ) -> None:
     """Show where each rank would run, or print commands to paste, without contacting any host."""
-    from distlaunch.cli.job_file import Typed, load_job
+    from distlaunch.cli.job_file import Typed, load_job, with_code
     from distlaunch.cli.tables import print_plan
     from distlaunch.launch.addresses import plan_without_nodes
 
     job, words = job_and_args(context, job, args)
     settings = [*(overrides or ()), *(["sync=false"] if unsynced else ())]
     spec = load_job(job, settings, words, Typed(module, hosts, ranks, save))
-    if spec.sync.tree:
-        from distlaunch.launch.snapshot import with_tree  # few jobs bring their code
-
-        spec = with_tree(spec)
+    spec = with_code(spec)
+    if spec.tree:
         spec = spec.in_tree(spec.name)
     if spec.hosts_unknown:
         say("host names are known only inside an allocation")

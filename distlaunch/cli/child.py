@@ -16,7 +16,7 @@ import threading
 from importlib.resources import files
 from typing import Any
 
-from distlaunch.cli.job_file import Typed, load_job
+from distlaunch.cli.job_file import Typed, load_job, with_code
 from distlaunch.errors import DistlaunchError, Exit, JobError
 from distlaunch.job.spec import JobSpec
 from distlaunch.launch.controller import supervise
@@ -56,10 +56,7 @@ def main() -> int:
     with Signals() as signals:
         try:
             spec = load_job(request["path"], request["overrides"], request["args"], Typed(*request["typed"]))
-            if spec.sync.tree:
-                from distlaunch.launch.snapshot import with_tree  # few jobs bring their code
-
-                spec = with_tree(spec)
+            spec = with_code(spec)
             start = start_run(_calling(spec, request["call"]) if "call" in request else spec)
         except DistlaunchError as error:
             problems = [str(each) for each in error.problems] if isinstance(error, JobError) else []
@@ -70,7 +67,7 @@ def main() -> int:
         with contextlib.suppress(OSError), open(log, "ab", buffering=0) as errors:
             os.dup2(errors.fileno(), 2)
         threading.Thread(target=_watch_program, args=(signals,), daemon=True).start()
-        gc.freeze()
+        gc.freeze()  # what was imported is never garbage
         summary = supervise(start, Shown(signals), [Announcer()])
     return int(summary.state.outcome)
 

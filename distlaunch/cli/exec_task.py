@@ -44,7 +44,7 @@ def run_exec(words: Sequence[str]) -> int:
     try:
         return _run(task, argv, gathering_of(task, virtual, os.environ))
     finally:
-        if task.manager is not None:
+        if task.manager is not None:  # Hydra counts a rank as failed that leaves without this
             finalize(task.manager)
 
 

@@ -63,6 +63,15 @@ def load_job(
     return spec
 
 
+def with_code(spec: JobSpec) -> JobSpec:
+    """Return `spec` with a snapshot of the code that the job brings, if any. Raises `DistlaunchError`."""
+    if not spec.sync.tree:
+        return spec
+    from distlaunch.launch.snapshot import with_tree  # few jobs bring their code
+
+    return with_tree(spec)
+
+
 def load_document(
     path: str | None, overrides: Sequence[str], extra_args: Sequence[str], typed: Typed
 ) -> tuple[JobSpec, Value, str]:

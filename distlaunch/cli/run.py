@@ -91,7 +91,7 @@ def run_with(options: RunOptions, early: Link | None) -> int:
 
 
 def _run(options: RunOptions, early: Link | None) -> int:
-    from distlaunch.cli.job_file import load_job  # imports YAML, which torchrun doesn't need
+    from distlaunch.cli.job_file import load_job, with_code  # imports YAML, which torchrun doesn't need
 
     settings = [
         *options.overrides,
@@ -108,10 +108,7 @@ def _run(options: RunOptions, early: Link | None) -> int:
         from distlaunch.cli.remote import run_on
 
         return run_on(options.on, options.job or "", spec, settings, options.args, options.detach)
-    if spec.sync.tree:
-        from distlaunch.launch.snapshot import with_tree  # few jobs bring their code
-
-        spec = with_tree(spec)
+    spec = with_code(spec)
     if options.detach:
         return run_detached(spec, options.quiet)
     fd = 2 if options.as_json else 1

@@ -202,8 +202,8 @@ def _of_type(kind: Any) -> Schema:
         schema = {"type": "object", "additionalProperties": _schema(inner[1])}
     elif kind is Any:
         schema = {}
+    elif issubclass(kind, Enum):
+        schema = {"enum": [each.value for each in kind]}
     else:
-        schema = (
-            {"enum": [each.value for each in kind]} if issubclass(kind, Enum) else _schema(fields_of(kind))
-        )
+        schema = _schema(fields_of(kind))
     return schema

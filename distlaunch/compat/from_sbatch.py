@@ -74,22 +74,23 @@ def sbatch_draft(text: str, source: str, cpus: int) -> Draft:
 def _add_ranks(draft: Draft, line: torchrun.Line, options: Mapping[str, str], cpus: int) -> None:
     """Add the program and its ranks, as started by torchrun."""
     words = list(line.words)
-    if torchrun.launched(words, 0):
-        pass
-    elif _launches(words):
+    if _accelerates(words):
         flags, program = _accelerated(words[2:])
         if flags:
             draft.note(f"not understood: `accelerate launch {shlex.join(flags)}`: set procs_per_node and env")
         words = ["torchrun", "--nproc-per-node=gpu", *program]
-    else:
+    elif not torchrun.launched(words, 0):
         words = torchrun.started_directly(draft, words, f"--nproc-per-node={_tasks(options)}")
     torchrun.add_torchrun(draft, line._replace(words=words), cpus, hosts_known=True)
 
 
 def _launches(words: Sequence[str], at: int = 0) -> bool:
     """Check whether the word at that index starts torchrun or `accelerate launch`."""
-    accelerate = basename(words[at]) == "accelerate" and list(words[at + 1 : at + 2]) == ["launch"]
-    return accelerate or torchrun.launched(words, at) is not None
+    return _accelerates(words[at:]) or torchrun.launched(words, at) is not None
+
+
+def _accelerates(words: Sequence[str]) -> bool:
+    return basename(words[0]) == "accelerate" and list(words[1:2]) == ["launch"]
 
 
 def _accelerated(words: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -141,7 +142,7 @@ def _gpus(options: Mapping[str, str]) -> int | None:
 
 
 def _divided(options: Mapping[str, str]) -> dict[str, str]:
-    """Replace --gpus, the total, by --gpus-per-node, if it is a multiple of the nodes."""
+    """Replace --gpus, the total as in `a100:8`, by --gpus-per-node, if it is a multiple of the nodes."""
     total = re.fullmatch(r"(?a)(\w+:|)(\d{1,6})", options.get("gpus", ""))
     if not total or int(total[2]) % (nodes := _count(options, "nodes") or 1):
         return {**options}

@@ -178,11 +178,12 @@ def headline(words: str, raised: bool) -> list[str]:
     """
     text = re.sub(_RANK_PREFIX, "", words)
     lines = [line for line in text.splitlines() if line.strip() and not re.match(_AFTERWARDS, line)]
-    frames = list(re.finditer(_FRAME, _final_exception(text))) if raised else []
+    error = _final_exception(text)
+    frames = list(re.finditer(_FRAME, error)) if raised else []
     if not frames:
         return lines[-1:]
-    after = _final_exception(text)[frames[-1].end() :].splitlines()[1:]
-    own = [frame for frame in python_frames(_final_exception(text)) if "(torch/" not in frame]
+    after = error[frames[-1].end() :].splitlines()[1:]
+    own = [frame for frame in python_frames(error) if "(torch/" not in frame]
     return [*[line for line in after if line[:1].strip()][:1], *(f"in {frame}" for frame in own[-1:])]
 
 
@@ -196,7 +197,10 @@ def _final_exception(words: str) -> str:
 
 
 def _of_a_collective(error: str) -> str:
-    """Return the message of an error in a collective, or "" for other errors, which may read the same."""
+    """Return the message of an error in a collective, or "" for any other error.
+
+    Another error may have the same message. What libraries log after the message isn't part of it.
+    """
     frames = list(re.finditer(_FRAME, error))
     message = re.split(_LOG, error[frames[-1].end() :], maxsplit=1)[0] if frames else error
     within = bool(frames) and bool(re.search(_IN_TORCH_DISTRIBUTED, frames[-1][1]))

@@ -67,7 +67,7 @@ def _refuse(problems: list[Problem], mistakes: Iterable[tuple[str, str]], readin
     """Raise `JobError` if there are problems or mistakes, with at most one mistake per path."""
     first: dict[str, str] = {}
     for path, text in mistakes:
-        if path not in reading.refused - {""}:
+        if path not in reading.refused - {""}:  # a path has its problem already; "" is the whole file
             first.setdefault(path, text)
     places = reading.places
     problems += [places.get(path, places[""]).problem(path, text) for path, text in first.items()]
@@ -193,7 +193,8 @@ def _container(reading: Reading) -> Container | None:
     if not section:
         return None
     runtime = CONTAINER.value(section, "runtime")
-    name, *before = (runtime,) if isinstance(runtime, str) else runtime  # `checks.py` refuses other runtimes
+    # As in [podman, --remote]: options before its subcommand. `checks.py` refuses other runtimes.
+    name, *before = (runtime,) if isinstance(runtime, str) else runtime
     mounts = (mount.partition(":") for mount in section.get("mounts", ()))
     return Container(
         image=section["image"],

@@ -24,7 +24,7 @@ from distlaunch.observers.outlet import Outlet
 from distlaunch.wording import NO_SUSPENDING_TORCHRUN
 
 PATIENCE_S = 5.0
-_OBEYED = (
+OBEYED = (
     *(messages.Ping, messages.HoldPort, messages.FindRoute, messages.StopWorkers, messages.Capture),
     *(messages.StartWorkers, messages.WatchUse, messages.WarnWorkers, messages.Reap, messages.Close),
 )
@@ -155,7 +155,7 @@ class _JoinedAgent(Agent):
         link = seat.connection.fileno()
         os.set_blocking(link, False)
         super().__init__(link, os.dup(link), folder, self.ranks)
-        self._commands = {kind: self._commands[kind] for kind in _OBEYED}
+        self._commands = {kind: self._commands[kind] for kind in OBEYED}
         self._signums = (signal.SIGCHLD, signal.SIGTERM, *range(_FIRST, _LAST + 1))
         self._seat, self._part = seat, part
         self._stops = self.outcome = 0

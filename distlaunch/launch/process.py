@@ -73,10 +73,7 @@ class Child:
             try:
                 pid, status = os.waitpid(self.pid, options)
             except ChildProcessError:
-                pid, status = (
-                    self.pid,
-                    0,
-                )  # the kernel has reaped it, as SIGCHLD is ignored
+                pid, status = self.pid, 0  # SIGCHLD is ignored, so the kernel has reaped it
             if pid:
                 self.status = os.waitstatus_to_exitcode(status)
         return self.status

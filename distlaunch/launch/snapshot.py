@@ -62,9 +62,7 @@ LOCKS = {
 
 
 def with_tree(spec: JobSpec) -> JobSpec:
-    """Return `spec` with the snapshot of its code, if it brings any. Raises `DistlaunchError`."""
-    if not spec.sync.tree:
-        return spec
+    """Return `spec` with the snapshot of its code. Raises `DistlaunchError`."""
     tree, entries = take(spec)
     return spec._replace(tree=tree) if spec.setup is None else _with_setup(spec, tree, spec.setup, entries)
 

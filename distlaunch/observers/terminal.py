@@ -6,6 +6,7 @@ import os
 import signal
 import time
 
+from distlaunch.diagnosis.exits import TRACEBACK
 from distlaunch.job.allocation import Allocation
 from distlaunch.job.spec import JobSpec
 from distlaunch.observers.console import Console, Folding
@@ -168,7 +169,7 @@ def _origin(spec: JobSpec, allocation: Allocation) -> str:
 
 def _length(words: str) -> int:
     """Return the number of lines from the last traceback on; 1 without a traceback."""
-    _, found, last = words.rpartition("Traceback (most recent call last):")
+    _, found, last = words.rpartition(TRACEBACK)
     return 1 + last.rstrip("\n").count("\n") if found else 1
 
 

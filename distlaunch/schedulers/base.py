@@ -143,7 +143,7 @@ class Scheduler:
         raise NotImplementedError
 
     def read_allocation(self, environ: Mapping[str, str], needed: bool = True) -> Allocation | None:
-        """Return the allocation. Raises `UsageError`. Unless it is `needed`, use only variables."""
+        """Return the allocation; None = not `needed`, and not in variables alone. Raises `UsageError`."""
         listing = self.listing(environ)
         if listing and not needed:
             return None

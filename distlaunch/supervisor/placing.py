@@ -103,7 +103,7 @@ def with_environments(state: State) -> State:
 
 
 def differing(state: State, now: float) -> Cause | None:
-    """Return the root cause if the environments of nodes differ, or else None."""
+    """Return the root cause if the environments of nodes have different versions, or else None."""
     codes = {node: code for node in state.members if (code := code_of(state, node))}
     for name in dict.fromkeys(name for code in codes.values() for name, _ in code.versions):
         of_nodes = {node: dict(code.versions).get(name, "none") for node, code in codes.items()}

@@ -164,6 +164,7 @@ MAX_CELL = 28
 
 
 def _columns(cells: Sequence[Sequence[Text]], cursor: int) -> list[Text]:
+    """Align the cells of all rows. The first row is the header; `cursor` counts the rows below it."""
     for column, of_column in enumerate(zip(*cells, strict=True)):
         width = min(MAX_CELL, max(map(len, of_column)))
         for cell in of_column:
