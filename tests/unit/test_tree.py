@@ -517,9 +517,9 @@ class Node:
             self.placement.feed(stream[:size])
             stream = stream[size:]
         self.placement.feed(b"")
-        while not self.reports:
+        while not (answers := [each for each in self.reports if not isinstance(each, messages.TreeProgress)]):
             self.poller.turn()
-        return self.reports[-1]
+        return answers[-1]
 
     def wanted(self) -> list[bytes]:
         contents = {digest_of(data): data for data in (*FILES.values(), *ODD.values())}
