@@ -6,7 +6,7 @@ import json
 import os
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from distlaunch.agent.messages import SetupPrinted, StackDumped, WorkerExited
@@ -17,7 +17,7 @@ from distlaunch.observers.observer import Attempts, Observed, Observer, Printed
 from distlaunch.observers.run_directory import STATUS, SUMMARY, Entry, fd_of, file_of, status_bytes
 from distlaunch.plan.document import plan_document
 from distlaunch.plan.output import destinations
-from distlaunch.plan.placement import NodePlan
+from distlaunch.plan.placement import LaunchPlan, NodePlan
 from distlaunch.supervisor.actions import ShowMessage
 from distlaunch.supervisor.events import Event, LinkEnded, TimerDue
 from distlaunch.supervisor.history import BEGAN, MESSAGE, beginning, fields_of
@@ -28,8 +28,12 @@ from distlaunch.supervisor.status import status_now
 from distlaunch.supervisor.summary import STDERR, STDOUT, Summary
 from distlaunch.wording import json_text, listed
 
-WATCHED, USE = "watched", "use.json"
-"""Viewers of a run touch the first file regularly. Meanwhile, the second has the ranks' resource use."""
+WATCHED, USE, USES = "watched", "use.json", "uses.jsonl"
+"""Viewers of a run touch the first file regularly. Meanwhile, the second has the latest resource use of each
+rank. The third has that of each node over time."""
+FIRST_SAMPLE_S, SAMPLE_S, SAMPLE_SHARE, SAMPLING_S = 2.0, 10.0, 0.01, 3.0
+"""Seconds until use is recorded first, seconds to the next time, but at least a share of the run's age, and
+seconds to wait for what the nodes measure."""
 EVIDENCE = "evidence.jsonl"
 LOOK_S, FADES_S = 1.0, 6.0
 """Seconds between checks for viewers, and seconds that a viewer counts after touching the file."""
@@ -42,12 +46,15 @@ ENDS_LINKS = (Timer.CLEAR, Timer.CLOSE, Timer.DRAIN)
 
 
 class Recorder(Observer):
-    """The writer of the run directory. Records ranks' resource use while another process views the run."""
+    """The writer of the run directory."""
 
     def __init__(self, run: Observed) -> None:
         self._folder, self._status = run.folder, run.status
         self._flights: set[int] = set()
         self._uses: dict[int, Use] = {}
+        self._sample: dict[int, Use] = {}
+        self._sample_at = 0.0
+        self._plan: LaunchPlan | None = None
         self._loss_told = False
         self._limit: int | None = None
         self._sizes = Counter[str]()
@@ -106,6 +113,9 @@ class Recorder(Observer):
         """Record the plan, and begin to check for viewers."""
         assert state.plan is not None
         self._uses.clear()
+        self._sample.clear()
+        self._plan = state.plan
+        self._sample_at = time.monotonic() + FIRST_SAMPLE_S
         self._attempts.note(state)
         self.wake_at = time.monotonic() + LOOK_S
         workers = running_workers(state, self._folder.run_id)
@@ -147,17 +157,32 @@ class Recorder(Observer):
         return data[: max(0, left)]
 
     def woken(self) -> None:
-        """Check for viewers."""
-        self.wake_at = time.monotonic() + LOOK_S
+        """Check for viewers, and whether to record the use of nodes."""
+        now = time.monotonic()
+        self.wake_at = now + LOOK_S
         try:
             touched = os.stat(os.path.join(self._folder.path, WATCHED)).st_mtime
         except OSError:
             touched = 0.0
-        self.wants_use = time.time() - touched < FADES_S
+        if now >= self._sample_at + SAMPLING_S:
+            self._record_sample()
+            self._sample_at = now + max(SAMPLE_S, SAMPLE_SHARE * (time.time() - self._status.began))
+        self.wants_use = time.time() - touched < FADES_S or now >= self._sample_at
+
+    def _record_sample(self) -> None:
+        nodes = {}
+        for part in self._plan.nodes if self._plan else ():
+            if uses := [self._sample[rank] for rank in part.ranks if rank in self._sample]:
+                nodes[part.label] = of_node(uses)
+        if nodes:
+            line = json.dumps({"time": round(time.time(), 1), "nodes": nodes})
+            self._folder.append(USES, line.encode() + b"\n")
+        self._sample.clear()
 
     def used(self, uses: Mapping[int, Use], at: float) -> None:
         """Write the latest values of all ranks for viewers."""
         self._uses.update(uses)
+        self._sample.update(uses)
         if self.wants_use:
             ranks = sorted((rank, *use) for rank, use in self._uses.items())
             self._folder.put(USE, json.dumps({"time": time.time(), "ranks": ranks}).encode(), "whole")
@@ -250,6 +275,18 @@ def _unpickled(data: bytes) -> Any:
             raise pickle.UnpicklingError(f"a dump may not load {module}.{name}")
 
     return PlainData(io.BytesIO(data)).load()
+
+
+def of_node(uses: Sequence[Use]) -> Use:
+    """Return the resource use of a node: the sums over its ranks, and the mean of GPU percentages."""
+    gpus = [use.gpu for use in uses if use.gpu is not None]
+    sizes = [use.gpu_memory for use in uses if use.gpu_memory is not None]
+    return Use(
+        round(sum(use.cpu for use in uses), 1),
+        sum(use.memory for use in uses),
+        round(sum(gpus) / len(gpus)) if gpus else None,
+        sum(sizes) if sizes else None,
+    )
 
 
 def flight_dumps(folder: str, attempt: int, world_size: int) -> dict[int, Any]:

@@ -8,6 +8,7 @@ from itertools import accumulate, groupby, islice
 from typing import Any
 
 from distlaunch.observers.model import Row
+from distlaunch.observers.recording import SAMPLE_S, SAMPLE_SHARE
 from distlaunch.runs.report import End, Report
 from distlaunch.runs.timeline import ALL_KINDS, Span, ledger
 from distlaunch.supervisor.status import RunState
@@ -17,6 +18,8 @@ MAX_TEXT, MAX_LINE = 20_000, 2_000
 """Characters shown of one text, and of one line of output."""
 MAX_LANES = 24
 """Lanes shown. If there are more, nodes whose lanes look almost the same share one."""
+MAX_POINTS = 120
+"""Values shown of one node's use over time."""
 MAX_ROWS = 2_000
 """Ranks in the table of ranks."""
 MAX_MESSAGES, MAX_EVIDENCE = 300, 400
@@ -43,7 +46,6 @@ def plain(value: Any, most: int = MAX_TEXT) -> str:
 
 def page(report: Report) -> str:
     """Return the page."""
-    sections = (_verdict, _ledger, _timeline, _ripple, _output, _ranks, _tails, _messages, _code, _plan)
     status = report.run.status
     title = f"{plain(status.job)}: {status.state.value}"
     head = (
@@ -54,7 +56,7 @@ def page(report: Report) -> str:
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
         f"<title>{title}</title><style>{_STYLE}</style></head>\n<body>"
     )
-    body = "\n".join(section(report) for section in sections)
+    body = "\n".join(section(report) for section in SECTIONS)
     foot = f"<p>Made by distlaunch on {_when(time.time())} from {plain(report.run.folder)}</p>"
     return f"{head}{_header(report)}<main>{body}</main><footer>{foot}</footer></body></html>\n"
 
@@ -249,6 +251,55 @@ def _attempts(report: Report) -> str:
     return _table(("attempt", "started", "ended", "nodes", "why it ended"), rows, (1, 2))
 
 
+def _uses(report: Report) -> str:
+    """Return strips of what the nodes used, on the scale of the timeline. Few are shown: the least busy."""
+    tables, every = [], len(report.samples) // MAX_POINTS + 1
+    for column, name in ((2, "GPU"), (0, "CPU"), (1, "Memory"), (3, "GPU memory")):
+        strips: dict[str, list[tuple[float, float]]] = {}
+        for sample in report.samples[::every]:
+            for label, use in sample.nodes.items():
+                if (value := use[column]) is not None:
+                    strips.setdefault(label, []).append((sample.at, value))
+        if strips:
+            most = max(value for strip in strips.values() for _, value in strip) or 1.0
+            most = 100.0 if name == "GPU" else most
+            shown = sorted(strips, key=lambda label: _mean(strips[label]))[:MAX_LANES]
+            rows = "".join(
+                _strip(label, name, strip, most, report.seconds, every)
+                for label, strip in strips.items()
+                if label in shown
+            )
+            hidden = len(strips) - len(shown)
+            rest = f"; {counted(hidden, 'more node')} not shown" if hidden else ""
+            title = f"{name} (full height: {_used(name, most)}{rest})"
+            tables.append(f'<h3>{title}</h3><table class="lanes"><tbody>{rows}</tbody></table>')
+    axis = _axis(*(_span(report.seconds * part / 4) for part in range(5)))
+    return _section("Use of nodes", "".join(f"{table}{axis}" for table in tables))
+
+
+def _strip(
+    label: str, name: str, strip: Sequence[tuple[float, float]], most: float, seconds: float, every: int
+) -> str:
+    scale, height, path = WIDTH / (seconds or 1.0), 24, ""
+    for (at, value), (following, _) in zip(strip, [*strip[1:], (seconds, 0.0)], strict=True):
+        most_s = 1.5 * every * max(SAMPLE_S, SAMPLE_SHARE * at)  # a node may have been lost for a while
+        end = min(following, at + most_s)
+        top = height - value / most * height
+        path += f"M{at * scale:.1f} {height}V{top:.1f}H{max(at, end) * scale:.1f}V{height}z"
+    peak = _used(name, max(value for _, value in strip))
+    words = f"{plain(label)}: {name} {_used(name, _mean(strip))} on average, at most {peak}"
+    svg = _drawing(words, height, f'<path class="e-use" d="{path}"/>')
+    return f'<tr><th scope="row">{plain(label)}</th><td>{svg}</td></tr>'
+
+
+def _mean(strip: Sequence[tuple[float, float]]) -> float:
+    return sum(value for _, value in strip) / len(strip)
+
+
+def _used(name: str, value: float) -> str:
+    return f"{value:.0f}%" if name in ("CPU", "GPU") else _size(int(value))
+
+
 def _ripple(report: Report) -> str:
     ends = report.ripple()
     if len(ends) < 2:
@@ -317,9 +368,7 @@ def _ranks(report: Report) -> str:
         [_rank_cells(report, row, ends.get(row.rank, "")) for row in rows[:MAX_ROWS]],
         range(len(heads)),
     )
-    seen = "are the last values that were measured while someone viewed the run"
-    unseen = "are not recorded: they are measured only while someone views the run"
-    note = f"<p>CPU, GPU and memory use {seen if report.uses else unseen}.</p>"
+    note = "<p>CPU, GPU and memory use are the last values that were measured.</p>" if report.uses else ""
     rest = f"<p>{counted(len(rows) - MAX_ROWS, 'more rank')} not shown.</p>" if len(rows) > MAX_ROWS else ""
     marked = plain(spans(sorted(row.rank for row in rows if _stands_out(row))), 200)
     words = counted(len(rows), "rank") + (f"; conspicuous: {marked}" if marked else "")
@@ -336,10 +385,7 @@ def _rank_cells(report: Report, row: Row, end: str) -> list[Any]:
     when = "before the end" if report.run.status.state.over else "ago"
     age = "-" if row.age_s is None else f"{_span(row.age_s)} {when}"
     use: list[Any] = [*(row.use or [None] * 4)] if report.uses else []
-    used = [
-        "-" if value is None else f"{value:.0f}%" if name in ("CPU", "GPU") else _size(value)
-        for name, value in zip(_USE, use, strict=False)
-    ]
+    used = ["-" if value is None else _used(name, value) for name, value in zip(_USE, use, strict=False)]
     size = _size(report.volume[row.rank])
     return [row.rank, size, age, *used, plain(row.node), f"<span{flag}>{state}</span>"]
 
@@ -441,8 +487,13 @@ _ENDS = {
     "stopped": "connect",
     "finished": "training",
     "volume": "rendezvous",
+    "use": "rendezvous",
 }
 """Colors of the ends of ranks, and of their output."""
+SECTIONS = (
+    *(_verdict, _ledger, _timeline, _uses, _ripple, _output),
+    *(_ranks, _tails, _messages, _code, _plan),
+)
 _LIGHT = """
 color-scheme: light dark;
 --bg: #fff; --fg: #1c2430; --dim: #55606e; --line: #d9dfe6; --soft: #f4f6f8;
@@ -464,6 +515,7 @@ body { margin: 0 auto; max-width: 1100px; padding: 1.5rem 1rem 3rem; overflow-wr
   background: var(--bg); color: var(--fg); font: 16px/1.5 system-ui, sans-serif }
 header { border-bottom: 1px solid var(--line); padding-bottom: 1rem }
 h1 { font-size: 1.6rem; margin: 0 } h2 { font-size: 1.15rem; margin: 0 0 .6rem }
+h3 { font-size: .9rem; font-weight: 600; margin: .8rem 0 .2rem }
 section { margin-top: 2.2rem } footer { margin-top: 2.5rem; font-size: .85rem } p { margin: .4rem 0 }
 header p, footer, .dim { color: var(--dim) } .lead { font-size: 1.1rem }
 header ul, .legend { list-style: none; padding: 0; display: flex; flex-wrap: wrap; gap: .2rem 1.2rem }

@@ -11,6 +11,7 @@ from distlaunch.agent.frozen import Frozen
 from distlaunch.agent.wire import ATTEMPTS
 from distlaunch.job.spec import JobSpec
 from distlaunch.observers.model import Row, RunModel, doing, uses_in
+from distlaunch.observers.recording import USES
 from distlaunch.observers.run_directory import INDEX_RECORD, OUTPUT_INDEX, fd_of, file_of, index_entries
 from distlaunch.plan.output import STREAMS, destinations
 from distlaunch.runs.following import output_of
@@ -19,7 +20,7 @@ from distlaunch.runs.submissions import submission_of
 from distlaunch.runs.timeline import Span, Timeline, ledger, trace
 from distlaunch.runs.why import Explanation, explain
 from distlaunch.supervisor.events import Event
-from distlaunch.supervisor.nodes import Exited, Up
+from distlaunch.supervisor.nodes import Exited, Up, Use
 from distlaunch.supervisor.state import Cause, State
 from distlaunch.supervisor.step import begin
 from distlaunch.supervisor.summary import Summary
@@ -28,6 +29,8 @@ VERSION = 1
 """Version of the JSON document. It changes whenever the document can't be read as before."""
 MAX_TAILS, TAIL_LINES = 8, 40
 """Ranks whose last output is shown, and lines of each stream."""
+MAX_USES = 64 << 20
+"""Bytes that are read of the use of nodes over time."""
 PIECE = INDEX_RECORD.size << 15
 """Bytes of the output index that are read at once."""
 
@@ -51,6 +54,13 @@ class End(Frozen):
     first: bool
 
 
+class Sample(Frozen):
+    """The resource use of nodes, keyed by their labels, at a time in seconds since the run began."""
+
+    at: float
+    nodes: Mapping[str, Use]
+
+
 class Report(RunModel):
     """A run as far as it has gone.
 
@@ -66,6 +76,7 @@ class Report(RunModel):
         self.timeline: Timeline | None = None
         self.volume: Counter[int] = Counter()
         self.tails: dict[int, dict[str, list[str]]] = {}
+        self.samples: list[Sample] = []
         self.queue_s = 0.0
         self.seconds = 0.0
 
@@ -170,6 +181,7 @@ def report_of(run: Run) -> Report:
         report.queue_s = max(0.0, report.began_at - submission.at)
     report.seconds = _seconds(report)
     report.used(uses_in(run.folder), 0.0)
+    _read_samples(report)
     _read_index(report)
     _read_tails(report)
     return report
@@ -181,6 +193,17 @@ def _seconds(report: Report) -> float:
     if not report.run.status.state.over:
         seconds = time.time() - report.began_at
     return max(last, seconds if isinstance(seconds, int | float) else 0.0)
+
+
+def _read_samples(report: Report) -> None:
+    """Read the use of nodes over time, without lines that are damaged."""
+    with suppress(OSError), open(fd_of(report.run.folder, USES), "rb") as file:
+        for line in file.read(MAX_USES).splitlines():
+            with suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError):
+                found = json.loads(line)
+                nodes = {label: Use(*use) for label, use in found["nodes"].items()}
+                if all(isinstance(each, int | float | None) for use in nodes.values() for each in use):
+                    report.samples.append(Sample(float(found["time"]) - report.began_at, nodes))
 
 
 def _read_index(report: Report) -> None:

@@ -105,6 +105,34 @@ def test_reports_a_run_that_goes_on_as_a_page_as_json_and_as_a_trace(tmp_path: P
     assert {(1, 1), (1, 2), (2, 3), (2, 4)} <= threads
 
 
+SAMPLED = """
+    import glob, time
+    until = time.monotonic() + 100
+    while not glob.glob("runs/*/uses.jsonl") and time.monotonic() < until:
+        sum(range(100_000))
+"""
+
+
+def test_draws_what_each_node_used_over_time(tmp_path: Path) -> None:
+    distlaunch("run", str(write_job(tmp_path, SAMPLED, FOUR)), status=0)
+    (run,) = (tmp_path / "runs").iterdir()
+    first = json.loads((run / "uses.jsonl").read_text())
+    began, recorded = first["time"], first["nodes"]
+    assert {*recorded} == {"node0", "node1"}
+    assert all(cpu > 10 and memory > 1 << 20 and gpu is None for cpu, memory, gpu, _ in recorded.values())
+    with (run / "uses.jsonl").open("a") as file:  # as from other nodes, and damaged lines
+        for index in range(700):
+            nodes = {f"n{node}": [1.0, 2, index % 100, 4] for node in range(40)}
+            file.write(json.dumps({"time": began + index / 200, "nodes": nodes}) + "\n")
+        file.write('junk\n{"time": 1, "nodes": {"x": ["<b>", 1, 2, 3]}}\n{"time": "1"}\n[]\n{"nodes": 3}\n')
+    text = distlaunch("report", str(run), "-o", "-", status=0).stdout
+    page = Page(text)
+    assert "GPU (full height: 100%; 16 more nodes not shown)" in page.text
+    assert "Memory (full height: " in page.text
+    assert text.count('class="e-use"') == 4 * 24
+    assert len(text) < 400_000
+
+
 def test_reports_what_the_summary_says_if_the_events_are_damaged(tmp_path: Path) -> None:
     distlaunch("run", str(write_job(tmp_path, "raise SystemExit(3)", FOUR)), status=3)
     (run,) = (tmp_path / "runs").iterdir()
