@@ -52,8 +52,9 @@ class Recorder(Observer):
         self._folder, self._status = run.folder, run.status
         self._flights: set[int] = set()
         self._uses: dict[int, Use] = {}
-        self._sample: dict[int, Use] = {}
-        self._sample_at = 0.0
+        self._measured = set[int]()
+        """Ranks whose use was measured since the last sample."""
+        self._viewed, self._sample_at = False, 0.0
         self._plan: LaunchPlan | None = None
         self._loss_told = False
         self._limit: int | None = None
@@ -113,7 +114,7 @@ class Recorder(Observer):
         """Record the plan, and begin to check for viewers."""
         assert state.plan is not None
         self._uses.clear()
-        self._sample.clear()
+        self._measured.clear()
         self._plan = state.plan
         self._sample_at = time.monotonic() + FIRST_SAMPLE_S
         self._attempts.note(state)
@@ -167,25 +168,30 @@ class Recorder(Observer):
         if now >= self._sample_at + SAMPLING_S:
             self._record_sample()
             self._sample_at = now + max(SAMPLE_S, SAMPLE_SHARE * (time.time() - self._status.began))
-        self.wants_use = time.time() - touched < FADES_S or now >= self._sample_at
+        self._viewed = time.time() - touched < FADES_S
+        self.wants_use = self._viewed or now >= self._sample_at
 
     def _record_sample(self) -> None:
         nodes = {}
         for part in self._plan.nodes if self._plan else ():
-            if uses := [self._sample[rank] for rank in part.ranks if rank in self._sample]:
+            if uses := [self._uses[rank] for rank in part.ranks if rank in self._measured]:
                 nodes[part.label] = of_node(uses)
         if nodes:
             line = json.dumps({"time": round(time.time(), 1), "nodes": nodes})
             self._folder.append(USES, line.encode() + b"\n")
-        self._sample.clear()
+            self._write_uses()
+        self._measured.clear()
 
     def used(self, uses: Mapping[int, Use], at: float) -> None:
-        """Write the latest values of all ranks for viewers."""
+        """Keep the latest values of all ranks, and write them for viewers."""
         self._uses.update(uses)
-        self._sample.update(uses)
-        if self.wants_use:
-            ranks = sorted((rank, *use) for rank, use in self._uses.items())
-            self._folder.put(USE, json.dumps({"time": time.time(), "ranks": ranks}).encode(), "whole")
+        self._measured.update(uses)
+        if self._viewed:
+            self._write_uses()
+
+    def _write_uses(self) -> None:
+        ranks = sorted((rank, *use) for rank, use in self._uses.items())
+        self._folder.put(USE, json.dumps({"time": time.time(), "ranks": ranks}).encode(), "whole")
 
     def dumped(self, rank: int, data: bytes, attempt: int) -> None:
         """Record the dump."""
