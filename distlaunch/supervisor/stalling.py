@@ -16,8 +16,9 @@ from distlaunch.wording import listed, rank_list, span_words
 SETTLE_S = 2.0
 """Seconds for a stall to spread to every rank that it blocks, in addition to one interval between checks,
 since agents check at different moments."""
-DUMP_S = 5.0
-"""Seconds for stacks to arrive before stalled ranks are stopped."""
+DUMP_S = 10.0
+"""Seconds for stacks and flight recorders to be written before stalled ranks are stopped. A recorder of torch
+2.13 takes a second of CPU time to find the lines of source."""
 SHOWN_FRAMES = 3
 
 

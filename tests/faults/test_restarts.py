@@ -175,7 +175,7 @@ STANDS = worker("""
 """)
 PY_SPY = shutil.which("py-spy", path=str(Path(sys.executable).parent))
 STALL_S = 2.0
-SETTLE_S, DUMP_S = 2.0, 5.0
+SETTLE_S, DUMP_S = 2.0, 10.0
 """So long a stall is let spread; so long stacks may take."""
 
 

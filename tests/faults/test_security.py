@@ -470,7 +470,7 @@ def prepared(site: Site, number: int, lies: Mapping[str, Lie], good: Sequence[st
         (folder / str(i)).mkdir(parents=True)
         python = python_that_lies(folder / str(i) / "python", lie)
         nodes.append({"host": site.name(f"liar{number}-{i}", "host2"), "python": python, "gpus": "auto"})
-    keys = {"nodes": nodes, "command": ["true"], "timeouts": {"connect": "20s"}}
+    keys = {"nodes": nodes, "command": ["true"], "timeouts": {"connect": "20s", "lease": "5m"}}
     (folder / "job.yaml").write_text(json.dumps(keys | {"ssh": {"config": str(site.ssh_config)}}))
     return folder
 
