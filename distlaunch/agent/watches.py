@@ -9,7 +9,7 @@ from distlaunch.agent import gpus, procfs
 from distlaunch.agent.messages import RanksJoined, RanksLag, RanksStalled, Usage, WatchUse
 from distlaunch.agent.outbox import Outbox
 from distlaunch.agent.poller import Poller
-from distlaunch.agent.wire import STALL_LOOK_MAX_S, STALL_LOOKS
+from distlaunch.agent.wire import DUMP_S, STALL_LOOK_MAX_S, STALL_LOOKS
 from distlaunch.agent.worker import Worker
 
 JOIN_INTERVAL_S, JOIN_INTERVAL_MAX_S = 0.02, 1.0
@@ -30,8 +30,6 @@ IDLE_SHARE = 0.01
 IDLE_TICKS = 2
 """Clock ticks between two checks that still count as idle. An idle torch process uses one now and then."""
 IDLE_GPU_PERCENT = 1
-EXCUSE_S = 5.0
-"""Seconds that it takes to collect evidence from workers, including their own part."""
 LIBRARIES = (("torch", b"libtorch"), ("JAX", b"/jaxlib/"))
 """Libraries that join a rendezvous, each with part of the path of a file that it maps."""
 USAGE_INTERVAL_S, USAGE_FIRST_S = 2.0, 0.5
@@ -186,7 +184,7 @@ class StallWatch(Watch):
 
         Otherwise, they would count as active again each time.
         """
-        self._excused_until = time.monotonic() + self._interval_s + EXCUSE_S
+        self._excused_until = time.monotonic() + self._interval_s + DUMP_S
 
     def begin(self, stall_s: float) -> None:
         """Watch workers that have just started. They count as stalled after `stall_s` seconds."""

@@ -93,6 +93,9 @@ HEARTBEATS = 6
 STALL_LOOKS = 8
 STALL_LOOK_MAX_S = 15.0
 """Maximum seconds between checks for stalls. An agent checks `STALL_LOOKS` times within timeouts.stall."""
+DUMP_S = 10.0
+"""Seconds for stalled workers to print stacks and write flight recorder dumps before they are stopped. In
+torch 2.13, the first dump takes a second of CPU time, which doesn't count as activity."""
 MAX_OUTPUT = 1 << 17
 """Bytes of one OUTPUT payload, small enough that a control frame never waits long behind it.
 

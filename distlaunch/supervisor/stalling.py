@@ -4,7 +4,7 @@ import re
 import signal
 
 from distlaunch.agent.messages import RanksStalled, StackDumped
-from distlaunch.agent.wire import STALL_LOOK_MAX_S, STALL_LOOKS
+from distlaunch.agent.wire import DUMP_S, STALL_LOOK_MAX_S, STALL_LOOKS
 from distlaunch.diagnosis.exits import python_frames
 from distlaunch.supervisor.actions import ShowMessage
 from distlaunch.supervisor.findings import AttemptFailed, JobOver, Step
@@ -16,9 +16,6 @@ from distlaunch.wording import listed, rank_list, span_words
 SETTLE_S = 2.0
 """Seconds for a stall to spread to every rank that it blocks, in addition to one interval between checks,
 since agents check at different moments."""
-DUMP_S = 10.0
-"""Seconds for stacks and flight recorders to be written before stalled ranks are stopped. A recorder of torch
-2.13 takes a second of CPU time to find the lines of source."""
 SHOWN_FRAMES = 3
 
 
