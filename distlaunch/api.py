@@ -461,7 +461,7 @@ def _packed_call(function: Callable[..., Any] | str, args: Any, kwargs: Any) -> 
     if isinstance(function, str):
         module, colon, name = function.partition(":")
         if not colon:
-            raise UsageError(f'{function!r}: name the function as in "package.module:name"')
+            raise UsageError(f'{function!r}: specify the function as "package.module:name"')
         target: tuple[str | None, Any] = module, name
     elif function.__module__ != "__main__" and "<" not in function.__qualname__:
         target = function.__module__, function.__qualname__
@@ -475,7 +475,9 @@ def _packed_call(function: Callable[..., Any] | str, args: Any, kwargs: Any) -> 
     whole = pickle.dumps((sys.version_info[:2], *target, pickle.dumps((args, kwargs))))
     packed = base64.b64encode(zlib.compress(whole)).decode()
     if len(packed) > MAX_CALL:
-        raise UsageError(f"the arguments have {len(packed)} bytes, more than {MAX_CALL}: pass a path instead")
+        raise UsageError(
+            f"the arguments are too large: {len(packed)} bytes (at most {MAX_CALL}); pass the path of a file"
+        )
     return [packed[at : at + MAX_WORD] for at in range(0, len(packed), MAX_WORD)]
 
 

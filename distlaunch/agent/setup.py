@@ -105,7 +105,7 @@ class Environment:
         os.close(write)
 
         def give_up() -> None:
-            self._printed += "\nnot done within %g s (timeouts.setup)" % self._setup.limit_s
+            self._printed += "\nnot finished within %g s (timeouts.setup)" % self._setup.limit_s
             self._kill()
 
         poller.after(self._setup.limit_s, "setup", give_up)

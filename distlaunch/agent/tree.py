@@ -126,7 +126,7 @@ def _flaw(entry: Entry) -> str:
     if not stays_inside(entry.path):
         return "is outside the tree, or too deep"
     if entry.kind == LINK:
-        return "" if link_stays_inside(entry.path, entry.content) else "points out of the tree"
+        return "" if link_stays_inside(entry.path, entry.content) else "points outside the tree"
     hexadecimal = len(entry.content) == 64 and not entry.content.strip("0123456789abcdef")
     sized = isinstance(entry.size, int) and not isinstance(entry.size, bool) and entry.size >= 0
     return "" if entry.kind in (FILE, PROGRAM) and hexadecimal and sized else "is damaged"
@@ -307,7 +307,7 @@ class Store:
         except FileNotFoundError:
             return False
         except FileExistsError:
-            raise TreeError("two names in the tree are the same here: %s" % entry.path) from None
+            raise TreeError("two names in the tree are the same on this node: %s" % entry.path) from None
         except OSError as error:
             if error.errno not in _NO_LINKS:
                 raise
@@ -431,7 +431,7 @@ class NewContent:
         digest = self._hash.hexdigest()
         if expected not in ("", digest):
             self.discard()
-            raise TreeError("a file was damaged on its way")
+            raise TreeError("a file was damaged in transit")
         try:
             self._file.close()
             os.chmod(self._new, self._mode)
@@ -517,7 +517,7 @@ def _make_parents(folder: str, path: str, made: Set[str]) -> None:
         try:
             os.mkdir("%s/%s" % (folder, parent), 0o700)
         except FileExistsError:
-            raise TreeError("two names in the tree are the same here: %s" % parent) from None
+            raise TreeError("two names in the tree are the same on this node: %s" % parent) from None
 
 
 def _noted(manifest: bytes) -> List[Entry]:

@@ -240,7 +240,7 @@ def _longest(spec: WorkerSpec) -> str:
 
 _BY_STAGE = {
     "interpreter": "the interpreter in its #! line does not exist",
-    "search": "not found in PATH; for the file of that name in the workdir, write ./ before it",
+    "search": "not found in PATH; to run the file with that name in the workdir, write ./ before it",
 }
 _BY_CODE = {
     errno.ENOEXEC: "not executable: no #! line and no known binary format",

@@ -77,8 +77,10 @@ def verdict(peers: Peers, rows: Sequence[Row], failures: Mapping[int, str]) -> R
     ]
     for row in whole:
         if not findings and not row.busbw:
-            what = f"{row.test} of all {peers.noun}s fails, although all measured pairs work: {row.error}"
-            findings = [Finding(Problem("error", "links", what, HANG, "halve the nodes to find the cause"))]
+            what = f"{row.test} across all {peers.noun}s fails, although all measured pairs work: {row.error}"
+            findings = [
+                Finding(Problem("error", "links", what, HANG, "try half of the nodes to find the cause"))
+            ]
     table = tuple((" - ".join(peers.named(pair)), _speed(best[pair]), _speed(median)) for pair in slow)
     words = f"{counted(len(peers.labels), peers.noun)}, {counted(len(best), 'pair')}, median {_speed(median)}"
     words += "".join(f", {row.test} {_speed(row.busbw)}" for row in whole)
@@ -125,7 +127,7 @@ def _silent(peers: Peers, rows: Sequence[Row], failures: Mapping[int, str]) -> I
     reasons = {rank: failures.get(rank, why) for rank, why in sorted(silent.items())}
     for what in dict.fromkeys(reasons.values()):
         labels = dict.fromkeys(peers.of(rank) for rank, why in reasons.items() if why == what)
-        yield Finding(Problem("error", "links", what, HANG, "look at its processes and network"), (*labels,))
+        yield Finding(Problem("error", "links", what, HANG, "check its processes and network"), (*labels,))
 
 
 def _speed(busbw: Any) -> str:

@@ -23,8 +23,8 @@ USAGE = "usage: distlaunch exec [--virtual-local-rank] -- PROGRAM [ARGS…]"
 HELP = f"""{USAGE}
 
 Run PROGRAM as one rank, in a task started by srun, mpirun, flux run or jsrun. RANK, LOCAL_RANK, WORLD_SIZE,
-MASTER_ADDR, MASTER_PORT and torchrun's other variables are set from the variables of that launcher. The task
-of rank 0 controls the run: when a rank fails, the others are stopped, and each task prints which rank failed.
+MASTER_ADDR, MASTER_PORT and torchrun's other variables are derived from that launcher's variables. Rank 0's
+task controls the run: when a rank fails, the others are stopped, and each task prints which rank failed.
 
   --virtual-local-rank  LOCAL_RANK is 0: each task sees only its own GPU (srun --gpus-per-task)
   -h, --help            Show this help and exit.

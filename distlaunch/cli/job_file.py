@@ -89,7 +89,9 @@ def load_document(
         spec = _built(document, path)
         if (total := sum(node.procs or 0 for node in spec.nodes)) != typed.ranks:
             nodes = f"the {counted(len(spec.nodes), 'node')} would have {total} ranks"
-            raise UsageError(f"-n {typed.ranks}: {nodes}; write the ranks of each, as in -H a:2,b:4")
+            raise UsageError(
+                f"-n {typed.ranks}: {nodes}; specify the number of ranks on each, as in -H a:2,b:4"
+            )
     return spec, document, os.getcwd() if path == COMMAND_LINE else os.path.dirname(os.path.realpath(path))
 
 
@@ -106,9 +108,11 @@ def _check_twice(typed: Typed, overrides: Sequence[str]) -> None:
 def _document(path: str | None, module: str | None, overrides: Sequence[str]) -> tuple[str, Value]:
     """Return the path of the job file, or COMMAND_LINE, and the document."""
     if not (path or module or any(re.match("(script|module|command)=", text) for text in overrides)):
-        raise UsageError("name a job file or a script, as in `distlaunch run train.py -n 4`")
+        raise UsageError("specify a job file or a script, as in `distlaunch run train.py -n 4`")
     if path is not None and module is not None:
-        raise UsageError(f"-m {module}: {path!r} is not an argument of the module; write it after --")
+        raise UsageError(
+            f"-m {module}: {path!r} can't be used with -m; to pass it to the module, put it after --"
+        )
     if path is not None and not path.endswith(".py"):
         return path, parse(read_job(path), source_of(path))
     kind, word = ("module", module or "") if path is None else ("script", path)
@@ -139,7 +143,9 @@ def _on_hosts(document: Entries, hosts: str) -> Entries:
 def write_new(option: str, path: str, text: str, folder: str) -> None:
     """Write a new job file in `folder`, where its relative paths begin. Raises `UsageError`."""
     if os.path.dirname(os.path.realpath(path)) != folder:
-        raise UsageError(f"{option} {path}: save the job in {folder}, where its relative paths begin")
+        raise UsageError(
+            f"{option} {path}: save the job in {folder}, because its relative paths start in that directory"
+        )
     try:
         with open(path, "x", encoding="utf-8") as file:
             try:
@@ -155,13 +161,13 @@ def write_new(option: str, path: str, text: str, folder: str) -> None:
 def read_job(path: str) -> str:
     """Return the text of a job file or of another launcher's file. Raises `UsageError` for a program."""
     if path.endswith(".py"):
-        hint = f"`distlaunch dry-run {path} --save job.yaml` makes one"
+        hint = f"`distlaunch dry-run {path} --save job.yaml` creates one"
         raise UsageError(f"{path} is a script, not a job file: {hint}")
     text = read_text(path)
     if "\n#SBATCH" in f"\n{text}":
         from shlex import quote  # only a mistake needs it
 
-        hint = f"`distlaunch import sbatch {quote(path)}` makes a job file of it"
+        hint = f"`distlaunch import sbatch {quote(path)}` converts it to a job file"
         raise UsageError(f"{source_of(path)} is a Slurm batch script: {hint}")
     return text
 

@@ -36,7 +36,7 @@ STDERR = 1
 
 Ranks = Annotated[str | None, Option("--rank", "-r", metavar="0,3-5", help="Print only these ranks.")]
 Follow = Annotated[bool, Option("--follow", "-f", help="Keep printing new output until the run ends.")]
-_SINCE = "Print only output of the last DURATION, e.g. 30s, 10m, 1h30m."
+_SINCE = "Print only output from the last DURATION, e.g. 30s, 10m, 1h30m."
 Since = Annotated[str | None, Option("--since", metavar="DURATION", help=_SINCE, show_default=False)]
 Most = Annotated[
     int | None, Option("--lines", "-n", metavar="N", min=0, max=10**9, help="Print only the last N lines.")

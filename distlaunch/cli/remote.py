@@ -68,7 +68,7 @@ if request["folder"]:
         os.chdir(request["folder"])
     except OSError as error:
         words = (request["folder"], request["host"], error.strerror)
-        rest = "; --on needs the job file's directory at the same path there"
+        rest = "; --on needs the job file's directory at the same path on that host"
         sys.stderr.write("distlaunch: %s on %s: %s" % words + rest + "\\n")
         os._exit(2)
 with tempfile.TemporaryFile() as file:
@@ -171,7 +171,7 @@ def _status(ssh: Ssh, status: int) -> int:
     if status == NO_PYTHON:
         raise DistlaunchError(
             f"{ssh.host}: found no Python 3.10 or later (tried python3 and python3.10 to python3.13 in "
-            "PATH); install one there"
+            "PATH); install one on that host"
         )
     if status == 255:
         # ssh has printed the reason.

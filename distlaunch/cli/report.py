@@ -65,7 +65,7 @@ def bundle(
     as_json: Json = False,
     ssh_config: SshConfig = None,
 ) -> None:
-    """Write an archive about a run to attach to an issue: report, events, last output; without secrets."""
+    """Write an archive of a run for a bug report: report, events and last output, with secrets hidden."""
     run_elsewhere(context, which, ssh_config)
     from distlaunch.runs.bundle import bundle_of
 
@@ -103,7 +103,7 @@ def _write(path: str, data: bytes, is_older: Callable[[bytes], bool]) -> None:
         if os.path.lexists(path):
             with open(path, "rb") as file:
                 if not is_older(file.read(1 << 12)):
-                    raise UsageError(f"{path} already exists and is not from this run; name another file")
+                    raise UsageError(f"{path} already exists and is not from this run; specify another file")
         fresh = f"{path}.{os.getpid()}.new"
         with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             file.write(data)

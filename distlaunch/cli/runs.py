@@ -26,9 +26,9 @@ from distlaunch.supervisor.status import RunState
 runs = typer.Typer()
 
 _WHICH = (
-    "A run's ID or the beginning of it, with the whole job name; a job's name or file (its latest run), a "
-    "run directory, or a Slurm job ID; HOST:RUN for a run on another host. Default: the latest run below the "
-    "current directory or started from it."
+    "A run's ID, or a prefix of it that includes the whole job name; a job's name or file (its latest run); "
+    "a run directory; or a scheduler's job ID. HOST:RUN is a run on another host. Default: the latest run "
+    "below the current directory or started from it."
 )
 
 
@@ -43,7 +43,9 @@ def offered(context: typer.Context, incomplete: str) -> list[str]:
 
 
 Which = Annotated[str | None, Argument(metavar="[RUN]", help=_WHICH, autocompletion=offered)]
-_PLACES = "Only these runs, or those in these directories and in their `runs`; HOST: lists another host's."
+_PLACES = (
+    "List only these runs, or those in these directories and their `runs`; HOST: lists another host's runs."
+)
 Places = Annotated[list[str] | None, Argument(metavar="[DIRECTORY|RUN]…", help=_PLACES)]
 Ended = Annotated[bool, Option("--all", "-a", help="Include runs that have ended.")]
 Most = Annotated[
@@ -74,7 +76,7 @@ def ps(
         say("no runs" if ended else "no active runs; `distlaunch ps -a` also lists ended runs")
 
 
-Everything = Annotated[bool, Option("--all", "-a", help="Start from the beginning of the run.")]
+Everything = Annotated[bool, Option("--all", "-a", help="Show the run's output from the beginning.")]
 
 
 @runs.command("attach")
@@ -85,7 +87,7 @@ def attach(
     fold: Fold = False,
     ssh_config: SshConfig = None,
 ) -> None:
-    """Follow a run's console output from now on; Ctrl-C detaches without stopping the run."""
+    """Follow a run's console output; Ctrl-C detaches without stopping the run."""
     run_elsewhere(context, which, ssh_config)
     from distlaunch.observers.terminal import Terminal
 
@@ -145,7 +147,10 @@ def stop(
     as_json: Json = False,
     ssh_config: SshConfig = None,
 ) -> None:
-    """Stop a run, or cancel a queued job, and wait until it has ended. Like Ctrl-C, a second stop kills."""
+    """Stop a run, or cancel a queued job, and wait until it has ended.
+
+    As with Ctrl-C, doing it a second time kills the ranks at once.
+    """
     run_elsewhere(context, which, ssh_config)
     queued = submission(which)
     run = None if queued else find(which, alone=True)
@@ -194,7 +199,7 @@ def run_elsewhere(context: typer.Context, word: str | None, ssh_config: str | No
     if host and colon and os.sep not in host and not os.path.exists(word):
         status = _run_there(context, word, rest, (host, ssh_config))
         if status == Exit.USAGE and not rest:
-            say(f"`{word}` is the latest run in your home directory on {host}; name another as {word}RUN")
+            say(f"`{word}` is the latest run in your home directory on {host}; for another, write {word}RUN")
         raise typer.Exit(status)
     if known := elsewhere(word, alone=context.command.name == "stop"):
         run, way = known

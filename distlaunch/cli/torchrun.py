@@ -24,7 +24,7 @@ torch's own elastic agent.
 flags:
 {flags}
 
-docs/torchrun.md describes what each flag does here.
+docs/torchrun.md describes what each flag does.
 """
 
 

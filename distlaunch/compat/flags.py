@@ -88,7 +88,7 @@ class Flags(NamedTuple):
         str, Flag(choices=("spawn", "fork", "forkserver"), here="no effect", why=_FORK)
     ] = "spawn"
     event_log_handler: Annotated[
-        str, Flag(here="no effect", why="events.jsonl in the log directory has all events")
+        str, Flag(here="no effect", why="events.jsonl in the log directory contains all events")
     ] = "null"
     role: Annotated[str, Flag(key="role")] = "default"
     module: Annotated[bool, Flag("m", key="module")] = False

@@ -155,14 +155,16 @@ def _add_config(draft: Draft, config: Mapping[str, Any]) -> None:
     elif ids != "all" and config["distributed_type"] in _TYPES:
         env["CUDA_VISIBLE_DEVICES"] = ids
         if config["num_machines"] > 1:
-            draft.note("gpu_ids: the config gives those of one machine; here they apply to all", key="env")
+            draft.note(
+                "gpu_ids: the config sets those of one machine; in a job file, they apply to all", key="env"
+            )
     draft.set_env(env)
     for name in _SECTIONS:
         _add_section(draft, name, config)
     foreign = set() if config["distributed_type"] in _TYPES else {"distributed_type", "gpu_ids"}
     for key, value in config.items():
         if key not in _KEYS.keys() - foreign and str(value) not in ("no", "False", "[]", "{}", ""):
-            draft.note(f"{key}: {value} has no equivalent here")
+            draft.note(f"{key}: {value} has no equivalent in a job file")
 
 
 def _add_procs(draft: Draft, config: Mapping[str, Any]) -> None:

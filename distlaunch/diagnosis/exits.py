@@ -50,7 +50,7 @@ def facts(ending: Ending) -> str:
         return f"{words}; the kernel reports no OOM kill on that node"  # a rank may have sent it to itself
     if ending.status == -signal.SIGBUS and len(ending.shm) == 2:
         size, free = ending.shm
-        return f"{words}; /dev/shm there has {size_words(free)} free of {size_words(size)}"
+        return f"{words}; /dev/shm on that node has {size_words(free)} free of {size_words(size)}"
     return words
 
 
@@ -263,9 +263,9 @@ def _of_module(module: str, words: str) -> str:
     """Return advice on the name of the job's own module if `python -m` can't run it."""
     name = re.escape(module)
     if without_py := re.search(rf"Try using '(\S+)' instead of '{name}' as the module name", words):
-        return f"name a module without .py: `module: {without_py[1]}`; for a file, use `script:`"
+        return f"write the module without .py: `module: {without_py[1]}`; for a file, use `script:`"
     if re.search(rf"No module named {name}\.__main__; ", words):
-        return f"name a module in that package, or add a __main__.py, which `python -m {module}` runs"
+        return f"specify a module in that package, or add a __main__.py, which `python -m {module}` runs"
     if re.search(
         rf"(?m)^\S+: (?:No module named {name}$|Error while finding .* '{name}' .*No module)", words
     ):
@@ -304,7 +304,7 @@ _TIMED_OUT = r"Watchdog caught collective operation timeout|NCCL.*[Tt]imeout|Tim
 _MISSED = "a collective timed out: look for a rank that stalled, or that called another collective"
 _IN_INIT = r"DistStoreError: (?:wait timeout|Timed out) after .*(?:/default_pg/0/|clients joined)"
 _OTHER_SIZE = (
-    "init_process_group waited for another rank: if all ranks got there, its world_size is too large "
+    "init_process_group waited for another rank: if all ranks reached it, its world_size is too large "
     "(by default, it is WORLD_SIZE)"
 )
 _NO_ERROR = "no rank reported its own error; check the end of each rank's log"
@@ -332,11 +332,11 @@ _BY_WORDS: Sequence[tuple[str, str | Callable[[Ending], str]]] = (
     (r"EOFError: EOF when reading a line", _needs_stdin("input()", "stdin")),
     (
         r"[Aa]ddress already in use|EADDRINUSE",
-        "leave out rendezvous.endpoint to get a free port; `distlaunch check-port` names the port's holder",
+        "leave out rendezvous.endpoint to get a free port; `distlaunch check-port` shows what uses this one",
     ),
     (
         r"CUDA out of memory|CUDA error: out of memory|OutOfMemoryError",
-        "GPU memory is full: use smaller batches; `nvidia-smi` on the node shows what else uses it",
+        "GPU memory is full: use smaller batches; `nvidia-smi` on the node shows what else is using it",
     ),
     (
         r"invalid device ordinal",
@@ -349,7 +349,7 @@ _BY_WORDS: Sequence[tuple[str, str | Callable[[Ending], str]]] = (
     ),
     (
         r"connection to etcd has failed",
-        "no etcd server answers that node at rendezvous.endpoint, or it lacks the v2 API (etcd --enable-v2)",
+        "that node reaches no etcd server at rendezvous.endpoint, or none with the v2 API (etcd --enable-v2)",
     ),
     (
         r"[Nn]o space left on device",

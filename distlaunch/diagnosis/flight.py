@@ -63,8 +63,9 @@ class Group(Frozen):
         if missing := self.missing:
             where = f"{there[0].name} #{self.newest} of {self.name}, called at {there[0].place}"
             names = [f"rank {rank} ({self._last_words(rank)})" for rank in missing]
-            verb = "waits" if len(there) == 1 else "wait"
-            return f"{rank_list(self.waiting)} {verb} in {where}, never reached by {listed(names, MAX_NAMED)}"
+            verb = "is" if len(there) == 1 else "are"
+            missed = f"never reached by {listed(names, MAX_NAMED)}"
+            return f"{rank_list(self.waiting)} {verb} waiting in {where}, {missed}"
         callers: dict[str, list[int]] = {}
         for rank in self.waiting:
             callers.setdefault(self.last[rank].name, []).append(rank)

@@ -21,7 +21,7 @@ _LEFT_OUT = {
     "kubernetes.selector": "it selects pods that are already running",
     "kubernetes.container": "it belongs to pods that are already running",
     "mpirun": "each pod starts its own ranks",
-    "container": "kubernetes has the settings of pods; its image defaults to container.image",
+    "container": "the settings of pods are in kubernetes; its image defaults to container.image",
     "notify": _NO_CONTROLLER,
     "metrics": _NO_CONTROLLER,
     "backend": "with GPUs, DISTLAUNCH_BACKEND is nccl in a pod",

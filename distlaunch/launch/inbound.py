@@ -218,8 +218,8 @@ class InboundListener:
         message = join.message_of(line)
         theirs = message.get("version")
         if theirs != __version__:
-            both = f"{str(theirs)[:40]} there and {__version__} here"
-            self._refuse(visitor, f"distlaunch is {both}: install the same version")
+            both = f"it has distlaunch {str(theirs)[:40]}, but the controller has {__version__}"
+            self._refuse(visitor, f"{both}: install the same version")
             return
         arrival, ours = join.arrival_of(message), self._gathering.arrival
         visitor.arrival = arrival

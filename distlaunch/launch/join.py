@@ -169,7 +169,7 @@ class Prover:
         try:
             status, printed = self._munge(["unmunge"], text)
         except OSError as error:
-            return f"its MUNGE credential can't be read here: {error}"
+            return f"its MUNGE credential can't be read on {self._name}: {error}"
         found = re.search(r"^UID: .*\((\d+)\)$", printed, re.MULTILINE)
         if status or not found:
             return "it has no valid MUNGE credential"
@@ -385,8 +385,8 @@ class Launcher:
     def _what_listens(self, host: str, port: int, error: Exception) -> str:
         if _is_torchs(host, port):
             return (
-                "a torch TCPStore is there: if torchrun was started there, run `distlaunch torchrun` on all "
-                "nodes; otherwise the run already has all its nodes"
+                "a torch TCPStore uses this address: if torchrun was started, run `distlaunch torchrun` on "
+                "all nodes; otherwise the run already has all its nodes"
             )
         words = getattr(error, "strerror", None) or str(error)
         words = f"it lacks {words}" if isinstance(error, KeyError) else words

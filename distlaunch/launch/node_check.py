@@ -83,10 +83,10 @@ def _run_directory(spec: JobSpec) -> Iterator[Finding]:
     disk = os.statvfs(folder)
     free = disk.f_bavail * disk.f_frsize
     if not os.access(folder, os.W_OK):
-        what = f"the run directory can't be made: {folder} is not writable here"
+        what = f"the run directory can't be created: {folder} is not writable on this machine"
         yield Finding(Problem("error", "place", what, "the run can't start", "set logs.dir"))
     elif free < MIB:
-        what = f"the disk for the run directory, {folder}, has only {size_words(free)} free here"
+        what = f"the disk for the run directory, {folder}, has only {size_words(free)} free on this machine"
         yield Finding(Problem("error", "place", what, "the run can't start", "set logs.dir"))
 
 

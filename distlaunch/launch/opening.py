@@ -28,7 +28,7 @@ PYTHON = os.environ.get("DISTLAUNCH_PYTHON", sys.executable)
 """The interpreter to try first on nodes: that of the command, also if --on runs it on another host."""
 STEP_NODES = 32
 """Nodes of an allocation per step, if there are more of them."""
-NO_RANKS_HERE = "ranks run only on Linux, and this machine has another system: list Linux hosts in nodes"
+NO_RANKS_HERE = "ranks run only on Linux, but this machine runs another system: list Linux hosts in nodes"
 _TRAVELS = 1
 """The compression level of zlib, for which each start pays: 6 takes 8 ms more, for 184 KiB instead of 210."""
 

@@ -119,7 +119,7 @@ def manifest_of(digest: str) -> bytes:
             return manifest
     except (OSError, TreeError) as error:
         raise DistlaunchError(f"the code {digest[:12]} can't be read: {error}") from None
-    raise DistlaunchError(f"the code {digest[:12]} is no longer in {DEFAULT_BASE} of this machine")
+    raise DistlaunchError(f"the code {digest[:12]} is no longer in {DEFAULT_BASE} on this machine")
 
 
 def contents(digest: str, indices: Sequence[int]) -> Iterator[bytes]:
@@ -140,7 +140,7 @@ def contents(digest: str, indices: Sequence[int]) -> Iterator[bytes]:
                         yield piece
             if hashed.hexdigest() != entry.content:
                 os.unlink(path)
-                raise DistlaunchError(f"{path} was changed; start the run again, which replaces it")
+                raise DistlaunchError(f"{path} was changed; to replace it, start the run again")
     except OSError as error:
         raise DistlaunchError(f"can't read the code to send: {error.filename}: {reason(error)}") from None
     except TreeError as error:
@@ -365,7 +365,7 @@ def _entry(store: Store, path: str, source: str, found: os.stat_result) -> Entry
             return Entry(path, PROGRAM if is_program else FILE, len(data), store.put(data, is_program))
         time.sleep(0.05)
     advice = f"leave it out with sync.exclude or {IGNORE_FILE}"
-    raise DistlaunchError(f"{source} changes while it is read; {advice}")
+    raise DistlaunchError(f"{source} keeps changing while it is being read; {advice}")
 
 
 def _version(status: os.stat_result) -> tuple[int, ...]:

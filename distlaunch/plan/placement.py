@@ -247,7 +247,7 @@ def choose_backend(spec: JobSpec, nodes: Sequence[NodePlan]) -> Backend:
     short = [node for node in nodes if node.gpu_flaw]
     if spec.backend == "nccl" and short:
         text = f"nccl needs a GPU for each worker, but {short[0].label} has {short[0].gpu_flaw}"
-        advice = "lower procs_per_node, use backend: gloo, or set gpus_per_node if more are there"
+        advice = "lower procs_per_node, use backend: gloo, or set gpus_per_node if the node has more"
         raise spec.error("backend", f"{text}; {advice}")
     return spec.backend if spec.backend != "auto" else "gloo" if short else "nccl"
 

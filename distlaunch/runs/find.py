@@ -40,7 +40,7 @@ def find(word: str | None, alone: bool = False) -> Run:
             if run in started or os.path.abspath(path).startswith(here)
         }
         which = "of this directory"
-        nothing = f"no runs below the current directory or started from it; name one ({_LIST})"
+        nothing = f"no runs below the current directory or started from it; specify one ({_LIST})"
     elif os.path.isdir(word) or (os.sep in word and not word.endswith(JOB_FILES)):
         if os.path.isdir(word) and os.stat(word).st_uid != os.geteuid():
             raise UsageError(f"{word} belongs to another user: only that user can follow or stop its runs")
@@ -57,10 +57,10 @@ def find(word: str | None, alone: bool = False) -> Run:
         raise UsageError(_ambiguous(word, runs))
     if alone and len(going) > 1:
         ids = listed_words([run.id for run in going])
-        raise UsageError(f"{len(going)} runs {which} are running: {ids}; name one by its ID")
+        raise UsageError(f"{len(going)} runs {which} are running: {ids}; specify one by its ID")
     if alone and word is None and not going and (others := _going(known)):
         ids = listed_words([run.id for run in others])
-        raise UsageError(f"no active runs of this directory; active elsewhere: {ids}; name one by its ID")
+        raise UsageError(f"no active runs of this directory; active elsewhere: {ids}; specify one by its ID")
     if run := going[0] if going else _latest(runs) or living(word or ""):
         return run
     raise UsageError(nothing)
@@ -130,7 +130,7 @@ def afar(known: Collection[str]) -> Iterator[Run]:
     over = {*known, *noted_ends()}
     for run, (host, *_), at in ((run, each["way"], each["at"]) for run, each in ways().items()):
         if run not in over:
-            controller, where = ControllerProcess(host, 0), f"{host}: `distlaunch ps {run}` asks it"
+            controller, where = ControllerProcess(host, 0), f"{host}: `distlaunch ps {run}` queries it"
             status = Status(run, _job_of(run), RunState.UNKNOWN, at, at, controller, where=where)
             yield Run("", status, alive=False, heard=None)
 

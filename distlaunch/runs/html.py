@@ -57,7 +57,7 @@ def page(report: Report) -> str:
         f"<title>{title}</title><style>{_STYLE}</style></head>\n<body>"
     )
     body = "\n".join(section(report) for section in SECTIONS)
-    foot = f"<p>Made by distlaunch on {_when(time.time())} from {plain(report.run.folder)}</p>"
+    foot = f"<p>Created by distlaunch on {_when(time.time())} from {plain(report.run.folder)}</p>"
     return f"{head}{_header(report)}<main>{body}</main><footer>{foot}</footer></body></html>\n"
 
 
@@ -196,7 +196,7 @@ def _timeline(report: Report) -> str:
     rows = [_lane("job", of_lanes[()], scale)]
     for group in sorted(ordered[:MAX_LANES]):
         nodes = sorted(group, key=lambda node: labels[node] != failed)
-        name = labels[nodes[0]] + (f" and {len(nodes) - 1} alike" if len(nodes) > 1 else "")
+        name = labels[nodes[0]] + (f" and {len(nodes) - 1} similar" if len(nodes) > 1 else "")
         rows.append(_lane(name + (" (spare)" if nodes[0] in spares else ""), of_lanes[nodes[0],], scale))
     kinds = {span.kind for span in report.spans if len(span.lane) < 2}
     legend = "".join(

@@ -60,7 +60,7 @@ def _named_by(place: str) -> dict[str, str]:
     found = named(place) if place and not os.path.isdir(place) else {}
     if not found and not submission(place):
         if place.endswith(JOB_FILES) and not os.path.isdir(place):
-            raise UsageError(f"no run of {place} is known")
+            raise UsageError(f"no known run matches {place}")
         if os.path.isfile(place) or (place and os.sep not in place and not os.path.isdir(place)):
             raise UsageError(unmatched(place))
         check_folder(place)

@@ -23,7 +23,7 @@ from distlaunch.supervisor.state import Phase, State, Why
 KINDS: Mapping[str, str] = {
     "queue": "waiting in the queue",
     "connect": "connecting to nodes",
-    "code": "bringing code",
+    "code": "copying code",
     "setup": "building environments",
     "start": "starting, until a rank tries to join",
     "rendezvous": "rendezvous",
@@ -36,7 +36,7 @@ KINDS: Mapping[str, str] = {
 """The classes of a run's time, in the order of the ledger."""
 IDLE = "idle"
 """A connected node without work: a spare, or a node that waits for others."""
-ALL_KINDS = {**KINDS, IDLE: "ready, without work"}
+ALL_KINDS = {**KINDS, IDLE: "ready, idle"}
 _LEAST = ("stall", "start", "rendezvous", "training", "stop")
 """Kinds of ranks; a node has the first that one of its ranks has."""
 

@@ -65,7 +65,7 @@ class _OtherOption(Text):
 
 def other_options(command: str, example: str, taken: str, pattern: str = r"-[A-Za-z][^\0\n]*") -> Field:
     """Return the key for additional options of a scheduler's command."""
-    return Field(ListOf(_OtherOption(example, pattern, taken)), f"Additional options of {command}.")
+    return Field(ListOf(_OtherOption(example, pattern, taken)), f"Additional options for {command}.")
 
 
 def section(keys: Mapping[str, Field], extra: Field, **foreign: str) -> Record:

@@ -75,7 +75,7 @@ def check_devices(task: Task, environ: Mapping[str, str]) -> None:
     if seen == 1:
         raise UsageError(
             f"each task sees only its own GPU ({what}), but scripts use cuda:LOCAL_RANK: use "
-            f"{task.advice.own_gpu}`exec --virtual-local-rank`, which makes LOCAL_RANK 0"
+            f"{task.advice.own_gpu}`exec --virtual-local-rank`, which sets LOCAL_RANK to 0"
         )
     tasks, fitting = counted(task.local_size, "task"), task.advice.tasks.format(seen)
     raise UsageError(f"{tasks} on this node share {seen} GPUs ({what}): use {fitting}")

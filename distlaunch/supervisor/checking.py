@@ -159,5 +159,5 @@ def warning(state: State, found: Sequence["Finding"]) -> tuple[ShowMessage, ...]
         return tuple(ShowMessage("warning", each.line) for each in found)
     what = "; ".join(f"{listed(each.nodes)}: {each.problem.what}" for each in found)
     job = state.spec.source if state.spec.invocation.file else ""
-    more = f"; `distlaunch check {job}` says more" if job else ""
+    more = f"; `distlaunch check {job}` shows details" if job else ""
     return (ShowMessage("warning", f"{counted(len(found), 'warning')} about the nodes: {what}{more}"),)

@@ -159,8 +159,8 @@ def _why_it_leaves(event: AgentLeaving, facts: Facts) -> str:
     if event.signum:
         return f"its agent was stopped by {signal_words(event.signum)}"
     if event.damage:
-        return f"the data sent to its agent was altered on the way ({event.damage})"
-    return "the connection to its agent was closed on the way"
+        return f"the data sent to its agent was altered in transit ({event.damage})"
+    return "the connection to its agent was interrupted"
 
 
 def on_suspended(event: Suspended, state: State, now: float) -> Step:

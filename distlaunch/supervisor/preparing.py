@@ -379,5 +379,5 @@ def _strange_master(state: State) -> tuple[ShowMessage, ...]:
         return ()
     is_it = "" if address == came_to else f" ({came_to})"
     text = f"MASTER_ADDR {address}{is_it} is not an address of {state.label(state.members[0])}"
-    advice = f"no rank can join unless it is forwarded to {route.source}"
+    advice = f"no rank can join unless connections to that address are forwarded to {route.source}"
     return (ShowMessage("warning", f"{text}, where rank 0 runs; {advice}"),)

@@ -113,7 +113,7 @@ class SlurmStep(Transport):
             **dict.fromkeys(of_the_node, f"see `scontrol show node {quote(self.host)}`"),
             Kind.NO_ALLOCATION: f"the allocation is over: see `scontrol show job {self.job}`",
             Kind.STEP_REFUSED: f"try `{step} hostname`",
-            Kind.NO_PYTHON: "set `python:` to an interpreter that exists there",
+            Kind.NO_PYTHON: "set `python:` to an interpreter that exists on the node",
             Kind.OLD_PYTHON: OLD_PYTHON,
         }
         return known.get(failure.kind) or f"try `{step} {quote(python or 'python3')} -V`"

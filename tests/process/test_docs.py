@@ -81,7 +81,9 @@ TROUBLE = {
     "a port is blocked between two nodes": ("names_a_pair_that_cannot_connect",),
     "large packets are lost between two nodes": ("names_a_path_that_loses_large_packets",),
     "nodes have different MTUs": ("names_the_host_with_another_mtu",),
-    "a node's own name resolves to a loopback address": ("names_a_host_whose_own_name_or_master_is_loopback",),
+    "a node's own name resolves to a loopback address": (
+        "names_a_host_whose_own_name_or_master_is_loopback",
+    ),
     "`NCCL_SOCKET_IFNAME` or `GLOO_SOCKET_IFNAME` is wrong": (
         "names_limits_and_settings_of_one_host",
         "cluster/test_check_port::names_a_missing_interface_with_the_one_that_would_do",
