@@ -22,7 +22,7 @@ USED_GPU = 0.1
 
 
 class NodeReport(Frozen):
-    """The result for one node: why it can't be reached, or how many seconds that took, and its facts.
+    """The result for one node: why it can't be reached, or the seconds to reach it, and its facts.
 
     `facts` is the output of the probe, keyed by part. Each value contains facts or, as a text, the reason why
     they are missing. `clock_s` is the difference between the node's clock and the clock of this machine.
@@ -46,7 +46,8 @@ class NodeReport(Frozen):
 class Expected(Frozen):
     """The facts that a job expects: the GPUs and workers of each node, by name, in the order of ranks.
 
-    They are `uneven` if the job file says so. If the job runs on one machine, `master_addr` is not used.
+    `uneven` is true if the job file gives nodes different numbers of GPUs. `master_addr` is not used if the
+    job runs on one machine.
     """
 
     backend: str
@@ -84,8 +85,9 @@ class Finding(Frozen):
 class Report(Frozen):
     """The verdict. `differs` maps facts that differ to the value on each node.
 
-    `slow` has a row for each slow link: its ends, its bandwidth and the median. `links` has everything that
-    was measured. `ranks` has the GPU of each rank, with its NUMA node and the InfiniBand cards there.
+    `slow` has a row for each slow link: its nodes, its bandwidth and the median. `links` contains all
+    measurements. `ranks` contains the GPU of each rank, with its NUMA node and the InfiniBand cards on that
+    NUMA node.
     """
 
     findings: tuple[Finding, ...]
@@ -264,7 +266,7 @@ def _software(facts: Mapping[str, Any], node: NodeReport, job: Expected | None) 
 
 
 _SLOWDOWNS = {0x8: "hardware", 0x20: "temperature", 0x40: "temperature", 0x80: "power supply"}
-"""Bits of nvmlClocksThrottleReason (nvml.h) that mean trouble, not idleness or a power limit."""
+"""Bits of nvmlClocksThrottleReason (nvml.h) that indicate a problem, not idleness or a power limit."""
 
 
 def _devices(node: NodeReport, job: Expected | None) -> Iterator[Problem]:

@@ -69,7 +69,7 @@ def run_app(words: Sequence[str], early: "Link | None" = None) -> int:
 
 
 def _advise_on(unknown: Any) -> None:
-    """Say where an unknown option belongs, if the command has arguments for a script."""
+    """Advise where to put an unknown option, if the command has arguments for a script."""
     option, params = unknown.option_name, unknown.ctx.command.params if unknown.ctx else ()
     if not any("-- " in str(each.metavar) for each in params):
         return
@@ -86,7 +86,7 @@ _OTHERS = (
     *("init.init", "check.check", "submit.queue", "runs.runs", "why.why", "report.report", "report.bundle"),
     *("logs.logs", "checkout.checkout", "prune.prune", "submit.exports", "import_command.imports"),
 )
-"""The commands of other modules, or Typer applications of such commands, in the order of the help."""
+"""Commands in other modules, or Typer applications with such commands, in the order of the help."""
 
 
 def _add_other_commands() -> None:

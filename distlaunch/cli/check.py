@@ -60,7 +60,7 @@ def check(
 
 
 def _show_step(text: str) -> None:
-    """Show the progress on a terminal, in place of the previous step."""
+    """Show the progress on a terminal, replacing the previous step."""
     if sys.stderr.isatty():
         sys.stderr.write("\r\x1b[K" + escape(text and f"distlaunch: links: {text}"))
         sys.stderr.flush()

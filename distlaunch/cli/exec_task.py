@@ -49,7 +49,7 @@ def run_exec(words: Sequence[str]) -> int:
 
 
 def gathering_of(task: Task, virtual: bool, environ: Mapping[str, str]) -> Gathering:
-    """Describe how a step's tasks gather: at the user's endpoint, or at ports that all compute alike."""
+    """Describe how a step's tasks gather: at the user's endpoint, or at ports that all tasks derive alike."""
     job = f"{task.step} {task.restarts} {os.getuid()}"
     port = environ.get("MASTER_PORT")
     local_rank = 0 if virtual else task.local_rank
@@ -126,7 +126,7 @@ def task_of(environ: Mapping[str, str]) -> Task:
 
 
 def _hosts(task: Task, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the hosts at which to reach rank 0: the user's choice, or those known to the task."""
+    """Return the hosts at which rank 0 may be reached: the user's choice, or those known to the task."""
     if given := environ.get("MASTER_ADDR"):
         return (given,)
     if task.on_one_node:
@@ -143,7 +143,7 @@ def _hosts(task: Task, environ: Mapping[str, str]) -> tuple[str, ...]:
 PATIENCE_S = 2.0
 KEY = "distlaunch"
 HOST = "MPIR_CVAR_CH3_INTERFACE_HOSTNAME"
-"""The variable with the name that mpirun and the other hosts use for this host."""
+"""The variable that contains the name by which mpirun and the other hosts know this host."""
 
 
 def located(task: Task, descriptor: int) -> Task:
@@ -161,7 +161,7 @@ def located(task: Task, descriptor: int) -> Task:
 
 
 def finalize(descriptor: int) -> None:
-    """Sign off from the process manager, unless the program has.
+    """Sign off from the process manager, unless the program has done so.
 
     Without this, Hydra treats the end of the connection as a crash. If Hydra sees it before it has reaped the
     task, mpirun ends with status 1, whatever the task's status.

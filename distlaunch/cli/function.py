@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 MARK = "\x1edistlaunch result "
 MAX_RESULT = 64 << 20
-"""Bytes of a packed result."""
+"""Maximum bytes of a packed result."""
 
 
 def main() -> None:

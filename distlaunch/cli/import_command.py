@@ -1,4 +1,4 @@
-"""`distlaunch import`: makes job files from the files and command lines of other launchers."""
+"""`distlaunch import`: converts the files and command lines of other launchers to job files."""
 
 from typing import TYPE_CHECKING, Annotated
 

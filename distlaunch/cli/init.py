@@ -1,4 +1,4 @@
-"""`init`: writes a short job file for a script, after looking at its nodes."""
+"""`init`: writes a short job file for a script, after connecting to its nodes."""
 
 import glob
 import os
@@ -40,7 +40,7 @@ _UNSET = {
     "restarts": "restarts: 3  # new attempts after a failure",
     "timeouts": "timeouts: {stall: 10m}  # how long a rank may be idle before it counts as stalled",
 }
-"""Comments with the keys that the file doesn't set."""
+"""Comments about keys that the file doesn't set."""
 
 
 def init(
@@ -97,7 +97,7 @@ def _set(keys: str, settings: Sequence[str]) -> bool:
 
 
 def _checked(script: str | None, typed: Typed, settings: Sequence[str]) -> str | None:
-    """Return the script. Raises `UsageError` if nothing names a program, or if it can't be a script."""
+    """Return the script. Raises `UsageError` if there is no program, or if it can't be a script."""
     if script is None:
         if typed.module or _set("script|module|command", settings):
             return None

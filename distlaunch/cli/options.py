@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Call(NamedTuple):
-    """The Typer context object: facts about a command beside its arguments."""
+    """The Typer context object: facts about a command in addition to its arguments."""
 
     words: tuple[str, ...]
     """The whole command line."""

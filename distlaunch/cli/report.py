@@ -1,4 +1,4 @@
-"""`report`: writes a page about a run. `bundle`: writes an archive to attach to an issue."""
+"""`report`: writes an HTML page about a run. `bundle`: writes an archive to attach to a bug report."""
 
 import io
 import json
@@ -85,7 +85,7 @@ def bundle(
 
 
 def _holds(head: bytes, run: str) -> bool:
-    """Return whether an archive that begins like this is a bundle of the run."""
+    """Return whether an archive that begins with these bytes is a bundle of the run."""
     try:
         return zlib.decompressobj(wbits=31).decompress(head, 512).startswith(f"{run}/".encode())
     except zlib.error:
@@ -93,7 +93,7 @@ def _holds(head: bytes, run: str) -> bool:
 
 
 def _write(path: str, data: bytes, is_older: Callable[[bytes], bool]) -> None:
-    """Write a file that only the user can read, and replace an older version of it, but nothing else."""
+    """Write a file that only the user can read. Replace an older version of it, but no other file."""
     if path == "-":
         with while_read():
             sys.stdout.buffer.write(data)

@@ -1,4 +1,4 @@
-"""Commands for existing runs: ps, attach, view, wait, stop, and functions that `logs` shares with them."""
+"""Commands for existing runs: ps, attach, view, wait and stop, and functions that `logs` also uses."""
 
 import os
 import shutil
@@ -33,11 +33,11 @@ _WHICH = (
 
 
 _OF_ENDED = ("bundle", "checkout", "logs", "report", "why")
-"""Commands that are mostly for runs that have ended."""
+"""Commands mostly used for runs that have ended."""
 
 
 def offered(context: typer.Context, incomplete: str) -> list[str]:
-    """Return the known runs for completion, the latest first; few commands need those that have ended."""
+    """Return the known runs for completion, the latest first. Few commands offer those that have ended."""
     known = {*folders(), *ways()} - (set() if context.command.name in _OF_ENDED else noted_ends())
     return [run for run in sorted(known, key=when, reverse=True) if run.startswith(incomplete)]
 
@@ -125,7 +125,7 @@ def wait(
 
 
 def wait_and_leave(which: str | None, as_json: bool = False) -> NoReturn:
-    """Wait until a run ends, print how, and exit with its exit status."""
+    """Wait until a run ends, print how it ended, and exit with its exit status."""
     run = follow_each(which, follow)
     if as_json:
         print_json(document(run))
@@ -174,7 +174,7 @@ def stop(
 
 
 def _stopped(queued: Submission | None, run: Run | None, now: bool) -> tuple[Run | None, bool]:
-    """Stop the queued job, or else the run. Return the last run and whether anything could be stopped."""
+    """Stop the queued job, or else the run. Return the last run, and whether anything could be stopped."""
     with Signals() as signals:
         if queued:
             run, stopped = stop_queued(queued, now, signals)
@@ -193,7 +193,7 @@ def _stopped(queued: Submission | None, run: Run | None, now: bool) -> tuple[Run
 
 
 def run_elsewhere(context: typer.Context, word: str | None, ssh_config: str | None) -> None:
-    """Run this command on the host in `word`, or on the one that controls its run; exit with its status."""
+    """Run this command on the host in `word`, or on the host that controls the run; exit with its status."""
     word = word or ""
     host, colon, rest = word.partition(":")
     if host and colon and os.sep not in host and not os.path.exists(word):
@@ -221,10 +221,10 @@ def _run_there(context: typer.Context, typed: str, run: str, way: Sequence[Any])
 
 
 def follow_each(which: str | None, seen: Callable[[Run, Interrupts], Run], detaches: bool = False) -> Run:
-    """Call `seen` for each run that `which` names. Return the last run, which has ended.
+    """Call `seen` for each run that matches `which`. Return the last run, which has ended.
 
     Exit with the status of a signal that arrives while a run is active or the job is queued. If `detaches`,
-    print that the run goes on. Raises `DistlaunchError`.
+    print that the run continues. Raises `DistlaunchError`.
     """
     last: Run | None = None
     with Signals() as signals:
@@ -240,7 +240,7 @@ def follow_each(which: str | None, seen: Callable[[Run, Interrupts], Run], detac
 
 
 def _show_each(which: str | None, show: Callable[[Run, Interrupts], Run], everything: bool = False) -> None:
-    """Show each run that `which` names, with `everything` even if it is over; exit with the last status."""
+    """Show each run that matches `which`; with `everything`, even ended ones. Exit with the last status."""
 
     def seen(run: Run, interrupts: Interrupts) -> Run:
         shown = run.alive or everything

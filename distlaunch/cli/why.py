@@ -1,4 +1,4 @@
-"""`why`: explains why a run failed, or what it waits for."""
+"""`why`: explains why a run failed, or what it is waiting for."""
 
 from typing import Annotated
 

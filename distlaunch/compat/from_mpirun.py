@@ -17,7 +17,7 @@ _PARTS = {
     **dict.fromkeys(("N", "npernode", "ppn"), "procs"),
     **dict.fromkeys(("wdir", "wd"), "workdir"),
 }
-"""Parts of a job by the options that set them."""
+"""Parts of a job, keyed by the options that set them."""
 _PAIRS = ("genv", "env", "mca", "gmca", "prtemca")
 _FLAGS = (
     "oversubscribe|allow-run-as-root|g?env(all|none)|(report|display|tag|timestamp)-.*|quiet|verbose|[qvl]"
@@ -64,7 +64,7 @@ def mpirun_draft(words: Sequence[str]) -> Draft:
 
 
 def _flaw(part: str | None, value: str, given: Mapping[str, str], typed: bool) -> str:
-    """Return what is wrong with the value of an option, or ""."""
+    """Return why the value of an option can't be used, or ""."""
     if part in given:
         return "given twice"
     if part and typed and re.search("[$`]", value):
@@ -105,7 +105,7 @@ def _add_nodes(draft: Draft, given: Mapping[str, str]) -> None:
 
 
 def _shares(ranks: int, slots: Sequence[int | None]) -> list[int]:
-    """Return the ranks of each host: the slots in turn, or without slots, equal shares."""
+    """Return the number of ranks on each host: its slots, filled in order, or without slots, equal shares."""
     share, more = divmod(ranks, len(slots)) if not any(slots) else (0, 0)
     given = [slot or share + (i < more) or 1 for i, slot in enumerate(slots)]
     if ranks > sum(given):

@@ -74,9 +74,9 @@ _TRANSIENT = (
     r"OSError|IOError|Connect|[Tt]ime(?:d |[- ])?out|HTTP|URLError|SSL|gaierror|[Tt]emporar|[Uu]navailable"
     r"|AcceleratorError|(?:CUDA|HIP) error|NCCL|ECC"
 )
-"""Errors of networks, storage and devices, which the next attempt may not meet."""
+"""Errors of networks, storage and devices, which may not recur in the next attempt."""
 _AFTERWARDS = rf"terminate called without an active exception|\[?[WEIF]\d{{4}} |{_CHAINED[4:]}"
-"""Lines after a traceback that are no reason of their own: of C++ code, of logs, and in a chain."""
+"""Lines after a traceback that are not a separate reason: from C++ code, from logs, and in a chain."""
 _IN_TORCH_DISTRIBUTED = r"/torch/distributed/(?!elastic/|launcher/|run\.py)"
 _COLLECTIVES = (
     r"gloo/|[Gg]loo connect|c10d|TCPStore|Dist(?:Network|Store|Backend)Error|ProcessGroup|nccl|NCCL"
@@ -91,7 +91,7 @@ _WAITED = r"[Tt]im(?:ed |e)out"
 _TORCHRUN = (
     r'(?m)^Traceback \(most recent call last\):\n(?:  .*\n)*?  File ".*/torch/distributed/run\.py", line '
 )
-"""Start of the traceback that torchrun itself prints when one of its ranks has failed."""
+"""The start of the traceback that torchrun itself prints when one of its ranks has failed."""
 _ROOT = (
     r"Root Cause \(first observed failure\):\n(?:.*\n)*?"
     r"  rank +: (\d+) \(local_rank: (\d+)\)\n  exitcode +: (-?\d+) \(pid: (\d+)\)"
@@ -110,7 +110,7 @@ class Words(Frozen):
     """The evidence in a rank's last output: whether it contains a `traceback`, and whether a peer was gone.
 
     `timed_out` is set if no connection was lost but waiting for the peer timed out. `stack` is where the rank
-    waited. `raised` is the exception, unless there is none, or it may pass.
+    was waiting. `raised` is the exception, unless there is none, or it may be temporary.
     """
 
     traceback: bool = False
@@ -121,7 +121,7 @@ class Words(Frozen):
 
 
 def words_of(status: int, stderr: str, record: Mapping[str, Any] | None = None) -> Words:
-    """Return the evidence in a rank's status (see `WorkerExited`), the end of its stderr and its record."""
+    """Return the evidence in a rank's status (see `WorkerExited`), its last stderr and its error record."""
     if status < 0 and status not in (-signal.SIGABRT, -signal.SIGTERM, -signal.SIGKILL):
         return Words()  # no Python exception ends like this
     output = re.sub(_RANK_PREFIX, "", split_torchrun(stderr)[0])

@@ -38,7 +38,7 @@ _NOT_WITH_ETCD = ("master_addr", "master_port", "numa_binding", "cpu_binding", "
 
 
 class Reading(Frozen):
-    """A job file being read: its keys (None = refused), the places of all paths, and the refused paths."""
+    """A job file being read: keys (None = refused), the places of all paths, and refused paths."""
 
     checked: Checked
     places: Mapping[str, Place]

@@ -1,4 +1,4 @@
-"""The keys of the job file: the single source of checks, job fields, JSON Schema and reference.
+"""The keys of the job file: the single source for checks, job fields, JSON Schema and reference.
 
 A plain key is declared here as a `Field`; the attribute with its value and default is in `spec.py`. A `built`
 key needs code in `build.py`. Schedulers declare their own sections: see `with_sections`. In a `JobSpec`,

@@ -19,9 +19,9 @@ from distlaunch.wording import counted, listed
 MAX_PROCS = 4096
 """Maximum number of workers per node. The protocol would allow 32768."""
 NodeRank = NewType("NodeRank", int)
-"""Position of a node in an attempt (GROUP_RANK). All other node numbers are pool indices."""
+"""The position of a node in an attempt (GROUP_RANK). All other node numbers are pool indices."""
 DEFAULT_PORT = 29500
-"""Default port of torch. Shown by `dry-run` in place of the free port that `run` picks."""
+"""torch's default port. `dry-run` shows it instead of the free port that `run` picks."""
 
 
 class Facts(Frozen):

@@ -25,7 +25,7 @@ _WAITING, _GOING = ("DEPEND", "PRIORITY", "SCHED"), ("RUN", "CLEANUP")
 class Flux(base.Scheduler):
     """The Flux scheduler.
 
-    Its commands print IDs in another format, but accept the decimal numbers used here.
+    Flux's commands print IDs in another format, but accept the decimal numbers that distlaunch uses.
     """
 
     name, title = "flux", "Flux"

@@ -72,7 +72,7 @@ def _steps(container: Container, workdir: str) -> Iterator[str]:
 
 
 def _options(runtime: Runtime) -> tuple[list[str], str, str]:
-    """Return the runtime command with its first options, its option for mounts, and the start of a shell."""
+    """Return the runtime command with its first options, its option for mounts, and the shell command."""
     if runtime == "apptainer":
         # Apptainer keeps the user's UID, home, network and IPC. A PID namespace ends all processes with it.
         return [f"exec --pid --pwd=/ $({_GPUS} && echo --nv)"], "bind", "/bin/sh -c"

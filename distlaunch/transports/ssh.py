@@ -51,7 +51,7 @@ class Ssh(Transport):
 
     @classmethod
     def to(cls, host: str, way: Way) -> "Ssh":
-        """Return the transport that uses ssh."""
+        """Return an SSH transport to `host`."""
         return cls(host, way.user, way.port, way.ssh)
 
     @property
@@ -96,7 +96,7 @@ class Ssh(Transport):
         return [*user, *port, "--", self.host]
 
     def failure(self, end: ProcessEnd) -> LinkFailure:
-        """Return the failure, based on ssh's messages if ssh has failed, else on the node's messages."""
+        """Return the failure, based on ssh's messages if ssh itself failed, else on the node's messages."""
         return classify(end, _BY_SSH, _SSH_FAILED, "ssh on this machine")
 
     def advice(self, failure: LinkFailure, python: str | None) -> str:

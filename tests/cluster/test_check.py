@@ -99,7 +99,7 @@ def test_names_a_host_that_does_not_answer_and_checks_the_others(site: Site) -> 
         status, report = checked(site)
     assert (status, found(report)) == (1, [("error", "reach", ["host2"])])
     assert any(text.startswith("software") for text in report["fine"])
-    assert report["unchecked"] == ["connections of host2 with the other nodes"]
+    assert report["unchecked"] == ["connections between host2 and the other nodes"]
     assert "network (the port is free, 2 connections between nodes)" in report["fine"]
 
 
