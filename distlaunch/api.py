@@ -7,8 +7,8 @@
             print(line.text)
         print(run.wait().exit_status)
 
-A child process controls a run, whatever this process does meanwhile, and any thread may use it. The state is
-read from the run directory, as by the commands.
+A child process controls each run, independently of this process, and any thread may use the run. The state is
+read from the run directory, as the commands do.
 """
 
 import asyncio
@@ -37,12 +37,12 @@ if TYPE_CHECKING:
     from distlaunch.runs.why import Explanation
 
 LOOK_S = 0.05
-"""Seconds between two looks into a run directory."""
+"""Seconds between two checks of a run directory."""
 STOP_S = 60.0
 """Seconds that leaving a `with` block waits beyond the job's grace period before it kills the ranks."""
 _CONTROLLER = "import sys; sys.path[0] = sys.argv[1]; from distlaunch.cli.child import enter; enter()"
 MAX_CALL = 1 << 20
-"""Bytes of a packed call, which travels as arguments of the ranks."""
+"""Maximum bytes of a packed call, which is passed as arguments to the ranks."""
 MAX_WORD = 100_000
 """Characters of an argument; Linux allows 128 KiB."""
 
@@ -57,7 +57,7 @@ class RunError(DistlaunchError):
 
 
 class RankError(RunError):
-    """A function that `call` ran raised an exception on a rank; `traceback` is the text of that."""
+    """A function run by `call` raised an exception on a rank; `traceback` is the text of its traceback."""
 
     def __init__(self, result: "Result", rank: int, traceback: str) -> None:
         super().__init__(result)
@@ -81,7 +81,7 @@ class RootCause(Frozen):
 
 
 class Result(Frozen):
-    """The end of a run.
+    """The result of a run.
 
     `state` is SUCCEEDED, FAILED, CANCELLED or LOST; `exit_status` is that of `distlaunch run`. `statuses` has
     the exit status of each rank in the last attempt, None = it was lost. `folder` is the run directory.
@@ -185,7 +185,7 @@ class Job:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], *, args: Sequence[Any] = (), **keys: Any) -> "Job":
-        """Return the job of a job file, whose keys the others override."""
+        """Return the job in a job file. Other keys override those in the file."""
         return cls(_file=os.fspath(path), args=args, **keys)
 
     def _loaded(self) -> "JobSpec":
@@ -201,13 +201,13 @@ class Job:
         return Plan(plan_without_nodes(self.spec))
 
     def check(self) -> "Report":
-        """Connect to the nodes and return what would keep the job from working, as by `distlaunch check`."""
+        """Connect to the nodes and return any problems, as `distlaunch check` does."""
         from distlaunch.launch.node_check import check
 
         return check(self.spec)
 
     def start(self) -> "Run":
-        """Start the job. Return its run once all ranks run, or once it has ended. Raises `JobError`."""
+        """Start the job. Return its run once all ranks are running, or it has ended. Raises `JobError`."""
         return Run(*_started(self._request))
 
     def run(self) -> "Result":
@@ -245,7 +245,7 @@ def _started(request: Mapping[str, Any]) -> "tuple[str, str, subprocess.Popen[by
 
 
 def _dismiss(child: "subprocess.Popen[bytes]") -> None:
-    """Let a controller stop its job and end."""
+    """Make a controller stop its job and exit."""
     for pipe in filter(None, (child.stdin, child.stdout)):
         with contextlib.suppress(OSError):
             pipe.close()
@@ -272,7 +272,7 @@ class Logs:
                 yield lines.taken(over)
 
     def __iter__(self) -> Iterator[Line]:
-        """Yield the lines, waiting for further ones until the run is over if they are followed."""
+        """Yield the lines. If `follow` is set, wait for further lines until the run ends."""
         with contextlib.closing(self._steps()) as steps:
             for found in steps:
                 yield from found
@@ -290,14 +290,14 @@ class Logs:
 
 
 class Run:
-    """A run of a job, which `with` stops at the end of its block."""
+    """A run of a job. A `with` statement stops it at the end of the block."""
 
     def __init__(self, run: str, folder: str, child: "subprocess.Popen[bytes] | None" = None) -> None:
         self.id, self.folder, self._child = run, folder, child
 
     @classmethod
     def attach(cls, run: str) -> "Run":
-        """Return a run by its ID, its unique beginning, its directory, or its job's name or file."""
+        """Return a run by its ID, a unique prefix of it, its directory, or its job's name or file."""
         from distlaunch.runs.find import find
 
         found = find(run)
@@ -320,12 +320,12 @@ class Run:
 
     @property
     def state(self) -> str:
-        """Return its state, such as RUNNING."""
+        """Return the run's state, such as RUNNING."""
         return self._status().status.state.value
 
     @property
     def over(self) -> bool:
-        """Return whether it has ended, and free the controller's process if so."""
+        """Return whether the run has ended. If so, reap the controller's process."""
         if self._child and self._child.poll() is not None:
             _dismiss(self._child)
             self._child = None
@@ -352,7 +352,7 @@ class Run:
         return self.result()
 
     def result(self) -> Result:
-        """Return how it ended. Raises `DistlaunchError` if it has not."""
+        """Return the result. Raises `DistlaunchError` if the run has not ended."""
         from distlaunch.runs.run_status import summary_in
 
         run = self._status()
@@ -373,17 +373,17 @@ class Run:
         )
 
     def logs(self, follow: bool = False, rank: int | None = None) -> Logs:
-        """Return what all ranks, or one, have printed; `follow` waits for more until the run ends."""
+        """Return the output of all ranks, or of one; `follow` waits for more until the run ends."""
         return Logs(self, follow, rank)
 
     def why(self) -> "Explanation":
-        """Explain why it failed, or what it waits for, as `distlaunch why` does."""
+        """Explain why the run failed, or what it is waiting for, as `distlaunch why` does."""
         from distlaunch.runs.why import explain
 
         return explain(self._status())
 
     def report(self, path: str | os.PathLike[str] | None = None) -> str:
-        """Return the page of `distlaunch report` as HTML, and write it to a file if one is named."""
+        """Return the page from `distlaunch report` as HTML, and write it to `path`, if given."""
         from distlaunch.runs.html import page
         from distlaunch.runs.report import report_of
 
@@ -394,7 +394,7 @@ class Run:
         return text
 
     def stop(self) -> Result:
-        """Stop its ranks, and return the result; after their grace period they are killed."""
+        """Stop the ranks, and return the result. After their grace period, ranks are killed."""
         from distlaunch.runs.following import interrupt
 
         run = self._status()
@@ -405,7 +405,7 @@ class Run:
         return self.wait()
 
     def detach(self) -> str:
-        """Let it go on after this process ends and after its `with` block; return its ID."""
+        """Keep the run going after the `with` block and after this process exits. Return its ID."""
         if self._child and self._child.stdin:
             with contextlib.suppress(OSError):
                 self._child.stdin.write(b"detach\n")
@@ -431,8 +431,8 @@ def call(function: Callable[..., Any] | str, *args: Any, procs: int = 1, **more:
     """Call a function on every rank, and return its results by rank. Ctrl-C stops the job.
 
     `function` is "package.module:name", or a function, which needs cloudpickle if it is in `__main__`.
-    `procs` is the number of ranks per node. Of `more`, what the job file has a key for, such as `nodes`, is
-    for the job, and the rest for the function. Raises `RankError` if the function raised an exception.
+    `procs` is the number of ranks per node. In `more`, job file keys such as `nodes` apply to the job. All
+    other arguments are passed to the function. Raises `RankError` if the function raised an exception.
     """
     from distlaunch.cli.function import MARK
     from distlaunch.job.keys import JOB
@@ -457,11 +457,11 @@ def call(function: Callable[..., Any] | str, *args: Any, procs: int = 1, **more:
 
 
 def _packed_call(function: Callable[..., Any] | str, args: Any, kwargs: Any) -> list[str]:
-    """Return the words from which `distlaunch.cli.function` makes the call."""
+    """Return the arguments from which `distlaunch.cli.function` makes the call."""
     if isinstance(function, str):
         module, colon, name = function.partition(":")
         if not colon:
-            raise UsageError(f'{function!r}: name the function as in "package.module:name"')
+            raise UsageError(f'{function!r}: specify the function as "package.module:name"')
         target: tuple[str | None, Any] = module, name
     elif function.__module__ != "__main__" and "<" not in function.__qualname__:
         target = function.__module__, function.__qualname__
@@ -475,7 +475,9 @@ def _packed_call(function: Callable[..., Any] | str, args: Any, kwargs: Any) -> 
     whole = pickle.dumps((sys.version_info[:2], *target, pickle.dumps((args, kwargs))))
     packed = base64.b64encode(zlib.compress(whole)).decode()
     if len(packed) > MAX_CALL:
-        raise UsageError(f"the arguments have {len(packed)} bytes, more than {MAX_CALL}: pass a path instead")
+        raise UsageError(
+            f"the arguments are too large: {len(packed)} bytes (at most {MAX_CALL}); pass the path of a file"
+        )
     return [packed[at : at + MAX_WORD] for at in range(0, len(packed), MAX_WORD)]
 
 
@@ -484,7 +486,7 @@ def _unpacked(text: str) -> Any:
 
 
 class _Lines(Observer):
-    """Collects whole lines of output; those with a result of `call` only if they are wanted."""
+    """Collects whole lines of output. Lines with a result of `call` are collected only if requested."""
 
     def __init__(self, marked: bool) -> None:
         super().__init__()
@@ -493,7 +495,7 @@ class _Lines(Observer):
         self._lines: list[Line] = []
 
     def printed(self, output: Printed) -> None:
-        """Take output of a rank."""
+        """Handle output from a rank."""
         place = output.rank, output.stream, output.attempt
         *whole, self._rests[place] = (self._rests.get(place, b"") + output.data).split(b"\n")
         for data in whole:
@@ -522,7 +524,7 @@ def _root_cause(cause: Mapping[str, Any]) -> RootCause:
 
 
 def _progress() -> Callable[[Run], None]:
-    """Return what shows the progress of a run: in a notebook, a table that is kept up to date."""
+    """Return an object that shows the progress of a run: in a notebook, a live table."""
     ipython = sys.modules.get("IPython")
     shell = ipython and ipython.get_ipython()
     if not shell or not hasattr(shell, "kernel"):

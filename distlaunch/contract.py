@@ -28,7 +28,7 @@ OMP_NUM_THREADS is not included. Like torchrun, distlaunch only provides a defau
 
 
 INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-"""The variables with the network interface of the ranks."""
+"""The variables that contain the ranks' network interface."""
 SENT = RESERVED - {"DISTLAUNCH_AGENT", "DISTLAUNCH_DEADLINE", "TORCHELASTIC_ERROR_FILE"} | {
     *("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", *INTERFACE_VARIABLES),
     *("TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_DUMP_ON_TIMEOUT"),
@@ -50,7 +50,7 @@ def ranks_alone(command: StartWorkers) -> StartWorkers:
 
 NO_VALUES: Mapping[str, Any] = MappingProxyType({})
 HANDLED_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
-"""The default of torchrun's --signals-to-handle."""
+"""torchrun's default for --signals-to-handle."""
 
 
 class Position(Frozen):
@@ -109,7 +109,7 @@ def own_environment(position: Position, one_device: bool = False) -> dict[str, s
     """Return the variables that differ from worker to worker.
 
     With `one_device`, torchrun's --virtual-local-rank, each worker sees only its own GPU, as LOCAL_RANK 0. If
-    the node has a CUDA_VISIBLE_DEVICES, the agent replaces the number by that list's entry.
+    CUDA_VISIBLE_DEVICES is set on the node, the agent replaces the number with the entry in that list.
     """
     return {"ROLE_NAME": position.role} | _known(
         CUDA_VISIBLE_DEVICES=position.local_rank if one_device else None,

@@ -11,7 +11,7 @@ from distlaunch.agent.frozen import Frozen
 
 
 class Exit(IntEnum):
-    """Exit statuses of distlaunch's own failures. The status of a failed worker is passed on.
+    """Exit statuses of distlaunch's own failures. A failed worker's status is passed on.
 
     Statuses follow sysexits(3) if it defines one. 124 is as in timeout(1), and 128+n as in shells.
     """

@@ -1,4 +1,4 @@
-"""The differences between systems: the controller also runs on macOS, agents and ranks only on Linux."""
+"""Differences between systems. The controller also runs on macOS, agents and ranks only on Linux."""
 
 import os
 import select

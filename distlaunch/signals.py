@@ -53,7 +53,7 @@ class Interrupts:
 
 
 class Signals(Interrupts):
-    """Signals to this process, caught while the context is entered. SIGHUP stays ignored under nohup.
+    """Signals to this process, caught inside the context. SIGHUP stays ignored under nohup.
 
     `more` contains the names of signals besides those that always end a job. Python allows only the main
     thread to enter the context.
@@ -82,7 +82,7 @@ class Signals(Interrupts):
 def search(pattern: re.Pattern[AnyStr], line: AnyStr) -> re.Match[AnyStr] | None:
     """Search a line for a pattern from a user. Raises TimeoutError after MATCH_S. For the main thread only.
 
-    A pattern such as (a+)+$ may backtrack for years, but `re` calls the handlers of signals meanwhile.
+    A pattern such as (a+)+$ may backtrack for years, but `re` still calls signal handlers.
     """
 
     def give_up(*_: object) -> None:

@@ -1,4 +1,4 @@
-"""The wording of numbers, times, exits, signals, ports and lists in messages; ranges of hosts."""
+"""The wording of numbers, times, exits, signals, ports and lists in messages, and ranges of hosts."""
 
 import itertools
 import re
@@ -9,15 +9,15 @@ from typing import Any
 NO_SUSPENDING = "a run can't be suspended; to free the terminal, start it with `distlaunch run --detach`"
 NO_SUSPENDING_TORCHRUN = "a run can't be suspended; to free the terminal, start it with nohup or in tmux"
 MAX_NAMED = 8
-"""Ranks or nodes named in one line."""
+"""Maximum ranks or nodes listed in one line."""
 MAX_HOSTS = 65_535
-"""Hosts of one range above which it must be a typing error."""
+"""Maximum hosts of one range. A larger one must be a typo."""
 INDENTED = 1 << 18
-"""Characters of JSON above which it is not indented."""
+"""Characters beyond which JSON is not indented."""
 
 
 def counted(number: int, noun: str) -> str:
-    """Return a number of things: `1 rank`, `3 ranks`, `2 processes`."""
+    """Return a number with its noun: `1 rank`, `3 ranks`, `2 processes`."""
     plural = "es" if noun.endswith("s") else "s"
     return f"{number} {noun}" + (plural if number != 1 else "")
 
@@ -71,7 +71,7 @@ def exit_words(status: int) -> str:
 
 
 def lost_peer_words(peer_gone: bool, timed_out: bool) -> str:
-    """Return why a rank failed that only lost a peer, or timed out waiting for one; "" for other failures."""
+    """Return why a rank failed that lost or timed out on a peer; "" for other failures."""
     if timed_out:
         return "after timing out while waiting for another rank"
     return "after losing the connection to another rank" if peer_gone else ""
@@ -149,7 +149,7 @@ def _bracket(text: str) -> list[str]:
 
 
 CUT = "…"
-"""Stands for the part of a text that was too long to be shown."""
+"""Stands for the part of a text that was too long to show."""
 
 
 def cut(text: str, room: int, end: int = 0) -> str:

@@ -1,7 +1,7 @@
 """Sends files that the workers wrote to the controller, at the end of the job.
 
-A file is announced with `FileBegins`. Its contents follow in FILE frames, as fast as the link takes them.
-The last of them is held back if the file has changed meanwhile, so that the controller drops the file.
+A file is announced with `FileBegins`. Its contents follow in FILE frames, as fast as the link accepts them.
+If the file has changed in the meantime, the last frame is held back, so the controller drops the file.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 TURN_S = 0.02
 MAX_FILES, MAX_LEFT_OUT = 10_000, 50
-"""Files that are tried, and files that are named although they are left out."""
+"""Maximum files to try, and maximum files to list as left out."""
 MAX_PATH, MAX_DEPTH = 1024, 200
-"""Characters and directories of a path."""
+"""Maximum characters and directories of a path."""
 
 
 class Collection:
@@ -38,7 +38,7 @@ class Collection:
         self._steps = self._all()
 
     def go_on(self) -> bool:
-        """Take steps for a moment, while the outbox has room. Return whether everything is queued."""
+        """Continue for a moment, while the outbox has room. Return whether everything is queued."""
         until = time.monotonic() + TURN_S
         while self._outbox.has_room and time.monotonic() < until:
             if next(self._steps, self) is self:
@@ -72,8 +72,8 @@ class Collection:
     def _search(self, folder: str, parts: List[str]) -> Iterator[str]:
         """Yield the paths that match `parts` below a directory, and "" as a sign of progress.
 
-        A directory stands for all files below it. Symlinks to directories are followed only if a part is
-        their name.
+        A directory stands for all files below it. A symlink to a directory is followed only if a part is its
+        exact name.
         """
         yield ""
         first, rest = parts[0], parts[1:]

@@ -24,7 +24,7 @@ _WATCHED = (signal.SIGCHLD, *wire.STOPS, *wire.WARNINGS)
 
 
 def main(nonce: str, place: int | tuple[str, dict[str, int]]) -> None:
-    """Fork the agent, wait until it has ended, sweep, and exit. Called by the boot code; never returns.
+    """Fork the agent, wait until it has ended, sweep, and exit. The boot code calls this; it never returns.
 
     `place` is the index of the node. If several nodes share a link, `place` is (variable with the node's
     name, map of names to indices), and each node writes lines in the format of `distlaunch.agent.wire`.
@@ -56,7 +56,7 @@ def main(nonce: str, place: int | tuple[str, dict[str, int]]) -> None:
 
 
 class Ended(Frozen):
-    """The end of an agent: the status with which it `exited`, or None if it was killed.
+    """The end of an agent: the status with which the agent `exited`, or None if it was killed.
 
     `unswept` is set if some of its descendants resisted the sweep.
     """
@@ -68,9 +68,9 @@ class Ended(Frozen):
 def watch(agent: int, link: int = 0, passed_on: dict[int, int] | None = None) -> Ended:
     """Wait until the agent has ended, and sweep.
 
-    After a signal to stop, ensure that the agent ends even if it is stuck. `link` is the descriptor of the
-    input of the link. Each signal in `passed_on`, which are blocked, is translated to another signal for the
-    agent, which handles it. Without `passed_on`, signals that stop processes stop the agent.
+    After a stop signal, ensure that the agent ends even if it is stuck. `link` is the descriptor of the input
+    of the link. Each signal in `passed_on`, which are blocked, is translated to another signal for the agent,
+    which handles it. Without `passed_on`, signals that stop processes stop the agent.
     """
     status: int | None = None
     deadline: float | None = None

@@ -33,7 +33,7 @@ class HoldPort(Frozen):
 
 
 class Needs(Frozen):
-    """What the workers of a node need there: their directory, their program's file, and their TMPDIR.
+    """Requirements of the workers on a node: their directory, their program's file, and their TMPDIR.
 
     Paths may begin with ~. An empty `program` is not a file, and an empty `tmpdir` is the node's own.
     """
@@ -44,7 +44,7 @@ class Needs(Frozen):
 
 
 class FindRoute(Frozen):
-    """Find the network interface that leads to this address, and look for what workers need."""
+    """Find the network interface that leads to this address, and check the workers' requirements."""
 
     address: str
     needs: Optional[Needs] = None
@@ -88,7 +88,7 @@ class StartWorkers(Frozen):
     With `stall_s` None, stalled workers are not detected. `hosts_store` is set if the rendezvous is on this
     node. `warning` is the signal for the workers when the agent is stopped. `flight` requests dumps of flight
     recorders. `temporary` are variables for the path of a directory that the agent deletes. A launcher that
-    joined has its own program: of this, it accepts only `distlaunch.contract.ranks_alone`.
+    joined has its own program, so it accepts only `distlaunch.contract.ranks_alone` of this.
     """
 
     attempt: int
@@ -148,7 +148,7 @@ class Reap(Frozen):
 
 
 class Setup(Frozen):
-    """How to build the environment that `key` names: by uv or conda from `files`, or by the command `run`.
+    """How to build the environment called `key`: with uv or conda from `files`, or with the command `run`.
 
     All are in `workdir`, which may begin with ~. `python` is the interpreter, "" = any. `env` are variables.
     After `limit_s`, it has failed.
@@ -165,7 +165,7 @@ class Setup(Frozen):
 
 
 class PlaceTree(Frozen):
-    """Make the tree of the run, which has the digest `tree`, from the store in the directory `base`.
+    """Create the run's tree, whose digest is `tree`, from the store in the directory `base`.
 
     Then build the environment, if the job has a `setup`.
     """
@@ -198,7 +198,7 @@ class Collect(Frozen):
     """Files to send at the end of the job, as patterns with `*`, `?`, and `**` for directories.
 
     They are relative to `workdir`, or absolute. Both may begin with ~. At most `limit` bytes are sent. The
-    search doesn't enter the directory `apart`, which has the logs.
+    search doesn't enter the directory `apart`, which contains the logs.
     """
 
     paths: Tuple[str, ...]
@@ -211,7 +211,7 @@ class Close(Frozen):
     """Stop the workers with this signal, SIGKILL after the grace period, sweep, flush, and exit.
 
     `outcome` is the exit status of the job. `why` is the root cause, shown by a launcher that joined. The
-    files to `collect` are sent after the sweep. Another `Close` without them ends that.
+    files to `collect` are sent after the sweep. Another `Close` without `collect` stops sending them.
     """
 
     grace_s: float
@@ -358,7 +358,7 @@ class RanksLag(Frozen):
 
 
 class RanksStalled(Frozen):
-    """All workers of the node that have been stalled for `stall_s`, while others are active or have exited.
+    """All of the node's workers that have been stalled for `stall_s`, while others are active or have exited.
 
     `stopped` lists (local rank, PID) if a signal has suspended a worker or one of its descendants.
     """
@@ -477,9 +477,9 @@ MAX_LACKS = 5
 
 
 class TreeLacks(Frozen):
-    """Answers `PlaceTree`: contents that the store of the node lacks, as indices into the manifest.
+    """Answers `PlaceTree`: contents missing from the node's store, as indices into the manifest.
 
-    No indices = it lacks the manifest.
+    No indices = the manifest is missing.
     """
 
     node: int
@@ -487,16 +487,16 @@ class TreeLacks(Frozen):
 
 
 class TreeProgress(Frozen):
-    """This many bytes of missing contents have arrived, or the tree is still being made."""
+    """This many bytes of missing contents have arrived, or the tree is still being created."""
 
     node: int
     size: int
 
 
 class TreePlaced(Frozen):
-    """Answers `PlaceTree`: the whole tree is there, and its files have the right contents.
+    """Answers `PlaceTree`: the tree is complete, and its files have the right contents.
 
-    `environment` is the directory of the environment that was asked for, and `versions` what is in it.
+    `environment` is the directory of the requested environment, and `versions` lists the versions in it.
     """
 
     node: int
@@ -506,14 +506,14 @@ class TreePlaced(Frozen):
 
 
 class SetupPrinted(Frozen):
-    """Output of the commands that build the environment."""
+    """Output from the commands that build the environment."""
 
     node: int
     text: str
 
 
 class TreeRefused(Frozen):
-    """Answers `PlaceTree`: the tree or, if `placed`, the environment can't be made."""
+    """Answers `PlaceTree`: the tree or, if `placed`, the environment can't be created."""
 
     node: int
     error: str
@@ -521,14 +521,14 @@ class TreeRefused(Frozen):
 
 
 class TreeKept(Frozen):
-    """The run has left files of its own in the directory of its tree, which were not removed."""
+    """The run has left its own files in the directory of its tree. These files were not removed."""
 
     node: int
     path: str
 
 
 class FileBegins(Frozen):
-    """The next FILE frames have the contents of this file, `size` bytes. `path` is relative."""
+    """The next FILE frames contain this file, `size` bytes. `path` is relative."""
 
     node: int
     path: str
@@ -601,7 +601,7 @@ def report_in(frame: Frame) -> Any:
 
 
 def _read(kind: Type[Any], fields: Any, where: str) -> Any:
-    """Return a record whose annotations, which are strings here, say the form of each field."""
+    """Return a record. Its annotations, which are strings in this module, describe the form of each field."""
     if not isinstance(fields, dict):
         raise ProtocolError("%s is not an object" % where)
     values = []

@@ -1,4 +1,4 @@
-"""Looks for what workers need on their node before they start: directories, program, room, and limits."""
+"""Checks the requirements of workers on their node before they start: directories, program, space, limits."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from distlaunch.agent.poller import Poller
 from distlaunch.agent.wire import Message
 
 SOON_S = 0.05
-"""Seconds to wait for an answer that can be sent together with the first report."""
+"""Maximum seconds to wait for facts, so that they can be sent together with the first report."""
 LIMIT_S = 2.0
-"""Seconds after which the ranks start anyway, since a dead file server doesn't answer."""
+"""Seconds after which the ranks start anyway, because a dead file server doesn't answer."""
 UNCOUNTED = 1 << 50
 """Free bytes of a file system that doesn't count them."""
 MAX_READ = 1 << 20
@@ -29,8 +29,8 @@ MAX_READ = 1 << 20
 def look(poller: Poller, needs: Needs, report: Callable[[Message], None]) -> None:
     """Call `report` with facts about `needs`, in the form of `distlaunch.check.probe`, within LIMIT_S.
 
-    A thread looks, since a file system may not answer. Unless its limit has passed, it has ended before
-    workers are forked.
+    A thread collects the facts, because a file system may not answer. Unless the limit has passed, the thread
+    has ended before workers are forked.
     """
     seen: Message = {"place": "no answer within %g s" % LIMIT_S}
     read, write = os.pipe()
@@ -92,7 +92,7 @@ def digest(program: str) -> str:
 
 
 def _refusal(path: str) -> str:
-    """Return why no file can be made in a directory, or ""."""
+    """Return why no file can be created in a directory, or ""."""
     try:
         disk = os.statvfs(path)
     except OSError as error:

@@ -60,7 +60,7 @@ class Hold:
         return not self._released and port in (None, self.port) and further == len(self.further)
 
     def release(self) -> None:
-        """Let a socket with SO_REUSEADDR listen on the port. Other sockets still can't get it."""
+        """Allow a socket with SO_REUSEADDR to listen on the port. Other sockets still can't bind to it."""
         self._released = True
         for sock in self._all:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -129,8 +129,8 @@ class Segment:
 class Outbox:
     """Orders frames, and writes them to the descriptor of the link, which must not block.
 
-    `form` encodes each frame. `hello` is written together with the first frame, and so are control frames
-    that wait together, because srun delays a second write by 40 ms.
+    `form` encodes each frame. `hello` is written together with the first frame. Control frames that are
+    waiting are also written together, because srun delays a second write by 40 ms.
     """
 
     def __init__(
@@ -161,7 +161,7 @@ class Outbox:
 
     @property
     def has_output(self) -> bool:
-        """Return whether output waits to be sent."""
+        """Return whether output is waiting to be sent."""
         return bool(self._spool)
 
     def report(self, report: tuple[object, ...]) -> None:

@@ -42,7 +42,7 @@ def pids() -> list[int]:
 
 
 def _stat(pid: int) -> list[bytes]:
-    """Return the fields of /proc/PID/stat from the third on (proc(5)), or [] if there is no such process."""
+    """Return the fields of /proc/PID/stat (proc(5)) after the second, or [] if the process doesn't exist."""
     # The command between the parentheses may itself hold parentheses and spaces.
     return contents("/proc/%d/stat" % pid).rpartition(b")")[2].split()
 
@@ -109,8 +109,8 @@ def descendants(root: int) -> list[int]:
 def tree(root: int) -> dict[int, list[int]]:
     """Map `root`, and each descendant with children, to the children. Parents come before children.
 
-    A process that is forked or ends meanwhile may be missing, and with the kernel's lists of children, so may
-    its siblings (proc(5)). A caller that needs every process must repeat the call.
+    A process that is forked or ends in the meantime may be missing, and with the kernel's lists of children,
+    so may its siblings (proc(5)). A caller that needs every process must repeat the call.
     """
     of_all = None if os.path.exists(_CHILDREN % (os.getpid(), os.getpid())) else _all_children()
     found: dict[int, list[int]] = {}

@@ -34,7 +34,7 @@ FLUSH_S = 15.0
 """Seconds without progress after which the remaining output is discarded, once everything is swept."""
 _READ = 1 << 18
 _WHILE_LEAVING = (messages.Ping, messages.StopWorkers, messages.Reap, messages.Close)
-"""Commands that a leaving agent executes. The others would start processes that it doesn't wait for."""
+"""Commands that a leaving agent still executes. Others would start processes that nothing waits for."""
 
 
 def main(nonce: str, node: int, folder: scratch.Folder, alone: bool = True) -> None:

@@ -1,10 +1,10 @@
 """Builds the Python environment of a job on its node, once for each lock and platform.
 
-    BASE/envs/NAME       a link to the environment, made when it is complete
+    BASE/envs/NAME       a link to the environment, created when it is complete
     BASE/envs/NAME.1a2b  the environment, which can't be moved, since scripts in it contain its path
     BASE/envs/NAME.lock  locked by the process that builds it
 
-A child of the agent builds it, and the agent reports what it prints.
+A child of the agent builds the environment, and the agent reports the output.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ FACTS = "distlaunch.json"
 LAST_LINES = 4
 """Lines of the last output to report if the environment can't be built."""
 MAX_PRINTED = 4096
-"""Characters of the output to keep for that."""
+"""Characters of output to keep for that report."""
 _VERSIONS = """
 import json, sys
 facts = {"python": "%d.%d.%d" % sys.version_info[:3]}
@@ -53,7 +53,7 @@ print(json.dumps(facts))
 
 
 class Environment:
-    """The environment for a `setup` below the directory `base`. Its Python is bin/python in `path`."""
+    """The environment for a `setup`, below the directory `base`. Its Python is bin/python in `path`."""
 
     def __init__(self, base: str, setup: Setup) -> None:
         self._setup, self._folder = setup, os.path.join(os.path.expanduser(base), "envs")
@@ -70,7 +70,7 @@ class Environment:
 
     @property
     def last_words(self) -> str:
-        """Return the last lines that the commands have printed."""
+        """Return the last lines printed by the commands."""
         return "\n".join(self._printed.strip().split("\n")[-LAST_LINES:])
 
     def facts(self) -> dict[str, Any]:
@@ -83,7 +83,7 @@ class Environment:
         return found if isinstance(found, dict) else {}
 
     def build(self, poller: Poller, printed: Callable[[str], None], ended: Callable[[], None]) -> None:
-        """Build the environment. Call `printed` with its output, and `ended` at the end. Raises OSError."""
+        """Build the environment. Call `printed` with the output, and `ended` at the end. Raises OSError."""
         os.makedirs(self._folder, 0o700, exist_ok=True)
         read, write = os.pipe()
         agent = os.getpid()
@@ -105,7 +105,7 @@ class Environment:
         os.close(write)
 
         def give_up() -> None:
-            self._printed += "\nnot done within %g s (timeouts.setup)" % self._setup.limit_s
+            self._printed += "\nnot finished within %g s (timeouts.setup)" % self._setup.limit_s
             self._kill()
 
         poller.after(self._setup.limit_s, "setup", give_up)
@@ -130,7 +130,7 @@ class Environment:
         poller.watch(read, receive)
 
     def stop(self) -> None:
-        """Kill the builder, if it is at work, and remove what it leaves behind."""
+        """Kill the builder, if it is running, and remove its unfinished files."""
         if not self._builder:
             return
         self._kill()

@@ -8,7 +8,7 @@ Processes left by an earlier agent are found by their environment. Every worker 
 descendants inherit: DISTLAUNCH_RUN_ID, and DISTLAUNCH_AGENT. The latter contains the node, since several
 nodes may share a host. It also contains the PIDs and start times of the agent and its guardian, so a later
 process with the same PID isn't mistaken for them. A process whose agent and guardian are both dead is an
-orphan, which nothing else will sweep.
+orphan, and nothing else will sweep it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from distlaunch.agent import procfs
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 SETTLE_S = 0.3
-"""Seconds in which helper processes may end by themselves.
+"""Seconds that helper processes have to end by themselves.
 
 Python's resource tracker ends after the last process that it serves, once it has unlinked their files in
 /dev/shm: 30 ms, or 130 ms on a busy host.

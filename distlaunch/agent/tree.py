@@ -1,17 +1,18 @@
-"""The job's code on a node: a store of file contents, and the tree of each run, made from it and proven.
+"""The job's code on a node: a store of file contents, and each run's tree, created from it and verified.
 
 A manifest lists the files of a tree, and its own digest names the tree. The store keeps contents by their
-digests, in files that never change. The tree of a run consists of hard links to them, so that removing a
-content from the store harms no run. Directories of the tree belong to the run, which may write there. Before
-the tree gets its name, every file is read again and compared with the manifest.
+digests, in files that never change. A run's tree consists of hard links to these files, so removing contents
+from the store doesn't harm any run. The directories of the tree belong to the run, which may write to them.
+Before the tree gets its name, every file is read back and compared with the manifest.
 
     BASE/blobs/XX/    contents, and manifests, by digest; a program's name ends in x, since links share modes
     BASE/runs/ID      the tree of a run
     BASE/runs/ID.tree its manifest, locked as long as an agent uses the tree
-    BASE/new/ID.1a2b  what is being made for a run
+    BASE/new/ID.1a2b  unfinished files for a run
 
-Nodes may share BASE. The agent that has the lock alone makes the tree. The others wait for it, and share the
-lock with it afterwards. The last one removes the tree, or, if agents were killed, any later run of the user.
+Nodes may share BASE. The agent with the exclusive lock creates the tree. The others wait for it and then
+share the lock. The last agent removes the tree. If agents were killed, any later run by the same user removes
+it.
 
 Everything is private to the user: modes 0700, and 0400 or 0500 for contents.
 """
@@ -57,13 +58,13 @@ FILE, PROGRAM, LINK = "file", "program", "link"
 MAX_FILES = 100_000
 MAX_STORE = 20 << 30
 DISK_SHARE = 0.05
-"""The store has at most MAX_STORE bytes, and this share of its disk, beside those of present trees."""
+"""Limits of the store: MAX_STORE bytes, and a share of its disk, not counting files of existing trees."""
 STALE_S = 86_400.0
 """Seconds after which something unfinished belongs to a process that was killed."""
 TURN_S = 0.05
 PROGRESS_S = 1.0
 MAX_NAME, MAX_PATH, MAX_DEPTH = 255, 4096, 200
-"""Bytes of a name and of a path, and names in a path. Python can't remove deeper trees."""
+"""Maximum bytes of a name and of a path, and maximum names in a path. Python can't remove deeper trees."""
 _READ = 1 << 20
 _CONTENTS = (stat.S_IFREG | 0o400, stat.S_IFREG | 0o500)
 _NO_NAMES = frozenset((b"", b".", b".."))
@@ -71,7 +72,7 @@ _NO_LINKS = (errno.EPERM, errno.EMLINK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EX
 
 
 class TreeError(Exception):
-    """The tree can't be made. The text is for the user."""
+    """The tree can't be created. The text is for the user."""
 
 
 class Entry(Frozen):
@@ -89,13 +90,13 @@ def digest_of(data: bytes) -> str:
 
 
 def manifest_text(entries: List[Entry]) -> bytes:
-    """Return the manifest of a tree, whose digest names the tree."""
+    """Return the manifest of a tree. The manifest's digest identifies the tree."""
     return json.dumps(sorted(map(tuple, entries)), separators=(",", ":")).encode()
 
 
 @lru_cache(1)
 def read_manifest(data: bytes) -> List[Entry]:
-    """Return the entries of a manifest. Raises `TreeError` unless each is inside, and below no other."""
+    """Return the entries of a manifest. Raises `TreeError` if one is outside the tree or below another."""
     try:
         entries = [Entry(*row) for row in json.loads(data.decode())]
     except (ValueError, TypeError, RecursionError):
@@ -120,27 +121,27 @@ def read_manifest(data: bytes) -> List[Entry]:
 
 
 def _flaw(entry: Entry) -> str:
-    """Return what is wrong with an entry, or ""."""
+    """Return why an entry is invalid, or ""."""
     if not all(isinstance(each, str) for each in (entry.path, entry.kind, entry.content)):
         return "is damaged"
     if not stays_inside(entry.path):
         return "is outside the tree, or too deep"
     if entry.kind == LINK:
-        return "" if link_stays_inside(entry.path, entry.content) else "points out of the tree"
+        return "" if link_stays_inside(entry.path, entry.content) else "points outside the tree"
     hexadecimal = len(entry.content) == 64 and not entry.content.strip("0123456789abcdef")
     sized = isinstance(entry.size, int) and not isinstance(entry.size, bool) and entry.size >= 0
     return "" if entry.kind in (FILE, PROGRAM) and hexadecimal and sized else "is damaged"
 
 
 def stays_inside(path: str) -> bool:
-    """Return whether a path is relative, and one that any file system accepts."""
+    """Return whether a path is relative, and is accepted by any file system."""
     names = _encoded(path).split(b"/")
     fits = len(names) <= MAX_DEPTH and max(map(len, names)) <= MAX_NAME
     return fits and not _NO_NAMES.intersection(names)
 
 
 def _encoded(path: str) -> bytes:
-    """Return a path, or a symlink's target, as the system writes it; nothing if that is impossible."""
+    """Return a path, or a symlink's target, in the system's encoding; nothing if that is impossible."""
     try:
         encoded = os.fsencode(path)
     except UnicodeEncodeError:
@@ -149,9 +150,10 @@ def _encoded(path: str) -> bytes:
 
 
 def link_stays_inside(path: str, target: str) -> bool:
-    """Return whether a symlink at `path`, relative to the tree, leads to a place inside.
+    """Return whether a symlink at `path`, relative to the tree, points inside the tree.
 
-    Only its beginning may lead upward: a name may be another symlink, and .. is then not what it seems.
+    Only the beginning of its target may lead upward. A later .. could follow another symlink and lead
+    elsewhere.
     """
     parts = [part for part in target.split("/") if part not in ("", ".")]
     up = 0
@@ -162,7 +164,7 @@ def link_stays_inside(path: str, target: str) -> bool:
 
 
 class Store:
-    """The contents at `base`, which may begin with ~, for the run that `hold` names.
+    """The store at `base`, which may begin with ~, for the run passed to `hold`.
 
     Raises `TreeError` or OSError.
     """
@@ -186,7 +188,7 @@ class Store:
     # Contents
 
     def read(self, digest: str) -> Optional[bytes]:
-        """Return a whole content, None if it is missing or damaged. Removes a damaged one."""
+        """Return the content with this digest; None if it is missing or damaged. Removes damaged content."""
         path = self._path(digest)
         try:
             with open(path, "rb") as file:
@@ -199,7 +201,7 @@ class Store:
         return None
 
     def put(self, data: bytes, program: bool = False) -> str:
-        """Put a content into the store, unless it is there, and return its digest. Raises OSError."""
+        """Put content into the store, unless the store has it, and return its digest. Raises OSError."""
         digest = digest_of(data)
         if not _is_kept(self._path(digest, program), len(data)):
             content = self.add(program)
@@ -208,7 +210,7 @@ class Store:
         return digest
 
     def path_of(self, entry: Entry) -> str:
-        """Return the path of the content of a file. Raises `TreeError` for a symlink."""
+        """Return the path of a file's content in the store. Raises `TreeError` for a symlink."""
         if entry.kind == LINK:
             raise TreeError("%s is a symlink, which has no content" % entry.path)
         return self._path(entry.content, entry.kind == PROGRAM)
@@ -217,7 +219,7 @@ class Store:
         return "%s/%s/%s%s" % (self._blobs, digest[:2], digest[2:], "x" if program else "")
 
     def add(self, program: bool = False) -> NewContent:
-        """Return a new content, to be written."""
+        """Return new, empty content to write to."""
         self.grown = True
         return NewContent(
             self._unfinished(), lambda digest: self._path(digest, program), 0o500 if program else 0o400
@@ -233,9 +235,9 @@ class Store:
         return os.path.join(self._runs, run_id)
 
     def hold(self, run_id: str) -> Iterator[float]:
-        """Keep the tree of a run until `release`. Yields seconds to wait while another agent makes it.
+        """Keep the tree of a run until `release`. Yields seconds to wait while another agent is creating it.
 
-        The lock is exclusive until the tree is there.
+        The lock is exclusive until the tree is complete.
         """
         wait_s, path = 0.01, self.tree_of(run_id) + ".tree"
         while self._note < 0:
@@ -249,7 +251,7 @@ class Store:
             wait_s = min(2 * wait_s, 0.5)
 
     def note(self, manifest: bytes) -> None:
-        """Write down what is in the tree of the run, for who removes it, and who trims the store."""
+        """Record the files in the run's tree, for the agents that remove the tree and trim the store."""
         if os.fstat(self._note).st_size != len(manifest):
             with open(self._note, "r+b", closefd=False) as note:
                 note.seek(0)
@@ -257,9 +259,9 @@ class Store:
                 note.truncate()
 
     def lay_out(self, entries: List[Entry]) -> Iterator[Union[float, List[int]]]:
-        """Make the tree of the run, in steps, or prove the one that is there.
+        """Create the run's tree in steps, or verify an existing one.
 
-        Yields the indices of contents that the store must get before the next step, or else 0.
+        Yields the indices of contents that the store needs before the next step, or else 0.
         """
         final = self.tree_of(self._run)
         if os.path.isdir(final):
@@ -297,7 +299,7 @@ class Store:
             todo = sorted(index for indices in wrong.values() for index in indices)
 
     def _link(self, entry: Entry, path: str) -> bool:
-        """Make a file of a tree, and return whether its content was there."""
+        """Create a file in a tree, and return whether the store had its content."""
         source = "" if entry.kind == LINK else self.path_of(entry)
         try:
             if source:
@@ -307,7 +309,7 @@ class Store:
         except FileNotFoundError:
             return False
         except FileExistsError:
-            raise TreeError("two names in the tree are the same here: %s" % entry.path) from None
+            raise TreeError("two names in the tree are the same on this node: %s" % entry.path) from None
         except OSError as error:
             if error.errno not in _NO_LINKS:
                 raise
@@ -324,7 +326,7 @@ class Store:
             yield 0.0
 
     def release(self) -> str:
-        """Remove the tree of the run, and what else nobody needs. Return where the run left files, or ""."""
+        """Remove the run's tree, and other unused files. Return where the run left files, or ""."""
         folder, left = self.tree_of(self._run), False
         if self._note >= 0:
             os.close(self._note)
@@ -337,7 +339,7 @@ class Store:
         return folder if left else ""
 
     def _retire(self, run_id: str) -> bool:
-        """Remove the tree of a run that nobody uses any more. Return whether the run has left files there."""
+        """Remove an unused run's tree. Return whether the run has left files in it."""
         folder = self.tree_of(run_id)
         try:
             fd = os.open(folder + ".tree", os.O_RDWR | os.O_NOFOLLOW)
@@ -367,7 +369,7 @@ class Store:
                 pass  # the run has written there
 
     def _tidy(self) -> None:
-        """Remove what killed agents left behind and, if contents were added, the oldest that are too many."""
+        """Remove files left by killed agents and, if contents were added, the oldest beyond the limit."""
         for name in os.listdir(self._runs):
             if name.endswith(".tree"):
                 self._retire(name[:-5])
@@ -409,7 +411,7 @@ class Store:
 
 
 class NewContent:
-    """A content that is being written. It gets its place in the store once it is whole."""
+    """Content that is being written. It is moved to its place in the store once it is complete."""
 
     def __init__(self, new: str, place: Callable[[str], str], mode: int) -> None:
         self._new, self._place, self._mode = new, place, mode
@@ -431,7 +433,7 @@ class NewContent:
         digest = self._hash.hexdigest()
         if expected not in ("", digest):
             self.discard()
-            raise TreeError("a file was damaged on its way")
+            raise TreeError("a file was damaged in transit")
         try:
             self._file.close()
             os.chmod(self._new, self._mode)
@@ -444,7 +446,7 @@ class NewContent:
         return digest
 
     def discard(self) -> None:
-        """Remove what was written."""
+        """Remove the unfinished content."""
         try:
             self._file.close()
         except OSError:
@@ -453,7 +455,7 @@ class NewContent:
 
 
 def is_as_listed(path: str, entry: Entry) -> bool:
-    """Return whether a file of a tree is what the manifest says. Raises OSError if it can't be read."""
+    """Return whether a file in a tree matches the manifest. Raises OSError if it can't be read."""
     try:
         if entry.kind == LINK:
             return os.readlink(path) == entry.content
@@ -485,7 +487,7 @@ def is_as_listed(path: str, entry: Entry) -> bool:
 
 
 def _is_unchanged(path: str, entry: Entry, since: float) -> bool:
-    """Return whether a file is still what it was when the tree was laid out, at the time `since`."""
+    """Return whether a file is unchanged since the tree was created, at the time `since`."""
     try:
         found = os.lstat(path)
         # A link to a content. Root can write to it whatever its mode is, but that changes its time.
@@ -497,7 +499,7 @@ def _is_unchanged(path: str, entry: Entry, since: float) -> bool:
 
 
 def _is_kept(path: str, size: int) -> bool:
-    """Return whether the store has a content, and note that it was used."""
+    """Return whether the store has the content, and record that it was used."""
     try:
         state = os.stat(path)
     except FileNotFoundError:
@@ -517,11 +519,11 @@ def _make_parents(folder: str, path: str, made: Set[str]) -> None:
         try:
             os.mkdir("%s/%s" % (folder, parent), 0o700)
         except FileExistsError:
-            raise TreeError("two names in the tree are the same here: %s" % parent) from None
+            raise TreeError("two names in the tree are the same on this node: %s" % parent) from None
 
 
 def _noted(manifest: bytes) -> List[Entry]:
-    """Return what is in a tree, nothing if its agent was killed before it was made."""
+    """Return the recorded files of a tree; nothing if the agent was killed before the tree was created."""
     try:
         return read_manifest(manifest)
     except TreeError:
@@ -529,7 +531,7 @@ def _noted(manifest: bytes) -> List[Entry]:
 
 
 def _locked(fd: int, how: int, without: bool = True) -> bool:
-    """Lock a file if that is possible now. Return whether it is locked, or `without` locks there."""
+    """Lock a file if that is possible now. Return whether it is locked, or `without` if locks don't work."""
     try:
         fcntl.flock(fd, how | fcntl.LOCK_NB)
     except OSError as error:
@@ -538,7 +540,7 @@ def _locked(fd: int, how: int, without: bool = True) -> bool:
 
 
 def remove_tree(path: str) -> None:
-    """Remove a file or directory of the store with everything below it, as far as possible."""
+    """Remove a file or directory in the store with everything below it, as far as possible."""
     import shutil  # seldom needed
 
     if os.path.isdir(path) and not os.path.islink(path):
@@ -562,10 +564,10 @@ def _age_s(path: str) -> float:
 
 
 class Placement:
-    """Makes the tree of a run on this node, in steps between which the agent does its other work.
+    """Creates a run's tree on this node, in steps. Between steps, the agent does its other work.
 
-    What is missing in the store is requested with `TreeLacks`, and arrives as pieces of a zlib stream. An
-    empty piece ends it.
+    Contents missing from the store are requested with `TreeLacks`, and arrive as pieces of a zlib stream. An
+    empty piece ends the stream.
     """
 
     def __init__(self, node: int, poller: Poller, report: Callable[[Tuple[Any, ...]], None]) -> None:
@@ -581,14 +583,14 @@ class Placement:
         self._environment: Optional[Environment] = None
 
     def place(self, command: messages.PlaceTree) -> None:
-        """Begin, or begin again."""
+        """Begin, or start over."""
         self._stop()
         self._command = command
         self._steps = self._placing(command)
         self._go_on()
 
     def _go_on(self) -> None:
-        """Take steps for TURN_S, and the others in later turns of the agent."""
+        """Continue for TURN_S, and leave further steps to later turns of the agent."""
         until = time.monotonic() + TURN_S
         try:
             for step in self._steps:
@@ -663,7 +665,7 @@ class Placement:
         self._report(messages.TreeRefused(self._node, str(error)))
 
     def _stop(self) -> None:
-        """Remove what is unfinished."""
+        """Remove unfinished files."""
         self._poller.cancel("tree")
         self._inflate = None
         if self._content:
@@ -672,7 +674,7 @@ class Placement:
         self._steps.close()
 
     def feed(self, piece: bytes) -> None:
-        """Take the next piece of missing contents."""
+        """Handle the next piece of missing contents."""
         if self._inflate is None:
             return  # refused meanwhile
         try:
@@ -716,7 +718,7 @@ class Placement:
             self._report(messages.TreeProgress(self._node, self._received))
 
     def close(self) -> None:
-        """Remove the tree, except for what the run has written there."""
+        """Remove the tree, except for files that the run has written to it."""
         self._stop()
         if self._environment:
             try:

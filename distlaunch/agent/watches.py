@@ -26,9 +26,9 @@ Since a job may have no rendezvous, each further report waits for half of the ti
 these limits.
 """
 IDLE_SHARE = 0.01
-"""Share of one core below which a worker counts as idle. Waiting threads wake up now and then."""
+"""Share of one core below which a worker counts as idle. Waiting threads wake up occasionally."""
 IDLE_TICKS = 2
-"""Clock ticks between two checks that still count as idle. An idle torch process uses one now and then."""
+"""Clock ticks between two checks that still count as idle. An idle torch process occasionally uses one."""
 IDLE_GPU_PERCENT = 1
 LIBRARIES = (("torch", b"libtorch"), ("JAX", b"/jaxlib/"))
 """Libraries that join a rendezvous, each with part of the path of a file that it maps."""

@@ -1,8 +1,8 @@
 """Byte format of the protocol between controller and agent. `distlaunch.agent.messages` has the messages.
 
-A link is a pair of byte streams. After the boot (see ``distlaunch.transports.handshake``), the agent writes
-``HELLO_PREFIX + nonce + b"\\n"``. Anything that a login shell prints before is ignored. From there on, both
-directions carry frames:
+A link is a pair of byte streams. After the boot (see
+``distlaunch.transports.handshake``), the agent writes ``HELLO_PREFIX + nonce + b"\\n"``. Anything that a
+login shell prints before that is ignored. After it, both directions carry frames:
 
     offset  size  field
     0       1     kind: CONTROL, PACKED, OUTPUT, FLIGHT, FILE or TREE; END: the last frame of a launcher that
@@ -83,7 +83,7 @@ CLEAN, LEFT_EARLY, AGENT_DIED, NOT_CLEAN = 0, 1, 70, 71
 """Exit statuses on the node.
 
 They mean: closed by the controller, left early, agent killed but swept by the guardian, processes left after
-the sweep. The node is clean after all but the last.
+the sweep. The node is clean after all of them except the last.
 """
 
 LEASE_S = 30.0

@@ -240,7 +240,7 @@ def _longest(spec: WorkerSpec) -> str:
 
 _BY_STAGE = {
     "interpreter": "the interpreter in its #! line does not exist",
-    "search": "not found in PATH; for the file of that name in the workdir, write ./ before it",
+    "search": "not found in PATH; to run the file with that name in the workdir, write ./ before it",
 }
 _BY_CODE = {
     errno.ENOEXEC: "not executable: no #! line and no known binary format",
@@ -257,12 +257,12 @@ _shared = dict(enumerate(map(int, filter(None, os.environ.pop(wire.SHARED, "").s
 
 
 def share(*fds: int) -> None:
-    """Let workers share these descriptors of this process."""
+    """Share these descriptors of this process with workers."""
     _shared.update({fd: os.dup(fd) for fd in fds})
 
 
 def _kept() -> list[int]:
-    """Return the descriptors of MPI that a worker inherits if it shares any with the command."""
+    """Return the MPI descriptors that a worker inherits if it shares any with the command."""
     pmi = os.environ.get(wire.SHARED_PMI, "")
     return [int(pmi)] if _shared and pmi.isdigit() else []
 

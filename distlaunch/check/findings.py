@@ -22,7 +22,7 @@ USED_GPU = 0.1
 
 
 class NodeReport(Frozen):
-    """The result for one node: why it can't be reached, or how many seconds that took, and its facts.
+    """The result for one node: why it can't be reached, or the seconds to reach it, and its facts.
 
     `facts` is the output of the probe, keyed by part. Each value contains facts or, as a text, the reason why
     they are missing. `clock_s` is the difference between the node's clock and the clock of this machine.
@@ -46,7 +46,8 @@ class NodeReport(Frozen):
 class Expected(Frozen):
     """The facts that a job expects: the GPUs and workers of each node, by name, in the order of ranks.
 
-    They are `uneven` if the job file says so. If the job runs on one machine, `master_addr` is not used.
+    `uneven` is true if the job file gives nodes different numbers of GPUs. `master_addr` is not used if the
+    job runs on one machine.
     """
 
     backend: str
@@ -84,8 +85,9 @@ class Finding(Frozen):
 class Report(Frozen):
     """The verdict. `differs` maps facts that differ to the value on each node.
 
-    `slow` has a row for each slow link: its ends, its bandwidth and the median. `links` has everything that
-    was measured. `ranks` has the GPU of each rank, with its NUMA node and the InfiniBand cards there.
+    `slow` has a row for each slow link: its nodes, its bandwidth and the median. `links` contains all
+    measurements. `ranks` contains the GPU of each rank, with its NUMA node and the InfiniBand cards on that
+    NUMA node.
     """
 
     findings: tuple[Finding, ...]
@@ -175,7 +177,7 @@ def _problems(node: NodeReport, job: Expected | None) -> Iterator[Problem]:
         yield Problem("error", "software", node.python_error, "no rank can start", "set python")
     if node.clock_s is not None and abs(node.clock_s) > MAX_CLOCK_S:
         way = "ahead of" if node.clock_s > 0 else "behind"
-        what = f"its clock is {_span(abs(node.clock_s))} {way} the one here"
+        what = f"its clock is {_span(abs(node.clock_s))} {way} this machine's"
         yield Problem("warning", "load", what, "times in logs and files mislead", "synchronize it (NTP)")
     yield from _place(node.part("place"))
     yield from _limits(node.part("limits"), node.part("network"))
@@ -185,8 +187,8 @@ def _problems(node: NodeReport, job: Expected | None) -> Iterator[Problem]:
     yield from _load(node.part("load"))
     if odd := _items((code := node.part("code")).get("odd")):
         files = counted(_number(code.get("files")), "file")
-        what = f"{len(odd)} of {files} differ from those here: {listed(odd, 3)}"
-        do = "copy them there, or use a shared directory"
+        what = f"{len(odd)} of {files} differ from those on this machine: {listed(odd, 3)}"
+        do = "copy them to the node, or use a shared directory"
         yield Problem("warning", "code", what, "ranks may run different programs", do)
 
 
@@ -196,7 +198,9 @@ def _place(facts: Mapping[str, Any]) -> Iterator[Problem]:
         yield Problem("error", "place", what, "no rank can start", "create it, or set workdir")
     elif facts.get("unreadable"):
         what = f"can't read the script {facts.get('script')}: {facts['unreadable']}"
-        yield Problem("error", "place", what, "no rank can start", "copy it there, or use a shared directory")
+        yield Problem(
+            "error", "place", what, "no rank can start", "copy it to the node, or use a shared directory"
+        )
     if facts.get("unrecorded"):
         yield Problem("error", "place", str(facts["unrecorded"]), "no rank can start")
     yield from _disks(facts)
@@ -210,7 +214,7 @@ def _disks(facts: Mapping[str, Any]) -> Iterator[Problem]:
             if (size := _number(disk.get("size"))) < LOW_SHM:
                 what = f"the disk for shared memory, {path}, has only {size_words(size)}"
                 do = "enlarge it (docker run --shm-size=8g), or use num_workers=0"
-                yield Problem("warning", "place", what, "data loaders and NCCL share memory there", do)
+                yield Problem("warning", "place", what, "data loaders and NCCL use it to share memory", do)
             continue
         if path in shown:
             continue
@@ -218,13 +222,15 @@ def _disks(facts: Mapping[str, Any]) -> Iterator[Problem]:
         use = "of the job" if name == "workdir" else "for temporary files"
         if not disk.get("writable"):
             what = f"the directory {use}, {path}, is not writable"
-            yield Problem("warning", "place", what, "checkpoints and caches there fail", "choose another")
+            yield Problem(
+                "warning", "place", what, "checkpoints and caches can't be written", "choose another"
+            )
         elif free < LOW_DISK:
-            what = f"the disk of {path} has only {size_words(free)} free"
-            yield Problem("warning", "place", what, "writing there fails", "free some")
+            what = f"the disk with {path} has only {size_words(free)} free"
+            yield Problem("warning", "place", what, "writing to it fails", "free up some space")
         elif disk.get("files") and files < LOW_FILES:
-            what = f"the disk of {path} has room for only {counted(files, 'file')} (inodes)"
-            yield Problem("warning", "place", what, "creating files there fails", "delete some files")
+            what = f"the disk with {path} has room for only {counted(files, 'file')} (inodes)"
+            yield Problem("warning", "place", what, "creating files on it fails", "delete some files")
 
 
 def _limits(facts: Mapping[str, Any], network: Mapping[str, Any]) -> Iterator[Problem]:
@@ -242,7 +248,7 @@ def _software(facts: Mapping[str, Any], node: NodeReport, job: Expected | None) 
     if missing:
         what = f"{node.python} lacks {listed(missing)}"
         why = "the script imports " + ("it" if len(missing) == 1 else "them")
-        yield Problem("error", "software", what, why, "install there, or set python")
+        yield Problem("error", "software", what, why, "install what is missing, or set python")
     if job and job.backend == "nccl" and facts.get("torch") and not facts.get("has_nccl"):
         what = f"torch {facts['torch']} is built without CUDA, so it has no nccl"
         yield Problem("error", "software", what, "backend: nccl can't work", "install a CUDA build")
@@ -260,7 +266,7 @@ def _software(facts: Mapping[str, Any], node: NodeReport, job: Expected | None) 
 
 
 _SLOWDOWNS = {0x8: "hardware", 0x20: "temperature", 0x40: "temperature", 0x80: "power supply"}
-"""Bits of nvmlClocksThrottleReason (nvml.h) that mean trouble, not idleness or a power limit."""
+"""Bits of nvmlClocksThrottleReason (nvml.h) that indicate a problem, not idleness or a power limit."""
 
 
 def _devices(node: NodeReport, job: Expected | None) -> Iterator[Problem]:
@@ -268,7 +274,7 @@ def _devices(node: NodeReport, job: Expected | None) -> Iterator[Problem]:
     gpus = _gpus(node)
     wanted = (job.gpus.get(node.label) or 0) if job and facts else 0
     if wanted and not facts.get("counted"):
-        what = f"the job file says {counted(wanted, 'GPU')}, but none is visible there"
+        what = f"the job file requests {counted(wanted, 'GPU')}, but none is visible on the node"
         yield Problem("warning", "devices", what, do="check with `nvidia-smi -L`")
     elif len(gpus) < wanted:
         what = f"{counted(len(gpus), 'GPU')} instead of {wanted}"
@@ -291,8 +297,8 @@ def _devices(node: NodeReport, job: Expected | None) -> Iterator[Problem]:
             yield Problem("warning", "devices", what, "every rank waits for it", "check cooling and power")
         if _number(gpu.get("mig")):
             what = f"GPU {number} is divided (MIG)"
-            do = "turn MIG off, or name slices in CUDA_VISIBLE_DEVICES"
-            yield Problem("warning", "devices", what, "a rank gets one slice, and NCCL can't join two", do)
+            do = "turn MIG off, or list slices in CUDA_VISIBLE_DEVICES"
+            yield Problem("warning", "devices", what, "a rank gets one slice, and NCCL can't combine two", do)
     if xids := Counter(f"Xid {number} ({pci})" for pci, number in _pairs(facts.get("xids"))):
         what = f"the kernel's log has {listed(list(xids))}"
         yield Problem("warning", "devices", what, "the GPU or its link has failed before", "look up the Xid")
@@ -303,16 +309,16 @@ def _network(facts: Mapping[str, Any], node: NodeReport, job: Expected | None) -
         return
     name, own = str(facts.get("name")), _items(facts.get("own"))
     if own and all(map(is_loopback, own)):
-        what = f"its own name, {name}, means {own[0]}"
+        what = f"its own name, {name}, resolves to {own[0]}"
         why = "programs that announce it can't be reached from other nodes"
         yield Problem("warning", "network", what, why, "map it to the node's address in /etc/hosts")
     if node.label != next(iter(job.gpus)):
         master = _items(facts.get("master"))
         if not master:
-            what = f"the name of the first node, {job.master_addr}, is unknown here"
+            what = f"the first node's name, {job.master_addr}, can't be resolved"
             yield Problem("error", "network", what, "its ranks can't join", "set address to an IP address")
         elif any(map(is_loopback, master)):
-            what = f"the name of the first node, {job.master_addr}, means {master[0]} here"
+            what = f"the first node's name, {job.master_addr}, resolves to {master[0]}"
             yield Problem("error", "network", what, "its ranks can't join", "correct /etc/hosts")
     yield from _interfaces(facts)
 
@@ -344,14 +350,20 @@ def _load(facts: Mapping[str, Any]) -> Iterator[Problem]:
     cpus, load = _number(facts.get("cpus")), facts.get("load")
     if cpus and isinstance(load, float) and load > 1.5 * cpus + 1:
         what = f"a load of {load:.0f} on {counted(cpus, 'CPU')}"
-        yield Problem("warning", "load", what, "every rank waits for the slowest", "look for other jobs")
+        yield Problem(
+            "warning",
+            "load",
+            what,
+            "every rank waits for the slowest",
+            "see what else is running on the node",
+        )
     total, available = _number(facts.get("memory")), _number(facts.get("available"))
     if total and available < total // 20:
-        what = f"only {size_words(available)} of {size_words(total)} of memory are available"
-        yield Problem("warning", "load", what, "ranks may be killed", "look for other jobs")
+        what = f"only {size_words(available)} of {size_words(total)} of memory is available"
+        yield Problem("warning", "load", what, "ranks may be killed", "see what else is running on the node")
     jobs = facts.get("jobs")
     for run, ranks in sorted(jobs.items()) if isinstance(jobs, dict) else ():
-        what = f"{counted(_number(ranks), 'rank')} of {run} already here"
+        what = f"{counted(_number(ranks), 'rank')} of {run} already running on the node"
         yield Problem("warning", "load", what, "they share CPUs, GPUs and memory", "see `distlaunch ps`")
 
 
@@ -424,7 +436,10 @@ def _disagreements(
         elif name == "MTU":
             what = f"the MTU of the interface differs ({listed(sorted(counts))})"
             yield Finding(
-                Problem("warning", "network", what, "large packets may be lost", "set the same"), odd
+                Problem(
+                    "warning", "network", what, "large packets may be lost", "use the same MTU on all nodes"
+                ),
+                odd,
             )
     addresses: dict[str, list[str]] = {}
     for node in nodes:

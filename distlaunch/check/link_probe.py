@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     Pair = Tuple[int, int]
 
 SLOW = 0.5
-"""Share of the usual bandwidth below which a link is slow."""
+"""Share of the usual bandwidth below which a link counts as slow."""
 FEW, ROUNDS = 8, 3
 """Peers up to which all pairs are measured, and the rounds of shuffled pairs for more."""
 JOIN_S, LIMIT_S, BUDGET_S = 30.0, 6.0, 45.0
@@ -55,7 +55,7 @@ def pairings(order: Sequence[int]) -> list[list[Pair]]:
 
 
 def usual(best: Mapping[Pair, float]) -> float:
-    """Return the median over peers of each one's median, which the slow links of one peer don't affect."""
+    """Return the median over peers of each peer's median, which the slow links of one peer don't affect."""
     works = [pair for pair in best if best[pair]]
     peers = {peer for pair in works for peer in pair}
     own = [statistics.median_high([best[pair] for pair in works if peer in pair]) for peer in peers]
@@ -69,7 +69,7 @@ def slow_pairs(best: Mapping[Pair, float]) -> list[Pair]:
 
 
 def retests(best: Mapping[Pair, float]) -> list[list[Pair]]:
-    """Return rounds, of one pair each, that measure slow pairs again, and their ends with two good peers."""
+    """Return rounds of one pair each that measure slow pairs again, and their peers with two good ones."""
     slow = slow_pairs(best)[:16]  # more would take too long
     suspects = {peer for pair in slow for peer in pair}
     good = sorted({peer for pair in best for peer in pair} - suspects)[:2]
@@ -112,7 +112,7 @@ class Rank:
                 return
 
     def perform(self, step: Mapping[str, Any]) -> dict[str, Any]:
-        """Measure in the group of this rank, if the step has one, within a limited time."""
+        """Measure in this rank's group, if the step has one, within a time limit."""
         found = {"busbw": 0.0, "error": "no end within %g s" % LIMIT_S, "stuck": True}
         for ranks in step["groups"]:
             if self.rank in ranks:
@@ -205,7 +205,7 @@ class Rank:
         self.answers([*{*everyone} - self.absent - {0}], 2.0)  # the store ends with this process
 
     def measure(self, test: str, groups: Sequence[tuple[int, ...]]) -> list[dict[str, Any]]:
-        """Have groups of peers measure something at the same time. Print and return their results."""
+        """Make groups of peers measure something at the same time. Print and return their results."""
         ranks_of = {group: [rank for peer in group for rank in self.peers[peer]] for group in groups}
         ranks_of = {g: ranks for g, ranks in ranks_of.items() if ranks[1:] and not self.absent & {*ranks}}
         step = {"test": test, "groups": [*ranks_of.values()]}

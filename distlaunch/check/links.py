@@ -12,7 +12,7 @@ from distlaunch.check.link_probe import JOIN_S, slow_pairs, usual
 from distlaunch.wording import counted
 
 Best = Mapping[tuple[int, int], float]
-"""The best bandwidth of each pair; of a peer alone, as a pair with itself."""
+"""The best bandwidth of each pair. A single peer counts as a pair with itself."""
 WHOLE = ("all-reduce", "send/recv")
 _ABOUT = {
     "node": ("with any other {noun}", "check its cable, switch port, MTU and firewall, or leave it out"),
@@ -65,7 +65,7 @@ def rows_in(printed: bytes, peers: int) -> list[Row]:
 
 
 def verdict(peers: Peers, rows: Sequence[Row], failures: Mapping[int, str]) -> Report:
-    """Return the findings about links. `failures` has the reasons of ranks whose program failed."""
+    """Return the findings about links. `failures` contains the reasons why programs failed, by rank."""
     best, alone, whole = _best(rows, "pair"), _best(rows, "alone"), [row for row in rows if row.test in WHOLE]
     slow, median = slow_pairs(best), usual(best)
     nodes = sorted({peer for pair in slow for peer in pair if _is_culprit(peer, best, slow)})
@@ -77,8 +77,10 @@ def verdict(peers: Peers, rows: Sequence[Row], failures: Mapping[int, str]) -> R
     ]
     for row in whole:
         if not findings and not row.busbw:
-            what = f"{row.test} of all {peers.noun}s fails, although all measured pairs work: {row.error}"
-            findings = [Finding(Problem("error", "links", what, HANG, "halve the nodes to find the cause"))]
+            what = f"{row.test} across all {peers.noun}s fails, although all measured pairs work: {row.error}"
+            findings = [
+                Finding(Problem("error", "links", what, HANG, "try half of the nodes to find the cause"))
+            ]
     table = tuple((" - ".join(peers.named(pair)), _speed(best[pair]), _speed(median)) for pair in slow)
     words = f"{counted(len(peers.labels), peers.noun)}, {counted(len(best), 'pair')}, median {_speed(median)}"
     words += "".join(f", {row.test} {_speed(row.busbw)}" for row in whole)
@@ -99,7 +101,7 @@ def _best(rows: Sequence[Row], test: str) -> dict[tuple[int, int], float]:
 
 
 def _is_culprit(peer: int, best: Best, slow: Sequence[tuple[int, int]]) -> bool:
-    """Return whether all of a peer's links are slow, at least two, although a link of others is good."""
+    """Return whether all links of a peer, at least two, are slow while a link between others is good."""
     own = {pair for pair in best if peer in pair}
     return len(own) > 1 and own <= {*slow} and len(slow) < len(best)
 
@@ -125,7 +127,7 @@ def _silent(peers: Peers, rows: Sequence[Row], failures: Mapping[int, str]) -> I
     reasons = {rank: failures.get(rank, why) for rank, why in sorted(silent.items())}
     for what in dict.fromkeys(reasons.values()):
         labels = dict.fromkeys(peers.of(rank) for rank, why in reasons.items() if why == what)
-        yield Finding(Problem("error", "links", what, HANG, "look at its processes and network"), (*labels,))
+        yield Finding(Problem("error", "links", what, HANG, "check its processes and network"), (*labels,))
 
 
 def _speed(busbw: Any) -> str:

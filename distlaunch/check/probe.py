@@ -1,10 +1,10 @@
 """The probe: a program that describes its node. The job's Python runs it on each node before a launch.
 
 `python -c SOURCE REQUEST` prints one JSON object. For each part, it contains the facts or, as a text, the
-reason why they are missing. The probe imports nothing of the job and needs only the standard library of
-Python 3.8. The request has `workdir`, `script`, `module` and `master`, each None if it doesn't apply,
-parts to `skip`, and `code`, the digest of each file to compare, keyed by path. There may be thousands, so the
-request is compressed.
+reason why they are missing. The probe doesn't import any of the job's code, and needs only the standard
+library of Python 3.8. The request has `workdir`, `script`, `module` and `master`, each None if it doesn't
+apply, parts to `skip`, and `code`, the digest of each file to compare, keyed by path. There may be thousands,
+so the request is compressed.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def text_of(path: str) -> str:
 
 
 def place(asked: Facts) -> Facts:
-    """Paths of the job, and the disks they are on."""
+    """The job's paths, and the disks they are on."""
     workdir = os.path.expanduser(asked["workdir"])
     facts: Facts = {"workdir": workdir, "exists": os.path.isdir(workdir), "disks": {}}
     if asked["script"]:
@@ -76,7 +76,7 @@ def place(asked: Facts) -> Facts:
 
 
 def code(asked: Facts) -> Facts:
-    """Files whose content differs from that on the machine that asks."""
+    """Files whose content differs from that on the requesting machine."""
     workdir, deadline = os.path.expanduser(asked["workdir"]), time.monotonic() + LIMIT_S * 3 / 4
     odd: list[str] = []
     for count, (path, expected) in enumerate(asked["code"].items()):
@@ -89,7 +89,7 @@ def code(asked: Facts) -> Facts:
 
 
 def digest(path: str) -> str:
-    """Return a digest of a file's size and content, of which 16 MiB count; "" = it can't be read."""
+    """Return a digest of a file's size and of its first 16 MiB; "" = the file can't be read."""
     try:
         with open(path, "rb") as file:
             data = b"%d " % os.fstat(file.fileno()).st_size + file.read(1 << 24)
@@ -116,7 +116,7 @@ def limits(asked: Facts) -> Facts:
 
 
 def load(asked: Facts) -> Facts:
-    """Processors and memory, and how busy they are."""
+    """Processors and memory, and their load."""
     cpus = os.cpu_count()
     if sys.platform == "linux":
         cpus = len(os.sched_getaffinity(0))
@@ -131,7 +131,7 @@ def load(asked: Facts) -> Facts:
 
 
 def jobs() -> dict[str, int]:
-    """Count the ranks that run here already, by run: of distlaunch, or of any launcher that sets RANK."""
+    """Count the ranks already running on this node, by run: from any launcher that sets RANK."""
     found: dict[str, int] = {}
     for path in glob.glob("/proc/[0-9]*/environ"):
         env = dict(each.partition("=")[::2] for each in text_of(path).split("\0"))
@@ -201,7 +201,7 @@ def imported(script: str) -> list[str]:
 
 
 def network(asked: Facts) -> Facts:
-    """Names and addresses, the interface towards the first node, and interfaces named by variables."""
+    """Names and addresses, the interface toward the first node, and interfaces set by variables."""
     facts: Facts = {"name": socket.gethostname(), "interfaces": {}, "named": {}, "ib": {}}
     facts["own"] = addresses(facts["name"])
     facts["master"] = addresses(asked["master"]) if asked["master"] else []
@@ -230,7 +230,7 @@ def network(asked: Facts) -> Facts:
 
 
 def asked_of(sock: socket.socket, interface: str, request: int) -> bytes:
-    """Return the kernel's answer about an interface (netdevice(7)); empty if it has none."""
+    """Return the kernel's answer about an interface (netdevice(7)); empty if there is none."""
     try:
         return fcntl.ioctl(sock.fileno(), request, struct.pack("256s", interface.encode()[:15]))
     except OSError:
@@ -315,7 +315,7 @@ def nvml_number(nvml: Any, name: str, value: Any, handle: Any = None, *more: Any
 
 
 def amd_gpus() -> list[Facts]:
-    """Return the GPUs of the amdgpu driver, by its files in sysfs (Linux: gpu/amdgpu/driver-misc)."""
+    """Return the GPUs of the amdgpu driver, from its files in sysfs (Linux: gpu/amdgpu/driver-misc)."""
     found = []
     for path in sorted(glob.glob("/sys/class/drm/card*/device/mem_info_vram_total")):
         folder = os.path.dirname(path)
@@ -328,9 +328,9 @@ def amd_gpus() -> list[Facts]:
 
 
 def intel_gpus() -> list[Facts]:
-    """Return the GPUs with memory of their own of the xe and i915 drivers, by their files in sysfs.
+    """Return the GPUs of the xe and i915 drivers that have their own memory, from their files in sysfs.
 
-    xe has the memory of each tile. Neither driver has a file for the memory in use.
+    xe shows the memory of each tile. Neither driver shows the memory in use.
     """
     found = []
     for card in sorted(glob.glob("/sys/class/drm/card*[0-9]")):

@@ -69,7 +69,7 @@ def run_app(words: Sequence[str], early: "Link | None" = None) -> int:
 
 
 def _advise_on(unknown: Any) -> None:
-    """Say where an unknown option belongs, if the command has arguments for a script."""
+    """Advise where to put an unknown option, if the command has arguments for a script."""
     option, params = unknown.option_name, unknown.ctx.command.params if unknown.ctx else ()
     if not any("-- " in str(each.metavar) for each in params):
         return
@@ -86,7 +86,7 @@ _OTHERS = (
     *("init.init", "check.check", "submit.queue", "runs.runs", "why.why", "report.report", "report.bundle"),
     *("logs.logs", "checkout.checkout", "prune.prune", "submit.exports", "import_command.imports"),
 )
-"""The commands of other modules, or Typer applications of such commands, in the order of the help."""
+"""Commands in other modules, or Typer applications with such commands, in the order of the help."""
 
 
 def _add_other_commands() -> None:
@@ -120,7 +120,7 @@ Quiet = Annotated[
 ]
 _DETACH = "Return once all ranks have started, print the run's ID, and keep the run going in the background."
 Detach = Annotated[bool, Option("--detach", "-d", help=_DETACH)]
-NoSync = Annotated[bool, Option("--no-sync", help="Use the code that is on the nodes already.")]
+NoSync = Annotated[bool, Option("--no-sync", help="Use the code that is already on the nodes.")]
 View = Annotated[
     bool, Option("--view", help="Show the run full-screen, like `distlaunch view`, except that q stops it.")
 ]
@@ -147,7 +147,7 @@ def run(
     unchecked: NoCheck = False,
     unsynced: NoSync = False,
 ) -> None:
-    """Run a job. The exit status is that of the first worker that failed.
+    """Run a job. Exit with the status of the first worker that failed.
 
     Ranks have no standard input, except rank 0 of a job with `stdin: rank 0`.
     """
@@ -195,7 +195,7 @@ def dry_run(
         say("host names are known only inside an allocation")
     unknown = any(node.procs and node.gpus is None and not node.local for node in spec.nodes)
     if unknown and spec.backend == "auto":
-        say("only `run` detects GPUs: this assumes one for each worker; gpus_per_node sets their number")
+        say("only `run` detects GPUs; this plan assumes one per worker (set gpus_per_node to change that)")
     print_plan(plan_without_nodes(spec), "json" if as_json else style.value)
 
 
@@ -224,7 +224,7 @@ def check_port(
     ssh_config: SshConfig = None,
     as_json: Json = False,
 ) -> None:
-    """Test that the port is free and that all nodes can reach it and each other; if not, exit with 1."""
+    """Test whether a port is free, and whether all nodes can reach it and each other. Exit with 1 if not."""
     from distlaunch.cli.port_targets import reports_on
 
     reports = reports_on(targets, overrides or (), ssh_config)
@@ -244,7 +244,7 @@ Of = Annotated[str, Option("--of", metavar="DOCUMENT", help=_OF)]
 
 @app.command("schema")
 def schema(of: Of = "job") -> None:
-    """Print the JSON schema of job files, for an editor, or of what other commands print with --json."""
+    """Print the JSON Schema of job files, or of the JSON that another command prints."""
     if of == "job":
         from distlaunch.job.keys import json_schema
         from distlaunch.schedulers import job_keys

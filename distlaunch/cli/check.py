@@ -15,9 +15,9 @@ from distlaunch.errors import Exit
 from distlaunch.observers.console import escape
 from distlaunch.wording import listed
 
-_CODE = "Also compare the files that git tracks, and lock files, with those here."
+_CODE = "Also check that git-tracked files and lock files on the nodes match those on this machine."
 Code = Annotated[bool, Option("--code", help=_CODE)]
-Links = Annotated[bool, Option("--links", help="Also measure the links between nodes, and name slow ones.")]
+Links = Annotated[bool, Option("--links", help="Also measure the links between nodes, and report slow ones.")]
 
 
 def check(
@@ -32,9 +32,11 @@ def check(
     links: Links = False,
     as_json: Json = False,
 ) -> None:
-    """Connect to the nodes of a job and report what would keep it from working; if anything, exit with 1.
+    """Connect to a job's nodes and report problems.
 
-    Nothing of the job is started. With --links, a small program that needs torch runs in place of its ranks.
+    Exit with 1 if any of them would keep the job from working.
+
+    No part of the job is started. With --links, a small program that needs torch runs instead of its ranks.
     """
     from distlaunch.launch.node_check import check as ask
 
@@ -58,7 +60,7 @@ def check(
 
 
 def _show_step(text: str) -> None:
-    """Show the progress on a terminal, in place of the previous step."""
+    """Show the progress on a terminal, replacing the previous step."""
     if sys.stderr.isatty():
         sys.stderr.write("\r\x1b[K" + escape(text and f"distlaunch: links: {text}"))
         sys.stderr.flush()

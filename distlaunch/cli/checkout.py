@@ -13,7 +13,7 @@ from distlaunch.errors import UsageError
 from distlaunch.runs.find import find
 from distlaunch.wording import counted
 
-_RUN = "A run's ID, its unique beginning, or its directory; or a job's name or job file."
+_RUN = "A run's ID, a unique prefix of its ID, its directory, or the name or file of its job."
 Run = Annotated[str, Argument(metavar="RUN", help=_RUN, autocompletion=offered)]
 Folder = Annotated[str, Argument(metavar="DIRECTORY", help="A new directory for the code.")]
 
@@ -21,12 +21,12 @@ Folder = Annotated[str, Argument(metavar="DIRECTORY", help="A new directory for 
 def checkout(
     context: typer.Context, run: Run, folder: Folder, as_json: Json = False, ssh_config: SshConfig = None
 ) -> None:
-    """Write the code that a run with `sync` used into a new directory."""
+    """Write the code of a run that used `sync` to a new directory."""
     from distlaunch.launch.snapshot import check_out
 
     run_elsewhere(context, run, ssh_config)
     if os.path.lexists(folder):
-        raise UsageError(f"{folder} exists already; name a new directory")
+        raise UsageError(f"{folder} already exists; specify a new directory")
     found = find(run)
     files = check_out(found.folder, folder)
     if as_json:

@@ -1,9 +1,9 @@
-"""The controller of a job that a Python program runs, as the child of that: see `distlaunch.api`.
+"""The controller of a job that a Python program runs, as its child process: see `distlaunch.api`.
 
 The first line on stdin is a request (JSON): the arguments of `load_job`. Lines on stdout answer it: the run
-and its directory, then that all ranks run; or the error. The end of stdin means that the program is gone, and
-ends the job, unless the line DETACH came before. A process of its own keeps the heartbeats going whatever the
-program does, and leaves its signals, descriptors and threads alone.
+and its directory, then that all ranks are running; or the error. The end of stdin means that the program is
+gone, and ends the job, unless the line DETACH came before. A separate process keeps the heartbeats going
+whatever the program does, and doesn't affect its signals, descriptors and threads.
 """
 
 import contextlib
@@ -32,12 +32,12 @@ DETACH = b"detach\n"
 
 
 class Announcer(Observer):
-    """Tells the program once all ranks run."""
+    """Notifies the program once all ranks are running."""
 
     told = False
 
     def happened(self, event: Event, state: State, at: float) -> None:
-        """Announce that nothing of the start can fail any more."""
+        """Announce that the start can no longer fail."""
         waits = any(worker.phase is WorkerPhase.PLANNED for worker in state.workers)
         if not self.told and state.phase is Phase.RUNNING and not waits:
             self.told = True

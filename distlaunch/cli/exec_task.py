@@ -23,8 +23,8 @@ USAGE = "usage: distlaunch exec [--virtual-local-rank] -- PROGRAM [ARGS…]"
 HELP = f"""{USAGE}
 
 Run PROGRAM as one rank, in a task started by srun, mpirun, flux run or jsrun. RANK, LOCAL_RANK, WORLD_SIZE,
-MASTER_ADDR, MASTER_PORT and torchrun's other variables are set from the variables of that launcher. The task
-of rank 0 controls the run: when a rank fails, the others are stopped, and each task prints which rank failed.
+MASTER_ADDR, MASTER_PORT and torchrun's other variables are derived from that launcher's variables. Rank 0's
+task controls the run: when a rank fails, the others are stopped, and each task prints which rank failed.
 
   --virtual-local-rank  LOCAL_RANK is 0: each task sees only its own GPU (srun --gpus-per-task)
   -h, --help            Show this help and exit.
@@ -49,7 +49,7 @@ def run_exec(words: Sequence[str]) -> int:
 
 
 def gathering_of(task: Task, virtual: bool, environ: Mapping[str, str]) -> Gathering:
-    """Describe how a step's tasks gather: at the user's endpoint, or at ports that all compute alike."""
+    """Describe how a step's tasks gather: at the user's endpoint, or at ports that all tasks derive alike."""
     job = f"{task.step} {task.restarts} {os.getuid()}"
     port = environ.get("MASTER_PORT")
     local_rank = 0 if virtual else task.local_rank
@@ -126,7 +126,7 @@ def task_of(environ: Mapping[str, str]) -> Task:
 
 
 def _hosts(task: Task, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the hosts at which to reach rank 0: the user's choice, or those known to the task."""
+    """Return the hosts at which rank 0 may be reached: the user's choice, or those known to the task."""
     if given := environ.get("MASTER_ADDR"):
         return (given,)
     if task.on_one_node:
@@ -143,7 +143,7 @@ def _hosts(task: Task, environ: Mapping[str, str]) -> tuple[str, ...]:
 PATIENCE_S = 2.0
 KEY = "distlaunch"
 HOST = "MPIR_CVAR_CH3_INTERFACE_HOSTNAME"
-"""The variable with the name that mpirun and the other hosts use for this host."""
+"""The variable that contains the name by which mpirun and the other hosts know this host."""
 
 
 def located(task: Task, descriptor: int) -> Task:
@@ -161,7 +161,7 @@ def located(task: Task, descriptor: int) -> Task:
 
 
 def finalize(descriptor: int) -> None:
-    """Sign off from the process manager, unless the program has.
+    """Sign off from the process manager, unless the program has done so.
 
     Without this, Hydra treats the end of the connection as a crash. If Hydra sees it before it has reaped the
     task, mpirun ends with status 1, whatever the task's status.

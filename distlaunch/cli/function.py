@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 MARK = "\x1edistlaunch result "
 MAX_RESULT = 64 << 20
-"""Bytes of a packed result."""
+"""Maximum bytes of a packed result."""
 
 
 def main() -> None:
@@ -27,14 +27,16 @@ def main() -> None:
     here = sys.version_info[:2]
     if module is None and here != version:
         needed, own = (".".join(map(str, each)) for each in (version, here))
-        sys.exit(f"a function of a notebook or of __main__ needs the same Python: {needed}, not {own}")
+        sys.exit(
+            f"a function from a notebook or __main__ needs the same version of Python: {needed}, not {own}"
+        )
     args, kwargs = pickle.loads(arguments)  # noqa: S301
     function: Any = pickle.loads(name) if module is None else importlib.import_module(module)  # noqa: S301
     for part in name.split(".") if module is not None else ():
         function = getattr(function, part)
     result = base64.b64encode(zlib.compress(pickle.dumps(function(*args, **kwargs)), 1))
     if len(result) > MAX_RESULT:
-        sys.exit(f"the result has {len(result)} bytes, more than {MAX_RESULT}: write it to a file")
+        sys.exit(f"the result is too large: {len(result)} bytes (at most {MAX_RESULT}); write it to a file")
     sys.stdout.flush()
     data = b"\n" + MARK.encode() + result + b"\n"
     while data:

@@ -1,4 +1,4 @@
-"""`distlaunch import`: makes job files from the files and command lines of other launchers."""
+"""`distlaunch import`: converts the files and command lines of other launchers to job files."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 imports = typer.Typer(
     name="import",
-    help="Print a job file for another launcher's command or file. Each command takes --json.",
+    help="Convert another launcher's command or file to a job file and print it. All commands accept --json.",
     no_args_is_help=True,
 )
 _WORDS = "The whole command, quoted, or its words after `--`; - reads it from standard input."
@@ -29,7 +29,7 @@ Program = Annotated[list[str] | None, Argument(metavar="[-- SCRIPT ARGS…]", he
 
 @imports.command("torchrun")
 def from_torchrun(words: Words, as_json: Json = False) -> None:
-    """Print a job file for a torchrun command."""
+    """Convert a torchrun command to a job file and print it."""
     from distlaunch.cli.job_file import STDIN, read_job
     from distlaunch.compat.from_torchrun import command_draft
     from distlaunch.here import cpu_count
@@ -40,7 +40,7 @@ def from_torchrun(words: Words, as_json: Json = False) -> None:
 
 @imports.command("mpirun")
 def from_mpirun(words: Words, as_json: Json = False) -> None:
-    """Print a job file for a command of Open MPI's or MPICH's mpirun."""
+    """Convert an mpirun command (Open MPI or MPICH) to a job file and print it."""
     from distlaunch.cli.job_file import STDIN, read_text
     from distlaunch.compat.from_mpirun import mpirun_draft
 
@@ -49,7 +49,7 @@ def from_mpirun(words: Words, as_json: Json = False) -> None:
 
 @imports.command("sbatch")
 def from_sbatch(script: Script, as_json: Json = False) -> None:
-    """Print a job file for a Slurm batch script."""
+    """Convert a Slurm batch script to a job file and print it."""
     from distlaunch.cli.job_file import read_text, source_of
     from distlaunch.compat.from_sbatch import sbatch_draft
     from distlaunch.here import cpu_count
@@ -59,7 +59,7 @@ def from_sbatch(script: Script, as_json: Json = False) -> None:
 
 @imports.command("accelerate")
 def from_accelerate(config: Config, program: Program = None, as_json: Json = False) -> None:
-    """Print a job file for an accelerate config."""
+    """Convert an accelerate config to a job file and print it."""
     from distlaunch.cli.job_file import read_job, source_of
     from distlaunch.compat.from_accelerate import accelerate_draft
     from distlaunch.job.yaml_document import parse
@@ -70,7 +70,7 @@ def from_accelerate(config: Config, program: Program = None, as_json: Json = Fal
 
 @imports.command("hostfile")
 def from_hostfile(hosts: Hosts, program: Program = None, as_json: Json = False) -> None:
-    """Print a job file for the hosts of a hostfile."""
+    """Convert a hostfile to a job file and print it."""
     from distlaunch.cli.job_file import read_job, source_of
     from distlaunch.compat.draft import hostfile_draft
 

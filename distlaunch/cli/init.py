@@ -1,4 +1,4 @@
-"""`init`: writes a short job file for a script, after looking at its nodes."""
+"""`init`: writes a short job file for a script, after connecting to its nodes."""
 
 import glob
 import os
@@ -29,18 +29,18 @@ _SET = "Another key of the job file, e.g. --set workdir=~/project."
 Keys = Annotated[list[str] | None, Option("--set", metavar="KEY=VALUE", help=_SET)]
 _NOTES = {
     "nodes": "rank 0 runs on the first node; host names are as ssh knows them",
-    "gpus_per_node": "GPUs on each node; without this key, each start counts them",
-    "procs_per_node": "workers on each node; without this key, one for each GPU",
+    "gpus_per_node": "GPUs on each node; without this key, they are counted at each start",
+    "procs_per_node": "workers on each node; without this key, one per GPU",
     "script": "relative to this file, and at the same path on every node",
 }
 _UNSET = {
     "nodes": "nodes: [gpu-a, gpu-b]  # host names as ssh knows them; by default, this machine",
-    "procs_per_node": "procs_per_node: 2  # workers on each node; by default, one for each GPU",
+    "procs_per_node": "procs_per_node: 2  # workers on each node; by default, one per GPU",
     "args": "args: [--epochs, 10]  # arguments for the program",
     "restarts": "restarts: 3  # new attempts after a failure",
     "timeouts": "timeouts: {stall: 10m}  # how long a rank may be idle before it counts as stalled",
 }
-"""Comments with the keys that the file doesn't set."""
+"""Comments about keys that the file doesn't set."""
 
 
 def init(
@@ -54,15 +54,15 @@ def init(
     out: Out = "job.yaml",
     as_json: Json = False,
 ) -> None:
-    """Write a short job file with comments. On a terminal, ask for the script and the hosts if not given.
+    """Write a short job file with comments. On a terminal, ask for the script and hosts unless given.
 
-    Connects to the nodes, to count their GPUs and look for torch. Never overwrites a file. Exits with 1 if a
+    Connects to the nodes to count their GPUs and look for torch. Never overwrites a file. Exits with 1 if a
     node can't be reached.
     """
     from distlaunch.launch.node_check import look
 
     if os.path.lexists(out):
-        raise UsageError(f"{out} already exists: choose another name with -o")
+        raise UsageError(f"{out} already exists; choose another name with -o")
     script, words = job_and_args(context, script, args)
     typed, settings, asks = Typed(module, hosts, ranks), overrides or [], sys.stdin.isatty()
     if asks and not (script or module or _set("script|module|command", settings)):
@@ -97,15 +97,15 @@ def _set(keys: str, settings: Sequence[str]) -> bool:
 
 
 def _checked(script: str | None, typed: Typed, settings: Sequence[str]) -> str | None:
-    """Return the script. Raises `UsageError` if nothing names a program, or if it can't be a script."""
+    """Return the script. Raises `UsageError` if there is no program, or if it can't be a script."""
     if script is None:
         if typed.module or _set("script|module|command", settings):
             return None
-        raise UsageError("name the script, as in `distlaunch init train.py -H gpu-a,gpu-b`")
+        raise UsageError("specify the script, as in `distlaunch init train.py -H gpu-a,gpu-b`")
     if not script.endswith(".py"):
         raise UsageError(f"{script} is not a .py file: for another program, use --set 'command=[…]'")
     if not os.path.exists(script) and not typed.hosts:
-        raise UsageError(f"no file {script} here: name the script by its path")
+        raise UsageError(f"no file {script}: specify the path of the script")
     return script
 
 
@@ -153,7 +153,7 @@ def _gpus(seen: Sequence[int | None], asks: bool) -> int | None:
 def _draft(out: str, keys: dict[str, Any], spec: JobSpec, reports: Sequence[NodeReport]) -> Draft:
     draft = Draft(out)
     draft.keys = keys
-    draft.note("made by `distlaunch init`; `distlaunch schema` has all keys")
+    draft.note("created by `distlaunch init`; `distlaunch schema` lists all keys")
     meaningless = {"nodes"} if spec.allocation else {"args"} if "command" in keys else set()
     for key, text in _UNSET.items():
         if key not in keys.keys() | meaningless:

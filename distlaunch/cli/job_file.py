@@ -32,7 +32,7 @@ from distlaunch.schedulers import allocation_in, job_keys, load, sections
 from distlaunch.wording import counted
 
 COMMAND_LINE = "the command line"
-"""Name used in place of a path for a job without a file."""
+"""The name used instead of a path for a job without a file."""
 MAX_BYTES = 1 << 20
 STDIN = "-"
 PIPED_NAME = "job"
@@ -64,7 +64,7 @@ def load_job(
 
 
 def with_code(spec: JobSpec) -> JobSpec:
-    """Return `spec` with a snapshot of the code that the job brings, if any. Raises `DistlaunchError`."""
+    """Return `spec` with a snapshot of the code to copy to the nodes, if any. Raises `DistlaunchError`."""
     if not spec.sync.tree:
         return spec
     from distlaunch.launch.snapshot import with_tree  # few jobs bring their code
@@ -75,7 +75,7 @@ def with_code(spec: JobSpec) -> JobSpec:
 def load_document(
     path: str | None, overrides: Sequence[str], extra_args: Sequence[str], typed: Typed
 ) -> tuple[JobSpec, Value, str]:
-    """Return a job as `load_job` does, its document, and the directory where its relative paths begin."""
+    """Return a job as `load_job` does, its document, and the directory at which its relative paths start."""
     _check_twice(typed, overrides)
     path, document = _document(path, typed.module, overrides)
     if typed.hosts is not None and isinstance(document, Entries):
@@ -89,12 +89,14 @@ def load_document(
         spec = _built(document, path)
         if (total := sum(node.procs or 0 for node in spec.nodes)) != typed.ranks:
             nodes = f"the {counted(len(spec.nodes), 'node')} would have {total} ranks"
-            raise UsageError(f"-n {typed.ranks}: {nodes}; write the ranks of each, as in -H a:2,b:4")
+            raise UsageError(
+                f"-n {typed.ranks}: {nodes}; specify the number of ranks on each, as in -H a:2,b:4"
+            )
     return spec, document, os.getcwd() if path == COMMAND_LINE else os.path.dirname(os.path.realpath(path))
 
 
 def _check_twice(typed: Typed, overrides: Sequence[str]) -> None:
-    """Raise `UsageError` if an option and --set set the same."""
+    """Raise `UsageError` if an option and --set set the same key."""
     for option, value, keys, what in (
         ("-H", typed.hosts, "nodes|hostfile", "nodes"),
         ("-n", typed.ranks, "procs_per_node", "ranks"),
@@ -106,9 +108,11 @@ def _check_twice(typed: Typed, overrides: Sequence[str]) -> None:
 def _document(path: str | None, module: str | None, overrides: Sequence[str]) -> tuple[str, Value]:
     """Return the path of the job file, or COMMAND_LINE, and the document."""
     if not (path or module or any(re.match("(script|module|command)=", text) for text in overrides)):
-        raise UsageError("name a job file or a script, as in `distlaunch run train.py -n 4`")
+        raise UsageError("specify a job file or a script, as in `distlaunch run train.py -n 4`")
     if path is not None and module is not None:
-        raise UsageError(f"-m {module}: {path!r} is not an argument of the module; write it after --")
+        raise UsageError(
+            f"-m {module}: {path!r} can't be used with -m; to pass it to the module, put it after --"
+        )
     if path is not None and not path.endswith(".py"):
         return path, parse(read_job(path), source_of(path))
     kind, word = ("module", module or "") if path is None else ("script", path)
@@ -117,7 +121,7 @@ def _document(path: str | None, module: str | None, overrides: Sequence[str]) ->
 
 
 def _on_hosts(document: Entries, hosts: str) -> Entries:
-    """Set nodes to the HOST or HOST:PROCS of -H. Hosts in the job file keep their other settings there."""
+    """Set nodes to the HOST or HOST:PROCS from -H. Hosts in the job file keep their other settings."""
     place, nodes, listed = Place("-H"), at(document, "nodes"), list[Value]()
     known: dict[str, tuple[str | None, Entries]] = {}
     try:
@@ -137,9 +141,11 @@ def _on_hosts(document: Entries, hosts: str) -> Entries:
 
 
 def write_new(option: str, path: str, text: str, folder: str) -> None:
-    """Write a new job file in `folder`, where its relative paths begin. Raises `UsageError`."""
+    """Write a new job file in `folder`, at which its relative paths start. Raises `UsageError`."""
     if os.path.dirname(os.path.realpath(path)) != folder:
-        raise UsageError(f"{option} {path}: save the job in {folder}, where its relative paths begin")
+        raise UsageError(
+            f"{option} {path}: save the job in {folder}, because its relative paths start in that directory"
+        )
     try:
         with open(path, "x", encoding="utf-8") as file:
             try:
@@ -155,13 +161,13 @@ def write_new(option: str, path: str, text: str, folder: str) -> None:
 def read_job(path: str) -> str:
     """Return the text of a job file or of another launcher's file. Raises `UsageError` for a program."""
     if path.endswith(".py"):
-        hint = f"`distlaunch dry-run {path} --save job.yaml` makes one"
+        hint = f"`distlaunch dry-run {path} --save job.yaml` creates one"
         raise UsageError(f"{path} is a script, not a job file: {hint}")
     text = read_text(path)
     if "\n#SBATCH" in f"\n{text}":
         from shlex import quote  # only a mistake needs it
 
-        hint = f"`distlaunch import sbatch {quote(path)}` makes a job file of it"
+        hint = f"`distlaunch import sbatch {quote(path)}` converts it to a job file"
         raise UsageError(f"{source_of(path)} is a Slurm batch script: {hint}")
     return text
 
@@ -174,7 +180,7 @@ def job_of(
     submitted: bool = False,
     in_image: bool = False,
 ) -> JobSpec:
-    """Return the job described by a text from `path`; a `submitted` job gets the nodes that it requests.
+    """Return the job described by the text from `path`. A `submitted` job gets the nodes that it requests.
 
     `in_image` is as in `Surroundings`. Raises `JobError` or `UsageError`, as `load_job` does.
     """
@@ -285,9 +291,9 @@ def _overridden(document: Value, text: str) -> Value:
 
 
 def _opened(document: Value, steps: list[str]) -> Value:
-    """Return `document` with maps in place of the shorthands that `steps` lead into.
+    """Return `document` with shorthands along the path `steps` expanded to maps.
 
-    Raises KeyError if `steps` lead to an item of a list that the file doesn't have.
+    Raises KeyError if `steps` lead to a list item that the file doesn't have.
     """
     kind: Type | None = job_keys(steps[:1])
     for depth, step in enumerate(steps):

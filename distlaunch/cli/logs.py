@@ -36,7 +36,7 @@ STDERR = 1
 
 Ranks = Annotated[str | None, Option("--rank", "-r", metavar="0,3-5", help="Print only these ranks.")]
 Follow = Annotated[bool, Option("--follow", "-f", help="Keep printing new output until the run ends.")]
-_SINCE = "Print only output of the last DURATION, e.g. 30s, 10m, 1h30m."
+_SINCE = "Print only output from the last DURATION, e.g. 30s, 10m, 1h30m."
 Since = Annotated[str | None, Option("--since", metavar="DURATION", help=_SINCE, show_default=False)]
 Most = Annotated[
     int | None, Option("--lines", "-n", metavar="N", min=0, max=10**9, help="Print only the last N lines.")
@@ -70,7 +70,7 @@ def logs(
 
 
 class Choice(NamedTuple):
-    """A selection of lines: of which ranks (None = all), `since` when, and matching which pattern."""
+    """A selection of lines: the ranks (None = all), `since` when, and a pattern to match."""
 
     ranks: Collection[int] | None
     stderr_only: bool
@@ -156,10 +156,10 @@ class LogLines(Observer):
         self._terminal = sys.stdout.isatty()
         self._colors = wants_color(self._terminal)
         self.cut = ""
-        """The last message about output that was not kept."""
+        """The last message about output that was not saved."""
 
     def message(self, message: ShowMessage, at: float) -> None:
-        """Note that output was not kept."""
+        """Record that output was not saved."""
         self.cut = message.text if "logs.limit" in message.text else self.cut
 
     def started(self, state: State, at: float) -> None:

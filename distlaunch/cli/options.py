@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Call(NamedTuple):
-    """The Typer context object: facts about a command beside its arguments."""
+    """The Typer context object: facts about a command in addition to its arguments."""
 
     words: tuple[str, ...]
     """The whole command line."""
@@ -57,7 +57,7 @@ Hosts = Annotated[
     str | None, Option("-H", metavar="HOST[:PROCS],…", help="The hosts in rank order, instead of nodes.")
 ]
 Module = Annotated[str | None, Option("-m", metavar="MODULE", help="A Python module, instead of a job file.")]
-Save = Annotated[str | None, Option("--save", metavar="JOB.YAML", help="Write the job to a new file here.")]
+Save = Annotated[str | None, Option("--save", metavar="JOB.YAML", help="Write the job to this new file.")]
 _ARGS = "Arguments for the script, added to those in the job file."
 Args = Annotated[list[str] | None, Argument(metavar="[-- ARGS…]", help=_ARGS, callback=_check_dashes)]
 _SET = (
@@ -68,5 +68,5 @@ Set = Annotated[list[str] | None, Option("--set", metavar="KEY=VALUE", help=_SET
 Json = Annotated[bool, Option("--json", help="Print the result as JSON.")]
 Fold = Annotated[bool, Option("--fold", help="Collapse identical lines from several ranks.")]
 NoCheck = Annotated[bool, Option("--no-check", help="Start the ranks without checking the nodes first.")]
-_SSH = "The ssh_config file to reach HOST with, as with ssh -F."
+_SSH = "Use this ssh_config file to reach HOST, as with ssh -F."
 SshConfig = Annotated[str | None, Option("--ssh-config", metavar="FILE", help=_SSH)]

@@ -12,7 +12,7 @@ from distlaunch.wording import json_text
 
 
 class ReaderLeftError(DistlaunchError):
-    """The reader of stdout has closed the pipe: there is nothing left to do or to report."""
+    """The reader of stdout has closed the pipe, so nothing is left to do or to report."""
 
     exit_status = Exit.BROKEN_PIPE
 
@@ -55,7 +55,7 @@ def print_text(text: str) -> None:
 
 
 def print_run(run: str) -> None:
-    """Print the ID of a run that goes on in the background; on stderr, if stdout can't be written."""
+    """Print the ID of a run that continues in the background; on stderr, if stdout can't be written."""
     try:
         print_text(f"{run}\n")
     except UnwritableError:

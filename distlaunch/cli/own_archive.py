@@ -1,4 +1,4 @@
-"""Archives of this program for machines that have only Python: complete, or `torchrun` alone."""
+"""Archives of this program for machines that have only Python: the complete program, or only `torchrun`."""
 
 import ast
 import hashlib
@@ -32,7 +32,7 @@ _UNUSED = (
 
 
 def payload_key() -> str:
-    """Return a digest that changes with any of the files."""
+    """Return a digest that changes whenever any of the files changes."""
     known = hashlib.sha256(_MAIN.encode())
     for name, path in _files():
         status = path.stat()

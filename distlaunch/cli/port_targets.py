@@ -1,4 +1,4 @@
-"""Arguments of `check-port`: job files and host:port, told apart by their form."""
+"""Arguments of `check-port`: job files and host:port, distinguished by their form."""
 
 import json
 import os
@@ -19,7 +19,7 @@ from distlaunch.transports.transport import SshOptions
 def reports_on(
     targets: Sequence[str], overrides: Sequence[str], ssh_config: str | None = None
 ) -> list[PortReport]:
-    """Return a report for each target, reached with that ssh_config or the job's.
+    """Return a report for each target, which is reached with that ssh_config or the job's.
 
     Raises `DistlaunchError`.
     """

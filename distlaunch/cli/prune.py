@@ -45,7 +45,7 @@ def prune(places: Places = None, older: Older = None, dry: Dry = False, as_json:
 
 
 def _old_runs(before: float, places: Sequence[str]) -> Iterator[Run]:
-    """Yield the user's runs that ended before that time, in those places if any. Raises `UsageError`."""
+    """Yield the user's runs that ended before that time, in `places` if given. Raises `UsageError`."""
     for place in places:
         check_folder(place)
     damaged = []
@@ -61,7 +61,7 @@ def _old_runs(before: float, places: Sequence[str]) -> Iterator[Run]:
 
 
 def _is_over(run: Run) -> bool:
-    """Return whether a run is certainly over: locks of other machines may be invisible here."""
+    """Return whether a run has certainly ended. Locks held on other machines may not be visible."""
     recorded = run.status.state.over and run.status.state is not RunState.LOST
     return recorded or not (run.alive or run.host)
 

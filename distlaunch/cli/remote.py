@@ -1,7 +1,7 @@
-"""Runs commands on another machine over SSH. The program is sent along unless it is cached there.
+"""Runs commands on another machine over SSH. The program is also sent, unless the machine has cached it.
 
-These are commands for runs there, and `run --on HOST` and `submit --on HOST`, after which this machine may
-sleep.
+These are commands for runs on that machine, and `run --on HOST` and `submit --on HOST`, after which this
+machine may sleep.
 """
 
 import base64
@@ -68,7 +68,7 @@ if request["folder"]:
         os.chdir(request["folder"])
     except OSError as error:
         words = (request["folder"], request["host"], error.strerror)
-        rest = "; --on needs the job file's directory at the same path there"
+        rest = "; --on needs the job file's directory at the same path on that host"
         sys.stderr.write("distlaunch: %s on %s: %s" % words + rest + "\\n")
         os._exit(2)
 with tempfile.TemporaryFile() as file:
@@ -111,9 +111,9 @@ def _print(output: bytes) -> None:
 
 
 def run_there(ssh: Ssh, request: Request, show: Callable[[bytes], object] = _print, name: str = "") -> int:
-    """Run the command there; return its exit status. Its stdout goes to `show`, by default to stdout here.
+    """Run the command remotely; return its exit status. Its stdout goes to `show`, by default local stdout.
 
-    With the `name` of a run, say on Ctrl-C that the run goes on. Raises `DistlaunchError`.
+    With the `name` of a run, Ctrl-C prints that the run continues. Raises `DistlaunchError`.
     """
     # A shell that reads one line from stdin, so that the quoting of the login shell doesn't matter.
     argv = ssh.argv_for("exec /bin/sh -c 'read -r line; eval \"$line\"'")
@@ -134,7 +134,7 @@ def run_there(ssh: Ssh, request: Request, show: Callable[[bytes], object] = _pri
 
 
 def show_there(ssh: Ssh, words: Sequence[str]) -> int:
-    """Run a command there on this terminal; return its exit status. Raises `DistlaunchError`."""
+    """Run a command remotely on this terminal; return its exit status. Raises `DistlaunchError`."""
     if status := run_there(ssh, Request(("--version",)), lambda output: None):
         return status
     code = _PLACE.format(key=payload_key()) + f"words = {[*words]!r}" + _START
@@ -145,7 +145,7 @@ def show_there(ssh: Ssh, words: Sequence[str]) -> int:
 
 
 def _hand_over(process: "subprocess.Popen[bytes]", host: str, request: Request) -> bytes:
-    """Send the command, and the program if it is missing there; return the first output, b"" at its end."""
+    """Send the command, and the program unless it is cached. Return the first output, b"" at its end."""
     assert process.stdin is not None
     code = _PLACE.format(key=payload_key()) + _RECEIVE + _START
     start = _FIND_PYTHON + f'exec "$p" -I -c {shlex.quote(f"exec({code!r})")}'
@@ -171,7 +171,7 @@ def _status(ssh: Ssh, status: int) -> int:
     if status == NO_PYTHON:
         raise DistlaunchError(
             f"{ssh.host}: found no Python 3.10 or later (tried python3 and python3.10 to python3.13 in "
-            "PATH); install one there"
+            "PATH); install one on that host"
         )
     if status == 255:
         # ssh has printed the reason.
@@ -191,9 +191,9 @@ def with_rest(words: Sequence[str], word: str, rest: str) -> tuple[str, ...]:
 def run_on(
     host: str, job: str, spec: JobSpec, overrides: Sequence[str], args: Sequence[str], detach: bool
 ) -> int:
-    """Start the job there, as `--detach` does. Unless `detach`, attach to it. Return the exit status.
+    """Start the job remotely, as `--detach` does. Unless `detach`, attach to it. Return the exit status.
 
-    `spec` is the job as parsed here. Raises `DistlaunchError`.
+    `spec` is the job as parsed on this machine. Raises `DistlaunchError`.
     """
     ssh = _way_to(host, spec)
     status, text = _output_of(ssh, ("run", "-", "--detach"), job, spec, overrides, args)
@@ -213,7 +213,7 @@ def run_on(
 def submit_on(
     host: str, config: str | None, job: str, overrides: Sequence[str], args: Sequence[str], to: Sequence[str]
 ) -> int:
-    """Submit the job there with the options `to`; return the exit status. Raises `DistlaunchError`."""
+    """Submit the job remotely with the options `to`; return the exit status. Raises `DistlaunchError`."""
     spec = job_of(read_job(job), job, overrides, args, submitted=True)
     config = config or spec.ssh.config
     status, text = _output_of(ssh_to(host, config), ("submit", "-", *to), job, spec, overrides, args)
@@ -226,7 +226,7 @@ def submit_on(
 
 
 def _way_to(host: str, spec: JobSpec) -> Ssh:
-    """Return the transport of the job's node with that name, or else one with the options of the job."""
+    """Return the transport to the job's node with that name, or else one with the job's options."""
     same = (node.reach for node in spec.pool if isinstance(node.reach, Ssh) and node.reach.host == host)
     return next(same, ssh_to(host, None)._replace(options=spec.ssh))
 
@@ -234,7 +234,7 @@ def _way_to(host: str, spec: JobSpec) -> Ssh:
 def _output_of(
     ssh: Ssh, command: Sequence[str], job: str, spec: JobSpec, overrides: Sequence[str], args: Sequence[str]
 ) -> tuple[int, str]:
-    """Run a command for the job there; return its exit status and its output."""
+    """Run a command for the job remotely; return its exit status and its output."""
     if not spec.invocation.file:
         raise UsageError("--on needs the job in a file; --save writes one")
     named = [f"name={json.dumps(spec.name)}", *overrides]

@@ -1,4 +1,4 @@
-"""`report`: writes a page about a run. `bundle`: writes an archive to attach to an issue."""
+"""`report`: writes an HTML page about a run. `bundle`: writes an archive to attach to a bug report."""
 
 import io
 import json
@@ -65,7 +65,7 @@ def bundle(
     as_json: Json = False,
     ssh_config: SshConfig = None,
 ) -> None:
-    """Write an archive about a run to attach to an issue: report, events, last output; without secrets."""
+    """Write an archive of a run for a bug report: report, events and last output, with secrets hidden."""
     run_elsewhere(context, which, ssh_config)
     from distlaunch.runs.bundle import bundle_of
 
@@ -85,7 +85,7 @@ def bundle(
 
 
 def _holds(head: bytes, run: str) -> bool:
-    """Return whether an archive that begins like this is a bundle of the run."""
+    """Return whether an archive that begins with these bytes is a bundle of the run."""
     try:
         return zlib.decompressobj(wbits=31).decompress(head, 512).startswith(f"{run}/".encode())
     except zlib.error:
@@ -93,7 +93,7 @@ def _holds(head: bytes, run: str) -> bool:
 
 
 def _write(path: str, data: bytes, is_older: Callable[[bytes], bool]) -> None:
-    """Write a file that only the user can read, and replace an older version of it, but nothing else."""
+    """Write a file that only the user can read. Replace an older version of it, but no other file."""
     if path == "-":
         with while_read():
             sys.stdout.buffer.write(data)
@@ -103,7 +103,7 @@ def _write(path: str, data: bytes, is_older: Callable[[bytes], bool]) -> None:
         if os.path.lexists(path):
             with open(path, "rb") as file:
                 if not is_older(file.read(1 << 12)):
-                    raise UsageError(f"{path} already exists and is not from this run; name another file")
+                    raise UsageError(f"{path} already exists and is not from this run; specify another file")
         fresh = f"{path}.{os.getpid()}.new"
         with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             file.write(data)

@@ -104,7 +104,7 @@ def _run(options: RunOptions, early: Link | None) -> int:
         raise UsageError("stdin: rank 0 can't be combined with --view, --on, or --detach on a terminal")
     if options.on is not None:
         if spec.sync.tree:
-            raise spec.error("sync", "the code is on this machine, which --on leaves: use --no-sync with it")
+            raise spec.error("sync", "sync can't be combined with --on; use --no-sync")
         from distlaunch.cli.remote import run_on
 
         return run_on(options.on, options.job or "", spec, settings, options.args, options.detach)

@@ -1,4 +1,4 @@
-"""Commands for existing runs: ps, attach, view, wait, stop, and functions that `logs` shares with them."""
+"""Commands for existing runs: ps, attach, view, wait and stop, and functions that `logs` also uses."""
 
 import os
 import shutil
@@ -26,24 +26,26 @@ from distlaunch.supervisor.status import RunState
 runs = typer.Typer()
 
 _WHICH = (
-    "A run's ID or the beginning of it, with the whole job name; a job's name or file (its latest run), a "
-    "run directory, or a Slurm job ID; HOST:RUN for a run on another host. Default: the latest run below the "
-    "current directory or started from it."
+    "A run's ID, or a prefix of it that includes the whole job name; a job's name or file (its latest run); "
+    "a run directory; or a scheduler's job ID. HOST:RUN is a run on another host. Default: the latest run "
+    "below the current directory or started from it."
 )
 
 
 _OF_ENDED = ("bundle", "checkout", "logs", "report", "why")
-"""Commands that are mostly for runs that have ended."""
+"""Commands mostly used for runs that have ended."""
 
 
 def offered(context: typer.Context, incomplete: str) -> list[str]:
-    """Return the known runs for completion, the latest first; few commands need those that have ended."""
+    """Return the known runs for completion, the latest first. Few commands offer those that have ended."""
     known = {*folders(), *ways()} - (set() if context.command.name in _OF_ENDED else noted_ends())
     return [run for run in sorted(known, key=when, reverse=True) if run.startswith(incomplete)]
 
 
 Which = Annotated[str | None, Argument(metavar="[RUN]", help=_WHICH, autocompletion=offered)]
-_PLACES = "Only these runs, or those in these directories and in their `runs`; HOST: lists another host's."
+_PLACES = (
+    "List only these runs, or those in these directories and their `runs`; HOST: lists another host's runs."
+)
 Places = Annotated[list[str] | None, Argument(metavar="[DIRECTORY|RUN]…", help=_PLACES)]
 Ended = Annotated[bool, Option("--all", "-a", help="Include runs that have ended.")]
 Most = Annotated[
@@ -74,7 +76,7 @@ def ps(
         say("no runs" if ended else "no active runs; `distlaunch ps -a` also lists ended runs")
 
 
-Everything = Annotated[bool, Option("--all", "-a", help="Start from the beginning of the run.")]
+Everything = Annotated[bool, Option("--all", "-a", help="Show the run's output from the beginning.")]
 
 
 @runs.command("attach")
@@ -85,7 +87,7 @@ def attach(
     fold: Fold = False,
     ssh_config: SshConfig = None,
 ) -> None:
-    """Follow a run's console output from now on; Ctrl-C detaches without stopping the run."""
+    """Follow a run's console output; Ctrl-C detaches without stopping the run."""
     run_elsewhere(context, which, ssh_config)
     from distlaunch.observers.terminal import Terminal
 
@@ -123,7 +125,7 @@ def wait(
 
 
 def wait_and_leave(which: str | None, as_json: bool = False) -> NoReturn:
-    """Wait until a run ends, print how, and exit with its exit status."""
+    """Wait until a run ends, print how it ended, and exit with its exit status."""
     run = follow_each(which, follow)
     if as_json:
         print_json(document(run))
@@ -145,7 +147,10 @@ def stop(
     as_json: Json = False,
     ssh_config: SshConfig = None,
 ) -> None:
-    """Stop a run, or cancel a queued job, and wait until it has ended. Like Ctrl-C, a second stop kills."""
+    """Stop a run, or cancel a queued job, and wait until it has ended.
+
+    As with Ctrl-C, doing it a second time kills the ranks at once.
+    """
     run_elsewhere(context, which, ssh_config)
     queued = submission(which)
     run = None if queued else find(which, alone=True)
@@ -169,7 +174,7 @@ def stop(
 
 
 def _stopped(queued: Submission | None, run: Run | None, now: bool) -> tuple[Run | None, bool]:
-    """Stop the queued job, or else the run. Return the last run and whether anything could be stopped."""
+    """Stop the queued job, or else the run. Return the last run, and whether anything could be stopped."""
     with Signals() as signals:
         if queued:
             run, stopped = stop_queued(queued, now, signals)
@@ -188,13 +193,13 @@ def _stopped(queued: Submission | None, run: Run | None, now: bool) -> tuple[Run
 
 
 def run_elsewhere(context: typer.Context, word: str | None, ssh_config: str | None) -> None:
-    """Run this command on the host in `word`, or on the one that controls its run; exit with its status."""
+    """Run this command on the host in `word`, or on the host that controls the run; exit with its status."""
     word = word or ""
     host, colon, rest = word.partition(":")
     if host and colon and os.sep not in host and not os.path.exists(word):
         status = _run_there(context, word, rest, (host, ssh_config))
         if status == Exit.USAGE and not rest:
-            say(f"`{word}` is the latest run in your home directory on {host}; name another as {word}RUN")
+            say(f"`{word}` is the latest run in your home directory on {host}; for another, write {word}RUN")
         raise typer.Exit(status)
     if known := elsewhere(word, alone=context.command.name == "stop"):
         run, way = known
@@ -216,10 +221,10 @@ def _run_there(context: typer.Context, typed: str, run: str, way: Sequence[Any])
 
 
 def follow_each(which: str | None, seen: Callable[[Run, Interrupts], Run], detaches: bool = False) -> Run:
-    """Call `seen` for each run that `which` names. Return the last run, which has ended.
+    """Call `seen` for each run that matches `which`. Return the last run, which has ended.
 
     Exit with the status of a signal that arrives while a run is active or the job is queued. If `detaches`,
-    print that the run goes on. Raises `DistlaunchError`.
+    print that the run continues. Raises `DistlaunchError`.
     """
     last: Run | None = None
     with Signals() as signals:
@@ -235,7 +240,7 @@ def follow_each(which: str | None, seen: Callable[[Run, Interrupts], Run], detac
 
 
 def _show_each(which: str | None, show: Callable[[Run, Interrupts], Run], everything: bool = False) -> None:
-    """Show each run that `which` names, with `everything` even if it is over; exit with the last status."""
+    """Show each run that matches `which`; with `everything`, even ended ones. Exit with the last status."""
 
     def seen(run: Run, interrupts: Interrupts) -> Run:
         shown = run.alive or everything

@@ -1,7 +1,7 @@
-"""JSON Schemas of what `--json` prints, and of the files of a run that programs read.
+"""JSON Schemas of the output of `--json`, and of the files in a run directory that programs read.
 
 A shape is a type, a dict from fields to shapes, a list with the shape of its items, a `Maybe`, or a `OneOf`.
-A field that may be missing ends in "?". Where the code has a type for a document, the shape is made of that
+A field that may be missing ends in "?". If the code has a type for a document, the shape is derived from that
 type's annotations.
 """
 
@@ -42,9 +42,9 @@ class OneOf(Frozen):
 
 
 class Document(Frozen):
-    """What prints or writes a document, its shape, and the version.
+    """A kind of document: its source, its shape, and its version.
 
-    The version changes if a field is removed or gets another meaning, not if one is added.
+    The version changes if a field is removed or its meaning changes, but not if a field is added.
     """
 
     source: str
@@ -154,7 +154,7 @@ DOCUMENTS = {
     "runs": Document("ps --json", lambda: [_run()]),
     "events": Document("a line of events.jsonl", _events, EVENTS_VERSION),
 }
-"""The documents by name. Job files have a schema, too, but of another origin: `distlaunch.job.keys`."""
+"""The documents by name. The schema of job files comes from `distlaunch.job.keys` instead."""
 
 
 def schema_of(name: str) -> Schema:

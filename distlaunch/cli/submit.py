@@ -47,7 +47,7 @@ _TO = "The scheduler. Default: the one with a section in the job file, else Slur
 To = Annotated[str | None, Option("--to", metavar=_METAVAR, callback=_known, help=_TO, show_default=False)]
 Dry = Annotated[bool, Option("--dry-run", help="Print the batch script without submitting it.")]
 Waits = Annotated[bool, Option("--wait", help="Wait until the job ends, and exit with its exit status.")]
-_ON = "Submit on HOST, such as a login node, reached over SSH."
+_ON = "Submit the job on HOST, such as a login node, over SSH."
 On = Annotated[str | None, Option("--on", metavar="HOST", help=_ON)]
 
 
@@ -91,9 +91,10 @@ def submit(
 
 
 def _export(name: str) -> None:
-    """Add the command `export NAME` for a scheduler, whose module is loaded only then."""
+    """Add the command `export NAME` for a scheduler, whose module is loaded when the command is used."""
+    title = name.upper() if len(name) == 3 else name.replace("-", " ").title()
 
-    @exports.command(name, help=f"Print a batch script for {name}, to submit yourself.")
+    @exports.command(name, help=f"Print a batch script for {title} that you can submit yourself.")
     def export(job: Job, args: Args = None, overrides: Set = None) -> None:
         print_text(_prepared(job, overrides or (), args or (), name)[-1])
 
@@ -176,7 +177,7 @@ def _submitted(spec: JobSpec, scheduler: Scheduler, script: str) -> tuple[str, P
     except BaseException as error:
         os.unlink(path)
         if isinstance(error, ToolMissingError):
-            raise DistlaunchError(f"{error}; for another scheduler use --to") from None
+            raise DistlaunchError(f"{error}; to use another scheduler, set --to") from None
         raise
     note(Submission(queued, spec.name, folder, time.time(), "", scheduler.name, spec.invocation.file))
     return queued, Path(path).rename(Path(folder, f"{scheduler.name}-{queued}.sh"))

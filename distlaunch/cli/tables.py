@@ -1,4 +1,4 @@
-"""Prints plans in several formats, and the reports of `check-port`."""
+"""Prints plans in several formats, and the reports from `check-port`."""
 
 import shutil
 import sys
@@ -18,7 +18,7 @@ MANY = 256
 
 
 def table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return the lines of a table; its first row has the names of the columns."""
+    """Return the lines of a table. Its first row contains the names of the columns."""
     cells = [[escape(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     head, *others = ["   ".join(map(str.ljust, row, widths)).rstrip() for row in cells]
@@ -30,7 +30,7 @@ def print_plan(plan: LaunchPlan, style: str) -> None:
     """Print a plan; `style` is table, shell, torchrun or json. Raises `JobError`."""
     spec = plan.spec
     if style in ("shell", "torchrun") and len(plan.nodes) > 1 and (plan.one_machine or spec.hosts_unknown):
-        text = f"commands for {counted(len(plan.nodes), 'node')} need their host names, and a number has none"
+        text = f"commands for {counted(len(plan.nodes), 'node')} need host names, but nodes is a number"
         raise spec.error("nodes", f"{text}; list them, as in --set 'nodes=[gpu-a, gpu-b]'")
     match style:
         case "json":
@@ -60,7 +60,7 @@ def _code(plan: LaunchPlan) -> list[str]:
 
 
 def _rows(plan: LaunchPlan) -> list[list[str]]:
-    """Return a row for each rank, with its CPU binding if any; for many ranks, a row for each node."""
+    """Return a row for each rank, with any CPU binding. For many ranks, return a row for each node."""
     if plan.spec.mpirun.hosts:
         from distlaunch.plan.other_launchers import rows as places
 

@@ -24,7 +24,7 @@ torch's own elastic agent.
 flags:
 {flags}
 
-docs/torchrun.md describes what each flag does here.
+docs/torchrun.md describes what each flag does.
 """
 
 
@@ -58,7 +58,7 @@ def run_torchrun(words: Sequence[str], early: Link | None = None) -> int:
 
 
 def _check_python(python: str | None) -> None:
-    """Raise `DistlaunchError` for a missing interpreter before waiting for other nodes."""
+    """Raise `DistlaunchError` if the interpreter is missing, before waiting for other nodes."""
     from shutil import which  # few commands name one
 
     if python and which(python) is None:

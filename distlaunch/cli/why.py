@@ -1,4 +1,4 @@
-"""`why`: explains why a run failed, or what it waits for."""
+"""`why`: explains why a run failed, or what it is waiting for."""
 
 from typing import Annotated
 
@@ -19,7 +19,7 @@ Diff = Annotated[
         show_default=False,
     ),
 ]
-Verbose = Annotated[bool, Option("--verbose", "-v", help="Print the evidence, too.")]
+Verbose = Annotated[bool, Option("--verbose", "-v", help="Also print the evidence.")]
 
 
 def why(
@@ -30,7 +30,10 @@ def why(
     as_json: Json = False,
     ssh_config: SshConfig = None,
 ) -> None:
-    """Explain why a run failed, or what it waits for: root cause, evidence, consequences, what to do."""
+    """Explain why a run failed, or what it is waiting for.
+
+    Shows the root cause, the evidence, the consequences, and what to do next.
+    """
     run_elsewhere(context, which, ssh_config)
     from distlaunch.observers.console import escape
     from distlaunch.runs.submissions import run_of

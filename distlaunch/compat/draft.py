@@ -1,4 +1,4 @@
-"""Drafts of job files, with keys and comments, and the simplest draft, which is made from a hostfile."""
+"""Drafts of job files, with keys and comments, and the simplest draft, which is created from a hostfile."""
 
 import json
 import re

@@ -73,7 +73,7 @@ _OR_NOT: Fate = "used, or no effect"
 
 
 class Flags(NamedTuple):
-    """A torchrun command line with torch's defaults, and the meaning of its values."""
+    """A torchrun command line with torch's defaults, and the interpretation of its values."""
 
     nnodes: Annotated[str, Flag(here=_OR_TORCH, key="nodes")] = "1:1"
     nproc_per_node: Annotated[str, Flag(key="procs_per_node")] = "1"
@@ -88,7 +88,7 @@ class Flags(NamedTuple):
         str, Flag(choices=("spawn", "fork", "forkserver"), here="no effect", why=_FORK)
     ] = "spawn"
     event_log_handler: Annotated[
-        str, Flag(here="no effect", why="events.jsonl in the log directory has all events")
+        str, Flag(here="no effect", why="events.jsonl in the log directory contains all events")
     ] = "null"
     role: Annotated[str, Flag(key="role")] = "default"
     module: Annotated[bool, Flag("m", key="module")] = False
@@ -128,7 +128,7 @@ class Flags(NamedTuple):
     args: tuple[str, ...] = ()
     given: frozenset[str] = frozenset()
     unfilled: tuple[tuple[str, str], ...] = ()
-    """(field, value) of flags whose value needs a shell."""
+    """(field, value) of each flag whose value needs a shell."""
 
     @property
     def nodes(self) -> tuple[int, int]:

@@ -1,6 +1,6 @@
-"""Job files for configs of `accelerate config`, as used by `accelerate launch`.
+"""Job files from configs written by `accelerate config`, as used by `accelerate launch`.
 
-The variables are those of accelerate/utils/launch.py, 1.15.
+The variables are those in accelerate/utils/launch.py, version 1.15.
 """
 
 from collections.abc import Mapping, Sequence
@@ -73,7 +73,7 @@ _SWITCHES = {
     "debug": ("ACCELERATE_DEBUG_MODE", "true"),
     "enable_cpu_affinity": ("ACCELERATE_CPU_AFFINITY", "1"),
 }
-"""Boolean keys, and the variable and value that mean true."""
+"""Boolean keys, with the variable and the value that mean true."""
 _KEYS: Mapping[str, Type] = {
     "compute_environment": Choice(("LOCAL_MACHINE",)),
     "num_machines": Integer(1, 4096),
@@ -101,7 +101,7 @@ def accelerate_draft(document: Value, source: str, program: Sequence[str] = ()) 
 
 
 def _read(document: Value) -> dict[str, Any]:
-    """Return the checked values of all keys that have one. Raises `JobError` with all problems."""
+    """Validate the config and return the keys whose value isn't null. Raises `JobError` with all problems."""
     problems: list[Problem] = []
     given = Tree("an accelerate config (a map of settings)").check(document, "", problems) or {}
     config = {key: value for key, value in given.items() if value is not None}
@@ -155,14 +155,16 @@ def _add_config(draft: Draft, config: Mapping[str, Any]) -> None:
     elif ids != "all" and config["distributed_type"] in _TYPES:
         env["CUDA_VISIBLE_DEVICES"] = ids
         if config["num_machines"] > 1:
-            draft.note("gpu_ids: the config gives those of one machine; here they apply to all", key="env")
+            draft.note(
+                "gpu_ids: the config sets those of one machine; in a job file, they apply to all", key="env"
+            )
     draft.set_env(env)
     for name in _SECTIONS:
         _add_section(draft, name, config)
     foreign = set() if config["distributed_type"] in _TYPES else {"distributed_type", "gpu_ids"}
     for key, value in config.items():
         if key not in _KEYS.keys() - foreign and str(value) not in ("no", "False", "[]", "{}", ""):
-            draft.note(f"{key}: {value} has no equivalent here")
+            draft.note(f"{key}: {value} has no equivalent in a job file")
 
 
 def _add_procs(draft: Draft, config: Mapping[str, Any]) -> None:

@@ -17,7 +17,7 @@ _PARTS = {
     **dict.fromkeys(("N", "npernode", "ppn"), "procs"),
     **dict.fromkeys(("wdir", "wd"), "workdir"),
 }
-"""Parts of a job by the options that set them."""
+"""Parts of a job, keyed by the options that set them."""
 _PAIRS = ("genv", "env", "mca", "gmca", "prtemca")
 _FLAGS = (
     "oversubscribe|allow-run-as-root|g?env(all|none)|(report|display|tag|timestamp)-.*|quiet|verbose|[qvl]"
@@ -41,8 +41,7 @@ def mpirun_draft(words: Sequence[str]) -> Draft:
     draft, given, variables = Draft("the command line", typed), dict[str, str](), list[str]()
     for name, value in _options(rest):
         part = _PARTS.get(name)
-        if part in given or (part and typed and re.search("[$`]", value)):
-            hint = "given twice" if part in given else f"write the value: {torchrun.NO_SHELL}"
+        if hint := _flaw(part, value, given, typed):
             raise UsageError(f"-{name} {value}: {hint}")
         if part:
             given[part] = value
@@ -64,6 +63,16 @@ def mpirun_draft(words: Sequence[str]) -> Draft:
     return draft.checked()
 
 
+def _flaw(part: str | None, value: str, given: Mapping[str, str], typed: bool) -> str:
+    """Return why the value of an option can't be used, or ""."""
+    if part in given:
+        return "given twice"
+    if part and typed and re.search("[$`]", value):
+        return f"write the value: {torchrun.NO_SHELL}"
+    is_number = part not in ("ranks", "procs") or re.fullmatch("[0-9]{1,6}", value)
+    return "" if is_number else "expected a number"
+
+
 def _options(words: list[str]) -> Iterator[tuple[str, str]]:
     """Remove the options from the beginning of `words`, and yield (name, value) of each; "" = no value."""
     while words and words[0].startswith("-"):
@@ -77,11 +86,8 @@ def _options(words: list[str]) -> Iterator[tuple[str, str]]:
 
 
 def _add_nodes(draft: Draft, given: Mapping[str, str]) -> None:
-    """Add hosts and ranks. Raises `UsageError` for invalid numbers, and for numbers that don't add up."""
-    numbers = [given.get(key, "0") for key in ("ranks", "procs")]
-    if not all(re.fullmatch("[0-9]{1,6}", number) for number in numbers):
-        raise UsageError(f"expected a number of ranks, got {' and '.join(numbers)}")
-    ranks, procs = map(int, numbers)
+    """Add hosts and ranks. Raises `UsageError` for numbers that don't add up."""
+    ranks, procs = int(given.get("ranks", 0)), int(given.get("procs", 0))
     draft.set("hostfile", given.get("hostfile"))
     if "hosts" in given:
         entries = parse_hostfile(given["hosts"].replace(",", "\n"), "the hosts")
@@ -89,7 +95,7 @@ def _add_nodes(draft: Draft, given: Mapping[str, str]) -> None:
         draft.set_hostfile([each._replace(slots=n) for each, n in zip(entries, shares, strict=True) if n])
     elif ranks > procs > 0 and "hostfile" not in given:
         if ranks % procs:
-            raise UsageError(f"-n {ranks}: not a multiple of {procs} ranks per node; write the hosts (-H)")
+            raise UsageError(f"-n {ranks}: not a multiple of {procs} ranks per node; list the hosts (-H)")
         draft.set("nodes", ranks // procs)
         draft.set("procs_per_node", procs)
     else:
@@ -99,10 +105,10 @@ def _add_nodes(draft: Draft, given: Mapping[str, str]) -> None:
 
 
 def _shares(ranks: int, slots: Sequence[int | None]) -> list[int]:
-    """Return the ranks of each host: the slots in turn, or without slots, equal shares."""
+    """Return the number of ranks on each host: its slots, filled in order, or without slots, equal shares."""
     share, more = divmod(ranks, len(slots)) if not any(slots) else (0, 0)
     given = [slot or share + (i < more) or 1 for i, slot in enumerate(slots)]
     if ranks > sum(given):
-        raise UsageError(f"-n {ranks}: the hosts have {sum(given)} slots; write more, as in -H a:4,b:4")
+        raise UsageError(f"-n {ranks}: the hosts have {sum(given)} slots; add more, as in -H a:4,b:4")
     ends = accumulate(given)
     return [max(0, min(count, (ranks or end) - end + count)) for count, end in zip(given, ends, strict=True)]

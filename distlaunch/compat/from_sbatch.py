@@ -28,7 +28,7 @@ _VARIABLES = {
     **{f"SLURM_{name.replace('-', '_').upper()}": name for name in (*_COUNTS, "gpus-per-node", "job-name")},
     **dict.fromkeys(("SLURM_NNODES", "SLURM_JOB_NUM_NODES"), "nodes"),
 }
-"""Slurm variables by the options that set them."""
+"""Slurm variables, keyed by the options that set them."""
 _LEFT_OUT = {
     **dict.fromkeys(("output", "error", "open-mode"), "each rank's output is in logs.dir"),
     **dict.fromkeys(("requeue", "no-requeue"), "set restarts.requeue"),
@@ -44,7 +44,7 @@ _OF_COMMAND = r"[\s'\"\\]*(--|\S*(torchrun|accelerate|python))"
 _ASSIGNED = {"variable_assignment", "variable_name"}
 _COMMANDS = ("command", "redirected_statement", "pipeline", "list")
 MAX_CHARACTERS = 1 << 15
-"""Characters of a script, because tree-sitter is slow on nonsense, and of expanded variables."""
+"""Maximum characters of a script, because tree-sitter is slow on nonsense, and of expanded variables."""
 _PLACE = "relative paths are relative to this file: keep it in the directory where sbatch was run"
 
 
@@ -142,7 +142,7 @@ def _gpus(options: Mapping[str, str]) -> int | None:
 
 
 def _divided(options: Mapping[str, str]) -> dict[str, str]:
-    """Replace --gpus, the total as in `a100:8`, by --gpus-per-node, if it is a multiple of the nodes."""
+    """Replace --gpus, a total such as `a100:8`, with --gpus-per-node, if it is a multiple of the nodes."""
     total = re.fullmatch(r"(?a)(\w+:|)(\d{1,6})", options.get("gpus", ""))
     if not total or int(total[2]) % (nodes := _count(options, "nodes") or 1):
         return {**options}
@@ -182,7 +182,7 @@ def _add_requests(draft: Draft, options: Mapping[str, str]) -> None:
 
 
 def _warning(draft: Draft, text: str) -> str:
-    """Return a termination warning for distlaunch, which passes it on to the ranks that got it directly."""
+    """Return a termination warning for distlaunch, which passes it on to ranks that would get it directly."""
     flags, which, at = text.rpartition(":")[0], *re.split("(?=@|$)", text.rpartition(":")[2], maxsplit=1)
     name = which.removeprefix("SIG")
     if name not in ("USR1", "USR2"):

@@ -1,4 +1,4 @@
-"""Job files for torchrun command lines, which are split like in a shell."""
+"""Job files from torchrun command lines, which are split as in a shell."""
 
 import os.path
 import re
@@ -16,20 +16,20 @@ from distlaunch.job.nodes import host_error
 from distlaunch.job.text import is_loopback
 
 NO_SHELL = "job files don't expand shell variables"
-"""Why a word that a shell would expand needs its value."""
+"""The reason why a word that a shell would expand must be replaced with its value."""
 _PATHS = "relative paths are relative to this file: keep it in the directory where the command was run"
 _STARTS_ALL = "`distlaunch run` starts the ranks of all nodes itself"
 _BEFORE = "run it before `distlaunch run`, if the job needs it"
 _BEHIND = "write it after `distlaunch run` or `distlaunch submit --wait` instead"
 _AS_THEY_ARE = ("max_restarts", "numa_binding", "role", "virtual_local_rank")
-"""Flags whose values are valid for their keys."""
+"""Flags whose values can be used unchanged for their keys."""
 _MODULES = ("torch.distributed.run", "torch.distributed.launch", "distlaunch.torchrun")
 _USE_ENV = ("--use-env", "--use_env")
 """Spellings of a flag that only torch.distributed.launch accepts."""
 _RENDEZVOUS_FLAG = r"--?(rdzv|nnodes|standalone|node[-_]rank|master|machine_rank|num_mach|main_pro)"
 _SYNTAX = "();<>|&\n"
 _SUBSTITUTION = r"\$\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)|`[^`]*`"
-"""A command that a shell replaces by its output, with at most two levels of parentheses in it."""
+"""A command that a shell replaces with its output, with at most two levels of parentheses in it."""
 _EXPANDED = r"(?s)[$`*?]|^#|^(?:[A-Za-z_]\w*=(?:.*:)?)?~|(?<!=)\[[^\],]+\]|\{[^{}]*(?:,|\.\.)[^{}]*\}"
 
 
@@ -163,7 +163,7 @@ def started_directly(draft: Draft, words: Sequence[str], *flags: str) -> list[st
 
 
 def add_torchrun(draft: Draft, line: Line, cpus: int, hosts_known: bool = False) -> None:
-    """Add the job of a line that starts torchrun. Raises `UsageError`.
+    """Add the job from a line that starts torchrun. Raises `UsageError`.
 
     `cpus` counts the CPUs of this machine. `hosts_known`: the job's nodes are already known.
     """

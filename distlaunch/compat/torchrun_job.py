@@ -1,4 +1,4 @@
-"""Converts a torchrun command line to a job on this node, and to the gathering of its launchers."""
+"""Converts a torchrun command line to a job on this node, and describes how its launchers gather."""
 
 import os.path
 import re
@@ -115,7 +115,7 @@ def job_of(flags: Flags, here: Here) -> job.JobSpec:
 
 
 def argument(word: str) -> str:
-    """Return an argument as in a job file; torch replaces `${local_rank}`, and `$$` by `$`."""
+    """Return an argument as in a job file. torch replaces `${local_rank}`, and replaces `$$` with `$`."""
     text = re.sub(r"\$(?:(\$)|local_rank\b|\{local_rank\})", lambda found: found[1] or "\0", word)
     return literal(text).replace("\0", "{local_rank}")
 
@@ -185,7 +185,7 @@ def gathering_messages(flags: Flags) -> Iterator[str]:
 
 
 def gathering_of(flags: Flags, name: str, environ: Mapping[str, str]) -> Gathering:
-    """Return how a launcher on the machine `name` gathers with the others. Raises `UsageError`."""
+    """Return how a launcher on the machine `name` joins the others. Raises `UsageError`."""
     host, port = flags.endpoint
     fewest, most = flags.nodes
     c10d = flags.c10d

@@ -50,7 +50,7 @@ def facts(ending: Ending) -> str:
         return f"{words}; the kernel reports no OOM kill on that node"  # a rank may have sent it to itself
     if ending.status == -signal.SIGBUS and len(ending.shm) == 2:
         size, free = ending.shm
-        return f"{words}; /dev/shm there has {size_words(free)} free of {size_words(size)}"
+        return f"{words}; /dev/shm on that node has {size_words(free)} free of {size_words(size)}"
     return words
 
 
@@ -74,9 +74,9 @@ _TRANSIENT = (
     r"OSError|IOError|Connect|[Tt]ime(?:d |[- ])?out|HTTP|URLError|SSL|gaierror|[Tt]emporar|[Uu]navailable"
     r"|AcceleratorError|(?:CUDA|HIP) error|NCCL|ECC"
 )
-"""Errors of networks, storage and devices, which the next attempt may not meet."""
+"""Errors of networks, storage and devices, which may not recur in the next attempt."""
 _AFTERWARDS = rf"terminate called without an active exception|\[?[WEIF]\d{{4}} |{_CHAINED[4:]}"
-"""Lines after a traceback that are no reason of their own: of C++ code, of logs, and in a chain."""
+"""Lines after a traceback that are not a separate reason: from C++ code, from logs, and in a chain."""
 _IN_TORCH_DISTRIBUTED = r"/torch/distributed/(?!elastic/|launcher/|run\.py)"
 _COLLECTIVES = (
     r"gloo/|[Gg]loo connect|c10d|TCPStore|Dist(?:Network|Store|Backend)Error|ProcessGroup|nccl|NCCL"
@@ -91,7 +91,7 @@ _WAITED = r"[Tt]im(?:ed |e)out"
 _TORCHRUN = (
     r'(?m)^Traceback \(most recent call last\):\n(?:  .*\n)*?  File ".*/torch/distributed/run\.py", line '
 )
-"""Start of the traceback that torchrun itself prints when one of its ranks has failed."""
+"""The start of the traceback that torchrun itself prints when one of its ranks has failed."""
 _ROOT = (
     r"Root Cause \(first observed failure\):\n(?:.*\n)*?"
     r"  rank +: (\d+) \(local_rank: (\d+)\)\n  exitcode +: (-?\d+) \(pid: (\d+)\)"
@@ -110,7 +110,7 @@ class Words(Frozen):
     """The evidence in a rank's last output: whether it contains a `traceback`, and whether a peer was gone.
 
     `timed_out` is set if no connection was lost but waiting for the peer timed out. `stack` is where the rank
-    waited. `raised` is the exception, unless there is none, or it may pass.
+    was waiting. `raised` is the exception, unless there is none, or it may be temporary.
     """
 
     traceback: bool = False
@@ -121,7 +121,7 @@ class Words(Frozen):
 
 
 def words_of(status: int, stderr: str, record: Mapping[str, Any] | None = None) -> Words:
-    """Return the evidence in a rank's status (see `WorkerExited`), the end of its stderr and its record."""
+    """Return the evidence in a rank's status (see `WorkerExited`), its last stderr and its error record."""
     if status < 0 and status not in (-signal.SIGABRT, -signal.SIGTERM, -signal.SIGKILL):
         return Words()  # no Python exception ends like this
     output = re.sub(_RANK_PREFIX, "", split_torchrun(stderr)[0])
@@ -263,9 +263,9 @@ def _of_module(module: str, words: str) -> str:
     """Return advice on the name of the job's own module if `python -m` can't run it."""
     name = re.escape(module)
     if without_py := re.search(rf"Try using '(\S+)' instead of '{name}' as the module name", words):
-        return f"name a module without .py: `module: {without_py[1]}`; for a file, use `script:`"
+        return f"write the module without .py: `module: {without_py[1]}`; for a file, use `script:`"
     if re.search(rf"No module named {name}\.__main__; ", words):
-        return f"name a module in that package, or add a __main__.py, which `python -m {module}` runs"
+        return f"specify a module in that package, or add a __main__.py, which `python -m {module}` runs"
     if re.search(
         rf"(?m)^\S+: (?:No module named {name}$|Error while finding .* '{name}' .*No module)", words
     ):
@@ -304,7 +304,7 @@ _TIMED_OUT = r"Watchdog caught collective operation timeout|NCCL.*[Tt]imeout|Tim
 _MISSED = "a collective timed out: look for a rank that stalled, or that called another collective"
 _IN_INIT = r"DistStoreError: (?:wait timeout|Timed out) after .*(?:/default_pg/0/|clients joined)"
 _OTHER_SIZE = (
-    "init_process_group waited for another rank: if all ranks got there, its world_size is too large "
+    "init_process_group waited for another rank: if all ranks reached it, its world_size is too large "
     "(by default, it is WORLD_SIZE)"
 )
 _NO_ERROR = "no rank reported its own error; check the end of each rank's log"
@@ -332,11 +332,11 @@ _BY_WORDS: Sequence[tuple[str, str | Callable[[Ending], str]]] = (
     (r"EOFError: EOF when reading a line", _needs_stdin("input()", "stdin")),
     (
         r"[Aa]ddress already in use|EADDRINUSE",
-        "leave out rendezvous.endpoint to get a free port; `distlaunch check-port` names the port's holder",
+        "leave out rendezvous.endpoint to get a free port; `distlaunch check-port` shows what uses this one",
     ),
     (
         r"CUDA out of memory|CUDA error: out of memory|OutOfMemoryError",
-        "GPU memory is full: use smaller batches; `nvidia-smi` on the node shows what else uses it",
+        "GPU memory is full: use smaller batches; `nvidia-smi` on the node shows what else is using it",
     ),
     (
         r"invalid device ordinal",
@@ -349,7 +349,7 @@ _BY_WORDS: Sequence[tuple[str, str | Callable[[Ending], str]]] = (
     ),
     (
         r"connection to etcd has failed",
-        "no etcd server answers that node at rendezvous.endpoint, or it lacks the v2 API (etcd --enable-v2)",
+        "that node reaches no etcd server at rendezvous.endpoint, or none with the v2 API (etcd --enable-v2)",
     ),
     (
         r"[Nn]o space left on device",

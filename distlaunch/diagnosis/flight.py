@@ -1,4 +1,4 @@
-"""Dumps of torch's flight recorder: which ranks wait in a collective, and which never called it.
+"""Dumps from torch's flight recorder: the ranks waiting in a collective, and those that never called it.
 
 torch's NCCL watchdog writes a dump per rank when a collective times out, or on request
 (torch/csrc/distributed/c10d/FlightRecorderDetail.hpp). The format is a pickle of plain containers, version 2.
@@ -12,7 +12,7 @@ from distlaunch.agent.frozen import Frozen
 from distlaunch.wording import listed, rank_list
 
 MAX_NAMED = 16
-"""Ranks whose last collective is named."""
+"""Maximum ranks whose last collective is shown."""
 
 
 class Call(Frozen):
@@ -56,15 +56,16 @@ class Group(Frozen):
         return self.last[rank].number if rank in self.last else -1
 
     def line(self) -> str:
-        """Return what keeps this group waiting as one line, "" if nothing does."""
+        """Return one line that explains why this group is waiting, or "" if it isn't."""
         there = [self.last[rank] for rank in self.waiting]
         if not there:
             return ""
         if missing := self.missing:
             where = f"{there[0].name} #{self.newest} of {self.name}, called at {there[0].place}"
             names = [f"rank {rank} ({self._last_words(rank)})" for rank in missing]
-            verb = "waits" if len(there) == 1 else "wait"
-            return f"{rank_list(self.waiting)} {verb} in {where}, never reached by {listed(names, MAX_NAMED)}"
+            verb = "is" if len(there) == 1 else "are"
+            missed = f"never reached by {listed(names, MAX_NAMED)}"
+            return f"{rank_list(self.waiting)} {verb} waiting in {where}, {missed}"
         callers: dict[str, list[int]] = {}
         for rank in self.waiting:
             callers.setdefault(self.last[rank].name, []).append(rank)
@@ -78,9 +79,9 @@ class Group(Frozen):
 
 
 def waiting_lines(dumps: Mapping[int, Any], world_size: int) -> list[str]:
-    """Return a line for each process group whose members wait for each other, the likely origin first.
+    """Return a line for each process group whose members are waiting for each other, the likely origin first.
 
-    `dumps` has the unpickled dumps by rank. Malformed ones are ignored.
+    `dumps` contains the unpickled dumps, keyed by rank. Malformed dumps are ignored.
     """
     groups = [group for group in _groups(dumps, world_size) if group.last]
     waiting = {rank for group in groups if group.missing for rank in group.waiting}

@@ -76,7 +76,7 @@ def _refuse(problems: list[Problem], mistakes: Iterable[tuple[str, str]], readin
 
 
 def _job(reading: Reading, keys: Record, source: str) -> spec.JobSpec:
-    """Return the job, which must have no refused keys, and build its `built` keys."""
+    """Return the job, which must not have any refused keys, and build its `built` keys."""
     checked, around = reading.checked, reading.around
     pool = Pool(checked, around)
     return spec.JobSpec(

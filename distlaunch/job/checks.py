@@ -38,7 +38,7 @@ _NOT_WITH_ETCD = ("master_addr", "master_port", "numa_binding", "cpu_binding", "
 
 
 class Reading(Frozen):
-    """A job file being read: its keys (None = refused), the places of all paths, and the refused paths."""
+    """A job file being read: keys (None = refused), the places of all paths, and refused paths."""
 
     checked: Checked
     places: Mapping[str, Place]
@@ -210,7 +210,7 @@ def _launcher(reading: Reading, spec: JobSpec) -> Mistakes:
     if launcher in launchers() and load(launcher).needs_names and numbered and not (allocation or submitted):
         yield "launcher", f"{launcher} needs host names, but nodes is a number"
     if launcher == "kubernetes" and not submitted and not numbered:
-        hint = "the selector names the pods: set nodes to the number of nodes, or use launcher.command"
+        hint = "the selector selects the pods: set nodes to the number of nodes, or use launcher.command"
         yield ("nodes" if "nodes" in reading.checked else "hostfile"), hint
     elif launcher == "kubernetes" and not submitted and not reading.section("kubernetes").get("selector"):
         yield "launcher", "kubernetes needs kubernetes.selector, such as app=train"
@@ -252,8 +252,8 @@ def _mpi(reading: Reading, spec: JobSpec) -> Mistakes:
 
 def _stdin(reading: Reading, spec: JobSpec) -> Mistakes:
     if spec.stdin != "none" and spec.nodes and (spec.container or not spec.nodes[0].local):
-        hint = "rank 0 must be on this machine and in no container"
-        yield "stdin", f"{hint}; let it read a file instead"
+        hint = "rank 0 must be on this machine, and not in a container"
+        yield "stdin", f"{hint}; have it read a file instead"
 
 
 def _numbers(reading: Reading, spec: JobSpec) -> Mistakes:

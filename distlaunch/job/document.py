@@ -1,4 +1,4 @@
-"""Parsed YAML with the place of every value, and corrections for error messages."""
+"""Parsed YAML with the position of every value, and corrections for error messages."""
 
 import json
 import re
@@ -190,7 +190,7 @@ def colon_hint(text: str, place: Place) -> str:
 
 
 def records_hint(value: Entries, keys: Collection[str], main: str) -> str:
-    """Return a hint for writing a list of records in place of one record, or of a map of names."""
+    """Return a hint for writing a list of records instead of one record, or of a map of names."""
     names = [key for key, _, _ in value.walk()]
     if set(names) & set(keys):
         return f"; start each list item with a dash, even a single one: - {names[0]}: …"
@@ -232,7 +232,7 @@ WIDTH = 100
 
 
 def job_text(keys: Mapping[str, Any], notes: Sequence[tuple[str, str]], order: Iterable[str]) -> str:
-    """Return a job file: the comments in `notes` about "", then each key in that order below its comments."""
+    """Return a job file: the comments in `notes` for "", then each key in order, preceded by its comments."""
 
     def comments(key: str) -> list[str]:
         return [f"# {_escaped(text)}" for text, about in notes if about == key]
@@ -261,7 +261,7 @@ _PLAIN = re.compile(
 
 
 def flow_text(data: Data) -> str:
-    """Return YAML on one line: JSON with fewer quotes."""
+    """Return YAML on a single line, like JSON with fewer quotes."""
 
     def quoted(found: re.Match[str]) -> str:
         return found[1] if _PLAIN.fullmatch(found[1]) else _escaped(found[0])

@@ -1,4 +1,4 @@
-"""The keys of the job file: the single source of checks, job fields, JSON Schema and reference.
+"""The keys of the job file: the single source for checks, job fields, JSON Schema and reference.
 
 A plain key is declared here as a `Field`; the attribute with its value and default is in `spec.py`. A `built`
 key needs code in `build.py`. Schedulers declare their own sections: see `with_sections`. In a `JobSpec`,
@@ -96,7 +96,7 @@ RENDEZVOUS = Record(
     backend=built(
         Choice(("static", "c10d", "etcd-v2", "none")),  # c10d means the same as static
         "What assigns ranks: static or c10d = distlaunch; etcd-v2 = torch's own agents, one per node; "
-        "none = distlaunch, without waiting for ranks to join, since they never connect to MASTER_ADDR.",
+        "none = distlaunch, without waiting for ranks to join, because they never connect to MASTER_ADDR.",
         default="static",
     ),
     conf=built(CONF, "Settings for torch's --rdzv-conf, such as last_call_timeout; etcd-v2 only."),
@@ -110,13 +110,15 @@ TIMEOUTS = Record(
     connect=Field(Duration(), "Time limit for every node's agent to start."),
     join=Field(
         LIMIT,
-        "Time limit for all ranks to join the rendezvous; then the job ends, and a message names the missing "
-        "ranks. "
-        "The default counts from the first try to join, an explicit limit from the start; none = no limit.",
+        "Time limit for all ranks to join the rendezvous; then the job ends, and a message lists the missing "
+        "ranks. The default is measured from the first attempt to join, an explicit limit from the start of "
+        "the ranks; none = no limit.",
     ),
     stop=Field(Duration(), "Time between SIGTERM and SIGKILL."),
     job=Field(LIMIT, "Time limit for the whole job."),
-    lease=Field(Duration(least_s=3), "Time without a heartbeat until a node is lost and stops its workers."),
+    lease=Field(
+        Duration(least_s=3), "Time without a heartbeat after which a node is lost and stops its workers."
+    ),
     rejoin=Field(Duration(), "How long to wait for a lost node that the job can't continue without."),
     setup=Field(Duration(), "Time limit for building the environment (setup) on a node."),
     stall=Field(
@@ -147,7 +149,7 @@ RESTARTS = Record(
         f"; {spec.ELASTIC_RESTARTS} with min_nodes or spares",
         "most",
     ),
-    backoff=Field(Duration(), "Delay before the second restart in a row; doubled for each further one."),
+    backoff=Field(Duration(), "Delay before the second restart in a row; doubles with each further restart."),
     window=Field(Duration(), "The period in which at most max restarts may happen."),
     requeue=Field(
         Integer(0, 10000),
@@ -160,7 +162,7 @@ RESTARTS = Record(
         "{exit: [75]} = exit status 75.",
         "any failure",
     ),
-    never=Field(FAILURES, "Failures that cause no restart."),
+    never=Field(FAILURES, "Failures that don't cause a restart."),
     repeat=Field(
         Switch(),
         "Restart even after the same exception as in the previous attempt, and on a node that caused three "
@@ -191,7 +193,7 @@ LOGS = Record(
         "'loss[ =:]+([-0-9.eE+]+)'.",
     ),
     fold=Field(Switch(), "Collapse identical lines that several ranks print within 0.2 s into one line."),
-    limit=Field(OrNone(Size()), "Maximum size of each log file; further output is shown, but not kept."),
+    limit=Field(OrNone(Size()), "Maximum size of each log file; further output is shown, but not saved."),
     makes=spec.Logs,
     foreign=by_their_names(dir="log_dir path directory folder"),
 )
@@ -220,15 +222,15 @@ METRICS = Record(
 CHECKS = Record(
     skip=built(
         Either(text=Choice(("all",)), items=ListOf(Choice(get_args(spec.Checked)))),
-        "Parts that are not checked, as in the table of `check`; all = none of them.",
+        "Parts of `check` to skip; all = skip every part.",
     ),
     makes=spec.JobSpec,
 )
 
 PATTERNS = ListOf(LINE)
 SYNC = Record(
-    tree=built(Switch(), "Whether to bring the code to the nodes.", told="true if sync is given"),
-    include=Field(PATTERNS, "Files to bring although git ignores them; patterns as in .gitignore."),
+    tree=built(Switch(), "Whether to copy the code to the nodes.", told="true if sync is given"),
+    include=Field(PATTERNS, "Files to copy although git ignores them; patterns as in .gitignore."),
     exclude=Field(PATTERNS, "Files to leave out, in addition to those in .distlaunchignore."),
     to=Field(FILE, "Directory on the nodes for the code of all jobs.", field="base"),
     limit=Field(Size(), "Maximum size of the code."),
@@ -239,7 +241,7 @@ SYNC = Record(
 
 SETUP = Record(
     run=built(LINE, "A shell command, run in the workdir and inside a new virtual environment."),
-    key=built(ListOf(FILE), "Files in the workdir; when one changes, the environment is built again."),
+    key=built(ListOf(FILE), "Files in the workdir; the environment is rebuilt when one of them changes."),
     makes=spec.Setup,
     required=("run",),
     foreign=by_their_names(run="command", key="keys files"),
@@ -256,10 +258,10 @@ COLLECT = Record(
         "paths": Field(PATHS, "Files, directories and patterns, as above."),
         "from": Field(
             Either(text=Choice(("rank 0", "all")), items=ListOf(SOME_TEXT, least=1)),
-            "The nodes: that of rank 0, all of them, or a list of hosts.",
+            "The nodes to collect from: rank 0's, all of them, or a list of hosts.",
             field="nodes",
         ),
-        "limit": Field(Size(), "Maximum size of the files of each node."),
+        "limit": Field(Size(), "Maximum size of the files from each node."),
     },
     spec.Collect,
     required=("paths",),
@@ -395,7 +397,7 @@ JOB = Record(
     ),
     min_nodes=Field(
         Integer(1),
-        "Minimum nodes to continue with when others are lost.",
+        "Minimum number of nodes to continue with when others are lost.",
         "all of them",
         part=spec.Membership,
     ),
@@ -442,10 +444,12 @@ JOB = Record(
         "Variables of the workers, with placeholders; null = the value in your shell, which must be set.",
     ),
     python=built(
-        PYTHON, "Interpreter on the nodes.", "distlaunch's own, if its path exists there, else python3"
+        PYTHON, "Interpreter on the nodes.", "distlaunch's own, if that path exists on the node, else python3"
     ),
     workdir=built(
-        FILE, "Working directory of the workers; ~/ is the home directory there.", "the job file's directory"
+        FILE,
+        "Working directory of the workers; ~/ is the home directory on the node.",
+        "the job file's directory",
     ),
     timeouts=built(TIMEOUTS, "Time limits."),
     restarts=built(RESTARTS, "Whether the whole job restarts after a failure; a number sets max."),
@@ -461,9 +465,11 @@ JOB = Record(
     ),
     role=Field(LINE, "ROLE_NAME of the workers.", part=spec.Program),
     success=Field(
-        Choice(get_args(spec.Success)), "Ranks that must exit with 0; then the others are stopped."
+        Choice(get_args(spec.Success)), "Ranks that must exit with 0; once they have, the others are stopped."
     ),
-    stdin=Field(Choice(get_args(spec.Stdin)), "The rank that reads distlaunch's stdin, on this machine."),
+    stdin=Field(
+        Choice(get_args(spec.Stdin)), "The rank that reads distlaunch's stdin; it must run on this machine."
+    ),
     virtual_local_rank=Field(
         Switch(),
         "Each worker sees only its own GPU, and LOCAL_RANK is 0.",
@@ -473,22 +479,24 @@ JOB = Record(
     logs=built(LOGS, "Where output goes."),
     notify=built(NOTIFY, "A program to run when the run fails, restarts, stalls or finishes."),
     metrics=built(METRICS, "Write the run's metrics to a file in Prometheus text format."),
-    checks=built(CHECKS, "What `check`, and `run` before it starts the ranks, check about the nodes."),
+    checks=built(CHECKS, "Checks of the nodes, made by `check`, and by `run` before it starts the ranks."),
     sync=built(
         SYNC,
-        "Bring the code to every node before the ranks start: the files of the git repository around the job "
-        "file, or all files of its directory.",
+        "Copy the code to every node before the ranks start: the files of the git repository around the job "
+        "file, or all files in its directory.",
         default="false",
     ),
     setup=built(
         Either(text=Choice(("uv", "conda")), entries=SETUP),
-        "Build the ranks' Python environment on each node, once for each lock file; with sync only. uv uses "
-        "uv.lock, requirements.txt or pyproject.toml, conda environment.yml, in the workdir.",
+        "Build the ranks' Python environment on each node, once for each lock file. Requires `sync`. uv uses "
+        "uv.lock, requirements.txt or pyproject.toml, and conda uses environment.yml, in the workdir.",
     ),
-    files=built(ListOf(FILE), "More files for the job file's directory on the nodes; with sync only."),
+    files=built(
+        ListOf(FILE), "Additional files to copy into the job file's directory on the nodes. Requires `sync`."
+    ),
     collect=built(
         Either(items=PATHS, entries=COLLECT),
-        "Files to bring back to the run directory when the job ends: paths with *, ? and ** relative to the "
+        "Files to copy back to the run directory when the job ends: paths with *, ? and ** relative to the "
         "workdir, absolute, or below ~/. A list sets paths.",
     ),
     ssh=built(SSH, "Settings for ssh."),

@@ -15,7 +15,7 @@ from distlaunch.transports.transport import Local, SshOptions, Transport, Way
 from distlaunch.wording import expand_ranges
 
 MAX_SLOTS = 1024
-"""Slots. A larger number in `host:N`, or ssh's 22, is a misplaced port."""
+"""Maximum slots. A larger number in `host:N`, or ssh's 22, must be a misplaced port."""
 REST = "rest"
 """Value of `spares` that stands for all other nodes of the allocation."""
 UNKNOWN = "slurm"
@@ -103,7 +103,7 @@ def parse_hostfile(text: str, source: str) -> tuple[HostEntry, ...]:
 
 
 def host_entries(words: Sequence[str]) -> list[HostEntry]:
-    """Return the hosts of a line of a hostfile. Raises ValueError."""
+    """Return the hosts in a line of a hostfile. Raises ValueError."""
     user, name = split_user(words[0])
     name, _, horovod_slots = name.partition(":")
     slots = dict(map(_option, words[1:])).get("slots")

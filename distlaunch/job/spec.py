@@ -159,7 +159,7 @@ class Limits(Frozen):
 
 
 MAX_GPUS = 4096
-"""GPUs of a node above which the number must be a mistake."""
+"""Maximum GPUs of a node. A larger number must be a mistake."""
 FOREVER_S = 1e9
 """Seconds: an endless window, since torchrun counts --max-restarts over the whole run."""
 
@@ -172,9 +172,9 @@ class Restarts(Frozen):
     """At most `most` restarts in any `window_s` seconds.
 
     `backoff_s` is the first delay, which doubles each time. The scheduler requeues the whole job at most
-    `requeue` times. Only failures in `on` cause a restart (None = all), and those in `never` cause none; a
-    number is the status of an `exit`. Unless `repeat` is set, an exception that repeats ends the job, and a
-    node that repeatedly fails is left out.
+    `requeue` times. Only failures in `on` cause a restart (None = all), and those in `never` don't; a number
+    is the status of an `exit`. Unless `repeat` is set, an exception that repeats ends the job, and a node
+    that repeatedly fails is left out.
     """
 
     most: int = 0
@@ -240,7 +240,7 @@ class Invocation(Frozen):
     `file` is the resolved path of the job file; "" = piped, or no file. `placeholders` enables {rank} and so
     on in arguments and variables. With `shares_stdio`, workers inherit stdin and, if their output needs no
     processing, stdout. `signals` names the signals that end the job and reach the workers unchanged instead
-    of as SIGTERM. `script` is a checksum of the script, or "" if it can't be read here.
+    of as SIGTERM. `script` is a checksum of the script, or "" if this machine can't read it.
     """
 
     file: str = ""
@@ -285,7 +285,7 @@ DEFAULT_BASE = "~/.cache/distlaunch/sync"
 
 
 class Sync(Frozen):
-    """The code that a job brings to its nodes: the tree around the job file, and `files`.
+    """The code to copy to the nodes: the tree around the job file, and `files`.
 
     `include` and `exclude` are patterns as in .gitignore. `base` is the directory on the nodes. A tree has at
     most `limit` bytes.
@@ -300,9 +300,9 @@ class Sync(Frozen):
 
 
 class Setup(Frozen):
-    """How each node gets the Python environment: from `files` by uv or conda, or by the command `run`.
+    """How each node builds the Python environment: with uv or conda from `files`, or with the command `run`.
 
-    The environment is built again whenever the contents of `files`, which are in the workdir, change.
+    The environment is rebuilt whenever the contents of `files`, which are in the workdir, change.
     """
 
     kind: Literal["uv", "conda", "run"]
@@ -311,7 +311,7 @@ class Setup(Frozen):
 
 
 class Collect(Frozen):
-    """Files to bring back from `nodes` at the end: patterns, relative to the workdir, absolute or below ~.
+    """Files to copy back from `nodes` at the end: patterns, relative to the workdir, absolute or below ~.
 
     At most `limit` bytes come from each node. `nodes` are hosts, the node of rank 0, or all nodes.
     """
@@ -322,10 +322,10 @@ class Collect(Frozen):
 
 
 class Tree(Frozen):
-    """A snapshot of the code, which `digest` names, of the directory `root` on this machine.
+    """A snapshot of the code in the directory `root` on this machine, identified by `digest`.
 
     `commit` is the git commit, "" = none, and `dirty` is set if files differ from it. `base` is as in `Sync`.
-    `environment` names the environment that a setup builds.
+    `environment` is the name of the environment that a setup builds.
     """
 
     digest: str
@@ -353,9 +353,9 @@ class JobSpec(Frozen):
     """A whole job. Paths are absolute; paths on a node may begin with ~ for the user's home there.
 
     `metrics` is a file on this machine. `unchecked` are the parts not to check. `tree` is the snapshot of the
-    code that `sync` brings to the nodes, once it is taken. `allocation` is set if a
-    scheduler chose the nodes. `sections` maps keys to the scheduler sections of the job file, and
-    `kubernetes` is its section for Kubernetes. `places` maps the path of a key to its position in the file.
+    code that `sync` copies to the nodes, once the snapshot has been taken. `allocation` is set if a scheduler
+    chose the nodes. `sections` maps keys to the scheduler sections of the job file, and `kubernetes` is its
+    section for Kubernetes. `places` maps the path of a key to its position in the file.
     """
 
     name: str
@@ -403,7 +403,7 @@ class JobSpec(Frozen):
         return program._replace(kind="script", words=(node.script,), placed=True) if node.script else program
 
     def in_tree(self, run_id: str) -> "JobSpec":
-        """Return the job with the paths that are inside its tree where a run finds them on its nodes."""
+        """Return the job with paths inside its tree redirected to the copy on the nodes."""
         if self.tree is None:
             return self
         there, root = f"{self.tree.base}/runs/{run_id}", self.tree.root
@@ -537,7 +537,7 @@ class Surroundings(Frozen):
         return os.path.normpath(self.home + path[1:]) if path.startswith("~") else path
 
     def on_node(self, text: str) -> str:
-        """Return a path on a node, with a leading ~ kept for the user's home there."""
+        """Return a path on a node, with a leading ~ kept for the user's home on that node."""
         return path_in("" if self.in_image else self.folder, text)
 
     def interpreter(self, text: str | None) -> str | None:

@@ -44,7 +44,7 @@ PLACEHOLDERS = (*VARIABLES, "port:NAME", "hosts", "hosts:PORT", "hosts_json", "h
 IDS = ("job_id", "run_id")
 """Placeholders whose values are known before ranks are placed, even if another launcher places them."""
 LAST_PORT = 61439
-"""The highest PORT in {hosts:PORT}: 4096 ranks on a host count up from it."""
+"""The highest PORT in {hosts:PORT}, from which up to 4096 ranks on a host count up."""
 # Not compiled in advance, since most jobs have no braces. ${word} is for a shell. {}, {1} and {"a": 1} aren't
 # placeholders. In arguments, other {words} are refused. In variables, they are left for templates and JSON.
 _WORD = r"([A-Za-z_][\w-]*|(?:port|hosts|hosts_json):[\w-]*)"
@@ -56,7 +56,7 @@ Values = Callable[[str], "str | None"]
 
 
 def is_placeholder(word: str) -> bool:
-    """Check whether {word} is filled in, once `placeholder_error` has checked what is after its colon."""
+    """Check whether {word} is filled in, after `placeholder_error` has checked the part after the colon."""
     return ":" in word or word in PLACEHOLDERS
 
 
@@ -143,7 +143,7 @@ _NAME = (
 _USER = r"(?<=://)[^\s/?#]*@"
 """User and password in a URL."""
 _NAMED = r"""(?<![\w.-])(-{0,2})([A-Za-z_][\w.-]*)(?![\w.-])(["']?\s*=|["']?:\s|["']:|\s)"""
-"""A whole name in an argument, and what is before its value. Long words without one take linear time."""
+"""A whole name in an argument, and the text before its value. Long words without one take linear time."""
 
 
 def is_secret(name: str) -> bool:

@@ -183,7 +183,7 @@ class Integer(Type):
 
 
 MAX_DURATION_S = 1e9
-"""Seconds: about thirty years. Anything longer is a typo."""
+"""Seconds: about thirty years. A longer duration must be a typo."""
 _PART = r"([0-9]+(?:\.[0-9]+)?)\s*(ms|s|m|h|d)"
 _DURATION = r"(?:[0-9]+(?:\.[0-9]+)?\s*(?:ms|s|m|h|d)\s*)+"
 UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -499,7 +499,7 @@ def built(kind: Type, doc: str, told: str = "", default: Any = None) -> Field:
 
 
 def by_their_names(**ours: str) -> dict[str, str]:
-    """Map names that other tools use, separated by blanks, to the key."""
+    """Map names from other tools, separated by blanks, to the key."""
     return {name: key for key, names in ours.items() for name in names.split()}
 
 

@@ -1,4 +1,4 @@
-"""Reads YAML with places and limits, but without aliases, and writes YAML for every parser."""
+"""Reads YAML with positions and limits, but without aliases, and writes YAML for every parser."""
 
 import contextlib
 import re
@@ -14,9 +14,9 @@ _LINE_END = "\r\n|[\r\n\x85\u2028\u2029]"
 """Regular expression for YAML line ends."""
 _Loader: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 MAX_DEPTH = 20
-"""Levels of nested lists and maps."""
+"""Maximum levels of nested lists and maps."""
 MAX_NUMBER = 40
-"""Characters. Parsing base 60 takes quadratic time, and Python prints at most 4300 digits."""
+"""Maximum characters of a number. Parsing base 60 takes quadratic time; Python prints at most 4300 digits."""
 _NUMBERS = frozenset({"tag:yaml.org,2002:int", "tag:yaml.org,2002:float"})
 _SCALARS = frozenset({*_NUMBERS, *(f"tag:yaml.org,2002:{name}" for name in ("str", "bool", "null"))})
 
@@ -51,7 +51,7 @@ def _not_yaml(error: yaml.MarkedYAMLError, text: str, source: str) -> Problem:
 
 
 def _place(source: str, text: str, line: int, column: int) -> Place:
-    """Return a place in `text`; values from the command line have no line and column."""
+    """Return a position in `text`. Values from the command line have no line and column."""
     on_line = source.startswith(OVERRIDE)
     return Place(source, typed=text) if on_line else Place(source, line + 1, column + 1)
 

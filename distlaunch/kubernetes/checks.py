@@ -1,4 +1,4 @@
-"""Checks a job for Kubernetes, and finds keys that have no effect there."""
+"""Checks a job for Kubernetes, and finds keys that have no effect on Kubernetes."""
 
 import re
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ _LEFT_OUT = {
     "kubernetes.selector": "it selects pods that are already running",
     "kubernetes.container": "it belongs to pods that are already running",
     "mpirun": "each pod starts its own ranks",
-    "container": "kubernetes has the settings of pods; its image defaults to container.image",
+    "container": "the settings of pods are in kubernetes; its image defaults to container.image",
     "notify": _NO_CONTROLLER,
     "metrics": _NO_CONTROLLER,
     "backend": "with GPUs, DISTLAUNCH_BACKEND is nccl in a pod",
@@ -68,7 +68,7 @@ def check_exported(spec: JobSpec) -> None:
 
 
 def left_out(spec: JobSpec, kind: Kind) -> list[str]:
-    """Return a line for each key of the job file that has no effect in a cluster."""
+    """Return a line for each job file key that has no effect in a cluster."""
     idle = {**_LEFT_OUT, **(_OF_TRAINJOB if kind == "trainjob" else {})}
     ours = (path for path in idle if path in spec.places and not _is_default(spec, path))
     return [f"{path} is left out: {idle[path]}" for path in ours]

@@ -1,4 +1,4 @@
-"""The Kubernetes objects of a job as data, in the order in which a cluster needs them."""
+"""A job's Kubernetes objects as data, in the order in which a cluster needs them."""
 
 import hashlib
 import math
@@ -29,9 +29,9 @@ PACKED, UNPACKED = "/etc/distlaunch", "/run/distlaunch"
 INDEX = "$(JOB_COMPLETION_INDEX)"
 """The node rank, which Kubernetes expands."""
 SECRET = "DISTLAUNCH_SECRET"  # noqa: S105 (the name of a variable)
-"""The variable with the secret that the job's pods need to join its run."""
+"""The variable that contains the secret that the job's pods need to join its run."""
 MORE_S = 10
-"""Seconds that the launcher has to exit after its ranks."""
+"""Seconds that the launcher has to exit after its ranks have ended."""
 _BOOT = f"""\
 import os, sys
 if sys.version_info < (3, 10):

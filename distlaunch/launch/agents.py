@@ -1,4 +1,4 @@
-"""Agents without a job, which answer questions about their nodes and run programs."""
+"""Agents without a job, which report facts about their nodes and run programs."""
 
 import os
 import time
@@ -20,7 +20,7 @@ MAX_OUTPUT = 1 << 20
 Place = tuple[int, int]
 """A node and a local rank."""
 Ended = tuple[messages.WorkerExited | messages.WorkerUnstarted | None, bytes]
-"""The exit of a worker, None if it has not exited, and its output."""
+"""The exit of a worker (None = it has not exited), and its output."""
 _ENDS = (messages.WorkerExited, messages.WorkerUnstarted)
 
 
@@ -84,7 +84,7 @@ class Agents:
         return {node: self._facts[node] for node in self.present if node in self._facts}
 
     def ask(self, questions: Mapping[int, tuple[Any, ...]], expected: tuple[type, ...]) -> dict[int, Any]:
-        """Send each node its question. Return the answers of the `expected` kinds that arrive in time."""
+        """Send each node its question. Return the answers of `expected` kinds that arrive in time."""
         asked = set(questions) & set(self.present)
         for node in asked:
             self._links.send(node, questions[node])

@@ -1,7 +1,7 @@
-"""The files that nodes send at the end of a job, written to `collected/NODE` in the run directory.
+"""Files sent by nodes at the end of a job, written to `collected/NODE` in the run directory.
 
-Nodes don't choose paths here. Each path is checked to be below the directory of its node, and to be new. A
-node can't send more than it announces. Files that don't arrive whole, or don't fit on the disk, are removed.
+Nodes don't choose where files are written. Each path must be new, and below its node's directory. A node
+can't send more than it announces. Files that are incomplete, or don't fit on the disk, are removed.
 """
 
 import errno
@@ -21,13 +21,13 @@ from distlaunch.wording import counted, cut, listed, size_words
 FOLDER = "collected"
 FULL = {os.strerror(code) for code in (errno.ENOSPC, errno.EDQUOT)}
 SPARE = 2 * CAPACITY
-"""Bytes that stay free on the disk, for the other files of the run."""
+"""Bytes to keep free on the disk for the run's other files."""
 MAX_LISTED, SHOWN = 1000, 100
-"""Files in summary.json, and characters of a path that are shown."""
+"""Maximum files in summary.json, and maximum characters of a path in messages."""
 
 
 class _Node:
-    """The files of a node with their sizes. The last one still lacks `missing` bytes, if it `fits`."""
+    """A node's files with their sizes. If the last one `fits`, `missing` bytes of it have yet to arrive."""
 
     def __init__(self, label: str, room: int) -> None:
         self.label, self.sizes = label, dict[str, int]()
@@ -45,7 +45,7 @@ class Files:
         self._nodes: dict[int, _Node] = {}
 
     def take(self, number: int, label: str, what: FileBegins | FilesEnd | bytes) -> None:
-        """Take the announcement of a file, a piece of the last one, or the end. Raises `ProtocolError`."""
+        """Handle the announcement of a file, a piece of the last file, or the end. Raises `ProtocolError`."""
         node = self._nodes.setdefault(number, _Node(label, self._collect.limit))
         try:
             if isinstance(what, FilesEnd):
@@ -82,7 +82,7 @@ class Files:
                 self._sift()  # makes room at once for the other files of the run
 
     def _sift(self) -> list[dict[str, Any]]:
-        """Close all files, remove those that aren't whole, and return the others as JSON objects."""
+        """Close all files, remove incomplete ones, and return the others as JSON objects."""
         if not self._writer.flush():
             return []  # a stalled disk, on which removing a file could take forever
         self._writer.close()
@@ -98,7 +98,7 @@ class Files:
         return kept
 
     def close(self) -> tuple[list[dict[str, Any]], list[str]]:
-        """Return the files that have arrived, as JSON objects, and lines about them and the others."""
+        """Return the files that have arrived, as JSON objects, and messages about them and the others."""
         self._nodes = dict(sorted(self._nodes.items()))
         kept, left_out = self._sift(), dict[str, list[str]]()
         there = {(file["node"], file["path"]) for file in kept}
@@ -112,7 +112,7 @@ class Files:
         return kept[:MAX_LISTED], [done, *lines] if kept else lines
 
     def _left_out(self, node: _Node, missing: list[str]) -> str:
-        """Return the files of a node that are `missing` or were not sent, with reasons; "" = none."""
+        """Return a node's files that are `missing` or were not sent, with reasons; "" = none."""
         full = "is incomplete" if node.fits else os.strerror(errno.ENOSPC)
         why = self._writer.trouble if self._writer.lost else full
         reasons = {**dict.fromkeys(missing, why), **dict(node.end.left_out)}

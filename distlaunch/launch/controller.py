@@ -36,7 +36,7 @@ MISSED = 3.5
 CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 """A clock that keeps running while the machine is suspended."""
 WATCH_S = 4.0
-"""Seconds between requests for resource use, while an observer wants it."""
+"""Seconds between requests for resource use, while an observer uses it."""
 FIRST_SIGNS_OF_WORKERS = (messages.WorkerStarted, messages.WorkerUnstarted, messages.WorkerExited)
 
 
@@ -298,7 +298,7 @@ def _fate_by_stop(spec: JobSpec) -> events.AllocationReported:
 
 
 def ask_for_another(state: State, tell: Callable[[str], None]) -> None:
-    """Requeue the job if it should continue. Call `tell` with messages about the outcome."""
+    """Requeue the job if it should continue. Call `tell` with messages about the result."""
     allocation, most = state.spec.allocation, state.spec.restarts.requeue
     if allocation is None or not allocation.requeues or not is_to_go_on(state):
         return

@@ -27,7 +27,7 @@ from distlaunch.transports.transport import Joined, Local
 from distlaunch.wording import counted, listed, rank_list
 
 NAME_S = 60.0
-"""Maximum seconds until a name server can resolve a host that has just started, such as a pod."""
+"""Maximum seconds until a name server can resolve a host that has just started, for example a pod."""
 
 
 class Gathered(Frozen):
@@ -96,7 +96,7 @@ def _is_source(family: int, address: tuple[object, ...]) -> bool:
 
 
 def _await_name(host: str, wait_s: float, interrupts: Interrupts, say: Say) -> None:
-    """Wait up to NAME_S until a host name resolves. Nothing can listen there earlier."""
+    """Wait up to NAME_S until a host name resolves. Nothing can listen on the host before that."""
     wait = Wait(min(wait_s, NAME_S))
     while not wait.over:
         try:
@@ -121,7 +121,7 @@ class _Controller:
         listener.admits = self._refusal
 
     def gathered(self, port: int) -> Gathered:
-        """Wait until all nodes have joined, or until the last call ends with at least the minimum."""
+        """Wait until all nodes have joined, or until the last call ends with at least the minimum number."""
         wait, enough_at = Wait(self._gathering.wait_s), 0.0
         while (count := 1 + len(self._door.joined)) < self._most:
             if count < self._fewest:
@@ -214,7 +214,7 @@ class _Controller:
 
 
 def _absent(there: Sequence[Arrival], most: int) -> str:
-    """Return message text with the scheduler's hosts from which no launcher has joined."""
+    """Return text that lists the scheduler's hosts from which no launcher has joined."""
     came = {each.name.partition(".")[0] for each in there}
     hosts: list[str] = []
     with suppress(DistlaunchError):

@@ -1,8 +1,8 @@
 """The controller's listener, through which launchers join a run.
 
-The listener is open while the run waits for nodes. At first it uses the rendezvous endpoint, which rank 0
-uses afterwards. Later, while a node is missing, it uses the first free one of the second ports.
-Connections that stay silent, send invalid data or belong to another run are closed and reported.
+The listener is open while the run is waiting for nodes. At first it uses the rendezvous endpoint, which rank
+0 uses afterwards. Later, while a node is missing, it uses the first free one of the second ports. Connections
+that stay silent, send invalid data or belong to another run are closed and reported.
 """
 
 import errno
@@ -44,7 +44,7 @@ class JoinedLink(Link):
         super().send(node, ranks_alone(command) if isinstance(command, messages.StartWorkers) else command)
 
     def receive(self) -> list[wire.Frame | NodeGone]:
-        """Return the received frames except the last one, which has the agent's exit status."""
+        """Return the received frames except the last one, which contains the agent's exit status."""
         try:
             frames = super().receive()
         except OSError as error:
@@ -218,8 +218,8 @@ class InboundListener:
         message = join.message_of(line)
         theirs = message.get("version")
         if theirs != __version__:
-            both = f"{str(theirs)[:40]} there and {__version__} here"
-            self._refuse(visitor, f"distlaunch is {both}: install the same version")
+            both = f"it has distlaunch {str(theirs)[:40]}, but the controller has {__version__}"
+            self._refuse(visitor, f"{both}: install the same version")
             return
         arrival, ours = join.arrival_of(message), self._gathering.arrival
         visitor.arrival = arrival
@@ -283,7 +283,7 @@ class InboundListener:
         self.admits = lambda visitor, arrival: full if self._place_for(arrival) is None else ""
 
     def _place_for(self, arrival: Arrival) -> int | None:
-        """Return the missing node for a launcher: the node with its number, or else any missing node."""
+        """Return the missing node that a launcher takes: the one with its number, or else any."""
         free = sorted(self._expected - {*self._seated})
         if self._gathering.ordered:
             return arrival.node_rank if arrival.node_rank in free else None

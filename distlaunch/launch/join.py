@@ -38,7 +38,7 @@ TORCHS_FIRST = b"\x00\xce\xf7\x85\x3c"
 TORCHS_PING = TORCHS_FIRST + b"\x0d" + b"ping"
 """A request that a TCPStore answers with the last four bytes (torch 2.4 and later)."""
 MAX_LINE = 1 << 14
-"""Maximum bytes of a line, because anyone may connect."""
+"""Maximum bytes of a line. A limit is needed because anyone may connect."""
 SECRET = "DISTLAUNCH_SECRET"  # noqa: S105 (the name of a variable)
 MAX_NAME = 253
 _MUNGE_S = 5.0
@@ -143,7 +143,7 @@ class Prover:
         return ""
 
     def wrong(self, way: str, side: str, transcript: str, proof: object) -> str:
-        """Return what is wrong with the other side's proof, or "" if it is valid."""
+        """Return why the other side's proof is invalid, or "" if it is valid."""
         if way == "secret":
             import hmac
 
@@ -162,14 +162,14 @@ class Prover:
         return text.strip()
 
     def _wrong_credential(self, text: str, payload: str) -> str:
-        """Return what is wrong with a credential, or "" if this user made it for `payload`.
+        """Return why a credential is invalid, or "" if this user created it for `payload`.
 
         A credential can be read only once; see unmunge(1).
         """
         try:
             status, printed = self._munge(["unmunge"], text)
         except OSError as error:
-            return f"its MUNGE credential can't be read here: {error}"
+            return f"its MUNGE credential can't be read on {self._name}: {error}"
         found = re.search(r"^UID: .*\((\d+)\)$", printed, re.MULTILINE)
         if status or not found:
             return "it has no valid MUNGE credential"
@@ -385,8 +385,8 @@ class Launcher:
     def _what_listens(self, host: str, port: int, error: Exception) -> str:
         if _is_torchs(host, port):
             return (
-                "a torch TCPStore is there: if torchrun was started there, run `distlaunch torchrun` on all "
-                "nodes; otherwise the run already has all its nodes"
+                "a torch TCPStore uses this address: if torchrun was started, run `distlaunch torchrun` on "
+                "all nodes; otherwise the run already has all its nodes"
             )
         words = getattr(error, "strerror", None) or str(error)
         words = f"it lacks {words}" if isinstance(error, KeyError) else words

@@ -40,7 +40,7 @@ class Link:
             os.set_blocking(fd, False)
         self._boot: Boot | None = boot
         self.unsent = bytearray()
-        """Bytes that `flush` has left to write."""
+        """Bytes that `flush` has not yet written."""
         self._streams: list[Iterator[bytes]] = []
         self._behind_boot = b""
         self._protocol_error = ""
@@ -64,7 +64,7 @@ class Link:
         self.flush()
 
     def stream(self, frames: Iterator[bytes]) -> None:
-        """Send frames whenever nothing else is to be sent."""
+        """Send these frames whenever there is nothing else to send."""
         self._streams.append(frames)
 
     @property
@@ -73,7 +73,7 @@ class Link:
         return bool(self.unsent or self._streams)
 
     def flush(self) -> None:
-        """Write as much as the pipe takes now."""
+        """Write as much as the pipe accepts now."""
         try:
             written(self.stdin, self.unsent)
         except OSError:
@@ -81,7 +81,7 @@ class Link:
             self._streams.clear()
 
     def flush_stream(self) -> None:
-        """Do a turn of sending: also take the next frame from a stream, but not more, since others wait."""
+        """Send for one turn. Take at most one frame from a stream, because other links are waiting."""
         self.flush()
         if self._streams and not self.unsent:
             stream = self._streams[0]
@@ -90,13 +90,13 @@ class Link:
                 del self._streams[0]
 
     def nudge(self) -> None:
-        """Send a line to each shell that has not answered, in case its rc file waits for one."""
+        """Send a line to each shell that has not answered, in case its rc file is waiting for one."""
         if not self.unsent and (nudges := self.streams.nudges()):
             self.unsent += nudges
             self.flush()
 
     def receive(self) -> Sequence[wire.Frame | NodeGone]:
-        """Return received frames and ended nodes. Set `at_end` if no more can arrive."""
+        """Return received frames and ended nodes. Set `at_end` if nothing more can arrive."""
         try:
             data = os.read(self.stdout, READ)
             to_send, frames = self.streams.receive(data)
@@ -119,14 +119,14 @@ class Link:
             self._boot, self._behind_boot = None, b""
 
     def distrust(self, why: str) -> None:
-        """End a link whose other side broke the protocol."""
+        """End a link whose other side violated the protocol."""
         self._protocol_error = why
         self.at_end = True
         self.exit_descriptor()  # `end` reaps a process that has exited already
         self.end()
 
     def listen(self) -> tuple[bool, list[NodeGone]]:
-        """Keep data from stderr. Return whether stderr is still open, and the nodes that ended with it."""
+        """Store data from stderr. Return whether stderr is still open, and the nodes that ended with it."""
         try:
             data = os.read(self.stderr, READ)
         except BlockingIOError:
@@ -145,7 +145,7 @@ class Link:
         return [fd for fd in (self._process.stdin, self.stdout, self.stderr, self._pidfd) if fd >= 0]
 
     def failure(self, overdue: str = "") -> LinkFailure:
-        """Return the meaning of the transport's last output, which is complete once its process has exited.
+        """Return the failure shown by the transport's last output, complete once the process has exited.
 
         `overdue` is the reason for giving up a node.
         """
@@ -186,7 +186,7 @@ class Link:
             self._process.terminate(group=not self.streams.booted)
 
     def kill(self) -> None:
-        """Kill the process with everything that it started: a ProxyCommand may not notice its end."""
+        """Kill the process and everything that it started, because a ProxyCommand may not notice the end."""
         if not self.has_ended:
             self._process.kill()
 
@@ -203,7 +203,7 @@ class Link:
             self._process.wait()
 
     def kill_at(self, deadline: float) -> None:
-        """Wait until `deadline` (monotonic seconds) for a process that was stopped; kill it if it stays."""
+        """Wait until `deadline` (monotonic seconds) for a stopped process to exit, then kill it."""
         if not self._ends_within(max(0.0, deadline - time.monotonic())):
             self.kill()
         self._process.wait()
@@ -230,7 +230,7 @@ class Links:
         self._gone: dict[int, LinkFailure] = {}
         """Failures of the last nodes on their links, whose output may still arrive."""
         self._stopping: dict[Link, float] = {}
-        """Links whose process was stopped, and the time when it is killed (monotonic seconds)."""
+        """Links whose process was stopped, with the time to kill it (monotonic seconds)."""
 
     @property
     def present(self) -> list[int]:
@@ -239,15 +239,15 @@ class Links:
 
     @property
     def answering(self) -> list[int]:
-        """Return the nodes among them whose agents have sent anything."""
+        """Return the present nodes whose agents have sent anything."""
         return sorted(self._links.keys() & self._answered)
 
     def watch(self, fd: int, handler: Callable[[], None], mask: int = selectors.EVENT_READ) -> None:
-        """Have `turn` call `handler` when `fd` is ready."""
+        """Make `turn` call `handler` when `fd` is ready."""
         self._selector.register(fd, mask, handler)
 
     def add(self, node: int, link: Link) -> None:
-        """Serve a node by `link` from now on."""
+        """Use `link` for a node from now on."""
         self._links[node] = link
         if link in self._nodes:
             self._nodes[link].add(node)
@@ -269,7 +269,7 @@ class Links:
             self._watch_writing(link)
 
     def stream(self, node: int, pieces: Iterator[bytes]) -> None:
-        """Send a node the pieces of its tree, and their end, one at a time as its link takes them."""
+        """Send a node the pieces of its tree, and the end, one at a time as the link accepts them."""
         if link := self._links.get(node):
             link.stream(wire.encode_tree(node, piece) for piece in chain(pieces, [b""]))
             self._watch_writing(link)
@@ -288,9 +288,9 @@ class Links:
                 link.kill()
 
     def drop(self, node: int) -> None:
-        """Forget a node, and kill its link's process if that serves no other; `on_end` is not called.
+        """Forget a node, and kill its link's process unless it serves other nodes. `on_end` is not called.
 
-        The agent of a node that shares its link leaves when its lease is over.
+        If the node shares its link, its agent exits when the lease expires.
         """
         self._leave(node, Link.end)
 
@@ -302,7 +302,7 @@ class Links:
             self._on_end(node, failure)
 
     def hang_up(self, node: int) -> None:
-        """Close a link to make its agent exit, and wait for its process to exit."""
+        """Close a link so that its agent exits, and wait for the link's process to exit."""
         self._leave(node, Link.hang_up)
 
     def close(self) -> None:
@@ -373,7 +373,7 @@ class Links:
             self.watch(link.exit_descriptor(), lambda: self._end(link))
 
     def _note_pull(self, link: Link) -> None:
-        """Report once that an image is being fetched, and once that the image has arrived."""
+        """Report once that an image is being pulled, and once that it has been pulled."""
         pulling = link.streams.pulling
         if pulling is not link.pulling:
             link.pulling = pulling

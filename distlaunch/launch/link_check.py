@@ -1,4 +1,4 @@
-"""Measures the links between the nodes of a job: runs the link probe as its ranks, on agents of its own."""
+"""Measures the links between a job's nodes: runs the link probe instead of the ranks, on separate agents."""
 
 import json
 import os
@@ -73,7 +73,7 @@ def _peers(plan: LaunchPlan) -> Peers:
 
 
 def _routes(agents: Agents, plan: LaunchPlan) -> Mapping[int, messages.RouteFound]:
-    """Return the routes of nodes to MASTER_ADDR. The first node's is to where the others reach it."""
+    """Return the routes of nodes to MASTER_ADDR. The first node's leads to the address that others use."""
     if plan.one_machine:
         return {}
     first, *others = plan.members
@@ -113,7 +113,7 @@ def _is_over(ends: Mapping[Place, Ended], peers: Peers, watch: Callable[[str], N
 
 
 def _failure(ended: Ended) -> str:
-    """Describe a program that failed; "" if it did not."""
+    """Describe why a program failed; "" if it did not fail."""
     end, _ = ended
     if isinstance(end, messages.WorkerUnstarted):
         return f"the link test can't start: {end.text}"

@@ -1,4 +1,4 @@
-"""Asks the nodes of a job: connects as a run does, runs the probe on each, tries the port and all pairs."""
+"""Checks a job's nodes: connects as a run does, runs the probe on each, and tests the port and all pairs."""
 
 import base64
 import glob
@@ -26,7 +26,7 @@ from distlaunch.wording import counted, listed, refused_port_words, size_words
 CONNECT_S = 6.0
 """Maximum seconds to wait for agents. `run` waits longer, by default."""
 PROBE_S = 8.0
-"""Seconds for the answer of a probe, which limits itself to half of that."""
+"""Seconds to wait for a probe, which limits itself to half of that."""
 MAX_WORD = 100_000
 """Characters of an argument; Linux allows 128 KiB."""
 MAX_FILES = 10_000
@@ -34,7 +34,7 @@ LOCKS = ("uv.lock", "poetry.lock", "requirements*.txt")
 
 
 def check(spec: JobSpec, code: bool = False) -> Report:
-    """Check the nodes of a job; with `code`, also whether they have its files. Raises `DistlaunchError`."""
+    """Check the nodes of a job and, with `code`, the files on them. Raises `DistlaunchError`."""
     spec = hurried(spec)
     asked = ask_addresses(spec)
     of_job, fine, plan, skipped = list(_run_directory(spec)), list[str](), None, list[str]()
@@ -61,7 +61,7 @@ def check(spec: JobSpec, code: bool = False) -> Report:
 
 
 def look(spec: JobSpec) -> tuple[list[NodeReport], list[int | None]]:
-    """Return a report on each node of a job, and the number of its GPUs; None = it can't be reached."""
+    """Return a report on each node of a job, and its number of GPUs; None = the node can't be reached."""
     with Agents(hurried(spec)) as agents:
         known = agents.facts
         probed = _probe(agents, spec, known, {"master": None, "code": {}})
@@ -76,22 +76,22 @@ def hurried(spec: JobSpec) -> JobSpec:
 
 
 def _run_directory(spec: JobSpec) -> Iterator[Finding]:
-    """Yield a finding if the run directory can't be made or filled here."""
+    """Yield a finding if the run directory can't be created, or its disk is almost full."""
     folder = spec.logs.folder
     while not os.path.isdir(folder) and os.path.dirname(folder) != folder:
         folder = os.path.dirname(folder)
     disk = os.statvfs(folder)
     free = disk.f_bavail * disk.f_frsize
     if not os.access(folder, os.W_OK):
-        what = f"the run directory can't be made: {folder} is not writable here"
+        what = f"the run directory can't be created: {folder} is not writable on this machine"
         yield Finding(Problem("error", "place", what, "the run can't start", "set logs.dir"))
     elif free < MIB:
-        what = f"the disk for the run directory, {folder}, has only {size_words(free)} free here"
+        what = f"the disk for the run directory, {folder}, has only {size_words(free)} free on this machine"
         yield Finding(Problem("error", "place", what, "the run can't start", "set logs.dir"))
 
 
 def _code(spec: JobSpec) -> dict[str, str]:
-    """Return the digests of files here, keyed by path from the workdir: lock files, and those git tracks."""
+    """Return digests of lock files and git-tracked files, keyed by their path relative to the workdir."""
     workdir = os.path.expanduser(spec.program.workdir)
     names = [path for lock in LOCKS for path in sorted(glob.glob(lock, root_dir=workdir))]
     argv = ["git", "-C", workdir, "ls-files", "-z", ":/"]
@@ -194,12 +194,12 @@ def _of_node(spec: JobSpec, agents: Agents, index: int, probed: Mapping[str, Any
 
 
 def _unconnected(spec: JobSpec, known: Mapping[int, Facts]) -> Iterator[str]:
-    """Yield what can't be tried because some nodes can't be reached."""
+    """Yield the tests that can't be run because some nodes can't be reached."""
     away = [node.label for index, node in enumerate(spec.nodes) if index not in known]
     if away and 0 not in known:
         yield f"the port, and connections between nodes: they need {spec.nodes[0].label}"
     elif away:
-        yield f"connections of {listed(away)} with the other nodes"
+        yield f"connections between {listed(away)} and the other nodes"
 
 
 def _port_findings(ports: PortReport) -> Iterator[Finding]:

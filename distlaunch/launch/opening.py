@@ -1,4 +1,4 @@
-"""The links to the nodes of a job: transports are started, and sent interpreters and the agent's code."""
+"""Opens links to the nodes of a job: starts transports, and sends interpreters and the agent's code."""
 
 import contextlib
 import importlib.util
@@ -25,12 +25,12 @@ if TYPE_CHECKING:  # an early agent starts before the job is read
     from distlaunch.job.spec import JobSpec
 
 PYTHON = os.environ.get("DISTLAUNCH_PYTHON", sys.executable)
-"""The interpreter to try first on nodes: that of the command, also if --on runs it on another host."""
+"""The interpreter to try first on nodes: the command's own, even if --on runs it on another host."""
 STEP_NODES = 32
-"""Nodes of an allocation per step, if there are more of them."""
-NO_RANKS_HERE = "ranks run only on Linux, and this machine has another system: list Linux hosts in nodes"
+"""Maximum nodes of an allocation for each step."""
+NO_RANKS_HERE = "ranks run only on Linux, but this machine runs another system: list Linux hosts in nodes"
 _TRAVELS = 1
-"""The compression level of zlib, for which each start pays: 6 takes 8 ms more, for 184 KiB instead of 210."""
+"""zlib's compression level. Level 6 would take 8 ms more at each start, for 184 KiB instead of 210."""
 
 
 def open_early(shares_stdio: bool) -> Link | None:
@@ -49,9 +49,9 @@ def open_early(shares_stdio: bool) -> Link | None:
 def open_links(
     spec: "JobSpec", early: Link | None = None, joined: Mapping[int, Link] | None = None
 ) -> dict[int, Link]:
-    """Start the transports to all nodes; the agent opened `early` serves the first one, or is discarded.
+    """Start the transports to all nodes. The agent opened `early` serves the first node, or is discarded.
 
-    `joined` are the links that launchers of nodes have opened.
+    `joined` are the links opened by launchers of nodes.
     """
     links = dict(joined or {})
     first = spec.nodes[0]
@@ -67,7 +67,7 @@ def open_links(
 
 
 def open_link(spec: "JobSpec", *indices: int) -> Link:
-    """Start the transport to a node, or a step for several; their agents will send a hello."""
+    """Start the transport to a node, or a step for several nodes. Their agents will send a hello."""
     first = indices[0]
     reach, named = spec.pool[first].reach, spec.program_of(spec.pool[first]).python
     if spec.container:
@@ -94,7 +94,7 @@ def _groups(spec: "JobSpec") -> Iterable[list[int]]:
 
 
 def _open_container(spec: "JobSpec", container: Container, index: int, named: str | None) -> Link:
-    """Open a container on the node, by the shell of the node or by srun itself."""
+    """Open a container on the node, with the node's shell or with srun itself."""
     node = spec.pool[index]
     reach = Local(container.runtime) if isinstance(node.reach, Local) else node.reach
     workdir = spec.program_of(node).workdir
@@ -108,9 +108,9 @@ def _open_container(spec: "JobSpec", container: Container, index: int, named: st
 def _open(
     reach: Transport, index: int, named: str | None, shared: Sequence[int] = (), inside: Sequence[bytes] = ()
 ) -> Link:
-    """Open a link; `named` is the interpreter of the node, if the job names one.
+    """Open a link. `named` is the node's interpreter, if the job sets one.
 
-    `inside` are the openings for the shells on the way into a container, and for the one in it.
+    `inside` are the openings for the shells outside a container, and for the shell inside it.
     """
     if reach.here and not runs_ranks():
         raise DistlaunchError(NO_RANKS_HERE)
@@ -123,7 +123,7 @@ def _open(
 
 
 def _open_step(steps: Mapping[int, SlurmStep], named: str | None) -> Link:
-    """Open one step for several nodes, which have the same interpreter."""
+    """Open one step for several nodes that have the same interpreter."""
     first, nonce = next(iter(steps.values())), os.urandom(16).hex()
     by_host = {step.host: index for index, step in steps.items()}
     boot = boot_text(bundle_for(same_interpreter=False), nonce, (NODE_VARIABLE, by_host))
@@ -143,7 +143,7 @@ def _opening(named: str | None) -> bytes:
 
 
 def _make_folder(path: str) -> None:
-    """Make a directory in the home that the user database has, as ssh does."""
+    """Create a directory in the home directory from the user database, as ssh does."""
     from pwd import getpwuid  # few transports need a directory
 
     with contextlib.suppress(OSError, KeyError):  # the transport reports what it lacks
@@ -152,7 +152,7 @@ def _make_folder(path: str) -> None:
 
 @cache
 def bundle_for(same_interpreter: bool) -> Bundle:
-    """Return the agent's modules; for this interpreter on this machine, uncompressed and without source."""
+    """Return the agent's modules. For this interpreter on this machine, they are uncompressed bytecode."""
     loaders = [SourceFileLoader(*module) for module in _modules()]
     # The agent's package needs its parent package.
     codes = {"distlaunch": marshal.dumps(compile("", "distlaunch", "exec"))}

@@ -1,9 +1,9 @@
 """Checks a rendezvous port: whether it is free, which process holds it, and which nodes can connect.
 
 The first node has a listener during the test. Every node and this machine connect to it at every address of
-the name. Only the token of that listener counts as success. Nothing is ever sent, so any other service sees
-only a connection. Then the nodes of a job connect to each other, as collectives do.
-Spares are left out: they may be down until they are needed.
+the host name. Only the token of that listener counts as success. Nothing is ever sent, so any other service
+sees only a connection. Then the nodes of a job connect to each other, as collectives do. Spares are left out:
+they may be down until they are needed.
 """
 
 import os
@@ -20,7 +20,7 @@ from distlaunch.wording import listed
 
 HERE = "here"
 EVERY = 16
-"""Maximum number of nodes for trying every pair. With more, each node dials one fewer than this."""
+"""Maximum number of nodes for which every pair is tried. With more, each node dials one fewer than this."""
 DIAL_S = 5.0
 
 
@@ -145,7 +145,7 @@ def _listening(agents: Agents, node: str, host: str, port: int | None, token: st
 
 
 def _dials(nodes: Sequence[NodeSpec], answers: Mapping[int, messages.Dialed]) -> Iterator[Dial]:
-    """Yield the results that nodes with one target have for each of its addresses."""
+    """Yield the results of nodes that have one target, for each of its addresses."""
     for index, answer in sorted(answers.items()):
         for each in chain(*answer.results):
             yield Dial(nodes[index].label, each.address, each.family, each.error is None, each.error)
@@ -198,7 +198,7 @@ def _ends(agents: Agents, count: int, host: str, token: str) -> dict[int, tuple[
 
 
 def _addresses(routes: Mapping[int, messages.RouteFound | messages.RouteFailed]) -> dict[int, str]:
-    """Return each node's own address on its way to the first, and the address that others dial for that."""
+    """Return each node's own address on its route to the first, and the address that others dial for it."""
     found = {node: route for node, route in routes.items() if isinstance(route, messages.RouteFound)}
     sources = {node: route.source for node, route in found.items() if node and route.source}
     dialed = [route.address for node, route in found.items() if node]

@@ -21,7 +21,7 @@ SILENT_S = 15
 class Child:
     """A process, and this end of the pipes to its three streams.
 
-    It has what a link needs of `subprocess.Popen`, whose import takes longer than the start of a shell.
+    It replaces `subprocess.Popen`, whose import takes longer than starting a shell.
     """
 
     def __init__(self, pid: int, pipes: Sequence[int]) -> None:
@@ -34,7 +34,7 @@ class Child:
         return self._reap(os.WNOHANG)
 
     def wait(self) -> None:
-        """Wait until it exits."""
+        """Wait until the process exits."""
         self._reap(0)
 
     def terminate(self, group: bool) -> None:
@@ -53,7 +53,7 @@ class Child:
         return exit_descriptor(self.pid)
 
     def close_stdin(self) -> None:
-        """Close the pipe to it, if that is open."""
+        """Close the pipe to the process's stdin, if it is open."""
         if self.stdin >= 0:
             os.close(self.stdin)
             self.stdin = -1
@@ -80,7 +80,7 @@ class Child:
 
 
 class Peer(Child):
-    """A connection in place of a link's process; None = a connection that was never made.
+    """A connection that replaces a link's process; None = the connection was never made.
 
     The other side sends the `status`.
     """
@@ -98,7 +98,7 @@ class Peer(Child):
         super().__init__(0, (stdin, stdout, stderr))
 
     def exit_descriptor(self) -> int:
-        """Return a descriptor that is readable at once: nothing follows the end of the connection."""
+        """Return a descriptor that is readable at once, because nothing follows the end of the connection."""
         return os.dup(self.stderr)
 
     def close_stdin(self) -> None:
@@ -110,7 +110,7 @@ class Peer(Child):
         self.kill()
 
     def kill(self) -> None:
-        """Close the connection in both directions: the other side stops its ranks, and leaves."""
+        """Close the connection in both directions, so that the other side stops its ranks and exits."""
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(self.stdout)) as sock:
             sock.shutdown(socket.SHUT_RDWR)
 
@@ -183,7 +183,7 @@ def _inheritable() -> list[int]:
 
 
 def watch_for_silence(sock: socket.socket) -> None:
-    """Make the kernel end a connection whose other side is gone, and send data at once."""
+    """Make the kernel end a connection whose other side is gone, and send data without delay."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (

@@ -1,6 +1,6 @@
-"""The snapshot of a job's code: which files it consists of, and their contents in the store of this machine.
+"""The snapshot of a job's code: the list of its files, and their contents in this machine's store.
 
-A run sends contents from the store, never from the working tree, which may change meanwhile.
+A run sends contents from the store, never from the working tree, which may change in the meantime.
 """
 
 import hashlib
@@ -38,12 +38,12 @@ from distlaunch.wording import listed, size_words
 
 IGNORE_FILE = ".distlaunchignore"
 UNWANTED = frozenset({".git", "__pycache__", ".venv", ".mypy_cache", ".pytest_cache", ".ruff_cache"})
-"""Directories left out if there is no git repository that says what to ignore."""
+"""Directories left out if there is no git repository with rules on what to ignore."""
 MANIFEST = "code.json"
-"""The manifest of the code in a run directory."""
+"""The name of the code's manifest in a run directory."""
 LARGEST = 5
 TRIES = 3
-"""How often a file is read that changes meanwhile."""
+"""Maximum attempts to read a file that changes while it is being read."""
 MAX_DIFF = 8 << 20
 
 
@@ -58,7 +58,7 @@ LOCKS = {
     "uv": ("uv.lock", "requirements.txt", "pyproject.toml", ".python-version"),
     "conda": ("environment.yml", "environment.yaml"),
 }
-"""The files in the workdir that decide what is in an environment."""
+"""The files in the workdir that determine the content of an environment."""
 
 
 def with_tree(spec: JobSpec) -> JobSpec:
@@ -68,7 +68,7 @@ def with_tree(spec: JobSpec) -> JobSpec:
 
 
 def _with_setup(spec: JobSpec, tree: Tree, setup: Setup, entries: Iterable[Entry]) -> JobSpec:
-    """Return `spec` with the files that decide what is in the environment, and with its name."""
+    """Return `spec` with the files that determine the content of the environment, and with its name."""
     contents = {path_in(tree.root, entry.path): entry.content for entry in entries}
     paths = {name: path_in(spec.program.workdir, name) for name in setup.files or LOCKS.get(setup.kind, ())}
     found = {name: contents[path] for name, path in paths.items() if path in contents}
@@ -82,7 +82,7 @@ def _with_setup(spec: JobSpec, tree: Tree, setup: Setup, entries: Iterable[Entry
 
 
 def take(spec: JobSpec) -> Snapshot:
-    """Put the code of a job into the store of this machine. Raises `DistlaunchError`."""
+    """Put a job's code into this machine's store. Raises `DistlaunchError`."""
     folder = os.path.realpath(os.path.dirname(spec.invocation.file) or os.getcwd())
     found = _git(folder, "rev-parse", "--show-toplevel")
     root = folder if found is None else found.removesuffix("\n")
@@ -108,22 +108,22 @@ def take(spec: JobSpec) -> Snapshot:
 
 
 def local_store() -> Store:
-    """Return the store of this machine. Raises `TreeError` or OSError."""
+    """Return this machine's store. Raises `TreeError` or OSError."""
     return Store(DEFAULT_BASE)
 
 
 def manifest_of(digest: str) -> bytes:
-    """Return the manifest of a tree in the store of this machine. Raises `DistlaunchError`."""
+    """Return the manifest of a tree in this machine's store. Raises `DistlaunchError`."""
     try:
         if manifest := local_store().read(digest):
             return manifest
     except (OSError, TreeError) as error:
         raise DistlaunchError(f"the code {digest[:12]} can't be read: {error}") from None
-    raise DistlaunchError(f"the code {digest[:12]} is no longer in {DEFAULT_BASE} of this machine")
+    raise DistlaunchError(f"the code {digest[:12]} is no longer in {DEFAULT_BASE} on this machine")
 
 
 def contents(digest: str, indices: Sequence[int]) -> Iterator[bytes]:
-    """Yield contents of a tree in the store, or without indices its manifest, as pieces of a zlib stream.
+    """Yield contents of a tree in the store, or without indices, its manifest, as pieces of a zlib stream.
 
     Raises `DistlaunchError`.
     """
@@ -140,7 +140,7 @@ def contents(digest: str, indices: Sequence[int]) -> Iterator[bytes]:
                         yield piece
             if hashed.hexdigest() != entry.content:
                 os.unlink(path)
-                raise DistlaunchError(f"{path} was changed; start the run again, which replaces it")
+                raise DistlaunchError(f"{path} was changed; to replace it, start the run again")
     except OSError as error:
         raise DistlaunchError(f"can't read the code to send: {error.filename}: {reason(error)}") from None
     except TreeError as error:
@@ -160,7 +160,7 @@ def _git_argv(folder: str, *words: str) -> list[str]:
 
 
 def _git(folder: str, *words: str) -> str | None:
-    """Return the output of git, None if there is no git or no repository. Raises `DistlaunchError`."""
+    """Return git's output, or None if there is no git or no repository. Raises `DistlaunchError`."""
     env = {**os.environ, "LC_ALL": "C"}
     try:
         done = subprocess.run(_git_argv(folder, *words), check=False, env=env, **_PIPES)
@@ -174,7 +174,7 @@ def _git(folder: str, *words: str) -> str | None:
 
 
 def _state(status: str) -> tuple[str, bool]:
-    """Return the commit, and whether files that git tracks differ from it."""
+    """Return the commit, and whether tracked files differ from it."""
     records = status.split("\0")
     commits = [line.removeprefix("# branch.oid ") for line in records if line.startswith("# branch.oid ")]
     commit = commits[0] if commits and commits[0] != "(initial)" else ""
@@ -244,7 +244,7 @@ def check_out(folder: str, to: str) -> int:
 
 
 def _entries(store: Store, spec: JobSpec, root: str, folder: str, paths: Iterable[str]) -> list[Entry]:
-    """Return the entries of the tree, whose contents are in the store afterwards."""
+    """Return the entries of the tree, after putting their contents into the store."""
     sources = {path: f"{root}/{path}" for path in _wanted(spec, root, paths)}
     for given in spec.sync.files:
         path, source = os.path.relpath(f"{folder}/{os.path.basename(given)}", root), os.path.realpath(given)
@@ -276,7 +276,7 @@ def _too_large(
 
 
 def _wanted(spec: JobSpec, root: str, listed: Iterable[str]) -> Iterator[str]:
-    """Yield the paths of files and symlinks, relative to the root, of those `listed` and those to include."""
+    """Yield the relative paths of files and symlinks in the tree: those `listed`, and those to include."""
     paths = set(listed)
     if spec.sync.include:
         paths |= {*_matching(spec, spec.sync.include, _walked(root, frozenset({".git"})))}
@@ -290,7 +290,7 @@ def _wanted(spec: JobSpec, root: str, listed: Iterable[str]) -> Iterator[str]:
 
 
 def _of_git(root: str, inside: str) -> Iterator[str]:
-    """Yield the files that git tracks, or that are new and not ignored, in submodules, too."""
+    """Yield tracked files, and untracked files that aren't ignored, including those in submodules."""
     folder = os.path.join(root, inside)
     files = _git(folder, "ls-files", "-z", "--cached", "--others", "--exclude-standard") or ""
     for path in files.split("\0"):
@@ -333,7 +333,7 @@ def _matching(spec: JobSpec, patterns: Iterable[str], paths: Iterable[str]) -> I
 
 
 def _check_program(spec: JobSpec, root: str, paths: set[str]) -> None:
-    """Check that the program's file is among the files, if it is in the tree at all."""
+    """Check that the program's file is among the files, if it is inside the tree."""
     for node in (None, *spec.pool):
         program = spec.program_of(node) if node else spec.program
         path = path_in(program.workdir, program.words[0])
@@ -365,7 +365,7 @@ def _entry(store: Store, path: str, source: str, found: os.stat_result) -> Entry
             return Entry(path, PROGRAM if is_program else FILE, len(data), store.put(data, is_program))
         time.sleep(0.05)
     advice = f"leave it out with sync.exclude or {IGNORE_FILE}"
-    raise DistlaunchError(f"{source} changes while it is read; {advice}")
+    raise DistlaunchError(f"{source} keeps changing while it is being read; {advice}")
 
 
 def _version(status: os.stat_result) -> tuple[int, ...]:

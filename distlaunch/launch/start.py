@@ -1,4 +1,4 @@
-"""The start of a run: its run directory, the links to its nodes, and its other starts by a scheduler."""
+"""The start of a run: its directory, the links to its nodes, and earlier starts of its scheduler job."""
 
 import os
 import sys
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from distlaunch.launch.inbound import InboundListener
 
 DESCRIPTORS_PER_LINK, RESERVE = 6, 300
-"""Descriptors of a link (three pipes, a pidfd, and two more while it is opened), and for everything else."""
+"""Descriptors for a link (three pipes, a pidfd, and two more while it is being opened), and for all else."""
 MANY_NODES = 20
 """Number of nodes at which the usual limit on descriptors may become too low."""
 NO_ALLOCATION = "launcher: slurm needs an allocation: run this inside salloc or sbatch"
@@ -40,8 +40,8 @@ NO_ALLOCATION = "launcher: slurm needs an allocation: run this inside salloc or 
 class Start(Frozen):
     """A run that began at `began` (monotonic seconds).
 
-    `links`, by node, are being opened, and the commands in `asked` look up nodes' addresses. `code` keeps the
-    contents of the job's tree.
+    `links`, keyed by node, are being opened, and the commands in `asked` look up nodes' addresses. `code`
+    keeps the contents of the job's tree.
     """
 
     spec: JobSpec
@@ -71,11 +71,11 @@ class Start(Frozen):
 
 
 def start_run(spec: JobSpec, early: Link | None = None, listener: "InboundListener | None" = None) -> Start:
-    """Begin a run of `spec`; `early` is the link that `open_early` has opened for it.
+    """Begin a run of `spec`. `early` is the link that `open_early` has opened for the run.
 
     Nodes with their own launchers have joined, or will, through the `listener`.
 
-    Raises `DistlaunchError` if its directory can't be made, or if notifications can't be sent.
+    Raises `DistlaunchError` if the run directory can't be created, or if notifications can't be sent.
     """
     if spec.hosts_unknown:
         raise UsageError(NO_ALLOCATION)
@@ -116,7 +116,7 @@ def start_run(spec: JobSpec, early: Link | None = None, listener: "InboundListen
 
 
 def _ticket(spec: JobSpec, listener: "InboundListener | None") -> Ticket | None:
-    """Return the scheduler's ID of the job that is the run, or that its launchers were started in."""
+    """Return the ID of the scheduler job that is the run, or in which its launchers were started."""
     allocation = spec.allocation
     if allocation and allocation.job and (allocation.queued or listener):
         return Ticket(allocation.scheduler, allocation.job)
@@ -124,7 +124,7 @@ def _ticket(spec: JobSpec, listener: "InboundListener | None") -> Ticket | None:
 
 
 def _surrounding(needed: bool) -> Allocation | None:
-    """Return the allocation that the launchers of nodes or ranks are in, whose end is theirs, too."""
+    """Return the allocation that contains the launchers of nodes or ranks, which end with it."""
     with suppress(DistlaunchError):
         if found := allocation_in(os.environ, needed):
             return found._replace(queued=False)  # the batch script is the user's own
@@ -132,7 +132,7 @@ def _surrounding(needed: bool) -> Allocation | None:
 
 
 def _joined(spec: JobSpec, node: int, run_id: str, listener: "InboundListener | None") -> Link | None:
-    """Return the link to a node's own launcher; None = it has none."""
+    """Return the link to a node's own launcher; None = the node has none."""
     place = spec.pool[node]
     return listener.link(node, run_id, place.label) if listener and isinstance(place.reach, Joined) else None
 
@@ -146,7 +146,7 @@ def _check_notify(spec: JobSpec) -> None:
 
 
 def _check_master(spec: JobSpec) -> None:
-    """Raise an error for an unknown master address, which ranks here would try again and again."""
+    """Raise an error if the master address can't be resolved, because ranks would keep retrying it."""
     host, here = spec.rendezvous.host, all(node.local for node in spec.pool) and not spec.container
     if not host or not here or spec.logs.torchrun or is_loopback(host):
         return
@@ -160,7 +160,10 @@ def _check_master(spec: JobSpec) -> None:
 
 
 def run_directory(spec: JobSpec, run_id: str, status: Status | None = None) -> RunDirectory:
-    """Make the run directory, where the job wants it, with its first `status`. Raises `DistlaunchError`."""
+    """Create the run directory in the first of the job's locations that works.
+
+    Writes the first `status` to it. Raises `DistlaunchError`.
+    """
     refused = []
     for place in (spec.logs.folder, *spec.logs.spares):
         folder = None
@@ -183,7 +186,7 @@ def run_directory(spec: JobSpec, run_id: str, status: Status | None = None) -> R
 
 
 def _continued(spec: JobSpec) -> JobSpec:
-    """Add the earlier runs to `spec` if the scheduler has started this job before."""
+    """Record earlier runs in `spec` if the scheduler has started this job before."""
     allocation = spec.allocation
     if allocation is None or not allocation.starts:
         return spec

@@ -23,7 +23,7 @@ TABLE: Mapping[str, Callable[["Observed"], object]] = {
 }
 """The class of each observer, in the order in which they are called, and whether a run has it.
 
-Each observer takes what it needs from its run. Its module is imported only if a run has this observer.
+Each observer gets its settings from its run. Its module is imported only if a run has this observer.
 """
 
 

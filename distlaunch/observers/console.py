@@ -66,7 +66,7 @@ class Console:
         output_fd: int = 1,
         waits: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Call `on_reader_left` when a reader closes its pipe. `waits` is that of `Outlet`."""
+        """Call `on_reader_left` when a reader closes its pipe. `waits` is as in `Outlet`."""
         self._on_reader_left = on_reader_left
         # If both streams go to one place, lines of one are between lines of the other.
         self._together = os.path.sameopenfile(output_fd, 2)
@@ -84,7 +84,7 @@ class Console:
         self._lines = Lines()
         self._prefixes: dict[Stream, str] = {}
         self.said: set[str] = set()
-        """The lines of messages after which no output of ranks was shown."""
+        """The lines of messages since the last output from ranks."""
         self._in_line = [False, False]
         self._live = ""
 
@@ -105,7 +105,7 @@ class Console:
                 self._outlets[1].settle()
 
     def output(self, rank: int, stream: int, data: bytes, prefix: str | None) -> None:
-        """Show output of a rank, line by line after `prefix`. An incomplete line waits for its end.
+        """Show output from a rank, line by line after `prefix`. An incomplete line waits for its end.
 
         Without a prefix, bytes are shown as they arrive.
         """
@@ -167,7 +167,7 @@ class Console:
             self._outlets[1].write(begin + line.encode(errors="backslashreplace") + b"\n", ours=True)
 
     def close(self, patient: Callable[[float], bool]) -> None:
-        """Write out what is queued, and report lines not shown. `patient` is that of `Outlet.close`."""
+        """Write queued output, and report lines not shown. `patient` is as in `Outlet.close`."""
         self._end_live()
         output, errors = self._outlets
         if output is not errors:
@@ -178,7 +178,7 @@ class Console:
         errors.close(patient)
 
     def _broken(self, name: str, other: int, error: OSError) -> None:
-        """End the job if a reader left, as in a pipeline. A full disk doesn't end it: the logs go on."""
+        """End the job if a reader left, as in a pipeline. A full disk doesn't end the job."""
         if error.errno == errno.EPIPE:
             self._on_reader_left()
         elif not self._outlets[other].broken:
@@ -223,7 +223,7 @@ class Folding:
         return None if self._since is None else self._since + self._hold_s
 
     def add(self, rank: int, stream: int, data: bytes, tag: str, now: float) -> None:
-        """Take output that a rank printed at `now` (seconds). `tag` marks lines of this rank alone."""
+        """Add output that a rank printed at `now` (seconds). `tag` marks lines from this rank alone."""
         self._tags[rank] = tag
         if self.due is not None and now >= self.due:
             self.flush()
@@ -276,7 +276,7 @@ def latest(line: bytes) -> bytes:
 
 
 def escape(text: str) -> str:
-    """Return `text` with escapes for what a terminal acts on, except tabs, line ends and visible colors."""
+    """Return `text` with control sequences escaped, except tabs, line ends and visible colors."""
 
     def shown(found: re.Match[str]) -> str:
         is_color = found[0].startswith("\x1b[") and not _conceals(found[0])

@@ -1,4 +1,4 @@
-"""The state of a run as `view` and `report` show it, built from what an observer sees."""
+"""The state of a run as `view` and `report` show it, built from an observer's events."""
 
 import contextlib
 import json
@@ -213,7 +213,7 @@ class _Measure:
 
 
 def doing(worker: RankState) -> str:
-    """Describe in a few words what a worker does, or how it ended."""
+    """Describe in a few words what a worker is doing, or how it ended."""
     if isinstance(worker.phase, Exited):
         if worker.phase.stopped:
             return "stopped"
@@ -236,7 +236,7 @@ def shape(state: State) -> str:
 
 
 def uses_in(folder: str) -> Mapping[int, Use]:
-    """Return the resource use of ranks that was last recorded in a run directory, during a `view`."""
+    """Return the resource use of ranks last recorded in a run directory, during a `view`."""
     try:
         with open(fd_of(folder, USE), "rb") as file:
             rows = json.load(file)["ranks"]

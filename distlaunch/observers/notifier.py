@@ -31,7 +31,7 @@ _NO_MORE = "later failures are not reported"
 
 
 def start_error(program: str) -> str | None:
-    """Return why a program, given by its path or found in PATH, can't be started here; None if it can."""
+    """Return why this machine can't start a program, given by path or found in PATH; None if it can."""
     if "/" not in program:
         return None if shutil.which(program) else f"{program}: not found in PATH"
     if os.path.isdir(program):
@@ -78,7 +78,7 @@ class Notifier(Observer):
             self._tell("restarted", state, {"why": last.why.value, "cause": known.cause_document(last.cause)})
 
     def ended(self, summary: Summary) -> None:
-        """Report the end, and wait a little for the last commands."""
+        """Report the end, and wait briefly for the last commands."""
         self.woken()
         state, document = summary.state, summary.document()
         facts = {name: document[name] for name in ("exit_status", "cause", "hint", "seconds")}

@@ -58,8 +58,8 @@ class Observed(Frozen):
 class Observer:
     """A base class for observers. The thread that runs the job calls each method after the fact, in order.
 
-    Times are seconds since the run began. An observer that raises is removed, and the job goes on.
-    Programs pass theirs to `launch.controller.supervise`. `distlaunch.observers.TABLE` has the others.
+    Times are seconds since the run began. An observer that raises is removed, and the job continues. Programs
+    pass theirs to `launch.controller.supervise`. `distlaunch.observers.TABLE` has the others.
     """
 
     remark: Callable[[str], None] = staticmethod(lambda text: None)
@@ -72,14 +72,14 @@ class Observer:
     """When to call `woken`, in monotonic seconds; None = never."""
 
     wants_use: bool = False
-    """Whether to call `used`. Agents measure the use of ranks only while an observer wants it."""
+    """Whether to call `used`. Agents measure the resource use of ranks only while an observer uses it."""
 
     def __init__(self, run: Observed | None = None) -> None:
-        """Those in `distlaunch.observers.TABLE` take what they need from `run`."""
+        """Observers in `distlaunch.observers.TABLE` get their settings from `run`."""
 
     @classmethod
     def of(cls, run: Observed) -> "Observer":
-        """Make the observer of a run, for `distlaunch.observers.TABLE`."""
+        """Create the observer of a run, for `distlaunch.observers.TABLE`."""
         return cls(run)
 
     def woken(self) -> None:
@@ -89,7 +89,7 @@ class Observer:
         """Handle the resource use of a node's ranks, keyed by rank. Called every few seconds."""
 
     def began(self, spec: JobSpec, chance: float, at: float) -> None:
-        """Note that the run has begun. Random choices of its supervisor follow from `chance`."""
+        """Note that the run has begun. The supervisor's random choices follow from `chance`."""
 
     def happened(self, event: Event, state: State, at: float) -> None:
         """Note that an event has led to `state`."""
@@ -98,16 +98,16 @@ class Observer:
         """Note that the workers of another attempt are being started."""
 
     def message(self, message: ShowMessage, at: float) -> None:
-        """Take a message from the supervisor for the user."""
+        """Handle a message from the supervisor for the user."""
 
     def printed(self, output: Printed) -> None:
-        """Take output of a rank."""
+        """Handle output from a rank."""
 
     def dumped(self, rank: int, data: bytes, attempt: int) -> None:
-        """Take a piece of the dump of a rank's flight recorder."""
+        """Handle a piece of a rank's flight recorder dump."""
 
     def captured(self, part: NodePlan, taken: Mapping[str, Any], attempt: int) -> None:
-        """Take evidence of a failure from a node of an attempt, before its workers are stopped."""
+        """Handle evidence of a failure from a node, recorded before its workers are stopped."""
 
     def drained(self, state: State) -> None:
         """Note that the last output has arrived; `state` is the final state."""
@@ -116,7 +116,7 @@ class Observer:
         """Note that the run is over."""
 
     def remarked(self, text: str) -> None:
-        """Take a message from another observer for the user."""
+        """Handle a message from another observer for the user."""
 
 
 class Observers:
@@ -134,7 +134,7 @@ class Observers:
 
     @property
     def want_use(self) -> bool:
-        """Return whether an observer wants the use of ranks."""
+        """Return whether an observer uses the resource use of ranks."""
         return any(each.wants_use for each in self._observers)
 
     def wake(self) -> None:
@@ -145,7 +145,7 @@ class Observers:
                 self._call(each, "woken")
 
     def tell(self, what: Callable[Concatenate[Any, P], None], *seen: P.args, **named: P.kwargs) -> None:
-        """Call the method `what` of each observer. One that raises is removed."""
+        """Call the method `what` of each observer. An observer that raises is removed."""
         for each in tuple(self._observers):
             self._call(each, what.__name__, *seen, **named)
 

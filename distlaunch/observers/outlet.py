@@ -10,9 +10,9 @@ from typing import Generic, TypeVar
 
 Piece = TypeVar("Piece")
 CAPACITY = 8 << 20
-"""Bytes that may wait for a slow reader or disk."""
+"""Maximum bytes waiting for a slow reader or disk."""
 LOOK_S = 0.1
-"""Seconds between two checks, at the end, whether to keep waiting for a reader that takes nothing."""
+"""Seconds between two checks, at the end, of whether to keep waiting for a stuck reader."""
 
 
 class Backlog(Generic[Piece]):
@@ -82,8 +82,8 @@ class Backlog(Generic[Piece]):
 class Outlet:
     """The writer of a terminal or a pipe.
 
-    `on_broken` is called in the thread when writing has failed for good. `waits` returns whether to wait for
-    a reader that is too far behind.
+    `on_broken` is called in the thread when writing has failed permanently. `waits` returns whether to wait
+    for a reader that is too far behind.
     """
 
     def __init__(

@@ -29,11 +29,11 @@ from distlaunch.supervisor.summary import STDERR, STDOUT, Summary
 from distlaunch.wording import json_text, listed
 
 WATCHED, USE, USES = "watched", "use.json", "uses.jsonl"
-"""Viewers of a run touch the first file regularly. Meanwhile, the second has the latest resource use of each
-rank. The third has that of each node over time."""
+"""Viewers of a run touch the first file regularly. While they do, the second contains the latest resource use
+of each rank. The third contains that of each node over time."""
 FIRST_SAMPLE_S, SAMPLE_S, SAMPLE_SHARE, SAMPLING_S = 2.0, 10.0, 0.01, 3.0
-"""Seconds until use is recorded first, seconds to the next time, but at least a share of the run's age, and
-seconds to wait for what the nodes measure."""
+"""Seconds until use is first recorded, seconds between records (at least a share of the run's age), and
+seconds to wait for measurements from the nodes."""
 EVIDENCE = "evidence.jsonl"
 LOOK_S, FADES_S = 1.0, 6.0
 """Seconds between checks for viewers, and seconds that a viewer counts after touching the file."""
@@ -59,7 +59,7 @@ class Recorder(Observer):
         self._loss_told = False
         self._limit: int | None = None
         self._sizes = Counter[str]()
-        """Bytes of output for each file, kept or not."""
+        """Bytes of output for each file, saved or not."""
         self._attempts = Attempts()
         self._cut_off: set[tuple[int, int]] = set()
         self._at = 0.0
@@ -71,7 +71,7 @@ class Recorder(Observer):
         self._folder.record(at, BEGAN, beginning(spec, chance))
 
     def happened(self, event: Event, state: State, at: float) -> None:
-        """Record the event; write stack dumps and error records to files of their own, too."""
+        """Record the event. Also write stack dumps and error records to separate files."""
         self._at = at
         if isinstance(event, StackDumped):
             rank = state.rank_of(event.node, event.local_rank)
@@ -132,7 +132,7 @@ class Recorder(Observer):
         self._folder.record(at, MESSAGE, {"level": message.level, "text": message.text})
 
     def remarked(self, text: str) -> None:
-        """Record the message as one that the supervisor has not sent."""
+        """Record the message, marked as one that the supervisor didn't send."""
         self._folder.record(self._at, MESSAGE, {"level": "warning", "text": text, "remark": True})
 
     def printed(self, output: Printed) -> None:
@@ -260,7 +260,7 @@ class Recorder(Observer):
 
 
 def _keeps_output(state: State, node: int) -> bool:
-    """Return whether the logs of a node are kept here, in torchrun's layout."""
+    """Return whether a node's logs are saved by this process, in torchrun's layout."""
     part = state.plan.part_of(node) if state.plan else None
     return state.spec.logs.torchrun is not None and part is not None and part.logs is None
 
@@ -275,7 +275,7 @@ def _unpickled(data: bytes) -> Any:
     import pickle  # 1 ms, and rarely needed
 
     class PlainData(pickle.Unpickler):
-        """An unpickler of containers, strings and numbers: dumps come from nodes, and pickle can run code."""
+        """An unpickler of plain containers, strings and numbers, because pickle could run code from nodes."""
 
         def find_class(self, module: str, name: str) -> Any:
             raise pickle.UnpicklingError(f"a dump may not load {module}.{name}")
@@ -324,7 +324,7 @@ class LastOutput(Observer):
         self._lines.clear()
 
     def happened(self, event: Event, state: State, at: float) -> None:
-        """Take the last output from the agent's report if the rank's output stays on its node."""
+        """Get the last output from the agent's report if the rank's output stays on its node."""
         if isinstance(event, WorkerExited) and event.words:
             rank = state.rank_of(event.node, event.local_rank)
             if rank is not None:

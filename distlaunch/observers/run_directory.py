@@ -34,7 +34,7 @@ MAX_OPEN = 200
 AT_ONCE = 1 << 17
 """Bytes written to one file at once. The limit is low enough to detect progress of a slow disk."""
 PATIENCE_S = 0.3
-"""Seconds to wait for room in a full queue. After that, output is lost until the disk makes progress."""
+"""Seconds to wait for space in a full queue. After that, output is lost until the disk makes progress."""
 FLUSH_S = 5.0
 MAX_S = 1e11
 """Limit of times in a run directory, in seconds."""
@@ -117,13 +117,13 @@ class LogWriter:
         self.path, self.patience_s = path, 0.0
         self._open: dict[str, int] = {}
         self._sizes: dict[str, int] = {}
-        """Bytes in each file created here: no other process appends to them."""
+        """Bytes in each file created by this process. No other process appends to these files."""
         self._backlog = Backlog[Piece]("log-writer", self._write_all)
         self._stalled = False
         self.lost = Counter[int | None]()
         """Bytes that could not be written, by rank; None = other than output."""
         self.trouble = "the disk is too slow"
-        """Why output could not be written, if any was lost."""
+        """The reason why output could not be written, if any was lost."""
 
     @property
     def lost_bytes(self) -> int:
@@ -167,7 +167,7 @@ class LogWriter:
         return self._backlog.drain(FLUSH_S, lambda quiet_s: quiet_s < FLUSH_S)
 
     def removed(self) -> list[str]:
-        """Return the files that were written and then removed or replaced. Only after a flush."""
+        """Return the files that were written and later removed or replaced. Call this only after a flush."""
         return [name for name in self._sizes if not self._is_there(name)]
 
     def _is_there(self, name: str) -> bool:
@@ -290,7 +290,7 @@ class RunDirectory(LogWriter):
     def claim(self, status: Status) -> None:
         """Write the first status and lock it, and reserve room for the summary. Raises OSError.
 
-        As long as it is locked, the controller counts as alive.
+        As long as the status is locked, the controller counts as alive.
         """
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
         self._claim = os.open(os.path.join(self.path, STATUS), flags, 0o600)
@@ -326,7 +326,7 @@ def status_bytes(status: Status) -> bytes:
 
 
 def _make_folders(path: str) -> None:
-    """Create missing directories; only the user may write there, or others could plant links in them."""
+    """Create missing directories. Only the user may write to them, or others could plant links in them."""
     if len(path) > 4095:  # Linux accepts no longer path
         raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
     if not os.path.isdir(path):

@@ -1,6 +1,6 @@
 """Lists of runs as lines of JSON: all runs of this user, and the starts of each queued job.
 
-The lists are only hints: the run directories are decisive. A run goes on if a line can't be written.
+The lists are only hints: the run directories are decisive. A run continues if a line can't be written.
 """
 
 import contextlib
@@ -17,14 +17,14 @@ from distlaunch.errors import Exit, UsageError
 
 
 class Ticket(Frozen):
-    """A job in a scheduler's queue: its ID there."""
+    """A job in a scheduler's queue, with its ID."""
 
     scheduler: str
     id: str
 
 
 class Listed(Frozen):
-    """A listed run: its directory and host; `over` if its end was noted.
+    """A listed run: its directory and host. `over` is set if its end was noted.
 
     `queued` is the scheduler's job that it runs in, if any, and `cwd` the directory it was started from.
     """
@@ -51,7 +51,7 @@ def note_begin(run: str, folder: str, host: str, queued: Ticket | None = None) -
 
 
 def note_way(run: str, file: str, way: Sequence[Any]) -> None:
-    """Note how the host that controls a run is reached: the arguments of `cli.remote.ssh_to`."""
+    """Record how to reach the host that controls a run: the arguments of `cli.remote.ssh_to`."""
     append(index_path(), {"run": run, "file": file, "way": way, "at": time.time()})
 
 
@@ -65,12 +65,12 @@ def ways(file: str = "") -> dict[str, Mapping[str, Any]]:
 
 
 def note_end(run: str) -> None:
-    """Note that a run has ended, to save other commands a look into its directory."""
+    """Record that a run has ended, so that other commands don't have to read its directory."""
     append(index_path(), {"run": run, "over": True})
 
 
 def note_end_seen(command: str, run: str, status: int) -> int:
-    """Note the end of a run that another host controls if the exit status of a command there shows it.
+    """Record the end of a run controlled by another host, if a remote command's exit status shows it.
 
     Return the exit status.
     """
@@ -181,7 +181,7 @@ def starts_in(path: str) -> list[Begun]:
 
 
 def note_stop(folder: str, queued: str, scheduler: str) -> None:
-    """Note for a job's run that the job is cancelled. Some schedulers don't give a job the reason it ends."""
+    """Note for a job's run that the job is cancelled. Some schedulers don't expose to a job why it ends."""
     append(starts_path(folder, queued, scheduler), {"stop": True})
 
 

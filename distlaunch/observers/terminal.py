@@ -21,13 +21,13 @@ from distlaunch.supervisor.summary import Above, Summary
 from distlaunch.wording import counted, listed, spans
 
 PATIENCE_S = 5.0
-"""Seconds to wait at the end for a reader that takes nothing; the log files have everything."""
+"""Seconds to wait at the end for a stuck reader. The log files contain everything."""
 PROGRESS_S = 0.5
 """Seconds between two updates of the progress of a slow start."""
 HOLD_S = 0.3
 """Seconds to hold back an error."""
 MOST_NAMED = 4
-"""Nodes named as missing from a start."""
+"""Maximum missing nodes listed during a start."""
 
 
 class Terminal(Observer):
@@ -82,7 +82,7 @@ class Terminal(Observer):
         self.message(ShowMessage("warning", text), 0.0)
 
     def printed(self, output: Printed) -> None:
-        """Show the output if the job wants it."""
+        """Show the output if the job requests that."""
         prefix = output.goes_to.prefix
         self._starting = False
         if not output.goes_to.shown:
@@ -113,7 +113,7 @@ class Terminal(Observer):
         self.drained(state)
 
     def woken(self) -> None:
-        """Show what was held back, and the progress of the start."""
+        """Show messages held back, and the progress of the start."""
         self.wake_at = None
         self._release()
         if self._fold:
@@ -133,7 +133,7 @@ class Terminal(Observer):
             self._console.say(state.cause.text, "error")
 
     def ended(self, summary: Summary) -> None:
-        """Show how the run ended, and write out what waits for a slow reader."""
+        """Show how the run ended, and write output that is waiting for a slow reader."""
         shown = summary.state.cause is not None or not self._quiet
         lines = summary.lines(self._above(summary)) if shown else []
         self._release(errors=summary.state.cause is None)  # or else the summary has them
@@ -146,7 +146,7 @@ class Terminal(Observer):
         self._console.close(lambda silent_s: silent_s < PATIENCE_S or (needed and not self._interrupts.any()))
 
     def close(self) -> None:
-        """Stop showing a run that goes on."""
+        """Stop showing a run that continues."""
         self._release()
         self._console.close(lambda silent_s: silent_s < PATIENCE_S)
 
@@ -163,7 +163,11 @@ class Terminal(Observer):
 def _origin(spec: JobSpec, allocation: Allocation) -> str:
     """Describe the hosts of an allocation, and how to use others."""
     names = listed([node.label for node in spec.pool])
-    other = "" if "launcher" in spec.places else " (launcher: auto; `--set launcher=local` runs here)"
+    other = (
+        ""
+        if "launcher" in spec.places
+        else " (launcher: auto; `--set launcher=local` uses only this machine)"
+    )
     return f"{counted(len(spec.pool), 'node')} from {allocation.name}: {names}{other}"
 
 
@@ -209,7 +213,7 @@ class DetachedTerminal(Observer):
         self._terminal: Terminal | None = Terminal.of(run)
 
     def happened(self, event: Event, state: State, at: float) -> None:
-        """Leave once nothing of the start can fail any more."""
+        """Detach once the start can no longer fail."""
         waits = any(worker.phase is WorkerPhase.PLANNED for worker in state.workers)
         if self._terminal and state.phase is Phase.RUNNING and not waits:
             self._terminal.close()

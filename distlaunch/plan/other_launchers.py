@@ -1,4 +1,4 @@
-"""Launchers that are run by distlaunch and start the ranks themselves.
+"""Launchers that distlaunch runs and that start the ranks themselves.
 
 With torch elastic agents (`python -m torch.distributed.run`), an agent is the only worker of each node. With
 mpirun, the only worker of the job is mpirun on the first node. mpirun reaches the other nodes itself and runs

@@ -19,9 +19,9 @@ from distlaunch.wording import counted, listed
 MAX_PROCS = 4096
 """Maximum number of workers per node. The protocol would allow 32768."""
 NodeRank = NewType("NodeRank", int)
-"""Position of a node in an attempt (GROUP_RANK). All other node numbers are pool indices."""
+"""The position of a node in an attempt (GROUP_RANK). All other node numbers are pool indices."""
 DEFAULT_PORT = 29500
-"""Default port of torch. Shown by `dry-run` in place of the free port that `run` picks."""
+"""torch's default port. `dry-run` shows it instead of the free port that `run` picks."""
 
 
 class Facts(Frozen):
@@ -247,7 +247,7 @@ def choose_backend(spec: JobSpec, nodes: Sequence[NodePlan]) -> Backend:
     short = [node for node in nodes if node.gpu_flaw]
     if spec.backend == "nccl" and short:
         text = f"nccl needs a GPU for each worker, but {short[0].label} has {short[0].gpu_flaw}"
-        advice = "lower procs_per_node, use backend: gloo, or set gpus_per_node if more are there"
+        advice = "lower procs_per_node, use backend: gloo, or set gpus_per_node if the node has more"
         raise spec.error("backend", f"{text}; {advice}")
     return spec.backend if spec.backend != "auto" else "gloo" if short else "nccl"
 

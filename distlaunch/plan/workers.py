@@ -71,7 +71,7 @@ def meeting_of(
 
 
 def planned_workers(plan: LaunchPlan) -> dict[NodeRank, list[WorkerPlan]]:
-    """Return the workers of each node, using 29500 (torch's default) and up in place of free ports."""
+    """Return the workers of each node, using 29500 (torch's default) and up instead of free ports."""
     source = "127.0.0.1" if plan.spec.one_machine else None
     port = plan.master_port or DEFAULT_PORT
     ports = range(port, port + 1 + len(plan.spec.port_names))

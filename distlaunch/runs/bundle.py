@@ -1,4 +1,4 @@
-"""The files of a run for others to read: without secrets and, on demand, without names of hosts and homes."""
+"""A run's files for others to read: without secrets and, on request, without names of hosts and homes."""
 
 import json
 import os
@@ -22,13 +22,13 @@ from distlaunch.supervisor.status import status_of
 
 PAGE = "report.html"
 SHORTEST = 6
-"""Characters of the shortest secret value that is looked for in texts: shorter ones are in every text."""
+"""Minimum characters of a secret value to search for. Shorter values occur in every text."""
 _TEXTS = (".out", ".err", ".stack", ".log")
-"""Endings of files with the output of ranks and of setups, of which only the end is kept."""
+"""Name endings of files with output from ranks and setups, of which only the end is kept."""
 _OWN = re.compile(r"\.$|attempt_?\d+(/\d+)?$")
-"""Directories with files of distlaunch, not of the job."""
+"""Directories with distlaunch's files, not the job's."""
 _BROAD = re.compile("(?i)token|secret|key|passw|credential|auth")
-"""Names of variables whose values are secrets, wherever these are."""
+"""Names of variables whose values are secrets, wherever the values occur."""
 _SHAPES = re.compile(
     r"\b(?:hf_|gh[opsur]_|github_pat_|glpat-|sk-|xox[abprs]-|AKIA|ASIA|AIza)[\w-]{12,}"
     r"|\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]+"
@@ -44,7 +44,7 @@ _HOMES = re.compile(r"/(?:home|Users)/[^/\s\"':,;]+|(?<![\w.-])/root(?![\w.-])")
 
 
 class Redactor:
-    """Hides secrets in texts: these `values`, and what has the name or the form of one. Replaces `names`."""
+    """Hides secrets in texts: these `values`, and anything with a secret's name or form. Replaces `names`."""
 
     def __init__(self, values: Iterable[str], names: Mapping[str, str]) -> None:
         self._values = _pattern(values, "{}")
@@ -105,8 +105,8 @@ def _pattern(words: Iterable[str], form: str) -> re.Pattern[str] | None:
 def bundle_of(run: Run, environ: Mapping[str, str], anonymous: bool = False) -> dict[str, bytes]:
     """Return the files of a bundle by name. Raises `HistoryError`.
 
-    `environ` has variables whose values are looked for in all files if their names suggest a secret, or if
-    the job inherits them.
+    All files are searched for the values of variables in `environ` whose names suggest a secret, or that the
+    job inherits.
     """
     documents = {name: list(_documents(run.folder, name)) for name in _names(run.folder, (".json", ".jsonl"))}
     hide = Redactor(_secrets(run, documents, environ), _hosts(documents) if anonymous else {})
@@ -152,7 +152,7 @@ def _documents(folder: str, name: str) -> Iterator[Any]:
 
 
 def _end_of(folder: str, name: str) -> str:
-    """Read the last lines of a text: not a part of one, which could be a part of a secret."""
+    """Read the last whole lines of a text. A part of a line could be a part of a secret."""
     with suppress(OSError), open(fd_of(folder, name), "rb") as file:
         size = os.fstat(file.fileno()).st_size
         file.seek(max(0, size - STDERR_BYTES))
@@ -162,7 +162,7 @@ def _end_of(folder: str, name: str) -> str:
 
 
 def _secrets(run: Run, documents: Mapping[str, list[Any]], environ: Mapping[str, str]) -> Iterator[str]:
-    """Yield the secret values that are known from variables, recorded data and the job file."""
+    """Yield the secret values known from variables, recorded data and the job file."""
     inherited = {
         name for name, value in _pairs(documents) if isinstance(value, dict) and value.get("inherited")
     }
@@ -177,7 +177,7 @@ def _secrets(run: Run, documents: Mapping[str, list[Any]], environ: Mapping[str,
 
 
 def _hosts(documents: Mapping[str, list[Any]]) -> dict[str, str]:
-    """Return another name for each name of a host, and for the addresses that a job file gives to hosts."""
+    """Return a replacement for each host name, and for each address that a job file gives to a host."""
     names = [
         part
         for name, value in _pairs(documents)
@@ -189,7 +189,7 @@ def _hosts(documents: Mapping[str, list[Any]]) -> dict[str, str]:
 
 
 def _pairs(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield all keys with their values, at any depth, and the flags of commands with theirs."""
+    """Yield all keys with their values, at any depth, and all flags of commands with their values."""
     if isinstance(value, dict):
         for name, inner in value.items():
             yield str(name), inner

@@ -1,4 +1,4 @@
-"""Finds runs by ID or its unique beginning, a job's name or a directory, or the latest of this one."""
+"""Finds runs by ID or a unique prefix, by job name or directory, or the latest run in this directory."""
 
 import os
 import re
@@ -18,14 +18,14 @@ LOGS = "runs"
 """The default directory for run directories."""
 JOB_FILES = (".yaml", ".yml")
 MAX_NAMED = 8
-"""Runs named in the message about an ambiguous name."""
+"""Maximum runs listed in the message about an ambiguous name."""
 _T = TypeVar("_T")
 _ID = re.compile(r"(?P<job>.+)-(?P<when>\d{8}-\d{6})-(?P<chance>[0-9a-f]{8})")
 _LIST = "`distlaunch ps -a` lists all known runs"
 
 
 def find(word: str | None, alone: bool = False) -> Run:
-    """Find the run that a word names. If it is None, find a run below this directory or started from it.
+    """Find the run that a word refers to. For None, find a run below this directory or started from it.
 
     If several match, prefer the latest active run, or else the latest. With `alone`, at most one match may be
     active. Raises `UsageError`.
@@ -40,7 +40,7 @@ def find(word: str | None, alone: bool = False) -> Run:
             if run in started or os.path.abspath(path).startswith(here)
         }
         which = "of this directory"
-        nothing = f"no runs below the current directory or started from it; name one ({_LIST})"
+        nothing = f"no runs below the current directory or started from it; specify one ({_LIST})"
     elif os.path.isdir(word) or (os.sep in word and not word.endswith(JOB_FILES)):
         if os.path.isdir(word) and os.stat(word).st_uid != os.geteuid():
             raise UsageError(f"{word} belongs to another user: only that user can follow or stop its runs")
@@ -57,22 +57,22 @@ def find(word: str | None, alone: bool = False) -> Run:
         raise UsageError(_ambiguous(word, runs))
     if alone and len(going) > 1:
         ids = listed_words([run.id for run in going])
-        raise UsageError(f"{len(going)} runs {which} are running: {ids}; name one by its ID")
+        raise UsageError(f"{len(going)} runs {which} are running: {ids}; specify one by its ID")
     if alone and word is None and not going and (others := _going(known)):
         ids = listed_words([run.id for run in others])
-        raise UsageError(f"no active runs of this directory; active elsewhere: {ids}; name one by its ID")
+        raise UsageError(f"no active runs of this directory; active elsewhere: {ids}; specify one by its ID")
     if run := going[0] if going else _latest(runs) or living(word or ""):
         return run
     raise UsageError(nothing)
 
 
 def unmatched(word: str) -> str:
-    """Return the message about a word that names no run."""
+    """Return the message about a word that doesn't match any run."""
     return f"no run matches {word!r}; {_LIST}"
 
 
 def named(word: str) -> dict[str, str]:
-    """Return the directories of all runs that a word names, by ID."""
+    """Return the directories of all runs that a word matches, keyed by ID."""
     known = folders()
     return _of_name(word, known) or _starting_with(word, known)
 
@@ -85,7 +85,7 @@ def _starting_with(word: str, known: Mapping[str, _T]) -> dict[str, _T]:
 
 
 def _of_name(word: str, known: Mapping[str, str]) -> dict[str, str]:
-    """Return the run with that ID, the runs of a job by its name or file, or those of a scheduler's job."""
+    """Return the run with that ID, the runs of a job given by name or file, or those of a scheduler's job."""
     if word in known:
         return {word: known[word]}
     if word.endswith(JOB_FILES):  # names are no help: most job files have the same
@@ -106,7 +106,7 @@ def _of_name(word: str, known: Mapping[str, str]) -> dict[str, str]:
 def elsewhere(word: str, alone: bool = False) -> tuple[str, Sequence[Any]] | None:
     """Return a run on another host that matches a word, and how to reach that host; `alone` as in `find`.
 
-    Whether it is active is unknown here, unless its end was noted. Raises `UsageError`.
+    Unless its end was noted, this machine can't tell whether the run is active. Raises `UsageError`.
     """
     file = os.path.realpath(word) if word.endswith(JOB_FILES) else ""
     there, known = {} if os.path.isdir(word) else ways(file), folders()
@@ -126,11 +126,11 @@ def elsewhere(word: str, alone: bool = False) -> tuple[str, Sequence[Any]] | Non
 
 
 def afar(known: Collection[str]) -> Iterator[Run]:
-    """Yield the runs that are unknown here, except to those that control them, and may be active."""
+    """Yield the runs that other hosts control, and that may be active."""
     over = {*known, *noted_ends()}
     for run, (host, *_), at in ((run, each["way"], each["at"]) for run, each in ways().items()):
         if run not in over:
-            controller, where = ControllerProcess(host, 0), f"{host}: `distlaunch ps {run}` asks it"
+            controller, where = ControllerProcess(host, 0), f"{host}: `distlaunch ps {run}` queries it"
             status = Status(run, _job_of(run), RunState.UNKNOWN, at, at, controller, where=where)
             yield Run("", status, alive=False, heard=None)
 

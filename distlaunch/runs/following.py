@@ -25,7 +25,7 @@ from distlaunch.supervisor.summary import STDERR, Summary
 
 _OF_SUMMARY = {"seconds": float, "lagging": tuple[str, ...], "collecting": tuple[str, ...]}
 LOOK_S = 0.1
-"""Seconds between two looks into the directory. It may be on a remote disk, which doesn't notify."""
+"""Seconds between two checks of the directory, which may be on a remote disk without notifications."""
 ANOTHER_WISH_S = 0.2
 """Minimum seconds between two signals. Signals closer together count as one."""
 

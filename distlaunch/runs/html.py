@@ -1,4 +1,4 @@
-"""Renders a report as one HTML page without scripts: everything in it that came from a node is escaped."""
+"""Renders a report as one HTML page without scripts. Everything that came from a node is escaped."""
 
 import re
 import time
@@ -15,22 +15,22 @@ from distlaunch.supervisor.status import RunState
 from distlaunch.wording import counted, cut, listed, rank_list, size_words, spans
 
 MAX_TEXT, MAX_LINE = 20_000, 2_000
-"""Characters shown of one text, and of one line of output."""
+"""Maximum characters shown of a text, and of a line of output."""
 MAX_LANES = 24
-"""Lanes shown. If there are more, nodes whose lanes look almost the same share one."""
+"""Maximum lanes shown. If there are more, nodes whose lanes look almost the same share one."""
 MAX_POINTS = 120
-"""Values shown of one node's use over time."""
+"""Maximum values shown of a node's use over time."""
 MAX_ROWS = 2_000
-"""Ranks in the table of ranks."""
+"""Maximum ranks in the table of ranks."""
 MAX_MESSAGES, MAX_EVIDENCE = 300, 400
-"""Messages, and lines of evidence, that are shown."""
+"""Maximum messages and lines of evidence shown."""
 WIDTH = 1000
-"""The width of drawings in their own units. On the page, they are as wide as the column."""
+"""The width of drawings in their own units. On the page, a drawing is as wide as the column."""
 FOLDED = 16
-"""Rows above which a table is folded."""
+"""Rows beyond which a table is folded."""
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 MARK = '<meta name="distlaunch-run" content="{}">'
-"""Names the run in the head of its report."""
+"""Identifies the run in the head of its report."""
 
 _ANSI = re.compile("\x1b(?:\\[[0-?]*[ -/]*[@-~]|\\][^\x07\x1b]*(?:\x07|\x1b\\\\)?|[ -/]*[0-~])")
 _CONTROLS = re.compile(
@@ -39,7 +39,7 @@ _CONTROLS = re.compile(
 
 
 def plain(value: Any, most: int = MAX_TEXT) -> str:
-    """Return text that may have come from a node as HTML, without what a terminal would act on."""
+    """Return text that may have come from a node as HTML, with control sequences escaped."""
     text = cut(str(value), most)
     return escape(_CONTROLS.sub("", _ANSI.sub("", text)))
 
@@ -57,7 +57,7 @@ def page(report: Report) -> str:
         f"<title>{title}</title><style>{_STYLE}</style></head>\n<body>"
     )
     body = "\n".join(section(report) for section in SECTIONS)
-    foot = f"<p>Made by distlaunch on {_when(time.time())} from {plain(report.run.folder)}</p>"
+    foot = f"<p>Created by distlaunch on {_when(time.time())} from {plain(report.run.folder)}</p>"
     return f"{head}{_header(report)}<main>{body}</main><footer>{foot}</footer></body></html>\n"
 
 
@@ -140,7 +140,7 @@ def _verdict(report: Report) -> str:
 
 
 def _facts(pairs: Iterable[tuple[str, Any]]) -> str:
-    """Return a list of facts; those that follow each other with the same name are together."""
+    """Return a list of facts. Consecutive facts with the same name are grouped."""
     items = "".join(
         f"<dt>{plain(name)}</dt>" + "".join(f"<dd>{plain(text)}</dd>" for _, text in group)
         for name, group in groupby(pairs, key=lambda fact: fact[0])
@@ -196,7 +196,7 @@ def _timeline(report: Report) -> str:
     rows = [_lane("job", of_lanes[()], scale)]
     for group in sorted(ordered[:MAX_LANES]):
         nodes = sorted(group, key=lambda node: labels[node] != failed)
-        name = labels[nodes[0]] + (f" and {len(nodes) - 1} alike" if len(nodes) > 1 else "")
+        name = labels[nodes[0]] + (f" and {len(nodes) - 1} similar" if len(nodes) > 1 else "")
         rows.append(_lane(name + (" (spare)" if nodes[0] in spares else ""), of_lanes[nodes[0],], scale))
     kinds = {span.kind for span in report.spans if len(span.lane) < 2}
     legend = "".join(
@@ -211,7 +211,7 @@ def _timeline(report: Report) -> str:
 
 
 def _looks(found: Sequence[Span], scale: float) -> tuple[Any, ...]:
-    """Return what two lanes that look almost the same have in common."""
+    """Return a key that is equal for lanes that look almost the same."""
     return tuple(
         (span.kind, round(span.began * scale / 20), round(span.ended * scale / 20)) for span in found
     )
@@ -252,7 +252,7 @@ def _attempts(report: Report) -> str:
 
 
 def _uses(report: Report) -> str:
-    """Return strips of what the nodes used, on the scale of the timeline. Few are shown: the least busy."""
+    """Return strips of the nodes' use, on the scale of the timeline. Only the least busy nodes are shown."""
     tables, every = [], len(report.samples) // MAX_POINTS + 1
     for column, name in ((2, "GPU"), (0, "CPU"), (1, "Memory"), (3, "GPU memory")):
         strips: dict[str, list[tuple[float, float]]] = {}

@@ -17,13 +17,13 @@ from distlaunch.wording import age_words, cut
 
 HEADINGS = ("RUN", "STATE", "RANKS", "RESTARTS", "AGE", "LAST", "WHERE")
 LEAST_ID, LEAST_WHERE = 20, 10
-"""Minimum characters of an ID and of WHERE in lines that are cut, if the terminal is wide enough."""
+"""Minimum characters of an ID and of WHERE in shortened lines, if the terminal is wide enough."""
 
 
 def listing(places: Sequence[str], ended: bool, most: int | None) -> list[Run]:
     """Return the runs in `places`, or all known runs, the latest first. With `ended`, include ended runs.
 
-    A place that isn't a directory names runs. The latest of them is listed even if it has ended. Raises
+    A place that isn't a directory refers to runs. The latest of them is listed even if it has ended. Raises
     `UsageError`.
     """
     named_here = list(filter(None, map(_named_by, places)))
@@ -43,7 +43,7 @@ def listing(places: Sequence[str], ended: bool, most: int | None) -> list[Run]:
 
 
 def _queued(places: Sequence[str], shown: Sequence[Run], ended: bool) -> list[Run]:
-    """Return the jobs that are waiting in a queue or ended there without a run."""
+    """Return the jobs that are waiting in a queue, or that left it without a run."""
     if not os.path.exists(index_path()):
         return []
     inside = {os.path.abspath(each) for place in places for each in (place, os.path.join(place, LOGS))}
@@ -56,11 +56,11 @@ def _queued(places: Sequence[str], shown: Sequence[Run], ended: bool) -> list[Ru
 
 
 def _named_by(place: str) -> dict[str, str]:
-    """Return the runs that `place` names if it is no directory."""
+    """Return the runs that `place` refers to, if it isn't a directory."""
     found = named(place) if place and not os.path.isdir(place) else {}
     if not found and not submission(place):
         if place.endswith(JOB_FILES) and not os.path.isdir(place):
-            raise UsageError(f"no run of {place} is known")
+            raise UsageError(f"no known run matches {place}")
         if os.path.isfile(place) or (place and os.sep not in place and not os.path.isdir(place)):
             raise UsageError(unmatched(place))
         check_folder(place)
@@ -83,7 +83,7 @@ def _widths(rows: Sequence[tuple[str, ...]]) -> list[int]:
 
 
 def _fitted(rows: Sequence[tuple[str, ...]], width: int) -> list[tuple[str, ...]]:
-    """Shorten WHERE, and if that is not enough, cut the middle of IDs."""
+    """Shorten WHERE and, if that isn't enough, cut the middle of IDs."""
     ids, *others, where = _widths(rows)
     room = width - sum(others) - 2 * len(rows[0][:-1])
     id_room = max(LEAST_ID, min(ids, room - min(where, LEAST_WHERE)))

@@ -1,4 +1,4 @@
-"""Replays a run of another process to an observer from its directory: its past, and then its progress."""
+"""Replays another process's run to an observer from the run directory: its past, and then its progress."""
 
 import os
 import time
@@ -17,7 +17,7 @@ from distlaunch.supervisor.actions import ShowMessage
 from distlaunch.supervisor.state import State
 
 MAX_OPEN = 100
-"""Output files kept open at once."""
+"""Maximum output files kept open at once."""
 PIECE = 1 << 20
 """Bytes read at once."""
 Wanted = Callable[[Entry], bool]
@@ -34,7 +34,7 @@ class _Tail:
         self.rest = b""
 
     def fresh(self) -> bytes:
-        """Read some new bytes, and return them after the `rest`; return nothing if there are none."""
+        """Read some new bytes, and return the `rest` followed by them; nothing if there are none."""
         if self._file is None:
             try:
                 self._file = FileIO(fd_of(*self._place))
@@ -64,7 +64,7 @@ class Narrator:
         return self._replay.state
 
     def tell(self, line: Mapping[str, Any]) -> None:
-        """Pass on the next line. Raises `HistoryError`, which names the line."""
+        """Pass on the next line. Raises `HistoryError` with the line number."""
         moment = self._replay.take(line)
         began = moment and self.attempts.note(moment.state)
         for each in self.observers:

@@ -1,4 +1,4 @@
-"""A run replayed from its events.jsonl, state by state. `scripts/replay` prints it."""
+"""Replays a run from its events.jsonl, state by state. `scripts/replay` prints the states."""
 
 import functools
 import json
@@ -47,9 +47,9 @@ class Replay:
         self._count = 0
 
     def take(self, line: Mapping[str, Any]) -> Moment | None:
-        """Take the next line; return its step, or None for a line with a message.
+        """Process the next line. Return its step, or None for a line with a message.
 
-        Raises `HistoryError`, which names the line.
+        Raises `HistoryError` with the line number.
         """
         self._count += 1
         kind = _KINDS.get(line.get("event"))

@@ -1,4 +1,4 @@
-"""All that is known of a run, for a page about it: the model of `view`, and where its time went."""
+"""Everything known about a run, for a page about it: the model of `view`, and where the time went."""
 
 import json
 import time
@@ -26,13 +26,13 @@ from distlaunch.supervisor.step import begin
 from distlaunch.supervisor.summary import Summary
 
 VERSION = 1
-"""Version of the JSON document. It changes whenever the document can't be read as before."""
+"""Version of the JSON document. It changes whenever the format changes incompatibly."""
 MAX_TAILS, TAIL_LINES = 8, 40
-"""Ranks whose last output is shown, and lines of each stream."""
+"""Maximum ranks whose last output is shown, and maximum lines of each stream."""
 MAX_USES = 64 << 20
-"""Bytes that are read of the use of nodes over time."""
+"""Maximum bytes to read of the use of nodes over time."""
 PIECE = INDEX_RECORD.size << 15
-"""Bytes of the output index that are read at once."""
+"""Bytes of the output index to read at once."""
 
 
 class Attempt(Frozen):
@@ -62,10 +62,10 @@ class Sample(Frozen):
 
 
 class Report(RunModel):
-    """A run as far as it has gone.
+    """A run up to the present.
 
-    `volume` has the bytes that each rank printed, and `tails` the last lines of the ranks that matter, by
-    stream. `queue_s` is the time in a scheduler's queue, as far as it is recorded.
+    `volume` contains the number of bytes printed by each rank, and `tails` the last lines of the ranks that
+    matter, by stream. `queue_s` is the time in a scheduler's queue, as far as it is recorded.
     """
 
     explanation: Explanation
@@ -94,7 +94,7 @@ class Report(RunModel):
 
     @property
     def elapsed_s(self) -> float:
-        """Return the seconds that the run has taken so far, or until it ended."""
+        """Return the seconds since the run began, or until it ended."""
         return self.seconds
 
     @property
@@ -104,7 +104,7 @@ class Report(RunModel):
 
     @property
     def labels(self) -> list[str]:
-        """Return the names of the nodes, by their index in the pool."""
+        """Return the names of the nodes, keyed by their index in the pool."""
         return [node.label for node in self.state.spec.pool] if self.state else []
 
     @property
@@ -114,7 +114,7 @@ class Report(RunModel):
         return [_attempt(number, state) for number, state in states.items() if state.plan]
 
     def ripple(self) -> list[End]:
-        """Return how the ranks ended after the failure of the last attempt that failed, in their order."""
+        """Return how the ranks ended after the last failed attempt's failure, in that order."""
         for number, state in reversed((self.timeline.attempts if self.timeline else {}).items()):
             cause = _cause_of(number, state)
             if cause and state.plan and not cause.cancelled:
@@ -142,7 +142,7 @@ class Report(RunModel):
         return {}
 
     def versions(self) -> list[tuple[str, str]]:
-        """Return what is in the environments that the job has built, which are all alike."""
+        """Return the versions in the environments that the job has built, which are all alike."""
         codes = [node.code for node in (self.state.nodes if self.state else ()) if isinstance(node, Up)]
         return next(([*code.versions] for code in codes if code and code.versions), [])
 
@@ -171,7 +171,7 @@ class Report(RunModel):
 
 
 def report_of(run: Run) -> Report:
-    """Make the report of a run. Raises `HistoryError`."""
+    """Create the report on a run. Raises `HistoryError`."""
     report = Report(run, time.time())
     report.explanation = explain(run, None, report)
     if report.explanation.incomplete:  # what the events before the damage lead to is not how it ended
@@ -196,7 +196,7 @@ def _seconds(report: Report) -> float:
 
 
 def _read_samples(report: Report) -> None:
-    """Read the use of nodes over time, without lines that are damaged."""
+    """Read the use of nodes over time. Damaged lines are skipped."""
     with suppress(OSError), open(fd_of(report.run.folder, USES), "rb") as file:
         for line in file.read(MAX_USES).splitlines():
             with suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError):
@@ -207,7 +207,7 @@ def _read_samples(report: Report) -> None:
 
 
 def _read_index(report: Report) -> None:
-    """Add up the output of each rank, and note when it last printed."""
+    """Add up the output of each rank, and record when the rank last printed."""
     attempt = report.state.attempt % ATTEMPTS if report.state else 0
     with suppress(OSError), open(fd_of(report.run.folder, OUTPUT_INDEX), "rb") as file:
         while data := file.read(PIECE):
@@ -232,7 +232,7 @@ def _read_tails(report: Report) -> None:
 
 
 def _cause_of(number: int, state: State) -> Cause | None:
-    """Return why an attempt ended. `state` is its last, in which its restart may not have been prepared."""
+    """Return why an attempt ended. In `state`, its last one, the restart may not have been prepared."""
     return state.restarts[number].cause if len(state.restarts) > number else state.cause
 
 

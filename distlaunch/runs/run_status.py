@@ -18,7 +18,7 @@ from distlaunch.supervisor.allocation_end import STATUS as CANCELLED_STATUS
 from distlaunch.supervisor.status import ControllerProcess, RunState, Status, status_of
 
 MAX_SUMMARY = 1 << 26
-"""Bytes that are read of a summary.json."""
+"""Maximum bytes to read of a summary.json."""
 
 
 class Run(Frozen):
@@ -34,12 +34,12 @@ class Run(Frozen):
 
     @property
     def id(self) -> str:
-        """Return its unique ID."""
+        """Return the run's unique ID."""
         return self.status.run
 
     @property
     def host(self) -> str:
-        """Return the host of its controller; "" if that is this one."""
+        """Return the controller's host; "" if that is this host."""
         host = self.status.controller.host
         return "" if host in ("", os.uname().nodename) else host
 
@@ -55,7 +55,7 @@ def run_in(folder: str) -> Run | None:
 
 
 def living(run: str, pid: int | None = None) -> Run | None:
-    """Return an active run of this machine by its ID, from what its controller has open.
+    """Return an active run on this machine by its ID, from the files that its controller has open.
 
     This finds a run even if its directory was removed or renamed, or if its status can't be read. `pid` is
     the controller's PID, if known.
@@ -88,7 +88,7 @@ def _run_of(folder: str, document: Mapping[str, Any], alive: bool) -> Run | None
 
 
 def summary_in(folder: str) -> dict[str, Any] | None:
-    """Read its summary.json; None if there is none yet."""
+    """Read the run's summary.json; None if there is none yet."""
     with contextlib.suppress(OSError), open(fd_of(folder, SUMMARY), "rb") as file:
         return _parsed(file.read(MAX_SUMMARY)) or None
     return None

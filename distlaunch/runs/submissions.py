@@ -31,17 +31,17 @@ from distlaunch.supervisor.status import ControllerProcess, RunState, Status
 from distlaunch.wording import listed as listed_words
 
 CLOCKS_S = 3600.0
-"""Maximum seconds between the clocks of two hosts. An earlier run was of another job with the same ID."""
+"""Maximum seconds between two hosts' clocks. An earlier run belongs to another job with the same ID."""
 LOOK_S = 0.25
-"""Seconds between two looks into the directory, which cost the scheduler nothing."""
+"""Seconds between two checks of the directory, which don't put load on the scheduler."""
 FIRST_GAP_S, LAST_GAP_S, GROWTH = 0.5, 60.0, 1.5
-"""Seconds between two queries of a scheduler: at first, at most, and the factor of their growth."""
+"""Seconds between two queries of a scheduler: initially, at most, and the factor by which they grow."""
 
 _ID = re.compile(r"[0-9]+(\.[A-Za-z0-9_.-]+)?")
 
 
 class Submission(Frozen):
-    """A job in a scheduler's queue: its ID there, its name, and the directory of its runs.
+    """A job in a scheduler's queue: its ID, its name, and the directory of its runs.
 
     `at` is the time of submission in seconds since the epoch, or 0 if distlaunch didn't submit the job. `end`
     describes the end in the scheduler's words, or is "" until the end was seen.
@@ -58,17 +58,17 @@ class Submission(Frozen):
 
     @property
     def name(self) -> str:
-        """Return its name for people."""
+        """Return the job's display name."""
         return f"{title_of(self.scheduler)} job {self.id}"
 
     @property
     def output(self) -> str:
-        """Return the path of its script's output."""
+        """Return the path of the script's output."""
         return output_path(self.folder, self.id, self.scheduler)
 
     @property
     def warned(self) -> bool:
-        """Return whether its ranks get a termination warning; scripts submitted by distlaunch ensure it."""
+        """Return whether the ranks get a termination warning, as ensured by scripts from distlaunch."""
         return bool(self.at) or load(self.scheduler).warns
 
 
@@ -78,7 +78,7 @@ def note(submission: Submission) -> None:
 
 
 def note_end(submission: Submission, end: str) -> None:
-    """Note how a submission ended: the scheduler, which forgets it, needn't be queried again."""
+    """Record how a submission ended, so that the scheduler, which forgets it, needn't be queried again."""
     _note(submission, end=end)
     if end == CANCELLED:
         note_stop(submission.folder, submission.id, submission.scheduler)
@@ -89,7 +89,7 @@ def _note(submission: Submission, **more: Any) -> None:
 
 
 def submissions() -> dict[Ticket, Submission]:
-    """Return all known submissions: those made by `submit`, and those of listed runs."""
+    """Return all known submissions: from `submit`, and from listed runs."""
     found = {}
     for run in listed().values():
         if run.queued and run.queued not in found:
@@ -107,7 +107,7 @@ def submissions() -> dict[Ticket, Submission]:
 
 
 def submission(word: str | None) -> Submission | None:
-    """Return the submission that a word names: an ID, or a job that waits; None = one of this directory.
+    """Return the submission that a word refers to: an ID, or a waiting job; None = one of this directory.
 
     Raises `UsageError` for an ambiguous number.
     """
@@ -149,7 +149,7 @@ def _matches(each: Submission, word: str | None) -> bool:
 
 
 def _beside_its_runs(job: str) -> Submission | None:
-    """Return an unlisted submission by its list of starts, as where home directories are not shared."""
+    """Return an unlisted submission from its list of starts, for hosts that don't share home directories."""
     for folder, scheduler in product((os.path.abspath(LOGS), os.getcwd()), TABLE):
         if os.path.exists(starts_path(folder, job, scheduler)):
             return Submission(job, "", folder, 0.0, scheduler=scheduler)
@@ -157,7 +157,7 @@ def _beside_its_runs(job: str) -> Submission | None:
 
 
 def latest_run(each: Submission) -> Run | None:
-    """Return its latest run, if it has been started."""
+    """Return the latest run, if the job has been started."""
     starts = starts_in(starts_path(each.folder, each.id, each.scheduler))
     run = run_in(os.path.join(each.folder, starts[-1].run)) if starts else None
     return run if run and run.status.began > each.at - CLOCKS_S else None
@@ -220,7 +220,7 @@ def _queries() -> Iterator[bool]:
 
 
 def runs_of(word: str | None, interrupts: Interrupts, tell: Callable[[str], None]) -> Iterator[Run]:
-    """Yield the runs that a word names, one after another. For a queued job, yield all of its runs.
+    """Yield the runs that a word refers to, one after another. For a queued job, yield all of its runs.
 
     Call `tell` with messages about waiting. Stop early if a signal arrives. Raises `DistlaunchError`.
     """
@@ -236,7 +236,7 @@ def runs_of(word: str | None, interrupts: Interrupts, tell: Callable[[str], None
 
 
 def run_of(word: str | None) -> Run:
-    """Return the run that a word names; for a queued job, the latest. Raises `DistlaunchError`."""
+    """Return the run that a word refers to; for a queued job, the latest. Raises `DistlaunchError`."""
     queued = submission(word)
     if queued is None:
         return find(word)
@@ -248,7 +248,7 @@ def run_of(word: str | None) -> Run:
 
 
 def state_of(queued: Submission) -> Queued:
-    """Query the scheduler for its state, unless its end is known. Raises `DistlaunchError`."""
+    """Query the scheduler for the job's state, unless its end is known. Raises `DistlaunchError`."""
     if queued.end:
         return Queued(queued.end)
     return load(queued.scheduler).look([queued.id]).get(queued.id, GONE)
@@ -291,7 +291,7 @@ def _without_run(queued: Submission, state: Queued) -> str:
 
 
 def stop_queued(queued: Submission, at_once: bool, interrupts: Interrupts) -> tuple[Run | None, bool]:
-    """Cancel a job and wait until it is gone. Return its last run, and whether it could still be cancelled.
+    """Cancel a job and wait until it is gone. Return its last run, and whether it could be cancelled.
 
     Return early if a signal arrives. Raises `DistlaunchError`.
     """

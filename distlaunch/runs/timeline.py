@@ -1,4 +1,4 @@
-"""What a run's time went to: spans of the job, of each node and of each rank, and the goodput ledger."""
+"""Where a run's time went: spans of the job, of each node and of each rank, and the goodput ledger."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -23,7 +23,7 @@ from distlaunch.supervisor.state import Phase, State, Why
 KINDS: Mapping[str, str] = {
     "queue": "waiting in the queue",
     "connect": "connecting to nodes",
-    "code": "bringing code",
+    "code": "copying code",
     "setup": "building environments",
     "start": "starting, until a rank tries to join",
     "rendezvous": "rendezvous",
@@ -35,10 +35,10 @@ KINDS: Mapping[str, str] = {
 }
 """The classes of a run's time, in the order of the ledger."""
 IDLE = "idle"
-"""A connected node without work: a spare, or a node that waits for others."""
-ALL_KINDS = {**KINDS, IDLE: "ready, without work"}
+"""A connected, idle node: a spare, or a node that is waiting for others."""
+ALL_KINDS = {**KINDS, IDLE: "ready, idle"}
 _LEAST = ("stall", "start", "rendezvous", "training", "stop")
-"""Kinds of ranks; a node has the first that one of its ranks has."""
+"""Kinds of ranks. A node has the first of these that one of its ranks has."""
 
 Lane = tuple[int, ...]
 """() = the job, (node,) = a node of the pool, (node, rank) = a rank."""
@@ -60,23 +60,23 @@ class Span(Frozen):
 
 
 class Timeline:
-    """The spans of a run, from its states. `attempts` has the last state of each attempt."""
+    """The spans of a run, from its states. `attempts` contains the last state of each attempt."""
 
     def __init__(self, first: State) -> None:
-        """Begin with the first state of a run: its nodes are being connected."""
+        """Begin with the first state of a run, in which nodes are being connected."""
         self.attempts: dict[int, State] = {}
         self.at = 0.0
         """The time of the last event."""
         self._closed: list[Span] = []
         self._open: dict[Lane, Span] = {}
         self._counts: dict[Lane, Counter[str]] = defaultdict(Counter)
-        """How many nodes of the job, or ranks of a node, are in a span of each kind."""
+        """The number of the job's nodes, or of a node's ranks, in a span of each kind."""
         self._in_setup: set[int] = set()
         self._seen: tuple[Any, ...] = ()
         self.take(None, first, 0.0)
 
     def take(self, event: Event | None, state: State, at: float) -> None:
-        """Take the next state, and the event that led to it."""
+        """Add the next state, and the event that led to it."""
         node = getattr(event, "node", None)
         counts = state.workers.counts
         seen = (state.phase, state.attempt, counts.joined == len(state.workers), counts.joining > 0)
@@ -113,7 +113,7 @@ class Timeline:
         return next((kind for kind in _LEAST if kinds[kind]), IDLE)
 
     def _change(self, lane: Lane, kind: str, state: State, at: float) -> None:
-        """Let a lane have this kind from now on; "" = nothing."""
+        """Set a lane's kind from now on; "" = nothing."""
         span = self._open.get(lane)
         if (span.kind if span else "") == kind and (span is None or span.attempt == state.attempt):
             return
@@ -129,7 +129,7 @@ class Timeline:
             self._open[lane] = Span(lane, kind, began, began, state.attempt)
 
     def spans(self, until: float) -> list[Span]:
-        """Return all spans, in the order of lanes and time. Those that have not ended do so at `until`."""
+        """Return all spans, sorted by lane, then by time. Spans that have not ended end at `until`."""
         last = [
             span._replace(ended=until) for span in self._open.values() if span.kind and until > span.began
         ]
@@ -165,14 +165,14 @@ def _of_rank(worker: RankState, state: State) -> str:
 
 
 def _running(state: State, joining: bool) -> str:
-    """Return what ranks do that run: as far as they join the rendezvous, training begins with the last."""
+    """Return the kind for running ranks. Training begins when the last rank has joined the rendezvous."""
     if state.workers.counts.joined == len(state.workers) or (state.plan and state.plan.join_s is None):
         return "training"
     return "rendezvous" if joining else "start"
 
 
 def _renamed(state: State) -> dict[str, str]:
-    """Return kinds of an attempt that its end has shown to be others. `state` is its last."""
+    """Return an attempt's kinds that its end has shown to be different. `state` is its last state."""
     if len(state.restarts) > state.attempt:
         failed = state.restarts[state.attempt].why is Why.FAILURE
     else:
@@ -185,9 +185,9 @@ def _renamed(state: State) -> dict[str, str]:
 
 
 def ledger(spans: Sequence[Span], queue_s: float = 0.0) -> dict[str, float]:
-    """Return the seconds of a run by class, in the order of KINDS. Their sum is the run's wall time.
+    """Return a run's seconds by class, in the order of KINDS. They add up to the run's wall time.
 
-    `queue_s` is the time in a scheduler's queue before it.
+    `queue_s` is the time in a scheduler's queue before the run.
     """
     found = dict.fromkeys(KINDS, 0.0) | {"queue": queue_s}
     for span in spans:

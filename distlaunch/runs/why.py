@@ -32,22 +32,22 @@ from distlaunch.wording import counted, listed, rank_list, size_words
 MAX_LINES = 10
 MAX_CHARACTERS = 300
 MAX_EVIDENCE = 64 << 20
-"""Bytes that are read of an attempt's evidence."""
+"""Maximum bytes to read of an attempt's evidence."""
 SHOWN_CHANGES = 3
 RAISED = ("exception", "collective")
 """Kinds of failures that are exceptions."""
 _OF_CAUSE = {"text": str, "certainty": str, "last_words": tuple[str, ...]}
 _ALARMING = re.compile(r"Xid|I/O error|[Hh]ardware [Ee]rror|hung_task|Killed process (?P<pid>\d+)")
-"""Lines of the kernel's log that may explain a failure."""
+"""Lines in the kernel's log that may explain a failure."""
 _STATES = {"R": "running", "S": "sleeping", "D": "blocked in the kernel", "T": "suspended", "Z": "ended"}
-"""The kernel's letters for states of processes."""
+"""The kernel's letters for process states."""
 _UNCOMPARED = re.compile(
     r"invocation\.(?!script)|places\.|logs\.|placeholders|restarts_before|allocation\.|rendezvous\.job_id"
     r"|tree\.(?!digest|commit|environment)"
 )
 """Settings that differ from run to run without changing the job."""
 _RUN_IN_PATH = re.compile(r"(?<=/runs/)[^/]+-\d{8}-\d{6}-[0-9a-f]{8}")
-"""The ID of a run in a path of its code."""
+"""The run ID in a path of the run's code."""
 
 
 # Evidence
@@ -70,7 +70,7 @@ class WorkerRecord(Frozen):
 
 
 class Record(Frozen):
-    """A record of a node: the state of its workers, or (`ras`) the answer of NCCL's RAS service."""
+    """A record from a node: the state of its workers, or (`ras`) the answer from NCCL's RAS service."""
 
     time: float
     node: str
@@ -81,7 +81,7 @@ class Record(Frozen):
     ras: str = ""
 
     def lines(self) -> Iterator[str]:
-        """Yield all of it as text."""
+        """Yield the whole record as text."""
         yield f"{self.node} at {_clock(self.time)}:"
         for row in self.workers:
             where = f"rank {self.first_rank + row.local_rank} (pid {row.pid})"
@@ -93,7 +93,7 @@ class Record(Frozen):
         yield from (f"  NCCL: {line}" for line in self.ras.splitlines())
 
     def signs(self, pids: Collection[int]) -> Iterator[str]:
-        """Yield what may explain a failure of the ranks with these PIDs."""
+        """Yield signs that may explain a failure of the ranks with these PIDs."""
         for line in self.kernel:
             found = _ALARMING.search(line)
             if found and (found["pid"] is None or int(found["pid"]) in pids):
@@ -116,18 +116,18 @@ def _evidence(folder: str, attempt: int) -> Iterator[Record]:
 # The explanation
 
 INNER = ("run", "evidence", "summary")
-"""Fields of an explanation that its document has in another form, or not at all."""
+"""Fields of an explanation that its JSON document contains in another form, or not at all."""
 
 
 class Explanation(Frozen):
-    """Why a run ended, or what it waits for.
+    """Why a run ended, or what it is waiting for.
 
     `certainty` is how well the root cause is known: fact, likely or unknown. `at` is when it happened, in
-    seconds since the epoch. `error` are the lines of the failed rank's error. `then` says how the other ranks
-    ended, `waiting` where ranks stood that waited for each other. `differs` maps settings to their values in
-    `other`, which is the last good run of the job unless it was `chosen`, and in this one. `incomplete`
-    is why only the summary is used. `evidence` has the records of all nodes. `summary` is that of a run that
-    has failed.
+    seconds since the epoch. `error` are the lines of the failed rank's error. `then` describes how the other
+    ranks ended, and `waiting` where ranks were waiting for each other. `differs` maps settings to their
+    values in `other` (the job's last good run unless it was `chosen`) and in this run. `incomplete` is the
+    reason why only the summary is used. `evidence` contains the records from all nodes. `summary` is the
+    summary of a failed run.
     """
 
     run: Run
@@ -219,7 +219,7 @@ def explain(run: Run, other: Run | None = None, *observers: Observer) -> Explana
 
 
 def _recorded(run: Run) -> Explanation | None:
-    """Return what the summary of a run says about its root cause; None if it can't be read."""
+    """Return the root cause in the summary of a run; None if the summary can't be read."""
     document = summary_in(run.folder) or {}
     with contextlib.suppress(KeyError, TypeError, ValueError):
         cause, hint = document["cause"], typed(str | None, document["hint"])
@@ -261,7 +261,7 @@ def _error(summary: Summary, cause: Cause) -> list[str]:
 
 
 def _standing(state: State) -> Iterator[str]:
-    """Yield where ranks stood whose stacks are known: those in a collective, and the others."""
+    """Yield the positions of ranks whose stacks are known: those in a collective, and the others."""
     if state.phase is Phase.RUNNING and state.workers.counts.joining and (missing := missing_ranks(state)):
         yield missing_words(state, missing)
     places: dict[str, list[RankState]] = {}
@@ -298,7 +298,7 @@ def _differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[st
 
 
 def _shortened(before: Any, now: Any) -> tuple[Any, Any]:
-    """Leave out the words that two lists have in common at their beginning and end."""
+    """Leave out the words that two lists share at the beginning and end."""
     before, now = (
         () if value == "unset" and isinstance(other, tuple) else value
         for value, other in ((before, now), (now, before))
@@ -317,7 +317,7 @@ def _common(first: Sequence[str], second: Sequence[str]) -> int:
 
 
 class _Past(Frozen):
-    """The final state of a run, its settings with facts about its nodes, and the time of its clock zero."""
+    """The final state of a run, its settings with facts about its nodes, and the time at which it began."""
 
     state: State
     settings: Mapping[str, Any]
@@ -331,7 +331,7 @@ class _Facts(Observer):
         self.found: dict[str, Any] = {}
 
     def happened(self, event: Event, state: State, at: float) -> None:
-        """Keep what a node reports when it has connected."""
+        """Store the facts that a node reports when it has connected."""
         if isinstance(event, AgentUp):
             label = state.label(event.node)
             self.found |= {f"{label}: Python": event.facts.python, f"{label}: GPUs": event.facts.gpus}
@@ -367,7 +367,7 @@ _KEYS = (
     (r"^tree\.digest$", "code"),
     (r"^tree\.", ""),
 )
-"""Patterns of fields of the `JobSpec`, and the keys of the job file that set them, where they differ."""
+"""Patterns for fields of the `JobSpec`, and the job file keys that set them, where the two differ."""
 
 
 def _key(name: str) -> str:
@@ -388,7 +388,7 @@ def _flat(value: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 
 def _last_good(run: Run) -> Run | None:
-    """Return the latest earlier run of the same job that succeeded."""
+    """Return the same job's latest earlier run that succeeded."""
     status, found = run.status, []
     for folder in folders().values():
         seen = run_in(folder)
@@ -416,7 +416,7 @@ def _headline(run: Run) -> str:
 
 
 def _epoch(first: Mapping[str, Any]) -> float:
-    """Return the time of the run's clock zero, in seconds since the epoch."""
+    """Return the time at which the run began, in seconds since the epoch."""
     return float(first.get("time") or 0.0) - float(first.get("t") or 0.0)
 
 

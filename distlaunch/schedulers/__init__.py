@@ -1,4 +1,4 @@
-"""Schedulers: Slurm, Grid Engine, PBS, LSF, Flux, and those that other packages add.
+"""Schedulers: Slurm, Grid Engine, PBS, LSF, Flux, and those added by other packages.
 
 Each scheduler has one module, whose `scheduler` is a `Scheduler` (see `base`). It determines the hosts of a
 job, how to reach them, tasks, the section of the job file, the batch script, the queue, and why a job ended.
@@ -69,7 +69,7 @@ TABLE: Mapping[str, Entry] = {
 }
 """Schedulers by module name, in the order of their detection."""
 DEFAULT = "slurm"
-"""The scheduler used if nothing else selects one."""
+"""The scheduler to use if nothing else selects one."""
 NAMED = "DISTLAUNCH_SCHEDULER"
 """The variable that names a process's scheduler if it isn't in the table."""
 _MPI_RANKS = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "PALS_RANKID")
@@ -137,7 +137,7 @@ def task_in(environ: Mapping[str, str]) -> "Task":
 
 
 def task_number(environ: Mapping[str, str]) -> int | None:
-    """Return a task's number; None = unknown.
+    """Return the number of a task; None = unknown.
 
     Tasks may share a number if each node has its own step. mpirun's number overrides the scheduler's, which
     may have started mpirun as a single task.

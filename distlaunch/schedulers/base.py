@@ -65,7 +65,7 @@ class _OtherOption(Text):
 
 def other_options(command: str, example: str, taken: str, pattern: str = r"-[A-Za-z][^\0\n]*") -> Field:
     """Return the key for additional options of a scheduler's command."""
-    return Field(ListOf(_OtherOption(example, pattern, taken)), f"Additional options of {command}.")
+    return Field(ListOf(_OtherOption(example, pattern, taken)), f"Additional options for {command}.")
 
 
 def section(keys: Mapping[str, Field], extra: Field, **foreign: str) -> Record:
@@ -102,7 +102,7 @@ class Scheduler:
     warns = True
     """Whether the ranks of every job get a termination warning when the job is canceled."""
     chooses = "set nodes to the number of nodes"
-    """Advice for a job that lists hosts."""
+    """Advice for a job that lists its hosts."""
     section: Record
     """The keys of the scheduler's section in the job file."""
     tasks: Names | None = None
@@ -110,7 +110,7 @@ class Scheduler:
     mark = ""
     """The beginning of a line with an option in a batch script."""
     harmless: tuple[str, ...] = ("USR1", "USR2")
-    """Signals to a batch script that is still in its setup, which don't end the job."""
+    """Signals that don't end the job when they reach a batch script that is still in its setup."""
     ends: tuple[str, ...] = ()
     """The command that ends a job."""
     hurries: tuple[str, ...] = ()
@@ -172,12 +172,12 @@ class Scheduler:
     # Submitting a job
 
     def gpus(self, spec: JobSpec) -> int | None:
-        """Return the GPUs per node that the section requests; 0 = unknown, None = no GPU request."""
+        """Return the GPUs per node requested in the section; 0 = unknown, None = no GPU request."""
         gpus = self.asked(spec).get("gpus")
         return gpus if gpus is None or isinstance(gpus, int) else 0
 
     def with_gpus(self, spec: JobSpec) -> JobSpec:
-        """Return the job with the number of GPUs that it requests, unless it sets another number."""
+        """Return the job with the number of GPUs requested in its section, unless the job sets another."""
         return spec.with_gpus(self.gpus(spec) or 0)
 
     def node_count(self, spec: JobSpec) -> int:
@@ -185,7 +185,7 @@ class Scheduler:
         return self.asked(spec).get("nodes") or (len(spec.nodes) if "nodes" in spec.places else 1)
 
     def mistakes(self, spec: JobSpec) -> Iterable[tuple[str, str]]:
-        """List mistakes that make the job fail on any nodes: (path in the job file, explanation)."""
+        """List mistakes that would make the job fail on any nodes: (path in the job file, explanation)."""
         return ()
 
     def options(self, spec: JobSpec, followed: bool) -> Iterable[str]:
@@ -257,7 +257,7 @@ class Scheduler:
 
 
 def _short(host: str) -> str:
-    """Return a host name without its domain, or an address unchanged."""
+    """Return a host name without the domain, or an address unchanged."""
     return host if host[:1].isdigit() or ":" in host else host.partition(".")[0].lower()
 
 

@@ -25,7 +25,7 @@ _WAITING, _GOING = ("DEPEND", "PRIORITY", "SCHED"), ("RUN", "CLEANUP")
 class Flux(base.Scheduler):
     """The Flux scheduler.
 
-    Its commands print IDs in another format, but accept the decimal numbers used here.
+    Flux's commands print IDs in another format, but accept the decimal numbers that distlaunch uses.
     """
 
     name, title = "flux", "Flux"
@@ -36,7 +36,7 @@ class Flux(base.Scheduler):
     over = re.compile(r"inactive|unknown", re.IGNORECASE)
     section = base.section(
         {
-            "cpus": Field(Integer(1), "Cores of each node.", "its workers"),
+            "cpus": Field(Integer(1), "Cores of each node.", "one per worker"),
             "gpus": Field(Integer(0), "GPUs of each node.", "gpus_per_node"),
             "queue": base.QUEUE,
             "bank": Field(LINE, "Bank to charge."),

@@ -42,7 +42,7 @@ class GridEngine(base.Scheduler):
     section = base.section(
         {
             "pe": Field(LINE, "Parallel environment, which places slots on hosts: `qconf -spl` lists them."),
-            "slots": Field(Integer(1), "Slots of each node.", "its workers"),
+            "slots": Field(Integer(1), "Slots of each node.", "one per worker"),
             "gpus": Field(LINE, "GPU request for -l, e.g. gpu=8.", "as gpu=gpus_per_node"),
             "queue": base.QUEUE,
             "project": Field(LINE, "Project to charge."),

@@ -27,7 +27,7 @@ class Pbs(base.Scheduler):
     section = base.section(
         {
             "select": Field(LINE, "Selection instead of nodes, cpus, gpus and mem, e.g. 4:ncpus=64:ngpus=8."),
-            "cpus": Field(Integer(1), "CPUs of each node (ncpus).", "its workers"),
+            "cpus": Field(Integer(1), "CPUs of each node (ncpus).", "one per worker"),
             "gpus": Field(Integer(0), "GPUs of each node (ngpus).", "gpus_per_node"),
             "mem": Field(LINE, "Memory of each node, e.g. 200gb."),
             "queue": base.QUEUE,

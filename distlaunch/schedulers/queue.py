@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import subprocess
 
 ANSWER_S = 60.0
-"""Seconds to wait for an answer from a queue, which may be busy or restarting."""
+"""Seconds to wait for an answer from a scheduler, which may be busy or restarting."""
 HOSTS_S = 10.0
 """Seconds to wait for a command that lists hosts."""
 ANOTHER_WISH_S = 0.25
@@ -180,7 +180,7 @@ def printed(command: tuple[str, ...], instead: str = _INSTEAD) -> str:
 
 
 Slots = Iterable[tuple[str, int]]
-"""Hosts with their slots. The slots of a repeated host are added up."""
+"""Hosts with their slots. If a host is repeated, its slots are added up."""
 
 
 def listed_nodes(title: str, slots: Slots, environ: Mapping[str, str]) -> tuple[AllocatedNode, ...]:

@@ -44,7 +44,7 @@ _MAY_GO_ON = (_WHYS["TIMEOUT"], _WHYS["OUT_OF_MEMORY"])
 """Reasons after which the job itself must request a requeue. Slurm requeues preempted jobs by itself."""
 _REASONS = {"NodeDown": "NODE_FAIL", "TimeLimit": "TIMEOUT"}
 _HINTS = {"DependencyNeverSatisfied": ": a job it depends on has failed; `distlaunch stop` cancels it"}
-"""What to do about reasons for which a job never starts."""
+"""Advice on pending reasons for which a job will never start."""
 SIGNAL = r"(?:[BR]{1,2}:)?[A-Z][A-Z0-9]*"
 _DURATION = r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)"
 _CLOCK = r"[0-9]+:[0-9]{2}(?::[0-9]{2})?|[0-9]+-[0-9]{1,2}(?::[0-9]{2}){0,2}"
@@ -151,7 +151,7 @@ class Slurm(base.Scheduler):
         return task.Task(step, job, *place, nodes, nodes[:1], devices, restarts, ADVICE)
 
     def gpus(self, spec: JobSpec) -> int | None:
-        """Return the number of GPUs in `gres`, or else in `gpus`."""
+        """Return the number of GPUs in `gres` or, without it, in `gpus`."""
         asked = self.asked(spec)
         if gres := asked.get("gres"):
             of_gpus = [part for part in gres.split(",") if part.startswith("gpu")]
@@ -306,7 +306,7 @@ def _passes(name: str) -> bool:
 
 
 def _why_completing(fields: Mapping[str, str], end: float | None) -> str:
-    """Infer from its times why a job is ending, while its state doesn't show the reason yet."""
+    """Infer from a job's times why it is ending, while its state doesn't show the reason yet."""
     if (reason := fields.get("Reason")) in _REASONS:
         return _WHYS[_REASONS[reason]]
     if end is None:  # the job has started again

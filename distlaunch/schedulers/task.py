@@ -10,7 +10,7 @@ from distlaunch.wording import counted
 
 
 class Advice(Frozen):
-    """Words for advice on GPUs; `own_gpu` replaces the option that assigns a GPU to each task."""
+    """Text for advice on GPUs. `own_gpu` replaces the option that assigns a GPU to each task."""
 
     local_rank: str = "local rank"
     own_gpu: str = ""
@@ -65,7 +65,7 @@ def number_of(environ: Mapping[str, str], name: str, starter: str, advice: str =
 def check_devices(task: Task, environ: Mapping[str, str]) -> None:
     """Raise `UsageError` if a LOCAL_RANK on this node has no device.
 
-    All its tasks raise it, so none waits for another.
+    All tasks on the node raise it, so none waits for another.
     """
     seen = task.devices
     if not seen or task.local_size <= seen:
@@ -75,7 +75,7 @@ def check_devices(task: Task, environ: Mapping[str, str]) -> None:
     if seen == 1:
         raise UsageError(
             f"each task sees only its own GPU ({what}), but scripts use cuda:LOCAL_RANK: use "
-            f"{task.advice.own_gpu}`exec --virtual-local-rank`, which makes LOCAL_RANK 0"
+            f"{task.advice.own_gpu}`exec --virtual-local-rank`, which sets LOCAL_RANK to 0"
         )
     tasks, fitting = counted(task.local_size, "task"), task.advice.tasks.format(seen)
     raise UsageError(f"{tasks} on this node share {seen} GPUs ({what}): use {fitting}")

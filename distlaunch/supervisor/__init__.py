@@ -9,16 +9,16 @@ decides on it. The parts:
 
     connecting      nodes that connect, are lost, or return
     preparing       the plan, the port, the routes
-    checking        what would keep ranks from working, before they start
+    checking        problems that would keep ranks from working, before they start
     joining         ranks that haven't joined the rendezvous
     stalling        ranks that neither print nor compute
     rank_exits      ranks that exit, or can't be started
-    root_cause      the rank to name when several fail, time out or stall
+    root_cause      the root cause when several ranks fail, time out or stall
     allocation_end  whether the scheduler is ending the job (every failure is checked here first)
     restarting      a new attempt, or the end of the job
     stopping        the end of all ranks
 
 A deadline is a `Timer` in the state. `step.py` maps each timer to the function that handles its expiry.
-`summary.py` and `status.py` describe a run, and `history.py` writes its events. `codec.py` converts reports
-of agents to events, and actions to commands. `starting.py` makes the command that starts a node's workers.
+`summary.py` and `status.py` describe a run, and `history.py` writes its events. `codec.py` converts agents'
+reports to events, and actions to commands. `starting.py` makes the command that starts a node's workers.
 """

@@ -1,7 +1,7 @@
 """The end of an allocation. The scheduler sends a warning, or ends the job, which looks like a failure.
 
-If the scheduler can be asked, a failure that the scheduler may have caused is held back until the scheduler
-answers. If the scheduler is ending the job, the message says so, and the job is not restarted.
+A failure that the scheduler may have caused is held back until the scheduler answers, if it can be asked. If
+the scheduler is ending the job, the message says so, and the job is not restarted.
 """
 
 import signal
@@ -130,7 +130,7 @@ def _ended_by_scheduler(state: State, answer: AllocationReported, now: float) ->
 
 
 def _lost_words(state: State) -> str:
-    """Name the nodes that are down, which may be why the scheduler ends the job."""
+    """List the nodes that are down, which may be why the scheduler is ending the job."""
     failures = ((node, failure_of(state.nodes[node])) for node in state.members)
     down = [state.label(node) for node, failure in failures if failure and failure.kind in _DOWN]
     return f"{listed(down)} {'was' if len(down) == 1 else 'were'} lost; " if down else ""
@@ -144,13 +144,13 @@ def success_doubted(found: SuccessDoubted, state: State, now: float) -> Step:
 
 
 def ask_overdue(state: State, now: float) -> Step:
-    """Continue without an answer of the scheduler. A job that ends waits a little longer for the reason."""
+    """Continue without the scheduler's answer. A job that is ending waits a little longer for the reason."""
     asked, (state, found) = state.asked, on_allocation_reported(AllocationReported(None), state, now)
     return state._replace(asked=asked if any(isinstance(each, JobOver) for each in found) else None), found
 
 
 def _warn_ranks(state: State, left_s: float | None, now: float) -> Step:
-    """Send all ranks the signal that the job chose. After SIGTERM or SIGINT the job ends, too."""
+    """Send all ranks the job's warning signal. After SIGTERM or SIGINT, the job ends, too."""
     signum, when = _signal(state), _when(left_s)
     announced = f"{_allocation_name(state)} ends {when}"
     name = signal.Signals(signum).name
@@ -183,7 +183,7 @@ MISTAKES = (2, 126, 127)
 
 
 def is_to_go_on(state: State) -> bool:
-    """Return whether the job of this final state is unfinished, as far as that can be determined.
+    """Return whether the job with this final state is unfinished, as far as that can be determined.
 
     After a termination warning, a success may come from a rank that has just saved its work.
     """

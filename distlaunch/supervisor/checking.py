@@ -1,6 +1,7 @@
-"""What `run` checks by itself before the ranks start: facts that agents report together with their routes.
+"""Checks made by `run` before the ranks start, of facts that agents report together with their routes.
 
-`distlaunch.check.findings` has the rules, which `check` shares. An error ends the job before any rank starts.
+`distlaunch.check.findings` contains the rules, which `check` also uses. An error ends the job before any rank
+starts.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,18 +24,18 @@ if TYPE_CHECKING:
     from distlaunch.check.findings import Expected, Finding, Level, Problem
 
 CHOOSES_GPUS = "CUDA_VISIBLE_DEVICES"
-"""If the job sets this variable, the GPUs visible to the agent are not those visible to the workers."""
+"""If the job sets this variable, the agent and the workers see different GPUs."""
 
 
 def needs_of(state: State, index: int) -> Needs | None:
-    """Return what a node must look for, or None if that is known or shall not be checked."""
+    """Return the facts that a node must check, or None if they are known or not to be checked."""
     node, spec = state.nodes[index], state.spec
     known = isinstance(node, Up) and node.seen is not None
     return None if known or {"place", "limits"} <= {*spec.unchecked} else own_needs(spec, index)
 
 
 def own_needs(spec: JobSpec, index: int) -> Needs:
-    """Return what the workers of a node need there."""
+    """Return the requirements of the workers on a node."""
     program = spec.program_of(spec.pool[index])
     word, tmpdir = program.words[0], program.env.get("TMPDIR", EnvValue(""))
     is_file = (program.placed or program.kind == "script") and not word.startswith("-")
@@ -48,7 +49,7 @@ def own_needs(spec: JobSpec, index: int) -> Needs:
 
 
 def problems(state: State) -> Sequence["Finding"]:
-    """Return what is wrong with the nodes of the attempt, errors first."""
+    """Return the problems with the nodes of the attempt, errors first."""
     seen = {index: _seen(state, index) for index in state.members}
     if not any(seen.values()) and not any(_misnamed(state, index) for index in state.members):
         return ()
@@ -65,7 +66,7 @@ def problems(state: State) -> Sequence["Finding"]:
 
 
 def expected(plan: LaunchPlan) -> "Expected":
-    """Return what the nodes of a plan must have."""
+    """Return the facts that a plan expects of its nodes."""
     from distlaunch.check.findings import Expected
 
     return Expected(
@@ -88,7 +89,7 @@ def _seen(state: State, index: int) -> dict[str, Any]:
 
 
 def _lacks_gpus(state: State, index: int) -> bool:
-    """Return whether the agent sees fewer GPUs than the job file says."""
+    """Return whether the agent sees fewer GPUs than the job file requests."""
     node, visible = state.spec.pool[index], facts_of(state.nodes[index]).gpus
     if not node.gpus or visible is None or visible >= node.gpus:
         return False
@@ -96,7 +97,7 @@ def _lacks_gpus(state: State, index: int) -> bool:
 
 
 def _own_problems(state: State, index: int, seen: Mapping[str, Any]) -> Iterator["Problem"]:
-    """Yield the problems for which `check` has other facts."""
+    """Yield the problems that `check` finds from other facts."""
     from distlaunch.check.findings import Problem
 
     if isinstance(silent := seen.get("place"), str):
@@ -129,7 +130,7 @@ def _misnamed(state: State, index: int) -> list[tuple[str, str, str]]:
 
 
 def refuse(state: State, errors: Sequence["Finding"], now: float) -> Step:
-    """End the job, or continue without nodes that are new in a restart."""
+    """End the job or, if the nodes are new in a restart, continue without them."""
     named = {node for each in errors for node in each.nodes}
     bad = [index for index in state.members if state.label(index) in named]
     lines = [each.line for each in errors]
@@ -145,7 +146,7 @@ def refuse(state: State, errors: Sequence["Finding"], now: float) -> Step:
 
 
 def _status(state: State, nodes: Sequence[int]) -> int:
-    """Return the exit status as if a worker had failed to start for that reason."""
+    """Return the exit status that a worker's failure to start for this reason would have."""
     places = [_seen(state, index).get("place") for index in nodes]
     found = [place for place in places if isinstance(place, dict)]
     if any(place.get("errno") == ENOENT or place.get("exists") is False for place in found):
@@ -159,5 +160,5 @@ def warning(state: State, found: Sequence["Finding"]) -> tuple[ShowMessage, ...]
         return tuple(ShowMessage("warning", each.line) for each in found)
     what = "; ".join(f"{listed(each.nodes)}: {each.problem.what}" for each in found)
     job = state.spec.source if state.spec.invocation.file else ""
-    more = f"; `distlaunch check {job}` says more" if job else ""
+    more = f"; `distlaunch check {job}` shows details" if job else ""
     return (ShowMessage("warning", f"{counted(len(found), 'warning')} about the nodes: {what}{more}"),)

@@ -40,13 +40,13 @@ from distlaunch.transports.failure import Kind, LinkFailure
 from distlaunch.wording import counted, listed, signal_words, span_words
 
 BAD_NODE_S = 600.0
-"""Seconds: a longer attempt doesn't count against the node that ended it."""
+"""Seconds beyond which an attempt doesn't count against the node that ended it."""
 
 
 def choose_members(state: State) -> tuple[int, ...]:
     """Return the nodes of the next attempt, in rank order.
 
-    Nodes of the current attempt keep their order, which keeps rank 0 on its host as long as possible. New or
+    Nodes of the current attempt keep their order, so rank 0 stays on its host as long as possible. New or
     returned nodes of the job follow, then spares, up to the number of nodes that the job requests. If enough
     others are usable, a node that repeatedly failed is left out.
     """
@@ -72,7 +72,7 @@ def _blamed_node(end: Restart) -> int | None:
 
 
 def misfit(state: State, index: int) -> str:
-    """Return the reason why a connected node can't take part, such as a lack of GPUs, or "" if it can.
+    """Return why a connected node can't take part, for example because it lacks GPUs, or "" if it can.
 
     A job can't begin without the nodes that it lists. If one of those is unfit, `make_plan` raises an error.
     """
@@ -88,7 +88,7 @@ def misfit(state: State, index: int) -> str:
 
 
 def may_come(state: State) -> bool:
-    """Return whether the job will soon know if it can use another node."""
+    """Return whether it will soon be known if the job can use another node."""
     return any(
         is_expected(node) or _first_try(state, node) or _to_be_reaped(state, node) for node in state.nodes
     )
@@ -159,12 +159,12 @@ def _why_it_leaves(event: AgentLeaving, facts: Facts) -> str:
     if event.signum:
         return f"its agent was stopped by {signal_words(event.signum)}"
     if event.damage:
-        return f"the data sent to its agent was altered on the way ({event.damage})"
-    return "the connection to its agent was closed on the way"
+        return f"the data sent to its agent was altered in transit ({event.damage})"
+    return "the connection to its agent was interrupted"
 
 
 def on_suspended(event: Suspended, state: State, now: float) -> Step:
-    """Record a suspension. If leases of nodes expired meanwhile, the suspension is the root cause."""
+    """Record a suspension. If leases of nodes expired in the meantime, the suspension is the root cause."""
     # The last heartbeat was sent up to a sixth of a lease before the suspension.
     long = event.for_s >= state.spec.limits.lease_s * 5 / 6
     return (state._replace(resumed=(now, event.for_s)) if long else state), ()
@@ -211,7 +211,7 @@ def _fenced(state: State, node: int, away: Away, now: float) -> State:
 
 
 def reconnect_later(state: State, node: int, this: Retrying, now: float) -> State:
-    """Connect a node again after a growing delay, if the job can use it and another attempt can help."""
+    """Reconnect a node after a growing delay, if the job can use the node and another attempt can help."""
     hopeless = this.failure is not None and not this.failure.may_pass
     state = state.without_timers(Timer.RETRY, Timer.ANSWER, node=node)
     of_use = state.spec.takes_nodes_back and state.phase not in (Phase.STOPPING, Phase.CONNECTING)
@@ -401,7 +401,7 @@ def on_node_arrived(event: NodeArrived, state: State, now: float) -> Step:
 
 
 def retry_due(state: State, node: int, now: float) -> Step:
-    """Connect a node again."""
+    """Reconnect a node."""
     this = state.nodes[node]
     assert isinstance(this, Retrying)
     state = state.with_node(node, Connecting(this.tries + 1, this.failure, this.away))

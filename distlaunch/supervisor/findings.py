@@ -1,4 +1,4 @@
-"""Findings: facts that one part of the supervisor leaves for another part to decide on in the same step."""
+"""Findings: facts from one part of the supervisor on which another part decides in the same step."""
 
 import signal
 

@@ -1,4 +1,4 @@
-"""A run as lines of JSON: its beginning and every event, with all data that `step` needs to replay the run.
+"""A run as lines of JSON: the beginning and every event, with all data that `step` needs for a replay.
 
 `distlaunch.runs.replay` reads these lines.
 """
@@ -13,7 +13,7 @@ from distlaunch.job.text import REDACTED, is_hidden, is_secret, masked, redacted
 from distlaunch.supervisor.events import Event
 
 VERSION = 7
-"""Version of events.jsonl. It changes whenever a line can't be read as before."""
+"""Version of events.jsonl. It changes whenever the format of a line changes incompatibly."""
 BEGAN, MESSAGE = "Began", "Message"
 """Names of the first line, and of messages. Other lines are events, named after their types."""
 

@@ -1,4 +1,4 @@
-"""Watching ranks join the rendezvous, and ending a job whose ranks wait for one that never joins.
+"""Watches ranks join the rendezvous, and ends a job whose ranks are waiting for one that never joins.
 
 A script may not use torch.distributed at all. Therefore, the default time limit applies only once a rank has
 joined or tries to join. A limit in the job file applies from the start.
@@ -61,7 +61,7 @@ def on_ranks_lag(event: RanksLag, state: State, now: float) -> Step:
 
 
 def _with_limit(state: State, now: float) -> State:
-    """Return `state` with a time limit once a rank waits for others."""
+    """Return `state` with a time limit once a rank is waiting for others."""
     limit_s = _limit_s(state)
     unwatched, limited = state.due_at(Timer.JOIN_MESSAGE) is None, state.due_at(Timer.JOIN) is not None
     if unwatched or limited or limit_s is None or not _uses_rendezvous(state):
@@ -74,12 +74,12 @@ def _limit_s(state: State) -> float | None:
 
 
 def _uses_rendezvous(state: State) -> bool:
-    """Return whether the ranks use the rendezvous: one has joined or tries to join."""
+    """Return whether the ranks use the rendezvous: one has joined, or is trying to join."""
     return state.workers.counts.joining > 0
 
 
 def join_message_due(state: State, now: float) -> Step:
-    """Name the missing ranks and, if known, why they are missing."""
+    """List the missing ranks and, if known, why they are missing."""
     waited_s = now - (state.started_at or now)
     first = waited_s < 2 * MESSAGE_S
     state = state.with_timer(Timer.JOIN_MESSAGE, now + max(waited_s, MESSAGE_S))

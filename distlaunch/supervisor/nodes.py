@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class Counted(tuple[T, ...]):
-    """A tuple that keeps counts of its items. Without the counts, each step would visit thousands of items.
+    """A tuple that keeps counts of its items. Without them, each step would have to visit thousands of items.
 
     A subclass defines its counts in `Counts`, and returns the contribution of one item from `_weigh`.
     """
@@ -153,7 +153,7 @@ class Unusable(Frozen):
 
 
 class Lost(Frozen):
-    """A node that took part, and no longer does."""
+    """A node that took part and no longer does."""
 
     failure: LinkFailure | None = None
     occupied: bool = False
@@ -190,7 +190,7 @@ def may_be_occupied(node: Node) -> bool:
 
 
 def emptied(node: Node) -> Node:
-    """Return a node after its workers are known to have ended."""
+    """Return the state of a node after its workers are known to have ended."""
     if isinstance(node, Up | Leaving | Lost):
         return node._replace(occupied=False)
     if isinstance(node, Connecting | Retrying | Reaping) and node.away:
@@ -199,7 +199,7 @@ def emptied(node: Node) -> Node:
 
 
 def given_up(node: Node, failure: LinkFailure | None) -> Lost | Unusable:
-    """Return a node after the last attempt to reach it."""
+    """Return the state of a node after the last attempt to reach it."""
     return Lost(failure, may_be_occupied(node)) if is_missing(node) else Unusable(failure)
 
 
@@ -331,7 +331,7 @@ class RankState(Frozen):
 
     @property
     def running(self) -> bool:
-        """Return whether the process exists, as far as is known."""
+        """Return whether the process is known to exist."""
         return self.phase is WorkerPhase.RUNNING
 
     @property

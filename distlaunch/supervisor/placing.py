@@ -1,4 +1,4 @@
-"""The job's tree on its nodes: requested from each, sent to those that lack parts of it, and proven there."""
+"""The job's tree on the nodes: requested from each, sent to those that lack parts, and verified by them."""
 
 from collections.abc import Iterable
 
@@ -26,13 +26,13 @@ def code_of(state: State, node: int) -> Code | None:
 
 
 def lacks_code(state: State, node: int) -> bool:
-    """Return whether a node must still get the job's tree."""
+    """Return whether a node doesn't have the job's tree yet."""
     code = code_of(state, node)
     return state.spec.tree is not None and not (code and code.placed)
 
 
 def ask(state: State, nodes: Iterable[int]) -> tuple[State, tuple[Action, ...]]:
-    """Request the tree from nodes that were not asked yet."""
+    """Request the tree from nodes that have not been asked yet."""
     new = [node for node in nodes if lacks_code(state, node) and code_of(state, node) is None]
     for node in new:
         state = _with_code(state, node, Code())
@@ -46,7 +46,7 @@ def _with_code(state: State, node: int, code: Code) -> State:
 
 
 def on_tree_lacks(event: TreeLacks, state: State, now: float) -> Step:
-    """Send a node what it lacks, unless that can't be true."""
+    """Send a node the contents that it lacks, unless its report can't be true."""
     code, tree = code_of(state, event.node), state.spec.tree
     if tree is None or code is None or code.placed:
         return state, ()
@@ -62,14 +62,14 @@ def on_tree_lacks(event: TreeLacks, state: State, now: float) -> Step:
 
 
 def _longer(state: State, now: float) -> State:
-    """Return `state` with more time for the preparation, since a node makes progress."""
+    """Return `state` with more time for the preparation, because a node is making progress."""
     if state.due_at(Timer.PREPARE) is None:
         return state
     return state.with_timer(Timer.PREPARE, now + state.spec.limits.connect_s)
 
 
 def on_tree_progress(event: TreeProgress, state: State, now: float) -> Step:
-    """Give a node more time that receives the tree."""
+    """Give a node that is receiving the tree more time."""
     return _longer(state, now), ()
 
 
@@ -83,7 +83,7 @@ def on_tree_placed(event: TreePlaced, state: State, now: float) -> Step:
 
 
 def on_setup_printed(event: SetupPrinted, state: State, now: float) -> Step:
-    """Show what the commands of a setup print on the first node. Those on the others print the same."""
+    """Show the output of a setup's commands on the first node. Other nodes print the same."""
     if event.node != next(iter(state.members), 0):
         return state, ()
     lines = [line.strip() for line in event.text.splitlines() if line.strip()]
@@ -116,7 +116,7 @@ def differing(state: State, now: float) -> Cause | None:
 
 
 def on_tree_refused(event: TreeRefused, state: State, now: float) -> Step:
-    """End the job because a node can't get the tree, or continue without a node that is new in a restart."""
+    """End the job because a node can't get the tree. If the node is new in a restart, continue without it."""
     this = state.nodes[event.node]
     if not isinstance(this, Up) or this.code is None or state.phase is Phase.STOPPING:
         return state, ()
@@ -130,6 +130,6 @@ def on_tree_refused(event: TreeRefused, state: State, now: float) -> Step:
 
 
 def on_tree_kept(event: TreeKept, state: State, now: float) -> Step:
-    """Say where files are that the ranks have written into the tree."""
+    """Report where to find files that the ranks have written into the tree."""
     text = f"{state.label(event.node)}: the ranks left files in {event.path}"
     return state, (ShowMessage("info", text),)

@@ -85,7 +85,7 @@ def _ask_early(state: State, node: int) -> tuple[State, tuple[Action, ...]]:
 
 
 def prepare(state: State, members: tuple[int, ...], now: float) -> Step:
-    """Make the plan of an attempt on these nodes, in rank order, hold the port, and find the interfaces."""
+    """Create the plan for an attempt on these nodes, in rank order. Hold the port and find the interfaces."""
     facts = {index: facts_of(state.nodes[index]) for index in members}
     try:
         plan = make_plan(_with_chosen_backend(state), facts, state.addresses.get(members[0]))
@@ -109,7 +109,7 @@ def prepare(state: State, members: tuple[int, ...], now: float) -> Step:
 
 
 def _ask_for_routes(state: State, nodes: Sequence[int], address: str) -> tuple[State, tuple[FindRoute, ...]]:
-    """Request routes from the nodes in `nodes` that have none and were not asked yet."""
+    """Request routes from the nodes in `nodes` that have none and have not been asked yet."""
     actions = []
     for index in nodes:
         node = state.nodes[index]
@@ -330,7 +330,7 @@ def _misnamed(event: RouteFound, state: State) -> tuple[tuple[str, str, str], ..
 
 
 def _flaw(name: str, value: str, interfaces: Mapping[str, bool]) -> str:
-    """Return why this value makes connections impossible, or "".
+    """Return why connections are impossible with this value, or "".
 
     `interfaces` maps each interface to whether it has an address.
     """
@@ -369,7 +369,7 @@ def _chosen_by_nccl(value: str, interfaces: Mapping[str, bool]) -> list[str]:
 
 
 def _strange_master(state: State) -> tuple[ShowMessage, ...]:
-    """Warn if MASTER_ADDR is not an address of the node of rank 0. Launchers check that themselves."""
+    """Warn if MASTER_ADDR is not an address of rank 0's node. Launchers check that themselves."""
     route = route_of(state.nodes[state.members[0]])
     if state.plan is None or not (route and route.source and route.ends):
         return ()
@@ -379,5 +379,5 @@ def _strange_master(state: State) -> tuple[ShowMessage, ...]:
         return ()
     is_it = "" if address == came_to else f" ({came_to})"
     text = f"MASTER_ADDR {address}{is_it} is not an address of {state.label(state.members[0])}"
-    advice = f"no rank can join unless it is forwarded to {route.source}"
+    advice = f"no rank can join unless connections to that address are forwarded to {route.source}"
     return (ShowMessage("warning", f"{text}, where rank 0 runs; {advice}"),)

@@ -14,7 +14,7 @@ from distlaunch.supervisor.state import Cause, Phase, State, Timer
 
 
 def on_worker_started(event: WorkerStarted, rank: int, state: State, now: float) -> Step:
-    """Record that a worker runs."""
+    """Record that a worker is running."""
     return state.with_worker(rank, phase=WorkerPhase.RUNNING, pid=event.pid, cpus=event.cpus), ()
 
 

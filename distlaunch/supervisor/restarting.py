@@ -51,7 +51,7 @@ def _excluded(cause: Cause, why: str) -> JobOver:
 
 
 def _excluded_words(state: State, failures: tuple[Restart, ...]) -> str:
-    """Return why no attempt may follow the last of these failures, whatever their number, or ""."""
+    """Return why no attempt may follow the last of these failures, regardless of their number, or ""."""
     if failures[-1].why is not Why.FAILURE:
         return ""
     return _unlisted_words(failures[-1].cause, state.spec.restarts) or _repeated_words(state, failures[-2:])
@@ -69,7 +69,7 @@ def _unlisted_words(cause: Cause, limit: Restarts) -> str:
 
 
 def _repeated_words(state: State, failures: tuple[Restart, ...]) -> str:
-    """Return which exception ended the last two attempts, if both ended it early."""
+    """Return the exception that ended the last two attempts early, if it was the same one."""
     first, last = failures[0], failures[-1]
     same = len(failures) == 2 and first.why is Why.FAILURE and first.cause.raised == last.cause.raised
     if not same or state.spec.restarts.repeat or max(first.lived_s, last.lived_s) >= HEALTHY_S:
@@ -89,7 +89,7 @@ def _used_up_words(limit: Restarts) -> str:
 
 
 def start_again(found: StartAgain, state: State, now: float) -> Step:
-    """Start a new attempt although none has failed, unless that keeps happening."""
+    """Start a new attempt without a failure, unless that keeps happening."""
     if found.why is Why.PORT and len(_recent(state, Why.PORT, now)) >= MAX_PORT_MOVES:
         return state, (JobOver(found.cause),)
     return _restart(state, found.why, found.cause, found.what, now)
@@ -113,7 +113,7 @@ def node_leaving(found: NodeLeaving, state: State, now: float) -> Step:
 
 
 def _fence_words(state: State, node: int, now: float) -> tuple[ShowMessage, ...]:
-    """Explain that the restart waits for a lost node, if it does."""
+    """Explain that the restart is waiting for a lost node, if it is."""
     fence_at = state.due_at(Timer.FENCE, node)
     if fence_at is None or state.spec.restarts.most == 0:
         return ()
@@ -189,7 +189,7 @@ def _backoff_s(state: State, lived_s: float) -> float:
 
 
 def end_if_excluded(state: State, now: float) -> Step:
-    """End the job if a late report has changed the root cause to one that no attempt may follow."""
+    """End the job if a late report has changed the root cause to one after which no attempt may follow."""
     why = _excluded_words(state, state.restarts)
     return state, (_excluded(state.restarts[-1].cause, why),) if why else ()
 
@@ -211,7 +211,7 @@ def go_on_when_cleared(state: State, now: float) -> Step:
 
 
 def _waiting(state: State, found: int, now: float) -> Step:
-    """Report once which nodes the job waits for, and how long."""
+    """Report once which nodes the job is waiting for, and for how long."""
     until = state.due_at(Timer.REJOIN)
     if state.wait_told or until is None:
         return state, ()

@@ -1,9 +1,9 @@
-"""The root cause: the rank to name when ranks fail, lose a peer, time out or stall.
+"""Determines the root cause when ranks fail, lose a peer, time out or stall.
 
 A rank that exited on its own, not because it lost another rank, is the root cause (`exit_cause`). Of several,
 it is the one that exited first, whenever that is reported (`with_earlier_cause`). Otherwise, the first rule
 that picks a rank decides: of `IF_RANKS_TIMED_OUT`, or of `IF_RANKS_STALLED` if nothing has failed. If no rule
-does, it is the first rank that lost a peer (`stacks_due`).
+picks a rank, it is the first rank that lost a peer (`stacks_due`).
 
 Where a rank is blocked follows from its stack, if there is one: from its traceback, or from py-spy.
 """
@@ -35,7 +35,7 @@ VERDICT_S = 1.0
 still be in a `finally` block or in interpreter shutdown, and SIGTERM would end it before its traceback is
 out."""
 MAX_DUMPS = 16
-"""Ranks whose stacks are dumped. If a thousand ranks wait for one, further stacks add nothing."""
+"""Maximum ranks whose stacks are dumped. If a thousand ranks wait for one, more stacks don't add anything."""
 _TORCH = r"\((?:\S*/)?torch/"
 _COLLECTIVE = (
     _TORCH + r"(?:distributed/(?!elastic/|launcher/|run\.py)|nn/parallel/distributed\.py|autograd/graph\.py)"
@@ -47,7 +47,7 @@ _COLLECTIVE = (
 
 
 class Scene(Frozen):
-    """What the rules see: the ranks of which one may be the root cause, and the ranks that wait in vain."""
+    """The input of the rules: the ranks that may be the root cause, and the ranks that waited in vain."""
 
     state: State
     ranks: list[RankState]
@@ -91,7 +91,7 @@ def _all(scene: Scene) -> list[RankState]:
 
 
 def _rarest(scene: Scene) -> dict[str, list[RankState]]:
-    """Return the collectives in which the fewest ranks wait, with these, if ranks wait in several."""
+    """Return the collectives with the fewest waiting ranks, and these ranks, if there are several."""
     places: dict[str, list[RankState]] = {}
     for worker in sorted((*scene.waiting, *scene.ranks), key=lambda worker: worker.rank):
         places.setdefault(waits_in(worker), []).append(worker)
@@ -109,7 +109,7 @@ IF_RANKS_TIMED_OUT: tuple[Rule, ...] = (
     (_in_the_rarest_collective, "{who} {were} in {collective}"),
     (_in_one_of_the_rarest, "{who} disagree about the next collective: {calls}"),
 )
-"""The rules for ranks that others waited for until they timed out, and their sentences, in order."""
+"""The rules for ranks that others timed out waiting for, and the sentences about them, in order."""
 IF_RANKS_STALLED: tuple[Rule, ...] = (
     (_active, "{who} {were} still active; {others} stalled for {span}, waiting in a collective"),
     (_halted, "{who} stalled for {span}: stopped by a signal"),
@@ -122,7 +122,7 @@ IF_RANKS_STALLED: tuple[Rule, ...] = (
 def _judged(
     scene: Scene, rules: Sequence[Rule], named: Callable[[State, RankState], str]
 ) -> tuple[list[RankState], str]:
-    """Return the ranks that the first rule picks that picks any, and its sentence about them."""
+    """Return the ranks picked by the first rule that picks any, and the rule's sentence about them."""
     picked = ((ranks, sentence) for picks, sentence in rules if (ranks := picks(scene)))
     ranks, sentence = next(picked, (list[RankState](), ""))
     state, waiting, rarest = scene.state, scene.waiting, _rarest(scene)
@@ -147,7 +147,7 @@ def _were(workers: list[RankState]) -> str:
 
 
 def exit_cause(state: State, rank: int, event: WorkerExited, words: Words) -> Cause:
-    """Return the root cause in case this rank is the first that failed."""
+    """Return the root cause that applies if this rank was the first to fail."""
     status, how = exit_status_of(event.status), facts(Ending(event.status, event.oom_kills, event.shm))
     after = lost_peer_words(words.peer_gone, words.timed_out)
     how += f", {after}" if after else ""
@@ -189,7 +189,7 @@ def with_earlier_cause(state: State, rank: int, event: WorkerExited, words: Word
 
 
 def with_exit(state: State, rank: int, **changes: Any) -> State:
-    """Return `state` with more known about the exit of a rank."""
+    """Return `state` with additional facts about the exit of a rank."""
     phase = state.worker(rank).phase
     assert isinstance(phase, Exited)
     return state.with_worker(rank, phase=phase._replace(**changes))
@@ -199,14 +199,14 @@ def with_exit(state: State, rank: int, **changes: Any) -> State:
 
 
 def verdict_when_all_ended(state: State, now: float) -> Step:
-    """Stop waiting if no other rank is left that may be the root cause."""
+    """Stop waiting if no remaining rank can be the root cause."""
     if state.suspect is None or state.workers.counts.alive:
         return state, ()
     return verdict_due(state, now)
 
 
 def verdict_due(state: State, now: float) -> Step:
-    """Find the rank that the others waited for, since no rank failed for its own reason.
+    """Find the rank that the others waited for, because no rank failed for its own reason.
 
     If that takes the stacks of ranks that are still running, request them.
     """
@@ -244,7 +244,7 @@ def _named(state: State, worker: RankState) -> str:
 
 
 def _with_absent_ranks(cause: Cause, scene: Scene) -> Cause:
-    """Name ranks that may have kept the others waiting: those that had succeeded, or had not failed."""
+    """List ranks that may have kept the others waiting: those that had succeeded, or had not failed."""
     state = scene.state
     if early := [state.called(worker.rank) for worker in state.workers if worker.status == 0]:
         text = f"{listed(early)} had already exited with status 0 (uneven batches?)"
@@ -257,7 +257,7 @@ def _with_absent_ranks(cause: Cause, scene: Scene) -> Cause:
 
 
 def _cause_of(state: State, ranks: list[RankState], text: str, exit_status: int, at: float) -> Cause:
-    """Return a root cause that is one of `ranks`, if there is only one."""
+    """Return a root cause, with its rank if `ranks` contains only one."""
     rank = ranks[0].rank if len(ranks) == 1 else None
     node = state.plan.node_of(rank).node if rank is not None and state.plan else None
     return Cause(text, exit_status, at, rank, node, inferred=True)
@@ -294,12 +294,12 @@ def capture(state: State, ranks: Collection[int] = (), abort: bool = False) -> l
 
 
 def is_joining(worker: RankState) -> bool:
-    """Return whether a rank waits for others in init_process_group."""
+    """Return whether a rank is waiting for others in init_process_group."""
     return any(frame.startswith("init_process_group (") for frame in worker.stack)
 
 
 def waits_in(worker: RankState) -> str:
-    """Return the collective in which a rank waits, with its caller: `all_reduce (t.py:5)`. "" if in none."""
+    """Return the collective in which a rank is waiting, with its caller: `all_reduce (t.py:5)`; or ""."""
     inside = list(takewhile(lambda frame: re.search(_TORCH, frame), worker.stack))
     if not any(re.search(_COLLECTIVE, frame) for frame in inside):
         return ""

@@ -136,6 +136,6 @@ def _frames_of_python(words: str) -> tuple[str, ...]:
 
 
 def stall_act_due(state: State, now: float) -> Step:
-    """Stop or restart the job, as `on_stall` demands."""
+    """Stop or restart the job, according to `on_stall`."""
     cause = stall_cause(state, now)
     return state, (AttemptFailed(cause) if state.spec.limits.on_stall == "restart" else JobOver(cause),)

@@ -29,13 +29,13 @@ class Timer(Enum):
     JOIN = "join"
     """`timeouts.join` has passed."""
     JOIN_MESSAGE = "join message"
-    """It is time to name the ranks that have not joined."""
+    """It is time to list the ranks that have not joined."""
     STALL_MESSAGE = "stall message"
     """A stall has spread to every rank that it blocks, so it can be reported."""
     STALL_ACT = "stall act"
     """The time for collecting stacks has passed, so `on_stall` takes effect."""
     STOP_MESSAGE = "stop message"
-    """It is time to name the ranks that are still running."""
+    """It is time to list the ranks that are still running."""
     PREPARE = "prepare"
     """A connected node has not answered while an attempt was being prepared."""
     CLEAR = "clear"
@@ -47,7 +47,7 @@ class Timer(Enum):
     ANSWER = "answer"
     """Of a node: its agent has not connected in time."""
     RETRY = "retry"
-    """Of a node: it is time to connect it again."""
+    """Of a node: it is time to reconnect."""
     FENCE = "fence"
     """Of a node: its workers must have ended by now, although the node can't confirm it."""
     BACKOFF = "backoff"
@@ -92,10 +92,10 @@ class Cause(Frozen):
     If `exit` is set, the cause is the exit of `rank`, which the last output of this rank may explain. If
     `peer_gone` is set, the rank merely lost its connection to another rank, and no other cause is known yet.
     `cancelled` is set if the user stopped the job, and `scheduled` if the scheduler ends the allocation. If
-    `inferred` is set, the ranks to name follow from what the others were doing. If
-    `final` is set, the job must not be requeued. `agent_signum` is the signal that stopped the node's agent.
-    `kind` is None for a cause that no restart can follow. `raised` is the exception of `rank`, unless it may
-    pass. `note` is the end of `text`, if that says why no restart follows.
+    `inferred` is set, the root cause was inferred from what the other ranks were doing. If `final` is set,
+    the job must not be requeued. `agent_signum` is the signal that stopped the node's agent. `kind` is None
+    for a cause that no restart can follow. `raised` is the exception raised by `rank`, unless it may be
+    temporary. `note` is the end of `text`, if that says why no restart follows.
     """
 
     text: str
@@ -149,7 +149,7 @@ class Verdict(Frozen):
 
 
 class Asked(Frozen):
-    """A pending question to the scheduler, with the failure and the messages that wait for the answer."""
+    """A pending question to the scheduler, with the failure and messages held back until it answers."""
 
     cause: Cause | None = None
     also: tuple[ShowMessage, ...] = ()
@@ -168,13 +168,13 @@ class State(Frozen):
     `stall_told` is set once a stall was reported.
 
     `verdict` is set from STOPPING on. `stackless` contains the reasons for missing stacks that were already
-    reported. `wait_told` is set once the nodes that the job waits for between two attempts have been named.
-    `warned` is set after a termination warning, and `asked` while a question to the scheduler is pending.
-    `interrupted_by` is the node that passed on the last interrupt, or None for the controller itself.
-    `resumed` contains the time when the controller continued after a suspension of about a lease or more, and
-    the length of the suspension in seconds. `chance` (0 to 1) makes many runs act at different times.
-    `foreseen` is the rendezvous address in the requests sent to nodes before a plan existed. `reached_by` is
-    the address at which other nodes reach the first one.
+    reported. `wait_told` is set once the nodes that the job is waiting for between two attempts have been
+    listed. `warned` is set after a termination warning, and `asked` while a question to the scheduler is
+    pending. `interrupted_by` is the node that passed on the last interrupt, or None for the controller
+    itself. `resumed` contains the time when the controller continued after a suspension of about a lease or
+    more, and the length of the suspension in seconds. `chance` (0 to 1) makes many runs act at different
+    times. `foreseen` is the rendezvous address in the requests sent to nodes before a plan existed.
+    `reached_by` is the address at which other nodes reach the first one.
     """
 
     spec: JobSpec
@@ -278,7 +278,7 @@ class State(Frozen):
     # Nodes
 
     def label(self, node: int) -> str:
-        """Return the name by which the user knows a node."""
+        """Return the user's name for a node."""
         return self.spec.pool[node].label
 
     def with_node(self, index: int, node: Node) -> "State":

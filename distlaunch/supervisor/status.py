@@ -8,15 +8,15 @@ from distlaunch.agent.frozen import Frozen
 from distlaunch.supervisor.state import Phase, State
 
 VERSION = 1
-"""Version of status.json. It changes whenever the file can't be read as before."""
+"""Version of status.json. It changes whenever the format changes incompatibly."""
 MAX_NUMBER, MAX_TIME = 1 << 31, 1e11
 """Limits of the integers and of the times in status.json."""
 
 
 class RunState(Enum):
-    """The state of a run. The last four are final. LOST is a run whose controller died without a trace.
+    """The state of a run. The last four are final. LOST: the controller died without a trace.
 
-    SUSPENDED is a run whose controller was stopped by a signal, UNKNOWN one that only another host knows.
+    SUSPENDED: a signal has stopped the controller. UNKNOWN: only another host has the state.
     """
 
     PENDING = "PENDING"

@@ -31,9 +31,9 @@ within 15."""
 DRAIN_S = 30.0
 """Seconds without output after which a clean node is given up."""
 LATE_S = 3.0
-"""Seconds that the end of the job waits for a late answer of the scheduler on why it ends."""
+"""Seconds that the end of the job waits for the scheduler's late answer on why the job is ending."""
 STOP_MESSAGE_S = 3.0
-"""Seconds after which the ranks still running are named, if the grace period is longer."""
+"""Seconds after which the ranks still running are listed, if the grace period is longer."""
 SAME_SIGNAL_S = 1.0
 """Seconds within which a signal that a scheduler sends to all processes of a job has reached all of them."""
 ONE_WISH_S = 0.1
@@ -58,7 +58,7 @@ def end_job(found: JobOver, state: State, now: float) -> Step:
 
 
 def _announcement(state: State, cause: Cause, grace_s: float) -> ShowMessage:
-    """Return the message shown when stopping begins: the cause, or the duration if the user ends the job."""
+    """Return the message for the beginning of a stop: the cause, or the duration if the user ends the job."""
     left = len(_still_running(state))
     if cause.scheduled or not (cause.cancelled and left and grace_s):
         return ShowMessage("error", cause.preliminary)
@@ -82,7 +82,7 @@ def with_end_of_workers(state: State, limit: Timer, grace_s: float, now: float) 
 
 
 def stop_message_due(state: State, now: float) -> Step:
-    """Name the ranks still running, and announce when they will be killed."""
+    """List the ranks still running, and announce when they will be killed."""
     slow = _still_running(state)
     limit = state.due_at(Timer.CLOSE) or state.due_at(Timer.CLEAR) or 0.0
     left_s = limit - STOP_MARGIN_S - now
@@ -113,7 +113,7 @@ def _close_all(
 
 
 def on_swept(event: Swept, state: State, now: float) -> Step:
-    """Record that a node is clean: nothing of the attempt is left there."""
+    """Record that a node is clean: nothing from the attempt is left on it."""
     node = state.nodes[event.node]
     if not isinstance(node, Linked):
         return state, ()
@@ -144,7 +144,7 @@ def on_output_flows(event: OutputFlows, state: State, now: float) -> Step:
 
 
 def on_stuck(event: Stuck, state: State, now: float) -> Step:
-    """Name processes that resist SIGKILL."""
+    """List processes that resist SIGKILL."""
     names = listed([f"{process.get('command')} (pid {process.get('pid')})" for process in event.processes])
     many = len(event.processes) != 1
     resist = f"{counted(len(event.processes), 'process')} {'resist' if many else 'resists'} SIGKILL"

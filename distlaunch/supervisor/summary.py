@@ -13,9 +13,9 @@ from distlaunch.transports.container import advice_for
 from distlaunch.wording import counted, lost_peer_words, rank_list, status_words
 
 MAX_LINES = 24
-"""Lines of last output that are shown."""
+"""Maximum lines of last output shown."""
 STDOUT_LINES = 5
-"""Lines of stdout that are shown of a rank that printed nothing to stderr."""
+"""Maximum lines of stdout shown for a rank that printed nothing to stderr."""
 RECORD, STDERR, STDOUT = 2, 1, 0
 """Sources of the last output of a rank."""
 FAR = 100
@@ -23,7 +23,7 @@ FAR = 100
 
 
 class Above(Frozen):
-    """Output of a rank that the terminal already shows, with its `mark`, and the lines printed `since`."""
+    """Output from a rank that the terminal already shows, with its `mark`, and the lines printed `since`."""
 
     since: int
     mark: str
@@ -89,7 +89,7 @@ class Summary(Frozen):
         return lines
 
     def _gaps(self) -> list[str]:
-        """Name the ranks whose last output was lost with their nodes."""
+        """List the ranks whose last output was lost with their nodes."""
         ranks = [rank for index in self.state.members for rank in self.state.cut_off(index)]
         whose = f"logs of {rank_list(ranks, self.state.unit)}"
         if not ranks:
@@ -203,7 +203,7 @@ class Summary(Frozen):
         return self.last_lines.get(rank, "").splitlines()[-STDOUT_LINES:], STDOUT
 
     def error_of(self, rank: int) -> str:
-        """Return all that is known of a rank's last output: its torch error record, else its stderr."""
+        """Return everything known of a rank's last output: its torch error record, else its stderr."""
         return "\n".join(self._recorded_lines(self.state.worker(rank))) or self._stderr_end(rank)
 
     def _recorded_lines(self, worker: RankState) -> list[str]:
@@ -241,11 +241,11 @@ class Summary(Frozen):
         return exits.advice(ending, words)
 
     def others(self) -> list[str]:
-        """Return how the ranks ended that are not the root cause, in one line for each kind of end."""
+        """Return how ranks other than the root cause ended, in one line for each kind of end."""
         return [f"{rank_list(ranks, self.state.unit)}: {fate}" for fate, ranks in self.ends().items()]
 
     def ends(self) -> dict[str, list[int]]:
-        """Return the ranks that are not the root cause, by how they ended."""
+        """Return the ranks other than the root cause, keyed by how they ended."""
         groups: dict[str, list[int]] = {}
         for worker in self.state.workers:
             if self.state.cause is None or worker.rank != self.state.cause.rank:
@@ -293,7 +293,7 @@ class Summary(Frozen):
 
 
 def unstarted(why: str, exit_status: int) -> dict[str, Any]:
-    """Return the document of a run that could not begin."""
+    """Return the JSON document of a run that could not begin."""
     nothing = dict.fromkeys(("kind", "rank", "node"))
     cause: dict[str, Any] = {**nothing, "text": why, "certainty": "fact", "last_words": []}
     known = {"exit_status": exit_status, "cause": cause, "hint": None, "seconds": 0.0, "world_size": 0}

@@ -72,7 +72,7 @@ def _steps(container: Container, workdir: str) -> Iterator[str]:
 
 
 def _options(runtime: Runtime) -> tuple[list[str], str, str]:
-    """Return the runtime command with its first options, its option for mounts, and the start of a shell."""
+    """Return the runtime command with its first options, its option for mounts, and the shell command."""
     if runtime == "apptainer":
         # Apptainer keeps the user's UID, home, network and IPC. A PID namespace ends all processes with it.
         return [f"exec --pid --pwd=/ $({_GPUS} && echo --nv)"], "bind", "/bin/sh -c"
@@ -132,7 +132,7 @@ def advice_for(failure: LinkFailure, container: Container, python: str | None) -
     """Return advice on a container that started no agent, or "" if the container isn't the cause."""
     inside = f"`python3` in {container.image}" if python is None else f"`{python}` in {container.image}"
     return {
-        Kind.NO_RUNTIME: f"install {container.runtime} there, or set container.runtime",
+        Kind.NO_RUNTIME: f"install {container.runtime} on the node, or set container.runtime",
         Kind.NO_IMAGE: f"check container.image: {container.image}",
         Kind.NO_PYTHON: f"the image needs Python 3.8 or later, but {inside} was not found: set `python:`",
         Kind.OLD_PYTHON: f"the agent needs Python 3.8 or later; {inside} is older: set `python:`",

@@ -63,7 +63,7 @@ class LinkFailure(Frozen):
 
     @property
     def may_pass(self) -> bool:
-        """Return whether the node may become usable without a change of settings."""
+        """Return whether the node may become usable without changes to settings."""
         return self.kind not in _SETTINGS
 
     @property

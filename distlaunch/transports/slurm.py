@@ -40,7 +40,7 @@ _OF_THE_STEP = (
     *("SLURM_CPU_BIND", "SLURM_CPU_BIND_LIST", "SLURM_CPU_BIND_TYPE", "SLURM_CPU_BIND_VERBOSE"),
     *("SLURM_CPUS_PER_TASK", "SLURM_UMASK", "PMI_RANK", "PMI_SIZE", "PMI_FD", "PMIX_RANK"),
 )
-"""Variables of the agent's own task. A rank would mistake them for its rank and world size."""
+"""Variables of the agent's own task. A rank would mistake these for its rank and world size."""
 
 
 class SlurmStep(Transport):
@@ -98,7 +98,7 @@ class SlurmStep(Transport):
         return {name: value for name, value in environ.items() if _passes(name)} | named
 
     def failure(self, end: ProcessEnd) -> LinkFailure:
-        """Return the failure, based on srun's messages if srun has failed, else on the node's messages."""
+        """Return the failure, based on srun's messages if srun itself failed, else on the node's messages."""
         relevant = end._replace(stderr=_telling(end))
         failure = classify(relevant, _BY_SRUN, _SRUN_FAILED, "srun on this machine")
         if failure.kind is Kind.LOST and re.search(_NODE_FAILED, end.stderr):
@@ -113,7 +113,7 @@ class SlurmStep(Transport):
             **dict.fromkeys(of_the_node, f"see `scontrol show node {quote(self.host)}`"),
             Kind.NO_ALLOCATION: f"the allocation is over: see `scontrol show job {self.job}`",
             Kind.STEP_REFUSED: f"try `{step} hostname`",
-            Kind.NO_PYTHON: "set `python:` to an interpreter that exists there",
+            Kind.NO_PYTHON: "set `python:` to an interpreter that exists on the node",
             Kind.OLD_PYTHON: OLD_PYTHON,
         }
         return known.get(failure.kind) or f"try `{step} {quote(python or 'python3')} -V`"

@@ -51,7 +51,7 @@ class Ssh(Transport):
 
     @classmethod
     def to(cls, host: str, way: Way) -> "Ssh":
-        """Return the transport that uses ssh."""
+        """Return an SSH transport to `host`."""
         return cls(host, way.user, way.port, way.ssh)
 
     @property
@@ -96,7 +96,7 @@ class Ssh(Transport):
         return [*user, *port, "--", self.host]
 
     def failure(self, end: ProcessEnd) -> LinkFailure:
-        """Return the failure, based on ssh's messages if ssh has failed, else on the node's messages."""
+        """Return the failure, based on ssh's messages if ssh itself failed, else on the node's messages."""
         return classify(end, _BY_SSH, _SSH_FAILED, "ssh on this machine")
 
     def advice(self, failure: LinkFailure, python: str | None) -> str:
@@ -222,7 +222,7 @@ _ON_THE_WAY = "; this concerns its jump host or ProxyCommand: ssh has not reache
 _ADVICE = {
     Kind.UNREACHABLE: "is the machine up, and are its name, address and port right?",
     Kind.UNRESOLVED: "check the name, or add it to {config}",
-    Kind.REFUSED: "is sshd running there, on this port?",
+    Kind.REFUSED: "is sshd running on that host, on this port?",
     Kind.AUTHENTICATION: (
         "`{direct} true` must work without a password: load your key with ssh-add,"
         " or install it with ssh-copy-id"
@@ -233,7 +233,9 @@ _ADVICE = {
         " run `{forget}`, then `{ssh}` and check the new key"
     ),
     Kind.HOST_KEY_REVOKED: "its host key has been revoked: ask its administrator why, and for a new one",
-    Kind.NO_PYTHON: "{python} was not found: install Python 3.8 or later, or set `python:` to one there",
+    Kind.NO_PYTHON: (
+        "{python} was not found: install Python 3.8 or later, or set `python:` to an interpreter on the node"
+    ),
     Kind.OLD_PYTHON: OLD_PYTHON,
     Kind.DROPPED: (
         "raise MaxStartups in its sshd_config (or its jump host's), or list fewer nodes on one machine"
@@ -241,9 +243,9 @@ _ADVICE = {
     Kind.SILENT: (
         "try `{ssh} true`: its shell start-up may be waiting, or something other than sshd may be listening"
     ),
-    Kind.NOT_SSH: "something other than sshd answers there: is the port right?",
+    Kind.NOT_SSH: "something other than sshd is answering: is the port right?",
     Kind.ALGORITHM: "allow an algorithm that it offers, in {config} or with `ssh: {{options: […]}}`",
-    Kind.SESSION: "sshd let you in but started no shell: check MaxSessions and the process limit there",
+    Kind.SESSION: "sshd let you in but started no shell: check its MaxSessions and process limit",
     Kind.FORWARDING: "allow forwarding with AllowTcpForwarding and PermitOpen in the jump host's sshd_config",
     Kind.JUMP_UNRESOLVED: "the jump host resolves the name itself: set HostName in {config} to an address",
     Kind.NO_PROXY: "fix ProxyCommand in {config}, or install the program that it names on this machine",
@@ -252,7 +254,7 @@ _ADVICE = {
         " if the jump host is overloaded, raise its MaxStartups"
     ),
     Kind.NOISE: "does its shell start-up file print? try `{ssh} true`",
-    Kind.PROTOCOL: "the agent has another version, or something alters the data on its way",
+    Kind.PROTOCOL: "the agent has another version, or something alters the data in transit",
     Kind.BAD_OPTION: "check `ssh:` in the job file, and {config}",
     Kind.SHARING: (
         "ssh.persist needs a socket in {sockets} on this machine: make that directory writable, with a short"

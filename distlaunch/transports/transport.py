@@ -275,6 +275,6 @@ class Command(Transport):
         if failure.kind is Kind.NO_PYTHON and failure.words.endswith(f"{NO_PYTHON}:"):
             return "it received no input: make the command pass on standard input, as `kubectl exec -i` does"
         python = python or "python3"
-        missing = f"{python} was not found: set `python:` to an interpreter that exists there"
+        missing = f"{python} was not found: set `python:` to an interpreter that exists on the node"
         known = {Kind.NO_PYTHON: missing, Kind.OLD_PYTHON: OLD_PYTHON, **dict(self.advised)}
         return known.get(failure.kind) or f"try `{join(self._reaching)} {quote(python)} -V`"

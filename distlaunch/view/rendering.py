@@ -30,7 +30,7 @@ _BAD = ("failed", "stalled", "not started", "lost with its node")
 
 
 class Wish(Frozen):
-    """The user's choice: the `history`, or the log of a `rank` (None = all) with `find`; how far `back`."""
+    """The user's choice: the `history`, or a `rank`'s log (None = all) filtered by `find`; how far `back`."""
 
     history: bool = False
     rank: int | None = None
@@ -253,7 +253,7 @@ def _footer(wish: Wish, width: int, leaving: str) -> Text:
 
 
 def after(wish: Wish, key: str, rank_there: int | None) -> Wish | None:
-    """Return the user's choice after a key; None = leave. `rank_there` is the rank at the cursor."""
+    """Return the user's choice after a key; None = quit. `rank_there` is the rank at the cursor."""
     if wish.typing:
         return _typed(wish, key)
     if key == "q":

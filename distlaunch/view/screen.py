@@ -1,4 +1,4 @@
-"""Shows a run on the terminal's alternate screen: a run of this process, or one elsewhere."""
+"""Shows a run on the terminal's alternate screen: a run of this process, or of another one."""
 
 import contextlib
 import os
@@ -25,9 +25,9 @@ from distlaunch.supervisor.summary import Summary
 from distlaunch.view.rendering import Wish, after, lines, row_at
 
 LOOK_S = 0.1
-"""Seconds between two looks at the keys."""
+"""Seconds between two checks for keys."""
 TOUCH_S = 2.0
-"""Seconds between two signs of a viewer to the controller."""
+"""Seconds between two signals to the controller that there is a viewer."""
 DRAW_S = 1.0
 """Seconds between two redraws without a key."""
 
@@ -82,7 +82,7 @@ class Screen(RunModel):
             self._draw()
 
     def message(self, message: ShowMessage, at: float) -> None:
-        """Keep the message for the history and for the end."""
+        """Store the message for the history and for the end."""
         super().message(message, at)
         self._messages.append((message, at))
 
@@ -119,7 +119,7 @@ _RESCUER = (
 
 @contextlib.contextmanager
 def _rescued(terminal: int) -> Iterator[None]:
-    """While the body runs, have a shell restore the `terminal` if this process is killed."""
+    """Make a shell restore the `terminal` if this process is killed while the body is running."""
     # In another session, so that it survives a signal to all processes of the terminal.
     with subprocess.Popen(
         ["/bin/sh", "-c", _RESCUER],

@@ -99,7 +99,7 @@ def test_names_a_host_that_does_not_answer_and_checks_the_others(site: Site) -> 
         status, report = checked(site)
     assert (status, found(report)) == (1, [("error", "reach", ["host2"])])
     assert any(text.startswith("software") for text in report["fine"])
-    assert report["unchecked"] == ["connections of host2 with the other nodes"]
+    assert report["unchecked"] == ["connections between host2 and the other nodes"]
     assert "network (the port is free, 2 connections between nodes)" in report["fine"]
 
 
@@ -145,7 +145,7 @@ def test_names_a_host_whose_own_name_or_master_is_loopback(site: Site, tmp_path:
     odd: Node = {"host": site.name("host2-alone", "host2", port), "address": site.bed.hosts["host2"].address}
     status, report = checked(site, ["host1", odd, "host3"])
     assert (status, found(report)) == (0, [("warning", "network", ["host2-alone"])])
-    assert report["findings"][0]["what"] == "its own name, host2, means 127.0.1.1"
+    assert report["findings"][0]["what"] == "its own name, host2, resolves to 127.0.1.1"
 
 
 def device_of(site: Site, host: str) -> str:
@@ -229,14 +229,15 @@ def test_names_disks_that_are_full_or_have_no_inodes_or_are_small(site: Site, tm
     told = {each["what"]: each["nodes"] for each in report["findings"] if each["part"] == "place"}
     assert (status, {name for name, _, _ in found(report)}) == (0, {"warning"})
     assert told == {
-        f"the disk of {full} has only 64 KiB free": ["host2"],
-        f"the disk of {no_files} has room for only 1 file (inodes)": ["host3"],
+        f"the disk with {full} has only 64 KiB free": ["host2"],
+        f"the disk with {no_files} has room for only 1 file (inodes)": ["host3"],
         "the disk for shared memory, /dev/shm, has only 64 MiB": ["host1"],
     }
 
 
 @pytest.mark.parametrize(
-    ("option", "words"), [("ro", "is not writable here"), ("size=64k", "has only 64 KiB free here")]
+    ("option", "words"),
+    [("ro", "is not writable on this machine"), ("size=64k", "has only 64 KiB free on this machine")],
 )
 def test_names_a_run_directory_that_cannot_be_written(site: Site, option: str, words: str) -> None:
     (site.folder / "logs").mkdir()
@@ -267,7 +268,7 @@ def test_names_a_host_whose_clock_is_off(site: Site) -> None:
     status, report = checked(site, ["host1", site.name("late", "host2", port), "host3"])
     (finding,) = [each for each in report["findings"] if "clock" in each["what"]]
     assert (status, finding["nodes"]) == (0, ["late"])
-    assert finding["what"] == "its clock is 60 min behind the one here"
+    assert finding["what"] == "its clock is 60 min behind this machine's"
 
 
 def test_names_gpus_and_libraries_of_one_host(site: Site, tmp_path: Path) -> None:
@@ -341,7 +342,7 @@ def test_names_code_that_differs(site: Site, tmp_path: Path) -> None:
     status, report = checked(site, nodes, ["--code"], workdir=str(tmp_path / "here"))
     assert (status, found(report)) == (0, [("warning", "code", ["host2"])])
     (finding,) = [each["what"] for each in report["findings"] if each["part"] == "code"]
-    assert finding == "2 of 3 files differ from those here: uv.lock, pkg/model.py (missing)"
+    assert finding == "2 of 3 files differ from those on this machine: uv.lock, pkg/model.py (missing)"
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "worker.py").touch()
     status, report = checked(site, nodes[:1], ["--code"], workdir=str(tmp_path / "empty"))

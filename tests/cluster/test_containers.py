@@ -65,7 +65,11 @@ def test_no_container_outlives_a_kill(tmp_path: Path, podman: Podman, bed: Bed, 
 
 def test_names_what_is_missing_for_a_container(tmp_path: Path, podman: Podman) -> None:
     for section, kind, advice in (
-        ("container: {image: x.sif, runtime: apptainer}", "no container runtime", "install apptainer there"),
+        (
+            "container: {image: x.sif, runtime: apptainer}",
+            "no container runtime",
+            "install apptainer on the node",
+        ),
         (podman.section(image="localhost/none"), "no image", "check container.image: localhost/none"),
         (podman.section() + "python: /none/python", "no python", "the image needs Python 3.8 or later"),
         (podman.section(options=["--no-such"]), "agent not started", "unknown flag: --no-such"),

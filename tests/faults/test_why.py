@@ -126,6 +126,6 @@ def test_names_the_collective_that_a_rank_never_called_from_flight_recorders(tmp
     distlaunch("run", str(job), status=124)
     text = distlaunch("why", "-v", cwd=tmp_path, status=0).stdout
     assert "likely root cause: rank 1 (node0) stalled for 8 s in <module> (worker.py:" in text
-    assert "waiting: ranks 0, 2 wait in all_reduce #2 of default_pg, called at worker.py:" in text
+    assert "waiting: ranks 0, 2 are waiting in all_reduce #2 of default_pg, called at worker.py:" in text
     assert ", never reached by rank 1 (last in barrier at worker.py:" in text
     assert "  NCCL: RAS: 1 communicator, rank 1 is missing" in text

@@ -66,7 +66,9 @@ def test_takes_hosts_and_slots_and_starts_agents_as_the_scheduler_does(tool: str
     env = environment(tmp_path, job, listed)
     done = run_one(tmp_path, WORKER, env=env, status=0)
     assert set(done.stdout.splitlines()) == set(ranks)
-    told = f"2 nodes from {name}: {HERE}, host2 (launcher: auto; `--set launcher=local` runs here)"
+    told = (
+        f"2 nodes from {name}: {HERE}, host2 (launcher: auto; `--set launcher=local` uses only this machine)"
+    )
     assert told in done.stderr
     if tool != "flux":
         started = (tmp_path / "started").read_text().splitlines()

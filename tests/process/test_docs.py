@@ -47,19 +47,19 @@ TROUBLE = {
         LOGINS,
         "cluster/test_unusable_hosts::refuses_a_host_that_is_listed_under_two_names",
     ),
-    "the Python of the job is missing": (
+    "the job's Python is missing": (
         "names_a_host_without_the_python_of_the_job",
         "faults/test_ssh::tells_why_a_host_is_unusable",
     ),
     "the script or the workdir is missing": (SCRIPT, "process/test_failures::names_what_cannot_be_started"),
-    "the script differs": (SCRIPT,),
-    "other code or a lock file differs": ("names_code_that_differs",),
+    "the script differs between nodes": (SCRIPT,),
+    "other code or a lock file differs between nodes": ("names_code_that_differs",),
     "a package is missing": (
         "names_packages_and_versions_of_one_host",
         "unit/test_exits::advice_fits_the_last_output",
         WHY,
     ),
-    "another version of torch or CUDA": ("names_packages_and_versions_of_one_host",),
+    "a node has a different version of torch or CUDA": ("names_packages_and_versions_of_one_host",),
     "several NCCL libraries": (ON_ONE,),
     "the run directory can't be written": (
         RUN_DIRECTORY,
@@ -68,31 +68,33 @@ TROUBLE = {
     "a disk is full": (DISKS, "faults/test_logs::does_not_start_on_a_full_disk", WHY),
     "a disk has no inodes left": (DISKS,),
     "`/dev/shm` is small": (DISKS, "unit/test_exits::advice_fits_the_last_output"),
-    "too few open files are allowed": (
+    "the limit on open files is too low": (
         "names_limits_and_settings_of_one_host",
         "faults/test_workers::tells_that_an_agent_has_no_descriptors",
     ),
-    "the clock is off": ("names_a_host_whose_clock_is_off",),
+    "a node's clock is wrong": ("names_a_host_whose_clock_is_off",),
     "the rendezvous port is taken": (
         "names_who_holds_the_port",
         "process/test_failures::a_port_in_use_names_its_owner",
         WHY,
     ),
     "a port is blocked between two nodes": ("names_a_pair_that_cannot_connect",),
-    "a path loses large packets": ("names_a_path_that_loses_large_packets",),
-    "another MTU": ("names_the_host_with_another_mtu",),
-    "a node's own name means a loopback address": ("names_a_host_whose_own_name_or_master_is_loopback",),
+    "large packets are lost between two nodes": ("names_a_path_that_loses_large_packets",),
+    "nodes have different MTUs": ("names_the_host_with_another_mtu",),
+    "a node's own name resolves to a loopback address": (
+        "names_a_host_whose_own_name_or_master_is_loopback",
+    ),
     "`NCCL_SOCKET_IFNAME` or `GLOO_SOCKET_IFNAME` is wrong": (
         "names_limits_and_settings_of_one_host",
         "cluster/test_check_port::names_a_missing_interface_with_the_one_that_would_do",
     ),
-    "two nodes have one address": ("names_two_hosts_with_one_address",),
-    "a node has too few or other GPUs": (
+    "two nodes have the same address": ("names_two_hosts_with_one_address",),
+    "a node has too few GPUs, or a different model": (
         ON_ONE,
         "unit/test_start_warnings::some_missing_gpus_end_the_job_and_hidden_ones_are_a_warning",
     ),
     "another program uses GPU memory": (ON_ONE,),
-    "a GPU has had memory errors or a Xid": (ON_ONE,),
+    "a GPU has reported memory errors or an Xid": (ON_ONE,),
     "a rank fails, and others fail because of it": (
         "faults/test_blame::names_the_rank_that_failed_first",
         WHY,
@@ -106,7 +108,7 @@ TROUBLE = {
         "process/test_stalling::names_the_rank_that_missed_the_last_collective",
         WHY,
     ),
-    "a rank is slower than the others wait": (WHY, WHY),
+    "a rank is so slow that the others time out": (WHY, WHY),
     "the script expects more ranks than there are": (WHY, WHY),
     "each attempt fails with the same exception": (
         "process/test_failures::does_not_try_the_same_exception_a_third_time",
@@ -175,7 +177,7 @@ def test_documents_every_exit_status() -> None:
 
 
 def test_every_trouble_in_the_table_is_planted_for_each_command_that_names_it() -> None:
-    table = PAGES["docs/check.md"].partition("## Which command names which trouble")[2]
+    table = PAGES["docs/check.md"].partition("## Which command finds which problem")[2]
     rows = re.findall(r"(?m)^\| ([^*|]+) \| (`.+`) \|$", table)
     assert {row: words.count(", ") + 1 for row, words in rows} == {
         row: len(all_) for row, all_ in TROUBLE.items()

@@ -221,8 +221,8 @@ def test_waits_for_a_slow_connection(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("harm", "why"),
     [
-        ("close", "the connection to its agent was closed on the way"),
-        ("alter", "the data sent to its agent was altered on the way (unknown frame kind 97)"),
+        ("close", "the connection to its agent was interrupted"),
+        ("alter", "the data sent to its agent was altered in transit (unknown frame kind 97)"),
     ],
 )
 def test_reports_a_connection_that_was_closed_or_altered(harm: str, why: str, tmp_path: Path) -> None:
@@ -253,8 +253,8 @@ def test_reports_a_connection_that_was_closed_or_altered(harm: str, why: str, tm
 
 
 NO_SCRIPT = "/no.py: No such file or directory; a relative script is looked for in the node's workdir"
-WITHOUT_PY = "hint: name a module without .py: `module: plain`; for a file, use `script:`\n"
-IN_PACKAGE = "hint: name a module in that package, or add a __main__.py, which `python -m pkg` runs\n"
+WITHOUT_PY = "hint: write the module without .py: `module: plain`; for a file, use `script:`\n"
+IN_PACKAGE = "hint: specify a module in that package, or add a __main__.py, which `python -m pkg` runs\n"
 MISNAMED = "hint: check the module's name: Python looks for it in the workdir and on PYTHONPATH\n"
 
 

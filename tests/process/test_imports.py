@@ -84,7 +84,7 @@ def test_a_dash_is_standard_input(kind: str, text: str, words: str) -> None:
 def test_other_commands_point_to_the_import_of_a_batch_script(command: str) -> None:
     refused = distlaunch(*command.split(), "-", input=BATCH)
     assert (refused.returncode, refused.stdout) == (2, "")
-    told = "standard input is a Slurm batch script: `distlaunch import sbatch -` makes a job file of it\n"
+    told = "standard input is a Slurm batch script: `distlaunch import sbatch -` converts it to a job file\n"
     assert refused.stderr == f"distlaunch: {told}"
 
 

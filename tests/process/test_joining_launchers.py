@@ -305,7 +305,7 @@ def test_reports_a_listener_that_is_not_a_controller(place: Path, port: int, ans
 def test_recognizes_a_store_of_torchs_at_the_endpoint(place: Path, port: int, meets: str) -> None:
     """As that of a torchrun, or of another job's rank 0."""
     with stranger(place, port, SERVES), launcher(place, port, node=1, meets=meets) as run:
-        run.wait_for("a torch TCPStore is there: if torchrun was started there, run")
+        run.wait_for("a torch TCPStore uses this address: if torchrun was started, run")
 
 
 def test_recognizes_a_torchrun_that_connects(place: Path, port: int) -> None:
@@ -407,7 +407,10 @@ def test_names_connections_that_send_nonsense_and_starts_in_time(place: Path, po
     ("claim", "why"),
     [
         ({"job": "--rdzv-id 8"}, "its job is '--rdzv-id 8', not '--rdzv-id 7'"),
-        ({"version": "9.9"}, f"distlaunch is 9.9 there and {__version__} here: install the same version"),
+        (
+            {"version": "9.9"},
+            f"it has distlaunch 9.9, but the controller has {__version__}: install the same version",
+        ),
     ],
     ids=["job", "version"],
 )

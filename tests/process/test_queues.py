@@ -344,7 +344,7 @@ def test_says_where_to_submit_from_outside_of_any_cluster(
     done = distlaunch("submit", str(tmp_path / "job.yaml"), "--to", to, status=1)
     title, _, (tool, *_) = KINDS[to]
     told = f"{title} commands are on the login nodes; from elsewhere use --on HOST"
-    assert done.stderr == f"distlaunch: {tool} not found: {told}; for another scheduler use --to\n"
+    assert done.stderr == f"distlaunch: {tool} not found: {told}; to use another scheduler, set --to\n"
 
 
 # Slurm's batch scripts

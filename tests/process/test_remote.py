@@ -32,7 +32,7 @@ def test_names_a_directory_that_the_host_lacks(capfd: pytest.CaptureFixture[str]
     assert run_there(Ssh("gpu-a"), Request(("--version",), "/nowhere/at/all")) == 2
     assert capfd.readouterr().err == (
         "distlaunch: /nowhere/at/all on gpu-a: No such file or directory; "
-        "--on needs the job file's directory at the same path there\n"
+        "--on needs the job file's directory at the same path on that host\n"
     )
 
 

@@ -100,10 +100,10 @@ NOSUCH = "nosuch.invalid: "
             ["submit", "worker.py"],
             "is a script, not a job file: `distlaunch dry-run worker.py --save job.yaml`",
         ),
-        (["run"], "distlaunch: name a job file or a script, as in `distlaunch run train.py -n 4`"),
+        (["run"], "distlaunch: specify a job file or a script, as in `distlaunch run train.py -n 4`"),
         (
             ["run", "job.yaml", "-m", "x"],
-            "-m x: 'job.yaml' is not an argument of the module; write it after --",
+            "-m x: 'job.yaml' can't be used with -m; to pass it to the module, put it after --",
         ),
         (["run", "job.yaml", "--set", "master_addr=nosuch.invalid"], f"master_addr: {NOSUCH}"),
         (["run", "job.yaml", "--set", "rendezvous.endpoint=nosuch.invalid:29876"], f"endpoint: {NOSUCH}"),

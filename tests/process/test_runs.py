@@ -585,7 +585,7 @@ def test_a_job_file_means_the_runs_of_this_file_only(tmp_path: Path, gate: Path)
     (tmp_path / "link.yaml").symlink_to("job.yaml")
     for word in ("job.yaml", "link.yaml", f"{tmp_path}/job.yaml"):
         done = ran(tmp_path, "stop", word)
-        assert f"2 runs of {word} are running: {renamed}, {mine}; name one by its ID" in done.stderr
+        assert f"2 runs of {word} are running: {renamed}, {mine}; specify one by its ID" in done.stderr
     assert f"{theirs}: CANCELLED" in ran(tmp_path, "stop", "other/job.yaml").stderr
     for word in ("stop", "logs"):
         assert ran(tmp_path, word, "job.yml").returncode == 2  # no run of that file, though one named job
@@ -617,7 +617,7 @@ def test_stop_asks_which_of_several_running_runs(
     first, second = left(tmp_path), left(tmp_path)
     for word, which in ((["job"], "of job"), ([], "of this directory"), (["./runs"], "in ./runs")):
         done = ran(tmp_path, "stop", *word, status=2)
-        assert f"2 runs {which} are running: {second}, {first}; name one by its ID" in done.stderr
+        assert f"2 runs {which} are running: {second}, {first}; specify one by its ID" in done.stderr
     assert len(listed(tmp_path)) == 2
     assert ran(tmp_path, "stop", first).returncode == 0
     bare = ran(tmp_path, "stop").stderr.splitlines()

@@ -308,7 +308,9 @@ def test_a_file_that_grows_is_brought_as_it_was_at_some_moment_or_is_an_error(jo
         found = taken(job)["log"] if (job / "log").exists() else None
         assert found is None or digest_of(lines[: found.size]) == found.content
     except DistlaunchError as error:
-        assert str(error).startswith(f"{job}/log changes while it is read; leave it out with sync.exclude")
+        assert str(error).startswith(
+            f"{job}/log keeps changing while it is being read; leave it out with sync.exclude"
+        )
     finally:
         stop.set()
         writer.join()
@@ -333,7 +335,7 @@ def test_a_content_that_was_changed_here_is_not_sent_and_is_replaced_by_the_next
     assert zlib.decompress(b"".join(snapshot.contents(manifest, [number]))) == b"print(1)\n"
     path.chmod(0o600)
     path.write_bytes(b"print(2)\n")
-    with pytest.raises(DistlaunchError, match=f"{path} was changed; start the run again, which replaces it"):
+    with pytest.raises(DistlaunchError, match=f"{path} was changed; to replace it, start the run again"):
         list(snapshot.contents(manifest, [number]))
     taken(job)
     assert path.read_bytes() == b"print(1)\n"

@@ -174,7 +174,7 @@ RECORDED = "backend: nccl\ngpus_per_node: 3\nenv: {CUDA_VISIBLE_DEVICES: ''}\n"
 
 def test_names_the_rank_that_missed_the_last_collective(tmp_path: Path) -> None:
     done = distlaunch("run", str(write_job(tmp_path, RECORDS, RECORDED)), status=9)
-    waiting = "ranks 0, 2 wait in all_reduce #3 of default_pg, called at worker.py:"
+    waiting = "ranks 0, 2 are waiting in all_reduce #3 of default_pg, called at worker.py:"
     assert waiting in done.stderr, done.stderr
     assert ", never reached by rank 1 (last in " in done.stderr
     (folder,) = (tmp_path / "runs").iterdir()
@@ -225,9 +225,9 @@ def test_the_group_whose_missing_rank_waits_nowhere_comes_first() -> None:
     ]
     dumps = {rank: {"pg_config": groups, "entries": each} for rank, each in enumerate(entries)}
     assert waiting_lines(dumps, 3) == [
-        "rank 1 waits in broadcast #4 of b, called at train.py:4, never reached by rank 2 (no record)",
+        "rank 1 is waiting in broadcast #4 of b, called at train.py:4, never reached by rank 2 (no record)",
         (
-            "rank 0 waits in all_reduce #2 of a, called at train.py:2, never reached by rank 1 "
+            "rank 0 is waiting in all_reduce #2 of a, called at train.py:2, never reached by rank 1 "
             "(last in all_reduce at train.py:1)"
         ),
     ]

@@ -136,4 +136,4 @@ def test_the_example_job_file_for_etcd_runs(tmp_path: Path, etcd: str) -> None:
 def test_reports_a_missing_etcd_server(tmp_path: Path) -> None:
     job = write_job(tmp_path, "", f"{NODES.format('127.0.0.1:1')}")
     done = distlaunch("run", str(job), "--set", "procs_per_node=1", "--set", "nodes=1", status=1)
-    assert "hint: no etcd server answers that node at rendezvous.endpoint" in done.stderr
+    assert "hint: that node reaches no etcd server at rendezvous.endpoint" in done.stderr

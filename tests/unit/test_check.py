@@ -70,7 +70,7 @@ def test_finds_nothing_wrong_with_sound_nodes() -> None:
 FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "full disk": (
         {"place.disks": {"workdir": {**DISK, "free": 4096}}},
-        "warning place: the disk of /data has only 4 KiB free",
+        "warning place: the disk with /data has only 4 KiB free",
     ),
     "no room for error records": (
         {"place.unrecorded": "can't create a directory"},
@@ -78,7 +78,7 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "no inodes": (
         {"place.disks": {"workdir": {**DISK, "files": 3}}},
-        "warning place: the disk of /data has room for only 3 files (inodes)",
+        "warning place: the disk with /data has room for only 3 files (inodes)",
     ),
     "small shm": (
         {"place.disks": {"shm": {**DISK, "path": "/dev/shm", "size": 64 << 20}}},
@@ -113,11 +113,11 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "unknown master": (
         {"network.master": []},
-        "error network: the name of the first node, a, is unknown here",
+        "error network: the first node's name, a, can't be resolved",
     ),
     "master is loopback": (
         {"network.master": ["127.0.0.1"]},
-        "error network: the name of the first node, a, means 127.0.0.1 here",
+        "error network: the first node's name, a, resolves to 127.0.0.1",
     ),
     "interface": (
         {"network.named": {"NCCL_SOCKET_IFNAME": "=eth"}},
@@ -130,9 +130,9 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "busy CPUs": ({"load.load": 40.0}, "warning load: a load of 40 on 8 CPUs"),
     "code": (
         {"code.odd": ["uv.lock", "a.py (missing)"]},
-        "warning code: 2 of 3 files differ from those here: uv.lock, a.py (missing)",
+        "warning code: 2 of 3 files differ from those on this machine: uv.lock, a.py (missing)",
     ),
-    "memory": ({"load.available": GIB}, "warning load: only 1 GiB of 64 GiB of memory are available"),
+    "memory": ({"load.available": GIB}, "warning load: only 1 GiB of 64 GiB of memory is available"),
 }
 
 
@@ -156,7 +156,7 @@ def test_leaves_out_parts_to_skip() -> None:
 
 def test_a_clock_that_is_off_is_named() -> None:
     (finding,) = verdict({}, clock_s=-3600.0).findings
-    assert finding.line.startswith("load: b: its clock is 60 min behind the one here")
+    assert finding.line.startswith("load: b: its clock is 60 min behind this machine's")
 
 
 def test_two_nodes_with_one_address_are_named() -> None:

@@ -27,7 +27,7 @@ SHM_FULL, SHM_SMALL, SHM_FINE = (8 * GIB, 0), (64 << 20, 60 << 20), (8 * GIB, 7 
         (Ending(3), "exit status 3"),
         (Ending(-9, oom_kills=2), "probably by the OOM killer (the kernel reports 2 OOM kills on that node)"),
         (Ending(-9), "killed by signal 9 (SIGKILL); the kernel reports no OOM kill on that node"),
-        (Ending(-7, shm=SHM_SMALL), "(SIGBUS); /dev/shm there has 60 MiB free of 64 MiB"),
+        (Ending(-7, shm=SHM_SMALL), "(SIGBUS); /dev/shm on that node has 60 MiB free of 64 MiB"),
         (Ending(-7), "killed by signal 7 (SIGBUS)"),
         (Ending(-15, oom_kills=1), "killed by signal 15 (SIGTERM)"),
     ],

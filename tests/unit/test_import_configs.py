@@ -125,7 +125,7 @@ def test_fsdp_gets_accelerates_implicit_settings() -> None:
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        ("frob: 3", "frob: 3 has no equivalent here"),
+        ("frob: 3", "frob: 3 has no equivalent in a job file"),
         ("tpu_use_sudo: true", "tpu_use_sudo: True has no equivalent"),
         (
             "num_machines: 2, rdzv_backend: etcd, main_process_ip: a",
@@ -135,7 +135,7 @@ def test_fsdp_gets_accelerates_implicit_settings() -> None:
         ("num_machines: 2", "replace with your host names"),
         ("num_machines: 3", "num_processes: 2 on 3 machines"),
         ("fsdp_config: {a: b}", "fsdp_config has no effect in a job of type MULTI_GPU"),
-        ("num_machines: 2, gpu_ids: 0", "here they apply to all"),
+        ("num_machines: 2, gpu_ids: 0", "in a job file, they apply to all"),
     ],
 )
 def test_settings_without_an_equivalent_become_comments(more: str, words: str) -> None:
@@ -148,8 +148,8 @@ def test_settings_without_an_equivalent_become_comments(more: str, words: str) -
 def test_other_accelerators_become_comments(kind: str) -> None:
     draft = accelerated(f"{{distributed_type: {kind}, num_processes: 2, gpu_ids: '0,1'}}", "x.py")
     assert keys_of(draft) == {"script": "x.py", "procs_per_node": 2}
-    assert f"distributed_type: {kind} has no equivalent here" in comments(draft)
-    assert "gpu_ids: 0,1 has no equivalent here" in comments(draft)
+    assert f"distributed_type: {kind} has no equivalent in a job file" in comments(draft)
+    assert "gpu_ids: 0,1 has no equivalent in a job file" in comments(draft)
 
 
 @pytest.mark.parametrize(
@@ -267,7 +267,8 @@ def test_a_line_of_mpirun_becomes_a_job(line: str, keys: dict[str, Any]) -> None
 @pytest.mark.parametrize(
     ("line", "error"),
     [
-        *((line, "expected") for line in ("mpirun -n 2", "torchrun t.py", "mpirun -n x python t.py", "")),
+        *((line, "expected") for line in ("mpirun -n 2", "torchrun t.py", "")),
+        ("mpirun -np abc python t.py", "-np abc: expected a number"),
         ("mpirun -n 1 python a.py : -n 2 b.py", "`: -n 2 b.py`: remove the second program"),
         ("mpirun -n 8 -H a:2,b:2 python t.py", "-n 8: the hosts have 4 slots"),
         ("mpirun -n 3 -N 2 python t.py", "-n 3: not a multiple of 2"),

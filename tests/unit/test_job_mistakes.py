@@ -166,7 +166,7 @@ MISTAKES = {
     ),
     "rendezvous: none\ntimeouts: {join: 5s}": "3:18: timeouts.join: with rendezvous: none, nothing waits…",
     "rendezvous: nothing": '2:13: rendezvous: expected "static", "c10d", "etcd-v2" or "none"…',
-    "nodes: [a]\nstdin: rank 0": "3:8: stdin: rank 0 must be on this machine and in no container…",
+    "nodes: [a]\nstdin: rank 0": "3:8: stdin: rank 0 must be on this machine, and not in a container…",
     "nodes: 2\nlauncher: ssh": "3:11: launcher: ssh needs host names, but nodes is a number",
     "nodes: [a]\nhostfile: hosts": "3:11: hostfile: set nodes or hostfile, not both",
     "nodes: [a, b]\nspares: [b]": (

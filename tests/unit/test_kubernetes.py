@@ -461,7 +461,7 @@ def test_refuses_a_job_without_an_image() -> None:
     ("text", "line"),
     {
         "container: {image: i}": (
-            "container is left out: kubernetes has the settings of pods; "
+            "container is left out: the settings of pods are in kubernetes; "
             "its image defaults to container.image"
         ),
         "notify: {command: [x]}": "notify is left out: it needs a controller, and pods run without one",

@@ -65,7 +65,7 @@ CASES: dict[str, tuple[list[dict[str, Any]], list[tuple[str, str, tuple[str, ...
     ),
     "whole hangs": (
         [*pairs({}), row("all-reduce", WHOLE, 0.0)],
-        [("error", "all-reduce of all nodes fails, although all measured pairs work: timed out", ())],
+        [("error", "all-reduce across all nodes fails, although all measured pairs work: timed out", ())],
     ),
     "not joined": (
         [row("join", WHOLE, 0.0, [4, 5]), row("pair", (0, 1), 9.0)],

@@ -136,7 +136,7 @@ def test_nccl_without_enough_gpus_is_refused_with_the_nodes_name() -> None:
     assert words.startswith(
         "job.yaml:3:10: backend: nccl needs a GPU for each worker, but b has 2 GPUs for 4 workers;"
     )
-    assert words.endswith("or set gpus_per_node if more are there")
+    assert words.endswith("or set gpus_per_node if the node has more")
 
 
 def test_refuses_unknown_gpus_and_says_what_to_do() -> None:
@@ -516,5 +516,5 @@ def test_an_elastic_job_may_name_a_rank_that_comes_later() -> None:
 @pytest.mark.parametrize("launcher", ["auto", "slurm"])
 def test_prints_no_commands_for_nodes_without_host_names(launcher: str, style: str) -> None:
     plan = plan_of(f"nodes: 2\nlauncher: {launcher}")
-    with pytest.raises(JobError, match=r"job.yaml:2:8: nodes: commands for 2 nodes need their host names"):
+    with pytest.raises(JobError, match=r"job.yaml:2:8: nodes: commands for 2 nodes need host names"):
         print_plan(plan, style)

@@ -92,7 +92,7 @@ def test_a_jobs_nodes_are_pods() -> None:
         ("launcher: kubernetes", "launcher: kubernetes needs kubernetes.selector, such as app=train"),
         (
             "launcher: kubernetes\nkubernetes: {selector: app=t}\nnodes: [a]",
-            "nodes: the selector names the pods: set nodes to the number of nodes, or use launcher.command",
+            "nodes: the selector selects the pods: set nodes to the number of nodes, or use launcher.command",
         ),
         (
             "launcher: kubernetes\nkubernetes: {selector: app=t}\nnodes: 4",

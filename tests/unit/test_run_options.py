@@ -80,11 +80,15 @@ def test_a_command_line_is_the_same_as_a_job_file(
 @pytest.mark.parametrize(
     ("typed", "setting", "words"),
     [
-        (Typed(ranks=3), "nodes=2", "-n 3: the 2 nodes would have 2 ranks; write the ranks of each"),
+        (
+            Typed(ranks=3),
+            "nodes=2",
+            "-n 3: the 2 nodes would have 2 ranks; specify the number of ranks on each",
+        ),
         (
             Typed(ranks=2),
             "nodes=[{host: a, procs: 3}]",
-            "-n 2: the 1 node would have 3 ranks; write the ranks of each",
+            "-n 2: the 1 node would have 3 ranks; specify the number of ranks on each",
         ),
         (Typed(hosts="a,b"), "nodes=1", "-H and --set nodes both set the nodes"),
         (Typed(ranks=2), "procs_per_node=3", "-n and --set procs_per_node both set the ranks"),
@@ -93,7 +97,11 @@ def test_a_command_line_is_the_same_as_a_job_file(
         (Typed(hosts="-o"), "name=x", "-H: a host name can't begin with a dash"),
         (Typed(hosts="a,a"), "name=x", "-H: nodes[1]: a is listed twice"),
         (Typed(hosts="a:22"), "name=x", "for a port, use ssh_config or nodes: [{host: a, port: 22}]"),
-        (Typed(hosts="a:2,b:4", ranks=8), "name=x", "-n 8: the 2 nodes would have 6 ranks; write the ranks"),
+        (
+            Typed(hosts="a:2,b:4", ranks=8),
+            "name=x",
+            "-n 8: the 2 nodes would have 6 ranks; specify the number",
+        ),
     ],
 )
 def test_refuses_a_command_line_that_no_job_file_can_express(

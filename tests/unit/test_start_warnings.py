@@ -100,9 +100,13 @@ def gpu_findings(keys: str, *visible: int) -> list[str]:
         (
             "gpus_per_node: 2",
             (0, 0, 0),
-            ["devices: a, b, c: the job file says 2 GPUs, but none is visible there"],
+            ["devices: a, b, c: the job file requests 2 GPUs, but none is visible on the node"],
         ),
-        ("gpus_per_node: 1", (1, 0, 1), ["devices: b: the job file says 1 GPU, but none is visible there"]),
+        (
+            "gpus_per_node: 1",
+            (1, 0, 1),
+            ["devices: b: the job file requests 1 GPU, but none is visible on the node"],
+        ),
         ("gpus_per_node: 8", (8, 4, 8), ["devices: b: 4 GPUs instead of 8"]),
         (
             "gpus_per_node: 2",
@@ -115,7 +119,7 @@ def gpu_findings(keys: str, *visible: int) -> list[str]:
         (
             "gpus_per_node: 2\nbackend: nccl",
             (0, 2, 2),
-            ["devices: a: the job file says 2 GPUs, but none is visible there"],
+            ["devices: a: the job file requests 2 GPUs, but none is visible on the node"],
         ),
         ("gpus_per_node: 2\nenv: {CUDA_VISIBLE_DEVICES: '0,1'}", (0, 0, 0), []),
     ],
@@ -167,7 +171,7 @@ def test_the_rest_is_one_warning() -> None:
     job = prepared({**PLACE, "digest": "2"}, limits={"nofile": 64})
     (said,) = texts(job.actions, "warning")
     both = "2 warnings about the nodes: b: the script differs; b: only 64 open files are allowed"
-    assert said == f"{both}; `distlaunch check job.yaml` says more"
+    assert said == f"{both}; `distlaunch check job.yaml` shows details"
     assert job.actions.count_of(StartWorkers(1)) == 1
     silent = prepared("no answer within 2 s")
     assert findings(silent.actions) == ["place: b: no answer within 2 s about the workdir and the script"]

@@ -465,7 +465,7 @@ def test_warns_if_node_0_lacks_master_addr_or_another_its_interface(early: bool)
     (warning,) = texts(said, "warning")
     assert warning == (
         f"MASTER_ADDR {MASTER} is not an address of a, where rank 0 runs; "
-        "no rank can join unless it is forwarded to 10.0.0.7"
+        "no rank can join unless connections to that address are forwarded to 10.0.0.7"
     )
     assert texts(said, "error")[0].startswith("network: b: GLOO_SOCKET_IFNAME=eth9: no such interface")
 
@@ -620,10 +620,10 @@ UNPREPARED: dict[str, tuple[Event, int, int, str]] = {
         AgentLeaving(1, signal.SIGTERM, orphaned=True),
         *(*LOST, "b was lost: its agent's guardian process was killed"),
     ),
-    "connection closed": (AgentLeaving(1, 0), *LOST, "the connection to its agent was closed on the way"),
+    "connection closed": (AgentLeaving(1, 0), *LOST, "the connection to its agent was interrupted"),
     "connection damaged": (
         AgentLeaving(1, 0, damage="unknown frame kind 97"),
-        *(*LOST, "b was lost: the data sent to its agent was altered on the way (unknown frame kind 97)"),
+        *(*LOST, "b was lost: the data sent to its agent was altered in transit (unknown frame kind 97)"),
     ),
 }
 

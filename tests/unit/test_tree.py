@@ -263,7 +263,9 @@ def test_a_tree_may_be_deep(tmp_path: Path) -> None:
 @pytest.mark.parametrize("rows", [["a", "a"], ["a", "a/b"]])
 def test_names_that_are_the_same_on_this_file_system_are_an_error(tmp_path: Path, rows: list[str]) -> None:
     store = filled(tmp_path / "base", hold="run")  # on others, those may be A and a, or two forms of é
-    with pytest.raises(TreeError, match=r"two names in the tree are the same here: a|Not a directory"):
+    with pytest.raises(
+        TreeError, match=r"two names in the tree are the same on this node: a|Not a directory"
+    ):
         made(store, [file(path) for path in rows])
     assert not unfinished(store)
 
@@ -561,7 +563,7 @@ BAD_STREAMS: dict[str, tuple[Callable[[list[bytes]], bytes], str]] = {
     "no zlib": (lambda wanted: b"garbage", "Error -3 while decompressing"),
     "other contents": (
         lambda wanted: zlib.compress(b"x" * len(b"".join(wanted))),
-        "a file was damaged on its way",
+        "a file was damaged in transit",
     ),
 }
 
@@ -577,7 +579,7 @@ def test_a_wrong_stream_is_refused_and_nothing_of_it_is_visible(
         wanted = node.wanted()
     report = node.feed(stream(wanted))
     if phase == "manifest" and words != BAD_STREAMS["no zlib"][1]:
-        words = "a file was damaged on its way"  # the size of a manifest isn't known
+        words = "a file was damaged in transit"  # the size of a manifest isn't known
     assert isinstance(report, messages.TreeRefused)
     assert words in report.error
     node.reports.clear()
