@@ -151,7 +151,9 @@ def reference_script(*arguments: str | Path) -> subprocess.CompletedProcess[str]
     return completed([sys.executable, REFERENCE, *arguments])
 
 
-@pytest.mark.parametrize("command", ["scripts/pictures", "scripts/try", "scripts/venv", "-m tests.wide.runs"])
+@pytest.mark.parametrize(
+    "command", ["scripts/cookbook", "scripts/pictures", "scripts/try", "scripts/venv", "-m tests.wide.runs"]
+)
 def test_a_script_asked_for_help_does_nothing_else(command: str) -> None:
     words = [sys.executable, *command.split()] if command.startswith("-m") else [ROOT / command]
     done = completed([*words, "--help"], cwd=ROOT)
@@ -283,7 +285,7 @@ def test_the_commands_run(page: str, command: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("page", "text"), blocks("yaml"))
 def test_the_examples_are_job_files(page: str, text: str, tmp_path: Path) -> None:
-    part = "" if re.search(r"(?m)^script:", text) else "script: train.py\n"
+    part = "" if re.search(r"(?m)^(script|command):", text) else "script: train.py\n"
     (tmp_path / "job.yaml").write_text(text + part)
     for name in ("train.py", "uv.lock"):
         (tmp_path / name).touch()
