@@ -78,7 +78,7 @@ def _run(task: Task, argv: list[str], gathering: Gathering) -> int:
         blocked(signals.watched)
     from distlaunch.launch.joined_agent import Part, serve  # late: gathering comes first
 
-    return serve(seat, Part(argv, scans=task.local_rank == 0), signals.watched, own_first=True)
+    return serve(seat, Part(argv, first=task.local_rank == 0), signals.watched, own_first=True)
 
 
 def job_of(task: Task, argv: list[str], arrival: Arrival) -> "JobSpec":

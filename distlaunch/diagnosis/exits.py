@@ -97,6 +97,8 @@ _ROOT = (
     r"  rank +: (\d+) \(local_rank: (\d+)\)\n  exitcode +: (-?\d+) \(pid: (\d+)\)"
 )
 
+_BELOW = r"(?m)^distlaunch: (rank \d+ .*?) failed first: (.*)$"
+
 
 class Raised(Frozen):
     """An exception: its type, its place in the user's code (`train.py:41`), its message without numbers."""
@@ -124,7 +126,7 @@ def words_of(status: int, stderr: str, record: Mapping[str, Any] | None = None) 
     """Return the evidence in a rank's status (see `WorkerExited`), its last stderr and its error record."""
     if status < 0 and status not in (-signal.SIGABRT, -signal.SIGTERM, -signal.SIGKILL):
         return Words()  # no Python exception ends like this
-    output = re.sub(_RANK_PREFIX, "", split_torchrun(stderr)[0])
+    output = re.sub(_RANK_PREFIX, "", split_launcher(stderr)[0])
     recorded = record and (record.get("callstack") or record.get("message"))
     text = root_error(recorded if isinstance(recorded, str) else output)
     error = _of_a_collective(text)
@@ -207,11 +209,15 @@ def _of_a_collective(error: str) -> str:
     return message if within or re.search(_COLLECTIVES, message) else ""
 
 
-def split_torchrun(words: str) -> tuple[str, str]:
-    """Return the last output of the first rank that failed under torchrun, and a line about the failure.
+def split_launcher(words: str) -> tuple[str, str]:
+    """Return the last output of the first rank that failed below a launcher, and a line about the failure.
 
-    For any other program, return its own last output and "".
+    A launcher is torchrun, or mpirun with a distlaunch of its own. Of any other program, return its own last
+    output and "".
     """
+    if below := list(re.finditer(_BELOW, words)):
+        quoted = "".join(re.findall(r"(?m)^distlaunch:   \| (.*\n)", words))
+        return quoted or words[: below[0].start()], f"root cause: {below[-1][1]}: {below[-1][2]}"
     own = list(re.finditer(_TORCHRUN, words))
     if not own:
         return words, ""

@@ -38,15 +38,16 @@ STOP_QUIETLY = _FIRST + signal.SIGPIPE
 class Part:
     """The part of the job that this launcher runs on its node, and the destinations of its output.
 
-    This one is that of a scheduler's task: one rank, whose output is that of the task, unchanged. Only one of
-    several launchers on a host `scans` for leftover processes of dead agents.
+    This one is that of a scheduler's task: one rank, whose output is that of the task, unchanged. Only the
+    `first` of several tasks on a host looks for leftover processes of dead agents, and shows messages: mpirun
+    and srun merge the output of all tasks.
     """
 
     procs = 1
     role = ""
 
-    def __init__(self, argv: Sequence[str], scans: bool = True) -> None:
-        self._argv, self.scans = tuple(argv), scans
+    def __init__(self, argv: Sequence[str], first: bool = True) -> None:
+        self._argv, self.first = tuple(argv), first
         self._errors: Outlet | None = None
 
     def logs(self, run_id: str, node: int) -> str:
@@ -76,8 +77,9 @@ class Part:
 
     def say(self, text: str) -> None:
         """Print messages of distlaunch to stderr, which for a task is a pipe of the scheduler."""
-        data = "".join(f"distlaunch: {line}\n" for line in text.splitlines()).encode()
-        self.show(0, 0, 1, data)
+        if self.first:
+            data = "".join(f"distlaunch: {line}\n" for line in text.splitlines()).encode()
+            self.show(0, 0, 1, data)
 
     def close(self) -> None:
         """Write the rest of the output."""
@@ -168,7 +170,7 @@ class _JoinedAgent(Agent):
         return super()._hello()._replace(procs=self._part.procs, logs=logs, role=self._part.role)
 
     def _report_orphans(self) -> None:
-        if self._part.scans:
+        if self._part.first:
             super()._report_orphans()
 
     def _on_signals(self, received: bytes) -> None:

@@ -211,12 +211,12 @@ class Summary(Frozen):
         return [*words, report] if words and report not in ("", words[-1]) else words
 
     def _stderr_end(self, rank: int) -> str:
-        """Return the end of the stderr of a rank, with a torchrun report reduced to one line."""
+        """Return the end of the stderr of a rank, with another launcher's report reduced to one line."""
         words, report = self._split(rank)
         return f"{words}{report}\n" if report else words
 
     def _split(self, rank: int) -> tuple[str, str]:
-        return exits.split_torchrun(self.last_words.get(rank, ""))
+        return exits.split_launcher(self.last_words.get(rank, ""))
 
     @property
     def advice(self) -> str:

@@ -8,7 +8,7 @@ from distlaunch.agent.messages import RanksLag
 from distlaunch.agent.messages import StartWorkers as Start
 from distlaunch.cli.tables import print_plan
 from distlaunch.contract import RESERVED
-from distlaunch.diagnosis.exits import Raised, Words, split_torchrun, words_of
+from distlaunch.diagnosis.exits import Raised, Words, split_launcher, words_of
 from distlaunch.errors import JobError
 from distlaunch.plan.document import plan_document
 from distlaunch.plan.placement import Facts, LaunchPlan, make_plan
@@ -218,7 +218,7 @@ SAD = 'Traceback (most recent call last):\n  File "/t.py", line 5, in <module>\n
 
 @pytest.mark.parametrize(("code", "how"), [("7", "exit status 7"), ("-9", "killed by signal 9 (SIGKILL)")])
 def test_shows_the_root_cause_without_torchs_traceback(code: str, how: str) -> None:
-    words, report = split_torchrun(f"step 1\n{SAD}{REPORT.replace('{0}', code)}")
+    words, report = split_launcher(f"step 1\n{SAD}{REPORT.replace('{0}', code)}")
     assert words.startswith(f"step 1\n{SAD}E1121")
     assert report == f"root cause: rank 3 (local rank 1, pid 36): {how}"
 
@@ -227,9 +227,19 @@ def test_shows_torchs_last_line_if_torch_itself_fails() -> None:
     script = '  File "/venv/bin/torchrun", line 8, in <module>\n    sys.exit(main())\n'
     run = '  File "/venv/torch/distributed/run.py", line 991, in main\n    run(args)\n'
     words = f"W\nTraceback (most recent call last):\n{script}{run}RendezvousError: no\n\n"
-    assert split_torchrun(words) == ("W\n", "RendezvousError: no")
+    assert split_launcher(words) == ("W\n", "RendezvousError: no")
     module = f'{SAD}Traceback (most recent call last):\n  File "<frozen runpy>", line 1\nKeyError: 1\n'
-    assert split_torchrun(module) == (module, ""), "a module of the user's"
+    assert split_launcher(module) == (module, ""), "a module of the user's"
+
+
+def test_shows_the_root_cause_of_the_distlaunch_below_mpirun() -> None:
+    quoted = re.sub("(?m)^", "distlaunch:   | ", SAD.rstrip()) + "\n"
+    first = "distlaunch: rank 1 (b) failed first: exit status 1\n"
+    rest = "distlaunch: rank 0: stopped by distlaunch\nPrimary job terminated normally, but ..\n"
+    words = SAD + PEER_GONE + first + first + quoted + rest
+    assert split_launcher(words) == (SAD, "root cause: rank 1 (b): exit status 1")
+    assert words_of(1, words) == Words(traceback=True, raised=Raised("ValueError", "t.py:5", "sad"))
+    assert split_launcher(SAD + first + rest) == (SAD, "root cause: rank 1 (b): exit status 1")
 
 
 def test_judges_a_torch_agent_by_its_ranks_output() -> None:
@@ -241,6 +251,6 @@ def test_judges_a_torch_agent_by_its_ranks_output() -> None:
         re.sub("(?m)^", f"[rank{n}]: ", said.rstrip()) + "\n" for n, said in ((3, SAD), (2, PEER_GONE))
     )
     assert words_of(1, first + other + report) == sad
-    assert split_torchrun(first + other + report)[0] == first
+    assert split_launcher(first + other + report)[0] == first
     signalled = report.partition("torch.distributed.elastic")[0] + "SignalException: got signal: 15\n"
     assert words_of(1, signalled) == Words()
