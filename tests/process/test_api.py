@@ -162,7 +162,7 @@ def test_calls_a_function_by_name_or_by_value(folder: Path, monkeypatch: pytest.
     assert caught.value.rank == 0
     assert caught.value.traceback.startswith("Traceback")
     assert caught.value.traceback.endswith("ValueError: math domain error")
-    with pytest.raises(dl.UsageError, match="pass a path"):
+    with pytest.raises(dl.UsageError, match="pass the path of a file"):
         dl.call("own:main", os.urandom(2 << 20), y=1)
     with pytest.raises(dl.UsageError, match=r"package\.module:name"):
         dl.call("main")

@@ -80,7 +80,7 @@ def test_replaces_only_a_report_of_the_same_run(tmp_path: Path) -> None:
             distlaunch(command, "-o", name, cwd=tmp_path, status=0)
         (tmp_path / name).write_text("mine")
         refused = distlaunch(command, "-o", name, cwd=tmp_path, status=2)
-        assert "name another file" in refused.stderr
+        assert "specify another file" in refused.stderr
         assert (tmp_path / name).read_text() == "mine"
     done = distlaunch("report", "-o", "none/run.html", cwd=tmp_path, status=1)
     assert done.stderr == "distlaunch: can't write none/run.html: No such file or directory\n"

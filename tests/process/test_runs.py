@@ -556,7 +556,7 @@ def test_ps_looks_in_the_given_place(tmp_path: Path, gate: Path) -> None:
     assert (done.returncode, done.stdout) == (2, "")
     assert "no run matches 'worker.py'" in done.stderr
     (tmp_path / "other.yaml").touch()
-    assert ran(tmp_path, "ps", "other.yaml").stderr == "distlaunch: no run of other.yaml is known\n"
+    assert ran(tmp_path, "ps", "other.yaml").stderr == "distlaunch: no known run matches other.yaml\n"
     (tmp_path / "empty").mkdir()
     assert "no active runs" in ran(tmp_path, "ps", "empty").stderr
 
