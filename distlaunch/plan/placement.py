@@ -113,7 +113,8 @@ class LaunchPlan(Frozen):
     def size_words(self) -> str:
         """Return the size of the job: `8 ranks on 2 nodes`."""
         simulated = " simulated on this machine" if self.one_machine and len(self.nodes) > 1 else ""
-        return f"{counted(self.world_size, self.unit)} on {counted(len(self.nodes), 'node')}{simulated}"
+        workers = self.unit if self.unit == "mpirun" else counted(self.world_size, self.unit)
+        return f"{workers} on {counted(len(self.nodes), 'node')}{simulated}"
 
     @cached_property
     def _parts(self) -> Mapping[int, NodePlan]:

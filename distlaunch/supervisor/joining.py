@@ -47,6 +47,8 @@ def on_ranks_joined(event: RanksJoined, state: State, now: float) -> Step:
 
 def _all_words(state: State) -> str:
     count = len(state.workers)
+    if state.unit == "mpirun":
+        return "mpirun"
     words = {1: "the", 2: "both"}.get(count, f"all {count}")
     return f"{words} {state.counted(count).partition(' ')[2]}"
 
