@@ -70,8 +70,9 @@ class Environment:
 
     @property
     def last_words(self) -> str:
-        """Return the last lines printed by the commands."""
-        return "\n".join(self._printed.strip().split("\n")[-LAST_LINES:])
+        """Return the last lines printed by the commands, without pip's notices."""
+        lines = [line for line in self._printed.split("\n") if line.strip() and "[notice]" not in line]
+        return "\n".join(lines[-LAST_LINES:])
 
     def facts(self) -> dict[str, Any]:
         """Return the versions in the environment."""

@@ -37,6 +37,7 @@ _UNSET = {
     "nodes": "nodes: [gpu-a, gpu-b]  # host names as ssh knows them; by default, this machine",
     "procs_per_node": "procs_per_node: 2  # workers on each node; by default, one per GPU",
     "args": "args: [--epochs, 10]  # arguments for the program",
+    "sync": "sync: true  # copies the code around this file to every node",
     "restarts": "restarts: 3  # new attempts after a failure",
     "timeouts": "timeouts: {stall: 10m}  # how long a rank may be idle before it counts as stalled",
 }

@@ -33,14 +33,12 @@ from distlaunch.agent.wire import MAX_OUTPUT
 from distlaunch.errors import DistlaunchError, UsageError, reason
 from distlaunch.job.spec import DEFAULT_BASE, JobSpec, Setup, Tree
 from distlaunch.job.text import path_in
-from distlaunch.observers.run_directory import RunDirectory, fd_of
+from distlaunch.observers.run_directory import CODE, RunDirectory, fd_of
 from distlaunch.wording import listed, size_words
 
 IGNORE_FILE = ".distlaunchignore"
 UNWANTED = frozenset({".git", "__pycache__", ".venv", ".mypy_cache", ".pytest_cache", ".ruff_cache"})
 """Directories left out if there is no git repository with rules on what to ignore."""
-MANIFEST = "code.json"
-"""The name of the code's manifest in a run directory."""
 LARGEST = 5
 TRIES = 3
 """Maximum attempts to read a file that changes while it is being read."""
@@ -187,7 +185,7 @@ def record(tree: Tree, folder: RunDirectory, run_id: str) -> Store:
     The returned store keeps the contents until it is released. Raises `DistlaunchError`.
     """
     manifest = manifest_of(tree.digest)
-    folder.append(MANIFEST, manifest)
+    folder.append(CODE, manifest)
     if tree.commit and tree.dirty:
         diff = os.fsencode(_git(tree.root, "diff", "--binary", "HEAD") or "")
         if len(diff) <= MAX_DIFF:
@@ -209,7 +207,7 @@ def check_out(folder: str, to: str) -> int:
     Raises `DistlaunchError`.
     """
     try:
-        with open(fd_of(folder, MANIFEST), "rb") as file:
+        with open(fd_of(folder, CODE), "rb") as file:
             entries = read_manifest(file.read())
         store = local_store()
         gone = [
@@ -232,7 +230,7 @@ def check_out(folder: str, to: str) -> int:
             if not is_as_listed(path, entry):
                 raise DistlaunchError(f"{path}: its content in {DEFAULT_BASE} was changed")
     except FileNotFoundError as error:
-        if os.path.basename(error.filename or "") == MANIFEST:
+        if os.path.basename(error.filename or "") == CODE:
             raise UsageError(f"{folder} has no code: its job did not use sync") from None
         raise DistlaunchError(f"{error.filename}: {reason(error)}") from None
     except (OSError, TreeError) as error:

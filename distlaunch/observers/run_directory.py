@@ -27,6 +27,8 @@ STOPPED = "stopped"
 CONTROLLER_LOG = "controller.log"
 """The stderr of a controller without a terminal. Only a bug writes to it."""
 OUTPUT_INDEX = "output.index"
+CODE = "code.json"
+"""The manifest of the code that the job brought to its nodes."""
 """The order and times in which output arrived. The files of the ranks have the output itself."""
 INDEX_RECORD = struct.Struct("<dQIIIH")
 MAX_OPEN = 200

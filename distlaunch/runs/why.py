@@ -14,7 +14,7 @@ from distlaunch.agent.frozen import Frozen
 from distlaunch.diagnosis.exits import headline
 from distlaunch.observers.observer import Observer
 from distlaunch.observers.recording import EVIDENCE
-from distlaunch.observers.run_directory import EVENTS, SUMMARY, fd_of, file_of
+from distlaunch.observers.run_directory import CODE, EVENTS, OUTPUT_INDEX, SUMMARY, fd_of, file_of
 from distlaunch.runs.find import folders
 from distlaunch.runs.following import summary_of
 from distlaunch.runs.playback import Narrator
@@ -27,7 +27,7 @@ from distlaunch.supervisor.root_cause import waits_in
 from distlaunch.supervisor.state import Cause, Phase, State
 from distlaunch.supervisor.status import RunState
 from distlaunch.supervisor.summary import Summary
-from distlaunch.wording import counted, listed, rank_list, size_words
+from distlaunch.wording import counted, listed, rank_list, size_words, span_words
 
 MAX_LINES = 10
 MAX_CHARACTERS = 300
@@ -203,10 +203,12 @@ def explain(run: Run, other: Run | None = None, *observers: Observer) -> Explana
     if other:
         with contextlib.suppress(HistoryError):
             differs = _differences(_past(other.folder).settings, past.settings)
+            if changed := _changed_files(other.folder, run.folder):
+                differs["code"] = changed
     known = Explanation(run, other=other.id if other else "", chosen=chosen, differs=differs)
     known = known._replace(
         evidence=tuple(_evidence(run.folder, state.attempt)),
-        waiting=tuple(_standing(state)),
+        waiting=(*_standing(state), *_activity(run, state)),
         restarts=_restart_words(state),
         code=state.spec.tree.words if state.spec.tree else "",
     )
@@ -278,6 +280,17 @@ def _standing(state: State) -> Iterator[str]:
         )
 
 
+def _activity(run: Run, state: State) -> Iterator[str]:
+    """Yield when ranks last printed something, if the run is active and no rank is known to stand still."""
+    if run.alive and state.phase is Phase.RUNNING and not any(worker.stalled for worker in state.workers):
+        output, limit_s = "no output so far", state.spec.limits.stall_s
+        with contextlib.suppress(OSError):
+            silent_s = time.time() - os.stat(os.path.join(run.folder, OUTPUT_INDEX)).st_mtime
+            output = f"the last output came {max(0.0, silent_s):.0f} s ago"
+        idle = f"; no rank has been idle for {span_words(limit_s)} (timeouts.stall)" if limit_s else ""
+        yield f"no rank has failed; {output}{idle}"
+
+
 def _restart_words(state: State) -> tuple[str, ...]:
     words = []
     for number, restart in enumerate(state.restarts):
@@ -295,6 +308,21 @@ def _differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[st
     names = dict.fromkeys([*first, *second])
     pairs = {name: (first.get(name, "unset"), second.get(name, "unset")) for name in names}
     return {name: _shortened(*pair) for name, pair in pairs.items() if pair[0] != pair[1]}
+
+
+def _changed_files(before: str, now: str) -> tuple[str, str] | None:
+    """Return the difference between the code in two run directories; None if it is equal or unknown."""
+    codes = []
+    for folder in (before, now):
+        damaged = (OSError, ValueError, TypeError, LookupError, RecursionError)
+        with contextlib.suppress(*damaged), open(fd_of(folder, CODE), "rb") as file:
+            codes.append({str(row[0]): row[1:] for row in json.load(file)})
+    if len(codes) < 2 or codes[0] == codes[1]:
+        return None
+    first, second = codes
+    paths = [path for path in sorted({*first, *second}) if first.get(path) != second.get(path)]
+    changed = f"{listed(paths, SHOWN_CHANGES)} changed"
+    return counted(len(first), "file"), f"{counted(len(second), 'file')} ({changed})"
 
 
 def _shortened(before: Any, now: Any) -> tuple[Any, Any]:

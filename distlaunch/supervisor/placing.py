@@ -132,4 +132,5 @@ def on_tree_refused(event: TreeRefused, state: State, now: float) -> Step:
 def on_tree_kept(event: TreeKept, state: State, now: float) -> Step:
     """Report where to find files that the ranks have written into the tree."""
     text = f"{state.label(event.node)}: the ranks left files in {event.path}"
+    text += "; set `collect` to bring files back, or write to an absolute path"
     return state, (ShowMessage("info", text),)

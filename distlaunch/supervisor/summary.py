@@ -220,8 +220,10 @@ class Summary(Frozen):
 
     @property
     def advice(self) -> str:
-        """Return advice about the first failed rank, or ""."""
+        """Return advice about the first failed rank or a stall, or ""."""
         cause = self.state.cause
+        if cause and cause.kind == "stall" and not any(w.stack or w.stopped_pid for w in self.state.workers):
+            return "install py-spy on the nodes (pip install py-spy): it shows where each rank is waiting"
         if cause is None or cause.rank is None or not cause.exit:
             return ""
         worker = self.state.worker(cause.rank)

@@ -211,7 +211,7 @@ def test_what_ranks_write_beside_the_code_stays_and_is_named(desk: Desk) -> None
     host, home = next(iter(desk.homes.items()))
     (desk.repository / "train.py").write_text("open('out.txt', 'w').write('result')\n")
     done = desk.run(nodes=[host])
-    place = done.stderr.partition(f"{host}: the ranks left files in ")[2].partition("\n")[0]
+    place = done.stderr.partition(f"{host}: the ranks left files in ")[2].partition("; ")[0]
     assert (Path(place) / "out.txt").read_text() == "result", done.stderr
     assert Path(place).parent == home / ".cache/distlaunch/sync/runs"
     assert [path.name for path in Path(place).rglob("*")] == ["out.txt"]

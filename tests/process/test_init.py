@@ -133,7 +133,7 @@ def test_the_keys_in_comments_are_valid(tmp_path: Path) -> None:
     assert "procs_per_node: 2\n" in text
     assert 'args: ["{rank}"]\n' in text
     all_set, count = re.subn(r"(?m)^# (\w+: .*  #)", r"\1", text)
-    assert count == 3
+    assert count == 4
     (tmp_path / "job.yaml").write_text(all_set)
     planned = distlaunch("dry-run", str(tmp_path / "job.yaml"), status=0)
     assert "4 ranks on 2 nodes" in planned.stdout

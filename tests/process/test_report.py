@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 import subprocess
 import tarfile
 from collections.abc import Mapping
@@ -89,11 +90,13 @@ def test_replaces_only_a_report_of_the_same_run(tmp_path: Path) -> None:
 def test_reports_a_run_that_goes_on_as_a_page_as_json_and_as_a_trace(tmp_path: Path) -> None:
     run = distlaunch("run", "-d", str(write_job(tmp_path, SLEEPER, FOUR)), status=0).stdout.strip()
     try:
+        explained = distlaunch("why", run, status=0).stdout
         page = distlaunch("report", run, "-o", "-", status=0).stdout
         found = json.loads(distlaunch("report", run, "--json", status=0).stdout)
         distlaunch("report", run, "--trace", "trace.json", cwd=tmp_path, status=0)
     finally:
         distlaunch("stop", "--now", run)
+    assert re.search(r"waiting: no rank has failed; .*; no rank has been idle for 10 min", explained)
     assert "RUNNING" in Page(page).text
     assert (found["version"], found["why"]["state"], len(found["ranks"])) == (1, "RUNNING", 4)
     assert sum(found["ledger"].values()) == pytest.approx(found["seconds"])

@@ -17,7 +17,7 @@ from distlaunch.agent.tree import LINK, PROGRAM, Entry, digest_of, manifest_text
 from distlaunch.cli.job_file import load_job
 from distlaunch.errors import DistlaunchError
 from distlaunch.launch import snapshot
-from tests.harness import completed
+from tests.harness import completed, distlaunch
 from tests.unit.samples import longest_file
 
 GIT = ["git", "-c", "user.name=a", "-c", "user.email=a@b.example", "-c", "protocol.file.allow=always"]
@@ -356,3 +356,24 @@ def test_git_does_not_lock_the_index(job: Path) -> None:
     os.utime(job / "train.py")
     assert names(job) == ["train.py"]
     assert subprocess.run(["git", "status"], cwd=job, capture_output=True, check=False).returncode == 0
+
+
+def test_why_names_the_files_that_have_changed_since_the_last_good_run(job: Path) -> None:
+    keys = {"gpus_per_node": 0, "procs_per_node": 1, "script": "train.py", "sync": True}
+    (job / "job.yaml").write_text(json.dumps(keys))
+    distlaunch("run", "job.yaml", cwd=job, status=0)
+    write(job, {"train.py": "raise ValueError", "new.py": ""})
+    distlaunch("run", "job.yaml", cwd=job, status=1)
+    assert "code: 2 files → 3 files (new.py, train.py changed)" in distlaunch("why", cwd=job, status=0).stdout
+    for path in (job / "runs").glob("*/code.json"):
+        path.write_text("[[1], 2]")
+    assert "changed)" not in distlaunch("why", cwd=job, status=0).stdout
+
+
+def test_check_refuses_what_run_would_refuse(job: Path) -> None:
+    keys = {"gpus_per_node": 0, "script": "train.py", "sync": True, "setup": "uv"}
+    (job / "job.yaml").write_text(json.dumps(keys))
+    assert "setup: found none of uv.lock" in distlaunch("check", "job.yaml", cwd=job, status=2).stderr
+    write(job, {"requirements.txt": ""})
+    done = distlaunch("check", "job.yaml", cwd=job)
+    assert "packages of the environment that setup builds when the job starts" in done.stdout
