@@ -189,7 +189,9 @@ def dry_run(
     settings = [*(overrides or ()), *(["sync=false"] if unsynced else ())]
     spec = load_job(job, settings, words, Typed(module, hosts, ranks, save))
     spec = with_code(spec)
-    if spec.tree:
+    if spec.tree and style in (PlanFormat.shell, PlanFormat.torchrun):
+        say("only `run` copies the code: these commands need it at the same path on every node")
+    elif spec.tree:
         spec = spec.in_tree(spec.name)
     if spec.hosts_unknown:
         say("host names are known only inside an allocation")

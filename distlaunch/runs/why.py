@@ -214,7 +214,9 @@ def explain(run: Run, other: Run | None = None, *observers: Observer) -> Explana
     )
     if run.status.state is RunState.SUCCEEDED:
         return known
-    cause = state.cause or (state.restarts[-1].cause if state.restarts else None)
+    cause = state.cause
+    if cause is None and state.restarts and state.phase is not Phase.RUNNING:  # as long as it is restarting
+        cause = state.restarts[-1].cause
     if cause is None:
         return known._replace(certainty="unknown" if run.status.state.over else "", cause=run.status.why)
     return _explained(known, state, cause, past.epoch)
@@ -242,7 +244,7 @@ def _explained(known: Explanation, state: State, cause: Cause, epoch: float) -> 
         rank=cause.rank,
         node=document["node"],
         at=epoch + cause.at,
-        error=tuple(_error(summary, cause)),
+        error=tuple(_error(summary, cause) or _recorded_error(known.run, cause)),
         signs=tuple(
             sign
             for record in known.evidence
@@ -260,6 +262,15 @@ def _error(summary: Summary, cause: Cause) -> list[str]:
     if cause.rank is None or not cause.exit:
         return summary.node_lines()[:2]
     return headline(summary.error_of(cause.rank), cause.kind in RAISED)
+
+
+def _recorded_error(run: Run, cause: Cause) -> list[str]:
+    """Return the error from the summary of a run whose output is not in its directory, as with torchrun."""
+    with contextlib.suppress(KeyError, TypeError):
+        recorded = (summary_in(run.folder) or {})["cause"]
+        if recorded["rank"] == cause.rank and all(isinstance(line, str) for line in recorded["last_words"]):
+            return headline("\n".join(recorded["last_words"]), cause.kind in RAISED)
+    return []
 
 
 def _standing(state: State) -> Iterator[str]:

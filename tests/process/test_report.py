@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness import distlaunch, write_job
+from tests.harness import distlaunch, running, write_job
 from tests.process.commands import FOUR, SLEEPER
 
 VOID = {"meta", "rect", "path", "br"}
@@ -224,3 +224,35 @@ def test_no_bundle_has_a_secret(tmp_path: Path, options: tuple[str, ...]) -> Non
         )
     assert b"Root cause" in files["report.html"]
     assert b"connecting with" in files["rank0.out"]
+
+
+RAISES = """
+    import os, time
+    if os.environ["RANK"] == "1":
+        raise RuntimeError("bad sample")
+    time.sleep(1000)
+"""
+
+
+def test_why_has_the_error_of_a_torchrun_run_whose_output_was_not_kept(tmp_path: Path) -> None:
+    script = write_job(tmp_path, RAISES).parent / "worker.py"
+    distlaunch("torchrun", "--nproc-per-node=2", str(script), cwd=tmp_path, status=1)
+    text = distlaunch("why", cwd=tmp_path, status=0).stdout
+    assert "\n  RuntimeError: bad sample\n  in <module> (worker.py:4)\n" in text
+
+
+AFTER_A_RESTART = """
+    import os, time
+    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        raise SystemExit(7)
+    print("again", flush=True)
+    time.sleep(1000)
+"""
+
+
+def test_why_tells_a_restart_of_an_active_run_as_the_past(tmp_path: Path) -> None:
+    with running(write_job(tmp_path, AFTER_A_RESTART, "gpus_per_node: 0\nrestarts: 1\n")) as run:
+        run.wait_for("again")
+        text = distlaunch("why", cwd=tmp_path, status=0).stdout
+    assert "root cause" not in text
+    assert "before: attempt 0: rank 0 (node0) failed" in text
