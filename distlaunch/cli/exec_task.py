@@ -24,7 +24,7 @@ HELP = f"""{USAGE}
 
 Run PROGRAM as one rank, in a task started by srun, mpirun, flux run or jsrun. RANK, LOCAL_RANK, WORLD_SIZE,
 MASTER_ADDR, MASTER_PORT and torchrun's other variables are derived from that launcher's variables. Rank 0's
-task controls the run: when a rank fails, the others are stopped, and each task prints which rank failed.
+task controls the run: when a rank fails, the others are stopped, and each host prints which rank failed.
 
   --virtual-local-rank  LOCAL_RANK is 0: each task sees only its own GPU (srun --gpus-per-task)
   -h, --help            Show this help and exit.

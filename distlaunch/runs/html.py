@@ -39,7 +39,7 @@ _CONTROLS = re.compile(
 
 
 def plain(value: Any, most: int = MAX_TEXT) -> str:
-    """Return text that may have come from a node as HTML, with control sequences escaped."""
+    """Return text that may have come from a node as HTML, without terminal control sequences."""
     text = cut(str(value), most)
     return escape(_CONTROLS.sub("", _ANSI.sub("", text)))
 
@@ -205,7 +205,7 @@ def _timeline(report: Report) -> str:
     rest = sum(map(len, ordered[MAX_LANES:]))
     more = f"<p>{counted(rest, 'other node')} not shown.</p>" if rest else ""
     table = f'<table class="lanes"><tbody>{"".join(rows)}</tbody></table>'
-    axis = _axis(*(_span(report.seconds * part / 4) for part in range(5)))
+    axis = _time_axis(report)
     body = f'<ul class="legend">{legend}</ul>{table}{axis}{more}{_attempts(report)}'
     return _section("Timeline", body)
 
@@ -233,6 +233,10 @@ def _lane(name: str, found: Sequence[Span], scale: float) -> str:
 
 def _axis(*ticks: str) -> str:
     return f'<div class="axis" aria-hidden="true">{"".join(f"<span>{tick}</span>" for tick in ticks)}</div>'
+
+
+def _time_axis(report: Report) -> str:
+    return _axis(*(_span(report.seconds * part / 4) for part in range(5)))
 
 
 def _attempts(report: Report) -> str:
@@ -273,7 +277,7 @@ def _uses(report: Report) -> str:
             rest = f"; {counted(hidden, 'more node')} not shown" if hidden else ""
             title = f"{name} (full height: {_used(name, most)}{rest})"
             tables.append(f'<h3>{title}</h3><table class="lanes"><tbody>{rows}</tbody></table>')
-    axis = _axis(*(_span(report.seconds * part / 4) for part in range(5)))
+    axis = _time_axis(report)
     return _section("Use of nodes", "".join(f"{table}{axis}" for table in tables))
 
 

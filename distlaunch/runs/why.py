@@ -244,7 +244,7 @@ def _explained(known: Explanation, state: State, cause: Cause, epoch: float) -> 
         rank=cause.rank,
         node=document["node"],
         at=epoch + cause.at,
-        error=tuple(_error(summary, cause) or _recorded_error(known.run, cause)),
+        error=tuple(_error(summary, cause)) or _recorded_error(known.run, cause),
         signs=tuple(
             sign
             for record in known.evidence
@@ -264,13 +264,10 @@ def _error(summary: Summary, cause: Cause) -> list[str]:
     return headline(summary.error_of(cause.rank), cause.kind in RAISED)
 
 
-def _recorded_error(run: Run, cause: Cause) -> list[str]:
+def _recorded_error(run: Run, cause: Cause) -> tuple[str, ...]:
     """Return the error from the summary of a run whose output is not in its directory, as with torchrun."""
-    with contextlib.suppress(KeyError, TypeError):
-        recorded = (summary_in(run.folder) or {})["cause"]
-        if recorded["rank"] == cause.rank and all(isinstance(line, str) for line in recorded["last_words"]):
-            return headline("\n".join(recorded["last_words"]), cause.kind in RAISED)
-    return []
+    known = _recorded(run)
+    return known.error if known and known.rank == cause.rank else ()
 
 
 def _standing(state: State) -> Iterator[str]:
