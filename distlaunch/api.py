@@ -363,7 +363,7 @@ class Run:
         return Result(
             self.id,
             status.state.value,
-            Exit.NODE_LOST if status.exit_status is None else status.exit_status,
+            int(Exit.NODE_LOST) if status.exit_status is None else status.exit_status,
             status.why,
             _root_cause(cause) if cause else None,
             len(known.get("restarts", ())) + 1,
