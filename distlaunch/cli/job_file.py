@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from distlaunch.agent.frozen import Frozen
+from distlaunch.cli.output import say
 from distlaunch.errors import UsageError, reason
 from distlaunch.job.build import build_spec
 from distlaunch.job.document import (
@@ -28,8 +29,8 @@ from distlaunch.job.spec import HostEntry, JobSpec, Surroundings
 from distlaunch.job.text import home_error
 from distlaunch.job.types import Either, ListOf, Record, Tree, Type
 from distlaunch.job.yaml_document import MAX_DEPTH, parse
-from distlaunch.schedulers import allocation_in, job_keys, load, sections
-from distlaunch.wording import counted
+from distlaunch.schedulers import allocation_in, job_keys, load, sections, title_of
+from distlaunch.wording import counted, listed
 
 COMMAND_LINE = "the command line"
 """The name used instead of a path for a job without a file."""
@@ -70,6 +71,14 @@ def with_code(spec: JobSpec) -> JobSpec:
     from distlaunch.launch.snapshot import with_tree  # few jobs bring their code
 
     return with_tree(spec)
+
+
+def warn_if_simulated(spec: JobSpec) -> None:
+    """Print a warning if this machine will simulate the nodes of a job that is written for a scheduler."""
+    if spec.sections and not spec.allocation and spec.one_machine and len(spec.nodes) > 1:
+        title = listed([title_of(key.replace("_", "-")) for key in spec.sections])
+        submit = f"`distlaunch submit {os.path.basename(spec.source)}` submits it to {title}"
+        say(f"not in an allocation: {len(spec.nodes)} nodes are simulated on this machine; {submit}")
 
 
 def load_document(

@@ -21,11 +21,12 @@ from distlaunch.job.types import compiled
 from distlaunch.observers.console import FOLD_S, Folding, colored, harmless, wants_color
 from distlaunch.observers.observer import Observer, Printed
 from distlaunch.observers.run_directory import Entry
+from distlaunch.plan.output import destinations
 from distlaunch.runs.following import follow
 from distlaunch.runs.playback import Playback
 from distlaunch.runs.replay import lines_in, replay
 from distlaunch.runs.run_status import Run
-from distlaunch.runs.submissions import run_of
+from distlaunch.runs.submissions import all_runs
 from distlaunch.signals import Interrupts, search
 from distlaunch.supervisor.actions import ShowMessage
 from distlaunch.supervisor.state import State
@@ -62,7 +63,11 @@ def logs(
     run_elsewhere(context, which, ssh_config)
     choice = _choice_of(ranks, stderr, since, grep)
     if not goes_on:
-        print_logs(run_of(which), choice, most, fold)
+        found = all_runs(which)
+        for number, run in enumerate(found if most is None else found[-1:]):
+            if number:
+                say(f"next start of the job: {run.id}")
+            print_logs(run, choice, most, fold)
         return
     run = follow_each(which, lambda run, interrupts: print_logs(run, choice, most, fold, interrupts))
     if run.status.exit_status or run.status.why:
@@ -136,9 +141,20 @@ def print_logs(
             run = follow(run, interrupts, playback)
             if not run.alive:
                 lines.drained()
-    if lines.cut:
-        say(lines.cut)
+    for text in filter(None, (lines.cut, _unkept(playback.state, choice))):
+        say(text)
     return run
+
+
+def _unkept(state: State | None, choice: Choice) -> str:
+    """Return which selected ranks have no output in the run directory, as with torchrun's defaults."""
+    if not state or not state.plan:
+        return ""
+    places = destinations(state.plan, state.attempt).items()
+    ranks = {*range(state.plan.world_size)} - {rank for (rank, _), place in places if place.file}
+    unkept = sorted(ranks if choice.ranks is None else ranks & {*choice.ranks})
+    why = "launchers print it, and keep it on their own nodes only with --tee or --redirects"
+    return f"the output of {rank_list(unkept)} isn't in the run directory: {why}" if unkept else ""
 
 
 class LogLines(Observer):

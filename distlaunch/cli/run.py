@@ -91,7 +91,8 @@ def run_with(options: RunOptions, early: Link | None) -> int:
 
 
 def _run(options: RunOptions, early: Link | None) -> int:
-    from distlaunch.cli.job_file import load_job, with_code  # imports YAML, which torchrun doesn't need
+    # torchrun doesn't need YAML, which this imports
+    from distlaunch.cli.job_file import load_job, warn_if_simulated, with_code
 
     settings = [
         *options.overrides,
@@ -108,6 +109,7 @@ def _run(options: RunOptions, early: Link | None) -> int:
         from distlaunch.cli.remote import run_on
 
         return run_on(options.on, options.job or "", spec, settings, options.args, options.detach)
+    warn_if_simulated(spec)
     spec = with_code(spec)
     if options.detach:
         return run_detached(spec, options.quiet)

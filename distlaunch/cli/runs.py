@@ -170,7 +170,7 @@ def stop(
     elif run:
         say(ended_words(run, ":" if stopped else " had already ended:"))
     elif queued:
-        say(f"{queued.name}: {'cancelled before it started' if stopped else 'had already ended'}")
+        say(f"{queued.name}: {'cancelled; no run was active' if stopped else 'had already ended'}")
 
 
 def _stopped(queued: Submission | None, run: Run | None, now: bool) -> tuple[Run | None, bool]:

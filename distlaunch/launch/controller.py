@@ -24,6 +24,7 @@ from distlaunch.supervisor import actions, events
 from distlaunch.supervisor.allocation_end import is_to_go_on
 from distlaunch.supervisor.codec import OF_FILES, collect_of, command_for, event_of, seconds, uses_of
 from distlaunch.supervisor.nodes import End
+from distlaunch.supervisor.restarting import early_exception, repetition_words
 from distlaunch.supervisor.state import State
 from distlaunch.supervisor.step import begin, step
 from distlaunch.supervisor.summary import Summary
@@ -305,9 +306,14 @@ def ask_for_another(state: State, tell: Callable[[str], None]) -> None:
     from distlaunch.schedulers import queue  # imported already, by that scheduler
 
     path, scheduler = path_of_starts(state.spec), load(allocation.scheduler)
-    if (made := sum("requeue" in line for line in lines_of(path))) >= most:
+    earlier = [line for line in lines_of(path) if "requeue" in line]
+    if (made := len(earlier)) >= most:
         times = "once" if made == 1 else f"{made} times"
         tell(f"not requeueing {allocation.name}: already requeued {times} (restarts.requeue)")
+        return
+    raised = early_exception(state)
+    if raised and state.cause and earlier and earlier[-1].get("raised") == raised:
+        tell(f"not requeueing {allocation.name}: {repetition_words(state, state.cause)}")
         return
     try:
         # The state doesn't show a cancellation at a time when this process couldn't be notified.
@@ -317,7 +323,7 @@ def ask_for_another(state: State, tell: Callable[[str], None]) -> None:
             tell(f"not requeueing {allocation.name}: it {ended.why}")
             return
         tell(f"requeueing {allocation.name}, {made + 1} of {most}")
-        append(path, {"requeue": True})
+        append(path, {"requeue": True, "raised": raised})
         scheduler.requeue(allocation.job)  # which may kill this process at once
     except DistlaunchError as error:
         tell(f"can't requeue {allocation.name}: {error}")

@@ -158,16 +158,27 @@ def _beside_its_runs(job: str) -> Submission | None:
 
 def latest_run(each: Submission) -> Run | None:
     """Return the latest run, if the job has been started."""
+    return next(iter(_read(each, _folders(each)[-1:])), None)
+
+
+def _folders(each: Submission) -> list[str]:
+    """Return the directories of a job's runs, the latest last. A user's own script may start several."""
     starts = starts_in(starts_path(each.folder, each.id, each.scheduler))
-    run = run_in(os.path.join(each.folder, starts[-1].run)) if starts else None
-    return run if run and run.status.began > each.at - CLOCKS_S else None
+    if starts:
+        return [os.path.join(each.folder, start.run) for start in starts]
+    return [run.folder for run in listed().values() if run.queued == Ticket(each.scheduler, each.id)]
+
+
+def _read(each: Submission, folders: Sequence[str]) -> Iterator[Run]:
+    found = filter(None, map(run_in, folders))
+    return (run for run in found if run.status.began > each.at - CLOCKS_S)
 
 
 def as_run(each: Submission, state: RunState, why: str) -> Run:
     """Return a submission without a run as an entry for lists of runs."""
     at = each.at or time.time()
     reason = f"{title_of(each.scheduler)}: {why}"
-    where, ending = ("", f"{reason}; see {each.output}") if state.over else (reason, "")
+    where, ending = ("", reason + _see(each)) if state.over else (reason, "")
     status = Status(each.id, each.job, state, at, at, ControllerProcess("", 0), where=where, why=ending)
     return Run("", status, alive=False, heard=None)
 
@@ -235,6 +246,16 @@ def runs_of(word: str | None, interrupts: Interrupts, tell: Callable[[str], None
         yield before
 
 
+def all_runs(word: str | None) -> list[Run]:
+    """Return the runs that a word refers to, the latest last; a queued job has one for each of its starts.
+
+    Raises `DistlaunchError`.
+    """
+    latest = run_of(word)
+    queued = submission(word) or submission_of(latest)
+    return list(_read(queued, _folders(queued))) if queued else [latest]
+
+
 def run_of(word: str | None) -> Run:
     """Return the run that a word refers to; for a queued job, the latest. Raises `DistlaunchError`."""
     queued = submission(word)
@@ -287,16 +308,24 @@ def _newer(queued: Submission, before: Run | None) -> Run | None:
 
 
 def _without_run(queued: Submission, state: Queued) -> str:
-    return f"{queued.name} {state.ending} without starting a run; see {queued.output}"
+    if any(run.queued == Ticket(queued.scheduler, queued.id) for run in listed().values()):
+        return f"{queued.name} {state.ending}; the directory of its run was removed"
+    return f"{queued.name} {state.ending} without starting a run{_see(queued)}"
+
+
+def _see(each: Submission) -> str:
+    """Return where the output of a job's script is. A job that never started has none."""
+    return f"; see {each.output}" if os.path.exists(each.output) else ""
 
 
 def stop_queued(queued: Submission, at_once: bool, interrupts: Interrupts) -> tuple[Run | None, bool]:
-    """Cancel a job and wait until it is gone. Return its last run, and whether it could be cancelled.
+    """Cancel a job and wait until it is gone. Return the run that this ended, and whether there was a job.
 
-    Return early if a signal arrives. Raises `DistlaunchError`.
+    For a job that had ended, return its last run. Return early if a signal arrives. Raises `DistlaunchError`.
     """
+    earlier = latest_run(queued)
     if state_of(queued).over:
-        return latest_run(queued), False
+        return earlier, False
     note_stop(queued.folder, queued.id, queued.scheduler)
     load(queued.scheduler).cancel(queued.id, at_once)
     queries = _queries()
@@ -307,4 +336,6 @@ def stop_queued(queued: Submission, at_once: bool, interrupts: Interrupts) -> tu
             break
         pause(interrupts, LOOK_S)
     run = latest_run(queued)
+    if run and earlier and run.id == earlier.id and not earlier.alive:
+        return None, True  # the job was waiting for its next start
     return (over(run) if run else None), True

@@ -42,7 +42,7 @@ _ALARMING = re.compile(r"Xid|I/O error|[Hh]ardware [Ee]rror|hung_task|Killed pro
 _STATES = {"R": "running", "S": "sleeping", "D": "blocked in the kernel", "T": "suspended", "Z": "ended"}
 """The kernel's letters for process states."""
 _UNCOMPARED = re.compile(
-    r"invocation\.(?!script)|places\.|logs\.|placeholders|restarts_before|allocation\.|rendezvous\.job_id"
+    r"invocation\.(?!script)|nodes\.path|places\.|logs\.|placeholders|restarts_before|allocation\.|rendezvous\.job_id"
     r"|tree\.(?!digest|commit|environment)"
 )
 """Settings that differ from run to run without changing the job."""
@@ -335,17 +335,20 @@ def _changed_files(before: str, now: str) -> tuple[str, str] | None:
 
 def _shortened(before: Any, now: Any) -> tuple[Any, Any]:
     """Leave out the words that two lists share at the beginning and end."""
-    before, now = (
-        () if value == "unset" and isinstance(other, tuple) else value
-        for value, other in ((before, now), (now, before))
-    )
-    if not (isinstance(before, tuple) and isinstance(now, tuple)):
+    if not (isinstance(before, tuple) or isinstance(now, tuple)):
         return before, now
+    before, now = map(_as_list, (before, now))
     same = _common(before, now)
     rest = [words[same:] for words in (before, now)]
     end = _common(*(words[::-1] for words in rest))
     first, second = (" ".join(words[: len(words) - end]) or "nothing" for words in rest)
     return first, second
+
+
+def _as_list(value: Any) -> tuple[str, ...]:
+    if isinstance(value, tuple):
+        return value
+    return () if value == "unset" else (str(value),)
 
 
 def _common(first: Sequence[str], second: Sequence[str]) -> int:
@@ -385,14 +388,27 @@ def _past(folder: str, *observers: Observer) -> _Past:
 
 
 def _settings(first: Mapping[str, Any]) -> dict[str, Any]:
-    found = {_key(name): value for name, value in _flat(first.get("spec"), "") if not _UNCOMPARED.match(name)}
+    spec = {**first.get("spec", {})}
+    pairs = chain(_of_nodes(spec.pop("nodes", [])), _flat(spec, ""))
+    found = {_key(name): value for name, value in pairs if not _UNCOMPARED.match(name)}
     return {
         key: _RUN_IN_PATH.sub("RUN", value) if isinstance(value, str) else value
         for key, value in found.items()
     }
 
 
+def _of_nodes(nodes: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, Any]]:
+    """Yield each setting of the nodes once: one value if they share it, else the values in order."""
+    flat = [dict(_flat(node, "nodes")) for node in nodes]
+    for name in dict.fromkeys(chain(*flat)):
+        values = [each.get(name, "unset") for each in flat]
+        yield name, values[0] if values == values[:1] * len(values) else tuple(map(str, values))
+
+
 _KEYS = (
+    (r"^nodes\.label$", "nodes"),
+    (r"^nodes\.(procs|gpus)$", r"\1_per_node"),
+    (r"^program\.words$", "program"),
     (r"^program\.", ""),
     (r"^limits\.(\w+)_s$", r"timeouts.\1"),
     (r"^limits\.", ""),

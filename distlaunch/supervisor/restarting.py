@@ -1,5 +1,7 @@
 """Restarts. The next attempt starts only once the end of the previous one is confirmed on every node."""
 
+import hashlib
+
 from distlaunch.errors import Exit
 from distlaunch.job.spec import FOREVER_S, Restarts
 from distlaunch.supervisor import preparing
@@ -74,11 +76,28 @@ def _repeated_words(state: State, failures: tuple[Restart, ...]) -> str:
     same = len(failures) == 2 and first.why is Why.FAILURE and first.cause.raised == last.cause.raised
     if not same or state.spec.restarts.repeat or max(first.lived_s, last.lived_s) >= HEALTHY_S:
         return ""
-    if last.cause.raised is None or last.cause.rank is None:
+    return repetition_words(state, last.cause)
+
+
+def repetition_words(state: State, cause: Cause) -> str:
+    """Return that a rank raised the same exception again, or "" if none was raised."""
+    if cause.raised is None or cause.rank is None:
         return ""
-    error, place, _ = last.cause.raised
-    what = f"{state.called(last.cause.rank)} raised the same {error} at {place} as in the attempt before"
-    return f"{what} (to restart anyway, set restarts.repeat: true)"
+    what = f"{state.called(cause.rank)} raised the same {cause.raised.error} at {cause.raised.place}"
+    return f"{what} as in the attempt before (to restart anyway, set restarts.repeat: true)"
+
+
+def early_exception(state: State) -> str:
+    """Return a digest of the exception that ended the job early, or "", for a comparison after a requeue.
+
+    The exception itself isn't recorded, because its message may contain a secret.
+    """
+    if not state.verdict or not state.verdict.cause or not state.verdict.cause.raised:
+        return ""
+    lived_s = state.verdict.at - (state.started_at or state.verdict.at)
+    if state.spec.restarts.repeat or lived_s >= HEALTHY_S:
+        return ""
+    return hashlib.sha256(repr(state.verdict.cause.raised).encode()).hexdigest()[:16]
 
 
 def _used_up_words(limit: Restarts) -> str:

@@ -12,7 +12,7 @@ import pytest
 from tests.cluster.slurm import Slurm
 from tests.cluster.test_launchers import TRAINS
 from tests.cluster.workers import worker
-from tests.harness import Going, all_ended_well, distlaunch_argv, wait_gone
+from tests.harness import Going, all_ended_well, distlaunch, distlaunch_argv, wait_gone
 
 PORT = 29533
 TELLS = worker("""
@@ -77,6 +77,9 @@ def test_scancel_is_no_failure_of_a_rank_or_node(slurm: Slurm, tmp_path: Path) -
         assert run.wait() == 143, run.stderr
         assert run.stderr.count(f"Slurm job {job} was cancelled") == 3, run.stderr
         assert "failed" not in run.stderr
+        assert f"Slurm job {job} was cancelled" in distlaunch("why", job, status=0).stdout
+        logs = distlaunch("logs", job, status=0)
+        assert "the output of ranks 0-2 isn't in the run directory" in logs.stderr
 
 
 def step_of(pid: int) -> str:

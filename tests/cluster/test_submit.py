@@ -115,9 +115,29 @@ def test_a_failure_beyond_its_restarts_has_the_job_requeued(queue: SlurmQueue) -
     first, second = queue.starts(job)
     counts = re.findall(r"restart (\d) of (\d) job (\S+)", queue.output(job))
     assert set(counts) == {("0", "1", first), ("1", "1", first), ("2", "3", first), ("3", "3", first)}
+    logs = distlaunch("logs", job)  # of both starts
+    assert sorted(re.findall(r"restart (\d) of", logs.stdout)) == sorted("0123" * 3)
+    assert f"next start of the job: {second}" in logs.stderr
     assert f"distlaunch: requeueing Slurm job {job}, 1 of 2\n" in queue.output(job)
     states = {row["run"]: (row["state"], row["restarts"]) for row in rows("--all")}
     assert states == {first: ("FAILED", 1), second: ("SUCCEEDED", 3)}
+
+
+def test_the_same_exception_in_two_starts_ends_the_job(queue: SlurmQueue) -> None:
+    job = queue.submit("raise ValueError('always')", "restarts: {requeue: 4}")
+    done = distlaunch("wait", job)
+    assert (done.returncode, len(queue.starts(job))) == (1, 2), done.stderr + queue.output(job)
+    told = r"not requeueing Slurm job \d+: rank \d raised the same ValueError at worker.py:\d+"
+    assert re.search(told, queue.output(job))
+
+
+def test_stops_a_job_between_two_starts(queue: SlurmQueue) -> None:
+    """It may wait in the queue, or run its setup: the run before it was not ended by this."""
+    setup = 'slurm: {setup: "[ ${SLURM_RESTART_COUNT:-0} = 0 ] || sleep 600"}'
+    job = queue.submit("raise SystemExit(3)", f"restarts: {{requeue: 1}}\n{setup}")
+    queue.wait_for(job, "requeueing Slurm job")
+    stopped = distlaunch("stop", job, status=0)
+    assert f"Slurm job {job}: cancelled; no run was active" in stopped.stderr
 
 
 def test_a_job_restarts_and_is_requeued_though_distlaunch_was_replaced(

@@ -307,7 +307,7 @@ def test_stops_a_task_of_a_slurm_array_that_can_never_start(
     note(Submission("74", "train", str(tmp_path), time.time()))
     assert "PENDING" in (shown := distlaunch("ps").stdout)
     assert "DependencyNeverSatisfied: a job it depends on has failed; `distlaunch stop` cancels it" in shown
-    assert "Slurm job 74: cancelled before it started" in distlaunch("stop", "73_1", status=0).stderr
+    assert "Slurm job 74: cancelled; no run was active" in distlaunch("stop", "73_1", status=0).stderr
 
 
 @pytest.mark.parametrize("queue", ["pbs"], indirect=True)
