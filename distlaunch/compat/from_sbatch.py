@@ -295,7 +295,8 @@ class _Script:
 
     def _run(self, node: "Node") -> bool:
         """Record the launch if a statement starts ranks, and return whether it does."""
-        words = torchrun.shell_words(self._filled(node))
+        given = torchrun.shell_words(self._filled(node))
+        words = [word for word in given if word not in ("$@", "$*")]
         starts = (i for i, word in enumerate(words) if torchrun.is_python(word) or _launches(words, i))
         line = torchrun.cut_line(words, next(starts, None))
         if line is None:
@@ -309,6 +310,10 @@ class _Script:
             raise UsageError("syntax error")
         env = [f"{name}={value}" for name, value in self._env.items()]
         notes = [f"line {_line(node)}: {note}" for note in line.notes]
+        if words != given:
+            notes.append(
+                "left out: the script's own arguments; `distlaunch submit` takes them after the file"
+            )
         self._launches.append((_line(node), torchrun.Line([*env, *line.before], line.words, notes)))
         return True
 

@@ -309,7 +309,8 @@ def ask_for_another(state: State, tell: Callable[[str], None]) -> None:
     earlier = [line for line in lines_of(path) if "requeue" in line]
     if (made := len(earlier)) >= most:
         times = "once" if made == 1 else f"{made} times"
-        tell(f"not requeueing {allocation.name}: already requeued {times} (restarts.requeue)")
+        rest = "; the ranks may not have finished: they ended after a warning" if state.outcome == 0 else ""
+        tell(f"not requeueing {allocation.name}: already requeued {times} (restarts.requeue){rest}")
         return
     raised = early_exception(state)
     if raised and state.cause and earlier and earlier[-1].get("raised") == raised:

@@ -251,6 +251,7 @@ FLAGS = "--use_fsdp --fsdp_offload_params=true --mixed_precision bf16 --odd 1"
         "srun --container-image=i python t.py": "line 1: left out: `srun --container-image=i`: "
         "`distlaunch run` starts the ranks of all nodes itself, and `container` names the image",
         f"date )\nfi\n{RUN}": "lines 1-2: syntax error: `)`",
+        f'{RUN} "$@"': "left out: the script's own arguments; `distlaunch submit` takes them after the file",
         f"accelerate launch {FLAGS} t.py": f"not understood: `accelerate launch {FLAGS}`: set procs",
     }.items(),
 )
