@@ -6,6 +6,7 @@ A run sends contents from the store, never from the working tree, which may chan
 import hashlib
 import json
 import os
+import re
 import stat
 import subprocess
 import time
@@ -37,6 +38,8 @@ from distlaunch.observers.run_directory import CODE, RunDirectory, fd_of
 from distlaunch.wording import listed, size_words
 
 IGNORE_FILE = ".distlaunchignore"
+ABOUT_RUN = re.compile(r"-\d{8}-\d{6}-[0-9a-f]{8}\.(html|tar\.gz)$")
+"""A file that `report` or `bundle` writes to the current directory by default."""
 UNWANTED = frozenset({".git", "__pycache__", ".venv", ".mypy_cache", ".pytest_cache", ".ruff_cache"})
 """Directories left out if there is no git repository with rules on what to ignore."""
 LARGEST = 5
@@ -283,7 +286,7 @@ def _wanted(spec: JobSpec, root: str, listed: Iterable[str]) -> Iterator[str]:
         paths -= {*_matching(spec, patterns, paths)}
     runs = os.path.relpath(os.path.realpath(spec.logs.folder), root)
     for path in paths:
-        if path != runs and not path.startswith(f"{runs}/"):
+        if path != runs and not path.startswith(f"{runs}/") and not ABOUT_RUN.search(path):
             yield path
 
 
