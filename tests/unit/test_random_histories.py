@@ -582,7 +582,7 @@ start the launchers of all nodes but the first; of those, where connections fail
     st.sampled_from([0, 0, 0, 1, 2, 3]),
     st.lists(_faults, max_size=3),
 )
-@bounded(600)
+@bounded(400)
 def any_history(
     text: str,
     delays: list[float],
