@@ -84,7 +84,9 @@ def _section(title: str, body: str) -> str:
     return f"{head}\n{body}</section>" if body else ""
 
 
-def _table(heads: Sequence[str], rows: Iterable[Sequence[Any]], numbers: Sequence[int] = ()) -> str:
+def _table(
+    name: str, heads: Sequence[str], rows: Iterable[Sequence[Any]], numbers: Sequence[int] = ()
+) -> str:
     """Return a table of rows of HTML, each of which begins with its head. `numbers` are columns to align."""
     of = [' class="n"' if column in numbers else "" for column in range(len(heads))]
     top = "".join(f'<th scope="col"{of[i]}>{head}</th>' for i, head in enumerate(heads))
@@ -94,8 +96,12 @@ def _table(heads: Sequence[str], rows: Iterable[Sequence[Any]], numbers: Sequenc
         + "</tr>"
         for row in rows
     )
-    table = f"<table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>"
-    return f'<div class="scroll" tabindex="0" role="group" aria-label="{", ".join(heads)}">{table}</div>'
+    table = f'<table aria-label="{name}"><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>'
+    return f'<div class="scroll" tabindex="0" role="group" aria-label="{name}">{table}</div>'
+
+
+def _lanes(name: str, rows: str) -> str:
+    return f'<table class="lanes" aria-label="{name}"><tbody>{rows}</tbody></table>'
 
 
 def _folded(what: str, body: str, unfolded: bool = False) -> str:
@@ -169,7 +175,7 @@ def _ledger(report: Report) -> str:
         (_key(f"k-{kind}") + ALL_KINDS[kind], _span(seconds), f"{seconds / whole:.1%}")
         for kind, seconds in found.items()
     ]
-    return _section("Where the time went", bar + _table(("class", "time", "share"), rows, (1, 2)))
+    return _section("Where the time went", bar + _table("Ledger", ("class", "time", "share"), rows, (1, 2)))
 
 
 def _key(color: str) -> str:
@@ -204,7 +210,7 @@ def _timeline(report: Report) -> str:
     )
     rest = sum(map(len, ordered[MAX_LANES:]))
     more = f"<p>{counted(rest, 'other node')} not shown.</p>" if rest else ""
-    table = f'<table class="lanes"><tbody>{"".join(rows)}</tbody></table>'
+    table = _lanes("Job and nodes over time", "".join(rows))
     axis = _time_axis(report)
     body = f'<ul class="legend">{legend}</ul>{table}{axis}{more}{_attempts(report)}'
     return _section("Timeline", body)
@@ -252,7 +258,7 @@ def _attempts(report: Report) -> str:
         )
         for each in report.attempts
     ]
-    return _table(("attempt", "started", "ended", "nodes", "why it ended"), rows, (1, 2))
+    return _table("Attempts", ("attempt", "started", "ended", "nodes", "why it ended"), rows, (1, 2))
 
 
 def _uses(report: Report) -> str:
@@ -276,7 +282,7 @@ def _uses(report: Report) -> str:
             hidden = len(strips) - len(shown)
             rest = f"; {counted(hidden, 'more node')} not shown" if hidden else ""
             title = f"{name} (full height: {_used(name, most)}{rest})"
-            tables.append(f'<h3>{title}</h3><table class="lanes"><tbody>{rows}</tbody></table>')
+            tables.append(f"<h3>{title}</h3>{_lanes(f'{name} use of nodes over time', rows)}")
     axis = _time_axis(report)
     return _section("Use of nodes", "".join(f"{table}{axis}" for table in tables))
 
@@ -327,7 +333,7 @@ def _ripple(report: Report) -> str:
         rows.append((_key(_class(kind)) + kind, f"{min(after):.3f} s", f"{max(after):.3f} s", ranks, how))
     what = "When each rank ended after the first failure: ranks from top to bottom, time from left to right"
     axis = _axis(*(f"{first + (last - first) * part / 4:.2f} s" for part in range(5)))
-    table = _table(("end", "first", "last", "ranks", "how"), rows, (1, 2))
+    table = _table("Ends of ranks", ("end", "first", "last", "ranks", "how"), rows, (1, 2))
     svg = _drawing(what, height, "".join(drawn), "ripple")
     return _section("After the first failure", f"{svg}{axis}{table}")
 
@@ -368,6 +374,7 @@ def _ranks(report: Report) -> str:
     heads = ["rank", "printed", "last output", *_USE] if report.uses else ["rank", "printed", "last output"]
     ends = {end.rank: end.how for end in report.ripple()} if report.explanation.summary else {}
     table = _table(
+        "Ranks",
         (*heads, "node", "state"),
         [_rank_cells(report, row, ends.get(row.rank, "")) for row in rows[:MAX_ROWS]],
         range(len(heads)),
@@ -409,7 +416,7 @@ def _tails(report: Report) -> str:
 def _messages(report: Report) -> str:
     shown = report.history[-MAX_MESSAGES:]
     rows = [(_span(at), message.level, plain(message.text, 1000)) for at, message in shown]
-    table = _table(("time", "level", "message"), rows, (0,)) if rows else ""
+    table = _table("Messages", ("time", "level", "message"), rows, (0,)) if rows else ""
     return _section("Messages", _folded(counted(len(report.history), "message"), table, len(rows) <= FOLDED))
 
 
@@ -446,7 +453,8 @@ def _plan(report: Report) -> str:
         )
         for part in plan.nodes[:MAX_ROWS]
     ]
-    table = _table(("node rank", "node", "ranks", "transport", "GPUs", "directory"), rows, (0, 4))
+    heads = ("node rank", "node", "ranks", "transport", "GPUs", "directory")
+    table = _table("Nodes", heads, rows, (0, 4))
     parts = [_folded(plain(plan.size_words), table, len(rows) <= FOLDED)]
     try:
         worker = recorded["nodes"][0]["workers"][0]
@@ -551,12 +559,15 @@ summary { cursor: pointer; padding: .25rem 0 }
 }
 @media print {
   body { max-width: none; font-size: 11pt; padding: 0 } pre { max-height: none; white-space: pre-wrap }
-  section > *, tr { break-inside: avoid } * { print-color-adjust: exact }
+  section > *, tr { break-inside: avoid } .lanes { break-inside: auto } * { print-color-adjust: exact }
+  h2, h3, summary, .legend { break-after: avoid } .axis { break-before: avoid }
+  .scroll { overflow: visible } .scroll td:last-child:not(.n) { min-width: 0 }
+  td.n, thead th { white-space: normal }
 }
 """
 _STYLE = "".join(
     [
-        f":root {{{_LIGHT}}}\n@media (prefers-color-scheme: dark) {{:root {{{_DARK}}}}}{_RULES}",
+        f":root {{{_LIGHT}}}\n@media screen and (prefers-color-scheme: dark) {{:root {{{_DARK}}}}}{_RULES}",
         *(f".k-{kind} {{ fill: var(--{kind}) }}\n" for kind in ALL_KINDS),
         *(f".{_class(end)} {{ fill: var(--{kind}) }}\n" for end, kind in _ENDS.items()),
     ]

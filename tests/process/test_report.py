@@ -43,6 +43,7 @@ class Page(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.add(tag)
         self.names |= {name for name, _ in attrs}
+        assert tag != "table" or dict(attrs).get("aria-label")  # a screen reader lists tables by their names
         if tag not in VOID:
             self._open.append(tag)
 
