@@ -243,6 +243,7 @@ def test_the_site_builds_strictly(tmp_path: Path) -> None:
     assert "restarts" in (tmp_path / "html/search.json").read_text()
     loaded = re.findall(r'<(?:script|link|img)[^>]+"https?:[^"]+"', (tmp_path / "html/why.html").read_text())
     assert loaded == []
+    assert [path.name for path in (tmp_path / "html").glob("*.svg") if 'url("http' in path.read_text()] == []
     for link in ("nonesuch.md", "nodes.md#nonesuch"):
         page = tmp_path / "pages/why.md"
         page.write_text(f"# Why\n\n[x]({link})\n")
