@@ -11,14 +11,10 @@ import fnmatch
 import os
 import stat
 import time
+from collections.abc import Iterator
 
 from distlaunch.agent import messages, wire
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Iterator, List, Set, Tuple
-
-    from distlaunch.agent.outbox import Outbox
+from distlaunch.agent.outbox import Outbox
 
 TURN_S = 0.02
 MAX_FILES, MAX_LEFT_OUT = 10_000, 50
@@ -32,8 +28,8 @@ class Collection:
 
     def __init__(self, command: messages.Collect, outbox: Outbox) -> None:
         self._command, self._outbox = command, outbox
-        self._seen: Set[str] = set()
-        self._left_out: List[Tuple[str, str]] = []
+        self._seen: set[str] = set()
+        self._left_out: list[tuple[str, str]] = []
         self._room, self._more = command.limit, 0
         self._steps = self._all()
 
@@ -69,7 +65,7 @@ class Collection:
         end = messages.FilesEnd(self._outbox.node, tuple(self._left_out), self._more)
         self._outbox.report_in_order(end)
 
-    def _search(self, folder: str, parts: List[str]) -> Iterator[str]:
+    def _search(self, folder: str, parts: list[str]) -> Iterator[str]:
         """Yield the paths that match `parts` below a directory, and "" as a sign of progress.
 
         A directory stands for all files below it. A symlink to a directory is followed only if a part is its

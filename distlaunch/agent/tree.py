@@ -28,6 +28,7 @@ import stat
 import time
 import zlib
 from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator
 from functools import lru_cache
 
 from distlaunch.agent import messages
@@ -35,21 +36,7 @@ from distlaunch.agent.frozen import Frozen
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import (
-        Any,
-        BinaryIO,
-        Callable,
-        Deque,
-        Dict,
-        Generator,
-        Iterable,
-        Iterator,
-        List,
-        Optional,
-        Set,
-        Tuple,
-        Union,
-    )
+    from typing import Any, BinaryIO
 
     from distlaunch.agent.poller import Poller
     from distlaunch.agent.setup import Environment
@@ -89,13 +76,13 @@ def digest_of(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def manifest_text(entries: List[Entry]) -> bytes:
+def manifest_text(entries: list[Entry]) -> bytes:
     """Return the manifest of a tree. The manifest's digest identifies the tree."""
     return json.dumps(sorted(map(tuple, entries)), separators=(",", ":")).encode()
 
 
 @lru_cache(1)
-def read_manifest(data: bytes) -> List[Entry]:
+def read_manifest(data: bytes) -> list[Entry]:
     """Return the entries of a manifest. Raises `TreeError` if one is outside the tree or below another."""
     try:
         entries = [Entry(*row) for row in json.loads(data.decode())]
@@ -103,7 +90,7 @@ def read_manifest(data: bytes) -> List[Entry]:
         raise TreeError("the manifest is damaged") from None
     if len(entries) > MAX_FILES:
         raise TreeError("the tree has more than %d files" % MAX_FILES)
-    paths: Set[str] = set()
+    paths: set[str] = set()
     for entry in entries:
         flaw = _flaw(entry) or ("occurs twice" if entry.path in paths else "")
         if flaw:
@@ -187,7 +174,7 @@ class Store:
 
     # Contents
 
-    def read(self, digest: str) -> Optional[bytes]:
+    def read(self, digest: str) -> bytes | None:
         """Return the content with this digest; None if it is missing or damaged. Removes damaged content."""
         path = self._path(digest)
         try:
@@ -205,8 +192,12 @@ class Store:
         digest = digest_of(data)
         if not _is_kept(self._path(digest, program), len(data)):
             content = self.add(program)
-            content.write(data)
-            content.keep()
+            try:
+                content.write(data)
+                content.keep()
+            except OSError:
+                content.discard()
+                raise
         return digest
 
     def path_of(self, entry: Entry) -> str:
@@ -258,7 +249,7 @@ class Store:
                 note.write(manifest)
                 note.truncate()
 
-    def lay_out(self, entries: List[Entry]) -> Iterator[Union[float, List[int]]]:
+    def lay_out(self, entries: list[Entry]) -> Iterator[float | list[int]]:
         """Create the run's tree in steps, or verify an existing one.
 
         Yields the indices of contents that the store needs before the next step, or else 0.
@@ -278,12 +269,12 @@ class Store:
                 yield from self._prove(entries, final)  # without locks, another agent was faster
         _locked(self._note, fcntl.LOCK_SH)
 
-    def _make(self, entries: List[Entry], new: str) -> Iterator[Union[float, List[int]]]:
+    def _make(self, entries: list[Entry], new: str) -> Iterator[float | list[int]]:
         os.mkdir(new, 0o700)
         made = {""}
         todo: Iterable[int] = range(len(entries))
         while todo:
-            wrong: Dict[str, List[int]] = {}
+            wrong: dict[str, list[int]] = {}
             for index in todo:
                 entry = entries[index]
                 _make_parents(new, entry.path, made)
@@ -318,7 +309,7 @@ class Store:
             os.chmod(path, 0o500 if entry.kind == PROGRAM else 0o400)
         return True
 
-    def _prove(self, entries: List[Entry], folder: str) -> Iterator[float]:
+    def _prove(self, entries: list[Entry], folder: str) -> Iterator[float]:
         for entry in entries:
             path = os.path.join(folder, entry.path)
             if not is_as_listed(path, entry):
@@ -353,7 +344,7 @@ class Store:
             _unlink(folder + ".tree")
         return os.path.lexists(folder)
 
-    def _remove_listed(self, folder: str, listed: Dict[str, Entry], since: float) -> None:
+    def _remove_listed(self, folder: str, listed: dict[str, Entry], since: float) -> None:
         """Remove the files that the run has not changed, compiled Python code, and empty directories."""
         for where, folders, names in os.walk(folder, topdown=False):
             inside = where[len(folder) + 1 :] + "/" if where != folder else ""
@@ -398,7 +389,7 @@ class Store:
             _unlink(path)
             total -= size
 
-    def _busy(self) -> Set[str]:
+    def _busy(self) -> set[str]:
         """Return the paths of the contents of all trees in use."""
         busy = set()
         for name in os.listdir(self._runs):
@@ -411,7 +402,10 @@ class Store:
 
 
 class NewContent:
-    """Content that is being written. It is moved to its place in the store once it is complete."""
+    """Content that is being written. It is moved to its place in the store once it is complete.
+
+    Whoever writes it calls `discard` after an error.
+    """
 
     def __init__(self, new: str, place: Callable[[str], str], mode: int) -> None:
         self._new, self._place, self._mode = new, place, mode
@@ -420,30 +414,20 @@ class NewContent:
 
     def write(self, data: bytes) -> None:
         """Append to the content. Raises OSError."""
-        try:
-            self._file.write(data)
-        except OSError:
-            self.discard()
-            raise
+        self._file.write(data)
         self._hash.update(data)
         self.size += len(data)
 
-    def keep(self, expected: str = "") -> str:
-        """Put the content into the store, and return its digest. Raises `TreeError` if not as `expected`."""
+    def keep(self, expected: str = "") -> None:
+        """Put the content into the store. Raises OSError, or `TreeError` if it isn't as `expected`."""
         digest = self._hash.hexdigest()
         if expected not in ("", digest):
-            self.discard()
             raise TreeError("a file was damaged in transit")
-        try:
-            self._file.close()
-            os.chmod(self._new, self._mode)
-            final = self._place(digest)
-            os.makedirs(os.path.dirname(final), 0o700, exist_ok=True)
-            os.replace(self._new, final)
-        except OSError:
-            self.discard()
-            raise
-        return digest
+        self._file.close()
+        os.chmod(self._new, self._mode)
+        final = self._place(digest)
+        os.makedirs(os.path.dirname(final), 0o700, exist_ok=True)
+        os.replace(self._new, final)
 
     def discard(self) -> None:
         """Remove the unfinished content."""
@@ -509,7 +493,7 @@ def _is_kept(path: str, size: int) -> bool:
     return state.st_size == size
 
 
-def _make_parents(folder: str, path: str, made: Set[str]) -> None:
+def _make_parents(folder: str, path: str, made: set[str]) -> None:
     parent, lacking = path.rpartition("/")[0], []
     while parent not in made:
         lacking.append(parent)
@@ -522,7 +506,7 @@ def _make_parents(folder: str, path: str, made: Set[str]) -> None:
             raise TreeError("two names in the tree are the same on this node: %s" % parent) from None
 
 
-def _noted(manifest: bytes) -> List[Entry]:
+def _noted(manifest: bytes) -> list[Entry]:
     """Return the recorded files of a tree; nothing if the agent was killed before the tree was created."""
     try:
         return read_manifest(manifest)
@@ -570,17 +554,17 @@ class Placement:
     empty piece ends the stream.
     """
 
-    def __init__(self, node: int, poller: Poller, report: Callable[[Tuple[Any, ...]], None]) -> None:
+    def __init__(self, node: int, poller: Poller, report: Callable[[tuple[Any, ...]], None]) -> None:
         self._node, self._poller, self._report = node, poller, report
         self._command: messages.PlaceTree
-        self._store: Optional[Store] = None
-        self._steps: Generator[Union[float, List[int]], None, None] = (0.0 for _ in ())
-        self._entries: List[Entry] = []
-        self._awaited: Deque[Entry] = deque()
+        self._store: Store | None = None
+        self._steps: Generator[float | list[int], None, None] = (0.0 for _ in ())
+        self._entries: list[Entry] = []
+        self._awaited: deque[Entry] = deque()
         self._inflate: Any = None
-        self._content: Optional[NewContent] = None
+        self._content: NewContent | None = None
         self._asked, self._received, self._told_at = 0, 0, 0.0
-        self._environment: Optional[Environment] = None
+        self._environment: Environment | None = None
 
     def place(self, command: messages.PlaceTree) -> None:
         """Begin, or start over."""
@@ -605,7 +589,7 @@ class Placement:
         except (TreeError, OSError) as error:
             self._refuse(error)
 
-    def _placing(self, command: messages.PlaceTree) -> Generator[Union[float, List[int]], None, None]:
+    def _placing(self, command: messages.PlaceTree) -> Generator[float | list[int], None, None]:
         self._store = store = self._store or Store(command.base)
         yield from store.hold(command.run_id)
         manifest = store.read(command.tree)
@@ -647,7 +631,7 @@ class Placement:
         else:
             self._report(messages.TreeRefused(self._node, environment.last_words, placed=True))
 
-    def _ask(self, indices: List[int]) -> None:
+    def _ask(self, indices: list[int]) -> None:
         self._asked += 1
         if self._asked > messages.MAX_LACKS:
             raise TreeError("the contents of files in %s keep changing" % self._command.base)

@@ -22,11 +22,13 @@ from distlaunch.schedulers import load
 from distlaunch.signals import Interrupts
 from distlaunch.supervisor import actions, events
 from distlaunch.supervisor.allocation_end import is_to_go_on
-from distlaunch.supervisor.codec import OF_FILES, collect_of, command_for, event_of, seconds, uses_of
+from distlaunch.supervisor.codec import OF_FILES, event_of, seconds, uses_of
 from distlaunch.supervisor.nodes import End
 from distlaunch.supervisor.restarting import early_exception, repetition_words
+from distlaunch.supervisor.starting import start_command
 from distlaunch.supervisor.state import State
 from distlaunch.supervisor.step import begin, step
+from distlaunch.supervisor.stopping import collect_of
 from distlaunch.supervisor.summary import Summary
 
 # A scheduler may send SIGTERM to all processes of a job at once, including the command that queries the
@@ -76,7 +78,7 @@ class Controller:
         """Run the job and return its final state."""
         keep_memory()
         chance, now = int.from_bytes(os.urandom(2), "big") / 65536, self._now()
-        self.state, first = begin(self._spec, now, chance)
+        self.state, first = begin(self._spec, now, chance, self._run_id)
         self._execute(first, now)
         self._tell(Observer.began, self._spec, chance, now)
         if not self._spec.one_machine:
@@ -154,8 +156,10 @@ class Controller:
                     self._ask_scheduler()
                 case actions.Finish():
                     self._finished = True
-                case _:
-                    self._links.send(action.node, command_for(action, self.state, self._run_id))
+                case actions.Send():
+                    self._links.send(action.node, action.command)
+                case _:  # StartWorkers
+                    self._links.send(action.node, start_command(self.state, action.node))
 
     def _ask_scheduler(self) -> None:
         allocation = self._spec.allocation

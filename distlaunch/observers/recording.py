@@ -119,7 +119,7 @@ class Recorder(Observer):
         self._sample_at = time.monotonic() + FIRST_SAMPLE_S
         self._attempts.note(state)
         self.wake_at = time.monotonic() + LOOK_S
-        workers = running_workers(state, self._folder.run_id)
+        workers = running_workers(state)
         document = plan_document(state.plan, workers, chosen_interfaces(state))
         self._folder.append(file_of(state.attempt, "plan.json"), json_text(document, indent=1).encode())
         if state.spec.logs.torchrun:  # as with torchrun, even for a stream without output

@@ -20,5 +20,5 @@ decides on it. The parts:
 
 A deadline is a `Timer` in the state. `step.py` maps each timer to the function that handles its expiry.
 `summary.py` and `status.py` describe a run, and `history.py` writes its events. `codec.py` converts agents'
-reports to events, and actions to commands. `starting.py` makes the command that starts a node's workers.
+reports to events. `starting.py` makes the command that starts a node's workers.
 """

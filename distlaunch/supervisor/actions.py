@@ -1,7 +1,6 @@
 """Actions of the supervisor: the loop executes them in order, without further decisions."""
 
-import signal
-from typing import Literal
+from typing import Any, Literal
 
 from distlaunch.agent.frozen import Frozen
 
@@ -12,25 +11,11 @@ class Connect(Frozen):
     node: int
 
 
-class HoldPort(Frozen):
-    """Hold the rendezvous port, or any free port if None, and `further` additional free ports on a node."""
+class Send(Frozen):
+    """Send a node's agent a command of `agent/messages.py`."""
 
     node: int
-    port: int | None
-    further: int = 0
-
-
-class FindRoute(Frozen):
-    """Find the network interface that leads to `address`."""
-
-    node: int
-    address: str
-
-
-class PlaceTree(Frozen):
-    """Make the job's tree on a node."""
-
-    node: int
+    command: tuple[Any, ...]
 
 
 class SendTree(Frozen):
@@ -41,55 +26,16 @@ class SendTree(Frozen):
 
 
 class StartWorkers(Frozen):
-    """Spawn the workers of a node for the current attempt."""
+    """Send a node's agent the command that starts its workers in the current attempt.
 
-    node: int
-
-
-class StopWorkers(Frozen):
-    """Stop the workers of a node (SIGTERM, SIGKILL after `grace_s`) and sweep it. The agent stays."""
-
-    node: int
-    grace_s: float
-
-
-class Capture(Frozen):
-    """Collect evidence on a node: the state of its workers, and the Python stacks of `local_ranks`.
-
-    With `abort`, collecting the stacks may end these workers. It must be `quick` if they are about to be
-    stopped.
+    It is made only when it is sent, because the environments of thousands of ranks are large.
     """
 
     node: int
-    local_ranks: tuple[int, ...] = ()
-    abort: bool = False
-    quick: bool = False
-
-
-class Reap(Frozen):
-    """Kill all processes that an earlier agent of this run left on a node."""
-
-    node: int
-
-
-class WarnWorkers(Frozen):
-    """Send `signum` to the workers of a node as a termination warning, with the seconds left, if known."""
-
-    node: int
-    signum: int
-    left_s: float | None
 
 
 class AskScheduler(Frozen):
     """Ask the scheduler once whether it ends this allocation."""
-
-
-class Close(Frozen):
-    """Stop the workers of a node (`signum`, SIGKILL after `grace_s`), sweep it, and let the agent exit."""
-
-    node: int
-    grace_s: float
-    signum: int = signal.SIGTERM
 
 
 class Drop(Frozen):
@@ -116,6 +62,4 @@ class Finish(Frozen):
     """End the run. The outcome is in the state."""
 
 
-Order = HoldPort | FindRoute | PlaceTree | StartWorkers | StopWorkers | Capture | Reap | WarnWorkers | Close
-"""Actions that a node's agent carries out: each becomes a command to it."""
-Action = Order | Connect | SendTree | AskScheduler | Drop | GiveUp | ShowMessage | Finish
+Action = Connect | Send | SendTree | StartWorkers | AskScheduler | Drop | GiveUp | ShowMessage | Finish

@@ -6,10 +6,10 @@ the scheduler is ending the job, the message says so, and the job is not restart
 
 import signal
 
-from distlaunch.agent.messages import WarningReceived
+from distlaunch.agent.messages import WarningReceived, WarnWorkers
 from distlaunch.errors import Exit
 from distlaunch.supervisor import restarting, stopping
-from distlaunch.supervisor.actions import AskScheduler, ShowMessage, WarnWorkers
+from distlaunch.supervisor.actions import AskScheduler, Send, ShowMessage
 from distlaunch.supervisor.events import AllocationReported
 from distlaunch.supervisor.findings import (
     AttemptFailed,
@@ -161,7 +161,7 @@ def _warn_ranks(state: State, left_s: float | None, now: float) -> Step:
         return state, (JobOver(cause, signum, grace_s),)
     nodes = [i for i, node in enumerate(state.nodes) if isinstance(node, Up) and node.occupied]
     text = f"{announced}: sent {name} to all ranks (on_warning)"
-    return state, (ShowMessage("warning", text), *(WarnWorkers(i, signum, left_s) for i in nodes))
+    return state, (ShowMessage("warning", text), *(Send(i, WarnWorkers(signum, left_s)) for i in nodes))
 
 
 def _when(left_s: float | None) -> str:

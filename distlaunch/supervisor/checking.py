@@ -61,8 +61,7 @@ def problems(state: State) -> Sequence["Finding"]:
             own.setdefault(problem, []).append(state.label(index))
     of_nodes = [Finding(problem, tuple(nodes)) for problem, nodes in own.items()]
     nodes = [NodeReport(state.label(index), facts=facts) for index, facts in seen.items()]
-    assert state.plan is not None
-    return report(expected(state.plan), nodes, of_nodes, skip=state.spec.unchecked).findings
+    return report(expected(state.planned), nodes, of_nodes, skip=state.spec.unchecked).findings
 
 
 def expected(plan: LaunchPlan) -> "Expected":
@@ -81,11 +80,10 @@ def expected(plan: LaunchPlan) -> "Expected":
 
 def _seen(state: State, index: int) -> dict[str, Any]:
     """Return the facts of a node, in the form of `distlaunch.check.probe`."""
-    node, visible = state.nodes[index], facts_of(state.nodes[index]).gpus
-    assert isinstance(node, Up)
-    if not _lacks_gpus(state, index):
-        return {**(node.seen or {})}
-    return {**(node.seen or {}), "devices": {"counted": bool(visible), "gpus": [{}] * (visible or 0)}}
+    node = state.up(index)
+    visible = node.facts.gpus or 0
+    devices = {"devices": {"counted": bool(visible), "gpus": [{}] * visible}}
+    return {**(node.seen or {}), **(devices if _lacks_gpus(state, index) else {})}
 
 
 def _lacks_gpus(state: State, index: int) -> bool:
@@ -116,8 +114,7 @@ def _own_problems(state: State, index: int, seen: Mapping[str, Any]) -> Iterator
 
 
 def _backend(state: State) -> str:
-    assert state.plan is not None
-    return state.plan.backend.upper()
+    return state.planned.backend.upper()
 
 
 def _misnamed(state: State, index: int) -> list[tuple[str, str, str]]:
@@ -136,9 +133,7 @@ def refuse(state: State, errors: Sequence["Finding"], now: float) -> Step:
     lines = [each.line for each in errors]
     if state.attempt:
         for index in bad:
-            node = state.nodes[index]
-            assert isinstance(node, Up)
-            state = state.with_node(index, node._replace(unfit="; ".join(lines)))
+            state = state.with_node(index, state.up(index)._replace(unfit="; ".join(lines)))
         return state, (AttemptFailed(Cause("; ".join(lines), _status(state, bad), now, node=bad[0])),)
     if state.spec.places:  # torchrun has no such option
         lines.append("to start the job anyway: --no-check")

@@ -1,7 +1,4 @@
-"""Conversions between the supervisor and the wire: reports of agents to events, and actions to commands.
-
-An invalid report ends the link.
-"""
+"""Conversions of agents' reports to events of the supervisor. An invalid report ends the link."""
 
 import signal
 from collections.abc import Callable, Mapping
@@ -11,12 +8,9 @@ from distlaunch.agent import messages
 from distlaunch.agent.wire import PROTOCOL, ProtocolError
 from distlaunch.job.spec import MAX_GPUS
 from distlaunch.plan.placement import Facts
-from distlaunch.supervisor import actions, events
-from distlaunch.supervisor.checking import needs_of
+from distlaunch.supervisor import events
 from distlaunch.supervisor.events import Event
 from distlaunch.supervisor.nodes import Use
-from distlaunch.supervisor.starting import start_command
-from distlaunch.supervisor.state import State
 
 Clock = Callable[[float], float]
 """Converts a monotonic time of the node to the monotonic time of the controller."""
@@ -179,50 +173,3 @@ _FIELD_CHECKS: Mapping[tuple[type, str], Callable[[Any, str], Any]] = {
 """Conversions of fields for which `_trusted` isn't enough."""
 _ANSWERS = frozenset({messages.Usage, messages.Evidence, messages.Listening, messages.Dialed, *OF_FILES})
 """Reports that are not events, because no run requests them or because they don't affect decisions."""
-
-
-def command_for(action: actions.Order, state: State, run_id: str) -> tuple[Any, ...]:
-    """Return the command by which an agent executes an action."""
-    command: tuple[Any, ...]
-    cause = state.cause
-    match action:
-        case actions.Close():
-            why = cause.text if cause else ""
-            collect = collect_of(state, action.node) if state.interrupts < 2 else None
-            command = messages.Close(action.grace_s, action.signum, state.outcome, why, collect)
-        case actions.FindRoute():
-            command = messages.FindRoute(action.address, needs_of(state, action.node))
-        case actions.PlaceTree():
-            command = _place_tree(action, state, run_id)
-        case actions.Reap():
-            command = messages.Reap(run_id)
-        case actions.StartWorkers():
-            command = start_command(state, action.node, run_id)
-        case actions.StopWorkers():
-            command = messages.StopWorkers(action.grace_s, cause.preliminary if cause else "")
-        case _:  # a command that has the fields of its action, except `node`
-            command = getattr(messages, type(action).__name__)(*action[1:])
-    return command
-
-
-def collect_of(state: State, node: int) -> messages.Collect | None:
-    """Return the files that a node sends at the end of the job; None = it sends none."""
-    collect, spec = state.spec.collect, state.spec
-    members = state.members if state.started_at is not None or state.restarts else ()
-    chosen = members[:1] if collect.nodes == "rank 0" else members
-    listed = not isinstance(collect.nodes, tuple) or state.label(node) in collect.nodes
-    if not collect.paths or node not in chosen or not listed:
-        return None
-    workdir = spec.program_of(spec.pool[node]).workdir
-    return messages.Collect(collect.paths, workdir, collect.limit, spec.logs.folder)
-
-
-def _place_tree(action: actions.PlaceTree, state: State, run_id: str) -> messages.PlaceTree:
-    tree = state.spec.tree
-    assert tree is not None
-    program, setup = state.spec.program_of(state.spec.pool[action.node]), None
-    if wanted := state.spec.setup:
-        texts = ((name, value.text) for name, value in program.env.items() if "{" not in value.text)
-        where = (program.workdir, program.python or "", dict(texts), state.spec.limits.setup_s)
-        setup = messages.Setup(tree.environment, wanted.kind, wanted.run, wanted.files, *where)
-    return messages.PlaceTree(run_id, tree.digest, tree.base, setup)

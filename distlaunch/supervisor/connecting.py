@@ -1,10 +1,10 @@
 """Connecting nodes, losing them, connecting them again, and choosing the nodes of the next attempt."""
 
-from distlaunch.agent.messages import AgentLeaving, GuardianResumed, OrphansKilled, Reaped
+from distlaunch.agent.messages import AgentLeaving, GuardianResumed, OrphansKilled, Reap, Reaped
 from distlaunch.errors import Exit, JobError
 from distlaunch.plan.placement import Facts, NodeRank, node_plan
 from distlaunch.supervisor import preparing
-from distlaunch.supervisor.actions import Action, Drop, GiveUp, Reap, ShowMessage
+from distlaunch.supervisor.actions import Action, Drop, GiveUp, Send, ShowMessage
 from distlaunch.supervisor.events import AgentUp, ImagePulled, NodeArrived, Suspended
 from distlaunch.supervisor.findings import (
     JobOver,
@@ -237,7 +237,8 @@ def on_agent_up(event: AgentUp, state: State, now: float) -> Step:
         return state, ()
     state = state.without_timers(Timer.ANSWER, node=event.node)
     if node.away:
-        return state.with_node(event.node, Reaping(event.facts, node.tries, node.away)), (Reap(event.node),)
+        state = state.with_node(event.node, Reaping(event.facts, node.tries, node.away))
+        return state, (Send(event.node, Reap(state.run_id)),)
     up = Up(event.facts, asked=node.asked, held=node.held, code=node.code)
     return _admit(state, event.node, up, 1, now)
 

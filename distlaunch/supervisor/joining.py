@@ -21,7 +21,7 @@ _UNUSED = "the script does not use MASTER_ADDR and MASTER_PORT"
 
 def watch(state: State, now: float) -> State:
     """Return `state`, at the start of an attempt, with the timers for joining."""
-    limit_s, named = _limit_s(state), state.spec.names_join_limit
+    limit_s, named = state.planned.join_s, state.spec.names_join_limit
     state = state.unwatched()
     if limit_s is None:
         return state
@@ -38,10 +38,8 @@ def on_ranks_joined(event: RanksJoined, state: State, now: float) -> Step:
             state = state.with_worker(rank, joined=True)
     if before or state.workers.counts.joined < len(state.workers):
         return _with_limit(state, now), ()
-    assert state.plan is not None
     took_s = now - (state.started_at or now)
-    where = f"{state.plan.master_addr}:{state.port}"
-    text = f"{_all_words(state)} joined the rendezvous at {where} in {took_s:.1f} s"
+    text = f"{_all_words(state)} joined the rendezvous at {_where(state)} in {took_s:.1f} s"
     return state.without_timers(Timer.JOIN, Timer.JOIN_MESSAGE), (ShowMessage("info", text),)
 
 
@@ -64,15 +62,11 @@ def on_ranks_lag(event: RanksLag, state: State, now: float) -> Step:
 
 def _with_limit(state: State, now: float) -> State:
     """Return `state` with a time limit once a rank is waiting for others."""
-    limit_s = _limit_s(state)
+    limit_s = state.planned.join_s
     unwatched, limited = state.due_at(Timer.JOIN_MESSAGE) is None, state.due_at(Timer.JOIN) is not None
     if unwatched or limited or limit_s is None or not _uses_rendezvous(state):
         return state
     return state.with_timer(Timer.JOIN, now + limit_s)
-
-
-def _limit_s(state: State) -> float | None:
-    return state.plan.join_s if state.plan else None
 
 
 def _uses_rendezvous(state: State) -> bool:
@@ -98,7 +92,7 @@ def join_message_due(state: State, now: float) -> Step:
 def join_overdue(state: State, now: float) -> Step:
     """End the job, naming the ranks that have not joined."""
     state = state.without_timers(Timer.JOIN_MESSAGE)
-    missing, limit_s = missing_ranks(state), _limit_s(state)
+    missing, limit_s = missing_ranks(state), state.planned.join_s
     if not missing or limit_s is None:
         return state, ()
     text = f"{missing_words(state, missing)}; gave up after {span_words(limit_s)} (timeouts.join)"
@@ -120,13 +114,12 @@ def missing_words(state: State, missing: list[RankState]) -> str:
     first = missing[0]
     if first.rank == 0 and not first.trying and _uses_rendezvous(state):
         return f"{text}; the others are waiting for rank 0"
-    return text if state.workers.counts.joined else text + _where_words(state)
+    none_joined, trying = not state.workers.counts.joined, any(worker.trying for worker in state.workers)
+    return f"{text}; the rendezvous is at {_where(state)}" if none_joined and trying else text
 
 
-def _where_words(state: State) -> str:
-    """Name the rendezvous address if a rank is trying to reach it."""
-    trying = any(worker.trying for worker in state.workers)
-    return f"; the rendezvous is at {state.plan.master_addr}:{state.port}" if trying and state.plan else ""
+def _where(state: State) -> str:
+    return f"{state.planned.master_addr}:{state.port}"
 
 
 def named(state: State, worker: RankState) -> str:

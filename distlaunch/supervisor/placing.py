@@ -4,6 +4,8 @@ from collections.abc import Iterable
 
 from distlaunch.agent.messages import (
     MAX_LACKS,
+    PlaceTree,
+    Setup,
     SetupPrinted,
     TreeKept,
     TreeLacks,
@@ -12,7 +14,7 @@ from distlaunch.agent.messages import (
     TreeRefused,
 )
 from distlaunch.errors import Exit
-from distlaunch.supervisor.actions import Action, PlaceTree, SendTree, ShowMessage
+from distlaunch.supervisor.actions import Action, Send, SendTree, ShowMessage
 from distlaunch.supervisor.findings import AttemptFailed, JobOver, Step
 from distlaunch.supervisor.nodes import Code, Up
 from distlaunch.supervisor.state import Cause, Phase, State, Timer
@@ -36,13 +38,23 @@ def ask(state: State, nodes: Iterable[int]) -> tuple[State, tuple[Action, ...]]:
     new = [node for node in nodes if lacks_code(state, node) and code_of(state, node) is None]
     for node in new:
         state = _with_code(state, node, Code())
-    return state, tuple(map(PlaceTree, new))
+    return state, tuple(request(state, node) for node in new)
+
+
+def request(state: State, node: int) -> Send:
+    """Return the request to create the job's tree on a node, and its environment."""
+    tree, setup = state.spec.tree, None
+    assert tree is not None
+    program = state.spec.program_of(state.spec.pool[node])
+    if wanted := state.spec.setup:
+        texts = ((name, value.text) for name, value in program.env.items() if "{" not in value.text)
+        where = (program.workdir, program.python or "", dict(texts), state.spec.limits.setup_s)
+        setup = Setup(tree.environment, wanted.kind, wanted.run, wanted.files, *where)
+    return Send(node, PlaceTree(state.run_id, tree.digest, tree.base, setup))
 
 
 def _with_code(state: State, node: int, code: Code) -> State:
-    this = state.nodes[node]
-    assert isinstance(this, Up)
-    return state.with_node(node, this._replace(code=code))
+    return state.with_node(node, state.up(node)._replace(code=code))
 
 
 def on_tree_lacks(event: TreeLacks, state: State, now: float) -> Step:
@@ -92,14 +104,11 @@ def on_setup_printed(event: SetupPrinted, state: State, now: float) -> Step:
 
 def with_environments(state: State) -> State:
     """Return `state` with a plan whose ranks use the environments that were built on their nodes."""
-    if state.plan is None or state.spec.setup is None:
+    if state.spec.setup is None:
         return state
-    parts = []
-    for part in state.plan.nodes:
-        code = code_of(state, part.node)
-        assert code is not None
-        parts.append(part._replace(python=f"{code.environment}/bin/python"))
-    return state._replace(plan=state.plan._replace(nodes=tuple(parts)))
+    of_nodes = [(part, code_of(state, part.node) or Code()) for part in state.planned.nodes]
+    parts = tuple(part._replace(python=f"{code.environment}/bin/python") for part, code in of_nodes)
+    return state._replace(plan=state.planned._replace(nodes=parts))
 
 
 def differing(state: State, now: float) -> Cause | None:

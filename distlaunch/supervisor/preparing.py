@@ -7,22 +7,21 @@ before the ranks start. If the plan turns out different, the requests are sent a
 
 from collections.abc import Mapping, Sequence
 
-from distlaunch.agent.messages import PortHeld, PortRefused, PortUsurped, RouteFailed, RouteFound
+from distlaunch.agent.messages import (
+    FindRoute,
+    HoldPort,
+    PortHeld,
+    PortRefused,
+    PortUsurped,
+    RouteFailed,
+    RouteFound,
+)
 from distlaunch.contract import INTERFACE_VARIABLES
 from distlaunch.errors import Exit, JobError
 from distlaunch.job.spec import EnvValue, JobSpec
 from distlaunch.plan.placement import LaunchPlan, foreseen_master, make_plan
 from distlaunch.supervisor import checking, joining, placing
-from distlaunch.supervisor.actions import (
-    Action,
-    Connect,
-    FindRoute,
-    GiveUp,
-    HoldPort,
-    PlaceTree,
-    ShowMessage,
-    StartWorkers,
-)
+from distlaunch.supervisor.actions import Action, Connect, GiveUp, Send, ShowMessage, StartWorkers
 from distlaunch.supervisor.events import AddressesFound
 from distlaunch.supervisor.findings import AttemptFailed, JobOver, Planned, StartAgain, Step
 from distlaunch.supervisor.nodes import (
@@ -75,12 +74,12 @@ def _ask_early(state: State, node: int) -> tuple[State, tuple[Action, ...]]:
         return state, ()
     actions: tuple[Action, ...] = ()
     if node == 0:
-        ports = HoldPort(0, state.spec.rendezvous.port, len(state.spec.port_names))
-        this, actions = this._replace(held=ASKED), (ports,)
+        this, actions = this._replace(held=ASKED), (_ask_for_ports(state, 0),)
     if not foreseen.one_machine:
-        this, actions = this._replace(asked=foreseen.address), (*actions, FindRoute(node, foreseen.address))
+        question = _ask_for_route(state, node, foreseen.address)
+        this, actions = this._replace(asked=foreseen.address), (*actions, question)
     if state.spec.tree:
-        this, actions = this._replace(code=Code()), (*actions, PlaceTree(node))
+        this, actions = this._replace(code=Code()), (*actions, placing.request(state, node))
     return state.with_node(node, this), actions
 
 
@@ -108,15 +107,22 @@ def prepare(state: State, members: tuple[int, ...], now: float) -> Step:
     return state, (*todo, *routes, *more, *warning, Planned())
 
 
-def _ask_for_routes(state: State, nodes: Sequence[int], address: str) -> tuple[State, tuple[FindRoute, ...]]:
+def _ask_for_ports(state: State, node: int) -> Send:
+    return Send(node, HoldPort(state.spec.rendezvous.port, len(state.spec.port_names)))
+
+
+def _ask_for_route(state: State, node: int, address: str) -> Send:
+    return Send(node, FindRoute(address, checking.needs_of(state, node)))
+
+
+def _ask_for_routes(state: State, nodes: Sequence[int], address: str) -> tuple[State, tuple[Send, ...]]:
     """Request routes from the nodes in `nodes` that have none and have not been asked yet."""
     actions = []
     for index in nodes:
-        node = state.nodes[index]
-        assert isinstance(node, Up)
+        node = state.up(index)
         if node.route is None and node.asked != address:
             state = state.with_node(index, node._replace(asked=address))
-            actions.append(FindRoute(index, address))
+            actions.append(_ask_for_route(state, index, address))
     return state, tuple(actions)
 
 
@@ -133,10 +139,9 @@ def _with_chosen_backend(state: State) -> JobSpec:
 
 
 def _hold_ports(state: State, first: int) -> tuple[State, tuple[Action, ...]]:
-    node = state.nodes[first]
-    assert isinstance(node, Up)
+    node = state.up(first)
     if node.held is None:
-        return state, (HoldPort(first, state.spec.rendezvous.port, len(state.spec.port_names)),)
+        return state, (_ask_for_ports(state, first),)
     state = state.with_node(first, node._replace(held=None))
     return state._replace(ports=node.held), ()
 
@@ -153,9 +158,7 @@ def _has_moved(state: State, plan: LaunchPlan, first: int) -> bool:
 
 def _with_routes(state: State, members: Sequence[int], route: Route | None) -> State:
     for index in members:
-        node = state.nodes[index]
-        assert isinstance(node, Up)
-        state = state.with_node(index, node._replace(route=route, asked=""))
+        state = state.with_node(index, state.up(index)._replace(route=route, asked=""))
     return state
 
 
@@ -174,13 +177,13 @@ def on_port_refused(event: PortRefused, state: State, now: float) -> Step:
     node = state.nodes[event.node]
     if isinstance(node, Up) and node.held == ASKED:  # if the plan needs that port, it is requested again
         return state.with_node(event.node, node._replace(held=None)), ()
-    if event.node not in state.members[:1] or state.plan is None:
+    if event.node not in state.members[:1]:
         return state, ()
-    text = f"can't get a free port for the rendezvous on {state.label(event.node)}: {event.error.lower()}"
-    if state.plan.master_port is not None:
-        port = f"port {state.plan.master_port} on {state.label(event.node)}"
+    label, port = state.label(event.node), state.planned.master_port
+    text = f"can't get a free port for the rendezvous on {label}: {event.error.lower()}"
+    if port is not None:
         why = refused_port_words(event.error, event.owners)
-        text = f"can't use {port}: {why}; leave out the port to get a free one"
+        text = f"can't use port {port} on {label}: {why}; leave out the port to get a free one"
     return state, (JobOver(Cause(text, Exit.PORT_TAKEN, now, node=event.node)),)
 
 
@@ -214,14 +217,12 @@ def on_route_found(event: RouteFound, state: State, now: float) -> Step:
     return state, again or (_strange_master(state) if tells else ())
 
 
-def _ask_first_node(state: State) -> tuple[State, tuple[FindRoute, ...]]:
+def _ask_first_node(state: State) -> tuple[State, tuple[Send, ...]]:
     """Find the interface of the first node that has the address at which the other nodes reach it."""
     first, address = state.members[0], state.reached_by
     node = state.nodes[first]
-    waits = state.phase is Phase.PREPARING and isinstance(node, Up) and not node.asked
-    if not (waits and address):
+    if state.phase is not Phase.PREPARING or not isinstance(node, Up) or node.asked or not address:
         return state, ()
-    assert isinstance(node, Up)
     if node.route and (not node.route.ends or address in node.route.ends):
         return state, ()
     return _ask_for_routes(state.with_node(first, node._replace(route=None)), [first], address)
@@ -245,19 +246,18 @@ def on_route_failed(event: RouteFailed, state: State, now: float) -> Step:
 
 
 def _no_route(state: State, event: RouteFailed, node: Up, now: float) -> Step:
-    assert state.plan is not None
-    text = _no_route_words(state, state.plan.master_addr, event)
+    text = _no_route_words(state, event)
     cause = Cause(text, Exit.USAGE, now, node=event.node, kind="node_lost")
     if state.attempt and route_of(state.nodes[state.members[0]]):
         return state.with_node(event.node, node._replace(unfit=text)), (AttemptFailed(cause),)
     return state, (JobOver(cause),)
 
 
-def _no_route_words(state: State, master: str, event: RouteFailed) -> str:
+def _no_route_words(state: State, event: RouteFailed) -> str:
     node, first = state.label(event.node), state.members[0]
     key = f"{state.spec.pool[first].path}.address"
     advice = f"set {key} to an address of {state.label(first)} that the other nodes can reach"
-    return f"{node} can't reach MASTER_ADDR {master}: {event.error}; {advice}"
+    return f"{node} can't reach MASTER_ADDR {state.planned.master_addr}: {event.error}; {advice}"
 
 
 def start_when_prepared(state: State, now: float) -> Step:
@@ -280,9 +280,7 @@ def start_when_prepared(state: State, now: float) -> Step:
 def _start(state: State, nodes: Sequence[int]) -> tuple[State, tuple[Action, ...]]:
     actions: list[Action] = []
     for index in nodes:
-        node = state.nodes[index]
-        assert isinstance(node, Up)
-        state = state.with_node(index, node._replace(occupied=True))
+        state = state.with_node(index, state.up(index)._replace(occupied=True))
         actions.append(StartWorkers(index))
     return state, tuple(actions)
 
@@ -371,9 +369,9 @@ def _chosen_by_nccl(value: str, interfaces: Mapping[str, bool]) -> list[str]:
 def _strange_master(state: State) -> tuple[ShowMessage, ...]:
     """Warn if MASTER_ADDR is not an address of rank 0's node. Launchers check that themselves."""
     route = route_of(state.nodes[state.members[0]])
-    if state.plan is None or not (route and route.source and route.ends):
+    if not (route and route.source and route.ends):
         return ()
-    address, (_, came_to) = state.plan.master_addr, route.ends
+    address, (_, came_to) = state.planned.master_addr, route.ends
     is_settled = len(state.members) == 1 or state.reached_by in route.ends
     if not is_settled or route.source == came_to:
         return ()

@@ -2,10 +2,11 @@
 
 import hashlib
 
+from distlaunch.agent.messages import StopWorkers
 from distlaunch.errors import Exit
 from distlaunch.job.spec import FOREVER_S, Restarts
 from distlaunch.supervisor import preparing
-from distlaunch.supervisor.actions import Action, Drop, ShowMessage, StopWorkers
+from distlaunch.supervisor.actions import Action, Drop, Send, ShowMessage
 from distlaunch.supervisor.connecting import choose_members, lost, may_come, may_return, repeatedly_failed
 from distlaunch.supervisor.findings import (
     AttemptFailed,
@@ -186,7 +187,7 @@ def _restart(state: State, why: Why, cause: Cause, what: str, now: float) -> Ste
             state = state.with_timer(timer, now + wait_s)
     message = ShowMessage("info" if why is Why.GROWTH else "warning", f"{cause.preliminary}; {what}{wait}")
     busy = [i for i, n in enumerate(state.nodes) if isinstance(n, Linked) and may_be_occupied(n)]
-    return state, (message, *evidence, *(StopWorkers(i, grace_s) for i in busy))
+    return state, (message, *evidence, *(Send(i, StopWorkers(grace_s, cause.preliminary)) for i in busy))
 
 
 def _lived_s(state: State, now: float) -> float:

@@ -15,12 +15,12 @@ from itertools import chain, takewhile
 from typing import Any
 
 from distlaunch.agent.frozen import Frozen
-from distlaunch.agent.messages import WorkerExited
+from distlaunch.agent.messages import Capture, WorkerExited
 from distlaunch.diagnosis.exits import Ending, Words, exit_status_of, facts
 from distlaunch.errors import Exit
 from distlaunch.job.spec import FailureKind
 from distlaunch.supervisor import joining
-from distlaunch.supervisor.actions import Action, Capture
+from distlaunch.supervisor.actions import Action, Send
 from distlaunch.supervisor.findings import AttemptFailed, Step
 from distlaunch.supervisor.nodes import Exited, Linked, RankState
 from distlaunch.supervisor.state import Cause, Phase, State, Timer
@@ -259,7 +259,7 @@ def _with_absent_ranks(cause: Cause, scene: Scene) -> Cause:
 def _cause_of(state: State, ranks: list[RankState], text: str, exit_status: int, at: float) -> Cause:
     """Return a root cause, with its rank if `ranks` contains only one."""
     rank = ranks[0].rank if len(ranks) == 1 else None
-    node = state.plan.node_of(rank).node if rank is not None and state.plan else None
+    node = None if rank is None else state.planned.node_of(rank).node
     return Cause(text, exit_status, at, rank, node, inferred=True)
 
 
@@ -289,7 +289,7 @@ def capture(state: State, ranks: Collection[int] = (), abort: bool = False) -> l
     for part in state.plan.nodes if state.plan and state.phase is Phase.RUNNING else ():
         if isinstance(state.nodes[part.node], Linked):
             local_ranks = tuple(rank - part.first_rank for rank in ranks if rank in part.ranks)
-            found.append(Capture(part.node, local_ranks, abort and bool(local_ranks), quick))
+            found.append(Send(part.node, Capture(local_ranks, abort and bool(local_ranks), quick)))
     return found
 
 

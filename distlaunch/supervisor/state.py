@@ -11,7 +11,7 @@ from distlaunch.errors import Exit
 from distlaunch.job.spec import FOREVER_S, FailureKind, JobSpec
 from distlaunch.plan.placement import Foreseen, LaunchPlan
 from distlaunch.supervisor.actions import ShowMessage
-from distlaunch.supervisor.nodes import Node, Nodes, RankState, RankStates, is_missing
+from distlaunch.supervisor.nodes import Node, Nodes, RankState, RankStates, Up, is_missing
 from distlaunch.wording import counted
 
 
@@ -174,13 +174,14 @@ class State(Frozen):
     itself. `resumed` contains the time when the controller continued after a suspension of about a lease or
     more, and the length of the suspension in seconds. `chance` (0 to 1) makes many runs act at different
     times. `foreseen` is the rendezvous address in the requests sent to nodes before a plan existed.
-    `reached_by` is the address at which other nodes reach the first one.
+    `reached_by` is the address at which other nodes reach the first one. `run_id` is "" in a replay.
     """
 
     spec: JobSpec
     nodes: Nodes
     began_at: float
     chance: float = 0.0
+    run_id: str = ""
     addresses: Mapping[int, str] = MappingProxyType({})
     phase: Phase = Phase.CONNECTING
     timers: Mapping[Alarm, float] = MappingProxyType({})
@@ -281,6 +282,12 @@ class State(Frozen):
         """Return the user's name for a node."""
         return self.spec.pool[node].label
 
+    def up(self, index: int) -> Up:
+        """Return a node whose agent is known to respond."""
+        node = self.nodes[index]
+        assert isinstance(node, Up)
+        return node
+
     def with_node(self, index: int, node: Node) -> "State":
         """Return this state with one node replaced."""
         return self._replace(nodes=self.nodes.replaced(index, node))
@@ -290,6 +297,12 @@ class State(Frozen):
         return (self.chance + (node + 1) * 0.618034 + tries * 0.414214) % 1.0
 
     # The current attempt
+
+    @property
+    def planned(self) -> LaunchPlan:
+        """Return the plan of an attempt that has one."""
+        assert self.plan is not None
+        return self.plan
 
     @property
     def members(self) -> tuple[int, ...]:
@@ -336,8 +349,7 @@ class State(Frozen):
 
     def named(self, rank: int, more: str = "") -> str:
         """Return the name of a worker in messages, with its node and `more`: `rank 3 (gpu-b, pid 812)`."""
-        assert self.plan is not None
-        inside = ", ".join(filter(None, (self.plan.node_of(rank).label, more)))
+        inside = ", ".join(filter(None, (self.planned.node_of(rank).label, more)))
         return f"{self.called(rank)} ({inside})"
 
     def counted(self, number: int) -> str:

@@ -36,7 +36,9 @@ Handler = Callable[[Any, State, float], Step]
 Rule = Callable[[State, float], Step]
 
 
-def begin(spec: JobSpec, now: float, chance: float = 0.0) -> tuple[State, tuple[Action, ...]]:
+def begin(
+    spec: JobSpec, now: float, chance: float = 0.0, run_id: str = ""
+) -> tuple[State, tuple[Action, ...]]:
     """Return the first state of a job, and the actions that connect all nodes at once.
 
     `chance` is a number from 0 to 1 that differs from run to run.
@@ -45,9 +47,8 @@ def begin(spec: JobSpec, now: float, chance: float = 0.0) -> tuple[State, tuple[
     timers = {Alarm(Timer.ANSWER, node): now + spec.limits.connect_s for node in pool}
     if spec.limits.job_s is not None:
         timers[Alarm(Timer.JOB)] = now + spec.limits.job_s
-    state = State(
-        spec=spec, nodes=Nodes([Connecting()] * len(pool)), began_at=now, chance=chance, timers=timers
-    )
+    nodes = Nodes([Connecting()] * len(pool))
+    state = State(spec, nodes, began_at=now, chance=chance, run_id=run_id, timers=timers)
     # On one machine, the rendezvous address is known by now. Otherwise, it follows from `AddressesFound`.
     state, questions = preparing.foresee(state) if spec.one_machine else (state, ())
     return state, (*map(Connect, pool), *questions)

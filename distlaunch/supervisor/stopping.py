@@ -2,10 +2,10 @@
 
 import signal
 
-from distlaunch.agent.messages import Interrupted, Stuck, Swept
+from distlaunch.agent.messages import Close, Collect, Interrupted, Stuck, Swept
 from distlaunch.agent.wire import WARNINGS
 from distlaunch.errors import Exit
-from distlaunch.supervisor.actions import Action, Close, Drop, Finish, ShowMessage
+from distlaunch.supervisor.actions import Action, Drop, Finish, Send, ShowMessage
 from distlaunch.supervisor.events import OutputFlows
 from distlaunch.supervisor.findings import JobOver, Step, Terminated, TerminationWarning
 from distlaunch.supervisor.nodes import (
@@ -102,14 +102,28 @@ def _close_all(
     state: State, grace_s: float, signum: int = signal.SIGTERM
 ) -> tuple[State, tuple[Action, ...]]:
     actions: list[Action] = []
+    why = state.cause.text if state.cause else ""
     for i, node in enumerate(state.nodes):
         if isinstance(node, Linked) or node is End.CLEAN:
-            actions.append(Close(i, grace_s, signum))
+            collect = collect_of(state, i) if state.interrupts < 2 else None
+            actions.append(Send(i, Close(grace_s, signum, state.outcome, why, collect)))
         elif isinstance(node, Connecting | Retrying):
             actions.append(Drop(i))
             state = state.with_node(i, given_up(node, node.failure))
             state = state.without_timers(Timer.RETRY, Timer.ANSWER, node=i)
     return state, tuple(actions)
+
+
+def collect_of(state: State, node: int) -> Collect | None:
+    """Return the files that a node sends at the end of the job; None = it sends none."""
+    collect, spec = state.spec.collect, state.spec
+    members = state.members if state.started_at is not None or state.restarts else ()
+    chosen = members[:1] if collect.nodes == "rank 0" else members
+    listed = not isinstance(collect.nodes, tuple) or state.label(node) in collect.nodes
+    if not collect.paths or node not in chosen or not listed:
+        return None
+    workdir = spec.program_of(spec.pool[node]).workdir
+    return Collect(collect.paths, workdir, collect.limit, spec.logs.folder)
 
 
 def on_swept(event: Swept, state: State, now: float) -> Step:

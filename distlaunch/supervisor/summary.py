@@ -103,8 +103,7 @@ class Summary(Frozen):
         return [f"{whose} are incomplete: {lost} lost before all output had arrived"]
 
     def _node_of(self, rank: int) -> str:
-        assert self.state.plan is not None
-        return self.state.plan.node_of(rank).label
+        return self.state.planned.node_of(rank).label
 
     def _logs_elsewhere(self) -> list[tuple[str, str]]:
         """Return pairs of node and directory for the nodes whose own launchers keep the output."""
@@ -231,8 +230,7 @@ class Summary(Frozen):
             return ""
         output = exits.without_remarks(self._stderr_end(cause.rank))
         words = "\n".join(_record_words(worker)) + output
-        assert self.state.plan is not None
-        part = self.state.plan.node_of(cause.rank)
+        part = self.state.planned.node_of(cause.rank)
         python, program = part.python, part.program
         module = program.words[0] if program.kind == "module" else ""
         ending = exits.Ending(

@@ -21,7 +21,6 @@ from distlaunch.job.spec import JobSpec, RendezvousSpec, Tree
 from distlaunch.plan.placement import Facts
 from distlaunch.runs.replay import loaded, replay
 from distlaunch.supervisor import actions, events
-from distlaunch.supervisor.actions import Action
 from distlaunch.supervisor.events import Event
 from distlaunch.supervisor.history import BEGAN, beginning, fields_of
 from distlaunch.supervisor.nodes import End, Linked, Lost, Nodes, RankStates, Up, may_be_occupied
@@ -30,6 +29,7 @@ from distlaunch.supervisor.state import Phase, State, Timer, Why
 from distlaunch.supervisor.step import HANDLERS, begin, step
 from distlaunch.transports.failure import Kind, LinkFailure
 from distlaunch.transports.transport import Joined
+from tests.unit import orders
 from tests.unit.samples import PEER_GONE, bounded, spec_of
 
 CHANCE = 0.25
@@ -109,7 +109,7 @@ class World:
         self._refuses, self._with_tree = set(refuses), set[int]()
         self._joined = {node for node, each in enumerate(spec.pool) if isinstance(each.reach, Joined)}
         self._at_the_door = set() if actions.Connect in self._refuses else set(self._joined)
-        self._execute(first)
+        self._execute(orders.orders(first))
         self._feed(events.AddressesFound(tuple((node, f"10.0.0.{node}") for node in range(len(self.agents)))))
         if smooth:
             self.run(1.0)
@@ -158,12 +158,13 @@ class World:
         DRAWN[type(event)] += 1
         self._lines.append(_line(self.now, type(event).__name__, fields_of(event)))
         before = self.state
-        self.state, wanted = step(before, event, self.now)
+        self.state, actions_ = step(before, event, self.now)
+        wanted = orders.orders(actions_)
         check_step(before, event, wanted, self.state, self.now)
         self._execute(wanted)
         self._check_beliefs()
 
-    def _execute(self, wanted: tuple[Action, ...]) -> None:
+    def _execute(self, wanted: list[Any]) -> None:
         for action in wanted:
             match action:
                 case actions.Connect():
@@ -177,7 +178,7 @@ class World:
                     self._later(self._delay(), self._answer)
                 case actions.Finish():
                     self.finished += 1
-                case actions.ShowMessage() | actions.WarnWorkers():
+                case actions.ShowMessage() | orders.WarnWorkers():
                     pass
                 case _:
                     agent = self._agent(action.node)
@@ -231,41 +232,41 @@ class World:
         if not self.finished:
             self._feed(events.NodeArrived(node))
 
-    def _command(self, agent: Agent, action: Action) -> None:
+    def _command(self, agent: Agent, action: Any) -> None:
         node, delay_s = agent.node, self._delay() + max(0.0, agent.up_at - self.now)
         match action:
-            case actions.HoldPort() if actions.HoldPort in self._refuses:
+            case orders.HoldPort() if orders.HoldPort in self._refuses:
                 self._tell(agent, messages.PortRefused(node, "in use", ()), delay_s)
-            case actions.HoldPort():
+            case orders.HoldPort():
                 self._tell(agent, messages.PortHeld(node, 29400), delay_s)
-            case actions.FindRoute():
+            case orders.FindRoute():
                 self._tell(agent, self._route(node, action.address), delay_s)
-            case actions.PlaceTree() | actions.SendTree():
+            case orders.PlaceTree() | actions.SendTree():
                 self._place_tree(agent, action, delay_s)
-            case actions.Capture():
+            case orders.Capture():
                 self._dump(agent, action)
             case actions.StartWorkers():
                 self._start(agent)
-            case actions.StopWorkers():
+            case orders.StopWorkers():
                 self._later(delay_s, lambda: self._stop(agent))
-            case actions.Reap():
+            case orders.Reap():
                 agent.reaping = True
                 self._later(delay_s, lambda: self._reap(agent))
-            case actions.Close():
+            case orders.Close():
                 self._later(delay_s, lambda: self._stop(agent, leave=True))
 
     def _route(self, node: int, address: str) -> messages.RouteFound | messages.RouteFailed:
-        if actions.FindRoute in self._refuses:
+        if orders.FindRoute in self._refuses:
             return messages.RouteFailed(node, address, "no route")
         return messages.RouteFound(node, address, address, "eth0")
 
-    def _place_tree(self, agent: Agent, action: Action, delay_s: float) -> None:
+    def _place_tree(self, agent: Agent, action: Any, delay_s: float) -> None:
         """Even nodes share a store, and so do odd ones, but they request what they lack at the same time."""
         node = agent.node
         if isinstance(action, actions.SendTree):
             self._with_tree.update(range(node % 2, len(self.agents), 2))
             self._tell(agent, messages.TreeProgress(node, 35), delay_s)
-        if actions.PlaceTree in self._refuses:
+        if orders.PlaceTree in self._refuses:
             self._tell(agent, messages.TreeRefused(node, "No space left on device"), delay_s)
         elif node in self._with_tree:
             self._tell(agent, messages.TreePlaced(node, "5891"), delay_s)
@@ -287,7 +288,7 @@ class World:
         else:
             self._tell(agent, messages.WorkerStarted(agent.node, rank, 100 + rank))
 
-    def _dump(self, agent: Agent, dump: actions.Capture) -> None:
+    def _dump(self, agent: Agent, dump: orders.Capture) -> None:
         """With py-spy, or by SIGABRT where that is wanted."""
         for rank in sorted(agent.running & set(dump.local_ranks)):
             if dump.abort and self._delay() > 1.0:
@@ -369,7 +370,7 @@ class World:
 
     def refuse(self, agent: Agent, number: int) -> None:
         """From now on, ports can't be held, routes not be found, or workers not be started."""
-        kinds = (actions.HoldPort, actions.FindRoute, actions.StartWorkers, actions.PlaceTree)
+        kinds = (orders.HoldPort, orders.FindRoute, actions.StartWorkers, orders.PlaceTree)
         self._refuses.add(kinds[number % 4])
 
     def stall(self, agent: Agent, number: int) -> None:
@@ -453,16 +454,16 @@ def _line(now: float, name: str, fields: Mapping[str, Any]) -> str:
     return json.dumps({"t": now, "time": 0.0, "event": name, **fields})
 
 
-NOT_AHEAD = (actions.StartWorkers, actions.StopWorkers, actions.Capture, actions.Reap, actions.Close)
+NOT_AHEAD = (actions.StartWorkers, orders.StopWorkers, orders.Capture, orders.Reap, orders.Close)
 """What only an agent that has said hello is told."""
-NOT_AT_THE_END = (actions.StartWorkers, actions.Connect, actions.HoldPort, actions.FindRoute)
+NOT_AT_THE_END = (actions.StartWorkers, actions.Connect, orders.HoldPort, orders.FindRoute)
 
 
-def check_step(before: State, event: Event, wanted: tuple[Action, ...], after: State, now: float) -> None:
+def check_step(before: State, event: Event, wanted: list[Any], after: State, now: float) -> None:
     """What holds for every step of every history."""
     ending = before.phase in (Phase.STOPPING, Phase.DONE)
     assert not (ending and any(isinstance(action, NOT_AT_THE_END) for action in wanted))
-    closes = any(isinstance(action, actions.Close) for action in wanted)
+    closes = any(isinstance(action, orders.Close) for action in wanted)
     assert not (ending and closes) or isinstance(event, messages.Interrupted)
     assert after.attempt in (before.attempt, before.attempt + 1)
     for action in wanted:
@@ -484,7 +485,7 @@ def check_step(before: State, event: Event, wanted: tuple[Action, ...], after: S
         assert after.cause is not None and None not in (before.cause.rank, after.cause.rank)
         assert after.cause.at < before.cause.at or (before.cause.peer_gone and not after.cause.peer_gone)
     assert after.phase is Phase.RESTARTING or (after.outcome == 0) == (after.cause is None)
-    assert before.phase is not Phase.DONE or (wanted, after) == ((), before)
+    assert before.phase is not Phase.DONE or (wanted, after) == ([], before)
     assert not ending or after.phase in (Phase.STOPPING, Phase.DONE)
     assert after.nodes.counts == Nodes(after.nodes).counts, "not what counting anew would give"
     assert after.workers.counts == RankStates(after.workers).counts, "not what counting anew would give"
@@ -561,10 +562,10 @@ _starts = st.tuples(
             (),
             (),
             (),
-            (actions.FindRoute,),
+            (orders.FindRoute,),
             (actions.StartWorkers,),
-            (actions.HoldPort,),
-            (actions.PlaceTree,),
+            (orders.HoldPort,),
+            (orders.PlaceTree,),
         ]
     ),
     _fates,

@@ -20,18 +20,7 @@ from distlaunch.agent.messages import (
 )
 from distlaunch.errors import Exit
 from distlaunch.job.allocation import Allocation
-from distlaunch.supervisor.actions import (
-    Close,
-    Connect,
-    Drop,
-    FindRoute,
-    Finish,
-    GiveUp,
-    HoldPort,
-    Reap,
-    StartWorkers,
-    StopWorkers,
-)
+from distlaunch.supervisor.actions import Connect, Drop, Finish, GiveUp, StartWorkers
 from distlaunch.supervisor.allocation_end import is_to_go_on
 from distlaunch.supervisor.events import Event, LinkEnded
 from distlaunch.supervisor.nodes import (
@@ -44,6 +33,7 @@ from distlaunch.supervisor.nodes import (
 )
 from distlaunch.supervisor.state import Phase, Timer, Why
 from distlaunch.transports.failure import Kind
+from tests.unit.orders import Close, FindRoute, HoldPort, Reap, StopWorkers
 from tests.unit.samples import PEER_GONE
 from tests.unit.test_supervisor import (
     JOB,

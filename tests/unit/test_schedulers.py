@@ -23,11 +23,11 @@ from distlaunch.schedulers.grid_engine import Qrsh
 from distlaunch.schedulers.lsf import Blaunch
 from distlaunch.schedulers.queue import granted_gpus
 from distlaunch.schedulers.task import Task
-from distlaunch.supervisor.actions import WarnWorkers
 from distlaunch.supervisor.state import Phase
 from distlaunch.transports.failure import Kind, ProcessEnd
 from distlaunch.transports.ssh import Ssh
 from distlaunch.transports.transport import Command, Local
+from tests.unit.orders import WarnWorkers
 from tests.unit.tasks import task_environment
 from tests.unit.test_restarts import inside
 from tests.unit.test_supervisor import lost, texts

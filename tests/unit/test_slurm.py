@@ -12,12 +12,13 @@ from distlaunch.job.allocation import AllocatedNode, Allocation
 from distlaunch.schedulers import allocation_in
 from distlaunch.schedulers.slurm import ADVICE, scheduler
 from distlaunch.schedulers.task import Task, check_devices, check_master
-from distlaunch.supervisor.actions import AskScheduler, Close, WarnWorkers
+from distlaunch.supervisor.actions import AskScheduler
 from distlaunch.supervisor.events import AllocationReported, LinkEnded
 from distlaunch.supervisor.state import Phase
 from distlaunch.supervisor.summary import Summary
 from distlaunch.transports.failure import Kind, LinkFailure, ProcessEnd
 from distlaunch.transports.slurm import SlurmStep
+from tests.unit.orders import Close, WarnWorkers
 from tests.unit.tasks import task_environment
 from tests.unit.test_restarts import Job, inside
 from tests.unit.test_supervisor import Actions, exited, lost, texts

@@ -5,9 +5,10 @@ from typing import Any
 import pytest
 
 from distlaunch.agent.messages import Needs, PortHeld, RouteFound
-from distlaunch.supervisor.actions import Close, FindRoute, StartWorkers
+from distlaunch.supervisor.actions import StartWorkers
 from distlaunch.supervisor.checking import needs_of
 from distlaunch.supervisor.nodes import unfit_words
+from tests.unit.orders import Close, FindRoute
 from tests.unit.test_restarts import Job, text_of
 from tests.unit.test_supervisor import MASTER, Actions, History, texts, up
 

@@ -39,24 +39,15 @@ from distlaunch.errors import Exit
 from distlaunch.job.spec import Invocation, Tree
 from distlaunch.plan.placement import Facts
 from distlaunch.supervisor.actions import (
-    Action,
     AskScheduler,
-    Capture,
-    Close,
     Connect,
     Drop,
-    FindRoute,
     Finish,
     GiveUp,
-    HoldPort,
-    PlaceTree,
-    Reap,
     SendTree,
     ShowMessage,
     StartWorkers,
-    StopWorkers,
 )
-from distlaunch.supervisor.codec import command_for
 from distlaunch.supervisor.events import (
     AddressesFound,
     AgentUp,
@@ -67,10 +58,12 @@ from distlaunch.supervisor.events import (
     TimerDue,
 )
 from distlaunch.supervisor.nodes import Lost, Route, failure_of, is_over, route_of
+from distlaunch.supervisor.starting import start_command
 from distlaunch.supervisor.state import Phase, Timer
 from distlaunch.supervisor.step import begin, step
 from distlaunch.supervisor.summary import Summary
 from distlaunch.transports.failure import Kind, LinkFailure
+from tests.unit.orders import Capture, Close, FindRoute, HoldPort, PlaceTree, Reap, StopWorkers, orders
 from tests.unit.samples import PEER_GONE, bounded, spec_of
 from tests.unit.test_random_histories import check_step
 from tests.unit.test_reports import EVENTS, EXITED
@@ -93,7 +86,7 @@ Blamed = tuple[int, int | None, int | None]
 """Exit status, rank and node of a root cause."""
 
 
-class Actions(list[Action]):
+class Actions(list[Any]):
     """Actions that are equal only if their kinds are: as tuples, Connect(0) and Drop(0) would be."""
 
     def __eq__(self, other: object) -> bool:
@@ -104,7 +97,7 @@ class Actions(list[Action]):
     def __contains__(self, action: object) -> bool:
         return self.count_of(action) > 0
 
-    def _kinds(self) -> list[tuple[type, Action]]:
+    def _kinds(self) -> list[tuple[type, Any]]:
         return [(type(action), action) for action in self]
 
     def count_of(self, action: object) -> int:
@@ -129,9 +122,9 @@ class History:
         spec = spec_of(text)
         if spec.sync.tree:
             spec = spec._replace(tree=Tree("5891", "~/code", "/home/me/job", 3, 70))
-        begun, first = begin(spec, self.now)
+        begun, first = begin(spec, self.now, run_id="run-1")
         self.state = begun._replace(addresses={0: MASTER}, chance=chance)
-        self.actions = Actions(first)
+        self.actions = Actions(orders(first))
         self.silent: set[int] = set()
         self.gpus: dict[int, int] = {}
         self._began = dict.fromkeys(range(len(self.state.nodes)), 0)
@@ -143,8 +136,9 @@ class History:
         for event in events:
             state = self.state
             self.state, actions = step(state, event, self.now)
-            check_step(state, event, actions, self.state, self.now)
-            self.actions += actions
+            wanted = orders(actions)
+            check_step(state, event, wanted, self.state, self.now)
+            self.actions += wanted
         return Actions(self.actions[before:])
 
     def tick(self) -> Actions:
@@ -171,7 +165,7 @@ class History:
                 done += self.feed(*self._answers(action, action.node))
         return done
 
-    def _answers(self, action: Action, node: int) -> list[Event]:
+    def _answers(self, action: Any, node: int) -> list[Event]:
         answer: list[Event] = []
         match action:
             case Connect():
@@ -305,7 +299,7 @@ def test_further_ports_and_the_addresses_of_nodes_reach_workers_and_a_restart_ge
     job = foreseeing(text, further=1)
     for port in (29411, 29422):
         job.feed(*answers(1), up(0), PortHeld(0, port - 1, (port,)), *answers(0)[2:])
-        start: Any = command_for(StartWorkers(1), job.state, "run-1")
+        start = start_command(job.state, 1)
         assert [worker.env["A"] for worker in start.workers] == [
             f"{port} {MASTER}:80,{MASTER}:81,10.0.0.2:80,10.0.0.2:81 {rank}" for rank in (2, 3)
         ]

@@ -14,8 +14,7 @@ from distlaunch.plan.document import plan_document
 from distlaunch.plan.placement import Facts, LaunchPlan, make_plan
 from distlaunch.plan.shell_text import shell_text, torchrun_text
 from distlaunch.plan.workers import meeting_of, planned_workers, workers
-from distlaunch.supervisor.actions import StartWorkers
-from distlaunch.supervisor.codec import command_for
+from distlaunch.supervisor.starting import start_command
 from distlaunch.supervisor.state import Phase, Timer
 from tests.unit.samples import PEER_GONE, spec_of
 from tests.unit.test_restarts import RESTARTS, Job
@@ -157,7 +156,7 @@ def test_the_etcd_endpoint_is_not_the_first_node() -> None:
 
 
 def start_of(node: int, job: Job) -> Start:
-    command = command_for(StartWorkers(node), job.state, "run-1")
+    command = start_command(job.state, node)
     assert isinstance(command, Start)
     return command
 
