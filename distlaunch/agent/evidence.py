@@ -17,7 +17,7 @@ from distlaunch.agent import messages, procfs
 from distlaunch.agent.outbox import Outbox
 from distlaunch.agent.poller import Poller
 from distlaunch.agent.scratch import Folder
-from distlaunch.agent.worker import Worker
+from distlaunch.agent.worker import Child, Worker
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class Site:
         for env in envs:
             _request_flight(_pipe_prefix(self._folder, self._attempt) + env.get("RANK", "") + ".pipe")
         address = envs[0].get("NCCL_RAS_ADDR", "")
-        Child(self._poller, lambda: os.write(1, _ask_ras(address)), RAS_S, self._report_ras)
+        _collect(self._poller, lambda: os.write(1, _ask_ras(address)), RAS_S, self._report_ras)
 
     def _report(self, taken: dict[str, Any]) -> None:
         self._outbox.report(messages.Evidence(self._outbox.node, self._attempt, taken))
@@ -72,7 +72,7 @@ class Site:
         program = _py_spy(worker.python)
         if program:
             argv = [program, "dump", "--nonblocking", "--pid", str(worker.pid)]
-            Child(
+            _collect(
                 self._poller,
                 lambda: os.execv(argv[0], argv),
                 STACKS_S,
@@ -95,46 +95,26 @@ def _py_spy(python: str) -> str | None:
     return next((path for path in paths if os.access(path, os.X_OK)), None)
 
 
-class Child:
-    """A forked process that prints evidence. Its output is passed to `on_end`, after at most `limit_s`.
+def _collect(
+    poller: Poller, run: Callable[[], object], limit_s: float, on_end: Callable[[bytes], object]
+) -> None:
+    """Fork a process that prints evidence, and pass its output to `on_end`, after at most `limit_s`."""
+    text = b""
 
-    It is reaped like any other process of the agent. The sweep kills one that hangs.
-    """
-
-    def __init__(
-        self, poller: Poller, run: Callable[[], object], limit_s: float, on_end: Callable[[bytes], object]
-    ) -> None:
-        self._poller, self._on_end, self._text = poller, on_end, b""
-        self._pipe, write = os.pipe()
-        os.set_blocking(self._pipe, False)
-        if os.fork() == 0:
-            _print_evidence(run, write)
-        os.close(write)
-        self._name = "evidence %d" % self._pipe
-        poller.watch(self._pipe, self._read)
-        poller.after(limit_s, self._name, self._end)
-
-    def _read(self) -> None:
-        data = os.read(self._pipe, 1 << 16)
-        self._text = (self._text + data)[:MAX_TEXT]
+    def receive(data: bytes) -> None:
+        nonlocal text
+        text = (text + data)[:MAX_TEXT]
         if not data:
-            self._end()
+            end()
 
-    def _end(self) -> None:
-        self._poller.cancel(self._name)
-        self._poller.forget(self._pipe)
-        os.close(self._pipe)
-        self._on_end(self._text)
+    def end() -> None:
+        poller.cancel(deadline)
+        child.close()
+        on_end(text)
 
-
-def _print_evidence(run: Callable[[], object], output: int) -> None:
-    try:
-        os.setsid()
-        os.dup2(output, 1)
-        os.dup2(output, 2)
-        run()
-    finally:
-        os._exit(127)
+    child = Child(poller, run, receive)
+    deadline = "evidence %d" % child.pid
+    poller.after(limit_s, deadline, end)
 
 
 # The kernel's view

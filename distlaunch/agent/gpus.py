@@ -48,12 +48,11 @@ class Utilization:
             if self._nvml.nvmlInit_v2() != 0:
                 self._nvml = None
 
-    def percent(self, device: int) -> int:
-        """Return the percentage of the last second during which a kernel ran on the GPU; 0 if unknown."""
-        return self.use(device)[0] or 0
-
     def use(self, device: int) -> tuple[int | None, int | None]:
-        """Return the utilization of a GPU in percent, and its memory in use in bytes; None if unknown."""
+        """Return the utilization of a GPU in percent, and its memory in use in bytes; None if unknown.
+
+        The percentage is that of the last second during which a kernel ran.
+        """
         if self._nvml is None or device < 0:
             return None, None
         import ctypes

@@ -94,7 +94,8 @@ def _bound_again(port: int) -> socket.socket:
 
 def _any_bound() -> socket.socket:
     # Below the ephemeral range, because a client that connects to a port in it could connect to itself.
-    highest = _ephemeral_start() - 1
+    limits = procfs.contents("/proc/sys/net/ipv4/ip_local_port_range").split()
+    highest = int(limits[0] if limits else 32768) - 1
     if highest > LOWEST_PORT:
         for _ in range(TRIES):
             chance = int.from_bytes(os.urandom(4), "big")
@@ -103,11 +104,6 @@ def _any_bound() -> socket.socket:
             except OSError:
                 continue
     return _bound(0)
-
-
-def _ephemeral_start() -> int:
-    limits = procfs.contents("/proc/sys/net/ipv4/ip_local_port_range").split()
-    return int(limits[0]) if limits else 32768
 
 
 def _bound(port: int, reuse: bool = False) -> socket.socket:

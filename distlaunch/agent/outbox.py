@@ -52,16 +52,12 @@ class Spool:
             return True
         if self._on_disk + len(entry) > self._disk:
             return False
-        if not (self._extend(entry) or self._start_segment(entry)):
+        last = self._segments[-1] if self._segments else None
+        extended = last is not None and last.written < self._segment and last.append(entry)
+        if not (extended or self._start_segment(entry)):
             return False
         self._on_disk += len(entry)
         return True
-
-    def _extend(self, entry: bytes) -> bool:
-        """Add an entry to the last segment, if it has room."""
-        if not self._segments or self._segments[-1].written >= self._segment:
-            return False
-        return self._segments[-1].append(entry)
 
     def _start_segment(self, entry: bytes) -> bool:
         """Add an entry to a new segment. Return False if no directory is writable and has room."""
@@ -180,16 +176,16 @@ class Outbox:
 
     def output(self, attempt: int, channel: int, data: bytes | memoryview) -> None:
         """Queue output of a worker, at most MAX_OUTPUT bytes, or count its loss."""
-        if not self._spool.append(wire.encode_output(self.node, attempt, channel, data)):
+        if not self._spool.append(wire.encode(self.node, attempt, channel, data)):
             self._lost[channel] = self._lost.get(channel, 0) + len(data)
 
     def flight(self, attempt: int, rank: int, data: bytes) -> None:
         """Queue a piece of a flight recorder dump, at most MAX_OUTPUT bytes, if there is room."""
-        self._spool.append(wire.encode_output(self.node, attempt, rank, data, wire.FLIGHT))
+        self._spool.append(wire.encode(self.node, attempt, rank, data, wire.FLIGHT))
 
     def file(self, data: bytes) -> None:
         """Queue a piece of a file, at most MAX_OUTPUT bytes, if there is room."""
-        self._spool.append(wire.encode_output(self.node, 0, 0, data, wire.FILE))
+        self._spool.append(wire.encode(self.node, 0, 0, data, wire.FILE))
 
     def report_in_order(self, report: tuple[object, ...]) -> None:
         """Queue a report behind all output, if there is room."""

@@ -81,11 +81,6 @@ def resident_bytes(pids: list[int]) -> int:
     return sum(int(each[1]) for each in fields if each) * PAGE
 
 
-def has_mapped(pid: int, name: bytes) -> bool:
-    """Return whether a process has mapped a file whose path contains `name`; False if that isn't readable."""
-    return name in contents("/proc/%d/maps" % pid)
-
-
 def environment(pid: int) -> bytes:
     """Read the initial environment of a process, with NUL between variables; b"" if that isn't allowed."""
     return contents("/proc/%d/environ" % pid)

@@ -308,10 +308,7 @@ class Agent:
             return
         from distlaunch.agent import needs  # jobs on one machine find out when they start
 
-        needs.look(self._poller, command.needs, lambda seen: self._report_seen(found, seen))
-
-    def _report_seen(self, found: messages.RouteFound, seen: wire.Message) -> None:
-        self._outbox.report(found._replace(seen=seen))
+        needs.look(self._poller, command.needs, lambda seen: self._outbox.report(found._replace(seen=seen)))
 
     def _on_start(self, command: messages.StartWorkers) -> None:
         if self._hold:

@@ -20,9 +20,9 @@ import subprocess
 import sys
 from collections.abc import Callable
 
-from distlaunch.agent import worker
 from distlaunch.agent.messages import Setup
 from distlaunch.agent.poller import Poller
+from distlaunch.agent.worker import Child
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -86,49 +86,28 @@ class Environment:
     def build(self, poller: Poller, printed: Callable[[str], None], ended: Callable[[], None]) -> None:
         """Build the environment. Call `printed` with the output, and `ended` at the end. Raises OSError."""
         os.makedirs(self._folder, 0o700, exist_ok=True)
-        read, write = os.pipe()
-        agent = os.getpid()
-
-        def become() -> None:
-            status = 1
-            try:
-                worker.begin(agent)
-                os.dup2(write, 1)
-                os.dup2(write, 2)
-                self._run()
-                status = 0
-            except (OSError, subprocess.CalledProcessError) as error:
-                print(_words(error), flush=True)
-            finally:
-                os._exit(status)
-
-        self._builder = worker.forked(become)
-        os.close(write)
+        rest = b""
 
         def give_up() -> None:
             self._printed += "\nnot finished within %g s (timeouts.setup)" % self._setup.limit_s
             self._kill()
 
-        poller.after(self._setup.limit_s, "setup", give_up)
-
-        rest = [b""]
-
-        def receive() -> None:
-            data = os.read(read, 1 << 16)
-            lines, newline, rest[0] = (rest[0] + data).rpartition(b"\n")
+        def receive(data: bytes) -> None:
+            nonlocal rest
+            lines, newline, rest = (rest + data).rpartition(b"\n")
             if newline or not data:
-                text = (lines + newline if data else rest[0]).decode(errors="replace")
+                text = (lines + newline if data else rest).decode(errors="replace")
                 self._printed = (self._printed + text)[-MAX_PRINTED:]
                 printed(text)
-            if data:
-                return
-            poller.forget(read)
-            poller.cancel("setup")
-            os.close(read)
-            self._builder = 0
-            ended()
+            if not data:
+                child.close()
+                poller.cancel("setup")
+                self._builder = 0
+                ended()
 
-        poller.watch(read, receive)
+        child = Child(poller, self._run, receive)
+        self._builder = child.pid
+        poller.after(self._setup.limit_s, "setup", give_up)
 
     def stop(self) -> None:
         """Kill the builder, if it is running, and remove its unfinished files."""
@@ -156,6 +135,12 @@ class Environment:
     # In the child
 
     def _run(self) -> None:
+        try:
+            self._build()
+        except (OSError, subprocess.CalledProcessError) as error:
+            print(_words(error), flush=True)
+
+    def _build(self) -> None:
         os.chdir(os.path.expanduser(self._setup.workdir))
         with open(self.path + ".lock", "w") as lock:
             try:

@@ -146,7 +146,8 @@ def _doing(pids: list[int], held: set[int], port: int, sockets: list[procfs.Sock
         return False, "stopped by a signal; `kill -CONT %d` resumes it" % halted
     if procfs.state(pids[0]) == "D":
         return False, "blocked on a disk or driver"
-    has = [name for name, file in LIBRARIES if any(procfs.has_mapped(each, file) for each in pids)]
+    mapped = [procfs.contents("/proc/%d/maps" % pid) for pid in pids]
+    has = [name for name, file in LIBRARIES if any(file in files for files in mapped)]
     if not has:
         return False, "has not imported torch or JAX yet"
     if held and _was_refused(pids, sockets):
@@ -212,7 +213,7 @@ class StallWatch(Watch):
         idle = max(IDLE_TICKS, IDLE_SHARE * self._interval_s * procfs.TICKS_A_SECOND)
         excused = now <= self._excused_until and now - alive_at >= self._stall_s
         busy = (ticks - had > idle and not excused) or printed != had_printed
-        if busy or self._devices().percent(worker.device) >= IDLE_GPU_PERCENT:
+        if busy or (self._devices().use(worker.device)[0] or 0) >= IDLE_GPU_PERCENT:
             alive_at = now
         self._seen[worker.local_rank] = (ticks, printed, alive_at)
         return alive_at

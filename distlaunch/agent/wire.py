@@ -6,7 +6,7 @@ login shell prints before that is ignored. After it, both directions carry frame
 
     offset  size  field
     0       1     kind: CONTROL, PACKED, OUTPUT, FLIGHT, FILE or TREE; END: the last frame of a launcher that
-                  joined
+                  joined, {"op": "end", "status", "words"}: how its agent ended, and its last stderr output
     1       2     node index, since one link may serve several nodes
     3       2     attempt whose worker printed the payload, modulo ATTEMPTS; 0 for CONTROL
     5       2     channel: 0 for CONTROL; ``2 * local_rank + (0 stdout | 1 stderr)`` for OUTPUT;
@@ -15,8 +15,8 @@ login shell prints before that is ignored. After it, both directions carry frame
 
 A CONTROL payload is one JSON object with an ``op``: see `distlaunch.agent.messages`. PACKED is the same,
 compressed by zlib. Only the controller sends it. A TREE payload, also from the controller, is the next piece
-of the contents that a node lacks: see `distlaunch.agent.tree`. A FILE payload is the next piece of a file
-that a node sends at the end of the job: see `distlaunch.agent.collection`.
+of the contents that a node lacks, empty at the end: see `distlaunch.agent.tree`. A FILE payload is the next
+piece of a file that a node sends at the end of the job: see `distlaunch.agent.collection`.
 
 If several nodes write to one link, as with `srun --label`, only whole lines can be kept apart. Each frame
 of a node then travels as lines of at most LINE bytes, which begin with PIECE. The last line of a node begins
@@ -136,38 +136,22 @@ def _refuse(constant: str) -> None:
     raise ValueError("%s is not JSON" % constant)
 
 
-def encode_output(
-    node: int, attempt: int, channel: int, payload: bytes | memoryview, kind: int = OUTPUT
-) -> bytes:
-    """Encode an OUTPUT, FLIGHT or FILE frame. `payload` is at most MAX_OUTPUT bytes."""
+def encode(node: int, attempt: int, channel: int, payload: bytes | memoryview, kind: int = OUTPUT) -> bytes:
+    """Encode a frame. Unless it is a message, `payload` is at most MAX_OUTPUT bytes."""
     return HEADER.pack(kind, node, attempt % ATTEMPTS, channel, len(payload)) + payload
 
 
-def encode_message(node: int, message: Message) -> bytes:
-    """Encode a CONTROL frame."""
-    return _control(CONTROL, node, _json(message))
-
-
-def encode_tree(node: int, piece: bytes) -> bytes:
-    """Encode a TREE frame, at most MAX_OUTPUT bytes; none = the end."""
-    return _control(TREE, node, piece)
-
-
-def encode_end(node: int, status: int, words: str) -> bytes:
-    """Encode an END frame: the exit status of the guardian, and the output of the agent on stderr."""
-    return _control(END, node, _json({"op": "end", "status": status, "words": words}))
+def encode_message(node: int, message: Message, kind: int = CONTROL) -> bytes:
+    """Encode a CONTROL or END frame."""
+    return encode(node, 0, 0, _json(message), kind)
 
 
 def encode_command(node: int, message: Message) -> bytes:
     """Encode a frame from the controller: CONTROL, or PACKED if it is long."""
     payload = _json(message)
     if len(payload) <= PACK_BYTES:
-        return _control(CONTROL, node, payload)
-    return _control(PACKED, node, zlib.compress(payload, 1))
-
-
-def _control(kind: int, node: int, payload: bytes) -> bytes:
-    return HEADER.pack(kind, node, 0, 0, len(payload)) + payload
+        return encode(node, 0, 0, payload, CONTROL)
+    return encode(node, 0, 0, zlib.compress(payload, 1), PACKED)
 
 
 def _json(message: Message) -> bytes:

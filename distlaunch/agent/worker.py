@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 from distlaunch.agent import gpus, scratch, sweep, wire
 from distlaunch.agent.messages import WorkerSpec, WorkerUnstarted
-from distlaunch.agent.poller import widen
+from distlaunch.agent.poller import Poller, widen
 
 DESCRIPTORS = 6
 """Maximum number of descriptors open per worker while it is started."""
@@ -135,6 +135,38 @@ def forked(become: Callable[[], None]) -> int:
         return pid
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+class Child:
+    """A forked process that prints, other than a worker. `on_output` gets the output, and b"" at its end.
+
+    It is reaped like any other process of the agent. The sweep kills one that hangs.
+    """
+
+    def __init__(
+        self, poller: Poller, run: Callable[[], object], on_output: Callable[[bytes], object]
+    ) -> None:
+        self._poller, agent = poller, os.getpid()
+        self._pipe, write = os.pipe()
+        os.set_blocking(self._pipe, False)
+
+        def become() -> None:
+            try:
+                begin(agent)
+                os.dup2(write, 1)
+                os.dup2(write, 2)
+                run()
+            finally:
+                os._exit(127)
+
+        self.pid = forked(become)
+        os.close(write)
+        poller.watch(self._pipe, lambda: on_output(os.read(self._pipe, 1 << 16)))
+
+    def close(self) -> None:
+        """Discard the rest of the output."""
+        self._poller.forget(self._pipe)
+        os.close(self._pipe)
 
 
 def at_home(spec: WorkerSpec) -> WorkerSpec:

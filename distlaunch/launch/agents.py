@@ -117,18 +117,12 @@ class Agents:
                 return {}
             self._links.turn(max(0.0, min(self._next_heartbeat, deadline) - time.monotonic()))
             # Not after every turn: every ping is answered, and the answers would overload a busy controller.
-            if time.monotonic() >= self._next_heartbeat:
-                self._beat()
+            if time.monotonic() >= self._next_heartbeat:  # a slow node may keep the others waiting
+                self._next_heartbeat = time.monotonic() + self._heartbeat_s
+                self._links.beat()
         for node in waiting:
             self._links.give_up(node, f"no answer within {within_s:g} s")
         return {node: answer for node, answer in self._answers.items() if node in asked}
-
-    def _beat(self) -> None:
-        """Send heartbeats to keep the agents of fast nodes alive while a slow node boots."""
-        self._next_heartbeat = time.monotonic() + self._heartbeat_s
-        self._links.nudge()
-        for node in self._links.answering:
-            self._links.send(node, messages.Ping())
 
     def _take(self, frame: Frame) -> None:
         if frame.kind == OUTPUT:

@@ -118,9 +118,7 @@ class Controller:
             self._feed(events.TimerDue(*alarm))
         if now >= (due := self._next_heartbeat):
             self._next_heartbeat = now + self._heartbeat_s
-            self._links.nudge()
-            for node in self._links.answering:
-                self._links.send(node, messages.Ping())
+            for node in self._links.beat():
                 reach = self._spec.pool[node].reach
                 most_s = self._lease_s if reach.keeps_alive else MISSED * self._heartbeat_s
                 # Not `now`: this process couldn't receive anything while it was suspended.

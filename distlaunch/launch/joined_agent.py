@@ -105,7 +105,8 @@ def serve(seat: Seat, part: Part, signums: Iterable[int], own_first: bool = Fals
     ended = wire.NOT_CLEAN if status.unswept else wire.AGENT_DIED if killed else wire.LEFT_EARLY
     seat.connection.settimeout(5.0)
     with suppress(OSError):  # the controller may be gone
-        seat.connection.sendall(wire.encode_end(seat.node, ended, "its agent was killed" if killed else ""))
+        end = {"op": "end", "status": ended, "words": "its agent was killed" if killed else ""}
+        seat.connection.sendall(wire.encode_message(seat.node, end, wire.END))
         seat.connection.shutdown(socket.SHUT_WR)
         # mpirun kills all tasks when one has failed: rank 0's, which controls the run, must end first.
         while own_first and seat.connection.recv(wire.MAX_OUTPUT):

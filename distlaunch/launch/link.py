@@ -10,7 +10,7 @@ from itertools import chain
 from typing import Any
 
 from distlaunch.agent import wire
-from distlaunch.agent.messages import as_object
+from distlaunch.agent.messages import Ping, as_object
 from distlaunch.agent.poller import written
 from distlaunch.launch.process import Child
 from distlaunch.transports.failure import LinkFailure
@@ -257,10 +257,13 @@ class Links:
         self.watch(link.stderr, lambda: self._listen(link))
         self._watch_writing(link)
 
-    def nudge(self) -> None:
-        """Nudge the shells that have not answered yet."""
+    def beat(self) -> list[int]:
+        """Nudge the shells that have not answered, and send the agents a heartbeat. Return their nodes."""
         for link in self._nodes:
             link.nudge()
+        for node in self.answering:
+            self.send(node, Ping())
+        return self.answering
 
     def send(self, node: int, command: tuple[Any, ...]) -> None:
         """Send one of `distlaunch.agent.messages`, if the node has a link; it may precede the agent."""
@@ -271,7 +274,7 @@ class Links:
     def stream(self, node: int, pieces: Iterator[bytes]) -> None:
         """Send a node the pieces of its tree, and the end, one at a time as the link accepts them."""
         if link := self._links.get(node):
-            link.stream(wire.encode_tree(node, piece) for piece in chain(pieces, [b""]))
+            link.stream(wire.encode(node, 0, 0, piece, wire.TREE) for piece in chain(pieces, [b""]))
             self._watch_writing(link)
 
     def turn(self, wait_s: float) -> None:

@@ -12,6 +12,7 @@ import subprocess
 import time
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from distlaunch.agent.frozen import Frozen
@@ -88,7 +89,7 @@ def take(spec: JobSpec) -> Snapshot:
     found = _git(folder, "rev-parse", "--show-toplevel")
     root = folder if found is None else found.removesuffix("\n")
     status = _git_argv(root, "status", "--porcelain=2", "--branch", "-z", "--untracked-files=no")
-    try:
+    with _explained("can't save the code for the nodes"):
         store = local_store()
         if found is None:
             entries, (commit, dirty) = _entries(store, spec, root, folder, _walked(root)), ("", False)
@@ -98,14 +99,20 @@ def take(spec: JobSpec) -> Snapshot:
                 commit, dirty = _state(os.fsdecode(state.communicate()[0]))
         _check_program(spec, root, {entry.path for entry in entries})
         digest = store.put(manifest_text(entries))
-    except OSError as error:
-        where = error.filename or DEFAULT_BASE
-        raise DistlaunchError(f"can't save the code for the nodes: {where}: {reason(error)}") from None
-    except TreeError as error:
-        raise DistlaunchError(str(error)) from None
     size = sum(entry.size for entry in entries)
     tree = Tree(digest, spec.sync.base, root, len(entries), size, commit, dirty)
     return Snapshot(tree, tuple(entries))
+
+
+@contextmanager
+def _explained(what: str) -> Iterator[None]:
+    """Raise `DistlaunchError` if the store can't be used. `what` describes the failure."""
+    try:
+        yield
+    except OSError as error:
+        raise DistlaunchError(f"{what}: {error.filename or DEFAULT_BASE}: {reason(error)}") from None
+    except TreeError as error:
+        raise DistlaunchError(str(error)) from None
 
 
 def local_store() -> Store:
@@ -130,7 +137,7 @@ def contents(digest: str, indices: Sequence[int]) -> Iterator[bytes]:
     """
     # A piece has at most the compressor's buffer, 96 KiB, beside what was read.
     deflate, size = zlib.compressobj(1), MAX_OUTPUT // 4
-    try:
+    with _explained("can't read the code to send"):
         store, entries = local_store(), read_manifest(manifest_of(digest)) if indices else []
         for entry in [entries[index] for index in indices] or [Entry("", FILE, 0, digest)]:
             path, hashed = store.path_of(entry), hashlib.sha256()
@@ -142,10 +149,6 @@ def contents(digest: str, indices: Sequence[int]) -> Iterator[bytes]:
             if hashed.hexdigest() != entry.content:
                 os.unlink(path)
                 raise DistlaunchError(f"{path} was changed; to replace it, start the run again")
-    except OSError as error:
-        raise DistlaunchError(f"can't read the code to send: {error.filename}: {reason(error)}") from None
-    except TreeError as error:
-        raise DistlaunchError(str(error)) from None
     yield deflate.flush()
 
 
@@ -193,14 +196,11 @@ def record(tree: Tree, folder: RunDirectory, run_id: str) -> Store:
         diff = os.fsencode(_git(tree.root, "diff", "--binary", "HEAD") or "")
         if len(diff) <= MAX_DIFF:
             folder.append("code.diff", diff)
-    try:
+    with _explained("can't save the code for the nodes"):
         store = local_store()
         next(store.hold(f"{run_id}.origin"), None)
         store.note(manifest)
         store.grown = True  # perhaps, by `take`
-    except OSError as error:
-        where = error.filename or DEFAULT_BASE
-        raise DistlaunchError(f"can't save the code for the nodes: {where}: {reason(error)}") from None
     return store
 
 

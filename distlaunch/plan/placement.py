@@ -151,13 +151,6 @@ class LaunchPlan(Frozen):
         return None if self.spec.rendezvous.etcd else self.spec.limits.join_s
 
 
-class Foreseen(Frozen):
-    """The part of a plan that is known before the nodes are known: MASTER_ADDR."""
-
-    address: str
-    one_machine: bool
-
-
 def make_plan(spec: JobSpec, facts: Mapping[int, Facts], master_address: str | None = None) -> LaunchPlan:
     """Return the plan of a job on the nodes in `facts`, which is keyed by pool index and in rank order.
 
@@ -200,10 +193,9 @@ def _check_console(spec: JobSpec, world_size: int) -> None:
             raise spec.error(f"logs.console[{i}]", f"rank {rank} does not exist: the job has {ranks}")
 
 
-def foreseen_master(spec: JobSpec, master_address: str | None) -> Foreseen:
+def foreseen_master(spec: JobSpec, master_address: str | None) -> str:
     """Return the MASTER_ADDR that applies if all nodes connect. Raises `JobError`, as `make_plan` does."""
-    together = spec.together([node.reach for node in spec.nodes])
-    return Foreseen(_master_addr(spec, 0, together, master_address), together)
+    return _master_addr(spec, 0, spec.together([node.reach for node in spec.nodes]), master_address)
 
 
 def node_plan(spec: JobSpec, fact: Facts, index: int, node_rank: NodeRank, first_rank: int) -> NodePlan:

@@ -129,7 +129,7 @@ class Report(RunModel):
         at = {each.rank: each.phase.at for each in state.workers if isinstance(each.phase, Exited)}
         zero = at.get(cause.rank, cause.at) if cause.exit and cause.rank is not None else cause.at
         return [
-            End(rank, ended - zero, how.get(rank, doing(state.worker(rank))), rank == cause.rank)
+            End(rank, ended - zero, how.get(rank, doing(state.workers[rank])), rank == cause.rank)
             for rank, ended in at.items()
         ]
 

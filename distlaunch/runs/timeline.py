@@ -95,7 +95,7 @@ class Timeline:
         rank = None if local_rank is None else state.rank_of(node, local_rank)
         part = state.plan.part_of(node) if state.plan else None
         for each in () if part is None else part.ranks if rank is None else (rank,):
-            self._change((node, each), _of_rank(state.worker(each), state), state, at)
+            self._change((node, each), _of_rank(state.workers[each], state), state, at)
         self._change((node,), self._of_node(node, state), state, at)
 
     def _of_node(self, node: int, state: State) -> str:

@@ -192,7 +192,7 @@ def lost(state: State, node: int, before: Linked, failure: LinkFailure, now: flo
     tries = before.tries if isinstance(before, Reaping | Leaving) else 1
     part = state.plan.part_of(node) if state.plan else None
     for rank in part.ranks if part else ():
-        if state.worker(rank).going:
+        if state.workers[rank].going:
             state = state.with_worker(rank, phase=WorkerPhase.VANISHED)
     state = _fenced(state, node, away, now)
     return reconnect_later(state, node, Retrying(tries, failure, away), now)
@@ -292,9 +292,8 @@ def drop_misfits(found: Planned, state: State, now: float) -> Step:
 def on_orphans_killed(event: OrphansKilled, state: State, now: float) -> Step:
     """Report that an agent killed together with its guardian had left processes on a node."""
     killed = counted(event.processes, "process")
-    return state, (
-        ShowMessage("warning", f"{state.label(event.node)}: killed {killed} left over from a crashed agent"),
-    )
+    text = f"{state.label(event.node)}: killed {killed} left over from a crashed agent"
+    return state, (ShowMessage("warning", text),)
 
 
 def on_guardian_resumed(event: GuardianResumed, state: State, now: float) -> Step:

@@ -80,8 +80,6 @@ def join_message_due(state: State, now: float) -> Step:
     first = waited_s < 2 * MESSAGE_S
     state = state.with_timer(Timer.JOIN_MESSAGE, now + max(waited_s, MESSAGE_S))
     missing = missing_ranks(state)
-    if not missing:
-        return state, ()
     if _uses_rendezvous(state):
         return state, (ShowMessage("info" if first else "warning", missing_words(state, missing)),)
     alone = len(state.workers) == 1  # a single rank waits for no other
@@ -92,10 +90,8 @@ def join_message_due(state: State, now: float) -> Step:
 def join_overdue(state: State, now: float) -> Step:
     """End the job, naming the ranks that have not joined."""
     state = state.without_timers(Timer.JOIN_MESSAGE)
-    missing, limit_s = missing_ranks(state), state.planned.join_s
-    if not missing or limit_s is None:
-        return state, ()
-    text = f"{missing_words(state, missing)}; gave up after {span_words(limit_s)} (timeouts.join)"
+    limit = span_words(state.planned.join_s or 0.0)
+    text = f"{missing_words(state, missing_ranks(state))}; gave up after {limit} (timeouts.join)"
     if not _uses_rendezvous(state):
         text += f"; if {_UNUSED}, set rendezvous: none"
     return state, (JobOver(Cause(text, Exit.TIMEOUT, now)),)

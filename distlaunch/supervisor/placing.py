@@ -2,17 +2,7 @@
 
 from collections.abc import Iterable
 
-from distlaunch.agent.messages import (
-    MAX_LACKS,
-    PlaceTree,
-    Setup,
-    SetupPrinted,
-    TreeKept,
-    TreeLacks,
-    TreePlaced,
-    TreeProgress,
-    TreeRefused,
-)
+from distlaunch.agent import messages
 from distlaunch.errors import Exit
 from distlaunch.supervisor.actions import Action, Send, SendTree, ShowMessage
 from distlaunch.supervisor.findings import AttemptFailed, JobOver, Step
@@ -49,22 +39,23 @@ def request(state: State, node: int) -> Send:
     if wanted := state.spec.setup:
         texts = ((name, value.text) for name, value in program.env.items() if "{" not in value.text)
         where = (program.workdir, program.python or "", dict(texts), state.spec.limits.setup_s)
-        setup = Setup(tree.environment, wanted.kind, wanted.run, wanted.files, *where)
-    return Send(node, PlaceTree(state.run_id, tree.digest, tree.base, setup))
+        setup = messages.Setup(tree.environment, wanted.kind, wanted.run, wanted.files, *where)
+    return Send(node, messages.PlaceTree(state.run_id, tree.digest, tree.base, setup))
 
 
 def _with_code(state: State, node: int, code: Code) -> State:
     return state.with_node(node, state.up(node)._replace(code=code))
 
 
-def on_tree_lacks(event: TreeLacks, state: State, now: float) -> Step:
+def on_tree_lacks(event: messages.TreeLacks, state: State, now: float) -> Step:
     """Send a node the contents that it lacks, unless its report can't be true."""
     code, tree = code_of(state, event.node), state.spec.tree
     if tree is None or code is None or code.placed:
         return state, ()
-    if code.sent == MAX_LACKS or (event.contents and event.contents[-1] >= tree.files):
-        why = "requests it again and again" if code.sent == MAX_LACKS else "requests files that are not in it"
-        return on_tree_refused(TreeRefused(event.node, f"the node {why}"), state, now)
+    too_often = code.sent == messages.MAX_LACKS
+    if too_often or (event.contents and event.contents[-1] >= tree.files):
+        why = "requests it again and again" if too_often else "requests files that are not in it"
+        return on_tree_refused(messages.TreeRefused(event.node, f"the node {why}"), state, now)
     state = _longer(_with_code(state, event.node, code._replace(sent=code.sent + 1)), now)
     send = SendTree(event.node, event.contents)
     if not event.contents:
@@ -80,12 +71,12 @@ def _longer(state: State, now: float) -> State:
     return state.with_timer(Timer.PREPARE, now + state.spec.limits.connect_s)
 
 
-def on_tree_progress(event: TreeProgress, state: State, now: float) -> Step:
+def on_tree_progress(event: messages.TreeProgress, state: State, now: float) -> Step:
     """Give a node that is receiving the tree more time."""
     return _longer(state, now), ()
 
 
-def on_tree_placed(event: TreePlaced, state: State, now: float) -> Step:
+def on_tree_placed(event: messages.TreePlaced, state: State, now: float) -> Step:
     """Record that a node has the tree."""
     code = code_of(state, event.node)
     if code is None or state.spec.tree is None or event.tree != state.spec.tree.digest:
@@ -94,7 +85,7 @@ def on_tree_placed(event: TreePlaced, state: State, now: float) -> Step:
     return _longer(_with_code(state, event.node, code), now), ()
 
 
-def on_setup_printed(event: SetupPrinted, state: State, now: float) -> Step:
+def on_setup_printed(event: messages.SetupPrinted, state: State, now: float) -> Step:
     """Show the output of a setup's commands on the first node. Other nodes print the same."""
     if event.node != next(iter(state.members), 0):
         return state, ()
@@ -124,7 +115,7 @@ def differing(state: State, now: float) -> Cause | None:
     return None
 
 
-def on_tree_refused(event: TreeRefused, state: State, now: float) -> Step:
+def on_tree_refused(event: messages.TreeRefused, state: State, now: float) -> Step:
     """End the job because a node can't get the tree. If the node is new in a restart, continue without it."""
     this = state.nodes[event.node]
     if not isinstance(this, Up) or this.code is None or state.phase is Phase.STOPPING:
@@ -138,7 +129,7 @@ def on_tree_refused(event: TreeRefused, state: State, now: float) -> Step:
     return state, (AttemptFailed(cause),) if event.node in state.members else ()
 
 
-def on_tree_kept(event: TreeKept, state: State, now: float) -> Step:
+def on_tree_kept(event: messages.TreeKept, state: State, now: float) -> Step:
     """Report where to find files that the ranks have written into the tree."""
     text = f"{state.label(event.node)}: the ranks left files in {event.path}"
     text += "; set `collect` to bring files back, or write to an absolute path"

@@ -7,18 +7,10 @@ before the ranks start. If the plan turns out different, the requests are sent a
 
 from collections.abc import Mapping, Sequence
 
-from distlaunch.agent.messages import (
-    FindRoute,
-    HoldPort,
-    PortHeld,
-    PortRefused,
-    PortUsurped,
-    RouteFailed,
-    RouteFound,
-)
+from distlaunch.agent import messages
 from distlaunch.contract import INTERFACE_VARIABLES
 from distlaunch.errors import Exit, JobError
-from distlaunch.job.spec import EnvValue, JobSpec
+from distlaunch.job.spec import EnvValue
 from distlaunch.plan.placement import LaunchPlan, foreseen_master, make_plan
 from distlaunch.supervisor import checking, joining, placing
 from distlaunch.supervisor.actions import Action, Connect, GiveUp, Send, ShowMessage, StartWorkers
@@ -49,10 +41,9 @@ def foresee(state: State) -> tuple[State, tuple[Action, ...]]:
     if state.foreseen:
         return state, ()
     try:
-        foreseen = foreseen_master(state.spec, state.addresses.get(0))
+        state = state._replace(foreseen=foreseen_master(state.spec, state.addresses.get(0)))
     except JobError:
         return state, ()  # reported when the plan is made
-    state = state._replace(foreseen=foreseen)
     actions: list[Action] = []
     for node in range(len(state.spec.nodes)):
         state, questions = _ask_early(state, node)
@@ -67,17 +58,16 @@ def connect(state: State, node: int) -> Step:
 
 
 def _ask_early(state: State, node: int) -> tuple[State, tuple[Action, ...]]:
-    this, foreseen = state.nodes[node], state.foreseen
-    if not foreseen or state.phase is not Phase.CONNECTING or node >= len(state.spec.nodes):
+    this, address, wanted = state.nodes[node], state.foreseen, state.spec.nodes
+    if not address or state.phase is not Phase.CONNECTING or node >= len(wanted):
         return state, ()
     if not isinstance(this, Connecting):
         return state, ()
     actions: tuple[Action, ...] = ()
     if node == 0:
         this, actions = this._replace(held=ASKED), (_ask_for_ports(state, 0),)
-    if not foreseen.one_machine:
-        question = _ask_for_route(state, node, foreseen.address)
-        this, actions = this._replace(asked=foreseen.address), (*actions, question)
+    if not state.spec.together([each.reach for each in wanted]):
+        this, actions = this._replace(asked=address), (*actions, _ask_for_route(state, node, address))
     if state.spec.tree:
         this, actions = this._replace(code=Code()), (*actions, placing.request(state, node))
     return state.with_node(node, this), actions
@@ -86,8 +76,10 @@ def _ask_early(state: State, node: int) -> tuple[State, tuple[Action, ...]]:
 def prepare(state: State, members: tuple[int, ...], now: float) -> Step:
     """Create the plan for an attempt on these nodes, in rank order. Hold the port and find the interfaces."""
     facts = {index: facts_of(state.nodes[index]) for index in members}
+    # The backend chosen by the first attempt applies to the whole run.
+    spec = state.spec._replace(backend=state.plan.backend) if state.plan else state.spec
     try:
-        plan = make_plan(_with_chosen_backend(state), facts, state.addresses.get(members[0]))
+        plan = make_plan(spec, facts, state.addresses.get(members[0]))
     except JobError as error:
         return state, (JobOver(Cause(str(error), error.exit_status, now)),)
     moved, first_time = _has_moved(state, plan, members[0]), state.plan is None
@@ -108,11 +100,11 @@ def prepare(state: State, members: tuple[int, ...], now: float) -> Step:
 
 
 def _ask_for_ports(state: State, node: int) -> Send:
-    return Send(node, HoldPort(state.spec.rendezvous.port, len(state.spec.port_names)))
+    return Send(node, messages.HoldPort(state.spec.rendezvous.port, len(state.spec.port_names)))
 
 
 def _ask_for_route(state: State, node: int, address: str) -> Send:
-    return Send(node, FindRoute(address, checking.needs_of(state, node)))
+    return Send(node, messages.FindRoute(address, checking.needs_of(state, node)))
 
 
 def _ask_for_routes(state: State, nodes: Sequence[int], address: str) -> tuple[State, tuple[Send, ...]]:
@@ -133,11 +125,6 @@ def _with_plan(state: State, plan: LaunchPlan) -> State:
     return state._replace(ports=(), started_at=None)
 
 
-def _with_chosen_backend(state: State) -> JobSpec:
-    """Return the spec with the backend chosen by the first attempt, which applies to the whole run."""
-    return state.spec._replace(backend=state.plan.backend) if state.plan else state.spec
-
-
 def _hold_ports(state: State, first: int) -> tuple[State, tuple[Action, ...]]:
     node = state.up(first)
     if node.held is None:
@@ -150,7 +137,7 @@ def _has_moved(state: State, plan: LaunchPlan, first: int) -> bool:
     """Return whether the routes to MASTER_ADDR must be found again."""
     before = state.plan
     if before is None:
-        return state.foreseen is None or state.foreseen.address != plan.master_addr
+        return state.foreseen != plan.master_addr
     if before.one_machine or route_of(state.nodes[first]) is None:
         return True
     return before.master_addr != plan.master_addr
@@ -162,7 +149,7 @@ def _with_routes(state: State, members: Sequence[int], route: Route | None) -> S
     return state
 
 
-def on_port_held(event: PortHeld, state: State, now: float) -> Step:
+def on_port_held(event: messages.PortHeld, state: State, now: float) -> Step:
     """Record the ports that the first node holds."""
     node, held = state.nodes[event.node], (event.port, *event.further)
     if isinstance(node, Up) and node.held == ASKED:
@@ -172,7 +159,7 @@ def on_port_held(event: PortHeld, state: State, now: float) -> Step:
     return state._replace(ports=held), ()
 
 
-def on_port_refused(event: PortRefused, state: State, now: float) -> Step:
+def on_port_refused(event: messages.PortRefused, state: State, now: float) -> Step:
     """End the job because the port can't be used, naming the process that holds it."""
     node = state.nodes[event.node]
     if isinstance(node, Up) and node.held == ASKED:  # if the plan needs that port, it is requested again
@@ -187,7 +174,7 @@ def on_port_refused(event: PortRefused, state: State, now: float) -> Step:
     return state, (JobOver(Cause(text, Exit.PORT_TAKEN, now, node=event.node)),)
 
 
-def on_port_usurped(event: PortUsurped, state: State, now: float) -> Step:
+def on_port_usurped(event: messages.PortUsurped, state: State, now: float) -> Step:
     """Move to another port because another program took it, or end the job if the user chose the port."""
     if event.node not in state.members[:1]:
         return state, ()
@@ -198,7 +185,7 @@ def on_port_usurped(event: PortUsurped, state: State, now: float) -> Step:
     return state, (StartAgain(Why.PORT, cause, "restarting with another port"),)
 
 
-def on_route_found(event: RouteFound, state: State, now: float) -> Step:
+def on_route_found(event: messages.RouteFound, state: State, now: float) -> Step:
     """Record the route of a node to MASTER_ADDR."""
     node = state.nodes[event.node]
     if not isinstance(node, Up) or node.asked != event.asked:
@@ -228,7 +215,7 @@ def _ask_first_node(state: State) -> tuple[State, tuple[Send, ...]]:
     return _ask_for_routes(state.with_node(first, node._replace(route=None)), [first], address)
 
 
-def on_route_failed(event: RouteFailed, state: State, now: float) -> Step:
+def on_route_failed(event: messages.RouteFailed, state: State, now: float) -> Step:
     """Handle a node without a route to MASTER_ADDR: continue without it if possible, else end with advice."""
     node = state.nodes[event.node]
     if not isinstance(node, Up) or node.asked != event.asked:
@@ -245,7 +232,7 @@ def on_route_failed(event: RouteFailed, state: State, now: float) -> Step:
     return _no_route(state, event, node, now)
 
 
-def _no_route(state: State, event: RouteFailed, node: Up, now: float) -> Step:
+def _no_route(state: State, event: messages.RouteFailed, node: Up, now: float) -> Step:
     text = _no_route_words(state, event)
     cause = Cause(text, Exit.USAGE, now, node=event.node, kind="node_lost")
     if state.attempt and route_of(state.nodes[state.members[0]]):
@@ -253,7 +240,7 @@ def _no_route(state: State, event: RouteFailed, node: Up, now: float) -> Step:
     return state, (JobOver(cause),)
 
 
-def _no_route_words(state: State, event: RouteFailed) -> str:
+def _no_route_words(state: State, event: messages.RouteFailed) -> str:
     node, first = state.label(event.node), state.members[0]
     key = f"{state.spec.pool[first].path}.address"
     advice = f"set {key} to an address of {state.label(first)} that the other nodes can reach"
@@ -273,16 +260,11 @@ def start_when_prepared(state: State, now: float) -> Step:
     if errors := [each for each in found if each.problem.level == "error"]:
         return checking.refuse(state, errors, now)
     state = state._replace(phase=Phase.RUNNING, started_at=now).without_timers(Timer.PREPARE)
-    state, started = _start(joining.watch(state, now), state.members)
-    return state, (*(() if state.attempt else checking.warning(state, found)), *started)
-
-
-def _start(state: State, nodes: Sequence[int]) -> tuple[State, tuple[Action, ...]]:
-    actions: list[Action] = []
-    for index in nodes:
+    state = joining.watch(state, now)
+    for index in state.members:
         state = state.with_node(index, state.up(index)._replace(occupied=True))
-        actions.append(StartWorkers(index))
-    return state, tuple(actions)
+    warning = () if state.attempt else checking.warning(state, found)
+    return state, (*warning, *map(StartWorkers, state.members))
 
 
 def _owes_an_answer(state: State, node: int) -> bool:
@@ -312,7 +294,7 @@ def prepare_overdue(state: State, now: float) -> Step:
 # Variables that name unusable interfaces
 
 
-def _misnamed(event: RouteFound, state: State) -> tuple[tuple[str, str, str], ...]:
+def _misnamed(event: messages.RouteFound, state: State) -> tuple[tuple[str, str, str], ...]:
     """Return the variables that can't work on a node with a route, each as name, setting and reason."""
     if not event.interfaces:
         return ()

@@ -54,7 +54,7 @@ def _workdir_key(spec: JobSpec, node: int) -> str:
 
 def on_worker_exited(event: WorkerExited, rank: int, state: State, now: float) -> Step:
     """Record the exit of a worker."""
-    if isinstance(state.worker(rank).phase, Exited):
+    if isinstance(state.workers[rank].phase, Exited):
         return state, ()
     running = state.phase is Phase.RUNNING
     dumped = stalling.died_of_its_dump(state, rank, event.status)

@@ -279,13 +279,8 @@ def clearing_overdue(state: State, now: float) -> Step:
     """Drop and fence the nodes that have not confirmed the end of their workers in time."""
     actions: list[Action] = []
     for i, node in enumerate(state.nodes):
-        occupied = isinstance(node, Linked) and may_be_occupied(node)
-        if isinstance(node, Linked) and occupied and state.due_at(Timer.FENCE, i) is None:
-            actions += [
-                Drop(i),
-                ShowMessage(
-                    "warning", f"{state.label(i)} did not confirm its cleanup; treating the node as lost"
-                ),
-            ]
+        if isinstance(node, Linked) and may_be_occupied(node) and state.due_at(Timer.FENCE, i) is None:
+            text = f"{state.label(i)} did not confirm its cleanup; treating the node as lost"
+            actions += [Drop(i), ShowMessage("warning", text)]
             state = lost(state, i, node, LinkFailure(Kind.SILENT), now)
     return state, tuple(actions)

@@ -190,7 +190,7 @@ def with_earlier_cause(state: State, rank: int, event: WorkerExited, words: Word
 
 def with_exit(state: State, rank: int, **changes: Any) -> State:
     """Return `state` with additional facts about the exit of a rank."""
-    phase = state.worker(rank).phase
+    phase = state.workers[rank].phase
     assert isinstance(phase, Exited)
     return state.with_worker(rank, phase=phase._replace(**changes))
 

@@ -28,7 +28,7 @@ def on_ranks_stalled(event: RanksStalled, state: State, now: float) -> Step:
     for rank in part.ranks:
         local_rank = rank - part.first_rank
         stalled = local_rank in event.local_ranks
-        stack = state.worker(rank).stack if stalled else ()
+        stack = state.workers[rank].stack if stalled else ()
         pid = stopped.get(local_rank) if stalled else None
         state = state.with_worker(rank, stalled=stalled, stack=stack, stopped_pid=pid)
     after = {worker.rank for worker in _stalled(state)}
@@ -83,7 +83,7 @@ def _others_words(state: State) -> str:
 
 def on_stack_dumped(event: StackDumped, rank: int, state: State, now: float) -> Step:
     """Show the innermost frames of a blocked rank. The run directory contains the whole stack."""
-    if not (state.worker(rank).stalled or (state.suspect and state.worker(rank).running)):
+    if not (state.workers[rank].stalled or (state.suspect and state.workers[rank].running)):
         return state, ()  # it has resumed, or ended, in the meantime
     frames = _frames(event.text)
     if not frames:
@@ -112,7 +112,7 @@ def died_of_its_dump(state: State, rank: int, status: int) -> bool:
 
     The rank may have resumed in between.
     """
-    return state.phase is Phase.RUNNING and state.worker(rank).dumping and status == -signal.SIGABRT
+    return state.phase is Phase.RUNNING and state.workers[rank].dumping and status == -signal.SIGABRT
 
 
 def dumping(state: State) -> bool:

@@ -9,9 +9,9 @@ from distlaunch.agent.frozen import Frozen
 from distlaunch.diagnosis.exits import Raised
 from distlaunch.errors import Exit
 from distlaunch.job.spec import FOREVER_S, FailureKind, JobSpec
-from distlaunch.plan.placement import Foreseen, LaunchPlan
+from distlaunch.plan.placement import LaunchPlan
 from distlaunch.supervisor.actions import ShowMessage
-from distlaunch.supervisor.nodes import Node, Nodes, RankState, RankStates, Up, is_missing
+from distlaunch.supervisor.nodes import Node, Nodes, RankStates, Up, is_missing
 from distlaunch.wording import counted
 
 
@@ -173,7 +173,7 @@ class State(Frozen):
     pending. `interrupted_by` is the node that passed on the last interrupt, or None for the controller
     itself. `resumed` contains the time when the controller continued after a suspension of about a lease or
     more, and the length of the suspension in seconds. `chance` (0 to 1) makes many runs act at different
-    times. `foreseen` is the rendezvous address in the requests sent to nodes before a plan existed.
+    times. `foreseen` is the MASTER_ADDR in the requests sent to nodes before a plan existed.
     `reached_by` is the address at which other nodes reach the first one. `run_id` is "" in a replay.
     """
 
@@ -202,7 +202,7 @@ class State(Frozen):
     resumed: tuple[float, float] | None = None
     warned: bool = False
     asked: Asked | None = None
-    foreseen: Foreseen | None = None
+    foreseen: str = ""
     reached_by: str = ""
 
     @property
@@ -322,10 +322,6 @@ class State(Frozen):
 
     # The workers of the current attempt
 
-    def worker(self, rank: int) -> RankState:
-        """Return the worker of a rank."""
-        return self.workers[rank]
-
     def with_worker(self, rank: int, **changes: Any) -> "State":
         """Return this state with one worker changed."""
         workers = self.workers
@@ -341,7 +337,7 @@ class State(Frozen):
     def cut_off(self, node: int) -> list[int]:
         """Return the ranks of a node that was lost before all of their output had arrived."""
         part = self.plan.part_of(node) if self.plan and is_missing(self.nodes[node]) else None
-        return [rank for rank in part.ranks if self.worker(rank).pid] if part and part.logs is None else []
+        return [rank for rank in part.ranks if self.workers[rank].pid] if part and part.logs is None else []
 
     def called(self, rank: int) -> str:
         """Return the short name of a worker in messages: `rank 3`; there is only one `mpirun`."""

@@ -95,7 +95,7 @@ def stop_message_due(state: State, now: float) -> Step:
 def _still_running(state: State) -> list[RankState]:
     parts = state.plan.nodes if state.plan else ()
     ranks = [rank for part in parts if may_be_occupied(state.nodes[part.node]) for rank in part.ranks]
-    return [worker for worker in map(state.worker, ranks) if worker.running]
+    return [state.workers[rank] for rank in ranks if state.workers[rank].running]
 
 
 def _close_all(

@@ -66,7 +66,7 @@ class Summary(Frozen):
             after = f" after {counted(self.state.attempt, 'restart')}" if self.state.attempt else ""
             finished = f"{what} finished in {self.seconds:.1f} s{after}; logs: {self.folder}"
             return [finished, *self._gaps(), *self.collecting]
-        lines = [*self.node_lines(), *self._cause_lines(above), *self.lagging, *self.others()]
+        lines = [*self.node_lines(), *self._cause_lines(cause, above), *self.lagging, *self.others()]
         return [
             *lines,
             *self._gaps(),
@@ -91,16 +91,14 @@ class Summary(Frozen):
     def _gaps(self) -> list[str]:
         """List the ranks whose last output was lost with their nodes."""
         ranks = [rank for index in self.state.members for rank in self.state.cut_off(index)]
-        whose = f"logs of {rank_list(ranks, self.state.unit)}"
         if not ranks:
             return []
         cause, allocation = self.state.cause, self.state.spec.allocation
-        if cause and cause.scheduled and allocation:
-            return [
-                f"{whose} may be incomplete: {allocation.title} ended the ranks before all output had arrived"
-            ]
         lost = "the node was" if len({self._node_of(rank) for rank in ranks}) == 1 else "the nodes were"
-        return [f"{whose} are incomplete: {lost} lost before all output had arrived"]
+        how = f"are incomplete: {lost} lost"
+        if cause and cause.scheduled and allocation:
+            how = f"may be incomplete: {allocation.title} ended the ranks"
+        return [f"logs of {rank_list(ranks, self.state.unit)} {how} before all output had arrived"]
 
     def _node_of(self, rank: int) -> str:
         return self.state.planned.node_of(rank).label
@@ -167,10 +165,7 @@ class Summary(Frozen):
             "cpus": worker.cpus,
         }
 
-    def _cause_lines(self, above: Mapping[int, Above]) -> list[str]:
-        cause = self.state.cause
-        if cause is None:
-            return []
+    def _cause_lines(self, cause: Cause, above: Mapping[int, Above]) -> list[str]:
         if cause.rank is None:
             return cause.text.splitlines()
         hint = self.advice
@@ -187,13 +182,13 @@ class Summary(Frozen):
 
     def _as_printed(self, rank: int, source: int) -> bool:
         """Return whether the output of a rank contains its last output unchanged."""
-        recorded = "\n".join(self._recorded_lines(self.state.worker(rank)))
+        recorded = "\n".join(self._recorded_lines(self.state.workers[rank]))
         words = self.last_words.get(rank, "")
         return recorded in words if source == RECORD else self._stderr_end(rank) == words
 
     def _shown_words(self, rank: int) -> tuple[list[str], int]:
         """Return the last output of a rank: its torch error record, else the end of its stderr or stdout."""
-        if recorded := self._recorded_lines(self.state.worker(rank)):
+        if recorded := self._recorded_lines(self.state.workers[rank]):
             return _end_of(recorded, len(recorded)), RECORD
         words = self._stderr_end(rank)
         if exits.without_remarks(words):
@@ -203,7 +198,7 @@ class Summary(Frozen):
 
     def error_of(self, rank: int) -> str:
         """Return everything known of a rank's last output: its torch error record, else its stderr."""
-        return "\n".join(self._recorded_lines(self.state.worker(rank))) or self._stderr_end(rank)
+        return "\n".join(self._recorded_lines(self.state.workers[rank])) or self._stderr_end(rank)
 
     def _recorded_lines(self, worker: RankState) -> list[str]:
         words, report = _record_words(worker), self._split(worker.rank)[1]
@@ -225,7 +220,7 @@ class Summary(Frozen):
             return "install py-spy on the nodes (pip install py-spy): it shows where each rank is waiting"
         if cause is None or cause.rank is None or not cause.exit:
             return ""
-        worker = self.state.worker(cause.rank)
+        worker = self.state.workers[cause.rank]
         if not isinstance(worker.phase, Exited):
             return ""
         output = exits.without_remarks(self._stderr_end(cause.rank))
@@ -268,18 +263,18 @@ class Summary(Frozen):
         return self._own_end(worker.rank, end)
 
     def _own_end(self, rank: int, end: Exited) -> str:
-        last = self._last_line(rank)
-        first = self.state.cause.rank if self.state.cause else None
-        same = first is not None and self.state.worker(first).status == end.status > 0
-        if end.stopped and not (
-            same and self._last_line(first or 0) == last
-        ):  # else it failed like the first
+        last, cause, allocation = self._last_line(rank), self.state.cause, self.state.spec.allocation
+        if end.stopped and not (cause and self._failed_like(cause.rank, end.status, last)):
             its_own = end.status > 0  # it may have exited on its own
             return "stopped by distlaunch" + (f" ({status_words(end.status)})" if its_own else "")
-        cause, allocation = self.state.cause, self.state.spec.allocation
         if cause and cause.scheduled and allocation and end.status in STOPPED:
             return f"stopped by {allocation.title}"
         return f"also failed, {status_words(end.status)}" + (f": {last[:200]}" if last else "")
+
+    def _failed_like(self, rank: int | None, status: int, last: str) -> bool:
+        """Return whether the first rank that failed had this status above 0, and this last line."""
+        same = rank is not None and self.state.workers[rank].status == status > 0
+        return same and self._last_line(rank or 0) == last
 
     def _last_line(self, rank: int) -> str:
         return (exits.without_remarks(self._stderr_end(rank)).strip().splitlines() or [""])[-1]

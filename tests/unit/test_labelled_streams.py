@@ -5,7 +5,7 @@ import random
 import pytest
 
 from distlaunch.agent import wire
-from distlaunch.agent.wire import HELLO_PREFIX, READY_MARKER, Frame, encode_output
+from distlaunch.agent.wire import HELLO_PREFIX, READY_MARKER, Frame, encode
 from distlaunch.transports.failure import Kind, LinkFailure, ProcessEnd
 from distlaunch.transports.handshake import NodeGone
 from distlaunch.transports.slurm import LabeledStreams, SlurmStep
@@ -39,7 +39,7 @@ def test_frames_survive_labels_however_they_are_cut(seed: int) -> None:
         label = chance.randrange(3)
         data = bytes(chance.choice(b"\x1b[n\n=!0: ") for _ in range(chance.choice([0, 1, 5, 959, 3000])))
         sent[INDICES[label]].append(data)
-        encoded = wire.as_lines(encode_output(INDICES[label], 0, 0, data))
+        encoded = wire.as_lines(encode(INDICES[label], 0, 0, data))
         assert max(map(len, encoded.split(b"\n"))) < 1000
         pieces.append(labeled(label, encoded))
     made, whole, got = booted(), b"".join(pieces), dict[int, list[bytes]]()
@@ -69,7 +69,7 @@ def test_an_agents_last_status_ends_its_node_once() -> None:
     assert isinstance(gone, NodeGone)
     assert gone == NodeGone(5, LinkFailure(Kind.LOST, clean=True))  # its guardian has swept
     assert made.listen(b"srun: error: a2: task 1: Exited with exit code 70\n") == []
-    (frame,) = made.receive(labeled(2, wire.as_lines(encode_output(7, 0, 0, b"goes on"))))[1]
+    (frame,) = made.receive(labeled(2, wire.as_lines(encode(7, 0, 0, b"goes on"))))[1]
     assert isinstance(frame, Frame)
     assert frame.payload == b"goes on"
 

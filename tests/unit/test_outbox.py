@@ -22,7 +22,7 @@ FRAME = wire.HEADER.size + 1
 
 
 def frame(mark: str, size: int = 1) -> bytes:
-    return wire.encode_output(0, 0, 0, mark.encode() * size)
+    return wire.encode(0, 0, 0, mark.encode() * size)
 
 
 @contextlib.contextmanager
@@ -204,7 +204,7 @@ def test_all_spooled_frames_come_out_once_and_in_order(limits: Limits, steps: li
                 if accepted:
                     assert spool.pop() == accepted.popleft()
             else:
-                entry = wire.encode_output(1, 2, 3, step)
+                entry = wire.encode(1, 2, 3, step)
                 took = spool.append(entry)
                 held = sum(map(len, accepted))
                 assert took or held + len(entry) > min(limits.memory, limits.disk), "it had room"

@@ -21,7 +21,7 @@ messages = st.builds(
     ),
 )
 _short = st.integers(0, 65535)
-outputs = st.builds(wire.encode_output, _short, _short, _short, st.binary(max_size=200))
+outputs = st.builds(wire.encode, _short, _short, _short, st.binary(max_size=200))
 streams = st.lists(messages | outputs, max_size=6).map(b"".join)
 cuts = st.lists(st.integers(0, 1200), max_size=8)
 
@@ -125,7 +125,7 @@ def test_refuses_a_payload_that_is_not_a_message(payload: bytes) -> None:
 
 
 def test_does_not_keep_long_frames_in_memory() -> None:
-    frame = wire.encode_output(0, 0, 0, bytes(wire.MAX_OUTPUT))
+    frame = wire.encode(0, 0, 0, bytes(wire.MAX_OUTPUT))
     decoder = FrameDecoder(wire.REPORTS)
     tracemalloc.start()
     try:

@@ -80,7 +80,7 @@ class Step:
         for rank in ranks:
             for number in range(self._number if self._how == "print" else 0):
                 text = b"step %d: loss 0.%03d\n" % (number, number % 1000)
-                self._send(node, wire.encode_output(node, start.attempt, 2 * rank, text))
+                self._send(node, wire.encode(node, start.attempt, 2 * rank, text))
             if self._how in ("end", "print"):
                 self._exit(node, rank, 0)
             elif self._how == "fail" and first + rank == self._number:
