@@ -22,7 +22,7 @@ from distlaunch.launch import join
 from distlaunch.launch.link import Link
 from distlaunch.launch.process import Peer, watch_for_silence
 from distlaunch.transports.gathering import Arrival, Gathering
-from distlaunch.transports.handshake import Handshake, NodeGone, Streams
+from distlaunch.transports.handshake import NodeGone, Streams
 from distlaunch.transports.transport import Joined
 
 HELLO_S = 5.0
@@ -37,7 +37,7 @@ class JoinedLink(Link):
     """A link to another launcher's agent. It sends ranks, addresses and ports, but no program."""
 
     def __init__(self, transport: Joined, connection: socket.socket | None, nonce: str) -> None:
-        super().__init__(transport, Peer(connection), Streams(Handshake([], nonce)), bytes)
+        super().__init__(transport, Peer(connection), Streams([], nonce), bytes)
 
     def send(self, node: int, command: tuple[Any, ...]) -> None:
         """Send a command without the workers' programs, because each launcher starts its own."""

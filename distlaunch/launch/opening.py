@@ -16,7 +16,7 @@ from distlaunch.here import runs_ranks
 from distlaunch.launch import process
 from distlaunch.launch.link import Link
 from distlaunch.transports.container import BY_SRUN, Container, entry, in_step
-from distlaunch.transports.handshake import Bundle, Handshake, Streams, boot_text, candidates_text
+from distlaunch.transports.handshake import Bundle, Streams, boot_text, candidates_text
 from distlaunch.transports.slurm import NODE_VARIABLE, LabeledStreams, SlurmStep
 from distlaunch.transports.transport import Local, Transport
 
@@ -118,7 +118,7 @@ def _open(
         _make_folder(reach.folder)
     child = _start(reach, reach.argv(), shared)
     nonce, same = os.urandom(16).hex(), reach.here and (named or PYTHON) == sys.executable and not inside
-    streams = Streams(Handshake(inside or [_opening(named)], nonce))
+    streams = Streams(inside or [_opening(named)], nonce)
     return Link(reach, child, streams, lambda: boot_text(bundle_for(same), nonce, index))
 
 

@@ -12,8 +12,7 @@ Every node receives the same command, so no value of a job is ever quoted for a 
 4. The agent writes HELLO_PREFIX and the nonce (see `distlaunch.agent.wire`). After that, both sides send
    frames.
 
-A `Handshake` is the controller's side of this protocol. `Streams` holds all output of a node. Neither does
-I/O.
+`Streams` is the controller's side of this protocol, and holds all output of a node. It does no I/O.
 """
 
 import zlib
@@ -94,53 +93,6 @@ MAX_NOISE = 1 << 16
 """Bytes that a login shell may print before the marker, and as many again before the hello."""
 
 
-class Handshake:
-    """The controller's side of the handshake with one node. Converts received bytes to input and frames.
-
-    Each of `openings` is sent once, after a marker. All but the last exec another shell, which prints another
-    marker. The hello must contain this `nonce`.
-    """
-
-    def __init__(self, openings: Sequence[bytes], nonce: str) -> None:
-        self._awaited = [(wire.READY_MARKER, then) for then in openings]
-        self._awaited.append((wire.HELLO_PREFIX + nonce.encode() + b"\n", b""))
-        self.noise = b""
-        """Unexpected output since the last marker."""
-        self._decoder = wire.FrameDecoder(wire.REPORTS)
-
-    @property
-    def booted(self) -> bool:
-        """Return whether the agent has sent its hello."""
-        return not self._awaited
-
-    @property
-    def opened(self) -> bool:
-        """Return whether all openings have been sent. Any later input is for the interpreter."""
-        return not any(then for _, then in self._awaited)
-
-    def without_marker(self) -> bytes:
-        """Return the first opening, to be sent before its marker arrives. The marker is still expected."""
-        marker, then = self._awaited[0]
-        self._awaited[0] = marker, b""
-        return then
-
-    def feed(self, data: bytes) -> tuple[bytes, list[wire.Frame]]:
-        """Process received bytes. Return the bytes to send and the frames. Raises `wire.ProtocolError`."""
-        to_send = b""
-        while self._awaited:
-            self.noise += data
-            word, then = self._awaited[0]
-            before, found, data = self.noise.partition(word)
-            if len(before) > MAX_NOISE:
-                raise wire.ProtocolError(f"more than {MAX_NOISE} bytes of output before the agent started")
-            if not found:
-                return to_send, []
-            self.noise = b""
-            to_send += then
-            self._awaited.pop(0)
-        return to_send, self._decoder.feed(data)
-
-
 MAX_NOISE_SHOWN = 1024
 MAX_WORDS = 8192
 """Bytes kept from the end of a transport's stderr."""
@@ -154,38 +106,58 @@ class NodeGone(Frozen):
 
 
 class Streams:
-    """The output of a transport process that serves one node.
+    """The output of a transport process that serves one node, and the controller's side of the handshake.
 
-    `distlaunch.transports.slurm` has a subclass for processes that serve several nodes.
+    Each of `openings` is sent once, after a marker. All but the last exec another shell, which prints another
+    marker. The hello must contain this `nonce`. `distlaunch.transports.slurm` has a subclass for processes
+    that serve several nodes.
     """
 
-    def __init__(self, *handshakes: Handshake) -> None:
-        self.handshakes = handshakes
+    def __init__(self, openings: Sequence[bytes], nonce: str) -> None:
+        self._awaited = [(wire.READY_MARKER, then) for then in openings]
+        self._awaited.append((wire.HELLO_PREFIX + nonce.encode() + b"\n", b""))
+        self.noise = b""
+        """Unexpected output since the last marker."""
         self.words = b""
         """The last bytes received on stderr."""
+        self._decoder = wire.FrameDecoder(wire.REPORTS)
 
     @property
     def booted(self) -> bool:
         """Return whether every agent has sent its hello."""
-        return all(handshake.booted for handshake in self.handshakes)
+        return not self._awaited
 
     @property
     def opened(self) -> bool:
-        """Return whether all openings have been sent to every node."""
-        return all(handshake.opened for handshake in self.handshakes)
+        """Return whether all openings have been sent. Any later input is for the interpreter."""
+        return not any(then for _, then in self._awaited)
 
     @property
     def pulling(self) -> bool:
         """Return whether an image is being pulled."""
-        return any(f"{PULLING}\n".encode() in handshake.noise for handshake in self.handshakes)
+        return f"{PULLING}\n".encode() in self.noise
 
     def without_marker(self) -> bytes:
-        """Return the opening, to be sent without waiting for a marker."""
-        return self.handshakes[0].without_marker()
+        """Return the first opening, to be sent before its marker arrives. The marker is still expected."""
+        marker, then = self._awaited[0]
+        self._awaited[0] = marker, b""
+        return then
 
     def receive(self, data: bytes) -> tuple[bytes, Sequence[wire.Frame | NodeGone]]:
         """Process stdout data. Return the bytes to send and the frames. Raises `wire.ProtocolError`."""
-        return self.handshakes[0].feed(data)
+        to_send = b""
+        while self._awaited:
+            self.noise += data
+            word, then = self._awaited[0]
+            before, found, data = self.noise.partition(word)
+            if len(before) > MAX_NOISE:
+                raise wire.ProtocolError(f"more than {MAX_NOISE} bytes of output before the agent started")
+            if not found:
+                return to_send, []
+            self.noise = b""
+            to_send += then
+            self._awaited.pop(0)
+        return to_send, self._decoder.feed(data)
 
     def listen(self, data: bytes) -> list[NodeGone]:
         """Store stderr data."""
@@ -201,7 +173,6 @@ class Streams:
 
     def end(self, status: int | None, timed_out: bool = False, protocol_error: str = "") -> ProcessEnd:
         """Return the end of the process with the output received so far."""
-        noise = b"".join(handshake.noise for handshake in self.handshakes)
-        shown = noise[-MAX_NOISE_SHOWN:].decode(errors="replace")
+        shown = self.noise[-MAX_NOISE_SHOWN:].decode(errors="replace")
         words = self.words.decode(errors="replace")
         return ProcessEnd(words, self.booted, status, shown, timed_out, protocol_error)

@@ -7,7 +7,7 @@ from typing import Literal
 
 from distlaunch.agent import wire
 from distlaunch.transports.failure import Kind, LinkFailure, Patterns, ProcessEnd, classify
-from distlaunch.transports.handshake import SCRIPT, Handshake, NodeGone, Streams
+from distlaunch.transports.handshake import SCRIPT, NodeGone, Streams
 from distlaunch.transports.transport import OLD_PYTHON, Transport, Way
 from distlaunch.wording import expand_nodelist
 
@@ -183,8 +183,18 @@ class LabeledStreams(Streams):
         self._opening, self._step = opening, step
         self._nodes = [_Node(index, nonce) for index in nodes.values()]
         self._on = dict(zip(nodes, self._nodes, strict=True))
-        super().__init__(*(handshake for node in self._nodes for handshake in node.handshakes))
+        super().__init__([b""], nonce)
         self._half = {1: b"", 2: b""}
+
+    @property
+    def booted(self) -> bool:
+        """Return whether every agent has sent its hello."""
+        return all(node.booted for node in self._nodes)
+
+    def end(self, status: int | None, timed_out: bool = False, protocol_error: str = "") -> ProcessEnd:
+        """Return the end of the process with the output of all nodes."""
+        self.noise = b"".join(node.noise for node in self._nodes)
+        return super().end(status, timed_out, protocol_error)
 
     def without_marker(self) -> bytes:
         """Return the opening for all nodes. No shell in between prints or waits for input."""
@@ -247,7 +257,7 @@ class _Node(Streams):
     """The output of one node of a step."""
 
     def __init__(self, index: int, nonce: str) -> None:
-        super().__init__(Handshake([b""], nonce))
+        super().__init__([b""], nonce)
         self.index = index
         self._rest = b""
         self.gone = False

@@ -63,6 +63,10 @@ class Transport(_Frozen):
     """Whether a job must list its hosts, unless an allocation provides them."""
     allocated = False
     """Whether a scheduler provides the hosts, which may not be known yet."""
+    here = False
+    """Whether the node is known to be this machine."""
+    keeps_alive = True
+    """Whether the process soon ends by itself if the node becomes unreachable."""
 
     @classmethod
     def to(cls, host: str, way: Way) -> "Transport":
@@ -75,11 +79,6 @@ class Transport(_Frozen):
         raise NotImplementedError
 
     @property
-    def here(self) -> bool:
-        """Return whether the node is known to be this machine."""
-        return False
-
-    @property
     def unknown(self) -> bool:
         """Return whether the host isn't known yet. Some hosts are known only inside an allocation."""
         return False
@@ -90,11 +89,6 @@ class Transport(_Frozen):
 
         If so, the agent's code is sent immediately.
         """
-        return True
-
-    @property
-    def keeps_alive(self) -> bool:
-        """Return whether the process soon ends by itself if the node becomes unreachable."""
         return True
 
     @property

@@ -14,7 +14,7 @@ from distlaunch.job.spec import JobSpec, Logs, NodeSpec, Program
 from distlaunch.launch.link import Link
 from distlaunch.launch.opening import open_early, open_links
 from distlaunch.launch.process import start
-from distlaunch.transports.handshake import Handshake, Streams
+from distlaunch.transports.handshake import Streams
 from distlaunch.transports.transport import Command, Local
 from tests.harness import PATIENCE_S, ROOT, completed, distlaunch_argv
 
@@ -60,7 +60,7 @@ def test_an_early_agent_in_use_is_not_discarded(early: Link) -> None:
 
 def test_a_link_can_break_the_protocol_after_its_process_has_exited() -> None:
     child = start(["true"], os.environ)
-    link = Link(Local(), child, Streams(Handshake([b""], "nonce")), bytes)
+    link = Link(Local(), child, Streams([b""], "nonce"), bytes)
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
     link.distrust("a lie")
     assert select.select([link.exit_descriptor()], [], [], PATIENCE_S)[0]

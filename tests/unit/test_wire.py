@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from distlaunch.agent import wire
 from distlaunch.agent.wire import CONTROL, HEADER, OUTPUT, FrameDecoder, ProtocolError
-from distlaunch.transports.handshake import MAX_NOISE, NUDGE, Handshake, Streams
+from distlaunch.transports.handshake import MAX_NOISE, NUDGE, Streams
 from tests.unit.samples import bounded
 
 Told = tuple[int, int, int, bytes]
@@ -144,14 +144,14 @@ HELLO = wire.HELLO_PREFIX + b"n0nce\n"
 REPORT = wire.encode_message(0, {"op": "hello"})
 
 
-def shaken(parts: list[bytes]) -> tuple[bytes, list[Told], Handshake]:
+def shaken(parts: list[bytes]) -> tuple[bytes, list[Told], Streams]:
     """What a handshake sends and tells when it is fed `parts`."""
-    handshake = Handshake([b"opening"], "n0nce")
+    handshake = Streams([b"opening"], "n0nce")
     sent, frames = b"", []
     for part in parts:
-        more, new = handshake.feed(part)
+        more, new = handshake.receive(part)
         sent += more
-        frames += [told(frame) for frame in new]
+        frames += [told(frame) for frame in new if isinstance(frame, wire.Frame)]
     return sent, frames, handshake
 
 
@@ -171,11 +171,11 @@ def test_skips_noise_before_marker_and_hello(motd: bytes, noise: bytes, stream: 
 
 
 def test_byte_by_byte_nothing_is_sent_before_the_marker_is_whole() -> None:
-    handshake = Handshake([b"opening"], "n0nce")
+    handshake = Streams([b"opening"], "n0nce")
     for byte in wire.READY_MARKER[:-1]:
-        assert handshake.feed(bytes([byte])) == (b"", [])
+        assert handshake.receive(bytes([byte])) == (b"", [])
         assert not handshake.opened
-    assert handshake.feed(wire.READY_MARKER[-1:]) == (b"opening", [])
+    assert handshake.receive(wire.READY_MARKER[-1:]) == (b"opening", [])
     assert handshake.opened
     assert not handshake.booted
 
@@ -197,12 +197,12 @@ def test_a_hello_without_our_nonce_boots_nothing(hello: bytes) -> None:
 
 
 def test_nudges_a_shell_until_it_was_sent_what_it_reads() -> None:
-    awaited, direct = (Streams(Handshake([b"python3\n\n"], "n0nce")) for _ in range(2))
+    awaited, direct = (Streams([b"python3\n\n"], "n0nce") for _ in range(2))
     assert awaited.nudges() == NUDGE
     awaited.receive(wire.READY_MARKER)
     direct.without_marker()
     assert awaited.nudges() == direct.nudges() == b""
-    inside = Streams(Handshake([b">docker run\n", b"python3\n\n"], "n0nce"))
+    inside = Streams([b">docker run\n", b"python3\n\n"], "n0nce")
     inside.without_marker()
     assert inside.nudges() == NUDGE  # for the shell in the container
 
@@ -210,10 +210,10 @@ def test_nudges_a_shell_until_it_was_sent_what_it_reads() -> None:
 @pytest.mark.parametrize("before", [b"", wire.READY_MARKER], ids=["before the marker", "before the hello"])
 @pytest.mark.parametrize("piece", [1000, MAX_NOISE, MAX_NOISE * 4])
 def test_refuses_endless_noise(before: bytes, piece: int) -> None:
-    handshake = Handshake([b"opening"], "n0nce")
-    handshake.feed(before)
+    handshake = Streams([b"opening"], "n0nce")
+    handshake.receive(before)
     with pytest.raises(ProtocolError, match="before the agent started"):
-        any(handshake.feed(b"x" * piece)[1] for _ in range(MAX_NOISE * 2 // piece + 1))
+        any(handshake.receive(b"x" * piece)[1] for _ in range(MAX_NOISE * 2 // piece + 1))
 
 
 def test_accepts_a_long_message_of_the_day_but_no_damaged_frame() -> None:
