@@ -4,7 +4,7 @@ Source: torch/distributed/elastic/agent/server/local_elastic_agent.py and the to
 torch 2.13.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -34,6 +34,22 @@ SENT = RESERVED - {"DISTLAUNCH_AGENT", "DISTLAUNCH_DEADLINE", "TORCHELASTIC_ERRO
     *("TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_DUMP_ON_TIMEOUT"),
 }
 """The only variables that a controller may set for the workers of a launcher that joined."""
+
+
+def chosen_by_nccl(value: str, interfaces: Iterable[str]) -> list[str]:
+    """Return the interfaces that NCCL selects by this value of NCCL_SOCKET_IFNAME.
+
+    The value lists prefixes, or whole names after `=`. With `^`, it selects all others. `:port` is ignored.
+    """
+    but = value.startswith("^")
+    exact = value[but:].startswith("=")
+    names = [part.partition(":")[0] for part in value[but + exact :].split(",") if part]
+    return [
+        each
+        for each in interfaces
+        if any(each == name if exact else each.startswith(name) for name in names) is not but
+        and not (but and each == "lo")
+    ]
 
 
 def ranks_alone(command: StartWorkers) -> StartWorkers:

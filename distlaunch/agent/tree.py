@@ -96,15 +96,18 @@ def read_manifest(data: bytes) -> list[Entry]:
         if flaw:
             raise TreeError("%.200r in the manifest %s" % (entry.path, flaw))
         paths.add(entry.path)
-    parents = {""}
     for path in paths:
-        parent = path.rpartition("/")[0]
-        while parent not in parents:
-            if parent in paths:
-                raise TreeError("%.200r in the manifest is below a file" % path)
-            parents.add(parent)
-            parent = parent.rpartition("/")[0]
+        if not paths.isdisjoint(_parents(path)):
+            raise TreeError("%.200r in the manifest is below a file" % path)
     return entries
+
+
+def _parents(path: str) -> Iterator[str]:
+    """Yield the directories in a tree that contain a path, innermost first."""
+    parent = path.rpartition("/")[0]
+    while parent:
+        yield parent
+        parent = parent.rpartition("/")[0]
 
 
 def _flaw(entry: Entry) -> str:
@@ -271,7 +274,7 @@ class Store:
 
     def _make(self, entries: list[Entry], new: str) -> Iterator[float | list[int]]:
         os.mkdir(new, 0o700)
-        made = {""}
+        made: set[str] = set()
         todo: Iterable[int] = range(len(entries))
         while todo:
             wrong: dict[str, list[int]] = {}
@@ -494,11 +497,8 @@ def _is_kept(path: str, size: int) -> bool:
 
 
 def _make_parents(folder: str, path: str, made: set[str]) -> None:
-    parent, lacking = path.rpartition("/")[0], []
-    while parent not in made:
-        lacking.append(parent)
-        made.add(parent)
-        parent = parent.rpartition("/")[0]
+    lacking = [parent for parent in _parents(path) if parent not in made]
+    made.update(lacking)
     for parent in reversed(lacking):
         try:
             os.mkdir("%s/%s" % (folder, parent), 0o700)

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, get_args
 
 from distlaunch.agent.frozen import Frozen
+from distlaunch.contract import INTERFACE_VARIABLES, chosen_by_nccl
 from distlaunch.job.spec import Checked
 from distlaunch.job.text import is_loopback
 from distlaunch.wording import counted, listed, size_words
@@ -326,7 +327,7 @@ def _network(facts: Mapping[str, Any], node: NodeReport, job: Expected | None) -
 def _interfaces(facts: Mapping[str, Any]) -> Iterator[Problem]:
     interfaces = [name for name, _ in _rows(facts.get("interfaces"))]
     for variable, value in _texts(facts.get("named")):
-        if variable.endswith("IFNAME") and not any(_names(value, interface) for interface in interfaces):
+        if variable in INTERFACE_VARIABLES and not chosen_by_nccl(value, interfaces):
             what = f"no interface matches {variable}={value} ({listed(interfaces)})"
             yield Problem("error", "network", what, "ranks can't connect", "correct or remove it")
     for port, state in _texts(facts.get("ib")):
@@ -335,15 +336,6 @@ def _interfaces(facts: Mapping[str, Any]) -> Iterator[Problem]:
             yield Problem(
                 "warning", "network", what, "NCCL may fail or be slow", "check its cable and switch"
             )
-
-
-def _names(value: str, interface: str) -> bool:
-    """Return whether a setting of NCCL or gloo accepts an interface: prefixes, = exact, ^ all others."""
-    exclude, exact = value.startswith("^"), "=" in value[:2]
-    found = any(
-        interface == each if exact else interface.startswith(each) for each in value.lstrip("^=").split(",")
-    )
-    return found is not exclude
 
 
 def _load(facts: Mapping[str, Any]) -> Iterator[Problem]:

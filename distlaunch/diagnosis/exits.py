@@ -127,14 +127,20 @@ def words_of(status: int, stderr: str, record: Mapping[str, Any] | None = None) 
     if status < 0 and status not in (-signal.SIGABRT, -signal.SIGTERM, -signal.SIGKILL):
         return Words()  # no Python exception ends like this
     output = re.sub(_RANK_PREFIX, "", split_launcher(stderr)[0])
-    recorded = record and (record.get("callstack") or record.get("message"))
-    text = root_error(recorded if isinstance(recorded, str) else output)
+    recorded = record_text(record)
+    text = root_error(recorded or output)
     error = _of_a_collective(text)
     lost, timed_out = re.search(_LOST, error) is not None, re.search(_WAITED, error) is not None
     stack = python_frames(text)[::-1] if timed_out else ()
     found, peer_gone = TRACEBACK in output or bool(recorded), lost or timed_out
-    last = _final_exception(recorded if isinstance(recorded, str) else output)
+    last = _final_exception(recorded or output)
     return Words(found, peer_gone, timed_out and not lost, stack, _raised_in(last))
+
+
+def record_text(record: Any) -> str:
+    """Return the text in an error record by torch's @record: its traceback, else its message."""
+    text = isinstance(record, dict) and (record.get("callstack") or record.get("message"))
+    return text if isinstance(text, str) else ""
 
 
 def _raised_in(error: str) -> Raised | None:

@@ -331,9 +331,7 @@ def _more_may_come(state: State) -> bool:
     wanted = len(state.spec.nodes)
     if not state.nodes.counts.expected or wanted == len(state.nodes):
         return state.nodes.counts.expected > 0
-    if any(map(is_expected, state.nodes[:wanted])):
-        return True
-    return any(map(is_expected, state.nodes)) and len(choose_members(state)) < wanted
+    return any(map(is_expected, state.nodes[:wanted])) or len(choose_members(state)) < wanted
 
 
 def begin_when_connected(state: State, now: float) -> Step:

@@ -8,7 +8,7 @@ before the ranks start. If the plan turns out different, the requests are sent a
 from collections.abc import Mapping, Sequence
 
 from distlaunch.agent import messages
-from distlaunch.contract import INTERFACE_VARIABLES
+from distlaunch.contract import INTERFACE_VARIABLES, chosen_by_nccl
 from distlaunch.errors import Exit, JobError
 from distlaunch.job.spec import EnvValue
 from distlaunch.plan.placement import LaunchPlan, foreseen_master, make_plan
@@ -319,7 +319,7 @@ def _flaw(name: str, value: str, interfaces: Mapping[str, bool]) -> str:
     if name == "GLOO_SOCKET_IFNAME":  # Gloo creates a device for each, so all must be usable
         flaws = [_flaw_of([each], interfaces) for each in value.split(",")]
         return next(filter(None, flaws), "")
-    return _flaw_of(_chosen_by_nccl(value, interfaces), interfaces)
+    return _flaw_of(chosen_by_nccl(value, interfaces), interfaces)
 
 
 def _flaw_of(names: list[str], interfaces: Mapping[str, bool]) -> str:
@@ -330,22 +330,6 @@ def _flaw_of(names: list[str], interfaces: Mapping[str, bool]) -> str:
     if not any(interfaces[name] for name in there):
         return "that interface has no address" if len(there) == 1 else "those interfaces have no address"
     return "lo can't reach other machines" if there == ["lo"] else ""
-
-
-def _chosen_by_nccl(value: str, interfaces: Mapping[str, bool]) -> list[str]:
-    """Return the interfaces that NCCL selects by this value.
-
-    The value lists prefixes, or whole names after `=`. With `^`, it selects all others. `:port` is ignored.
-    """
-    but = value.startswith("^")
-    exact = value[but:].startswith("=")
-    names = [part.partition(":")[0] for part in value[but + exact :].split(",") if part]
-    return [
-        each
-        for each in interfaces
-        if any(each == name if exact else each.startswith(name) for name in names) is not but
-        and not (but and each == "lo")
-    ]
 
 
 def _strange_master(state: State) -> tuple[ShowMessage, ...]:

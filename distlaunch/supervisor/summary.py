@@ -201,7 +201,7 @@ class Summary(Frozen):
         return "\n".join(self._recorded_lines(self.state.workers[rank])) or self._stderr_end(rank)
 
     def _recorded_lines(self, worker: RankState) -> list[str]:
-        words, report = _record_words(worker), self._split(worker.rank)[1]
+        words, report = _record_text(worker).splitlines(), self._split(worker.rank)[1]
         return [*words, report] if words and report not in ("", words[-1]) else words
 
     def _stderr_end(self, rank: int) -> str:
@@ -224,7 +224,7 @@ class Summary(Frozen):
         if not isinstance(worker.phase, Exited):
             return ""
         output = exits.without_remarks(self._stderr_end(cause.rank))
-        words = "\n".join(_record_words(worker)) + output
+        words = _record_text(worker) + output
         part = self.state.planned.node_of(cause.rank)
         python, program = part.python, part.program
         module = program.words[0] if program.kind == "module" else ""
@@ -304,13 +304,8 @@ def _end_of(lines: list[str], whole: int) -> list[str]:
     return [f"({counted(left_out, 'earlier line')} not shown)", *shown] if left_out > 0 else shown
 
 
-def _record_words(worker: RankState) -> list[str]:
-    """Return the error recorded by torch's @record: its traceback, else its message."""
-    record = worker.phase.error_record if isinstance(worker.phase, Exited) else None
-    if not isinstance(record, dict):
-        return []
-    words = record.get("callstack") or record.get("message")
-    return words.splitlines() if isinstance(words, str) else []
+def _record_text(worker: RankState) -> str:
+    return exits.record_text(worker.phase.error_record) if isinstance(worker.phase, Exited) else ""
 
 
 def _node_document(state: State, index: int) -> dict[str, Any]:
