@@ -11,14 +11,7 @@ from distlaunch.errors import Exit
 from distlaunch.supervisor import restarting, stopping
 from distlaunch.supervisor.actions import AskScheduler, Send, ShowMessage
 from distlaunch.supervisor.events import AllocationReported
-from distlaunch.supervisor.findings import (
-    AttemptFailed,
-    JobOver,
-    Step,
-    SuccessDoubted,
-    Terminated,
-    TerminationWarning,
-)
+from distlaunch.supervisor.findings import AttemptFailed, JobOver, Step, SuccessDoubted, TerminationWarning
 from distlaunch.supervisor.nodes import Up, failure_of
 from distlaunch.supervisor.state import Asked, Cause, Phase, State, Timer
 from distlaunch.transports.failure import Kind
@@ -48,13 +41,19 @@ def ask_before_failing(found: AttemptFailed, state: State, now: float) -> Step:
 
 
 def ask_before_ending(found: JobOver, state: State, now: float) -> Step:
-    """Hold back the end of a job without enough nodes. The scheduler may be ending it before it has begun."""
-    lacks_nodes = found.cause and found.cause.exit_status in (Exit.UNREACHABLE, Exit.NODE_LOST)
-    connecting = state.phase is Phase.CONNECTING and _scheduler_answers(state)
-    if found.asked or not lacks_nodes or not connecting:
+    """Hold back the end of a job that the scheduler may be ending: one without nodes, or after SIGTERM."""
+    if found.asked or not _may_be_by_scheduler(found.cause, state) or not _scheduler_answers(state):
         return stopping.end_job(found, state, now)
     asked = Asked(found.cause)
     return (state._replace(asked=asked), ()) if state.asked else _ask(state, asked, now)
+
+
+def _may_be_by_scheduler(cause: Cause | None, state: State) -> bool:
+    if cause is None or cause.scheduled:
+        return False
+    if cause.cancelled:
+        return cause.exit_status == STATUS and state.interrupts < 2
+    return state.phase is Phase.CONNECTING and cause.exit_status in (Exit.UNREACHABLE, Exit.NODE_LOST)
 
 
 def _explains(later: Cause, held: Cause) -> bool:
@@ -63,16 +62,6 @@ def _explains(later: Cause, held: Cause) -> bool:
     A failed rank explains the failures of its peers. A lost node explains the failures of its ranks."""
     node_of_the_rank = later.rank is None and held.rank is not None and later.node == held.node
     return node_of_the_rank or (held.peer_gone and not later.peer_gone)
-
-
-def terminated(found: Terminated, state: State, now: float) -> Step:
-    """Stop the job. Inside an allocation, SIGTERM may come from the scheduler, so ask it first."""
-    asking = found.cause.exit_status == STATUS and found.cause.rank is None and state.interrupts < 2
-    if not _scheduler_answers(state) or not asking:
-        return state, (JobOver(found.cause, found.signum),)
-    if state.asked:
-        return state._replace(asked=Asked(found.cause)), ()
-    return _ask(state, Asked(found.cause), now)
 
 
 def termination_warning(found: TerminationWarning | WarningReceived, state: State, now: float) -> Step:
@@ -109,9 +98,7 @@ def _resume(asked: Asked, left_s: float | None, state: State, now: float) -> Ste
     """Handle what was held back: the end of all ranks, a stop request, a failure or a termination warning."""
     if state.succeeded:
         return state, (JobOver(),)
-    if asked.cause and asked.cause.cancelled:
-        return state, (JobOver(asked.cause),)
-    if asked.cause and state.phase is Phase.CONNECTING:
+    if asked.cause and (asked.cause.cancelled or state.phase is Phase.CONNECTING):
         return state, (JobOver(asked.cause, asked=True),)
     if asked.cause:
         return restarting.attempt_failed(AttemptFailed(asked.cause, asked.also), state, now)

@@ -50,13 +50,6 @@ class StartAgain(Frozen):
     what: str
 
 
-class Terminated(Frozen):
-    """A signal, possibly sent by a scheduler, ends the job. `signum` is passed on to the workers."""
-
-    cause: Cause
-    signum: int
-
-
 class SuccessDoubted(Frozen):
     """The job has succeeded, but an agent was stopped from outside, so ranks may have been, too."""
 
@@ -79,7 +72,7 @@ class JobOver(Frozen):
 
 
 AboutNode = NodeBack | NodeLeaving | NodeLost
-AboutScheduler = Terminated | SuccessDoubted | TerminationWarning
+AboutScheduler = SuccessDoubted | TerminationWarning
 Finding = Planned | AboutNode | AboutScheduler | AttemptFailed | StartAgain | JobOver
 Step = tuple[State, tuple[Action | Finding, ...]]
 """The result of every handler and rule: the next state, and the actions and findings, in order.

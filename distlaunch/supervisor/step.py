@@ -180,7 +180,6 @@ _DECIDERS: Mapping[type, Handler] = {
     findings.NodeLost: restarting.node_lost,
     findings.AttemptFailed: allocation_end.ask_before_failing,
     findings.TerminationWarning: allocation_end.termination_warning,
-    findings.Terminated: allocation_end.terminated,
     findings.SuccessDoubted: allocation_end.success_doubted,
     findings.StartAgain: restarting.start_again,
     findings.JobOver: allocation_end.ask_before_ending,

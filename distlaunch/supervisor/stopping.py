@@ -7,7 +7,7 @@ from distlaunch.agent.wire import WARNINGS
 from distlaunch.errors import Exit
 from distlaunch.supervisor.actions import Action, Drop, Finish, Send, ShowMessage
 from distlaunch.supervisor.events import OutputFlows
-from distlaunch.supervisor.findings import JobOver, Step, Terminated, TerminationWarning
+from distlaunch.supervisor.findings import JobOver, Step, TerminationWarning
 from distlaunch.supervisor.nodes import (
     Connecting,
     End,
@@ -194,7 +194,7 @@ def on_interrupted(event: Interrupted, state: State, now: float) -> Step:
     if state.phase is not Phase.STOPPING:
         passed_on = event.signum if name in state.spec.invocation.signals else signal.SIGTERM
         # A rank that has failed is the root cause, even if that is not reported yet.
-        return state, (Terminated(state.suspect or stopped, passed_on),)
+        return state, (JobOver(state.suspect or stopped, passed_on),)
     if state.cause and state.cause.agent_signum == event.signum and now - state.ended_at < SAME_SIGNAL_S:
         return state.with_cause(stopped), ()  # the signal went to all processes, and reached an agent first
     # A terminal that closes sends SIGHUP and breaks both streams. That counts as one request.
