@@ -11,7 +11,7 @@ from distlaunch.launch.joined_agent import PATIENCE_S, STOP_QUIETLY, Part
 from distlaunch.observers.console import Console
 from distlaunch.plan.output import Destination, destinations
 from distlaunch.plan.placement import Facts, LaunchPlan, NodeRank, node_plan
-from distlaunch.plan.workers import binding_of, shared_descriptors, workers
+from distlaunch.plan.workers import binding_of, worker_specs, workers
 from distlaunch.supervisor.checking import own_needs
 
 if TYPE_CHECKING:
@@ -51,18 +51,10 @@ class OwnRanks(Part):
                 self._folder.append(each.file, b"")  # like torchrun, even for a stream without output
         if self._console:
             self._console.finish_lines()  # of ranks that have exited
-        shares = shared_descriptors(self._plan, part, ranks.attempt)
         planned = workers(self._plan, part, Rendezvous("", 0, "", "gloo"))
-        return tuple(
-            each._replace(
-                argv=own.argv,
-                cwd=own.cwd,
-                paths=own.paths,
-                one_device=self._spec.placement.one_device,
-                shares=shares[own.rank],
-            )
-            for each, own in zip(ranks.workers, planned, strict=True)
-        )
+        _, own = worker_specs(self._plan, part, planned, ranks.attempt)
+        pairs = zip(own, ranks.workers, strict=True)
+        return tuple(mine._replace(env=theirs.env, defaults=theirs.defaults) for mine, theirs in pairs)
 
     def needs(self) -> messages.Needs:
         """Return the program of the command line, and its directories."""
