@@ -194,7 +194,7 @@ def _connecting(state: State) -> str:
 
 
 def _joining(state: State) -> str:
-    size, ranks = len(state.workers), state.counted(len(state.workers))
+    size, ranks = len(state.workers), counted(len(state.workers), state.unit)
     if planned := sum(worker.phase is WorkerPhase.PLANNED for worker in state.workers):
         return f"starting: {size - planned} of {ranks}"
     missing = [worker.rank for worker in state.workers if worker.running and not worker.joined]

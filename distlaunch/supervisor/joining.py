@@ -10,7 +10,7 @@ from distlaunch.supervisor.actions import ShowMessage
 from distlaunch.supervisor.findings import JobOver, Step
 from distlaunch.supervisor.nodes import RankState
 from distlaunch.supervisor.state import Cause, State, Timer
-from distlaunch.wording import exit_words, listed, span_words
+from distlaunch.wording import counted, exit_words, listed, span_words
 
 MESSAGE_S = 15.0
 """Seconds after the start until ranks that have not joined are named. Each further message takes twice as
@@ -48,7 +48,7 @@ def _all_words(state: State) -> str:
     if state.unit == "mpirun":
         return "mpirun"
     words = {1: "the", 2: "both"}.get(count, f"all {count}")
-    return f"{words} {state.counted(count).partition(' ')[2]}"
+    return f"{words} {counted(count, state.unit).partition(' ')[2]}"
 
 
 def on_ranks_lag(event: RanksLag, state: State, now: float) -> Step:
@@ -106,7 +106,7 @@ def missing_words(state: State, missing: list[RankState]) -> str:
     """Describe the missing ranks: `6/8 ranks joined; waiting for rank 5 (gpu-b, pid 812: …) …`."""
     names = listed([named(state, worker) for worker in missing])
     count = len(state.workers)
-    text = f"{count - len(missing)}/{state.counted(count)} joined; waiting for {names}"
+    text = f"{count - len(missing)}/{counted(count, state.unit)} joined; waiting for {names}"
     first = missing[0]
     if first.rank == 0 and not first.trying and _uses_rendezvous(state):
         return f"{text}; the others are waiting for rank 0"

@@ -1,10 +1,8 @@
 """The job's tree on the nodes: requested from each, sent to those that lack parts, and verified by them."""
 
-from collections.abc import Iterable
-
 from distlaunch.agent import messages
 from distlaunch.errors import Exit
-from distlaunch.supervisor.actions import Action, Send, SendTree, ShowMessage
+from distlaunch.supervisor.actions import Send, SendTree, ShowMessage
 from distlaunch.supervisor.findings import AttemptFailed, JobOver, Step
 from distlaunch.supervisor.nodes import Code, Up
 from distlaunch.supervisor.state import Cause, Phase, State, Timer
@@ -21,14 +19,6 @@ def lacks_code(state: State, node: int) -> bool:
     """Return whether a node doesn't have the job's tree yet."""
     code = code_of(state, node)
     return state.spec.tree is not None and not (code and code.placed)
-
-
-def ask(state: State, nodes: Iterable[int]) -> tuple[State, tuple[Action, ...]]:
-    """Request the tree from nodes that have not been asked yet."""
-    new = [node for node in nodes if lacks_code(state, node) and code_of(state, node) is None]
-    for node in new:
-        state = _with_code(state, node, Code())
-    return state, tuple(request(state, node) for node in new)
 
 
 def request(state: State, node: int) -> Send:

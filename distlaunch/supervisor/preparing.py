@@ -58,19 +58,32 @@ def connect(state: State, node: int) -> Step:
 
 
 def _ask_early(state: State, node: int) -> tuple[State, tuple[Action, ...]]:
-    this, address, wanted = state.nodes[node], state.foreseen, state.spec.nodes
-    if not address or state.phase is not Phase.CONNECTING or node >= len(wanted):
+    this, wanted = state.nodes[node], state.spec.nodes
+    foreseen = state.foreseen and state.phase is Phase.CONNECTING and node < len(wanted)
+    if not foreseen or not isinstance(this, Connecting):
         return state, ()
-    if not isinstance(this, Connecting):
-        return state, ()
-    actions: tuple[Action, ...] = ()
+    ports: tuple[Action, ...] = ()
     if node == 0:
-        this, actions = this._replace(held=ASKED), (_ask_for_ports(state, 0),)
-    if not state.spec.together([each.reach for each in wanted]):
-        this, actions = this._replace(asked=address), (*actions, _ask_for_route(state, node, address))
-    if state.spec.tree:
-        this, actions = this._replace(code=Code()), (*actions, placing.request(state, node))
-    return state.with_node(node, this), actions
+        state, ports = state.with_node(0, this._replace(held=ASKED)), (_ask_for_ports(state, 0),)
+    together = state.spec.together([each.reach for each in wanted])
+    state, questions = _ask(state, node, "" if together else state.foreseen)
+    return state, (*ports, *questions)
+
+
+def _ask(state: State, node: int, address: str) -> tuple[State, tuple[Action, ...]]:
+    """Send a node, which may still be connecting, the requests that it lacks: for its route and the tree.
+
+    Without an `address`, no route is requested.
+    """
+    this, actions = state.nodes[node], list[Action]()
+    assert isinstance(this, Connecting | Up)
+    if address and this.asked != address and route_of(this) is None:
+        this = this._replace(asked=address)
+        actions.append(Send(node, messages.FindRoute(address, checking.needs_of(state, node))))
+    if state.spec.tree and this.code is None:
+        this = this._replace(code=Code())
+        actions.append(placing.request(state, node))
+    return state.with_node(node, this) if actions else state, tuple(actions)
 
 
 def prepare(state: State, members: tuple[int, ...], now: float) -> Step:
@@ -86,36 +99,21 @@ def prepare(state: State, members: tuple[int, ...], now: float) -> Step:
     state = _with_plan(state, plan)
     state = state.with_timer(Timer.PREPARE, now + state.spec.limits.connect_s)
     state, ports = _hold_ports(state, members[0])
-    state, code = placing.ask(state, members)
-    todo = (*ports, *code)
-    if plan.one_machine:
-        return _with_routes(state, members, Route(None, "127.0.0.1")), (*todo, Planned())
-    if moved:
-        state = _with_routes(state, members, None)._replace(reached_by="")
-    # The first node is asked last, because the other nodes report the address at which they reach it.
-    state, routes = _ask_for_routes(state, members[1:] or members, plan.master_addr)
+    todo = [*ports]
+    if plan.one_machine or moved:
+        state = _with_routes(state, members, Route(None, "127.0.0.1") if plan.one_machine else None)
+    for node in members:
+        # The first node is asked last, because the other nodes report the address at which they reach it.
+        later = node == members[0] and len(members) > 1
+        state, questions = _ask(state, node, "" if later else plan.master_addr)
+        todo += questions
     state, more = _ask_first_node(state)
     warning = _strange_master(state) if first_time and not more else ()
-    return state, (*todo, *routes, *more, *warning, Planned())
+    return state, (*todo, *more, *warning, Planned())
 
 
 def _ask_for_ports(state: State, node: int) -> Send:
     return Send(node, messages.HoldPort(state.spec.rendezvous.port, len(state.spec.port_names)))
-
-
-def _ask_for_route(state: State, node: int, address: str) -> Send:
-    return Send(node, messages.FindRoute(address, checking.needs_of(state, node)))
-
-
-def _ask_for_routes(state: State, nodes: Sequence[int], address: str) -> tuple[State, tuple[Send, ...]]:
-    """Request routes from the nodes in `nodes` that have none and have not been asked yet."""
-    actions = []
-    for index in nodes:
-        node = state.up(index)
-        if node.route is None and node.asked != address:
-            state = state.with_node(index, node._replace(asked=address))
-            actions.append(_ask_for_route(state, index, address))
-    return state, tuple(actions)
 
 
 def _with_plan(state: State, plan: LaunchPlan) -> State:
@@ -146,7 +144,7 @@ def _has_moved(state: State, plan: LaunchPlan, first: int) -> bool:
 def _with_routes(state: State, members: Sequence[int], route: Route | None) -> State:
     for index in members:
         state = state.with_node(index, state.up(index)._replace(route=route, asked=""))
-    return state
+    return state._replace(reached_by="")
 
 
 def on_port_held(event: messages.PortHeld, state: State, now: float) -> Step:
@@ -204,7 +202,7 @@ def on_route_found(event: messages.RouteFound, state: State, now: float) -> Step
     return state, again or (_strange_master(state) if tells else ())
 
 
-def _ask_first_node(state: State) -> tuple[State, tuple[Send, ...]]:
+def _ask_first_node(state: State) -> tuple[State, tuple[Action, ...]]:
     """Find the interface of the first node that has the address at which the other nodes reach it."""
     first, address = state.members[0], state.reached_by
     node = state.nodes[first]
@@ -212,7 +210,7 @@ def _ask_first_node(state: State) -> tuple[State, tuple[Send, ...]]:
         return state, ()
     if node.route and (not node.route.ends or address in node.route.ends):
         return state, ()
-    return _ask_for_routes(state.with_node(first, node._replace(route=None)), [first], address)
+    return _ask(state.with_node(first, node._replace(route=None)), first, address)
 
 
 def on_route_failed(event: messages.RouteFailed, state: State, now: float) -> Step:

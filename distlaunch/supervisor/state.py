@@ -12,7 +12,6 @@ from distlaunch.job.spec import FOREVER_S, FailureKind, JobSpec
 from distlaunch.plan.placement import LaunchPlan
 from distlaunch.supervisor.actions import ShowMessage
 from distlaunch.supervisor.nodes import Node, Nodes, RankStates, Up, is_missing
-from distlaunch.wording import counted
 
 
 class Timer(Enum):
@@ -347,10 +346,6 @@ class State(Frozen):
         """Return the name of a worker in messages, with its node and `more`: `rank 3 (gpu-b, pid 812)`."""
         inside = ", ".join(filter(None, (self.planned.node_of(rank).label, more)))
         return f"{self.called(rank)} ({inside})"
-
-    def counted(self, number: int) -> str:
-        """Return a number of workers in words: `3 ranks`."""
-        return counted(number, self.unit)
 
     @property
     def unit(self) -> str:

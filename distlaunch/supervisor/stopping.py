@@ -65,7 +65,7 @@ def _announcement(state: State, cause: Cause, grace_s: float) -> ShowMessage:
     name = signal.Signals(cause.exit_status - 128).name
     them = "it" if left == 1 else "them"
     again = f"another {'`distlaunch stop` or Ctrl-C' if name == 'SIGINT' else name} kills {them}"
-    text = f"received {name}: waiting up to {span_words(grace_s)} for {state.counted(left)} to exit"
+    text = f"received {name}: waiting up to {span_words(grace_s)} for {counted(left, state.unit)} to exit"
     return ShowMessage("warning", f"{text}; {again}" if state.interrupts else text)
 
 
