@@ -10,7 +10,7 @@
 
     launch/controller it decides everything, and does it through agents
                       agent ─Frame─▶ Links ─report─▶ supervisor/codec ─Event─▶ supervisor/step(State, Event)
-                      agent ◀─Frame─ Links ◀─command─ supervisor/codec ◀─Action─┘    │
+                      agent ◀─Frame─ Links ◀─command───────────────────◀─Send───┘    │
                                                                                      └▶ observers/
                       at the end: State.outcome is the exit status, and supervisor/summary describes the end
     supervisor/       pure; once agents are up, plan/ makes a LaunchPlan of JobSpec and their Facts: ranks,

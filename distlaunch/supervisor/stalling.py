@@ -49,7 +49,9 @@ def _stalled(state: State) -> list[RankState]:
 def stall_message_due(state: State, now: float) -> Step:
     """Report which ranks are stalled and which are not, and request the stacks of the stalled ones."""
     acts, again = state.spec.limits.on_stall != "warn", state.stall_told
-    message = ShowMessage("warning", _stall_words(state, again))
+    names = listed([_named(state, worker) for worker in _stalled(state)])
+    what = f"no output, CPU or GPU use for {span_words(state.stall_s)}"
+    text = f"{'now ' if again else ''}stalled: {names}: {what}; {_others_words(state)}"
     # Only of ranks without a known stack. The stack of a rank stopped by a signal is meaningless.
     ranks = [w.rank for w in _stalled(state)[:MAX_DUMPS] if not (w.stack or w.stopped_pid)]
     evidence = capture(state, ranks, acts)
@@ -58,13 +60,7 @@ def stall_message_due(state: State, now: float) -> Step:
         state = state.with_timer(Timer.STALL_ACT, now + DUMP_S)
     for rank in ranks if acts else ():
         state = state.with_worker(rank, dumping=True)
-    return state, (message, *evidence)
-
-
-def _stall_words(state: State, again: bool) -> str:
-    names = listed([_named(state, worker) for worker in _stalled(state)])
-    what = f"no output, CPU or GPU use for {span_words(state.stall_s)}"
-    return f"{'now ' if again else ''}stalled: {names}: {what}; {_others_words(state)}"
+    return state, (ShowMessage("warning", text), *evidence)
 
 
 def _named(state: State, worker: RankState) -> str:
