@@ -5,7 +5,6 @@ connect to the controller and act as its agents (`distlaunch.launch.joined_agent
 """
 
 import errno
-import ipaddress
 import os
 import socket
 import time
@@ -85,7 +84,7 @@ def is_here(host: str) -> bool:
 
 def _is_source(family: int, address: tuple[object, ...]) -> bool:
     host = str(address[0])
-    if ipaddress.ip_address(host.partition("%")[0]).is_loopback:
+    if is_loopback(host):
         return True
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as sock:
