@@ -11,7 +11,6 @@ from distlaunch.agent.gpus import gpu_count
 from distlaunch.job.spec import JobSpec, NodeSpec
 from distlaunch.job.text import is_loopback
 from distlaunch.launch import process
-from distlaunch.plan.other_launchers import under_mpirun
 from distlaunch.plan.placement import Facts, LaunchPlan, make_plan
 
 RESOLVE_S = 2.0
@@ -77,6 +76,8 @@ def _answer(child: process.Child, deadline: float) -> str | None:
 
 def plan_without_nodes(spec: JobSpec) -> LaunchPlan:
     """Return the plan known without contacting nodes, with this machine's GPUs. Raises `JobError`."""
+    from distlaunch.plan.other_launchers import under_mpirun  # no run needs it
+
     spec = under_mpirun(spec, sys.executable)
     here = gpu_count() if any(node.local for node in spec.nodes) else None
     facts = {

@@ -1,7 +1,5 @@
 """Restarts. The next attempt starts only once the end of the previous one is confirmed on every node."""
 
-import hashlib
-
 from distlaunch.agent.messages import StopWorkers
 from distlaunch.errors import Exit
 from distlaunch.job.spec import FOREVER_S, Restarts
@@ -98,6 +96,8 @@ def early_exception(state: State) -> str:
     lived_s = state.verdict.at - (state.started_at or state.verdict.at)
     if state.spec.restarts.repeat or lived_s >= HEALTHY_S:
         return ""
+    import hashlib  # loads OpenSSL, and few jobs are requeued
+
     return hashlib.sha256(repr(state.verdict.cause.raised).encode()).hexdigest()[:16]
 
 
