@@ -4,6 +4,8 @@ Every few steps, a line shows the loss and a sample of the model's output. It ru
 with nccl if every rank has its own GPU. DISTLAUNCH_BACKEND overrides this.
 """
 
+from __future__ import annotations  # for ranks with Python 3.8
+
 import argparse
 import contextlib
 import importlib
