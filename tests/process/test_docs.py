@@ -152,7 +152,8 @@ def reference_script(*arguments: str | Path) -> subprocess.CompletedProcess[str]
 
 
 @pytest.mark.parametrize(
-    "command", ["scripts/cookbook", "scripts/pictures", "scripts/try", "scripts/venv", "-m tests.wide.runs"]
+    "command",
+    [*(f"scripts/{name}" for name in "cookbook matrix pictures try venv".split()), "-m tests.wide.runs"],
 )
 def test_a_script_asked_for_help_does_nothing_else(command: str) -> None:
     words = [sys.executable, *command.split()] if command.startswith("-m") else [ROOT / command]
@@ -169,6 +170,12 @@ def test_the_table_of_keys_matches_their_declarations(tmp_path: Path) -> None:
     assert (refused.returncode, "run scripts/reference" in refused.stderr) == (1, True)
     assert reference_script(page).returncode == 0
     assert page.read_text() == JOB_FILE
+
+
+def test_the_matrix_of_versions_is_what_its_script_tries() -> None:
+    rows = re.findall(r"(?m)^\| (3\.\d+) \| (2[\d.]+) \|", PAGES["docs/versions.md"])
+    tried = re.findall(r"\b(3\.\d+)/(2[\d.]+)", completed([ROOT / "scripts/matrix", "--help"]).stdout)
+    assert rows == [*dict.fromkeys(tried)] != []
 
 
 def test_documents_every_exit_status() -> None:
