@@ -153,7 +153,10 @@ def reference_script(*arguments: str | Path) -> subprocess.CompletedProcess[str]
 
 @pytest.mark.parametrize(
     "command",
-    [*(f"scripts/{name}" for name in "cookbook matrix pictures try venv".split()), "-m tests.wide.runs"],
+    [
+        *("scripts/cookbook", "scripts/matrix", "scripts/pictures", "scripts/try", "scripts/venv"),
+        "-m tests.wide.runs",
+    ],
 )
 def test_a_script_asked_for_help_does_nothing_else(command: str) -> None:
     words = [sys.executable, *command.split()] if command.startswith("-m") else [ROOT / command]
