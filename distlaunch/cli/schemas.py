@@ -1,12 +1,12 @@
 """JSON Schemas of the output of `--json`, and of the files in a run directory that programs read.
 
-A shape is a type, a dict from fields to shapes, a list with the shape of its items, a `Maybe`, or a `OneOf`.
-A field that may be missing ends in "?". If the code has a type for a document, the shape is derived from that
-type's annotations.
+A shape is a type, None, a dict from fields to shapes, a list with the shape of its items, or a tuple of
+alternatives. A field that may be missing ends in "?". If the code has a type for a document, the shape is
+derived from that type's annotations.
 """
 
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from enum import Enum
 from types import UnionType
 from typing import Any, Literal
@@ -27,18 +27,6 @@ from distlaunch.supervisor.step import HANDLERS
 
 Shape = Any
 Schema = dict[str, Any]
-
-
-class Maybe(Frozen):
-    """A shape, or null."""
-
-    shape: Shape
-
-
-class OneOf(Frozen):
-    """Objects of several shapes."""
-
-    shapes: list[Shape]
 
 
 class Document(Frozen):
@@ -68,17 +56,17 @@ def _result() -> Shape:
     failure = {"kind": str, "words": str}
     return {
         "exit_status": int,
-        "cause": Maybe(cause),
+        "cause": (cause, None),
         "hint": str | None,
         "lagging": [str],
         "restarts": [{"why": str, "cause": str, "rank": int | None, "kind": str | None}],
         "seconds": float,
         "world_size": int,
-        "code": Maybe(_CODE),
+        "code": (_CODE, None),
         "collected": [{"node": str, "path": str, "size": int}],
         "collecting": [str],
         "workers": [{**worker, "pid": int | None, "cpus": str | None}],
-        "nodes": [{"name": str, "phase": str, "failure": Maybe(failure)}],
+        "nodes": [{"name": str, "phase": str, "failure": (failure, None)}],
         "folder": str | None,
         "folders_elsewhere": Mapping[str, str],
     }
@@ -88,7 +76,7 @@ def _plan() -> Shape:
     worker = {"rank": int, "local_rank": int, "device": str, "argv": [str]}
     node = {"node_rank": int, "name": str, "transport": str, "gpus": int | None, "python": str | None}
     variables = {"env": Mapping[str, str | None], "defaults": Mapping[str, str]}
-    interface = Maybe({"name": str, "why": str})
+    interface = ({"name": str, "why": str}, None)
     return {
         "name": str,
         "world_size": int,
@@ -97,7 +85,7 @@ def _plan() -> Shape:
         "master_port": int | None,
         "numa_binding": str | None,
         "cpu_binding": str | list[str] | None,
-        "code": Maybe(_CODE),
+        "code": (_CODE, None),
         "nodes": [{**node, "workdir": str, "workers": [{**worker, **variables}], "interface": interface}],
     }
 
@@ -140,7 +128,7 @@ def _events() -> Shape:
     began = {"event": Literal[BEGAN], "version": int, "chance": float, "spec": Mapping[str, Any]}
     message = {"event": Literal[MESSAGE], "level": str, "text": str, "remark?": bool}
     others = [{"event": Literal[kind.__name__], **fields_of(kind)} for kind in HANDLERS]
-    return OneOf([{**line, **each} for each in (began, message, *others)])
+    return tuple({**line, **each} for each in (began, message, *others))
 
 
 DOCUMENTS = {
@@ -166,7 +154,7 @@ def schema_of(name: str) -> Schema:
     return {**head, "$comment": f"{source}; version {version}", "version": version, **_schema(shape())}
 
 
-_PLAIN = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
+_PLAIN = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null", None: "null"}
 
 
 def _schema(shape: Shape) -> Schema:
@@ -177,21 +165,15 @@ def _schema(shape: Shape) -> Schema:
             return {"type": "object", "properties": fields, "required": needed}
         case list():
             return {"type": "array", "items": _schema(shape[0])}
-        case Maybe():
-            return _any_of([shape.shape, type(None)])
-        case OneOf():
-            return _any_of(shape.shapes)
+        case tuple():
+            return {"anyOf": [_schema(each) for each in shape]}
     return {"type": _PLAIN[shape]} if shape in _PLAIN else _of_type(shape)
-
-
-def _any_of(shapes: Iterable[Shape]) -> Schema:
-    return {"anyOf": [_schema(each) for each in shapes]}
 
 
 def _of_type(kind: Any) -> Schema:
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, UnionType):
-        schema = _any_of(inner)
+        schema = _schema(inner)
     elif origin is Literal:
         schema = {"enum": list(inner)}
     elif origin is tuple and inner[-1] is not Ellipsis:
