@@ -170,29 +170,22 @@ class Job:
         _file: str | None = None,
         **keys: Any,
     ) -> None:
+        from distlaunch.cli.job_file import Typed, load_job
+
         given = {"script": script, "nodes": list(nodes) if isinstance(nodes, tuple) else nodes, **keys}
         settings = {name: value for name, value in given.items() if value is not None}
         if not _file and script and script.endswith(".py"):  # gives the job its name
             _file = settings.pop("script")
-        self._request: dict[str, Any] = {
-            "path": _file,
-            "overrides": [f"{name}={json.dumps(value)}" for name, value in settings.items()],
-            "args": [str(word) for word in args],
-            "typed": [module, None, None, None],
-            "folder": os.getcwd(),
-        }
-        self.spec: JobSpec = self._loaded()
+        overrides = [f"{name}={json.dumps(value)}" for name, value in settings.items()]
+        words = [str(word) for word in args]
+        self.spec: JobSpec = load_job(_file, overrides, words, Typed(module))
+        request = {"path": _file, "overrides": overrides, "args": words, "module": module}
+        self._request: dict[str, Any] = {**request, "folder": os.getcwd()}
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], *, args: Sequence[Any] = (), **keys: Any) -> "Job":
         """Return the job in a job file. Other keys override those in the file."""
         return cls(_file=os.fspath(path), args=args, **keys)
-
-    def _loaded(self) -> "JobSpec":
-        from distlaunch.cli.job_file import Typed, load_job
-
-        request = self._request
-        return load_job(request["path"], request["overrides"], request["args"], Typed(*request["typed"]))
 
     def plan(self) -> Plan:
         """Return the plan, without contacting any node. Raises `JobError`."""
@@ -230,18 +223,15 @@ def _started(request: Mapping[str, Any]) -> "tuple[str, str, subprocess.Popen[by
     try:
         child.stdin.write(json.dumps(request).encode() + b"\n")
         child.stdin.flush()
-        answers = [json.loads(child.stdout.readline() or b"{}")]
-        if "run" in answers[0]:
-            answers.append(json.loads(child.stdout.readline() or b"{}"))  # all ranks run, or it has ended
+        known = json.loads(child.stdout.readline() or b"{}")
+        if "run" in known:
+            child.stdout.readline()  # all ranks run, or it has ended
+            return known["run"], known["folder"], child
     except BaseException:
         _dismiss(child)
         raise
-    known = answers[0]
-    if "run" in known:
-        return known["run"], known["folder"], child
     _dismiss(child)
-    text = known.get("error", f"the controller ended with status {child.returncode}")
-    raise DistlaunchError(text)
+    raise DistlaunchError(known.get("error", f"the controller ended with status {child.returncode}"))
 
 
 def _dismiss(child: "subprocess.Popen[bytes]") -> None:
@@ -359,13 +349,15 @@ class Run:
         if run.alive:
             raise DistlaunchError(f"{self.id} has not ended")
         known, status = summary_in(self.folder) or {}, run.status
-        cause = known.get("cause") or ({"text": status.why} if status.why else {})
+        cause = known.get("cause") or {"text": status.why}
+        last_words = tuple(cause.get("last_words") or ())
+        root = RootCause(cause["text"], cause.get("kind"), cause.get("rank"), cause.get("node"), last_words)
         return Result(
             self.id,
             status.state.value,
             int(Exit.NODE_LOST) if status.exit_status is None else status.exit_status,
             status.why,
-            _root_cause(cause) if cause else None,
+            root if root.text else None,
             len(known.get("restarts", ())) + 1,
             known.get("seconds", status.since - status.began),
             {each["rank"]: each["status"] for each in known.get("workers", ())},
@@ -453,7 +445,8 @@ def call(function: Callable[..., Any] | str, *args: Any, procs: int = 1, **more:
     marked = {
         line.rank: line.text for line in Logs(run, False, None, marked=True) if line.text.startswith(MARK)
     }
-    return [_unpacked(marked[rank][len(MARK) :]) for rank in sorted(marked)]
+    packed_results = (base64.b64decode(marked[rank][len(MARK) :]) for rank in sorted(marked))
+    return [pickle.loads(zlib.decompress(each)) for each in packed_results]  # noqa: S301 (from the user's own ranks)
 
 
 def _packed_call(function: Callable[..., Any] | str, args: Any, kwargs: Any) -> list[str]:
@@ -479,10 +472,6 @@ def _packed_call(function: Callable[..., Any] | str, args: Any, kwargs: Any) -> 
             f"the arguments are too large: {len(packed)} bytes (at most {MAX_CALL}); pass the path of a file"
         )
     return [packed[at : at + MAX_WORD] for at in range(0, len(packed), MAX_WORD)]
-
-
-def _unpacked(text: str) -> Any:
-    return pickle.loads(zlib.decompress(base64.b64decode(text)))  # noqa: S301 (from the user's own ranks)
 
 
 class _Lines(Observer):
@@ -516,11 +505,6 @@ class _Lines(Observer):
                 self._add(place, data)
         lines, self._lines = self._lines, []
         return lines
-
-
-def _root_cause(cause: Mapping[str, Any]) -> RootCause:
-    words = tuple(cause.get("last_words") or ())
-    return RootCause(cause["text"], cause.get("kind"), cause.get("rank"), cause.get("node"), words)
 
 
 def _progress() -> Callable[[Run], None]:

@@ -17,7 +17,7 @@ from importlib.resources import files
 from typing import Any
 
 from distlaunch.cli.job_file import Typed, load_job, with_code
-from distlaunch.errors import DistlaunchError, Exit, JobError
+from distlaunch.errors import DistlaunchError, Exit
 from distlaunch.job.spec import JobSpec
 from distlaunch.launch.controller import supervise
 from distlaunch.launch.start import start_run
@@ -55,12 +55,11 @@ def main() -> int:
     request = json.loads(sys.stdin.buffer.readline())
     with Signals() as signals:
         try:
-            spec = load_job(request["path"], request["overrides"], request["args"], Typed(*request["typed"]))
-            spec = with_code(spec)
+            typed = Typed(request["module"])
+            spec = with_code(load_job(request["path"], request["overrides"], request["args"], typed))
             start = start_run(_calling(spec, request["call"]) if "call" in request else spec)
         except DistlaunchError as error:
-            problems = [str(each) for each in error.problems] if isinstance(error, JobError) else []
-            answer(error=str(error), exit_status=int(error.exit_status), problems=problems)
+            answer(error=str(error))
             return error.exit_status
         answer(run=start.run_id, folder=start.folder.path)
         log = os.path.join(start.folder.path, CONTROLLER_LOG)  # stderr may be a pipe that ends before the run
