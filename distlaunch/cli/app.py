@@ -1,9 +1,8 @@
 """The Typer application: commands with their options. Other modules do the work."""
 
 from collections.abc import Sequence
-from enum import Enum
 from importlib import import_module
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from typer import Argument, Option
@@ -37,15 +36,6 @@ app = typer.Typer(
 
 if TYPE_CHECKING:
     from distlaunch.launch.link import Link
-
-
-class PlanFormat(str, Enum):
-    """The formats in which `dry-run` prints a plan."""
-
-    table = "table"
-    shell = "shell"
-    torchrun = "torchrun"
-    json = "json"
 
 
 def run_app(words: Sequence[str], early: "Link | None" = None) -> int:
@@ -152,18 +142,18 @@ def run(
     Ranks have no standard input, except rank 0 of a job with `stdin: rank 0`.
     """
     from distlaunch.cli.job_file import Typed
-    from distlaunch.cli.run import RunOptions, run_with
+    from distlaunch.cli.run import RunOptions, run_with, settings_of
 
     typed = Typed(module, hosts, ranks, save)
-    settings = tuple(overrides or ())
+    settings = settings_of(overrides, fold=fold, unchecked=unchecked, unsynced=unsynced)
     source, words = job_and_args(context, job, args)
-    options = RunOptions(
-        source, words, settings, quiet, as_json, detach, fold, view, on, typed, unchecked, unsynced
-    )
+    options = RunOptions(source, words, settings, quiet, as_json, detach, view, on, typed)
     raise typer.Exit(run_with(options, context.obj.early))
 
 
-Style = Annotated[PlanFormat, Option("--format", "-f", help="The output format.")]
+Style = Annotated[
+    Literal["table", "shell", "torchrun", "json"], Option("--format", "-f", help="The output format.")
+]
 
 
 @app.command("dry-run")
@@ -171,7 +161,7 @@ def dry_run(
     context: typer.Context,
     job: Source = None,
     args: Args = None,
-    style: Style = PlanFormat.table,
+    style: Style = "table",
     ranks: Ranks = None,
     hosts: Hosts = None,
     module: Module = None,
@@ -182,14 +172,14 @@ def dry_run(
 ) -> None:
     """Show where each rank would run, or print commands to paste, without contacting any host."""
     from distlaunch.cli.job_file import Typed, load_job, with_code
+    from distlaunch.cli.run import settings_of
     from distlaunch.cli.tables import print_plan
     from distlaunch.launch.addresses import plan_without_nodes
 
     job, words = job_and_args(context, job, args)
-    settings = [*(overrides or ()), *(["sync=false"] if unsynced else ())]
-    spec = load_job(job, settings, words, Typed(module, hosts, ranks, save))
-    spec = with_code(spec)
-    if spec.tree and style in (PlanFormat.shell, PlanFormat.torchrun):
+    settings = settings_of(overrides, unsynced=unsynced)
+    spec = with_code(load_job(job, settings, words, Typed(module, hosts, ranks, save)))
+    if spec.tree and style in ("shell", "torchrun"):
         say("only `run` copies the code: these commands need it at the same path on every node")
     elif spec.tree:
         spec = spec.in_tree(spec.name)
@@ -198,7 +188,7 @@ def dry_run(
     unknown = any(node.procs and node.gpus is None and not node.local for node in spec.nodes)
     if unknown and spec.backend == "auto":
         say("only `run` detects GPUs; this plan assumes one per worker (set gpus_per_node to change that)")
-    print_plan(plan_without_nodes(spec), "json" if as_json else style.value)
+    print_plan(plan_without_nodes(spec), "json" if as_json else style)
 
 
 # For help only: `__main__` runs these two without importing Typer.

@@ -35,12 +35,9 @@ class RunOptions(Frozen):
     quiet: bool = False
     as_json: bool = False
     detach: bool = False
-    fold: bool = False
     view: bool = False
     on: str | None = None
     typed: "Typed | None" = None
-    unchecked: bool = False
-    unsynced: bool = False
 
 
 FLAGS = {
@@ -52,8 +49,15 @@ FLAGS = {
     "--no-check": "unchecked",
     "--no-sync": "unsynced",
 }
-"""Options without a value, and the field of each."""
+"""Options without a value, and the field or the shorthand of each."""
+SHORTHANDS = {"fold": "logs.fold=true", "unchecked": "checks.skip=all", "unsynced": "sync=false"}
+"""Options that stand for a setting of the job file."""
 SET = "--set"
+
+
+def settings_of(overrides: Sequence[str] | None, **chosen: bool) -> tuple[str, ...]:
+    """Return the --set values, followed by the settings of the `chosen` shorthands."""
+    return (*(overrides or ()), *(SHORTHANDS[name] for name, wanted in chosen.items() if wanted))
 
 
 def plain_options(words: Sequence[str]) -> RunOptions | None:
@@ -74,7 +78,8 @@ def plain_options(words: Sequence[str]) -> RunOptions | None:
             jobs.append(word)
     if len(jobs) != 1 or not all("=" in text for text in overrides):
         return None
-    return RunOptions(jobs[0], tuple(words[dashes + 1 :]), tuple(overrides), **flags)
+    chosen = {name: flags.pop(name) for name in SHORTHANDS if name in flags}
+    return RunOptions(jobs[0], tuple(words[dashes + 1 :]), settings_of(overrides, **chosen), **flags)
 
 
 def run_with(options: RunOptions, early: Link | None) -> int:
@@ -94,13 +99,7 @@ def _run(options: RunOptions, early: Link | None) -> int:
     # torchrun doesn't need YAML, which this imports
     from distlaunch.cli.job_file import load_job, warn_if_simulated, with_code
 
-    settings = [
-        *options.overrides,
-        *(["logs.fold=true"] if options.fold else []),
-        *(["checks.skip=all"] if options.unchecked else []),
-        *(["sync=false"] if options.unsynced else []),
-    ]
-    spec = load_job(options.job, settings, options.args, options.typed)
+    spec = load_job(options.job, options.overrides, options.args, options.typed)
     if spec.stdin != "none" and (options.view or options.on or (options.detach and os.isatty(0))):
         raise UsageError("stdin: rank 0 can't be combined with --view, --on, or --detach on a terminal")
     if options.on is not None:
@@ -108,7 +107,7 @@ def _run(options: RunOptions, early: Link | None) -> int:
             raise spec.error("sync", "sync can't be combined with --on; use --no-sync")
         from distlaunch.cli.remote import run_on
 
-        return run_on(options.on, options.job or "", spec, settings, options.args, options.detach)
+        return run_on(options.on, options.job or "", spec, options.overrides, options.args, options.detach)
     warn_if_simulated(spec)
     spec = with_code(spec)
     if options.detach:

@@ -5,7 +5,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
@@ -16,6 +15,7 @@ from distlaunch.cli.options import Args, Job, Json, NoCheck, Set, SshConfig
 from distlaunch.cli.output import print_json, print_text, say
 from distlaunch.errors import DistlaunchError, reason
 from distlaunch.job.spec import JobSpec
+from distlaunch.kubernetes.manifests import Kind
 from distlaunch.schedulers import TABLE, load, names, target_of
 from distlaunch.schedulers.base import Call, Scheduler
 
@@ -25,14 +25,6 @@ exports = typer.Typer(
     help="Print a batch script or manifest for the job, without submitting it.",
     no_args_is_help=True,
 )
-
-
-class Workload(str, Enum):
-    """Kinds of manifests that `export kubernetes` prints."""
-
-    job = "job"
-    jobset = "jobset"
-    trainjob = "trainjob"
 
 
 def _known(name: str | None) -> str | None:
@@ -65,15 +57,17 @@ def submit(
     unchecked: NoCheck = False,
 ) -> None:
     """Submit a job to a scheduler and print its ID, which ps, logs, attach, wait, stop and view accept."""
-    overrides = [*(overrides or ()), *(["checks.skip=all"] if unchecked else ())]
+    from distlaunch.cli.run import settings_of
+
+    settings = settings_of(overrides, unchecked=unchecked)
     if on is not None:
         from distlaunch.cli.remote import submit_on
 
         chosen = {"--dry-run": dry, "--wait": waits, "--json": as_json}
         options = [option for option, wanted in chosen.items() if wanted]
         options += ["--to", to] if to else []
-        raise typer.Exit(submit_on(on, ssh_config, job, overrides, args or (), options))
-    spec, scheduler, script = _prepared(job, overrides, args or (), to, True)
+        raise typer.Exit(submit_on(on, ssh_config, job, settings, args or (), options))
+    spec, scheduler, script = _prepared(job, settings, args or (), to, True)
     if dry:
         print_text(script)
         return
@@ -104,14 +98,14 @@ for _name in TABLE:
 
 
 _KIND = "An indexed Job, a JobSet, or a TrainJob for Kubeflow Trainer."
-Kind = Annotated[Workload, Option("--kind", help=_KIND)]
+Workload = Annotated[Kind, Option("--kind", help=_KIND)]
 
 
 @exports.command("kubernetes")
 def export_kubernetes(
     job: Job,
     args: Args = None,
-    kind: Kind = Workload.job,
+    kind: Workload = "job",
     overrides: Set = None,
 ) -> None:
     """Print the job's Kubernetes manifests, for `kubectl apply -f -`."""
@@ -128,9 +122,9 @@ def export_kubernetes(
     spec = with_gpus(read)
     check_exported(spec)
     procs = plan_without_nodes(spec).nodes[0].procs
-    for line in left_out(spec, kind.value):
+    for line in left_out(spec, kind):
         say(line)
-    print_text(yaml_text(manifests(spec, kind.value, procs, b64encode(torchrun_payload()).decode())))
+    print_text(yaml_text(manifests(spec, kind, procs, b64encode(torchrun_payload()).decode())))
 
 
 def _prepared(

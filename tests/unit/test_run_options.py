@@ -23,7 +23,8 @@ from distlaunch.transports.ssh import Ssh
         ("-q job.yaml --json", RunOptions("job.yaml", quiet=True, as_json=True)),
         ("job.yaml --set a=-1 --set b=c=d", RunOptions("job.yaml", overrides=("a=-1", "b=c=d"))),
         ("job.yaml -- -q --set x", RunOptions("job.yaml", args=("-q", "--set", "x"))),
-        ("-d --fold --view job.yaml", RunOptions("job.yaml", detach=True, fold=True, view=True)),
+        ("-d --view job.yaml", RunOptions("job.yaml", detach=True, view=True)),
+        ("--fold job.yaml --set a=1", RunOptions("job.yaml", overrides=("a=1", "logs.fold=true"))),
     ],
 )
 def test_reads_usual_command_lines(line: str, options: RunOptions) -> None:
