@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal, get_args
 
 from distlaunch.agent.frozen import Frozen
@@ -67,6 +68,9 @@ class Problem(Frozen):
     what: str
     why: str = ""
     do: str = ""
+
+
+_error, _warning = partial(Problem, "error"), partial(Problem, "warning")
 
 
 class Finding(Frozen):
@@ -172,14 +176,14 @@ def _ranks(job: Expected, gpus: Mapping[str, Sequence[Mapping[str, Any]]]) -> It
 
 def _problems(node: NodeReport, job: Expected | None) -> Iterator[Problem]:
     if node.failure:
-        yield Problem("error", "reach", node.failure, "its ranks can't start", node.advice)
+        yield _error("reach", node.failure, "its ranks can't start", node.advice)
         return
     if node.python_error:
-        yield Problem("error", "software", node.python_error, "no rank can start", "set python")
+        yield _error("software", node.python_error, "no rank can start", "set python")
     if node.clock_s is not None and abs(node.clock_s) > MAX_CLOCK_S:
         way = "ahead of" if node.clock_s > 0 else "behind"
         what = f"its clock is {_span(abs(node.clock_s))} {way} this machine's"
-        yield Problem("warning", "load", what, "times in logs and files mislead", "synchronize it (NTP)")
+        yield _warning("load", what, "times in logs and files mislead", "synchronize it (NTP)")
     yield from _place(node.part("place"))
     yield from _limits(node.part("limits"), node.part("network"))
     yield from _software(node.part("software"), node, job)
@@ -190,20 +194,18 @@ def _problems(node: NodeReport, job: Expected | None) -> Iterator[Problem]:
         files = counted(_number(code.get("files")), "file")
         what = f"{len(odd)} of {files} differ from those on this machine: {listed(odd, 3)}"
         do = "copy them to the node, or use a shared directory"
-        yield Problem("warning", "code", what, "ranks may run different programs", do)
+        yield _warning("code", what, "ranks may run different programs", do)
 
 
 def _place(facts: Mapping[str, Any]) -> Iterator[Problem]:
     if facts and not facts.get("exists"):
         what = f"the workdir {facts.get('workdir')} does not exist"
-        yield Problem("error", "place", what, "no rank can start", "create it, or set workdir")
+        yield _error("place", what, "no rank can start", "create it, or set workdir")
     elif facts.get("unreadable"):
         what = f"can't read the script {facts.get('script')}: {facts['unreadable']}"
-        yield Problem(
-            "error", "place", what, "no rank can start", "copy it to the node, or use a shared directory"
-        )
+        yield _error("place", what, "no rank can start", "copy it to the node, or use a shared directory")
     if facts.get("unrecorded"):
-        yield Problem("error", "place", str(facts["unrecorded"]), "no rank can start")
+        yield _error("place", str(facts["unrecorded"]), "no rank can start")
     yield from _disks(facts)
 
 
@@ -215,7 +217,7 @@ def _disks(facts: Mapping[str, Any]) -> Iterator[Problem]:
             if (size := _number(disk.get("size"))) < LOW_SHM:
                 what = f"the disk for shared memory, {path}, has only {size_words(size)}"
                 do = "enlarge it (docker run --shm-size=8g), or use num_workers=0"
-                yield Problem("warning", "place", what, "data loaders and NCCL use it to share memory", do)
+                yield _warning("place", what, "data loaders and NCCL use it to share memory", do)
             continue
         if path in shown:
             continue
@@ -223,25 +225,23 @@ def _disks(facts: Mapping[str, Any]) -> Iterator[Problem]:
         use = "of the job" if name == "workdir" else "for temporary files"
         if not disk.get("writable"):
             what = f"the directory {use}, {path}, is not writable"
-            yield Problem(
-                "warning", "place", what, "checkpoints and caches can't be written", "choose another"
-            )
+            yield _warning("place", what, "checkpoints and caches can't be written", "choose another")
         elif free < LOW_DISK:
             what = f"the disk with {path} has only {size_words(free)} free"
-            yield Problem("warning", "place", what, "writing to it fails", "free up some space")
+            yield _warning("place", what, "writing to it fails", "free up some space")
         elif disk.get("files") and files < LOW_FILES:
             what = f"the disk with {path} has room for only {counted(files, 'file')} (inodes)"
-            yield Problem("warning", "place", what, "creating files on it fails", "delete some files")
+            yield _warning("place", what, "creating files on it fails", "delete some files")
 
 
 def _limits(facts: Mapping[str, Any], network: Mapping[str, Any]) -> Iterator[Problem]:
     nofile, memlock = _number(facts.get("nofile"), -1), _number(facts.get("memlock"), -1)
     if 0 <= nofile < LOW_NOFILE:
         what, why = f"only {nofile} open files are allowed", "data loaders and NCCL need hundreds"
-        yield Problem("warning", "limits", what, why, "raise it (ulimit -n, limits.conf)")
+        yield _warning("limits", what, why, "raise it (ulimit -n, limits.conf)")
     if network.get("ib") and 0 <= memlock < 32 * GIB:
         what = f"only {size_words(memlock)} of memory may be locked"
-        yield Problem("warning", "limits", what, "InfiniBand registers its buffers", "ulimit -l unlimited")
+        yield _warning("limits", what, "InfiniBand registers its buffers", "ulimit -l unlimited")
 
 
 def _software(facts: Mapping[str, Any], node: NodeReport, job: Expected | None) -> Iterator[Problem]:
@@ -249,21 +249,19 @@ def _software(facts: Mapping[str, Any], node: NodeReport, job: Expected | None) 
     if missing:
         what = f"{node.python} lacks {listed(missing)}"
         why = "the script imports " + ("it" if len(missing) == 1 else "them")
-        yield Problem("error", "software", what, why, "install what is missing, or set python")
+        yield _error("software", what, why, "install what is missing, or set python")
     if job and job.backend == "nccl" and facts.get("torch") and not facts.get("has_nccl"):
         what = f"torch {facts['torch']} is built without CUDA, so it has no nccl"
-        yield Problem("error", "software", what, "backend: nccl can't work", "install a CUDA build")
+        yield _error("software", what, "backend: nccl can't work", "install a CUDA build")
     built, driver = str(facts.get("cuda") or ""), _number(node.part("devices").get("cuda")) // 1000
     if driver and built.partition(".")[0].isdecimal() and int(built.partition(".")[0]) > driver:
         what = f"torch is built for CUDA {built}, but the driver supports CUDA {driver} at most"
-        yield Problem(
-            "error", "software", what, "no GPU can be used", "update the driver, or use another build"
-        )
+        yield _error("software", what, "no GPU can be used", "update the driver, or use another build")
     paths = dict(_texts(facts.get("nccl")))
     if len({*paths.values()}) > 1:
         found = [f"{version} in {path}" for path, version in paths.items()]
         what = f"several NCCL libraries: {listed(found)}"
-        yield Problem("warning", "software", what, "ranks may load different ones", "fix LD_LIBRARY_PATH")
+        yield _warning("software", what, "ranks may load different ones", "fix LD_LIBRARY_PATH")
 
 
 _SLOWDOWNS = {0x8: "hardware", 0x20: "temperature", 0x40: "temperature", 0x80: "power supply"}
@@ -276,33 +274,31 @@ def _devices(node: NodeReport, job: Expected | None) -> Iterator[Problem]:
     wanted = (job.gpus.get(node.label) or 0) if job and facts else 0
     if wanted and not facts.get("counted"):
         what = f"the job file requests {counted(wanted, 'GPU')}, but none is visible on the node"
-        yield Problem("warning", "devices", what, do="check with `nvidia-smi -L`")
+        yield _warning("devices", what, do="check with `nvidia-smi -L`")
     elif len(gpus) < wanted:
         what = f"{counted(len(gpus), 'GPU')} instead of {wanted}"
-        yield Problem(
-            "error", "devices", what, "some ranks have none", "lower gpus_per_node, or repair the node"
-        )
+        yield _error("devices", what, "some ranks have none", "lower gpus_per_node, or repair the node")
     for number, gpu in enumerate(gpus):
         total, used = _number(gpu.get("memory")), _number(gpu.get("used"))
         if total and used > total * USED_GPU:
             users = listed([f"{name} (pid {pid})" for pid, name in _pairs(gpu.get("users"))])
             by = f", by {users}" if users else ""
             what = f"GPU {number} already has {size_words(used)} of {size_words(total)} in use{by}"
-            yield Problem("warning", "devices", what, "ranks may run out of memory", "end that program")
+            yield _warning("devices", what, "ranks may run out of memory", "end that program")
         if _number(gpu.get("ecc")):
             what = f"GPU {number} has had {counted(_number(gpu.get('ecc')), 'uncorrectable memory error')}"
-            yield Problem("warning", "devices", what, "it may compute wrong results", "reset or replace it")
+            yield _warning("devices", what, "it may compute wrong results", "reset or replace it")
         slow = [name for bit, name in _SLOWDOWNS.items() if _number(gpu.get("slowdowns")) & bit]
         if slow:
             what = f"GPU {number} is slowed down ({listed(slow)})"
-            yield Problem("warning", "devices", what, "every rank waits for it", "check cooling and power")
+            yield _warning("devices", what, "every rank waits for it", "check cooling and power")
         if _number(gpu.get("mig")):
             what = f"GPU {number} is divided (MIG)"
             do = "turn MIG off, or list slices in CUDA_VISIBLE_DEVICES"
-            yield Problem("warning", "devices", what, "a rank gets one slice, and NCCL can't combine two", do)
+            yield _warning("devices", what, "a rank gets one slice, and NCCL can't combine two", do)
     if xids := Counter(f"Xid {number} ({pci})" for pci, number in _pairs(facts.get("xids"))):
         what = f"the kernel's log has {listed(list(xids))}"
-        yield Problem("warning", "devices", what, "the GPU or its link has failed before", "look up the Xid")
+        yield _warning("devices", what, "the GPU or its link has failed before", "look up the Xid")
 
 
 def _network(facts: Mapping[str, Any], node: NodeReport, job: Expected | None) -> Iterator[Problem]:
@@ -312,15 +308,15 @@ def _network(facts: Mapping[str, Any], node: NodeReport, job: Expected | None) -
     if own and all(map(is_loopback, own)):
         what = f"its own name, {name}, resolves to {own[0]}"
         why = "programs that announce it can't be reached from other nodes"
-        yield Problem("warning", "network", what, why, "map it to the node's address in /etc/hosts")
+        yield _warning("network", what, why, "map it to the node's address in /etc/hosts")
     if node.label != next(iter(job.gpus)):
         master = _items(facts.get("master"))
         if not master:
             what = f"the first node's name, {job.master_addr}, can't be resolved"
-            yield Problem("error", "network", what, "its ranks can't join", "set address to an IP address")
+            yield _error("network", what, "its ranks can't join", "set address to an IP address")
         elif any(map(is_loopback, master)):
             what = f"the first node's name, {job.master_addr}, resolves to {master[0]}"
-            yield Problem("error", "network", what, "its ranks can't join", "correct /etc/hosts")
+            yield _error("network", what, "its ranks can't join", "correct /etc/hosts")
     yield from _interfaces(facts)
 
 
@@ -329,34 +325,26 @@ def _interfaces(facts: Mapping[str, Any]) -> Iterator[Problem]:
     for variable, value in _texts(facts.get("named")):
         if variable in INTERFACE_VARIABLES and not chosen_by_nccl(value, interfaces):
             what = f"no interface matches {variable}={value} ({listed(interfaces)})"
-            yield Problem("error", "network", what, "ranks can't connect", "correct or remove it")
+            yield _error("network", what, "ranks can't connect", "correct or remove it")
     for port, state in _texts(facts.get("ib")):
         if "ACTIVE" not in state:
             what = f"InfiniBand port {port} is {state or 'in an unknown state'}"
-            yield Problem(
-                "warning", "network", what, "NCCL may fail or be slow", "check its cable and switch"
-            )
+            yield _warning("network", what, "NCCL may fail or be slow", "check its cable and switch")
 
 
 def _load(facts: Mapping[str, Any]) -> Iterator[Problem]:
-    cpus, load = _number(facts.get("cpus")), facts.get("load")
+    cpus, load, busy = _number(facts.get("cpus")), facts.get("load"), "see what else is running on the node"
     if cpus and isinstance(load, float) and load > 1.5 * cpus + 1:
         what = f"a load of {load:.0f} on {counted(cpus, 'CPU')}"
-        yield Problem(
-            "warning",
-            "load",
-            what,
-            "every rank waits for the slowest",
-            "see what else is running on the node",
-        )
+        yield _warning("load", what, "every rank waits for the slowest", busy)
     total, available = _number(facts.get("memory")), _number(facts.get("available"))
     if total and available < total // 20:
         what = f"only {size_words(available)} of {size_words(total)} of memory is available"
-        yield Problem("warning", "load", what, "ranks may be killed", "see what else is running on the node")
+        yield _warning("load", what, "ranks may be killed", busy)
     jobs = facts.get("jobs")
     for run, ranks in sorted(jobs.items()) if isinstance(jobs, dict) else ():
         what = f"{counted(_number(ranks), 'rank')} of {run} already running on the node"
-        yield Problem("warning", "load", what, "they share CPUs, GPUs and memory", "see `distlaunch ps`")
+        yield _warning("load", what, "they share CPUs, GPUs and memory", "see `distlaunch ps`")
 
 
 # Several nodes
@@ -424,15 +412,11 @@ def _disagreements(
             part, title = _TITLES.get(name, ("software", name))
             what = f"{title} differs"
             what += f": {values[odd[0]]} instead of {usual}" if odd and name != "script" else ""
-            yield Finding(Problem("warning", part, what, *_WEIGHTY[name]), odd or tuple(values))
+            yield Finding(_warning(part, what, *_WEIGHTY[name]), odd or tuple(values))
         elif name == "MTU":
             what = f"the MTU of the interface differs ({listed(sorted(counts))})"
-            yield Finding(
-                Problem(
-                    "warning", "network", what, "large packets may be lost", "use the same MTU on all nodes"
-                ),
-                odd,
-            )
+            problem = _warning("network", what, "large packets may be lost", "use the same MTU on all nodes")
+            yield Finding(problem, odd)
     addresses: dict[str, list[str]] = {}
     for node in nodes:
         network = node.part("network")
@@ -441,7 +425,7 @@ def _disagreements(
                 addresses.setdefault(str(interface["address"]), []).append(node.label)
     for address, labels in addresses.items():
         if len(labels) > 1 and not is_loopback(address):
-            problem = Problem("error", "network", f"both have {address}", "packets go astray", "change one")
+            problem = _error("network", f"both have {address}", "packets go astray", "change one")
             yield Finding(problem, tuple(labels))
 
 
