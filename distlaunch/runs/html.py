@@ -11,6 +11,7 @@ from distlaunch.observers.model import Row
 from distlaunch.observers.recording import SAMPLE_S, SAMPLE_SHARE
 from distlaunch.runs.report import End, Report
 from distlaunch.runs.timeline import ALL_KINDS, Span, ledger
+from distlaunch.runs.why import clock
 from distlaunch.supervisor.status import RunState
 from distlaunch.wording import counted, cut, listed, rank_list, size_words, spans
 
@@ -123,10 +124,8 @@ def _verdict(report: Report) -> str:
         goes = "The run succeeded." if status.state is RunState.SUCCEEDED else "The run is active."
         parts = [f'<p class="lead">{goes}</p>']
     else:
-        lead = {"likely": "Likely root cause", "unknown": "Root cause unknown"}.get(
-            found.certainty, "Root cause"
-        )
-        when = f' <span class="dim">at {_clock(found.at)}</span>' if found.at else ""
+        lead = found.lead.capitalize()
+        when = f' <span class="dim">at {clock(found.at)}</span>' if found.at else ""
         parts = [f'<p class="lead"><strong>{lead}:</strong> {plain(found.cause)}{when}</p>']
     if found.error:
         parts.append(_pre(found.error))
@@ -476,10 +475,6 @@ def _class(end: str) -> str:
 
 def _when(at: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(at))
-
-
-def _clock(at: float) -> str:
-    return time.strftime("%H:%M:%S", time.localtime(at))
 
 
 def _span(seconds: float) -> str:

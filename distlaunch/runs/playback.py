@@ -12,7 +12,7 @@ from distlaunch.agent.wire import MAX_OUTPUT
 from distlaunch.errors import DistlaunchError, reason
 from distlaunch.observers.observer import Attempts, Observer, Printed
 from distlaunch.observers.run_directory import EVENTS, INDEX_RECORD, OUTPUT_INDEX, Entry, fd_of, index_entries
-from distlaunch.runs.replay import HistoryError, Replay, line_of
+from distlaunch.runs.replay import HistoryError, Moment, Replay, line_of
 from distlaunch.supervisor.actions import ShowMessage
 from distlaunch.supervisor.state import State
 
@@ -63,8 +63,11 @@ class Narrator:
         """Return the state after the last event passed on; None before the first."""
         return self._replay.state
 
-    def tell(self, line: Mapping[str, Any]) -> None:
-        """Pass on the next line. Raises `HistoryError` with the line number."""
+    def tell(self, line: Mapping[str, Any]) -> Moment | None:
+        """Pass on the next line. Return its step, or None for a line with a message.
+
+        Raises `HistoryError` with the line number.
+        """
         moment = self._replay.take(line)
         began = moment and self.attempts.note(moment.state)
         for each in self.observers:
@@ -76,6 +79,7 @@ class Narrator:
                 each.happened(moment.event, moment.state, moment.at)
             if moment and began:
                 each.started(moment.state, moment.at)
+        return moment
 
 
 class Playback:

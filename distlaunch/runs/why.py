@@ -20,14 +20,14 @@ from distlaunch.runs.following import summary_of
 from distlaunch.runs.playback import Narrator
 from distlaunch.runs.replay import NO_START, HistoryError, lines_in, typed
 from distlaunch.runs.run_status import Run, run_in, summary_in
-from distlaunch.supervisor.events import AgentUp, Event
+from distlaunch.supervisor.events import AgentUp
 from distlaunch.supervisor.joining import missing_ranks, missing_words
 from distlaunch.supervisor.nodes import RankState
 from distlaunch.supervisor.root_cause import waits_in
 from distlaunch.supervisor.state import Cause, Phase, State
 from distlaunch.supervisor.status import RunState
 from distlaunch.supervisor.summary import Summary
-from distlaunch.wording import counted, listed, rank_list, size_words, span_words
+from distlaunch.wording import counted, cut, listed, rank_list, size_words, span_words
 
 MAX_LINES = 10
 MAX_CHARACTERS = 300
@@ -80,9 +80,13 @@ class Record(Frozen):
     kernel: tuple[str, ...] = ()
     ras: str = ""
 
+    def document(self) -> dict[str, Any]:
+        """Return the record as a JSON object."""
+        return {**self._asdict(), "workers": [row._asdict() for row in self.workers]}
+
     def lines(self) -> Iterator[str]:
         """Yield the whole record as text."""
-        yield f"{self.node} at {_clock(self.time)}:"
+        yield f"{self.node} at {clock(self.time)}:"
         for row in self.workers:
             where = f"rank {self.first_rank + row.local_rank} (pid {row.pid})"
             yield f"  {where}: {_STATES.get(row.state, row.state)}, {size_words(row.memory)}"
@@ -150,22 +154,25 @@ class Explanation(Frozen):
     evidence: tuple[Record, ...] = ()
     summary: Summary | None = None
 
+    @property
+    def lead(self) -> str:
+        """Return the words that introduce the cause."""
+        leads = {"likely": "likely root cause", "unknown": "root cause unknown"}
+        return leads.get(self.certainty, "root cause")
+
     def document(self) -> dict[str, Any]:
         """Return the explanation as a JSON object."""
         status = self.run.status
         head = {"run": self.run.id, "state": status.state.value, "exit_status": status.exit_status}
         known = {name: value for name, value in self._asdict().items() if name not in INNER}
-        return {**head, **known, "evidence": [_object(record) for record in self.evidence]}
+        return {**head, **known, "evidence": [record.document() for record in self.evidence]}
 
     def lines(self) -> list[str]:
         """Return the explanation in at most MAX_LINES lines."""
-        lead = {"likely": "likely root cause", "unknown": "root cause unknown"}.get(
-            self.certainty, "root cause"
-        )
-        when = f" [{_clock(self.at)}]" if self.at else ""
+        when = f" [{clock(self.at)}]" if self.at else ""
         parts = [
             [_headline(self.run)],
-            [f"{lead}: {self.cause}{when}"] if self.cause else [],
+            [f"{self.lead}: {self.cause}{when}"] if self.cause else [],
             [f"  {line}" for line in self.error],
             [f"evidence: {sign}" for sign in self.signs[-1:]],
             [f"waiting: {line}" for line in self.waiting[:2]],
@@ -176,7 +183,7 @@ class Explanation(Frozen):
             [f"what to do: {self.advice}"] if self.advice else [],
             [f"only from {SUMMARY}: {self.incomplete}"] if self.incomplete else [],
         ]
-        return [_cut(line) for line in chain(*parts)][:MAX_LINES]
+        return [cut(line.replace("\n", "; "), MAX_CHARACTERS) for line in chain(*parts)][:MAX_LINES]
 
     def _change_line(self) -> str:
         rows = listed(self.changes(), SHOWN_CHANGES) or "no setting has changed"
@@ -363,38 +370,26 @@ class _Past(Frozen):
     epoch: float
 
 
-class _Facts(Observer):
-    """Facts about nodes, by name."""
-
-    def __init__(self) -> None:
-        self.found: dict[str, Any] = {}
-
-    def happened(self, event: Event, state: State, at: float) -> None:
-        """Store the facts that a node reports when it has connected."""
-        if isinstance(event, AgentUp):
-            label = state.label(event.node)
-            self.found |= {f"{label}: Python": event.facts.python, f"{label}: GPUs": event.facts.gpus}
-
-
 def _past(folder: str, *observers: Observer) -> _Past:
     """Replay a run, and pass its events on to `observers`. Raises `HistoryError`."""
-    lines, facts = lines_in(Path(folder)), _Facts()
-    narrator = Narrator(facts, *observers)
+    lines, narrator, facts = lines_in(Path(folder)), Narrator(*observers), dict[str, Any]()
     for line in lines:
-        narrator.tell(line)
+        moment = narrator.tell(line)
+        if moment and isinstance(moment.event, AgentUp):
+            label, known = moment.state.label(moment.event.node), moment.event.facts
+            facts |= {f"{label}: Python": known.python, f"{label}: GPUs": known.gpus}
     if narrator.state is None:
         raise HistoryError(NO_START)
-    return _Past(narrator.state, _settings(lines[0]) | facts.found, _epoch(lines[0]))
+    epoch = float(lines[0].get("time") or 0.0) - float(lines[0].get("t") or 0.0)
+    return _Past(narrator.state, _settings(lines[0]) | facts, epoch)
 
 
 def _settings(first: Mapping[str, Any]) -> dict[str, Any]:
     spec = {**first.get("spec", {})}
     pairs = chain(_of_nodes(spec.pop("nodes", [])), _flat(spec, ""))
     found = {_key(name): value for name, value in pairs if not _UNCOMPARED.match(name)}
-    return {
-        key: _RUN_IN_PATH.sub("RUN", value) if isinstance(value, str) else value
-        for key, value in found.items()
-    }
+    paths = {key: _RUN_IN_PATH.sub("RUN", value) for key, value in found.items() if isinstance(value, str)}
+    return {**found, **paths}
 
 
 def _of_nodes(nodes: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, Any]]:
@@ -455,10 +450,6 @@ def _last_good(run: Run) -> Run | None:
 # Words
 
 
-def _object(record: Record) -> dict[str, Any]:
-    return {**record._asdict(), "workers": [row._asdict() for row in record.workers]}
-
-
 def _headline(run: Run) -> str:
     status = run.status
     known = status.state.over and status.state is not RunState.LOST
@@ -467,15 +458,6 @@ def _headline(run: Run) -> str:
     return f"{run.id}: {status.state.value}{ended}{took}"
 
 
-def _epoch(first: Mapping[str, Any]) -> float:
-    """Return the time at which the run began, in seconds since the epoch."""
-    return float(first.get("time") or 0.0) - float(first.get("t") or 0.0)
-
-
-def _clock(at: Any) -> str:
-    return time.strftime("%H:%M:%S", time.localtime(at)) if isinstance(at, float | int) else "?"
-
-
-def _cut(line: str) -> str:
-    line = line.replace("\n", "; ")
-    return line if len(line) <= MAX_CHARACTERS else f"{line[: MAX_CHARACTERS - 1]}…"
+def clock(at: float) -> str:
+    """Return the local time of day."""
+    return time.strftime("%H:%M:%S", time.localtime(at))
