@@ -41,11 +41,8 @@ def report(
     if as_json:
         print_json(found.document())
     if trace:
-        _write(
-            trace,
-            json.dumps(found.trace()).encode() + b"\n",
-            lambda head: head.startswith(b'{"displayTimeUnit"'),
-        )
+        text = json.dumps(found.trace()).encode() + b"\n"
+        _write(trace, text, lambda head: head.startswith(b'{"displayTimeUnit"'))
     if output or not (trace or as_json):
         mark = MARK.format(plain(found.run.id)).encode()
         text = page(found).encode(errors="replace")

@@ -10,15 +10,8 @@ from distlaunch.cli.output import print_json, print_text
 from distlaunch.cli.runs import Which, run_elsewhere
 from distlaunch.runs.find import find
 
-Diff = Annotated[
-    str | None,
-    Option(
-        "--diff",
-        metavar="RUN",
-        help="Compare with this run instead of the job's last good one.",
-        show_default=False,
-    ),
-]
+_DIFF = "Compare with this run instead of the job's last good one."
+Diff = Annotated[str | None, Option("--diff", metavar="RUN", help=_DIFF, show_default=False)]
 Verbose = Annotated[bool, Option("--verbose", "-v", help="Also print the evidence.")]
 
 

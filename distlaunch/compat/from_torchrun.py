@@ -214,13 +214,10 @@ def _unexpanded(line: Line, flags: Flags, typed: bool, hosts_known: bool) -> Ite
             raise UsageError(f"{FLAG[field].name} {value}: write the value: {NO_SHELL}")
         yield f"left out: {FLAG[field].name} {value}: {hint}"
     if typed and "/" not in flags.script and re.search("[$`]", flags.script):
-        module = f"--module {flags.script}: write the value"
-        hint = (
-            module
-            if flags.kind == "module"
-            else f"{flags.script}: replace the variable by the flags or the script in it"
-        )
-        raise UsageError(f"{hint}: {NO_SHELL}")
+        if flags.kind == "module":
+            raise UsageError(f"--module {flags.script}: write the value: {NO_SHELL}")
+        hint = "replace the variable by the flags or the script in it"
+        raise UsageError(f"{flags.script}: {hint}: {NO_SHELL}")
     env = [f"{name}={text}" for name, text in line.env.items() if not name.startswith("PET_")]
     paths = (path for path in (line.python, flags.script) if re.search(_EXPANDED, path.lstrip("~")))
     kept = [*paths, *(w for w in (*flags.args, *env) if re.search(_EXPANDED, w.replace("${local_rank}", "")))]

@@ -24,15 +24,8 @@ from distlaunch.wording import counted
 
 Mistakes = Iterator[tuple[str, str]]
 _NOT_WITH_MPIRUN = (
-    "numa_binding",
-    "cpu_binding",
-    "spares",
-    "min_nodes",
-    "container",
-    "virtual_local_rank",
-    "success",
-    "sync",
-    "collect",
+    *("numa_binding", "cpu_binding", "spares", "min_nodes", "container"),
+    *("virtual_local_rank", "success", "sync", "collect"),
 )
 _NOT_WITH_ETCD = ("master_addr", "master_port", "numa_binding", "cpu_binding", "success")
 

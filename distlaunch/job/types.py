@@ -283,9 +283,8 @@ class Choice(Type):
     def read(self, value: Scalar) -> Any:
         """Return the word, or None."""
         word = value.value
-        if self.none and (
-            word == "none" or (word is None and value.text)
-        ):  # without text, the value is empty
+        null = word is None and value.text  # without text, the value is empty
+        if self.none and (word == "none" or null):
             return None
         return word if word in self.words else REFUSED
 

@@ -163,12 +163,9 @@ class Terminal(Observer):
 def _origin(spec: JobSpec, allocation: Allocation) -> str:
     """Describe the hosts of an allocation, and how to use others."""
     names = listed([node.label for node in spec.pool])
-    other = (
-        ""
-        if "launcher" in spec.places
-        else " (launcher: auto; `--set launcher=local` uses only this machine)"
-    )
-    return f"{counted(len(spec.pool), 'node')} from {allocation.name}: {names}{other}"
+    text = f"{counted(len(spec.pool), 'node')} from {allocation.name}: {names}"
+    other = " (launcher: auto; `--set launcher=local` uses only this machine)"
+    return text if "launcher" in spec.places else text + other
 
 
 def _length(words: str) -> int:

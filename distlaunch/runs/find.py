@@ -34,11 +34,8 @@ def find(word: str | None, alone: bool = False) -> Run:
     if word is None:
         here = os.path.join(os.getcwd(), "")
         started = {run for run, entry in listed().items() if os.path.join(entry.cwd, "") == here}
-        runs = {
-            run: path
-            for run, path in known.items()
-            if run in started or os.path.abspath(path).startswith(here)
-        }
+        below = {run for run, path in known.items() if os.path.abspath(path).startswith(here)}
+        runs = {run: path for run, path in known.items() if run in started | below}
         which = "of this directory"
         nothing = f"no runs below the current directory or started from it; specify one ({_LIST})"
     elif os.path.isdir(word) or (os.sep in word and not word.endswith(JOB_FILES)):

@@ -22,7 +22,6 @@ from distlaunch.runs.replay import NO_START, HistoryError, lines_in, typed
 from distlaunch.runs.run_status import Run, run_in, summary_in
 from distlaunch.supervisor.events import AgentUp
 from distlaunch.supervisor.joining import missing_ranks, missing_words
-from distlaunch.supervisor.nodes import RankState
 from distlaunch.supervisor.root_cause import waits_in
 from distlaunch.supervisor.state import Cause, Phase, State
 from distlaunch.supervisor.status import RunState
@@ -236,15 +235,15 @@ def _recorded(run: Run) -> Explanation | None:
         cause, hint = document["cause"], typed(str | None, document["hint"])
         text, certainty, words = (typed(kind, cause[key]) for key, kind in _OF_CAUSE.items())
         error = headline("\n".join(words), cause["kind"] in RAISED)
-        return Explanation(
-            run, certainty, text, cause["rank"], cause["node"], error=tuple(error), advice=hint or ""
-        )
+        known = Explanation(run, certainty, text, cause["rank"], cause["node"])
+        return known._replace(error=tuple(error), advice=hint or "")
     return None
 
 
 def _explained(known: Explanation, state: State, cause: Cause, epoch: float) -> Explanation:
     summary = summary_of(known.run.folder, state) or Summary(state, known.run.folder, {}, 0.0)
     document, pids = summary.cause_document(cause), {worker.pid for worker in state.workers if worker.pid}
+    records = [record for record in known.evidence if document["node"] in (None, record.node)]
     return known._replace(
         certainty=document["certainty"],
         cause=cause.text,
@@ -252,12 +251,7 @@ def _explained(known: Explanation, state: State, cause: Cause, epoch: float) -> 
         node=document["node"],
         at=epoch + cause.at,
         error=tuple(_error(summary, cause)) or _recorded_error(known.run, cause),
-        signs=tuple(
-            sign
-            for record in known.evidence
-            if document["node"] in (None, record.node)
-            for sign in record.signs(pids)
-        ),
+        signs=tuple(sign for record in records for sign in record.signs(pids)),
         waiting=(*summary.lagging, *known.waiting),
         then=tuple(summary.others()),
         advice=summary.advice,
@@ -281,18 +275,15 @@ def _standing(state: State) -> Iterator[str]:
     """Yield the positions of ranks whose stacks are known: those in a collective, and the others."""
     if state.phase is Phase.RUNNING and state.workers.counts.joining and (missing := missing_ranks(state)):
         yield missing_words(state, missing)
-    places: dict[str, list[RankState]] = {}
+    places: dict[str, list[int]] = {}
     for worker in state.workers:
         if worker.stack:
-            where = waits_in(worker)
-            places.setdefault(
-                f"in {where}" if where else f"not in a collective but in {worker.stack[0]}", []
-            ).append(worker)
+            collective = waits_in(worker)
+            where = f"in {collective}" if collective else f"not in a collective but in {worker.stack[0]}"
+            places.setdefault(where, []).append(worker.rank)
     if len(places) > 1 or (places and state.cause is None):
         ordered = sorted(places.items(), key=lambda each: len(each[1]), reverse=True)
-        yield "; ".join(
-            f"{rank_list([w.rank for w in workers], state.unit)} {where}" for where, workers in ordered
-        )
+        yield "; ".join(f"{rank_list(ranks, state.unit)} {where}" for where, ranks in ordered)
 
 
 def _activity(run: Run, state: State) -> Iterator[str]:

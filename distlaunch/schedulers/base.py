@@ -3,6 +3,7 @@
 import os
 import re
 import shlex
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -51,21 +52,18 @@ class TimeLimit(Text):
         return checked if seconds is None else self.written(int(seconds))
 
 
-class _OtherOption(Text):
-    """An option of a command that must not match `taken`, whose named groups are reasons."""
+def other_options(command: str, example: str, taken: str, pattern: str = r"-[A-Za-z][^\0\n]*") -> Field:
+    """Return the key for additional options of a scheduler's command.
 
-    def __init__(self, example: str, pattern: str, taken: str) -> None:
-        super().__init__(f'an option such as "{example}"', pattern, self._mistake)
-        self.taken = taken
+    The options must not match `taken`, whose named groups are reasons.
+    """
 
-    def _mistake(self, option: str) -> str | None:
-        found = re.match(self.taken, option)
+    def mistake(option: str) -> str | None:
+        found = re.match(taken, option)
         return found and f"{found[0]} can't be used: {_WHY.get(found.lastgroup or '', 'distlaunch sets it')}"
 
-
-def other_options(command: str, example: str, taken: str, pattern: str = r"-[A-Za-z][^\0\n]*") -> Field:
-    """Return the key for additional options of a scheduler's command."""
-    return Field(ListOf(_OtherOption(example, pattern, taken)), f"Additional options for {command}.")
+    kind = Text(f'an option such as "{example}"', pattern, mistake)
+    return Field(ListOf(kind), f"Additional options for {command}.")
 
 
 def section(keys: Mapping[str, Field], extra: Field, **foreign: str) -> Record:
@@ -240,7 +238,7 @@ class Scheduler:
         """
         if at_once and self.hurries:
             queue.call(self.title, *self.hurries, job, forgives=queue.ANYTHING)  # the job may not be running
-            queue.pause_for_another_wish()
+            time.sleep(queue.ANOTHER_WISH_S)
         queue.call(self.title, *self.ends, job, forgives=self.over)
 
     def fate_argv(self, job: str) -> list[str]:
@@ -296,9 +294,8 @@ def _missing(spec: JobSpec) -> Iterator[tuple[str, str]]:
     script = os.path.expanduser(path_in(workdir, program.words[0]))
     if program.placed and not os.path.isfile(script):
         yield ("command" if program.kind == "command" else program.kind), f"{script} does not exist"
-    python = (
-        "" if spec.container else spec.program.python or ""
-    )  # the image's interpreter can't be checked from here
+    # The interpreter in an image can't be checked from here.
+    python = "" if spec.container else program.python or ""
     if "/" in python and not os.path.isfile(os.path.expanduser(python)):
         yield "python", f"{python} does not exist"
 

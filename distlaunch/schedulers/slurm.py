@@ -161,9 +161,8 @@ class Slurm(base.Scheduler):
     def options(self, spec: JobSpec, followed: bool) -> Iterator[str]:
         """Yield options of sbatch."""
         asked, node = self.asked(spec), spec.nodes[0]
-        yield base.option(
-            "--job-name=", " ".join(spec.name.split())
-        )  # a directive ends at the end of its line
+        name = " ".join(spec.name.split())  # a directive ends at the end of its line
+        yield base.option("--job-name=", name)
         yield base.option("--nodes=", self.node_count(spec))
         gpus = node.gpus if asked.get("gpus") is None else asked["gpus"]
         if gpus and not asked.get("gres"):
