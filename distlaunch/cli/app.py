@@ -72,21 +72,24 @@ def _advise_on(unknown: Any) -> None:
     say(f"options of the script or command, such as {option}, go after `--`")
 
 
+_ON_RUNS = ("why.why", "report.report", "report.bundle", "logs.logs", "checkout.checkout")
 _OTHERS = (
-    *("init.init", "check.check", "submit.queue", "runs.runs", "why.why", "report.report", "report.bundle"),
-    *("logs.logs", "checkout.checkout", "prune.prune", "submit.exports", "import_command.imports"),
+    *("init.init", "check.check", "submit.queue", "runs.runs", *_ON_RUNS),
+    *("prune.prune", "submit.exports", "import_command.imports"),
 )
 """Commands in other modules, or Typer applications with such commands, in the order of the help."""
 
 
 def _add_other_commands() -> None:
+    from distlaunch.cli.runs import OnRuns
+
     for place in _OTHERS:
         module, _, name = place.partition(".")
         found = getattr(import_module(f"distlaunch.cli.{module}"), name)
         if isinstance(found, typer.Typer):
             app.add_typer(found)
         else:
-            app.command(name)(found)
+            app.command(name, cls=OnRuns if place in _ON_RUNS else None)(found)
 
 
 def _show_version(wanted: bool) -> None:

@@ -10,12 +10,11 @@ from contextlib import closing
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
-import typer
 from typer import Option
 
-from distlaunch.cli.options import Fold, SshConfig
+from distlaunch.cli.options import Fold
 from distlaunch.cli.output import say, while_read
-from distlaunch.cli.runs import Which, ago_s, ended_words, follow_each, run_elsewhere
+from distlaunch.cli.runs import Which, ago_s, ended_words, follow_each
 from distlaunch.errors import UsageError
 from distlaunch.job.types import compiled
 from distlaunch.observers.console import FOLD_S, Folding, colored, harmless, wants_color
@@ -48,7 +47,6 @@ Grep = Annotated[
 
 
 def logs(
-    context: typer.Context,
     which: Which = None,
     ranks: Ranks = None,
     goes_on: Follow = False,
@@ -57,10 +55,8 @@ def logs(
     stderr: Annotated[bool, Option("--stderr", help="Print only stderr.")] = False,
     grep: Grep = None,
     fold: Fold = False,
-    ssh_config: SshConfig = None,
 ) -> None:
     """Print the output of a run's ranks, across restarts, in the order it arrived."""
-    run_elsewhere(context, which, ssh_config)
     choice = _choice_of(ranks, stderr, since, grep)
     if not goes_on:
         found = all_runs(which)

@@ -68,5 +68,5 @@ Set = Annotated[list[str] | None, Option("--set", metavar="KEY=VALUE", help=_SET
 Json = Annotated[bool, Option("--json", help="Print the result as JSON.")]
 Fold = Annotated[bool, Option("--fold", help="Collapse identical lines from several ranks.")]
 NoCheck = Annotated[bool, Option("--no-check", help="Start the ranks without checking the nodes first.")]
-_SSH = "Use this ssh_config file to reach HOST, as with ssh -F."
-SshConfig = Annotated[str | None, Option("--ssh-config", metavar="FILE", help=_SSH)]
+SSH_CONFIG = "Use this ssh_config file to reach HOST, as with ssh -F."
+SshConfig = Annotated[str | None, Option("--ssh-config", metavar="FILE", help=SSH_CONFIG)]

@@ -9,12 +9,11 @@ import zlib
 from collections.abc import Callable
 from typing import Annotated
 
-import typer
 from typer import Option
 
-from distlaunch.cli.options import Json, SshConfig
+from distlaunch.cli.options import Json
 from distlaunch.cli.output import print_json, say, while_read
-from distlaunch.cli.runs import Which, run_elsewhere
+from distlaunch.cli.runs import Which
 from distlaunch.errors import DistlaunchError, UsageError, reason
 from distlaunch.runs.submissions import run_of
 
@@ -24,16 +23,8 @@ _TRACE = "Write a Chrome trace to FILE instead, for ui.perfetto.dev; - is stdout
 Trace = Annotated[str | None, Option("--trace", metavar="FILE", help=_TRACE, show_default=False)]
 
 
-def report(
-    context: typer.Context,
-    which: Which = None,
-    output: Output = None,
-    trace: Trace = None,
-    as_json: Json = False,
-    ssh_config: SshConfig = None,
-) -> None:
+def report(which: Which = None, output: Output = None, trace: Trace = None, as_json: Json = False) -> None:
     """Write an HTML page about a run: what happened, where the time went, its ranks and their last output."""
-    run_elsewhere(context, which, ssh_config)
     from distlaunch.runs.html import MARK, page, plain
     from distlaunch.runs.report import report_of
 
@@ -55,15 +46,9 @@ Anonymous = Annotated[bool, Option("--anonymous", help="Replace host names and h
 
 
 def bundle(
-    context: typer.Context,
-    which: Which = None,
-    output: Archive = None,
-    anonymous: Anonymous = False,
-    as_json: Json = False,
-    ssh_config: SshConfig = None,
+    which: Which = None, output: Archive = None, anonymous: Anonymous = False, as_json: Json = False
 ) -> None:
     """Write an archive of a run for a bug report: report, events and last output, with secrets hidden."""
-    run_elsewhere(context, which, ssh_config)
     from distlaunch.runs.bundle import bundle_of
 
     run = run_of(which)

@@ -9,8 +9,9 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 from typer import Argument, Option
+from typer.core import TyperCommand, TyperOption
 
-from distlaunch.cli.options import Fold, Json, SshConfig
+from distlaunch.cli.options import SSH_CONFIG, Fold, Json
 from distlaunch.cli.output import print_json, print_text, say
 from distlaunch.errors import Exit, UsageError
 from distlaunch.job.types import UNITS_S, seconds_in
@@ -53,18 +54,24 @@ Most = Annotated[
 ]
 
 
-@runs.command("ps")
-def ps(
-    context: typer.Context,
-    places: Places = None,
-    ended: Ended = False,
-    most: Most = None,
-    as_json: Json = False,
-    ssh_config: SshConfig = None,
-) -> None:
+class OnRuns(TyperCommand):
+    """A command for runs. For runs on other hosts, it runs there, over SSH."""
+
+    def __init__(self, *given: Any, **settings: Any) -> None:
+        super().__init__(*given, **settings)
+        self.params.append(TyperOption(param_decls=["--ssh-config"], metavar="FILE", help=SSH_CONFIG))
+
+    def invoke(self, ctx: Any) -> Any:
+        """Call the command, unless it runs elsewhere."""
+        ctx.meta["ssh_config"] = ctx.params.pop("ssh_config")
+        for word in ctx.params.get("places", [ctx.params.get("which")]) or ():
+            run_elsewhere(ctx, word)
+        return super().invoke(ctx)
+
+
+@runs.command("ps", cls=OnRuns)
+def ps(places: Places = None, ended: Ended = False, most: Most = None, as_json: Json = False) -> None:
     """List active runs: state, ranks, restarts, age, nodes."""
-    for place in places or ():
-        run_elsewhere(context, place, ssh_config)
     ended = ended or most is not None
     found = listing(places or (), ended, most)
     if as_json:
@@ -79,16 +86,9 @@ def ps(
 Everything = Annotated[bool, Option("--all", "-a", help="Show the run's output from the beginning.")]
 
 
-@runs.command("attach")
-def attach(
-    context: typer.Context,
-    which: Which = None,
-    everything: Everything = False,
-    fold: Fold = False,
-    ssh_config: SshConfig = None,
-) -> None:
+@runs.command("attach", cls=OnRuns)
+def attach(which: Which = None, everything: Everything = False, fold: Fold = False) -> None:
     """Follow a run's console output; Ctrl-C detaches without stopping the run."""
-    run_elsewhere(context, which, ssh_config)
     from distlaunch.observers.terminal import Terminal
 
     def shown(run: Run, interrupts: Interrupts) -> Run:
@@ -98,10 +98,9 @@ def attach(
     _show_each(which, shown, everything)
 
 
-@runs.command("view")
-def view(context: typer.Context, which: Which = None, ssh_config: SshConfig = None) -> None:
+@runs.command("view", cls=OnRuns)
+def view(which: Which = None) -> None:
     """Watch a run full-screen: its ranks, outliers, and their output; q quits without stopping the run."""
-    run_elsewhere(context, which, ssh_config)
     from distlaunch.observers.terminal import Terminal
     from distlaunch.view.screen import Screen
 
@@ -115,12 +114,9 @@ def view(context: typer.Context, which: Which = None, ssh_config: SshConfig = No
     _show_each(which, shown)
 
 
-@runs.command("wait")
-def wait(
-    context: typer.Context, which: Which = None, as_json: Json = False, ssh_config: SshConfig = None
-) -> None:
+@runs.command("wait", cls=OnRuns)
+def wait(which: Which = None, as_json: Json = False) -> None:
     """Wait until a run ends, and exit with its exit status."""
-    run_elsewhere(context, which, ssh_config)
     wait_and_leave(which, as_json)
 
 
@@ -139,19 +135,12 @@ Now = Annotated[
 ]
 
 
-@runs.command("stop")
-def stop(
-    context: typer.Context,
-    which: Which = None,
-    now: Now = False,
-    as_json: Json = False,
-    ssh_config: SshConfig = None,
-) -> None:
+@runs.command("stop", cls=OnRuns)
+def stop(context: typer.Context, which: Which = None, now: Now = False, as_json: Json = False) -> None:
     """Stop a run, or cancel a queued job, and wait until it has ended.
 
     As with Ctrl-C, doing it a second time kills the ranks at once.
     """
-    run_elsewhere(context, which, ssh_config)
     queued = submission(which)
     run = None if queued else find(which, alone=True)
     if run and run.alive and (known := submission_of(run)) and known.warned:
@@ -159,7 +148,7 @@ def stop(
     if run and not queued:
         if run.host and not run.status.state.over:  # only its directory is shared
             say(f"the controller of {run.id} is on {run.host}; stopping it over SSH")
-            way = ways().get(run.id, {"way": (run.host, ssh_config)})["way"]
+            way = ways().get(run.id, {"way": (run.host, context.meta["ssh_config"])})["way"]
             _run_there(context, which or "", run.folder, way)
         if which is None and run.alive:
             say(f"stopping {run.id} ({run.folder})")
@@ -192,12 +181,12 @@ def _stopped(queued: Submission | None, run: Run | None, now: bool) -> tuple[Run
     return run, stopped
 
 
-def run_elsewhere(context: typer.Context, word: str | None, ssh_config: str | None) -> None:
+def run_elsewhere(context: typer.Context, word: str | None) -> None:
     """Run this command on the host in `word`, or on the host that controls the run; exit with its status."""
     word = word or ""
     host, colon, rest = word.partition(":")
     if host and colon and os.sep not in host and not os.path.exists(word):
-        status = _run_there(context, word, rest, (host, ssh_config))
+        status = _run_there(context, word, rest, (host, context.meta["ssh_config"]))
         if status == Exit.USAGE and not rest:
             say(f"`{word}` is the latest run in your home directory on {host}; for another, write {word}RUN")
         raise typer.Exit(status)

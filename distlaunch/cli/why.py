@@ -2,12 +2,11 @@
 
 from typing import Annotated
 
-import typer
 from typer import Option
 
-from distlaunch.cli.options import Json, SshConfig
+from distlaunch.cli.options import Json
 from distlaunch.cli.output import print_json, print_text
-from distlaunch.cli.runs import Which, run_elsewhere
+from distlaunch.cli.runs import Which
 from distlaunch.runs.find import find
 
 _DIFF = "Compare with this run instead of the job's last good one."
@@ -15,19 +14,11 @@ Diff = Annotated[str | None, Option("--diff", metavar="RUN", help=_DIFF, show_de
 Verbose = Annotated[bool, Option("--verbose", "-v", help="Also print the evidence.")]
 
 
-def why(
-    context: typer.Context,
-    which: Which = None,
-    diff: Diff = None,
-    verbose: Verbose = False,
-    as_json: Json = False,
-    ssh_config: SshConfig = None,
-) -> None:
+def why(which: Which = None, diff: Diff = None, verbose: Verbose = False, as_json: Json = False) -> None:
     """Explain why a run failed, or what it is waiting for.
 
     Shows the root cause, the evidence, the consequences, and what to do next.
     """
-    run_elsewhere(context, which, ssh_config)
     from distlaunch.observers.console import escape
     from distlaunch.runs.submissions import run_of
     from distlaunch.runs.why import explain
