@@ -5,22 +5,9 @@ from collections.abc import Iterable, Iterator
 from typing import get_args
 
 from distlaunch.errors import JobError, Problem
-from distlaunch.job import spec
+from distlaunch.job import keys, spec
 from distlaunch.job.checks import OF_KEYS, OF_SPEC, Reading
 from distlaunch.job.document import Entries, Items, Place, Scalar, Value, colon_hint, describe, is_unset
-from distlaunch.job.keys import (
-    COLLECT,
-    CONTAINER,
-    ELASTIC,
-    JOB,
-    LOGS,
-    NOTIFY,
-    RENDEZVOUS,
-    RESTARTS,
-    SYNC,
-    TIMEOUTS,
-    with_sections,
-)
 from distlaunch.job.nodes import Pool, endpoint_of
 from distlaunch.job.types import Record
 from distlaunch.transports.container import Container
@@ -31,12 +18,12 @@ def build_spec(document: Value, source: str, around: spec.Surroundings) -> spec.
     if not isinstance(document, Entries):
         raise JobError([_no_job(document, source)])
     problems: list[Problem] = []
-    keys = with_sections(around.sections)
-    checked = keys.check(document, "", problems)
+    known = keys.with_sections(around.sections)
+    checked = known.check(document, "", problems)
     refused = frozenset(problem.path for problem in problems)
     reading = Reading(checked, dict(_places(document, "")), refused, around)
     _refuse(problems, (mistake for look in OF_KEYS for mistake in look(reading)), reading)
-    job = _job(reading, keys, source)
+    job = _job(reading, known, source)
     _refuse([], (mistake for look in OF_SPEC for mistake in look(reading, job)), reading)
     return job
 
@@ -49,7 +36,7 @@ def _no_job(document: Value, source: str) -> Problem:
     if hint := colon_hint(text, document.place):
         return document.place.problem("", hint)
     hint = "to run a program, write `command: [./PROGRAM]`, or `script:` for Python, in a YAML file"
-    return document.place.problem("", f"expected {JOB.name}, got {describe(document)}; {hint}")
+    return document.place.problem("", f"expected {keys.JOB.name}, got {describe(document)}; {hint}")
 
 
 def _places(value: Value, path: str) -> Iterator[tuple[str, Place]]:
@@ -75,7 +62,7 @@ def _refuse(problems: list[Problem], mistakes: Iterable[tuple[str, str]], readin
         raise JobError(sorted(set(problems), key=lambda problem: (problem.line, problem.column, *problem)))
 
 
-def _job(reading: Reading, keys: Record, source: str) -> spec.JobSpec:
+def _job(reading: Reading, known: Record, source: str) -> spec.JobSpec:
     """Return the job, which must not have any refused keys, and build its `built` keys."""
     checked, around = reading.checked, reading.around
     pool = Pool(checked, around)
@@ -86,22 +73,22 @@ def _job(reading: Reading, keys: Record, source: str) -> spec.JobSpec:
             workdir=around.on_node(checked.get("workdir", ".")),
             env=around.variables(checked.get("env")),
             python=around.interpreter(checked.get("python")),
-            **keys.fields_of(checked, spec.Program),
+            **known.fields_of(checked, spec.Program),
         ),
         logs=_logs(reading),
         rendezvous=_rendezvous(reading),
-        limits=TIMEOUTS.made(reading.section("timeouts"))._replace(
-            **keys.fields_of(checked, spec.Limits),
+        limits=keys.TIMEOUTS.made(reading.section("timeouts"))._replace(
+            **known.fields_of(checked, spec.Limits),
             **({"join_s": None} if reading.section("rendezvous").get("backend") == "none" else {}),
         ),
         restarts=_restarts(reading),
         membership=spec.Membership(
             pool.spares(),
-            **keys.fields_of(checked, spec.Membership),
-            **ELASTIC.fields_of(reading.section("elastic")),
+            **known.fields_of(checked, spec.Membership),
+            **keys.ELASTIC.fields_of(reading.section("elastic")),
         ),
         allocation=pool.allocation,
-        placement=spec.Placement(binding=_binding(reading), **keys.fields_of(checked, spec.Placement)),
+        placement=spec.Placement(binding=_binding(reading), **known.fields_of(checked, spec.Placement)),
         notify=_notify(reading),
         metrics=around.path(checked["metrics"]["file"]) if checked.get("metrics") else None,
         unchecked=_unchecked(reading),
@@ -117,7 +104,7 @@ def _job(reading: Reading, keys: Record, source: str) -> spec.JobSpec:
         places=reading.places,
         source=source,
         invocation=spec.Invocation(file=around.file),
-        **keys.fields_of(checked),
+        **known.fields_of(checked),
     )
 
 
@@ -134,8 +121,8 @@ def _program(reading: Reading) -> spec.Program:
 
 def _rendezvous(reading: Reading) -> spec.RendezvousSpec:
     given = reading.section("rendezvous")
-    made = spec.RendezvousSpec(**RENDEZVOUS.fields_of(given))
-    if RENDEZVOUS.value(given, "backend") == "etcd-v2":
+    made = spec.RendezvousSpec(**keys.RENDEZVOUS.fields_of(given))
+    if keys.RENDEZVOUS.value(given, "backend") == "etcd-v2":
         return made._replace(etcd=spec.Etcd(given["endpoint"], given.get("conf") or {}))
     host, port = endpoint_of(reading.checked)
     return made._replace(host=host, port=port)
@@ -144,11 +131,11 @@ def _rendezvous(reading: Reading) -> spec.RendezvousSpec:
 def _logs(reading: Reading) -> spec.Logs:
     logs = reading.section("logs")
     place = reading.around.on_node if reading.around.in_image else reading.around.path
-    return spec.Logs(place(LOGS.value(logs, "dir")), **LOGS.fields_of(logs))
+    return spec.Logs(place(keys.LOGS.value(logs, "dir")), **keys.LOGS.fields_of(logs))
 
 
 def _notify(reading: Reading) -> spec.Notify:
-    made: spec.Notify = NOTIFY.made(reading.section("notify"))
+    made: spec.Notify = keys.NOTIFY.made(reading.section("notify"))
     if not made.command or "/" not in made.command[0]:
         return made  # looked up in PATH on this machine
     first, *rest = made.command
@@ -163,7 +150,7 @@ def _unchecked(reading: Reading) -> tuple[spec.Checked, ...]:
 def _sync(reading: Reading) -> spec.Sync:
     given = reading.section("sync")
     files = tuple(map(reading.around.path, reading.checked.get("files") or ()))
-    made: spec.Sync = SYNC.made(given)
+    made: spec.Sync = keys.SYNC.made(given)
     return made._replace(tree="sync" in reading.checked and given.get("tree", True), files=files)
 
 
@@ -178,7 +165,7 @@ def _setup(reading: Reading) -> spec.Setup | None:
 
 def _collect(reading: Reading) -> spec.Collect:
     given = reading.checked.get("collect", ())
-    made: spec.Collect = COLLECT.made({"paths": given} if isinstance(given, tuple) else given)
+    made: spec.Collect = keys.COLLECT.made({"paths": given} if isinstance(given, tuple) else given)
     return made
 
 
@@ -192,7 +179,7 @@ def _container(reading: Reading) -> Container | None:
     section = reading.section("container")
     if not section:
         return None
-    runtime = CONTAINER.value(section, "runtime")
+    runtime = keys.CONTAINER.value(section, "runtime")
     # As in [podman, --remote]: options before its subcommand. `checks.py` refuses other runtimes.
     name, *before = (runtime,) if isinstance(runtime, str) else runtime
     mounts = (mount.partition(":") for mount in section.get("mounts", ()))
@@ -201,13 +188,13 @@ def _container(reading: Reading) -> Container | None:
         runtime=name,  # type: ignore[arg-type]
         mounts=tuple(f"{reading.around.on_node(source)}{colon}{inside}" for source, colon, inside in mounts),
         before=tuple(before),
-        **CONTAINER.fields_of(section),
+        **keys.CONTAINER.fields_of(section),
     )
 
 
 def _restarts(reading: Reading) -> spec.Restarts:
     given = reading.section("restarts")
-    made: spec.Restarts = RESTARTS.made(given)
+    made: spec.Restarts = keys.RESTARTS.made(given)
     elastic = "min_nodes" in reading.checked or bool(reading.checked.get("spares"))
     return made._replace(most=spec.ELASTIC_RESTARTS) if elastic and "max" not in given else made
 
