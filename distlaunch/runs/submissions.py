@@ -10,17 +10,8 @@ from typing import Any
 
 from distlaunch.agent.frozen import Frozen
 from distlaunch.errors import DistlaunchError, UsageError
-from distlaunch.observers.run_list import (
-    Ticket,
-    append,
-    index_path,
-    lines_of,
-    listed,
-    note_stop,
-    starts_in,
-    starts_path,
-    ticket_of,
-)
+from distlaunch.observers import run_list
+from distlaunch.observers.run_list import Ticket
 from distlaunch.runs.find import JOB_FILES, LOGS, find
 from distlaunch.runs.following import over, pause
 from distlaunch.runs.run_status import Run, run_in
@@ -28,7 +19,7 @@ from distlaunch.schedulers import DEFAULT, TABLE, load, title_of
 from distlaunch.schedulers.queue import CANCELLED, GONE, Queued, output_path
 from distlaunch.signals import Interrupts
 from distlaunch.supervisor.status import ControllerProcess, RunState, Status
-from distlaunch.wording import listed as listed_words
+from distlaunch.wording import listed
 
 CLOCKS_S = 3600.0
 """Maximum seconds between two hosts' clocks. An earlier run belongs to another job with the same ID."""
@@ -81,23 +72,24 @@ def note_end(submission: Submission, end: str) -> None:
     """Record how a submission ended, so that the scheduler, which forgets it, needn't be queried again."""
     _note(submission, end=end)
     if end == CANCELLED:
-        note_stop(submission.folder, submission.id, submission.scheduler)
+        run_list.note_stop(submission.folder, submission.id, submission.scheduler)
 
 
 def _note(submission: Submission, **more: Any) -> None:
-    append(index_path(), {"queued": submission.id, "scheduler": submission.scheduler, **more})
+    ticket = {"queued": submission.id, "scheduler": submission.scheduler}
+    run_list.append(run_list.index_path(), {**ticket, **more})
 
 
 def submissions() -> dict[Ticket, Submission]:
     """Return all known submissions: from `submit`, and from listed runs."""
     found = {}
-    for run in listed().values():
+    for run in run_list.listed().values():
         if run.queued and run.queued not in found:
             scheduler, job = run.queued
             found[run.queued] = Submission(job, "", os.path.dirname(run.folder), 0.0, scheduler=scheduler)
     fields = Submission._fields
-    for line in lines_of(index_path()):
-        if "run" in line or not (queued := ticket_of(line)):
+    for line in run_list.lines_of(run_list.index_path()):
+        if "run" in line or not (queued := run_list.ticket_of(line)):
             continue
         if line.keys() >= {"id", "job", "folder", "at"}:  # IDs may repeat after a new setup of the scheduler
             found[queued] = Submission(**{name: line[name] for name in fields if name in line})
@@ -125,7 +117,7 @@ def submission(word: str | None) -> Submission | None:
 
 def submission_of(run: Run) -> Submission | None:
     """Return the submission with that run as its latest."""
-    entry = listed().get(run.id)
+    entry = run_list.listed().get(run.id)
     found = submissions().get(entry.queued) if entry and entry.queued else None
     latest = latest_run(found) if found else None
     return found if latest and latest.id == run.id else None
@@ -137,7 +129,7 @@ def _of_id(word: str, known: Collection[Submission]) -> Submission | None:
         return max(found, key=lambda each: (not each.end, each.at))
     numbered = [each for each in known if each.id.partition(".")[0] == word]
     if len(numbered) > 1:
-        ids = listed_words([each.id for each in numbered])
+        ids = listed([each.id for each in numbered])
         raise UsageError(f"{word} is ambiguous: it matches {ids}")
     return numbered[0] if numbered else None
 
@@ -151,7 +143,7 @@ def _matches(each: Submission, word: str | None) -> bool:
 def _beside_its_runs(job: str) -> Submission | None:
     """Return an unlisted submission from its list of starts, for hosts that don't share home directories."""
     for folder, scheduler in product((os.path.abspath(LOGS), os.getcwd()), TABLE):
-        if os.path.exists(starts_path(folder, job, scheduler)):
+        if os.path.exists(run_list.starts_path(folder, job, scheduler)):
             return Submission(job, "", folder, 0.0, scheduler=scheduler)
     return None
 
@@ -163,10 +155,10 @@ def latest_run(each: Submission) -> Run | None:
 
 def _folders(each: Submission) -> list[str]:
     """Return the directories of a job's runs, the latest last. A user's own script may start several."""
-    starts = starts_in(starts_path(each.folder, each.id, each.scheduler))
+    starts = run_list.starts_in(run_list.starts_path(each.folder, each.id, each.scheduler))
     if starts:
         return [os.path.join(each.folder, start.run) for start in starts]
-    return [run.folder for run in listed().values() if run.queued == Ticket(each.scheduler, each.id)]
+    return [run.folder for run in run_list.listed().values() if run.queued == Ticket(each.scheduler, each.id)]
 
 
 def _read(each: Submission, folders: Sequence[str]) -> Iterator[Run]:
@@ -308,7 +300,7 @@ def _newer(queued: Submission, before: Run | None) -> Run | None:
 
 
 def _without_run(queued: Submission, state: Queued) -> str:
-    if any(run.queued == Ticket(queued.scheduler, queued.id) for run in listed().values()):
+    if any(run.queued == Ticket(queued.scheduler, queued.id) for run in run_list.listed().values()):
         return f"{queued.name} {state.ending}; the directory of its run was removed"
     return f"{queued.name} {state.ending} without starting a run{_see(queued)}"
 
@@ -326,7 +318,7 @@ def stop_queued(queued: Submission, at_once: bool, interrupts: Interrupts) -> tu
     earlier = latest_run(queued)
     if state_of(queued).over:
         return earlier, False
-    note_stop(queued.folder, queued.id, queued.scheduler)
+    run_list.note_stop(queued.folder, queued.id, queued.scheduler)
     load(queued.scheduler).cancel(queued.id, at_once)
     queries = _queries()
     while not interrupts.any():
