@@ -3,7 +3,6 @@
 import os
 import re
 import shlex
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -238,7 +237,7 @@ class Scheduler:
         """
         if at_once and self.hurries:
             queue.call(self.title, *self.hurries, job, forgives=queue.ANYTHING)  # the job may not be running
-            time.sleep(queue.ANOTHER_WISH_S)
+            queue.pause_for_another_wish()
         queue.call(self.title, *self.ends, job, forgives=self.over)
 
     def fate_argv(self, job: str) -> list[str]:

@@ -3,6 +3,7 @@
 import os
 import pwd
 import re
+import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Literal
 
@@ -132,6 +133,11 @@ def job_id(pattern: str, tool: str, output: str) -> str:
 def unexpected(tool: str, output: str) -> DistlaunchError:
     """Return the error for a command with unexpected output."""
     return DistlaunchError(f"{tool}: unexpected output: {' '.join(output.split())[:200] or 'nothing'}")
+
+
+def pause_for_another_wish() -> None:
+    """Wait after a signal to a job, so that distlaunch counts the next signal as a second one."""
+    time.sleep(ANOTHER_WISH_S)
 
 
 def user_name() -> str:
