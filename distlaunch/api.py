@@ -23,18 +23,29 @@ import sys
 import time
 import zlib
 from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from distlaunch.agent.frozen import Frozen
+from distlaunch.check.findings import Report
+from distlaunch.cli.function import MARK
+from distlaunch.cli.job_file import Typed, load_job
 from distlaunch.errors import DistlaunchError, Exit, UsageError
+from distlaunch.job.keys import JOB
+from distlaunch.job.spec import JobSpec
+from distlaunch.launch.addresses import plan_without_nodes
+from distlaunch.launch.node_check import check as check_nodes
 from distlaunch.observers.observer import Observer, Printed
-
-if TYPE_CHECKING:
-    from distlaunch.check.findings import Report
-    from distlaunch.job.spec import JobSpec
-    from distlaunch.plan.placement import LaunchPlan
-    from distlaunch.runs.run_status import Run as Status
-    from distlaunch.runs.why import Explanation
+from distlaunch.plan.placement import LaunchPlan
+from distlaunch.plan.shell_text import shell_text
+from distlaunch.plan.workers import planned_workers
+from distlaunch.runs.find import find, folders
+from distlaunch.runs.following import interrupt
+from distlaunch.runs.html import page
+from distlaunch.runs.playback import Playback
+from distlaunch.runs.report import report_of
+from distlaunch.runs.run_status import Run as Status
+from distlaunch.runs.run_status import living, run_in, summary_in
+from distlaunch.runs.why import Explanation, explain
 
 LOOK_S = 0.05
 """Seconds between two checks of a run directory."""
@@ -124,8 +135,7 @@ class Line(Frozen):
 class Plan:
     """The plan of a job, as `dry-run` prints it: which rank runs where, and with which variables."""
 
-    def __init__(self, plan: "LaunchPlan") -> None:
-        from distlaunch.plan.workers import planned_workers
+    def __init__(self, plan: LaunchPlan) -> None:
 
         self._plan, self._workers = plan, planned_workers(plan)
 
@@ -145,7 +155,6 @@ class Plan:
 
     def to_shell(self) -> str:
         """Return shell commands that start the ranks without distlaunch."""
-        from distlaunch.plan.shell_text import shell_text
 
         return shell_text(self._plan, self._workers)
 
@@ -170,7 +179,6 @@ class Job:
         _file: str | None = None,
         **keys: Any,
     ) -> None:
-        from distlaunch.cli.job_file import Typed, load_job
 
         given = {"script": script, "nodes": list(nodes) if isinstance(nodes, tuple) else nodes, **keys}
         settings = {name: value for name, value in given.items() if value is not None}
@@ -189,15 +197,13 @@ class Job:
 
     def plan(self) -> Plan:
         """Return the plan, without contacting any node. Raises `JobError`."""
-        from distlaunch.launch.addresses import plan_without_nodes
 
         return Plan(plan_without_nodes(self.spec))
 
-    def check(self) -> "Report":
+    def check(self) -> Report:
         """Connect to the nodes and return any problems, as `distlaunch check` does."""
-        from distlaunch.launch.node_check import check
 
-        return check(self.spec)
+        return check_nodes(self.spec)
 
     def start(self) -> "Run":
         """Start the job. Return its run once all ranks are running, or it has ended. Raises `JobError`."""
@@ -250,7 +256,6 @@ class Logs:
 
     def _steps(self) -> Generator[list[Line], None, None]:
         """Yield the new lines of each look; the last look is after the end of the run."""
-        from distlaunch.runs.playback import Playback
 
         lines = _Lines(self._marked)
         wanted = lambda entry: self._rank in (None, entry.rank)  # noqa: E731
@@ -288,7 +293,6 @@ class Run:
     @classmethod
     def attach(cls, run: str) -> "Run":
         """Return a run by its ID, a unique prefix of it, its directory, or its job's name or file."""
-        from distlaunch.runs.find import find
 
         found = find(run)
         return cls(found.id, found.folder)
@@ -300,8 +304,7 @@ class Run:
         if self._child:
             self.stop()
 
-    def _status(self) -> "Status":
-        from distlaunch.runs.run_status import living, run_in
+    def _status(self) -> Status:
 
         found = run_in(self.folder) or living(self.id)
         if found is None:
@@ -343,7 +346,6 @@ class Run:
 
     def result(self) -> Result:
         """Return the result. Raises `DistlaunchError` if the run has not ended."""
-        from distlaunch.runs.run_status import summary_in
 
         run = self._status()
         if run.alive:
@@ -368,16 +370,13 @@ class Run:
         """Return the output of all ranks, or of one; `follow` waits for more until the run ends."""
         return Logs(self, follow, rank)
 
-    def why(self) -> "Explanation":
+    def why(self) -> Explanation:
         """Explain why the run failed, or what it is waiting for, as `distlaunch why` does."""
-        from distlaunch.runs.why import explain
 
         return explain(self._status())
 
     def report(self, path: str | os.PathLike[str] | None = None) -> str:
         """Return the page from `distlaunch report` as HTML, and write it to `path`, if given."""
-        from distlaunch.runs.html import page
-        from distlaunch.runs.report import report_of
 
         text = page(report_of(self._status()))
         if path is not None:
@@ -387,7 +386,6 @@ class Run:
 
     def stop(self) -> Result:
         """Stop the ranks, and return the result. After their grace period, ranks are killed."""
-        from distlaunch.runs.following import interrupt
 
         run = self._status()
         if not self.over and interrupt(run):
@@ -412,8 +410,6 @@ class Run:
 
 def list_runs() -> list[Run]:
     """Return the active runs of this user, as `distlaunch ps` does."""
-    from distlaunch.runs.find import folders
-    from distlaunch.runs.run_status import run_in
 
     known = (run_in(folder) for folder in folders().values())
     return [Run(each.id, each.folder) for each in known if each and each.alive]
@@ -426,8 +422,6 @@ def call(function: Callable[..., Any] | str, *args: Any, procs: int = 1, **more:
     `procs` is the number of ranks per node. In `more`, job file keys such as `nodes` apply to the job. All
     other arguments are passed to the function. Raises `RankError` if the function raised an exception.
     """
-    from distlaunch.cli.function import MARK
-    from distlaunch.job.keys import JOB
 
     keys = {name: value for name, value in more.items() if name.partition(".")[0] in JOB.fields}
     packed = _packed_call(function, args, {name: value for name, value in more.items() if name not in keys})
@@ -491,7 +485,6 @@ class _Lines(Observer):
             self._add(place, data)
 
     def _add(self, place: tuple[int, int, int], data: bytes) -> None:
-        from distlaunch.cli.function import MARK
 
         rank, stream, attempt = place
         text = data.decode(errors="replace")

@@ -5,8 +5,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Argument
 
+from distlaunch.cli.job_file import STDIN, read_job, read_text, source_of
 from distlaunch.cli.options import Json
 from distlaunch.cli.output import print_json, print_text
+from distlaunch.here import cpu_count
 
 if TYPE_CHECKING:
     from distlaunch.compat.draft import Draft
@@ -30,9 +32,7 @@ Program = Annotated[list[str] | None, Argument(metavar="[-- SCRIPT ARGS…]", he
 @imports.command("torchrun")
 def from_torchrun(words: Words, as_json: Json = False) -> None:
     """Convert a torchrun command to a job file and print it."""
-    from distlaunch.cli.job_file import STDIN, read_job
     from distlaunch.compat.from_torchrun import command_draft
-    from distlaunch.here import cpu_count
 
     given = [read_job(STDIN)] if words == [STDIN] else words
     _print(command_draft(given, cpu_count()), as_json)
@@ -41,7 +41,6 @@ def from_torchrun(words: Words, as_json: Json = False) -> None:
 @imports.command("mpirun")
 def from_mpirun(words: Words, as_json: Json = False) -> None:
     """Convert an mpirun command (Open MPI or MPICH) to a job file and print it."""
-    from distlaunch.cli.job_file import STDIN, read_text
     from distlaunch.compat.from_mpirun import mpirun_draft
 
     _print(mpirun_draft([read_text(STDIN)] if words == [STDIN] else words), as_json)
@@ -50,9 +49,7 @@ def from_mpirun(words: Words, as_json: Json = False) -> None:
 @imports.command("sbatch")
 def from_sbatch(script: Script, as_json: Json = False) -> None:
     """Convert a Slurm batch script to a job file and print it."""
-    from distlaunch.cli.job_file import read_text, source_of
     from distlaunch.compat.from_sbatch import sbatch_draft
-    from distlaunch.here import cpu_count
 
     _print(sbatch_draft(read_text(script), source_of(script), cpu_count()), as_json)
 
@@ -60,7 +57,6 @@ def from_sbatch(script: Script, as_json: Json = False) -> None:
 @imports.command("accelerate")
 def from_accelerate(config: Config, program: Program = None, as_json: Json = False) -> None:
     """Convert an accelerate config to a job file and print it."""
-    from distlaunch.cli.job_file import read_job, source_of
     from distlaunch.compat.from_accelerate import accelerate_draft
     from distlaunch.job.yaml_document import parse
 
@@ -71,7 +67,6 @@ def from_accelerate(config: Config, program: Program = None, as_json: Json = Fal
 @imports.command("hostfile")
 def from_hostfile(hosts: Hosts, program: Program = None, as_json: Json = False) -> None:
     """Convert a hostfile to a job file and print it."""
-    from distlaunch.cli.job_file import read_job, source_of
     from distlaunch.compat.draft import hostfile_draft
 
     _print(hostfile_draft(read_job(hosts), source_of(hosts), program or ()), as_json)

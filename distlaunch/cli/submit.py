@@ -11,13 +11,16 @@ from typing import Annotated
 import typer
 from typer import Option
 
+from distlaunch.cli.job_file import job_of, read_job
 from distlaunch.cli.options import Args, Job, Json, NoCheck, Set, SshConfig
 from distlaunch.cli.output import print_json, print_text, say
 from distlaunch.errors import DistlaunchError, reason
+from distlaunch.here import own_command
 from distlaunch.job.spec import JobSpec
 from distlaunch.kubernetes.manifests import Kind
+from distlaunch.launch.addresses import plan_without_nodes
 from distlaunch.schedulers import TABLE, load, names, target_of
-from distlaunch.schedulers.base import Call, Scheduler
+from distlaunch.schedulers.base import Call, Scheduler, check_submitted
 
 queue = typer.Typer()
 exports = typer.Typer(
@@ -111,12 +114,10 @@ def export_kubernetes(
     """Print the job's Kubernetes manifests, for `kubectl apply -f -`."""
     from base64 import b64encode
 
-    from distlaunch.cli.job_file import job_of, read_job
     from distlaunch.cli.own_archive import torchrun_payload
     from distlaunch.job.yaml_document import yaml_text
     from distlaunch.kubernetes.checks import check_exported, left_out, with_gpus
     from distlaunch.kubernetes.manifests import manifests
-    from distlaunch.launch.addresses import plan_without_nodes
 
     read = job_of(read_job(job), job, overrides or (), args or (), submitted=True, in_image=True)
     spec = with_gpus(read)
@@ -134,10 +135,6 @@ def _prepared(
 
     Raises `DistlaunchError`.
     """
-    from distlaunch.cli.job_file import job_of, read_job
-    from distlaunch.here import own_command
-    from distlaunch.launch.addresses import plan_without_nodes
-    from distlaunch.schedulers.base import check_submitted
 
     text = read_job(job)
     spec = job_of(text, job, overrides, args, submitted=True)
