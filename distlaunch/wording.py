@@ -157,6 +157,12 @@ def cut(text: str, room: int, end: int = 0) -> str:
     return text if len(text) <= room else text[: max(0, room - 1 - end)] + CUT + text[len(text) - end :]
 
 
+def aligned(rows: Sequence[Sequence[str]], gap: int) -> list[str]:
+    """Return rows as lines with aligned columns, `gap` blanks apart."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [(" " * gap).join(map(str.ljust, row, widths)).rstrip() for row in rows]
+
+
 def age_words(seconds: float) -> str:
     """Return a duration in at most five characters: `41s`, `12m`, `3h07`, `5d`."""
     whole = int(seconds)

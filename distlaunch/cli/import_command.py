@@ -1,6 +1,6 @@
 """`distlaunch import`: converts the files and command lines of other launchers to job files."""
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from typer import Argument
@@ -8,10 +8,8 @@ from typer import Argument
 from distlaunch.cli.job_file import STDIN, read_job, read_text, source_of
 from distlaunch.cli.options import Json
 from distlaunch.cli.output import print_json, print_text
+from distlaunch.compat.draft import Draft, hostfile_draft
 from distlaunch.here import cpu_count
-
-if TYPE_CHECKING:
-    from distlaunch.compat.draft import Draft
 
 imports = typer.Typer(
     name="import",
@@ -67,12 +65,10 @@ def from_accelerate(config: Config, program: Program = None, as_json: Json = Fal
 @imports.command("hostfile")
 def from_hostfile(hosts: Hosts, program: Program = None, as_json: Json = False) -> None:
     """Convert a hostfile to a job file and print it."""
-    from distlaunch.compat.draft import hostfile_draft
-
     _print(hostfile_draft(read_job(hosts), source_of(hosts), program or ()), as_json)
 
 
-def _print(draft: "Draft", as_json: bool) -> None:
+def _print(draft: Draft, as_json: bool) -> None:
     if as_json:
         print_json(draft.document())
     else:

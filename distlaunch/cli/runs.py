@@ -16,6 +16,7 @@ from distlaunch.cli.output import print_json, print_text, say
 from distlaunch.errors import Exit, UsageError
 from distlaunch.job.types import UNITS_S, seconds_in
 from distlaunch.observers.run_list import note_end_seen, noted_ends, ways
+from distlaunch.observers.terminal import Terminal
 from distlaunch.runs.find import elsewhere, find, folders, when
 from distlaunch.runs.following import attend, follow, interrupt, outlast, over
 from distlaunch.runs.listing import document, listing, table
@@ -89,7 +90,6 @@ Everything = Annotated[bool, Option("--all", "-a", help="Show the run's output f
 @runs.command("attach", cls=OnRuns)
 def attach(which: Which = None, everything: Everything = False, fold: Fold = False) -> None:
     """Follow a run's console output; Ctrl-C detaches without stopping the run."""
-    from distlaunch.observers.terminal import Terminal
 
     def shown(run: Run, interrupts: Interrupts) -> Run:
         with closing(Terminal(interrupts, fold=fold, waits=True)) as terminal:  # also without a summary
@@ -101,7 +101,6 @@ def attach(which: Which = None, everything: Everything = False, fold: Fold = Fal
 @runs.command("view", cls=OnRuns)
 def view(which: Which = None) -> None:
     """Watch a run full-screen: its ranks, outliers, and their output; q quits without stopping the run."""
-    from distlaunch.observers.terminal import Terminal
     from distlaunch.view.screen import Screen
 
     if not sys.stdout.isatty():

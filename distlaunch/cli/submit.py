@@ -17,7 +17,7 @@ from distlaunch.cli.output import print_json, print_text, say
 from distlaunch.errors import DistlaunchError, reason
 from distlaunch.here import own_command
 from distlaunch.job.spec import JobSpec
-from distlaunch.kubernetes.manifests import Kind
+from distlaunch.kubernetes.manifests import Kind, manifests
 from distlaunch.launch.addresses import plan_without_nodes
 from distlaunch.schedulers import TABLE, load, names, target_of
 from distlaunch.schedulers.base import Call, Scheduler, check_submitted
@@ -117,7 +117,6 @@ def export_kubernetes(
     from distlaunch.cli.own_archive import torchrun_payload
     from distlaunch.job.yaml_document import yaml_text
     from distlaunch.kubernetes.checks import check_exported, left_out, with_gpus
-    from distlaunch.kubernetes.manifests import manifests
 
     read = job_of(read_job(job), job, overrides or (), args or (), submitted=True, in_image=True)
     spec = with_gpus(read)

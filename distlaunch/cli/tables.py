@@ -11,7 +11,7 @@ from distlaunch.plan.document import plan_document
 from distlaunch.plan.placement import DEFAULT_PORT, LaunchPlan, NodePlan
 from distlaunch.plan.shell_text import shell_text, torchrun_text
 from distlaunch.plan.workers import planned_workers
-from distlaunch.wording import counted, cut, refused_port_words, size_words, spans
+from distlaunch.wording import aligned, counted, cut, refused_port_words, size_words, spans
 
 MANY = 256
 """Ranks beyond which a table has a row for each node only."""
@@ -19,9 +19,7 @@ MANY = 256
 
 def table(rows: Sequence[Sequence[str]]) -> list[str]:
     """Return the lines of a table. Its first row contains the names of the columns."""
-    cells = [[escape(cell) for cell in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    head, *others = ["   ".join(map(str.ljust, row, widths)).rstrip() for row in cells]
+    head, *others = aligned([[escape(cell) for cell in row] for row in rows], 3)
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else sys.maxsize
     return [cut(line, width) for line in (head, "─" * len(head), *others)]
 

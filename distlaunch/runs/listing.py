@@ -13,7 +13,7 @@ from distlaunch.runs.find import JOB_FILES, LOGS, afar, check_folder, folders, n
 from distlaunch.runs.run_status import Run, run_in
 from distlaunch.runs.submissions import submission, waiting
 from distlaunch.supervisor.status import RunState, document_of
-from distlaunch.wording import age_words, cut
+from distlaunch.wording import age_words, aligned, cut
 
 HEADINGS = ("RUN", "STATE", "RANKS", "RESTARTS", "AGE", "LAST", "WHERE")
 LEAST_ID, LEAST_WHERE = 20, 10
@@ -71,20 +71,13 @@ def table(found: Sequence[Run], width: int | None = None) -> str:
     """Return a table of runs, with lines cut to `width`."""
     now = time.time()
     rows = [HEADINGS, *(_row(run, now) for run in found)]
-    if width is not None:
-        rows = _fitted(rows, width)
-    widths = _widths(rows)[:-1]
-    lines = [[*map(str.ljust, row, widths), row[-1]] for row in rows]
-    return "".join("  ".join(cells)[:width].rstrip() + "\n" for cells in lines)
-
-
-def _widths(rows: Sequence[tuple[str, ...]]) -> list[int]:
-    return [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = aligned(rows if width is None else _fitted(rows, width), 2)
+    return "".join(line[:width].rstrip() + "\n" for line in lines)
 
 
 def _fitted(rows: Sequence[tuple[str, ...]], width: int) -> list[tuple[str, ...]]:
     """Shorten WHERE and, if that isn't enough, cut the middle of IDs."""
-    ids, *others, where = _widths(rows)
+    ids, *others, where = [max(map(len, column)) for column in zip(*rows, strict=True)]
     room = width - sum(others) - 2 * len(rows[0][:-1])
     id_room = max(LEAST_ID, min(ids, room - min(where, LEAST_WHERE)))
     end = (id_room - 1) // 2
