@@ -93,11 +93,6 @@ class Report(RunModel):
         self.timeline.take(event, state, at)
 
     @property
-    def elapsed_s(self) -> float:
-        """Return the seconds since the run began, or until it ended."""
-        return self.seconds
-
-    @property
     def spans(self) -> list[Span]:
         """Return the spans of all lanes."""
         return self.timeline.spans(self.seconds) if self.timeline else []
