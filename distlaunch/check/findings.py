@@ -1,6 +1,6 @@
 """The verdict of a check: findings, differences between nodes, passed checks, and skipped checks."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, get_args
@@ -374,24 +374,20 @@ _TITLES = {"script": ("place", "the script"), "GPUs": ("devices", "the number or
 
 def _values(nodes: Sequence[NodeReport]) -> dict[str, dict[str, str]]:
     """Return the values to compare, as text, keyed by name, then by node."""
-    values: dict[str, dict[str, str]] = {}
+    values: dict[str, dict[str, str]] = defaultdict(dict)
     for node in nodes:
         for part, key, name in _COMPARED:
             if (facts := node.part(part)) and key in facts:
-                values.setdefault(name, {})[node.label] = (
-                    str(facts[key])[:12] if key == "digest" else str(facts[key])
-                )
+                values[name][node.label] = str(facts[key])[: 12 if key == "digest" else None]
         software, network = node.part("software"), node.part("network")
         if paths := dict(_texts(software.get("nccl"))):
-            values.setdefault("NCCL", {})[node.label] = listed(sorted({*paths.values()}))
+            values["NCCL"][node.label] = listed(sorted({*paths.values()}))
         gpus = Counter(str(gpu.get("name")) for gpu in _gpus(node))
-        values.setdefault("GPUs", {})[node.label] = (
-            listed([f"{n} x {name}" for name, n in gpus.items()]) or "none"
-        )
+        values["GPUs"][node.label] = listed([f"{n} x {name}" for name, n in gpus.items()]) or "none"
         used = dict(_rows(network.get("interfaces"))).get(str(network.get("used")))
         if used:
-            values.setdefault("interface", {})[node.label] = str(network["used"])
-            values.setdefault("MTU", {})[node.label] = str(used.get("mtu"))
+            values["interface"][node.label] = str(network["used"])
+            values["MTU"][node.label] = str(used.get("mtu"))
     return values
 
 

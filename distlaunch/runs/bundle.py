@@ -113,9 +113,8 @@ def bundle_of(run: Run, environ: Mapping[str, str], anonymous: bool = False) -> 
     found = {}
     for name, lines in documents.items():
         indent = None if name.endswith(".jsonl") else 1
-        found[name] = "".join(
-            json.dumps(hide.document(line), indent=indent) + "\n" for line in lines
-        ).encode()
+        texts = (json.dumps(hide.document(line), indent=indent) + "\n" for line in lines)
+        found[name] = "".join(texts).encode()
     for name in _names(run.folder, _TEXTS):
         found[name] = hide.text(_end_of(run.folder, name)).encode()
     # The page is made from the files of the bundle, so that it has nothing that they have not.

@@ -232,7 +232,10 @@ def _bars(found: Iterable[Span], scale: float, height: int) -> str:
 
 def _lane(name: str, found: Sequence[Span], scale: float) -> str:
     words = "; ".join(f"{_span(span.began)}: {ALL_KINDS[span.kind]}" for span in found[:40])
-    svg = _drawing(f"{plain(name)}: {words}", 16, _bars(found, scale, 16))
+    return _row(name, _drawing(f"{plain(name)}: {words}", 16, _bars(found, scale, 16)))
+
+
+def _row(name: str, svg: str) -> str:
     return f'<tr><th scope="row">{plain(name)}</th><td>{svg}</td></tr>'
 
 
@@ -297,8 +300,7 @@ def _strip(
         path += f"M{at * scale:.1f} {height}V{top:.1f}H{max(at, end) * scale:.1f}V{height}z"
     peak = _used(name, max(value for _, value in strip))
     words = f"{plain(label)}: {name} {_used(name, _mean(strip))} on average, at most {peak}"
-    svg = _drawing(words, height, f'<path class="e-use" d="{path}"/>')
-    return f'<tr><th scope="row">{plain(label)}</th><td>{svg}</td></tr>'
+    return _row(label, _drawing(words, height, f'<path class="e-use" d="{path}"/>'))
 
 
 def _mean(strip: Sequence[tuple[float, float]]) -> float:

@@ -209,17 +209,9 @@ def trace(spans: Iterable[Span], labels: Sequence[str], messages: Iterable[tuple
         node, thread = _place(span.lane)
         if len(span.lane) == 2:
             events += _named(span.lane, "", f"rank {span.lane[1]}")
-        events.append(
-            {
-                "ph": "X",
-                "pid": node,
-                "tid": thread,
-                "name": span.kind,
-                "ts": round(span.began * 1e6),
-                "dur": round(span.seconds * 1e6),
-                "args": {"attempt": span.attempt, "what": ALL_KINDS[span.kind]},
-            }
-        )
+        times = {"ts": round(span.began * 1e6), "dur": round(span.seconds * 1e6)}
+        about = {"attempt": span.attempt, "what": ALL_KINDS[span.kind]}
+        events.append({"ph": "X", "pid": node, "tid": thread, "name": span.kind, **times, "args": about})
     events += [
         {"ph": "i", "s": "g", "pid": 0, "tid": 0, "name": text, "ts": round(at * 1e6)}
         for at, text in messages

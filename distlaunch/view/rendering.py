@@ -21,10 +21,8 @@ PAGE = 10
 GRID_SHARE = 0.6
 """Maximum share of the height."""
 _STATES = {
-    RunState.RUNNING: "bold green",
-    RunState.SUCCEEDED: "bold green",
-    RunState.FAILED: "bold red",
-    RunState.LOST: "bold red",
+    **dict.fromkeys((RunState.RUNNING, RunState.SUCCEEDED), "bold green"),
+    **dict.fromkeys((RunState.FAILED, RunState.LOST), "bold red"),
 }
 _BAD = ("failed", "stalled", "not started", "lost with its node")
 
