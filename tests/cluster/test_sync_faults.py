@@ -204,7 +204,7 @@ def test_several_nodes_on_one_machine_and_a_detached_run_get_the_code(desk: Desk
 
 @pytest.mark.long
 def test_kills_at_random_moments_leave_no_store_wrong(site: Site) -> None:
-    series(site, 5, 1)
+    series(site, 3, 1)
 
 
 def test_what_ranks_write_beside_the_code_stays_and_is_named(desk: Desk) -> None:
