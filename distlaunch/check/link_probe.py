@@ -44,7 +44,7 @@ ENOUGH_S, REPEATS, RETESTS = 0.02, 10, 3
 
 
 def pairings(order: Sequence[int]) -> list[list[Pair]]:
-    """Return rounds of disjoint pairs of peers in a random `order`, by the circle method."""
+    """Return rounds of disjoint pairs, using the circle method. `order` lists the peers in random order."""
     count, order = len(order), [*order, *[-1] * (len(order) % 2)]  # with -1 means sitting out
     half, rounds = len(order) // 2, []
     for _ in range(len(order) - 1 if count <= FEW else ROUNDS):

@@ -287,7 +287,7 @@ def _flag_of(word: str) -> tuple[Flag, str | None]:
     if len(found) == 1:
         return found[0], value if equals else None
     if not found:
-        raise UsageError(f"torchrun has no flag --{name}; a flag of the script goes after the script")
+        raise UsageError(f"torchrun has no flag --{name}; put the script's own flags after the script")
     names = ", ".join(flag.name for flag in found)
     raise UsageError(f"--{name} could mean {names}")
 

@@ -73,7 +73,7 @@ NODE = Record(
     env=built(ENV, "Environment variables of this node's workers; they override the job's."),
     script=Field(FILE, "A Python script for this node's workers instead of the job's program."),
     args=Field(ListOf(ARGUMENT), "Arguments of this node's workers instead of the job's."),
-    role=Field(LINE, "ROLE_NAME of this node's workers; ROLE_RANK counts within a role.", "role"),
+    role=Field(LINE, "ROLE_NAME of this node's workers; ROLE_RANK is numbered within each role.", "role"),
     makes=spec.NodeSpec,
     foreign=by_their_names(
         host="hostname name",
@@ -382,7 +382,7 @@ CONTAINER = Record(
         "directory is always mounted.",
     ),
     options=Field(ListOf(LINE), "Additional options for the runtime."),
-    env=Field(ENV, "Variables of the container; null = the node's value."),
+    env=Field(ENV, "Environment variables for the container; null = the node's value."),
     makes=Container,
     required=("image",),
     foreign={"volumes": "mounts", "args": "options", "engine": "runtime", "name": "image"},
@@ -441,7 +441,7 @@ JOB = Record(
     ),
     env=built(
         ENV,
-        "Variables of the workers, with placeholders; null = the value in your shell, which must be set.",
+        "Environment variables for workers, with placeholders; null = the value in your shell (required).",
     ),
     python=built(
         PYTHON, "Interpreter on the nodes.", "distlaunch's own, if that path exists on the node, else python3"

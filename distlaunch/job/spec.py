@@ -302,7 +302,7 @@ class Sync(Frozen):
 class Setup(Frozen):
     """How each node builds the Python environment: with uv or conda from `files`, or with the command `run`.
 
-    The environment is rebuilt whenever the contents of `files`, which are in the workdir, change.
+    `files` are in the workdir. The environment is rebuilt whenever their contents change.
     """
 
     kind: Literal["uv", "conda", "run"]

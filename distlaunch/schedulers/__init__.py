@@ -100,7 +100,10 @@ def _entry_points() -> "Iterable[Any]":
 
 
 def target_of(spec: "JobSpec") -> str:
-    """Return the scheduler of the job's only section, or the default. Raises `UsageError` for a choice."""
+    """Return the scheduler of the job's only section, or the default.
+
+    Raises `UsageError` if the user has to choose.
+    """
     named = [key.replace("_", "-") for key in spec.sections]
     if len(named) > 1 and DEFAULT not in named:
         raise UsageError(f"the job has sections for {listed(named)}: choose one with --to")
@@ -157,7 +160,7 @@ def step_size(environ: Mapping[str, str]) -> tuple[str, int, int]:
 
 
 def _inner() -> list[tuple[str, Entry]]:
-    """Return the table in reverse order, because a Flux instance may run inside a job of Slurm or LSF."""
+    """Return the table in reverse order, because a Flux instance may run inside a Slurm or LSF job."""
     return list(TABLE.items())[::-1]
 
 

@@ -159,7 +159,7 @@ def _text(path: str) -> str:
     with open(path, "rb") as file:
         data = file.read(MAX_BYTES + 1)
     if len(data) > MAX_BYTES:
-        raise UsageError(f"{path}: larger than {MAX_BYTES >> 20} MiB: not a list of hosts")
+        raise UsageError(f"{path}: larger than {MAX_BYTES >> 20} MiB, so not a list of hosts")
     return data.decode(errors="replace")
 
 

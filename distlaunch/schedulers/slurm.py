@@ -143,7 +143,9 @@ class Slurm(base.Scheduler):
             seen = ", ".join(f"{name}={environ.get(name, '')}" for name in names)
             raise UsageError(f"Slurm's variables contradict each other: {seen}; {task.SET_BY_A_SCRIPT}")
         if not (rank < size and local < counts[node]):
-            raise UsageError(f"SLURM_PROCID={rank} and SLURM_LOCALID={local} don't fit {size} tasks")
+            raise UsageError(
+                f"SLURM_PROCID={rank} and SLURM_LOCALID={local} are inconsistent with {size} tasks"
+            )
         job = environ["SLURM_JOB_ID"]
         step, devices = f"{job}.{environ.get('SLURM_STEP_ID', '')}", task.visible_devices(environ)
         place = (rank, size, local, counts[node], node, len(nodes))

@@ -241,7 +241,7 @@ def test_any_command_line_is_read_or_refused_in_a_line(words: list[str]) -> None
         "--local-ranks-filter=a": "--local-ranks-filter: expected ranks such as 0,2, got 'a'",
         "--print-completion=bash": "--print-completion: only torchrun itself prints a completion script",
         "--no-python --module": "--no-python and --module can't be combined",
-        "--lr=0.1": "torchrun has no flag --lr; a flag of the script goes after the script",
+        "--lr=0.1": "torchrun has no flag --lr; put the script's own flags after the script",
     }.items(),
 )
 def test_explains_a_bad_value_in_one_line(words: str, text: str) -> None:
