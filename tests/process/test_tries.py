@@ -27,8 +27,12 @@ LATE = """
 def pytest_of(folder: Path, tests: str) -> "subprocess.CompletedProcess[str]":
     """Run these tests in two processes, under our rules."""
     (folder / "test_them.py").write_text(textwrap.dedent(LATE) + textwrap.dedent(tests))
-    (folder / "pytest.ini").write_text("[pytest]\nmarkers = once\nfaulthandler_timeout = 60\n")
+    (folder / "pytest.ini").write_text("[pytest]\nmarkers = once\n")
     argv = [sys.executable, "-m", "pytest", "-p", "tests.tries", "-n2", "-c", "pytest.ini", "test_them.py"]
+    argv += [
+        "--basetemp",
+        str(folder / "own"),
+    ]  # else it spends minutes on removing earlier ones
     kept = {name: text for name, text in os.environ.items() if not name.startswith("PYTEST_")}
     return completed(argv, cwd=folder, env=kept | {"PYTHONPATH": str(ROOT)})
 
