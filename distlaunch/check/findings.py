@@ -252,7 +252,8 @@ def _software(facts: Mapping[str, Any], node: NodeReport, job: Expected | None) 
         yield _error("software", what, why, "install what is missing, or set python")
     if job and job.backend == "nccl" and facts.get("torch") and not facts.get("has_nccl"):
         what = f"torch {facts['torch']} is built without CUDA, so it has no nccl"
-        yield _error("software", what, "backend: nccl can't work", "install a CUDA build")
+        do = "install a CUDA build; without GPUs, set gpus_per_node: 0 and procs_per_node"
+        yield _error("software", what, "backend: nccl can't work", do)
     built, driver = str(facts.get("cuda") or ""), _number(node.part("devices").get("cuda")) // 1000
     if driver and built.partition(".")[0].isdecimal() and int(built.partition(".")[0]) > driver:
         what = f"torch is built for CUDA {built}, but the driver supports CUDA {driver} at most"

@@ -29,7 +29,7 @@ from distlaunch.runs.submissions import all_runs
 from distlaunch.signals import Interrupts, search
 from distlaunch.supervisor.actions import ShowMessage
 from distlaunch.supervisor.state import State
-from distlaunch.wording import expand_ranges, rank_list
+from distlaunch.wording import expand_ranges, listed, rank_list
 
 STDERR = 1
 
@@ -146,11 +146,15 @@ def _unkept(state: State | None, choice: Choice) -> str:
     """Return which selected ranks have no output in the run directory, as with torchrun's defaults."""
     if not state or not state.plan:
         return ""
-    places = destinations(state.plan, state.attempt).items()
-    ranks = {*range(state.plan.world_size)} - {rank for (rank, _), place in places if place.file}
+    files = destinations(state.plan, state.attempt).items()
+    ranks = {*range(state.plan.world_size)} - {rank for (rank, _), to in files if to.file}
     unkept = sorted(ranks if choice.ranks is None else ranks & {*choice.ranks})
-    why = "launchers print it, and keep it on their own nodes only with --tee or --redirects"
-    return f"the output of {rank_list(unkept)} isn't in the run directory: {why}" if unkept else ""
+    if not unkept:
+        return ""
+    places = [f"{node.label}:{node.logs}" for node in map(state.plan.node_of, unkept) if node.logs]
+    where = f" ({listed([*dict.fromkeys(places)])})" if places else ""
+    why = f"launchers print it; --tee and --redirects keep it on its own node{where}"
+    return f"the output of {rank_list(unkept)} isn't in the run directory: {why}"
 
 
 class LogLines(Observer):

@@ -59,8 +59,10 @@ class Draft:
 
     def set_hosts(self, first: str | None, count: int) -> None:
         """Set nodes to `count` placeholder names, except for the first host if known."""
-        others = [f"HOST[1-{count - 1}]"] if count > LISTED_HOSTS else [f"HOST{i}" for i in range(1, count)]
-        self.set("nodes", [first or "HOST0", *others])
+        others = [f"NODE_NAME_{i}" for i in range(1, count)]
+        if count > LISTED_HOSTS:
+            others = [f"NODE_NAME_[1-{count - 1}]"]
+        self.set("nodes", [first or "NODE_NAME_0", *others])
         advice = "rank 0 runs on the first" if first else "the host of rank 0 comes first"
         self.note(f"replace with your host names, as used with ssh; {advice}", key="nodes")
 

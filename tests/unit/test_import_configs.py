@@ -32,7 +32,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     (
         "{distributed_type: MULTI_GPU, num_processes: 8, num_machines: 2, machine_rank: 1, "
         "main_process_ip: gpu-a, main_process_port: 29500, rdzv_backend: static, same_network: true}"
-    ): {"nodes": ["gpu-a", "HOST1"], "procs_per_node": 4, "master_addr": "gpu-a", "master_port": 29500},
+    ): {"nodes": ["gpu-a", "NODE_NAME_1"], "procs_per_node": 4, "master_addr": "gpu-a", "master_port": 29500},
     (
         "{distributed_type: MULTI_GPU, num_processes: 2, gpu_ids: '0,1', mixed_precision: bf16, "
         "debug: true, enable_cpu_affinity: true, main_process_port: 0}"

@@ -52,24 +52,27 @@ COMMANDS: list[tuple[str, dict[str, Any]]] = [
     ("python -m torch.distributed.launch --use_env x.py a", {"args": ["a"]}),
     (
         "torchrun --nnodes 3 --node-rank 1 --master-addr gpu-a --master-port 1234 x.py",
-        {"nodes": ["gpu-a", "HOST1", "HOST2"], "master_addr": "gpu-a", "master_port": 1234},
+        {"nodes": ["gpu-a", "NODE_NAME_1", "NODE_NAME_2"], "master_addr": "gpu-a", "master_port": 1234},
     ),
-    ("torchrun --nnodes 2 --master-addr localhost x.py", {"nodes": ["HOST0", "HOST1"]}),
+    ("torchrun --nnodes 2 --master-addr localhost x.py", {"nodes": ["NODE_NAME_0", "NODE_NAME_1"]}),
     (
         "torchrun --nnodes 40 --rdzv-endpoint [fe80::1]:1234 x.py",
-        {"nodes": ["fe80::1", "HOST[1-39]"], "master_addr": "fe80::1", "master_port": 1234},
+        {"nodes": ["fe80::1", "NODE_NAME_[1-39]"], "master_addr": "fe80::1", "master_port": 1234},
     ),
     (
         "torchrun --nnodes 1:2 --rdzv-backend c10d --rdzv-endpoint a:0 --rdzv-id j --max-restarts 5 x.py",
         {
-            "nodes": ["a", "HOST1"],
+            "nodes": ["a", "NODE_NAME_1"],
             "min_nodes": 1,
             "rendezvous": {"id": "j"},
             "master_addr": "a",
             "restarts": {"max": 5},
         },
     ),
-    ("torchrun --nnodes 2 --rdzv-backend etcd-v2 --rdzv-endpoint e:1 x.py", {"nodes": ["HOST0", "HOST1"]}),
+    (
+        "torchrun --nnodes 2 --rdzv-backend etcd-v2 --rdzv-endpoint e:1 x.py",
+        {"nodes": ["NODE_NAME_0", "NODE_NAME_1"]},
+    ),
     ("torchrun --standalone --nnodes 9 --rdzv-id x x.py", {}),
     (
         "torchrun --role r --shutdown-timeout 5 --virtual-local-rank x.py",
@@ -81,7 +84,7 @@ COMMANDS: list[tuple[str, dict[str, Any]]] = [
     ("torchrun --numa-binding=node x.py", {"numa_binding": "node"}),
     (
         "torchrun --local-ranks-filter 0 --nnodes 2 --nproc-per-node 4 x.py",
-        {"nodes": ["HOST0", "HOST1"], "procs_per_node": 4, "logs": {"console": [0, 4]}},
+        {"nodes": ["NODE_NAME_0", "NODE_NAME_1"], "procs_per_node": 4, "logs": {"console": [0, 4]}},
     ),
     ("srun -N 4 torchrun --nnodes 4 x.py", {"nodes": 4}),
     (
