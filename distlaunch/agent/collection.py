@@ -28,13 +28,16 @@ class Collection:
 
     def __init__(self, command: messages.Collect, outbox: Outbox) -> None:
         self._command, self._outbox = command, outbox
-        self._seen: set[str] = set()
+        self._tried: set[str] = set()
         self._left_out: list[tuple[str, str]] = []
-        self._room, self._more = command.limit, 0
+        self._room, self._more = command.limit, 0  # bytes left, and files left out but not listed
         self._steps = self._all()
 
     def go_on(self) -> bool:
-        """Continue for a moment, while the outbox has room. Return whether everything is queued."""
+        """Continue for a moment, while the outbox has room. Return whether everything is queued.
+
+        The agent calls this in each turn of its loop until then.
+        """
         until = time.monotonic() + TURN_S
         while self._outbox.has_room and time.monotonic() < until:
             if next(self._steps, self) is self:
@@ -44,17 +47,18 @@ class Collection:
         return False
 
     def _all(self) -> Iterator[None]:
+        """Queue the files of all patterns, then `FilesEnd`. Yield between the steps."""
         for pattern in self._command.paths:
             path, matched = os.path.normpath(os.path.expanduser(pattern)), False
             base = "/" if os.path.isabs(path) else os.path.expanduser(self._command.workdir)
             for found in self._search(base, path.strip("/").split("/")):
                 yield
                 matched = matched or bool(found)
-                if found and found not in self._seen:
-                    if len(self._seen) == MAX_FILES:
+                if found and found not in self._tried:
+                    if len(self._tried) == MAX_FILES:
                         self._leave_out(pattern, "matches too many files")
                         break
-                    self._seen.add(found)
+                    self._tried.add(found)
                     name = found[len(base) :].lstrip("/")
                     try:
                         yield from self._send(found, name)
@@ -98,6 +102,7 @@ class Collection:
             self._more += 1
 
     def _send(self, path: str, name: str) -> Iterator[None]:
+        """Queue a file, announced as `name`, in steps. Raises OSError, whose text is why it is left out."""
         mode = os.lstat(path).st_mode  # opening a device may already have effects
         if not stat.S_ISREG(mode):
             raise OSError(0, "is a symlink" if stat.S_ISLNK(mode) else "is not a regular file")

@@ -54,14 +54,17 @@ def shares(binding: Binding, workers: int, machine: Machine, visible: str | None
 def _listed(rank: int, text: str, allowed: set[int]) -> set[int]:
     wanted = cpu_set(text)
     if not wanted <= allowed:
-        lacking, given = cpu_list(wanted - allowed), cpu_list(allowed)
-        why = "cpu_binding: CPU %s is not available on this node, only %s" % (lacking, given)
+        lacking, available = cpu_list(wanted - allowed), cpu_list(allowed)
+        why = "cpu_binding: CPU %s is not available on this node, only %s" % (lacking, available)
         raise BindingError(why, rank)
     return wanted
 
 
 def _seated(nodes: list[int], share: Callable[[int, int], list[set[int]]]) -> list[set[int]]:
-    """Return the share of each seat: each NUMA node is divided among its seats."""
+    """Return the share of each seat: each NUMA node is divided among its seats.
+
+    `nodes` contains the NUMA node of each.
+    """
     left = {node: iter(share(node, nodes.count(node))) for node in set(nodes)}
     return [next(left[node]) for node in nodes]
 
@@ -90,13 +93,17 @@ def _core_complex(machine: Machine, node: int, count: int) -> list[set[int]]:
 
 
 _MODES = {"node": _node, "socket": _socket, "exclusive": _exclusive, "core-complex": _core_complex}
+"""Functions that divide a NUMA node among the `count` seats at it, keyed by `Binding.how`."""
 
 
-def _deal(cores: list[set[int]], count: int, whose: str) -> list[set[int]]:
-    """Divide `cores` into `count` runs of equal length. The first ones may have one more core."""
+def _deal(cores: list[set[int]], count: int, subject: str) -> list[set[int]]:
+    """Divide `cores` into `count` runs of equal length. The first ones may have one more core.
+
+    Raises `BindingError`, whose text begins with `subject`.
+    """
     each, more = divmod(len(cores), count)
     if not each:
-        raise BindingError("%s need a core each, but only %d are available" % (whose, len(cores)), 0)
+        raise BindingError("%s need a core each, but only %d are available" % (subject, len(cores)), 0)
     starts = [i * each + min(i, more) for i in range(count + 1)]
     return [set().union(*cores[start:end]) for start, end in zip(starts, starts[1:])]
 
@@ -128,6 +135,7 @@ class Machine:
 
     def _distances(self, node: int) -> dict[int, int]:
         online = sorted(self._cpus("node/online"))
+        # The file has one distance for each online node, in order.
         words = self._read(SYSTEM + "node/node%d/distance" % node).split()
         return dict(zip(online, map(int, words)))
 
@@ -185,7 +193,10 @@ def _pci_order(address: str) -> list[int]:
 
 
 def _by_name(known: dict[str, str], word: str) -> str:
-    """Return the address of a GPU by its number or UUID. CUDA also accepts abbreviated UUIDs."""
+    """Return the address of a GPU by its number or UUID. CUDA also accepts abbreviated UUIDs.
+
+    "" = not found.
+    """
     matches = [name for name in known if word.startswith("GPU-") and name.startswith(word)]
     return known[matches[0]] if matches else known.get(word, "") if word else ""
 

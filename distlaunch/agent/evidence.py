@@ -43,11 +43,11 @@ class Site:
     def collect(
         self, command: messages.Capture, workers: list[Worker], use: Callable[[int], Any], began: float
     ) -> None:
-        """Report the state of all workers, and the stacks of some. Without py-spy, `abort` makes Python print
-        them itself.
+        """Answer `Capture`: report the state of all workers, and the stacks of some.
 
-        With PYTHONFAULTHANDLER, SIGABRT prints them to the worker's stderr and ends the worker. `use` returns
-        the utilization of a GPU. `began` is when the attempt began.
+        Without py-spy, `abort` makes Python print them itself. With PYTHONFAULTHANDLER, SIGABRT prints them
+        to the worker's stderr and ends the worker. `use` returns the utilization of a GPU. `began` is when
+        the attempt began.
         """
         self._report(snapshot(workers, use, began))
         for worker in workers:
@@ -89,7 +89,7 @@ class Site:
 
 
 def _py_spy(python: str) -> str | None:
-    """Find py-spy next to the interpreter of the worker, or in PATH."""
+    """Find py-spy next to the interpreter of the worker, or in PATH; None = not installed."""
     folders = [os.path.dirname(python), *os.environ.get("PATH", os.defpath).split(os.pathsep)]
     paths = (os.path.join(folder, "py-spy") for folder in folders if folder)
     return next((path for path in paths if os.access(path, os.X_OK)), None)
@@ -121,7 +121,10 @@ def _collect(
 
 
 def snapshot(workers: list[Worker], use: Callable[[int], Any], began: float) -> dict[str, Any]:
-    """Return the state of `workers` and the events on their node since then."""
+    """Return the state of `workers` and the events on their node since then.
+
+    The controller adds it to the run directory, for `distlaunch why`.
+    """
     sockets = {found.inode: found for found in procfs.sockets()}
     return {
         "workers": [_worker(worker, sockets, use) for worker in workers[:MAX_WORKERS]],

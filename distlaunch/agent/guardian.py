@@ -29,7 +29,7 @@ def main(nonce: str, place: int | tuple[str, dict[str, int]]) -> None:
     `place` is the index of the node. If several nodes share a link, `place` is (variable with the node's
     name, map of names to indices), and each node writes lines in the format of `distlaunch.agent.wire`.
     """
-    alone = isinstance(place, int)
+    alone = isinstance(place, int)  # on its link
     node = place if isinstance(place, int) else place[1][os.environ[place[0]]]
     signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)
     sweep.become_subreaper()
@@ -70,7 +70,8 @@ def watch(agent: int, link: int = 0, passed_on: dict[int, int] | None = None) ->
 
     After a stop signal, ensure that the agent ends even if it is stuck. `link` is the descriptor of the input
     of the link. Each signal in `passed_on`, which are blocked, is translated to another signal for the agent,
-    which handles it. Without `passed_on`, signals that stop processes stop the agent.
+    which handles it. Without `passed_on`, signals that stop processes stop the agent. A launcher that joined
+    calls this, too, with its connection as `link` (`launch.joined_agent`).
     """
     status: int | None = None
     deadline: float | None = None

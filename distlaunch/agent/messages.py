@@ -85,8 +85,9 @@ class WorkerSpec(Frozen):
 class StartWorkers(Frozen):
     """Start the workers of an attempt. `env` contains the variables common to all.
 
-    With `stall_s` None, stalled workers are not detected. `hosts_store` is set if the rendezvous is on this
-    node. `warning` is the signal for the workers when the agent is stopped. `flight` requests dumps of flight
+    `grace_s` and `lease_s` apply from now on. With `stall_s` None, stalled workers are not detected.
+    `watch_port` is the rendezvous port, at which workers join. `hosts_store` is set if it is on this node.
+    `warning` is the signal for the workers when the agent is stopped. `flight` requests dumps of flight
     recorders. `temporary` are variables for the path of a directory that the agent deletes. A launcher that
     joined has its own program, so it accepts only `distlaunch.contract.ranks_alone` of this.
     """
@@ -150,8 +151,8 @@ class Reap(Frozen):
 class Setup(Frozen):
     """How to build the environment called `key`: with uv or conda from `files`, or with the command `run`.
 
-    All are in `workdir`, which may begin with ~. `python` is the interpreter, "" = any. `env` are variables.
-    After `limit_s`, it has failed.
+    `kind` is uv, conda or run. All are in `workdir`, which may begin with ~. `python` is the interpreter, ""
+    = any. `env` are variables. After `limit_s`, it has failed.
     """
 
     key: str
@@ -187,7 +188,7 @@ class Listen(Frozen):
 
 
 class DialAll(Frozen):
-    """Connect to every address of each (host, port), all at once."""
+    """Connect to every address of each (host, port), all at once. A listener must send the token."""
 
     targets: Tuple[Tuple[str, int], ...]
     timeout_s: float
@@ -407,7 +408,7 @@ class AgentLeaving(Frozen):
 
 
 class OutputLost(Frozen):
-    """This many bytes of the output of a worker were lost because the spool was full."""
+    """This many bytes of stdout (`stream` 0) or stderr (1) of a worker were lost: the spool was full."""
 
     node: int
     local_rank: int
@@ -551,7 +552,10 @@ class Listening(Frozen):
 
 
 class Dial(Frozen):
-    """A connection to one address of a target, or the error if there is none."""
+    """A connection to one address of a target, or the error if there is none.
+
+    `family` is IPv4, IPv6, or "" if the name can't be resolved.
+    """
 
     address: str
     family: str

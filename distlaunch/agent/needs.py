@@ -29,8 +29,9 @@ MAX_READ = 1 << 20
 def look(poller: Poller, needs: Needs, report: Callable[[Message], None]) -> None:
     """Call `report` with facts about `needs`, in the form of `distlaunch.check.probe`, within LIMIT_S.
 
-    A thread collects the facts, because a file system may not answer. Unless the limit has passed, the thread
-    has ended before workers are forked.
+    This is part of the answer to `FindRoute`. It blocks the agent for at most SOON_S. A thread collects the
+    facts, because a file system may not answer. Unless the limit has passed, the thread has ended before
+    workers are forked.
     """
     seen: Message = {"place": "no answer within %g s" % LIMIT_S}
     read, write = os.pipe()
@@ -60,6 +61,7 @@ def look(poller: Poller, needs: Needs, report: Callable[[Message], None]) -> Non
 
 
 def _place(needs: Needs) -> Message:
+    """Return facts about the directories and the program of the workers, like `place` in the probe."""
     workdir, program = os.path.expanduser(needs.workdir), os.path.expanduser(needs.program)
     place: Message = {"workdir": workdir, "exists": os.path.isdir(workdir), "script": program}
     if program:
@@ -78,7 +80,11 @@ def _place(needs: Needs) -> Message:
 
 
 def digest(program: str) -> str:
-    """Return a value that differs between different programs. Raises OSError if it can't be started."""
+    """Return a value that differs between different programs. Raises OSError if it can't be started.
+
+    `distlaunch.check.findings` compares the values of a job's nodes before its ranks start, and `distlaunch
+    why` those of two runs. "" = the contents can't be compared.
+    """
     found = os.stat(program)
     if not stat.S_ISREG(found.st_mode):
         return ""
@@ -106,6 +112,7 @@ def _refusal(path: str) -> str:
 
 
 def _disk(path: str) -> Message:
+    """Return facts about the disk of a directory. `files` counts its free inodes; 0 = unknown."""
     try:
         disk = os.statvfs(path)
     except OSError:

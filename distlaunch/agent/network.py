@@ -27,7 +27,8 @@ SIOCGIFADDR = 0x8915
 def machine() -> str:
     """Return an ID of this host that doesn't depend on its name; "" = unknown.
 
-    Containers count as separate hosts, and so do SSH servers at different loopback addresses.
+    The first report of an agent contains the ID, so two names of one host are detected. Containers count as
+    separate hosts, and so do SSH servers at different loopback addresses.
     """
     server = os.environ.get("SSH_CONNECTION", "").split()[2:]
     try:
@@ -43,9 +44,9 @@ def machine() -> str:
 class Hold:
     """A port bound without listening: no other program gets it, but the TCPStore of rank 0 can.
 
-    The TCPStore can listen on the port once both sides have SO_REUSEADDR, so call `release` just before the
-    workers start. Until then, an explicit bind by another user fails, too. `further` free ports are held the
-    same way.
+    An agent holds the ports from `HoldPort` on. The TCPStore can listen on the port once both sides have
+    SO_REUSEADDR, so call `release` just before the workers start. Until then, an explicit bind by another
+    user fails, too. `further` free ports are held the same way.
     """
 
     def __init__(self, port: int | None, further: int = 0) -> None:
@@ -72,7 +73,7 @@ class Hold:
 
 
 def acceptor(port: int) -> socket.socket:
-    """Listen on `port` in a way that lets rank 0's store listen on it later. Raises OSError."""
+    """Listen on `port` for launchers, so that rank 0's store can listen on it later. Raises OSError."""
     listener = _bound(port, reuse=True)
     try:
         listener.listen(BACKLOG)
@@ -155,7 +156,7 @@ def _listeners(port: int) -> dict[int, int]:
 
 
 def route(node: int, host: str) -> RouteFound | RouteFailed:
-    """Find the route to `host`."""
+    """Find the route to `host`, to answer `FindRoute`."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, socket.SOCK_DGRAM) as sock:
@@ -177,7 +178,7 @@ def interfaces() -> tuple[tuple[str, bool], ...]:
 
 
 def interface_of(address: str) -> str | None:
-    """Return the interface that carries `address`."""
+    """Return the interface that carries `address`. None = there is none."""
     if ":" in address:
         digits = socket.inet_pton(socket.AF_INET6, address.partition("%")[0]).hex()
         return next((row[5] for row in _ipv6_rows() if row[0] == digits), None)
@@ -208,11 +209,12 @@ def _ipv6_rows() -> list[list[str]]:
 
 
 def listen(port: int | None, token: bytes) -> int:
-    """Answer each connection to `port`, or to a free port, and return the port. Raises OSError.
+    """Answer each connection to `port`, or to a free port, from now on. Return the port. Raises OSError.
 
     The answer is `token` in a small packet, then large packets, which a path with a smaller MTU may lose.
 
-    Uses a thread, because `dial` in the same agent also waits for an answer.
+    The command `Listen` of a port check calls this. Uses a thread, because `dial` in the same agent also
+    waits for an answer.
     """
     import threading  # needed only for checks
 
@@ -238,7 +240,10 @@ def listen(port: int | None, token: bytes) -> int:
 def dial_all(
     targets: tuple[tuple[str, int], ...], timeout_s: float, token: bytes
 ) -> tuple[tuple[Dial, ...], ...]:
-    """Call `dial` for each (host, port), all at once."""
+    """Call `dial` for each (host, port), all at once, and return the results in order.
+
+    This answers `DialAll`, a question of the port check. It blocks the agent's loop until all have ended.
+    """
     from concurrent.futures import ThreadPoolExecutor  # needed only for checks
 
     with ThreadPoolExecutor(max(1, len(targets))) as pool:

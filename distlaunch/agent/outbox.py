@@ -94,7 +94,10 @@ class Spool:
 
 
 class Segment:
-    """A part of a spool on disk, freed once read. Raises OSError if a directory isn't writable."""
+    """A part of a spool on disk, freed once all bytes `written` are `read`.
+
+    Raises OSError if a directory isn't writable.
+    """
 
     def __init__(self, place: str) -> None:
         self._fd = scratch.unlinked_file(place)
@@ -126,7 +129,8 @@ class Outbox:
     """Orders frames, and writes them to the descriptor of the link, which must not block.
 
     `form` encodes each frame. `hello` is written together with the first frame. Control frames that are
-    waiting are also written together, because srun delays a second write by 40 ms.
+    waiting are also written together, because srun delays a second write by 40 ms. `_current` is the rest of
+    the frame being written. `_lost` counts dropped bytes by channel.
     """
 
     def __init__(
@@ -184,11 +188,11 @@ class Outbox:
         self._spool.append(wire.encode(self.node, attempt, rank, data, wire.FLIGHT))
 
     def file(self, data: bytes) -> None:
-        """Queue a piece of a file, at most MAX_OUTPUT bytes, if there is room."""
+        """Queue a piece of a file, at most MAX_OUTPUT bytes, if there is room. b"" is a sign of life."""
         self._spool.append(wire.encode(self.node, 0, 0, data, wire.FILE))
 
     def report_in_order(self, report: tuple[object, ...]) -> None:
-        """Queue a report behind all output, if there is room."""
+        """Queue a report behind all output and pieces of files, if there is room."""
         self._spool.append(wire.encode_message(self.node, messages.as_object(report)))
 
     def losses(self) -> list[OutputLost]:

@@ -59,7 +59,10 @@ def boot_id() -> str:
 
 
 def state(pid: int) -> str:
-    """Return the kernel's letter for a process: R running, S sleeping, D uninterruptible, T stopped."""
+    """Return the kernel's letter for a process: R running, S sleeping, D uninterruptible, T stopped.
+
+    "" = it doesn't exist.
+    """
     fields = _stat(pid)
     return fields[0].decode() if fields else ""
 
@@ -229,7 +232,10 @@ MEMORY_EVENTS = ("high", "max", "oom", "oom_kill", "under_oom")
 
 
 def oom_kills() -> int:
-    """Return the number of kills by the OOM killer in this cgroup, or on the node if that isn't readable."""
+    """Return the number of kills by the OOM killer in this cgroup, or on the node if that isn't readable.
+
+    The number only grows, so callers subtract an earlier one.
+    """
     return memory_events().get("oom_kill", 0)
 
 

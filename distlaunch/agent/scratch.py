@@ -52,7 +52,7 @@ class Folder:
         self._paths_read, self._paths_write = os.pipe()
         os.set_blocking(self._paths_read, False)
         self._announced: set[str] = set()
-        self.path = ""
+        self.path = ""  # until `make` has created it
         self.places = places()
 
     @property
@@ -61,7 +61,10 @@ class Folder:
         return os.path.join(self.path, "inner")
 
     def make(self, tmpdir: str | None = None) -> None:
-        """Create the directory in the first writable place. Raises `NoPlaceError`."""
+        """Create the directory in the first writable place, unless it exists. Raises `NoPlaceError`.
+
+        Called before each attempt, whose job may set `tmpdir`.
+        """
         self.places = places(tmpdir)
         if self.path and os.path.isdir(self.path):
             return

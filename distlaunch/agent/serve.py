@@ -40,7 +40,8 @@ _WHILE_LEAVING = (messages.Ping, messages.StopWorkers, messages.Reap, messages.C
 def main(nonce: str, node: int, folder: scratch.Folder, alone: bool = True) -> None:
     """Serve on descriptors 0 and 1, then exit the process. `folder` is for error records.
 
-    If the node is not `alone` on its link, it also receives frames for other nodes, and writes lines.
+    The guardian calls this in a fork. If the node is not `alone` on its link, it also receives frames for
+    other nodes, and writes lines.
     """
 
     def serve() -> int:
@@ -84,7 +85,10 @@ def _take_link() -> tuple[int, int]:
 
 
 class Agent:
-    """The agent of one node. `link_in` and `link_out` are the descriptors of the link."""
+    """The agent of one node. `link_in` and `link_out` are the descriptors of the link.
+
+    The agent of a launcher that joined overrides some methods: see `distlaunch.launch.joined_agent`.
+    """
 
     def __init__(self, link_in: int, link_out: int, folder: scratch.Folder, outbox: Outbox) -> None:
         self._link_in, self._link_out, self._folder = link_in, link_out, folder
@@ -92,7 +96,7 @@ class Agent:
         self._decoder = wire.FrameDecoder(wire.COMMANDS)
         self._workers = Workers(self._poller, self._outbox, folder, self._flush_early)
         self._hold: network.Hold | None = None
-        self._claim: object | None = None
+        self._claim: object | None = None  # from `sweep.claim`
         self._tree: Placement | None = None
         self._collection: Collection | None = None
         self._grace_s, self._lease_s = GRACE_S, wire.LEASE_S
@@ -144,6 +148,11 @@ class Agent:
         return self._status
 
     def _hello(self) -> messages.Hello:
+        """Return the first report, with facts that the controller needs for its plan.
+
+        From `at`, the controller computes the offset of this node's clock. A launcher that joined overrides
+        this, and adds its own number of workers, their role and its logs.
+        """
         return messages.Hello(
             node=self._node,
             protocol=wire.PROTOCOL,
@@ -155,6 +164,7 @@ class Agent:
         )
 
     def _report_orphans(self) -> None:
+        """Remove what dead agents of earlier runs left on the node. Called once, after the first answers."""
         scratch.remove_abandoned()
         killed = sweep.kill_orphans()
         if killed:
@@ -163,6 +173,7 @@ class Agent:
     # The link
 
     def _receive(self) -> None:
+        """Read and execute commands. The end of the input ends the agent."""
         try:
             data = os.read(self._link_in, _READ)
         except BlockingIOError:
@@ -175,11 +186,13 @@ class Agent:
             self._hear_end()
 
     def _hear_end(self, damage: str = "") -> None:
+        """Report that the agent leaves, since its input has ended or is invalid (`damage`), and leave."""
         # A peer that closed only the input, as sshd does when the guardian dies, still receives this.
         self._report_leaving(0, damage)
         self._lose_link()
 
     def _execute(self, received: bytes) -> None:
+        """Execute the commands for this node in `received`. An invalid one ends the link."""
         try:
             frames = [frame for frame in self._decoder.feed(received) if frame.node == self._node]
             for frame in frames:
@@ -196,6 +209,7 @@ class Agent:
             self._hear_end(str(error))
 
     def _flush(self) -> None:
+        """Write as much as the link accepts. Continue when it accepts more."""
         if self._link_lost:
             self._outbox.discard()  # including output printed during the grace period
             return
@@ -229,6 +243,7 @@ class Agent:
         return False
 
     def _flush_rest(self) -> None:
+        """Write the rest, unless the link accepts nothing for FLUSH_S."""
         self._poller.after(FLUSH_S, "flush", self._lose_link)
         self._flush()
         while self._outbox and not self._link_lost:
@@ -243,6 +258,7 @@ class Agent:
         self._leave_early()
 
     def _leave_early(self) -> None:
+        """Stop the workers, then exit, without a `Close` of the controller."""
         if not self._leaving:
             self._leaving, self._status = True, wire.LEFT_EARLY
             self._workers.stop(self._grace_s, self._warning)
@@ -254,6 +270,11 @@ class Agent:
         self._poller.after(half_s, "lease", lambda: self._poller.after(half_s, "lease", self._lose_link))
 
     def _on_signals(self, received: bytes) -> None:
+        """Handle the signals received, one number per byte.
+
+        SIGCHLD means that workers may have ended. Termination warnings are only reported. A signal of STOPS
+        ends the agent. A launcher that joined overrides this.
+        """
         if signal.SIGCHLD in received:
             self._workers.children_changed()
         for signum in sorted({*received}.intersection(wire.WARNINGS)):
@@ -276,6 +297,7 @@ class Agent:
             self._flush()
 
     def _resume_guardian(self) -> None:
+        """Resume the guardian if a signal has suspended it: it must be able to sweep and to exit."""
         if procfs.state(self._guardian) == "T" and os.getppid() == self._guardian:
             os.kill(self._guardian, signal.SIGCONT)
             self._outbox.report(messages.GuardianResumed(self._node, self._guardian))
@@ -322,7 +344,10 @@ class Agent:
         self._workers.stop(command.grace_s)
 
     def _on_reap(self, command: messages.Reap, killed: int = 0) -> None:
-        """Kill the processes of the run until none is left and no other agent of the run can start any."""
+        """Kill the processes of the run until none is left and no other agent of the run can start any.
+
+        `killed` counts the processes killed by earlier calls.
+        """
         self._claim = self._claim or sweep.claim(command.run_id, self._node)
         fresh = sweep.kill_run(command.run_id, self._node)
         if fresh or not self._claim:

@@ -129,18 +129,21 @@ class Environment:
             pass  # it has just ended
 
     def _remove_halves(self) -> None:
+        """Remove what killed builders have left unfinished. The caller holds the lock."""
         for left in glob.glob(glob.escape(self.path) + ".*[0-9a-f]"):
             shutil.rmtree(left, ignore_errors=True)
 
     # In the child
 
     def _run(self) -> None:
+        """Build the environment. Print the reason if that is impossible: the agent reports it."""
         try:
             self._build()
         except (OSError, subprocess.CalledProcessError) as error:
             print(_words(error), flush=True)
 
     def _build(self) -> None:
+        """Build the environment in a new directory, unless another run has built it meanwhile."""
         os.chdir(os.path.expanduser(self._setup.workdir))
         with open(self.path + ".lock", "w") as lock:
             try:
@@ -160,6 +163,7 @@ class Environment:
                 raise
 
     def _fill(self, new: str) -> None:
+        """Create the environment in the directory `new`. Raises OSError or CalledProcessError."""
         setup, python = self._setup, self._setup.python or sys.executable
         env = {**os.environ, **setup.env}
         if setup.kind == "conda":
@@ -196,6 +200,7 @@ class Environment:
         return own
 
     def _publish(self, new: str) -> None:
+        """Record the versions in the environment, and link `path` to it, which makes it complete."""
         done = subprocess.run(
             [os.path.join(new, "bin", "python"), "-c", _VERSIONS], stdout=subprocess.PIPE, check=True
         )

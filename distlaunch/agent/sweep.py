@@ -100,6 +100,7 @@ class Sweep:
         self.killed |= _struck(self._due, self.killed)
 
     def _due(self) -> list[int]:
+        """Return the descendants to kill now, which exclude helpers that have time left."""
         tree = procfs.tree(os.getpid())
         found = [pid for children in tree.values() for pid in children]
         if not self.settling_s:
@@ -120,7 +121,7 @@ class Sweep:
 def kill_left(error_files: set[bytes]) -> set[int]:
     """Kill every descendant of workers that have ended, and return the PIDs.
 
-    The error file in its environment identifies the worker.
+    The error file in its environment, one of `error_files`, identifies the worker.
     """
     name = b"TORCHELASTIC_ERROR_FILE="
 
@@ -168,13 +169,16 @@ def agent_cookie(node: int) -> str:
 
 
 def kill_orphans() -> int:
-    """Kill every process whose agent is dead, and return how many were killed."""
-    here = _pid_namespace(os.getpid())
-    return _kill(lambda environ: _is_orphan(_value(environ, AGENT), here))
+    """Kill every process whose agent is dead, and return how many. Each agent does this at its start."""
+    namespace = _pid_namespace(os.getpid())
+    return _kill(lambda environ: _is_orphan(_value(environ, AGENT), namespace))
 
 
 def kill_run(run_id: str, node: int) -> int:
-    """Kill every process of a run on a node, whichever agent started it, and return how many were killed."""
+    """Kill every process of a run on a node, whichever agent started it, and return how many were killed.
+
+    An agent repeats this to answer `Reap`, until the number is 0.
+    """
     run, mine = run_id.encode(), b"%d-" % node
     return _kill(lambda environ: _value(environ, RUN) == run and _value(environ, AGENT).startswith(mine))
 
@@ -183,7 +187,8 @@ def claim(run_id: str, node: int) -> object | None:
     """Become the only agent of a run and node on this host, if no other agent is.
 
     Return a socket to keep open, or None. The socket has a name in the kernel's abstract namespace (unix(7)).
-    It doesn't listen, and ends with this process.
+    It doesn't listen, and ends with this process. An agent calls this before it starts workers or answers
+    `Reap`.
     """
     import socket  # not needed by the guardian
 
@@ -206,13 +211,15 @@ def _kill(wanted: Callable[[bytes], bool]) -> int:
 
 
 def _value(environ: bytes, name: bytes) -> bytes:
+    """Return a variable in the format of /proc/PID/environ, whose `name` ends in "="; b"" if it isn't set."""
     _, found, rest = (b"\0" + environ).partition(b"\0" + name)
     return rest.partition(b"\0")[0] if found else b""
 
 
-def _is_orphan(cookie: bytes, here: str) -> bool:
+def _is_orphan(cookie: bytes, namespace: str) -> bool:
+    """Return whether this `agent_cookie` names a dead agent and guardian in the same PID namespace."""
     words = cookie.decode(errors="replace").split("-")
-    if len(words) != 4 or words[1] != here:
+    if len(words) != 4 or words[1] != namespace:
         return False  # unrelated, or from a container with its own PIDs
     return not any(_alive(process) for process in words[2:])
 

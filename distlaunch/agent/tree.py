@@ -50,6 +50,7 @@ STALE_S = 86_400.0
 """Seconds after which something unfinished belongs to a process that was killed."""
 TURN_S = 0.05
 PROGRESS_S = 1.0
+"""Seconds that a placement may take at once, and seconds between its reports of progress."""
 MAX_NAME, MAX_PATH, MAX_DEPTH = 255, 4096, 200
 """Maximum bytes of a name and of a path, and maximum names in a path. Python can't remove deeper trees."""
 _READ = 1 << 20
@@ -171,7 +172,7 @@ class Store:
             found = os.lstat(path)
             if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
                 raise TreeError("%s is not a directory that only this user can write to" % path)
-        self._run, self._note = "", -1
+        self._run, self._note = "", -1  # the run held, and the descriptor of its locked manifest
         self.grown = False
         """Whether contents were added, so that `release` also trims the store."""
 
@@ -273,6 +274,11 @@ class Store:
         _locked(self._note, fcntl.LOCK_SH)
 
     def _make(self, entries: list[Entry], new: str) -> Iterator[float | list[int]]:
+        """Create the tree in the directory `new`, in steps as `lay_out`.
+
+        Contents that are missing or wrong are removed from the store and requested, until every file is
+        right.
+        """
         os.mkdir(new, 0o700)
         made: set[str] = set()
         todo: Iterable[int] = range(len(entries))
@@ -313,6 +319,7 @@ class Store:
         return True
 
     def _prove(self, entries: list[Entry], folder: str) -> Iterator[float]:
+        """Raise `TreeError` if a file of an existing tree differs from its entry."""
         for entry in entries:
             path = os.path.join(folder, entry.path)
             if not is_as_listed(path, entry):
@@ -340,7 +347,7 @@ class Store:
         except OSError:
             return False
         with open(fd, "rb") as note:
-            if not _locked(fd, fcntl.LOCK_EX, without=False):
+            if not _locked(fd, fcntl.LOCK_EX, if_unsupported=False):
                 return False
             listed = {entry.path: entry for entry in _noted(note.read())}
             self._remove_listed(folder, listed, os.fstat(fd).st_mtime)
@@ -375,6 +382,7 @@ class Store:
             self._trim()
 
     def _trim(self) -> None:
+        """Remove the oldest contents (last linked or unlinked) that no tree in use has, down to the limit."""
         disk = os.statvfs(self._blobs)
         most = min(MAX_STORE, int(disk.f_blocks * disk.f_frsize * DISK_SHARE) or MAX_STORE)
         busy = self._busy()
@@ -407,7 +415,8 @@ class Store:
 class NewContent:
     """Content that is being written. It is moved to its place in the store once it is complete.
 
-    Whoever writes it calls `discard` after an error.
+    `new` is its path until then, and `place` returns the final path for a digest. Whoever writes it calls
+    `discard` after an error.
     """
 
     def __init__(self, new: str, place: Callable[[str], str], mode: int) -> None:
@@ -422,7 +431,10 @@ class NewContent:
         self.size += len(data)
 
     def keep(self, expected: str = "") -> None:
-        """Put the content into the store. Raises OSError, or `TreeError` if it isn't as `expected`."""
+        """Put the content into the store. Raises OSError, or `TreeError` if its digest isn't `expected`.
+
+        "" = any digest.
+        """
         digest = self._hash.hexdigest()
         if expected not in ("", digest):
             raise TreeError("a file was damaged in transit")
@@ -514,12 +526,12 @@ def _noted(manifest: bytes) -> list[Entry]:
         return []
 
 
-def _locked(fd: int, how: int, without: bool = True) -> bool:
-    """Lock a file if that is possible now. Return whether it is locked, or `without` if locks don't work."""
+def _locked(fd: int, how: int, if_unsupported: bool = True) -> bool:
+    """Lock a file if that is possible now. Return whether it is, or `if_unsupported`."""
     try:
         fcntl.flock(fd, how | fcntl.LOCK_NB)
     except OSError as error:
-        return without and error.errno not in (errno.EAGAIN, errno.EACCES)
+        return if_unsupported and error.errno not in (errno.EAGAIN, errno.EACCES)
     return True
 
 
@@ -563,18 +575,21 @@ class Placement:
         self._awaited: deque[Entry] = deque()
         self._inflate: Any = None
         self._content: NewContent | None = None
-        self._asked, self._received, self._told_at = 0, 0, 0.0
+        self._requests, self._received, self._reported_at = 0, 0, 0.0
         self._environment: Environment | None = None
 
     def place(self, command: messages.PlaceTree) -> None:
-        """Begin, or start over."""
+        """Begin, or start over, as `PlaceTree` requests."""
         self._stop()
         self._command = command
         self._steps = self._placing(command)
         self._go_on()
 
     def _go_on(self) -> None:
-        """Continue for TURN_S, and leave further steps to later turns of the agent."""
+        """Continue for TURN_S, and leave further steps to later turns of the agent.
+
+        If contents are missing, request them. Once they have arrived, `feed` continues.
+        """
         until = time.monotonic() + TURN_S
         try:
             for step in self._steps:
@@ -583,13 +598,17 @@ class Placement:
                     return
                 if step or time.monotonic() > until:
                     if not step:
-                        self._tell_progress()
+                        self._report_progress()
                     self._poller.after(step, "tree", self._go_on)
                     return
         except (TreeError, OSError) as error:
             self._refuse(error)
 
     def _placing(self, command: messages.PlaceTree) -> Generator[float | list[int], None, None]:
+        """Place the tree in steps. Yield the seconds to wait, or the indices of missing contents.
+
+        No indices = the manifest is missing.
+        """
         self._store = store = self._store or Store(command.base)
         yield from store.hold(command.run_id)
         manifest = store.read(command.tree)
@@ -607,6 +626,7 @@ class Placement:
             self._set_up(Environment(command.base, command.setup))
 
     def _set_up(self, environment: Environment) -> None:
+        """Build the environment, unless the node has it. Report progress meanwhile, and the end."""
         self._environment = environment
         if environment.complete:
             self._report_environment(environment)
@@ -616,7 +636,7 @@ class Placement:
             self._report(messages.SetupPrinted(self._node, text))
 
         def wait() -> None:
-            self._tell_progress()
+            self._report_progress()
             self._poller.after(PROGRESS_S, "tree", wait)
 
         environment.build(self._poller, printed, lambda: self._report_environment(environment))
@@ -632,8 +652,9 @@ class Placement:
             self._report(messages.TreeRefused(self._node, environment.last_words, placed=True))
 
     def _ask(self, indices: list[int]) -> None:
-        self._asked += 1
-        if self._asked > messages.MAX_LACKS:
+        """Request these contents, or the manifest if there are no indices. Raises `TreeError`."""
+        self._requests += 1
+        if self._requests > messages.MAX_LACKS:
             raise TreeError("the contents of files in %s keep changing" % self._command.base)
         # The manifest is a content, too, whose size is not known.
         manifest = Entry("", FILE, -1, self._command.tree)
@@ -658,7 +679,7 @@ class Placement:
         self._steps.close()
 
     def feed(self, piece: bytes) -> None:
-        """Handle the next piece of missing contents."""
+        """Handle the next piece of missing contents, from a TREE frame; b"" = all have been sent."""
         if self._inflate is None:
             return  # refused meanwhile
         try:
@@ -666,7 +687,7 @@ class Placement:
             while left:
                 self._take(self._inflate.decompress(left, _READ))
                 left = self._inflate.unconsumed_tail
-            self._tell_progress()
+            self._report_progress()
             if piece:
                 return
             self._take(self._inflate.flush(), last=True)
@@ -679,7 +700,7 @@ class Placement:
         self._go_on()
 
     def _take(self, data: bytes, last: bool = False) -> None:
-        """Append `data` to the awaited contents, in order."""
+        """Append `data` to the awaited contents, in order. `last` = the stream has ended."""
         assert self._store
         self._received += len(data)
         while self._awaited:
@@ -696,9 +717,9 @@ class Placement:
         if data:
             raise TreeError("more arrived than was missing")
 
-    def _tell_progress(self) -> None:
-        if time.monotonic() - self._told_at >= PROGRESS_S:
-            self._told_at = time.monotonic()
+    def _report_progress(self) -> None:
+        if time.monotonic() - self._reported_at >= PROGRESS_S:
+            self._reported_at = time.monotonic()
             self._report(messages.TreeProgress(self._node, self._received))
 
     def close(self) -> None:

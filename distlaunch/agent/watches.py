@@ -37,7 +37,7 @@ USAGE_INTERVAL_S, USAGE_FIRST_S = 2.0, 0.5
 
 
 class Watch:
-    """A periodic check of running workers. `name` is the name of its deadline."""
+    """A periodic check of the workers that `running` returns. `name` is the name of its deadline."""
 
     name = ""
 
@@ -62,7 +62,10 @@ class Watch:
 
 
 class JoinWatch(Watch):
-    """Reports which workers have connected to the rendezvous, and the activity of the others."""
+    """Reports which workers have connected to the rendezvous, and the activity of the others.
+
+    `joined` contains the local ranks of the former.
+    """
 
     name = "joins"
 
@@ -76,6 +79,10 @@ class JoinWatch(Watch):
         self._look(JOIN_INTERVAL_S)
 
     def _look(self, interval_s: float) -> None:
+        """Report workers that have joined since the last check and, at times, the activity of the others.
+
+        Schedule the next check, a little later than after `interval_s`, until all have joined.
+        """
         missing = {w.local_rank: w.pid for w in self._running() if w.local_rank not in self.joined}
         fresh = self._arrivals.look(missing)
         if fresh:
@@ -89,6 +96,7 @@ class JoinWatch(Watch):
             self._poller.after(interval_s, self.name, lambda: self._look(slower))
 
     def _report_lag(self, left: dict[int, int]) -> None:
+        """Report the workers in `left` (local rank → PID) whose activity has changed."""
         now = time.monotonic()
         self._lag_at = now + min(max(LAG_S, (now - self._began) / 2), LAG_MAX_S)
         seen = dict(zip(left, doing(left.values(), self._port)))
@@ -108,15 +116,15 @@ class Arrivals:
     """
 
     def __init__(self, port: int, counted: tuple[bytes, ...] | None = None) -> None:
-        self._port, self._seen = port, counted
-        self._connecting = False
+        self._port, self._counted = port, counted
+        self._connecting = False  # whether a connection attempt was pending at the last check
 
     def look(self, workers: dict[int, int]) -> set[int]:
         """Return the local ranks of those `workers` (local rank → PID) that have joined."""
         counted = procfs.connections_counted()
-        if counted and counted == self._seen and not self._connecting:
+        if counted and counted == self._counted and not self._connecting:
             return set()
-        self._seen = counted
+        self._counted = counted
         # The socket may belong to a descendant of the worker.
         held = {rank: procfs.socket_inodes(procfs.family(pid)) for rank, pid in workers.items()}
         if not any(held.values()):
@@ -191,11 +199,13 @@ class StallWatch(Watch):
         """Watch workers that have just started. They count as stalled after `stall_s` seconds."""
         self._stall_s = stall_s
         self._interval_s = min(STALL_LOOK_MAX_S, stall_s / STALL_LOOKS)
-        self._seen: dict[int, tuple[int, int, float]] = {}
+        # CPU ticks, bytes printed and the time of the last activity, keyed by local rank
+        self._last_use: dict[int, tuple[int, int, float]] = {}
         self._reported = RanksStalled(self._outbox.node, ())
         self._poller.after(self._interval_s, self.name, self._look)
 
     def _look(self) -> None:
+        """Report the stalled workers, if they differ from the last report, and schedule the next check."""
         now = time.monotonic()
         stalled = [w for w in self._running() if now - self._alive_at(w, now) >= self._stall_s]
         halted = [(w.local_rank, _stopped(procfs.family(w.pid))) for w in stalled]
@@ -209,13 +219,13 @@ class StallWatch(Watch):
     def _alive_at(self, worker: Worker, now: float) -> float:
         """Return when a worker was last seen active, which may be now."""
         ticks, printed = procfs.cpu_ticks(procfs.family(worker.pid)), worker.printed
-        had, had_printed, alive_at = self._seen.get(worker.local_rank, (0, -1, now))
+        had, had_printed, alive_at = self._last_use.get(worker.local_rank, (0, -1, now))
         idle = max(IDLE_TICKS, IDLE_SHARE * self._interval_s * procfs.TICKS_A_SECOND)
         excused = now <= self._excused_until and now - alive_at >= self._stall_s
         busy = (ticks - had > idle and not excused) or printed != had_printed
         if busy or (self._devices().use(worker.device)[0] or 0) >= IDLE_GPU_PERCENT:
             alive_at = now
-        self._seen[worker.local_rank] = (ticks, printed, alive_at)
+        self._last_use[worker.local_rank] = (ticks, printed, alive_at)
         return alive_at
 
 
@@ -230,15 +240,16 @@ class UsageWatch(Watch):
     _until = _looked_at = 0.0
 
     def go_on(self, command: WatchUse) -> None:
-        """Report for some more seconds."""
+        """Report for some more seconds. The controller repeats the command while a view is shown."""
         now = time.monotonic()
         idle = now > self._until
         self._until = now + command.for_s
         if idle:
-            self._before: dict[int, int] = {}
+            self._before: dict[int, int] = {}  # CPU ticks at the last measurement, by PID
             self._look()
 
     def _look(self) -> None:
+        """Measure, report unless this is the first measurement, and schedule the next one."""
         now = time.monotonic()
         if now > self._until:
             return

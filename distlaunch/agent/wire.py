@@ -213,7 +213,7 @@ def from_lines(pieces: bytes) -> tuple[bytes, bytes]:
 def say_gone(fd: int, status: int) -> None:
     """Write the last line of a node, after a newline, because a killed agent may have left a partial line.
 
-    Gives up after LAST_WORD_S.
+    The guardian calls this if nodes share a link. Gives up after LAST_WORD_S.
     """
     left = b"\n!%d\n" % status
     writable = select.poll()

@@ -29,7 +29,8 @@ class Worker:
 
     `streams` are the pipes of stdout and stderr, -1 if there is none or it is closed. `printed` counts the
     bytes of its output, `device` is the number of its GPU on the node, `python` is its program. `words` is
-    its last stderr output before it was asked to stop.
+    its last stderr output before it was asked to stop. `exec_pipe` is the pipe that confirms exec, -1 once
+    that was read. `started` is set after exec, `stopping` once the worker was asked to stop.
     """
 
     def __init__(
@@ -61,7 +62,10 @@ class Worker:
                 pass  # now belongs to another user; the sweep after the grace period reports it
 
     def error_record(self) -> wire.Message | None:
-        """Read {message, callstack} as written by torch's @record to TORCHELASTIC_ERROR_FILE."""
+        """Read {message, callstack} as written by torch's @record to TORCHELASTIC_ERROR_FILE.
+
+        Return None if there is none.
+        """
         try:
             record = json.loads(b"".join(scratch.read_left(self.error_file, scratch.MAX_ERROR_RECORD)))
         except (ValueError, RecursionError):
@@ -70,6 +74,7 @@ class Worker:
 
 
 def _texts(message: object) -> wire.Message | None:
+    """Convert torch's `message` value, a string or an object, to that form; None = neither."""
     if isinstance(message, str):
         return {"message": message, "callstack": ""}
     if not isinstance(message, dict):
@@ -89,14 +94,14 @@ def environment(spec: WorkerSpec) -> dict[str, str]:
 
 
 def spawn(spec: WorkerSpec, error_file: str) -> Worker:
-    """Start a worker whose paths are `at_home`. Raises OSError when pipes or fork are refused.
+    """Start a worker whose paths `at_home` has expanded. Raises OSError when pipes or fork are refused.
 
     Returns at once: the outcome of chdir and exec arrives on ``exec_pipe`` (see `exec_failure`).
     """
     env = environment(spec)
     env["TORCHELASTIC_ERROR_FILE"] = error_file
-    ours = {fd: _shared[fd] for fd in spec.shares if fd in _shared}
-    pipes = {fd: _wide_pipe() for fd in (1, 2) if fd not in ours}
+    shared = {fd: _shared[fd] for fd in spec.shares if fd in _shared}
+    pipes = {fd: _wide_pipe() for fd in (1, 2) if fd not in shared}
     confirm = os.pipe()
     agent = os.getpid()
 
@@ -104,7 +109,7 @@ def spawn(spec: WorkerSpec, error_file: str) -> Worker:
         for fd in _kept():
             os.set_inheritable(fd, True)
         ends = {fd: write for fd, (_, write) in pipes.items()}
-        _become_worker(spec, env, {**ours, **ends}, confirm[1], agent)
+        _become_worker(spec, env, {**shared, **ends}, confirm[1], agent)
 
     pid = forked(become)
     for read, write in (*pipes.values(), confirm):
@@ -140,7 +145,8 @@ def forked(become: Callable[[], None]) -> int:
 class Child:
     """A forked process that prints, other than a worker. `on_output` gets the output, and b"" at its end.
 
-    It is reaped like any other process of the agent. The sweep kills one that hangs.
+    It is reaped like any other process of the agent. The sweep kills one that hangs. Evidence is collected,
+    and environments are built, in such processes.
     """
 
     def __init__(
@@ -195,6 +201,10 @@ def _expanded(path: str) -> str:
 def _become_worker(
     spec: WorkerSpec, env: dict[str, str], stdio: dict[int, int], confirm: int, agent: int
 ) -> None:
+    """In the forked child, exec the worker. If that fails, write `STAGE ERRNO` to the pipe `confirm`.
+
+    `stdio` maps the worker's descriptors to the ones in this process. `agent` is the PID of the agent.
+    """
     stage = "setup"
     try:
         begin(agent)
@@ -242,13 +252,19 @@ def _reset_signals() -> None:
 
 
 def exec_failure(node: int, data: bytes, spec: WorkerSpec) -> WorkerUnstarted:
-    """Return the report for the data received from ``exec_pipe``."""
+    """Return the report for the data received from ``exec_pipe``.
+
+    That is `STAGE ERRNO`, as written by the child.
+    """
     stage, _, number = data.decode().partition(" ")
     return unstarted(node, spec, stage, int(number))
 
 
 def unstarted(node: int, spec: WorkerSpec, stage: str, code: int, why: str = "") -> WorkerUnstarted:
-    """Return the report for a worker whose fork, chdir or exec failed with errno `code`."""
+    """Return the report for a worker whose fork, chdir or exec failed with errno `code`.
+
+    `why` replaces the text derived from `stage` and `code`.
+    """
     subject = _subject(spec, stage)
     if stage == "exec" and code == errno.ENOENT and os.path.exists(os.path.join(spec.cwd, subject)):
         stage = "interpreter" if "/" in subject else "search"
@@ -285,11 +301,13 @@ _ignored = [signum for signum in wire.WARNINGS if signal.getsignal(signum) is si
 Workers ignore them, too, unless they handle them.
 """
 _own_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+"""The limit on descriptors for workers. The agent raises its own limit (`poller.make_room`)."""
 _shared = dict(enumerate(map(int, filter(None, os.environ.pop(wire.SHARED, "").split(",")))))
+"""Copies of the command's stdin and stdout, keyed by 0 and 1; empty if there are none (`wire.SHARED`)."""
 
 
 def share(*fds: int) -> None:
-    """Share these descriptors of this process with workers."""
+    """Let workers share these descriptors of this process. Called for a launcher that joined."""
     _shared.update({fd: os.dup(fd) for fd in fds})
 
 

@@ -25,7 +25,7 @@ STUCK_S = 5.0
 class Workers:
     """The workers of the current attempt. Reports go to `outbox`, error records to `folder`.
 
-    `send` sends the outbox immediately, if the link accepts it.
+    `send` sends the outbox immediately, if the link accepts it. `swept` is set unless descendants are left.
     """
 
     def __init__(
@@ -38,13 +38,13 @@ class Workers:
         self._workers: list[Worker] = []
         self._specs: dict[int, WorkerSpec] = {}
         self._sweep: sweep.Sweep | None = None
-        self._outlived: set[int] = set()
+        self._outlived: set[int] = set()  # PIDs killed by `_kill_left`
         self._joins = JoinWatch(poller, outbox, self._live)
         self._stalls = StallWatch(poller, outbox, self._live)
         self.usage = UsageWatch(poller, outbox, self._live)
-        self._store_port: int | None = None
+        self._store_port: int | None = None  # None = not on this node, or already reported
         self._oom_kills = 0
-        self._run_id, self._began = "", 0.0
+        self._run_id, self._began = "", 0.0  # "" = no flight recorder dumps are requested
         self._attempt = 0
         self._stopping = self._failed = False
         self.swept = True
@@ -109,6 +109,7 @@ class Workers:
         return spec._replace(defaults={**spec.defaults, **own})
 
     def _spawn(self, spec: WorkerSpec) -> None:
+        """Spawn a worker and watch its pipes, or report why that is impossible."""
         error_file = "%s/%d-%d.json" % (self._folder.path, self._attempt, spec.local_rank)
         try:
             worker = spawn(spec, error_file)
@@ -165,7 +166,7 @@ class Workers:
         worker.streams[stream] = -1
 
     def children_changed(self) -> None:
-        """Reap and report workers that ended, and continue a stop or sweep in progress."""
+        """Reap and report workers that ended, and continue a stop or sweep in progress. For SIGCHLD."""
         by_pid = {worker.pid: worker for worker in self._workers if worker.running}
         for pid, status in sweep.reap():
             if pid in by_pid:
@@ -184,6 +185,7 @@ class Workers:
         self._outlived |= sweep.kill_left(files)
 
     def _on_exit(self, worker: Worker, status: int) -> None:
+        """Report the exit of a reaped worker. If it failed, first send its last output."""
         worker.running = False
         self._poller.after(sweep.SETTLE_S, "left", self._kill_left)
         self._confirm(worker)
@@ -234,7 +236,7 @@ class Workers:
             worker.signal(command.signum)
 
     def capture(self, command: messages.Capture) -> None:
-        """Report evidence of a failure: the state of all workers, and the stacks of some."""
+        """Answer `Capture` with the state of all workers, and the stacks of some."""
         if not self.swept:
             self._stalls.excuse()
             site = evidence.Site(self._poller, self._outbox, self._folder, self._attempt)
@@ -279,6 +281,7 @@ class Workers:
         self.children_changed()
 
     def _finish(self) -> None:
+        """End the sweep: send the rest of the output and the dumps, and report `Swept`."""
         self._poller.cancel("settled")
         self._poller.cancel("stuck")
         for worker in self._workers:
@@ -298,6 +301,7 @@ class Workers:
                 self._close_stream(worker, stream)
 
     def _report_swept(self) -> None:
+        """Report the end of the sweep, and the output lost in this attempt."""
         worker_pids = {worker.pid for worker in self._workers}
         killed = self._sweep.killed - worker_pids | self._outlived if self._sweep else set()
         self._outbox.report(messages.Swept(self._node, self._attempt, len(killed)))
