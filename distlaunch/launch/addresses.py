@@ -14,11 +14,15 @@ from distlaunch.launch import process
 from distlaunch.plan.placement import Facts, LaunchPlan, make_plan
 
 RESOLVE_S = 2.0
+"""Seconds to wait for all lookups together."""
 _READ = 1 << 16
 
 
 def ask_addresses(spec: JobSpec) -> dict[int, process.Child]:
-    """Start the commands that print the addresses the job needs, keyed by index in the pool."""
+    """Start the commands that print the addresses the job needs, keyed by index in the pool.
+
+    They run while links are being opened. `answers` collects their output later.
+    """
     if spec.one_machine:
         return {}
     return {
@@ -29,13 +33,16 @@ def ask_addresses(spec: JobSpec) -> dict[int, process.Child]:
 
 
 def answers(asked: Mapping[int, process.Child]) -> dict[int, str]:
-    """Return the addresses that ssh uses for nodes, keyed by index in the pool. Omit unknown ones."""
+    """Return the addresses that ssh uses for nodes, keyed by index in the pool. Omit unknown ones.
+
+    Waits up to RESOLVE_S for the commands that `ask_addresses` started, and ends them.
+    """
     deadline = time.monotonic() + RESOLVE_S
     return {index: address for index, child in asked.items() if (address := _answer(child, deadline))}
 
 
 def ssh_address(spec: JobSpec) -> str | None:
-    """Return the address that ssh uses for node 0, or None if it isn't known."""
+    """Return the address that ssh uses for node 0, or None if it isn't known. Waits up to RESOLVE_S."""
     child = _ask(spec.nodes[0])
     return answers({0: child}).get(0) if child else None
 
@@ -47,6 +54,7 @@ def _may_be_first(spec: JobSpec, index: int, node: NodeSpec) -> bool:
 
 
 def _ask(node: NodeSpec) -> process.Child | None:
+    """Start the command for the address of a node; None = its transport has none, or it can't start."""
     argv = node.reach.address_argv()
     with suppress(OSError):
         if argv:
@@ -75,7 +83,10 @@ def _answer(child: process.Child, deadline: float) -> str | None:
 
 
 def plan_without_nodes(spec: JobSpec) -> LaunchPlan:
-    """Return the plan known without contacting nodes, with this machine's GPUs. Raises `JobError`."""
+    """Return the plan known without contacting nodes, with this machine's GPUs. Raises `JobError`.
+
+    For `dry-run` and other commands that start no ranks.
+    """
     from distlaunch.plan.other_launchers import under_mpirun  # no run needs it
 
     spec = under_mpirun(spec, sys.executable)

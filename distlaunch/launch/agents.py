@@ -25,7 +25,7 @@ _ENDS = (messages.WorkerExited, messages.WorkerUnstarted)
 
 
 def start_of(spec: JobSpec, env: dict[str, str], *workers: messages.WorkerSpec) -> messages.StartWorkers:
-    """Return the command that starts programs that aren't ranks of a run."""
+    """Return the command that starts programs of a check, which aren't ranks of a run, on one node."""
     return messages.StartWorkers(
         attempt=0,
         run_id=f"check-{os.getpid()}-{os.urandom(4).hex()}",
@@ -39,8 +39,10 @@ def start_of(spec: JobSpec, env: dict[str, str], *workers: messages.WorkerSpec) 
 class Agents:
     """A context manager that runs agents without a job on all nodes of `spec`.
 
-    Each agent answers one question at a time. Two maps are keyed by node index: `failures` has the reason why
-    a node has no agent, and `took_s` the seconds until its agent's first report.
+    `distlaunch check` (`node_check`, `link_check`), `check-port` (`port_check`) and `init` use it. Entering
+    it opens the links, and waits for the first reports. Each agent answers one question at a time. Two maps
+    are keyed by node index: `failures` has the reason why a node has no agent, and `took_s` the seconds until
+    its agent's first report.
     """
 
     def __init__(self, spec: JobSpec) -> None:
@@ -110,6 +112,10 @@ class Agents:
     def _await(
         self, asked: set[int], expected: tuple[type, ...], within_s: float, is_over: Callable[[], bool] = bool
     ) -> dict[int, Any]:
+        """Wait for the agents in `asked`, and return their answers of `expected` kinds.
+
+        Those that don't answer in time are given up. Once `is_over`, return no answers and give none up.
+        """
         self._answers, self._expected = {}, expected
         deadline = time.monotonic() + within_s
         while (waiting := asked - set(self._answers) - set(self.failures)) and time.monotonic() < deadline:
@@ -125,6 +131,10 @@ class Agents:
         return {node: answer for node, answer in self._answers.items() if node in asked}
 
     def _take(self, frame: Frame) -> None:
+        """Handle a frame: keep stdout of workers, the facts in first reports, and exits.
+
+        The node's answer is a report of an expected kind; the last exit, if it runs several workers.
+        """
         if frame.kind == OUTPUT:
             local_rank, is_stderr = divmod(frame.channel, 2)
             printed = self._printed.get((frame.node, local_rank), bytearray())

@@ -27,7 +27,10 @@ MAX_LISTED, SHOWN = 1000, 100
 
 
 class _Node:
-    """A node's files with their sizes. If the last one `fits`, `missing` bytes of it have yet to arrive."""
+    """A node's files with their sizes. If the last one `fits`, `missing` bytes of it have yet to arrive.
+
+    `room` is the number of bytes left until `collect.limit`.
+    """
 
     def __init__(self, label: str, room: int) -> None:
         self.label, self.sizes = label, dict[str, int]()
@@ -59,6 +62,7 @@ class Files:
             raise
 
     def _begin(self, node: _Node, file: FileBegins) -> None:
+        """Accept the announcement of a file, unless its path or size is invalid. Check that it fits."""
         shown = cut(ascii(file.path), SHOWN)
         fresh = file.path not in node.sizes and len(node.sizes) < MAX_FILES
         path = f"{node.label}/{file.path}"
@@ -73,6 +77,7 @@ class Files:
             node.fits = expected + SPARE <= disk.f_bavail * disk.f_frsize
 
     def _add(self, node: _Node, piece: bytes) -> None:
+        """Write a piece of a node's last file, unless the disk is full."""
         if len(piece) > node.missing:
             raise ProtocolError("a collected file is larger than announced")
         node.missing -= len(piece)
@@ -98,7 +103,10 @@ class Files:
         return kept
 
     def close(self) -> tuple[list[dict[str, Any]], list[str]]:
-        """Return the files that have arrived, as JSON objects, and messages about them and the others."""
+        """Return the files that have arrived, as JSON objects, and messages about them and the others.
+
+        Called once, after the run.
+        """
         self._nodes = dict(sorted(self._nodes.items()))
         kept, left_out = self._sift(), dict[str, list[str]]()
         there = {(file["node"], file["path"]) for file in kept}

@@ -49,7 +49,7 @@ class Controller:
     def __init__(self, start: Start, observers: Observers, interrupts: Interrupts) -> None:
         self._spec, self._run_id, self._now = start.spec, start.run_id, start.now
         self._observers, self._tell, self._interrupts = observers, observers.tell, interrupts
-        self._open, self._asked, self._folder = start.open, start.asked, start.folder.path
+        self._open, self._lookups, self._folder = start.open, start.asked, start.folder.path
         self._links = Links(
             self._take,
             lambda node, failure: self._feed(events.LinkEnded(node, failure)),
@@ -58,7 +58,8 @@ class Controller:
         self._links.watch(interrupts.fd, self._on_interrupts)
         start.attach(self._links, lambda node: self._feed(events.NodeArrived(node)))
         self._last_frame: dict[int, float] = {}
-        self._flow_told = 0.0
+        self._flow_reported_at = 0.0
+        # Seconds to add to a node's monotonic time to get this run's time
         self._clock_offsets: dict[int, float] = {}
         self._lease_s = start.spec.limits.lease_s
         self._heartbeat_s = self._lease_s / wire.HEARTBEATS
@@ -83,7 +84,7 @@ class Controller:
         self._tell(Observer.began, self._spec, chance, now)
         if not self._spec.one_machine:
             # The lookups ran while links were being opened, which takes longer.
-            self._feed(events.AddressesFound(tuple(answers(self._asked).items())))
+            self._feed(events.AddressesFound(tuple(answers(self._lookups).items())))
         while not self._finished:
             self._links.turn(self._wait_s())
             self._look_at_clock()
@@ -91,6 +92,7 @@ class Controller:
         return self.state
 
     def _wait_s(self) -> float:
+        """Return the seconds until the next timer, heartbeat, or wish of an observer."""
         timer = self.state.next_due
         due = self._next_heartbeat if timer is None else min(timer, self._next_heartbeat)
         wait_s = due - self._now()
@@ -107,6 +109,11 @@ class Controller:
             self._feed(events.Suspended(round(for_s, 3)))
 
     def _look_at_clock(self) -> None:
+        """Do what is due after each turn of the loop.
+
+        This detects a suspension, wakes observers, requests resource use for them, feeds a `TimerDue` event,
+        and sends heartbeats. A node that has been silent for too long is given up, as lost.
+        """
         self._notice_suspension()
         self._observers.wake()
         now = self._now()
@@ -127,6 +134,7 @@ class Controller:
                     self._links.give_up(node, why)
 
     def _feed(self, event: events.Event) -> None:
+        """Pass an event to the supervisor, notify the observers, and execute the supervisor's actions."""
         self._notice_suspension()
         now = self._now()
         self.state, todo = step(self.state, event, now)
@@ -160,6 +168,7 @@ class Controller:
                     self._links.send(action.node, start_command(self.state, action.node))
 
     def _ask_scheduler(self) -> None:
+        """Query the scheduler for the fate of the allocation. Feed its answer as an event."""
         allocation = self._spec.allocation
         assert allocation is not None
         if not allocation.answers:
@@ -182,6 +191,7 @@ class Controller:
         self._links.watch(command.stdout, receive)
 
     def _send_tree(self, action: actions.SendTree) -> None:
+        """Send the contents that a node lacks as its link accepts them. Feed an error as its report."""
         from distlaunch.launch.snapshot import contents  # few jobs bring their code
 
         def pieces() -> Iterator[bytes]:
@@ -194,12 +204,17 @@ class Controller:
         self._links.stream(action.node, pieces())
 
     def _connect(self, node: int) -> None:
+        """Open a link to a node. Whatever an earlier agent of the node has sent no longer counts."""
         link = self._open(node)
         for known in (self._last_frame, self._clock_offsets):
             known.pop(node, None)  # from an earlier agent
         self._links.add(node, link)
 
     def _take(self, frame: wire.Frame) -> None:
+        """Handle a frame from an agent, according to its kind. Most reports become events.
+
+        Raises `ProtocolError`, which ends the link.
+        """
         node = frame.node
         self._last_frame[node] = self._now()
         if frame.kind in (wire.OUTPUT, wire.FLIGHT):
@@ -236,6 +251,7 @@ class Controller:
         self._tell(Observer.captured, part, report.taken, attempt.number)
 
     def _take_output(self, node: int, frame: wire.Frame) -> None:
+        """Pass output, or a piece of a flight recorder dump, to the observers. Raises `ProtocolError`."""
         attempt = self._attempts.of(frame.attempt)
         part = attempt and attempt.plan.part_of(node)
         running, (local_rank, stream) = part.ranks if part else (), divmod(frame.channel, 2)
@@ -260,12 +276,14 @@ class Controller:
         self._note_flow(node)
 
     def _note_flow(self, node: int) -> None:
+        """Feed an event, at most once a second, if a clean node still sends: the run then waits for it."""
         now = self._now()
-        if self.state.nodes[node] is End.CLEAN and now - self._flow_told > 1.0:
-            self._flow_told = now
+        if self.state.nodes[node] is End.CLEAN and now - self._flow_reported_at > 1.0:
+            self._flow_reported_at = now
             self._feed(events.OutputFlows(node))
 
     def _on_interrupts(self) -> None:
+        """Feed the signals of this process as events. `distlaunch stop` writes STOPPED, then sends SIGINT."""
         by_command = os.path.exists(os.path.join(self._folder, STOPPED))
         for signum in self._interrupts.received():
             self._feed(messages.Interrupted(signum, by_command=by_command and signum == signal.SIGINT))
@@ -301,7 +319,10 @@ def _fate_by_stop(spec: JobSpec) -> events.AllocationReported:
 
 
 def ask_for_another(state: State, tell: Callable[[str], None]) -> None:
-    """Requeue the job if it should continue. Call `tell` with messages about the result."""
+    """Requeue the job if it should continue. Call `tell` with messages about the result.
+
+    Called at the end of a run. Requeues are recorded in the list of starts, to count them.
+    """
     allocation, most = state.spec.allocation, state.spec.restarts.requeue
     if allocation is None or not allocation.requeues or not is_to_go_on(state):
         return

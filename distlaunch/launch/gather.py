@@ -37,7 +37,10 @@ class Gathered(Frozen):
 
 
 def gather(spec: JobSpec, gathering: Gathering, interrupts: Interrupts, say: Say) -> Gathered | Seat:
-    """Join the other launchers. `spec` is this node's part of the job. Raises `JoinError`."""
+    """Join the other launchers. `spec` is this node's part of the job. Raises `JoinError`.
+
+    Return the whole job if this launcher is the controller, or else its place in the run.
+    """
     if not runs_ranks():
         raise DistlaunchError(NO_RANKS_HERE)
     prover = Prover(os.environ, gathering.arrival.name)
@@ -138,6 +141,7 @@ class _Controller:
         return self._seated(port)
 
     def _refusal(self, visitor: InboundConnection, arrival: Arrival) -> str:
+        """Return the reason to refuse a launcher, or "" to admit it (`InboundListener.admits`)."""
         if arrival.nodes != self._own.nodes:
             theirs, ours = (":".join(map(str, dict.fromkeys(each.nodes))) for each in (arrival, self._own))
             return f"it was started for {theirs} nodes, but the controller for {ours}"
@@ -157,6 +161,7 @@ class _Controller:
         return [self._own, *(each.arrival for each in self._door.joined if each.arrival)]
 
     def _missing_words(self) -> str:
+        """Return the launchers that haven't joined, for messages: by number, or by count."""
         there = self._there()
         if self._gathering.ordered:
             numbers = sorted({*range(self._most)} - {each.node_rank for each in there})
@@ -175,6 +180,7 @@ class _Controller:
             visitor.send(waiting=text)
 
     def _too_few(self) -> JoinError:
+        """Notify the launchers that have joined that the run won't start. Return the error."""
         place, wait_s = self._gathering.label, self._gathering.wait_s
         text = f"gave up after {wait_s:g} s: waited for {self._missing_words()} at {place}"
         self._door.dismiss(text, Exit.TIMEOUT)
@@ -206,6 +212,7 @@ class _Controller:
         return Gathered(spec, self._door)
 
     def _node(self, arrival: Arrival, visitor: InboundConnection | None) -> NodeSpec:
+        """Return the node of a launcher; `visitor` is None for this one."""
         reach = Joined(arrival.name, visitor.here) if visitor else Local()
         own = self._spec.nodes[0]
         gpus = own.gpus if arrival.gpus is None else arrival.gpus

@@ -30,6 +30,7 @@ HELLO_S = 5.0
 MOST_STRANGERS = 256
 """Maximum number of unidentified connections. Beyond that, the oldest is closed."""
 MOST_NAMED, MAX_WORDS = 20, 500
+"""Maximum number of messages about connections, and characters of a text from a launcher."""
 BACKLOG = 1024
 
 
@@ -65,14 +66,17 @@ class JoinedLink(Link):
 
 
 class InboundConnection:
-    """A connection identified by its `arrival`. `joined` is true once its identity is proven."""
+    """A connection identified by its `arrival`. `joined` is true once its identity is proven.
+
+    `transcript` is what proofs cover: both nonces and the arrival.
+    """
 
     def __init__(self, sock: socket.socket, host: str, reached: str) -> None:
         """Wrap a connection from `host` to the local address `reached`."""
         self.sock, self.host, self.reached = sock, host, reached
         self.began = time.monotonic()
         self.received = b""
-        self.line = ""
+        self.transcript = ""
         self.arrival: Arrival | None = None
         self.joined = False
 
@@ -101,9 +105,9 @@ class InboundListener:
         self._selector = selectors.DefaultSelector()
         self._listener: socket.socket | None = None
         self._visitors: list[InboundConnection] = []
-        self._named: set[str] = set()
-        self._seated: dict[int, InboundConnection] = {}
-        self._expected: set[int] = set()
+        self._shown: set[str] = set()
+        self._seated: dict[int, InboundConnection] = {}  # by node, until `link` is called
+        self._expected: set[int] = set()  # missing nodes
         self._second_ports: Sequence[int] = ()
         self._held: list[socket.socket] = []
         """Duplicate sockets that stay open until this process ends, so launchers can detect that end."""
@@ -184,6 +188,7 @@ class InboundListener:
             self._selector.register(sock, selectors.EVENT_READ, visitor)
 
     def _hear(self, visitor: InboundConnection) -> None:
+        """Receive data from a connection, and turn it away if it can't be a launcher."""
         try:
             data = visitor.sock.recv(join.MAX_LINE)
         except BlockingIOError:
@@ -205,6 +210,7 @@ class InboundListener:
             self._read_lines(visitor)
 
     def _read_lines(self, visitor: InboundConnection) -> None:
+        """Handle the lines of a launcher received so far: its arrival, then its proof."""
         lines = visitor.received[len(join.MAGIC) :].split(b"\n")[:-1]
         try:
             if visitor.arrival is None and lines:
@@ -215,6 +221,7 @@ class InboundListener:
             self._turn_away(visitor, f"sent an invalid message ({error})")
 
     def _challenge(self, visitor: InboundConnection, line: bytes) -> None:
+        """Handle the first line of a launcher: refuse it, or request a proof."""
         message = join.message_of(line)
         theirs = message.get("version")
         if theirs != __version__:
@@ -227,39 +234,46 @@ class InboundListener:
             self._refuse(visitor, f"its job is {arrival.job[:80]!r}, not {ours.job[:80]!r}", another=True)
             return
         nonce = join.nonce()
-        visitor.line = f"{message.get('nonce')} {nonce} {line.decode(errors='replace')}"
+        visitor.transcript = f"{message.get('nonce')} {nonce} {line.decode(errors='replace')}"
         visitor.send(nonce=nonce, proves=self._way)
 
     def _judge(self, visitor: InboundConnection, arrival: Arrival, message: Mapping[str, Any]) -> None:
+        """Handle the proof of a launcher: refuse it, or let it join.
+
+        A launcher that joins a started run takes the place of a missing node.
+        """
         if "refuses" in message:
-            self._name(f"the launcher on {visitor.name} won't join: {str(message['refuses'])[:MAX_WORDS]}")
+            self._warn(f"the launcher on {visitor.name} won't join: {str(message['refuses'])[:MAX_WORDS]}")
             self._drop(visitor)
             return
-        wrong = self._prover.wrong(self._way, "launcher", visitor.line, message.get("proof"))
+        wrong = self._prover.wrong(self._way, "launcher", visitor.transcript, message.get("proof"))
         if why := wrong or self.admits(visitor, arrival):
             self._refuse(visitor, why)
             return
         visitor.joined = True
-        visitor.send(proof=self._prover.proof(self._way, "controller", visitor.line))
+        visitor.send(proof=self._prover.proof(self._way, "controller", visitor.transcript))
         if self._expected and (node := self._place_for(arrival)) is not None:
             self._seated[node] = visitor
             self._say(f"the launcher on {visitor.name} joined as node {node}")
             self._on_arrival(node)
 
     def _refuse(self, visitor: InboundConnection, why: str, another: bool = False) -> None:
+        """Close the connection of a launcher with a reason, which it shows, too."""
         here = self._gathering.arrival.name
         text = f"the controller on {here} refused the launcher on {visitor.name}: {why}"
         visitor.send(refused=text, status=int(Exit.USAGE), another=another)
-        self._name(f"refused the launcher on {visitor.name}: {why}")
+        self._warn(f"refused the launcher on {visitor.name}: {why}")
         self._drop(visitor)
 
     def _turn_away(self, visitor: InboundConnection, what: str) -> None:
-        self._name(f"closed a connection from {visitor.host}, which {what}")
+        """Close a connection that isn't from a launcher of this run, without an answer."""
+        self._warn(f"closed a connection from {visitor.host}, which {what}")
         self._drop(visitor)
 
-    def _name(self, text: str) -> None:
-        if len(self._named) < MOST_NAMED and text not in self._named:
-            self._named.add(text)
+    def _warn(self, text: str) -> None:
+        """Print a message, unless the same one was printed before. Their number is limited."""
+        if len(self._shown) < MOST_NAMED and text not in self._shown:
+            self._shown.add(text)
             self._say(text)
 
     def _drop(self, visitor: InboundConnection) -> None:
@@ -290,7 +304,10 @@ class InboundListener:
         return free[0] if free else None
 
     def link(self, node: int, run_id: str, host: str) -> JoinedLink:
-        """Return the link to a node's launcher, or an already ended link if there is no launcher."""
+        """Return the link to a node's launcher, or an already ended link if there is no launcher.
+
+        In the latter case, wait for one. `host` then names the node.
+        """
         visitor, number = self._seated.pop(node, None), join.nonce()
         if visitor is None or visitor not in self._visitors:
             self._await(node)

@@ -45,6 +45,7 @@ _MUNGE_S = 5.0
 Say = Callable[[str], object]
 CONNECT_S, ANSWER_S = 3.0, 10.0
 RETRY_S, RETRY_MOST_S = 0.01, 0.5
+"""Seconds between two rounds of attempts to reach the controller, at first and at most."""
 TELL_S = 5.0
 """Seconds of waiting before the first message about it. Each later message takes twice as long."""
 TURN_S = 0.5
@@ -124,7 +125,10 @@ class Prover:
             return ""  # its programs are missing, or its daemon does not answer
 
     def proof(self, way: str, side: str, transcript: str) -> str:
-        """Return one `side`'s proof of a `transcript`. Raises `JoinError` if that is impossible."""
+        """Return one `side`'s proof of a `transcript`. Raises `JoinError` if that is impossible.
+
+        `side` is launcher or controller. The transcript consists of both nonces and the arrival.
+        """
         if bool(self._secret) != (way == "secret"):
             ours = f"{SECRET} is set on {self._name}, but not on the controller"
             theirs = f"the controller requires {SECRET}, which is not set on {self._name}"
@@ -179,6 +183,7 @@ class Prover:
         return "" if meant else "its MUNGE credential is for something else"
 
     def _munge(self, argv: list[str], text: str) -> tuple[int, str]:
+        """Run munge(1) or unmunge(1) with `text` as input. Return its status and output. Raises OSError."""
         import subprocess  # few processes need it
 
         run = partial(subprocess.run, capture_output=True, text=True, check=False, env=self._environ)
@@ -250,7 +255,7 @@ def blocked(signums: Iterable[int]) -> None:
 
 
 def renumbered(number: int, wanted: int | None) -> str:
-    """Return the message for a user who requested a different node number."""
+    """Return the message for a user who requested the node number `wanted`."""
     why = "with c10d it counts only if it differs on all nodes; node 0 is on the endpoint's host"
     return f"this is node {number}, not --node-rank {wanted}: {why}"
 
@@ -263,6 +268,7 @@ class Launcher:
         self._interrupts, self._say = interrupts, say
         self._why = ""
         key = f"{gathering.label} {gathering.arrival.job}"
+        # Addresses at which a controller that lacks a node may listen later
         self._second = [*product(gathering.hosts[:1], ports_for(key) if gathering.fixed else ())]
         self._next = cycle(self._second)
 
@@ -358,7 +364,7 @@ class Launcher:
     def _message(
         self, connection: socket.socket, received: bytearray, strict: bool, wait_s: float | None
     ) -> dict[str, Any]:
-        """Return the next message.
+        """Return the next message. Bytes `received` after it stay there.
 
         Raises `JoinError` for a refusal, and OSError or ValueError if the other side is not a controller.
         """
@@ -383,6 +389,7 @@ class Launcher:
         return message
 
     def _what_listens(self, host: str, port: int, error: Exception) -> str:
+        """Describe the program at an address that doesn't answer like a controller, for messages."""
         if _is_torchs(host, port):
             return (
                 "a torch TCPStore uses this address: if torchrun was started, run `distlaunch torchrun` on "

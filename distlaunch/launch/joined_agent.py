@@ -38,9 +38,9 @@ STOP_QUIETLY = _FIRST + signal.SIGPIPE
 class Part:
     """The part of the job that this launcher runs on its node, and the destinations of its output.
 
-    This one is that of a scheduler's task: one rank, whose output is that of the task, unchanged. Only the
-    `first` of several tasks on a host looks for leftover processes of dead agents, and shows messages: mpirun
-    and srun merge the output of all tasks.
+    This one is that of a scheduler's task: one rank, whose output is that of the task, unchanged.
+    `joined_ranks` overrides it for several ranks. Only the `first` of several tasks on a host looks for
+    leftover processes of dead agents, and shows messages: mpirun and srun merge the output of all tasks.
     """
 
     procs = 1
@@ -128,7 +128,7 @@ def _be_agent(seat: Seat, part: Part, folder: scratch.Folder, above: int, own_fi
     agent = _JoinedAgent(seat, part, folder)
     agent.run(seat.unread)
     part.close()
-    own = agent.ranks.own_status if own_first else 0
+    own = agent.ranks.own_status if own_first else 0  # negative = by a signal
     return own if own > 0 else 128 - own if own else agent.outcome
 
 
@@ -142,11 +142,13 @@ class _Outbox(Outbox):
         self.stopping = False
 
     def report(self, report: tuple[Any, ...]) -> None:
+        """Queue a report. Keep the status of the first rank that failed here by itself."""
         if isinstance(report, messages.WorkerExited) and not (self.own_status or self.stopping):
             self.own_status = report.status
         super().report(report)
 
     def output(self, attempt: int, channel: int, data: bytes | memoryview) -> None:
+        """Show output here instead of sending it."""
         self._part.show(attempt, channel // 2, channel % 2, bytes(data))
 
 
@@ -161,20 +163,27 @@ class _JoinedAgent(Agent):
         self._commands = {kind: self._commands[kind] for kind in OBEYED}
         self._signums = (signal.SIGCHLD, signal.SIGTERM, *range(_FIRST, _LAST + 1))
         self._seat, self._part = seat, part
-        self._stops = self.outcome = 0
-        self._informed = False
+        self._stops = self.outcome = 0  # stop signals received; the exit status of the job, once known
+        self._informed = False  # whether the controller has sent `Close`
         for signum in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP, *wire.WARNINGS):
             signal.signal(signum, signal.SIG_IGN)  # the guardian forwards them
 
     def _hello(self) -> messages.Hello:
+        """Return the first report, with the number and role of this launcher's ranks and its logs."""
         logs = self._part.logs(self._seat.run_id, self._seat.node)
         return super()._hello()._replace(procs=self._part.procs, logs=logs, role=self._part.role)
 
     def _report_orphans(self) -> None:
+        """Remove what dead agents of earlier runs left, in only one of the tasks on a host."""
         if self._part.first:
             super()._report_orphans()
 
     def _on_signals(self, received: bytes) -> None:
+        """Handle the signals received, one number per byte.
+
+        A scheduler may send SIGTERM to all processes, so it counts only if the guardian is dead: then it
+        comes from the kernel. The guardian forwards signal N, SIGTERM included, as _FIRST + N.
+        """
         orphaned = os.getppid() != self._guardian
         if signal.SIGCHLD in received or orphaned:
             super()._on_signals(bytes([signal.SIGCHLD, *([signal.SIGTERM] if orphaned else [])]))
@@ -195,10 +204,12 @@ class _JoinedAgent(Agent):
             self._leave_early()
 
     def _hear_end(self, damage: str = "") -> None:
+        """Show that the controller is gone or can't be trusted, and leave."""
         self._lose(f"it sent an invalid command: {damage}" if damage else "its connection was closed")
         super()._hear_end(damage)
 
     def _lose_link(self) -> None:
+        """Show that the controller is gone, and leave. Also called when the lease expires."""
         self._lose(f"no heartbeat for {self._lease_s:g} s")  # unless there is a better reason
         super()._lose_link()
 
@@ -214,16 +225,19 @@ class _JoinedAgent(Agent):
         super()._on_route(command._replace(needs=command.needs and self._part.needs()))
 
     def _on_reap(self, command: messages.Reap, killed: int = 0) -> None:
+        """Kill only leftover processes of the run that this launcher has joined."""
         if command.run_id != self._seat.run_id:
             raise wire.ProtocolError("a controller may stop only processes of its own run")
         super()._on_reap(command, killed)
 
     def _on_stop(self, command: messages.StopWorkers) -> None:
+        """Show why the attempt ends, and end it. Ranks that fail from now on were stopped."""
         self.ranks.stopping = True
         self._part.say(f"{command.why}; restarting")
         super()._on_stop(command)
 
     def _on_close(self, command: messages.Close) -> None:
+        """Show the root cause, keep the job's exit status, and leave without collecting files."""
         if command.why and not self._informed:
             self._part.say(command.why)
         self._informed = self.ranks.stopping = True

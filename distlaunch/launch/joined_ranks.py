@@ -19,7 +19,11 @@ if TYPE_CHECKING:
 
 
 class OwnRanks(Part):
-    """The ranks of this node, for `joined_agent`; `spec` is the part of the job on this node."""
+    """The ranks of this node, for `joined_agent`; `spec` is the part of the job on this node.
+
+    It is the `Part` of a launcher that runs torchrun's command line, and overrides the methods of a task's
+    part.
+    """
 
     def __init__(self, spec: JobSpec) -> None:
         super().__init__(())
@@ -32,7 +36,7 @@ class OwnRanks(Part):
         self._goes_to: dict[tuple[int, int], Destination] = {}
 
     def logs(self, run_id: str, node: int) -> str:
-        """Return the directory for logs, if this command line keeps any output."""
+        """Return the directory for logs; "" = this command line keeps no output."""
         from distlaunch.launch.start import run_directory  # few keep output
 
         if self._folder is None and any(each.file for each in destinations(self._plan, 0).values()):

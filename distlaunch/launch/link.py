@@ -19,6 +19,7 @@ from distlaunch.transports.transport import Transport
 
 READ = 1 << 18
 Boot = Callable[[], bytes]
+"""Returns the modules of the agent, as `handshake.boot_text` does."""
 EXIT_S = 3.0
 """Seconds that a process may take to exit after its pipes were closed."""
 
@@ -26,9 +27,10 @@ EXIT_S = 3.0
 class Link:
     """The link to one or more nodes over a `process`. The owner waits on its non-blocking descriptors.
 
-    The opening in `streams` is sent when the node's shell answers, or at once if the transport is
-    direct. `boot` is called while an interpreter starts on the node. With a direct transport, its result
-    waits for a `flush`, and can be sent together with the first commands.
+    The opening in `streams` is sent when the node's shell answers, or at once if the transport is direct.
+    `boot` is called while an interpreter starts on the node. With a direct transport, its result waits for a
+    `flush`, and can be sent together with the first commands. `pulling` is set while an image is being
+    pulled.
     """
 
     def __init__(self, transport: Transport, process: Child, streams: Streams, boot: Boot) -> None:
@@ -42,10 +44,10 @@ class Link:
         self.unsent = bytearray()
         """Bytes that `flush` has not yet written."""
         self._streams: list[Iterator[bytes]] = []
-        self._behind_boot = b""
+        self._behind_boot = b""  # commands sent before the modules
         self._protocol_error = ""
         self.at_end = self.pulling = False
-        self._idle = True
+        self._unused = True
         self._pidfd = -1
         if transport.direct:
             self._open(streams.without_marker())
@@ -55,7 +57,7 @@ class Link:
 
         If several nodes share the link, each receives every node's frames.
         """
-        self._idle = False
+        self._unused = False
         data = wire.encode_command(node, as_object(command))
         if self._boot:
             self._behind_boot += data
@@ -147,7 +149,7 @@ class Link:
     def failure(self, overdue: str = "") -> LinkFailure:
         """Return the failure shown by the transport's last output, complete once the process has exited.
 
-        `overdue` is the reason for giving up a node.
+        `overdue` is the reason for giving up a node; "" = its link has ended.
         """
         self.listen()
         end = self.streams.end(self._process.poll(), bool(overdue), self._protocol_error)
@@ -166,7 +168,7 @@ class Link:
 
     def discard(self) -> None:
         """End an unused agent immediately, without leaving a trace."""
-        if not self._idle:
+        if not self._unused:
             return
         self.kill()
         self._process.wait()
@@ -178,7 +180,7 @@ class Link:
         return self._process.poll() is not None
 
     def end(self) -> None:
-        """Stop the process, or kill it; an agent notices the end of the pipe."""
+        """Stop the process, or kill it if it has no patience; an agent notices the end of the pipe."""
         if not self.patience_s:
             self.kill()
         elif not self.has_ended:
@@ -192,7 +194,7 @@ class Link:
 
     def close(self) -> None:
         """Close the pipes and reap the process, if it has been killed or has exited."""
-        self._idle = False
+        self._unused = False
         self._process.close()
         if self._pidfd >= 0:
             os.close(self._pidfd)
@@ -212,8 +214,9 @@ class Link:
 class Links:
     """The links of all nodes. Several nodes may share one link. `on_frame` is called with each frame.
 
-    `on_end` is called with the node and the reason when a link ends. If `on_frame` raises `ProtocolError`,
-    the link ends.
+    `on_end` is called with the node and the reason when a link ends by itself, or is given up. `on_pull` is
+    called with the node and False when an image is being pulled, with True once that is over. If `on_frame`
+    raises `ProtocolError`, the link ends.
     """
 
     def __init__(
@@ -309,7 +312,7 @@ class Links:
         self._leave(node, Link.hang_up)
 
     def close(self) -> None:
-        """Drop the remaining nodes."""
+        """Drop the remaining nodes. Wait for stopped processes to exit, and kill those that take too long."""
         for node in self.present:
             self.drop(node)
         for link, deadline in self._stopping.items():
@@ -358,6 +361,7 @@ class Links:
         self._part_with(link, gone)
 
     def _receive(self, link: Link) -> None:
+        """Handle the output of a link. At its end, wait for the exit of the process."""
         try:
             for each in link.receive():
                 if isinstance(each, NodeGone):
@@ -384,6 +388,10 @@ class Links:
                 self._on_pull(node, not pulling)
 
     def _take(self, link: Link, frame: wire.Frame) -> None:
+        """Pass on a frame. Raises `ProtocolError` if it is for a node with another link.
+
+        `on_frame` may raise it, too.
+        """
         serving = self._links.get(frame.node)
         if serving is None and len(self._nodes.get(link, ())) != 1:
             return  # from a node that shared this link, and was dropped
@@ -404,6 +412,7 @@ class Links:
                 self._on_end(each.node, each.failure)
 
     def _end(self, link: Link) -> None:
+        """Drop the nodes of a link whose process has exited, and report the end of each."""
         failure = link.failure()
         failures = {node: self._gone.get(node, failure) for node in sorted(self._nodes[link])}
         for node in failures:

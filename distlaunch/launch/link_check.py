@@ -26,9 +26,9 @@ def check_links(spec: JobSpec, watch: Callable[[str], None]) -> Report:
     if spec.mpirun.argv or spec.backend == "mpi":
         return _unchecked("mpirun starts the ranks")
     spec = hurried(spec)
-    asked = ask_addresses(spec)
+    lookups = ask_addresses(spec)
     with Agents(spec) as agents:
-        address = answers(asked).get(0)
+        address = answers(lookups).get(0)
         if len(agents.present) < len(spec.nodes):
             return _unchecked("not all nodes can be reached")
         plan = _plan(spec, agents, address)
@@ -48,6 +48,7 @@ def check_links(spec: JobSpec, watch: Callable[[str], None]) -> Report:
 
 
 def _unchecked(why: str) -> Report:
+    """Return the report of a check that isn't possible."""
     return Report((), {}, (), (f"links: {why}",))
 
 
@@ -86,6 +87,7 @@ def _routes(agents: Agents, plan: LaunchPlan) -> Mapping[int, messages.RouteFoun
 def _starts(
     plan: LaunchPlan, peers: Peers, ports: tuple[int, ...], routes: Mapping[int, messages.RouteFound]
 ) -> dict[int, messages.StartWorkers]:
+    """Return the commands that start the link probe as the ranks of `plan`, keyed by node."""
     source = files("distlaunch.check").joinpath("link_probe.py").read_text()
     order = sorted(range(len(peers.labels)), key=lambda peer: os.urandom(8))
     request = json.dumps({"backend": plan.backend, "peers": peers.ranks, "order": order})

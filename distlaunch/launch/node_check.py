@@ -36,7 +36,7 @@ LOCKS = ("uv.lock", "poetry.lock", "requirements*.txt")
 def check(spec: JobSpec, code: bool = False) -> Report:
     """Check the nodes of a job and, with `code`, the files on them. Raises `DistlaunchError`."""
     spec = hurried(spec)
-    asked = ask_addresses(spec)
+    lookups = ask_addresses(spec)
     of_job, fine, plan, skipped = list(_run_directory(spec)), list[str](), None, list[str]()
     files = _code(spec) if code else {}
     if code and not 0 < len(files) < MAX_FILES:
@@ -45,7 +45,7 @@ def check(spec: JobSpec, code: bool = False) -> Report:
     with Agents(spec) as agents:
         known = agents.facts
         try:
-            plan = make_plan(spec, known, answers(asked).get(0)) if known else None
+            plan = make_plan(spec, known, answers(lookups).get(0)) if known else None
         except JobError as error:
             of_job.append(Finding(Problem("error", "reach", str(error))))
         probed = _probe(agents, spec, known, {"master": plan.master_addr if plan else None, "code": files})
@@ -61,7 +61,10 @@ def check(spec: JobSpec, code: bool = False) -> Report:
 
 
 def look(spec: JobSpec) -> tuple[list[NodeReport], list[int | None]]:
-    """Return a report on each node of a job, and its number of GPUs; None = the node can't be reached."""
+    """Return a report on each node of a job, and its number of GPUs; None = the node can't be reached.
+
+    `distlaunch init` writes a job file for these nodes.
+    """
     with Agents(hurried(spec)) as agents:
         known = agents.facts
         probed = _probe(agents, spec, known, {"master": None, "code": {}})
@@ -70,7 +73,7 @@ def look(spec: JobSpec) -> tuple[list[NodeReport], list[int | None]]:
 
 
 def hurried(spec: JobSpec) -> JobSpec:
-    """Return a job without spares that doesn't wait long for its nodes."""
+    """Return the job to check: without spares, and not waiting long for its nodes."""
     limits = spec.limits._replace(connect_s=min(spec.limits.connect_s, CONNECT_S))
     return spec._replace(membership=spec.membership._replace(spares=()), limits=limits)
 
@@ -124,6 +127,7 @@ def _probe(
 def _ask(
     agents: Agents, spec: JobSpec, request: Mapping[str, Any], pythons: Mapping[int, str]
 ) -> dict[int, dict[str, Any]]:
+    """Run the probe on nodes, each with its interpreter. Return the answers that arrive in time."""
     began = time.time()
     probe = files("distlaunch.check").joinpath("probe.py").read_text()
     starts = {node: _start(spec, request, node, (python, "-c", probe)) for node, python in pythons.items()}
@@ -134,6 +138,7 @@ def _ask(
 def _start(
     spec: JobSpec, request: Mapping[str, Any], node: int, probe: tuple[str, ...]
 ) -> messages.StartWorkers:
+    """Return the command that starts the probe. The compressed request is split into arguments."""
     program = spec.program_of(spec.pool[node])
     word = program.words[0] if program.words else ""
     there = not spec.sync.tree  # otherwise, `run` brings the code
@@ -157,6 +162,7 @@ def _start(
 
 
 def _answer(ended: Ended, python: str, began: float) -> dict[str, Any]:
+    """Return fields of a `NodeReport`: the facts, or the reason why the interpreter can't start."""
     end, printed = ended
     assert end is not None
     if isinstance(end, messages.WorkerUnstarted):
@@ -179,6 +185,7 @@ def _reports(spec: JobSpec, agents: Agents, probed: Mapping[int, dict[str, Any]]
 
 
 def _of_node(spec: JobSpec, agents: Agents, index: int, probed: Mapping[str, Any] | None) -> NodeReport:
+    """Return the report on a node. If its probe has not answered, that is the reason for each part."""
     node = spec.nodes[index]
     failure = agents.failures.get(index)
     if failure and index not in agents.took_s:
@@ -203,6 +210,7 @@ def _unconnected(spec: JobSpec, known: Mapping[int, Facts]) -> Iterator[str]:
 
 
 def _port_findings(ports: PortReport) -> Iterator[Finding]:
+    """Yield the findings about the rendezvous port, and the connections to it and between nodes."""
     if ports.free is False:
         why = refused_port_words(ports.error or "", ports.owners)
         do = "end that program, or leave out the port to get a free one"

@@ -36,8 +36,8 @@ _TRAVELS = 1
 def open_early(shares_stdio: bool) -> Link | None:
     """Start an agent on this machine, for the first node of a job; None if that fails.
 
-    It boots on another core while YAML and the supervisor are imported. `discard` the link if the job doesn't
-    need it.
+    It boots on another core while YAML and the supervisor are imported. With `shares_stdio`, its workers can
+    use the stdin and stdout of this process. `discard` the link if the job doesn't need it.
     """
     with contextlib.suppress(DistlaunchError):  # if the job needs it, opening it again says why
         link = _open(Local(), 0, None, (0, 1) if shares_stdio else ())
@@ -51,12 +51,13 @@ def open_links(
 ) -> dict[int, Link]:
     """Start the transports to all nodes. The agent opened `early` serves the first node, or is discarded.
 
-    `joined` are the links opened by launchers of nodes.
+    It can't serve a job whose interpreter, container or stdin needs another agent. `joined` are the links
+    opened by launchers of nodes.
     """
     links = dict(joined or {})
     first = spec.nodes[0]
-    ours = (spec.program_of(first).python or PYTHON) == sys.executable and not spec.container
-    if early and isinstance(first.reach, Local) and ours and spec.stdin == "none":
+    fits = (spec.program_of(first).python or PYTHON) == sys.executable and not spec.container
+    if early and isinstance(first.reach, Local) and fits and spec.stdin == "none":
         links[0] = early
     for group in _groups(spec):
         if group[0] not in links:
@@ -139,6 +140,7 @@ def _start(reach: Transport, argv: Sequence[str], sharing: Sequence[int] = ()) -
 
 
 def _opening(named: str | None) -> bytes:
+    """Return the interpreters to try on a node: the one the job sets, or else the usual ones."""
     return candidates_text([named] if named else [PYTHON, "python3"])
 
 
@@ -152,7 +154,10 @@ def _make_folder(path: str) -> None:
 
 @cache
 def bundle_for(same_interpreter: bool) -> Bundle:
-    """Return the agent's modules. For this interpreter on this machine, they are uncompressed bytecode."""
+    """Return the agent's modules. For this interpreter on this machine, they are uncompressed bytecode.
+
+    Otherwise, they are compressed, and include the sources, because a node may have another Python.
+    """
     loaders = [SourceFileLoader(*module) for module in _modules()]
     # The agent's package needs its parent package.
     codes = {"distlaunch": marshal.dumps(compile("", "distlaunch", "exec"))}

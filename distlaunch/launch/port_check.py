@@ -63,7 +63,8 @@ class Pairs(NamedTuple):
 class PortReport(NamedTuple):
     """The result for one port. `free` is None if the node for the port has no agent.
 
-    `pairs` is None if there is only one machine or the port can't be used. `spares` were not tested.
+    `pairs` is None if there is only one machine or the port can't be used. `failures` has the nodes without
+    an agent. `here_counts` is set if a failure of this machine matters. `spares` were not tested.
     """
 
     node: str
@@ -93,13 +94,13 @@ class PortReport(NamedTuple):
 
 def check_port(spec: JobSpec, host: str, port: int | None) -> PortReport:
     """Check `port` (None = one that is free) on the first node of `spec`, which the others call `host`."""
-    asked = _with_here(spec._replace(membership=spec.membership._replace(spares=())), host)
-    with Agents(asked) as agents:
-        report = try_port(agents, spec, asked.nodes, host, port)
+    tested = _with_here(spec._replace(membership=spec.membership._replace(spares=())), host)
+    with Agents(tested) as agents:
+        report = try_port(agents, spec, tested.nodes, host, port)
     unasked = []
     for index, failure in sorted(agents.failures.items()):
-        node = asked.nodes[index]
-        advice = node.reach.advice(failure, asked.program_of(node).python)
+        node = tested.nodes[index]
+        advice = node.reach.advice(failure, tested.program_of(node).python)
         unasked.append(Unasked(node.label, failure.kind.value, failure.words, advice))
     spares = tuple(node.label for node in spec.membership.spares)
     return report._replace(failures=tuple(unasked), here_counts=len(spec.nodes) == 1, spares=spares)
@@ -108,7 +109,10 @@ def check_port(spec: JobSpec, host: str, port: int | None) -> PortReport:
 def try_port(
     agents: Agents, spec: JobSpec, nodes: Sequence[NodeSpec], host: str, port: int | None
 ) -> PortReport:
-    """Check a port as `check_port` does, by `agents` on `nodes`, which begin with those of `spec`."""
+    """Check a port as `check_port` does, by `agents` on `nodes`, which begin with those of `spec`.
+
+    `distlaunch check` calls this with its own agents.
+    """
     token = os.urandom(16).hex()
     report = _listening(agents, nodes[0].label, host, port, token)
     if report.free and report.port is not None:

@@ -69,6 +69,7 @@ class Child:
             os.killpg(self.pid, signum)
 
     def _reap(self, options: int) -> int | None:
+        """Return the status once the process has exited. `options` are those of `os.waitpid`."""
         if self.status is None:
             try:
                 pid, status = os.waitpid(self.pid, options)
@@ -82,7 +83,7 @@ class Child:
 class Peer(Child):
     """A connection that replaces a link's process; None = the connection was never made.
 
-    The other side sends the `status`.
+    The other side sends the `status`, which `inbound.JoinedLink` sets.
     """
 
     def __init__(self, sock: socket.socket | None) -> None:

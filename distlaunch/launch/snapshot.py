@@ -133,7 +133,7 @@ def manifest_of(digest: str) -> bytes:
 def contents(digest: str, indices: Sequence[int]) -> Iterator[bytes]:
     """Yield contents of a tree in the store, or without indices, its manifest, as pieces of a zlib stream.
 
-    Raises `DistlaunchError`.
+    This answers `TreeLacks`. Raises `DistlaunchError`.
     """
     # A piece has at most the compressor's buffer, 96 KiB, beside what was read.
     deflate, size = zlib.compressobj(1), MAX_OUTPUT // 4
@@ -178,7 +178,7 @@ def _git(folder: str, *words: str) -> str | None:
 
 
 def _state(status: str) -> tuple[str, bool]:
-    """Return the commit, and whether tracked files differ from it."""
+    """Return the commit ("" = none yet), and whether tracked files differ from it."""
     records = status.split("\0")
     commits = [line.removeprefix("# branch.oid ") for line in records if line.startswith("# branch.oid ")]
     commit = commits[0] if commits and commits[0] != "(initial)" else ""
@@ -307,6 +307,7 @@ def _of_git(root: str, inside: str) -> Iterator[str]:
 
 
 def _walked(root: str, unwanted: frozenset[str] = UNWANTED) -> Iterator[str]:
+    """Yield the relative paths of files and symlinks below `root`, except in `unwanted` directories."""
     for where, folders, names in os.walk(root):
         links = [name for name in folders if os.path.islink(os.path.join(where, name))]
         folders[:] = [name for name in folders if name not in unwanted]
@@ -323,6 +324,7 @@ def _lines(path: str) -> list[str]:
 
 
 def _matching(spec: JobSpec, patterns: Iterable[str], paths: Iterable[str]) -> Iterable[str]:
+    """Yield the `paths` that match patterns in the format of .gitignore."""
     from pathspec import GitIgnoreSpec  # few jobs have patterns
 
     try:
@@ -347,6 +349,10 @@ def _check_program(spec: JobSpec, root: str, paths: set[str]) -> None:
 
 
 def _entry(store: Store, path: str, source: str, found: os.stat_result) -> Entry:
+    """Put a file's contents into the store, and return its entry. `found` is its status.
+
+    A file that changes while it is being read is read again. Raises `DistlaunchError`.
+    """
     if stat.S_ISLNK(found.st_mode):
         target = os.readlink(source)
         if not link_stays_inside(path, target):
@@ -370,4 +376,5 @@ def _entry(store: Store, path: str, source: str, found: os.stat_result) -> Entry
 
 
 def _version(status: os.stat_result) -> tuple[int, ...]:
+    """Return values of which at least one differs once a file was replaced or written to."""
     return (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)

@@ -73,7 +73,8 @@ class Start(Frozen):
 def start_run(spec: JobSpec, early: Link | None = None, listener: "InboundListener | None" = None) -> Start:
     """Begin a run of `spec`. `early` is the link that `open_early` has opened for the run.
 
-    Nodes with their own launchers have joined, or will, through the `listener`.
+    After some checks on this machine, create the run directory, list the run for other commands, and begin
+    to open the links. Nodes with their own launchers have joined, or will, through the `listener`.
 
     Raises `DistlaunchError` if the run directory can't be created, or if notifications can't be sent.
     """
@@ -162,7 +163,8 @@ def _check_master(spec: JobSpec) -> None:
 def run_directory(spec: JobSpec, run_id: str, status: Status | None = None) -> RunDirectory:
     """Create the run directory in the first of the job's locations that works.
 
-    Writes the first `status` to it. Raises `DistlaunchError`.
+    Write the first `status` to it. Without `status`, the directory is only for the output of a launcher that
+    joined another controller's run. Raises `DistlaunchError`.
     """
     refused = []
     for place in (spec.logs.folder, *spec.logs.spares):
