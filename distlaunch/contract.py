@@ -41,19 +41,22 @@ def chosen_by_nccl(value: str, interfaces: Iterable[str]) -> list[str]:
 
     The value lists prefixes, or whole names after `=`. With `^`, it selects all others. `:port` is ignored.
     """
-    but = value.startswith("^")
-    exact = value[but:].startswith("=")
-    names = [part.partition(":")[0] for part in value[but + exact :].split(",") if part]
+    others = value.startswith("^")
+    exact = value[others:].startswith("=")
+    names = [part.partition(":")[0] for part in value[others + exact :].split(",") if part]
     return [
         each
         for each in interfaces
-        if any(each == name if exact else each.startswith(name) for name in names) is not but
-        and not (but and each == "lo")
+        if any(each == name if exact else each.startswith(name) for name in names) is not others
+        and not (others and each == "lo")
     ]
 
 
 def ranks_alone(command: StartWorkers) -> StartWorkers:
-    """Return the part of a command that a launcher with its own program and environment accepts."""
+    """Return the part of a command that a launcher with its own program and environment accepts.
+
+    The controller sends this part, and the launcher refuses a command that contains anything else.
+    """
 
     def sent(variables: Mapping[str, str]) -> dict[str, str]:
         return {name: text for name, text in variables.items() if name in SENT}
@@ -140,13 +143,13 @@ def own_environment(position: Position, one_device: bool = False) -> dict[str, s
 
 
 def defaults(local_world_size: int, interface: str | None, backend: str) -> dict[str, str]:
-    """Return defaults for variables that neither the node nor the job sets."""
-    given = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
+    """Return defaults for variables that neither the node nor the job sets. `interface` None = unknown."""
+    values = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
     if backend == "nccl":
         # The flight recorder records each collective, and dumps the records when one times out.
-        given |= {"TORCH_FR_BUFFER_SIZE": "2000", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
+        values |= {"TORCH_FR_BUFFER_SIZE": "2000", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
     if local_world_size > 1:
-        given["OMP_NUM_THREADS"] = "1"  # like torchrun: else every worker takes all cores
+        values["OMP_NUM_THREADS"] = "1"  # like torchrun: else every worker takes all cores
     if interface:
-        given |= dict.fromkeys(INTERFACE_VARIABLES, interface)
-    return given
+        values |= dict.fromkeys(INTERFACE_VARIABLES, interface)
+    return values

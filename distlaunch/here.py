@@ -8,7 +8,10 @@ from collections.abc import Callable
 
 
 def own_command() -> tuple[str, ...]:
-    """Return the command that starts this same program, from any directory and at any time."""
+    """Return the command that starts this same program, from any directory and at any time.
+
+    Batch scripts contain it.
+    """
     program = os.path.abspath(sys.argv[0])
     if os.path.basename(program) == "distlaunch" and os.access(program, os.X_OK) and os.path.isfile(program):
         return (program,)

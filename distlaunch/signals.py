@@ -16,7 +16,10 @@ MATCH_S = 0.5
 
 
 class Interrupts:
-    """Signals for a job, as numbers on a pipe. `fd` is readable while unread signals exist."""
+    """Signals for a job, as numbers on a pipe. `fd` is readable while unread signals exist.
+
+    Threads of this process add to them with `send`. `Signals` also catches the signals to this process.
+    """
 
     def __init__(self) -> None:
         self.fd, self._write = os.pipe()

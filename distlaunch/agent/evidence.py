@@ -69,6 +69,7 @@ class Site:
             self._report({"ras": text.decode(errors="replace")})
 
     def _dump(self, worker: Worker, abort: bool) -> None:
+        """Report the Python stacks of a worker, from py-spy, or from Python itself if `abort`."""
         program = _py_spy(worker.python)
         if program:
             argv = [program, "dump", "--nonblocking", "--pid", str(worker.pid)]
@@ -134,6 +135,7 @@ def snapshot(workers: list[Worker], use: Callable[[int], Any], began: float) -> 
 
 
 def _worker(worker: Worker, sockets: dict[int, procfs.Socket], use: Callable[[int], Any]) -> dict[str, Any]:
+    """Return the kernel's view of a worker and its descendants. A text is "" if it isn't readable."""
     family = procfs.family(worker.pid)
     held = sorted(procfs.socket_inodes(family).intersection(sockets))[:MAX_SOCKETS]
     return {

@@ -94,6 +94,7 @@ def _bound_again(port: int) -> socket.socket:
 
 
 def _any_bound() -> socket.socket:
+    """Return a socket bound to a free port, which is random if possible. Raises OSError."""
     # Below the ephemeral range, because a client that connects to a port in it could connect to itself.
     limits = procfs.contents("/proc/sys/net/ipv4/ip_local_port_range").split()
     highest = int(limits[0] if limits else 32768) - 1
@@ -265,6 +266,7 @@ def dial(host: str, port: int, timeout_s: float, token: bytes) -> tuple[Dial, ..
 
 
 def _dial_one(family: int, address: tuple[object, ...], timeout_s: float, token: bytes) -> Dial:
+    """Connect to one address, and wait for the token and for the large packets after it."""
     dialed = Dial(str(address[0]), "IPv6" if family == socket.AF_INET6 else "IPv4", None)
     with socket.socket(family, socket.SOCK_STREAM) as sock:
         sock.settimeout(timeout_s)

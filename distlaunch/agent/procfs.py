@@ -250,6 +250,7 @@ def memory_events() -> dict[str, int]:
 
 
 def _oom_counters() -> Iterator[str]:
+    """Yield the files that may have the counters: those of this cgroup, then those of the node."""
     for line in _lines("/proc/self/cgroup"):
         number, controllers, path = line.split(":", 2)
         if number == "0":  # cgroup v2

@@ -310,6 +310,7 @@ class Agent:
         self._outbox.report(messages.Pong(self._node, time.monotonic()))
 
     def _on_hold(self, command: messages.HoldPort) -> None:
+        """Hold the requested ports, unless they are held already."""
         if self._hold and not self._hold.answers(*command):
             self._hold.close()
             self._hold = None

@@ -177,6 +177,7 @@ class Environment:
             _call(["/bin/sh", "-ec", setup.run], {**env, **inside})
 
     def _fill_by_uv(self, new: str, env: dict[str, str]) -> None:
+        """Use uv.lock, or else requirements.txt, or else pyproject.toml."""
         setup, uv = self._setup, self._uv(env)
         version = ["--python", setup.python] if setup.python else []
         if "uv.lock" in setup.files:

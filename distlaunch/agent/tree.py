@@ -157,7 +157,7 @@ def link_stays_inside(path: str, target: str) -> bool:
 class Store:
     """The store at `base`, which may begin with ~, for the run passed to `hold`.
 
-    Raises `TreeError` or OSError.
+    An agent uses it for a `Placement`, and the controller for `snapshot`. Raises `TreeError` or OSError.
     """
 
     def __init__(self, base: str) -> None:

@@ -14,6 +14,7 @@ from distlaunch.wording import counted, listed, size_words
 Level = Literal["error", "warning"]
 PROBED = get_args(Checked)
 PARTS = ("reach", *PROBED, "code")
+"""Parts of a check, in the order of its output. `PROBED` are the ones a job may skip."""
 MIB, GIB = 1 << 20, 1 << 30
 MAX_NUMBER = 1e18
 LOW_DISK, LOW_FILES, LOW_SHM, LOW_NOFILE = GIB, 1000, GIB, 1024
@@ -28,6 +29,7 @@ class NodeReport(Frozen):
 
     `facts` is the output of the probe, keyed by part. Each value contains facts or, as a text, the reason why
     they are missing. `clock_s` is the difference between the node's clock and the clock of this machine.
+    `python_error` is the reason why the job's interpreter, `python`, can't start.
     """
 
     label: str
@@ -61,7 +63,7 @@ class Expected(Frozen):
 
 
 class Problem(Frozen):
-    """One thing that is wrong: what, why it matters, and what to do."""
+    """One thing that is wrong with a part (see `PARTS`): what, why it matters, and what to do."""
 
     level: Level
     part: str
@@ -90,6 +92,7 @@ class Finding(Frozen):
 class Report(Frozen):
     """The verdict. `differs` maps facts that differ to the value on each node.
 
+    `fine` lists the checks that passed, `unchecked` the ones that were skipped, both in words.
     `slow` has a row for each slow link: its nodes, its bandwidth and the median. `links` contains all
     measurements. `ranks` contains the GPU of each rank, with its NUMA node and the InfiniBand cards on that
     NUMA node.
@@ -141,7 +144,8 @@ def report(
 ) -> Report:
     """Return the verdict on a job, without the parts to `skip`.
 
-    `of_the_job`, `fine` and `skipped` are results that no single node has.
+    `distlaunch check` calls this with the facts from its probe, `run` with the facts that agents report
+    before the ranks start. `of_the_job`, `fine` and `skipped` are results that no single node has.
     """
     grouped: dict[Problem, list[str]] = {}
     for node in nodes:
@@ -175,6 +179,10 @@ def _ranks(job: Expected, gpus: Mapping[str, Sequence[Mapping[str, Any]]]) -> It
 
 
 def _problems(node: NodeReport, job: Expected | None) -> Iterator[Problem]:
+    """Yield the problems of one node, by part.
+
+    Any of its facts may be missing or have a wrong type, because they come from the node.
+    """
     if node.failure:
         yield _error("reach", node.failure, "its ranks can't start", node.advice)
         return
@@ -195,6 +203,9 @@ def _problems(node: NodeReport, job: Expected | None) -> Iterator[Problem]:
         what = f"{len(odd)} of {files} differ from those on this machine: {listed(odd, 3)}"
         do = "copy them to the node, or use a shared directory"
         yield _warning("code", what, "ranks may run different programs", do)
+
+
+# The problems that the facts of one part show, if there are any facts
 
 
 def _place(facts: Mapping[str, Any]) -> Iterator[Problem]:
@@ -363,6 +374,7 @@ _COMPARED = (
     ("limits", "cpus", "CPU limit"),
     ("limits", "memory", "memory limit"),
 )
+"""The facts that should be the same on all nodes: part, key in the facts, and name in messages."""
 _WEIGHTY: Mapping[str, tuple[str, str]] = {
     "script": ("nodes would run different programs", "copy it to all nodes, or use a shared directory"),
     "torch": ("ranks may fail or disagree", "install the same version everywhere"),
@@ -370,7 +382,9 @@ _WEIGHTY: Mapping[str, tuple[str, str]] = {
     "NCCL": ("ranks may fail to connect", "install the same version everywhere"),
     "GPUs": ("every rank waits for the slowest", "repair the node, or set nodes[].gpus"),
 }
+"""Names of facts whose difference is a warning: why it matters, and what to do."""
 _TITLES = {"script": ("place", "the script"), "GPUs": ("devices", "the number or model of GPUs")}
+"""The part and the subject of such a warning, unless they are software and the name."""
 
 
 def _values(nodes: Sequence[NodeReport]) -> dict[str, dict[str, str]]:
@@ -393,6 +407,7 @@ def _values(nodes: Sequence[NodeReport]) -> dict[str, dict[str, str]]:
 
 
 def _differences(nodes: Sequence[NodeReport]) -> dict[str, dict[str, str]]:
+    """Return the values of `_values` that aren't the same on all nodes."""
     return {name: values for name, values in _values(nodes).items() if len({*values.values()}) > 1}
 
 

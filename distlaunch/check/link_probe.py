@@ -82,7 +82,10 @@ def retests(best: Mapping[Pair, float]) -> list[list[Pair]]:
 
 
 class Rank:
-    """One rank of the test. `step` counts the steps, `absent` are ranks that no longer answer."""
+    """One rank of the test. `step` counts the steps, `absent` are ranks that no longer answer.
+
+    Rank 0 calls `direct`, the others `follow`.
+    """
 
     def __init__(self, request: Mapping[str, Any]) -> None:
         import torch.distributed
@@ -100,6 +103,7 @@ class Rank:
         self.answer("joined")
 
     def answer(self, value: Any) -> None:
+        """Answer the current step, for rank 0. The key in the store is `STEP from RANK`."""
         self.store.set("%d from %d" % (self.step, self.rank), json.dumps(value))
 
     def follow(self) -> None:
@@ -112,7 +116,10 @@ class Rank:
                 return
 
     def perform(self, step: Mapping[str, Any]) -> dict[str, Any]:
-        """Measure in this rank's group, if the step has one, within a time limit."""
+        """Measure in this rank's group, if the step has one, within a time limit. Return its answer.
+
+        `stuck` = this rank can't take part in later steps.
+        """
         found = {"busbw": 0.0, "error": "no end within %g s" % LIMIT_S, "stuck": True}
         for ranks in step["groups"]:
             if self.rank in ranks:
@@ -123,6 +130,7 @@ class Rank:
         return {**found}
 
     def measured(self, test: str, ranks: Sequence[int], found: dict[str, Any]) -> None:
+        """Measure among `ranks` in a new process group, and update the result `found`. May hang."""
         store = self.dist.PrefixStore("%d of %d" % (self.step, ranks[0]), self.store)
         place = {"rank": ranks.index(self.rank), "world_size": len(ranks)}
         try:
@@ -160,6 +168,7 @@ class Rank:
         return float(factor * size / min(times) / 1e9)
 
     def exchange(self, test: str, data: Any, space: Any, count: int, place: int) -> None:
+        """Do one all-reduce, or send to the next peer while receiving from the previous one."""
         if test != "send/recv":
             self.dist.all_reduce(data)
             return
@@ -170,6 +179,7 @@ class Rank:
             work.wait()
 
     def timed(self, operation: Callable[..., object], *words: Any) -> float:
+        """Return the seconds that an operation takes. On a GPU, raises TimeoutError after LIMIT_S."""
         began = time.perf_counter()
         operation(*words)
         if self.device.type == "cuda":

@@ -107,6 +107,7 @@ def _is_culprit(peer: int, best: Best, slow: Sequence[tuple[int, int]]) -> bool:
 
 
 def _finding(peers: Peers, about: str, ends: Sequence[int], best: Best) -> Finding:
+    """Return the finding that collectives among `ends` are slow or hang. `about` is a key of `_ABOUT`."""
     (where, do), value = _ABOUT[about], max(best[pair] for pair in best if {*ends} <= {*pair})
     subject = f"an all-reduce {where.format(noun=peers.noun)}"
     problem = Problem("error", "links", f"{subject} doesn't complete", HANG, do)

@@ -2,9 +2,9 @@
 
 `python -c SOURCE REQUEST` prints one JSON object. For each part, it contains the facts or, as a text, the
 reason why they are missing. The probe doesn't import any of the job's code, and needs only the standard
-library of Python 3.8. The request has `workdir`, `script`, `module` and `master`, each None if it doesn't
-apply, parts to `skip`, and `code`, the digest of each file to compare, keyed by path. There may be thousands,
-so the request is compressed.
+library of Python 3.8. The request (`asked`) has `workdir`, `script`, `module` and `master`, each None if it
+doesn't apply, parts to `skip`, and `code`, the digest of each file to compare, keyed by path. There may be
+thousands, so the request is compressed.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ XID = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\): (\d+)")
 
 
 def text_of(path: str) -> str:
+    """Read the beginning of a file; "" if it can't be read."""
     try:
         with open(path, errors="replace") as file:
             return file.read(1 << 16)
@@ -238,6 +239,7 @@ def asked_of(sock: socket.socket, interface: str, request: int) -> bytes:
 
 
 def addresses(name: str) -> list[str]:
+    """Return the addresses of a name; [] if it can't be resolved."""
     try:
         return sorted({str(each[4][0]) for each in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)})
     except (OSError, UnicodeError):
@@ -279,6 +281,7 @@ def devices(asked: Facts) -> Facts:
 
 
 def gpu_of(nvml: Any, index: int) -> Facts:
+    """Return facts about an NVIDIA GPU. Facts that NVML can't provide are missing or None."""
     handle, memory = ctypes.c_void_p(), Memory()
     nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(handle))
     fact: Facts = {"name": nvml_text(nvml.nvmlDeviceGetName, handle)}
@@ -344,6 +347,7 @@ def intel_gpus() -> list[Facts]:
 
 
 def nvml_text(function: Any, handle: Any) -> str | None:
+    """Return the text that a function of NVML provides about a GPU, or None if it fails."""
     buffer = ctypes.create_string_buffer(96)
     return buffer.value.decode(errors="replace") if function(handle, buffer, 96) == 0 else None
 
@@ -364,6 +368,7 @@ def xids() -> list[tuple[str, int]] | None:
 
 
 def main() -> None:
+    """Run the function of each part in a thread, and print what it returns, keyed by its name."""
     asked: Facts = json.loads(zlib.decompress(base64.b64decode("".join(sys.argv[1:]))))
     answers: Facts = {"time": time.time()}
 

@@ -15,7 +15,7 @@ def plan_document(
     nodes: dict[NodeRank, list[WorkerPlan]],
     interfaces: Mapping[NodeRank, Any] = MappingProxyType({}),
 ) -> dict[str, Any]:
-    """Return the plan as a JSON object. `nodes` contains the workers of each node.
+    """Return the plan as a JSON object, for plan.json and `dry-run`. `nodes` contains each node's workers.
 
     `interfaces` are the network interfaces of the nodes, and why they were chosen, once that is known.
 
@@ -54,6 +54,7 @@ def _node(plan: LaunchPlan, node: NodePlan, workers: list[WorkerPlan]) -> dict[s
 
 
 def _worker(plan: LaunchPlan, node: NodePlan, worker: WorkerPlan) -> dict[str, Any]:
+    """Return a worker. Its MASTER_PORT is null if the port is picked at the start."""
     unknown = {"MASTER_PORT": None} if plan.master_port is None and "MASTER_PORT" in worker.contract else {}
     return {
         "rank": worker.rank,

@@ -107,6 +107,7 @@ def rows(spec: JobSpec) -> list[tuple[str, int, int]]:
 
 
 def _procs(spec: JobSpec, node: NodeSpec) -> int:
+    """Return the number of ranks on a node, known without contacting it. Raises `JobError`."""
     gpus = node.gpus if node.gpus is not None else None if node.cpu_procs is None else 0
     procs = node.procs or gpus or node.cpu_procs or (1 if gpus == 0 else None)
     if procs is None:

@@ -67,6 +67,7 @@ def _by_torchrun(
 
 
 def _has(std: Std, local_rank: int, stream: int) -> bool:
+    """Return whether a torchrun setting (bits: 1 stdout, 2 stderr) applies to a stream of a rank."""
     chosen = std if isinstance(std, int) else std.get(local_rank, 0)
     return bool(chosen & (1, 2)[stream])
 

@@ -194,12 +194,15 @@ def _check_console(spec: JobSpec, world_size: int) -> None:
 
 
 def foreseen_master(spec: JobSpec, master_address: str | None) -> str:
-    """Return the MASTER_ADDR that applies if all nodes connect. Raises `JobError`, as `make_plan` does."""
+    """Return the MASTER_ADDR that applies if all nodes connect. Raises `JobError`, as `make_plan` does.
+
+    Requests to nodes contain it before a plan exists.
+    """
     return _master_addr(spec, 0, spec.together([node.reach for node in spec.nodes]), master_address)
 
 
 def node_plan(spec: JobSpec, fact: Facts, index: int, node_rank: NodeRank, first_rank: int) -> NodePlan:
-    """Return the part of the plan for one node. Raises `JobError` if it is unknown or impossible."""
+    """Return the part of the plan for one node. Raises `JobError` if its size is unknown or impossible."""
     node = spec.pool[index]
     program = spec.program_of(node)
     program = program._replace(role=fact.role or program.role)
@@ -246,6 +249,10 @@ def choose_backend(spec: JobSpec, nodes: Sequence[NodePlan]) -> Backend:
 
 
 def _master_addr(spec: JobSpec, index: int, together: bool, master_address: str | None) -> str:
+    """Return the MASTER_ADDR of a job whose first node has this index in the pool.
+
+    `together` = all nodes are on one machine. Raises `JobError` if other nodes can't use the address.
+    """
     first = spec.pool[index]
     # An endpoint in the job file refers to the first node. A replacement has its own address.
     named = spec.rendezvous.host if index == 0 else None

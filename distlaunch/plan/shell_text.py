@@ -37,6 +37,7 @@ def _remarks(spec: JobSpec) -> list[str]:
 
 
 def _node_block(node: NodePlan, workers: list[WorkerPlan]) -> str:
+    """Return the lines for a node: a subshell that exports variables, starts the workers, and waits."""
     shared, env = common(worker.contract for worker in workers), common(worker.env for worker in workers)
     exports = [*_job_exports(env), *_assignments(shared), *_default_exports(workers[0])]
     lines = [f"# node {node.label}", f"(cd {_quoted_path(node.program.workdir)} || exit"]
@@ -73,6 +74,7 @@ def _job_exports(env: Env) -> list[str]:
 
 
 def _default_exports(worker: WorkerPlan) -> list[str]:
+    """Return NAME=value words for export. A variable that the shell already has keeps its value."""
     missing = [name for name in worker.defaults if name not in worker.env]
     return [f'{name}="${{{name}-{worker.defaults[name]}}}"' for name in missing]
 
@@ -81,7 +83,7 @@ def _default_exports(worker: WorkerPlan) -> list[str]:
 
 
 def torchrun_text(plan: LaunchPlan, port: int) -> str:
-    """Return the equivalent torchrun command lines, with comments on differences."""
+    """Return the equivalent torchrun command lines, one per node, with comments on differences."""
     spec = plan.spec
     run_id = spec.rendezvous.id or spec.name
     meeting = Rendezvous(plan.master_addr, port, run_id, plan.backend, max_restarts=spec.restarts.most)
@@ -104,6 +106,7 @@ def _torchrun_remarks(plan: LaunchPlan) -> list[str]:
 
 
 def _torchrun_line(plan: LaunchPlan, node: NodePlan, meeting: Rendezvous) -> str:
+    """Return the torchrun command of a node, in a subshell with its workdir and variables."""
     flags = _flags(plan, node, meeting)
     own = node.program
     env = {name: each._replace(text=fill(each.text, unfilled, every=False)) for name, each in own.env.items()}

@@ -71,7 +71,10 @@ def meeting_of(
 
 
 def planned_workers(plan: LaunchPlan) -> dict[NodeRank, list[WorkerPlan]]:
-    """Return the workers of each node, using 29500 (torch's default) and up instead of free ports."""
+    """Return the workers of each node, using 29500 (torch's default) and up instead of free ports.
+
+    For `dry-run` and the API, which start nothing.
+    """
     source = "127.0.0.1" if plan.spec.one_machine else None
     port = plan.master_port or DEFAULT_PORT
     ports = range(port, port + 1 + len(plan.spec.port_names))
@@ -150,6 +153,7 @@ def _filled(worker: WorkerPlan, first: int, shared: Values) -> WorkerPlan:
 def _worker(
     plan: LaunchPlan, node: NodePlan, local_rank: int, meeting: contract.Rendezvous, interface: str | None
 ) -> WorkerPlan:
+    """Return the worker that is a rank. If each rank has a launcher, `place` comes from its scheduler."""
     place = node.place or TaskPlace(local_rank, node.procs, node.node_rank, plan.group_world_size)
     rank = node.first_rank + local_rank
     role = node.program.role
@@ -172,6 +176,7 @@ def _worker(
 def _torch_agent(
     plan: LaunchPlan, node: NodePlan, meeting: contract.Rendezvous, interface: str | None, source: str | None
 ) -> WorkerPlan:
+    """Return the only worker of a node on which a torch agent starts the ranks."""
     from distlaunch.plan import other_launchers  # few jobs use them
 
     spec, ranks = plan.spec, node.torch_ranks
@@ -207,6 +212,7 @@ def program_word(node: NodePlan) -> str:
 
 
 def _paths(program: Program) -> tuple[int, ...]:
+    """Return the indices of the paths in `_argv`: the interpreter and, after its flag, the script."""
     if program.kind == "command":
         return (0,) if program.placed else ()
     own = program.kind == "module" or program.words[0].startswith("-")  # python -c: no file

@@ -48,6 +48,7 @@ def entry(container: Container, workdir: str) -> bytes:
 
 
 def _steps(container: Container, workdir: str) -> Iterator[str]:
+    """Yield shell commands: find the runtime, pull the image if necessary, and exec a shell in it."""
     name = container.runtime
     yield f'command -v {name} >/dev/null 2>&1 || {{ echo "{NO_RUNTIME}: {name}" >&2; exit 127; }}'
     runtime = " ".join([name, *map(quote, container.before)])
@@ -96,8 +97,8 @@ def _env(container: Container) -> Iterator[str]:
 
 def _mounted(container: Container, workdir: str) -> Iterator[list[str]]:
     """Yield [PATH, PATH_INSIDE, …] per mount. Add `workdir` unless the job mounts something there."""
-    given = [mount.split(":") for mount in container.mounts]
-    pairs = [parts if len(parts) > 1 else parts * 2 for parts in given]
+    listed = [mount.split(":") for mount in container.mounts]
+    pairs = [parts if len(parts) > 1 else parts * 2 for parts in listed]
     yield from pairs
     if workdir != "/" and workdir not in [inside for _, inside, *_ in pairs]:
         yield [workdir, workdir]
@@ -129,7 +130,10 @@ def _at_home(path: str, home: str) -> str:
 
 
 def advice_for(failure: LinkFailure, container: Container, python: str | None) -> str:
-    """Return advice on a container that started no agent, or "" if the container isn't the cause."""
+    """Return advice on a container that started no agent, or "" if the container isn't the cause.
+
+    It replaces the advice of the node's transport.
+    """
     inside = f"`python3` in {container.image}" if python is None else f"`{python}` in {container.image}"
     return {
         Kind.NO_RUNTIME: f"install {container.runtime} on the node, or set container.runtime",

@@ -48,8 +48,8 @@ class Gathering(Frozen):
     The controller listens on the first available port of `ports`. The other launchers try all `hosts` and
     ports. `serves` makes this launcher the controller. If it is None, the first launcher on the first host
     becomes the controller. If `fixed`, the first port is also reserved for rank 0. Once the minimum number of
-    nodes has connected, the controller waits up to `last_call_s` for more. If `ordered`, the launchers have
-    node numbers.
+    nodes has connected, the controller waits up to `last_call_s` for more. `wait_s` limits the wait before
+    that. If `ordered`, the launchers have node numbers. `hint` is advice for errors.
     """
 
     arrival: Arrival
@@ -80,9 +80,9 @@ def ports_for(key: str) -> tuple[int, ...]:
 def in_order(arrivals: Sequence[Arrival], near: Sequence[bool]) -> list[int]:
     """Return the indices of the arrivals in node order, for launchers without node numbers.
 
-    Launchers on the endpoint's machine are first, since MASTER_ADDR belongs to rank 0. The others are sorted
-    by node number if all have different ones, else by task number if all have different ones, else by host
-    name.
+    Launchers on the endpoint's machine (`near`) are first, since MASTER_ADDR belongs to rank 0. The others
+    are sorted by node number if all have different ones, else by task number if all have different ones, else
+    by host name.
     """
     given = [[each.node_rank for each in arrivals], [each.task for each in arrivals]]
     numbers = next((kind for kind in given if None not in kind and len({*kind}) == len(kind)), None)

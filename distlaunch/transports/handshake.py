@@ -114,6 +114,7 @@ class Streams:
     """
 
     def __init__(self, openings: Sequence[bytes], nonce: str) -> None:
+        # The expected markers, each with the bytes to send once it arrives; empty after the hello
         self._awaited = [(wire.READY_MARKER, then) for then in openings]
         self._awaited.append((wire.HELLO_PREFIX + nonce.encode() + b"\n", b""))
         self.noise = b""
@@ -138,7 +139,10 @@ class Streams:
         return f"{PULLING}\n".encode() in self.noise
 
     def without_marker(self) -> bytes:
-        """Return the first opening, to be sent before its marker arrives. The marker is still expected."""
+        """Return the first opening, to be sent before its marker arrives. The marker is still expected.
+
+        A link calls this for a direct transport.
+        """
         marker, then = self._awaited[0]
         self._awaited[0] = marker, b""
         return then
@@ -160,7 +164,7 @@ class Streams:
         return to_send, self._decoder.feed(data)
 
     def listen(self, data: bytes) -> list[NodeGone]:
-        """Store stderr data."""
+        """Store stderr data. Return the nodes that it shows to have ended, if a subclass has several."""
         self.words = (self.words + data)[-MAX_WORDS:]
         return []
 

@@ -184,7 +184,7 @@ class LabeledStreams(Streams):
         self._nodes = [_Node(index, nonce) for index in nodes.values()]
         self._on = dict(zip(nodes, self._nodes, strict=True))
         super().__init__([b""], nonce)
-        self._half = {1: b"", 2: b""}
+        self._half = {1: b"", 2: b""}  # incomplete last lines of stdout and stderr
 
     @property
     def booted(self) -> bool:
@@ -217,18 +217,19 @@ class LabeledStreams(Streams):
     def listen(self, data: bytes) -> list[NodeGone]:
         """Process stderr data, which contains messages of srun and labeled lines of nodes."""
         found: list[NodeGone] = []
-        told: list[_Node] = []
+        heard: list[_Node] = []
         for label, line in self._lines(2, data):
             if label is not None and label < len(self._nodes):
                 self._nodes[label].listen(line + b"\n")
-                told.append(self._nodes[label])
+                heard.append(self._nodes[label])
                 continue
             super().listen(line + b"\n")
             if end := _TASK_END.match(line.decode(errors="replace")):
                 found += self._ended(line, *end.groups())
-        return found + [gone for node in told if node.late for gone in self._gone(node, node.late)]
+        return found + [gone for node in heard if node.late for gone in self._gone(node, node.late)]
 
     def _lines(self, stream: int, data: bytes) -> Iterator[tuple[int | None, bytes]]:
+        """Yield (label, text) of each line that is complete; label None = a message of srun itself."""
         *whole, self._half[stream] = (self._half[stream] + data).split(b"\n")
         for line in whole:
             found = _LABEL.match(line)
@@ -254,7 +255,7 @@ class LabeledStreams(Streams):
 
 
 class _Node(Streams):
-    """The output of one node of a step."""
+    """The output of one node of a step. `gone` is set once its end was returned."""
 
     def __init__(self, index: int, nonce: str) -> None:
         super().__init__([b""], nonce)
@@ -265,7 +266,7 @@ class _Node(Streams):
         """The exit status of the node if its last output has not arrived yet."""
 
     def receive(self, line: bytes) -> tuple[bytes, Sequence[wire.Frame | NodeGone]]:
-        """Return the frames that a line completes."""
+        """Return the frames that a line, without its label, completes."""
         if not self.booted:
             return super().receive(line + b"\n")
         if not line.startswith(wire.PIECE):

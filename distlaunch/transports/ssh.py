@@ -65,7 +65,10 @@ class Ssh(Transport):
         return self.argv_for(f"exec /bin/sh -c '{SCRIPT}'")
 
     def argv_for(self, command: str, terminal: bool = False) -> list[str]:
-        """Return ssh with another command, which the login shell splits and may run on a `terminal`."""
+        """Return ssh with another command, which the login shell splits and may run on a `terminal`.
+
+        `--on HOST` uses it.
+        """
         ours = ["RequestTTY=force"] if terminal else []  # the first value of an option counts
         times = (f"ServerAliveInterval={self.options.alive_s}", f"ConnectTimeout={self.options.connect_s}")
         options = [*ours, *_FIXED, *times, *_sharing(self.options), *self.options.words, *_RECENT]

@@ -66,7 +66,10 @@ class Transport(_Frozen):
     here = False
     """Whether the node is known to be this machine."""
     keeps_alive = True
-    """Whether the process soon ends by itself if the node becomes unreachable."""
+    """Whether the process soon ends by itself if the node becomes unreachable.
+
+    Otherwise, the controller gives up the node after a few missing heartbeats.
+    """
 
     @classmethod
     def to(cls, host: str, way: Way) -> "Transport":
