@@ -72,7 +72,10 @@ def main() -> int:
 
 
 def _calling(spec: JobSpec, packed: list[str]) -> JobSpec:
-    """Return a job whose ranks call a function."""
+    """Return a job whose ranks call a function.
+
+    `packed` are the arguments of cli/function.py, from `api.call`.
+    """
     source = files("distlaunch.cli").joinpath("function.py").read_text()
     program = spec.program._replace(kind="script", words=("-c", source, *packed), placed=False, args=())
     return spec._replace(program=program, invocation=spec.invocation._replace(placeholders=False))

@@ -207,6 +207,7 @@ class LogLines(Observer):
         self._live = True
 
     def _take(self, rank: int, stream: int, line: bytes, tag: str) -> None:
+        """Print a line, or keep it until `go_live`, if it matches. Called by `Folding`."""
         try:
             if self._pattern and not search(self._pattern, line[:-1]):
                 return

@@ -90,6 +90,7 @@ class Notifier(Observer):
         self._say_failure()
 
     def _tell(self, occasion: str, state: State, facts: dict[str, Any]) -> None:
+        """Queue the facts for the command, if the job wants to be notified on this occasion."""
         if occasion not in self._wish.on:
             return
         about = {

@@ -172,6 +172,7 @@ class Recorder(Observer):
         self.wants_use = self._viewed or now >= self._sample_at
 
     def _record_sample(self) -> None:
+        """Append the use of each node, as measured since the last sample, to USES."""
         nodes = {}
         for part in self._plan.nodes if self._plan else ():
             if uses := [self._uses[rank] for rank in part.ranks if rank in self._measured]:
@@ -190,6 +191,7 @@ class Recorder(Observer):
             self._write_uses()
 
     def _write_uses(self) -> None:
+        """Replace USE, which `uses_in` reads: a row of the rank and the fields of `Use` for each rank."""
         ranks = sorted((rank, *use) for rank, use in self._uses.items())
         self._folder.put(USE, json.dumps({"time": time.time(), "ranks": ranks}).encode(), "whole")
 

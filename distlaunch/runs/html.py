@@ -80,6 +80,7 @@ def _header(report: Report) -> str:
 
 
 def _section(title: str, body: str) -> str:
+    """Return a section of the page; "" without a `body`."""
     name = title.lower().replace(" ", "-")
     head = f'<section aria-labelledby="{name}"><h2 id="{name}">{title}</h2>'
     return f"{head}\n{body}</section>" if body else ""
@@ -186,6 +187,7 @@ def _key(color: str) -> str:
 
 
 def _timeline(report: Report) -> str:
+    """Return a lane for the job and for each node. If there are many, nodes that look alike share one."""
     of_lanes = {lane: list(group) for lane, group in groupby(report.spans, key=lambda span: span.lane)}
     scale = WIDTH / (report.seconds or 1.0)
     alike: dict[tuple[Any, ...], list[int]] = {}
@@ -292,6 +294,7 @@ def _uses(report: Report) -> str:
 def _strip(
     label: str, name: str, strip: Sequence[tuple[float, float]], most: float, seconds: float, every: int
 ) -> str:
+    """Return the row of a node, whose `strip` has the value of each `every`-th sample with its time."""
     scale, height, path = WIDTH / (seconds or 1.0), 24, ""
     for (at, value), (following, _) in zip(strip, [*strip[1:], (seconds, 0.0)], strict=True):
         most_s = 1.5 * every * max(SAMPLE_S, SAMPLE_SHARE * at)  # a node may have been lost for a while
@@ -312,6 +315,7 @@ def _used(name: str, value: float) -> str:
 
 
 def _ripple(report: Report) -> str:
+    """Return when and how the ranks ended after the first failure: a drawing, and a row for each kind."""
     ends = report.ripple()
     if len(ends) < 2:
         return ""
@@ -340,6 +344,7 @@ def _ripple(report: Report) -> str:
 
 
 def _end_kind(end: End) -> str:
+    """Return the key of `_ENDS` for the end of a rank."""
     word = "root cause" if end.first else end.how.split(" ")[0]
     return word if word in _ENDS else "failed"
 
@@ -348,6 +353,7 @@ def _end_kind(end: End) -> str:
 
 
 def _output(report: Report) -> str:
+    """Return a bar for the bytes that each rank printed."""
     volume, ranks = report.volume, report.state.workers if report.state else ()
     most = max(volume.values(), default=0)
     if not most:
@@ -392,6 +398,7 @@ _USE = ("CPU", "memory", "GPU", "GPU memory")
 
 
 def _rank_cells(report: Report, row: Row, end: str) -> list[Any]:
+    """Return the cells of a rank; `end` is how it ended, or ""."""
     state = plain(end or ", ".join(dict.fromkeys([row.doing, *row.marks])))
     flag = ' class="mark"' if _stands_out(row) else ""
     when = "before the end" if report.run.status.state.over else "ago"
@@ -503,6 +510,7 @@ SECTIONS = (
     *(_verdict, _ledger, _timeline, _uses, _ripple, _output),
     *(_ranks, _tails, _messages, _code, _plan),
 )
+"""The sections of the page. Each function returns its section, or "" if the report has nothing for it."""
 _LIGHT = """
 color-scheme: light dark;
 --bg: #fff; --fg: #1c2430; --dim: #55606e; --line: #d9dfe6; --soft: #f4f6f8;

@@ -34,7 +34,10 @@ class _Tail:
         self.rest = b""
 
     def fresh(self) -> bytes:
-        """Read some new bytes, and return the `rest` followed by them; nothing if there are none."""
+        """Read some new bytes, and return the `rest` followed by them; nothing if there are none.
+
+        The caller then sets `rest`.
+        """
         if self._file is None:
             try:
                 self._file = FileIO(fd_of(*self._place))
@@ -112,6 +115,7 @@ class Playback:
             self._observer.woken()
 
     def _turn(self) -> bool:
+        """Pass on what can be read now. Return whether there may be more."""
         try:
             lines, entries = self._come()
             both: list[Iterable[_Piece]] = [lines, entries]

@@ -75,6 +75,7 @@ def living(run: str, pid: int | None = None) -> Run | None:
 
 
 def _run_of(folder: str, document: Mapping[str, Any], alive: bool) -> Run | None:
+    """Return the run with this status, corrected by what is known of its controller; None = damaged."""
     try:
         status = status_of(document)
     except (KeyError, TypeError, ValueError):

@@ -91,7 +91,7 @@ class GridEngine(base.Scheduler):
         yield "-j y"
         own = queue.output_path(spec.logs.folder, "$JOB_ID", self.name)
         yield base.option("-o ", own if followed else f"{base.workdir(spec)}/$JOB_NAME.o$JOB_ID")
-        yield "-r n"
+        yield "-r n"  # Grid Engine itself must not start the job again
         if followed:
             yield "-cwd"
         if followed or "on_warning" in spec.places:
@@ -130,6 +130,7 @@ def jobs_in(output: str) -> dict[str, queue.Queued]:
 
 
 def _queued(letters: str, job: str) -> queue.Queued:
+    """Convert the letters of a state in qstat, such as qw, r, Eqw or dr."""
     if "E" in letters:
         return queue.Queued(letters, f"can't start: `qstat -j {job}` says why", "waits")
     goes: queue.Stage = "waits" if "w" in letters and "d" not in letters else "goes"

@@ -106,7 +106,7 @@ class Lsf(base.Scheduler):
         yield from base.given(asked, {"queue": "-q ", "project": "-P ", "time": "-W "})
         own = queue.output_path(spec.logs.folder, "%J", self.name)  # LSF appends its report to this file
         yield base.option("-o ", own if followed else f"{base.workdir(spec)}/{name}.o%J")
-        yield "-rn"
+        yield "-rn"  # LSF itself must not start the job again
 
     def submit(self, script: str) -> str:
         """Submit with bsub, which reads scripts with options from standard input."""

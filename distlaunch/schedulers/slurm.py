@@ -257,6 +257,8 @@ scheduler = Slurm()
 
 
 def _component(environ: Mapping[str, str], group: int | None) -> Iterable[AllocatedNode]:
+    """Yield the nodes of a component of a heterogeneous job, or of another job if `group` is None."""
+
     def value(name: str) -> str:
         suffix = "" if group is None else f"_HET_GROUP_{group}"
         return environ.get(name + suffix, "")
