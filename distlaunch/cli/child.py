@@ -34,13 +34,13 @@ DETACH = b"detach\n"
 class Announcer(Observer):
     """Notifies the program once all ranks are running."""
 
-    told = False
+    announced = False
 
     def happened(self, event: Event, state: State, at: float) -> None:
         """Announce that the start can no longer fail."""
         waits = any(worker.phase is WorkerPhase.PLANNED for worker in state.workers)
-        if not self.told and state.phase is Phase.RUNNING and not waits:
-            self.told = True
+        if not self.announced and state.phase is Phase.RUNNING and not waits:
+            self.announced = True
             answer(running=True)
 
 

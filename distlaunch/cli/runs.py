@@ -63,7 +63,7 @@ class OnRuns(TyperCommand):
         self.params.append(TyperOption(param_decls=["--ssh-config"], metavar="FILE", help=SSH_CONFIG))
 
     def invoke(self, ctx: Any) -> Any:
-        """Call the command, unless it runs elsewhere."""
+        """Call the command, unless it runs elsewhere. Called by Click."""
         ctx.meta["ssh_config"] = ctx.params.pop("ssh_config")
         for word in ctx.params.get("places", [ctx.params.get("which")]) or ():
             run_elsewhere(ctx, word)

@@ -153,6 +153,7 @@ def _hosts(reading: Reading) -> Mistakes:
 
 
 def _variables(reading: Reading) -> Mistakes:
+    """Refuse variables that distlaunch sets, and null for those that the caller lacks."""
     around = reading.around
     for path, keys in reading.levels():
         for name, value in (keys.get("env") or {}).items():
@@ -271,6 +272,7 @@ def _collect(_: Reading, spec: JobSpec) -> Mistakes:
 
 
 def _restarts(reading: Reading, spec: JobSpec) -> Mistakes:
+    """Refuse `on` and `never` if they contradict each other or have no effect."""
     limit, given = spec.restarts, reading.section("restarts")
     if "stall" in (limit.on or ()) and spec.limits.on_stall != "restart":
         yield "restarts.on", "stall has no effect without on_stall: restart"

@@ -458,6 +458,7 @@ class Tree(Type):
         return plain(value, path, problems)
 
     def _plain(self, value: Value, path: str, problems: list[Problem]) -> Any:
+        """Return a value as plain data. Add NUL characters to the problems."""
         match value:
             case Scalar():
                 if "\0" in str(value.value):

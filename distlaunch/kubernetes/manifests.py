@@ -348,6 +348,7 @@ def _jobset(pods: Pods) -> Manifest:
 
 
 def _trainjob(pods: Pods) -> Manifest:
+    """Return a TrainJob, whose runtime creates the pods. Their other settings become a patch of it."""
     trainer = {
         "image": pods.spec.kubernetes["image"],
         "command": command(pods),

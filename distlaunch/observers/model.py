@@ -60,7 +60,7 @@ class Row(Frozen):
 class RunModel(Observer):
     """A run that began at `began`, with its ranks and messages; `clock` returns the current time.
 
-    Both are in seconds since the epoch.
+    Both are in seconds since the epoch. `Observer` says when its methods are called.
     """
 
     wants_use = True

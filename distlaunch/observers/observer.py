@@ -153,6 +153,7 @@ class Observers:
             self._call(each, what.__name__, *seen, **named)
 
     def _call(self, each: Observer, name: str, *seen: Any, **named: Any) -> None:
+        """Call a method of an observer. Remove the observer if it raises."""
         try:
             getattr(each, name)(*seen, **named)
         except Exception as error:  # of any kind: a week of training must not end with it

@@ -120,6 +120,7 @@ def _drawing(title: str, height: float, inner: str, kind: str = "") -> str:
 
 
 def _verdict(report: Report) -> str:
+    """Return the root cause with its evidence and consequences, and what to do."""
     found, status = report.explanation, report.run.status
     if not found.cause:
         goes = "The run succeeded." if status.state is RunState.SUCCEEDED else "The run is active."
@@ -163,6 +164,7 @@ def _pre(lines: Iterable[str]) -> str:
 
 
 def _ledger(report: Report) -> str:
+    """Return the run's seconds by class, as a bar and a table."""
     found = ledger(report.spans, report.queue_s)
     whole = sum(found.values())
     if not whole:
@@ -250,6 +252,7 @@ def _time_axis(report: Report) -> str:
 
 
 def _attempts(report: Report) -> str:
+    """Return the table of attempts, or "" if there was only one."""
     if len(report.attempts) < 2:
         return ""
     rows = [
@@ -375,6 +378,7 @@ def _output(report: Report) -> str:
 
 
 def _ranks(report: Report) -> str:
+    """Return the table of ranks, folded if there are many."""
     rows = report.rows()
     if not rows:
         return ""
@@ -432,6 +436,7 @@ def _messages(report: Report) -> str:
 
 
 def _code(report: Report) -> str:
+    """Return the facts about what ran: code, backend, interpreters, versions, controller."""
     state, status = report.state, report.run.status
     if state is None:
         return ""
@@ -447,6 +452,7 @@ def _code(report: Report) -> str:
 
 
 def _plan(report: Report) -> str:
+    """Return the plan of the last attempt, with the command and variables of rank 0."""
     plan, recorded = report.state.plan if report.state else None, report.plan_document()
     if plan is None:
         return ""

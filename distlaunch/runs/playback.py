@@ -185,6 +185,7 @@ class Playback:
             self._observer.printed(Printed(rank, stream, data, entry.attempt, goes_to))
 
     def _read(self, name: str, offset: int, size: int) -> bytes:
+        """Read a piece of a file, which stays open; b"" if the file or the piece is missing."""
         if name not in self._open:
             if len(self._open) >= MAX_OPEN:
                 os.close(self._open.pop(next(iter(self._open))))

@@ -129,6 +129,7 @@ def _ended_unseen(folder: str, status: Status) -> Status:
 
 
 def _why_lost(folder: str, controller: ControllerProcess) -> str:
+    """Describe how a controller that left no final status may have ended."""
     who = f"its controller, process {controller.pid} on {controller.host},"
     known = bool(controller.boot) and controller.host == os.uname().nodename
     if known and controller.boot != boot_id():

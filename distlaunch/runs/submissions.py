@@ -64,7 +64,7 @@ class Submission(Frozen):
 
 
 def note(submission: Submission) -> None:
-    """List a submission."""
+    """List a submission. `submit` calls this; a job's own process lists its runs."""
     _note(submission, **submission._replace(end="")._asdict())
 
 

@@ -17,7 +17,10 @@ _REFUSED = "is control_slaves TRUE in `qconf -sp $PE`? `--set launcher=ssh` does
 
 
 class Qrsh(Command):
-    """A host reached by `qrsh -inherit`, which starts a task of the job there."""
+    """A host reached by `qrsh -inherit`, which starts a task of the job there.
+
+    `Command` explains the attributes.
+    """
 
     failures = (
         (Kind.TASK_REFUSED, r"didn't accept task|not in the parallel environment|no free slots"),
@@ -31,7 +34,7 @@ class Qrsh(Command):
 
 
 class GridEngine(base.Scheduler):
-    """Grid Engine and its successors."""
+    """Grid Engine and its successors. `Scheduler` explains its attributes and methods."""
 
     name, title = "grid-engine", "Grid Engine"
     mark = "#$"

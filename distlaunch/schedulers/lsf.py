@@ -29,7 +29,8 @@ def _minutes(seconds: int) -> str:
 class Blaunch(Command):
     """A host reached by blaunch.
 
-    LSF sends termination warnings to all processes of a job, and blaunch must survive them.
+    LSF sends termination warnings to all processes of a job, and blaunch must survive them. `Command`
+    explains the attributes.
     """
 
     failures = (
@@ -47,7 +48,7 @@ class Blaunch(Command):
 
 
 class Lsf(base.Scheduler):
-    """The LSF scheduler."""
+    """The LSF scheduler. `Scheduler` explains its attributes and methods."""
 
     name, title = "lsf", "LSF"
     tasks = _TASKS
@@ -83,9 +84,9 @@ class Lsf(base.Scheduler):
     def allocation(self, environ: Mapping[str, str], listed: str) -> Allocation:
         """Return the hosts. A job of an array isn't `queued`, because its ID in the queue is different."""
         index = environ.get("LSB_JOBINDEX", "0")
-        alone = index in ("", "0")
-        job = environ["LSB_JOBID"] + ("" if alone else f"[{index}]")
-        queued = alone and "LSB_JOBFILENAME" in environ and not environ.get("LSB_INTERACTIVE")
+        not_in_array = index in ("", "0")
+        job = environ["LSB_JOBID"] + ("" if not_in_array else f"[{index}]")
+        queued = not_in_array and "LSB_JOBFILENAME" in environ and not environ.get("LSB_INTERACTIVE")
         nodes = queue.listed_nodes(self.title, _slots(environ, listed), environ)
         return Allocation(self.name, self.title, job, nodes, queued)
 

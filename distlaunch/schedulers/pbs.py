@@ -15,7 +15,10 @@ _WAITING, _GOING = "QHWT", "RESUB"
 
 
 class Pbs(base.Scheduler):
-    """The PBS scheduler. Its job IDs end with the name of the server."""
+    """The PBS scheduler. Its job IDs end with the name of the server.
+
+    `Scheduler` explains its attributes and methods.
+    """
 
     name, title = "pbs", "PBS"
     mark = "#PBS"

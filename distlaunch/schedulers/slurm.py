@@ -63,7 +63,10 @@ def _signal_mistake(signal: str) -> str | None:
 
 
 class Slurm(base.Scheduler):
-    """The Slurm scheduler, which can report why a job ended, and requeue it."""
+    """The Slurm scheduler, which can report why a job ended, and requeue it.
+
+    `Scheduler` explains its attributes and methods.
+    """
 
     name, title, step = "slurm", "Slurm", "step"
     mark = "#SBATCH"

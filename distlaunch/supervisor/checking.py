@@ -61,11 +61,11 @@ def problems(state: State) -> Sequence["Finding"]:
         return ()
     from distlaunch.check.findings import Finding, NodeReport, report  # only several nodes have facts
 
-    own: dict[Problem, list[str]] = {}
+    nodes_with: dict[Problem, list[str]] = {}
     for index in state.members:
         for problem in _own_problems(state, index, seen[index]):
-            own.setdefault(problem, []).append(state.label(index))
-    of_nodes = [Finding(problem, tuple(nodes)) for problem, nodes in own.items()]
+            nodes_with.setdefault(problem, []).append(state.label(index))
+    of_nodes = [Finding(problem, tuple(nodes)) for problem, nodes in nodes_with.items()]
     nodes = [NodeReport(state.label(index), facts=facts) for index, facts in seen.items()]
     return report(expected(state.planned), nodes, of_nodes, skip=state.spec.unchecked).findings
 

@@ -88,14 +88,14 @@ def misfit(state: State, index: int) -> str:
 
 
 def may_come(state: State) -> bool:
-    """Return whether it will soon be known if the job can use another node."""
+    """Return whether it will soon be known if the job can use another node. A restart waits for that."""
     return any(
         is_expected(node) or _first_try(state, node) or _to_be_reaped(state, node) for node in state.nodes
     )
 
 
 def may_return(state: State) -> bool:
-    """Return whether any node may still return."""
+    """Return whether any node may still return. A restart that lacks nodes waits for that."""
     return any(isinstance(node, Connecting | Retrying) or _to_be_reaped(state, node) for node in state.nodes)
 
 
