@@ -28,17 +28,19 @@ agent/setup builds its environment), `cli/schemas` (JSON Schemas of what --json 
 Each layer imports only from itself and those above it in this list:
 
     agent/
-    transports/, job/, plan/, supervisor/, diagnosis/, check/, schedulers/, compat/, kubernetes/, contract
-                      (all pure)
+    transports/, job/, plan/, supervisor/, diagnosis/, check/, schedulers/, compat/, kubernetes/, contract,
+    errors, wording   (all pure)
     observers/, here, signals
     launch/, runs/
     cli/, view/, api, __main__
 
+with one exception: `TABLE` in observers/ names view/screen, which is loaded when a run needs it.
+
 Two paths through it, by module:
 
-    nodes → RANK      cli/job_file, job/build, job/nodes; plan/placement, plan/workers, contract;
-                      supervisor/preparing, starting, agent/messages; agent/workers, agent/worker
-    exit → status     agent/workers, agent/messages; launch/controller, supervisor/codec, step, rank_exits
+    nodes → RANK      cli/job_file, job/keys, job/build, job/nodes; supervisor/connecting, preparing
+                      (plan/placement), starting (plan/workers, contract); agent/messages, workers, worker
+    exit → status     agent/sweep, workers, messages; launch/controller, supervisor/codec, step, rank_exits
                       (diagnosis/exits), root_cause, allocation_end, restarting or stopping, State.outcome;
                       cli/run, __main__
 

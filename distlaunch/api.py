@@ -188,7 +188,7 @@ class Job:
         words = [str(word) for word in args]
         self.spec: JobSpec = load_job(_file, overrides, words, Typed(module))
         request = {"path": _file, "overrides": overrides, "args": words, "module": module}
-        self._request: dict[str, Any] = {**request, "folder": os.getcwd()}
+        self._request: dict[str, Any] = {**request, "folder": os.getcwd()}  # for `cli.child`
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], *, args: Sequence[Any] = (), **keys: Any) -> "Job":
@@ -249,7 +249,10 @@ def _dismiss(child: "subprocess.Popen[bytes]") -> None:
 
 
 class Logs:
-    """Lines of output of a run, to be iterated over once, by `for` or by `async for`."""
+    """Lines of output of a run, to be iterated over once, by `for` or by `async for`.
+
+    With `marked`, they include the results of `call`.
+    """
 
     def __init__(self, run: "Run", follow: bool, rank: int | None, marked: bool = False) -> None:
         self._run, self._follow, self._rank, self._marked = run, follow, rank, marked

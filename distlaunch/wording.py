@@ -136,6 +136,7 @@ def expand_nodelist(text: str) -> list[str]:
 
 
 def _bracket(text: str) -> list[str]:
+    """Expand what is inside brackets: `03-05,9` → 03 04 05 9. Raises ValueError."""
     names: list[str] = []
     for item in text.split(","):
         found = re.fullmatch(r"\s*([0-9]{1,18})(?:-([0-9]{1,18}))?\s*", item)

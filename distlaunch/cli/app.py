@@ -59,7 +59,10 @@ def run_app(words: Sequence[str], early: "Link | None" = None) -> int:
 
 
 def _advise_on(unknown: Any) -> None:
-    """Advise where to put an unknown option, if the command has arguments for a script."""
+    """Advise where to put an unknown option, if the command has arguments for a script.
+
+    `unknown` is the NoSuchOption error of Click.
+    """
     option, params = unknown.option_name, unknown.ctx.command.params if unknown.ctx else ()
     if not any("-- " in str(each.metavar) for each in params):
         return

@@ -72,6 +72,7 @@ def _show_step(text: str) -> None:
 
 
 def _lines(report: Report) -> list[str]:
+    """Return the report as lines: findings, differences between nodes, slow links, the rest."""
     lines = [f"{finding.problem.level}: {finding.line}" for finding in report.findings]
     if report.differs:
         rows = [["differs", "value", "nodes"]]

@@ -34,13 +34,13 @@ DETACH = b"detach\n"
 class Announcer(Observer):
     """Notifies the program once all ranks are running."""
 
-    told = False
+    announced = False
 
     def happened(self, event: Event, state: State, at: float) -> None:
         """Announce that the start can no longer fail."""
         waits = any(worker.phase is WorkerPhase.PLANNED for worker in state.workers)
-        if not self.told and state.phase is Phase.RUNNING and not waits:
-            self.told = True
+        if not self.announced and state.phase is Phase.RUNNING and not waits:
+            self.announced = True
             answer(running=True)
 
 
@@ -72,7 +72,10 @@ def main() -> int:
 
 
 def _calling(spec: JobSpec, packed: list[str]) -> JobSpec:
-    """Return a job whose ranks call a function."""
+    """Return a job whose ranks call a function.
+
+    `packed` are the arguments of cli/function.py, from `api.call`.
+    """
     source = files("distlaunch.cli").joinpath("function.py").read_text()
     program = spec.program._replace(kind="script", words=("-c", source, *packed), placed=False, args=())
     return spec._replace(program=program, invocation=spec.invocation._replace(placeholders=False))

@@ -67,6 +67,7 @@ def gathering_of(task: Task, virtual: bool, environ: Mapping[str, str]) -> Gathe
 
 
 def _run(task: Task, argv: list[str], gathering: Gathering) -> int:
+    """Control the run if this is rank 0, else join it. Return the exit status."""
     if gathering.serves:
         from distlaunch.cli.run import run_gathered
 
@@ -184,6 +185,7 @@ def node_of(mapping: str, rank: int) -> tuple[int, int] | None:
 
 
 def _ask(manager: socket.socket, line: str) -> dict[str, str]:
+    """Send a command to the process manager, and return the fields of its answer."""
     manager.sendall(line.encode() + b"\n")
     answer = b""
     while not answer.endswith(b"\n"):

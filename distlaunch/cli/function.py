@@ -21,7 +21,11 @@ MAX_RESULT = 64 << 20
 
 
 def main() -> None:
-    """Call the function, and print its result."""
+    """Call the function, and print its result.
+
+    The call is (Python version, module, name, arguments), pickled by `distlaunch.api`. Without a module, the
+    name is the pickled function.
+    """
     packed = zlib.decompress(base64.b64decode("".join(sys.argv[1:])))
     version, module, name, arguments = pickle.loads(packed)  # noqa: S301 (from the user's own program)
     here = sys.version_info[:2]

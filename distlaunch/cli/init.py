@@ -136,22 +136,26 @@ def _ask(question: str, default: str) -> str:
     return line.strip() or default
 
 
-def _gpus(seen: Sequence[int | None], asks: bool) -> int | None:
-    """Return the number of GPUs on each node; None if each start should count them."""
-    if None in seen and asks:
+def _gpus(counts: Sequence[int | None], asks: bool) -> int | None:
+    """Return the number of GPUs on each node; None if each start should count them.
+
+    `counts` are those seen on the nodes. If one is unknown and `asks` is set, ask the user.
+    """
+    if None in counts and asks:
         default = "counted at each start"
         while (answer := _ask("GPUs on each node", default)) != default:
             if answer.isdecimal() and int(answer) <= MAX_GPUS:
                 return int(answer)
             say(f"{answer!r} is not a number from 0 to {MAX_GPUS}")
         return None
-    return seen[0] if len({*seen}) == 1 else None
+    return counts[0] if len({*counts}) == 1 else None
 
 
 # The file
 
 
 def _draft(out: str, keys: dict[str, Any], spec: JobSpec, reports: Sequence[NodeReport]) -> Draft:
+    """Return the job file, with comments on the keys it sets, on others, and on nodes without torch."""
     draft = Draft(out)
     draft.keys = keys
     draft.note("created by `distlaunch init`; `distlaunch schema` lists all keys")

@@ -92,8 +92,9 @@ def load_document(
     document = _completed(document, overrides, extra_args)
     spec = _built(document, path)
     if typed.ranks is not None:
-        own = [node.procs for node in _built(_overridden(document, "procs_per_node=null"), path).nodes]
-        share = (typed.ranks - sum(procs or 0 for procs in own)) // (own.count(None) or 1)
+        per_node = [node.procs for node in _built(_overridden(document, "procs_per_node=null"), path).nodes]
+        # None: a node that shares the rest, because the job doesn't set its number of ranks.
+        share = (typed.ranks - sum(procs or 0 for procs in per_node)) // (per_node.count(None) or 1)
         document = _overridden(document, f"procs_per_node={max(share, 1)}")
         spec = _built(document, path)
         if (total := sum(node.procs or 0 for node in spec.nodes)) != typed.ranks:
@@ -278,6 +279,7 @@ def read_text(path: str) -> str:
 
 
 def _overridden(document: Value, text: str) -> Value:
+    """Return `document` with the setting of one --set, where null removes the key. Raises `UsageError`."""
     path, equals, value = _as_text(text).partition("=")
     if not equals or not path:
         raise UsageError(f"--set {text}: expected key=value, for example --set timeouts.job=1h")
@@ -343,6 +345,7 @@ def _with_args(value: Value, extra_args: Sequence[str], of_node: bool = False) -
 
 
 def _hostfile(document: Value, around: Surroundings) -> tuple[HostEntry, ...] | None:
+    """Return the entries of the hostfile that the job names; None if it names none."""
     named = word_at(document, "hostfile")
     if not isinstance(named, str) or "\0" in named or home_error(named):
         return None  # missing, or a mistake that the check reports

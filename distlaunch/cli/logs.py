@@ -161,6 +161,7 @@ class LogLines(Observer):
     """The printer of matching lines with their origin, in color and escaped on a terminal.
 
     With `fold`, identical lines are printed once. Before `go_live`, only the last `most` lines are printed.
+    `Observer` says when its methods are called.
     """
 
     def __init__(self, pattern: re.Pattern[bytes] | None, most: int | None, fold: bool) -> None:
@@ -207,6 +208,7 @@ class LogLines(Observer):
         self._live = True
 
     def _take(self, rank: int, stream: int, line: bytes, tag: str) -> None:
+        """Print a line, or keep it until `go_live`, if it matches. Called by `Folding`."""
         try:
             if self._pattern and not search(self._pattern, line[:-1]):
                 return

@@ -32,7 +32,10 @@ _UNUSED = (
 
 
 def payload_key() -> str:
-    """Return a digest that changes whenever any of the files changes."""
+    """Return a digest that changes whenever any of the files changes.
+
+    The cache of `cli.remote` on the other machine is keyed by it.
+    """
     known = hashlib.sha256(_MAIN.encode())
     for name, path in _files():
         status = path.stat()

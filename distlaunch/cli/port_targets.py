@@ -30,6 +30,7 @@ def reports_on(
 
 
 def _report_on(target: str, overrides: Sequence[str], config: str | None) -> PortReport:
+    """Test the ports of a job file, or the port of HOST:PORT without a job."""
     if target == STDIN or os.path.exists(target) or target.endswith((".yaml", ".yml")):
         # Ports don't depend on GPUs: don't ask the nodes for their number.
         spec = load_job(target, [*overrides, *([f"ssh.config={json.dumps(config)}"] if config else [])])

@@ -87,6 +87,8 @@ sys.argv = ["distlaunch", *words]
 from distlaunch.__main__ import main
 main()
 """
+"""Programs for the other machine: `_PLACE` names the cache for distlaunch there, `_RECEIVE` reads the request
+and, unless it is cached, distlaunch, and `_START` runs distlaunch."""
 
 
 class Request(Frozen):
@@ -168,6 +170,7 @@ def _read(process: "subprocess.Popen[bytes]") -> bytes:
 
 
 def _status(ssh: Ssh, status: int) -> int:
+    """Return the exit status of a command that ran over SSH. Raises `DistlaunchError` without a Python."""
     if status == NO_PYTHON:
         raise DistlaunchError(
             f"{ssh.host}: found no Python 3.10 or later (tried python3 and python3.10 to python3.13 in "

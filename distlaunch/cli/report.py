@@ -75,7 +75,10 @@ def _holds(head: bytes, run: str) -> bool:
 
 
 def _write(path: str, data: bytes, is_older: Callable[[bytes], bool]) -> None:
-    """Write a file that only the user can read. Replace an older version of it, but no other file."""
+    """Write a file that only the user can read. Replace an older version of it, but no other file.
+
+    `is_older` decides from the first bytes of an existing file whether it is an older version.
+    """
     if path == "-":
         with while_read():
             sys.stdout.buffer.write(data)

@@ -96,6 +96,7 @@ def run_with(options: RunOptions, early: Link | None) -> int:
 
 
 def _run(options: RunOptions, early: Link | None) -> int:
+    """Run the job in the foreground, in the background, or with its controller on another host."""
     # torchrun doesn't need YAML, which this imports
     from distlaunch.cli.job_file import load_job, warn_if_simulated, with_code
 
@@ -126,14 +127,14 @@ def _run(options: RunOptions, early: Link | None) -> int:
 
 def _check(options: RunOptions) -> None:
     """Raise `UsageError` for options that can't be combined."""
-    leaves = options.detach or options.on is not None
-    if options.view and leaves:
+    in_background = options.detach or options.on is not None
+    if options.view and in_background:
         raise UsageError("--view can't be combined with --detach or --on; use `distlaunch view` once it runs")
     if options.view and (options.as_json or options.quiet):
         raise UsageError("--view can't be combined with --json or --quiet")
     if options.view and not sys.stdout.isatty():
         raise UsageError("--view needs a terminal as stdout")
-    if leaves and options.as_json:
+    if in_background and options.as_json:
         raise UsageError("--json can't be combined with --detach or --on; use `distlaunch wait --json RUN`")
 
 
@@ -228,13 +229,16 @@ def run_detached(spec: JobSpec, quiet: bool = False) -> int:
     return Exit.OK
 
 
-def _control(spec: JobSpec, quiet: bool, ready: int) -> int:
-    """Act as the controller. Return the run's exit status. Never raise: that would unwind the fork."""
+def _control(spec: JobSpec, quiet: bool, ready_fd: int) -> int:
+    """Act as the controller. Return the run's exit status. Never raise: that would unwind the fork.
+
+    Once all ranks have started, the ID of the run is written to `ready_fd`.
+    """
     try:
         os.setsid()
         signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as with nohup
         with Signals(spec.invocation.signals) as signals:
-            return _supervised(start_run(spec), signals, "detached", 2, quiet, ready).state.outcome
+            return _supervised(start_run(spec), signals, "detached", 2, quiet, ready_fd).state.outcome
     except DistlaunchError as error:
         say(str(error))
         return error.exit_status

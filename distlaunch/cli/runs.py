@@ -63,7 +63,7 @@ class OnRuns(TyperCommand):
         self.params.append(TyperOption(param_decls=["--ssh-config"], metavar="FILE", help=SSH_CONFIG))
 
     def invoke(self, ctx: Any) -> Any:
-        """Call the command, unless it runs elsewhere."""
+        """Call the command, unless it runs elsewhere. Called by Click."""
         ctx.meta["ssh_config"] = ctx.params.pop("ssh_config")
         for word in ctx.params.get("places", [ctx.params.get("which")]) or ():
             run_elsewhere(ctx, word)
@@ -141,7 +141,8 @@ def stop(context: typer.Context, which: Which = None, now: Now = False, as_json:
     As with Ctrl-C, doing it a second time kills the ranks at once.
     """
     queued = submission(which)
-    run = None if queued else find(which, alone=True)
+    run = None if queued else find(which, alone=True)  # among several active runs, don't choose one to stop
+    # If canceling the queued job warns the ranks, cancel it. Otherwise, interrupt this run.
     if run and run.alive and (known := submission_of(run)) and known.warned:
         queued = known
     if run and not queued:
@@ -181,7 +182,10 @@ def _stopped(queued: Submission | None, run: Run | None, now: bool) -> tuple[Run
 
 
 def run_elsewhere(context: typer.Context, word: str | None) -> None:
-    """Run this command on the host in `word`, or on the host that controls the run; exit with its status."""
+    """Run this command on the host in `word`, or on the host that controls the run; exit with its status.
+
+    Return if the run is on this host.
+    """
     word = word or ""
     host, colon, rest = word.partition(":")
     if host and colon and os.sep not in host and not os.path.exists(word):
@@ -208,8 +212,8 @@ def _run_there(context: typer.Context, typed: str, run: str, way: Sequence[Any])
     return run_there(ssh, Request(words), name=typed if context.command.name == "attach" else "")
 
 
-def follow_each(which: str | None, seen: Callable[[Run, Interrupts], Run], detaches: bool = False) -> Run:
-    """Call `seen` for each run that matches `which`. Return the last run, which has ended.
+def follow_each(which: str | None, show: Callable[[Run, Interrupts], Run], detaches: bool = False) -> Run:
+    """Call `show` for each run that matches `which`. Return the last run, which has ended.
 
     Exit with the status of a signal that arrives while a run is active or the job is queued. If `detaches`,
     print that the run continues. Raises `DistlaunchError`.
@@ -217,7 +221,7 @@ def follow_each(which: str | None, seen: Callable[[Run, Interrupts], Run], detac
     last: Run | None = None
     with Signals() as signals:
         for run in runs_of(which, signals, say):
-            last = seen(run, signals)
+            last = show(run, signals)
             if last.alive:
                 break
     if last and not last.alive:

@@ -158,6 +158,7 @@ _PLAIN = {str: "string", int: "integer", float: "number", bool: "boolean", type(
 
 
 def _schema(shape: Shape) -> Schema:
+    """Return the JSON Schema of a shape."""
     match shape:
         case dict():
             fields = {name.rstrip("?"): _schema(inner) for name, inner in shape.items()}
@@ -171,6 +172,7 @@ def _schema(shape: Shape) -> Schema:
 
 
 def _of_type(kind: Any) -> Schema:
+    """Return the JSON Schema of a type in annotations."""
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, UnionType):
         schema = _schema(inner)

@@ -210,12 +210,12 @@ class _Script:
     def __init__(self, text: str) -> None:
         self.options: dict[str, str] = {}
         self.setup: list[str] = []
-        self.left: list[str] = []
-        self._known: dict[str, str] = {}
-        self._env: dict[str, str] = {}
+        self.left: list[str] = []  # comments on statements that are left out
+        self._known: dict[str, str] = {}  # variables whose values are known
+        self._env: dict[str, str] = {}  # exported ones
         self.rendezvous: dict[str, int] = {}
         self._launches: list[tuple[int, torchrun.Line]] = []
-        self._room = MAX_CHARACTERS
+        self._room = MAX_CHARACTERS  # for expanded variables
         self._source = text
         nodes = _parse(text).named_children
         started = next((i for i, node in enumerate(nodes) if node.type != "comment"), len(nodes))

@@ -98,7 +98,10 @@ def shell_words(text: str) -> list[str]:
 
 
 def cut_line(words: Sequence[str], at: int | None, typed: bool = True) -> Line | None:
-    """Return the command whose launcher is at that index. Raises `UsageError` for substitutions."""
+    """Return the command whose launcher is at that index. Raises `UsageError` for substitutions.
+
+    `typed` is as in `Draft`.
+    """
     if at is None:
         return None
     end = next((i for i in range(at, len(words)) if typed and _is_syntax(words[i])), len(words))
@@ -284,6 +287,7 @@ def _master(flags: Flags) -> tuple[str | None, int | None]:
 
 
 def _add_procs(draft: Draft, flags: Flags, cpus: int) -> None:
+    """Set procs_per_node, with a comment if the command leaves the number to the machine."""
     match flags.procs:
         case int(number):
             draft.set("procs_per_node", number)
@@ -297,6 +301,7 @@ def _add_procs(draft: Draft, flags: Flags, cpus: int) -> None:
 
 
 def _add_conduct(draft: Draft, flags: Flags) -> None:
+    """Add restarts, the time for stopping, and the flags in `_AS_THEY_ARE`."""
     for field in _AS_THEY_ARE:
         value = getattr(flags, field)
         draft.set(FLAG[field].key, value if value != FLAG[field].default else None)

@@ -146,6 +146,7 @@ def _signals(flags: Flags) -> dict[str, str]:
 
 
 def _logs(flags: Flags, here: Here) -> job.Logs:
+    """Return where output goes. Without files to keep, the run directory is temporary."""
     nowhere = flags.log_dir == "/dev/null"  # as in torch: no files, all output is shown
     template = flags.log_line_prefix_template or here.environ.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE")
     redirects, tee = flags.streams("redirects"), flags.streams("tee")
@@ -208,6 +209,7 @@ def gathering_of(flags: Flags, name: str, environ: Mapping[str, str]) -> Gatheri
 
 
 def _is_host(flags: Flags) -> bool | None:
+    """Return whether this launcher hosts the endpoint, if is_host says so; None = by its address."""
     text = flags.conf.get("is_host", "").lower()
     if text not in ("", *_TRUE, *_FALSE):
         raise UsageError(f"--rdzv-conf is_host: expected 1 or 0, got {text!r}")

@@ -91,6 +91,7 @@ def waiting_lines(dumps: Mapping[int, Any], world_size: int) -> list[str]:
 
 
 def _groups(dumps: Mapping[int, Any], world_size: int) -> list[Group]:
+    """Return the process groups in the dumps, with the last collective of each member."""
     found: dict[tuple[str, str], dict[int, Call]] = {}
     members: dict[str, tuple[int, ...]] = {}
     for rank, dump in sorted((rank, _mapping(dump)) for rank, dump in dumps.items()):

@@ -109,6 +109,7 @@ def _job(reading: Reading, known: Record, source: str) -> spec.JobSpec:
 
 
 def _program(reading: Reading) -> spec.Program:
+    """Return the program with its kind and words. The caller adds the keys that all kinds have."""
     checked = reading.checked
     if "module" in checked:
         return spec.Program("module", (checked["module"],))

@@ -69,6 +69,7 @@ def _program(reading: Reading) -> Mistakes:
 
 
 def _script(reading: Reading) -> Mistakes:
+    """Refuse a whole command line, with advice on the keys to write instead."""
     text = reading.checked.get("script") or ""
     keys = program_keys(text)
     if re.match(r"(?:\S*/)?torchrun\s", text):
@@ -91,6 +92,7 @@ def _exclusive(reading: Reading) -> Mistakes:
 
 
 def _rendezvous(reading: Reading) -> Mistakes:
+    """Check the endpoint, and refuse settings that only another backend uses."""
     host = port = None
     try:
         host, port = endpoint_of(reading.checked)
@@ -151,6 +153,7 @@ def _hosts(reading: Reading) -> Mistakes:
 
 
 def _variables(reading: Reading) -> Mistakes:
+    """Refuse variables that distlaunch sets, and null for those that the caller lacks."""
     around = reading.around
     for path, keys in reading.levels():
         for name, value in (keys.get("env") or {}).items():
@@ -176,6 +179,7 @@ OF_KEYS = (_program, _script, _exclusive, _rendezvous, _stall, _hosts, _variable
 
 
 def _repeated(_: Reading, spec: JobSpec) -> Mistakes:
+    """Refuse a host that occurs twice in nodes and spares."""
     seen: dict[str, bool] = {}
     for node in spec.pool:
         host, spare = node.label, node.path.startswith("spares")
@@ -197,6 +201,7 @@ def _master(reading: Reading, spec: JobSpec) -> Mistakes:
 
 
 def _launcher(reading: Reading, spec: JobSpec) -> Mistakes:
+    """Check that the launcher can reach nodes that are given as these are: listed, or by number."""
     launcher, given = JOB.value(reading.checked, "launcher"), reading.checked.get("nodes")
     allocation, submitted = spec.allocation, reading.around.submitted
     numbered = not isinstance(given, tuple) and not reading.around.hostfile
@@ -267,6 +272,7 @@ def _collect(_: Reading, spec: JobSpec) -> Mistakes:
 
 
 def _restarts(reading: Reading, spec: JobSpec) -> Mistakes:
+    """Refuse `on` and `never` if they contradict each other or have no effect."""
     limit, given = spec.restarts, reading.section("restarts")
     if "stall" in (limit.on or ()) and spec.limits.on_stall != "restart":
         yield "restarts.on", "stall has no effect without on_stall: restart"

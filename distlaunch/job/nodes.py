@@ -135,7 +135,7 @@ class Pool:
         launcher = JOB.value(checked, "launcher")
         self._launcher = "auto" if launcher == "mpirun" else launcher
         queued = around.submitted and self._launcher in ("auto", "ssh")
-        self._named = UNKNOWN if queued else str(self._launcher)
+        self._named = UNKNOWN if queued else str(self._launcher)  # used only if it names a transport
         self.ssh = self._ssh_options()
 
     def _ssh_options(self) -> SshOptions:
@@ -209,6 +209,7 @@ class Pool:
         return (reach and reach(node)) or load("ssh").to(node.host, Way(ssh=self.ssh))
 
     def _node(self, host: str, reach: Transport, record: Checked, path: str) -> NodeSpec:
+        """Return a node with the settings of `record`, the checked map of a listed host."""
         gpus = record.get("gpus", JOB.value(self._checked, "gpus_per_node"))
         return NodeSpec(
             host,
@@ -223,6 +224,7 @@ class Pool:
         )
 
     def _reach(self, host: str, user: str | None, port: int | None) -> Transport:
+        """Return the transport to a host, according to `launcher`."""
         allocation = self._around.allocation
         groups = {node.host: node.group for node in allocation.nodes} if allocation else {}
         way = Way(user, port, self.ssh, allocation.job if allocation else "", groups.get(host))

@@ -401,6 +401,7 @@ class Either(Type):
         self.name = _in_words([name for kind in self.types for name in _names_of(kind)])
 
     def _choose(self, value: Value) -> Type | None:
+        """Return the type for this kind of value, or None."""
         if isinstance(value, Items):
             return self.items
         if isinstance(value, Entries):
@@ -457,6 +458,7 @@ class Tree(Type):
         return plain(value, path, problems)
 
     def _plain(self, value: Value, path: str, problems: list[Problem]) -> Any:
+        """Return a value as plain data. Add NUL characters to the problems."""
         match value:
             case Scalar():
                 if "\0" in str(value.value):
@@ -555,6 +557,7 @@ class Record(Type):
         return _mapping_hint(value) or super().hint(value, path)
 
     def _unknown(self, key: str, place: Place, path: str, entry: Value) -> Problem:
+        """Return the problem with an unknown key, naming the key that was probably meant."""
         section, _, inner = self.foreign.get(key, "").partition(".")
         if hint := colon_hint(key, place):
             return place.problem(path, hint)

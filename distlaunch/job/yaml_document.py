@@ -36,6 +36,7 @@ def parse(text: str, source: str) -> Value:
 
 
 def _not_yaml(error: yaml.MarkedYAMLError, text: str, source: str) -> Problem:
+    """Return the problem with text that PyYAML can't parse, explained if the mistake is a common one."""
     from distlaunch.job.yaml_errors import Mistake, explained  # most files are valid YAML
 
     mark, since = error.problem_mark or error.context_mark, error.context_mark or error.problem_mark
@@ -119,6 +120,7 @@ class _Reader:
         return Scalar(value, self._place(node), node.value)
 
     def _mapping(self, node: yaml.MappingNode) -> Entries:
+        """Convert a map. Keys that aren't words, or occur twice, are problems."""
         entries: list[tuple[Scalar, Value]] = []
         lines: dict[str, int] = {}
         for key_node, value_node in node.value:
@@ -146,10 +148,12 @@ _WORDS = frozenset({"y", "n", "yes", "no", "on", "off", "true", "false", "null"}
 
 class _Dumper(yaml.SafeDumper):
     def ignore_aliases(self, data: Any) -> bool:
+        """Make PyYAML write an object that occurs again in full, instead of an alias."""
         return True
 
 
 def _string(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    """Represent a string plainly, as a block or in double quotes. Called by PyYAML."""
     plain = re.fullmatch(_PLAIN, text) and text.lower() not in _WORDS
     style = None if plain else "|" if re.fullmatch(_BLOCK, text) else '"'
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style)

@@ -124,6 +124,7 @@ def _words(spec: JobSpec) -> Iterator[tuple[str, str]]:
 
 
 def _env(spec: JobSpec) -> Iterator[tuple[str, str]]:
+    """Refuse values from the caller's environment, and variables that the launcher sets or reads."""
     secrets = spec.kubernetes.get("secrets", {})
     for name, value in spec.program.env.items():
         if value.inherited and name not in secrets:

@@ -316,6 +316,7 @@ def _limit(name: str, seconds: float | None) -> Manifest:
 
 
 def _job_spec(pods: Pods, backoff: int) -> Manifest:
+    """Return the spec of an indexed Job, whose failed pods are replaced up to `backoff` times."""
     return {
         "completionMode": "Indexed",
         "completions": pods.number,
@@ -328,6 +329,7 @@ def _job_spec(pods: Pods, backoff: int) -> Manifest:
 
 
 def _rules(backoff: int) -> list[Manifest]:
+    """Return the rules for failed pods: mistakes end the Job, and an eviction doesn't count."""
     codes = {"containerName": "main", "operator": "In", "values": MISTAKES}
     mistakes: Manifest = {"action": "FailJob", "onExitCodes": codes}
     evicted = {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
@@ -346,6 +348,7 @@ def _jobset(pods: Pods) -> Manifest:
 
 
 def _trainjob(pods: Pods) -> Manifest:
+    """Return a TrainJob, whose runtime creates the pods. Their other settings become a patch of it."""
     trainer = {
         "image": pods.spec.kubernetes["image"],
         "command": command(pods),

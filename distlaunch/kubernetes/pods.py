@@ -18,7 +18,7 @@ _NAMED = "or list the pods in nodes, with launcher.command"
 
 
 class Kubectl(Command):
-    """A pod reached by kubectl."""
+    """A pod reached by kubectl. `Command` explains the attributes."""
 
     failures = (
         (Kind.UNRESOLVED, r"pods .* not found|\(NotFound\)"),

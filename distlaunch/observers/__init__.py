@@ -24,6 +24,7 @@ TABLE: Mapping[str, Callable[["Observed"], object]] = {
 """The class of each observer, in the order in which they are called, and whether a run has it.
 
 Each observer gets its settings from its run. Its module is imported only if a run has this observer.
+`view.screen` is the one exception to the layers in `distlaunch/__init__.py`.
 """
 
 

@@ -178,7 +178,10 @@ class Console:
         errors.close(patient)
 
     def _broken(self, name: str, other: int, error: OSError) -> None:
-        """End the job if a reader left, as in a pipeline. A full disk doesn't end the job."""
+        """End the job if a reader left, as in a pipeline. A full disk doesn't end the job.
+
+        `other` is the index of the outlet that can still report it.
+        """
         if error.errno == errno.EPIPE:
             self._on_reader_left()
         elif not self._outlets[other].broken:
@@ -190,6 +193,7 @@ class Console:
             self.said.clear()
 
     def _show(self, rank: int, stream: int, whole: bytes) -> None:
+        """Write lines of a rank, each after the prefix of the rank."""
         self._came_between(stream)
         prefix = self._prefixes[rank, stream].encode()
         if self._colored[stream]:
@@ -246,12 +250,13 @@ class Folding:
         self.flush()
 
     def _hold(self, rank: int, stream: int, lines: list[bytes], now: float) -> None:
+        """Add lines to their groups. A line that a rank repeats starts another group."""
         if self._since is None:
             self._since = now
         for line in lines:
-            time = 0
-            while rank in (ranks := self._groups.setdefault((stream, line, time), set())):
-                time += 1
+            repetition = 0
+            while rank in (ranks := self._groups.setdefault((stream, line, repetition), set())):
+                repetition += 1
             self._bytes += 8 if ranks else 8 + len(line)
             ranks.add(rank)
         if self._bytes > MAX_FOLDED or not self._hold_s:

@@ -36,7 +36,10 @@ EVERY_S = 5.0
 
 
 class Metrics(Observer):
-    """Writer of the job's metrics file when the run's state changes, and regularly while ranks print."""
+    """Writer of the job's metrics file when the run's state changes, and regularly while ranks print.
+
+    `Observer` says when its methods are called.
+    """
 
     def __init__(self, run: Observed) -> None:
         self._path, self._status = str(run.spec.metrics), run.status

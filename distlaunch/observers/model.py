@@ -60,7 +60,7 @@ class Row(Frozen):
 class RunModel(Observer):
     """A run that began at `began`, with its ranks and messages; `clock` returns the current time.
 
-    Both are in seconds since the epoch.
+    Both are in seconds since the epoch. `Observer` says when its methods are called.
     """
 
     wants_use = True
@@ -76,7 +76,9 @@ class RunModel(Observer):
         self.lines: deque[LogLine] = deque(maxlen=LINES_KEPT)
         self.of_rank: dict[int, deque[LogLine]] = {}
         self.values: dict[int, float] = {}
+        """The watched number that each rank printed last."""
         self.trend: deque[tuple[float, float]] = deque(maxlen=VALUES_KEPT)
+        """The watched numbers of the lowest rank that prints them, with their times."""
         self.history: list[tuple[float, ShowMessage]] = []
         """Messages and attempts, with seconds since the run began."""
         self.summary: Summary | None = None
@@ -120,6 +122,7 @@ class RunModel(Observer):
         self.summary, self.state = summary, summary.state
 
     def _add(self, line: LogLine) -> None:
+        """Keep a line, and the watched number if the line contains it."""
         self.lines.append(line)
         self.of_rank.setdefault(line.rank, deque(maxlen=OF_A_RANK)).append(line)
         try:
@@ -236,7 +239,10 @@ def shape(state: State) -> str:
 
 
 def uses_in(folder: str) -> Mapping[int, Use]:
-    """Return the resource use of ranks last recorded in a run directory, during a `view`."""
+    """Return the resource use of ranks last recorded in a run directory, during a `view`.
+
+    `Recorder` writes a row for each rank: its number, then the fields of `Use`.
+    """
     try:
         with open(fd_of(folder, USE), "rb") as file:
             rows = json.load(file)["ranks"]

@@ -31,7 +31,10 @@ _NO_MORE = "later failures are not reported"
 
 
 def start_error(program: str) -> str | None:
-    """Return why this machine can't start a program, given by path or found in PATH; None if it can."""
+    """Return why this machine can't start a program, given by path or found in PATH; None if it can.
+
+    Checked before a run begins.
+    """
     if "/" not in program:
         return None if shutil.which(program) else f"{program}: not found in PATH"
     if os.path.isdir(program):
@@ -42,7 +45,10 @@ def start_error(program: str) -> str | None:
 
 
 class Notifier(Observer):
-    """The runner of the command for each requested event, in a thread that never delays the run."""
+    """The runner of the command for each requested event, in a thread that never delays the run.
+
+    `Observer` says when its methods are called.
+    """
 
     def __init__(self, run: Observed) -> None:
         self._job, self._wish, self._summary = run.spec.name, run.spec.notify, run.summary
@@ -90,6 +96,7 @@ class Notifier(Observer):
         self._say_failure()
 
     def _tell(self, occasion: str, state: State, facts: dict[str, Any]) -> None:
+        """Queue the facts for the command, if the job wants to be notified on this occasion."""
         if occasion not in self._wish.on:
             return
         about = {

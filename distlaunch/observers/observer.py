@@ -107,7 +107,10 @@ class Observer:
         """Handle a piece of a rank's flight recorder dump."""
 
     def captured(self, part: NodePlan, taken: Mapping[str, Any], attempt: int) -> None:
-        """Handle evidence of a failure from a node, recorded before its workers are stopped."""
+        """Handle evidence of a failure from a node, recorded before its workers are stopped.
+
+        `taken` is as in `Evidence`.
+        """
 
     def drained(self, state: State) -> None:
         """Note that the last output has arrived; `state` is the final state."""
@@ -150,6 +153,7 @@ class Observers:
             self._call(each, what.__name__, *seen, **named)
 
     def _call(self, each: Observer, name: str, *seen: Any, **named: Any) -> None:
+        """Call a method of an observer. Remove the observer if it raises."""
         try:
             getattr(each, name)(*seen, **named)
         except Exception as error:  # of any kind: a week of training must not end with it
@@ -186,6 +190,6 @@ class Attempts:
         self._attempts[number % ATTEMPTS] = Begun(number, plan, destinations(plan, number))
         return True
 
-    def of(self, called: int) -> Begun | None:
+    def of(self, digits: int) -> Begun | None:
         """Return the attempt whose number ends in these digits. Its output may arrive late."""
-        return self._attempts.get(called % ATTEMPTS)
+        return self._attempts.get(digits % ATTEMPTS)

@@ -104,6 +104,7 @@ class Outlet:
                 self._backlog.add(data, len(data))
 
     def _has_room(self, size: int) -> bool:
+        """Return whether data may be queued, after waiting for the reader if `waits` says so."""
         while self._backlog.waiting + size > CAPACITY:
             if self.broken or not self._waits():
                 return False
@@ -125,6 +126,7 @@ class Outlet:
         self._backlog.end()
 
     def _write_all(self) -> None:
+        """Write everything queued so far. Called by the thread of the backlog."""
         with self._backlog.changed:
             self._unsent = memoryview(b"".join(self._backlog.queue))
             self._backlog.queue.clear()

@@ -46,7 +46,7 @@ ENDS_LINKS = (Timer.CLEAR, Timer.CLOSE, Timer.DRAIN)
 
 
 class Recorder(Observer):
-    """The writer of the run directory."""
+    """The writer of the run directory. `Observer` says when its methods are called."""
 
     def __init__(self, run: Observed) -> None:
         self._folder, self._status = run.folder, run.status
@@ -172,6 +172,7 @@ class Recorder(Observer):
         self.wants_use = self._viewed or now >= self._sample_at
 
     def _record_sample(self) -> None:
+        """Append the use of each node, as measured since the last sample, to USES."""
         nodes = {}
         for part in self._plan.nodes if self._plan else ():
             if uses := [self._uses[rank] for rank in part.ranks if rank in self._measured]:
@@ -190,6 +191,7 @@ class Recorder(Observer):
             self._write_uses()
 
     def _write_uses(self) -> None:
+        """Replace USE, which `uses_in` reads: a row of the rank and the fields of `Use` for each rank."""
         ranks = sorted((rank, *use) for rank, use in self._uses.items())
         self._folder.put(USE, json.dumps({"time": time.time(), "ranks": ranks}).encode(), "whole")
 
@@ -204,7 +206,10 @@ class Recorder(Observer):
         self._folder.append(file_of(attempt, EVIDENCE), json.dumps(line).encode() + b"\n")
 
     def lagging(self, state: State) -> list[str]:
-        """Describe the ranks that never reached the last collective, according to flight recorders."""
+        """Describe the ranks that never reached the last collective, according to flight recorders.
+
+        The controller adds the lines to the summary before `ended`.
+        """
         if state.attempt not in self._flights:
             return []
         self._folder.flush()
@@ -248,7 +253,10 @@ class Recorder(Observer):
                 self.remark(f"can't write to TORCHELASTIC_ERROR_FILE={path}: {reason(error)}")
 
     def close(self) -> None:
-        """Close the run directory; delete it if it was temporary."""
+        """Close the run directory; delete it if it was temporary.
+
+        Called by the controller after all observers have ended.
+        """
         self._close_files()
         if self._temporary:
             self._folder.remove()
@@ -272,6 +280,7 @@ def _as_torch(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _unpickled(data: bytes) -> Any:
+    """Return the plain data in a pickle. Raises anything if it is malformed or contains more."""
     import pickle  # 1 ms, and rarely needed
 
     class PlainData(pickle.Unpickler):
@@ -309,7 +318,7 @@ def flight_dumps(folder: str, attempt: int, world_size: int) -> dict[int, Any]:
 
 
 class LastOutput(Observer):
-    """The last output of each rank in the last attempt."""
+    """The last output of each rank in the last attempt. `Observer` says when its methods are called."""
 
     def __init__(self) -> None:
         self._attempt = 0

@@ -26,11 +26,12 @@ STOPPED = "stopped"
 """An empty file that `distlaunch stop` leaves before it sends SIGINT."""
 CONTROLLER_LOG = "controller.log"
 """The stderr of a controller without a terminal. Only a bug writes to it."""
-OUTPUT_INDEX = "output.index"
 CODE = "code.json"
-"""The manifest of the code that the job brought to its nodes."""
+"""The manifest of the code that the job brought to its nodes, as in `agent.tree`."""
+OUTPUT_INDEX = "output.index"
 """The order and times in which output arrived. The files of the ranks have the output itself."""
 INDEX_RECORD = struct.Struct("<dQIIIH")
+"""A record of the output index: the fields of `Entry`."""
 MAX_OPEN = 200
 """Log files kept open at once: two per rank would exceed the usual limit of 1024 descriptors."""
 AT_ONCE = 1 << 17
@@ -189,6 +190,7 @@ class LogWriter:
     # In the thread
 
     def _write_all(self) -> None:
+        """Write the queue. Called by the thread of the backlog."""
         while self._backlog.queue:
             pieces = self._next()
             lost = []  # `put` loses nothing: the old content is still true of its time
@@ -251,6 +253,7 @@ class LogWriter:
                 os.ftruncate(fd, os.lseek(fd, 0, os.SEEK_CUR) - torn)
 
     def _put(self, piece: Piece) -> None:
+        """Overwrite the start of a file, or replace a whole file, if possible."""
         path = os.path.join(self.path, piece.name)
         place, flags = (path, 0) if piece.where == "over" else (f"{path}.new", os.O_CREAT)
         with contextlib.suppress(OSError):
@@ -263,6 +266,7 @@ class LogWriter:
                 os.replace(place, path)
 
     def _descriptor(self, name: str) -> int:
+        """Return the descriptor of a file, which is created with its directories. Raises OSError."""
         if name not in self._open:
             if len(self._open) >= MAX_OPEN:
                 os.close(self._open.pop(next(iter(self._open))))

@@ -33,8 +33,9 @@ MOST_NAMED = 4
 class Terminal(Observer):
     """The display of a run on the console. With `quiet`, it shows only warnings and errors.
 
-    If the reader of the output leaves, the job ends through `interrupts`, as a pipeline does.
-    With `waits`, for a run in another process, a slow reader gets all of the output.
+    If the reader of the output leaves, the job ends through `interrupts`, as a pipeline does. With `waits`,
+    for a run in another process, a slow reader gets all of the output. `Observer` says when its methods are
+    called.
     """
 
     def __init__(

@@ -87,17 +87,18 @@ class Redactor:
             if "\n" in line:
                 found.append(self.text(line))
                 continue
-            was, rest = inside, line
+            was_inside, rest = inside, line
             if inside and (end := _ENDS.search(line)):
                 inside, rest = False, line[end.end() :]
             elif not inside and _BEGINS.search(line) and not _ENDS.search(line):
                 inside = True
-            hidden = (was and inside) or _ENCODED.fullmatch(line)
+            hidden = (was_inside and inside) or _ENCODED.fullmatch(line)
             found.append(REDACTED if hidden else masked(_SHAPES.sub(REDACTED, self.known(rest))))
         return found
 
 
 def _pattern(words: Iterable[str], form: str) -> re.Pattern[str] | None:
+    """Return `form` with a pattern for any of the words in place of {}, or None without words."""
     ordered = sorted({word for word in words if word}, key=len, reverse=True)
     return re.compile(form.format(f"(?:{'|'.join(map(re.escape, ordered))})")) if ordered else None
 

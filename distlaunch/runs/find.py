@@ -104,6 +104,7 @@ def elsewhere(word: str, alone: bool = False) -> tuple[str, Sequence[Any]] | Non
     """Return a run on another host that matches a word, and how to reach that host; `alone` as in `find`.
 
     Unless its end was noted, this machine can't tell whether the run is active. Raises `UsageError`.
+    The second item contains the arguments of `cli.remote.ssh_to`.
     """
     file = os.path.realpath(word) if word.endswith(JOB_FILES) else ""
     there, known = {} if os.path.isdir(word) else ways(file), folders()

@@ -80,6 +80,7 @@ def _header(report: Report) -> str:
 
 
 def _section(title: str, body: str) -> str:
+    """Return a section of the page; "" without a `body`."""
     name = title.lower().replace(" ", "-")
     head = f'<section aria-labelledby="{name}"><h2 id="{name}">{title}</h2>'
     return f"{head}\n{body}</section>" if body else ""
@@ -119,6 +120,7 @@ def _drawing(title: str, height: float, inner: str, kind: str = "") -> str:
 
 
 def _verdict(report: Report) -> str:
+    """Return the root cause with its evidence and consequences, and what to do."""
     found, status = report.explanation, report.run.status
     if not found.cause:
         goes = "The run succeeded." if status.state is RunState.SUCCEEDED else "The run is active."
@@ -162,6 +164,7 @@ def _pre(lines: Iterable[str]) -> str:
 
 
 def _ledger(report: Report) -> str:
+    """Return the run's seconds by class, as a bar and a table."""
     found = ledger(report.spans, report.queue_s)
     whole = sum(found.values())
     if not whole:
@@ -186,6 +189,7 @@ def _key(color: str) -> str:
 
 
 def _timeline(report: Report) -> str:
+    """Return a lane for the job and for each node. If there are many, nodes that look alike share one."""
     of_lanes = {lane: list(group) for lane, group in groupby(report.spans, key=lambda span: span.lane)}
     scale = WIDTH / (report.seconds or 1.0)
     alike: dict[tuple[Any, ...], list[int]] = {}
@@ -248,6 +252,7 @@ def _time_axis(report: Report) -> str:
 
 
 def _attempts(report: Report) -> str:
+    """Return the table of attempts, or "" if there was only one."""
     if len(report.attempts) < 2:
         return ""
     rows = [
@@ -292,6 +297,7 @@ def _uses(report: Report) -> str:
 def _strip(
     label: str, name: str, strip: Sequence[tuple[float, float]], most: float, seconds: float, every: int
 ) -> str:
+    """Return the row of a node, whose `strip` has the value of each `every`-th sample with its time."""
     scale, height, path = WIDTH / (seconds or 1.0), 24, ""
     for (at, value), (following, _) in zip(strip, [*strip[1:], (seconds, 0.0)], strict=True):
         most_s = 1.5 * every * max(SAMPLE_S, SAMPLE_SHARE * at)  # a node may have been lost for a while
@@ -312,6 +318,7 @@ def _used(name: str, value: float) -> str:
 
 
 def _ripple(report: Report) -> str:
+    """Return when and how the ranks ended after the first failure: a drawing, and a row for each kind."""
     ends = report.ripple()
     if len(ends) < 2:
         return ""
@@ -340,6 +347,7 @@ def _ripple(report: Report) -> str:
 
 
 def _end_kind(end: End) -> str:
+    """Return the key of `_ENDS` for the end of a rank."""
     word = "root cause" if end.first else end.how.split(" ")[0]
     return word if word in _ENDS else "failed"
 
@@ -348,6 +356,7 @@ def _end_kind(end: End) -> str:
 
 
 def _output(report: Report) -> str:
+    """Return a bar for the bytes that each rank printed."""
     volume, ranks = report.volume, report.state.workers if report.state else ()
     most = max(volume.values(), default=0)
     if not most:
@@ -369,6 +378,7 @@ def _output(report: Report) -> str:
 
 
 def _ranks(report: Report) -> str:
+    """Return the table of ranks, folded if there are many."""
     rows = report.rows()
     if not rows:
         return ""
@@ -392,6 +402,7 @@ _USE = ("CPU", "memory", "GPU", "GPU memory")
 
 
 def _rank_cells(report: Report, row: Row, end: str) -> list[Any]:
+    """Return the cells of a rank; `end` is how it ended, or ""."""
     state = plain(end or ", ".join(dict.fromkeys([row.doing, *row.marks])))
     flag = ' class="mark"' if _stands_out(row) else ""
     when = "before the end" if report.run.status.state.over else "ago"
@@ -425,6 +436,7 @@ def _messages(report: Report) -> str:
 
 
 def _code(report: Report) -> str:
+    """Return the facts about what ran: code, backend, interpreters, versions, controller."""
     state, status = report.state, report.run.status
     if state is None:
         return ""
@@ -440,6 +452,7 @@ def _code(report: Report) -> str:
 
 
 def _plan(report: Report) -> str:
+    """Return the plan of the last attempt, with the command and variables of rank 0."""
     plan, recorded = report.state.plan if report.state else None, report.plan_document()
     if plan is None:
         return ""
@@ -503,6 +516,7 @@ SECTIONS = (
     *(_verdict, _ledger, _timeline, _uses, _ripple, _output),
     *(_ranks, _tails, _messages, _code, _plan),
 )
+"""The sections of the page. Each function returns its section, or "" if the report has nothing for it."""
 _LIGHT = """
 color-scheme: light dark;
 --bg: #fff; --fg: #1c2430; --dim: #55606e; --line: #d9dfe6; --soft: #f4f6f8;

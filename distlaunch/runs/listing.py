@@ -98,6 +98,7 @@ def document(run: Run) -> dict[str, Any]:
 
 
 def _row(run: Run, now: float) -> tuple[str, ...]:
+    """Return the cells of a run, under HEADINGS."""
     status, silent = run.status, _silent_s(run, now)
     ended = f" ({status.exit_status})" if status.exit_status else ""
     return (

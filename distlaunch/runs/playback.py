@@ -34,7 +34,10 @@ class _Tail:
         self.rest = b""
 
     def fresh(self) -> bytes:
-        """Read some new bytes, and return the `rest` followed by them; nothing if there are none."""
+        """Read some new bytes, and return the `rest` followed by them; nothing if there are none.
+
+        The caller then sets `rest`.
+        """
         if self._file is None:
             try:
                 self._file = FileIO(fd_of(*self._place))
@@ -112,6 +115,7 @@ class Playback:
             self._observer.woken()
 
     def _turn(self) -> bool:
+        """Pass on what can be read now. Return whether there may be more."""
         try:
             lines, entries = self._come()
             both: list[Iterable[_Piece]] = [lines, entries]
@@ -181,6 +185,7 @@ class Playback:
             self._observer.printed(Printed(rank, stream, data, entry.attempt, goes_to))
 
     def _read(self, name: str, offset: int, size: int) -> bytes:
+        """Read a piece of a file, which stays open; b"" if the file or the piece is missing."""
         if name not in self._open:
             if len(self._open) >= MAX_OPEN:
                 os.close(self._open.pop(next(iter(self._open))))

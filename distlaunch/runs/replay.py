@@ -64,6 +64,7 @@ class Replay:
             raise HistoryError(f"line {self._count}: {what}") from error
 
     def _step(self, line: Mapping[str, Any], kind: type | None) -> Moment | None:
+        """Process a line. `kind` is the type of its event, or None for a message and for the first line."""
         at, event = line["t"], None
         if self.state is None:
             self.state, actions = begin(typed(JobSpec, line["spec"]), at, typed(float, line["chance"]))

@@ -117,14 +117,15 @@ class Report(RunModel):
         return []
 
     def _ends(self, state: State, cause: Cause) -> list[End]:
+        """Return the ends of the ranks in an attempt that ended for this reason."""
         summary = self.explanation.summary
         if summary is None or summary.state.attempt != state.attempt:
             summary = Summary(state, "", {}, 0.0)  # the output of earlier attempts is not read
         how = {rank: words for words, ranks in summary.ends().items() for rank in ranks}
         at = {each.rank: each.phase.at for each in state.workers if isinstance(each.phase, Exited)}
-        zero = at.get(cause.rank, cause.at) if cause.exit and cause.rank is not None else cause.at
+        failed_at = at.get(cause.rank, cause.at) if cause.exit and cause.rank is not None else cause.at
         return [
-            End(rank, ended - zero, how.get(rank, doing(state.workers[rank])), rank == cause.rank)
+            End(rank, ended - failed_at, how.get(rank, doing(state.workers[rank])), rank == cause.rank)
             for rank, ended in at.items()
         ]
 
@@ -183,6 +184,7 @@ def report_of(run: Run) -> Report:
 
 
 def _seconds(report: Report) -> float:
+    """Return how long the run has taken, so far or in all."""
     last = report.timeline.at if report.timeline else 0.0
     seconds = (summary_in(report.run.folder) or {}).get("seconds")
     if not report.run.status.state.over:

@@ -75,6 +75,7 @@ def living(run: str, pid: int | None = None) -> Run | None:
 
 
 def _run_of(folder: str, document: Mapping[str, Any], alive: bool) -> Run | None:
+    """Return the run with this status, corrected by what is known of its controller; None = damaged."""
     try:
         status = status_of(document)
     except (KeyError, TypeError, ValueError):
@@ -128,6 +129,7 @@ def _ended_unseen(folder: str, status: Status) -> Status:
 
 
 def _why_lost(folder: str, controller: ControllerProcess) -> str:
+    """Describe how a controller that left no final status may have ended."""
     who = f"its controller, process {controller.pid} on {controller.host},"
     known = bool(controller.boot) and controller.host == os.uname().nodename
     if known and controller.boot != boot_id():

@@ -64,7 +64,7 @@ class Submission(Frozen):
 
 
 def note(submission: Submission) -> None:
-    """List a submission."""
+    """List a submission. `submit` calls this; a job's own process lists its runs."""
     _note(submission, **submission._replace(end="")._asdict())
 
 
@@ -191,6 +191,7 @@ def waiting(shown: Sequence[Run], ended: bool) -> Iterator[tuple[Submission, Run
 
 
 def _queried(scheduler: str, open_: Sequence[Submission], ended: bool) -> Iterator[tuple[Submission, Run]]:
+    """Yield the open jobs of one scheduler for `waiting`, and note the end of those that are over."""
     try:
         states = load(scheduler).look([each.id for each in open_])
     except DistlaunchError as error:

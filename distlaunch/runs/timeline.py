@@ -73,6 +73,7 @@ class Timeline:
         """The number of the job's nodes, or of a node's ranks, in a span of each kind."""
         self._in_setup: set[int] = set()
         self._seen: tuple[Any, ...] = ()
+        """The facts on which the kinds of all nodes depended at the last event."""
         self.take(None, first, 0.0)
 
     def take(self, event: Event | None, state: State, at: float) -> None:
@@ -92,6 +93,7 @@ class Timeline:
         self._seen, self.at, self.attempts[state.attempt] = seen, at, state
 
     def _take_node(self, node: int, local_rank: int | None, state: State, at: float) -> None:
+        """Update the lanes of a node and its ranks, or only one of its ranks."""
         rank = None if local_rank is None else state.rank_of(node, local_rank)
         part = state.plan.part_of(node) if state.plan else None
         for each in () if part is None else part.ranks if rank is None else (rank,):
@@ -99,6 +101,7 @@ class Timeline:
         self._change((node,), self._of_node(node, state), state, at)
 
     def _of_node(self, node: int, state: State) -> str:
+        """Return the kind of a node's time; "" if the node is away or done."""
         this = state.nodes[node]
         if isinstance(this, Connecting | Retrying | Reaping):
             # Nothing is known of a lost node until it returns.
@@ -157,6 +160,7 @@ def _of_job(state: State, nodes: Mapping[str, int]) -> str:
 
 
 def _of_rank(worker: RankState, state: State) -> str:
+    """Return the kind of a rank's time; "" before its start and after its end."""
     if not worker.running:
         return ""
     if state.phase is not Phase.RUNNING:
@@ -220,10 +224,12 @@ def trace(spans: Iterable[Span], labels: Sequence[str], messages: Iterable[tuple
 
 
 def _place(lane: Lane) -> tuple[int, int]:
+    """Return the numbers that identify a lane in a trace: of its process and its thread."""
     return (lane[0] + 1 if lane else 0, lane[1] + 1 if len(lane) > 1 else 0)
 
 
 def _named(lane: Lane, process: str, thread: str = "node") -> Iterator[dict[str, Any]]:
+    """Yield the events of a trace that name a lane's process and thread; "" = not named here."""
     node, number = _place(lane)
     for what, name in (("process_name", process), ("thread_name", thread)):
         if name:

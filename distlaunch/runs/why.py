@@ -241,6 +241,7 @@ def _recorded(run: Run) -> Explanation | None:
 
 
 def _explained(known: Explanation, state: State, cause: Cause, epoch: float) -> Explanation:
+    """Return the explanation with the root cause, and with what the summary says about it."""
     summary = summary_of(known.run.folder, state) or Summary(state, known.run.folder, {}, 0.0)
     document, pids = summary.cause_document(cause), {worker.pid for worker in state.workers if worker.pid}
     records = [record for record in known.evidence if document["node"] in (None, record.node)]
@@ -317,7 +318,10 @@ def _differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[st
 
 
 def _changed_files(before: str, now: str) -> tuple[str, str] | None:
-    """Return the difference between the code in two run directories; None if it is equal or unknown."""
+    """Return the difference between the code in two run directories; None if it is equal or unknown.
+
+    `launch.snapshot` writes CODE: a row for each file, with its path, kind, size and digest.
+    """
     codes = []
     for folder in (before, now):
         damaged = (OSError, ValueError, TypeError, LookupError, RecursionError)
@@ -376,6 +380,7 @@ def _past(folder: str, *observers: Observer) -> _Past:
 
 
 def _settings(first: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a run by key, from the first line of its events."""
     spec = {**first.get("spec", {})}
     pairs = chain(_of_nodes(spec.pop("nodes", [])), _flat(spec, ""))
     found = {_key(name): value for name, value in pairs if not _UNCOMPARED.match(name)}
@@ -415,6 +420,7 @@ def _key(name: str) -> str:
 
 
 def _flat(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """Yield (path, value) of each value in a JSON document, with lists of strings as tuples."""
     if isinstance(value, dict):
         for name, inner in value.items():
             yield from _flat(inner, f"{path}.{name}" if path else name)

@@ -186,7 +186,7 @@ class Scheduler:
         return ()
 
     def options(self, spec: JobSpec, followed: bool) -> Iterable[str]:
-        """List the options for the batch script, except those of `extra`."""
+        """List the options for the batch script, except those of `extra`. `followed` is as in `script`."""
         raise NotImplementedError
 
     def opening(self, spec: JobSpec) -> Sequence[str]:
@@ -209,7 +209,8 @@ class Scheduler:
         """Return a readable batch script that runs `call`.
 
         It has options, the lines of `setup`, traps, and the call. The output of a `followed` job goes to the
-        directory of its runs, and `stop` sends it a termination warning.
+        directory of its runs, and `stop` sends it a termination warning. Jobs of `submit` are followed, those
+        of `export` are not.
         """
         lines, extra = self.asked(spec).get("setup") or (), self.asked(spec).get("extra", ())
         options = (*self.options(spec, followed), *extra)
@@ -285,6 +286,7 @@ def _mistakes(spec: JobSpec, scheduler: Scheduler) -> Iterator[tuple[str, str]]:
 
 
 def _missing(spec: JobSpec) -> Iterator[tuple[str, str]]:
+    """Yield the workdir, program or interpreter if this machine, and so probably every node, lacks it."""
     workdir = os.path.expanduser(spec.program.workdir)
     if not os.path.isdir(workdir):
         yield "workdir", f"{workdir} does not exist"
@@ -317,6 +319,7 @@ def plain_name(name: str) -> str:
 
 
 def _run_lines(call: Call, ending: str) -> list[str]:
+    """Return the lines that run `call`, with its input in a here-document."""
     line = shlex.join(call.words)
     if call.stdin is None:
         return [f"{line}{ending}"]

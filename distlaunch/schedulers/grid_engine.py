@@ -17,7 +17,10 @@ _REFUSED = "is control_slaves TRUE in `qconf -sp $PE`? `--set launcher=ssh` does
 
 
 class Qrsh(Command):
-    """A host reached by `qrsh -inherit`, which starts a task of the job there."""
+    """A host reached by `qrsh -inherit`, which starts a task of the job there.
+
+    `Command` explains the attributes.
+    """
 
     failures = (
         (Kind.TASK_REFUSED, r"didn't accept task|not in the parallel environment|no free slots"),
@@ -31,7 +34,7 @@ class Qrsh(Command):
 
 
 class GridEngine(base.Scheduler):
-    """Grid Engine and its successors."""
+    """Grid Engine and its successors. `Scheduler` explains its attributes and methods."""
 
     name, title = "grid-engine", "Grid Engine"
     mark = "#$"
@@ -91,7 +94,7 @@ class GridEngine(base.Scheduler):
         yield "-j y"
         own = queue.output_path(spec.logs.folder, "$JOB_ID", self.name)
         yield base.option("-o ", own if followed else f"{base.workdir(spec)}/$JOB_NAME.o$JOB_ID")
-        yield "-r n"
+        yield "-r n"  # Grid Engine itself must not start the job again
         if followed:
             yield "-cwd"
         if followed or "on_warning" in spec.places:
@@ -130,6 +133,7 @@ def jobs_in(output: str) -> dict[str, queue.Queued]:
 
 
 def _queued(letters: str, job: str) -> queue.Queued:
+    """Convert the letters of a state in qstat, such as qw, r, Eqw or dr."""
     if "E" in letters:
         return queue.Queued(letters, f"can't start: `qstat -j {job}` says why", "waits")
     goes: queue.Stage = "waits" if "w" in letters and "d" not in letters else "goes"

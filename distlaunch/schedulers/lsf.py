@@ -29,7 +29,8 @@ def _minutes(seconds: int) -> str:
 class Blaunch(Command):
     """A host reached by blaunch.
 
-    LSF sends termination warnings to all processes of a job, and blaunch must survive them.
+    LSF sends termination warnings to all processes of a job, and blaunch must survive them. `Command`
+    explains the attributes.
     """
 
     failures = (
@@ -47,7 +48,7 @@ class Blaunch(Command):
 
 
 class Lsf(base.Scheduler):
-    """The LSF scheduler."""
+    """The LSF scheduler. `Scheduler` explains its attributes and methods."""
 
     name, title = "lsf", "LSF"
     tasks = _TASKS
@@ -83,9 +84,9 @@ class Lsf(base.Scheduler):
     def allocation(self, environ: Mapping[str, str], listed: str) -> Allocation:
         """Return the hosts. A job of an array isn't `queued`, because its ID in the queue is different."""
         index = environ.get("LSB_JOBINDEX", "0")
-        alone = index in ("", "0")
-        job = environ["LSB_JOBID"] + ("" if alone else f"[{index}]")
-        queued = alone and "LSB_JOBFILENAME" in environ and not environ.get("LSB_INTERACTIVE")
+        not_in_array = index in ("", "0")
+        job = environ["LSB_JOBID"] + ("" if not_in_array else f"[{index}]")
+        queued = not_in_array and "LSB_JOBFILENAME" in environ and not environ.get("LSB_INTERACTIVE")
         nodes = queue.listed_nodes(self.title, _slots(environ, listed), environ)
         return Allocation(self.name, self.title, job, nodes, queued)
 
@@ -106,7 +107,7 @@ class Lsf(base.Scheduler):
         yield from base.given(asked, {"queue": "-q ", "project": "-P ", "time": "-W "})
         own = queue.output_path(spec.logs.folder, "%J", self.name)  # LSF appends its report to this file
         yield base.option("-o ", own if followed else f"{base.workdir(spec)}/{name}.o%J")
-        yield "-rn"
+        yield "-rn"  # LSF itself must not start the job again
 
     def submit(self, script: str) -> str:
         """Submit with bsub, which reads scripts with options from standard input."""

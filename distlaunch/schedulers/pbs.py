@@ -15,7 +15,10 @@ _WAITING, _GOING = "QHWT", "RESUB"
 
 
 class Pbs(base.Scheduler):
-    """The PBS scheduler. Its job IDs end with the name of the server."""
+    """The PBS scheduler. Its job IDs end with the name of the server.
+
+    `Scheduler` explains its attributes and methods.
+    """
 
     name, title = "pbs", "PBS"
     mark = "#PBS"
@@ -55,7 +58,7 @@ class Pbs(base.Scheduler):
         return 0 if gpus is None and "select" in self.asked(spec) else gpus
 
     def options(self, spec: JobSpec, followed: bool) -> Iterator[str]:
-        """Yield options of qsub."""
+        """Yield options of qsub. `followed` is as in `Scheduler.script`."""
         asked = self.asked(spec)
         yield f"-N {base.plain_name(spec.name)}"
         yield base.option("-l select=", asked.get("select") or self._select(spec))
@@ -67,7 +70,7 @@ class Pbs(base.Scheduler):
             yield "-S /bin/bash"  # otherwise, it may be the login shell
         yield "-j oe"
         yield base.option("-o ", f"{spec.logs.folder if followed else base.workdir(spec)}/")
-        yield "-r n"
+        yield "-r n"  # by default, PBS may start the job again after losing a node
 
     def _select(self, spec: JobSpec) -> str:
         asked = self.asked(spec)

@@ -63,7 +63,10 @@ def _signal_mistake(signal: str) -> str | None:
 
 
 class Slurm(base.Scheduler):
-    """The Slurm scheduler, which can report why a job ended, and requeue it."""
+    """The Slurm scheduler, which can report why a job ended, and requeue it.
+
+    `Scheduler` explains its attributes and methods.
+    """
 
     name, title, step = "slurm", "Slurm", "step"
     mark = "#SBATCH"
@@ -257,6 +260,8 @@ scheduler = Slurm()
 
 
 def _component(environ: Mapping[str, str], group: int | None) -> Iterable[AllocatedNode]:
+    """Yield the nodes of a component of a heterogeneous job, or of another job if `group` is None."""
+
     def value(name: str) -> str:
         suffix = "" if group is None else f"_HET_GROUP_{group}"
         return environ.get(name + suffix, "")

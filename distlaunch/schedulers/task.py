@@ -161,6 +161,7 @@ def mpi_task(environ: Mapping[str, str]) -> Task | None:
 
 
 def _of_open_mpi(environ: Mapping[str, str]) -> Task:
+    """Locate a task of Open MPI, whose rank 0 has to be on mpirun's host."""
     step = next((environ[name] for name in _STEPS if name in environ), "")
     nodes = environ.get(_NODES, "")
     task = _task(environ, _OPEN_MPI, f"mpi-{step}", int(nodes) if nodes.isdecimal() else None)
@@ -184,6 +185,7 @@ def _of_hydra(environ: Mapping[str, str]) -> Task:
 
 
 def _task(environ: Mapping[str, str], names: tuple[str, ...], step: str, nodes: int | None = None) -> Task:
+    """Locate a task from its variables `names`: rank, size, local rank, local size. Raises `UsageError`."""
     texts = [environ.get(name, "") for name in names]
     if not all(text.isdecimal() for text in texts):
         seen = ", ".join(f"{name}={text}" for name, text in zip(names, texts, strict=True))

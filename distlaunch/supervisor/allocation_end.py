@@ -1,5 +1,8 @@
 """The end of an allocation. The scheduler sends a warning, or ends the job, which looks like a failure.
 
+`step.py` passes every `AttemptFailed` and `JobOver`, most of them from `rank_exits`, to this part first. It
+hands failures on to `restarting`, which may return `JobOver`, and the end of the job to `stopping`.
+
 A failure that the scheduler may have caused is held back until the scheduler answers, if it can be asked. If
 the scheduler is ending the job, the message says so, and the job is not restarted.
 """
@@ -28,7 +31,10 @@ _BY_SIGNALS = (128 + signal.SIGTERM, 128 + signal.SIGKILL, 128 + signal.SIGINT)
 
 
 def ask_before_failing(found: AttemptFailed, state: State, now: float) -> Step:
-    """Hold back a failure that the scheduler may have caused until the scheduler has been asked."""
+    """Hold back a failure that the scheduler may have caused until the scheduler has been asked.
+
+    The decider of `AttemptFailed`. Of several failures held back, keep the one that explains the others.
+    """
     if state.asked:
         known = state.asked.cause
         cause = found.cause if known is None or _explains(found.cause, known) else known
@@ -41,7 +47,10 @@ def ask_before_failing(found: AttemptFailed, state: State, now: float) -> Step:
 
 
 def ask_before_ending(found: JobOver, state: State, now: float) -> Step:
-    """Hold back the end of a job that the scheduler may be ending: one without nodes, or after SIGTERM."""
+    """Hold back the end of a job that the scheduler may be ending: one without nodes, or after SIGTERM.
+
+    The decider of `JobOver`.
+    """
     if found.asked or not _may_be_by_scheduler(found.cause, state) or not _scheduler_answers(state):
         return stopping.end_job(found, state, now)
     asked = Asked(found.cause)
@@ -65,7 +74,10 @@ def _explains(later: Cause, held: Cause) -> bool:
 
 
 def termination_warning(found: TerminationWarning | WarningReceived, state: State, now: float) -> Step:
-    """Pass the first termination warning on to the ranks, after asking the scheduler how long they have."""
+    """Pass the first termination warning on to the ranks, after asking the scheduler how long they have.
+
+    The decider of `TerminationWarning`, and the handler of `WarningReceived`.
+    """
     if state.warned or state.phase is Phase.STOPPING:
         return state, ()
     state = state._replace(warned=True)
@@ -106,6 +118,7 @@ def _resume(asked: Asked, left_s: float | None, state: State, now: float) -> Ste
 
 
 def _ended_by_scheduler(state: State, answer: AllocationReported, now: float) -> Step:
+    """End the job. If it is already ending, replace a root cause that the end of the allocation explains."""
     cancelled = "cancelled" in answer.why
     text = f"{'' if cancelled else _lost_words(state)}{_allocation_name(state)} {answer.why}"
     cause = Cause(text, STATUS, now, scheduled=True, cancelled=cancelled, final=answer.final)
@@ -124,7 +137,7 @@ def _lost_words(state: State) -> str:
 
 
 def success_doubted(found: SuccessDoubted, state: State, now: float) -> Step:
-    """Ask the scheduler whether it ended the ranks."""
+    """Ask the scheduler whether it ended the ranks. The decider of `SuccessDoubted`."""
     if state.asked or not _scheduler_answers(state):
         return state, ()
     return _ask(state, Asked(), now)
@@ -172,7 +185,8 @@ MISTAKES = (2, 126, 127)
 def is_to_go_on(state: State) -> bool:
     """Return whether the job with this final state is unfinished, as far as that can be determined.
 
-    After a termination warning, a success may come from a rank that has just saved its work.
+    The controller requeues such a job. After a termination warning, a success may come from a rank that has
+    just saved its work.
     """
     cause, wanted = state.cause, state.spec.restarts.requeue
     if not wanted or (cause and (cause.cancelled or cause.final)):

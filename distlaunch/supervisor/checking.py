@@ -28,7 +28,10 @@ CHOOSES_GPUS = "CUDA_VISIBLE_DEVICES"
 
 
 def needs_of(state: State, index: int) -> Needs | None:
-    """Return the facts that a node must check, or None if they are known or not to be checked."""
+    """Return the facts that a node must check, or None if they are known or not to be checked.
+
+    They are sent with the request for its route.
+    """
     node, spec = state.nodes[index], state.spec
     known = isinstance(node, Up) and node.seen is not None
     return None if known or {"place", "limits"} <= {*spec.unchecked} else own_needs(spec, index)
@@ -49,17 +52,20 @@ def own_needs(spec: JobSpec, index: int) -> Needs:
 
 
 def problems(state: State) -> Sequence["Finding"]:
-    """Return the problems with the nodes of the attempt, errors first."""
+    """Return the problems with the nodes of the attempt, errors first.
+
+    Called right before the workers start.
+    """
     seen = {index: _seen(state, index) for index in state.members}
     if not any(seen.values()) and not any(_misnamed(state, index) for index in state.members):
         return ()
     from distlaunch.check.findings import Finding, NodeReport, report  # only several nodes have facts
 
-    own: dict[Problem, list[str]] = {}
+    nodes_with: dict[Problem, list[str]] = {}
     for index in state.members:
         for problem in _own_problems(state, index, seen[index]):
-            own.setdefault(problem, []).append(state.label(index))
-    of_nodes = [Finding(problem, tuple(nodes)) for problem, nodes in own.items()]
+            nodes_with.setdefault(problem, []).append(state.label(index))
+    of_nodes = [Finding(problem, tuple(nodes)) for problem, nodes in nodes_with.items()]
     nodes = [NodeReport(state.label(index), facts=facts) for index, facts in seen.items()]
     return report(expected(state.planned), nodes, of_nodes, skip=state.spec.unchecked).findings
 
@@ -98,7 +104,7 @@ def _own_problems(state: State, index: int, seen: Mapping[str, Any]) -> Iterator
     """Yield the problems that `check` finds from other facts."""
     from distlaunch.check.findings import Problem
 
-    if isinstance(silent := seen.get("place"), str):
+    if isinstance(silent := seen.get("place"), str):  # the reason why there are no facts, instead of a dict
         why = "its file system may be down"
         yield Problem("warning", "place", f"{silent} about the workdir and the script", why)
     first, program = state.members[0], state.spec.program_of(state.spec.pool[index])
@@ -118,6 +124,7 @@ def _backend(state: State) -> str:
 
 
 def _misnamed(state: State, index: int) -> list[tuple[str, str, str]]:
+    """Return the rows of `Route.misnamed` about variables that the backend reads."""
     route = route_of(state.nodes[index])
     used = INTERFACE_VARIABLES if _backend(state) == "NCCL" else INTERFACE_VARIABLES[:1]
     return [each for each in route.misnamed if each[0] in used] if route else []

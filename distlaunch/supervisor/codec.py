@@ -64,11 +64,15 @@ def event_of(report: Any, clock: Clock) -> Event | None:
 
 
 def uses_of(report: messages.Usage) -> dict[int, Use]:
-    """Return the resource use of each worker, keyed by local rank. Raises `ProtocolError`."""
+    """Return the resource use of each worker, keyed by local rank. Raises `ProtocolError`.
+
+    The controller passes it to observers without an event, since no decision depends on it.
+    """
     return dict(map(_use, report.ranks))
 
 
 def _use(row: Any) -> tuple[int, Use]:
+    """Convert a row of `Usage.ranks`: local rank, then the fields of `Use`."""
     match row:
         case [int(rank), int() | float() as cpu, int(memory), int() | None as gpu, int() | None as there]:
             shares = (value if value is None else number(value, "gpu", 0) for value in (gpu, there))
@@ -141,10 +145,12 @@ def _cut(value: Any, depth: int = 4, most: int = MAX_TEXT) -> Any:
 
 
 def _seen(rows: tuple[tuple[int, bool, str], ...], name: str) -> tuple[tuple[int, bool, str], ...]:
+    """Check the rows of `RanksLag`: local rank, whether it tries to join, and its activity."""
     return tuple((number(rank, name), tries, words[:MAX_WORDS]) for rank, tries, words in rows)
 
 
 def _stopped(rows: tuple[tuple[int, int], ...], name: str) -> tuple[tuple[int, int], ...]:
+    """Check the rows of `RanksStalled`: local rank, and the PID that a signal has stopped."""
     return tuple((number(rank, name), number(pid, name, 1)) for rank, pid in rows)
 
 

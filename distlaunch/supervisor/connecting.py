@@ -88,14 +88,14 @@ def misfit(state: State, index: int) -> str:
 
 
 def may_come(state: State) -> bool:
-    """Return whether it will soon be known if the job can use another node."""
+    """Return whether it will soon be known if the job can use another node. A restart waits for that."""
     return any(
         is_expected(node) or _first_try(state, node) or _to_be_reaped(state, node) for node in state.nodes
     )
 
 
 def may_return(state: State) -> bool:
-    """Return whether any node may still return."""
+    """Return whether any node may still return. A restart that lacks nodes waits for that."""
     return any(isinstance(node, Connecting | Retrying) or _to_be_reaped(state, node) for node in state.nodes)
 
 
@@ -104,7 +104,10 @@ def _to_be_reaped(state: State, node: Node) -> bool:
 
 
 def _first_try(state: State, node: Node) -> bool:
-    """Return whether this is the first connection attempt since the node was lost."""
+    """Return whether this is the first connection attempt since the node was lost.
+
+    `tries` includes the connection that was lost.
+    """
     match node:
         case Retrying(tries=1) | Connecting(tries=2):
             return is_missing(node)
@@ -121,7 +124,7 @@ RECONNECT_MAX_S = 30.0
 
 
 def link_ended(state: State, node: int, before: Linked, failure: LinkFailure, now: float) -> Step:
-    """Treat a node as lost, and its workers with it."""
+    """Treat a node as lost, and its workers with it. `before` is the state of the node until now."""
     state = lost(state, node, before, failure, now)
     if state.phase is Phase.STOPPING:
         if (state.cause and state.cause.scheduled) or _was_suspended(state, now):
@@ -211,7 +214,10 @@ def _fenced(state: State, node: int, away: Away, now: float) -> State:
 
 
 def reconnect_later(state: State, node: int, this: Retrying, now: float) -> State:
-    """Reconnect a node after a growing delay, if the job can use the node and another attempt can help."""
+    """Reconnect a node after a growing delay, if the job can use the node and another attempt can help.
+
+    Otherwise, give it up.
+    """
     hopeless = this.failure is not None and not this.failure.may_pass
     state = state.without_timers(Timer.RETRY, Timer.ANSWER, node=node)
     of_use = state.spec.takes_nodes_back and state.phase not in (Phase.STOPPING, Phase.CONNECTING)
@@ -254,6 +260,10 @@ def on_reaped(event: Reaped, state: State, now: float) -> Step:
 
 
 def _admit(state: State, node: int, up: Up, tries: int, now: float) -> Step:
+    """Use a node whose agent is ready, or drop it if it can't take part.
+
+    `NodeBack` follows unless the job is still connecting its first nodes.
+    """
     state = state.with_node(node, up)
     if state.phase is Phase.STOPPING:
         return state, ()
@@ -279,7 +289,7 @@ def _drop(state: State, node: int, why: str, tries: int, now: float) -> tuple[St
 
 
 def drop_misfits(found: Planned, state: State, now: float) -> Step:
-    """Drop the spares that can't take part in the new plan."""
+    """Drop the spares that can't take part in the new plan. The decider of `Planned`."""
     actions: tuple[Action, ...] = ()
     for index, node in enumerate(state.nodes):
         idle = isinstance(node, Up) and index not in state.members
@@ -318,6 +328,7 @@ def not_connected(state: State, node: int, this: Connecting, failure: LinkFailur
 
 
 def _unusable(state: State, node: int, failure: LinkFailure) -> Step:
+    """Give a node up before the job has begun, with a message unless another one explains more."""
     state = state.with_node(node, Unusable(failure)).without_timers(Timer.RETRY, Timer.ANSWER, node=node)
     if failure.kind is Kind.ABSENT:
         return state, ()  # its launcher announces itself later
@@ -335,7 +346,10 @@ def _more_may_come(state: State) -> bool:
 
 
 def begin_when_connected(state: State, now: float) -> Step:
-    """Prepare an attempt once the job has its nodes. End the job once it can't get enough of them."""
+    """Prepare an attempt once the job has its nodes. End the job once it can't get enough of them.
+
+    The rule of CONNECTING.
+    """
     if _more_may_come(state):
         return state, ()
     found = choose_members(state)

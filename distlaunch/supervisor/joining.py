@@ -21,22 +21,22 @@ _UNUSED = "the script does not use MASTER_ADDR and MASTER_PORT"
 
 def watch(state: State, now: float) -> State:
     """Return `state`, at the start of an attempt, with the timers for joining."""
-    limit_s, named = state.planned.join_s, state.spec.names_join_limit
+    limit_s, explicit = state.planned.join_s, state.spec.names_join_limit
     state = state.unwatched()
     if limit_s is None:
         return state
     state = state.with_timer(Timer.JOIN_MESSAGE, now + MESSAGE_S)
-    return state.with_timer(Timer.JOIN, now + limit_s) if named else state
+    return state.with_timer(Timer.JOIN, now + limit_s) if explicit else state
 
 
 def on_ranks_joined(event: RanksJoined, state: State, now: float) -> Step:
     """Record ranks that joined the rendezvous, and report it once all have."""
-    before = state.workers.counts.joined == len(state.workers)
+    already_complete = state.workers.counts.joined == len(state.workers)
     for local_rank in event.local_ranks:
         rank = state.rank_of(event.node, local_rank)
         if rank is not None:
             state = state.with_worker(rank, joined=True)
-    if before or state.workers.counts.joined < len(state.workers):
+    if already_complete or state.workers.counts.joined < len(state.workers):
         return _with_limit(state, now), ()
     took_s = now - (state.started_at or now)
     text = f"{_all_words(state)} joined the rendezvous at {_where(state)} in {took_s:.1f} s"

@@ -58,6 +58,7 @@ def connect(state: State, node: int) -> Step:
 
 
 def _ask_early(state: State, node: int) -> tuple[State, tuple[Action, ...]]:
+    """Send a connecting node the requests that the foreseen plan requires of it, if there is one."""
     this, wanted = state.nodes[node], state.spec.nodes
     foreseen = state.foreseen and state.phase is Phase.CONNECTING and node < len(wanted)
     if not foreseen or not isinstance(this, Connecting):
@@ -124,6 +125,7 @@ def _with_plan(state: State, plan: LaunchPlan) -> State:
 
 
 def _hold_ports(state: State, first: int) -> tuple[State, tuple[Action, ...]]:
+    """Use the ports that the node holds already, or is about to (ASKED), else request them."""
     node = state.up(first)
     if node.held is None:
         return state, (_ask_for_ports(state, first),)
@@ -142,6 +144,7 @@ def _has_moved(state: State, plan: LaunchPlan, first: int) -> bool:
 
 
 def _with_routes(state: State, members: Sequence[int], route: Route | None) -> State:
+    """Return `state` with this route of all members. None: the routes must be requested again."""
     for index in members:
         state = state.with_node(index, state.up(index)._replace(route=route, asked=""))
     return state._replace(reached_by="")
@@ -184,7 +187,11 @@ def on_port_usurped(event: messages.PortUsurped, state: State, now: float) -> St
 
 
 def on_route_found(event: messages.RouteFound, state: State, now: float) -> Step:
-    """Record the route of a node to MASTER_ADDR."""
+    """Record the route of a node to MASTER_ADDR.
+
+    Once another node reports the address at which it reaches the first node, request the first node's
+    interface with that address, or warn if it has none.
+    """
     node = state.nodes[event.node]
     if not isinstance(node, Up) or node.asked != event.asked:
         return state, ()
@@ -193,13 +200,14 @@ def on_route_found(event: messages.RouteFound, state: State, now: float) -> Step
     seen = node.seen if event.seen is None else event.seen
     state = state.with_node(event.node, node._replace(route=route, asked="", seen=seen))
     is_first = event.node == (state.members[0] if state.members else 0)
-    tells = is_first or not state.reached_by
+    # Only these two answers can settle whether MASTER_ADDR is an address of the first node.
+    may_warn = is_first or not state.reached_by
     if not is_first and not state.reached_by:
         state = state._replace(reached_by=event.address)
     if state.phase is Phase.CONNECTING:
         return state, ()
     state, again = _ask_first_node(state)
-    return state, again or (_strange_master(state) if tells else ())
+    return state, again or (_strange_master(state) if may_warn else ())
 
 
 def _ask_first_node(state: State) -> tuple[State, tuple[Action, ...]]:
@@ -246,9 +254,12 @@ def _no_route_words(state: State, event: messages.RouteFailed) -> str:
 
 
 def start_when_prepared(state: State, now: float) -> Step:
-    """Start the workers once everything is prepared."""
-    alone = len(state.members) == len(state.nodes)  # spares need no routes
-    if state.port is None or (alone and state.nodes.counts.unrouted):
+    """Start the workers once everything is prepared.
+
+    The rule of PREPARING. First compare the environments, and refuse nodes with problems.
+    """
+    no_spares = len(state.members) == len(state.nodes)  # spares need no routes
+    if state.port is None or (no_spares and state.nodes.counts.unrouted):
         return state, ()
     if any(route_of(state.nodes[i]) is None or placing.lacks_code(state, i) for i in state.members):
         return state, ()
@@ -266,6 +277,7 @@ def start_when_prepared(state: State, now: float) -> Step:
 
 
 def _owes_an_answer(state: State, node: int) -> bool:
+    """Return whether a request for the port, the tree or a route of this member is unanswered."""
     this = state.nodes[node]
     if not isinstance(this, Up):
         return False
@@ -296,8 +308,8 @@ def _misnamed(event: messages.RouteFound, state: State) -> tuple[tuple[str, str,
     """Return the variables that can't work on a node with a route, each as name, setting and reason."""
     if not event.interfaces:
         return ()
-    given = {name: EnvValue(text) for name, text in event.named}
-    env = {**given, **state.spec.program_of(state.spec.pool[event.node]).env}
+    set_on_node = {name: EnvValue(text) for name, text in event.named}
+    env = {**set_on_node, **state.spec.program_of(state.spec.pool[event.node]).env}
     way = f"; the route to the other nodes uses {event.interface}" if event.interface else ""
     interfaces = dict(event.interfaces)
     return tuple(

@@ -1,4 +1,8 @@
-"""The start and the exit of workers."""
+"""The start and the exit of workers.
+
+`root_cause` picks the rank to report. What follows isn't decided here: `step.py` passes `AttemptFailed` and
+`JobOver` to `allocation_end`, which hands them on to `restarting` or `stopping`.
+"""
 
 import errno
 
@@ -29,7 +33,10 @@ def on_worker_unstarted(event: WorkerUnstarted, rank: int, state: State, now: fl
 
 
 def unstarted_advice(spec: JobSpec, node: int, stage: str, code: int) -> str:
-    """Return advice on which key of the job file to check. It is appended to the agent's error."""
+    """Return advice on which key of the job file to check. It is appended to the agent's error.
+
+    `stage` and `code` are `stage` and `errno` of `WorkerUnstarted`.
+    """
     if not spec.places:  # no job file: the command line of torchrun
         return ""
     if stage == "workdir":
@@ -53,13 +60,16 @@ def _workdir_key(spec: JobSpec, node: int) -> str:
 
 
 def on_worker_exited(event: WorkerExited, rank: int, state: State, now: float) -> Step:
-    """Record the exit of a worker."""
+    """Record the exit of a worker.
+
+    The rank may have died of a dump of its stacks, failed, or completed the success of the job.
+    """
     if isinstance(state.workers[rank].phase, Exited):
         return state, ()
     running = state.phase is Phase.RUNNING
     dumped = stalling.died_of_its_dump(state, rank, event.status)
-    told = dumped or not (running or event.unasked or event.at < state.ended_at)
-    exited = Exited(event.status, event.at, told, event.error_record, event.oom_kills, event.shm)
+    stopped = dumped or not (running or event.unasked or event.at < state.ended_at)
+    exited = Exited(event.status, event.at, stopped, event.error_record, event.oom_kills, event.shm)
     state = state.with_worker(rank, phase=exited)
     if dumped:
         return stalling.dump_came(state, rank, event.words, now)
@@ -79,7 +89,10 @@ def on_output_lost(event: OutputLost, rank: int, state: State, now: float) -> St
 
 
 def _rank_failed(state: State, rank: int, event: WorkerExited, now: float) -> Step:
-    """End the attempt after a nonzero exit, once the root cause is clear."""
+    """End the attempt after a nonzero exit, once the root cause is clear.
+
+    If the rank merely lost a peer, wait for a better cause until Timer.VERDICT.
+    """
     words = words_of(event.status, event.words, event.error_record)
     if words.peer_gone:
         state = root_cause.with_exit(state, rank, peer_gone=True, timed_out=words.timed_out)

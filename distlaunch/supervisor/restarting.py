@@ -1,4 +1,8 @@
-"""Restarts. The next attempt starts only once the end of the previous one is confirmed on every node."""
+"""Restarts. The next attempt starts only once the end of the previous one is confirmed on every node.
+
+Failures come from `allocation_end`. If no attempt may follow, the `JobOver` returned here goes back to
+`allocation_end`, and then to `stopping`.
+"""
 
 from distlaunch.agent.messages import StopWorkers
 from distlaunch.errors import Exit
@@ -59,7 +63,10 @@ def _excluded_words(state: State, failures: tuple[Restart, ...]) -> str:
 
 
 def _unlisted_words(cause: Cause, limit: Restarts) -> str:
-    """Return which key excludes a restart. The status of an exit takes precedence over its kind."""
+    """Return which key excludes a restart. The status of an exit takes precedence over its kind.
+
+    Return "" if none does.
+    """
     is_exit, on = cause.kind == "exit", limit.on or ()
     keys = (cause.exit_status, cause.kind) if is_exit else (cause.kind,)
     decisive = next((key for key in keys if key in on or key in limit.never), None)
@@ -70,7 +77,7 @@ def _unlisted_words(cause: Cause, limit: Restarts) -> str:
 
 
 def _repeated_words(state: State, failures: tuple[Restart, ...]) -> str:
-    """Return the exception that ended the last two attempts early, if it was the same one."""
+    """Return the exception that ended the last two attempts early, if it was the same one. Else return ""."""
     first, last = failures[0], failures[-1]
     same = len(failures) == 2 and first.why is Why.FAILURE and first.cause.raised == last.cause.raised
     if not same or state.spec.restarts.repeat or max(first.lived_s, last.lived_s) >= HEALTHY_S:
@@ -79,7 +86,10 @@ def _repeated_words(state: State, failures: tuple[Restart, ...]) -> str:
 
 
 def repetition_words(state: State, cause: Cause) -> str:
-    """Return that a rank raised the same exception again, or "" if none was raised."""
+    """Return that a rank raised the same exception again, or "" if none was raised.
+
+    The controller calls it instead of requeueing the job, if `early_exception` was the same before.
+    """
     if cause.raised is None or cause.rank is None:
         return ""
     what = f"{state.called(cause.rank)} raised the same {cause.raised.error} at {cause.raised.place}"
@@ -109,14 +119,17 @@ def _used_up_words(limit: Restarts) -> str:
 
 
 def start_again(found: StartAgain, state: State, now: float) -> Step:
-    """Start a new attempt without a failure, unless that keeps happening."""
+    """Start a new attempt without a failure, unless that keeps happening. The decider of `StartAgain`."""
     if found.why is Why.PORT and len(_recent(state, Why.PORT, now)) >= MAX_PORT_MOVES:
         return state, (JobOver(found.cause),)
     return _restart(state, found.why, found.cause, found.what, now)
 
 
 def node_lost(found: NodeLost, state: State, now: float) -> Step:
-    """Fail the attempt if the lost node takes part in it. Otherwise only report the loss."""
+    """Fail the attempt if the lost node takes part in it. Otherwise only report the loss.
+
+    The decider of `NodeLost`.
+    """
     fenced = _fence_words(state, found.node, now)
     if state.phase is not Phase.RESTARTING and found.node in state.members:
         return state, (AttemptFailed(found.cause, fenced),)
@@ -126,7 +139,7 @@ def node_lost(found: NodeLost, state: State, now: float) -> Step:
 
 
 def node_leaving(found: NodeLeaving, state: State, now: float) -> Step:
-    """Handle a node that will be lost in a moment."""
+    """Handle a node that will be lost in a moment. The decider of `NodeLeaving`."""
     if state.phase is not Phase.RESTARTING and found.node in state.members:
         return state, (AttemptFailed(found.cause),)
     return state, (ShowMessage("warning", found.cause.text),)
@@ -159,7 +172,7 @@ def _growth_failed(state: State, cause: Cause, now: float) -> Step:
 
 
 def node_back(found: NodeBack, state: State, now: float) -> Step:
-    """Use a node that has connected: now, at the next restart, or not at all."""
+    """Use a node that has connected: now, at the next restart, or not at all. The decider of `NodeBack`."""
     back = f"{state.label(found.node)} is back"
     if state.phase is Phase.RESTARTING:
         return state, (ShowMessage("info", back),) if state.wait_told else ()
@@ -174,6 +187,10 @@ def node_back(found: NodeBack, state: State, now: float) -> Step:
 
 
 def _restart(state: State, why: Why, cause: Cause, what: str, now: float) -> Step:
+    """Stop the workers of this attempt, and set the timers to wait for.
+
+    `what` describes the restart in the message.
+    """
     lived_s = _lived_s(state, now)
     evidence = capture(state) if why is Why.FAILURE else []
     delay_s = _backoff_s(state, lived_s) if why is Why.FAILURE else 0.0
@@ -209,13 +226,19 @@ def _backoff_s(state: State, lived_s: float) -> float:
 
 
 def end_if_excluded(state: State, now: float) -> Step:
-    """End the job if a late report has changed the root cause to one after which no attempt may follow."""
+    """End the job if a late report has changed the root cause to one after which no attempt may follow.
+
+    The first rule of RESTARTING.
+    """
     why = _excluded_words(state, state.restarts)
     return state, (_excluded(state.restarts[-1].cause, why),) if why else ()
 
 
 def go_on_when_cleared(state: State, now: float) -> Step:
-    """Start the next attempt as soon as that is safe and enough nodes are available."""
+    """Start the next attempt as soon as that is safe and enough nodes are available.
+
+    The second rule of RESTARTING.
+    """
     if state.due_at(Timer.BACKOFF) is not None or any(map(may_be_occupied, state.nodes)):
         return state, ()
     found = choose_members(state)
@@ -247,6 +270,7 @@ def fence_due(state: State, node: int, now: float) -> Step:
 
 
 def _next_attempt(state: State, found: tuple[int, ...], now: float) -> Step:
+    """Prepare an attempt on the nodes `found`, and report which nodes are new or left out."""
     before = [state.label(index) for index in state.members]
     names = [state.label(index) for index in found]
     state = state.without_timers(Timer.CLEAR, Timer.STOP_MESSAGE, Timer.REJOIN)
@@ -264,6 +288,7 @@ def _left_words(state: State, found: int) -> str:
 
 
 def _nobody_came(state: State, found: int) -> JobOver:
+    """End the job for lack of nodes, with the root cause of the last attempt."""
     cause = state.restarts[-1].cause
     waited = "" if may_return(state) else "; no lost node can return"
     if state.due_at(Timer.REJOIN) is None:

@@ -101,6 +101,7 @@ def _rarest(scene: Scene) -> dict[str, list[RankState]]:
 
 
 Rule = tuple[Callable[[Scene], list[RankState]], str]
+"""A function that picks the ranks to blame, or none if it doesn't apply, and the sentence about them."""
 IF_RANKS_TIMED_OUT: tuple[Rule, ...] = (
     (_never_joined, "{who} never joined the rendezvous"),
     (_halted, "{who} {were} stopped by a signal"),
@@ -199,7 +200,7 @@ def with_exit(state: State, rank: int, **changes: Any) -> State:
 
 
 def verdict_when_all_ended(state: State, now: float) -> Step:
-    """Stop waiting if no remaining rank can be the root cause."""
+    """Stop waiting if no remaining rank can be the root cause. The rule of RUNNING."""
     if state.suspect is None or state.workers.counts.alive:
         return state, ()
     return verdict_due(state, now)
@@ -285,6 +286,7 @@ def capture(state: State, ranks: Collection[int] = (), abort: bool = False) -> l
     With `abort`, they may end the ranks. Without ranks, the attempt is about to be stopped.
     """
     found: list[Action] = []
+    # In these two cases, the ranks are about to be stopped: see `agent.messages.Capture`.
     quick = not ranks or state.due_at(Timer.STALL_ACT) is not None
     for part in state.plan.nodes if state.plan and state.phase is Phase.RUNNING else ():
         if isinstance(state.nodes[part.node], Linked):

@@ -118,7 +118,10 @@ def dumping(state: State) -> bool:
 
 
 def dump_came(state: State, rank: int, words: str, now: float) -> Step:
-    """Record the stack of a rank that died of its dump. Act once all dumps have arrived."""
+    """Record the stack of a rank that died of its dump. Act once all dumps have arrived.
+
+    Called for an exit of which `died_of_its_dump` is true.
+    """
     state = state.with_worker(rank, stalled=True, stack=_frames_of_python(words))
     if any(not worker.stopped_pid for worker in _stalled(state)):
         return state, ()

@@ -15,7 +15,10 @@ def running_workers(state: State) -> dict[NodeRank, list[WorkerPlan]]:
 
 
 def chosen_interfaces(state: State) -> dict[NodeRank, dict[str, str]]:
-    """Return the name of the interface that the workers of each node use by default, and why, if known."""
+    """Return the name of the interface that the workers of each node use by default, and why, if known.
+
+    Recorded in plan.json.
+    """
     ways = {part.node_rank: (_way(state, part), part.node) for part in state.planned.nodes}
     return {
         rank: {"name": way.interface, "why": _why(state, way, node)}

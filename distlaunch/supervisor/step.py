@@ -96,6 +96,7 @@ def _apply_rules(state: State, now: float) -> Step:
 
 
 def _on_link_ended(event: LinkEnded, state: State, now: float) -> Step:
+    """Handle the end of a link according to what the node was doing."""
     match state.nodes[event.node]:
         case Connecting() as node:
             return connecting.not_connected(state, event.node, node, event.failure, now)
@@ -108,6 +109,7 @@ def _on_link_ended(event: LinkEnded, state: State, now: float) -> Step:
 
 
 def _on_timer_due(event: TimerDue, state: State, now: float) -> Step:
+    """Call the function of a timer, unless the timer was cleared or moved in the meantime."""
     at = state.due_at(*event)
     if at is None or now < at:
         return state, ()
@@ -184,7 +186,12 @@ _DECIDERS: Mapping[type, Handler] = {
     findings.StartAgain: restarting.start_again,
     findings.JobOver: allocation_end.ask_before_ending,
 }
-"""The decider of each finding."""
+"""The decider of each finding.
+
+A failure passes through four parts. `rank_exits` returns `AttemptFailed`, which `allocation_end` may hold
+back. Then `restarting` prepares another attempt or returns `JobOver`, which `allocation_end` hands on to
+`stopping`.
+"""
 
 
 _RULES: Mapping[Phase, tuple[Rule, ...]] = {

@@ -1,4 +1,7 @@
-"""The end of a job. Regardless of the reason, all nodes are stopped, swept and waited for."""
+"""The end of a job. Regardless of the reason, all nodes are stopped, swept and waited for.
+
+Every `JobOver` arrives here through `allocation_end`.
+"""
 
 import signal
 
@@ -76,7 +79,10 @@ def job_overdue(state: State, now: float) -> Step:
 
 
 def with_end_of_workers(state: State, limit: Timer, grace_s: float, now: float) -> State:
-    """Return `state` after workers were told to stop, with the timers for their end."""
+    """Return `state` after workers were told to stop, with the timers for their end.
+
+    `limit` gives up on nodes that don't confirm the end: CLEAR before a restart, CLOSE at the end of the job.
+    """
     state = state.unwatched().with_timer(limit, now + grace_s + STOP_MARGIN_S)
     return state.with_timer(Timer.STOP_MESSAGE, now + STOP_MESSAGE_S) if grace_s > STOP_MESSAGE_S else state
 
@@ -101,6 +107,7 @@ def _still_running(state: State) -> list[RankState]:
 def _close_all(
     state: State, grace_s: float, signum: int = signal.SIGTERM
 ) -> tuple[State, tuple[Action, ...]]:
+    """Send all connected nodes `Close`, and drop those that are being connected."""
     actions: list[Action] = []
     why = state.cause.text if state.cause else ""
     for i, node in enumerate(state.nodes):
@@ -115,7 +122,10 @@ def _close_all(
 
 
 def collect_of(state: State, node: int) -> Collect | None:
-    """Return the files that a node sends at the end of the job; None = it sends none."""
+    """Return the files that a node sends at the end of the job; None = it sends none.
+
+    The controller ignores files from other nodes.
+    """
     collect, spec = state.spec.collect, state.spec
     members = state.members if state.started_at is not None or state.restarts else ()
     chosen = members[:1] if collect.nodes == "rank 0" else members
@@ -145,7 +155,7 @@ def on_swept(event: Swept, state: State, now: float) -> Step:
 
 
 def drain_when_clean(state: State, now: float) -> Step:
-    """Give the remaining output its own time limit once every node is clean."""
+    """Give the remaining output its own time limit once every node is clean. The first rule of STOPPING."""
     if state.due_at(Timer.CLOSE) is None or state.nodes.counts.linked:
         return state, ()
     return state.without_timers(Timer.CLOSE).with_timer(Timer.DRAIN, now + DRAIN_S), ()
@@ -166,14 +176,18 @@ def on_stuck(event: Stuck, state: State, now: float) -> Step:
 
 
 def finish_when_closed(state: State, now: float) -> Step:
-    """Finish once nothing more can arrive from any node."""
+    """Finish once nothing more can arrive from any node. The second rule of STOPPING."""
     if state.asked or state.nodes.counts.over < len(state.nodes):
         return state, ()
     return state._replace(phase=Phase.DONE, timers={}), (Finish(),)
 
 
 def on_interrupted(event: Interrupted, state: State, now: float) -> Step:
-    """Stop gracefully at the first signal, kill at the second, exit at the third."""
+    """Stop gracefully at the first signal, kill at the second, exit at the third.
+
+    SIGTSTP only shows a message, a termination warning goes to `allocation_end`, and copies of a signal that
+    arrive together count once.
+    """
     if event.signum == signal.SIGTSTP:
         # If suspended for longer than the lease, this process would count as dead, and the job would end.
         why = NO_SUSPENDING_TORCHRUN if state.spec.invocation.shares_stdio else NO_SUSPENDING
@@ -202,6 +216,7 @@ def on_interrupted(event: Interrupted, state: State, now: float) -> Step:
 
 
 def _interrupted_again(state: State, name: str) -> Step:
+    """Handle a signal to a job that is already stopping."""
     again = "press Ctrl-C" if name == "SIGINT" else f"send {name}"
     if state.interrupts == 1:
         if state.cause and state.cause.scheduled:  # the signal is part of the same end
@@ -217,7 +232,10 @@ def _interrupted_again(state: State, name: str) -> Step:
 
 
 def close_overdue(state: State, now: float) -> Step:
-    """Give up on nodes that have not confirmed their cleanup, or else on those that still deliver output."""
+    """Give up on nodes that have not confirmed their cleanup, or else on those that still deliver output.
+
+    Called when CLOSE or DRAIN expires.
+    """
     actions: list[Action] = []
     late = [i for i, node in enumerate(state.nodes) if not is_over(node)]
     unclean = [i for i in late if state.nodes[i] is not End.CLEAN]

@@ -187,7 +187,10 @@ class Summary(Frozen):
         return recorded in words if source == RECORD else self._stderr_end(rank) == words
 
     def _shown_words(self, rank: int) -> tuple[list[str], int]:
-        """Return the last output of a rank: its torch error record, else the end of its stderr or stdout."""
+        """Return the last output of a rank: its torch error record, else the end of its stderr or stdout.
+
+        The second item is its source.
+        """
         if recorded := self._recorded_lines(self.state.workers[rank]):
             return _end_of(recorded, len(recorded)), RECORD
         words = self._stderr_end(rank)
@@ -210,6 +213,7 @@ class Summary(Frozen):
         return f"{words}{report}\n" if report else words
 
     def _split(self, rank: int) -> tuple[str, str]:
+        """Return the end of a rank's stderr without another launcher's report, and that report or ""."""
         return exits.split_launcher(self.last_words.get(rank, ""))
 
     @property

@@ -102,6 +102,7 @@ def sparkline(values: Sequence[float], width: int) -> str:
 
 
 def _grid(rows: Sequence[Row], wish: Wish, most: int, valued: bool) -> list[Text]:
+    """Return the table of ranks in at most `most` lines, with a column of watched numbers if `valued`."""
     if not rows:
         return []
     lines_of, hidden = _folded(rows, most)
@@ -210,6 +211,7 @@ def _rule(wish: Wish, width: int) -> Text:
 
 
 def _pane(model: RunModel, wish: Wish, height: int) -> list[Text]:
+    """Return what is below the grid: the history, or a log."""
     if wish.history:
         messages = [
             Text.assemble((f"{age_words(at):>6}  ", "dim"), (escape(text), _LEVELS.get(message.level, "")))
@@ -226,6 +228,7 @@ _LEVELS = {"warning": "yellow", "error": "red"}
 
 
 def _window(every: Sequence[Part], back: int, height: int) -> list[Part]:
+    """Return the last items that fit, or those `back` items earlier."""
     end = max(min(height, len(every)), len(every) - back)
     return list(every[max(0, end - height) : end])
 
@@ -273,6 +276,7 @@ _SAME = {"k": "up", "j": "down", "escape": "a"}
 
 
 def _typed(wish: Wish, key: str) -> Wish:
+    """Return the choice after a key of the filter's text."""
     match key:
         case "enter":
             return wish._replace(typing=False)
