@@ -98,8 +98,9 @@ def run_with(options: RunOptions, early: Link | None) -> int:
 def _run(options: RunOptions, early: Link | None) -> int:
     """Run the job in the foreground, in the background, or with its controller on another host."""
     # torchrun doesn't need YAML, which this imports
-    from distlaunch.cli.job_file import load_job, warn_if_simulated, with_code
+    from distlaunch.cli.job_file import load_job, refuse_copy, warn_if_simulated, with_code
 
+    refuse_copy(os.environ)
     spec = load_job(options.job, options.overrides, options.args, options.typed)
     if spec.stdin != "none" and (options.view or options.on or (options.detach and os.isatty(0))):
         raise UsageError("stdin: rank 0 can't be combined with --view, --on, or --detach on a terminal")

@@ -41,7 +41,7 @@ _ALARMING = re.compile(r"Xid|I/O error|[Hh]ardware [Ee]rror|hung_task|Killed pro
 _STATES = {"R": "running", "S": "sleeping", "D": "blocked in the kernel", "T": "suspended", "Z": "ended"}
 """The kernel's letters for process states."""
 _UNCOMPARED = re.compile(
-    r"invocation\.(?!script)|nodes\.path|places\.|logs\.|placeholders|restarts_before|allocation\.|rendezvous\.job_id"
+    r"invocation\.(?!script)|nodes\.path|nodes\.reach\.job|places\.|logs\.|placeholders|restarts_before|allocation\.|rendezvous\.job_id"
     r"|tree\.(?!digest|commit|environment)"
 )
 """Settings that differ from run to run without changing the job."""
@@ -400,6 +400,7 @@ _KEYS = (
     (r"^nodes\.label$", "nodes"),
     (r"^nodes\.(procs|gpus)$", r"\1_per_node"),
     (r"^program\.words$", "program"),
+    (r"^sections\.", ""),
     (r"^program\.", ""),
     (r"^limits\.(\w+)_s$", r"timeouts.\1"),
     (r"^limits\.", ""),

@@ -7,6 +7,7 @@ import pytest
 
 from distlaunch.agent.messages import AgentLeaving, Interrupted, WarningReceived
 from distlaunch.agent.wire import AGENT_DIED, CLEAN, LEFT_EARLY
+from distlaunch.cli.job_file import refuse_copy
 from distlaunch.errors import UsageError
 from distlaunch.job.allocation import AllocatedNode, Allocation
 from distlaunch.schedulers import allocation_in
@@ -63,6 +64,14 @@ def test_reads_an_allocation() -> None:
 def test_refuses_a_job_id_without_hosts(hosts: dict[str, str]) -> None:
     with pytest.raises(UsageError, match="SLURM_JOB_ID is set, but SLURM_JOB_NODELIST is not"):
         allocation_in({"SLURM_JOB_ID": "1", **hosts})
+
+
+def test_only_the_first_task_of_a_step_runs_a_job() -> None:
+    step = {"SLURM_JOB_ID": "3", "SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NUM_TASKS": "2"}
+    refuse_copy({**step, "SLURM_PROCID": "0"})
+    refuse_copy({"SLURM_JOB_ID": "3", "SLURM_PROCID": "0", "SLURM_NTASKS": "2"})  # a batch script
+    with pytest.raises(UsageError, match="this Slurm step has 2 tasks, and each of them would run the whole"):
+        refuse_copy({**step, "SLURM_PROCID": "1"})
 
 
 def test_reads_a_heterogeneous_allocation() -> None:
