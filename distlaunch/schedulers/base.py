@@ -17,7 +17,9 @@ from distlaunch.schedulers.task import Names, Task, numbered_task
 from distlaunch.supervisor.events import AllocationReported
 from distlaunch.transports.transport import Local, Transport
 
-TRAP = ("", "# distlaunch handles the signals of termination warnings.", "trap : INT TERM USR1 USR2")
+# A signal that is ignored doesn't kill distlaunch while it starts, before it handles the signal.
+_TRAPS = "trap : INT TERM; trap '' USR1 USR2"
+TRAP = ("", "# distlaunch handles the signals of termination warnings.", _TRAPS)
 MAX_NAME = 200
 
 # Sections of the job file

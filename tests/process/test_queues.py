@@ -372,6 +372,12 @@ def test_the_script_requeues_only_for_a_distlaunch_that_was_killed(
     assert (done.returncode, done.stdout) == (status, said)
 
 
+@pytest.mark.parametrize("keys", ["", "slurm: {signal: USR1@60}\n"])
+def test_a_warning_does_not_kill_a_distlaunch_that_is_starting(keys: str, tmp_path: Path) -> None:
+    starting = Call(("bash", "-c", "kill -USR1 $$; echo alive"))
+    assert run_script(f"script: train.py\n{keys}", starting, tmp_path).stdout == "alive\n"
+
+
 @pytest.mark.parametrize(("name", "signum"), [("slurm", "TERM"), ("pbs", "TERM"), ("grid-engine", "USR2")])
 def test_a_job_cancelled_during_its_setup_runs_nothing(name: str, signum: str, tmp_path: Path) -> None:
     scheduler, job = load(name), tmp_path / "job.yaml"

@@ -360,7 +360,12 @@ def test_a_script_has_the_trap_the_setup_and_the_command(name: str, setup: str, 
     *_, trap, first, second, before, _, traps, after, call = scheduler.script(spec, CALL).splitlines()
     assert (before, after) == ("", "")
     harmless = "trap : USR1" if name == "grid-engine" else "trap : USR1 USR2"
-    assert (trap, first, second, traps) == (harmless, "ml cuda", "ml nccl", "trap : INT TERM USR1 USR2")
+    assert (trap, first, second, traps) == (
+        harmless,
+        "ml cuda",
+        "ml nccl",
+        "trap : INT TERM; trap '' USR1 USR2",
+    )
     assert call == "distlaunch run /work/job.yaml"
 
 
