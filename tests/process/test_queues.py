@@ -224,14 +224,16 @@ def test_stops_the_run_itself_where_its_script_asks_for_no_warning(queue: Queue)
 
 def test_reports_a_script_that_never_starts_distlaunch(queue: Queue) -> None:
     section = queue.section.rstrip("}") + ", setup: exit 4}"
+    (queue.folder / "earlier.yaml").write_text("command: ['true']\ngpus_per_node: 0\nlauncher: local\n")
+    distlaunch("run", "--quiet", str(queue.folder / "earlier.yaml"), status=0)
     job = queue.submit(HELLO, section)
     ended, why = NO_RUN.get(queue.kind, ("left the queue", "left the queue"))
     told = f"{queue.title} job {job} {ended} without starting a run; see {queue.file('out')}"
     for command in ("wait", "logs", "attach"):
         done = distlaunch(command, job)
         assert (done.returncode, told in done.stderr) == (1, True), done.stderr
-    (row,) = rows("--all")
-    assert row["state"] == "FAILED"
+    (row,) = rows("--number", "1")
+    assert (row["run"], row["state"]) == (job, "FAILED")
     assert row["why"] == f"{queue.title}: {why}; see {queue.file('out')}"
 
 
