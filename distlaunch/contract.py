@@ -88,8 +88,8 @@ class Rendezvous(Frozen):
     """The values that all workers of one attempt share.
 
     Three fields are only for placeholders. `ids` contains the IDs of the job and the run, keyed by variable.
-    `ports` contains the additional ports, keyed by placeholder. `sources` contains the addresses of the nodes
-    on their routes to MASTER_ADDR.
+    `ports` contains the additional ports, keyed by placeholder. `sources` contains the address that each
+    node uses to reach MASTER_ADDR.
     """
 
     master_addr: str

@@ -55,7 +55,7 @@ def pairings(order: Sequence[int]) -> list[list[Pair]]:
 
 
 def usual(best: Mapping[Pair, float]) -> float:
-    """Return the median over peers of each peer's median, which the slow links of one peer don't affect."""
+    """Return the median of the peers' medians, so that one peer's slow links don't affect the result."""
     works = [pair for pair in best if best[pair]]
     peers = {peer for pair in works for peer in pair}
     own = [statistics.median_high([best[pair] for pair in works if peer in pair]) for peer in peers]

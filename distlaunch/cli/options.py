@@ -54,7 +54,7 @@ _RUN = "The job file, - for standard input, or a Python script without one."
 Source = Annotated[str | None, Argument(metavar="JOB.YAML | SCRIPT.py", help=_RUN, show_default=False)]
 Ranks = Annotated[int | None, Option("-n", min=1, metavar="N", help="The total number of ranks.")]
 Hosts = Annotated[
-    str | None, Option("-H", metavar="HOST[:PROCS],…", help="The hosts in rank order, instead of nodes.")
+    str | None, Option("-H", metavar="HOST[:PROCS],…", help="The hosts, in rank order; replaces `nodes`.")
 ]
 Module = Annotated[str | None, Option("-m", metavar="MODULE", help="A Python module, instead of a job file.")]
 Save = Annotated[str | None, Option("--save", metavar="JOB.YAML", help="Write the job to this new file.")]

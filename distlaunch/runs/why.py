@@ -273,7 +273,7 @@ def _recorded_error(run: Run, cause: Cause) -> tuple[str, ...]:
 
 
 def _standing(state: State) -> Iterator[str]:
-    """Yield the positions of ranks whose stacks are known: those in a collective, and the others."""
+    """Yield where the ranks with known stacks are: which are in a collective, and which aren't."""
     if state.phase is Phase.RUNNING and state.workers.counts.joining and (missing := missing_ranks(state)):
         yield missing_words(state, missing)
     places: dict[str, list[int]] = {}

@@ -55,7 +55,7 @@ def test_runs_a_script_without_a_job_file_and_only_rank_0_reads_stdin_if_the_job
 @pytest.mark.parametrize("option", ["--view", "-d"])
 def test_refuses_a_view_and_a_detached_run_if_a_rank_reads_the_terminal(tmp_path: Path, option: str) -> None:
     status, shown = on_a_terminal("run", option, str(write_job(tmp_path, "", f"{ONE}stdin: rank 0")))
-    assert (status, b"stdin: rank 0 can't be combined with --view, --on" in shown) == (2, True), shown
+    assert (status, b"`stdin: rank 0` can't be combined with --view, --on" in shown) == (2, True), shown
 
 
 @pytest.mark.parametrize(
