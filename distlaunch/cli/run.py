@@ -103,9 +103,7 @@ def _run(options: RunOptions, early: Link | None) -> int:
     refuse_copy(os.environ)
     spec = load_job(options.job, options.overrides, options.args, options.typed)
     if spec.stdin != "none" and (options.view or options.on or (options.detach and os.isatty(0))):
-        raise UsageError(
-            "`stdin: rank 0` can't be combined with --view, --on, or on a terminal, --detach"
-        )
+        raise UsageError("`stdin: rank 0` can't be combined with --view, --on or, on a terminal, --detach")
     if options.on is not None:
         if spec.sync.tree:
             raise spec.error("sync", "sync can't be combined with --on; use --no-sync")
