@@ -35,6 +35,7 @@ from distlaunch.schedulers import (
     load,
     sections,
     step_size,
+    step_title,
     task_number,
     title_of,
 )
@@ -85,8 +86,7 @@ def refuse_copy(environ: Mapping[str, str]) -> None:
     """Raise `UsageError` if each task of a scheduler's step would run the job. The first task may run it."""
     scheduler, _, tasks = step_size(environ)
     if tasks > 1 and task_number(environ):
-        whose = f"{load(scheduler).title} {load(scheduler).step}"
-        what = f"this {whose} has {tasks} tasks, and each of them would run the whole job"
+        what = f"this {step_title(scheduler)} has {tasks} tasks, and each of them would run the whole job"
         raise UsageError(f"{what}: start `distlaunch run` once; for one rank per task, use `distlaunch exec`")
 
 

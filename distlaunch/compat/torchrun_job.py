@@ -10,7 +10,7 @@ from distlaunch.compat.flags import FLAG, FLAGS, Flags
 from distlaunch.errors import UsageError
 from distlaunch.job import spec as job
 from distlaunch.job.text import is_loopback, literal
-from distlaunch.schedulers import TABLE, load, step_size, task_number
+from distlaunch.schedulers import TABLE, step_size, step_title, task_number
 from distlaunch.transports.gathering import Arrival, Gathering
 
 _UNHANDLED = ("SIGKILL", "SIGSTOP", "SIGTSTP", "SIGTTIN", "SIGTTOU")
@@ -237,7 +237,7 @@ def _check_endpoint(flags: Flags, host: str, port: int, environ: Mapping[str, st
         flag, text = (flag, text) if flags.rdzv_endpoint else ("--master-port", str(port))
         raise UsageError(f"{flag} {text!r}: several nodes need a port from 1 to 65535")
     scheduler, count, tasks = step_size(environ)
-    whose = f"{load(scheduler).title} {load(scheduler).step}" if scheduler else ""
+    whose = step_title(scheduler) if scheduler else ""
     if tasks > flags.nodes[1]:
         what = f"this {whose} has {tasks} tasks, but --nnodes is {flags.nnodes}"
         raise UsageError(f"{what}: start one launcher on each node: {TABLE[scheduler].one_each}")

@@ -158,6 +158,10 @@ def _folders(each: Submission) -> list[str]:
     starts = run_list.starts_in(run_list.starts_path(each.folder, each.id, each.scheduler))
     if starts:
         return [os.path.join(each.folder, start.run) for start in starts]
+    return _listed_folders(each)
+
+
+def _listed_folders(each: Submission) -> list[str]:
     return [run.folder for run in run_list.listed().values() if run.queued == Ticket(each.scheduler, each.id)]
 
 
@@ -301,7 +305,7 @@ def _newer(queued: Submission, before: Run | None) -> Run | None:
 
 
 def _without_run(queued: Submission, state: Queued) -> str:
-    if any(run.queued == Ticket(queued.scheduler, queued.id) for run in run_list.listed().values()):
+    if _listed_folders(queued):
         return f"{queued.name} {state.ending}; the directory of its run was removed"
     return f"{queued.name} {state.ending} without starting a run{_see(queued)}"
 

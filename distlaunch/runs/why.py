@@ -41,8 +41,8 @@ _ALARMING = re.compile(r"Xid|I/O error|[Hh]ardware [Ee]rror|hung_task|Killed pro
 _STATES = {"R": "running", "S": "sleeping", "D": "blocked in the kernel", "T": "suspended", "Z": "ended"}
 """The kernel's letters for process states."""
 _UNCOMPARED = re.compile(
-    r"invocation\.(?!script)|nodes\.path|nodes\.reach\.job|places\.|logs\.|placeholders|restarts_before|allocation\.|rendezvous\.job_id"
-    r"|tree\.(?!digest|commit|environment)"
+    r"invocation\.(?!script)|nodes\.(path|reach\.job)|places\.|logs\.|placeholders|restarts_before"
+    r"|allocation\.|rendezvous\.job_id|tree\.(?!digest|commit|environment)"
 )
 """Settings that differ from run to run without changing the job."""
 _RUN_IN_PATH = re.compile(r"(?<=/runs/)[^/]+-\d{8}-\d{6}-[0-9a-f]{8}")

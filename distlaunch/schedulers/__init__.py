@@ -150,6 +150,11 @@ def task_number(environ: Mapping[str, str]) -> int | None:
     return next((int(text) for text in texts if text.isdecimal()), None)
 
 
+def step_title(name: str) -> str:
+    """Return the words for a step of a scheduler, as in messages: `Slurm step`."""
+    return f"{load(name).title} {load(name).step}"
+
+
 def step_size(environ: Mapping[str, str]) -> tuple[str, int, int]:
     """Return the scheduler of this process's step, and the step's nodes and tasks; 1 without a step."""
     for name, entry in _inner():
