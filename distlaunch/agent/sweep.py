@@ -24,6 +24,7 @@ from distlaunch.agent import procfs
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
+PR_SET_PTRACER = 0x59616D61
 SETTLE_S = 0.3
 """Seconds that helper processes have to end by themselves.
 
@@ -49,6 +50,14 @@ def die_with_parent(signum: int, parent: int) -> None:
     _prctl(PR_SET_PDEATHSIG, signum)
     if os.getppid() != parent:
         os.kill(os.getpid(), signum)
+
+
+def allow_tracing(tracer: int) -> None:
+    """Let process `tracer` and its descendants read this process's stack, even after exec.
+
+    Where Yama restricts ptrace, as it does on Ubuntu by default, py-spy could only read its own descendants.
+    """
+    _prctl(PR_SET_PTRACER, tracer)
 
 
 def reap() -> Iterator[tuple[int, int]]:

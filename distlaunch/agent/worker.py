@@ -208,6 +208,7 @@ def _become_worker(
     stage = "setup"
     try:
         begin(agent)
+        sweep.allow_tracing(agent)
         _bind(spec)
         for fd, end in stdio.items():
             os.dup2(end, fd)

@@ -163,6 +163,15 @@ def python_frames(text: str) -> tuple[str, ...]:
     return tuple(f"{name} ({_short_path(path)}:{line})" for path, line, name in found)
 
 
+def py_spy_frames(dump: str) -> tuple[str, ...]:
+    """Return the frames of the first thread, innermost first, as py-spy prints them: `read (t.py:3)`.
+
+    There are none in an error message from py-spy.
+    """
+    first_thread = re.split(r"(?m)^Thread .*\n", dump)[1:2]
+    return tuple(line.strip() for text in first_thread for line in re.findall(r"(?m)^    .*$", text))
+
+
 def _short_path(path: str) -> str:
     _, torch, rest = path.rpartition("/torch/")
     return f"torch/{rest}" if torch else path.rpartition("/")[2]

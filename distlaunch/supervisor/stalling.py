@@ -1,11 +1,10 @@
 """Stalled ranks: which ones, where they are blocked, and the reaction to them."""
 
-import re
 import signal
 
 from distlaunch.agent.messages import RanksStalled, StackDumped
 from distlaunch.agent.wire import DUMP_S, STALL_LOOK_MAX_S, STALL_LOOKS
-from distlaunch.diagnosis.exits import python_frames
+from distlaunch.diagnosis.exits import py_spy_frames, python_frames
 from distlaunch.supervisor.actions import ShowMessage
 from distlaunch.supervisor.findings import AttemptFailed, JobOver, Step
 from distlaunch.supervisor.nodes import RankState
@@ -81,7 +80,7 @@ def on_stack_dumped(event: StackDumped, rank: int, state: State, now: float) -> 
     """Show the innermost frames of a blocked rank. The run directory contains the whole stack."""
     if not (state.workers[rank].stalled or (state.suspect and state.workers[rank].running)):
         return state, ()  # it has resumed, or ended, in the meantime
-    frames = _frames(event.text)
+    frames = py_spy_frames(event.text)
     if not frames:
         return _no_stack(state, rank, event.text.strip().partition("\n")[0])
     state = state.with_worker(rank, stack=frames)
@@ -95,12 +94,6 @@ def _no_stack(state: State, rank: int, why: str) -> Step:
         return state, ()
     message = ShowMessage("info", f"no stack for {state.called(rank)}: {why}")
     return state._replace(stackless=state.stackless | {why}), (message,)
-
-
-def _frames(dump: str) -> tuple[str, ...]:
-    """Return the frames of the first thread, innermost first, as py-spy prints them: `read (t.py:3)`."""
-    first_thread = re.split(r"(?m)^Thread .*\n", dump)[1:2] or [dump]
-    return tuple(line.strip() for line in first_thread[0].splitlines() if line.startswith("    "))
 
 
 def died_of_its_dump(state: State, rank: int, status: int) -> bool:
@@ -129,7 +122,7 @@ def dump_came(state: State, rank: int, words: str, now: float) -> Step:
 
 
 def _frames_of_python(words: str) -> tuple[str, ...]:
-    """Return the frames of the thread that received SIGABRT, as `_frames` does, from faulthandler output."""
+    """Return the frames of the thread that received SIGABRT, from faulthandler output."""
     _, _, thread = words.rpartition("Current thread ")
     return python_frames(thread.split("\n\n")[0])
 
