@@ -376,7 +376,7 @@ class Run:
     def why(self) -> Explanation:
         """Explain why the run failed, or what it is waiting for, as `distlaunch why` does."""
 
-        return explain(self._status())
+        return explain(self._status(), with_stacks=True)
 
     def report(self, path: str | os.PathLike[str] | None = None) -> str:
         """Return the page from `distlaunch report` as HTML, and write it to `path`, if given."""

@@ -52,7 +52,14 @@ class Site:
         self._report(snapshot(workers, use, began))
         for worker in workers:
             if worker.local_rank in command.local_ranks:
-                self._dump(worker, command.abort)
+                self._dump(worker, command.abort, self._report_dump)
+
+    def read_stacks(self, workers: list[Worker]) -> None:
+        """Report the Python stacks of workers that nobody suspects. The supervisor isn't told of them."""
+        for worker in workers:
+            self._dump(
+                worker, False, lambda worker, text: self._report({"stacks": [[worker.local_rank, text]]})
+            )
 
     def ask_nccl(self, envs: list[dict[str, str]]) -> None:
         """Request the dumps of flight recorders, and NCCL's view. `envs` are the environments of workers."""
@@ -68,7 +75,7 @@ class Site:
         if text:
             self._report({"ras": text.decode(errors="replace")})
 
-    def _dump(self, worker: Worker, abort: bool) -> None:
+    def _dump(self, worker: Worker, abort: bool, report: Callable[[Worker, str], None]) -> None:
         """Report the Python stacks of a worker, from py-spy, or from Python itself if `abort`."""
         program = _py_spy(worker.python)
         if program:
@@ -77,16 +84,15 @@ class Site:
                 self._poller,
                 lambda: os.execv(argv[0], argv),
                 STACKS_S,
-                lambda text: self._report_stack(worker, text),
+                lambda text: report(worker, text.decode(errors="replace")),
             )
         elif abort:
             os.kill(worker.pid, signal.SIGABRT)  # not reaped yet, so the PID isn't reused
         else:
-            self._report_stack(worker, b"py-spy is not installed on its node (pip install py-spy)")
+            report(worker, "py-spy is not installed on its node (pip install py-spy)")
 
-    def _report_stack(self, worker: Worker, text: bytes) -> None:
-        words = text.decode(errors="replace")
-        self._outbox.report(messages.StackDumped(self._outbox.node, worker.local_rank, words))
+    def _report_dump(self, worker: Worker, text: str) -> None:
+        self._outbox.report(messages.StackDumped(self._outbox.node, worker.local_rank, text))
 
 
 def _py_spy(python: str) -> str | None:

@@ -129,6 +129,12 @@ class Capture(Frozen):
     quick: bool
 
 
+class ReadStacks(Frozen):
+    """Report the Python stacks of `local_ranks` as `Evidence`, because a user asks where they are."""
+
+    local_ranks: Tuple[int, ...]
+
+
 class WatchUse(Frozen):
     """Report `Usage` for this many seconds."""
 
@@ -466,7 +472,10 @@ class Usage(Frozen):
 
 
 class Evidence(Frozen):
-    """Answers `Capture` with an object: the state of the workers and their node, or NCCL's own view."""
+    """Answers `Capture` with an object: the state of the workers and their node, or NCCL's own view.
+
+    Answers `ReadStacks` with one such report for each worker: {"stacks": [[local rank, text]]}.
+    """
 
     node: int
     attempt: int

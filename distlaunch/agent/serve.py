@@ -108,6 +108,7 @@ class Agent:
             messages.StartWorkers: self._on_start,
             messages.StopWorkers: self._on_stop,
             messages.Capture: self._workers.capture,
+            messages.ReadStacks: self._workers.read_stacks,
             messages.WatchUse: self._workers.usage.go_on,
             messages.WarnWorkers: self._workers.warn,
             messages.Reap: self._on_reap,

@@ -244,6 +244,11 @@ class Workers:
             if self._run_id and self._live() and not command.quick:
                 site.ask_nccl([environment(self._specs[worker.local_rank]) for worker in self._live()])
 
+    def read_stacks(self, command: messages.ReadStacks) -> None:
+        """Answer `ReadStacks`."""
+        site = evidence.Site(self._poller, self._outbox, self._folder, self._attempt)
+        site.read_stacks([worker for worker in self._live() if worker.local_rank in command.local_ranks])
+
     # The end of an attempt: SIGTERM, grace period, sweep.
 
     def stop(self, grace_s: float, signum: int = signal.SIGTERM) -> None:

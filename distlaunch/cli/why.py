@@ -23,7 +23,7 @@ def why(which: Which = None, diff: Diff = None, verbose: Verbose = False, as_jso
     from distlaunch.runs.submissions import run_of
     from distlaunch.runs.why import explain
 
-    found = explain(run_of(which), find(diff) if diff else None)
+    found = explain(run_of(which), find(diff) if diff else None, with_stacks=True)
     if as_json:
         print_json(found.document())
         return

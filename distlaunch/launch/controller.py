@@ -111,8 +111,8 @@ class Controller:
     def _look_at_clock(self) -> None:
         """Do what is due after each turn of the loop.
 
-        This detects a suspension, wakes observers, requests resource use for them, feeds a `TimerDue` event,
-        and sends heartbeats. A node that has been silent for too long is given up, as lost.
+        This detects a suspension, wakes observers, requests what they want from nodes, feeds a `TimerDue`
+        event, and sends heartbeats. A node that has been silent for too long is given up, as lost.
         """
         self._notice_suspension()
         self._observers.wake()
@@ -121,6 +121,8 @@ class Controller:
             self._next_watch = now + WATCH_S
             for node in self._links.answering:
                 self._links.send(node, messages.WatchUse(2 * WATCH_S))
+        if self._observers.stacks_requested():
+            self._request_stacks()
         if alarm := self.state.alarm(now):
             self._feed(events.TimerDue(*alarm))
         if now >= (due := self._next_heartbeat):
@@ -132,6 +134,14 @@ class Controller:
                 if due - self._last_frame.get(node, due) > most_s:
                     why = f"no heartbeat for {most_s:g} s (timeouts.lease is {self._lease_s:g} s)"
                     self._links.give_up(node, why)
+
+    def _request_stacks(self) -> None:
+        """Request the stacks of all running ranks. The answers are recorded, and affect no decision."""
+        for part in self.state.plan.nodes if self.state.plan else ():
+            running = tuple(rank for rank in part.ranks if self.state.workers[rank].running)
+            if running and part.node in self._links.answering:
+                local_ranks = tuple(rank - part.first_rank for rank in running)
+                self._links.send(part.node, messages.ReadStacks(local_ranks))
 
     def _feed(self, event: events.Event) -> None:
         """Pass an event to the supervisor, notify the observers, and execute the supervisor's actions."""

@@ -25,8 +25,9 @@ from distlaunch.wording import NO_SUSPENDING_TORCHRUN
 
 PATIENCE_S = 5.0
 OBEYED = (
-    *(messages.Ping, messages.HoldPort, messages.FindRoute, messages.StopWorkers, messages.Capture),
-    *(messages.StartWorkers, messages.WatchUse, messages.WarnWorkers, messages.Reap, messages.Close),
+    *(messages.Ping, messages.HoldPort, messages.FindRoute, messages.StartWorkers, messages.StopWorkers),
+    *(messages.Capture, messages.ReadStacks, messages.WatchUse, messages.WarnWorkers, messages.Reap),
+    messages.Close,
 )
 """The allowed commands. Only `StartWorkers` could name a program, an argument or a path."""
 _FIRST, _LAST = 40, 64

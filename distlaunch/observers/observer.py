@@ -74,6 +74,9 @@ class Observer:
     wants_use: bool = False
     """Whether to call `used`. Agents measure the resource use of ranks only while an observer uses it."""
 
+    wants_stacks: bool = False
+    """Whether to request the stacks of all ranks, for `captured`. Reset once they were requested."""
+
     def __init__(self, run: Observed | None = None) -> None:
         """Observers in `distlaunch.observers.TABLE` get their settings from `run`."""
 
@@ -107,7 +110,7 @@ class Observer:
         """Handle a piece of a rank's flight recorder dump."""
 
     def captured(self, part: NodePlan, taken: Mapping[str, Any], attempt: int) -> None:
-        """Handle evidence of a failure from a node, recorded before its workers are stopped.
+        """Handle evidence from a node: of a failure, recorded before its workers are stopped, or on request.
 
         `taken` is as in `Evidence`.
         """
@@ -139,6 +142,13 @@ class Observers:
     def want_use(self) -> bool:
         """Return whether an observer uses the resource use of ranks."""
         return any(each.wants_use for each in self._observers)
+
+    def stacks_requested(self) -> bool:
+        """Return whether an observer has requested the stacks of all ranks since the last call."""
+        requested = [each for each in self._observers if each.wants_stacks]
+        for each in requested:
+            each.wants_stacks = False
+        return bool(requested)
 
     def wake(self) -> None:
         """Wake the observers that are due."""

@@ -31,6 +31,8 @@ from distlaunch.wording import json_text, listed
 WATCHED, USE, USES = "watched", "use.json", "uses.jsonl"
 """Viewers of a run touch the first file regularly. While they do, the second contains the latest resource use
 of each rank. The third contains that of each node over time."""
+STACKS_WANTED = "stacks.wanted"
+"""`distlaunch why` creates this file to request the stacks of all ranks, which are added to EVIDENCE."""
 FIRST_SAMPLE_S, SAMPLE_S, SAMPLE_SHARE, SAMPLING_S = 2.0, 10.0, 0.01, 3.0
 """Seconds until use is first recorded, seconds between records (at least a share of the run's age), and
 seconds to wait for measurements from the nodes."""
@@ -158,9 +160,12 @@ class Recorder(Observer):
         return data[: max(0, left)]
 
     def woken(self) -> None:
-        """Check for viewers, and whether to record the use of nodes."""
+        """Check for viewers, for a request for stacks, and whether to record the use of nodes."""
         now = time.monotonic()
         self.wake_at = now + LOOK_S
+        with contextlib.suppress(OSError):
+            os.unlink(os.path.join(self._folder.path, STACKS_WANTED))
+            self.wants_stacks = True
         try:
             touched = os.stat(os.path.join(self._folder.path, WATCHED)).st_mtime
         except OSError:

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from distlaunch.agent.frozen import Frozen
-from distlaunch.diagnosis.exits import headline
+from distlaunch.diagnosis.exits import headline, py_spy_frames
 from distlaunch.observers.observer import Observer
-from distlaunch.observers.recording import EVIDENCE
+from distlaunch.observers.recording import EVIDENCE, STACKS_WANTED
 from distlaunch.observers.run_directory import CODE, EVENTS, OUTPUT_INDEX, SUMMARY, fd_of, file_of
 from distlaunch.runs.find import folders
 from distlaunch.runs.following import summary_of
@@ -32,6 +32,8 @@ MAX_LINES = 10
 MAX_CHARACTERS = 300
 MAX_EVIDENCE = 64 << 20
 """Maximum bytes to read of an attempt's evidence."""
+STACKS_S = 10.0
+"""Seconds to wait for the stacks of the ranks of an active run."""
 SHOWN_CHANGES = 3
 RAISED = ("exception", "collective")
 """Kinds of failures that are exceptions."""
@@ -69,7 +71,8 @@ class WorkerRecord(Frozen):
 
 
 class Record(Frozen):
-    """A record from a node: the state of its workers, or (`ras`) the answer from NCCL's RAS service."""
+    """A record from a node: the state of its workers, the answer from NCCL's RAS service (`ras`), or `stacks`
+    requested while they ran, by local rank."""
 
     time: float
     node: str
@@ -78,6 +81,7 @@ class Record(Frozen):
     memory: Mapping[str, int] = {}
     kernel: tuple[str, ...] = ()
     ras: str = ""
+    stacks: tuple[tuple[int, str], ...] = ()
 
     def document(self) -> dict[str, Any]:
         """Return the record as a JSON object."""
@@ -94,6 +98,9 @@ class Record(Frozen):
             yield f"  memory events: {listed([f'{name} {count}' for name, count in self.memory.items()])}"
         yield from (f"  kernel: {line}" for line in self.kernel if _ALARMING.search(line))
         yield from (f"  NCCL: {line}" for line in self.ras.splitlines())
+        for local_rank, text in self.stacks:
+            yield f"  stacks of rank {self.first_rank + local_rank}:"
+            yield from (f"    {line}" for line in text.splitlines())
 
     def signs(self, pids: Collection[int]) -> Iterator[str]:
         """Yield signs that may explain a failure of the ranks with these PIDs."""
@@ -106,14 +113,33 @@ class Record(Frozen):
                 yield f"pid {row.pid} on {self.node} was blocked in the kernel ({row.wchan})"
 
 
-def _evidence(folder: str, attempt: int) -> Iterator[Record]:
-    """Yield the records of an attempt. Nodes wrote them, so anything else is skipped."""
+def _evidence(folder: str, attempt: int, start: int = 0) -> Iterator[Record]:
+    """Yield the records of an attempt from byte `start` on. Nodes wrote them, so anything else is skipped."""
     rows: list[bytes] = []
     with contextlib.suppress(OSError), open(fd_of(folder, file_of(attempt, EVIDENCE)), "rb") as file:
+        file.seek(start)
         rows = file.read(MAX_EVIDENCE).splitlines()
     for row in rows:
         with contextlib.suppress(ValueError, TypeError, AttributeError, KeyError, RecursionError):
             yield typed(Record, json.loads(row))
+
+
+def _stacks_now(run: Run, state: State) -> dict[int, str]:
+    """Return the stacks of the running ranks of an active run, or as many as arrive within STACKS_S."""
+    missing, found, size = {worker.rank for worker in state.workers if worker.running}, dict[int, str](), 0
+    with contextlib.suppress(OSError):
+        size = os.stat(os.path.join(run.folder, file_of(state.attempt, EVIDENCE))).st_size
+    try:
+        path = os.path.join(run.folder, STACKS_WANTED)
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600))
+    except OSError:  # without write access, or its directory was removed
+        return {}
+    until = time.monotonic() + STACKS_S
+    while missing - found.keys() and time.monotonic() < until:
+        time.sleep(0.1)
+        for record in _evidence(run.folder, state.attempt, size):
+            found |= {record.first_rank + local_rank: text for local_rank, text in record.stacks}
+    return {rank: found.get(rank, f"no answer within {STACKS_S:g} s") for rank in sorted(missing)}
 
 
 # The explanation
@@ -193,10 +219,13 @@ class Explanation(Frozen):
         return [f"{name}: {before} → {now}" for name, (before, now) in self.differs.items()]
 
 
-def explain(run: Run, other: Run | None = None, *observers: Observer) -> Explanation:
+def explain(
+    run: Run, other: Run | None = None, *observers: Observer, with_stacks: bool = False
+) -> Explanation:
     """Explain a run, and compare it with `other` or its job's last good run. Raises `HistoryError`.
 
-    The events of the run are passed on to `observers`, too.
+    The events of the run are passed on to `observers`, too. If it is active, `with_stacks` requests the
+    current stacks of its ranks, which takes a second or two.
     """
     try:
         past = _past(run.folder, *observers)
@@ -204,7 +233,9 @@ def explain(run: Run, other: Run | None = None, *observers: Observer) -> Explana
         if known := _recorded(run):
             return known._replace(incomplete=f"{EVENTS}: {error}")
         raise HistoryError(f"{run.folder}/{EVENTS}: {error}") from None
-    state, differs = past.state, {}
+    state, differs, stackless = past.state, {}, tuple[str, ...]()
+    if with_stacks and run.alive and state.phase is Phase.RUNNING:
+        state, stackless = _with_stacks(state, _stacks_now(run, state))
     chosen, other = other is not None, other or _last_good(run)
     if other:
         with contextlib.suppress(HistoryError):
@@ -214,7 +245,7 @@ def explain(run: Run, other: Run | None = None, *observers: Observer) -> Explana
     known = Explanation(run, other=other.id if other else "", chosen=chosen, differs=differs)
     known = known._replace(
         evidence=tuple(_evidence(run.folder, state.attempt)),
-        waiting=(*_standing(state), *_activity(run, state)),
+        waiting=(*_standing(state), *stackless, *_activity(run, state)),
         restarts=_restart_words(state),
         code=state.spec.tree.words if state.spec.tree else "",
     )
@@ -226,6 +257,17 @@ def explain(run: Run, other: Run | None = None, *observers: Observer) -> Explana
     if cause is None:
         return known._replace(certainty="unknown" if run.status.state.over else "", cause=run.status.why)
     return _explained(known, state, cause, past.epoch)
+
+
+def _with_stacks(state: State, stacks: Mapping[int, str]) -> tuple[State, tuple[str, ...]]:
+    """Return the state with these stacks, as printed by py-spy, and the reasons why some are missing."""
+    reasons: dict[str, list[int]] = {}
+    for rank, text in stacks.items():
+        state = state.with_worker(rank, stack=py_spy_frames(text))
+        if not state.workers[rank].stack:
+            reasons.setdefault(text.strip().partition("\n")[0], []).append(rank)
+    missing = ((rank_list(ranks, state.unit), reason) for reason, ranks in reasons.items())
+    return state, tuple(f"no stack for {ranks}: {reason}" for ranks, reason in missing)
 
 
 def _recorded(run: Run) -> Explanation | None:

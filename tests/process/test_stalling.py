@@ -37,26 +37,63 @@ def test_a_rank_that_wakes_up_now_and_then_counts_as_stalled(tmp_path: Path) -> 
 WAITS_OR_STEPS = """
     import os, signal, sys
     sys.path.insert(0, os.environ["PLACE"])
-    import c10d
+    from torch.distributed import c10d
     def step():
         signal.pause()
     c10d.all_reduce() if os.environ["RANK"] == "0" else step()
 """
 
 
-def test_finds_the_culprit_without_py_spy_by_the_stacks_that_python_prints(tmp_path: Path) -> None:
-    """A stand-in for torch's collective, in a folder of that name: what counts is the stack."""
+@pytest.fixture
+def collective(tmp_path: Path) -> Path:
+    """Where the import of torch finds a stand-in for its collective: what counts is the stack."""
     place = tmp_path / "torch" / "distributed"
     place.mkdir(parents=True)
+    (place.parent / "__init__.py").touch()
+    (place / "__init__.py").touch()
     (place / "c10d.py").write_text("import signal\n\n\ndef all_reduce():\n    signal.pause()\n")
+    return tmp_path
+
+
+def test_finds_the_culprit_without_py_spy_by_the_stacks_that_python_prints(
+    tmp_path: Path, collective: Path
+) -> None:
     (tmp_path / "python").symlink_to(os.path.realpath(sys.executable))  # where no py-spy is beside it
-    keys = f"python: {tmp_path}/python\nenv: {{PYTHONFAULTHANDLER: 1, PLACE: {place}}}"
+    keys = f"python: {tmp_path}/python\nenv: {{PYTHONFAULTHANDLER: 1, PLACE: {collective}}}"
     job = write_job(tmp_path, WAITS_OR_STEPS, f"{TWO}on_stall: stop\ntimeouts: {{stall: 3s}}\n{keys}")
     done = distlaunch("run", str(job), env={**os.environ, "PATH": "/usr/bin:/bin"}, status=124)
     cause = "rank 1 (node0) stalled for 3 s in step (worker.py:6); rank 0 is waiting in a collective"
     assert cause in done.stderr
     assert "SIGABRT" not in done.stderr
     assert "distlaunch: rank 0: stopped by distlaunch" in done.stderr
+
+
+def test_why_shows_where_the_ranks_are_before_they_count_as_stalled(tmp_path: Path, collective: Path) -> None:
+    worker = WAITS_OR_STEPS.replace(
+        "    c10d.", "    print('ready', os.environ['RANK'], 0, flush=True)\n    c10d."
+    )
+    job = write_job(tmp_path, worker, f"{TWO}env: {{PLACE: {collective}}}")
+    with running(job) as run:
+        run.wait_ready(2)
+        for _ in range(2):  # the second answer is a new one
+            shown = distlaunch("why", str(run.run_directory()), status=0).stdout
+            where = "rank 0 in all_reduce (worker.py:8); rank 1 not in a collective but in step (worker.py:6)"
+            assert f"waiting: {where}" in shown
+        run.process.send_signal(signal.SIGINT)
+        assert run.wait() == 130
+    assert run.events("StackDumped") == []  # the supervisor must not judge by the stacks of ranks that work
+    evidence = distlaunch("why", str(run.run_directory()), "-v", status=0).stdout
+    assert evidence.count("    step (worker.py:6)\n") == 2
+
+
+def test_why_says_that_an_active_rank_has_no_stack(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(f"{TWO}command: [sh, -c, 'echo ready; exec sleep 1000']\n")
+    with running(tmp_path / "job.yaml") as run:
+        run.wait_for("ready", times=2)
+        shown = distlaunch("why", str(run.run_directory()), status=0).stdout
+        assert re.search("\nwaiting: no stack for ranks 0-1: .+\n", shown), shown
+        assert "\nwaiting: no rank has failed; the last output came " in shown
+        assert not (run.run_directory() / "stacks.wanted").exists()
 
 
 def test_says_in_one_line_why_it_gets_no_stack(tmp_path: Path) -> None:
