@@ -63,14 +63,14 @@ def figures(request: pytest.FixtureRequest) -> Iterator[Figures]:
     by = _BY.get(params.get("bed") or params.get("nodes") or "", "")
     noted = Figures(number, name + by, str(marker.kwargs.get("promise", "")))
     yield noted
-    outcome = request.node.stash.get(_OUTCOME, "kept")
+    outcome = request.node.stash.get(_OUTCOME, "skipped")
     assert noted.rows or outcome != "kept", "a test of the catalogue notes a figure"
     rows = [row._replace(outcome=outcome)._asdict() for row in noted.rows]
     request.node.user_properties.append((_TOLD, rows))
 
 
 _OUTCOME = pytest.StashKey[str]()
-"""What a test came to: kept, FAILED, or late: then it is tried again, and has rows for each try."""
+"""What a test came to: kept, skipped, FAILED, or late: then it is tried again, and has rows for each try."""
 
 
 @pytest.hookimpl(wrapper=True)
@@ -78,8 +78,9 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     made = yield
     if call.when == "call":
         late = call.excinfo is not None and call.excinfo.errisinstance(LateError)
-        failed = call.excinfo is not None and not call.excinfo.errisinstance(pytest.skip.Exception)
-        item.stash[_OUTCOME] = "late" if late else "FAILED" if failed else "kept"
+        item.stash[_OUTCOME] = (
+            "late" if late else {"failed": "FAILED", "passed": "kept"}.get(made.outcome, "skipped")
+        )
     return made
 
 

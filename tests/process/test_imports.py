@@ -47,7 +47,9 @@ def test_an_imported_batch_script_runs_and_becomes_one_again(tmp_path: Path) -> 
     made = distlaunch("import", "sbatch", str(tmp_path / "job.sh"))
     assert (made.returncode, made.stderr) == (0, "")
     (tmp_path / "job.yaml").write_text(made.stdout)
-    ran = distlaunch("run", str(tmp_path / "job.yaml"), "--set", "gpus_per_node=0", cwd="/", status=0)
+    has_python = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    job, keys = str(tmp_path / "job.yaml"), ("--set", "gpus_per_node=0")
+    ran = distlaunch("run", job, *keys, env=has_python, cwd="/", status=0)
     for rank in range(4):
         assert f"told {rank} ['a']" in ran.stdout
     script = distlaunch("export", "slurm", str(tmp_path / "job.yaml")).stdout
@@ -93,7 +95,7 @@ def test_other_commands_point_to_the_import_of_a_batch_script(command: str) -> N
     [
         (["torchrun", "torchrun 'x"], "no closing quotation: torchrun 'x"),
         (["sbatch", "nowhere"], "nowhere: No such file"),
-        (["sbatch", sys.executable], "not"),
+        (["sbatch", "/bin/true"], "not"),
         (["sbatch", "/dev/null"], "/dev/null: found no srun with Python, torchrun or accelerate"),
     ],
 )

@@ -34,12 +34,18 @@ def built(source: Path, target: str) -> Path:
     return next((source / "dist").iterdir())
 
 
+def unpack(archive: Path, place: Path) -> None:
+    """Unpack it, also where Python is older than the argument `filter`."""
+    with tarfile.open(archive) as opened:
+        opened.extraction_filter = lambda member, _: member
+        opened.extractall(place)
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
     """The wheel of version 9.8.7, built of its sdist, as installers do that can't use the wheel."""
     place = tmp_path_factory.mktemp("package")
-    with tarfile.open(built(checkout(place / "checkout", "v9.8.7"), "sdist")) as sdist:
-        sdist.extractall(place, filter="data")
+    unpack(built(checkout(place / "checkout", "v9.8.7"), "sdist"), place)
     return zipfile.ZipFile(built(place / "distlaunch-9.8.7", "wheel"))
 
 
@@ -80,8 +86,7 @@ def test_the_installed_program_and_its_copies_know_the_version(
     )
     completed([sys.executable, "-c", write], cwd=tmp_path, env=env, status=0)
     zipfile.ZipFile(tmp_path / "on.zip").extractall(tmp_path / "on")
-    with tarfile.open(tmp_path / "pod.tar.xz") as pod:
-        pod.extractall(tmp_path / "pod", filter="data")
+    unpack(tmp_path / "pod.tar.xz", tmp_path / "pod")
     for program in (["-m", "distlaunch"], ["-IS", "on"]):
         done = completed([sys.executable, *program, "--version"], cwd=tmp_path, env=env, status=0)
         assert done.stdout == "distlaunch 9.8.7\n"
