@@ -1,7 +1,7 @@
 """Fixtures of the fault catalogue: a pace (shortened or default settings), figures, the table at the end."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import pytest
@@ -74,7 +74,9 @@ _OUTCOME = pytest.StashKey[str]()
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     made = yield
     if call.when == "call":
         late = call.excinfo is not None and call.excinfo.errisinstance(LateError)
