@@ -194,9 +194,9 @@ class Summary(Frozen):
         if recorded := self._recorded_lines(self.state.workers[rank]):
             return _end_of(recorded, len(recorded)), RECORD
         words = self._stderr_end(rank)
-        if exits.without_remarks(words):
-            lines = words.splitlines()
-            return _end_of(lines, max(len(lines), self.printed.get(rank, 0))), STDERR
+        if lines := exits.without_remarks(words).splitlines():
+            remarks = len(words.splitlines()) - len(lines)
+            return _end_of(lines, max(len(lines), self.printed.get(rank, 0) - remarks)), STDERR
         return self.last_lines.get(rank, "").splitlines()[-STDOUT_LINES:], STDOUT
 
     def error_of(self, rank: int) -> str:
