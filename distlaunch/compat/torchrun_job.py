@@ -195,7 +195,11 @@ def gathering_of(flags: Flags, name: str, environ: Mapping[str, str]) -> Gatheri
         raise UsageError(f"--node-rank {flags.node_rank}: expected 0 to {most - 1}, with --nnodes {most}")
     number = flags.node_rank if "node_rank" in flags.given or not c10d else None
     task = task_number(environ) if c10d else None
-    near = f"a node must have the address {host}, or get --rdzv-conf is_host=1"
+    hint = "check --node-rank 0 and --master-addr"
+    if c10d:
+        hint = f"a node must have the address {host}, or get --rdzv-conf is_host=1"
+    elif "node_rank" not in flags.given:
+        hint = "without --node-rank or --rdzv-backend c10d, every launcher is node 0"
     return Gathering(
         Arrival(f"--rdzv-id {flags.rdzv_id}", name, (fewest, most), number, task),
         hosts=(host,),
@@ -204,7 +208,7 @@ def gathering_of(flags: Flags, name: str, environ: Mapping[str, str]) -> Gatheri
         wait_s=_seconds(flags, ("join_timeout", "timeout"), Gathering._field_defaults["wait_s"]),
         last_call_s=_seconds(flags, ("last_call_timeout",), Gathering._field_defaults["last_call_s"]),
         ordered=not c10d,
-        hint=near if c10d else "check --node-rank 0 and --master-addr",
+        hint=hint,
     )
 
 

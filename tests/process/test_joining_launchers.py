@@ -86,7 +86,7 @@ def test_gives_up_after_the_join_timeout_without_a_controller(place: Path, port:
 ENDPOINT = ("--rdzv-backend=c10d", "--rdzv-endpoint=192.0.2.77:29500")  # RFC 5737
 NO_CONTROLLER = "can't reach the controller at 192.0.2.77:29500: "
 HAVE = "a node must have the address 192.0.2.77, or get --rdzv-conf is_host=1"
-NOT_HERE = "192.0.2.1 is not an address of this machine: check --node-rank 0"
+NOT_HERE = "192.0.2.1 is not an address of this machine: "
 
 
 @pytest.mark.parametrize(
@@ -94,9 +94,10 @@ NOT_HERE = "192.0.2.1 is not an address of this machine: check --node-rank 0"
     [
         ((*ENDPOINT, "--rdzv-conf=join_timeout=1"), Exit.UNREACHABLE, [NO_CONTROLLER, HAVE]),
         ((*ENDPOINT, "--rdzv-conf=join_timeout=1,is_host=0"), Exit.UNREACHABLE, [NO_CONTROLLER, HAVE]),
-        (("--master-addr=192.0.2.1", "--node-rank=0"), Exit.USAGE, [NOT_HERE]),
+        (("--master-addr=192.0.2.1", "--node-rank=0"), Exit.USAGE, [f"{NOT_HERE}check --node-rank 0"]),
+        (("--master-addr=192.0.2.1",), Exit.USAGE, [f"{NOT_HERE}without --node-rank or --rdzv-backend c10d"]),
     ],
-    ids=["is not here", "is told so", "node 0"],
+    ids=["is not here", "is told so", "node 0", "no number"],
 )
 def test_reports_an_endpoint_that_no_node_has(
     place: Path, words: tuple[str, ...], status: int, said: list[str]
