@@ -291,7 +291,14 @@ class RunDirectory(LogWriter):
         _make_folders(parent)
         os.mkdir(self.path, 0o700)
         self.run_id = run_id
-        self._claim: int | None = None
+        self._locked = [os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)]
+        # systemd-tmpfiles deletes what is old from /tmp, but nothing below a locked directory.
+        self._lock(self._locked[0])
+
+    @staticmethod
+    def _lock(fd: int) -> None:
+        with contextlib.suppress(OSError):  # not every file system supports these
+            fcntl.flock(fd, fcntl.LOCK_EX)
 
     def claim(self, status: Status) -> None:
         """Write the first status and lock it, and reserve room for the summary. Raises OSError.
@@ -299,10 +306,10 @@ class RunDirectory(LogWriter):
         As long as the status is locked, the controller counts as alive.
         """
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-        self._claim = os.open(os.path.join(self.path, STATUS), flags, 0o600)
-        with contextlib.suppress(OSError):  # not every file system supports these
-            fcntl.flock(self._claim, fcntl.LOCK_EX)
-        os.write(self._claim, status_bytes(status))
+        claim = os.open(os.path.join(self.path, STATUS), flags, 0o600)
+        self._locked.append(claim)
+        self._lock(claim)
+        os.write(claim, status_bytes(status))
         with open(os.open(os.path.join(self.path, f"{SUMMARY}.new"), flags, 0o600), "wb") as file:
             file.write(bytes(RESERVED_BYTES))
 
@@ -312,11 +319,10 @@ class RunDirectory(LogWriter):
         self.append(EVENTS, json.dumps(document, default=str).encode() + b"\n")
 
     def close(self) -> None:
-        """Write out the queue, close all files, and release the lock."""
+        """Write out the queue, close all files, and release the locks."""
         super().close()
-        if self._claim is not None:
-            os.close(self._claim)
-            self._claim = None
+        while self._locked:
+            os.close(self._locked.pop())
 
     def remove(self) -> None:
         """Delete the directory."""

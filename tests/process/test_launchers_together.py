@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 from contextlib import ExitStack
 from functools import partial
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from distlaunch.errors import Exit
-from tests.harness import PATIENCE_S, Going, all_ended_well, children_of, wait_gone
+from tests.harness import PATIENCE_S, Going, all_ended_well, children_of, completed, wait_gone
 from tests.process.commands import SLEEPER, adds, sleeper
 from tests.process.launchers import LOST, launcher, launchers, statuses, told, workers
 from tests.process.torchruns import BOTH, MAY_DIFFER, NEEDS_TORCH, TELL, free_port, script
@@ -55,6 +56,23 @@ def test_workers_get_what_two_torchruns_give(tmp_path: Path) -> None:
         differing = {key for key in {*theirs, *mine} if theirs.get(key) != mine.get(key)}
         assert differing - {"PWD", "TMPDIR"} <= {*MAY_DIFFER, "MASTER_ADDR", "MASTER_PORT"}
         assert (mine["MASTER_ADDR"], mine["MASTER_PORT"]) == ("localhost", str(port))
+
+
+@pytest.mark.skipif(not shutil.which("systemd-tmpfiles"), reason="missing: systemd-tmpfiles (systemd)")
+def test_what_deletes_old_files_from_tmp_leaves_those_of_a_run(tmp_path: Path) -> None:
+    """As after 10 days on many systems: all that did not change meanwhile is old."""
+    script(tmp_path, SLEEPER)
+    with launchers(tmp_path, "--tee=3") as runs:
+        workers(runs)
+        (place := tmp_path / "tmp" / "old").touch()
+        before = {path for path in place.parent.rglob("*") if path != place}
+        (tmp_path / "clean.conf").write_text(f"q {place.parent} 1777 - - 0\n")
+        completed(["systemd-tmpfiles", "--clean", tmp_path / "clean.conf"])
+        assert not place.exists()
+        assert before - set(place.parent.rglob("*")) == set()
+        assert len([path for path in before if path.name.startswith(("torchrun-", "distlaunch-agent-"))]) == 4
+        runs[0].process.send_signal(signal.SIGINT)
+        statuses(runs)
 
 
 @pytest.mark.parametrize("controller", [0, 1])
