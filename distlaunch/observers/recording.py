@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import math
 import os
 import time
 from collections import Counter
@@ -14,7 +15,7 @@ from distlaunch.diagnosis.flight import waiting_lines
 from distlaunch.errors import reason
 from distlaunch.job.spec import JobSpec
 from distlaunch.observers.observer import Attempts, Observed, Observer, Printed
-from distlaunch.observers.run_directory import STATUS, SUMMARY, Entry, fd_of, file_of, status_bytes
+from distlaunch.observers.run_directory import SAVE_S, STATUS, SUMMARY, Entry, fd_of, file_of, status_bytes
 from distlaunch.plan.document import plan_document
 from distlaunch.plan.output import destinations
 from distlaunch.plan.placement import LaunchPlan, NodePlan
@@ -56,7 +57,7 @@ class Recorder(Observer):
         self._uses: dict[int, Use] = {}
         self._measured = set[int]()
         """Ranks whose use was measured since the last sample."""
-        self._viewed, self._sample_at = False, 0.0
+        self._viewed, self._sample_at, self._save_at = False, math.inf, 0.0
         self._plan: LaunchPlan | None = None
         self._loss_told = False
         self._limit: int | None = None
@@ -69,6 +70,7 @@ class Recorder(Observer):
 
     def began(self, spec: JobSpec, chance: float, at: float) -> None:
         """Record the job."""
+        self.wake_at = time.monotonic() + LOOK_S
         self._limit = spec.logs.limit
         self._folder.record(at, BEGAN, beginning(spec, chance))
 
@@ -113,14 +115,13 @@ class Recorder(Observer):
             self._folder.put(STATUS, status_bytes(status), "over")
 
     def started(self, state: State, at: float) -> None:
-        """Record the plan, and begin to check for viewers."""
+        """Record the plan."""
         assert state.plan is not None
         self._uses.clear()
         self._measured.clear()
         self._plan = state.plan
         self._sample_at = time.monotonic() + FIRST_SAMPLE_S
         self._attempts.note(state)
-        self.wake_at = time.monotonic() + LOOK_S
         workers = running_workers(state)
         document = plan_document(state.plan, workers, chosen_interfaces(state))
         self._folder.append(file_of(state.attempt, "plan.json"), json_text(document, indent=1).encode())
@@ -163,6 +164,9 @@ class Recorder(Observer):
         """Check for viewers, for a request for stacks, and whether to record the use of nodes."""
         now = time.monotonic()
         self.wake_at = now + LOOK_S
+        if now >= self._save_at:
+            self._save_at = now + SAVE_S
+            self._folder.put(STATUS, status_bytes(self._status), "over")
         with contextlib.suppress(OSError):
             os.unlink(os.path.join(self._folder.path, STACKS_WANTED))
             self.wants_stacks = True

@@ -5,13 +5,14 @@ import fcntl
 import json
 import os
 import stat
+import time
 from collections.abc import Mapping
 from glob import iglob
 from typing import Any
 
 from distlaunch.agent.frozen import Frozen
 from distlaunch.agent.procfs import boot_id, state
-from distlaunch.observers.run_directory import CONTROLLER_LOG, OUTPUT_INDEX, STATUS, SUMMARY, fd_of
+from distlaunch.observers.run_directory import CONTROLLER_LOG, FRESH_S, OUTPUT_INDEX, STATUS, SUMMARY, fd_of
 from distlaunch.observers.run_list import is_stopped, listed, starts_in, starts_path
 from distlaunch.schedulers import title_of
 from distlaunch.supervisor.allocation_end import STATUS as CANCELLED_STATUS
@@ -22,7 +23,7 @@ MAX_SUMMARY = 1 << 26
 
 
 class Run(Frozen):
-    """A run according to its directory; `alive` if a controller holds its lock.
+    """A run according to its directory; `alive` if its controller is, as far as can be known.
 
     `heard` is the time when ranks last printed, in seconds since the epoch; None once the run has ended.
     """
@@ -47,11 +48,11 @@ class Run(Frozen):
 def run_in(folder: str) -> Run | None:
     """Return the run in that directory; None if there is none."""
     try:
-        document, alive = _claimed(fd_of(folder, STATUS))
+        document, locked, saved = _claimed(fd_of(folder, STATUS))
     except OSError:
         return None
-    run = _run_of(folder, document, alive)
-    return living(os.path.basename(folder)) if alive and run is None else run
+    run = _run_of(folder, document, locked, saved)
+    return living(os.path.basename(folder)) if locked and run is None else run
 
 
 def living(run: str, pid: int | None = None) -> Run | None:
@@ -65,21 +66,26 @@ def living(run: str, pid: int | None = None) -> Run | None:
             folder, name = os.path.split(os.readlink(link).removesuffix(" (deleted)"))
             if name != STATUS or not os.lstat(link).st_mode & stat.S_IWUSR:  # a reader's
                 continue
-            document, at = _claimed(os.open(link, os.O_RDONLY | os.O_CLOEXEC))[0], os.stat(link).st_mtime
+            document, _, at = _claimed(os.open(link, os.O_RDONLY | os.O_CLOEXEC))
             name, holder = os.path.basename(folder), ControllerProcess("", int(link.split("/")[2]))
             status = Status(name, name.rsplit("-", 3)[0], RunState.RUNNING, at, at, holder)
             unread = Run(folder, status._replace(where="unreadable"), alive=True, heard=None)
-            if (found := _run_of(folder, document, alive=True) or unread).id == run:
+            if (found := _run_of(folder, document, True, at) or unread).id == run:
                 return found
     return None
 
 
-def _run_of(folder: str, document: Mapping[str, Any], alive: bool) -> Run | None:
-    """Return the run with this status, corrected by what is known of its controller; None = damaged."""
+def _run_of(folder: str, document: Mapping[str, Any], locked: bool | None, saved: float) -> Run | None:
+    """Return the run with this status, corrected by what is known of its controller; None = damaged.
+
+    `locked` and `saved` are as returned by `_claimed`.
+    """
     try:
         status = status_of(document)
     except (KeyError, TypeError, ValueError):
         return None
+    hidden = locked is None or status.controller.host not in ("", os.uname().nodename)
+    alive = locked or (hidden and not status.state.over and time.time() - saved < FRESH_S)
     if not alive and not status.state.over:
         status = _ended_unseen(folder, status)
     elif alive and state(status.controller.pid) == "T" and status.controller.host == os.uname().nodename:
@@ -95,18 +101,23 @@ def summary_in(folder: str) -> dict[str, Any] | None:
     return None
 
 
-def _claimed(fd: int) -> tuple[dict[str, Any], bool]:
-    """Read and close a status.json. Return it, and whether a live controller holds its lock."""
+def _claimed(fd: int) -> tuple[dict[str, Any], bool | None, float]:
+    """Read and close a status.json.
+
+    Return it, whether a live controller holds its lock, and when it was saved, in seconds since the epoch.
+    """
     with open(fd, "rb", buffering=0) as file:
-        alive = _is_locked(fd)  # first: then the read sees what was written before the end
-        return _parsed(file.read(1 << 16).partition(b"\n")[0]), alive  # the rest is of an earlier, longer one
+        locked = _is_locked(fd)  # first: then the read sees what was written before the end
+        document = _parsed(file.read(1 << 16).partition(b"\n")[0])  # the rest is of an earlier, longer one
+        return document, locked, os.fstat(fd).st_mtime
 
 
-def _is_locked(fd: int) -> bool:
+def _is_locked(fd: int) -> bool | None:
+    """Return whether a process has locked a file; None if the file system doesn't support locks."""
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError as error:
-        return isinstance(error, BlockingIOError)  # not every file system supports locks
+        return True if isinstance(error, BlockingIOError) else None
     return False
 
 

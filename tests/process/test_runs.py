@@ -185,6 +185,26 @@ def test_ctrl_c_before_all_ranks_have_started_ends_the_run(tmp_path: Path) -> No
     assert there["state"] == "CANCELLED"
 
 
+def test_a_run_of_another_host_is_active_as_long_as_its_status_is_saved(tmp_path: Path, gate: Path) -> None:
+    """Many file systems don't show the locks of other hosts. The copy, too, has none."""
+    left(tmp_path)
+    (there,) = listed(tmp_path)
+    real, place = Path(there["folder"]) / "status.json", tmp_path / "copy"
+    copy = place / "runs" / there["run"] / "status.json"
+    shutil.copytree(real.parent, copy.parent)
+    (mine,) = listed(place, "-a")
+    assert mine["state"] == "LOST"  # this host would show the lock
+    copy.write_text(real.read_text().replace(f'"{os.uname().nodename}"', '"another"'))
+    (far,) = listed(place)
+    assert (far["state"], far["controller"]["host"]) == ("RUNNING", "another")
+    os.utime(copy, (0, time.time() - 60))
+    (far,) = listed(place, "-a")
+    assert far["state"] == "LOST"
+    os.utime(real, (0, 0))
+    wait_until(lambda: real.stat().st_mtime > 0, lambda: "never saved again")
+    open_gate(gate)
+
+
 def test_a_killed_controller_leaves_no_rank_and_the_run_is_lost(tmp_path: Path, gate: Path) -> None:
     run = left(tmp_path)
     said_here(tmp_path, run)
@@ -214,6 +234,7 @@ def test_a_killed_controller_leaves_no_rank_and_the_run_is_lost(tmp_path: Path, 
     assert listed(tmp_path, "-a")[0]["why"].endswith("; see controller.log in the run directory")
     status = Path(there["folder"]) / "status.json"
     status.write_text(status.read_text().replace(json.dumps(os.uname().nodename), '"elsewhere"'))
+    os.utime(status, (0, 0))
     assert "(it crashed or was killed, or its machine went down)" in listed(tmp_path, "-a")[0]["why"]
 
 
