@@ -129,9 +129,16 @@ class Environment:
             pass  # it has just ended
 
     def _remove_halves(self) -> None:
-        """Remove what killed builders have left unfinished. The caller holds the lock."""
-        for left in glob.glob(glob.escape(self.path) + ".*[0-9a-f]"):
+        """Remove what killed builders of this host have left unfinished. The caller holds the lock.
+
+        Hosts may share the directory, and many file systems don't show locks of other hosts.
+        """
+        for left in glob.glob(glob.escape(self._new) + "*[0-9a-f]"):
             shutil.rmtree(left, ignore_errors=True)
+
+    @property
+    def _new(self) -> str:
+        return "%s.%s." % (self.path, os.uname().nodename)
 
     # In the child
 
@@ -154,7 +161,7 @@ class Environment:
             if self.complete:
                 return
             self._remove_halves()
-            new = "%s.%s" % (self.path, os.urandom(4).hex())
+            new = self._new + os.urandom(4).hex()
             try:
                 self._fill(new)
                 self._publish(new)

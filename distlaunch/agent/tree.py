@@ -47,7 +47,9 @@ MAX_STORE = 20 << 30
 DISK_SHARE = 0.05
 """Limits of the store: MAX_STORE bytes, and a share of its disk, not counting files of existing trees."""
 STALE_S = 86_400.0
-"""Seconds after which something unfinished belongs to a process that was killed."""
+"""Seconds after which something unfinished, or a mark, belongs to a process that was killed."""
+MARK_S = STALE_S / 24
+"""Seconds between renewals of a mark."""
 TURN_S = 0.05
 PROGRESS_S = 1.0
 """Seconds that a placement may take at once, and seconds between its reports of progress."""
@@ -172,7 +174,8 @@ class Store:
             found = os.lstat(path)
             if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
                 raise TreeError("%s is not a directory that only this user can write to" % path)
-        self._run, self._note = "", -1  # the run held, and the descriptor of its locked manifest
+        # The run held, and the descriptors of its locked manifest and of its mark
+        self._run, self._note, self._mark = "", -1, -1
         self.grown = False
         """Whether contents were added, so that `release` also trims the store."""
 
@@ -240,10 +243,46 @@ class Store:
             free = _locked(fd, fcntl.LOCK_EX) or _locked(fd, fcntl.LOCK_SH)
             if free and os.fstat(fd).st_nlink:
                 self._run, self._note = run_id, fd
-                return
+                break
             os.close(fd)  # another agent is making the tree, or has just removed it
             yield wait_s
             wait_s = min(2 * wait_s, 0.5)
+        while self._mark < 0:
+            fd = os.open(self._mark_of(run_id), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+            if _locked(fd, fcntl.LOCK_SH) and os.fstat(fd).st_nlink:
+                self._mark = fd
+                return
+            os.close(fd)  # another agent of this host has just removed it
+            yield 0.0
+
+    def _mark_of(self, run_id: str) -> str:
+        """Return the path of the file that marks the tree of a run as in use on this host.
+
+        Hosts may share the store, and many file systems don't show locks of other hosts.
+        """
+        return "%s@%s" % (self.tree_of(run_id), os.uname().nodename)
+
+    def renew(self) -> None:
+        """Show other hosts that the tree is still in use. Called every MARK_S."""
+        os.utime(self._mark)
+
+    def _is_marked(self, run_id: str) -> bool:
+        """Return whether the tree of a run is in use on any host. Remove marks that agents have left."""
+        mine, marked = self._mark_of(run_id), False
+        for name in os.listdir(self._runs):
+            path = os.path.join(self._runs, name)
+            if not name.startswith(run_id + "@"):
+                continue
+            try:
+                with open(path, "rb") as mark:
+                    free = _locked(mark.fileno(), fcntl.LOCK_EX, if_unsupported=False)
+            except FileNotFoundError:
+                continue  # removed by another agent
+            if free and (path == mine or _age_s(path) > STALE_S):
+                _unlink(path)
+            else:
+                marked = True
+        return marked
 
     def note(self, manifest: bytes) -> None:
         """Record the files in the run's tree, for the agents that remove the tree and trim the store."""
@@ -331,7 +370,8 @@ class Store:
         folder, left = self.tree_of(self._run), False
         if self._note >= 0:
             os.close(self._note)
-            self._note = -1
+            os.close(self._mark)
+            self._note = self._mark = -1
             left = self._retire(self._run)
         try:
             self._tidy()
@@ -347,7 +387,7 @@ class Store:
         except OSError:
             return False
         with open(fd, "rb") as note:
-            if not _locked(fd, fcntl.LOCK_EX, if_unsupported=False):
+            if self._is_marked(run_id) or not _locked(fd, fcntl.LOCK_EX, if_unsupported=False):
                 return False
             listed = {entry.path: entry for entry in _noted(note.read())}
             self._remove_listed(folder, listed, os.fstat(fd).st_mtime)
@@ -611,6 +651,7 @@ class Placement:
         """
         self._store = store = self._store or Store(command.base)
         yield from store.hold(command.run_id)
+        self._renew()
         manifest = store.read(command.tree)
         while manifest is None:
             yield []
@@ -624,6 +665,15 @@ class Placement:
             from distlaunch.agent.setup import Environment  # few jobs have one
 
             self._set_up(Environment(command.base, command.setup))
+
+    def _renew(self) -> None:
+        """Renew the mark in the store now and then."""
+        assert self._store
+        try:
+            self._store.renew()
+        except OSError:
+            pass
+        self._poller.after(MARK_S, "mark", self._renew)
 
     def _set_up(self, environment: Environment) -> None:
         """Build the environment, unless the node has it. Report progress meanwhile, and the end."""
@@ -725,6 +775,7 @@ class Placement:
     def close(self) -> None:
         """Remove the tree, except for files that the run has written to it."""
         self._stop()
+        self._poller.cancel("mark")
         if self._environment:
             try:
                 self._environment.stop()

@@ -4,6 +4,7 @@ import fcntl
 import json
 import os
 import random
+import time
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -72,7 +73,13 @@ def released() -> Iterator[None]:
     yield
     while HELD:
         if (store := HELD.pop())._note >= 0:
-            os.close(store._note)
+            die(store)
+
+
+def die(store: Store) -> None:
+    """Let go of the store as a killed agent does."""
+    os.close(store._note)
+    os.close(store._mark)
 
 
 def held(store: Store, run: str, entries: list[Entry] = ENTRIES) -> Store:
@@ -439,14 +446,31 @@ def test_what_killed_agents_left_is_removed_by_the_next_run(tmp_path: Path) -> N
         else:
             next(dead.lay_out(ENTRIES))
             (base / "runs/half.tree").write_bytes(b"[[")
-        os.close(dead._note)
+        die(dead)
         HELD.remove(dead)
     for name in ("half.1a", "busy.1a", ".1a", ".1b"):
         (base / "new" / name).mkdir()
     os.utime(base / "new/.1b", (0, 0))
     Store(str(base)).release()
-    assert sorted(os.listdir(base / "runs")) == ["busy", "busy.tree"]
+    assert sorted(os.listdir(base / "runs")) == ["busy", "busy.tree", f"busy@{os.uname().nodename}"]
     assert sorted(os.listdir(base / "new")) == [".1a", "busy.1a"]
+
+
+def test_a_tree_that_another_host_uses_stays_although_its_lock_is_not_seen(tmp_path: Path) -> None:
+    """On many file systems, only processes of the same host see a lock."""
+    base = tmp_path / "base"
+    far = filled(base, hold="run")
+    folder = made(far)
+    here, there = base / f"runs/run@{os.uname().nodename}", base / "runs/run@another"
+    here.rename(there)
+    die(far)
+    HELD.remove(far)
+    held(Store(str(base)), "run").release()  # an agent of this host, which used it, too
+    Store(str(base)).release()  # the next run
+    assert folder.exists() and there.exists() and not here.exists()
+    os.utime(there, (0, time.time() - 2 * tree.STALE_S))
+    Store(str(base)).release()
+    assert os.listdir(base / "runs") == []
 
 
 # The store
