@@ -56,10 +56,12 @@ class Site:
 
     def read_stacks(self, workers: list[Worker]) -> None:
         """Report the Python stacks of workers that nobody suspects. The supervisor isn't told of them."""
+
+        def report(worker: Worker, text: str) -> None:
+            self._report({"stacks": [[worker.local_rank, text]]})
+
         for worker in workers:
-            self._dump(
-                worker, False, lambda worker, text: self._report({"stacks": [[worker.local_rank, text]]})
-            )
+            self._dump(worker, False, report)
 
     def ask_nccl(self, envs: list[dict[str, str]]) -> None:
         """Request the dumps of flight recorders, and NCCL's view. `envs` are the environments of workers."""

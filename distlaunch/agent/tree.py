@@ -368,10 +368,12 @@ class Store:
     def release(self) -> str:
         """Remove the run's tree, and other unused files. Return where the run left files, or ""."""
         folder, left = self.tree_of(self._run), False
+        if self._mark >= 0:
+            os.close(self._mark)
+            self._mark = -1
         if self._note >= 0:
             os.close(self._note)
-            os.close(self._mark)
-            self._note = self._mark = -1
+            self._note = -1
             left = self._retire(self._run)
         try:
             self._tidy()

@@ -26,7 +26,7 @@ from distlaunch.supervisor.codec import OF_FILES, event_of, seconds, uses_of
 from distlaunch.supervisor.nodes import End
 from distlaunch.supervisor.restarting import early_exception, repetition_words
 from distlaunch.supervisor.starting import start_command
-from distlaunch.supervisor.state import State
+from distlaunch.supervisor.state import Phase, State
 from distlaunch.supervisor.step import begin, step
 from distlaunch.supervisor.stopping import collect_of
 from distlaunch.supervisor.summary import Summary
@@ -137,7 +137,8 @@ class Controller:
 
     def _request_stacks(self) -> None:
         """Request the stacks of all running ranks. The answers are recorded, and affect no decision."""
-        for part in self.state.plan.nodes if self.state.plan else ():
+        plan = self.state.plan if self.state.phase is Phase.RUNNING else None
+        for part in plan.nodes if plan else ():
             running = tuple(rank for rank in part.ranks if self.state.workers[rank].running)
             if running and part.node in self._links.answering:
                 local_ranks = tuple(rank - part.first_rank for rank in running)

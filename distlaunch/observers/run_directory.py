@@ -44,9 +44,8 @@ MAX_S = 1e11
 STATUS_BYTES = 4096
 """The size of status.json: overwritten in place, it records the end of a run even on a full disk."""
 SAVE_S, FRESH_S = 10.0, 45.0
-"""Seconds between writes of status.json while the run is active, and seconds that these prove it.
-
-Some file systems, such as BeeGFS and many a Lustre, don't show locks of other hosts.
+"""Seconds between writes of status.json during a run, and how long after a write other hosts consider the run
+active. They may not see its lock: on BeeGFS and many Lustre installations, locks only apply to one host.
 """
 RESERVED_BYTES = 1 << 16
 """Bytes reserved at the start for summary.json, for the same reason."""
