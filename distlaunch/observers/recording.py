@@ -15,7 +15,16 @@ from distlaunch.diagnosis.flight import waiting_lines
 from distlaunch.errors import reason
 from distlaunch.job.spec import JobSpec
 from distlaunch.observers.observer import Attempts, Observed, Observer, Printed
-from distlaunch.observers.run_directory import SAVE_S, STATUS, SUMMARY, Entry, fd_of, file_of, status_bytes
+from distlaunch.observers.run_directory import (
+    SAVE_S,
+    STATUS,
+    SUMMARY,
+    Entry,
+    fd_of,
+    file_of,
+    size_of,
+    status_bytes,
+)
 from distlaunch.plan.document import plan_document
 from distlaunch.plan.output import destinations
 from distlaunch.plan.placement import LaunchPlan, NodePlan
@@ -33,7 +42,7 @@ WATCHED, USE, USES = "watched", "use.json", "uses.jsonl"
 """Viewers of a run touch the first file regularly. While they do, the second contains the latest resource use
 of each rank. The third contains that of each node over time."""
 STACKS_WANTED = "stacks.wanted"
-"""`distlaunch why` creates this file to request the stacks of all ranks, which are added to EVIDENCE."""
+"""`distlaunch why` appends to this file to request the stacks of all ranks, which are added to EVIDENCE."""
 FIRST_SAMPLE_S, SAMPLE_S, SAMPLE_SHARE, SAMPLING_S = 2.0, 10.0, 0.01, 3.0
 """Seconds until use is first recorded, seconds between records (at least a share of the run's age), and
 seconds to wait for measurements from the nodes."""
@@ -57,7 +66,7 @@ class Recorder(Observer):
         self._uses: dict[int, Use] = {}
         self._measured = set[int]()
         """Ranks whose use was measured since the last sample."""
-        self._viewed, self._sample_at, self._save_at = False, math.inf, 0.0
+        self._viewed, self._sample_at, self._save_at, self._requests = False, math.inf, 0.0, 0
         self._plan: LaunchPlan | None = None
         self._loss_told = False
         self._limit: int | None = None
@@ -73,6 +82,7 @@ class Recorder(Observer):
         self.wake_at = time.monotonic() + LOOK_S
         self._limit = spec.logs.limit
         self._folder.record(at, BEGAN, beginning(spec, chance))
+        self._folder.append(STACKS_WANTED, b"")
 
     def happened(self, event: Event, state: State, at: float) -> None:
         """Record the event. Also write stack dumps and error records to separate files."""
@@ -167,9 +177,8 @@ class Recorder(Observer):
         if now >= self._save_at:
             self._save_at = now + SAVE_S
             self._folder.put(STATUS, status_bytes(self._status), "over")
-        with contextlib.suppress(OSError):
-            os.unlink(os.path.join(self._folder.path, STACKS_WANTED))
-            self.wants_stacks = True
+        before, self._requests = self._requests, size_of(self._folder.path, STACKS_WANTED)
+        self.wants_stacks = self.wants_stacks or self._requests > before
         try:
             touched = os.stat(os.path.join(self._folder.path, WATCHED)).st_mtime
         except OSError:

@@ -14,7 +14,7 @@ from distlaunch.agent.frozen import Frozen
 from distlaunch.diagnosis.exits import headline, py_spy_frames
 from distlaunch.observers.observer import Observer
 from distlaunch.observers.recording import EVIDENCE, STACKS_WANTED
-from distlaunch.observers.run_directory import CODE, EVENTS, OUTPUT_INDEX, SUMMARY, fd_of, file_of
+from distlaunch.observers.run_directory import CODE, EVENTS, OUTPUT_INDEX, SUMMARY, fd_of, file_of, size_of
 from distlaunch.runs.find import folders
 from distlaunch.runs.following import summary_of
 from distlaunch.runs.playback import Narrator
@@ -126,12 +126,12 @@ def _evidence(folder: str, attempt: int, start: int = 0) -> Iterator[Record]:
 
 def _stacks_now(run: Run, state: State) -> dict[int, str]:
     """Return the stacks of the running ranks of an active run, or as many as arrive within STACKS_S."""
-    missing, found, size = {worker.rank for worker in state.workers if worker.running}, dict[int, str](), 0
-    with contextlib.suppress(OSError):
-        size = os.stat(os.path.join(run.folder, file_of(state.attempt, EVIDENCE))).st_size
+    missing, found = {worker.rank for worker in state.workers if worker.running}, dict[int, str]()
+    size = size_of(run.folder, file_of(state.attempt, EVIDENCE))
     try:
         path = os.path.join(run.folder, STACKS_WANTED)
-        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600))
+        with open(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW), "wb", buffering=0) as file:
+            file.write(b"\n")
     except OSError:  # without write access, or its directory was removed
         return {}
     until = time.monotonic() + STACKS_S

@@ -93,7 +93,6 @@ def test_why_says_that_an_active_rank_has_no_stack(tmp_path: Path) -> None:
         shown = distlaunch("why", str(run.run_directory()), status=0).stdout
         assert re.search("\nwaiting: no stack for ranks 0-1: .+\n", shown), shown
         assert "\nwaiting: no rank has failed; the last output came " in shown
-        assert not (run.run_directory() / "stacks.wanted").exists()
 
 
 def test_says_in_one_line_why_it_gets_no_stack(tmp_path: Path) -> None:
