@@ -329,7 +329,7 @@ NAMES = [
 ]
 KEPT = re.compile(
     r"runs/[^/]+-[0-9-]*-[0-9a-f]{8}/"
-    r"(plan\.json|events\.jsonl|status\.json|summary\.json|output\.index|evidence\.jsonl|rank\d+\.(out|err))"
+    r"(plan\.json|events\.jsonl|status\.json|summary\.json|output\.index|evidence\.jsonl|stacks\.wanted|rank\d+\.(out|err))"
 )
 """The files of a run."""
 
@@ -343,7 +343,7 @@ def test_names_lead_to_no_other_directory(tmp_path: Path, figures: Figures) -> N
         done = distlaunch("run", "-", input=json.dumps(keys), cwd=place)
         assert done.returncode == 0, (name, done.stderr)
     found = [path for path in tmp_path.rglob("*") if path.is_file()]
-    assert len(found) == 6 * len(NAMES)
+    assert len(found) == 7 * len(NAMES)
     figures("files elsewhere", len(strange(found, place)), at_most=0, unit="")
 
 
