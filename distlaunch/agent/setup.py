@@ -138,6 +138,7 @@ class Environment:
 
     @property
     def _new(self) -> str:
+        """Return the beginning of the paths of this host's unfinished environments."""
         return "%s.%s." % (self.path, os.uname().nodename)
 
     # In the child

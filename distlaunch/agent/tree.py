@@ -239,21 +239,14 @@ class Store:
         """
         wait_s, path = 0.01, self.tree_of(run_id) + ".tree"
         while self._note < 0:
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-            free = _locked(fd, fcntl.LOCK_EX) or _locked(fd, fcntl.LOCK_SH)
-            if free and os.fstat(fd).st_nlink:
-                self._run, self._note = run_id, fd
-                break
-            os.close(fd)  # another agent is making the tree, or has just removed it
-            yield wait_s
-            wait_s = min(2 * wait_s, 0.5)
+            self._run, self._note = run_id, _claimed(path, fcntl.LOCK_EX, fcntl.LOCK_SH)
+            if self._note < 0:  # another agent is making the tree, or has just removed it
+                yield wait_s
+                wait_s = min(2 * wait_s, 0.5)
         while self._mark < 0:
-            fd = os.open(self._mark_of(run_id), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-            if _locked(fd, fcntl.LOCK_SH) and os.fstat(fd).st_nlink:
-                self._mark = fd
-                return
-            os.close(fd)  # another agent of this host has just removed it
-            yield 0.0
+            self._mark = _claimed(self._mark_of(run_id), fcntl.LOCK_SH)
+            if self._mark < 0:  # another agent of this host has just removed it
+                yield 0.0
 
     def _mark_of(self, run_id: str) -> str:
         """Return the path of the file that marks the tree of a run as in use on this host.
@@ -575,6 +568,18 @@ def _locked(fd: int, how: int, if_unsupported: bool = True) -> bool:
     except OSError as error:
         return if_unsupported and error.errno not in (errno.EAGAIN, errno.EACCES)
     return True
+
+
+def _claimed(path: str, *ways: int) -> int:
+    """Return the descriptor of a file that was locked in one of these ways; -1 if that is impossible now.
+
+    The file is created if necessary. Another process may remove it before it is locked.
+    """
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    if any(_locked(fd, how) for how in ways) and os.fstat(fd).st_nlink:
+        return fd
+    os.close(fd)
+    return -1
 
 
 def remove_tree(path: str) -> None:

@@ -178,7 +178,8 @@ class Recorder(Observer):
             self._save_at = now + SAVE_S
             self._folder.put(STATUS, status_bytes(self._status), "over")
         before, self._requests = self._requests, size_of(self._folder.path, STACKS_WANTED)
-        self.wants_stacks = self.wants_stacks or self._requests > before
+        if self._requests > before:
+            self.wants_stacks = True
         try:
             touched = os.stat(os.path.join(self._folder.path, WATCHED)).st_mtime
         except OSError:

@@ -41,8 +41,7 @@ class Run(Frozen):
     @property
     def host(self) -> str:
         """Return the controller's host; "" if that is this host."""
-        host = self.status.controller.host
-        return "" if host in ("", os.uname().nodename) else host
+        return "" if _is_here(self.status.controller) else self.status.controller.host
 
 
 def run_in(folder: str) -> Run | None:
@@ -84,7 +83,7 @@ def _run_of(folder: str, document: Mapping[str, Any], locked: bool | None, saved
         status = status_of(document)
     except (KeyError, TypeError, ValueError):
         return None
-    hidden = locked is None or status.controller.host not in ("", os.uname().nodename)
+    hidden = locked is None or not _is_here(status.controller)
     alive = locked or (hidden and not status.state.over and time.time() - saved < FRESH_S)
     if not alive and not status.state.over:
         status = _ended_unseen(folder, status)
@@ -92,6 +91,10 @@ def _run_of(folder: str, document: Mapping[str, Any], locked: bool | None, saved
         resume = f"`kill -CONT {status.controller.pid}` resumes it"
         status = status._replace(state=RunState.SUSPENDED, why=f"a signal stopped its controller; {resume}")
     return Run(folder, status, alive, None if status.state.over else heard(folder))
+
+
+def _is_here(controller: ControllerProcess) -> bool:
+    return controller.host in ("", os.uname().nodename)
 
 
 def summary_in(folder: str) -> dict[str, Any] | None:
