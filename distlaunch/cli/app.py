@@ -48,7 +48,7 @@ def run_app(words: Sequence[str], early: "Link | None" = None) -> int:
         say(f"no command {words[0]!r}; to run it, use `distlaunch {command} {words[0]}`")
         return Exit.USAGE
     if not app.registered_groups and words[:1] not in [[each.name] for each in app.registered_commands]:
-        _add_other_commands()  # these don't import what they don't use
+        add_other_commands()  # these don't import what they don't use
     try:
         app(list(words), obj=Call(tuple(words), early))
     except SystemExit as end:  # Typer always exits with a number
@@ -83,7 +83,8 @@ _OTHERS = (
 """Commands in other modules, or Typer applications with such commands, in the order of the help."""
 
 
-def _add_other_commands() -> None:
+def add_other_commands() -> None:
+    """Add the commands of the other modules, which must be imported for that."""
     from distlaunch.cli.runs import OnRuns
 
     for place in _OTHERS:

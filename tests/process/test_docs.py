@@ -4,6 +4,7 @@ import ast
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -173,6 +174,19 @@ def test_the_table_of_keys_matches_their_declarations(tmp_path: Path) -> None:
     assert (refused.returncode, "run scripts/reference" in refused.stderr) == (1, True)
     assert reference_script(page).returncode == 0
     assert page.read_text() == JOB_FILE
+
+
+@pytest.mark.skipif(not shutil.which("man"), reason="man is not installed")
+def test_the_man_page_has_every_command_and_option() -> None:
+    env = {**os.environ, "MANWIDTH": "200", "LC_ALL": "C.UTF-8"}
+    shown = completed(["man", "--warnings", "-l", ROOT / "docs/distlaunch.1"], env=env, status=0)
+    assert shown.stderr == ""
+    page = re.sub(r"\s+", " ", shown.stdout)
+    listed = re.findall(r"(?m)^\| `(.+?)` \|", PAGES["docs/commands.md"])
+    names = re.findall(r"(?m)^## (.+)", PAGES["docs/commands.md"])
+    wanted = [words.replace("\\|", "|").replace("…", "...") for words in (*names, *listed)]
+    assert [words for words in wanted if words not in page] == []
+    assert len(wanted) > 100
 
 
 def test_the_matrix_of_versions_is_what_its_script_tries() -> None:

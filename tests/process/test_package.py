@@ -56,7 +56,8 @@ def test_the_wheel_contains_the_package_and_nothing_else(wheel: zipfile.ZipFile)
         f"distlaunch-9.8.7.dist-info/{name}" for name in ("METADATA", "WHEEL", "RECORD", "entry_points.txt")
     }
     licenses = {"distlaunch-9.8.7.dist-info/licenses/LICENSE"}
-    assert set(wheel.namelist()) == package | {"distlaunch/_version.py"} | info | licenses
+    manual = {"distlaunch-9.8.7.data/data/share/man/man1/distlaunch.1"}  # where man looks, next to bin/
+    assert set(wheel.namelist()) == package | {"distlaunch/_version.py"} | info | licenses | manual
     assert "distlaunch/py.typed" in package
 
 
