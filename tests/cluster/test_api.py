@@ -1,0 +1,57 @@
+"""The Python API with jobs on several hosts, as a script, in IPython and in a Jupyter kernel."""
+
+import os
+import sys
+
+import pytest
+
+from tests.cluster.hosts import Site
+from tests.harness import ROOT, completed
+
+TRAIN = """
+import os, time
+for step in range(1_000_000):
+    print(os.environ["RANK"], "of", os.environ["NAME"], "is", os.getpid(), "at step", step, flush=True)
+    time.sleep(0.1)
+"""
+PROGRAM = """
+import itertools, os, threading
+import distlaunch as dl
+
+def job(name):
+    return dl.Job("train.py", name=name, nodes=["host1", "host2", "host3"], gpus_per_node=0, procs_per_node=2,
+                  env={"NAME": name}, **{"ssh.config": "ssh_config"})
+
+def children():
+    return open(f"/proc/self/task/{os.getpid()}/children").read()
+
+before = children(), len(os.listdir("/proc/self/fd")), threading.active_count()
+with job("first").start() as first, job("second").start() as second:
+    seen = [list(itertools.islice(run.logs(follow=True), 30)) for run in (first, second)]
+    assert [{line.text.split()[2] for line in lines} for lines in seen] == [{"first"}, {"second"}]
+    pid = next(line.text.split()[4] for line in second.logs(follow=True, rank=4))
+    os.kill(int(pid), 9)  # the test's hosts share their processes with this machine
+    result = second.wait(timeout=60)
+    assert (result.root_cause.rank, result.root_cause.node, first.state) == (4, "host3", "RUNNING"), result
+assert first.result().state == "CANCELLED"
+assert before == (children(), len(os.listdir("/proc/self/fd")), threading.active_count())
+print("all as expected")
+"""
+NOTEBOOK = """
+import sys, nbclient, nbformat
+notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(sys.argv[1])])
+nbclient.NotebookClient(notebook, timeout=120, kernel_name="python3").execute()
+print(*(output.get("text", "") for output in notebook.cells[0].outputs))
+"""
+
+
+@pytest.mark.parametrize(
+    "how", [["-c"], ["-m", "IPython", "-c"], ["-c", NOTEBOOK]], ids=["script", "ipython", "notebook"]
+)
+def test_runs_two_jobs_on_three_hosts_and_names_the_rank_that_was_killed(how: list[str], site: Site) -> None:
+    (site.folder / "train.py").write_text(TRAIN)
+    before = site.processes()
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "IPYTHONDIR": str(site.folder / "ipython")}
+    done = completed([sys.executable, *how, PROGRAM], cwd=site.folder, env=env, status=0)
+    assert "all as expected" in done.stdout, done.stdout + done.stderr
+    site.assert_gone(before)
