@@ -351,10 +351,11 @@ class WorkerExited(Frozen):
 
 
 class RanksJoined(Frozen):
-    """Workers have connected to the rendezvous port."""
+    """Workers have connected to the rendezvous port. `torch` is the version they have loaded, if known."""
 
     node: int
     local_ranks: Tuple[int, ...]
+    torch: str = ""
 
 
 class RanksLag(Frozen):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterable
 
@@ -73,6 +74,7 @@ class JoinWatch(Watch):
         """Watch workers that have just started. `counted` is as in `Arrivals`."""
         self._port, self._arrivals = port, Arrivals(port, counted)
         self._last_reported: dict[int, str] = {}
+        self._torch: str | None = None
         self._began = time.monotonic()
         self._lag_at = self._began + LAG_S
         self.joined: set[int] = set()
@@ -87,7 +89,9 @@ class JoinWatch(Watch):
         fresh = self._arrivals.look(missing)
         if fresh:
             self.joined |= fresh
-            self._outbox.report(RanksJoined(self._outbox.node, tuple(sorted(fresh))))
+            if self._torch is None:  # the workers of a node share their environment
+                self._torch = loaded_torch(missing[min(fresh)])
+            self._outbox.report(RanksJoined(self._outbox.node, tuple(sorted(fresh)), self._torch))
         left = {rank: pid for rank, pid in missing.items() if rank not in fresh}
         if left:
             if time.monotonic() >= self._lag_at:
@@ -134,6 +138,17 @@ class Arrivals:
         self._connecting = any(found.state == procfs.SYN_SENT for found in ours)
         joined = {found.inode for found in ours if found.state == procfs.ESTABLISHED}
         return {rank for rank, inodes in held.items() if inodes & joined}
+
+
+def loaded_torch(worker: int) -> str:
+    """Return the version of the torch that a worker or its descendant has loaded, or ""."""
+    for pid in procfs.family(worker):
+        before, library, _ = procfs.contents("/proc/%d/maps" % pid).partition(b"/lib/libtorch_cpu.so")
+        if library:
+            package = before[before.rfind(b" /") + 1 :]
+            text = procfs.contents(os.fsdecode(package + b"/version.py")).decode(errors="replace")
+            return text.partition("__version__ = '")[2].partition("'")[0]
+    return ""
 
 
 def doing(pids: Iterable[int], port: int) -> list[tuple[bool, str]]:

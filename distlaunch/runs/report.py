@@ -20,10 +20,12 @@ from distlaunch.runs.submissions import submission_of
 from distlaunch.runs.timeline import Span, Timeline, ledger, trace
 from distlaunch.runs.why import Explanation, explain
 from distlaunch.supervisor.events import Event
+from distlaunch.supervisor.joining import torch_versions
 from distlaunch.supervisor.nodes import Exited, Up, Use
 from distlaunch.supervisor.state import Cause, State
 from distlaunch.supervisor.step import begin
 from distlaunch.supervisor.summary import Summary
+from distlaunch.wording import listed
 
 VERSION = 1
 """Version of the JSON document. It changes whenever the format changes incompatibly."""
@@ -138,9 +140,14 @@ class Report(RunModel):
         return {}
 
     def versions(self) -> list[tuple[str, str]]:
-        """Return the versions in the environments that the job has built, which are all alike."""
+        """Return the versions in the environments that the job has built, which are all alike.
+
+        Without such an environment, return the versions of torch that the ranks have loaded.
+        """
         codes = [node.code for node in (self.state.nodes if self.state else ()) if isinstance(node, Up)]
-        return next(([*code.versions] for code in codes if code and code.versions), [])
+        built = next(([*code.versions] for code in codes if code and code.versions), [])
+        loaded = torch_versions(self.state) if self.state and self.state.plan else {}
+        return built or [("torch", f"{version} on {listed(nodes)}") for version, nodes in loaded.items()]
 
     def document(self) -> dict[str, Any]:
         """Return the report as a JSON object."""

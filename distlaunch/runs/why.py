@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from distlaunch.agent.frozen import Frozen
+from distlaunch.agent.messages import RanksJoined
 from distlaunch.diagnosis.exits import headline, py_spy_frames
 from distlaunch.observers.observer import Observer
 from distlaunch.observers.recording import EVIDENCE, STACKS_WANTED
@@ -415,6 +416,8 @@ def _past(folder: str, *observers: Observer) -> _Past:
         if moment and isinstance(moment.event, AgentUp):
             label, known = moment.state.label(moment.event.node), moment.event.facts
             facts |= {f"{label}: Python": known.python, f"{label}: GPUs": known.gpus}
+        elif moment and isinstance(moment.event, RanksJoined) and moment.event.torch:
+            facts[f"{moment.state.label(moment.event.node)}: torch"] = moment.event.torch
     if narrator.state is None:
         raise HistoryError(NO_START)
     epoch = float(lines[0].get("time") or 0.0) - float(lines[0].get("t") or 0.0)

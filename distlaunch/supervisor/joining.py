@@ -35,12 +35,27 @@ def on_ranks_joined(event: RanksJoined, state: State, now: float) -> Step:
     for local_rank in event.local_ranks:
         rank = state.rank_of(event.node, local_rank)
         if rank is not None:
-            state = state.with_worker(rank, joined=True)
+            state = state.with_worker(rank, joined=True, torch=event.torch)
     if already_complete or state.workers.counts.joined < len(state.workers):
         return _with_limit(state, now), ()
     took_s = now - (state.started_at or now)
-    text = f"{_all_words(state)} joined the rendezvous at {_where(state)} in {took_s:.1f} s"
-    return state.without_timers(Timer.JOIN, Timer.JOIN_MESSAGE), (ShowMessage("info", text),)
+    shown = [
+        ShowMessage("info", f"{_all_words(state)} joined the rendezvous at {_where(state)} in {took_s:.1f} s")
+    ]
+    versions = torch_versions(state)
+    if len(versions) > 1:
+        words = "; ".join(f"{version} on {listed(nodes)}" for version, nodes in versions.items())
+        shown.append(ShowMessage("warning", f"the nodes have different versions of torch: {words}"))
+    return state.without_timers(Timer.JOIN, Timer.JOIN_MESSAGE), tuple(shown)
+
+
+def torch_versions(state: State) -> dict[str, list[str]]:
+    """Return the versions of torch that the ranks have loaded, each with the names of its nodes."""
+    versions: dict[str, list[str]] = {}
+    for part in state.planned.nodes:
+        for version in sorted({state.workers[rank].torch for rank in part.ranks} - {""}):
+            versions.setdefault(version, []).append(part.label)
+    return versions
 
 
 def _all_words(state: State) -> str:

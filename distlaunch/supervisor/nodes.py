@@ -301,10 +301,11 @@ class Use(Frozen):
 class RankState(Frozen):
     """A worker of the current attempt. `pid` and `cpus` are known once it has started.
 
-    `joined` is set once the worker has joined the rendezvous, and `trying` while it tries to. `doing`
-    describes its activity. `stalled` is set if it neither prints nor computes. In that case, `stack` contains
-    its innermost frames, innermost first, once they are known, and `stopped_pid` is a process of the worker
-    that a signal has stopped. `dumping` is set if the worker was told to print its stacks, which may end it.
+    `joined` is set once the worker has joined the rendezvous, with the version of `torch` it has loaded, if
+    known. `trying` is set while it tries to join, and `doing` describes its activity. `stalled` is set if it
+    neither prints nor computes. In that case, `stack` contains its innermost frames, innermost first, once
+    they are known, and `stopped_pid` is a process of the worker that a signal has stopped. `dumping` is set
+    if the worker was told to print its stacks, which may end it.
     """
 
     rank: int
@@ -312,6 +313,7 @@ class RankState(Frozen):
     pid: int | None = None
     cpus: str | None = None
     joined: bool = False
+    torch: str = ""
     trying: bool = False
     doing: str = ""
     stalled: bool = False

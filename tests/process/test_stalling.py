@@ -322,3 +322,44 @@ def test_a_stalled_rank_that_helps_to_collect_evidence_has_not_resumed(tmp_path:
     done = distlaunch("run", str(job), status=124)
     assert "rank 0 (node0) stalled for 2 s" in done.stderr
     assert "resumed" not in done.stderr
+
+
+LOADS_AND_JOINS = """
+    import ctypes, os, signal, socket, time
+    address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    ctypes.CDLL(os.environ["TORCH_" + os.environ["GROUP_RANK"]] + "/torch/lib/libtorch_cpu.so")
+    store = socket.create_server(address) if os.environ["RANK"] == "0" else None
+    while True:
+        try:
+            joined = socket.create_connection(address)
+            signal.pause()
+        except ConnectionRefusedError:
+            time.sleep(0.05)
+"""
+
+
+def torch_like(place: Path, version: str) -> Path:
+    """A directory with a torch of this version, of which only a library can be loaded."""
+    library = next(Path("/usr/lib").rglob("libutil.so.1"))
+    (place / "torch/lib").mkdir(parents=True)
+    (place / "torch/lib/libtorch_cpu.so").write_bytes(library.read_bytes())
+    (place / "torch/version.py").write_text(f"__all__ = ['__version__']\n__version__ = '{version}'\n")
+    return place
+
+
+def test_names_the_versions_of_torch_that_nodes_have_loaded(tmp_path: Path) -> None:
+    old, new = torch_like(tmp_path / "old", "2.12.1"), torch_like(tmp_path / "new one", "2.13.0+cpu")
+    keys = f"nodes: 2\ngpus_per_node: 0\nenv: {{TORCH_0: {new}, TORCH_1: {new}}}\n"
+    job = write_job(tmp_path, LOADS_AND_JOINS, keys)
+    different = "the nodes have different versions of torch: 2.13.0+cpu on node0; 2.12.1 on node1"
+    for name, options in (("same", ()), ("mixed", ("--set", f"env.TORCH_1={old}"))):
+        with running(job, "--set", f"logs.dir={name}", *options) as run:
+            run.wait_for(different if options else "joined the rendezvous")
+            run.process.send_signal(signal.SIGINT)
+            run.wait()
+        assert (different in run.stderr) == bool(options)
+    (same,), (mixed,) = (list((tmp_path / name).iterdir()) for name in ("same", "mixed"))
+    compared = distlaunch("why", str(mixed), "--diff", str(same), status=0).stdout
+    assert "node1: torch: 2.13.0+cpu → 2.12.1\n" in compared
+    distlaunch("report", str(mixed), "-o", str(tmp_path / "run.html"), status=0)
+    assert "2.13.0+cpu on node0" in (tmp_path / "run.html").read_text()

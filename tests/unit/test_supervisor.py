@@ -1079,6 +1079,14 @@ def test_reports_once_that_all_ranks_joined() -> None:
     assert job.state.next_due is None
 
 
+def test_warns_if_nodes_have_loaded_different_versions_of_torch() -> None:
+    job = History().to_running()
+    job.feed(RanksJoined(0, (0, 1), "2.13.0+cpu"))
+    said = job.feed(RanksJoined(1, (0, 1), "2.12.1"))
+    words = "the nodes have different versions of torch: 2.13.0+cpu on a; 2.12.1 on b"
+    assert texts(said, "warning") == [words]
+
+
 def test_a_job_that_does_not_use_the_rendezvous_gets_one_message_and_no_limit() -> None:
     job = History().to_running()
     seen = ((0, False, "torch imported, busy"), (1, False, "has not imported torch or JAX yet"))
