@@ -15,13 +15,13 @@
                       at the end: State.outcome is the exit status, and supervisor/summary describes the end
     supervisor/       pure; once agents are up, plan/ makes a LaunchPlan of JobSpec and their Facts: ranks,
                       and each worker's environment (contract.py); diagnosis/ explains why a worker failed
-    observers/        the run directory, the terminal
+    observers/        the run directory, the terminal, a run full-screen
 
 In addition: `schedulers/` (hosts from a scheduler, and a job for its queue: one module each), `kubernetes/`
 (a job for a cluster), `check/` (findings about nodes before a launch: agent/needs for those of `run`),
 `runs/` (runs by their directories: ps, logs, attach, stop, replay, why they failed, from agent/evidence, too,
-and pages about them), `view/` (a run full-screen), `api` (runs from Python; a child process controls each:
-cli/child), `launch/snapshot`, `supervisor/placing` and `agent/tree` (the code that a job brings to its nodes;
+and pages about them), `api` (runs from Python; a child process controls each: cli/child),
+`launch/snapshot`, `supervisor/placing` and `agent/tree` (the code that a job brings to its nodes;
 agent/setup builds its environment), `cli/schemas` (JSON Schemas of what --json prints). At the top: `errors`,
 `signals`, `wording` (counts, durations and lists for messages), `here` (differences between Linux and macOS).
 
@@ -32,9 +32,7 @@ Each layer imports only from itself and those above it in this list:
     errors, wording   (all pure)
     observers/, here, signals
     launch/, runs/
-    cli/, view/, api, __main__
-
-with one exception: `TABLE` in observers/ names view/screen, which is loaded when a run needs it.
+    cli/, api, __main__
 
 Two paths through it, by module:
 

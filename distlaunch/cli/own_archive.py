@@ -25,8 +25,8 @@ _ROOTS = (
     "distlaunch.observers.terminal",  # named in a table
 )
 _UNUSED = (
-    *("distlaunch.cli.app", "distlaunch.cli.exec_task", "distlaunch.cli.remote", "distlaunch.view"),
-    *("distlaunch.api", "distlaunch.cli.job_file"),
+    *("distlaunch.cli.app", "distlaunch.cli.exec_task", "distlaunch.cli.remote", "distlaunch.api"),
+    "distlaunch.cli.job_file",
 )
 """Modules imported only by other commands: `run` with its options."""
 

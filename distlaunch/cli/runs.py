@@ -101,7 +101,7 @@ def attach(which: Which = None, everything: Everything = False, fold: Fold = Fal
 @runs.command("view", cls=OnRuns)
 def view(which: Which = None) -> None:
     """Watch a run full-screen: its ranks, outliers, and their output; q quits without stopping the run."""
-    from distlaunch.view.screen import Screen
+    from distlaunch.observers.screen import Screen
 
     if not sys.stdout.isatty():
         raise UsageError("view needs a terminal as stdout; use `distlaunch attach` instead")

@@ -1,7 +1,7 @@
 """Observers of a run. `TABLE` lists them with their conditions. `Observers` (observer.py) notifies each.
 
 recording    writes the run directory (run_directory), and keeps the last output in memory
-terminal     shows the run to the user, through the console
+terminal     shows the run to the user, through the console; screen shows it full-screen
 outlet       a thread that writes for the console and the run directory: slow readers don't delay a job
 metrics, notifier    write metrics and start commands, for jobs that ask for it
 """
@@ -19,12 +19,11 @@ TABLE: Mapping[str, Callable[["Observed"], object]] = {
     "observers.metrics.Metrics": lambda run: run.spec.metrics,
     "observers.terminal.Terminal": lambda run: run.shown.how == "terminal",
     "observers.terminal.DetachedTerminal": lambda run: run.shown.how == "detached",
-    "view.screen.Screen": lambda run: run.shown.how == "view",
+    "observers.screen.Screen": lambda run: run.shown.how == "view",
 }
 """The class of each observer, in the order in which they are called, and whether a run has it.
 
 Each observer gets its settings from its run. Its module is imported only if a run has this observer.
-`view.screen` is the one exception to the layers in `distlaunch/__init__.py`.
 """
 
 

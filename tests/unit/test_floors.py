@@ -24,7 +24,7 @@ PARTS = {
     1: "check compat contract diagnosis errors job kubernetes plan schedulers supervisor transports wording",
     2: "here observers signals",
     3: "launch runs",
-    4: "__main__ api cli torchrun view",
+    4: "__main__ api cli torchrun",
 }
 FLOORS = {part: floor for floor, parts in PARTS.items() for part in parts.split()}
 """The floor of each package and module directly below distlaunch."""

@@ -11,13 +11,13 @@ from rich.console import ConsoleDimensions as Size
 from distlaunch.agent.messages import PortHeld, RanksStalled, WorkerExited, WorkerStarted
 from distlaunch.observers.model import RunModel
 from distlaunch.observers.observer import Printed
+from distlaunch.observers.screen import Wish, after, lines, row_at, sparkline
 from distlaunch.plan.output import destinations
 from distlaunch.plan.placement import Facts
 from distlaunch.supervisor.actions import ShowMessage
 from distlaunch.supervisor.events import AgentUp, Event
 from distlaunch.supervisor.nodes import Use
 from distlaunch.supervisor.step import begin, step
-from distlaunch.view.rendering import Wish, after, lines, row_at, sparkline
 from tests.unit.samples import bounded, spec_of
 
 WATCH = "logs: {watch: 'loss ([0-9.a-z]+)'}"
