@@ -41,7 +41,7 @@ from distlaunch.plan.workers import planned_workers
 from distlaunch.runs.find import find, folders
 from distlaunch.runs.following import interrupt
 from distlaunch.runs.html import page
-from distlaunch.runs.playback import Playback
+from distlaunch.runs.replay import Playback
 from distlaunch.runs.report import report_of
 from distlaunch.runs.run_status import Run as Status
 from distlaunch.runs.run_status import living, run_in, summary_in

@@ -22,8 +22,7 @@ from distlaunch.observers.observer import Observer, Printed
 from distlaunch.observers.run_directory import Entry
 from distlaunch.plan.output import destinations
 from distlaunch.runs.following import follow
-from distlaunch.runs.playback import Playback
-from distlaunch.runs.replay import lines_in, replay
+from distlaunch.runs.replay import Playback, lines_in, replay
 from distlaunch.runs.run_status import Run
 from distlaunch.runs.submissions import all_runs
 from distlaunch.signals import Interrupts, search

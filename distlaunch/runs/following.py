@@ -15,8 +15,7 @@ from distlaunch.observers.observer import Observer, Printed
 from distlaunch.observers.recording import STDERR_BYTES, LastOutput
 from distlaunch.observers.run_directory import STOPPED, fd_of
 from distlaunch.plan.output import destinations
-from distlaunch.runs.playback import Playback
-from distlaunch.runs.replay import typed
+from distlaunch.runs.replay import Playback, typed
 from distlaunch.runs.run_status import Run, living, run_in, summary_in
 from distlaunch.signals import Interrupts
 from distlaunch.supervisor.state import State

@@ -1,18 +1,36 @@
-"""Replays a run from its events.jsonl, state by state. `scripts/replay` prints the states."""
+"""Replays a run from its events.jsonl, state by state, with its output, and follows its progress.
+
+`scripts/replay` prints the states.
+"""
 
 import functools
 import json
+import os
+import time
 import typing
-from collections.abc import Iterable, Iterator, Mapping
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import Enum
+from heapq import merge
+from io import FileIO
 from itertools import zip_longest
 from pathlib import Path
 from types import UnionType
 from typing import Any, NamedTuple
 
+from distlaunch.agent.wire import MAX_OUTPUT
 from distlaunch.errors import DistlaunchError, reason
 from distlaunch.job.spec import JobSpec
-from distlaunch.observers.run_directory import EVENTS, MAX_S, fd_of
+from distlaunch.observers.observer import Attempts, Observer, Printed
+from distlaunch.observers.run_directory import (
+    EVENTS,
+    INDEX_RECORD,
+    MAX_S,
+    OUTPUT_INDEX,
+    Entry,
+    fd_of,
+    index_entries,
+)
 from distlaunch.supervisor.actions import Action, ShowMessage
 from distlaunch.supervisor.events import Event
 from distlaunch.supervisor.history import BEGAN, MESSAGE, VERSION
@@ -22,7 +40,14 @@ from distlaunch.transports import load
 from distlaunch.transports.transport import Transport
 
 NO_START = f"line 1: not the start of a history of version {VERSION}"
+MAX_OPEN = 100
+"""Maximum output files kept open at once."""
+PIECE = 1 << 20
+"""Bytes read at once."""
 _KINDS: Mapping[Any, type] = {kind.__name__: kind for kind in HANDLERS}
+Wanted = Callable[[Entry], bool]
+_Piece = dict[str, Any] | Entry
+"""A line of events.jsonl, or an entry of the output index."""
 
 
 class HistoryError(DistlaunchError):
@@ -39,15 +64,16 @@ class Moment(NamedTuple):
 
 
 class Replay:
-    """The replay of a run through `step`, one line of its events.jsonl at a time."""
+    """The replay of a run through `step`, one line of its events.jsonl at a time, for `observers`."""
 
-    def __init__(self) -> None:
+    def __init__(self, *observers: Observer) -> None:
         self.state: State | None = None
         """The state after the last line; None before the first."""
+        self.observers, self.attempts = observers, Attempts()
         self._count = 0
 
     def take(self, line: Mapping[str, Any]) -> Moment | None:
-        """Process the next line. Return its step, or None for a line with a message.
+        """Process the next line, and pass it on. Return its step, or None for a line with a message.
 
         Raises `HistoryError` with the line number.
         """
@@ -58,10 +84,21 @@ class Replay:
         if self.state and kind is None and line.get("event") != MESSAGE:
             raise HistoryError(f"line {self._count}: unknown event: {line.get('event')!r}")
         try:
-            return self._step(line, kind)
+            moment = self._step(line, kind)
         except Exception as error:  # of any kind: the line may be damaged, or altered
             what = f"{line['event']}: {type(error).__name__}: {error}"
             raise HistoryError(f"line {self._count}: {what}") from error
+        began = moment and self.attempts.note(moment.state)
+        for each in self.observers:
+            if moment is None:
+                each.message(ShowMessage(line["level"], line["text"]), line["t"])
+            elif moment.event is None:
+                each.began(moment.state.spec, moment.state.chance, moment.at)
+            else:
+                each.happened(moment.event, moment.state, moment.at)
+            if moment and began:
+                each.started(moment.state, moment.at)
+        return moment
 
     def _step(self, line: Mapping[str, Any], kind: type | None) -> Moment | None:
         """Process a line. `kind` is the type of its event, or None for a message and for the first line."""
@@ -78,14 +115,29 @@ class Replay:
         return Moment(at, event, self.state, actions)
 
 
-def replay(lines: Iterable[Mapping[str, Any]]) -> Iterator[Moment]:
-    """Replay all lines of a run. Raises `HistoryError`."""
-    run = Replay()
+def replay(lines: Iterable[Mapping[str, Any]], *observers: Observer) -> Iterator[Moment]:
+    """Replay all lines of a run for `observers`. Yields at least the beginning. Raises `HistoryError`."""
+    run = Replay(*observers)
     for line in lines:
         if moment := run.take(line):
             yield moment
     if run.state is None:
         raise HistoryError(NO_START)
+
+
+def retold(lines: Iterable[Mapping[str, Any]], moments: Iterable[Moment]) -> str:
+    """Return the first message that differs from the recorded one; "" if none does."""
+    recorded = [line["text"] for line in lines if line.get("event") == MESSAGE and not line.get("remark")]
+    retold = [
+        action.text for moment in moments for action in moment.actions if isinstance(action, ShowMessage)
+    ]
+    for then, now in zip_longest(recorded, retold):
+        if then != now:
+            return f"recorded: {then or 'nothing more'}\nreplayed: {now or 'nothing more'}"
+    return ""
+
+
+# The files
 
 
 def lines_in(place: Path) -> list[dict[str, Any]]:
@@ -173,13 +225,148 @@ def _one_of(kinds: Iterable[Any], value: Any) -> Any:
     raise TypeError(f"{value!r} is not allowed here")
 
 
-def retold(lines: Iterable[Mapping[str, Any]], moments: Iterable[Moment]) -> str:
-    """Return the first message that differs from the recorded one; "" if none does."""
-    recorded = [line["text"] for line in lines if line.get("event") == MESSAGE and not line.get("remark")]
-    retold = [
-        action.text for moment in moments for action in moment.actions if isinstance(action, ShowMessage)
-    ]
-    for then, now in zip_longest(recorded, retold):
-        if then != now:
-            return f"recorded: {then or 'nothing more'}\nreplayed: {now or 'nothing more'}"
-    return ""
+# Another process's run
+
+
+class _Tail:
+    """A growing file, which may not exist yet; `rest` is the incomplete end of the bytes read so far."""
+
+    def __init__(self, folder: str, name: str) -> None:
+        self._place = (folder, name)
+        self._file: FileIO | None = None
+        self.rest = b""
+
+    def fresh(self) -> bytes:
+        """Read some new bytes, and return the `rest` followed by them; nothing if there are none.
+
+        The caller then sets `rest`.
+        """
+        if self._file is None:
+            try:
+                self._file = FileIO(fd_of(*self._place))
+            except FileNotFoundError:
+                return b""
+            except OSError as error:
+                raise DistlaunchError(f"{'/'.join(self._place)}: {reason(error)}") from None
+        data = self._file.read(PIECE)
+        return self.rest + data if data else b""
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file:
+            self._file.close()
+
+
+class Playback:
+    """The events and output of a run, passed to an observer in their order. Must be closed.
+
+    `wanted` selects pieces of output; others are not read.
+    """
+
+    def __init__(self, folder: str, observer: Observer, wanted: Wanted = lambda entry: True) -> None:
+        self._folder, self._observer, self._wanted = folder, observer, wanted
+        self._lines = _Tail(folder, EVENTS)
+        self._entries = _Tail(folder, OUTPUT_INDEX)
+        self._held_lines: list[dict[str, Any]] = []
+        self._held_entries: list[Entry] = []
+        self._replay = Replay(observer)
+        self._open: dict[str, int] = {}
+        self._moment = 0.0
+        observer.moment = lambda: self._moment
+
+    @property
+    def state(self) -> State | None:
+        """Return the state after the last event passed on; None before the first."""
+        return self._replay.state
+
+    def catch_up(self) -> None:
+        """Pass on all new events and output. Wake the observer if that is due. Raises `HistoryError`."""
+        while self._turn():
+            pass
+        if self._observer.wake_at is not None and self._observer.wake_at <= time.monotonic():
+            self._observer.woken()
+
+    def _turn(self) -> bool:
+        """Pass on what can be read now. Return whether there may be more."""
+        try:
+            lines, entries = self._come()
+            both: list[Iterable[_Piece]] = [lines, entries]
+            for piece in merge(*both, key=_time):
+                if isinstance(piece, Entry):
+                    self._tell_output(piece)
+                else:
+                    self._replay.take(piece)
+        except HistoryError as error:
+            raise HistoryError(f"{self._folder}/{EVENTS}: {error}") from None
+        return bool(lines or entries or self._held_lines or self._held_entries)
+
+    def _come(self) -> tuple[list[dict[str, Any]], list[Entry]]:
+        """Return lines and entries that no unread data can precede. Hold back the others.
+
+        A line waits until the output before it has been read, an entry until the events before it have.
+        """
+        lines, held = [*self._held_lines, *self._fresh_lines()], self._held_entries
+        fresh = self._fresh_entries()
+        read_until = _time(lines[-1]) if lines else 0.0
+        known = bisect_right(fresh, read_until, key=_time)
+        ready = bisect_right(lines, _time(fresh[-1]), key=_time) if fresh else len(lines)
+        self._held_lines, self._held_entries = lines[ready:], fresh[known:]
+        return lines[:ready], held + fresh[:known]
+
+    def _fresh_lines(self) -> list[dict[str, Any]]:
+        """Parse new complete lines."""
+        lines: list[dict[str, Any]] = []
+        while data := self._lines.fresh():
+            *whole, self._lines.rest = data.split(b"\n")
+            try:
+                lines += map(line_of, whole)
+            except (ValueError, RecursionError) as error:
+                raise HistoryError(f"a line is damaged: {error}") from None
+        return lines
+
+    def _fresh_entries(self) -> list[Entry]:
+        data = self._entries.fresh()
+        whole = len(data) // INDEX_RECORD.size * INDEX_RECORD.size
+        if data:
+            self._entries.rest = data[whole:]
+        return index_entries(data[:whole])
+
+    def skip(self) -> None:
+        """Catch up without passing anything on. Raises `HistoryError`."""
+        wanted, self._wanted = self._wanted, lambda entry: False
+        self._replay.observers = ()
+        while self._turn():
+            pass
+        self._wanted, self._replay.observers = wanted, (self._observer,)
+        if self.state:
+            self._observer.began(self.state.spec, self.state.chance, self.state.began_at)
+
+    def close(self) -> None:
+        """Close all files."""
+        self._lines.close()
+        self._entries.close()
+        while self._open:
+            os.close(self._open.popitem()[1])
+
+    def _tell_output(self, entry: Entry) -> None:
+        rank, stream, attempt = entry.rank, entry.stream, self._replay.attempts.of(entry.attempt)
+        goes_to = attempt and attempt.destinations.get((rank, stream))
+        if goes_to and goes_to.file and self._wanted(entry):
+            self._moment = entry.time
+            data = self._read(goes_to.file, entry.offset, entry.size)
+            self._observer.printed(Printed(rank, stream, data, entry.attempt, goes_to))
+
+    def _read(self, name: str, offset: int, size: int) -> bytes:
+        """Read a piece of a file, which stays open; b"" if the file or the piece is missing."""
+        if name not in self._open:
+            if len(self._open) >= MAX_OPEN:
+                os.close(self._open.pop(next(iter(self._open))))
+            try:
+                self._open[name] = fd_of(self._folder, name)
+            except OSError:
+                return b""  # it was removed
+        return os.pread(self._open[name], min(size, MAX_OUTPUT), offset) if offset < 1 << 63 else b""
+
+
+def _time(piece: _Piece) -> float:
+    return piece.time if isinstance(piece, Entry) else piece.get("time") or 0.0

@@ -18,8 +18,7 @@ from distlaunch.observers.recording import EVIDENCE, STACKS_WANTED
 from distlaunch.observers.run_directory import CODE, EVENTS, OUTPUT_INDEX, SUMMARY, fd_of, file_of, size_of
 from distlaunch.runs.find import folders
 from distlaunch.runs.following import summary_of
-from distlaunch.runs.playback import Narrator
-from distlaunch.runs.replay import NO_START, HistoryError, lines_in, typed
+from distlaunch.runs.replay import HistoryError, lines_in, replay, typed
 from distlaunch.runs.run_status import Run, run_in, summary_in
 from distlaunch.supervisor.events import AgentUp
 from distlaunch.supervisor.joining import missing_ranks, missing_words
@@ -410,18 +409,15 @@ class _Past(Frozen):
 
 def _past(folder: str, *observers: Observer) -> _Past:
     """Replay a run, and pass its events on to `observers`. Raises `HistoryError`."""
-    lines, narrator, facts = lines_in(Path(folder)), Narrator(*observers), dict[str, Any]()
-    for line in lines:
-        moment = narrator.tell(line)
-        if moment and isinstance(moment.event, AgentUp):
+    lines, facts = lines_in(Path(folder)), dict[str, Any]()
+    for moment in replay(lines, *observers):
+        if isinstance(moment.event, AgentUp):
             label, known = moment.state.label(moment.event.node), moment.event.facts
             facts |= {f"{label}: Python": known.python, f"{label}: GPUs": known.gpus}
-        elif moment and isinstance(moment.event, RanksJoined) and moment.event.torch:
+        elif isinstance(moment.event, RanksJoined) and moment.event.torch:
             facts[f"{moment.state.label(moment.event.node)}: torch"] = moment.event.torch
-    if narrator.state is None:
-        raise HistoryError(NO_START)
     epoch = float(lines[0].get("time") or 0.0) - float(lines[0].get("t") or 0.0)
-    return _Past(narrator.state, _settings(lines[0]) | facts, epoch)
+    return _Past(moment.state, _settings(lines[0]) | facts, epoch)
 
 
 def _settings(first: Mapping[str, Any]) -> dict[str, Any]:

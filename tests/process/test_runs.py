@@ -22,9 +22,9 @@ from distlaunch.errors import DistlaunchError
 from distlaunch.observers.observer import Observer
 from distlaunch.observers.run_directory import INDEX_RECORD
 from distlaunch.observers.run_list import note_way
-from distlaunch.runs import following, playback
+from distlaunch.runs import following, replay
 from distlaunch.runs.following import interrupt
-from distlaunch.runs.playback import Playback
+from distlaunch.runs.replay import Playback
 from distlaunch.runs.run_status import Run
 from distlaunch.signals import Interrupts
 from tests.harness import (
@@ -318,8 +318,8 @@ def test_pieces_of_the_index_keep_their_place_among_events(
 ) -> None:
     (run,) = (restarted / "runs").iterdir()
     told = []
-    for size in (playback.PIECE, INDEX_RECORD.size):
-        monkeypatch.setattr(playback, "PIECE", size)
+    for size in (replay.PIECE, INDEX_RECORD.size):
+        monkeypatch.setattr(replay, "PIECE", size)
         played = Playback(str(run), observer := Mock(spec=Observer, wake_at=None))
         played.catch_up()
         played.close()
