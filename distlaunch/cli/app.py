@@ -75,12 +75,15 @@ def _advise_on(unknown: Any) -> None:
     say(f"options of the script or command, such as {option}, go after `--`")
 
 
-_ON_RUNS = ("why.why", "report.report", "report.bundle", "logs.logs", "checkout.checkout")
-_OTHERS = (
-    *("init.init", "check.check", "submit.queue", "runs.runs", *_ON_RUNS),
-    *("prune.prune", "submit.exports", "import_command.imports"),
+_ON_RUNS = (
+    *("runs.ps", "runs.attach", "runs.view", "runs.wait", "runs.stop"),
+    *("report.why", "report.report", "report.bundle", "logs.logs", "report.checkout"),
 )
-"""Commands in other modules, or Typer applications with such commands, in the order of the help."""
+_OTHERS = (
+    *("init.init", "check.check", "submit.submit", *_ON_RUNS, "prune.prune"),
+    *("submit.exports", "import_command.imports"),
+)
+"""Commands in other modules, and Typer applications with further commands, in the order of the help."""
 
 
 def add_other_commands() -> None:

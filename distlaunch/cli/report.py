@@ -1,4 +1,4 @@
-"""`report`: writes an HTML page about a run. `bundle`: writes an archive to attach to a bug report."""
+"""Commands that explain a run, or write about it: `why`, `report`, `bundle`, and `checkout` for its code."""
 
 import io
 import json
@@ -9,13 +9,40 @@ import zlib
 from collections.abc import Callable
 from typing import Annotated
 
-from typer import Option
+from typer import Argument, Option
 
 from distlaunch.cli.options import Json
-from distlaunch.cli.output import print_json, say, while_read
-from distlaunch.cli.runs import Which
+from distlaunch.cli.output import print_json, print_text, say, while_read
+from distlaunch.cli.runs import Which, offered
 from distlaunch.errors import DistlaunchError, UsageError, reason
+from distlaunch.runs.find import find
 from distlaunch.runs.submissions import run_of
+from distlaunch.wording import counted
+
+_DIFF = "Compare with this run instead of the job's last good one."
+Diff = Annotated[str | None, Option("--diff", metavar="RUN", help=_DIFF, show_default=False)]
+Verbose = Annotated[bool, Option("--verbose", "-v", help="Also print the evidence.")]
+
+
+def why(which: Which = None, diff: Diff = None, verbose: Verbose = False, as_json: Json = False) -> None:
+    """Explain why a run failed, or what it is waiting for.
+
+    Shows the root cause, the evidence, the consequences, and what to do next.
+    """
+    from distlaunch.observers.console import escape
+    from distlaunch.runs.why import explain
+
+    found = explain(run_of(which), find(diff) if diff else None, with_stacks=True)
+    if as_json:
+        print_json(found.document())
+        return
+    lines = found.lines()
+    if diff:
+        lines += [f"since {found.other}:", *found.changes()]
+    if verbose:
+        lines += [line for record in found.evidence for line in record.lines()]
+    print_text(escape("\n".join([*lines, ""])))  # on a pipe, too: `less -R` acts on escapes
+
 
 _OUTPUT = "Write to FILE instead of RUN_ID.html in the current directory; - is stdout."
 Output = Annotated[str | None, Option("--output", "-o", metavar="FILE", help=_OUTPUT, show_default=False)]
@@ -96,3 +123,22 @@ def _write(path: str, data: bytes, is_older: Callable[[bytes], bool]) -> None:
     except OSError as error:
         raise DistlaunchError(f"can't write {path}: {reason(error)}") from None
     say(f"wrote {path}")
+
+
+_RUN = "A run's ID, a unique prefix of its ID, its directory, or the name or file of its job."
+Run = Annotated[str, Argument(metavar="RUN", help=_RUN, autocompletion=offered)]
+Folder = Annotated[str, Argument(metavar="DIRECTORY", help="A new directory for the code.")]
+
+
+def checkout(which: Run, folder: Folder, as_json: Json = False) -> None:
+    """Write the code of a run that used `sync` to a new directory."""
+    from distlaunch.launch.snapshot import check_out
+
+    if os.path.lexists(folder):
+        raise UsageError(f"{folder} already exists; specify a new directory")
+    found = find(which)
+    files = check_out(found.folder, folder)
+    if as_json:
+        print_json({"run": found.id, "directory": os.path.abspath(folder), "files": files})
+        return
+    say(f"wrote {counted(files, 'file')} to {folder}")

@@ -25,8 +25,6 @@ from distlaunch.runs.submissions import Submission, as_run, runs_of, stop_queued
 from distlaunch.signals import Interrupts, Signals
 from distlaunch.supervisor.status import RunState
 
-runs = typer.Typer()
-
 _WHICH = (
     "A run's ID, or a prefix of it that includes the whole job name; a job's name or file (its latest run); "
     "a run directory; or a scheduler's job ID. HOST:RUN is a run on another host. Default: the latest run "
@@ -70,7 +68,6 @@ class OnRuns(TyperCommand):
         return super().invoke(ctx)
 
 
-@runs.command("ps", cls=OnRuns)
 def ps(places: Places = None, ended: Ended = False, most: Most = None, as_json: Json = False) -> None:
     """List active runs: state, ranks, restarts, age, nodes."""
     ended = ended or most is not None
@@ -87,7 +84,6 @@ def ps(places: Places = None, ended: Ended = False, most: Most = None, as_json: 
 Everything = Annotated[bool, Option("--all", "-a", help="Show the run's output from the beginning.")]
 
 
-@runs.command("attach", cls=OnRuns)
 def attach(which: Which = None, everything: Everything = False, fold: Fold = False) -> None:
     """Follow a run's console output; Ctrl-C detaches without stopping the run."""
 
@@ -98,7 +94,6 @@ def attach(which: Which = None, everything: Everything = False, fold: Fold = Fal
     _show_each(which, shown, everything)
 
 
-@runs.command("view", cls=OnRuns)
 def view(which: Which = None) -> None:
     """Watch a run full-screen: its ranks, outliers, and their output; q quits without stopping the run."""
     from distlaunch.observers.screen import Screen
@@ -113,14 +108,8 @@ def view(which: Which = None) -> None:
     _show_each(which, shown)
 
 
-@runs.command("wait", cls=OnRuns)
 def wait(which: Which = None, as_json: Json = False) -> None:
     """Wait until a run ends, and exit with its exit status."""
-    wait_and_leave(which, as_json)
-
-
-def wait_and_leave(which: str | None, as_json: bool = False) -> NoReturn:
-    """Wait until a run ends, print how it ended, and exit with its exit status."""
     run = follow_each(which, follow)
     if as_json:
         print_json(document(run))
@@ -134,7 +123,6 @@ Now = Annotated[
 ]
 
 
-@runs.command("stop", cls=OnRuns)
 def stop(context: typer.Context, which: Which = None, now: Now = False, as_json: Json = False) -> None:
     """Stop a run, or cancel a queued job, and wait until it has ended.
 

@@ -22,7 +22,6 @@ from distlaunch.launch.addresses import plan_without_nodes
 from distlaunch.schedulers import TABLE, load, names, target_of
 from distlaunch.schedulers.base import Call, Scheduler, check_submitted
 
-queue = typer.Typer()
 exports = typer.Typer(
     name="export",
     help="Print a batch script or manifest for the job, without submitting it.",
@@ -46,7 +45,6 @@ _ON = "Submit the job on HOST, such as a login node, over SSH."
 On = Annotated[str | None, Option("--on", metavar="HOST", help=_ON)]
 
 
-@queue.command("submit")
 def submit(
     job: Job,
     args: Args = None,
@@ -80,9 +78,9 @@ def submit(
     else:
         print_text(f"{queued}\n")
     if waits:
-        from distlaunch.cli.runs import wait_and_leave
+        from distlaunch.cli.runs import wait
 
-        wait_and_leave(queued)
+        wait(queued)  # exits
     if sys.stderr.isatty():
         say(f"submitted to {scheduler.title}; follow it with `distlaunch attach {queued}`")
 
