@@ -38,13 +38,12 @@ from distlaunch.observers.observer import Observer, Printed
 from distlaunch.plan.placement import LaunchPlan
 from distlaunch.plan.shell_text import shell_text
 from distlaunch.plan.workers import planned_workers
-from distlaunch.runs.find import find, folders
 from distlaunch.runs.following import interrupt
 from distlaunch.runs.html import page
 from distlaunch.runs.replay import Playback
 from distlaunch.runs.report import report_of
-from distlaunch.runs.run_status import Run as Status
-from distlaunch.runs.run_status import living, run_in, summary_in
+from distlaunch.runs.run import Run as Status
+from distlaunch.runs.run import document_in, find, folders, living, run_in
 from distlaunch.runs.why import Explanation, explain
 
 LOOK_S = 0.05
@@ -353,7 +352,7 @@ class Run:
         run = self._status()
         if run.alive:
             raise DistlaunchError(f"{self.id} has not ended")
-        known, status = summary_in(self.folder) or {}, run.status
+        known, status = document_in(self.folder), run.status
         cause = known.get("cause") or {"text": status.why}
         last_words = tuple(cause.get("last_words") or ())
         root = RootCause(cause["text"], cause.get("kind"), cause.get("rank"), cause.get("node"), last_words)

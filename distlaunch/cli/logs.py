@@ -23,7 +23,7 @@ from distlaunch.observers.run_directory import Entry
 from distlaunch.plan.output import destinations
 from distlaunch.runs.following import follow
 from distlaunch.runs.replay import Playback, lines_in, replay
-from distlaunch.runs.run_status import Run
+from distlaunch.runs.run import Run
 from distlaunch.runs.submissions import all_runs
 from distlaunch.signals import Interrupts, search
 from distlaunch.supervisor.actions import ShowMessage

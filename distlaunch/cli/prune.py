@@ -16,8 +16,7 @@ from distlaunch.cli.output import print_json, print_text, say
 from distlaunch.cli.runs import ago_s
 from distlaunch.errors import Exit, UsageError, reason
 from distlaunch.observers.run_list import forget, listed
-from distlaunch.runs.find import check_folder, folders, scanned
-from distlaunch.runs.run_status import Run, heard, run_in
+from distlaunch.runs.run import Run, check_folder, folders, heard, run_in, scanned
 from distlaunch.supervisor.status import RunState
 from distlaunch.wording import counted, size_words
 

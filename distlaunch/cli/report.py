@@ -15,7 +15,7 @@ from distlaunch.cli.options import Json
 from distlaunch.cli.output import print_json, print_text, say, while_read
 from distlaunch.cli.runs import Which, offered
 from distlaunch.errors import DistlaunchError, UsageError, reason
-from distlaunch.runs.find import find
+from distlaunch.runs.run import find
 from distlaunch.runs.submissions import run_of
 from distlaunch.wording import counted
 

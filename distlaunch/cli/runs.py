@@ -17,10 +17,9 @@ from distlaunch.errors import Exit, UsageError
 from distlaunch.job.types import UNITS_S, seconds_in
 from distlaunch.observers.run_list import note_end_seen, noted_ends, ways
 from distlaunch.observers.terminal import Terminal
-from distlaunch.runs.find import elsewhere, find, folders, when
 from distlaunch.runs.following import attend, follow, interrupt, outlast, over
 from distlaunch.runs.listing import document, listing, table
-from distlaunch.runs.run_status import Run, summary_in
+from distlaunch.runs.run import Run, document_in, elsewhere, find, folders, when
 from distlaunch.runs.submissions import Submission, as_run, runs_of, stop_queued, submission, submission_of
 from distlaunch.signals import Interrupts, Signals
 from distlaunch.supervisor.status import RunState
@@ -225,7 +224,7 @@ def _show_each(which: str | None, show: Callable[[Run, Interrupts], Run], everyt
     def seen(run: Run, interrupts: Interrupts) -> Run:
         shown = run.alive or everything
         run = show(run, interrupts) if shown else run
-        if not (run.alive or (shown and summary_in(run.folder))):
+        if not (run.alive or (shown and document_in(run.folder))):
             say(ended_words(run))
         return run
 

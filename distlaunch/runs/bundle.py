@@ -17,7 +17,7 @@ from distlaunch.observers.recording import STDERR_BYTES
 from distlaunch.observers.run_directory import OUTPUT_INDEX, STATUS, fd_of
 from distlaunch.runs.html import page
 from distlaunch.runs.report import report_of
-from distlaunch.runs.run_status import Run
+from distlaunch.runs.run import Run
 from distlaunch.supervisor.status import status_of
 
 PAGE = "report.html"

@@ -16,7 +16,7 @@ from distlaunch.observers.recording import STDERR_BYTES, LastOutput
 from distlaunch.observers.run_directory import STOPPED, fd_of
 from distlaunch.plan.output import destinations
 from distlaunch.runs.replay import Playback, typed
-from distlaunch.runs.run_status import Run, living, run_in, summary_in
+from distlaunch.runs.run import Run, document_in, living, run_in
 from distlaunch.signals import Interrupts
 from distlaunch.supervisor.state import State
 from distlaunch.supervisor.status import RunState
@@ -72,7 +72,7 @@ def pause(interrupts: Interrupts, seconds: float) -> None:
 
 def summary_of(folder: str, state: State) -> Summary | None:
     """Return the controller's summary of a run with that final state, or None if there is none."""
-    document = summary_in(folder) or {}
+    document = document_in(folder)
     try:
         seconds, lagging, collecting = (typed(kind, document[key]) for key, kind in _OF_SUMMARY.items())
     except (KeyError, TypeError):

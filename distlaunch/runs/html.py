@@ -9,7 +9,9 @@ from typing import Any
 
 from distlaunch.observers.model import Row
 from distlaunch.observers.recording import SAMPLE_S, SAMPLE_SHARE
+from distlaunch.observers.run_directory import file_of
 from distlaunch.runs.report import End, Report
+from distlaunch.runs.run import document_in
 from distlaunch.runs.timeline import ALL_KINDS, Span, ledger
 from distlaunch.runs.why import clock
 from distlaunch.supervisor.status import RunState
@@ -453,8 +455,7 @@ def _code(report: Report) -> str:
 
 def _plan(report: Report) -> str:
     """Return the plan of the last attempt, with the command and variables of rank 0."""
-    plan, recorded = report.state.plan if report.state else None, report.plan_document()
-    if plan is None:
+    if report.state is None or (plan := report.state.plan) is None:
         return ""
     rows = [
         (
@@ -471,6 +472,7 @@ def _plan(report: Report) -> str:
     table = _table("Nodes", heads, rows, (0, 4))
     parts = [_folded(plain(plan.size_words), table, len(rows) <= FOLDED)]
     try:
+        recorded = document_in(report.run.folder, file_of(report.state.attempt, "plan.json"))
         worker = recorded["nodes"][0]["workers"][0]
         lines = [
             f"{name}={'(not recorded)' if value is None else value}" for name, value in worker["env"].items()

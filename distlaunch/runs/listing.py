@@ -6,11 +6,9 @@ from collections import ChainMap
 from collections.abc import Sequence
 from typing import Any
 
-from distlaunch.errors import UsageError
 from distlaunch.observers.console import escape
 from distlaunch.observers.run_list import index_path, listed
-from distlaunch.runs.find import JOB_FILES, LOGS, afar, check_folder, folders, named, scanned, unmatched, when
-from distlaunch.runs.run_status import Run, run_in
+from distlaunch.runs.run import LOGS, Run, afar, check_place, folders, named, run_in, scanned, when
 from distlaunch.runs.submissions import submission, waiting
 from distlaunch.supervisor.status import RunState, document_of
 from distlaunch.wording import age_words, aligned, cut
@@ -59,11 +57,7 @@ def _named_by(place: str) -> dict[str, str]:
     """Return the runs that `place` refers to, if it isn't a directory."""
     found = named(place) if place and not os.path.isdir(place) else {}
     if not found and not submission(place):
-        if place.endswith(JOB_FILES) and not os.path.isdir(place):
-            raise UsageError(f"no known run matches {place}")
-        if os.path.isfile(place) or (place and os.sep not in place and not os.path.isdir(place)):
-            raise UsageError(unmatched(place))
-        check_folder(place)
+        check_place(place)
     return found
 
 

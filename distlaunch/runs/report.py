@@ -12,10 +12,10 @@ from distlaunch.agent.wire import ATTEMPTS
 from distlaunch.job.spec import JobSpec
 from distlaunch.observers.model import Row, RunModel, doing, uses_in
 from distlaunch.observers.recording import USES
-from distlaunch.observers.run_directory import INDEX_RECORD, OUTPUT_INDEX, fd_of, file_of, index_entries
+from distlaunch.observers.run_directory import INDEX_RECORD, OUTPUT_INDEX, fd_of, index_entries
 from distlaunch.plan.output import STREAMS, destinations
 from distlaunch.runs.following import output_of
-from distlaunch.runs.run_status import Run, summary_in
+from distlaunch.runs.run import Run, document_in
 from distlaunch.runs.submissions import submission_of
 from distlaunch.runs.timeline import Span, Timeline, ledger, trace
 from distlaunch.runs.why import Explanation, explain
@@ -131,14 +131,6 @@ class Report(RunModel):
             for rank, ended in at.items()
         ]
 
-    def plan_document(self) -> Mapping[str, Any]:
-        """Return the plan of the last attempt, as recorded; {} if there is none."""
-        name = file_of(self.state.attempt if self.state else 0, "plan.json")
-        with suppress(OSError, ValueError, RecursionError), open(fd_of(self.run.folder, name), "rb") as file:
-            found = json.load(file)
-            return found if isinstance(found, dict) else {}
-        return {}
-
     def versions(self) -> list[tuple[str, str]]:
         """Return the versions in the environments that the job has built, which are all alike.
 
@@ -193,7 +185,7 @@ def report_of(run: Run) -> Report:
 def _seconds(report: Report) -> float:
     """Return how long the run has taken, so far or in all."""
     last = report.timeline.at if report.timeline else 0.0
-    seconds = (summary_in(report.run.folder) or {}).get("seconds")
+    seconds = document_in(report.run.folder).get("seconds")
     if not report.run.status.state.over:
         seconds = time.time() - report.began_at
     return max(last, seconds if isinstance(seconds, int | float) else 0.0)

@@ -12,9 +12,8 @@ from distlaunch.agent.frozen import Frozen
 from distlaunch.errors import DistlaunchError, UsageError
 from distlaunch.observers import run_list
 from distlaunch.observers.run_list import Ticket
-from distlaunch.runs.find import JOB_FILES, LOGS, find
 from distlaunch.runs.following import over, pause
-from distlaunch.runs.run_status import Run, run_in
+from distlaunch.runs.run import JOB_FILES, LOGS, Run, find, run_in
 from distlaunch.schedulers import DEFAULT, TABLE, load, title_of
 from distlaunch.schedulers.queue import CANCELLED, GONE, Queued, output_path
 from distlaunch.signals import Interrupts

@@ -15,11 +15,10 @@ from distlaunch.agent.messages import RanksJoined
 from distlaunch.diagnosis.exits import headline, py_spy_frames
 from distlaunch.observers.observer import Observer
 from distlaunch.observers.recording import EVIDENCE, STACKS_WANTED
-from distlaunch.observers.run_directory import CODE, EVENTS, OUTPUT_INDEX, SUMMARY, fd_of, file_of, size_of
-from distlaunch.runs.find import folders
+from distlaunch.observers.run_directory import CODE, EVENTS, SUMMARY, fd_of, file_of, size_of
 from distlaunch.runs.following import summary_of
 from distlaunch.runs.replay import HistoryError, lines_in, replay, typed
-from distlaunch.runs.run_status import Run, run_in, summary_in
+from distlaunch.runs.run import Run, document_in, folders, heard, run_in
 from distlaunch.supervisor.events import AgentUp
 from distlaunch.supervisor.joining import missing_ranks, missing_words
 from distlaunch.supervisor.root_cause import waits_in
@@ -272,7 +271,7 @@ def _with_stacks(state: State, stacks: Mapping[int, str]) -> tuple[State, tuple[
 
 def _recorded(run: Run) -> Explanation | None:
     """Return the root cause in the summary of a run; None if the summary can't be read."""
-    document = summary_in(run.folder) or {}
+    document = document_in(run.folder)
     with contextlib.suppress(KeyError, TypeError, ValueError):
         cause, hint = document["cause"], typed(str | None, document["hint"])
         text, certainty, words = (typed(kind, cause[key]) for key, kind in _OF_CAUSE.items())
@@ -333,9 +332,8 @@ def _activity(run: Run, state: State) -> Iterator[str]:
     """Yield when ranks last printed something, if the run is active and no rank is known to stand still."""
     if run.alive and state.phase is Phase.RUNNING and not any(worker.stalled for worker in state.workers):
         output, limit_s = "no output so far", state.spec.limits.stall_s
-        with contextlib.suppress(OSError):
-            silent_s = time.time() - os.stat(os.path.join(run.folder, OUTPUT_INDEX)).st_mtime
-            output = f"the last output came {max(0.0, silent_s):.0f} s ago"
+        if (at := heard(run.folder)) is not None:
+            output = f"the last output came {max(0.0, time.time() - at):.0f} s ago"
         idle = f"; no rank has been idle for {span_words(limit_s)} (timeouts.stall)" if limit_s else ""
         yield f"no rank has failed; {output}{idle}"
 

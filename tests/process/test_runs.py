@@ -25,7 +25,7 @@ from distlaunch.observers.run_list import note_way
 from distlaunch.runs import following, replay
 from distlaunch.runs.following import interrupt
 from distlaunch.runs.replay import Playback
-from distlaunch.runs.run_status import Run
+from distlaunch.runs.run import Run
 from distlaunch.signals import Interrupts
 from tests.harness import (
     PATIENCE_S,
