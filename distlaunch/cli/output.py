@@ -54,6 +54,13 @@ def print_text(text: str) -> None:
         sys.stdout.flush()
 
 
+def print_raw(data: bytes) -> None:
+    """Print `data` on stdout unchanged."""
+    with while_read():
+        sys.stdout.buffer.write(data)
+        sys.stdout.flush()
+
+
 def print_run(run: str) -> None:
     """Print the ID of a run that continues in the background; on stderr, if stdout can't be written."""
     try:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from distlaunch.agent.frozen import Frozen
 from distlaunch.cli.job_file import job_of, read_job, read_text
-from distlaunch.cli.output import print_run, print_text, say, while_read
+from distlaunch.cli.output import print_raw, print_run, print_text, say
 from distlaunch.cli.own_archive import payload, payload_key
 from distlaunch.errors import DistlaunchError, Exit, UsageError
 from distlaunch.job.spec import JobSpec
@@ -106,13 +106,7 @@ def ssh_to(host: str, config: str | None, port: int | None = None, words: Sequen
     return Ssh(name, user or None, port, SshOptions(config, tuple(words)))
 
 
-def _print(output: bytes) -> None:
-    with while_read():
-        sys.stdout.buffer.write(output)
-        sys.stdout.flush()
-
-
-def run_there(ssh: Ssh, request: Request, show: Callable[[bytes], object] = _print, name: str = "") -> int:
+def run_there(ssh: Ssh, request: Request, show: Callable[[bytes], object] = print_raw, name: str = "") -> int:
     """Run the command remotely; return its exit status. Its stdout goes to `show`, by default local stdout.
 
     With the `name` of a run, Ctrl-C prints that the run continues. Raises `DistlaunchError`.

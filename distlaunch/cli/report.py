@@ -3,7 +3,6 @@
 import io
 import json
 import os
-import sys
 import tarfile
 import zlib
 from collections.abc import Callable
@@ -12,7 +11,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 from distlaunch.cli.options import Json
-from distlaunch.cli.output import print_json, print_text, say, while_read
+from distlaunch.cli.output import print_json, print_raw, print_text, say
 from distlaunch.cli.runs import Which, offered
 from distlaunch.errors import DistlaunchError, UsageError, reason
 from distlaunch.runs.run import find
@@ -107,9 +106,7 @@ def _write(path: str, data: bytes, is_older: Callable[[bytes], bool]) -> None:
     `is_older` decides from the first bytes of an existing file whether it is an older version.
     """
     if path == "-":
-        with while_read():
-            sys.stdout.buffer.write(data)
-            sys.stdout.flush()
+        print_raw(data)
         return
     try:
         if os.path.lexists(path):

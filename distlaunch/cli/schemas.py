@@ -16,10 +16,11 @@ from distlaunch.check.findings import Problem
 from distlaunch.errors import UsageError
 from distlaunch.launch.port_check import PortReport
 from distlaunch.observers.model import Row
+from distlaunch.runs.replay import fields_of
 from distlaunch.runs.report import VERSION as REPORT_VERSION
 from distlaunch.runs.report import Attempt, End
 from distlaunch.runs.timeline import Span
-from distlaunch.runs.why import INNER, Explanation, Record
+from distlaunch.runs.why import INNER, Explanation
 from distlaunch.supervisor.history import BEGAN, MESSAGE
 from distlaunch.supervisor.history import VERSION as EVENTS_VERSION
 from distlaunch.supervisor.status import ControllerProcess, RunState, Status
@@ -38,11 +39,6 @@ class Document(Frozen):
     source: str
     shape: Callable[[], Shape]
     version: int = 1
-
-
-def fields_of(kind: type) -> dict[str, Shape]:
-    """Return the shape of a class with annotated fields."""
-    return typing.get_type_hints(kind, localns=vars(typing))
 
 
 _CODE = {"tree": str, "root": str, "files": int, "size": int, "commit": str, "dirty": bool}
@@ -98,8 +94,7 @@ def _findings() -> Shape:
 
 def _why() -> Shape:
     known = {name: kind for name, kind in fields_of(Explanation).items() if name not in INNER}
-    head = {"run": str, "state": RunState, "exit_status": int | None}
-    return {**head, **known, "evidence": [fields_of(Record)]}
+    return {"run": str, "state": RunState, "exit_status": int | None, **known}
 
 
 def _report() -> Shape:

@@ -10,7 +10,7 @@ from typing import Any
 from distlaunch.observers.model import Row
 from distlaunch.observers.recording import SAMPLE_S, SAMPLE_SHARE
 from distlaunch.observers.run_directory import file_of
-from distlaunch.runs.report import End, Report
+from distlaunch.runs.report import End, Report, stands_out
 from distlaunch.runs.run import document_in
 from distlaunch.runs.timeline import ALL_KINDS, Span, ledger
 from distlaunch.runs.why import clock
@@ -394,7 +394,7 @@ def _ranks(report: Report) -> str:
     )
     note = "<p>CPU, GPU and memory use are the last values that were measured.</p>" if report.uses else ""
     rest = f"<p>{counted(len(rows) - MAX_ROWS, 'more rank')} not shown.</p>" if len(rows) > MAX_ROWS else ""
-    marked = plain(spans(sorted(row.rank for row in rows if _stands_out(row))), 200)
+    marked = plain(spans(sorted(row.rank for row in rows if stands_out(row))), 200)
     words = counted(len(rows), "rank") + (f"; conspicuous: {marked}" if marked else "")
     folded = _folded(words, table + rest, len(rows) <= FOLDED)
     return _section("Ranks", folded + note)
@@ -406,17 +406,13 @@ _USE = ("CPU", "memory", "GPU", "GPU memory")
 def _rank_cells(report: Report, row: Row, end: str) -> list[Any]:
     """Return the cells of a rank; `end` is how it ended, or ""."""
     state = plain(end or ", ".join(dict.fromkeys([row.doing, *row.marks])))
-    flag = ' class="mark"' if _stands_out(row) else ""
+    flag = ' class="mark"' if stands_out(row) else ""
     when = "before the end" if report.run.status.state.over else "ago"
     age = "-" if row.age_s is None else f"{_span(row.age_s)} {when}"
     use: list[Any] = [*(row.use or [None] * 4)] if report.uses else []
     used = ["-" if value is None else _used(name, value) for name, value in zip(_USE, use, strict=False)]
     size = _size(report.volume[row.rank])
     return [row.rank, size, age, *used, plain(row.node), f"<span{flag}>{state}</span>"]
-
-
-def _stands_out(row: Row) -> bool:
-    return bool(row.marks) and row.marks != ("stopped",)
 
 
 def _tails(report: Report) -> str:

@@ -194,7 +194,7 @@ def _plain_typed(kind: Any, value: Any) -> Any:
     if issubclass(kind, Enum):
         return kind(value)
     if hasattr(kind, "_fields"):
-        hints = _hints(kind)
+        hints = fields_of(kind)
         return kind(**{name: typed(hints[name], inner) for name, inner in value.items()})
     if kind is float and isinstance(value, int):
         return float(value)
@@ -204,7 +204,8 @@ def _plain_typed(kind: Any, value: Any) -> Any:
 
 
 @functools.cache
-def _hints(kind: type) -> Mapping[str, Any]:
+def fields_of(kind: type) -> Mapping[str, Any]:
+    """Return the types of a class's fields by name."""
     return typing.get_type_hints(kind, localns=vars(typing))  # an agent doesn't import typing
 
 

@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 from distlaunch.agent.frozen import Frozen
+from distlaunch.agent.messages import plain
 from distlaunch.agent.wire import ATTEMPTS
 from distlaunch.job.spec import JobSpec
 from distlaunch.observers.model import Row, RunModel, doing, uses_in
@@ -155,7 +156,7 @@ class Report(RunModel):
             ],
             "attempts": [each._asdict() for each in self.attempts],
             "ripple": [each._asdict() for each in self.ripple()],
-            "ranks": [{**_row(row), "printed": self.volume[row.rank]} for row in self.rows()],
+            "ranks": [{**plain(row), "printed": self.volume[row.rank]} for row in self.rows()],
             "last_output": self.tails,
             "messages": [{"at": at, "level": each.level, "text": each.text} for at, each in self.history],
         }
@@ -218,13 +219,18 @@ def _read_tails(report: Report) -> None:
     state, rank = report.state, report.explanation.rank
     if state is None or state.plan is None:
         return
-    marked = [row.rank for row in report.rows() if row.marks and row.marks != ("stopped",)]
+    marked = [row.rank for row in report.rows() if stands_out(row)]
     ranks = [*dict.fromkeys([*([] if rank is None else [rank]), *marked])][:MAX_TAILS] or [0]
     for (of, stream), goes_to in destinations(state.plan, state.attempt).items():
         if of in ranks and goes_to.file:
             text = b"".join(output_of(report.run.folder, goes_to.file)).decode(errors="replace")
             if lines := text.splitlines()[-TAIL_LINES:]:
                 report.tails.setdefault(of, {})[STREAMS[stream]] = lines
+
+
+def stands_out(row: Row) -> bool:
+    """Return whether a rank is conspicuous other than because it was stopped."""
+    return bool(row.marks) and row.marks != ("stopped",)
 
 
 def _cause_of(number: int, state: State) -> Cause | None:
@@ -239,7 +245,3 @@ def _attempt(number: int, state: State) -> Attempt:
     assert state.plan is not None
     nodes = tuple(part.label for part in state.plan.nodes)
     return Attempt(number, state.started_at, ended, nodes, cause.text if cause else "")
-
-
-def _row(row: Row) -> dict[str, Any]:
-    return {**row._asdict(), "use": row.use and row.use._asdict()}

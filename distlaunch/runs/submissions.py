@@ -52,11 +52,6 @@ class Submission(Frozen):
         return f"{title_of(self.scheduler)} job {self.id}"
 
     @property
-    def output(self) -> str:
-        """Return the path of the script's output."""
-        return output_path(self.folder, self.id, self.scheduler)
-
-    @property
     def warned(self) -> bool:
         """Return whether the ranks get a termination warning, as ensured by scripts from distlaunch."""
         return bool(self.at) or load(self.scheduler).warns
@@ -311,7 +306,8 @@ def _without_run(queued: Submission, state: Queued) -> str:
 
 def _see(each: Submission) -> str:
     """Return where the output of a job's script is. A job that never started has none."""
-    return f"; see {each.output}" if os.path.exists(each.output) else ""
+    path = output_path(each.folder, each.id, each.scheduler)
+    return f"; see {path}" if os.path.exists(path) else ""
 
 
 def stop_queued(queued: Submission, at_once: bool, interrupts: Interrupts) -> tuple[Run | None, bool]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from distlaunch.agent.frozen import Frozen
-from distlaunch.agent.messages import RanksJoined
+from distlaunch.agent.messages import RanksJoined, plain
 from distlaunch.diagnosis.exits import headline, py_spy_frames
 from distlaunch.observers.observer import Observer
 from distlaunch.observers.recording import EVIDENCE, STACKS_WANTED
@@ -82,10 +82,6 @@ class Record(Frozen):
     ras: str = ""
     stacks: tuple[tuple[int, str], ...] = ()
 
-    def document(self) -> dict[str, Any]:
-        """Return the record as a JSON object."""
-        return {**self._asdict(), "workers": [row._asdict() for row in self.workers]}
-
     def lines(self) -> Iterator[str]:
         """Yield the whole record as text."""
         yield f"{self.node} at {clock(self.time)}:"
@@ -143,7 +139,7 @@ def _stacks_now(run: Run, state: State) -> dict[int, str]:
 
 # The explanation
 
-INNER = ("run", "evidence", "summary")
+INNER = ("run", "summary")
 """Fields of an explanation that its JSON document contains in another form, or not at all."""
 
 
@@ -188,8 +184,7 @@ class Explanation(Frozen):
         """Return the explanation as a JSON object."""
         status = self.run.status
         head = {"run": self.run.id, "state": status.state.value, "exit_status": status.exit_status}
-        known = {name: value for name, value in self._asdict().items() if name not in INNER}
-        return {**head, **known, "evidence": [record.document() for record in self.evidence]}
+        return {**head, **{name: value for name, value in plain(self).items() if name not in INNER}}
 
     def lines(self) -> list[str]:
         """Return the explanation in at most MAX_LINES lines."""
