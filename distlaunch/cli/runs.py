@@ -3,6 +3,7 @@
 import os
 import shutil
 import sys
+import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from typing import Annotated, Any, NoReturn
@@ -15,15 +16,27 @@ from distlaunch.cli.options import SSH_CONFIG, Fold, Json
 from distlaunch.cli.output import print_json, print_text, say
 from distlaunch.errors import Exit, UsageError
 from distlaunch.job.types import UNITS_S, seconds_in
+from distlaunch.observers.console import escape
 from distlaunch.observers.run_list import note_end_seen, noted_ends, ways
 from distlaunch.observers.terminal import Terminal
 from distlaunch.runs.following import attend, follow, interrupt, outlast, over
-from distlaunch.runs.listing import document, listing, table
 from distlaunch.runs.run import Run, document_in, elsewhere, find, folders, when
-from distlaunch.runs.submissions import Submission, as_run, runs_of, stop_queued, submission, submission_of
+from distlaunch.runs.submissions import (
+    Submission,
+    as_run,
+    cancel,
+    listing,
+    runs_of,
+    submission,
+    submission_of,
+)
 from distlaunch.signals import Interrupts, Signals
-from distlaunch.supervisor.status import RunState
+from distlaunch.supervisor.status import RunState, document_of
+from distlaunch.wording import age_words, aligned, cut
 
+HEADINGS = ("RUN", "STATE", "RANKS", "RESTARTS", "AGE", "LAST", "WHERE")
+LEAST_ID, LEAST_WHERE = 20, 10
+"""Minimum characters of an ID and of WHERE in shortened lines, if the terminal is wide enough."""
 _WHICH = (
     "A run's ID, or a prefix of it that includes the whole job name; a job's name or file (its latest run); "
     "a run directory; or a scheduler's job ID. HOST:RUN is a run on another host. Default: the latest run "
@@ -78,6 +91,58 @@ def ps(places: Places = None, ended: Ended = False, most: Most = None, as_json: 
         print_text(table(found, width))
     else:
         say("no runs" if ended else "no active runs; `distlaunch ps -a` also lists ended runs")
+
+
+def table(found: Sequence[Run], width: int | None = None) -> str:
+    """Return a table of runs, with lines cut to `width`."""
+    now = time.time()
+    rows = [HEADINGS, *(_row(run, now) for run in found)]
+    lines = aligned(rows if width is None else _fitted(rows, width), 2)
+    return "".join(line[:width].rstrip() + "\n" for line in lines)
+
+
+def _fitted(rows: Sequence[tuple[str, ...]], width: int) -> list[tuple[str, ...]]:
+    """Shorten WHERE and, if that isn't enough, cut the middle of IDs."""
+    ids, *others, where = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    room = width - sum(others) - 2 * len(rows[0][:-1])
+    id_room = max(LEAST_ID, min(ids, room - min(where, LEAST_WHERE)))
+    end = (id_room - 1) // 2
+    return [(cut(row[0], id_room, end), *row[1:-1], cut(row[-1], room - id_room)) for row in rows]
+
+
+def document(run: Run) -> dict[str, Any]:
+    """Return a run as JSON. Times are in seconds."""
+    known, now, silent_s = document_of(run.status), time.time(), _silent_s(run, time.time())
+    del known["version"], known["controller"]["boot"]
+    return {
+        **known,
+        "why": run.status.why or None,
+        "age": round(now - run.status.began, 1),
+        "silent": None if silent_s is None else round(silent_s, 1),
+        "folder": run.folder,
+    }
+
+
+def _row(run: Run, now: float) -> tuple[str, ...]:
+    """Return the cells of a run, under HEADINGS."""
+    status, silent = run.status, _silent_s(run, now)
+    ended = f" ({status.exit_status})" if status.exit_status else ""
+    return (
+        escape(run.id),
+        status.state.value + ended,
+        str(status.ranks or "-"),
+        str(status.restarts),
+        age_words(now - status.began),
+        "-" if silent is None else age_words(silent),
+        escape(f"{status.trouble}; {status.where}" if status.trouble else status.where),
+    )
+
+
+def _silent_s(run: Run, now: float) -> float | None:
+    """Return the seconds since a rank last printed, if ranks are running."""
+    if run.status.state is not RunState.RUNNING:
+        return None
+    return max(0.0, now - max(run.heard or 0.0, run.status.since))
 
 
 Everything = Annotated[bool, Option("--all", "-a", help="Show the run's output from the beginning.")]
@@ -153,7 +218,7 @@ def _stopped(queued: Submission | None, run: Run | None, now: bool) -> tuple[Run
     """Stop the queued job, or else the run. Return the last run, and whether anything could be stopped."""
     with Signals() as signals:
         if queued:
-            run, stopped = stop_queued(queued, now, signals)
+            run, stopped = cancel(queued, now, signals)
             name, word, goes_on = queued.name, queued.id, bool(signals.received_last)
         else:
             assert run is not None

@@ -231,10 +231,20 @@ def _unmatched(word: str) -> str:
     return f"no run matches {word!r}; {_LIST}"
 
 
-def named(word: str) -> dict[str, str]:
-    """Return the directories of all runs that a word matches, keyed by ID."""
-    known = folders()
-    return _of_name(word, known) or _starting_with(word, known)
+def named(word: str, queued: bool) -> dict[str, str]:
+    """Return the directories of all runs that a word matches, keyed by ID; {} for a directory.
+
+    Unless the word also refers to a `queued` job, raise `UsageError` if there is no such run or directory.
+    """
+    known = {} if not word or os.path.isdir(word) else folders()
+    found = _of_name(word, known) or _starting_with(word, known)
+    if not (found or queued):
+        if word.endswith(JOB_FILES) and not os.path.isdir(word):
+            raise UsageError(f"no known run matches {word}")
+        if os.path.isfile(word) or (word and os.sep not in word and not os.path.isdir(word)):
+            raise UsageError(_unmatched(word))
+        check_folder(word)
+    return found
 
 
 def _starting_with(word: str, known: Mapping[str, _T]) -> dict[str, _T]:
@@ -334,15 +344,6 @@ def when(run: str) -> str:
     """Return the part of an ID to sort by start time."""
     match = _ID.fullmatch(run)
     return match["when"] if match else ""
-
-
-def check_place(place: str) -> None:
-    """Raise `UsageError` for a word that refers to no run, unless it is a directory that can be read."""
-    if place.endswith(JOB_FILES) and not os.path.isdir(place):
-        raise UsageError(f"no known run matches {place}")
-    if os.path.isfile(place) or (place and os.sep not in place and not os.path.isdir(place)):
-        raise UsageError(_unmatched(place))
-    check_folder(place)
 
 
 def check_folder(place: str) -> None:

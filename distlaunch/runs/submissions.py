@@ -3,6 +3,7 @@
 import os
 import re
 import time
+from collections import ChainMap
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from itertools import product
@@ -13,7 +14,7 @@ from distlaunch.errors import DistlaunchError, UsageError
 from distlaunch.observers import run_list
 from distlaunch.observers.run_list import Ticket
 from distlaunch.runs.following import over, pause
-from distlaunch.runs.run import JOB_FILES, LOGS, Run, find, run_in
+from distlaunch.runs.run import JOB_FILES, LOGS, Run, afar, find, folders, named, run_in, scanned, when
 from distlaunch.schedulers import DEFAULT, TABLE, load, title_of
 from distlaunch.schedulers.queue import CANCELLED, GONE, Queued, output_path
 from distlaunch.signals import Interrupts
@@ -173,7 +174,45 @@ def as_run(each: Submission, state: RunState, why: str) -> Run:
     return Run("", status, alive=False, heard=None)
 
 
-def waiting(shown: Sequence[Run], ended: bool) -> Iterator[tuple[Submission, Run]]:
+def listing(places: Sequence[str], ended: bool, most: int | None) -> list[Run]:
+    """Return the runs in `places`, or all known runs, the latest first. With `ended`, include ended runs.
+
+    A place that isn't a directory refers to runs. The latest of them is listed even if it has ended. Raises
+    `UsageError`.
+    """
+    jobs = [submission(place) for place in places]
+    matched = (named(place, job is not None) for place, job in zip(places, jobs, strict=True))
+    named_here = list(filter(None, matched))
+    known = dict(ChainMap(*named_here, dict(scanned(places)))) if places else folders()
+    latest = {max(found, key=when) for found in named_here}
+    over = set() if ended else {run for run, entry in run_list.listed().items() if entry.over} - latest
+    found: list[Run] = []
+    for name in sorted(known.keys() - over, key=lambda name: (when(name), name), reverse=True):
+        if len(found) == most:
+            break
+        run = run_in(known[name])
+        if run and (ended or name in latest or not run.status.state.over):
+            found.append(run)
+    found += [] if most == 0 else _queued(places, jobs, found, ended)  # which may be later than the runs
+    found += [] if places else afar(known)
+    return sorted(found, key=lambda run: run.status.began, reverse=True)[:most]
+
+
+def _queued(
+    places: Sequence[str], jobs: Sequence[Submission | None], shown: Sequence[Run], ended: bool
+) -> list[Run]:
+    """Return the `jobs`, and those for `places`, that are waiting in a queue, or left it without a run."""
+    if not os.path.exists(run_list.index_path()):
+        return []
+    inside = {os.path.abspath(each) for place in places for each in (place, os.path.join(place, LOGS))}
+    return [
+        run
+        for each, run in _waiting(shown, ended or any(jobs))
+        if each in jobs or ((ended or not run.status.state.over) and (not places or each.folder in inside))
+    ]
+
+
+def _waiting(shown: Sequence[Run], ended: bool) -> Iterator[tuple[Submission, Run]]:
     """Yield queued jobs without an active run, each with its entry. With `ended`, include ended jobs.
 
     `shown` are the runs already listed. A scheduler is queried only if it may have such a job.
@@ -189,7 +228,7 @@ def waiting(shown: Sequence[Run], ended: bool) -> Iterator[tuple[Submission, Run
 
 
 def _queried(scheduler: str, open_: Sequence[Submission], ended: bool) -> Iterator[tuple[Submission, Run]]:
-    """Yield the open jobs of one scheduler for `waiting`, and note the end of those that are over."""
+    """Yield the open jobs of one scheduler for `_waiting`, and note the end of those that are over."""
     try:
         states = load(scheduler).look([each.id for each in open_])
     except DistlaunchError as error:
@@ -310,7 +349,7 @@ def _see(each: Submission) -> str:
     return f"; see {path}" if os.path.exists(path) else ""
 
 
-def stop_queued(queued: Submission, at_once: bool, interrupts: Interrupts) -> tuple[Run | None, bool]:
+def cancel(queued: Submission, at_once: bool, interrupts: Interrupts) -> tuple[Run | None, bool]:
     """Cancel a job and wait until it is gone. Return the run that this ended, and whether there was a job.
 
     For a job that had ended, return its last run. Return early if a signal arrives. Raises `DistlaunchError`.
