@@ -321,8 +321,9 @@ class Run:
     @property
     def over(self) -> bool:
         """Return whether the run has ended. If so, reap the controller's process."""
-        if self._child and self._child.poll() is not None:
-            _dismiss(self._child)
+        child = self._child  # another thread may do this at the same time
+        if child and child.poll() is not None:
+            _dismiss(child)
             self._child = None
         return self._child is None and not self._status().alive
 
