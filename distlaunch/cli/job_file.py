@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -29,16 +29,7 @@ from distlaunch.job.spec import HostEntry, JobSpec, Surroundings
 from distlaunch.job.text import home_error
 from distlaunch.job.types import Either, ListOf, Record, Tree, Type
 from distlaunch.job.yaml_document import MAX_DEPTH, parse
-from distlaunch.schedulers import (
-    allocation_in,
-    job_keys,
-    load,
-    sections,
-    step_size,
-    step_title,
-    task_number,
-    title_of,
-)
+from distlaunch.schedulers import allocation_in, job_keys, load, sections, title_of
 from distlaunch.wording import counted, listed
 
 COMMAND_LINE = "the command line"
@@ -80,14 +71,6 @@ def with_code(spec: JobSpec) -> JobSpec:
     from distlaunch.launch.snapshot import with_tree  # few jobs bring their code
 
     return with_tree(spec)
-
-
-def refuse_copy(environ: Mapping[str, str]) -> None:
-    """Raise `UsageError` if each task of a scheduler's step would run the job. The first task may run it."""
-    scheduler, _, tasks = step_size(environ)
-    if tasks > 1 and task_number(environ):
-        what = f"this {step_title(scheduler)} has {tasks} tasks, and each of them would run the whole job"
-        raise UsageError(f"{what}: start `distlaunch run` once; for one rank per task, use `distlaunch exec`")
 
 
 def warn_if_simulated(spec: JobSpec) -> None:

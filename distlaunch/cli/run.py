@@ -9,7 +9,7 @@ import gc
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from distlaunch.agent.frozen import Frozen
@@ -18,6 +18,7 @@ from distlaunch.errors import DistlaunchError, Exit, UsageError
 from distlaunch.job.spec import JobSpec
 from distlaunch.launch.link import Link
 from distlaunch.launch.start import Start, start_run
+from distlaunch.schedulers import step_size, step_title, task_number
 from distlaunch.signals import Interrupts, Signals
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ def run_with(options: RunOptions, early: Link | None) -> int:
 def _run(options: RunOptions, early: Link | None) -> int:
     """Run the job in the foreground, in the background, or with its controller on another host."""
     # torchrun doesn't need YAML, which this imports
-    from distlaunch.cli.job_file import load_job, refuse_copy, warn_if_simulated, with_code
+    from distlaunch.cli.job_file import load_job, warn_if_simulated, with_code
 
     refuse_copy(os.environ)
     spec = load_job(options.job, options.overrides, options.args, options.typed)
@@ -124,6 +125,14 @@ def _run(options: RunOptions, early: Link | None) -> int:
             say(f"{error}; the job ended with status {int(outcome)}")
             return outcome or Exit.FAILED
     return outcome
+
+
+def refuse_copy(environ: Mapping[str, str]) -> None:
+    """Raise `UsageError` if each task of a scheduler's step would run the job. The first task may run it."""
+    scheduler, _, tasks = step_size(environ)
+    if tasks > 1 and task_number(environ):
+        what = f"this {step_title(scheduler)} has {tasks} tasks, and each of them would run the whole job"
+        raise UsageError(f"{what}: start `distlaunch run` once; for one rank per task, use `distlaunch exec`")
 
 
 def _check(options: RunOptions) -> None:

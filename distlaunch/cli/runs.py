@@ -21,15 +21,7 @@ from distlaunch.observers.run_list import note_end_seen, noted_ends, ways
 from distlaunch.observers.terminal import Terminal
 from distlaunch.runs.following import attend, follow, interrupt, outlast, over
 from distlaunch.runs.run import Run, document_in, elsewhere, find, folders, when
-from distlaunch.runs.submissions import (
-    Submission,
-    as_run,
-    cancel,
-    listing,
-    runs_of,
-    submission,
-    submission_of,
-)
+from distlaunch.runs.submissions import Submission, cancel, listing, runs_of, submission, submission_of
 from distlaunch.signals import Interrupts, Signals
 from distlaunch.supervisor.status import RunState, document_of
 from distlaunch.wording import age_words, aligned, cut
@@ -85,19 +77,18 @@ def ps(places: Places = None, ended: Ended = False, most: Most = None, as_json: 
     ended = ended or most is not None
     found = listing(places or (), ended, most)
     if as_json:
-        print_json([document(run) for run in found])
+        print_json([_document(run) for run in found])
     elif found:
-        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-        print_text(table(found, width))
+        print_text(_table(found))
     else:
         say("no runs" if ended else "no active runs; `distlaunch ps -a` also lists ended runs")
 
 
-def table(found: Sequence[Run], width: int | None = None) -> str:
-    """Return a table of runs, with lines cut to `width`."""
+def _table(found: Sequence[Run]) -> str:
+    """Return a table of runs, with lines cut to the width of the terminal."""
     now = time.time()
-    rows = [HEADINGS, *(_row(run, now) for run in found)]
-    lines = aligned(rows if width is None else _fitted(rows, width), 2)
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else sys.maxsize
+    lines = aligned(_fitted([HEADINGS, *(_row(run, now) for run in found)], width), 2)
     return "".join(line[:width].rstrip() + "\n" for line in lines)
 
 
@@ -110,7 +101,7 @@ def _fitted(rows: Sequence[tuple[str, ...]], width: int) -> list[tuple[str, ...]
     return [(cut(row[0], id_room, end), *row[1:-1], cut(row[-1], room - id_room)) for row in rows]
 
 
-def document(run: Run) -> dict[str, Any]:
+def _document(run: Run) -> dict[str, Any]:
     """Return a run as JSON. Times are in seconds."""
     known, now, silent_s = document_of(run.status), time.time(), _silent_s(run, time.time())
     del known["version"], known["controller"]["boot"]
@@ -176,7 +167,7 @@ def wait(which: Which = None, as_json: Json = False) -> None:
     """Wait until a run ends, and exit with its exit status."""
     run = follow_each(which, follow)
     if as_json:
-        print_json(document(run))
+        print_json(_document(run))
     elif run.status.state is not RunState.SUCCEEDED:
         say(ended_words(run))
     _leave_with(run)
@@ -206,8 +197,8 @@ def stop(context: typer.Context, which: Which = None, now: Now = False, as_json:
             say(f"stopping {run.id} ({run.folder})")
     run, stopped = _stopped(queued, run, now)
     if as_json:
-        ended = run or (queued and as_run(queued, RunState.CANCELLED, "cancelled"))
-        print_json(ended and document(ended))
+        ended = run or (queued and queued.as_run(RunState.CANCELLED, "cancelled"))
+        print_json(ended and _document(ended))
     elif run:
         say(ended_words(run, ":" if stopped else " had already ended:"))
     elif queued:

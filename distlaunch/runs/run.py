@@ -24,6 +24,7 @@ from distlaunch.observers.run_directory import (
     SUMMARY,
     fd_of,
     job_part,
+    size_of,
 )
 from distlaunch.observers.run_list import is_stopped, listed, noted_ends, starts_in, starts_path, ways
 from distlaunch.schedulers import title_of
@@ -171,10 +172,7 @@ def _why_lost(folder: str, controller: ControllerProcess) -> str:
     if known and controller.boot != boot_id():
         return f"{who} ended when the machine restarted"
     down = "" if known else ", or its machine went down"
-    log = ""
-    with contextlib.suppress(OSError):
-        if os.path.getsize(os.path.join(folder, CONTROLLER_LOG)) > 0:
-            log = f"; see {CONTROLLER_LOG} in the run directory"
+    log = f"; see {CONTROLLER_LOG} in the run directory" if size_of(folder, CONTROLLER_LOG) else ""
     return f"{who} ended without reporting a result (it crashed or was killed{down}){log}"
 
 

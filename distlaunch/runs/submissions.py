@@ -57,6 +57,14 @@ class Submission(Frozen):
         """Return whether the ranks get a termination warning, as ensured by scripts from distlaunch."""
         return bool(self.at) or load(self.scheduler).warns
 
+    def as_run(self, state: RunState, why: str) -> Run:
+        """Return this submission, which has no run, as an entry for lists of runs."""
+        at = self.at or time.time()
+        reason = f"{title_of(self.scheduler)}: {why}"
+        where, ending = ("", reason + _see(self)) if state.over else (reason, "")
+        status = Status(self.id, self.job, state, at, at, ControllerProcess("", 0), where=where, why=ending)
+        return Run("", status, alive=False, heard=None)
+
 
 def note(submission: Submission) -> None:
     """List a submission. `submit` calls this; a job's own process lists its runs."""
@@ -165,15 +173,6 @@ def _read(each: Submission, folders: Sequence[str]) -> Iterator[Run]:
     return (run for run in found if run.status.began > each.at - CLOCKS_S)
 
 
-def as_run(each: Submission, state: RunState, why: str) -> Run:
-    """Return a submission without a run as an entry for lists of runs."""
-    at = each.at or time.time()
-    reason = f"{title_of(each.scheduler)}: {why}"
-    where, ending = ("", reason + _see(each)) if state.over else (reason, "")
-    status = Status(each.id, each.job, state, at, at, ControllerProcess("", 0), where=where, why=ending)
-    return Run("", status, alive=False, heard=None)
-
-
 def listing(places: Sequence[str], ended: bool, most: int | None) -> list[Run]:
     """Return the runs in `places`, or all known runs, the latest first. With `ended`, include ended runs.
 
@@ -232,13 +231,13 @@ def _queried(scheduler: str, open_: Sequence[Submission], ended: bool) -> Iterat
     try:
         states = load(scheduler).look([each.id for each in open_])
     except DistlaunchError as error:
-        yield from ((each, as_run(each, RunState.PENDING, f"unknown, {error}")) for each in open_)
+        yield from ((each, each.as_run(RunState.PENDING, f"unknown, {error}")) for each in open_)
         return
     for each in open_:
         state = states.get(each.id, GONE)
         if not state.over:
             # A running job without a run is being set up.
-            yield each, as_run(each, RunState.PENDING if state.waits else RunState.CONNECTING, state.words)
+            yield each, each.as_run(RunState.PENDING if state.waits else RunState.CONNECTING, state.words)
             continue
         note_end(each, state.state)
         if ended and not latest_run(each):
@@ -247,7 +246,7 @@ def _queried(scheduler: str, open_: Sequence[Submission], ended: bool) -> Iterat
 
 def _ended(each: Submission, end: str) -> Run:
     state = RunState.CANCELLED if end == CANCELLED else RunState.FAILED
-    return as_run(each, state, Queued(end).ending if end == GONE.state else end)
+    return each.as_run(state, Queued(end).ending if end == GONE.state else end)
 
 
 def _queries() -> Iterator[bool]:

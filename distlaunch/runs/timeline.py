@@ -7,16 +7,7 @@ from typing import Any
 from distlaunch.agent.frozen import Frozen
 from distlaunch.agent.messages import SetupPrinted, TreePlaced, TreeRefused
 from distlaunch.supervisor.events import Event
-from distlaunch.supervisor.nodes import (
-    Connecting,
-    Leaving,
-    RankState,
-    Reaping,
-    Retrying,
-    Up,
-    away_of,
-    may_be_occupied,
-)
+from distlaunch.supervisor.nodes import Connecting, Leaving, RankState, Reaping, Retrying, Up, may_be_occupied
 from distlaunch.supervisor.placing import code_of, lacks_code
 from distlaunch.supervisor.state import Phase, State, Why
 
@@ -105,7 +96,7 @@ class Timeline:
         this = state.nodes[node]
         if isinstance(this, Connecting | Retrying | Reaping):
             # Nothing is known of a lost node until it returns.
-            return "" if isinstance(this, Retrying) and away_of(this) else "connect"
+            return "" if isinstance(this, Retrying) and this.away else "connect"
         if not isinstance(this, Up | Leaving):
             return ""
         if state.phase in (Phase.RESTARTING, Phase.STOPPING):

@@ -7,7 +7,7 @@ import pytest
 
 from distlaunch.agent.messages import AgentLeaving, Interrupted, WarningReceived
 from distlaunch.agent.wire import AGENT_DIED, CLEAN, LEFT_EARLY
-from distlaunch.cli.job_file import refuse_copy
+from distlaunch.cli.run import refuse_copy
 from distlaunch.errors import UsageError
 from distlaunch.job.allocation import AllocatedNode, Allocation
 from distlaunch.schedulers import allocation_in
