@@ -57,8 +57,7 @@ def init(
 ) -> None:
     """Write a short job file with comments. On a terminal, ask for the script and hosts unless given.
 
-    Connects to the nodes to count their GPUs and look for torch. Never overwrites a file. Exits with 1 if a
-    node can't be reached.
+    Connects to the nodes to count their GPUs and look for torch. Exits with 1 if a node can't be reached.
     """
     from distlaunch.launch.node_check import look
 
