@@ -17,7 +17,7 @@ from distlaunch.agent import messages, procfs
 from distlaunch.agent.outbox import Outbox
 from distlaunch.agent.poller import Poller
 from distlaunch.agent.scratch import Folder
-from distlaunch.agent.worker import Child, Worker
+from distlaunch.agent.worker import Worker, start_child
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -108,22 +108,12 @@ def _collect(
     poller: Poller, run: Callable[[], object], limit_s: float, on_end: Callable[[bytes], object]
 ) -> None:
     """Fork a process that prints evidence, and pass its output to `on_end`, after at most `limit_s`."""
-    text = b""
+    text = bytearray()
 
     def receive(data: bytes) -> None:
-        nonlocal text
-        text = (text + data)[:MAX_TEXT]
-        if not data:
-            end()
+        text.extend(data[: MAX_TEXT - len(text)])
 
-    def end() -> None:
-        poller.cancel(deadline)
-        child.close()
-        on_end(text)
-
-    child = Child(poller, run, receive)
-    deadline = "evidence %d" % child.pid
-    poller.after(limit_s, deadline, end)
+    start_child(poller, run, limit_s, receive, lambda late: on_end(bytes(text)))
 
 
 # The kernel's view

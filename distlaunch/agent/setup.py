@@ -22,7 +22,7 @@ from collections.abc import Callable
 
 from distlaunch.agent.messages import Setup
 from distlaunch.agent.poller import Poller
-from distlaunch.agent.worker import Child
+from distlaunch.agent.worker import start_child
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -60,8 +60,11 @@ class Environment:
         version = "py%d.%d" % sys.version_info[:2]
         name = "-".join((setup.key[:16], version, sys.platform, platform.machine()))
         self.path = os.path.join(self._folder, name)
+        self._halves = "%s.%s." % (self.path, os.uname().nodename)
+        self._new = self._halves + os.urandom(4).hex()
         self._printed = ""
-        self._builder = 0
+        self.builder = 0
+        """The PID of the process that is building it, or 0."""
 
     @property
     def complete(self) -> bool:
@@ -88,58 +91,43 @@ class Environment:
         os.makedirs(self._folder, 0o700, exist_ok=True)
         rest = b""
 
-        def give_up() -> None:
-            self._printed += "\nnot finished within %g s (timeouts.setup)" % self._setup.limit_s
-            self._kill()
-
         def receive(data: bytes) -> None:
             nonlocal rest
             lines, newline, rest = (rest + data).rpartition(b"\n")
-            if newline or not data:
-                text = (lines + newline if data else rest).decode(errors="replace")
-                self._printed = (self._printed + text)[-MAX_PRINTED:]
-                printed(text)
-            if not data:
-                child.close()
-                poller.cancel("setup")
-                self._builder = 0
-                ended()
+            if newline:
+                show(lines + newline)
 
-        child = Child(poller, self._run, receive)
-        self._builder = child.pid
-        poller.after(self._setup.limit_s, "setup", give_up)
+        def show(output: bytes) -> None:
+            text = output.decode(errors="replace")
+            self._printed = (self._printed + text)[-MAX_PRINTED:]
+            printed(text)
+
+        def end(late: bool) -> None:
+            show(rest)
+            if late:
+                self._printed += "\nnot finished within %g s (timeouts.setup)" % self._setup.limit_s
+                self._kill()
+            self.builder = 0
+            ended()
+
+        self.builder = start_child(poller, self._run, self._setup.limit_s, receive, end)
 
     def stop(self) -> None:
         """Kill the builder, if it is running, and remove its unfinished files."""
-        if not self._builder:
-            return
-        self._kill()
-        try:
-            os.waitpid(self._builder, 0)
-        except ChildProcessError:
-            pass  # reaped already
-        with open(self.path + ".lock", "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self._remove_halves()
+        if self.builder:
+            self._kill()
+            try:
+                os.waitpid(self.builder, 0)
+            except ChildProcessError:
+                pass  # reaped already
+            if not self.complete:
+                shutil.rmtree(self._new, ignore_errors=True)
 
     def _kill(self) -> None:
         try:
-            os.killpg(self._builder, signal.SIGKILL)
+            os.killpg(self.builder, signal.SIGKILL)
         except OSError:
             pass  # it has just ended
-
-    def _remove_halves(self) -> None:
-        """Remove what killed builders of this host have left unfinished. The caller holds the lock.
-
-        Hosts may share the directory, and many file systems don't show locks of other hosts.
-        """
-        for left in glob.glob(glob.escape(self._new) + "*[0-9a-f]"):
-            shutil.rmtree(left, ignore_errors=True)
-
-    @property
-    def _new(self) -> str:
-        """Return the beginning of the paths of this host's unfinished environments."""
-        return "%s.%s." % (self.path, os.uname().nodename)
 
     # In the child
 
@@ -161,13 +149,15 @@ class Environment:
                 fcntl.flock(lock, fcntl.LOCK_EX)
             if self.complete:
                 return
-            self._remove_halves()
-            new = self._new + os.urandom(4).hex()
+            # Builders of this host that were killed have left these. Hosts may share the directory, and many
+            # file systems don't show locks of other hosts.
+            for left in glob.glob(glob.escape(self._halves) + "*[0-9a-f]"):
+                shutil.rmtree(left, ignore_errors=True)
             try:
-                self._fill(new)
-                self._publish(new)
+                self._fill(self._new)
+                self._publish(self._new)
             except BaseException:
-                shutil.rmtree(new, ignore_errors=True)
+                shutil.rmtree(self._new, ignore_errors=True)
                 raise
 
     def _fill(self, new: str) -> None:

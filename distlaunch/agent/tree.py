@@ -669,9 +669,7 @@ class Placement:
         if command.setup is None:
             self._report(messages.TreePlaced(self._node, command.tree))
         else:
-            from distlaunch.agent.setup import Environment  # few jobs have one
-
-            self._set_up(Environment(command.base, command.setup))
+            yield from self._set_up(command, command.setup)
 
     def _renew(self) -> None:
         """Renew the mark in the store now and then."""
@@ -682,29 +680,27 @@ class Placement:
             pass
         self._poller.after(MARK_S, "mark", self._renew)
 
-    def _set_up(self, environment: Environment) -> None:
+    def _set_up(self, command: messages.PlaceTree, setup: messages.Setup) -> Iterator[float]:
         """Build the environment, unless the node has it. Report progress meanwhile, and the end."""
-        self._environment = environment
-        if environment.complete:
-            self._report_environment(environment)
-            return
+        from distlaunch.agent.setup import Environment  # few jobs have one
 
-        def printed(text: str) -> None:
-            self._report(messages.SetupPrinted(self._node, text))
+        environment = self._environment = Environment(command.base, setup)
 
-        def wait() -> None:
+        def ended() -> None:
+            if environment is self._environment:  # not replaced by a later `place`
+                self._go_on()
+
+        if not environment.complete:
+            report = self._report
+            environment.build(
+                self._poller, lambda text: report(messages.SetupPrinted(self._node, text)), ended
+            )
+        while environment.builder:
             self._report_progress()
-            self._poller.after(PROGRESS_S, "tree", wait)
-
-        environment.build(self._poller, printed, lambda: self._report_environment(environment))
-        wait()
-
-    def _report_environment(self, environment: Environment) -> None:
-        self._poller.cancel("tree")
+            yield PROGRESS_S
         if environment.complete:
             versions = tuple([(name, str(value)) for name, value in environment.facts().items()])
-            tree = self._command.tree
-            self._report(messages.TreePlaced(self._node, tree, environment.path, versions))
+            self._report(messages.TreePlaced(self._node, command.tree, environment.path, versions))
         else:
             self._report(messages.TreeRefused(self._node, environment.last_words, placed=True))
 
@@ -784,10 +780,7 @@ class Placement:
         self._stop()
         self._poller.cancel("mark")
         if self._environment:
-            try:
-                self._environment.stop()
-            except OSError:
-                pass  # another run builds it now
+            self._environment.stop()
         left = self._store.release() if self._store else ""
         if left:
             self._report(messages.TreeKept(self._node, left))

@@ -142,37 +142,49 @@ def forked(become: Callable[[], None]) -> int:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-class Child:
-    """A forked process that prints, other than a worker. `on_output` gets the output, and b"" at its end.
+def start_child(
+    poller: Poller,
+    run: Callable[[], object],
+    limit_s: float,
+    on_output: Callable[[bytes], object],
+    on_end: Callable[[bool], object],
+) -> int:
+    """Fork a process that prints, other than a worker, and return its PID.
 
-    It is reaped like any other process of the agent. The sweep kills one that hangs. Evidence is collected,
-    and environments are built, in such processes.
+    `on_output` gets its output. Then `on_end` is called once: with True if `limit_s` had passed before the
+    output ended. The process is reaped like any other process of the agent. The sweep kills one that hangs.
     """
+    agent, (pipe, write) = os.getpid(), os.pipe()
+    os.set_blocking(pipe, False)
 
-    def __init__(
-        self, poller: Poller, run: Callable[[], object], on_output: Callable[[bytes], object]
-    ) -> None:
-        self._poller, agent = poller, os.getpid()
-        self._pipe, write = os.pipe()
-        os.set_blocking(self._pipe, False)
+    def become() -> None:
+        try:
+            begin(agent)
+            os.dup2(write, 1)
+            os.dup2(write, 2)
+            run()
+        finally:
+            os._exit(127)
 
-        def become() -> None:
-            try:
-                begin(agent)
-                os.dup2(write, 1)
-                os.dup2(write, 2)
-                run()
-            finally:
-                os._exit(127)
+    def receive() -> None:
+        data = os.read(pipe, 1 << 16)
+        if data:
+            on_output(data)
+        else:
+            end()
 
-        self.pid = forked(become)
-        os.close(write)
-        poller.watch(self._pipe, lambda: on_output(os.read(self._pipe, 1 << 16)))
+    def end(late: bool = False) -> None:
+        poller.forget(pipe)
+        poller.cancel(deadline)
+        os.close(pipe)
+        on_end(late)
 
-    def close(self) -> None:
-        """Discard the rest of the output."""
-        self._poller.forget(self._pipe)
-        os.close(self._pipe)
+    pid = forked(become)
+    os.close(write)
+    deadline = "child %d" % pid
+    poller.watch(pipe, receive)
+    poller.after(limit_s, deadline, lambda: end(late=True))
+    return pid
 
 
 def at_home(spec: WorkerSpec) -> WorkerSpec:
