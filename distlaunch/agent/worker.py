@@ -27,14 +27,14 @@ MAX_WORDS = 1 << 14
 class Worker:
     """A spawned worker: its local rank, PID, pipes (descriptors) and the path of its error record.
 
-    `streams` are the pipes of stdout and stderr, -1 if there is none or it is closed. `printed` counts the
+    `streams` are the open pipes, keyed by 0 for stdout and 1 for stderr. `printed` counts the
     bytes of its output, `device` is the number of its GPU on the node, `python` is its program. `words` is
     its last stderr output before it was asked to stop. `exec_pipe` is the pipe that confirms exec, -1 once
     that was read. `started` is set after exec, `stopping` once the worker was asked to stop.
     """
 
     def __init__(
-        self, local_rank: int, pid: int, streams: list[int], exec_pipe: int, error_file: str
+        self, local_rank: int, pid: int, streams: dict[int, int], exec_pipe: int, error_file: str
     ) -> None:
         self.local_rank, self.pid, self.streams = local_rank, pid, streams
         self.exec_pipe, self.error_file = exec_pipe, error_file
@@ -115,7 +115,7 @@ def spawn(spec: WorkerSpec, error_file: str) -> Worker:
     for read, write in (*pipes.values(), confirm):
         os.close(write)
         os.set_blocking(read, False)
-    streams = [pipes[fd][0] if fd in pipes else -1 for fd in (1, 2)]
+    streams = {fd - 1: read for fd, (read, _) in pipes.items()}
     worker = Worker(spec.local_rank, pid, streams, confirm[0], error_file)
     worker.device = gpus.device_of(worker.local_rank, env.get("CUDA_VISIBLE_DEVICES"))
     worker.python = spec.argv[0]

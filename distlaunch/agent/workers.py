@@ -118,14 +118,13 @@ class Workers:
             return
         self._workers.append(worker)
         self._poller.watch(worker.exec_pipe, lambda: self._confirm(worker))
-        for stream, fd in enumerate(worker.streams):
-            if fd >= 0:
-                self._watch_stream(worker, stream, fd)
+        for stream, fd in worker.streams.items():
+            self._watch_stream(worker, stream, fd)
 
     def _watch_stream(self, worker: Worker, stream: int, fd: int) -> None:
         def read() -> None:
             if not self.flow.holds(fd, read):
-                self._pump(worker, stream, fd)
+                self._pump(worker, stream)
 
         self._poller.watch(fd, read)
 
@@ -145,10 +144,10 @@ class Workers:
         started = messages.WorkerStarted(self._node, worker.local_rank, worker.pid, spec.cpus)
         self._outbox.report(exec_failure(self._node, data, spec) if data else started)
 
-    def _pump(self, worker: Worker, stream: int, fd: int) -> bool:
+    def _pump(self, worker: Worker, stream: int) -> bool:
         """Forward output of a worker. Return False if there is no more for now."""
         try:
-            data = self._read[: os.readv(fd, [self._read])]
+            data = self._read[: os.readv(worker.streams[stream], [self._read])]
         except BlockingIOError:
             return False
         if data:
@@ -159,11 +158,10 @@ class Workers:
         return bool(data)
 
     def _close_stream(self, worker: Worker, stream: int) -> None:
-        fd = worker.streams[stream]
+        fd = worker.streams.pop(stream)
         self._poller.forget(fd)
         self.flow.forget(fd)
         os.close(fd)
-        worker.streams[stream] = -1
 
     def children_changed(self) -> None:
         """Reap and report workers that ended, and continue a stop or sweep in progress. For SIGCHLD."""
@@ -212,9 +210,8 @@ class Workers:
 
     def _read_output(self, worker: Worker) -> None:
         """Forward output of a worker, up to a full pipe per stream: a grandchild may print endlessly."""
-        for stream, fd in enumerate(worker.streams):
-            if fd >= 0:
-                self._pump(worker, stream, fd)
+        for stream in (*worker.streams,):
+            self._pump(worker, stream)
 
     def _report_usurper(self, worker: Worker) -> None:
         """Report that another program took the rendezvous port, before the rank that can't join fails."""
@@ -299,10 +296,10 @@ class Workers:
 
     def _close(self, worker: Worker) -> None:
         """Read the rest of the pipes, whose writers are all dead, and close them."""
-        for stream, fd in enumerate(worker.streams):
-            while worker.streams[stream] >= 0 and self._pump(worker, stream, fd):
+        for stream in (*worker.streams,):
+            while self._pump(worker, stream):
                 pass
-            if worker.streams[stream] >= 0:
+            if stream in worker.streams:
                 self._close_stream(worker, stream)
 
     def _report_swept(self) -> None:

@@ -101,7 +101,7 @@ def test_reports_that_the_kernel_refuses_a_binding(tmp_path: Path) -> None:
     select.select([worker.exec_pipe], [], [])
     report = workers.exec_failure(0, os.read(worker.exec_pipe, 256), spec)
     os.waitpid(worker.pid, 0)
-    for end in (*worker.streams, worker.exec_pipe):
+    for end in (*worker.streams.values(), worker.exec_pipe):
         os.close(end)
     assert (report.stage, report.errno) == ("setup", errno.EINVAL)
     assert report.text == "binding to CPU 8000-8001: Invalid argument"
