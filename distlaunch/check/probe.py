@@ -263,7 +263,7 @@ class Pci(ctypes.Structure):
 
 def devices(asked: Facts) -> Facts:
     """GPUs with their memory, processes and errors; Xid errors in the kernel's log."""
-    facts: Facts = {"gpus": amd_gpus() or intel_gpus(), "xids": xids()}
+    facts: Facts = {"gpus": sysfs_gpus(), "xids": xids()}
     facts["counted"] = bool(facts["gpus"])
     try:
         nvml = ctypes.CDLL("libnvidia-ml.so.1")
@@ -317,32 +317,21 @@ def nvml_number(nvml: Any, name: str, value: Any, handle: Any = None, *more: Any
     return int(value.value) if function is not None and function(*given) == 0 else None
 
 
-def amd_gpus() -> list[Facts]:
-    """Return the GPUs of the amdgpu driver, from its files in sysfs (Linux: gpu/amdgpu/driver-misc)."""
-    found = []
-    for path in sorted(glob.glob("/sys/class/drm/card*/device/mem_info_vram_total")):
-        folder = os.path.dirname(path)
-        sizes = {name: text_of("%s/mem_info_vram_%s" % (folder, name)).strip() for name in ("total", "used")}
-        numbers = {name: int(size) if size.isdigit() else None for name, size in sizes.items()}
-        name = text_of(folder + "/product_name").strip() or "AMD GPU"
-        numa = text_of(folder + "/numa_node").strip()
-        found.append({"name": name, "memory": numbers["total"], "used": numbers["used"], "numa": numa})
-    return found
+def sysfs_gpus() -> list[Facts]:
+    """Return the GPUs with their own memory of the drivers amdgpu, xe and i915, from their files in sysfs.
 
-
-def intel_gpus() -> list[Facts]:
-    """Return the GPUs of the xe and i915 drivers that have their own memory, from their files in sysfs.
-
-    xe shows the memory of each tile. Neither driver shows the memory in use.
+    xe shows the memory of each tile. Only amdgpu shows the memory in use (Linux: gpu/amdgpu/driver-misc).
     """
     found = []
     for card in sorted(glob.glob("/sys/class/drm/card*[0-9]")):
-        if text_of(card + "/device/vendor").strip() == "0x8086":
-            names = ("/device/tile*/physical_vram_size_bytes", "/lmem_total_bytes")
-            sizes = [text_of(path).strip() for name in names for path in glob.glob(card + name)]
-            memory = sum(int(size, 0) for size in sizes if size.isalnum())
-            numa = text_of(card + "/device/numa_node").strip()
-            found += [{"name": "Intel GPU", "memory": memory, "used": None, "numa": numa}] if memory else []
+        names = ("/device/mem_info_vram_total", "/device/tile*/physical_vram_size_bytes", "/lmem_total_bytes")
+        sizes = [text_of(path).strip() for name in names for path in glob.glob(card + name)]
+        memory = sum(int(size, 0) for size in sizes if size.isalnum())
+        known = ("vendor", "product_name", "mem_info_vram_used", "numa_node")
+        vendor, product, used, numa = [text_of("%s/device/%s" % (card, name)).strip() for name in known]
+        name = "Intel GPU" if vendor == "0x8086" else product or "AMD GPU"
+        in_use = int(used) if used.isdigit() else None
+        found += [{"name": name, "memory": memory, "used": in_use, "numa": numa}] if memory else []
     return found
 
 
