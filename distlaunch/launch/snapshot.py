@@ -15,7 +15,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from distlaunch.agent.frozen import Frozen
 from distlaunch.agent.tree import (
     FILE,
     LINK,
@@ -49,13 +48,6 @@ TRIES = 3
 MAX_DIFF = 8 << 20
 
 
-class Snapshot(Frozen):
-    """A snapshot: the tree for the job, and its entries."""
-
-    tree: Tree
-    entries: tuple[Entry, ...]
-
-
 LOCKS = {
     "uv": ("uv.lock", "requirements.txt", "pyproject.toml", ".python-version"),
     "conda": ("environment.yml", "environment.yaml"),
@@ -83,8 +75,8 @@ def _with_setup(spec: JobSpec, tree: Tree, setup: Setup, entries: Iterable[Entry
     return spec._replace(tree=tree._replace(environment=key), setup=setup._replace(files=tuple(found)))
 
 
-def take(spec: JobSpec) -> Snapshot:
-    """Put a job's code into this machine's store. Raises `DistlaunchError`."""
+def take(spec: JobSpec) -> tuple[Tree, list[Entry]]:
+    """Put a job's code into this machine's store. Return its tree and entries. Raises `DistlaunchError`."""
     folder = os.path.realpath(os.path.dirname(spec.invocation.file) or os.getcwd())
     found = _git(folder, "rev-parse", "--show-toplevel")
     root = folder if found is None else found.removesuffix("\n")
@@ -100,8 +92,7 @@ def take(spec: JobSpec) -> Snapshot:
         _check_program(spec, root, {entry.path for entry in entries})
         digest = store.put(manifest_text(entries))
     size = sum(entry.size for entry in entries)
-    tree = Tree(digest, spec.sync.base, root, len(entries), size, commit, dirty)
-    return Snapshot(tree, tuple(entries))
+    return Tree(digest, spec.sync.base, root, len(entries), size, commit, dirty), entries
 
 
 @contextmanager
@@ -112,7 +103,7 @@ def _explained(what: str) -> Iterator[None]:
     except OSError as error:
         raise DistlaunchError(f"{what}: {error.filename or DEFAULT_BASE}: {reason(error)}") from None
     except TreeError as error:
-        raise DistlaunchError(str(error)) from None
+        raise DistlaunchError(f"{what}: {error}") from None
 
 
 def local_store() -> Store:
@@ -122,11 +113,9 @@ def local_store() -> Store:
 
 def manifest_of(digest: str) -> bytes:
     """Return the manifest of a tree in this machine's store. Raises `DistlaunchError`."""
-    try:
+    with _explained(f"the code {digest[:12]} can't be read"):
         if manifest := local_store().read(digest):
             return manifest
-    except (OSError, TreeError) as error:
-        raise DistlaunchError(f"the code {digest[:12]} can't be read: {error}") from None
     raise DistlaunchError(f"the code {digest[:12]} is no longer in {DEFAULT_BASE} on this machine")
 
 
@@ -209,14 +198,15 @@ def check_out(folder: str, to: str) -> int:
 
     Raises `DistlaunchError`.
     """
-    try:
-        with open(fd_of(folder, CODE), "rb") as file:
-            entries = read_manifest(file.read())
+    with _explained(f"can't write the code into {to}"):
+        try:
+            with open(fd_of(folder, CODE), "rb") as file:
+                entries = read_manifest(file.read())
+        except FileNotFoundError:
+            raise UsageError(f"{folder} has no code: its job did not use sync") from None
         store = local_store()
-        gone = [
-            each.path for each in entries if each.kind != LINK and not os.path.exists(store.path_of(each))
-        ]
-        if gone:
+        files = [each for each in entries if each.kind != LINK]
+        if gone := [each.path for each in files if not os.path.exists(store.path_of(each))]:
             text = f"{DEFAULT_BASE} on this machine no longer has all of the code ({listed(gone)})"
             raise DistlaunchError(f"{text}; plan.json names the git commit, and code.diff has the changes")
         import shutil  # slow to import, and no run needs it
@@ -232,12 +222,6 @@ def check_out(folder: str, to: str) -> int:
             os.chmod(path, 0o755 if entry.kind == PROGRAM else 0o644)
             if not is_as_listed(path, entry):
                 raise DistlaunchError(f"{path}: its content in {DEFAULT_BASE} was changed")
-    except FileNotFoundError as error:
-        if os.path.basename(error.filename or "") == CODE:
-            raise UsageError(f"{folder} has no code: its job did not use sync") from None
-        raise DistlaunchError(f"{error.filename}: {reason(error)}") from None
-    except (OSError, TreeError) as error:
-        raise DistlaunchError(f"can't write the code into {to}: {error}") from None
     return len(entries)
 
 
@@ -361,13 +345,9 @@ def _entry(store: Store, path: str, source: str, found: os.stat_result) -> Entry
         return Entry(path, LINK, 0, target)
     is_program = bool(found.st_mode & stat.S_IXUSR)
     for _ in range(TRIES):
-        fd, data = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), b""
-        try:
-            while len(data) < found.st_size and (more := os.read(fd, found.st_size - len(data))):
-                data += more
-            before, found = found, os.fstat(fd)
-        finally:
-            os.close(fd)
+        with open(os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+            data = file.read(found.st_size)
+            before, found = found, os.fstat(file.fileno())
         if _version(before) == _version(found) and len(data) == found.st_size:
             return Entry(path, PROGRAM if is_program else FILE, len(data), store.put(data, is_program))
         time.sleep(0.05)

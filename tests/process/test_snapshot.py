@@ -50,7 +50,7 @@ def taken(folder: Path, **keys: Any) -> dict[str, Entry]:
     """The files of the snapshot, of which each is in the store."""
     job = {"gpus_per_node": 0, "script": "train.py", "sync": True} | keys
     (folder / "job.yaml").write_text(json.dumps(job))
-    entries = snapshot.take(load_job(str(folder / "job.yaml"), (), ())).entries
+    entries = snapshot.take(load_job(str(folder / "job.yaml"), (), ()))[1]
     for each in entries:
         if each.kind != LINK:
             assert digest_of(Path(snapshot.local_store().path_of(each)).read_bytes()) == each.content
