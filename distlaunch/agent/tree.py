@@ -494,29 +494,22 @@ def is_as_listed(path: str, entry: Entry) -> bool:
         if entry.kind == LINK:
             return os.readlink(path) == entry.content
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except FileNotFoundError:
-        return False
     except OSError as error:
-        if error.errno in (errno.ELOOP, errno.EINVAL, errno.ENOTDIR, errno.EACCES):
+        if error.errno in (errno.ENOENT, errno.ELOOP, errno.EINVAL, errno.ENOTDIR, errno.EACCES):
             return False
         raise
-    try:
+    hashed = hashlib.sha256()
+    with open(fd, "rb", buffering=0) as file:
         state = os.fstat(fd)
         runs = bool(state.st_mode & stat.S_IXUSR)
         if not stat.S_ISREG(state.st_mode) or state.st_size != entry.size or runs != (entry.kind == PROGRAM):
             return False
-        hashed, left = hashlib.sha256(), entry.size
-        while left:
-            piece = os.read(fd, min(left, _READ))
-            if not piece:
-                return False
-            hashed.update(piece)
-            left -= len(piece)
-    except OSError as error:
-        error.filename = path
-        raise
-    finally:
-        os.close(fd)
+        try:
+            for piece in iter(lambda: file.read(_READ), b""):
+                hashed.update(piece)
+        except OSError as error:
+            error.filename = path
+            raise
     return hashed.hexdigest() == entry.content
 
 
@@ -586,10 +579,8 @@ def remove_tree(path: str) -> None:
     """Remove a file or directory in the store with everything below it, as far as possible."""
     import shutil  # seldom needed
 
-    if os.path.isdir(path) and not os.path.islink(path):
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        _unlink(path)
+    shutil.rmtree(path, ignore_errors=True)
+    _unlink(path)  # if it is a file
 
 
 def _unlink(path: str) -> None:
