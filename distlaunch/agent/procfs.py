@@ -168,12 +168,8 @@ class Socket:
         family = socket.AF_INET if len(words) == 1 else socket.AF_INET6
         address = socket.inet_ntop(family, b"".join(words)).replace("::ffff:", "")
         state = STATE_NAMES.get(self.state, "TCP state %d" % self.state)
-        return "connection from port %d to %s port %d: %s" % (
-            self.local_port,
-            address,
-            self.remote_port,
-            state,
-        )
+        shown = (self.local_port, address, self.remote_port, state)
+        return "connection from port %d to %s port %d: %s" % shown
 
 
 def sockets() -> Iterator[Socket]:

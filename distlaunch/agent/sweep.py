@@ -174,12 +174,12 @@ def agent_cookie(node: int) -> str:
     """Return DISTLAUNCH_AGENT: node index, PID namespace, then PID and start time of agent and guardian."""
     agent, guardian = os.getpid(), os.getppid()
     each = ["%d.%d" % (pid, procfs.start_time(pid)) for pid in (agent, guardian)]
-    return "-".join([str(node), _pid_namespace(os.getpid()), *each])
+    return "-".join([str(node), _pid_namespace(), *each])
 
 
 def kill_orphans() -> int:
     """Kill every process whose agent is dead, and return how many. Each agent does this at its start."""
-    namespace = _pid_namespace(os.getpid())
+    namespace = _pid_namespace()
     return _kill(lambda environ: _is_orphan(_value(environ, AGENT), namespace))
 
 
@@ -238,8 +238,8 @@ def _alive(process: str) -> bool:
     return pid.isdigit() and started.isdigit() and procfs.start_time(int(pid)) == int(started)
 
 
-def _pid_namespace(pid: int) -> str:
+def _pid_namespace() -> str:
     try:
-        return os.readlink("/proc/%d/ns/pid" % pid)[5:-1]  # pid:[4026531836]
+        return os.readlink("/proc/self/ns/pid")[5:-1]  # pid:[4026531836]
     except OSError:
         return "?"

@@ -180,7 +180,10 @@ class FrameDecoder:
         start = 0
         while len(self._buffer) - start >= HEADER.size:
             kind, node, attempt, channel, length = HEADER.unpack_from(self._buffer, start)
-            self._check(kind, length)
+            if kind not in self._caps:
+                raise ProtocolError("unknown frame kind %d" % kind)
+            if length > self._caps[kind]:
+                raise ProtocolError("a frame of %d bytes is over the limit" % length)
             end = start + HEADER.size + length
             if len(self._buffer) < end:
                 break
@@ -190,12 +193,6 @@ class FrameDecoder:
             start = end
         del self._buffer[:start]
         return frames
-
-    def _check(self, kind: int, length: int) -> None:
-        if kind not in self._caps:
-            raise ProtocolError("unknown frame kind %d" % kind)
-        if length > self._caps[kind]:
-            raise ProtocolError("a frame of %d bytes is over the limit" % length)
 
 
 def as_lines(frame: bytes) -> bytes:

@@ -44,16 +44,13 @@ class Group(Frozen):
     @property
     def missing(self) -> list[int]:
         """Return the members that never called the last collective."""
-        return [rank for rank in self.members if self.number_of(rank) < self.newest]
+        newest, numbers = self.newest, {rank: call.number for rank, call in self.last.items()}
+        return [rank for rank in self.members if numbers.get(rank, -1) < newest]
 
     @property
     def waiting(self) -> list[int]:
         """Return the members that called the last collective, which has not ended for them."""
         return [rank for rank, call in self.last.items() if call.number == self.newest and not call.ended]
-
-    def number_of(self, rank: int) -> int:
-        """Return the number of a rank's last collective, -1 if it is unknown."""
-        return self.last[rank].number if rank in self.last else -1
 
     def line(self) -> str:
         """Return one line that explains why this group is waiting, or "" if it isn't."""
@@ -99,15 +96,12 @@ def _groups(dumps: Mapping[int, Any], world_size: int) -> list[Group]:
             members.setdefault(str(name), _ranks(_mapping(config).get("ranks")))
         for group, call in _last_calls(dump).items():
             found.setdefault(group, {})[rank] = call
-    return [
-        Group(
-            description or name or "the default group",
-            members.get(name)
-            or tuple(range(world_size) if description in ("default_pg", "") else sorted(last)),
-            last,
-        )
-        for (name, description), last in found.items()
-    ]
+    groups = []
+    for (name, description), last in found.items():
+        guess = range(world_size) if description in ("default_pg", "") else sorted(last)
+        title = description or name or "the default group"
+        groups.append(Group(title, members.get(name) or tuple(guess), last))
+    return groups
 
 
 def _last_calls(dump: Mapping[str, Any]) -> dict[tuple[str, str], Call]:

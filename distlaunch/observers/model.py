@@ -151,21 +151,13 @@ class RunModel(Observer):
         """Return a row for each rank: conspicuous ones first, then by rank."""
         if self.state is None or self.state.plan is None:
             return []
-        now, state, plan = self._clock(), self.state, self.state.plan
+        now, plan, rows = self._clock(), self.state.plan, []
         ages = {rank: max(0.0, now - at) for rank, at in self.heard.items()}
         measure = _Measure(ages, self.uses, self.values)
-        rows = [
-            Row(
-                worker.rank,
-                plan.node_of(worker.rank).label,
-                doing(worker),
-                self.uses.get(worker.rank),
-                ages.get(worker.rank),
-                self.values.get(worker.rank),
-                measure.marks(worker),
-            )
-            for worker in state.workers
-        ]
+        for worker in self.state.workers:
+            rank, node = worker.rank, plan.node_of(worker.rank).label
+            known = (self.uses.get(rank), ages.get(rank), self.values.get(rank))
+            rows.append(Row(rank, node, doing(worker), *known, measure.marks(worker)))
         return sorted(rows, key=lambda row: (not row.marks, row.rank))
 
     def rate(self) -> float | None:
