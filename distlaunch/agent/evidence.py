@@ -17,11 +17,8 @@ from distlaunch.agent import messages, procfs
 from distlaunch.agent.outbox import Outbox
 from distlaunch.agent.poller import Poller
 from distlaunch.agent.scratch import Folder
+from distlaunch.agent.wire import Message
 from distlaunch.agent.worker import Worker, start_child
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
 
 MAX_WORKERS, MAX_SOCKETS, MAX_LINES = 64, 32, 20
 """Workers, sockets of each and lines of the kernel's log in a snapshot."""
@@ -41,7 +38,7 @@ class Site:
         self._poller, self._outbox, self._folder, self._attempt = poller, outbox, folder, attempt
 
     def collect(
-        self, command: messages.Capture, workers: list[Worker], use: Callable[[int], Any], began: float
+        self, command: messages.Capture, workers: list[Worker], use: Callable[[int], object], began: float
     ) -> None:
         """Answer `Capture`: report the state of all workers, and the stacks of some.
 
@@ -70,7 +67,7 @@ class Site:
         address = envs[0].get("NCCL_RAS_ADDR", "")
         _collect(self._poller, lambda: os.write(1, _ask_ras(address)), RAS_S, self._report_ras)
 
-    def _report(self, taken: dict[str, Any]) -> None:
+    def _report(self, taken: Message) -> None:
         self._outbox.report(messages.Evidence(self._outbox.node, self._attempt, taken))
 
     def _report_ras(self, text: bytes) -> None:
@@ -119,7 +116,7 @@ def _collect(
 # The kernel's view
 
 
-def snapshot(workers: list[Worker], use: Callable[[int], Any], began: float) -> dict[str, Any]:
+def snapshot(workers: list[Worker], use: Callable[[int], object], began: float) -> Message:
     """Return the state of `workers` and the events on their node since then.
 
     The controller adds it to the run directory, for `distlaunch why`.
@@ -132,7 +129,7 @@ def snapshot(workers: list[Worker], use: Callable[[int], Any], began: float) -> 
     }
 
 
-def _worker(worker: Worker, sockets: dict[int, procfs.Socket], use: Callable[[int], Any]) -> dict[str, Any]:
+def _worker(worker: Worker, sockets: dict[int, procfs.Socket], use: Callable[[int], object]) -> Message:
     """Return the kernel's view of a worker and its descendants. A text is "" if it isn't readable."""
     family = procfs.family(worker.pid)
     held = sorted(procfs.socket_inodes(family).intersection(sockets))[:MAX_SOCKETS]

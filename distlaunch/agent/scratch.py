@@ -113,11 +113,6 @@ class Folder:
         if self.path:
             remove(self.path)
 
-    def close(self) -> None:
-        """Close the pipe between agent and guardian."""
-        os.close(self._paths_read)
-        os.close(self._paths_write)
-
     def remove_left(self) -> None:
         """Delete the directory wherever the agent, which has ended, created it. Called by the guardian."""
         try:

@@ -9,6 +9,7 @@ A child of the agent builds the environment, and the agent reports the output.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import glob
 import json
@@ -22,11 +23,8 @@ from collections.abc import Callable
 
 from distlaunch.agent.messages import Setup
 from distlaunch.agent.poller import Poller
+from distlaunch.agent.wire import Message
 from distlaunch.agent.worker import start_child
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
 
 FACTS = "distlaunch.json"
 """The versions in an environment: a file in its directory."""
@@ -77,7 +75,7 @@ class Environment:
         lines = [line for line in self._printed.split("\n") if line.strip() and "[notice]" not in line]
         return "\n".join(lines[-LAST_LINES:])
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> Message:
         """Return the versions in the environment."""
         try:
             with open(os.path.join(self.path, FACTS)) as file:
@@ -165,8 +163,10 @@ class Environment:
         setup, python = self._setup, self._setup.python or sys.executable
         env = {**os.environ, **setup.env}
         if setup.kind == "conda":
-            conda = _tool("conda", "mamba", "micromamba")
-            _call([conda, "env", "create", "--yes", "--prefix", new, "--file", setup.files[0]], env)
+            conda = [path for path in map(shutil.which, ("conda", "mamba", "micromamba")) if path]
+            if not conda:
+                raise FileNotFoundError(errno.ENOENT, "not found on this node", "conda")
+            _call([conda[0], "env", "create", "--yes", "--prefix", new, "--file", setup.files[0]], env)
         elif setup.kind == "uv":
             self._fill_by_uv(new, env)
         else:
@@ -208,14 +208,6 @@ class Environment:
         link = new + ".link"
         os.symlink(os.path.basename(new), link)
         os.replace(link, self.path)
-
-
-def _tool(*names: str) -> str:
-    for name in names:
-        path = shutil.which(name)
-        if path:
-            return path
-    raise FileNotFoundError(2, "not found on this node", names[0])
 
 
 def _call(argv: list[str], env: dict[str, str]) -> None:

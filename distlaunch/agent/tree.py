@@ -58,7 +58,6 @@ MAX_NAME, MAX_PATH, MAX_DEPTH = 255, 4096, 200
 _READ = 1 << 20
 _CONTENTS = (stat.S_IFREG | 0o400, stat.S_IFREG | 0o500)
 _NO_NAMES = frozenset((b"", b".", b".."))
-_NO_LINKS = (errno.EPERM, errno.EMLINK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EXDEV, errno.EACCES)
 
 
 class TreeError(Exception):
@@ -342,9 +341,10 @@ class Store:
             return False
         except FileExistsError:
             raise TreeError("two names in the tree are the same on this node: %s" % entry.path) from None
-        except OSError as error:
-            if error.errno not in _NO_LINKS:
+        except OSError:
+            if not source:
                 raise
+            # The file system has no hard links, or the content has too many.
             with open(source, "rb") as old, open(path, "xb") as new:
                 new.writelines(iter(lambda: old.read(_READ), b""))
             os.chmod(path, 0o500 if entry.kind == PROGRAM else 0o400)

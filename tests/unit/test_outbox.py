@@ -33,7 +33,8 @@ def folder_in(*places: "Path | str") -> Iterator[scratch.Folder]:
     try:
         yield folder
     finally:
-        folder.close()
+        os.close(folder._paths_read)
+        os.close(folder._paths_write)
 
 
 @contextlib.contextmanager
