@@ -62,31 +62,27 @@ class Expected(Frozen):
     uneven: bool
 
 
-class Problem(Frozen):
-    """One thing that is wrong with a part (see `PARTS`): what, why it matters, and what to do."""
+class Finding(Frozen):
+    """One thing that is wrong with a part (see `PARTS`): what, why it matters, and what to do.
+
+    `nodes` are the nodes that have the problem, empty if it concerns the job as a whole.
+    """
 
     level: Level
     part: str
     what: str
     why: str = ""
     do: str = ""
-
-
-_error, _warning = partial(Problem, "error"), partial(Problem, "warning")
-
-
-class Finding(Frozen):
-    """A problem and the nodes that have it; `nodes` is empty if it concerns the job as a whole."""
-
-    problem: Problem
     nodes: tuple[str, ...] = ()
 
     @property
     def line(self) -> str:
         """Return the finding as one line: what · why it matters · what to do."""
         where = f"{listed(self.nodes)}: " if self.nodes else ""
-        parts = filter(None, (self.problem.what, self.problem.why, self.problem.do))
-        return f"{self.problem.part}: {where}{' · '.join(parts)}"
+        return f"{self.part}: {where}{' · '.join(filter(None, (self.what, self.why, self.do)))}"
+
+
+_error, _warning = partial(Finding, "error"), partial(Finding, "warning")
 
 
 class Report(Frozen):
@@ -109,12 +105,12 @@ class Report(Frozen):
     @property
     def ok(self) -> bool:
         """Return whether the job can work."""
-        return not any(finding.problem.level == "error" for finding in self.findings)
+        return not any(finding.level == "error" for finding in self.findings)
 
     def joined(self, links: "Report") -> "Report":
         """Return this report with the results of the link test."""
         return links._replace(
-            findings=tuple(sorted((*self.findings, *links.findings), key=lambda each: each.problem.level)),
+            findings=tuple(sorted((*self.findings, *links.findings), key=lambda each: each.level)),
             differs=self.differs,
             ranks=self.ranks,
             fine=(*self.fine, *links.fine),
@@ -125,7 +121,7 @@ class Report(Frozen):
         """Return the report as a JSON object."""
         return {
             "ok": self.ok,
-            "findings": [{**each.problem._asdict(), "nodes": list(each.nodes)} for each in self.findings],
+            "findings": [each._asdict() for each in self.findings],
             "differs": {name: dict(values) for name, values in self.differs.items()},
             "fine": list(self.fine),
             "unchecked": list(self.unchecked),
@@ -137,7 +133,7 @@ class Report(Frozen):
 def report(
     job: Expected | None,
     nodes: Sequence[NodeReport],
-    of_the_job: Iterable[Finding],
+    further: Iterable[Finding],
     fine: Iterable[str] = (),
     skipped: Iterable[str] = (),
     skip: Sequence[str] = (),
@@ -145,19 +141,20 @@ def report(
     """Return the verdict on a job, without the parts to `skip`.
 
     `distlaunch check` calls this with the facts from its probe, `run` with the facts that agents report
-    before the ranks start. `of_the_job`, `fine` and `skipped` are results that no single node has.
+    before the ranks start. `further` findings, `fine` and `skipped` have other sources.
     """
-    grouped: dict[Problem, list[str]] = {}
-    for node in nodes:
-        for problem in _problems(node, job):
-            grouped.setdefault(problem, []).append(node.label)
-    found = [*of_the_job, *(Finding(problem, tuple(labels)) for problem, labels in grouped.items())]
+    of_nodes = (each._replace(nodes=(node.label,)) for node in nodes for each in _problems(node, job))
+    grouped: dict[Finding, tuple[str, ...]] = {}
+    for each in (*further, *of_nodes):
+        problem = each._replace(nodes=())
+        grouped[problem] = (*grouped.get(problem, ()), *each.nodes)
+    found = [problem._replace(nodes=labels) for problem, labels in grouped.items()]
     differs = _differences(nodes)
     found += _disagreements(nodes, differs, job)
-    found = [each for each in found if each.problem.part not in skip]
-    found.sort(key=lambda each: (each.problem.level != "error", PARTS.index(each.problem.part)))
+    found = [each for each in found if each.part not in skip]
+    found.sort(key=lambda each: (each.level != "error", PARTS.index(each.part)))
     unchecked = {part: words for part, words in _unchecked(nodes) if part not in skip}
-    bad = {each.problem.part for each in found} | {*unchecked, *skip}
+    bad = {each.part for each in found} | {*unchecked, *skip}
     gpus = {node.label: _gpus(node) for node in nodes}
     return Report(
         tuple(found),
@@ -178,7 +175,7 @@ def _ranks(job: Expected, gpus: Mapping[str, Sequence[Mapping[str, Any]]]) -> It
         first += procs
 
 
-def _problems(node: NodeReport, job: Expected | None) -> Iterator[Problem]:
+def _problems(node: NodeReport, job: Expected | None) -> Iterator[Finding]:
     """Yield the problems of one node, by part.
 
     Any of its facts may be missing or have a wrong type, because they come from the node.
@@ -208,7 +205,7 @@ def _problems(node: NodeReport, job: Expected | None) -> Iterator[Problem]:
 # The problems that the facts of one part show, if there are any facts
 
 
-def _place(facts: Mapping[str, Any]) -> Iterator[Problem]:
+def _place(facts: Mapping[str, Any]) -> Iterator[Finding]:
     if facts and not facts.get("exists"):
         what = f"the workdir {facts.get('workdir')} does not exist"
         yield _error("place", what, "no rank can start", "create it, or set workdir")
@@ -220,7 +217,7 @@ def _place(facts: Mapping[str, Any]) -> Iterator[Problem]:
     yield from _disks(facts)
 
 
-def _disks(facts: Mapping[str, Any]) -> Iterator[Problem]:
+def _disks(facts: Mapping[str, Any]) -> Iterator[Finding]:
     shown: set[str] = set()
     for name, disk in _rows(facts.get("disks")):
         path, free, files = str(disk.get("path")), _number(disk.get("free")), _number(disk.get("files"))
@@ -245,7 +242,7 @@ def _disks(facts: Mapping[str, Any]) -> Iterator[Problem]:
             yield _warning("place", what, "creating files on it fails", "delete some files")
 
 
-def _limits(facts: Mapping[str, Any], network: Mapping[str, Any]) -> Iterator[Problem]:
+def _limits(facts: Mapping[str, Any], network: Mapping[str, Any]) -> Iterator[Finding]:
     nofile, memlock = _number(facts.get("nofile"), -1), _number(facts.get("memlock"), -1)
     if 0 <= nofile < LOW_NOFILE:
         what, why = f"only {nofile} open files are allowed", "data loaders and NCCL need hundreds"
@@ -255,7 +252,7 @@ def _limits(facts: Mapping[str, Any], network: Mapping[str, Any]) -> Iterator[Pr
         yield _warning("limits", what, "InfiniBand registers its buffers", "ulimit -l unlimited")
 
 
-def _software(facts: Mapping[str, Any], node: NodeReport, job: Expected | None) -> Iterator[Problem]:
+def _software(facts: Mapping[str, Any], node: NodeReport, job: Expected | None) -> Iterator[Finding]:
     missing = _items(facts.get("missing"))
     if missing:
         what = f"{node.python} lacks {listed(missing)}"
@@ -280,7 +277,7 @@ _SLOWDOWNS = {0x8: "hardware", 0x20: "temperature", 0x40: "temperature", 0x80: "
 """Bits of nvmlClocksThrottleReason (nvml.h) that indicate a problem, not idleness or a power limit."""
 
 
-def _devices(node: NodeReport, job: Expected | None) -> Iterator[Problem]:
+def _devices(node: NodeReport, job: Expected | None) -> Iterator[Finding]:
     facts = node.part("devices")
     gpus = _gpus(node)
     wanted = (job.gpus.get(node.label) or 0) if job and facts else 0
@@ -313,7 +310,7 @@ def _devices(node: NodeReport, job: Expected | None) -> Iterator[Problem]:
         yield _warning("devices", what, "the GPU or its link has failed before", "look up the Xid")
 
 
-def _network(facts: Mapping[str, Any], node: NodeReport, job: Expected | None) -> Iterator[Problem]:
+def _network(facts: Mapping[str, Any], node: NodeReport, job: Expected | None) -> Iterator[Finding]:
     if not facts or not job or job.one_machine:
         return
     name, own = str(facts.get("name")), _items(facts.get("own"))
@@ -332,7 +329,7 @@ def _network(facts: Mapping[str, Any], node: NodeReport, job: Expected | None) -
     yield from _interfaces(facts)
 
 
-def _interfaces(facts: Mapping[str, Any]) -> Iterator[Problem]:
+def _interfaces(facts: Mapping[str, Any]) -> Iterator[Finding]:
     interfaces = [name for name, _ in _rows(facts.get("interfaces"))]
     for variable, value in _texts(facts.get("named")):
         if variable in INTERFACE_VARIABLES and not chosen_by_nccl(value, interfaces):
@@ -344,7 +341,7 @@ def _interfaces(facts: Mapping[str, Any]) -> Iterator[Problem]:
             yield _warning("network", what, "NCCL may fail or be slow", "check its cable and switch")
 
 
-def _load(facts: Mapping[str, Any]) -> Iterator[Problem]:
+def _load(facts: Mapping[str, Any]) -> Iterator[Finding]:
     cpus, load, busy = _number(facts.get("cpus")), facts.get("load"), "see what else is running on the node"
     if cpus and isinstance(load, float) and load > 1.5 * cpus + 1:
         what = f"a load of {load:.0f} on {counted(cpus, 'CPU')}"
@@ -424,11 +421,11 @@ def _disagreements(
             part, title = _TITLES.get(name, ("software", name))
             what = f"{title} differs"
             what += f": {values[odd[0]]} instead of {usual}" if odd and name != "script" else ""
-            yield Finding(_warning(part, what, *_WEIGHTY[name]), odd or tuple(values))
+            yield _warning(part, what, *_WEIGHTY[name], odd or tuple(values))
         elif name == "MTU":
             what = f"the MTU of the interface differs ({listed(sorted(counts))})"
-            problem = _warning("network", what, "large packets may be lost", "use the same MTU on all nodes")
-            yield Finding(problem, odd)
+            do = "use the same MTU on all nodes"
+            yield _warning("network", what, "large packets may be lost", do, odd)
     addresses: dict[str, list[str]] = {}
     for node in nodes:
         network = node.part("network")
@@ -437,8 +434,8 @@ def _disagreements(
                 addresses.setdefault(str(interface["address"]), []).append(node.label)
     for address, labels in addresses.items():
         if len(labels) > 1 and not is_loopback(address):
-            problem = _error("network", f"both have {address}", "packets go astray", "change one")
-            yield Finding(problem, tuple(labels))
+            what = f"both have {address}"
+            yield _error("network", what, "packets go astray", "change one", tuple(labels))
 
 
 def _summaries(nodes: Sequence[NodeReport]) -> Iterator[tuple[str, str]]:

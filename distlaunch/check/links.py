@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 from distlaunch.agent.frozen import Frozen
-from distlaunch.check.findings import Finding, Problem, Report
+from distlaunch.check.findings import Finding, Report
 from distlaunch.check.link_probe import JOIN_S, slow_pairs, usual
 from distlaunch.wording import counted
 
@@ -78,9 +78,7 @@ def verdict(peers: Peers, rows: Sequence[Row], failures: Mapping[int, str]) -> R
     for row in whole:
         if not findings and not row.busbw:
             what = f"{row.test} across all {peers.noun}s fails, although all measured pairs work: {row.error}"
-            findings = [
-                Finding(Problem("error", "links", what, HANG, "try half of the nodes to find the cause"))
-            ]
+            findings = [Finding("error", "links", what, HANG, "try half of the nodes to find the cause")]
     table = tuple((" - ".join(peers.named(pair)), _speed(best[pair]), _speed(median)) for pair in slow)
     words = f"{counted(len(peers.labels), peers.noun)}, {counted(len(best), 'pair')}, median {_speed(median)}"
     words += "".join(f", {row.test} {_speed(row.busbw)}" for row in whole)
@@ -110,11 +108,10 @@ def _finding(peers: Peers, about: str, ends: Sequence[int], best: Best) -> Findi
     """Return the finding that collectives among `ends` are slow or hang. `about` is a key of `_ABOUT`."""
     (where, do), value = _ABOUT[about], max(best[pair] for pair in best if {*ends} <= {*pair})
     subject = f"an all-reduce {where.format(noun=peers.noun)}"
-    problem = Problem("error", "links", f"{subject} doesn't complete", HANG, do)
-    if value:
-        what = f"{subject} is slow: {_speed(value)}, where the median is {_speed(usual(best))}"
-        problem = Problem("warning", "links", what, "every collective waits for it", do)
-    return Finding(problem, peers.named(ends))
+    if not value:
+        return Finding("error", "links", f"{subject} doesn't complete", HANG, do, peers.named(ends))
+    what = f"{subject} is slow: {_speed(value)}, where the median is {_speed(usual(best))}"
+    return Finding("warning", "links", what, "every collective waits for it", do, peers.named(ends))
 
 
 def _silent(peers: Peers, rows: Sequence[Row], failures: Mapping[int, str]) -> Iterator[Finding]:
@@ -128,7 +125,7 @@ def _silent(peers: Peers, rows: Sequence[Row], failures: Mapping[int, str]) -> I
     reasons = {rank: failures.get(rank, why) for rank, why in sorted(silent.items())}
     for what in dict.fromkeys(reasons.values()):
         labels = dict.fromkeys(peers.of(rank) for rank, why in reasons.items() if why == what)
-        yield Finding(Problem("error", "links", what, HANG, "check its processes and network"), (*labels,))
+        yield Finding("error", "links", what, HANG, "check its processes and network", (*labels,))
 
 
 def _speed(busbw: Any) -> str:

@@ -48,9 +48,7 @@ def check(
     if spec.setup:
         unbuilt = "packages of the environment that setup builds when the job starts"
         report = report._replace(unchecked=(*report.unchecked, unbuilt))
-    if links and any(
-        (each.problem.level, each.problem.part) == ("error", "reach") for each in report.findings
-    ):
+    if links and any((each.level, each.part) == ("error", "reach") for each in report.findings):
         report = report._replace(unchecked=(*report.unchecked, "links: not all nodes can be used"))
     elif links:
         from distlaunch.launch.link_check import check_links
@@ -73,7 +71,7 @@ def _show_step(text: str) -> None:
 
 def _lines(report: Report) -> list[str]:
     """Return the report as lines: findings, differences between nodes, slow links, the rest."""
-    lines = [f"{finding.problem.level}: {finding.line}" for finding in report.findings]
+    lines = [f"{finding.level}: {finding.line}" for finding in report.findings]
     if report.differs:
         rows = [["differs", "value", "nodes"]]
         for name, values in report.differs.items():

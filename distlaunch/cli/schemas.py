@@ -12,7 +12,7 @@ from types import UnionType
 from typing import Any, Literal
 
 from distlaunch.agent.frozen import Frozen
-from distlaunch.check.findings import Problem
+from distlaunch.check.findings import Finding
 from distlaunch.errors import UsageError
 from distlaunch.launch.port_check import PortReport
 from distlaunch.observers.model import Row
@@ -88,8 +88,8 @@ def _plan() -> Shape:
 
 def _findings() -> Shape:
     lists = {"fine": [str], "unchecked": [str], "ranks": Mapping[str, Any], "links?": Mapping[str, Any]}
-    findings = [{**fields_of(Problem), "nodes": [str]}]
-    return {"ok": bool, "findings": findings, "differs": Mapping[str, Mapping[str, str]], **lists}
+    differs = Mapping[str, Mapping[str, str]]
+    return {"ok": bool, "findings": [fields_of(Finding)], "differs": differs, **lists}
 
 
 def _why() -> Shape:

@@ -12,7 +12,7 @@ from importlib.resources import files
 from typing import Any
 
 from distlaunch.agent import messages
-from distlaunch.check.findings import MIB, PROBED, Finding, NodeReport, Problem, Report, report
+from distlaunch.check.findings import MIB, PROBED, Finding, NodeReport, Report, report
 from distlaunch.check.probe import digest
 from distlaunch.errors import JobError
 from distlaunch.job.spec import JobSpec
@@ -47,7 +47,7 @@ def check(spec: JobSpec, code: bool = False) -> Report:
         try:
             plan = make_plan(spec, known, answers(lookups).get(0)) if known else None
         except JobError as error:
-            of_job.append(Finding(Problem("error", "reach", str(error))))
+            of_job.append(Finding("error", "reach", str(error)))
         probed = _probe(agents, spec, known, {"master": plan.master_addr if plan else None, "code": files})
         if "network" not in spec.unchecked:
             skipped += _unconnected(spec, known)
@@ -87,10 +87,10 @@ def _run_directory(spec: JobSpec) -> Iterator[Finding]:
     free = disk.f_bavail * disk.f_frsize
     if not os.access(folder, os.W_OK):
         what = f"the run directory can't be created: {folder} is not writable on this machine"
-        yield Finding(Problem("error", "place", what, "the run can't start", "set logs.dir"))
+        yield Finding("error", "place", what, "the run can't start", "set logs.dir")
     elif free < MIB:
         what = f"the disk for the run directory, {folder}, has only {size_words(free)} free on this machine"
-        yield Finding(Problem("error", "place", what, "the run can't start", "set logs.dir"))
+        yield Finding("error", "place", what, "the run can't start", "set logs.dir")
 
 
 def _code(spec: JobSpec) -> dict[str, str]:
@@ -214,21 +214,17 @@ def _port_findings(ports: PortReport) -> Iterator[Finding]:
     if ports.free is False:
         why = refused_port_words(ports.error or "", ports.owners)
         do = "end that program, or leave out the port to get a free one"
-        yield Finding(
-            Problem("error", "network", f"port {ports.port} can't be used: {why}", "", do), (ports.node,)
-        )
+        yield Finding("error", "network", f"port {ports.port} can't be used: {why}", "", do, (ports.node,))
     failed: dict[str, list[str]] = {}
     for dial in ports.dials:
         if not dial.ok:
-            failed.setdefault(f"{dial.address} port {ports.port}: {dial.error}", []).append(dial.source)
+            what = f"can't connect to {dial.address} port {ports.port}: {dial.error}"
+            failed.setdefault(what, []).append(dial.source)
     for what, nodes in failed.items():
-        problem = Problem(
-            "error", "network", f"can't connect to {what}", "ranks can't join", "check the firewall"
-        )
-        yield Finding(problem, tuple(nodes))
+        yield Finding("error", "network", what, "ranks can't join", "check the firewall", tuple(nodes))
     for line in folded(ports.pairs.failed) if ports.pairs else ():
         do = "lower the MTU of its interface" if "MTU" in line else "check the firewall"
-        yield Finding(Problem("error", "network", line, "collectives will hang", do))
+        yield Finding("error", "network", line, "collectives will hang", do)
 
 
 def _port_words(ports: PortReport) -> list[str]:

@@ -21,7 +21,7 @@ from distlaunch.supervisor.state import Cause, State
 from distlaunch.wording import counted, listed
 
 if TYPE_CHECKING:
-    from distlaunch.check.findings import Expected, Finding, Level, Problem
+    from distlaunch.check.findings import Expected, Finding, Level
 
 CHOOSES_GPUS = "CUDA_VISIBLE_DEVICES"
 """If the job sets this variable, the agent and the workers see different GPUs."""
@@ -59,15 +59,11 @@ def problems(state: State) -> Sequence["Finding"]:
     seen = {index: _seen(state, index) for index in state.members}
     if not any(seen.values()) and not any(_misnamed(state, index) for index in state.members):
         return ()
-    from distlaunch.check.findings import Finding, NodeReport, report  # only several nodes have facts
+    from distlaunch.check.findings import NodeReport, report  # only several nodes have facts
 
-    nodes_with: dict[Problem, list[str]] = {}
-    for index in state.members:
-        for problem in _own_problems(state, index, seen[index]):
-            nodes_with.setdefault(problem, []).append(state.label(index))
-    of_nodes = [Finding(problem, tuple(nodes)) for problem, nodes in nodes_with.items()]
+    further = [each for index in state.members for each in _further(state, index, seen[index])]
     nodes = [NodeReport(state.label(index), facts=facts) for index, facts in seen.items()]
-    return report(expected(state.planned), nodes, of_nodes, skip=state.spec.unchecked).findings
+    return report(expected(state.planned), nodes, further, skip=state.spec.unchecked).findings
 
 
 def expected(plan: LaunchPlan) -> "Expected":
@@ -100,23 +96,25 @@ def _lacks_gpus(state: State, index: int) -> bool:
     return CHOOSES_GPUS not in state.spec.program_of(node).env
 
 
-def _own_problems(state: State, index: int, seen: Mapping[str, Any]) -> Iterator["Problem"]:
-    """Yield the problems that `check` finds from other facts."""
-    from distlaunch.check.findings import Problem
+def _further(state: State, index: int, seen: Mapping[str, Any]) -> Iterator["Finding"]:
+    """Yield the problems of a node that `check` finds from other facts."""
+    from distlaunch.check.findings import Finding
 
+    nodes = (state.label(index),)
     if isinstance(silent := seen.get("place"), str):  # the reason why there are no facts, instead of a dict
         why = "its file system may be down"
-        yield Problem("warning", "place", f"{silent} about the workdir and the script", why)
+        yield Finding("warning", "place", f"{silent} about the workdir and the script", why, nodes=nodes)
     first, program = state.members[0], state.spec.program_of(state.spec.pool[index])
     own, usual = (facts_of(state.nodes[each]).python for each in (index, first))
     if own != usual and not program.python and program.kind != "command":
         what = f"the ranks run with {own}, those on {state.label(first)} with {usual}"
-        yield Problem("warning", "software", what, "packages may differ", "set python")
+        yield Finding("warning", "software", what, "packages may differ", "set python", nodes)
     for name, setting, why in _misnamed(state, index):
         # A program that joins no rendezvous may ignore the variable.
         sure = name.startswith(_backend(state)) and state.spec.places and state.spec.limits.join_s
         level: Level = "error" if sure else "warning"
-        yield Problem(level, "network", f"{setting}: {why}", "ranks can't connect", "correct or remove it")
+        what, do = f"{setting}: {why}", "correct or remove it"
+        yield Finding(level, "network", what, "ranks can't connect", do, nodes)
 
 
 def _backend(state: State) -> str:
@@ -160,7 +158,7 @@ def warning(state: State, found: Sequence["Finding"]) -> tuple[ShowMessage, ...]
     """Return one message about all warnings."""
     if len(found) < 2:
         return tuple(ShowMessage("warning", each.line) for each in found)
-    what = "; ".join(f"{listed(each.nodes)}: {each.problem.what}" for each in found)
+    what = "; ".join(f"{listed(each.nodes)}: {each.what}" for each in found)
     job = state.spec.source if state.spec.invocation.file else ""
     more = f"; `distlaunch check {job}` shows details" if job else ""
     return (ShowMessage("warning", f"{counted(len(found), 'warning')} about the nodes: {what}{more}"),)

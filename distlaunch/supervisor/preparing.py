@@ -266,7 +266,7 @@ def start_when_prepared(state: State, now: float) -> Step:
     if differs := placing.differing(state, now):
         return state, (JobOver(differs),)
     state, found = placing.with_environments(state), checking.problems(state)
-    if errors := [each for each in found if each.problem.level == "error"]:
+    if errors := [each for each in found if each.level == "error"]:
         return checking.refuse(state, errors, now)
     state = state._replace(phase=Phase.RUNNING, started_at=now).without_timers(Timer.PREPARE)
     state = joining.watch(state, now)

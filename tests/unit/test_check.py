@@ -138,8 +138,8 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize(("changes", "words"), FAULTS.values(), ids=FAULTS)
 def test_names_a_fault_on_the_node_that_has_it(changes: dict[str, Any], words: str) -> None:
-    (finding,) = [each for each in verdict(changes).findings if "differs" not in each.problem.what]
-    assert f"{finding.problem.level} {finding.problem.part}: {finding.problem.what}" == words
+    (finding,) = [each for each in verdict(changes).findings if "differs" not in each.what]
+    assert f"{finding.level} {finding.part}: {finding.what}" == words
     assert finding.nodes == ("b",)
 
 
@@ -161,7 +161,7 @@ def test_a_clock_that_is_off_is_named() -> None:
 
 def test_two_nodes_with_one_address_are_named() -> None:
     (finding,) = verdict({"network.interfaces": {"eth0": {"address": "10.0.0.1", "mtu": 1500}}}).findings
-    assert (finding.problem.what, finding.nodes) == ("both have 10.0.0.1", ("a", "b"))
+    assert (finding.what, finding.nodes) == ("both have 10.0.0.1", ("a", "b"))
 
 
 def test_differences_show_each_value() -> None:
@@ -170,7 +170,7 @@ def test_differences_show_each_value() -> None:
         "torch": {"a": "2.13.0", "b": "2.12.1", "c": "2.13.0"},
         "CPUs": {"a": "8", "b": "4", "c": "8"},
     }
-    assert [(each.problem.what, each.nodes) for each in found.findings] == [
+    assert [(each.what, each.nodes) for each in found.findings] == [
         ("torch differs: 2.12.1 instead of 2.13.0", ("b",))
     ]
 
@@ -179,7 +179,7 @@ def test_gpus_may_differ_as_the_job_says() -> None:
     one = {"devices.gpus": [GPU]}
     assert verdict(one, nodes="[a, {host: b, gpus: 1}, c]").findings == ()
     what = "the number or model of GPUs differs: 1 x H100 instead of 2 x H100"
-    assert what in [each.problem.what for each in verdict(one).findings]
+    assert what in [each.what for each in verdict(one).findings]
 
 
 def test_what_could_not_be_checked_is_not_called_fine() -> None:

@@ -84,7 +84,7 @@ def test_names_the_node_or_the_link(
     rows: list[dict[str, Any]], expected: list[tuple[str, str, tuple[str, ...]]]
 ) -> None:
     report = judged(rows)
-    found = sorted((each.problem.level, each.problem.what, each.nodes) for each in report.findings)
+    found = sorted((each.level, each.what, each.nodes) for each in report.findings)
     assert [(level, what.removeprefix("an all-reduce "), nodes) for level, what, nodes in found] == expected
     assert bool(report.fine) is not bool(expected)
 
@@ -93,7 +93,7 @@ def test_reports_why_a_rank_failed() -> None:
     failures = {4: "exit status 1: no torch", 5: "exit status 1: no torch"}
     for rows in ([], [row("join", WHOLE, 0.0, [4, 5])]):
         (finding,) = judged(rows, failures).findings
-        assert (finding.problem.what, finding.nodes) == ("exit status 1: no torch", ("c",))
+        assert (finding.what, finding.nodes) == ("exit status 1: no torch", ("c",))
 
 
 def test_shows_only_slow_links_beside_the_median() -> None:
