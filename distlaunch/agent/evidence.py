@@ -76,7 +76,7 @@ class Site:
 
     def _dump(self, worker: Worker, abort: bool, report: Callable[[Worker, str], None]) -> None:
         """Report the Python stacks of a worker, from py-spy, or from Python itself if `abort`."""
-        program = _py_spy(worker.python)
+        program = _py_spy(worker.spec.argv[0])
         if program:
             argv = [program, "dump", "--nonblocking", "--pid", str(worker.pid)]
             _collect(

@@ -25,21 +25,22 @@ MAX_WORDS = 1 << 14
 
 
 class Worker:
-    """A spawned worker: its local rank, PID, pipes (descriptors) and the path of its error record.
+    """A spawned worker: its spec, environment, PID, pipes (descriptors) and the path of its error record.
 
-    `streams` are the open pipes, keyed by 0 for stdout and 1 for stderr. `printed` counts the
-    bytes of its output, `device` is the number of its GPU on the node, `python` is its program. `words` is
-    its last stderr output before it was asked to stop. `exec_pipe` is the pipe that confirms exec, -1 once
-    that was read. `started` is set after exec, `stopping` once the worker was asked to stop.
+    `streams` are the open pipes, keyed by 0 for stdout and 1 for stderr. `printed` counts the bytes of its
+    output, `device` is the number of its GPU on the node. `words` is its last stderr output before it was
+    asked to stop. `exec_pipe` is the pipe that confirms exec, -1 once that was read. `started` is set after
+    exec, `stopping` once the worker was asked to stop.
     """
 
     def __init__(
-        self, local_rank: int, pid: int, streams: dict[int, int], exec_pipe: int, error_file: str
+        self, spec: WorkerSpec, env: dict[str, str], pid: int, streams: dict[int, int], exec_pipe: int
     ) -> None:
-        self.local_rank, self.pid, self.streams = local_rank, pid, streams
-        self.exec_pipe, self.error_file = exec_pipe, error_file
+        self.spec, self.local_rank, self.env = spec, spec.local_rank, env
+        self.pid, self.streams, self.exec_pipe = pid, streams, exec_pipe
+        self.error_file = env["TORCHELASTIC_ERROR_FILE"]
+        self.device = gpus.device_of(spec.local_rank, env.get("CUDA_VISIBLE_DEVICES"))
         self.printed, self.words = 0, b""
-        self.device, self.python = -1, ""
         self.running, self.started, self.stopping = True, False, False
 
     def record_output(self, stream: int, data: bytes | memoryview) -> None:
@@ -116,10 +117,7 @@ def spawn(spec: WorkerSpec, error_file: str) -> Worker:
         os.close(write)
         os.set_blocking(read, False)
     streams = {fd - 1: read for fd, (read, _) in pipes.items()}
-    worker = Worker(spec.local_rank, pid, streams, confirm[0], error_file)
-    worker.device = gpus.device_of(worker.local_rank, env.get("CUDA_VISIBLE_DEVICES"))
-    worker.python = spec.argv[0]
-    return worker
+    return Worker(spec, env, pid, streams, confirm[0])
 
 
 def _wide_pipe() -> tuple[int, int]:

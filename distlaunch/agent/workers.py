@@ -36,7 +36,6 @@ class Workers:
         self.flow = Flow(poller, outbox)
         self._read = memoryview(bytearray(wire.MAX_OUTPUT))
         self._workers: list[Worker] = []
-        self._specs: dict[int, WorkerSpec] = {}
         self._sweep: sweep.Sweep | None = None
         self._outlived: set[int] = set()  # PIDs killed by `_kill_left`
         self._joins = JoinWatch(poller, outbox, self._live)
@@ -67,9 +66,9 @@ class Workers:
         shared["DISTLAUNCH_DEADLINE"] = os.path.join(self._folder.path, DEADLINE)
         shared.update(dict.fromkeys(command.temporary, self._folder.inner))
         make_room(DESCRIPTORS * len(specs) + 64)  # workers keep the old limit
-        self._specs = {spec.local_rank: self._complete(spec, shared) for spec in specs}
+        complete = [self._complete(spec, shared) for spec in specs]
         counted = procfs.connections_counted()
-        for spec in self._specs.values():
+        for spec in complete:
             self._spawn(spec)
         self._joins.begin(command.watch_port, counted)
         if command.stall_s:
@@ -140,9 +139,8 @@ class Workers:
         os.close(worker.exec_pipe)
         worker.exec_pipe = -1
         worker.started = not data
-        spec = self._specs[worker.local_rank]
-        started = messages.WorkerStarted(self._node, worker.local_rank, worker.pid, spec.cpus)
-        self._outbox.report(exec_failure(self._node, data, spec) if data else started)
+        started = messages.WorkerStarted(self._node, worker.local_rank, worker.pid, worker.spec.cpus)
+        self._outbox.report(exec_failure(self._node, data, worker.spec) if data else started)
 
     def _pump(self, worker: Worker, stream: int) -> bool:
         """Forward output of a worker. Return False if there is no more for now."""
@@ -239,7 +237,7 @@ class Workers:
             site = evidence.Site(self._poller, self._outbox, self._folder, self._attempt)
             site.collect(command, self._live(), self._stalls.known_use, self._began)
             if self._run_id and self._live() and not command.quick:
-                site.ask_nccl([environment(self._specs[worker.local_rank]) for worker in self._live()])
+                site.ask_nccl([worker.env for worker in self._live()])
 
     def read_stacks(self, command: messages.ReadStacks) -> None:
         """Answer `ReadStacks`."""
