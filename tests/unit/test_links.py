@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from distlaunch.check.findings import Report
 from distlaunch.check.link_probe import FEW, ROUNDS, pairings, retests, slow_pairs
-from distlaunch.check.links import Peers, rows_in, verdict
+from distlaunch.launch.link_check import Peers, rows_in, verdict
 from tests.unit.test_check import JUNK
 
 FOUR = Peers(("a", "b", "c", "d"), ((0, 1), (2, 3), (4, 5), (6, 7)), "node")
