@@ -20,6 +20,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 
 from distlaunch.agent.messages import Setup
 from distlaunch.agent.poller import Poller
@@ -114,18 +115,14 @@ class Environment:
         """Kill the builder, if it is running, and remove its unfinished files."""
         if self.builder:
             self._kill()
-            try:
+            with suppress(ChildProcessError):  # reaped already
                 os.waitpid(self.builder, 0)
-            except ChildProcessError:
-                pass  # reaped already
             if not self.complete:
                 shutil.rmtree(self._new, ignore_errors=True)
 
     def _kill(self) -> None:
-        try:
+        with suppress(OSError):  # it has just ended
             os.killpg(self.builder, signal.SIGKILL)
-        except OSError:
-            pass  # it has just ended
 
     # In the child
 

@@ -29,6 +29,7 @@ import time
 import zlib
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import suppress
 from functools import lru_cache
 
 from distlaunch.agent import messages
@@ -368,10 +369,8 @@ class Store:
             os.close(self._note)
             self._note = -1
             left = self._retire(self._run)
-        try:
+        with suppress(OSError):  # another agent has removed the same; the rest is left to the next run
             self._tidy()
-        except OSError:
-            pass  # another agent has removed the same; the rest is left to the next run
         return folder if left else ""
 
     def _retire(self, run_id: str) -> bool:
@@ -399,10 +398,8 @@ class Store:
                 path, entry = "%s/%s" % (where, name), listed.get(inside + name)
                 if compiled or (entry and _is_unchanged(path, entry, since)):
                     _unlink(path)
-            try:
+            with suppress(OSError):  # the run has written there
                 os.rmdir(where)
-            except OSError:
-                pass  # the run has written there
 
     def _tidy(self) -> None:
         """Remove files left by killed agents and, if contents were added, the oldest beyond the limit."""
@@ -481,10 +478,8 @@ class NewContent:
 
     def discard(self) -> None:
         """Remove the unfinished content."""
-        try:
+        with suppress(OSError):  # a full disk
             self._file.close()
-        except OSError:
-            pass  # a full disk
         _unlink(self._new)
 
 
@@ -584,10 +579,8 @@ def remove_tree(path: str) -> None:
 
 
 def _unlink(path: str) -> None:
-    try:
+    with suppress(OSError):
         os.unlink(path)
-    except OSError:
-        pass
 
 
 def _age_s(path: str) -> float:
@@ -665,10 +658,8 @@ class Placement:
     def _renew(self) -> None:
         """Renew the mark in the store now and then."""
         assert self._store
-        try:
+        with suppress(OSError):
             self._store.renew()
-        except OSError:
-            pass
         self._poller.after(MARK_S, "mark", self._renew)
 
     def _set_up(self, command: messages.PlaceTree, setup: messages.Setup) -> Iterator[float]:
