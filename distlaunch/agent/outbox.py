@@ -14,24 +14,20 @@ from distlaunch.agent import messages, scratch, wire
 from distlaunch.agent.messages import OutputLost
 from distlaunch.agent.poller import Poller
 
-MEMORY = 2 << 20
-DISK = 1 << 30
-SEGMENT = 64 << 20
+MEMORY, DISK, SEGMENT = 2 << 20, 1 << 30, 64 << 20
+"""Bytes of output in memory and in files, and bytes of one file."""
 HOLD_S = 0.1
 """Seconds in which a link must accept half of the outbox's memory. A slower link must not slow a worker."""
 
 
 class Spool:
-    """A FIFO of encoded frames: in memory up to `memory` bytes, then in unlinked files up to `disk` bytes.
+    """A FIFO of encoded frames: in memory up to MEMORY bytes, then in unlinked files up to DISK bytes.
 
     The files are in the first of `folder.places` with enough space.
     """
 
-    def __init__(
-        self, folder: scratch.Folder, memory: int = MEMORY, disk: int = DISK, segment: int = SEGMENT
-    ) -> None:
+    def __init__(self, folder: scratch.Folder) -> None:
         self._folder = folder
-        self._memory, self._disk, self._segment = memory, disk, segment
         self._entries: deque[bytes] = deque()
         self._segments: deque[Segment] = deque()
         self._in_memory = self._on_disk = 0
@@ -42,7 +38,7 @@ class Spool:
     @property
     def left(self) -> int:
         """Return the number of bytes that still fit in memory; 0 while the next frame is in a file."""
-        return 0 if self._segments else self._memory - self._in_memory
+        return 0 if self._segments else MEMORY - self._in_memory
 
     def append(self, entry: bytes) -> bool:
         """Add an entry. Return False if there was no room and the entry was dropped."""
@@ -50,10 +46,10 @@ class Spool:
             self._entries.append(entry)
             self._in_memory += len(entry)
             return True
-        if self._on_disk + len(entry) > self._disk:
+        if self._on_disk + len(entry) > DISK:
             return False
         last = self._segments[-1] if self._segments else None
-        extended = last is not None and last.written < self._segment and last.append(entry)
+        extended = last is not None and last.written < SEGMENT and last.append(entry)
         if not (extended or self._start_segment(entry)):
             return False
         self._on_disk += len(entry)

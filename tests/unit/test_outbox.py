@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
+from unittest import mock
 
 import pytest
 from hypothesis import given
@@ -41,8 +42,9 @@ def folder_in(*places: "Path | str") -> Iterator[scratch.Folder]:
 def spool_in(
     *places: "Path | str", memory: int = 2 * FRAME, disk: int = 100 * FRAME, segment: int = 100 * FRAME
 ) -> Iterator[Spool]:
-    with folder_in(*places) as folder:
-        spool = Spool(folder, memory, disk, segment)
+    limits = {"MEMORY": memory, "DISK": disk, "SEGMENT": segment}
+    with folder_in(*places) as folder, mock.patch.multiple(outbox, **limits):
+        spool = Spool(folder)
         try:
             yield spool
         finally:
