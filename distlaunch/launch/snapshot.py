@@ -11,9 +11,8 @@ import stat
 import subprocess
 import time
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 
 from distlaunch.agent.tree import (
     FILE,
@@ -80,15 +79,13 @@ def take(spec: JobSpec) -> tuple[Tree, list[Entry]]:
     folder = os.path.realpath(os.path.dirname(spec.invocation.file) or os.getcwd())
     found = _git(folder, "rev-parse", "--show-toplevel")
     root = folder if found is None else found.removesuffix("\n")
-    status = _git_argv(root, "status", "--porcelain=2", "--branch", "-z", "--untracked-files=no")
     with _explained("can't save the code for the nodes"):
         store = local_store()
         if found is None:
             entries, (commit, dirty) = _entries(store, spec, root, folder, _walked(root)), ("", False)
         else:
-            with subprocess.Popen(status, **_PIPES) as state:  # takes longer than reading a few files
-                entries = _entries(store, spec, root, folder, _of_git(root, ""))
-                commit, dirty = _state(os.fsdecode(state.communicate()[0]))
+            entries = _entries(store, spec, root, folder, _of_git(root, ""))
+            commit, dirty = _state(root)
         _check_program(spec, root, {entry.path for entry in entries})
         digest = store.put(manifest_text(entries))
     size = sum(entry.size for entry in entries)
@@ -141,22 +138,11 @@ def contents(digest: str, indices: Sequence[int]) -> Iterator[bytes]:
     yield deflate.flush()
 
 
-_PIPES: Mapping[str, Any] = {
-    "stdin": subprocess.DEVNULL,
-    "stdout": subprocess.PIPE,
-    "stderr": subprocess.PIPE,
-}
-
-
-def _git_argv(folder: str, *words: str) -> list[str]:
-    return ["git", "--no-optional-locks", "-C", folder, *words]
-
-
 def _git(folder: str, *words: str) -> str | None:
     """Return git's output, or None if there is no git or no repository. Raises `DistlaunchError`."""
-    env = {**os.environ, "LC_ALL": "C"}
+    argv, env = ["git", "--no-optional-locks", "-C", folder, *words], {**os.environ, "LC_ALL": "C"}
     try:
-        done = subprocess.run(_git_argv(folder, *words), check=False, env=env, **_PIPES)
+        done = subprocess.run(argv, check=False, env=env, stdin=subprocess.DEVNULL, capture_output=True)
     except FileNotFoundError:
         return None
     if done.returncode == 0:
@@ -166,8 +152,9 @@ def _git(folder: str, *words: str) -> str | None:
     raise DistlaunchError(f"git can't read {folder}: {os.fsdecode(done.stderr).strip()}")
 
 
-def _state(status: str) -> tuple[str, bool]:
+def _state(root: str) -> tuple[str, bool]:
     """Return the commit ("" = none yet), and whether tracked files differ from it."""
+    status = _git(root, "status", "--porcelain=2", "--branch", "-z", "--untracked-files=no") or ""
     records = status.split("\0")
     commits = [line.removeprefix("# branch.oid ") for line in records if line.startswith("# branch.oid ")]
     commit = commits[0] if commits and commits[0] != "(initial)" else ""
@@ -265,7 +252,10 @@ def _wanted(spec: JobSpec, root: str, listed: Iterable[str]) -> Iterator[str]:
     paths = set(listed)
     if spec.sync.include:
         paths |= {*_matching(spec, spec.sync.include, _walked(root, frozenset({".git"})))}
-    patterns = [*_lines(os.path.join(root, IGNORE_FILE)), *spec.sync.exclude]
+    patterns = [*spec.sync.exclude]
+    file = os.path.join(root, IGNORE_FILE)
+    with suppress(FileNotFoundError), open(file, encoding="utf-8", errors="surrogateescape") as ignored:
+        patterns = [*ignored.read().splitlines(), *patterns]
     if patterns:
         paths -= {*_matching(spec, patterns, paths)}
     runs = os.path.relpath(os.path.realpath(spec.logs.folder), root)
@@ -297,14 +287,6 @@ def _walked(root: str, unwanted: frozenset[str] = UNWANTED) -> Iterator[str]:
         folders[:] = [name for name in folders if name not in unwanted]
         for name in (*names, *links):
             yield os.path.relpath(os.path.join(where, name), root)
-
-
-def _lines(path: str) -> list[str]:
-    try:
-        with open(path, encoding="utf-8", errors="surrogateescape") as file:
-            return file.read().splitlines()
-    except FileNotFoundError:
-        return []
 
 
 def _matching(spec: JobSpec, patterns: Iterable[str], paths: Iterable[str]) -> Iterable[str]:
