@@ -183,7 +183,7 @@ class Store:
 
     def read(self, digest: str) -> bytes | None:
         """Return the content with this digest; None if it is missing or damaged. Removes damaged content."""
-        path = self._path(digest)
+        path = self.blob(digest)
         try:
             with open(path, "rb") as file:
                 data = file.read()
@@ -197,8 +197,8 @@ class Store:
     def put(self, data: bytes, program: bool = False) -> str:
         """Put content into the store, unless the store has it, and return its digest. Raises OSError."""
         digest = digest_of(data)
-        if not _is_kept(self._path(digest, program), len(data)):
-            content = self.add(program)
+        if not _is_kept(self.blob(digest, program), len(data)):
+            content = NewContent(self, program)
             try:
                 content.write(data)
                 content.keep()
@@ -211,19 +211,14 @@ class Store:
         """Return the path of a file's content in the store. Raises `TreeError` for a symlink."""
         if entry.kind == LINK:
             raise TreeError("%s is a symlink, which has no content" % entry.path)
-        return self._path(entry.content, entry.kind == PROGRAM)
+        return self.blob(entry.content, entry.kind == PROGRAM)
 
-    def _path(self, digest: str, program: bool = False) -> str:
+    def blob(self, digest: str, program: bool = False) -> str:
+        """Return the path of a content, whether or not the store has it."""
         return "%s/%s/%s%s" % (self._blobs, digest[:2], digest[2:], "x" if program else "")
 
-    def add(self, program: bool = False) -> NewContent:
-        """Return new, empty content to write to."""
-        self.grown = True
-        return NewContent(
-            self._unfinished(), lambda digest: self._path(digest, program), 0o500 if program else 0o400
-        )
-
-    def _unfinished(self) -> str:
+    def unfinished(self) -> str:
+        """Return a new path for something that the run has not finished."""
         return os.path.join(self._new, "%s.%s" % (self._run, os.urandom(8).hex()))
 
     # The tree of a run
@@ -294,7 +289,7 @@ class Store:
         if os.path.isdir(final):
             yield from self._prove(entries, final)
         else:
-            new = self._unfinished()
+            new = self.unfinished()
             try:
                 yield from self._make(entries, new)
                 os.rename(new, final)
@@ -439,7 +434,7 @@ class Store:
             if name.endswith(".tree"):
                 with open(os.path.join(self._runs, name), "rb") as note:
                     manifest = note.read()
-                busy.add(self._path(digest_of(manifest)))
+                busy.add(self.blob(digest_of(manifest)))
                 busy.update([self.path_of(each) for each in _noted(manifest) if each.kind != LINK])
         return busy
 
@@ -447,14 +442,15 @@ class Store:
 class NewContent:
     """Content that is being written. It is moved to its place in the store once it is complete.
 
-    `new` is its path until then, and `place` returns the final path for a digest. Whoever writes it calls
-    `discard` after an error.
+    Whoever writes it calls `discard` after an error.
     """
 
-    def __init__(self, new: str, place: Callable[[str], str], mode: int) -> None:
-        self._new, self._place, self._mode = new, place, mode
+    def __init__(self, store: Store, program: bool) -> None:
+        self._store, self._program = store, program
         self._hash, self.size = hashlib.sha256(), 0
-        self._file: BinaryIO = open(new, "xb")  # noqa: SIM115 (until `keep` or `discard`)
+        self._new = store.unfinished()
+        self._file: BinaryIO = open(self._new, "xb")  # noqa: SIM115 (until `keep` or `discard`)
+        store.grown = True
 
     def write(self, data: bytes) -> None:
         """Append to the content. Raises OSError."""
@@ -471,8 +467,8 @@ class NewContent:
         if expected not in ("", digest):
             raise TreeError("a file was damaged in transit")
         self._file.close()
-        os.chmod(self._new, self._mode)
-        final = self._place(digest)
+        os.chmod(self._new, 0o500 if self._program else 0o400)
+        final = self._store.blob(digest, self._program)
         os.makedirs(os.path.dirname(final), 0o700, exist_ok=True)
         os.replace(self._new, final)
 
@@ -740,7 +736,7 @@ class Placement:
         self._received += len(data)
         while self._awaited:
             entry = self._awaited[0]
-            content = self._content = self._content or self._store.add(entry.kind == PROGRAM)
+            content = self._content = self._content or NewContent(self._store, entry.kind == PROGRAM)
             left = len(data) if entry.size < 0 else entry.size - content.size
             content.write(data[:left])
             data = data[left:]
