@@ -110,7 +110,10 @@ def _collect(
     def receive(data: bytes) -> None:
         text.extend(data[: MAX_TEXT - len(text)])
 
-    start_child(poller, run, limit_s, receive, lambda late: on_end(bytes(text)))
+    try:
+        start_child(poller, run, limit_s, receive, lambda late: on_end(bytes(text)))
+    except OSError as error:  # a limit on processes or descriptors
+        on_end(b"not recorded: %s" % str(error).encode())
 
 
 # The kernel's view

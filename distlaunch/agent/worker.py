@@ -112,9 +112,8 @@ def spawn(spec: WorkerSpec, error_file: str) -> Worker:
         ends = {fd: write for fd, (_, write) in pipes.items()}
         _become_worker(spec, env, {**shared, **ends}, confirm[1], agent)
 
-    pid = forked(become)
-    for read, write in (*pipes.values(), confirm):
-        os.close(write)
+    pid = forked(become, *pipes.values(), confirm)
+    for read, _ in (*pipes.values(), confirm):
         os.set_blocking(read, False)
     streams = {fd - 1: read for fd, (read, _) in pipes.items()}
     return Worker(spec, env, pid, streams, confirm[0])
@@ -127,8 +126,11 @@ def _wide_pipe() -> tuple[int, int]:
     return ends
 
 
-def forked(become: Callable[[], None]) -> int:
-    """Fork a child that runs `become`, which never returns, and return its PID. Raises OSError if refused."""
+def forked(become: Callable[[], None], *pipes: tuple[int, int]) -> int:
+    """Fork a child that runs `become`, which never returns, and return its PID. Raises OSError if refused.
+
+    The child writes to `pipes`, whose other ends stay here; they are closed if it could not be forked.
+    """
     # Until the child has reset its handlers, the agent's handlers would swallow signals to the child.
     before = signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals())
     try:
@@ -136,8 +138,14 @@ def forked(become: Callable[[], None]) -> int:
         if pid == 0:
             become()
         return pid
+    except OSError:
+        for read, _ in pipes:
+            os.close(read)
+        raise
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        for _, write in pipes:
+            os.close(write)
 
 
 def start_child(
@@ -147,7 +155,7 @@ def start_child(
     on_output: Callable[[bytes], object],
     on_end: Callable[[bool], object],
 ) -> int:
-    """Fork a process that prints, other than a worker, and return its PID.
+    """Fork a process that prints, other than a worker, and return its PID. Raises OSError if refused.
 
     `on_output` gets its output. Then `on_end` is called once: with True if `limit_s` had passed before the
     output ended. The process is reaped like any other process of the agent. The sweep kills one that hangs.
@@ -177,8 +185,7 @@ def start_child(
         os.close(pipe)
         on_end(late)
 
-    pid = forked(become)
-    os.close(write)
+    pid = forked(become, (pipe, write))
     deadline = "child %d" % pid
     poller.watch(pipe, receive)
     poller.after(limit_s, deadline, lambda: end(late=True))

@@ -32,7 +32,8 @@ def while_read() -> Iterator[None]:
     except OSError as error:
         if error.errno not in (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        with open(os.devnull, "wb") as null:
+            os.dup2(null.fileno(), 1)
         if isinstance(error, BrokenPipeError):
             raise ReaderLeftError from None
         raise UnwritableError(f"can't write to stdout: {error.strerror}") from None

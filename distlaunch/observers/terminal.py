@@ -210,8 +210,25 @@ class DetachedTerminal(Observer):
         self._run = run
         self._terminal: Terminal | None = Terminal.of(run)
 
+    @property
+    def wake_at(self) -> float | None:  # type: ignore[override]
+        """Return when the terminal has something to show: progress, or a message held back."""
+        return self._terminal.wake_at if self._terminal else None
+
+    def woken(self) -> None:
+        """Show the progress of the start, and messages held back."""
+        if self._terminal:
+            self._terminal.woken()
+
+    def began(self, spec: JobSpec, chance: float, at: float) -> None:
+        """Prepare to show the progress of the start."""
+        if self._terminal:
+            self._terminal.began(spec, chance, at)
+
     def happened(self, event: Event, state: State, at: float) -> None:
         """Detach once the start can no longer fail."""
+        if self._terminal:
+            self._terminal.happened(event, state, at)
         waits = any(worker.phase is WorkerPhase.PLANNED for worker in state.workers)
         if self._terminal and state.phase is Phase.RUNNING and not waits:
             self._terminal.close()

@@ -7,12 +7,15 @@ import resource
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from textwrap import dedent
 from typing import NamedTuple
 
 import pytest
+import yaml
 
 from tests.cluster.hosts import parent_of
 from tests.cluster.workers import DAEMONS, SLEEPER, STUBBORN, worker
@@ -431,6 +434,43 @@ def test_tells_that_a_node_refuses_to_fork_even_the_agent(tmp_path: Path) -> Non
         assert run.wait() == 69
         assert "  | can't fork: Resource temporarily unavailable; raise the limit on processes" in run.stderr
         assert "Traceback" not in run.stderr
+
+
+FORKS = """
+    import os, signal
+    try:
+        while os.fork():
+            pass
+    except OSError:
+        print("no more processes", flush=True)
+    signal.pause()
+"""
+
+
+def test_a_node_that_refuses_to_fork_reports_stalled_ranks_without_stacks(tmp_path: Path) -> None:
+    job = limited(tmp_path, 30)
+    words = [sys.executable, "-c", dedent(FORKS)]
+    own = {
+        "procs_per_node": 1,
+        "command": words,
+        "on_stall": "stop",
+        "timeouts": {"stall": "2s", "stop": "1s"},
+    }
+    job.write_text(json.dumps(yaml.safe_load(job.read_text()) | own))
+    with tempfile.TemporaryDirectory() as tools, running(job, env=path_with(tools)) as run:
+        os.chmod(tools, 0o755)  # for the other user
+        program(Path(tools, "py-spy"), "exec true")
+        assert run.wait() == 124, run.stderr
+        assert "no more processes" in run.stdout
+        assert "rank 0 (node0) stalled for 2 s" in run.stderr
+        assert "Traceback" not in run.stderr
+        assert [event["text"] for event in run.events("StackDumped")] == [
+            "not recorded: [Errno 11] Resource temporarily unavailable"
+        ]
+
+
+def path_with(tools: str) -> dict[str, str]:
+    return {**os.environ, "PATH": f"{tools}:{os.environ['PATH']}"}
 
 
 def limited(folder: Path, more: int) -> Path:

@@ -42,8 +42,8 @@ def folder_in(*places: "Path | str") -> Iterator[scratch.Folder]:
 def spool_in(
     *places: "Path | str", memory: int = 2 * FRAME, disk: int = 100 * FRAME, segment: int = 100 * FRAME
 ) -> Iterator[Spool]:
-    limits = {"MEMORY": memory, "DISK": disk, "SEGMENT": segment}
-    with folder_in(*places) as folder, mock.patch.multiple(outbox, **limits):
+    sizes = mock.patch.multiple(outbox, MEMORY=memory, DISK=disk, SEGMENT=segment)
+    with folder_in(*places) as folder, sizes:
         spool = Spool(folder)
         try:
             yield spool
