@@ -37,7 +37,7 @@ Each layer imports only from itself and those above it in this list:
 Two paths through it, by module:
 
     nodes → RANK      cli/job_file, job/keys, job/build, job/nodes; supervisor/connecting, preparing
-                      (plan/placement), starting (plan/workers, contract); agent/messages, workers, worker
+                      (plan/placement, plan/workers, contract); agent/messages, workers, worker
     exit → status     agent/sweep, workers, messages; launch/controller, supervisor/codec, step, rank_exits
                       (diagnosis/exits), root_cause, allocation_end, restarting or stopping, State.outcome;
                       cli/run, __main__

@@ -21,8 +21,8 @@ from distlaunch.runs.report import VERSION as REPORT_VERSION
 from distlaunch.runs.report import Attempt, End
 from distlaunch.runs.timeline import Span
 from distlaunch.runs.why import INNER, Explanation
-from distlaunch.supervisor.history import BEGAN, MESSAGE
-from distlaunch.supervisor.history import VERSION as EVENTS_VERSION
+from distlaunch.supervisor.codec import BEGAN, MESSAGE
+from distlaunch.supervisor.codec import VERSION as EVENTS_VERSION
 from distlaunch.supervisor.status import ControllerProcess, RunState, Status
 from distlaunch.supervisor.step import HANDLERS
 

@@ -24,8 +24,8 @@ from distlaunch.supervisor import actions, events
 from distlaunch.supervisor.allocation_end import is_to_go_on
 from distlaunch.supervisor.codec import OF_FILES, event_of, seconds, uses_of
 from distlaunch.supervisor.nodes import End
+from distlaunch.supervisor.preparing import start_command
 from distlaunch.supervisor.restarting import early_exception, repetition_words
-from distlaunch.supervisor.starting import start_command
 from distlaunch.supervisor.state import Phase, State
 from distlaunch.supervisor.step import begin, step
 from distlaunch.supervisor.stopping import collect_of

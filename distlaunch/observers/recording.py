@@ -29,10 +29,10 @@ from distlaunch.plan.document import plan_document
 from distlaunch.plan.output import destinations
 from distlaunch.plan.placement import LaunchPlan, NodePlan
 from distlaunch.supervisor.actions import ShowMessage
+from distlaunch.supervisor.codec import BEGAN, MESSAGE, beginning, fields_of
 from distlaunch.supervisor.events import Event, LinkEnded, TimerDue
-from distlaunch.supervisor.history import BEGAN, MESSAGE, beginning, fields_of
 from distlaunch.supervisor.nodes import Exited, Use
-from distlaunch.supervisor.starting import chosen_interfaces, running_workers
+from distlaunch.supervisor.preparing import chosen_interfaces, running_workers
 from distlaunch.supervisor.state import Phase, State, Timer
 from distlaunch.supervisor.status import status_now
 from distlaunch.supervisor.summary import STDERR, STDOUT, Summary

@@ -32,8 +32,8 @@ from distlaunch.observers.run_directory import (
     index_entries,
 )
 from distlaunch.supervisor.actions import Action, ShowMessage
+from distlaunch.supervisor.codec import BEGAN, MESSAGE, VERSION
 from distlaunch.supervisor.events import Event
-from distlaunch.supervisor.history import BEGAN, MESSAGE, VERSION
 from distlaunch.supervisor.state import State
 from distlaunch.supervisor.step import HANDLERS, begin, step
 from distlaunch.transports import load

@@ -4,11 +4,11 @@
 
 `step.py` contains all the tables. An event is a report of an agent (`agent/messages.py`) or an observation of
 the controller (`events.py`). The handler of the event records the new facts in the `State` (`state.py`,
-`nodes.py`). If another part must react, the handler returns a finding (`findings.py`), and one function
+`nodes.py`). If another part must react, the handler returns a finding (`events.py`), and one function
 decides on it. The parts:
 
     connecting      nodes that connect, are lost, or return
-    preparing       the plan, the port, the routes
+    preparing       the plan, the port, the routes, the workers
     checking        problems that would keep ranks from working, before they start
     joining         ranks that haven't joined the rendezvous
     stalling        ranks that neither print nor compute
@@ -19,6 +19,6 @@ decides on it. The parts:
     stopping        the end of all ranks
 
 A deadline is a `Timer` in the state. `step.py` maps each timer to the function that handles its expiry.
-`summary.py` and `status.py` describe a run, and `history.py` writes its events. `codec.py` converts agents'
-reports to events. `starting.py` makes the command that starts a node's workers.
+`summary.py` and `status.py` describe a run. `codec.py` converts agents' reports to events, and events to
+lines of JSON.
 """

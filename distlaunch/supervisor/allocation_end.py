@@ -13,8 +13,14 @@ from distlaunch.agent.messages import WarningReceived, WarnWorkers
 from distlaunch.errors import Exit
 from distlaunch.supervisor import restarting, stopping
 from distlaunch.supervisor.actions import AskScheduler, Send, ShowMessage
-from distlaunch.supervisor.events import AllocationReported
-from distlaunch.supervisor.findings import AttemptFailed, JobOver, Step, SuccessDoubted, TerminationWarning
+from distlaunch.supervisor.events import (
+    AllocationReported,
+    AttemptFailed,
+    JobOver,
+    Step,
+    SuccessDoubted,
+    TerminationWarning,
+)
 from distlaunch.supervisor.nodes import Up, failure_of
 from distlaunch.supervisor.state import Asked, Cause, Phase, State, Timer
 from distlaunch.transports.failure import Kind

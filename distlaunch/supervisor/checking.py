@@ -15,7 +15,7 @@ from distlaunch.job.spec import EnvValue, JobSpec
 from distlaunch.job.text import path_in
 from distlaunch.plan.placement import LaunchPlan
 from distlaunch.supervisor.actions import ShowMessage
-from distlaunch.supervisor.findings import AttemptFailed, JobOver, Step
+from distlaunch.supervisor.events import AttemptFailed, JobOver, Step
 from distlaunch.supervisor.nodes import Up, facts_of, route_of
 from distlaunch.supervisor.state import Cause, State
 from distlaunch.wording import counted, listed

@@ -5,15 +5,18 @@ from distlaunch.errors import Exit, JobError
 from distlaunch.plan.placement import Facts, NodeRank, node_plan
 from distlaunch.supervisor import preparing
 from distlaunch.supervisor.actions import Action, Drop, GiveUp, Send, ShowMessage
-from distlaunch.supervisor.events import AgentUp, ImagePulled, NodeArrived, Suspended
-from distlaunch.supervisor.findings import (
+from distlaunch.supervisor.events import (
+    AgentUp,
+    ImagePulled,
     JobOver,
+    NodeArrived,
     NodeBack,
     NodeLeaving,
     NodeLost,
     Planned,
     Step,
     SuccessDoubted,
+    Suspended,
 )
 from distlaunch.supervisor.nodes import (
     Away,

@@ -1,14 +1,20 @@
-"""Events of a job, the only input of the supervisor.
+"""Events of a job, and the findings that follow from them within the same step.
 
-Most events are reports of agents, defined in `distlaunch.agent.messages`. The events defined here are
-observed by the controller itself. In both kinds, `node` is the node's index in the pool.
+Events are the only input of the supervisor. Most are reports of agents, defined in
+`distlaunch.agent.messages`. The events defined here are observed by the controller itself. In both kinds,
+`node` is the node's index in the pool.
+
+A finding is a fact from one part of the supervisor on which another part decides. It isn't recorded, since it
+follows from an event.
 """
 
+import signal
 from typing import Any
 
 from distlaunch.agent.frozen import Frozen
 from distlaunch.plan.placement import Facts
-from distlaunch.supervisor.state import Timer
+from distlaunch.supervisor.actions import Action, ShowMessage
+from distlaunch.supervisor.state import Cause, State, Timer, Why
 from distlaunch.transports.failure import LinkFailure
 
 
@@ -80,3 +86,79 @@ class TimerDue(Frozen):
 
 Event = tuple[Any, ...]
 """An event defined here or a report of an agent. `distlaunch.supervisor.step` has a handler for each."""
+
+
+# Findings
+
+
+class Planned(Frozen):
+    """An attempt has a plan."""
+
+
+class NodeBack(Frozen):
+    """A node has connected, or has returned, and can be used."""
+
+    node: int
+
+
+class NodeLeaving(Frozen):
+    """The agent of a node was stopped from outside, so its workers will end in a moment."""
+
+    node: int
+    cause: Cause
+
+
+class NodeLost(Frozen):
+    """A node is gone, and its workers with it. `told` is set if it was known to be leaving."""
+
+    node: int
+    cause: Cause
+    told: bool
+
+
+class AttemptFailed(Frozen):
+    """The current attempt can't succeed any more: either another attempt follows, or the job ends.
+
+    `also` are messages to show right after that.
+    """
+
+    cause: Cause
+    also: tuple[ShowMessage, ...] = ()
+
+
+class StartAgain(Frozen):
+    """A new attempt is needed although no attempt has failed. `what` describes the action in a message."""
+
+    why: Why
+    cause: Cause
+    what: str
+
+
+class SuccessDoubted(Frozen):
+    """The job has succeeded, but an agent was stopped from outside, so ranks may have been, too."""
+
+
+class TerminationWarning(Frozen):
+    """A termination warning has arrived."""
+
+
+class JobOver(Frozen):
+    """The job ends. Its workers are stopped by `signum`.
+
+    If `cause` is None, the job has succeeded. If `grace_s` is None, the job's grace period applies. `asked`
+    is set if the scheduler has been asked about the cause.
+    """
+
+    cause: Cause | None = None
+    signum: int = signal.SIGTERM
+    grace_s: float | None = None
+    asked: bool = False
+
+
+AboutNode = NodeBack | NodeLeaving | NodeLost
+Finding = Planned | AboutNode | AttemptFailed | StartAgain | JobOver | SuccessDoubted | TerminationWarning
+Step = tuple[State, tuple[Action | Finding, ...]]
+"""The result of every handler and rule: the next state, and the actions and findings, in order.
+
+An item that has a decider in `supervisor/step.py` is a finding. All others are actions.
+"""

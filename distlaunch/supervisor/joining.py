@@ -7,7 +7,7 @@ joined or tries to join. A limit in the job file applies from the start.
 from distlaunch.agent.messages import RanksJoined, RanksLag
 from distlaunch.errors import Exit
 from distlaunch.supervisor.actions import ShowMessage
-from distlaunch.supervisor.findings import JobOver, Step
+from distlaunch.supervisor.events import JobOver, Step
 from distlaunch.supervisor.nodes import RankState
 from distlaunch.supervisor.state import Cause, State, Timer
 from distlaunch.wording import counted, exit_words, listed, span_words

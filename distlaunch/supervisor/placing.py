@@ -3,7 +3,7 @@
 from distlaunch.agent import messages
 from distlaunch.errors import Exit
 from distlaunch.supervisor.actions import Send, SendTree, ShowMessage
-from distlaunch.supervisor.findings import AttemptFailed, JobOver, Step
+from distlaunch.supervisor.events import AttemptFailed, JobOver, Step
 from distlaunch.supervisor.nodes import Code, Up
 from distlaunch.supervisor.state import Cause, Phase, State, Timer
 from distlaunch.wording import counted

@@ -11,7 +11,7 @@ from distlaunch.diagnosis.exits import words_of
 from distlaunch.job.spec import JobSpec
 from distlaunch.supervisor import root_cause, stalling
 from distlaunch.supervisor.actions import ShowMessage
-from distlaunch.supervisor.findings import AttemptFailed, JobOver, Step
+from distlaunch.supervisor.events import AttemptFailed, JobOver, Step
 from distlaunch.supervisor.nodes import Exited, WorkerPhase
 from distlaunch.supervisor.stalling import dumping
 from distlaunch.supervisor.state import Cause, Phase, State, Timer

@@ -10,7 +10,7 @@ from distlaunch.job.spec import FOREVER_S, Restarts
 from distlaunch.supervisor import preparing
 from distlaunch.supervisor.actions import Action, Drop, Send, ShowMessage
 from distlaunch.supervisor.connecting import choose_members, lost, may_come, may_return, repeatedly_failed
-from distlaunch.supervisor.findings import (
+from distlaunch.supervisor.events import (
     AttemptFailed,
     JobOver,
     NodeBack,

@@ -21,7 +21,7 @@ from distlaunch.errors import Exit
 from distlaunch.job.spec import FailureKind
 from distlaunch.supervisor import joining
 from distlaunch.supervisor.actions import Action, Send
-from distlaunch.supervisor.findings import AttemptFailed, Step
+from distlaunch.supervisor.events import AttemptFailed, Step
 from distlaunch.supervisor.nodes import Exited, Linked, RankState
 from distlaunch.supervisor.state import Cause, Phase, State, Timer
 from distlaunch.wording import listed, lost_peer_words, rank_list, span_words

@@ -6,7 +6,7 @@ from distlaunch.agent.messages import RanksStalled, StackDumped
 from distlaunch.agent.wire import DUMP_S, STALL_LOOK_MAX_S, STALL_LOOKS
 from distlaunch.diagnosis.exits import py_spy_frames, python_frames
 from distlaunch.supervisor.actions import ShowMessage
-from distlaunch.supervisor.findings import AttemptFailed, JobOver, Step
+from distlaunch.supervisor.events import AttemptFailed, JobOver, Step
 from distlaunch.supervisor.nodes import RankState
 from distlaunch.supervisor.root_cause import MAX_DUMPS, capture, stall_cause
 from distlaunch.supervisor.state import Phase, State, Timer

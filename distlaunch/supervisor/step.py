@@ -2,7 +2,7 @@
 
 1. The handler of the event (`HANDLERS`) records the new facts. It may return findings for another part of
    the supervisor to decide on.
-2. Each finding goes to its decider (`_DECIDERS`), which may return further findings.
+2. Each finding goes to its decider (`DECIDERS`), which may return further findings.
 3. The rules of the job's phase (`_RULES`) check whether the job can proceed. If it can, step 2 is repeated.
 """
 
@@ -16,7 +16,6 @@ from distlaunch.supervisor import (
     allocation_end,
     connecting,
     events,
-    findings,
     joining,
     placing,
     preparing,
@@ -27,8 +26,7 @@ from distlaunch.supervisor import (
     stopping,
 )
 from distlaunch.supervisor.actions import Action, Connect
-from distlaunch.supervisor.events import Event, LinkEnded, TimerDue
-from distlaunch.supervisor.findings import Finding, Step
+from distlaunch.supervisor.events import Event, Finding, LinkEnded, Step, TimerDue
 from distlaunch.supervisor.nodes import Connecting, End, Leaving, Nodes, Reaping, Up
 from distlaunch.supervisor.state import Alarm, Phase, State, Timer
 
@@ -72,7 +70,7 @@ def _decide_all(state: State, found: Iterable[Action | Finding], now: float, tod
     pending = deque(found)
     while pending:
         each = pending.popleft()
-        decide = _DECIDERS.get(type(each))
+        decide = DECIDERS.get(type(each))
         if decide is None:
             todo.append(each)  # type: ignore[arg-type]  # every finding has a decider
         else:
@@ -175,16 +173,16 @@ HANDLERS: Mapping[type, Handler] = {
 }
 """The handler of each event, and the phases in which the event counts, if not in all."""
 
-_DECIDERS: Mapping[type, Handler] = {
-    findings.Planned: connecting.drop_misfits,
-    findings.NodeBack: restarting.node_back,
-    findings.NodeLeaving: restarting.node_leaving,
-    findings.NodeLost: restarting.node_lost,
-    findings.AttemptFailed: allocation_end.ask_before_failing,
-    findings.TerminationWarning: allocation_end.termination_warning,
-    findings.SuccessDoubted: allocation_end.success_doubted,
-    findings.StartAgain: restarting.start_again,
-    findings.JobOver: allocation_end.ask_before_ending,
+DECIDERS: Mapping[type, Handler] = {
+    events.Planned: connecting.drop_misfits,
+    events.NodeBack: restarting.node_back,
+    events.NodeLeaving: restarting.node_leaving,
+    events.NodeLost: restarting.node_lost,
+    events.AttemptFailed: allocation_end.ask_before_failing,
+    events.TerminationWarning: allocation_end.termination_warning,
+    events.SuccessDoubted: allocation_end.success_doubted,
+    events.StartAgain: restarting.start_again,
+    events.JobOver: allocation_end.ask_before_ending,
 }
 """The decider of each finding.
 

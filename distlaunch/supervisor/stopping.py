@@ -9,8 +9,7 @@ from distlaunch.agent.messages import Close, Collect, Interrupted, Stuck, Swept
 from distlaunch.agent.wire import WARNINGS
 from distlaunch.errors import Exit
 from distlaunch.supervisor.actions import Action, Drop, Finish, Send, ShowMessage
-from distlaunch.supervisor.events import OutputFlows
-from distlaunch.supervisor.findings import JobOver, Step, TerminationWarning
+from distlaunch.supervisor.events import JobOver, OutputFlows, Step, TerminationWarning
 from distlaunch.supervisor.nodes import (
     Connecting,
     End,

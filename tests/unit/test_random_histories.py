@@ -21,12 +21,12 @@ from distlaunch.job.spec import JobSpec, RendezvousSpec, Tree
 from distlaunch.plan.placement import Facts
 from distlaunch.runs.replay import loaded, replay
 from distlaunch.supervisor import actions, events
+from distlaunch.supervisor.codec import BEGAN, beginning, fields_of
 from distlaunch.supervisor.events import Event
-from distlaunch.supervisor.history import BEGAN, beginning, fields_of
 from distlaunch.supervisor.nodes import End, Linked, Lost, Nodes, RankStates, Up, may_be_occupied
 from distlaunch.supervisor.root_cause import VERDICT_S
 from distlaunch.supervisor.state import Phase, State, Timer, Why
-from distlaunch.supervisor.step import HANDLERS, begin, step
+from distlaunch.supervisor.step import DECIDERS, HANDLERS, begin, step
 from distlaunch.transports.failure import Kind, LinkFailure
 from distlaunch.transports.transport import Joined
 from tests.unit import orders
@@ -610,5 +610,5 @@ def test_attempts_never_overlap_and_every_job_ends_whatever_happens() -> None:
     DRAWN.clear()
     any_history()
     own = {each for each in vars(events).values() if getattr(each, "__module__", "") == events.__name__}
-    assert own <= set(HANDLERS)
+    assert own <= {*HANDLERS, *DECIDERS}
     assert set(DRAWN) == set(HANDLERS), "the histories did not have every event there is"

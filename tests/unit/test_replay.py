@@ -13,8 +13,8 @@ from distlaunch.agent.messages import PortHeld, WorkerExited
 from distlaunch.job.spec import EnvValue, JobSpec, TorchrunLogs
 from distlaunch.plan.placement import Facts
 from distlaunch.runs.replay import HistoryError, Moment, loaded, replay, typed
+from distlaunch.supervisor.codec import BEGAN, VERSION, beginning, fields_of, without_secrets
 from distlaunch.supervisor.events import AgentUp, LinkEnded
-from distlaunch.supervisor.history import BEGAN, VERSION, beginning, fields_of, without_secrets
 from distlaunch.transports.failure import Kind, LinkFailure
 from tests.unit.samples import bounded, spec_of
 

@@ -58,7 +58,7 @@ from distlaunch.supervisor.events import (
     TimerDue,
 )
 from distlaunch.supervisor.nodes import Lost, Route, failure_of, is_over, route_of
-from distlaunch.supervisor.starting import start_command
+from distlaunch.supervisor.preparing import start_command
 from distlaunch.supervisor.state import Phase, Timer
 from distlaunch.supervisor.step import begin, step
 from distlaunch.supervisor.summary import Summary

@@ -14,7 +14,7 @@ from distlaunch.plan.document import plan_document
 from distlaunch.plan.placement import Facts, LaunchPlan, make_plan
 from distlaunch.plan.shell_text import shell_text, torchrun_text
 from distlaunch.plan.workers import meeting_of, planned_workers, workers
-from distlaunch.supervisor.starting import start_command
+from distlaunch.supervisor.preparing import start_command
 from distlaunch.supervisor.state import Phase, Timer
 from tests.unit.samples import PEER_GONE, spec_of
 from tests.unit.test_restarts import RESTARTS, Job
