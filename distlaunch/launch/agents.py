@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from distlaunch.agent import messages
@@ -91,6 +91,12 @@ class Agents:
         for node in asked:
             self._links.send(node, questions[node])
         return self._await(asked, expected, ANSWER_S)
+
+    def routes(self, nodes: Iterable[int], host: str) -> dict[int, messages.RouteFound]:
+        """Return the routes to a host, of the nodes that have one."""
+        questions = dict.fromkeys(nodes, messages.FindRoute(host))
+        found = self.ask(questions, (messages.RouteFound, messages.RouteFailed))
+        return {node: route for node, route in found.items() if isinstance(route, messages.RouteFound)}
 
     def run(
         self,

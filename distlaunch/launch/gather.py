@@ -140,7 +140,7 @@ class _Controller:
             self._door.turn()
         return self._seated(port)
 
-    def _refusal(self, visitor: InboundConnection, arrival: Arrival) -> str:
+    def _refusal(self, arrival: Arrival) -> str:
         """Return the reason to refuse a launcher, or "" to admit it (`InboundListener.admits`)."""
         if arrival.nodes != self._own.nodes:
             theirs, ours = (":".join(map(str, dict.fromkeys(each.nodes))) for each in (arrival, self._own))

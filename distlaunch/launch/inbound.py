@@ -112,7 +112,7 @@ class InboundListener:
         self._held: list[socket.socket] = []
         """Duplicate sockets that stay open until this process ends, so launchers can detect that end."""
         self._on_arrival: Callable[[int], object] = lambda node: None
-        self.admits: Callable[[InboundConnection, Arrival], str] = lambda visitor, arrival: ""
+        self.admits: Callable[[Arrival], str] = lambda arrival: ""
         """Returns the reason to refuse a launcher with proven identity, or "" to admit it."""
 
     @property
@@ -150,7 +150,7 @@ class InboundListener:
             self._listener.close()
             self._listener = None
         for visitor in self._strangers:
-            if visitor.arrival and (why := self.admits(visitor, visitor.arrival)):
+            if visitor.arrival and (why := self.admits(visitor.arrival)):
                 self._refuse(visitor, why)
             else:
                 self._drop(visitor)
@@ -247,7 +247,7 @@ class InboundListener:
             self._drop(visitor)
             return
         wrong = self._prover.wrong(self._way, "launcher", visitor.transcript, message.get("proof"))
-        if why := wrong or self.admits(visitor, arrival):
+        if why := wrong or self.admits(arrival):
             self._refuse(visitor, why)
             return
         visitor.joined = True
@@ -294,7 +294,7 @@ class InboundListener:
         """Call `on_arrival` with the number of a missing node whenever its launcher joins."""
         self._on_arrival = on_arrival
         full = "the run has all the nodes it needs"
-        self.admits = lambda visitor, arrival: full if self._place_for(arrival) is None else ""
+        self.admits = lambda arrival: full if self._place_for(arrival) is None else ""
 
     def _place_for(self, arrival: Arrival) -> int | None:
         """Return the missing node that a launcher takes: the one with its number, or else any."""

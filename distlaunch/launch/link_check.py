@@ -24,7 +24,6 @@ from distlaunch.plan.workers import binding_of, meeting_of, worker_specs, worker
 from distlaunch.wording import counted, exit_words
 
 _HELD = (messages.PortHeld, messages.PortRefused)
-_ROUTES = (messages.RouteFound, messages.RouteFailed)
 Best = Mapping[tuple[int, int], float]
 """The best bandwidth of each pair. A single peer counts as a pair with itself."""
 WHOLE = ("all-reduce", "send/recv")
@@ -123,10 +122,9 @@ def _routes(agents: Agents, plan: LaunchPlan) -> Mapping[int, messages.RouteFoun
     if plan.one_machine:
         return {}
     first, *others = plan.members
-    found = agents.ask(dict.fromkeys(others, messages.FindRoute(plan.master_addr)), _ROUTES)
-    dialed = [route.address for route in found.values() if isinstance(route, messages.RouteFound)]
-    found |= agents.ask({first: messages.FindRoute((dialed or [plan.master_addr])[0])}, _ROUTES)
-    return {node: route for node, route in found.items() if isinstance(route, messages.RouteFound)}
+    found = agents.routes(others, plan.master_addr)
+    dialed = next((route.address for route in found.values()), plan.master_addr)
+    return found | agents.routes([first], dialed)
 
 
 def _starts(

@@ -190,23 +190,19 @@ def _try_pairs(agents: Agents, labels: Sequence[str], host: str, token: str) -> 
 
 
 def _ends(agents: Agents, count: int, host: str, token: str) -> dict[int, tuple[str, int]]:
-    """Make nodes listen for each other. Return the address and port of each node that can."""
-    here = [node for node in agents.present if node < count]
-    expected = (messages.RouteFound, messages.RouteFailed)
-    addresses = _addresses(agents.ask(dict.fromkeys(here, messages.FindRoute(host)), expected))
+    """Make nodes listen for each other. Return the address and port of each node that can.
+
+    A node's address is its own on its route to the first, whose address is the one that others dial for it.
+    """
+    routes = agents.routes([node for node in agents.present if node < count], host)
+    addresses = {node: route.source for node, route in routes.items() if node and route.source}
+    if dialed := [route.address for node, route in routes.items() if node]:
+        addresses[0] = dialed[0]
     # Port 0: the system's choice, as for collectives; a firewall may allow only that range.
     listen = dict.fromkeys(addresses, messages.Listen(0, token))
     answers = agents.ask(listen, (messages.Listening, messages.PortRefused))
     ports = {node: answer.port for node, answer in answers.items() if isinstance(answer, messages.Listening)}
     return {node: (addresses[node], port) for node, port in ports.items()}
-
-
-def _addresses(routes: Mapping[int, messages.RouteFound | messages.RouteFailed]) -> dict[int, str]:
-    """Return each node's own address on its route to the first, and the address that others dial for it."""
-    found = {node: route for node, route in routes.items() if isinstance(route, messages.RouteFound)}
-    sources = {node: route.source for node, route in found.items() if node and route.source}
-    dialed = [route.address for node, route in found.items() if node]
-    return {**sources, 0: dialed[0]} if 0 in routes and dialed else sources
 
 
 def _error(dials: Sequence[messages.Dial]) -> str:

@@ -4,7 +4,7 @@ from distlaunch.agent.messages import AgentLeaving, GuardianResumed, OrphansKill
 from distlaunch.errors import Exit, JobError
 from distlaunch.plan.placement import Facts, NodeRank, node_plan
 from distlaunch.supervisor import preparing
-from distlaunch.supervisor.actions import Action, Drop, GiveUp, Send, ShowMessage
+from distlaunch.supervisor.actions import Action, Connect, Drop, GiveUp, Send, ShowMessage
 from distlaunch.supervisor.events import (
     AgentUp,
     ImagePulled,
@@ -422,4 +422,5 @@ def retry_due(state: State, node: int, now: float) -> Step:
     state = state.with_node(node, Connecting(this.tries + 1, this.failure, this.away))
     if this.away:
         state = state.with_timer(Timer.ANSWER, now + state.spec.limits.connect_s, node)
-    return preparing.connect(state, node)
+    state, questions = preparing.ask_early(state, node)
+    return state, (Connect(node), *questions)

@@ -15,7 +15,7 @@ from distlaunch.job.spec import EnvValue
 from distlaunch.plan.placement import LaunchPlan, NodePlan, NodeRank, foreseen_master, make_plan
 from distlaunch.plan.workers import WorkerPlan, binding_of, ids_of, meeting_of, worker_specs, workers
 from distlaunch.supervisor import checking, joining, placing
-from distlaunch.supervisor.actions import Action, Connect, GiveUp, Send, ShowMessage, StartWorkers
+from distlaunch.supervisor.actions import Action, GiveUp, Send, ShowMessage, StartWorkers
 from distlaunch.supervisor.events import AddressesFound, AttemptFailed, JobOver, Planned, StartAgain, Step
 from distlaunch.supervisor.nodes import (
     ASKED,
@@ -47,18 +47,12 @@ def foresee(state: State) -> tuple[State, tuple[Action, ...]]:
         return state, ()  # reported when the plan is made
     actions: list[Action] = []
     for node in range(len(state.spec.nodes)):
-        state, questions = _ask_early(state, node)
+        state, questions = ask_early(state, node)
         actions += questions
     return state, tuple(actions)
 
 
-def connect(state: State, node: int) -> Step:
-    """Connect a node, and send it the same requests as the others."""
-    state, questions = _ask_early(state, node)
-    return state, (Connect(node), *questions)
-
-
-def _ask_early(state: State, node: int) -> tuple[State, tuple[Action, ...]]:
+def ask_early(state: State, node: int) -> tuple[State, tuple[Action, ...]]:
     """Send a connecting node the requests that the foreseen plan requires of it, if there is one."""
     this, wanted = state.nodes[node], state.spec.nodes
     foreseen = state.foreseen and state.phase is Phase.CONNECTING and node < len(wanted)
@@ -240,18 +234,15 @@ def on_route_failed(event: messages.RouteFailed, state: State, now: float) -> St
 
 
 def _no_route(state: State, event: messages.RouteFailed, node: Up, now: float) -> Step:
-    text = _no_route_words(state, event)
+    first = state.members[0]
+    key, label = f"{state.spec.pool[first].path}.address", state.label(first)
+    advice = f"set {key} to an address of {label} that the other nodes can reach"
+    what = f"{state.label(event.node)} can't reach MASTER_ADDR {state.planned.master_addr}"
+    text = f"{what}: {event.error}; {advice}"
     cause = Cause(text, Exit.USAGE, now, node=event.node, kind="node_lost")
-    if state.attempt and route_of(state.nodes[state.members[0]]):
+    if state.attempt and route_of(state.nodes[first]):
         return state.with_node(event.node, node._replace(unfit=text)), (AttemptFailed(cause),)
     return state, (JobOver(cause),)
-
-
-def _no_route_words(state: State, event: messages.RouteFailed) -> str:
-    node, first = state.label(event.node), state.members[0]
-    key = f"{state.spec.pool[first].path}.address"
-    advice = f"set {key} to an address of {state.label(first)} that the other nodes can reach"
-    return f"{node} can't reach MASTER_ADDR {state.planned.master_addr}: {event.error}; {advice}"
 
 
 def start_when_prepared(state: State, now: float) -> Step:

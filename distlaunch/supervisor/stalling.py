@@ -113,18 +113,13 @@ def dumping(state: State) -> bool:
 def dump_came(state: State, rank: int, words: str, now: float) -> Step:
     """Record the stack of a rank that died of its dump. Act once all dumps have arrived.
 
-    Called for an exit of which `died_of_its_dump` is true.
+    Called for an exit of which `died_of_its_dump` is true. The stack is in the output of faulthandler.
     """
-    state = state.with_worker(rank, stalled=True, stack=_frames_of_python(words))
+    thread = words.rpartition("Current thread ")[2].partition("\n\n")[0]  # the one that received SIGABRT
+    state = state.with_worker(rank, stalled=True, stack=python_frames(thread))
     if any(not worker.stopped_pid for worker in _stalled(state)):
         return state, ()
     return stall_act_due(state.without_timers(Timer.STALL_ACT), now)
-
-
-def _frames_of_python(words: str) -> tuple[str, ...]:
-    """Return the frames of the thread that received SIGABRT, from faulthandler output."""
-    _, _, thread = words.rpartition("Current thread ")
-    return python_frames(thread.split("\n\n")[0])
 
 
 def stall_act_due(state: State, now: float) -> Step:
