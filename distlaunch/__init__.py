@@ -38,7 +38,7 @@ Two paths through it, by module:
 
     nodes → RANK      cli/job_file, job/keys, job/build, job/nodes; supervisor/connecting, preparing
                       (plan/placement, plan/workers, contract); agent/messages, workers, worker
-    exit → status     agent/sweep, workers, messages; launch/controller, supervisor/codec, step, rank_exits
+    exit → status     agent/sweep, workers, messages; launch/controller, supervisor/codec, step, ranks
                       (diagnosis/exits), root_cause, allocation_end, restarting or stopping, State.outcome;
                       cli/run, __main__
 

@@ -21,8 +21,8 @@ from distlaunch.runs.submissions import submission_of
 from distlaunch.runs.timeline import Span, Timeline, ledger, trace
 from distlaunch.runs.why import Explanation, explain
 from distlaunch.supervisor.events import Event
-from distlaunch.supervisor.joining import torch_versions
 from distlaunch.supervisor.nodes import Exited, Up, Use
+from distlaunch.supervisor.ranks import torch_versions
 from distlaunch.supervisor.state import Cause, State
 from distlaunch.supervisor.step import begin
 from distlaunch.supervisor.summary import Summary

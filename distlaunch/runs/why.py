@@ -20,7 +20,7 @@ from distlaunch.runs.following import summary_of
 from distlaunch.runs.replay import HistoryError, lines_in, replay, typed
 from distlaunch.runs.run import Run, document_in, folders, heard, run_in
 from distlaunch.supervisor.events import AgentUp
-from distlaunch.supervisor.joining import missing_ranks, missing_words
+from distlaunch.supervisor.ranks import missing_ranks, missing_words
 from distlaunch.supervisor.root_cause import waits_in
 from distlaunch.supervisor.state import Cause, Phase, State
 from distlaunch.supervisor.status import RunState

@@ -10,9 +10,7 @@ decides on it. The parts:
     connecting      nodes that connect, are lost, or return
     preparing       the plan, the port, the routes, the workers
     checking        problems that would keep ranks from working, before they start
-    joining         ranks that haven't joined the rendezvous
-    stalling        ranks that neither print nor compute
-    rank_exits      ranks that exit, or can't be started
+    ranks           ranks that start, join the rendezvous, stall and exit
     root_cause      the root cause when several ranks fail, time out or stall
     allocation_end  whether the scheduler is ending the job (every failure is checked here first)
     restarting      a new attempt, or the end of the job

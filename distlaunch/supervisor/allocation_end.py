@@ -1,6 +1,6 @@
 """The end of an allocation. The scheduler sends a warning, or ends the job, which looks like a failure.
 
-`step.py` passes every `AttemptFailed` and `JobOver`, most of them from `rank_exits`, to this part first. It
+`step.py` passes every `AttemptFailed` and `JobOver`, most of them from `ranks`, to this part first. It
 hands failures on to `restarting`, which may return `JobOver`, and the end of the job to `stopping`.
 
 A failure that the scheduler may have caused is held back until the scheduler answers, if it can be asked. If

@@ -14,7 +14,7 @@ from distlaunch.errors import Exit, JobError
 from distlaunch.job.spec import EnvValue
 from distlaunch.plan.placement import LaunchPlan, NodePlan, NodeRank, foreseen_master, make_plan
 from distlaunch.plan.workers import WorkerPlan, binding_of, ids_of, meeting_of, worker_specs, workers
-from distlaunch.supervisor import checking, joining, placing
+from distlaunch.supervisor import checking, placing, ranks
 from distlaunch.supervisor.actions import Action, GiveUp, Send, ShowMessage, StartWorkers
 from distlaunch.supervisor.events import AddressesFound, AttemptFailed, JobOver, Planned, StartAgain, Step
 from distlaunch.supervisor.nodes import (
@@ -261,7 +261,7 @@ def start_when_prepared(state: State, now: float) -> Step:
     if errors := [each for each in found if each.level == "error"]:
         return checking.refuse(state, errors, now)
     state = state._replace(phase=Phase.RUNNING, started_at=now).without_timers(Timer.PREPARE)
-    state = joining.watch(state, now)
+    state = ranks.watch(state, now)
     for index in state.members:
         state = state.with_node(index, state.up(index)._replace(occupied=True))
     warning = () if state.attempt else checking.warning(state, found)

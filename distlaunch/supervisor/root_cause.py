@@ -19,7 +19,6 @@ from distlaunch.agent.messages import Capture, WorkerExited
 from distlaunch.diagnosis.exits import Ending, Words, exit_status_of, facts
 from distlaunch.errors import Exit
 from distlaunch.job.spec import FailureKind
-from distlaunch.supervisor import joining
 from distlaunch.supervisor.actions import Action, Send
 from distlaunch.supervisor.events import AttemptFailed, Step
 from distlaunch.supervisor.nodes import Exited, Linked, RankState
@@ -241,7 +240,7 @@ def _timed_out(state: State) -> Scene:
 
 
 def _named(state: State, worker: RankState) -> str:
-    return state.named(worker.rank) if worker.joined else joining.named(state, worker)
+    return state.named(worker.rank) if worker.joined else state.described(worker.rank)
 
 
 def _with_absent_ranks(cause: Cause, scene: Scene) -> Cause:

@@ -12,6 +12,7 @@ from distlaunch.job.spec import FOREVER_S, FailureKind, JobSpec
 from distlaunch.plan.placement import LaunchPlan
 from distlaunch.supervisor.actions import ShowMessage
 from distlaunch.supervisor.nodes import Node, Nodes, RankStates, Up, is_missing
+from distlaunch.wording import exit_words
 
 
 class Timer(Enum):
@@ -346,6 +347,16 @@ class State(Frozen):
         """Return the name of a worker in messages, with its node and `more`: `rank 3 (gpu-b, pid 812)`."""
         inside = ", ".join(filter(None, (self.planned.node_of(rank).label, more)))
         return f"{self.called(rank)} ({inside})"
+
+    def described(self, rank: int) -> str:
+        """Return the name of a worker with its activity: `rank 5 (gpu-b, pid 812: torch imported, idle)`."""
+        worker = self.workers[rank]
+        if worker.status is not None:
+            return f"{self.named(rank)[:-1]}: {exit_words(worker.status)})"
+        if worker.pid is None:
+            return self.named(rank, "not started yet")
+        doing = f": {worker.doing}" if worker.doing else ""
+        return self.named(rank, f"pid {worker.pid}{doing}")
 
     @property
     def unit(self) -> str:

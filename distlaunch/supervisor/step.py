@@ -16,13 +16,11 @@ from distlaunch.supervisor import (
     allocation_end,
     connecting,
     events,
-    joining,
     placing,
     preparing,
-    rank_exits,
+    ranks,
     restarting,
     root_cause,
-    stalling,
     stopping,
 )
 from distlaunch.supervisor.actions import Action, Connect
@@ -153,19 +151,19 @@ HANDLERS: Mapping[type, Handler] = {
     messages.SetupPrinted: placing.on_setup_printed,
     messages.TreeRefused: placing.on_tree_refused,
     messages.TreeKept: placing.on_tree_kept,
-    messages.WorkerStarted: _in(_WITH_WORKERS, _of_a_rank(rank_exits.on_worker_started)),
-    messages.WorkerUnstarted: _in(_WITH_WORKERS, _of_a_rank(rank_exits.on_worker_unstarted)),
-    messages.WorkerExited: _in(_WITH_WORKERS, _of_a_rank(rank_exits.on_worker_exited)),
-    messages.RanksJoined: _in({Phase.RUNNING}, joining.on_ranks_joined),
-    messages.RanksLag: _in({Phase.RUNNING}, joining.on_ranks_lag),
-    messages.RanksStalled: _in({Phase.RUNNING}, stalling.on_ranks_stalled),
-    messages.StackDumped: _of_a_rank(stalling.on_stack_dumped),
+    messages.WorkerStarted: _in(_WITH_WORKERS, _of_a_rank(ranks.on_worker_started)),
+    messages.WorkerUnstarted: _in(_WITH_WORKERS, _of_a_rank(ranks.on_worker_unstarted)),
+    messages.WorkerExited: _in(_WITH_WORKERS, _of_a_rank(ranks.on_worker_exited)),
+    messages.RanksJoined: _in({Phase.RUNNING}, ranks.on_ranks_joined),
+    messages.RanksLag: _in({Phase.RUNNING}, ranks.on_ranks_lag),
+    messages.RanksStalled: _in({Phase.RUNNING}, ranks.on_ranks_stalled),
+    messages.StackDumped: _of_a_rank(ranks.on_stack_dumped),
     messages.Swept: stopping.on_swept,
     messages.Reaped: connecting.on_reaped,
     messages.OrphansKilled: connecting.on_orphans_killed,
     messages.GuardianResumed: connecting.on_guardian_resumed,
     events.OutputFlows: stopping.on_output_flows,
-    messages.OutputLost: _of_a_rank(rank_exits.on_output_lost),
+    messages.OutputLost: _of_a_rank(ranks.on_output_lost),
     messages.Stuck: stopping.on_stuck,
     events.NodeArrived: connecting.on_node_arrived,
     messages.Interrupted: stopping.on_interrupted,
@@ -186,7 +184,7 @@ DECIDERS: Mapping[type, Handler] = {
 }
 """The decider of each finding.
 
-A failure passes through four parts. `rank_exits` returns `AttemptFailed`, which `allocation_end` may hold
+A failure passes through four parts. `ranks` returns `AttemptFailed`, which `allocation_end` may hold
 back. Then `restarting` prepares another attempt or returns `JobOver`, which `allocation_end` hands on to
 `stopping`.
 """
@@ -206,10 +204,10 @@ _DUE: Mapping[Timer, Callable[..., Step]] = {
     Timer.ASK: allocation_end.ask_overdue,
     Timer.VERDICT: root_cause.verdict_due,
     Timer.STACKS: root_cause.stacks_due,
-    Timer.JOIN: joining.join_overdue,
-    Timer.JOIN_MESSAGE: joining.join_message_due,
-    Timer.STALL_MESSAGE: stalling.stall_message_due,
-    Timer.STALL_ACT: stalling.stall_act_due,
+    Timer.JOIN: ranks.join_overdue,
+    Timer.JOIN_MESSAGE: ranks.join_message_due,
+    Timer.STALL_MESSAGE: ranks.stall_message_due,
+    Timer.STALL_ACT: ranks.stall_act_due,
     Timer.STOP_MESSAGE: stopping.stop_message_due,
     Timer.PREPARE: preparing.prepare_overdue,
     Timer.CLEAR: restarting.clearing_overdue,

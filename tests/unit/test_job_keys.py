@@ -13,7 +13,7 @@ from distlaunch.job.keys import JOB, reference
 from distlaunch.job.spec import Binding, Collect, EnvValue, Limits, Sync
 from distlaunch.job.types import duration_text
 from distlaunch.schedulers import job_keys
-from distlaunch.supervisor.rank_exits import unstarted_advice
+from distlaunch.supervisor.ranks import unstarted_advice
 from distlaunch.transports.container import Container
 from distlaunch.transports.ssh import Ssh
 from distlaunch.transports.transport import Command, Local

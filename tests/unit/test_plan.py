@@ -17,7 +17,7 @@ from distlaunch.job.text import fill, is_loopback
 from distlaunch.plan.document import plan_document
 from distlaunch.plan.placement import Facts, LaunchPlan, make_plan
 from distlaunch.plan.workers import WorkerPlan, planned_workers, workers
-from distlaunch.supervisor.rank_exits import unstarted_advice
+from distlaunch.supervisor.ranks import unstarted_advice
 from tests.unit.samples import bounded, spec_of
 
 Sizes = list[tuple[int, int]]
