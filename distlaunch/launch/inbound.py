@@ -160,9 +160,9 @@ class InboundListener:
         for visitor in self.joined:
             visitor.send(refused=why, status=status)
 
-    def turn(self, wait_s: float = 0.0) -> None:
-        """Wait at most `wait_s` seconds for events, and handle them."""
-        for key, _ in self._selector.select(wait_s):
+    def turn(self) -> None:
+        """Handle the events that have occurred, without waiting."""
+        for key, _ in self._selector.select(0):
             if key.fileobj is self._listener:
                 self._accept()
             elif key.data in self._visitors:

@@ -19,8 +19,6 @@ from distlaunch.supervisor import events
 from distlaunch.supervisor.events import Event
 from distlaunch.supervisor.nodes import Use
 
-Clock = Callable[[float], float]
-"""Converts a monotonic time of the node to the monotonic time of the controller."""
 MAX_SIGNAL = 127
 MAX_WORDS = 200
 """Characters of a name, or of a few words, from a node."""
@@ -48,11 +46,12 @@ def seconds(value: float, name: str) -> float:
     return float(value)
 
 
-def event_of(report: Any, clock: Clock) -> Event | None:
+def event_of(report: Any, clock: Callable[[float], float]) -> Event | None:
     """Convert a report to an event, or to None if it is only a sign of life.
 
     The types in a report were checked earlier, but its values are not trusted. Long texts are cut, and
-    numbers must be in range. Times are converted to the controller's clock. Raises `ProtocolError`.
+    numbers must be in range. `clock` converts monotonic times of the node to those of the controller. Raises
+    `ProtocolError`.
     """
     kind = type(report)
     if kind is messages.Pong:

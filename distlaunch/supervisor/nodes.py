@@ -15,7 +15,7 @@ T = TypeVar("T")
 class Counted(tuple[T, ...]):
     """A tuple that keeps counts of its items. Without them, each step would have to visit thousands of items.
 
-    A subclass defines its counts in `Counts`, and returns the contribution of one item from `_weigh`.
+    A subclass defines its counts in `Counts`, whose method `of` returns the contribution of one item.
     """
 
     Counts: ClassVar[Any]
@@ -24,17 +24,13 @@ class Counted(tuple[T, ...]):
     def __new__(cls, items: Iterable[T] = ()) -> "Counted[T]":
         """Count the items once."""
         new = super().__new__(cls, items)
-        new.counts = cls.Counts(*map(sum, zip(*map(cls._weigh, new), strict=True)))
+        new.counts = cls.Counts(*map(sum, zip(*map(cls.Counts.of, new), strict=True)))
         return new
-
-    @staticmethod
-    def _weigh(item: Any) -> tuple[int, ...]:
-        raise NotImplementedError
 
     def replaced(self: S, index: int, item: Any) -> S:  # noqa: PYI019  # Self comes with Python 3.11
         """Return a copy with another item at `index`."""
         new = tuple.__new__(type(self), (*self[:index], item, *self[index + 1 :]))
-        sums = zip(self.counts, self._weigh(self[index]), self._weigh(item), strict=True)
+        sums = zip(self.counts, self.Counts.of(self[index]), self.Counts.of(item), strict=True)
         new.counts = self.Counts(*(count - less + more for count, less, more in sums))
         return new
 
@@ -249,17 +245,18 @@ class NodeCounts(Frozen):
     linked: int = 0
     over: int = 0
 
+    @staticmethod
+    def of(node: Node) -> tuple[int, ...]:
+        """Return 1 for each count that includes the node, else 0."""
+        unrouted = isinstance(node, Up) and node.route is None
+        return (is_expected(node), unrouted, isinstance(node, Linked), is_over(node))
+
 
 class Nodes(Counted[Node]):
     """The nodes of the pool, in order."""
 
     Counts = NodeCounts
     counts: NodeCounts
-
-    @staticmethod
-    def _weigh(item: Node) -> tuple[int, ...]:
-        unrouted = isinstance(item, Up) and item.route is None
-        return (is_expected(item), unrouted, isinstance(item, Linked), is_over(item))
 
 
 class WorkerPhase(Enum):
@@ -355,13 +352,14 @@ class WorkerCounts(Frozen):
     joining: int = 0
     alive: int = 0
 
+    @staticmethod
+    def of(worker: RankState) -> tuple[int, ...]:
+        """Return 1 for each count that includes the worker, else 0."""
+        return (worker.status == 0, worker.joined, worker.joined or worker.trying, worker.going)
+
 
 class RankStates(Counted[RankState]):
     """The workers of an attempt, in rank order."""
 
     Counts = WorkerCounts
     counts: WorkerCounts
-
-    @staticmethod
-    def _weigh(item: RankState) -> tuple[int, ...]:
-        return (item.status == 0, item.joined, item.joined or item.trying, item.going)
