@@ -328,4 +328,4 @@ class InboundListener:
             try:
                 self.open(self._second_ports)
             except OSError as error:
-                self._say(f"can't listen for recovered nodes: {error.strerror}")
+                self._warn(f"can't listen for recovered nodes: {error.strerror}")

@@ -284,12 +284,10 @@ def _owes_an_answer(state: State, node: int) -> bool:
 def prepare_overdue(state: State, now: float) -> Step:
     """Give up on a node that connected but no longer answers."""
     limit = f"{state.spec.limits.connect_s:g} s (timeouts.connect)"
+    late = [index for index in state.members if _owes_an_answer(state, index)]
     if state.attempt:  # it worked before, so it is lost, and the job may continue without it
-        late = [i for i in state.members if _owes_an_answer(state, i)]
-        return state, tuple(GiveUp(i, f"no answer within {limit}") for i in late)
-    late = [i for i in state.members if route_of(state.nodes[i]) is None or placing.lacks_code(state, i)]
-    slow = late or state.members[:1]
-    text = f"no answer from {listed([*map(state.label, slow)])} within {limit}"
+        return state, tuple(GiveUp(index, f"no answer within {limit}") for index in late)
+    text = f"no answer from {listed([*map(state.label, late or state.members)])} within {limit}"
     return state, (JobOver(Cause(text, Exit.UNREACHABLE, now)),)
 
 
