@@ -24,8 +24,8 @@ from distlaunch.job.document import (
     word_at,
     words_of,
 )
-from distlaunch.job.nodes import host_entries, parse_hostfile, users_and_hosts
-from distlaunch.job.spec import HostEntry, JobSpec, Surroundings
+from distlaunch.job.nodes import HostEntry, Surroundings, host_entries, parse_hostfile, users_and_hosts
+from distlaunch.job.spec import JobSpec
 from distlaunch.job.text import home_error
 from distlaunch.job.types import Either, ListOf, Record, Tree, Type
 from distlaunch.job.yaml_document import MAX_DEPTH, parse

@@ -8,8 +8,7 @@ from typing import Any
 from distlaunch.errors import UsageError
 from distlaunch.job.build import build_spec
 from distlaunch.job.document import Data, Place, job_text, value_of
-from distlaunch.job.nodes import parse_hostfile
-from distlaunch.job.spec import HostEntry, Surroundings
+from distlaunch.job.nodes import HostEntry, Surroundings, parse_hostfile
 from distlaunch.job.text import escaped_in, literal
 from distlaunch.schedulers import job_keys, sections
 

@@ -8,12 +8,12 @@ from distlaunch.errors import JobError, Problem
 from distlaunch.job import keys, spec
 from distlaunch.job.checks import OF_KEYS, OF_SPEC, Reading
 from distlaunch.job.document import Entries, Items, Place, Scalar, Value, colon_hint, describe, is_unset
-from distlaunch.job.nodes import Pool, endpoint_of
+from distlaunch.job.nodes import Pool, Surroundings, endpoint_of
 from distlaunch.job.types import Record
 from distlaunch.transports.container import Container
 
 
-def build_spec(document: Value, source: str, around: spec.Surroundings) -> spec.JobSpec:
+def build_spec(document: Value, source: str, around: Surroundings) -> spec.JobSpec:
     """Return the job described by `document`. Raises `JobError` with every problem found."""
     if not isinstance(document, Entries):
         raise JobError([_no_job(document, source)])

@@ -12,8 +12,8 @@ from distlaunch.agent.frozen import Frozen
 from distlaunch.contract import RESERVED
 from distlaunch.job.document import Place, nearest, program_keys, setting
 from distlaunch.job.keys import JOB, RENDEZVOUS
-from distlaunch.job.nodes import REST, endpoint_of, users_and_hosts
-from distlaunch.job.spec import JobSpec, Surroundings
+from distlaunch.job.nodes import REST, Surroundings, endpoint_of, users_and_hosts
+from distlaunch.job.spec import JobSpec
 from distlaunch.job.text import IDS, instead_of, placeholders_in
 from distlaunch.job.types import Checked
 from distlaunch.transports import launchers, load

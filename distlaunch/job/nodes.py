@@ -1,15 +1,18 @@
-"""The nodes of a job: listed hosts, a hostfile, an allocation, or this machine."""
+"""The surroundings of a job file, and its nodes: listed hosts, a hostfile, an allocation, or this machine."""
 
+import os.path
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 
+from distlaunch.agent.frozen import Frozen
 from distlaunch.agent.wire import HEARTBEATS
 from distlaunch.errors import JobError, Problem
-from distlaunch.job.allocation import AllocatedNode, Allocation
 from distlaunch.job.document import Place
 from distlaunch.job.keys import JOB, NODE, SSH, TIMEOUTS
-from distlaunch.job.spec import HostEntry, Limits, NodeSpec, Surroundings
-from distlaunch.job.types import Checked
+from distlaunch.job.spec import AllocatedNode, Allocation, Env, EnvValue, Limits, NodeSpec
+from distlaunch.job.text import path_in
+from distlaunch.job.types import Checked, Field
 from distlaunch.transports import launchers, load
 from distlaunch.transports.transport import Local, SshOptions, Transport, Way
 from distlaunch.wording import expand_ranges
@@ -20,6 +23,56 @@ REST = "rest"
 """Value of `spares` that stands for all other nodes of the allocation."""
 UNKNOWN = "slurm"
 """The transport of a queued job: its hosts are unknown."""
+
+
+class HostEntry(Frozen):
+    """One host of a hostfile; `slots` is the number of processes, None = not given."""
+
+    host: str
+    user: str | None
+    slots: int | None
+
+
+class Surroundings(Frozen):
+    """The context in which a job file is read: directory, home, environment, entries of the hostfile.
+
+    `name` is the default name of the job; None = the stem of the file. `file` is the file's resolved path; ""
+    = piped. `allocation` is the caller's allocation, None for a job to be `submitted`. `reach` returns the
+    transport for one of its hosts, None = ssh. `sections` are the keys of schedulers. `in_image`: the nodes
+    are containers with their own files and variables.
+    """
+
+    folder: str
+    home: str
+    environ: Mapping[str, str]
+    hostfile: tuple[HostEntry, ...] | None = None
+    name: str | None = None
+    file: str = ""
+    allocation: Allocation | None = None
+    reach: Callable[[AllocatedNode], Transport | None] | None = None
+    sections: Mapping[str, Field] = MappingProxyType({})
+    submitted: bool = False
+    in_image: bool = False
+
+    def path(self, text: str) -> str:
+        """Return an absolute path on this machine."""
+        path = path_in(self.folder, text)
+        return os.path.normpath(self.home + path[1:]) if path.startswith("~") else path
+
+    def on_node(self, text: str) -> str:
+        """Return a path on a node, with a leading ~ kept for the user's home on that node."""
+        return path_in("" if self.in_image else self.folder, text)
+
+    def interpreter(self, text: str | None) -> str | None:
+        """Return a path on a node if `text` has a slash, else the name, to be looked up in PATH."""
+        return self.on_node(text) if text and "/" in text else text
+
+    def variables(self, given: Mapping[str, str | None] | None) -> Env:
+        """Return the workers' variables; None in `given` stands for the value in the caller's environment."""
+        return {
+            name: EnvValue(self.environ.get(name, ""), inherited=True) if value is None else EnvValue(value)
+            for name, value in (given or {}).items()
+        }
 
 
 def host_error(host: str) -> str | None:

@@ -1,7 +1,6 @@
-"""The checked, frozen content of a job file, and the surroundings in which it is read."""
+"""The checked, frozen content of a job file, and the hosts that a scheduler assigned to the job."""
 
-import os.path
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Literal, get_args
@@ -9,10 +8,8 @@ from typing import Any, Literal, get_args
 from distlaunch.agent.frozen import Frozen
 from distlaunch.agent.wire import LEASE_S
 from distlaunch.errors import JobError
-from distlaunch.job.allocation import AllocatedNode, Allocation
 from distlaunch.job.document import Place
 from distlaunch.job.text import path_in, placeholders_in
-from distlaunch.job.types import Field
 from distlaunch.transports.container import Container
 from distlaunch.transports.gathering import TaskPlace
 from distlaunch.transports.transport import Local, SshOptions, Transport
@@ -349,6 +346,48 @@ class Tree(Frozen):
         return {"tree" if name == "digest" else name: getattr(self, name) for name in names}
 
 
+class AllocatedNode(Frozen):
+    """A host of an allocation, as described by the environment; None = unknown.
+
+    `procs` is the number of tasks or slots requested on the host, `group` the component of a heterogeneous
+    job. For a pod, `address` is its address and `container` the container in which the ranks run.
+    """
+
+    host: str
+    gpus: int | None = None
+    procs: int | None = None
+    group: int | None = None
+    address: str | None = None
+    container: str | None = None
+
+
+class Allocation(Frozen):
+    """The hosts of a scheduler job, in the scheduler's order; `job` is its ID, "" = unknown.
+
+    `title` is the display name of the scheduler. `queued` means that the job was submitted to the queue, and
+    `starts` counts the earlier starts of a job that can be requeued. `answers` means that the scheduler can
+    report why the job ended.
+    """
+
+    scheduler: str
+    title: str
+    job: str
+    nodes: tuple[AllocatedNode, ...]
+    queued: bool = False
+    starts: int = 0
+    answers: bool = False
+
+    @property
+    def name(self) -> str:
+        """Return the display name of the allocation."""
+        return f"{self.title} job {self.job}" if self.job else self.title
+
+    @property
+    def requeues(self) -> bool:
+        """Check whether the scheduler can requeue the job."""
+        return self.queued and self.answers
+
+
 class JobSpec(Frozen):
     """A whole job. Paths are absolute; paths on a node may begin with ~ for the user's home there.
 
@@ -500,53 +539,3 @@ class JobSpec(Frozen):
         """Return the job with `count` GPUs on each node without an explicit number."""
         nodes = tuple(node._replace(gpus=count) if node.gpus is None else node for node in self.nodes)
         return self._replace(nodes=nodes)
-
-
-class HostEntry(Frozen):
-    """One host of a hostfile; `slots` is the number of processes, None = not given."""
-
-    host: str
-    user: str | None
-    slots: int | None
-
-
-class Surroundings(Frozen):
-    """The context in which a job file is read: directory, home, environment, entries of the hostfile.
-
-    `name` is the default name of the job; None = the stem of the file. `file` is the file's resolved path; ""
-    = piped. `allocation` is the caller's allocation, None for a job to be `submitted`. `reach` returns the
-    transport for one of its hosts, None = ssh. `sections` are the keys of schedulers. `in_image`: the nodes
-    are containers with their own files and variables.
-    """
-
-    folder: str
-    home: str
-    environ: Mapping[str, str]
-    hostfile: tuple[HostEntry, ...] | None = None
-    name: str | None = None
-    file: str = ""
-    allocation: Allocation | None = None
-    reach: Callable[[AllocatedNode], Transport | None] | None = None
-    sections: Mapping[str, Field] = MappingProxyType({})
-    submitted: bool = False
-    in_image: bool = False
-
-    def path(self, text: str) -> str:
-        """Return an absolute path on this machine."""
-        path = path_in(self.folder, text)
-        return os.path.normpath(self.home + path[1:]) if path.startswith("~") else path
-
-    def on_node(self, text: str) -> str:
-        """Return a path on a node, with a leading ~ kept for the user's home on that node."""
-        return path_in("" if self.in_image else self.folder, text)
-
-    def interpreter(self, text: str | None) -> str | None:
-        """Return a path on a node if `text` has a slash, else the name, to be looked up in PATH."""
-        return self.on_node(text) if text and "/" in text else text
-
-    def variables(self, given: Mapping[str, str | None] | None) -> Env:
-        """Return the workers' variables; None in `given` stands for the value in the caller's environment."""
-        return {
-            name: EnvValue(self.environ.get(name, ""), inherited=True) if value is None else EnvValue(value)
-            for name, value in (given or {}).items()
-        }

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from distlaunch.errors import UsageError, reason
-from distlaunch.job.allocation import AllocatedNode, Allocation
+from distlaunch.job.spec import AllocatedNode, Allocation
 from distlaunch.schedulers.queue import printed
 from distlaunch.transports.failure import Kind
 from distlaunch.transports.gathering import natural

@@ -12,8 +12,7 @@ from distlaunch.agent.needs import digest
 from distlaunch.agent.poller import make_room
 from distlaunch.agent.procfs import boot_id
 from distlaunch.errors import DistlaunchError, UsageError, reason
-from distlaunch.job.allocation import Allocation
-from distlaunch.job.spec import Earlier, JobSpec
+from distlaunch.job.spec import Allocation, Earlier, JobSpec
 from distlaunch.job.text import is_loopback
 from distlaunch.launch.addresses import ask_addresses
 from distlaunch.launch.link import Link, Links

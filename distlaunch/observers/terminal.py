@@ -7,8 +7,7 @@ import signal
 import time
 
 from distlaunch.diagnosis.exits import TRACEBACK
-from distlaunch.job.allocation import Allocation
-from distlaunch.job.spec import JobSpec
+from distlaunch.job.spec import Allocation, JobSpec
 from distlaunch.observers.console import Console, Folding
 from distlaunch.observers.observer import Observed, Observer, Printed
 from distlaunch.observers.run_directory import CONTROLLER_LOG

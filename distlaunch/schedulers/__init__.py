@@ -19,11 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 from distlaunch.agent.frozen import Frozen
 from distlaunch.errors import DistlaunchError, UsageError
-from distlaunch.job.allocation import Allocation
 from distlaunch.wording import listed
 
 if TYPE_CHECKING:
-    from distlaunch.job.spec import JobSpec
+    from distlaunch.job.spec import Allocation, JobSpec
     from distlaunch.job.types import Field, Record
     from distlaunch.schedulers.base import Scheduler
     from distlaunch.schedulers.task import Task
@@ -124,7 +123,7 @@ def scheduler_in(environ: Mapping[str, str]) -> str | None:
     return environ.get(NAMED) or next(started, None)
 
 
-def allocation_in(environ: Mapping[str, str], needed: bool = True) -> Allocation | None:
+def allocation_in(environ: Mapping[str, str], needed: bool = True) -> "Allocation | None":
     """Return the allocation of a process with this environment; `needed` is as in `read_allocation`.
 
     Raises `DistlaunchError`.

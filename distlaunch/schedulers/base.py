@@ -8,8 +8,7 @@ from typing import Any
 
 from distlaunch.agent.frozen import Frozen
 from distlaunch.errors import UsageError
-from distlaunch.job.allocation import AllocatedNode, Allocation
-from distlaunch.job.spec import JobSpec
+from distlaunch.job.spec import AllocatedNode, Allocation, JobSpec
 from distlaunch.job.text import path_in
 from distlaunch.job.types import LINE, Field, Integer, Lines, ListOf, Record, Text, seconds_in
 from distlaunch.schedulers import queue

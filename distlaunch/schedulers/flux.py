@@ -7,8 +7,7 @@ truncates its input at the first zero byte.
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from distlaunch.job.allocation import Allocation
-from distlaunch.job.spec import JobSpec
+from distlaunch.job.spec import Allocation, JobSpec
 from distlaunch.job.types import LINE, Field, Integer, by_their_names
 from distlaunch.schedulers import base, queue, task
 

@@ -3,8 +3,7 @@
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from distlaunch.job.allocation import Allocation
-from distlaunch.job.spec import JobSpec
+from distlaunch.job.spec import Allocation, JobSpec
 from distlaunch.job.types import LINE, Field, Integer
 from distlaunch.schedulers import base, queue
 from distlaunch.transports.failure import Kind

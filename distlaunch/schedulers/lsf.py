@@ -6,8 +6,7 @@ Written from the manuals, not tested on a live system.
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from distlaunch.job.allocation import Allocation
-from distlaunch.job.spec import JobSpec
+from distlaunch.job.spec import Allocation, JobSpec
 from distlaunch.job.types import LINE, Either, Field, Integer
 from distlaunch.schedulers import base, queue, task
 from distlaunch.transports.failure import Kind

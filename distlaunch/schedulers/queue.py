@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from distlaunch.agent.frozen import Frozen
 from distlaunch.errors import DistlaunchError, UsageError, reason
-from distlaunch.job.allocation import AllocatedNode
+from distlaunch.job.spec import AllocatedNode
 from distlaunch.wording import MAX_HOSTS
 
 if TYPE_CHECKING:

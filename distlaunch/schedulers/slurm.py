@@ -9,8 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 
 from distlaunch.errors import UsageError
-from distlaunch.job.allocation import AllocatedNode, Allocation
-from distlaunch.job.spec import JobSpec
+from distlaunch.job.spec import AllocatedNode, Allocation, JobSpec
 from distlaunch.job.types import LINE, Either, Field, Integer, Switch, Text, by_their_names
 from distlaunch.schedulers import base, queue, task
 from distlaunch.supervisor.events import AllocationReported

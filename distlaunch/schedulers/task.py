@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 
 from distlaunch.agent.frozen import Frozen
 from distlaunch.errors import UsageError
-from distlaunch.job.allocation import Allocation
+from distlaunch.job.spec import Allocation
 from distlaunch.wording import counted
 
 

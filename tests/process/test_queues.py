@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from distlaunch.cli.job_file import job_of
-from distlaunch.job.allocation import Allocation
+from distlaunch.job.spec import Allocation
 from distlaunch.launch.controller import ask_for_another
 from distlaunch.observers.run_list import note_stop
 from distlaunch.runs.submissions import Submission, note, note_end

@@ -5,8 +5,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from distlaunch.job.allocation import AllocatedNode, Allocation
-from distlaunch.job.spec import JobSpec
+from distlaunch.job.spec import AllocatedNode, Allocation, JobSpec
 from distlaunch.job.types import LINE, Field, Record
 from distlaunch.schedulers import NAMED
 from distlaunch.schedulers.base import NODES, Call, Scheduler

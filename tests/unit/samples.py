@@ -12,7 +12,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 from distlaunch.job.build import build_spec
-from distlaunch.job.spec import HostEntry, JobSpec, Surroundings
+from distlaunch.job.nodes import HostEntry, Surroundings
+from distlaunch.job.spec import JobSpec
 from distlaunch.job.yaml_document import parse
 from distlaunch.schedulers import TABLE, load, sections
 

@@ -9,7 +9,8 @@ import pytest
 
 from distlaunch.errors import JobError
 from distlaunch.job.build import build_spec
-from distlaunch.job.spec import JobSpec, Surroundings
+from distlaunch.job.nodes import Surroundings
+from distlaunch.job.spec import JobSpec
 from distlaunch.job.yaml_document import parse
 from distlaunch.kubernetes.pods import Kubectl, exec_words, pods_argv, pods_listed, reach_pod
 from distlaunch.transports.failure import Kind, ProcessEnd

@@ -16,8 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distlaunch.agent import messages
-from distlaunch.job.allocation import Allocation
-from distlaunch.job.spec import JobSpec, RendezvousSpec, Tree
+from distlaunch.job.spec import Allocation, JobSpec, RendezvousSpec, Tree
 from distlaunch.plan.placement import Facts
 from distlaunch.runs.replay import loaded, replay
 from distlaunch.supervisor import actions, events

@@ -19,7 +19,7 @@ from distlaunch.agent.messages import (
     WorkerUnstarted,
 )
 from distlaunch.errors import Exit
-from distlaunch.job.allocation import Allocation
+from distlaunch.job.spec import Allocation
 from distlaunch.supervisor.actions import Connect, Drop, Finish, GiveUp, StartWorkers
 from distlaunch.supervisor.allocation_end import is_to_go_on
 from distlaunch.supervisor.events import Event, LinkEnded

@@ -14,8 +14,7 @@ import pytest
 from distlaunch.agent.messages import Interrupted, WarningReceived
 from distlaunch.cli.job_file import load_job
 from distlaunch.errors import JobError, UsageError
-from distlaunch.job.allocation import AllocatedNode, Allocation
-from distlaunch.job.spec import JobSpec
+from distlaunch.job.spec import AllocatedNode, Allocation, JobSpec
 from distlaunch.launch.opening import STEP_NODES, _groups
 from distlaunch.schedulers import load, scheduler_in, step_size, task_in, task_number
 from distlaunch.schedulers.base import Scheduler

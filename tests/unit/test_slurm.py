@@ -9,7 +9,7 @@ from distlaunch.agent.messages import AgentLeaving, Interrupted, WarningReceived
 from distlaunch.agent.wire import AGENT_DIED, CLEAN, LEFT_EARLY
 from distlaunch.cli.run import refuse_copy
 from distlaunch.errors import UsageError
-from distlaunch.job.allocation import AllocatedNode, Allocation
+from distlaunch.job.spec import AllocatedNode, Allocation
 from distlaunch.schedulers import allocation_in
 from distlaunch.schedulers.slurm import ADVICE, scheduler
 from distlaunch.schedulers.task import Task, check_devices, check_master
