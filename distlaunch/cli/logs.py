@@ -20,7 +20,7 @@ from distlaunch.job.types import compiled
 from distlaunch.observers.console import FOLD_S, Folding, colored, harmless, wants_color
 from distlaunch.observers.observer import Observer, Printed
 from distlaunch.observers.run_directory import Entry
-from distlaunch.plan.output import destinations
+from distlaunch.plan.workers import destinations
 from distlaunch.runs.following import follow
 from distlaunch.runs.replay import Playback, lines_in, replay
 from distlaunch.runs.run import Run

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from distlaunch.cli.output import print_json, print_text
 from distlaunch.launch.port_check import EVERY, PortReport, folded
 from distlaunch.observers.console import escape, wants_color
-from distlaunch.plan.document import plan_document
 from distlaunch.plan.placement import DEFAULT_PORT, LaunchPlan, NodePlan
 from distlaunch.plan.shell_text import shell_text, torchrun_text
-from distlaunch.plan.workers import planned_workers
+from distlaunch.plan.workers import plan_document, planned_workers
 from distlaunch.wording import aligned, counted, cut, refused_port_words, size_words, spans
 
 MANY = 256

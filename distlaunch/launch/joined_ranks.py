@@ -9,9 +9,8 @@ from distlaunch.contract import Rendezvous
 from distlaunch.job.spec import JobSpec
 from distlaunch.launch.joined_agent import PATIENCE_S, STOP_QUIETLY, Part
 from distlaunch.observers.console import Console
-from distlaunch.plan.output import Destination, destinations
 from distlaunch.plan.placement import Facts, LaunchPlan, NodeRank, node_plan
-from distlaunch.plan.workers import binding_of, worker_specs, workers
+from distlaunch.plan.workers import Destination, binding_of, destinations, worker_specs, workers
 from distlaunch.supervisor.checking import own_needs
 
 if TYPE_CHECKING:

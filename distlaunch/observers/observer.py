@@ -8,8 +8,8 @@ from distlaunch.agent.frozen import Frozen
 from distlaunch.agent.wire import ATTEMPTS
 from distlaunch.job.spec import JobSpec
 from distlaunch.observers.run_directory import RunDirectory
-from distlaunch.plan.output import Destination, destinations
 from distlaunch.plan.placement import LaunchPlan, NodePlan
+from distlaunch.plan.workers import Destination, destinations
 from distlaunch.signals import Interrupts
 from distlaunch.supervisor.actions import ShowMessage
 from distlaunch.supervisor.events import Event

@@ -25,9 +25,8 @@ from distlaunch.observers.run_directory import (
     size_of,
     status_bytes,
 )
-from distlaunch.plan.document import plan_document
-from distlaunch.plan.output import destinations
 from distlaunch.plan.placement import LaunchPlan, NodePlan
+from distlaunch.plan.workers import destinations, plan_document
 from distlaunch.supervisor.actions import ShowMessage
 from distlaunch.supervisor.codec import BEGAN, MESSAGE, beginning, fields_of
 from distlaunch.supervisor.events import Event, LinkEnded, TimerDue

@@ -1,18 +1,18 @@
-"""The workers of a plan: command line and environment of each rank, with placeholders filled in."""
+"""The workers of a plan: command line, environment and output of each rank, for agents and as JSON."""
 
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
-from itertools import count
-from typing import TypeVar
+from itertools import count, product
+from types import MappingProxyType
+from typing import Any, TypeVar
 
 from distlaunch import contract
 from distlaunch.agent import messages
 from distlaunch.agent.frozen import Frozen
-from distlaunch.job.spec import Env, JobSpec, Program
-from distlaunch.job.text import VARIABLES, Values, fill, path_in
-from distlaunch.plan.output import destinations
+from distlaunch.job.spec import Env, JobSpec, Program, Std, TorchrunLogs
+from distlaunch.job.text import VARIABLES, Values, fill, is_hidden, path_in, redacted
 from distlaunch.plan.placement import DEFAULT_PORT, LaunchPlan, NodePlan, NodeRank
 from distlaunch.transports.gathering import TaskPlace
 
@@ -219,6 +219,75 @@ def _paths(program: Program) -> tuple[int, ...]:
     return (0,) if own else (0, 2)
 
 
+# Where the output of each rank goes: the console, with or without a prefix, and a file
+
+STREAMS = ("stdout", "stderr")
+
+
+class Destination(Frozen):
+    """The destination of one stream of one rank.
+
+    If `prefix` is None, the bytes are unchanged. `file` is relative to the run directory."""
+
+    shown: bool
+    prefix: str | None
+    file: str | None
+
+    @property
+    def direct(self) -> bool:
+        """Return whether the output goes only to the console, unchanged."""
+        return self.shown and self.prefix is None and self.file is None
+
+
+def destinations(plan: LaunchPlan, attempt: int) -> dict[tuple[int, int], Destination]:
+    """Return the destinations for an attempt with this plan, keyed by rank and stream (0 stdout, 1 stderr).
+
+    Ranks on nodes whose own launchers show and keep the output are left out.
+    """
+    logs = plan.spec.logs
+    ranges = {"all": range(plan.world_size), "rank0": range(1), "none": range(0)}
+    shown = ranges[logs.console] if isinstance(logs.console, str) else logs.console
+    found = {}
+    for node in plan.nodes:
+        for rank, stream in product(node.ranks, range(2)):
+            if not logs.torchrun:
+                file = _log_file(attempt, rank, stream)
+                found[rank, stream] = Destination(rank in shown, f"[{node.label}:{rank}] ", file)
+            elif node.logs is None:
+                found[rank, stream] = _by_torchrun(logs.torchrun, plan, node, rank, stream, attempt)
+    return found
+
+
+def _log_file(attempt: int, rank: int, stream: int) -> str:
+    """Return the path of a stream's file in the run directory. Only integers in it come from the job."""
+    name = f"rank{rank}.{('out', 'err')[stream]}"
+    return f"attempt{attempt}/{name}" if attempt else name
+
+
+def _by_torchrun(
+    logs: TorchrunLogs, plan: LaunchPlan, node: NodePlan, rank: int, stream: int, attempt: int
+) -> Destination:
+    """Apply torchrun's rules: redirect = file only, tee = both, with a prefix, neither = console only."""
+    local_rank = rank - node.first_rank
+    tee, redirected = (_has(std, local_rank, stream) for std in (logs.tee, logs.redirects))
+    wanted = not logs.local_ranks or local_rank in logs.local_ranks
+    file = f"attempt_{attempt}/{local_rank}/{STREAMS[stream]}.log" if tee or redirected else None
+    prefix = _prefix(logs.prefix, plan.spec.program.role, local_rank, rank) if tee else None
+    return Destination(wanted and (tee or not redirected), prefix, file)
+
+
+def _has(std: Std, local_rank: int, stream: int) -> bool:
+    """Return whether a torchrun setting (bits: 1 stdout, 2 stderr) applies to a stream of a rank."""
+    chosen = std if isinstance(std, int) else std.get(local_rank, 0)
+    return bool(chosen & (1, 2)[stream])
+
+
+def _prefix(template: str, role: str, local_rank: int, rank: int) -> str:
+    from string import Template  # only `distlaunch torchrun` needs it
+
+    return Template(template).safe_substitute(role_name=role, local_rank=local_rank, rank=rank)
+
+
 # Messages to agents
 
 
@@ -260,3 +329,67 @@ def shared_descriptors(plan: LaunchPlan, part: NodePlan, attempt: int) -> Mappin
         return dict.fromkeys(part.ranks, ())
     streams = destinations(plan, attempt)
     return {rank: (0, 1) if streams[rank, 0].direct else (0,) for rank in part.ranks}
+
+
+# Plans as plain data, for JSON
+
+
+def plan_document(
+    plan: LaunchPlan,
+    nodes: dict[NodeRank, list[WorkerPlan]],
+    interfaces: Mapping[NodeRank, Any] = MappingProxyType({}),
+) -> dict[str, Any]:
+    """Return the plan as a JSON object, for plan.json and `dry-run`. `nodes` contains each node's workers.
+
+    `interfaces` are the network interfaces of the nodes, and why they were chosen, once that is known.
+
+    Inherited values are null, as are values of variables whose names suggest a secret, and a port that is
+    picked at the start.
+    """
+    binding = plan.spec.placement.binding
+    bound = {binding.key: list(binding.cpus) or binding.how} if binding else {}  # as in the job file
+    return {
+        "name": plan.spec.name,
+        "world_size": plan.world_size,
+        "backend": plan.backend,
+        "master_addr": plan.master_addr,
+        "master_port": plan.master_port,
+        "numa_binding": None,
+        "cpu_binding": None,
+        **bound,
+        "code": plan.spec.tree and plan.spec.tree.document(),
+        "nodes": [
+            {**_node_document(plan, node, nodes[node.node_rank]), "interface": interfaces.get(node.node_rank)}
+            for node in plan.nodes
+        ],
+    }
+
+
+def _node_document(plan: LaunchPlan, node: NodePlan, workers: list[WorkerPlan]) -> dict[str, Any]:
+    return {
+        "node_rank": node.node_rank,
+        "name": node.label,
+        "transport": node.reach.name,
+        "gpus": node.gpus,
+        "python": node.python,
+        "workdir": node.program.workdir,
+        "workers": [_worker_document(plan, node, worker) for worker in workers],
+    }
+
+
+def _worker_document(plan: LaunchPlan, node: NodePlan, worker: WorkerPlan) -> dict[str, Any]:
+    """Return a worker. Its MASTER_PORT is null if the port is picked at the start."""
+    unknown = {"MASTER_PORT": None} if plan.master_port is None and "MASTER_PORT" in worker.contract else {}
+    return {
+        "rank": worker.rank,
+        "local_rank": worker.local_rank,
+        "device": node.device(worker.local_rank),
+        "argv": redacted(worker.argv),
+        "env": {**_shown_env(worker.env), **worker.contract, **unknown},
+        "defaults": dict(worker.defaults),
+    }
+
+
+def _shown_env(env: Env) -> dict[str, str | None]:
+    hidden = {name for name, value in env.items() if value.inherited or is_hidden(name, value.text)}
+    return {name: None if name in hidden else value.text for name, value in env.items()}

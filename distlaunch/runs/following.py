@@ -14,7 +14,7 @@ from distlaunch.here import send_signal
 from distlaunch.observers.observer import Observer, Printed
 from distlaunch.observers.recording import STDERR_BYTES, LastOutput
 from distlaunch.observers.run_directory import STOPPED, fd_of
-from distlaunch.plan.output import destinations
+from distlaunch.plan.workers import destinations
 from distlaunch.runs.replay import Playback, typed
 from distlaunch.runs.run import Run, document_in, living, run_in
 from distlaunch.signals import Interrupts

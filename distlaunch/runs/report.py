@@ -14,7 +14,7 @@ from distlaunch.job.spec import JobSpec
 from distlaunch.observers.model import Row, RunModel, doing, uses_in
 from distlaunch.observers.recording import USES
 from distlaunch.observers.run_directory import INDEX_RECORD, OUTPUT_INDEX, fd_of, index_entries
-from distlaunch.plan.output import STREAMS, destinations
+from distlaunch.plan.workers import STREAMS, destinations
 from distlaunch.runs.following import output_of
 from distlaunch.runs.run import Run, document_in
 from distlaunch.runs.submissions import submission_of

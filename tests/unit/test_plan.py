@@ -14,9 +14,8 @@ from distlaunch.cli.tables import print_plan
 from distlaunch.contract import Rendezvous
 from distlaunch.errors import JobError
 from distlaunch.job.text import fill, is_loopback
-from distlaunch.plan.document import plan_document
 from distlaunch.plan.placement import Facts, LaunchPlan, make_plan
-from distlaunch.plan.workers import WorkerPlan, planned_workers, workers
+from distlaunch.plan.workers import WorkerPlan, plan_document, planned_workers, workers
 from distlaunch.supervisor.ranks import unstarted_advice
 from tests.unit.samples import bounded, spec_of
 

@@ -10,10 +10,9 @@ from distlaunch.cli.tables import print_plan
 from distlaunch.contract import RESERVED
 from distlaunch.diagnosis.exits import Raised, Words, split_launcher, words_of
 from distlaunch.errors import JobError
-from distlaunch.plan.document import plan_document
 from distlaunch.plan.placement import Facts, LaunchPlan, make_plan
 from distlaunch.plan.shell_text import shell_text, torchrun_text
-from distlaunch.plan.workers import meeting_of, planned_workers, workers
+from distlaunch.plan.workers import meeting_of, plan_document, planned_workers, workers
 from distlaunch.supervisor.preparing import start_command
 from distlaunch.supervisor.state import Phase, Timer
 from tests.unit.samples import PEER_GONE, spec_of

@@ -12,8 +12,8 @@ from distlaunch.agent.messages import PortHeld, RanksStalled, WorkerExited, Work
 from distlaunch.observers.model import RunModel
 from distlaunch.observers.observer import Printed
 from distlaunch.observers.screen import Wish, after, lines, row_at, sparkline
-from distlaunch.plan.output import destinations
 from distlaunch.plan.placement import Facts
+from distlaunch.plan.workers import destinations
 from distlaunch.supervisor.actions import ShowMessage
 from distlaunch.supervisor.events import AgentUp, Event
 from distlaunch.supervisor.nodes import Use
