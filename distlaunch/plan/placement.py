@@ -93,12 +93,6 @@ class LaunchPlan(Frozen):
     master_port: int | None
     roles: Mapping[str, int] = contract.NO_VALUES
 
-    @property
-    def group_world_size(self) -> int:
-        """Return the number of nodes for ranks, or of hosts if nodes are scheduler tasks. 0 means unknown."""
-        place = self.spec.nodes[0].place
-        return len(self.nodes) if place is None else place.node_count or 0
-
     @cached_property
     def members(self) -> tuple[int, ...]:
         """Return the pool indices of the nodes, in rank order."""

@@ -154,7 +154,7 @@ def _worker(
     plan: LaunchPlan, node: NodePlan, local_rank: int, meeting: contract.Rendezvous, interface: str | None
 ) -> WorkerPlan:
     """Return the worker that is a rank. If each rank has a launcher, `place` comes from its scheduler."""
-    place = node.place or TaskPlace(local_rank, node.procs, node.node_rank, plan.group_world_size)
+    place = node.place or TaskPlace(local_rank, node.procs, node.node_rank, len(plan.nodes))
     rank = node.first_rank + local_rank
     role = node.program.role
     its_role = (role, node.first_of_role + local_rank, plan.roles.get(role, plan.world_size))
