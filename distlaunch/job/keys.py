@@ -24,7 +24,6 @@ from distlaunch.job.types import (
     MapOf,
     OrNone,
     Record,
-    Regex,
     Schema,
     Size,
     Switch,
@@ -33,6 +32,7 @@ from distlaunch.job.types import (
     Word,
     built,
     by_their_names,
+    compiled,
 )
 from distlaunch.transports import launchers
 from distlaunch.transports.container import Container, Runtime
@@ -46,6 +46,15 @@ def _program_error(word: str) -> str | None:
 def _cpus_error(cpus: str) -> str | None:
     spans = re.findall(r"(\d+)-(\d+)", cpus)
     return next((f"{a}-{b} ends before it begins" for a, b in spans if int(b) < int(a)), None)
+
+
+def _watch_error(pattern: str) -> str | None:
+    """Return why `logs.watch` can't find a number."""
+    try:
+        found = compiled(pattern).groups
+    except ValueError as error:
+        return f"expected a regular expression: {error}"
+    return None if found else "expected a group around the number, as in 'loss[ =:]+([-0-9.eE+]+)'"
 
 
 AUTO = Choice(("auto",))
@@ -188,7 +197,7 @@ LOGS = Record(
         "Ranks whose output is shown: all, rank0, none or a list of ranks.",
     ),
     watch=Field(
-        Regex(group="the number, as in 'loss[ =:]+([-0-9.eE+]+)'"),
+        Text("a regular expression", r"[^\0]+", _watch_error),
         "A regular expression; `view` plots the number that its first group matches, e.g. "
         "'loss[ =:]+([-0-9.eE+]+)'.",
     ),

@@ -117,24 +117,6 @@ class Text(Type):
         return {"type": "string", "pattern": f"^(?:{self.pattern})$".replace("\\0", "\\u0000")}
 
 
-class Regex(Text):
-    """A Python regular expression with a group; `group` describes its content."""
-
-    def __init__(self, group: str) -> None:
-        super().__init__("a regular expression", r"[^\0]+", self._mistake)
-        self.group = group
-
-    def _mistake(self, text: str) -> str | None:
-        try:
-            return None if compiled(text).groups else f"expected a group around {self.group}"
-        except ValueError as error:
-            return f"expected {self.name}: {error}"
-
-    def schema(self) -> Schema:
-        """Return the JSON Schema."""
-        return {"type": "string", "format": "regex"}
-
-
 def compiled(text: AnyStr) -> re.Pattern[AnyStr]:
     """Compile a regular expression. Raises ValueError with an explanation."""
     try:
