@@ -137,7 +137,7 @@ def _prepared(
     spec = job_of(text, job, overrides, args, submitted=True)
     scheduler = load(to or target_of(spec))
     check_submitted(spec, scheduler)
-    plan_without_nodes(scheduler.with_gpus(spec))
+    plan_without_nodes(spec.with_gpus(scheduler.gpus(spec) or 0))
     if spec.nodes[0].gpus is None and scheduler.gpus(spec) is None:
         say("no GPUs are requested: set gpus_per_node to the number of GPUs per node, or to 0 for a CPU job")
     file = spec.invocation.file

@@ -174,10 +174,6 @@ class Scheduler:
         gpus = self.asked(spec).get("gpus")
         return gpus if gpus is None or isinstance(gpus, int) else 0
 
-    def with_gpus(self, spec: JobSpec) -> JobSpec:
-        """Return the job with the number of GPUs requested in its section, unless the job sets another."""
-        return spec.with_gpus(self.gpus(spec) or 0)
-
     def node_count(self, spec: JobSpec) -> int:
         """Return the number of nodes to allocate."""
         return self.asked(spec).get("nodes") or (len(spec.nodes) if "nodes" in spec.places else 1)

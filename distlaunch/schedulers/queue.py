@@ -4,7 +4,7 @@ import os
 import pwd
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
 from distlaunch.agent.frozen import Frozen
@@ -21,11 +21,13 @@ HOSTS_S = 10.0
 """Seconds to wait for a command that lists hosts."""
 ANOTHER_WISH_S = 0.25
 """Seconds between two signals. The second one kills the job, but counts as the first if it comes too soon."""
-MAX_BYTES = 1 << 24
 MAX_SLOTS = 1_000_000
 """Maximum plausible slots of one host."""
 _HOST = r"[A-Za-z0-9_][A-Za-z0-9_.:%\-]*"
 _EMPTY = ("", "Exiting.")
+VISIBLE = ("CUDA_VISIBLE_DEVICES",)
+"""The variable with the GPUs that a process sees."""
+_GRANTED = ("SGE_HGR_gpu", "SGE_HGR_GPU", *VISIBLE)
 _INSTEAD = "list the hosts in nodes, or use `--set launcher=local`"
 ANYTHING = re.compile("")
 """Pattern for `forgives` that accepts any failure."""
@@ -148,19 +150,14 @@ def user_name() -> str:
 def read_hosts(listing: str | tuple[str, ...], title: str) -> str:
     """Return the content of a file, or the output of a command, with a job's hosts. Raises `UsageError`."""
     try:
-        return _text(listing) if isinstance(listing, str) else printed(listing)
+        if isinstance(listing, tuple):
+            return printed(listing)
+        with open(listing, encoding="utf-8", errors="replace") as file:
+            return file.read()
     except OSError as error:
         what = listing if isinstance(listing, str) else listing[0]
         text = f"can't read the hosts of this {title} job: {what}: {reason(error)}; {_INSTEAD}"
         raise UsageError(text) from None
-
-
-def _text(path: str) -> str:
-    with open(path, "rb") as file:
-        data = file.read(MAX_BYTES + 1)
-    if len(data) > MAX_BYTES:
-        raise UsageError(f"{path}: larger than {MAX_BYTES >> 20} MiB, so not a list of hosts")
-    return data.decode(errors="replace")
 
 
 def printed(command: tuple[str, ...], instead: str = _INSTEAD) -> str:
@@ -210,9 +207,12 @@ def slots_in(text: str, line: str) -> int:
     return int(text)
 
 
-def granted_gpus(environ: Mapping[str, str]) -> int | None:
-    """Return the GPUs of the job on this host, assumed for every host; None = unknown."""
-    for name in ("SGE_HGR_gpu", "SGE_HGR_GPU", "CUDA_VISIBLE_DEVICES"):
+def granted_gpus(environ: Mapping[str, str], variables: Sequence[str] = _GRANTED) -> int | None:
+    """Return the number of GPUs in the first of these variables that is set; None = unknown.
+
+    By default, these are the GPUs of the job on this host, assumed for every host.
+    """
+    for name in variables:
         if name in environ:
             ids = re.split(r"[,\s]+", environ[name].strip())
             return len([each for each in ids if each and not each.startswith(("-", "No"))])

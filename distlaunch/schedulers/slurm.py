@@ -149,7 +149,10 @@ class Slurm(base.Scheduler):
                 f"SLURM_PROCID={rank} and SLURM_LOCALID={local} are inconsistent with {size} tasks"
             )
         job = environ["SLURM_JOB_ID"]
-        step, devices = f"{job}.{environ.get('SLURM_STEP_ID', '')}", task.visible_devices(environ)
+        step, devices = (
+            f"{job}.{environ.get('SLURM_STEP_ID', '')}",
+            queue.granted_gpus(environ, queue.VISIBLE),
+        )
         place = (rank, size, local, counts[node], node, len(nodes))
         restarts = int(environ.get("SLURM_RESTART_COUNT") or 0)
         return task.Task(step, job, *place, nodes, nodes[:1], devices, restarts, ADVICE)

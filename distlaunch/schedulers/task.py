@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from distlaunch.agent.frozen import Frozen
 from distlaunch.errors import UsageError
 from distlaunch.job.spec import Allocation
+from distlaunch.schedulers.queue import VISIBLE, granted_gpus
 from distlaunch.wording import counted
 
 
@@ -45,12 +46,6 @@ class Task(Frozen):
     def on_one_node(self) -> bool:
         """Return whether all tasks are on this task's node."""
         return self.local_size == self.size
-
-
-def visible_devices(environ: Mapping[str, str]) -> int | None:
-    """Return the number of GPUs that a task sees; None = any."""
-    devices = environ.get("CUDA_VISIBLE_DEVICES")
-    return None if devices is None else len([name for name in devices.split(",") if name])
 
 
 def number_of(environ: Mapping[str, str], name: str, starter: str, advice: str = "") -> int:
@@ -136,7 +131,7 @@ def numbered_task(names: Names, environ: Mapping[str, str], title: str, allocati
         raise UsageError(f"{names.starter} runs on {nodes} nodes, but {title} lists {len(hosts)}")
     used = hosts[-nodes:]  # a launch node, which runs no tasks, comes first
     job = environ.get(names.job, "")
-    step, devices = f"{job}.{environ.get('PMIX_NAMESPACE', '')}", visible_devices(environ)
+    step, devices = f"{job}.{environ.get('PMIX_NAMESPACE', '')}", granted_gpus(environ, VISIBLE)
     return Task(step, job, rank, size, local, each, rank // each, nodes, used, used[:1], devices)
 
 
@@ -195,7 +190,8 @@ def _task(environ: Mapping[str, str], names: tuple[str, ...], step: str, nodes: 
         what = dict(zip(("rank", "size", "local_rank", "local_size"), place, strict=True))
         raise UsageError(f"mpirun's variables contradict each other: {what}")
     job = environ.get("DISTLAUNCH_JOB_ID", step)
-    task = Task(step, job, rank, size, local_rank, local_size, None, None, devices=visible_devices(environ))
+    devices = granted_gpus(environ, VISIBLE)
+    task = Task(step, job, rank, size, local_rank, local_size, None, None, devices=devices)
     node_rank, node_count = _node(task, nodes)
     restarts = environ.get("TORCHELASTIC_RESTART_COUNT", "0") if "DISTLAUNCH_JOB_ID" in environ else "0"
     # The restarts of the job, if distlaunch started mpirun.

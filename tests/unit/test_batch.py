@@ -148,7 +148,8 @@ def test_refuses_a_job_that_cannot_work(target: str, text: str, problem: str, tm
     ],
 )
 def test_a_plan_before_the_queue_has_the_requested_gpus(keys: str, gpus: int, tmp_path: Path) -> None:
-    spec = SLURM.with_gpus(submitted(f"script: train.py\nnodes: 2\n{keys}\n", tmp_path))
+    read = submitted(f"script: train.py\nnodes: 2\n{keys}\n", tmp_path)
+    spec = read.with_gpus(SLURM.gpus(read) or 0)
     assert [node.gpus for node in spec.nodes] == [gpus, gpus]
 
 

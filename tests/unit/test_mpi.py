@@ -96,6 +96,9 @@ def test_places_a_task_of_open_mpi() -> None:
     assert (task.step, task.rank, task.size, task.local_rank, task.local_size) == ("mpi-917", 5, 8, 1, 4)
     assert (task.node_rank, task.node_count, task.devices) == (1, 2, 4)
     assert task.addresses == ("10.0.0.1", "192.168.0.1", "fd00::2")
+    without = mpi_task(open_mpi(5, 8, 1, 4, 2, CUDA_VISIBLE_DEVICES="-1"))
+    assert without is not None
+    assert without.devices == 0, "-1 hides all GPUs"
     env = task_environment(task, {}, ("10.0.0.1", 999))
     assert (env["GROUP_RANK"], env["NODE_RANK"], env["GROUP_WORLD_SIZE"]) == ("1", "1", "2")
     assert (env["MASTER_ADDR"], env["MASTER_PORT"], env["RANK"]) == ("10.0.0.1", "999", "5")
