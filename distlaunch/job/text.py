@@ -60,8 +60,8 @@ def is_placeholder(word: str) -> bool:
     return ":" in word or word in PLACEHOLDERS
 
 
-def fill(text: str, value: Values, every: bool = True) -> str:
-    """Fill in the {placeholders} that have a value, and turn {{word}} into {word}.
+def fill(text: str, value: Values = lambda word: None, every: bool = True) -> str:
+    """Fill in the {placeholders} that have a value, by default none, and turn {{word}} into {word}.
 
     Unless `every`, only words that are placeholders are unescaped, as in variables.
     """
@@ -77,10 +77,6 @@ def fill(text: str, value: Values, every: bool = True) -> str:
         return left + ("{" + word + "}" if text is None else text) + right
 
     return re.sub(_BRACED, filled, text) if "{" in text else text
-
-
-def unfilled(word: str) -> None:
-    """Return None, which leaves all placeholders unchanged."""
 
 
 def literal(text: str, every: bool = True) -> str:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from distlaunch.agent.frozen import Frozen
 from distlaunch.job.keys import KUBERNETES
 from distlaunch.job.spec import FOREVER_S, JobSpec
-from distlaunch.job.text import fill, unfilled
+from distlaunch.job.text import fill
 from distlaunch.kubernetes.pods import GPU
 from distlaunch.plan.placement import DEFAULT_PORT
 from distlaunch.plan.shell_text import job_flags, torch_argument
@@ -186,7 +186,7 @@ def env(pods: Pods) -> list[Manifest]:
     """Return the job's variables, with references to Secrets."""
     secrets = pods.spec.kubernetes.get("secrets", {})
     own = ((name, value) for name, value in pods.spec.program.env.items() if name not in secrets)
-    plain = {name: fill(value.text, unfilled, every=False) for name, value in own}
+    plain = {name: fill(value.text, every=False) for name, value in own}
     values = [{"name": name, "value": unexpanded(text)} for name, text in plain.items()]
     keys: Manifest = {name: {"name": each["secret"], "key": each["key"]} for name, each in secrets.items()}
     if pods.number > 1 and SECRET not in {*plain, *keys}:

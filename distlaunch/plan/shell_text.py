@@ -6,7 +6,7 @@ from shlex import quote
 
 from distlaunch.contract import Rendezvous
 from distlaunch.job.spec import Env, JobSpec, Program
-from distlaunch.job.text import fill, unfilled
+from distlaunch.job.text import fill
 from distlaunch.plan.other_launchers import agent_flags, program_flag, workers_flags
 from distlaunch.plan.placement import LaunchPlan, NodePlan, NodeRank
 from distlaunch.plan.workers import WorkerPlan, common, program_word
@@ -22,11 +22,9 @@ def shell_text(plan: LaunchPlan, nodes: dict[NodeRank, list[WorkerPlan]]) -> str
     their lines. The script exports the values instead of passing them to programs such as env, because every
     user on a node can read the arguments of programs.
     """
-    blocks, binding = (
-        [_node_block(node, nodes[node.node_rank]) for node in plan.nodes],
-        plan.spec.placement.binding,
-    )
+    binding = plan.spec.placement.binding
     bound = [f"# {binding.key} is left out: distlaunch's agent applies it on the node"] if binding else []
+    blocks = (_node_block(node, nodes[node.node_rank]) for node in plan.nodes)
     return "\n".join([*_remarks(plan.spec), *bound, *blocks])
 
 
@@ -109,7 +107,7 @@ def _torchrun_line(plan: LaunchPlan, node: NodePlan, meeting: Rendezvous) -> str
     """Return the torchrun command of a node, in a subshell with its workdir and variables."""
     flags = _flags(plan, node, meeting)
     own = node.program
-    env = {name: each._replace(text=fill(each.text, unfilled, every=False)) for name, each in own.env.items()}
+    env = {name: each._replace(text=fill(each.text, every=False)) for name, each in own.env.items()}
     exports = _job_exports(env)
     export = f"export {' '.join(exports)} && " if exports else ""
     program = program_word(node)

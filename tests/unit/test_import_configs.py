@@ -13,7 +13,7 @@ from distlaunch.compat.from_mpirun import mpirun_draft
 from distlaunch.errors import JobError, UsageError
 from distlaunch.job.nodes import parse_hostfile
 from distlaunch.job.spec import JobSpec, NodeSpec
-from distlaunch.job.text import fill, unfilled
+from distlaunch.job.text import fill
 from distlaunch.job.yaml_document import parse
 from distlaunch.plan.placement import Facts, make_plan
 from distlaunch.transports.ssh import Ssh
@@ -284,7 +284,7 @@ def test_refuses_what_it_cannot_read_in_a_line_of_mpirun(line: str, error: str) 
 def test_doubled_braces_become_a_comment() -> None:
     draft = hostfile_draft("a\n", "hosts", ["x.py", "{epoch}"])
     assert "{{epoch}}: doubled braces" in comments(draft)
-    assert fill(spec_of(draft.text()).program.args[0], unfilled) == "{epoch}"
+    assert fill(spec_of(draft.text()).program.args[0]) == "{epoch}"
 
 
 @pytest.mark.parametrize(("hosts", "gpus"), [("a\n", 8), ("a slots=1\nb\n", 8)])
