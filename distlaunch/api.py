@@ -43,7 +43,7 @@ from distlaunch.runs.html import page
 from distlaunch.runs.replay import Playback
 from distlaunch.runs.report import report_of
 from distlaunch.runs.run import Run as Status
-from distlaunch.runs.run import document_in, find, folders, living, run_in
+from distlaunch.runs.run import directories, document_in, find, living, run_in
 from distlaunch.runs.why import Explanation, explain
 
 LOOK_S = 0.05
@@ -78,7 +78,7 @@ class RankError(RunError):
 
 
 class RootCause(Frozen):
-    """Why a run failed: the `rank` or `node` that caused it, if one did, and the `last_words` of the rank.
+    """Why a run failed: the `rank` or `node` that caused it, if one did, and the `last_output` of the rank.
 
     `kind` is exception, exit, signal, oom, collective, stall or node_lost, None for others.
     """
@@ -87,14 +87,14 @@ class RootCause(Frozen):
     kind: str | None
     rank: int | None
     node: str | None
-    last_words: tuple[str, ...]
+    last_output: tuple[str, ...]
 
 
 class Result(Frozen):
     """The result of a run.
 
     `state` is SUCCEEDED, FAILED, CANCELLED or LOST; `exit_status` is that of `distlaunch run`. `statuses` has
-    the exit status of each rank in the last attempt, None = it was lost. `folder` is the run directory.
+    the exit status of each rank in the last attempt, None = it was lost. `directory` is the run directory.
     """
 
     run: str
@@ -105,7 +105,7 @@ class Result(Frozen):
     attempts: int
     seconds: float
     statuses: Mapping[int, int | None]
-    folder: str
+    directory: str
 
     @property
     def ok(self) -> bool:
@@ -187,7 +187,7 @@ class Job:
         words = [str(word) for word in args]
         self.spec: JobSpec = load_job(_file, overrides, words, Typed(module))
         request = {"path": _file, "overrides": overrides, "args": words, "module": module}
-        self._request: dict[str, Any] = {**request, "folder": os.getcwd()}  # for `cli.child`
+        self._request: dict[str, Any] = {**request, "directory": os.getcwd()}  # for `cli.child`
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], *, args: Sequence[Any] = (), **keys: Any) -> "Job":
@@ -220,7 +220,7 @@ def _started(request: Mapping[str, Any]) -> "tuple[str, str, subprocess.Popen[by
         [sys.executable, "-c", _CONTROLLER, os.path.dirname(os.path.dirname(__file__))],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        cwd=request["folder"],
+        cwd=request["directory"],
         start_new_session=True,  # Ctrl-C is for this process, which then stops the job
     )
     assert child.stdin
@@ -231,7 +231,7 @@ def _started(request: Mapping[str, Any]) -> "tuple[str, str, subprocess.Popen[by
         known = json.loads(child.stdout.readline() or b"{}")
         if "run" in known:
             child.stdout.readline()  # all ranks run, or it has ended
-            return known["run"], known["folder"], child
+            return known["run"], known["directory"], child
     except BaseException:
         _dismiss(child)
         raise
@@ -261,7 +261,7 @@ class Logs:
 
         lines = _Lines(self._marked)
         wanted = lambda entry: self._rank in (None, entry.rank)  # noqa: E731
-        with contextlib.closing(Playback(self._run.folder, lines, wanted)) as playback:
+        with contextlib.closing(Playback(self._run.directory, lines, wanted)) as playback:
             over = False
             while not over:
                 over = not self._follow or self._run.over
@@ -289,15 +289,15 @@ class Logs:
 class Run:
     """A run of a job. A `with` statement stops it at the end of the block."""
 
-    def __init__(self, run: str, folder: str, child: "subprocess.Popen[bytes] | None" = None) -> None:
-        self.id, self.folder, self._child = run, folder, child
+    def __init__(self, run: str, directory: str, child: "subprocess.Popen[bytes] | None" = None) -> None:
+        self.id, self.directory, self._child = run, directory, child
 
     @classmethod
     def attach(cls, run: str) -> "Run":
         """Return a run by its ID, a unique prefix of it, its directory, or its job's name or file."""
 
         found = find(run)
-        return cls(found.id, found.folder)
+        return cls(found.id, found.directory)
 
     def __enter__(self) -> "Run":
         return self
@@ -308,9 +308,9 @@ class Run:
 
     def _status(self) -> Status:
 
-        found = run_in(self.folder) or living(self.id)
+        found = run_in(self.directory) or living(self.id)
         if found is None:
-            raise DistlaunchError(f"{self.id}: its run directory {self.folder} was removed")
+            raise DistlaunchError(f"{self.id}: its run directory {self.directory} was removed")
         return found
 
     @property
@@ -353,10 +353,10 @@ class Run:
         run = self._status()
         if run.alive:
             raise DistlaunchError(f"{self.id} has not ended")
-        known, status = document_in(self.folder), run.status
+        known, status = document_in(self.directory), run.status
         cause = known.get("cause") or {"text": status.why}
-        last_words = tuple(cause.get("last_words") or ())
-        root = RootCause(cause["text"], cause.get("kind"), cause.get("rank"), cause.get("node"), last_words)
+        last_output = tuple(cause.get("last_output") or ())
+        root = RootCause(cause["text"], cause.get("kind"), cause.get("rank"), cause.get("node"), last_output)
         return Result(
             self.id,
             status.state.value,
@@ -366,7 +366,7 @@ class Run:
             len(known.get("restarts", ())) + 1,
             known.get("seconds", status.since - status.began),
             {each["rank"]: each["status"] for each in known.get("workers", ())},
-            self.folder,
+            self.directory,
         )
 
     def logs(self, follow: bool = False, rank: int | None = None) -> Logs:
@@ -414,8 +414,8 @@ class Run:
 def list_runs() -> list[Run]:
     """Return the active runs of this user, as `distlaunch ps` does."""
 
-    known = (run_in(folder) for folder in folders().values())
-    return [Run(each.id, each.folder) for each in known if each and each.alive]
+    known = (run_in(directory) for directory in directories().values())
+    return [Run(each.id, each.directory) for each in known if each and each.alive]
 
 
 def call(function: Callable[..., Any] | str, *args: Any, procs: int = 1, **more: Any) -> list[Any]:

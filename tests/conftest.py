@@ -46,7 +46,7 @@ def _descriptors() -> set[str]:
         try:
             found.add(f"{entry.name} → {os.readlink(entry)}")
         except OSError:
-            continue  # the one that reads the folder
+            continue  # the one that reads the directory
     return found
 
 
@@ -64,10 +64,10 @@ def nothing_left() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def runs_replay(request: pytest.FixtureRequest) -> Iterator[None]:
     """Every run that a test makes can be lived again from its events, to the end that its summary tells."""
-    folder = request.getfixturevalue("tmp_path") if "tmp_path" in request.fixturenames else None
+    directory = request.getfixturevalue("tmp_path") if "tmp_path" in request.fixturenames else None
     yield
-    if folder:
-        check_replays(folder)
+    if directory:
+        check_replays(directory)
 
 
 @pytest.fixture(scope="session")

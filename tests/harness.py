@@ -158,19 +158,19 @@ def on_a_terminal(
     return status, re.sub(rb"\r\x1b\[K(distlaunch: [^\r\n]*\r\x1b\[K)+", b"", shown)
 
 
-def write_job(folder: Path, worker: str, job: str = "") -> Path:
-    """A job file in `folder` whose script is the Python text `worker`; `job` is more YAML."""
-    (folder / "worker.py").write_text(textwrap.dedent(worker))
-    path = folder / "job.yaml"
+def write_job(directory: Path, worker: str, job: str = "") -> Path:
+    """A job file in `directory` whose script is the Python text `worker`; `job` is more YAML."""
+    (directory / "worker.py").write_text(textwrap.dedent(worker))
+    path = directory / "job.yaml"
     path.write_text(f"script: worker.py\n{textwrap.dedent(job)}")
     return path
 
 
 class Going:
-    """A command that goes on while the test does something to it; its run is in `folder`/runs."""
+    """A command that goes on while the test does something to it; its run is in `directory`/runs."""
 
-    def __init__(self, folder: Path, argv: Sequence[str], **options: Any) -> None:
-        self.folder = folder
+    def __init__(self, directory: Path, argv: Sequence[str], **options: Any) -> None:
+        self.directory = directory
         self.began = time.monotonic()
         streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         self.process = subprocess.Popen(argv, bufsize=0, **{**streams, **options})
@@ -227,8 +227,8 @@ class Going:
         return self.err.decode(errors="replace")
 
     def run_directory(self) -> Path:
-        """The run's folder; there is one per job folder in these tests."""
-        (found,) = (self.folder / "runs").iterdir()
+        """The run's directory; there is one per job directory in these tests."""
+        (found,) = (self.directory / "runs").iterdir()
         return found
 
     def events(self, name: str) -> list[dict[str, Any]]:
@@ -282,11 +282,11 @@ def cookie_holders(run_id: str) -> list[int]:
 def holders_of(setting: str) -> list[int]:
     """PIDs whose environment has this ``NAME=value``."""
     cookie, found = f"{setting}\0".encode(), []
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit():
+    for directory in Path("/proc").iterdir():
+        if directory.name.isdigit():
             with contextlib.suppress(OSError):
-                if cookie in (folder / "environ").read_bytes():
-                    found.append(int(folder.name))
+                if cookie in (directory / "environ").read_bytes():
+                    found.append(int(directory.name))
     return found
 
 

@@ -34,38 +34,38 @@ def expand(text: str, variables: Mapping[str, str]) -> str:
     return out
 
 
-def unpack(bundle: Manifest, folder: Path) -> None:
+def unpack(bundle: Manifest, directory: Path) -> None:
     """What a volume of that ConfigMap has."""
-    folder.mkdir()
+    directory.mkdir()
     for key, text in bundle["binaryData"].items():
-        (folder / key).write_bytes(base64.b64decode(text, validate=True))
-    with tarfile.open(folder / ARCHIVE) as archive:
+        (directory / key).write_bytes(base64.b64decode(text, validate=True))
+    with tarfile.open(directory / ARCHIVE) as archive:
         assert {member.mtime for member in archive} == {0}
 
 
 class Cluster:
-    """The pods of a workload; each has a folder of its own, and `folder` is the image's."""
+    """The pods of a workload; each has a directory of its own, and `directory` is the image's."""
 
-    def __init__(self, manifests: list[Manifest], folder: Path, stack: contextlib.ExitStack) -> None:
+    def __init__(self, manifests: list[Manifest], directory: Path, stack: contextlib.ExitStack) -> None:
         bundle, *_, self.workload = manifests
-        self.folder, self.stack = folder, stack
+        self.directory, self.stack = directory, stack
         self.told: dict[str, str] = {}
-        unpack(bundle, folder / "packed")
+        unpack(bundle, directory / "packed")
         self.count, self.container = _run_by(self.workload)
 
     def start(self, index: int) -> Going:
         """A pod of that index, as the first or in place of one that has ended."""
-        own = Path(tempfile.mkdtemp(prefix=f"pod{index}-", dir=self.folder))
+        own = Path(tempfile.mkdtemp(prefix=f"pod{index}-", dir=self.directory))
         given = {**self._told(index), **self.told}
         for each in self.container.get("env", []):
             if "value" in each:  # there are no Secrets
                 given[each["name"]] = expand(each["value"], given)
-        here = {PACKED: str(self.folder / "packed"), UNPACKED: str(own), self._first(): "127.0.0.1"}
+        here = {PACKED: str(self.directory / "packed"), UNPACKED: str(own), self._first(): "127.0.0.1"}
         words = [expand(word, given) for word in (*self.container["command"], *self.container["args"])]
         argv = [_replaced(word, here) for word in words]
         env = {"PATH": os.environ["PATH"], "TMPDIR": str(own), "HOME": str(own), **given}
-        cwd = self.container.get("workingDir", self.folder)
-        pod = Going(self.folder, argv, cwd=cwd, env=env)
+        cwd = self.container.get("workingDir", self.directory)
+        pod = Going(self.directory, argv, cwd=cwd, env=env)
         self.stack.callback(pod.kill)
         return pod
 
@@ -94,16 +94,16 @@ def _run_by(workload: Manifest) -> tuple[int, Manifest]:
 
 
 @contextlib.contextmanager
-def cluster(manifests: list[Manifest], folder: Path) -> Iterator[Cluster]:
+def cluster(manifests: list[Manifest], directory: Path) -> Iterator[Cluster]:
     """For these manifests; its pods are ended when the test is."""
     with contextlib.ExitStack() as stack:
-        yield Cluster(manifests, folder, stack)
+        yield Cluster(manifests, directory, stack)
 
 
 @contextlib.contextmanager
-def pods(manifests: list[Manifest], folder: Path) -> Iterator[list[Going]]:
+def pods(manifests: list[Manifest], directory: Path) -> Iterator[list[Going]]:
     """All pods, by their indices."""
-    with cluster(manifests, folder) as made:
+    with cluster(manifests, directory) as made:
         yield [made.start(index) for index in range(made.count)]
 
 

@@ -25,14 +25,14 @@ def check_stop_before_start(name: str, job: str, named: str | None = None) -> No
 
 
 class Printed:
-    """What the scripts of jobs have printed that were submitted to a `scheduler` from a `folder`."""
+    """What the scripts of jobs have printed that were submitted to a `scheduler` from a `directory`."""
 
-    def __init__(self, folder: Path, scheduler: str) -> None:
-        self.folder, self._scheduler = folder, scheduler
+    def __init__(self, directory: Path, scheduler: str) -> None:
+        self.directory, self._scheduler = directory, scheduler
 
     def output(self, job: str) -> str:
         """The lines that its script has printed so far."""
-        path = self.folder / "runs" / f"{self._scheduler}-{job}.out"
+        path = self.directory / "runs" / f"{self._scheduler}-{job}.out"
         text = path.read_text() if path.exists() else ""
         return text[: text.rfind("\n") + 1]  # the last line may be half written
 

@@ -12,28 +12,30 @@ from distlaunch.runs.timeline import ALL_KINDS, Timeline, ledger
 from distlaunch.supervisor.state import State
 from distlaunch.supervisor.summary import Summary
 
-OF_OUTPUT = {"hint", "lagging", "seconds", "folder", "collected", "collecting"}
+OF_OUTPUT = {"hint", "lagging", "seconds", "directory", "collected", "collecting"}
 """What a summary has from the ranks' output and files, and from the clock."""
 
 
-def check_replays(folder: Path) -> None:
-    """Live every run again whose folder is somewhere below `folder`."""
+def check_replays(directory: Path) -> None:
+    """Live every run again whose directory is somewhere below `directory`."""
     # Not rglob, which fails if a directory vanishes meanwhile, as that of an agent which cleans up.
-    found = [Path(place) / "events.jsonl" for place, _, names in os.walk(folder) if "events.jsonl" in names]
+    found = [
+        Path(place) / "events.jsonl" for place, _, names in os.walk(directory) if "events.jsonl" in names
+    ]
     for path in found:
         if path.is_file() and path.stat().st_size:
             check_replay(path.parent)
             check_index(path.parent)
 
 
-def check_replay(folder: Path) -> None:
+def check_replay(directory: Path) -> None:
     """Live a run again: it tells the same, and ends as its summary says."""
-    lines = lines_in(folder)
+    lines = lines_in(directory)
     moments = list(replay(lines))
-    difference, summary = retold(lines, moments), folder / "summary.json"
+    difference, summary = retold(lines, moments), directory / "summary.json"
     # A controller that was killed may have written an event, and not what it said of that.
     cut = difference.startswith("recorded: nothing more") and not summary.is_file()
-    assert cut or not difference, f"{folder} is told otherwise when it is lived again:\n{difference}"
+    assert cut or not difference, f"{directory} is told otherwise when it is lived again:\n{difference}"
     if summary.is_file() and not summary.is_symlink() and summary.stat().st_nlink == 1:  # else it was planted
         document = json.loads(summary.read_text())
         assert _end(moments[-1].state) == _of_state(document)
@@ -53,14 +55,16 @@ def check_ledger(moments: list[Moment], seconds: float) -> None:
     assert abs(total - seconds) <= max(0.01 * seconds, 0.002), (total, seconds)
 
 
-def check_index(folder: Path) -> None:
+def check_index(directory: Path) -> None:
     """The index of the output has each file's pieces, once and without a gap."""
-    path = folder / "output.index"
+    path = directory / "output.index"
     entries = index_entries(path.read_bytes()) if path.is_file() else []
     ends: dict[tuple[int, int, int], int] = {}
     for _, offset, size, rank, attempt, stream in entries:
         key = (attempt, rank, stream)
-        assert offset == ends.get(key, 0), f"{folder}: {key} goes on at {offset}, not at {ends.get(key, 0)}"
+        assert offset == ends.get(key, 0), (
+            f"{directory}: {key} goes on at {offset}, not at {ends.get(key, 0)}"
+        )
         ends[key] = offset + size
 
 
@@ -73,5 +77,5 @@ def _end(state: State) -> dict[str, Any]:
 def _of_state(document: dict[str, Any]) -> dict[str, Any]:
     kept = {name: value for name, value in document.items() if name not in OF_OUTPUT}
     if kept["cause"]:
-        del kept["cause"]["last_words"]
+        del kept["cause"]["last_output"]
     return kept

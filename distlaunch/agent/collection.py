@@ -69,7 +69,7 @@ class Collection:
         end = messages.FilesEnd(self._outbox.node, tuple(self._left_out), self._more)
         self._outbox.report_in_order(end)
 
-    def _search(self, folder: str, parts: list[str]) -> Iterator[str]:
+    def _search(self, directory: str, parts: list[str]) -> Iterator[str]:
         """Yield the paths that match `parts` below a directory, and "" as a sign of progress.
 
         A directory stands for all files below it. A symlink to a directory is followed only if a part is its
@@ -80,19 +80,19 @@ class Collection:
         names, deep = [first], first == "**"
         if {*first} & {*"*?"}:
             try:
-                names = sorted(fnmatch.filter(os.listdir(folder), first.replace("[", "[[]")))
+                names = sorted(fnmatch.filter(os.listdir(directory), first.replace("[", "[[]")))
             except OSError as error:
                 if error.errno not in (errno.ENOENT, errno.ENOTDIR):
-                    self._leave_out(folder, error.strerror)
+                    self._leave_out(directory, error.strerror)
                 return
         if deep and rest:
-            yield from self._search(folder, rest)
+            yield from self._search(directory, rest)
         for name in names:
-            path = os.path.join(folder, name)
-            is_folder = os.path.isdir(path) and (name == first or not os.path.islink(path))
-            if is_folder and path != self._command.apart and path.count("/") < MAX_DEPTH:
+            path = os.path.join(directory, name)
+            is_directory = os.path.isdir(path) and (name == first or not os.path.islink(path))
+            if is_directory and path != self._command.apart and path.count("/") < MAX_DEPTH:
                 yield from self._search(path, parts if deep else rest or ["**"])
-            elif not rest and not is_folder and os.path.lexists(path):
+            elif not rest and not is_directory and os.path.lexists(path):
                 yield path
 
     def _leave_out(self, name: str, why: str | None) -> None:

@@ -145,9 +145,9 @@ class Machine:
 
     def last_cache(self, cpu: int) -> set[int]:
         """Return the CPUs that share the last-level cache with `cpu`; empty if unknown."""
-        folder = "cpu/cpu%d/cache" % cpu
-        caches = [name for name in self._names(SYSTEM + folder) if name[:5] == "index"]
-        last = max(("%s/%s" % (folder, name) for name in caches), key=self._level, default="")
+        directory = "cpu/cpu%d/cache" % cpu
+        caches = [name for name in self._names(SYSTEM + directory) if name[:5] == "index"]
+        last = max(("%s/%s" % (directory, name) for name in caches), key=self._level, default="")
         return self._cpus(last + "/shared_cpu_list")
 
     def _level(self, cache: str) -> int:

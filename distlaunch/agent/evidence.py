@@ -16,7 +16,7 @@ from collections.abc import Callable
 from distlaunch.agent import messages, procfs
 from distlaunch.agent.outbox import Outbox
 from distlaunch.agent.poller import Poller
-from distlaunch.agent.scratch import Folder
+from distlaunch.agent.scratch import Directory
 from distlaunch.agent.wire import Message
 from distlaunch.agent.worker import Worker, start_child
 
@@ -34,8 +34,8 @@ _RAS_PORTS = range(28100, 32100)
 class Site:
     """The workers of an attempt on one node, as a source of evidence. Reports go to `outbox`."""
 
-    def __init__(self, poller: Poller, outbox: Outbox, folder: Folder, attempt: int) -> None:
-        self._poller, self._outbox, self._folder, self._attempt = poller, outbox, folder, attempt
+    def __init__(self, poller: Poller, outbox: Outbox, directory: Directory, attempt: int) -> None:
+        self._poller, self._outbox, self._directory, self._attempt = poller, outbox, directory, attempt
 
     def collect(
         self, command: messages.Capture, workers: list[Worker], use: Callable[[int], object], began: float
@@ -63,7 +63,7 @@ class Site:
     def ask_nccl(self, envs: list[dict[str, str]]) -> None:
         """Request the dumps of flight recorders, and NCCL's view. `envs` are the environments of workers."""
         for env in envs:
-            _request_flight(_pipe_prefix(self._folder, self._attempt) + env.get("RANK", "") + ".pipe")
+            _request_flight(_pipe_prefix(self._directory, self._attempt) + env.get("RANK", "") + ".pipe")
         address = envs[0].get("NCCL_RAS_ADDR", "")
         _collect(self._poller, lambda: os.write(1, _ask_ras(address)), RAS_S, self._report_ras)
 
@@ -96,8 +96,8 @@ class Site:
 
 def _py_spy(python: str) -> str | None:
     """Find py-spy next to the interpreter of the worker, or in PATH; None = not installed."""
-    folders = [os.path.dirname(python), *os.environ.get("PATH", os.defpath).split(os.pathsep)]
-    paths = (os.path.join(folder, "py-spy") for folder in folders if folder)
+    directories = [os.path.dirname(python), *os.environ.get("PATH", os.defpath).split(os.pathsep)]
+    paths = (os.path.join(directory, "py-spy") for directory in directories if directory)
     return next((path for path in paths if os.access(path, os.X_OK)), None)
 
 
@@ -174,17 +174,17 @@ def _kernel_log(oldest: float) -> list[str]:
 # NCCL's view: flight recorders and the RAS service
 
 
-def variables(folder: Folder, attempt: int, run_id: str) -> dict[str, str]:
+def variables(directory: Directory, attempt: int, run_id: str) -> dict[str, str]:
     """Return defaults for variables by which torch and NCCL provide evidence, private to an attempt."""
     return {
-        "TORCH_FR_DUMP_TEMP_FILE": folder.flight_prefix(attempt),
-        "TORCH_NCCL_DEBUG_INFO_PIPE_FILE": _pipe_prefix(folder, attempt),
+        "TORCH_FR_DUMP_TEMP_FILE": directory.flight_prefix(attempt),
+        "TORCH_NCCL_DEBUG_INFO_PIPE_FILE": _pipe_prefix(directory, attempt),
         "NCCL_RAS_ADDR": "localhost:%d" % _RAS_PORTS[zlib.crc32(run_id.encode()) % len(_RAS_PORTS)],
     }
 
 
-def _pipe_prefix(folder: Folder, attempt: int) -> str:
-    return os.path.join(folder.path, "pipe-%d-" % attempt)
+def _pipe_prefix(directory: Directory, attempt: int) -> str:
+    return os.path.join(directory.path, "pipe-%d-" % attempt)
 
 
 def _request_flight(path: str) -> None:

@@ -33,7 +33,7 @@ def main(nonce: str, place: int | tuple[str, dict[str, int]]) -> None:
     node = place if isinstance(place, int) else place[1][os.environ[place[0]]]
     signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)
     sweep.become_subreaper()
-    guardian, folder = os.getpid(), scratch.Folder()
+    guardian, directory = os.getpid(), scratch.Directory()
     try:
         agent = os.fork()
     except OSError as error:
@@ -46,12 +46,12 @@ def main(nonce: str, place: int | tuple[str, dict[str, int]]) -> None:
         sweep.die_with_parent(signal.SIGTERM, guardian)
         from distlaunch.agent import serve  # after the fork, to keep the guardian small
 
-        serve.main(nonce, node, folder, alone)
+        serve.main(nonce, node, directory, alone)
     ended = watch(agent)
     status = wire.NOT_CLEAN if ended.unswept else wire.AGENT_DIED if ended.exited is None else ended.exited
     if not alone:
         wire.say_gone(1, status)
-    folder.remove_left()
+    directory.remove_left()
     os._exit(status)
 
 

@@ -23,11 +23,11 @@ HOLD_S = 0.1
 class Spool:
     """A FIFO of encoded frames: in memory up to MEMORY bytes, then in unlinked files up to DISK bytes.
 
-    The files are in the first of `folder.places` with enough space.
+    The files are in the first of `directory.places` with enough space.
     """
 
-    def __init__(self, folder: scratch.Folder) -> None:
-        self._folder = folder
+    def __init__(self, directory: scratch.Directory) -> None:
+        self._directory = directory
         self._entries: deque[bytes] = deque()
         self._segments: deque[Segment] = deque()
         self._in_memory = self._on_disk = 0
@@ -57,7 +57,7 @@ class Spool:
 
     def _start_segment(self, entry: bytes) -> bool:
         """Add an entry to a new segment. Return False if no directory is writable and has room."""
-        for place in self._folder.places:
+        for place in self._directory.places:
             try:
                 segment = Segment(place)
             except OSError:
@@ -132,13 +132,13 @@ class Outbox:
     def __init__(
         self,
         node: int,
-        folder: scratch.Folder,
+        directory: scratch.Directory,
         form: Callable[[bytes], bytes] | None = None,
         hello: bytes = b"",
     ) -> None:
         self.node, self._form, self._hello = node, form, hello
         self._control: list[bytes] = []
-        self._spool = Spool(folder)
+        self._spool = Spool(directory)
         self._current = memoryview(b"")
         self._lost: dict[int, int] = {}
 

@@ -25,10 +25,10 @@ def contents(path: str) -> bytes:
         return b""
 
 
-def names(folder: str) -> list[str]:
+def names(directory: str) -> list[str]:
     """List a directory. Return [] if it doesn't exist or isn't readable."""
     try:
-        return os.listdir(folder)
+        return os.listdir(directory)
     except OSError:
         return []
 
@@ -211,9 +211,9 @@ def _is_tcp(path: str) -> bool:
 
 def _sockets_of(pid: int) -> Iterator[tuple[str, int]]:
     """Yield (path of the descriptor, inode) of each visible socket that a process holds."""
-    folder = "/proc/%d/fd" % pid
-    for name in names(folder):
-        path = "%s/%s" % (folder, name)
+    directory = "/proc/%d/fd" % pid
+    for name in names(directory):
+        path = "%s/%s" % (directory, name)
         try:
             target = os.readlink(path)
         except OSError:

@@ -40,7 +40,7 @@ def no_place(refused: dict[str, str]) -> str:
     return "can't create a directory for error records in %s; set TMPDIR in env" % tried
 
 
-class Folder:
+class Directory:
     """The directory, mode 0700. Its name is fixed and can't be guessed. `make` decides where it is created.
 
     The object is constructed before the agent is forked. Before the agent creates the directory, it sends the
@@ -184,17 +184,17 @@ def remove_abandoned() -> None:
                     os.close(fd)
 
 
-def remove(folder: str) -> None:
+def remove(directory: str) -> None:
     """Delete the directory and its files, if it exists."""
-    inner = os.path.join(folder, "inner")
+    inner = os.path.join(directory, "inner")
     if os.path.isdir(inner):
         import shutil  # few jobs leave directories
 
         shutil.rmtree(inner, ignore_errors=True)
     try:
-        for name in os.listdir(folder):
-            os.unlink(os.path.join(folder, name))
-        os.rmdir(folder)
+        for name in os.listdir(directory):
+            os.unlink(os.path.join(directory, name))
+        os.rmdir(directory)
     except OSError:
         pass  # never created, or it contains a directory of the job, which must not be deleted
 

@@ -37,8 +37,8 @@ _WHILE_LEAVING = (messages.Ping, messages.StopWorkers, messages.Reap, messages.C
 """Commands that a leaving agent still executes. Others would start processes that nothing waits for."""
 
 
-def main(nonce: str, node: int, folder: scratch.Folder, alone: bool = True) -> None:
-    """Serve on descriptors 0 and 1, then exit the process. `folder` is for error records.
+def main(nonce: str, node: int, directory: scratch.Directory, alone: bool = True) -> None:
+    """Serve on descriptors 0 and 1, then exit the process. `directory` is for error records.
 
     The guardian calls this in a fork. If the node is not `alone` on its link, it also receives frames for
     other nodes, and writes lines.
@@ -54,8 +54,8 @@ def main(nonce: str, node: int, folder: scratch.Folder, alone: bool = True) -> N
         widen(link_out)
         keep_memory()
         hello = wire.HELLO_PREFIX + nonce.encode() + b"\n"
-        outbox = Outbox(node, folder, None if alone else wire.as_lines, hello)
-        return Agent(link_in, link_out, folder, outbox).run(received)
+        outbox = Outbox(node, directory, None if alone else wire.as_lines, hello)
+        return Agent(link_in, link_out, directory, outbox).run(received)
 
     exit_after(serve)
 
@@ -90,11 +90,11 @@ class Agent:
     The agent of a launcher that joined overrides some methods: see `distlaunch.launch.joined_agent`.
     """
 
-    def __init__(self, link_in: int, link_out: int, folder: scratch.Folder, outbox: Outbox) -> None:
-        self._link_in, self._link_out, self._folder = link_in, link_out, folder
+    def __init__(self, link_in: int, link_out: int, directory: scratch.Directory, outbox: Outbox) -> None:
+        self._link_in, self._link_out, self._directory = link_in, link_out, directory
         self._poller, self._outbox, self._node = Poller(), outbox, outbox.node
         self._decoder = wire.FrameDecoder(wire.COMMANDS)
-        self._workers = Workers(self._poller, self._outbox, folder, self._flush_early)
+        self._workers = Workers(self._poller, self._outbox, directory, self._flush_early)
         self._hold: network.Hold | None = None
         self._claim: object | None = None  # from `sweep.claim`
         self._tree: Placement | None = None
@@ -143,7 +143,7 @@ class Agent:
             self._flush()
         if self._tree:
             self._tree.close()
-        self._folder.remove()
+        self._directory.remove()
         self._resume_guardian()
         self._flush_rest()
         return self._status

@@ -55,10 +55,10 @@ class Environment:
     """The environment for a `setup`, below the directory `base`. Its Python is bin/python in `path`."""
 
     def __init__(self, base: str, setup: Setup) -> None:
-        self._setup, self._folder = setup, os.path.join(os.path.expanduser(base), "envs")
+        self._setup, self._directory = setup, os.path.join(os.path.expanduser(base), "envs")
         version = "py%d.%d" % sys.version_info[:2]
         name = "-".join((setup.key[:16], version, sys.platform, platform.machine()))
-        self.path = os.path.join(self._folder, name)
+        self.path = os.path.join(self._directory, name)
         self._halves = "%s.%s." % (self.path, os.uname().nodename)
         self._new = self._halves + os.urandom(4).hex()
         self._printed = ""
@@ -71,7 +71,7 @@ class Environment:
         return os.path.exists(os.path.join(self.path, "bin", "python"))
 
     @property
-    def last_words(self) -> str:
+    def last_output(self) -> str:
         """Return the last lines printed by the commands, without pip's notices."""
         lines = [line for line in self._printed.split("\n") if line.strip() and "[notice]" not in line]
         return "\n".join(lines[-LAST_LINES:])
@@ -87,7 +87,7 @@ class Environment:
 
     def build(self, poller: Poller, printed: Callable[[str], None], ended: Callable[[], None]) -> None:
         """Build the environment. Call `printed` with the output, and `ended` at the end. Raises OSError."""
-        os.makedirs(self._folder, 0o700, exist_ok=True)
+        os.makedirs(self._directory, 0o700, exist_ok=True)
         rest = b""
 
         def receive(data: bytes) -> None:
@@ -186,13 +186,13 @@ class Environment:
 
     def _uv(self, env: dict[str, str]) -> str:
         """Return the path of uv, which is installed beside the environments if the node has none."""
-        own = os.path.join(self._folder, "uv", "bin", "uv")
+        own = os.path.join(self._directory, "uv", "bin", "uv")
         for path in (shutil.which("uv", path=env.get("PATH")), os.path.expanduser("~/.local/bin/uv"), own):
             if path and os.access(path, os.X_OK):
                 return path
-        folder = os.path.join(self._folder, "uv")
-        _call([sys.executable, "-m", "venv", folder], env)
-        _call([os.path.join(folder, "bin", "pip"), "install", "--quiet", "uv"], env)
+        directory = os.path.join(self._directory, "uv")
+        _call([sys.executable, "-m", "venv", directory], env)
+        _call([os.path.join(directory, "bin", "pip"), "install", "--quiet", "uv"], env)
         return own
 
     def _publish(self, new: str) -> None:

@@ -346,17 +346,17 @@ class Store:
             os.chmod(path, 0o500 if entry.kind == PROGRAM else 0o400)
         return True
 
-    def _prove(self, entries: list[Entry], folder: str) -> Iterator[float]:
+    def _prove(self, entries: list[Entry], directory: str) -> Iterator[float]:
         """Raise `TreeError` if a file of an existing tree differs from its entry."""
         for entry in entries:
-            path = os.path.join(folder, entry.path)
+            path = os.path.join(directory, entry.path)
             if not is_as_listed(path, entry):
                 raise TreeError("%s has changed since it was laid out" % path)
             yield 0.0
 
     def release(self) -> str:
         """Remove the run's tree, and other unused files. Return where the run left files, or ""."""
-        folder, left = self.tree_of(self._run), False
+        directory, left = self.tree_of(self._run), False
         if self._mark >= 0:
             os.close(self._mark)
             self._mark = -1
@@ -366,29 +366,29 @@ class Store:
             left = self._retire(self._run)
         with suppress(OSError):  # another agent has removed the same; the rest is left to the next run
             self._tidy()
-        return folder if left else ""
+        return directory if left else ""
 
     def _retire(self, run_id: str) -> bool:
         """Remove an unused run's tree. Return whether the run has left files in it."""
-        folder = self.tree_of(run_id)
+        directory = self.tree_of(run_id)
         try:
-            fd = os.open(folder + ".tree", os.O_RDWR | os.O_NOFOLLOW)
+            fd = os.open(directory + ".tree", os.O_RDWR | os.O_NOFOLLOW)
         except OSError:
             return False
         with open(fd, "rb") as note:
             if self._is_marked(run_id) or not _locked(fd, fcntl.LOCK_EX, if_unsupported=False):
                 return False
             listed = {entry.path: entry for entry in _noted(note.read())}
-            self._remove_listed(folder, listed, os.fstat(fd).st_mtime)
-            _unlink(folder + ".tree")
-        return os.path.lexists(folder)
+            self._remove_listed(directory, listed, os.fstat(fd).st_mtime)
+            _unlink(directory + ".tree")
+        return os.path.lexists(directory)
 
-    def _remove_listed(self, folder: str, listed: dict[str, Entry], since: float) -> None:
+    def _remove_listed(self, directory: str, listed: dict[str, Entry], since: float) -> None:
         """Remove the files that the run has not changed, compiled Python code, and empty directories."""
-        for where, folders, names in os.walk(folder, topdown=False):
-            inside = where[len(folder) + 1 :] + "/" if where != folder else ""
+        for where, directories, names in os.walk(directory, topdown=False):
+            inside = where[len(directory) + 1 :] + "/" if where != directory else ""
             compiled = where.endswith("/__pycache__")
-            links = [name for name in folders if os.path.islink(os.path.join(where, name))]
+            links = [name for name in directories if os.path.islink(os.path.join(where, name))]
             for name in (*names, *links):
                 path, entry = "%s/%s" % (where, name), listed.get(inside + name)
                 if compiled or (entry and _is_unchanged(path, entry, since)):
@@ -414,8 +414,8 @@ class Store:
         most = min(MAX_STORE, int(disk.f_blocks * disk.f_frsize * DISK_SHARE) or MAX_STORE)
         busy = self._busy()
         idle, total = [], 0
-        for folder in os.listdir(self._blobs):
-            with os.scandir(os.path.join(self._blobs, folder)) as found:
+        for directory in os.listdir(self._blobs):
+            with os.scandir(os.path.join(self._blobs, directory)) as found:
                 for each in found:
                     state = each.stat(follow_symlinks=False)
                     if each.path not in busy:
@@ -527,12 +527,12 @@ def _is_kept(path: str, size: int) -> bool:
     return state.st_size == size
 
 
-def _make_parents(folder: str, path: str, made: set[str]) -> None:
+def _make_parents(directory: str, path: str, made: set[str]) -> None:
     lacking = [parent for parent in _parents(path) if parent not in made]
     made.update(lacking)
     for parent in reversed(lacking):
         try:
-            os.mkdir("%s/%s" % (folder, parent), 0o700)
+            os.mkdir("%s/%s" % (directory, parent), 0o700)
         except FileExistsError:
             raise TreeError("two names in the tree are the same on this node: %s" % parent) from None
 
@@ -680,7 +680,7 @@ class Placement:
             versions = tuple([(name, str(value)) for name, value in environment.facts().items()])
             self._report(messages.TreePlaced(self._node, command.tree, environment.path, versions))
         else:
-            self._report(messages.TreeRefused(self._node, environment.last_words, placed=True))
+            self._report(messages.TreeRefused(self._node, environment.last_output, placed=True))
 
     def _ask(self, indices: list[int]) -> None:
         """Request these contents, or the manifest if there are no indices. Raises `TreeError`."""

@@ -23,15 +23,15 @@ STUCK_S = 5.0
 
 
 class Workers:
-    """The workers of the current attempt. Reports go to `outbox`, error records to `folder`.
+    """The workers of the current attempt. Reports go to `outbox`, error records to `directory`.
 
     `send` sends the outbox immediately, if the link accepts it. `swept` is set unless descendants are left.
     """
 
     def __init__(
-        self, poller: Poller, outbox: Outbox, folder: scratch.Folder, send: Callable[[], None]
+        self, poller: Poller, outbox: Outbox, directory: scratch.Directory, send: Callable[[], None]
     ) -> None:
-        self._poller, self._outbox, self._folder, self._send = poller, outbox, folder, send
+        self._poller, self._outbox, self._directory, self._send = poller, outbox, directory, send
         self._node = outbox.node
         self.flow = Flow(poller, outbox)
         self._read = memoryview(bytearray(wire.MAX_OUTPUT))
@@ -63,8 +63,8 @@ class Workers:
         if not specs:
             return
         shared = {**command.env, "DISTLAUNCH_AGENT": sweep.agent_cookie(self._node)}
-        shared["DISTLAUNCH_DEADLINE"] = os.path.join(self._folder.path, DEADLINE)
-        shared.update(dict.fromkeys(command.temporary, self._folder.inner))
+        shared["DISTLAUNCH_DEADLINE"] = os.path.join(self._directory.path, DEADLINE)
+        shared.update(dict.fromkeys(command.temporary, self._directory.inner))
         make_room(DESCRIPTORS * len(specs) + 64)  # workers keep the old limit
         complete = [self._complete(spec, shared) for spec in specs]
         counted = procfs.connections_counted()
@@ -78,7 +78,7 @@ class Workers:
         """Create the directory for error records, and choose CPUs. Return no workers if that fails."""
         tmpdir = command.env.get("TMPDIR")  # resolved against the workers' directory
         try:
-            self._folder.make(tmpdir and os.path.join(command.workers[0].cwd, tmpdir))
+            self._directory.make(tmpdir and os.path.join(command.workers[0].cwd, tmpdir))
         except scratch.NoPlaceError as error:
             return self._refuse(command.workers, "scratch", errno.ENOSPC, str(error))
         if blind := [spec for spec in command.workers if spec.one_device and not environment(spec)[_GPUS]]:
@@ -104,12 +104,12 @@ class Workers:
         spec = at_home(spec)._replace(env={**shared, **spec.env})
         if not self._run_id:
             return spec
-        own = evidence.variables(self._folder, self._attempt, self._run_id)
+        own = evidence.variables(self._directory, self._attempt, self._run_id)
         return spec._replace(defaults={**spec.defaults, **own})
 
     def _spawn(self, spec: WorkerSpec) -> None:
         """Spawn a worker and watch its pipes, or report why that is impossible."""
-        error_file = "%s/%d-%d.json" % (self._folder.path, self._attempt, spec.local_rank)
+        error_file = "%s/%d-%d.json" % (self._directory.path, self._attempt, spec.local_rank)
         try:
             worker = spawn(spec, error_file)
         except OSError as error:
@@ -226,7 +226,7 @@ class Workers:
     def warn(self, command: messages.WarnWorkers) -> None:
         """Record when the job will end, if known, and send the workers a signal."""
         if command.left_s is not None:
-            self._folder.write(DEADLINE, "%.0f\n" % (time.time() + command.left_s))
+            self._directory.write(DEADLINE, "%.0f\n" % (time.time() + command.left_s))
         for worker in self._live():
             worker.signal(command.signum)
 
@@ -234,14 +234,14 @@ class Workers:
         """Answer `Capture` with the state of all workers, and the stacks of some."""
         if not self.swept:
             self._stalls.excuse()
-            site = evidence.Site(self._poller, self._outbox, self._folder, self._attempt)
+            site = evidence.Site(self._poller, self._outbox, self._directory, self._attempt)
             site.collect(command, self._live(), self._stalls.known_use, self._began)
             if self._run_id and self._live() and not command.quick:
                 site.ask_nccl([worker.env for worker in self._live()])
 
     def read_stacks(self, command: messages.ReadStacks) -> None:
         """Answer `ReadStacks`."""
-        site = evidence.Site(self._poller, self._outbox, self._folder, self._attempt)
+        site = evidence.Site(self._poller, self._outbox, self._directory, self._attempt)
         site.read_stacks([worker for worker in self._live() if worker.local_rank in command.local_ranks])
 
     # The end of an attempt: SIGTERM, grace period, sweep.
@@ -286,7 +286,7 @@ class Workers:
         self._poller.cancel("stuck")
         for worker in self._workers:
             self._close(worker)
-        for rank, piece in self._folder.flight_pieces(self._attempt) if self._run_id else ():
+        for rank, piece in self._directory.flight_pieces(self._attempt) if self._run_id else ():
             self._outbox.flight(self._attempt, rank, piece)
         self.swept, self._stopping = True, False
         self._report_swept()

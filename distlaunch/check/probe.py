@@ -156,13 +156,13 @@ def software(asked: Facts) -> Facts:
             facts["missing"] = [asked["module"]]
     torch = importlib.util.find_spec("torch")
     if torch and torch.origin:
-        folder = os.path.dirname(torch.origin)
-        source = text_of(folder + "/version.py")
+        directory = os.path.dirname(torch.origin)
+        source = text_of(directory + "/version.py")
         for name, key in (("__version__", "torch"), ("cuda", "cuda"), ("hip", "hip")):
             known = re.search(r"(?m)^%s(?:: [^=]*)? = '([^']+)'" % name, source)
             facts[key] = known.group(1) if known else None
-        facts["has_nccl"] = any(glob.glob(folder + "/lib/libtorch_%s*" % kind) for kind in ("cuda", "hip"))
-        facts["nccl"] = nccl_of(folder)
+        facts["has_nccl"] = any(glob.glob(directory + "/lib/libtorch_%s*" % kind) for kind in ("cuda", "hip"))
+        facts["nccl"] = nccl_of(directory)
     driver = re.search(r"Module\s+([\d.]+)", text_of("/proc/driver/nvidia/version"))
     facts["driver"] = driver.group(1) if driver else None
     if script.endswith(".py") and os.access(script, os.R_OK):

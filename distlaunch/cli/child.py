@@ -61,8 +61,10 @@ def main() -> int:
         except DistlaunchError as error:
             answer(error=str(error))
             return error.exit_status
-        answer(run=start.run_id, folder=start.folder.path)
-        log = os.path.join(start.folder.path, CONTROLLER_LOG)  # stderr may be a pipe that ends before the run
+        answer(run=start.run_id, directory=start.directory.path)
+        log = os.path.join(
+            start.directory.path, CONTROLLER_LOG
+        )  # stderr may be a pipe that ends before the run
         with contextlib.suppress(OSError), open(log, "ab", buffering=0) as errors:
             os.dup2(errors.fileno(), 2)
         threading.Thread(target=_watch_program, args=(signals,), daemon=True).start()

@@ -87,7 +87,7 @@ def job_of(task: Task, argv: list[str], arrival: Arrival) -> "JobSpec":
     from distlaunch.agent import scratch
     from distlaunch.job import spec as job
 
-    folder, *spares = scratch.places()
+    directory, *spares = scratch.places()
     earlier = job.Earlier(task.job, task.restarts) if task.restarts else None
     return job.JobSpec(
         name=os.path.basename(argv[0]),
@@ -95,7 +95,7 @@ def job_of(task: Task, argv: list[str], arrival: Arrival) -> "JobSpec":
         program=job.Program(
             "command", (argv[0],), workdir=os.getcwd(), args=tuple(argv[1:]), python=sys.executable
         ),
-        logs=job.Logs(folder, temporary=True, torchrun=job.TorchrunLogs(), spares=tuple(spares)),
+        logs=job.Logs(directory, temporary=True, torchrun=job.TorchrunLogs(), spares=tuple(spares)),
         rendezvous=job.RendezvousSpec(id=task.step),
         source="the command line",
         invocation=job.Invocation(placeholders=False, shares_stdio=True, earlier=earlier),

@@ -74,7 +74,7 @@ def init(
             break
         except DistlaunchError as error:
             say(str(error))
-    spec, document, folder = found
+    spec, document, directory = found
     names = [node.label for node in spec.nodes if not node.local]
     say(f"looking at {listed(names) or 'this machine'}")
     reports, gpus = look(spec)
@@ -82,7 +82,7 @@ def init(
     if "gpus_per_node" not in keys and not spec.allocation and (count := _gpus(gpus, asks)) is not None:
         keys["gpus_per_node"] = count
     draft = _draft(out, keys, spec, reports)
-    write_new("-o", out, draft.text(), folder)
+    write_new("-o", out, draft.text(), directory)
     if as_json:
         print_json({"file": out, **draft.document()})
     else:

@@ -57,10 +57,10 @@ def load_job(
     Without a `path`, `more` or the overrides name the program. Raises `JobError` with every problem, or
     `UsageError` if the file can't be read.
     """
-    spec, document, folder = load_document(path, overrides, extra_args, typed := more or Typed())
+    spec, document, directory = load_document(path, overrides, extra_args, typed := more or Typed())
     if typed.save is not None:
         keys = Tree().check(document, "", [])
-        write_new("--save", typed.save, job_text(keys, (), job_keys(keys).fields), folder)
+        write_new("--save", typed.save, job_text(keys, (), job_keys(keys).fields), directory)
     return spec
 
 
@@ -150,11 +150,11 @@ def _on_hosts(document: Entries, hosts: str) -> Entries:
     return document.with_key("nodes", Items(tuple(listed), place))
 
 
-def write_new(option: str, path: str, text: str, folder: str) -> None:
-    """Write a new job file in `folder`, at which its relative paths start. Raises `UsageError`."""
-    if os.path.dirname(os.path.realpath(path)) != folder:
+def write_new(option: str, path: str, text: str, directory: str) -> None:
+    """Write a new job file in `directory`, at which its relative paths start. Raises `UsageError`."""
+    if os.path.dirname(os.path.realpath(path)) != directory:
         raise UsageError(
-            f"{option} {path}: save the job in {folder}, because its relative paths start in that directory"
+            f"{option} {path}: save the job in {directory}, because its relative paths start there"
         )
     try:
         with open(path, "x", encoding="utf-8") as file:
@@ -244,8 +244,8 @@ def _pods(document: Value) -> dict[str, Any]:
 
 def _surroundings(path: str) -> Surroundings:
     file, home = "" if is_piped(path) else os.path.realpath(path), os.path.expanduser("~")
-    folder, name = (os.path.dirname(file), None) if file else (os.getcwd(), PIPED_NAME)
-    return Surroundings(folder, home, os.environ, name=name, file=file)
+    directory, name = (os.path.dirname(file), None) if file else (os.getcwd(), PIPED_NAME)
+    return Surroundings(directory, home, os.environ, name=name, file=file)
 
 
 def source_of(path: str) -> str:

@@ -111,7 +111,7 @@ def _check_ranks(run: Run, ranks: Collection[int]) -> None:
     latest = range(run.status.ranks)
     if not latest or all(rank in latest for rank in ranks):
         return
-    moments = replay(lines_in(Path(run.folder)))
+    moments = replay(lines_in(Path(run.directory)))
     known = {worker.rank for moment in moments for worker in moment.state.workers}
     if known and (missing := sorted(set(ranks) - known)):
         raise UsageError(f"no {rank_list(missing)}: the run has {rank_list(sorted(known))}")
@@ -127,7 +127,7 @@ def print_logs(
     if choice.ranks is not None:
         _check_ranks(run, choice.ranks)
     lines = LogLines(choice.pattern, most, fold)
-    with closing(Playback(run.folder, lines, choice.takes)) as playback, while_read():
+    with closing(Playback(run.directory, lines, choice.takes)) as playback, while_read():
         playback.catch_up()
         if not (interrupts and run.alive):
             lines.drained()

@@ -16,7 +16,7 @@ from distlaunch.cli.output import print_json, print_text, say
 from distlaunch.cli.runs import ago_s
 from distlaunch.errors import Exit, UsageError, reason
 from distlaunch.observers.run_list import forget, listed
-from distlaunch.runs.run import Run, check_folder, folders, heard, run_in, scanned
+from distlaunch.runs.run import Run, check_directory, directories, heard, run_in, scanned
 from distlaunch.supervisor.status import RunState
 from distlaunch.wording import counted, size_words
 
@@ -46,14 +46,14 @@ def prune(places: Places = None, older: Older = None, dry: Dry = False, as_json:
 def _old_runs(before: float, places: Sequence[str]) -> Iterator[Run]:
     """Yield the user's runs that ended before that time, in `places` if given. Raises `UsageError`."""
     for place in places:
-        check_folder(place)
+        check_directory(place)
     damaged = []
-    for folder in (dict(scanned(places)) if places else folders()).values():
-        if not os.path.isdir(folder) or os.stat(folder).st_uid != os.getuid():
+    for directory in (dict(scanned(places)) if places else directories()).values():
+        if not os.path.isdir(directory) or os.stat(directory).st_uid != os.getuid():
             continue
-        if (run := run_in(folder)) is None:
-            damaged.append(folder)
-        elif _is_over(run) and max(run.status.since, heard(folder) or 0.0) < before:
+        if (run := run_in(directory)) is None:
+            damaged.append(directory)
+        elif _is_over(run) and max(run.status.since, heard(directory) or 0.0) < before:
             yield run
     if damaged:
         say(f"kept damaged runs, whose end is unknown; to delete them: rm -r {join(damaged)}")
@@ -67,18 +67,18 @@ def _is_over(run: Run) -> bool:
 
 def _pruned(run: Run, dry: bool) -> dict[str, Any]:
     """Delete the run, unless `dry`; return the result for JSON."""
-    size, error = _size(run.folder), None
+    size, error = _size(run.directory), None
     if not dry:
         try:
-            shutil.rmtree(run.folder)
+            shutil.rmtree(run.directory)
         except OSError as failed:
-            error = f"{run.folder}: {reason(failed)}"
-    return {"run": run.id, "folder": run.folder, "bytes": size, "error": error}
+            error = f"{run.directory}: {reason(failed)}"
+    return {"run": run.id, "directory": run.directory, "bytes": size, "error": error}
 
 
-def _size(folder: str) -> int:
+def _size(directory: str) -> int:
     total = 0
-    for place, _, names in os.walk(folder):
+    for place, _, names in os.walk(directory):
         for name in names:
             with contextlib.suppress(OSError):
                 total += os.lstat(os.path.join(place, name)).st_size
@@ -89,7 +89,9 @@ def _forget_missing() -> None:
     """Remove runs without a directory from the list."""
     here = os.uname().nodename  # disks of other machines may be invisible here
     with contextlib.suppress(OSError):
-        forget(each.run for each in listed().values() if each.host == here and not os.path.isdir(each.folder))
+        forget(
+            each.run for each in listed().values() if each.host == here and not os.path.isdir(each.directory)
+        )
 
 
 def _tell(done: Sequence[dict[str, Any]], dry: bool) -> None:
@@ -97,6 +99,6 @@ def _tell(done: Sequence[dict[str, Any]], dry: bool) -> None:
         if each["error"]:
             say(f"can't delete {each['error']}")
         else:
-            print_text(f"{each['folder']}  {size_words(each['bytes'])}\n")
+            print_text(f"{each['directory']}  {size_words(each['bytes'])}\n")
     gone = [each["bytes"] for each in done if not each["error"]]
     say(f"{'would delete' if dry else 'deleted'} {counted(len(gone), 'run')}, {size_words(sum(gone))}")

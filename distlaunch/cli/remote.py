@@ -63,11 +63,11 @@ else:
         if other.stat().st_mtime < time.time() - 30 * 86400:
             shutil.rmtree(other.path, ignore_errors=True)
 os.environ.update(request["env"])
-if request["folder"]:
+if request["directory"]:
     try:
-        os.chdir(request["folder"])
+        os.chdir(request["directory"])
     except OSError as error:
-        words = (request["folder"], request["host"], error.strerror)
+        words = (request["directory"], request["host"], error.strerror)
         rest = "; --on needs the job file's directory at the same path on that host"
         sys.stderr.write("distlaunch: %s on %s: %s" % words + rest + "\\n")
         os._exit(2)
@@ -92,10 +92,10 @@ and, unless it is cached, distlaunch, and `_START` runs distlaunch."""
 
 
 class Request(Frozen):
-    """A command line for another machine. An empty `folder` is the user's home; `env` adds variables."""
+    """A command line for another machine. An empty `directory` is the user's home; `env` adds variables."""
 
     words: tuple[str, ...]
-    folder: str = ""
+    directory: str = ""
     stdin: str = ""
     env: Mapping[str, str] = {}
 
@@ -239,6 +239,6 @@ def _output_of(
     envs = [spec.program.env, *(node.env for node in spec.pool)]  # inherited values are others there
     inherited = {name: value.text for env in envs for name, value in env.items() if value.inherited}
     inherited["DISTLAUNCH_PYTHON"] = sys.executable
-    folder, output = os.path.dirname(os.path.realpath(job)), bytearray()
-    status = run_there(ssh, Request(tuple(words), folder, read_text(job), inherited), output.extend)
+    directory, output = os.path.dirname(os.path.realpath(job)), bytearray()
+    status = run_there(ssh, Request(tuple(words), directory, read_text(job), inherited), output.extend)
     return status, output.decode(errors="replace")

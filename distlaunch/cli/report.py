@@ -124,18 +124,18 @@ def _write(path: str, data: bytes, is_older: Callable[[bytes], bool]) -> None:
 
 _RUN = "A run's ID, a unique prefix of its ID, its directory, or the name or file of its job."
 Run = Annotated[str, Argument(metavar="RUN", help=_RUN, autocompletion=offered)]
-Folder = Annotated[str, Argument(metavar="DIRECTORY", help="A new directory for the code.")]
+Directory = Annotated[str, Argument(metavar="DIRECTORY", help="A new directory for the code.")]
 
 
-def checkout(which: Run, folder: Folder, as_json: Json = False) -> None:
+def checkout(which: Run, directory: Directory, as_json: Json = False) -> None:
     """Write the code of a run that used `sync` to a new directory."""
     from distlaunch.launch.snapshot import check_out
 
-    if os.path.lexists(folder):
-        raise UsageError(f"{folder} already exists; specify a new directory")
+    if os.path.lexists(directory):
+        raise UsageError(f"{directory} already exists; specify a new directory")
     found = find(which)
-    files = check_out(found.folder, folder)
+    files = check_out(found.directory, directory)
     if as_json:
-        print_json({"run": found.id, "directory": os.path.abspath(folder), "files": files})
+        print_json({"run": found.id, "directory": os.path.abspath(directory), "files": files})
         return
-    say(f"wrote {counted(files, 'file')} to {folder}")
+    say(f"wrote {counted(files, 'file')} to {directory}")

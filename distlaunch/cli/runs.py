@@ -20,7 +20,7 @@ from distlaunch.observers.console import escape
 from distlaunch.observers.run_list import note_end_seen, noted_ends, ways
 from distlaunch.observers.terminal import Terminal
 from distlaunch.runs.following import attend, follow, interrupt, outlast, over
-from distlaunch.runs.run import Run, document_in, elsewhere, find, folders, when
+from distlaunch.runs.run import Run, directories, document_in, elsewhere, find, when
 from distlaunch.runs.submissions import Submission, cancel, listing, runs_of, submission, submission_of
 from distlaunch.signals import Interrupts, Signals
 from distlaunch.supervisor.status import RunState, document_of
@@ -42,7 +42,7 @@ _OF_ENDED = ("bundle", "checkout", "logs", "report", "why")
 
 def offered(context: typer.Context, incomplete: str) -> list[str]:
     """Return the known runs for completion, the latest first. Few commands offer those that have ended."""
-    known = {*folders(), *ways()} - (set() if context.command.name in _OF_ENDED else noted_ends())
+    known = {*directories(), *ways()} - (set() if context.command.name in _OF_ENDED else noted_ends())
     return [run for run in sorted(known, key=when, reverse=True) if run.startswith(incomplete)]
 
 
@@ -110,7 +110,7 @@ def _document(run: Run) -> dict[str, Any]:
         "why": run.status.why or None,
         "age": round(now - run.status.began, 1),
         "silent": None if silent_s is None else round(silent_s, 1),
-        "folder": run.folder,
+        "directory": run.directory,
     }
 
 
@@ -157,7 +157,7 @@ def view(which: Which = None) -> None:
         raise UsageError("view needs a terminal as stdout; use `distlaunch attach` instead")
 
     def shown(run: Run, interrupts: Interrupts) -> Run:
-        with closing(Screen(Terminal(interrupts), interrupts, run.folder, run.status.began)) as screen:
+        with closing(Screen(Terminal(interrupts), interrupts, run.directory, run.status.began)) as screen:
             return attend(run, screen, interrupts, everything=True)
 
     _show_each(which, shown)
@@ -192,9 +192,9 @@ def stop(context: typer.Context, which: Which = None, now: Now = False, as_json:
         if run.host and not run.status.state.over:  # only its directory is shared
             say(f"the controller of {run.id} is on {run.host}; stopping it over SSH")
             way = ways().get(run.id, {"way": (run.host, context.meta["ssh_config"])})["way"]
-            _run_there(context, which or "", run.folder, way)
+            _run_there(context, which or "", run.directory, way)
         if which is None and run.alive:
-            say(f"stopping {run.id} ({run.folder})")
+            say(f"stopping {run.id} ({run.directory})")
     run, stopped = _stopped(queued, run, now)
     if as_json:
         ended = run or (queued and queued.as_run(RunState.CANCELLED, "cancelled"))
@@ -280,7 +280,7 @@ def _show_each(which: str | None, show: Callable[[Run, Interrupts], Run], everyt
     def seen(run: Run, interrupts: Interrupts) -> Run:
         shown = run.alive or everything
         run = show(run, interrupts) if shown else run
-        if not (run.alive or (shown and document_in(run.folder))):
+        if not (run.alive or (shown and document_in(run.directory))):
             say(ended_words(run))
         return run
 
@@ -297,7 +297,7 @@ def ended_words(run: Run, lead: str = ":") -> str:
     text = f"{run.id}{lead} {status.state.value}"
     if status.exit_status:
         text += f", exit status {status.exit_status}"
-    return f"{text}{f': {status.why}' if status.why else ''}; logs: {run.folder}"
+    return f"{text}{f': {status.why}' if status.why else ''}; logs: {run.directory}"
 
 
 def ago_s(option: str, text: str, example: str) -> float:

@@ -47,7 +47,7 @@ _CERTAINTY = Literal["fact", "likely", "unknown"]
 
 def _result() -> Shape:
     place = {"rank": int | None, "node": str | None}
-    cause = {"text": str, "kind": str | None, "certainty": _CERTAINTY, **place, "last_words": [str]}
+    cause = {"text": str, "kind": str | None, "certainty": _CERTAINTY, **place, "last_output": [str]}
     worker = {"rank": int, "node": str, "phase": str, "status": int | None, "stopped": bool}
     failure = {"kind": str, "words": str}
     return {
@@ -63,8 +63,8 @@ def _result() -> Shape:
         "collecting": [str],
         "workers": [{**worker, "pid": int | None, "cpus": str | None}],
         "nodes": [{"name": str, "phase": str, "failure": (failure, None)}],
-        "folder": str | None,
-        "folders_elsewhere": Mapping[str, str],
+        "directory": str | None,
+        "remote_directories": Mapping[str, str],
     }
 
 
@@ -115,7 +115,7 @@ def _report() -> Shape:
 def _run() -> Shape:
     controller = {name: kind for name, kind in fields_of(ControllerProcess).items() if name != "boot"}
     times = {"age": float, "silent": float | None}
-    return {**fields_of(Status), "controller": controller, "why": str | None, **times, "folder": str}
+    return {**fields_of(Status), "controller": controller, "why": str | None, **times, "directory": str}
 
 
 def _events() -> Shape:

@@ -151,14 +151,14 @@ def _submitted(spec: JobSpec, scheduler: Scheduler, script: str) -> tuple[str, P
     from distlaunch.runs.submissions import Submission, note
     from distlaunch.schedulers.queue import ToolMissingError
 
-    folder = spec.logs.folder
+    directory = spec.logs.directory
     try:
-        os.makedirs(folder, exist_ok=True)
-        fd, path = tempfile.mkstemp(".sh", f"{scheduler.name}-", folder)
+        os.makedirs(directory, exist_ok=True)
+        fd, path = tempfile.mkstemp(".sh", f"{scheduler.name}-", directory)
         with os.fdopen(fd, "w") as file:
             file.write(script)
     except OSError as error:
-        text = f"can't write the batch script to {folder}: {reason(error)}; set logs.dir"
+        text = f"can't write the batch script to {directory}: {reason(error)}; set logs.dir"
         raise DistlaunchError(text) from None
     try:
         queued = scheduler.submit(path)
@@ -167,5 +167,5 @@ def _submitted(spec: JobSpec, scheduler: Scheduler, script: str) -> tuple[str, P
         if isinstance(error, ToolMissingError):
             raise DistlaunchError(f"{error}; to use another scheduler, set --to") from None
         raise
-    note(Submission(queued, spec.name, folder, time.time(), "", scheduler.name, spec.invocation.file))
-    return queued, Path(path).rename(Path(folder, f"{scheduler.name}-{queued}.sh"))
+    note(Submission(queued, spec.name, directory, time.time(), "", scheduler.name, spec.invocation.file))
+    return queued, Path(path).rename(Path(directory, f"{scheduler.name}-{queued}.sh"))

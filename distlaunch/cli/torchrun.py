@@ -74,7 +74,7 @@ def here() -> torchrun_job.Here:
     from distlaunch.here import cpu_count
 
     return torchrun_job.Here(
-        folder=os.getcwd(),
+        directory=os.getcwd(),
         hostname=os.uname().nodename or "localhost",
         python=sys.executable,
         temporary=(*scratch.places(), scratch.MEMORY),

@@ -23,7 +23,7 @@ _USED = ("is_host", "join_timeout", "timeout", "last_call_timeout", "store_type"
 class Here(NamedTuple):
     """The context of the command line; `temporary` are parents for temporary directories, best first."""
 
-    folder: str
+    directory: str
     hostname: str
     python: str
     temporary: tuple[str, ...]
@@ -89,7 +89,7 @@ def job_of(flags: Flags, here: Here) -> job.JobSpec:
         program=job.Program(
             flags.kind,
             ("-c" if flags.run_path else flags.script,),
-            workdir=here.folder,
+            workdir=here.directory,
             args=(*([_RUN_PATH] if flags.run_path else []), *(map(argument, args) if fills else args)),
             python=here.environ.get("PYTHON_EXEC") or here.python,
             role=flags.role,
@@ -154,9 +154,9 @@ def _logs(flags: Flags, here: Here) -> job.Logs:
     streams = job.TorchrunLogs(redirects, tee, template or job.TorchrunLogs().prefix, flags.local_ranks)
     wanted = None if nowhere else flags.log_dir
     places = (wanted,) if wanted else here.temporary
-    folder, *spares = (os.path.join(here.folder, place) for place in places)
+    directory, *spares = (os.path.join(here.directory, place) for place in places)
     kept = wanted or streams.redirects or streams.tee
-    return job.Logs(folder, temporary=not kept, torchrun=streams, spares=tuple(spares))
+    return job.Logs(directory, temporary=not kept, torchrun=streams, spares=tuple(spares))
 
 
 # Endpoints of ranks and launchers

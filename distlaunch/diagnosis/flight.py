@@ -59,7 +59,7 @@ class Group(Frozen):
             return ""
         if missing := self.missing:
             where = f"{there[0].name} #{self.newest} of {self.name}, called at {there[0].place}"
-            names = [f"rank {rank} ({self._last_words(rank)})" for rank in missing]
+            names = [f"rank {rank} ({self._last_output(rank)})" for rank in missing]
             verb = "is" if len(there) == 1 else "are"
             missed = f"never reached by {listed(names, MAX_NAMED)}"
             return f"{rank_list(self.waiting)} {verb} waiting in {where}, {missed}"
@@ -71,7 +71,7 @@ class Group(Frozen):
         calls = [f"{rank_list(ranks)} called {self.last[ranks[0]].words}" for ranks in callers.values()]
         return f"collective #{self.newest} of {self.name} differs: {listed(calls)}"
 
-    def _last_words(self, rank: int) -> str:
+    def _last_output(self, rank: int) -> str:
         return f"last in {self.last[rank].words}" if rank in self.last else "no record"
 
 

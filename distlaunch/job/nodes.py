@@ -42,7 +42,7 @@ class Surroundings(Frozen):
     are containers with their own files and variables.
     """
 
-    folder: str
+    directory: str
     home: str
     environ: Mapping[str, str]
     hostfile: tuple[HostEntry, ...] | None = None
@@ -56,12 +56,12 @@ class Surroundings(Frozen):
 
     def path(self, text: str) -> str:
         """Return an absolute path on this machine."""
-        path = path_in(self.folder, text)
+        path = path_in(self.directory, text)
         return os.path.normpath(self.home + path[1:]) if path.startswith("~") else path
 
     def on_node(self, text: str) -> str:
         """Return a path on a node, with a leading ~ kept for the user's home on that node."""
-        return path_in("" if self.in_image else self.folder, text)
+        return path_in("" if self.in_image else self.directory, text)
 
     def interpreter(self, text: str | None) -> str | None:
         """Return a path on a node if `text` has a slash, else the name, to be looked up in PATH."""

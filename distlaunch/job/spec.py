@@ -197,14 +197,14 @@ class TorchrunLogs(Frozen):
 
 
 class Logs(Frozen):
-    """Output settings. Run directories are created in `folder`, or in one of `spares` if it is unusable.
+    """Output settings. Run directories are created in `directory`, or in one of `spares` if it is unusable.
 
     `console` selects the ranks whose output is shown. `watch` finds a number in a line, for `view`. `fold`
     collapses identical lines from several ranks. A log file has at most `limit` bytes. A `temporary` run
     directory is removed after a success. `torchrun` replaces `console`.
     """
 
-    folder: str
+    directory: str
     console: Console = "all"
     temporary: bool = False
     torchrun: TorchrunLogs | None = None

@@ -23,9 +23,9 @@ def home_error(text: str) -> str | None:
     return f"{name} is not expanded, only ~/ is: write the full path, or ./{name} for a file of that name"
 
 
-def path_in(folder: str, text: str) -> str:
-    """Return `text` relative to `folder`, normalized; a leading ~ of either is kept."""
-    joined = text if below_home(text) else os.path.join(folder, text)
+def path_in(directory: str, text: str) -> str:
+    """Return `text` relative to `directory`, normalized; a leading ~ of either is kept."""
+    joined = text if below_home(text) else os.path.join(directory, text)
     if not below_home(joined):
         return os.path.normpath(joined)
     rest = os.path.normpath(f"./{joined[1:]}")

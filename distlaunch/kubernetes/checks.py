@@ -105,7 +105,7 @@ def _paths(spec: JobSpec) -> Iterator[tuple[str, str]]:
         yield "python", "expected a name or an absolute path in the image"
     if spec.program.placed and spec.program.words[0].startswith("~"):
         yield spec.program.kind, "write the full path: in the image, ~ is not your home directory"
-    if "logs.dir" in spec.places and not spec.logs.folder.startswith("/"):
+    if "logs.dir" in spec.places and not spec.logs.directory.startswith("/"):
         yield "logs.dir", "expected an absolute path, such as one below the mount of a volume"
 
 

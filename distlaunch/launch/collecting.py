@@ -18,7 +18,7 @@ from distlaunch.observers.outlet import CAPACITY
 from distlaunch.observers.run_directory import FLUSH_S, LogWriter
 from distlaunch.wording import counted, cut, listed, size_words
 
-FOLDER = "collected"
+DIRECTORY = "collected"
 FULL = {os.strerror(code) for code in (errno.ENOSPC, errno.EDQUOT)}
 SPARE = 2 * CAPACITY
 """Bytes to keep free on the disk for the run's other files."""
@@ -41,9 +41,9 @@ class _Node:
 class Files:
     """Writes files to `collected` in the directory of a run, at most `collect.limit` bytes of each node."""
 
-    def __init__(self, folder: str, collect: Collect) -> None:
-        self._folder, self._collect = folder, collect
-        self._writer = LogWriter(folder)
+    def __init__(self, directory: str, collect: Collect) -> None:
+        self._directory, self._collect = directory, collect
+        self._writer = LogWriter(directory)
         self._writer.patience_s = FLUSH_S  # nothing else is urgent any more
         self._nodes: dict[int, _Node] = {}
 
@@ -73,7 +73,7 @@ class Files:
         node.sizes[file.path] = node.missing = file.size
         node.room -= file.size
         with suppress(OSError):  # the directory may be gone, which is noticed when the file is written
-            disk, expected = os.statvfs(self._folder), sum(each.missing for each in self._nodes.values())
+            disk, expected = os.statvfs(self._directory), sum(each.missing for each in self._nodes.values())
             node.fits = expected + SPARE <= disk.f_bavail * disk.f_frsize
 
     def _add(self, node: _Node, piece: bytes) -> None:
@@ -82,7 +82,7 @@ class Files:
             raise ProtocolError("a collected file is larger than announced")
         node.missing -= len(piece)
         if node.sizes and node.fits and self._writer.trouble not in FULL:
-            self._writer.append(f"{FOLDER}/{node.label}/{next(reversed(node.sizes))}", piece)
+            self._writer.append(f"{DIRECTORY}/{node.label}/{next(reversed(node.sizes))}", piece)
             if self._writer.trouble in FULL:
                 self._sift()  # makes room at once for the other files of the run
 
@@ -94,7 +94,7 @@ class Files:
         kept = []
         for node in self._nodes.values():
             for path, size in node.sizes.items():
-                place = os.path.join(self._folder, FOLDER, node.label, path)
+                place = os.path.join(self._directory, DIRECTORY, node.label, path)
                 with suppress(OSError):
                     if os.lstat(place).st_size == size:
                         kept.append({"node": node.label, "path": path, "size": size})
@@ -115,7 +115,7 @@ class Files:
             if text := self._left_out(node, missing):
                 left_out.setdefault(text, []).append(node.label)
         size = size_words(sum(file["size"] for file in kept))
-        done = f"collected {counted(len(kept), 'file')} ({size}) into {self._folder}/{FOLDER}"
+        done = f"collected {counted(len(kept), 'file')} ({size}) into {self._directory}/{DIRECTORY}"
         lines = [f"not collected from {listed(labels)}: {text}" for text, labels in left_out.items()]
         return kept[:MAX_LISTED], [done, *lines] if kept else lines
 

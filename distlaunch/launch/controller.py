@@ -49,7 +49,7 @@ class Controller:
     def __init__(self, start: Start, observers: Observers, interrupts: Interrupts) -> None:
         self._spec, self._run_id, self._now = start.spec, start.run_id, start.now
         self._observers, self._tell, self._interrupts = observers, observers.tell, interrupts
-        self._open, self._lookups, self._folder = start.open, start.asked, start.folder.path
+        self._open, self._lookups, self._directory = start.open, start.asked, start.directory.path
         self._links = Links(
             self._take,
             lambda node, failure: self._feed(events.LinkEnded(node, failure)),
@@ -72,7 +72,7 @@ class Controller:
         if start.spec.collect.paths:
             from distlaunch.launch.collecting import Files  # few jobs collect files
 
-            self.files = Files(start.folder.path, start.spec.collect)
+            self.files = Files(start.directory.path, start.spec.collect)
         self.state: State
 
     def run(self) -> State:
@@ -295,7 +295,7 @@ class Controller:
 
     def _on_interrupts(self) -> None:
         """Feed the signals of this process as events. `distlaunch stop` writes STOPPED, then sends SIGINT."""
-        by_command = os.path.exists(os.path.join(self._folder, STOPPED))
+        by_command = os.path.exists(os.path.join(self._directory, STOPPED))
         for signum in self._interrupts.received():
             self._feed(messages.Interrupted(signum, by_command=by_command and signum == signal.SIGINT))
 
@@ -303,14 +303,14 @@ class Controller:
 def supervise(start: Start, shown: Shown, observers: Iterable[Observer] = ()) -> Summary:
     """Run the supervisor over the links of `start`. Notify the built-in observers, then `observers`."""
     last_output = LastOutput()
-    observed = Observed(start.spec, start.run_id, start.folder, start.status, last_output.summary, shown)
+    observed = Observed(start.spec, start.run_id, start.directory, start.status, last_output.summary, shown)
     recorder, *others = observers_of(observed)
     assert isinstance(recorder, Recorder)
     seeing = Observers((last_output, recorder, *others, *observers))
     controller = Controller(start, seeing, shown.interrupts)
     state = controller.run()
     seeing.tell(Observer.drained, state)
-    summary = last_output.summary(state, start.folder.path, start.now())
+    summary = last_output.summary(state, start.directory.path, start.now())
     summary = summary._replace(lagging=recorder.lagging(state))
     if controller.files:
         collected, lines = controller.files.close()

@@ -94,14 +94,14 @@ def serve(seat: Seat, part: Part, signums: Iterable[int], own_first: bool = Fals
     With `own_first`, return the status of a rank that failed here, if any. The `signums` are blocked already.
     """
     sweep.become_subreaper()
-    link, above, folder = seat.connection.fileno(), os.getpid(), scratch.Folder()
+    link, above, directory = seat.connection.fileno(), os.getpid(), scratch.Directory()
     sys.stdout.flush()
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
     agent = os.fork()
     if agent == 0:
-        exit_after(lambda: _be_agent(seat, part, folder, above, own_first))
+        exit_after(lambda: _be_agent(seat, part, directory, above, own_first))
     status = guardian.watch(agent, link, {signum: _FIRST + signum for signum in signums})
-    folder.remove_left()
+    directory.remove_left()
     killed = status.exited is None
     ended = wire.NOT_CLEAN if status.unswept else wire.AGENT_DIED if killed else wire.LEFT_EARLY
     seat.connection.settimeout(5.0)
@@ -120,13 +120,13 @@ def serve(seat: Seat, part: Part, signums: Iterable[int], own_first: bool = Fals
     return status.exited
 
 
-def _be_agent(seat: Seat, part: Part, folder: scratch.Folder, above: int, own_first: bool) -> int:
+def _be_agent(seat: Seat, part: Part, directory: scratch.Directory, above: int, own_first: bool) -> int:
     """Run the agent in the child process. Return its exit status."""
     sweep.become_subreaper()
     sweep.die_with_parent(signal.SIGTERM, above)
     worker.share(0, 1)
     worker.close_inherited()
-    agent = _JoinedAgent(seat, part, folder)
+    agent = _JoinedAgent(seat, part, directory)
     agent.run(seat.unread)
     part.close()
     own = agent.ranks.own_status if own_first else 0  # negative = by a signal
@@ -136,8 +136,8 @@ def _be_agent(seat: Seat, part: Part, folder: scratch.Folder, above: int, own_fi
 class _Outbox(Outbox):
     """An outbox that keeps the output of ranks on this node."""
 
-    def __init__(self, part: Part, seat: Seat, folder: scratch.Folder) -> None:
-        super().__init__(seat.node, folder, hello=wire.HELLO_PREFIX + seat.nonce.encode() + b"\n")
+    def __init__(self, part: Part, seat: Seat, directory: scratch.Directory) -> None:
+        super().__init__(seat.node, directory, hello=wire.HELLO_PREFIX + seat.nonce.encode() + b"\n")
         self._part = part
         self.own_status = 0
         self.stopping = False
@@ -156,11 +156,11 @@ class _Outbox(Outbox):
 class _JoinedAgent(Agent):
     """An agent with a command line of its own, which is sent only the numbers of ranks."""
 
-    def __init__(self, seat: Seat, part: Part, folder: scratch.Folder) -> None:
-        self.ranks = _Outbox(part, seat, folder)
+    def __init__(self, seat: Seat, part: Part, directory: scratch.Directory) -> None:
+        self.ranks = _Outbox(part, seat, directory)
         link = seat.connection.fileno()
         os.set_blocking(link, False)
-        super().__init__(link, os.dup(link), folder, self.ranks)
+        super().__init__(link, os.dup(link), directory, self.ranks)
         self._commands = {kind: self._commands[kind] for kind in OBEYED}
         self._signums = (signal.SIGCHLD, signal.SIGTERM, *range(_FIRST, _LAST + 1))
         self._seat, self._part = seat, part

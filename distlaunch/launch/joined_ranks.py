@@ -29,7 +29,7 @@ class OwnRanks(Part):
         self._spec = spec
         self._plan = _plan(spec, 0)
         self.procs, self.role = self._plan.nodes[0].procs, spec.program.role
-        self._folder: RunDirectory | None = None
+        self._directory: RunDirectory | None = None
         self._console: Console | None = None
         self._first_rank = 0
         self._goes_to: dict[tuple[int, int], Destination] = {}
@@ -38,10 +38,10 @@ class OwnRanks(Part):
         """Return the directory for logs; "" = this command line keeps no output."""
         from distlaunch.launch.start import run_directory  # few keep output
 
-        if self._folder is None and any(each.file for each in destinations(self._plan, 0).values()):
+        if self._directory is None and any(each.file for each in destinations(self._plan, 0).values()):
             # It may join again.
-            self._folder = run_directory(self._spec, f"{run_id}-node{node}-{os.urandom(2).hex()}")
-        return self._folder.path if self._folder else ""
+            self._directory = run_directory(self._spec, f"{run_id}-node{node}-{os.urandom(2).hex()}")
+        return self._directory.path if self._directory else ""
 
     def workers(self, ranks: messages.StartWorkers) -> tuple[messages.WorkerSpec, ...]:
         """Return the command line of each rank, and whether it shares this process's streams."""
@@ -50,8 +50,8 @@ class OwnRanks(Part):
         (part,) = self._plan.nodes
         self._goes_to = destinations(self._plan, ranks.attempt)
         for each in self._goes_to.values():
-            if each.file and self._folder:
-                self._folder.append(each.file, b"")  # like torchrun, even for a stream without output
+            if each.file and self._directory:
+                self._directory.append(each.file, b"")  # like torchrun, even for a stream without output
         if self._console:
             self._console.finish_lines()  # of ranks that have exited
         planned = workers(self._plan, part, Rendezvous("", 0, "", "gloo"))
@@ -74,8 +74,8 @@ class OwnRanks(Part):
         """Print output, keep it, or both, according to torchrun's flags."""
         rank = self._first_rank + local_rank
         goes_to = self._goes_to[rank, stream]
-        if goes_to.file and self._folder:
-            self._folder.append(goes_to.file, data)
+        if goes_to.file and self._directory:
+            self._directory.append(goes_to.file, data)
         if goes_to.shown:
             self._shown().output(rank, stream, data, goes_to.prefix)
 
@@ -96,8 +96,8 @@ class OwnRanks(Part):
         if self._console:
             self._console.finish_lines()
             self._console.close(lambda silent_s: silent_s < PATIENCE_S)
-        if self._folder:
-            self._folder.close()
+        if self._directory:
+            self._directory.close()
 
 
 def _plan(spec: JobSpec, first_rank: int) -> LaunchPlan:

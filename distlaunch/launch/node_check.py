@@ -80,16 +80,18 @@ def hurried(spec: JobSpec) -> JobSpec:
 
 def _run_directory(spec: JobSpec) -> Iterator[Finding]:
     """Yield a finding if the run directory can't be created, or its disk is almost full."""
-    folder = spec.logs.folder
-    while not os.path.isdir(folder) and os.path.dirname(folder) != folder:
-        folder = os.path.dirname(folder)
-    disk = os.statvfs(folder)
+    directory = spec.logs.directory
+    while not os.path.isdir(directory) and os.path.dirname(directory) != directory:
+        directory = os.path.dirname(directory)
+    disk = os.statvfs(directory)
     free = disk.f_bavail * disk.f_frsize
-    if not os.access(folder, os.W_OK):
-        what = f"the run directory can't be created: {folder} is not writable on this machine"
+    if not os.access(directory, os.W_OK):
+        what = f"the run directory can't be created: {directory} is not writable on this machine"
         yield Finding("error", "place", what, "the run can't start", "set logs.dir")
     elif free < MIB:
-        what = f"the disk for the run directory, {folder}, has only {size_words(free)} free on this machine"
+        what = (
+            f"the disk for the run directory, {directory}, has only {size_words(free)} free on this machine"
+        )
         yield Finding("error", "place", what, "the run can't start", "set logs.dir")
 
 

@@ -115,8 +115,8 @@ def _open(
     """
     if reach.here and not runs_ranks():
         raise DistlaunchError(NO_RANKS_HERE)
-    if reach.folder:
-        _make_folder(reach.folder)
+    if reach.directory:
+        _make_directory(reach.directory)
     child = _start(reach, reach.argv(), shared)
     nonce, same = os.urandom(16).hex(), reach.here and (named or PYTHON) == sys.executable and not inside
     streams = Streams(inside or [_opening(named)], nonce)
@@ -144,7 +144,7 @@ def _opening(named: str | None) -> bytes:
     return candidates_text([named] if named else [PYTHON, "python3"])
 
 
-def _make_folder(path: str) -> None:
+def _make_directory(path: str) -> None:
     """Create a directory in the home directory from the user database, as ssh does."""
     from pwd import getpwuid  # few transports need a directory
 
@@ -171,8 +171,8 @@ def bundle_for(same_interpreter: bool) -> Bundle:
 
 def _modules() -> Iterator[tuple[str, str]]:
     """Yield the name and file of each module, the package first. (pkgutil takes 6 ms to import.)"""
-    (folder,) = distlaunch.agent.__path__
-    yield "distlaunch.agent", os.path.join(folder, "__init__.py")
-    for name in sorted(os.listdir(folder)):
+    (directory,) = distlaunch.agent.__path__
+    yield "distlaunch.agent", os.path.join(directory, "__init__.py")
+    for name in sorted(os.listdir(directory)):
         if name.endswith(".py") and name != "__init__.py":
-            yield f"distlaunch.agent.{name[:-3]}", os.path.join(folder, name)
+            yield f"distlaunch.agent.{name[:-3]}", os.path.join(directory, name)

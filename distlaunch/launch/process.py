@@ -162,8 +162,8 @@ def _program(name: str, environ: Mapping[str, str]) -> str:
     """Return the path of the named program, according to PATH in `environ`."""
     if "/" in name:
         return name
-    for folder in os.get_exec_path(environ):
-        path = os.path.join(folder, name)
+    for directory in os.get_exec_path(environ):
+        path = os.path.join(directory, name)
         if os.access(path, os.X_OK) and os.path.isfile(path):
             return path
     raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)

@@ -76,15 +76,15 @@ def _with_setup(spec: JobSpec, tree: Tree, setup: Setup, entries: Iterable[Entry
 
 def take(spec: JobSpec) -> tuple[Tree, list[Entry]]:
     """Put a job's code into this machine's store. Return its tree and entries. Raises `DistlaunchError`."""
-    folder = os.path.realpath(os.path.dirname(spec.invocation.file) or os.getcwd())
-    found = _git(folder, "rev-parse", "--show-toplevel")
-    root = folder if found is None else found.removesuffix("\n")
+    directory = os.path.realpath(os.path.dirname(spec.invocation.file) or os.getcwd())
+    found = _git(directory, "rev-parse", "--show-toplevel")
+    root = directory if found is None else found.removesuffix("\n")
     with _explained("can't save the code for the nodes"):
         store = local_store()
         if found is None:
-            entries, (commit, dirty) = _entries(store, spec, root, folder, _walked(root)), ("", False)
+            entries, (commit, dirty) = _entries(store, spec, root, directory, _walked(root)), ("", False)
         else:
-            entries = _entries(store, spec, root, folder, _of_git(root, ""))
+            entries = _entries(store, spec, root, directory, _of_git(root, ""))
             commit, dirty = _state(root)
         _check_program(spec, root, {entry.path for entry in entries})
         digest = store.put(manifest_text(entries))
@@ -138,9 +138,9 @@ def contents(digest: str, indices: Sequence[int]) -> Iterator[bytes]:
     yield deflate.flush()
 
 
-def _git(folder: str, *words: str) -> str | None:
+def _git(directory: str, *words: str) -> str | None:
     """Return git's output, or None if there is no git or no repository. Raises `DistlaunchError`."""
-    argv, env = ["git", "--no-optional-locks", "-C", folder, *words], {**os.environ, "LC_ALL": "C"}
+    argv, env = ["git", "--no-optional-locks", "-C", directory, *words], {**os.environ, "LC_ALL": "C"}
     try:
         done = subprocess.run(argv, check=False, env=env, stdin=subprocess.DEVNULL, capture_output=True)
     except FileNotFoundError:
@@ -149,7 +149,7 @@ def _git(folder: str, *words: str) -> str | None:
         return os.fsdecode(done.stdout)
     if b"not a git repository" in done.stderr:
         return None
-    raise DistlaunchError(f"git can't read {folder}: {os.fsdecode(done.stderr).strip()}")
+    raise DistlaunchError(f"git can't read {directory}: {os.fsdecode(done.stderr).strip()}")
 
 
 def _state(root: str) -> tuple[str, bool]:
@@ -161,17 +161,17 @@ def _state(root: str) -> tuple[str, bool]:
     return commit, any(record and not record.startswith("#") for record in records)
 
 
-def record(tree: Tree, folder: RunDirectory, run_id: str) -> Store:
+def record(tree: Tree, directory: RunDirectory, run_id: str) -> Store:
     """Write the manifest of the code into a run directory, and its difference from the commit.
 
     The returned store keeps the contents until it is released. Raises `DistlaunchError`.
     """
     manifest = manifest_of(tree.digest)
-    folder.append(CODE, manifest)
+    directory.append(CODE, manifest)
     if tree.commit and tree.dirty:
         diff = os.fsencode(_git(tree.root, "diff", "--binary", "HEAD") or "")
         if len(diff) <= MAX_DIFF:
-            folder.append("code.diff", diff)
+            directory.append("code.diff", diff)
     with _explained("can't save the code for the nodes"):
         store = local_store()
         next(store.hold(f"{run_id}.origin"), None)
@@ -180,17 +180,17 @@ def record(tree: Tree, folder: RunDirectory, run_id: str) -> Store:
     return store
 
 
-def check_out(folder: str, to: str) -> int:
+def check_out(directory: str, to: str) -> int:
     """Write the code of a run, given its run directory, into a new directory. Return the number of files.
 
     Raises `DistlaunchError`.
     """
     with _explained(f"can't write the code into {to}"):
         try:
-            with open(fd_of(folder, CODE), "rb") as file:
+            with open(fd_of(directory, CODE), "rb") as file:
                 entries = read_manifest(file.read())
         except FileNotFoundError:
-            raise UsageError(f"{folder} has no code: its job did not use sync") from None
+            raise UsageError(f"{directory} has no code: its job did not use sync") from None
         store = local_store()
         files = [each for each in entries if each.kind != LINK]
         if gone := [each.path for each in files if not os.path.exists(store.path_of(each))]:
@@ -215,11 +215,14 @@ def check_out(folder: str, to: str) -> int:
 # Which files
 
 
-def _entries(store: Store, spec: JobSpec, root: str, folder: str, paths: Iterable[str]) -> list[Entry]:
+def _entries(store: Store, spec: JobSpec, root: str, directory: str, paths: Iterable[str]) -> list[Entry]:
     """Return the entries of the tree, after putting their contents into the store."""
     sources = {path: f"{root}/{path}" for path in _wanted(spec, root, paths)}
     for given in spec.sync.files:
-        path, source = os.path.relpath(f"{folder}/{os.path.basename(given)}", root), os.path.realpath(given)
+        path, source = (
+            os.path.relpath(f"{directory}/{os.path.basename(given)}", root),
+            os.path.realpath(given),
+        )
         if not os.path.isfile(source):
             raise spec.error("files", f"{given} is not a file")
         if (other := os.path.realpath(sources.get(path, source))) != source:
@@ -258,7 +261,7 @@ def _wanted(spec: JobSpec, root: str, listed: Iterable[str]) -> Iterator[str]:
         patterns = [*ignored.read().splitlines(), *patterns]
     if patterns:
         paths -= {*_matching(spec, patterns, paths)}
-    runs = os.path.relpath(os.path.realpath(spec.logs.folder), root)
+    runs = os.path.relpath(os.path.realpath(spec.logs.directory), root)
     for path in paths:
         if path != runs and not path.startswith(f"{runs}/") and not ABOUT_RUN.search(path):
             yield path
@@ -266,15 +269,15 @@ def _wanted(spec: JobSpec, root: str, listed: Iterable[str]) -> Iterator[str]:
 
 def _of_git(root: str, inside: str) -> Iterator[str]:
     """Yield tracked files, and untracked files that aren't ignored, including those in submodules."""
-    folder = os.path.join(root, inside)
-    files = _git(folder, "ls-files", "-z", "--cached", "--others", "--exclude-standard") or ""
+    directory = os.path.join(root, inside)
+    files = _git(directory, "ls-files", "-z", "--cached", "--others", "--exclude-standard") or ""
     for path in files.split("\0"):
         whole = os.path.join(root, inside, path)
         try:
-            is_folder = stat.S_ISDIR(os.lstat(whole).st_mode)
+            is_directory = stat.S_ISDIR(os.lstat(whole).st_mode)
         except (FileNotFoundError, NotADirectoryError):
             continue  # deleted, but still in the index
-        if not is_folder:
+        if not is_directory:
             yield os.path.join(inside, path)
         elif path not in ("", "./"):  # as a submodule that isn't checked out lists itself
             yield from _of_git(root, os.path.join(inside, path.rstrip("/")))
@@ -282,9 +285,9 @@ def _of_git(root: str, inside: str) -> Iterator[str]:
 
 def _walked(root: str, unwanted: frozenset[str] = UNWANTED) -> Iterator[str]:
     """Yield the relative paths of files and symlinks below `root`, except in `unwanted` directories."""
-    for where, folders, names in os.walk(root):
-        links = [name for name in folders if os.path.islink(os.path.join(where, name))]
-        folders[:] = [name for name in folders if name not in unwanted]
+    for where, directories, names in os.walk(root):
+        links = [name for name in directories if os.path.islink(os.path.join(where, name))]
+        directories[:] = [name for name in directories if name not in unwanted]
         for name in (*names, *links):
             yield os.path.relpath(os.path.join(where, name), root)
 

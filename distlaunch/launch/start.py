@@ -45,7 +45,7 @@ class Start(Frozen):
 
     spec: JobSpec
     run_id: str
-    folder: RunDirectory
+    directory: RunDirectory
     status: Status
     links: dict[int, Link]
     asked: dict[int, Child]
@@ -98,21 +98,21 @@ def start_run(spec: JobSpec, early: Link | None = None, listener: "InboundListen
     controller, now = ControllerProcess(os.uname().nodename, os.getpid(), boot_id()), time.time()
     status = Status(run_id, spec.name, RunState.CONNECTING, now, now, controller)
     status = status._replace(restarts=spec.restarts_before, file=spec.invocation.file)
-    folder = run_directory(spec, run_id, status)
+    directory = run_directory(spec, run_id, status)
     if spec.allocation and spec.allocation.queued:
         append(path_of_starts(spec), Begun(run_id, spec.name, spec.allocation.starts)._asdict())
     code = None
     if spec.tree:
         from distlaunch.launch.snapshot import record  # few jobs bring their code
 
-        code = record(spec.tree, folder, run_id)
-    note_begin(run_id, folder.path, status.controller.host, _ticket(spec, listener))
+        code = record(spec.tree, directory, run_id)
+    note_begin(run_id, directory.path, status.controller.host, _ticket(spec, listener))
     if len(spec.pool) > MANY_NODES:
         make_room(DESCRIPTORS_PER_LINK * len(spec.pool) + RESERVE)
     joined = {i: link for i in range(len(spec.pool)) if (link := _joined(spec, i, run_id, listener))}
     links = open_links(spec, early, joined)
     # Looking up addresses takes as long as the answer of a name server.
-    return Start(spec, run_id, folder, status, links, ask_addresses(spec), began, listener, code)
+    return Start(spec, run_id, directory, status, links, ask_addresses(spec), began, listener, code)
 
 
 def _ticket(spec: JobSpec, listener: "InboundListener | None") -> Ticket | None:
@@ -166,18 +166,18 @@ def run_directory(spec: JobSpec, run_id: str, status: Status | None = None) -> R
     joined another controller's run. Raises `DistlaunchError`.
     """
     refused = []
-    for place in (spec.logs.folder, *spec.logs.spares):
-        folder = None
+    for place in (spec.logs.directory, *spec.logs.spares):
+        directory = None
         try:
-            folder = RunDirectory(place, run_id)
+            directory = RunDirectory(place, run_id)
             if status:
-                folder.claim(status)
-            return folder
+                directory.claim(status)
+            return directory
         except OSError as error:
             refused.append(f"{place}: {reason(error)}")
-            if folder:
-                folder.close()
-                folder.remove()
+            if directory:
+                directory.close()
+                directory.remove()
     flag = "TMPDIR or --log-dir" if spec.logs.spares else "--log-dir"
     text = f"can't create the run directory in {'; '.join(refused)}"
     raise DistlaunchError(f"{text}; set {flag if spec.logs.torchrun else 'logs.dir'} to another directory")
@@ -195,7 +195,7 @@ def _continued(spec: JobSpec) -> JobSpec:
     before = [each for each in starts if each.starts < allocation.starts]
     if not before:
         return spec
-    last = status_in(os.path.join(spec.logs.folder, before[-1].run))
+    last = status_in(os.path.join(spec.logs.directory, before[-1].run))
     restarts = last.restarts + 1 if last else len(before)
     return spec._replace(invocation=spec.invocation._replace(earlier=Earlier(before[0].run, restarts)))
 
@@ -203,4 +203,4 @@ def _continued(spec: JobSpec) -> JobSpec:
 def path_of_starts(spec: JobSpec) -> str:
     """Return the path of the list of starts of the scheduler's job."""
     assert spec.allocation is not None
-    return starts_path(spec.logs.folder, spec.allocation.job, spec.allocation.scheduler)
+    return starts_path(spec.logs.directory, spec.allocation.job, spec.allocation.scheduler)

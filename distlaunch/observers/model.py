@@ -230,13 +230,13 @@ def shape(state: State) -> str:
     return state.plan.size_words if state.plan else counted(len(state.nodes), "node")
 
 
-def uses_in(folder: str) -> Mapping[int, Use]:
+def uses_in(directory: str) -> Mapping[int, Use]:
     """Return the resource use of ranks last recorded in a run directory, during a `view`.
 
     `Recorder` writes a row for each rank: its number, then the fields of `Use`.
     """
     try:
-        with open(fd_of(folder, USE), "rb") as file:
+        with open(fd_of(directory, USE), "rb") as file:
             rows = json.load(file)["ranks"]
             known = all(isinstance(value, int | float | None) for row in rows for value in row)
             return {rank: Use(*use) for rank, *use in rows} if known else {}

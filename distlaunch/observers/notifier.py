@@ -52,7 +52,7 @@ class Notifier(Observer):
 
     def __init__(self, run: Observed) -> None:
         self._job, self._wish, self._summary = run.spec.name, run.spec.notify, run.summary
-        self._run_id, self._folder = run.run_id, run.folder.path
+        self._run_id, self._directory = run.run_id, run.directory.path
         self._restarts = 0
         self._restarted: State | None = None
         self._waiting: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
@@ -80,7 +80,7 @@ class Notifier(Observer):
         state, self._restarted, self.wake_at = self._restarted, None, None
         if state:
             last = state.restarts[-1]
-            known = self._summary(state, self._folder, last.at)
+            known = self._summary(state, self._directory, last.at)
             self._tell("restarted", state, {"why": last.why.value, "cause": known.cause_document(last.cause)})
 
     def ended(self, summary: Summary) -> None:
@@ -107,7 +107,7 @@ class Notifier(Observer):
             "ranks": len(state.workers),
             "restarts": len(state.restarts),
             "host": os.uname().nodename,
-            "folder": self._folder,
+            "directory": self._directory,
         }
         if not self._thread.ident:
             self._thread.start()

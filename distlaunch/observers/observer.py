@@ -49,7 +49,7 @@ class Observed(Frozen):
 
     spec: JobSpec
     run_id: str
-    folder: RunDirectory
+    directory: RunDirectory
     status: Status
     summary: Callable[[State, str, float], Summary]
     shown: Shown

@@ -60,7 +60,7 @@ class Recorder(Observer):
     """The writer of the run directory. `Observer` says when its methods are called."""
 
     def __init__(self, run: Observed) -> None:
-        self._folder, self._status = run.folder, run.status
+        self._directory, self._status = run.directory, run.status
         self._flights: set[int] = set()
         self._uses: dict[int, Use] = {}
         self._measured = set[int]()
@@ -80,8 +80,8 @@ class Recorder(Observer):
         """Record the job."""
         self.wake_at = time.monotonic() + LOOK_S
         self._limit = spec.logs.limit
-        self._folder.record(at, BEGAN, beginning(spec, chance))
-        self._folder.append(STACKS_WANTED, b"")
+        self._directory.record(at, BEGAN, beginning(spec, chance))
+        self._directory.append(STACKS_WANTED, b"")
 
     def happened(self, event: Event, state: State, at: float) -> None:
         """Record the event. Also write stack dumps and error records to separate files."""
@@ -90,17 +90,19 @@ class Recorder(Observer):
             rank = state.rank_of(event.node, event.local_rank)
             if rank is not None:
                 name = file_of(state.attempt, f"rank{rank}.stack")
-                self._folder.append(name, event.text.encode() + b"\n")
+                self._directory.append(name, event.text.encode() + b"\n")
         elif isinstance(event, WorkerExited) and event.error_record and _keeps_output(state, event.node):
             name = f"attempt_{state.attempt}/{event.local_rank}/error.json"
-            self._folder.append(name, json.dumps(_as_torch(event.error_record)).encode())
+            self._directory.append(name, json.dumps(_as_torch(event.error_record)).encode())
         elif isinstance(event, SetupPrinted):
-            self._folder.append(f"setup-{state.label(event.node)}.log".replace("/", "-"), event.text.encode())
+            self._directory.append(
+                f"setup-{state.label(event.node)}.log".replace("/", "-"), event.text.encode()
+            )
         elif isinstance(event, LinkEnded):
             self._mark_gaps(state, [event.node])
         elif isinstance(event, TimerDue) and event.timer in ENDS_LINKS:
             self._mark_gaps(state, range(len(state.nodes)))
-        self._folder.record(at, type(event).__name__, fields_of(event))
+        self._directory.record(at, type(event).__name__, fields_of(event))
         if state.phase is not Phase.DONE:  # the end is recorded once everything else is
             self._keep_status(state)
 
@@ -115,13 +117,13 @@ class Recorder(Observer):
                 when = time.strftime("%Y-%m-%d %H:%M:%S")
                 words = f"\ndistlaunch: incomplete: {label} was lost at {when}\n".encode()
                 entry = Entry(time.time(), 0, len(words), rank, attempt.number, STDERR)
-                self._folder.append(goes_to.file, words, entry)
+                self._directory.append(goes_to.file, words, entry)
 
     def _keep_status(self, state: State) -> None:
         status = status_now(self._status, state, time.time())
         if status != self._status:
             self._status = status
-            self._folder.put(STATUS, status_bytes(status), "over")
+            self._directory.put(STATUS, status_bytes(status), "over")
 
     def started(self, state: State, at: float) -> None:
         """Record the plan."""
@@ -133,31 +135,33 @@ class Recorder(Observer):
         self._attempts.note(state)
         workers = running_workers(state)
         document = plan_document(state.plan, workers, chosen_interfaces(state))
-        self._folder.append(file_of(state.attempt, "plan.json"), json_text(document, indent=1).encode())
+        self._directory.append(file_of(state.attempt, "plan.json"), json_text(document, indent=1).encode())
         if state.spec.logs.torchrun:  # as with torchrun, even for a stream without output
             for each in destinations(state.plan, state.attempt).values():
                 if each.file:
-                    self._folder.append(each.file, b"")
+                    self._directory.append(each.file, b"")
 
     def message(self, message: ShowMessage, at: float) -> None:
         """Record the message."""
-        self._folder.record(at, MESSAGE, {"level": message.level, "text": message.text})
+        self._directory.record(at, MESSAGE, {"level": message.level, "text": message.text})
 
     def remarked(self, text: str) -> None:
         """Record the message, marked as one that the supervisor didn't send."""
-        self._folder.record(self._at, MESSAGE, {"level": "warning", "text": text, "remark": True})
+        self._directory.record(self._at, MESSAGE, {"level": "warning", "text": text, "remark": True})
 
     def printed(self, output: Printed) -> None:
         """Record the output, byte for byte."""
         rank, stream, data, attempt, goes_to = output
         if goes_to.file and (data := self._within_limit(goes_to.file, data)):
             entry = Entry(time.time(), 0, len(data), rank, attempt, stream)
-            self._folder.append(goes_to.file, data, entry)
-        if self._folder.lost and not self._loss_told:
+            self._directory.append(goes_to.file, data, entry)
+        if self._directory.lost and not self._loss_told:
             self._loss_told = True
-            self._status = self._status._replace(trouble=self._folder.trouble)
-            self._folder.put(STATUS, status_bytes(self._status), "over")
-            self.remark(f"can't write to {self._folder.path}: {self._folder.trouble}; output is being lost")
+            self._status = self._status._replace(trouble=self._directory.trouble)
+            self._directory.put(STATUS, status_bytes(self._status), "over")
+            self.remark(
+                f"can't write to {self._directory.path}: {self._directory.trouble}; output is being lost"
+            )
 
     def _within_limit(self, name: str, data: bytes) -> bytes:
         """Return the part of output for a file that logs.limit allows."""
@@ -175,12 +179,12 @@ class Recorder(Observer):
         self.wake_at = now + LOOK_S
         if now >= self._save_at:
             self._save_at = now + SAVE_S
-            self._folder.put(STATUS, status_bytes(self._status), "over")
-        before, self._requests = self._requests, size_of(self._folder.path, STACKS_WANTED)
+            self._directory.put(STATUS, status_bytes(self._status), "over")
+        before, self._requests = self._requests, size_of(self._directory.path, STACKS_WANTED)
         if self._requests > before:
             self.wants_stacks = True
         try:
-            touched = os.stat(os.path.join(self._folder.path, WATCHED)).st_mtime
+            touched = os.stat(os.path.join(self._directory.path, WATCHED)).st_mtime
         except OSError:
             touched = 0.0
         if now >= self._sample_at + SAMPLING_S:
@@ -197,7 +201,7 @@ class Recorder(Observer):
                 nodes[part.label] = of_node(uses)
         if nodes:
             line = json.dumps({"time": round(time.time(), 1), "nodes": nodes})
-            self._folder.append(USES, line.encode() + b"\n")
+            self._directory.append(USES, line.encode() + b"\n")
             self._write_uses()
         self._measured.clear()
 
@@ -211,17 +215,17 @@ class Recorder(Observer):
     def _write_uses(self) -> None:
         """Replace USE, which `uses_in` reads: a row of the rank and the fields of `Use` for each rank."""
         ranks = sorted((rank, *use) for rank, use in self._uses.items())
-        self._folder.put(USE, json.dumps({"time": time.time(), "ranks": ranks}).encode(), "whole")
+        self._directory.put(USE, json.dumps({"time": time.time(), "ranks": ranks}).encode(), "whole")
 
     def dumped(self, rank: int, data: bytes, attempt: int) -> None:
         """Record the dump."""
         self._flights.add(attempt)
-        self._folder.append(file_of(attempt, f"rank{rank}.flight"), data)
+        self._directory.append(file_of(attempt, f"rank{rank}.flight"), data)
 
     def captured(self, part: NodePlan, taken: Mapping[str, Any], attempt: int) -> None:
         """Record the evidence."""
         line = {**taken, "time": round(time.time(), 3), "node": part.label, "first_rank": part.first_rank}
-        self._folder.append(file_of(attempt, EVIDENCE), json.dumps(line).encode() + b"\n")
+        self._directory.append(file_of(attempt, EVIDENCE), json.dumps(line).encode() + b"\n")
 
     def lagging(self, state: State) -> list[str]:
         """Describe the ranks that never reached the last collective, according to flight recorders.
@@ -230,29 +234,29 @@ class Recorder(Observer):
         """
         if state.attempt not in self._flights:
             return []
-        self._folder.flush()
-        dumps = flight_dumps(self._folder.path, state.attempt, len(state.workers))
+        self._directory.flush()
+        dumps = flight_dumps(self._directory.path, state.attempt, len(state.workers))
         return waiting_lines(dumps, len(state.workers))
 
     def ended(self, summary: Summary) -> None:
         """Record how the run ended. Other observers may still send messages."""
         self._temporary = summary.temporary
-        self._folder.put(SUMMARY, json_text(summary.document(), indent=1).encode(), "whole")
+        self._directory.put(SUMMARY, json_text(summary.document(), indent=1).encode(), "whole")
         self._keep_error(summary.state)
         self._keep_status(summary.state)
-        if not self._folder.flush():
+        if not self._directory.flush():
             self._close_files()  # don't wait twice for a stalled disk
-        elif os.path.exists(self._folder.path) and (gone := self._folder.removed()):
-            self.remark(f"removed during the run from {self._folder.path}, and lost: {listed(gone)}")
-        if self._folder.lost:
+        elif os.path.exists(self._directory.path) and (gone := self._directory.removed()):
+            self.remark(f"removed during the run from {self._directory.path}, and lost: {listed(gone)}")
+        if self._directory.lost:
             self.remark(self._loss_words())
-        if not os.path.exists(self._folder.path):
-            self.remark(f"{self._folder.path} was removed or renamed during the run: its logs are lost")
+        if not os.path.exists(self._directory.path):
+            self.remark(f"{self._directory.path} was removed or renamed during the run: its logs are lost")
         if self._limit and (over := sum(max(0, size - self._limit) for size in self._sizes.values())):
             self.remark(f"{over} bytes of output beyond logs.limit were not kept")
 
     def _loss_words(self) -> str:
-        log = self._folder
+        log = self._directory
         ranks = sorted((rank, size) for rank, size in log.lost.items() if rank is not None)
         of_ranks = listed([f"{size} of rank {rank}" for rank, size in ranks]) or "no output"
         return f"{log.lost_bytes} bytes could not be written to {log.path}: {log.trouble} ({of_ranks})"
@@ -277,12 +281,12 @@ class Recorder(Observer):
         """
         self._close_files()
         if self._temporary:
-            self._folder.remove()
+            self._directory.remove()
 
     def _close_files(self) -> None:
         if self._open:
             self._open = False
-            self._folder.close()
+            self._directory.close()
 
 
 def _keeps_output(state: State, node: int) -> bool:
@@ -322,13 +326,13 @@ def of_node(uses: Sequence[Use]) -> Use:
     )
 
 
-def flight_dumps(folder: str, attempt: int, world_size: int) -> dict[int, Any]:
+def flight_dumps(directory: str, attempt: int, world_size: int) -> dict[int, Any]:
     """Read the flight recorder dumps of an attempt in a run directory, by rank. Others are skipped."""
     found = {}
     for rank in range(world_size):
         # pickle may raise anything for malformed bytes, says its documentation.
         with contextlib.suppress(Exception):
-            with open(fd_of(folder, file_of(attempt, f"rank{rank}.flight")), "rb") as file:
+            with open(fd_of(directory, file_of(attempt, f"rank{rank}.flight")), "rb") as file:
                 data = file.read(MAX_DUMP + 1)
             if len(data) <= MAX_DUMP:
                 found[rank] = _unpickled(data)
@@ -367,10 +371,10 @@ class LastOutput(Observer):
         if stream:
             self._lines[rank] = self._lines.get(rank, 0) + data.count(b"\n")
 
-    def summary(self, state: State, folder: str, seconds: float) -> Summary:
-        """Return the summary of a run after `seconds`; `folder` is the run directory."""
+    def summary(self, state: State, directory: str, seconds: float) -> Summary:
+        """Return the summary of a run after `seconds`; `directory` is the run directory."""
         lines, words = (
             {rank: data.decode(errors="replace") for rank, data in self._ends[stream].items()}
             for stream in (STDOUT, STDERR)
         )
-        return Summary(state, folder, words, seconds, printed=self._lines, last_lines=lines)
+        return Summary(state, directory, words, seconds, printed=self._lines, last_lines=lines)

@@ -85,10 +85,10 @@ def index_entries(data: bytes) -> list[Entry]:
     return [Entry(*fields) for fields in INDEX_RECORD.iter_unpack(data) if 0 <= fields[0] < MAX_S]
 
 
-def fd_of(folder: str, name: str) -> int:
+def fd_of(directory: str, name: str) -> int:
     """Open a file of a run directory of this user, whose content may be anything. Raises OSError."""
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a named pipe would block
-    fd = os.open(os.path.join(folder, name), flags)
+    fd = os.open(os.path.join(directory, name), flags)
     status = os.fstat(fd)
     if stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid():
         return fd
@@ -96,17 +96,17 @@ def fd_of(folder: str, name: str) -> int:
     raise OSError(errno.EINVAL, "not a regular file of this user")
 
 
-def size_of(folder: str, name: str) -> int:
+def size_of(directory: str, name: str) -> int:
     """Return the size of such a file, or 0. NFS caches it, but not for a file that is being opened."""
-    with contextlib.suppress(OSError), open(fd_of(folder, name), "rb") as file:
+    with contextlib.suppress(OSError), open(fd_of(directory, name), "rb") as file:
         return os.fstat(file.fileno()).st_size
     return 0
 
 
-def status_in(folder: str) -> Status | None:
+def status_in(directory: str) -> Status | None:
     """Read the last status of a run; None if it left none that can be read."""
     try:
-        with open(fd_of(folder, STATUS), "rb") as file:
+        with open(fd_of(directory, STATUS), "rb") as file:
             return status_of(json.loads(file.readline()))
     except (OSError, ValueError, KeyError, TypeError):
         return None
@@ -299,7 +299,7 @@ class RunDirectory(LogWriter):
     def __init__(self, parent: str, run_id: str) -> None:
         """Create the directory. Raises OSError."""
         super().__init__(os.path.join(parent, run_id))
-        _make_folders(parent)
+        _make_directories(parent)
         os.mkdir(self.path, 0o700)
         self.run_id = run_id
         self._locked = [os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)]
@@ -348,11 +348,11 @@ def status_bytes(status: Status) -> bytes:
     return text.ljust(STATUS_BYTES - 1) + b"\n"
 
 
-def _make_folders(path: str) -> None:
+def _make_directories(path: str) -> None:
     """Create missing directories. Only the user may write to them, or others could plant links in them."""
     if len(path) > 4095:  # Linux accepts no longer path
         raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
     if not os.path.isdir(path):
-        _make_folders(os.path.dirname(path))
+        _make_directories(os.path.dirname(path))
         with contextlib.suppress(FileExistsError):
             os.mkdir(path, 0o755)

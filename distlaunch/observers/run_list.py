@@ -30,7 +30,7 @@ class Listed(Frozen):
     """
 
     run: str
-    folder: str
+    directory: str
     host: str
     over: bool = False
     queued: Ticket | None = None
@@ -44,10 +44,10 @@ def index_path() -> str:
     return os.path.join(place, "distlaunch", "runs.jsonl")
 
 
-def note_begin(run: str, folder: str, host: str, queued: Ticket | None = None) -> None:
+def note_begin(run: str, directory: str, host: str, queued: Ticket | None = None) -> None:
     """List a run."""
     ticket = {"queued": queued.id, "scheduler": queued.scheduler} if queued else {}
-    append(index_path(), {"run": run, "folder": folder, "host": host, "cwd": os.getcwd(), **ticket})
+    append(index_path(), {"run": run, "directory": directory, "host": host, "cwd": os.getcwd(), **ticket})
 
 
 def note_way(run: str, file: str, way: Sequence[Any]) -> None:
@@ -89,9 +89,9 @@ def listed() -> dict[str, Listed]:
     """Return the listed runs by ID, the latest last. Malformed lines are skipped."""
     over, found = noted_ends(), {}
     for line in lines_of(index_path()):
-        run, folder, host, cwd = (line.get(key) for key in ("run", "folder", "host", "cwd"))
-        if isinstance(run, str) and isinstance(folder, str) and isinstance(host, str):
-            found[run] = Listed(run, folder, host, run in over, ticket_of(line), str(cwd or ""))
+        run, directory, host, cwd = (line.get(key) for key in ("run", "directory", "host", "cwd"))
+        if isinstance(run, str) and isinstance(directory, str) and isinstance(host, str):
+            found[run] = Listed(run, directory, host, run in over, ticket_of(line), str(cwd or ""))
     return found
 
 
@@ -168,9 +168,9 @@ class Begun(Frozen):
     starts: int
 
 
-def starts_path(folder: str, queued: str, scheduler: str) -> str:
-    """Return the path of the list of starts of a queued job, beside its run directories in `folder`."""
-    return os.path.join(folder, f"{scheduler}-{queued}.jsonl")
+def starts_path(directory: str, queued: str, scheduler: str) -> str:
+    """Return the path of the list of starts of a queued job, beside its run directories in `directory`."""
+    return os.path.join(directory, f"{scheduler}-{queued}.jsonl")
 
 
 def starts_in(path: str) -> list[Begun]:
@@ -180,9 +180,9 @@ def starts_in(path: str) -> list[Begun]:
     return [Begun(*line) for line in lines if all(map(isinstance, line, kinds.values()))]
 
 
-def note_stop(folder: str, queued: str, scheduler: str) -> None:
+def note_stop(directory: str, queued: str, scheduler: str) -> None:
     """Note for a job's run that the job is cancelled. Some schedulers don't expose to a job why it ends."""
-    append(starts_path(folder, queued, scheduler), {"stop": True})
+    append(starts_path(directory, queued, scheduler), {"stop": True})
 
 
 def is_stopped(path: str) -> bool:

@@ -64,17 +64,17 @@ class Wish(Frozen):
 
 
 class Screen(RunModel):
-    """The terminal's alternate screen, for a run of this process, or one of another, in `folder`.
+    """The terminal's alternate screen, for a run of this process, or one of another, in `directory`.
 
     `q` stops a run of this process, but only quits the screen of any other. `close` returns to the main
     screen, where the `terminal` shows how the run ended.
     """
 
     def __init__(
-        self, terminal: Terminal, interrupts: Interrupts, folder: str = "", began: float | None = None
+        self, terminal: Terminal, interrupts: Interrupts, directory: str = "", began: float | None = None
     ) -> None:
         super().__init__(time.time() if began is None else began)
-        self._terminal, self._interrupts, self._folder = terminal, interrupts, folder
+        self._terminal, self._interrupts, self._directory = terminal, interrupts, directory
         self._messages: list[tuple[ShowMessage, float]] = []
         self._wish, self._drawn_at, self._touched_at, self._size = Wish(), 0.0, 0.0, Size(0, 0)
         with contextlib.ExitStack() as stack:
@@ -99,14 +99,14 @@ class Screen(RunModel):
         """Handle keys, and redraw if anything may have changed."""
         now = time.monotonic()
         self.wake_at = now + LOOK_S
-        if self._folder and now - self._touched_at > TOUCH_S:
+        if self._directory and now - self._touched_at > TOUCH_S:
             self._touched_at = now
-            self.used(_watched_uses(self._folder), 0.0)
+            self.used(_watched_uses(self._directory), 0.0)
         wish = self._wish
         for key in _pressed(self._keys):
             wanted = after(self._wish, key, row_at(self, self._wish, self._size))
             if wanted is None:
-                self._interrupts.send(0 if self._folder else signal.SIGINT)
+                self._interrupts.send(0 if self._directory else signal.SIGINT)
             self._wish = wanted or self._wish
         late = now - self._drawn_at >= DRAW_S
         if late or wish != self._wish or self._live.console.size != self._size:
@@ -121,23 +121,23 @@ class Screen(RunModel):
         """Close the screen and show how the run ended; for a run of this process, its messages, too."""
         self.wake_at = None
         self.close()
-        for message, at in () if self._folder else self._messages:
+        for message, at in () if self._directory else self._messages:
             self._terminal.message(message, at)
         self._terminal.ended(summary)
 
     def _draw(self) -> None:
         self._drawn_at, self._size = time.monotonic(), self._live.console.size
-        shown = lines(self, self._wish, self._size, "quit" if self._folder else "stop the run")
+        shown = lines(self, self._wish, self._size, "quit" if self._directory else "stop the run")
         self._live.update(Group(*shown), refresh=True)
 
 
-def _watched_uses(folder: str) -> Mapping[int, Use]:
+def _watched_uses(directory: str) -> Mapping[int, Use]:
     """Note for the controller that there is a viewer; return the use of ranks that it has written."""
-    path = os.path.join(folder, WATCHED)
+    path = os.path.join(directory, WATCHED)
     with contextlib.suppress(OSError):  # without write access, show the existing values
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600))
         os.utime(path)
-    return uses_in(folder)
+    return uses_in(directory)
 
 
 # The lines, from the top

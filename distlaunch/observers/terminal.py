@@ -155,7 +155,7 @@ class Terminal(Observer):
         rank = summary.state.cause.rank if summary.state.cause else None
         if rank is None:
             return {}
-        outputs = (summary.last_lines.get(rank, ""), summary.last_words.get(rank, ""))
+        outputs = (summary.last_lines.get(rank, ""), summary.last_output.get(rank, ""))
         found = (self._console.above(rank, stream, _length(words)) for stream, words in enumerate(outputs))
         return {stream: Above(*above) for stream, above in enumerate(found) if above}
 
@@ -236,7 +236,7 @@ class DetachedTerminal(Observer):
 
     def _leave(self) -> None:
         """Redirect the standard streams away from the terminal, and report that the run has started."""
-        _silence(os.path.join(self._run.folder.path, CONTROLLER_LOG))
+        _silence(os.path.join(self._run.directory.path, CONTROLLER_LOG))
         with os.fdopen(self._run.shown.ready_fd, "w") as pipe:
             pipe.write(self._run.run_id)
 

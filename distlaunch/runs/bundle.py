@@ -109,51 +109,53 @@ def bundle_of(run: Run, environ: Mapping[str, str], anonymous: bool = False) -> 
     All files are searched for the values of variables in `environ` whose names suggest a secret, or that the
     job inherits.
     """
-    documents = {name: list(_documents(run.folder, name)) for name in _names(run.folder, (".json", ".jsonl"))}
+    documents = {
+        name: list(_documents(run.directory, name)) for name in _names(run.directory, (".json", ".jsonl"))
+    }
     hide = Redactor(_secrets(run, documents, environ), _hosts(documents) if anonymous else {})
     found = {}
     for name, lines in documents.items():
         indent = None if name.endswith(".jsonl") else 1
         texts = (json.dumps(hide.document(line), indent=indent) + "\n" for line in lines)
         found[name] = "".join(texts).encode()
-    for name in _names(run.folder, _TEXTS):
-        found[name] = hide.text(_end_of(run.folder, name)).encode()
+    for name in _names(run.directory, _TEXTS):
+        found[name] = hide.text(_end_of(run.directory, name)).encode()
     # The page is made from the files of the bundle, so that it has nothing that they have not.
-    with tempfile.TemporaryDirectory(prefix="distlaunch-bundle-") as folder:
+    with tempfile.TemporaryDirectory(prefix="distlaunch-bundle-") as directory:
         for name, data in found.items():
-            path = Path(folder, name)
+            path = Path(directory, name)
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(data)
-        with suppress(OSError), open(fd_of(run.folder, OUTPUT_INDEX), "rb") as file:
-            Path(folder, OUTPUT_INDEX).write_bytes(file.read())
+        with suppress(OSError), open(fd_of(run.directory, OUTPUT_INDEX), "rb") as file:
+            Path(directory, OUTPUT_INDEX).write_bytes(file.read())
         status = status_of(json.loads(found[STATUS]))
-        shown = page(report_of(run._replace(folder=folder, status=status)))
-    shown = hide.known(shown.replace(folder, hide.known(run.folder)))
+        shown = page(report_of(run._replace(directory=directory, status=status)))
+    shown = hide.known(shown.replace(directory, hide.known(run.directory)))
     return {PAGE: shown.encode(errors="replace"), **found}
 
 
-def _names(folder: str, endings: tuple[str, ...]) -> list[str]:
+def _names(directory: str, endings: tuple[str, ...]) -> list[str]:
     """Return the files of a run and of its attempts whose names end like this."""
     return sorted(
-        os.path.relpath(os.path.join(place, name), folder)
-        for place, _, names in os.walk(folder)
+        os.path.relpath(os.path.join(place, name), directory)
+        for place, _, names in os.walk(directory)
         for name in names
-        if name.endswith(endings) and _OWN.match(os.path.relpath(place, folder))
+        if name.endswith(endings) and _OWN.match(os.path.relpath(place, directory))
     )
 
 
-def _documents(folder: str, name: str) -> Iterator[Any]:
+def _documents(directory: str, name: str) -> Iterator[Any]:
     """Read a file with a JSON document, or with one on each line."""
-    with suppress(OSError), open(fd_of(folder, name), "rb") as file:
+    with suppress(OSError), open(fd_of(directory, name), "rb") as file:
         data = file.read()
         for piece in data.split(b"\n") if name.endswith(".jsonl") else [data]:
             with suppress(ValueError, RecursionError):  # the last line may be incomplete
                 yield json.loads(piece)
 
 
-def _end_of(folder: str, name: str) -> str:
+def _end_of(directory: str, name: str) -> str:
     """Read the last whole lines of a text. A part of a line could be a part of a secret."""
-    with suppress(OSError), open(fd_of(folder, name), "rb") as file:
+    with suppress(OSError), open(fd_of(directory, name), "rb") as file:
         size = os.fstat(file.fileno()).st_size
         file.seek(max(0, size - STDERR_BYTES))
         data = file.read()

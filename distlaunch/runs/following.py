@@ -34,11 +34,11 @@ def attend(run: Run, observer: Observer, interrupts: Interrupts, everything: boo
 
     With `everything`, replay the past of the run first. Raises `HistoryError`.
     """
-    with contextlib.closing(Playback(run.folder, observer)) as playback:
+    with contextlib.closing(Playback(run.directory, observer)) as playback:
         if not everything:
             playback.skip()
         run = follow(run, interrupts, playback)
-        if not run.alive and playback.state and (summary := summary_of(run.folder, playback.state)):
+        if not run.alive and playback.state and (summary := summary_of(run.directory, playback.state)):
             observer.drained(playback.state)
             observer.ended(summary)
         return run
@@ -58,7 +58,7 @@ def follow(run: Run, interrupts: Interrupts, playback: Playback | None = None) -
 
 def over(run: Run) -> Run:
     """Return the current state of the run; once only its directory is gone, too, it counts as lost."""
-    if now := run_in(run.folder) or living(run.id, run.status.controller.pid):
+    if now := run_in(run.directory) or living(run.id, run.status.controller.pid):
         return now
     why = "its run directory was removed or renamed" + ("; the run may still be active" if run.host else "")
     status = run.status if run.status.state.over else run.status._replace(state=RunState.LOST, why=why)
@@ -70,9 +70,9 @@ def pause(interrupts: Interrupts, seconds: float) -> None:
     select.select([interrupts.fd], [], [], seconds)
 
 
-def summary_of(folder: str, state: State) -> Summary | None:
+def summary_of(directory: str, state: State) -> Summary | None:
     """Return the controller's summary of a run with that final state, or None if there is none."""
-    document = document_in(folder)
+    document = document_in(directory)
     try:
         seconds, lagging, collecting = (typed(kind, document[key]) for key, kind in _OF_SUMMARY.items())
     except (KeyError, TypeError):
@@ -84,14 +84,14 @@ def summary_of(folder: str, state: State) -> Summary | None:
     for (rank, stream), goes_to in places.items():
         if goes_to.file:
             whole = rank == cause and stream == STDERR  # its lines are counted
-            for data in output_of(folder, goes_to.file, whole):
+            for data in output_of(directory, goes_to.file, whole):
                 last_output.printed(Printed(rank, stream, data, state.attempt, goes_to))
-    return last_output.summary(state, folder, seconds)._replace(lagging=lagging, collecting=collecting)
+    return last_output.summary(state, directory, seconds)._replace(lagging=lagging, collecting=collecting)
 
 
-def output_of(folder: str, name: str, whole: bool = False) -> Iterator[bytes]:
+def output_of(directory: str, name: str, whole: bool = False) -> Iterator[bytes]:
     """Read the whole file of a rank's output, or the part of its end that summaries use."""
-    with contextlib.suppress(OSError), open(fd_of(folder, name), "rb") as file:
+    with contextlib.suppress(OSError), open(fd_of(directory, name), "rb") as file:
         if not whole:
             file.seek(max(0, os.fstat(file.fileno()).st_size - STDERR_BYTES))
         while data := file.read(1 << 20):
@@ -102,7 +102,7 @@ def interrupt(run: Run, at_once: bool = False) -> bool:
     """Stop the run, or kill its ranks `at_once`; return False if it is over. Raises `DistlaunchError`."""
     pid = run.status.controller.pid  # while it lives, no other process has its PID
     try:
-        owner = os.stat(run.folder if os.path.isdir(run.folder) else f"/proc/{pid}").st_uid
+        owner = os.stat(run.directory if os.path.isdir(run.directory) else f"/proc/{pid}").st_uid
     except OSError:
         return False  # it has just ended
     if owner != os.getuid():
@@ -110,7 +110,9 @@ def interrupt(run: Run, at_once: bool = False) -> bool:
     if not run.alive:
         return False
     with contextlib.suppress(OSError):  # only a note for the controller
-        os.close(os.open(os.path.join(run.folder, STOPPED), os.O_CREAT | os.O_WRONLY | os.O_NOFOLLOW, 0o600))
+        os.close(
+            os.open(os.path.join(run.directory, STOPPED), os.O_CREAT | os.O_WRONLY | os.O_NOFOLLOW, 0o600)
+        )
     sent = send_signal(pid, signal.SIGINT, lambda: over(run).alive)
     if sent and at_once:
         time.sleep(ANOTHER_WISH_S)

@@ -60,7 +60,7 @@ def page(report: Report) -> str:
         f"<title>{title}</title><style>{_STYLE}</style></head>\n<body>"
     )
     body = "\n".join(section(report) for section in SECTIONS)
-    foot = f"<p>Created by distlaunch on {_when(time.time())} from {plain(report.run.folder)}</p>"
+    foot = f"<p>Created by distlaunch on {_when(time.time())} from {plain(report.run.directory)}</p>"
     return f"{head}{_header(report)}<main>{body}</main><footer>{foot}</footer></body></html>\n"
 
 
@@ -468,7 +468,7 @@ def _plan(report: Report) -> str:
     table = _table("Nodes", heads, rows, (0, 4))
     parts = [_folded(plain(plan.size_words), table, len(rows) <= FOLDED)]
     try:
-        recorded = document_in(report.run.folder, file_of(report.state.attempt, "plan.json"))
+        recorded = document_in(report.run.directory, file_of(report.state.attempt, "plan.json"))
         worker = recorded["nodes"][0]["workers"][0]
         lines = [
             f"{name}={'(not recorded)' if value is None else value}" for name, value in worker["env"].items()

@@ -142,9 +142,9 @@ def retold(lines: Iterable[Mapping[str, Any]], moments: Iterable[Moment]) -> str
 
 def lines_in(place: Path) -> list[dict[str, Any]]:
     """Read an events.jsonl, given by its path or the run directory. Raises `HistoryError`."""
-    folder, name = (place, EVENTS) if place.is_dir() else (place.parent, place.name)
+    directory, name = (place, EVENTS) if place.is_dir() else (place.parent, place.name)
     try:
-        with open(fd_of(str(folder), name), errors="replace") as file:
+        with open(fd_of(str(directory), name), errors="replace") as file:
             return list(loaded(file.read()))
     except OSError as error:
         raise HistoryError(reason(error)) from None
@@ -232,8 +232,8 @@ def _one_of(kinds: Iterable[Any], value: Any) -> Any:
 class _Tail:
     """A growing file, which may not exist yet; `rest` is the incomplete end of the bytes read so far."""
 
-    def __init__(self, folder: str, name: str) -> None:
-        self._place = (folder, name)
+    def __init__(self, directory: str, name: str) -> None:
+        self._place = (directory, name)
         self._file: FileIO | None = None
         self.rest = b""
 
@@ -264,10 +264,10 @@ class Playback:
     `wanted` selects pieces of output; others are not read.
     """
 
-    def __init__(self, folder: str, observer: Observer, wanted: Wanted = lambda entry: True) -> None:
-        self._folder, self._observer, self._wanted = folder, observer, wanted
-        self._lines = _Tail(folder, EVENTS)
-        self._entries = _Tail(folder, OUTPUT_INDEX)
+    def __init__(self, directory: str, observer: Observer, wanted: Wanted = lambda entry: True) -> None:
+        self._directory, self._observer, self._wanted = directory, observer, wanted
+        self._lines = _Tail(directory, EVENTS)
+        self._entries = _Tail(directory, OUTPUT_INDEX)
         self._held_lines: list[dict[str, Any]] = []
         self._held_entries: list[Entry] = []
         self._replay = Replay(observer)
@@ -298,7 +298,7 @@ class Playback:
                 else:
                     self._replay.take(piece)
         except HistoryError as error:
-            raise HistoryError(f"{self._folder}/{EVENTS}: {error}") from None
+            raise HistoryError(f"{self._directory}/{EVENTS}: {error}") from None
         return bool(lines or entries or self._held_lines or self._held_entries)
 
     def _come(self) -> tuple[list[dict[str, Any]], list[Entry]]:
@@ -363,7 +363,7 @@ class Playback:
             if len(self._open) >= MAX_OPEN:
                 os.close(self._open.pop(next(iter(self._open))))
             try:
-                self._open[name] = fd_of(self._folder, name)
+                self._open[name] = fd_of(self._directory, name)
             except OSError:
                 return b""  # it was removed
         return os.pread(self._open[name], min(size, MAX_OUTPUT), offset) if offset < 1 << 63 else b""

@@ -176,7 +176,7 @@ def report_of(run: Run) -> Report:
     if submission and submission.at and report.state and not report.state.spec.restarts_before:
         report.queue_s = max(0.0, report.began_at - submission.at)
     report.seconds = _seconds(report)
-    report.used(uses_in(run.folder), 0.0)
+    report.used(uses_in(run.directory), 0.0)
     _read_samples(report)
     _read_index(report)
     _read_tails(report)
@@ -186,7 +186,7 @@ def report_of(run: Run) -> Report:
 def _seconds(report: Report) -> float:
     """Return how long the run has taken, so far or in all."""
     last = report.timeline.at if report.timeline else 0.0
-    seconds = document_in(report.run.folder).get("seconds")
+    seconds = document_in(report.run.directory).get("seconds")
     if not report.run.status.state.over:
         seconds = time.time() - report.began_at
     return max(last, seconds if isinstance(seconds, int | float) else 0.0)
@@ -194,7 +194,7 @@ def _seconds(report: Report) -> float:
 
 def _read_samples(report: Report) -> None:
     """Read the use of nodes over time. Damaged lines are skipped."""
-    with suppress(OSError), open(fd_of(report.run.folder, USES), "rb") as file:
+    with suppress(OSError), open(fd_of(report.run.directory, USES), "rb") as file:
         for line in file.read(MAX_USES).splitlines():
             with suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError):
                 found = json.loads(line)
@@ -206,7 +206,7 @@ def _read_samples(report: Report) -> None:
 def _read_index(report: Report) -> None:
     """Add up the output of each rank, and record when the rank last printed."""
     attempt = report.state.attempt % ATTEMPTS if report.state else 0
-    with suppress(OSError), open(fd_of(report.run.folder, OUTPUT_INDEX), "rb") as file:
+    with suppress(OSError), open(fd_of(report.run.directory, OUTPUT_INDEX), "rb") as file:
         while data := file.read(PIECE):
             for entry in index_entries(data[: len(data) // INDEX_RECORD.size * INDEX_RECORD.size]):
                 report.volume[entry.rank] += entry.size
@@ -223,7 +223,7 @@ def _read_tails(report: Report) -> None:
     ranks = [*dict.fromkeys([*([] if rank is None else [rank]), *marked])][:MAX_TAILS] or [0]
     for (of, stream), goes_to in destinations(state.plan, state.attempt).items():
         if of in ranks and goes_to.file:
-            text = b"".join(output_of(report.run.folder, goes_to.file)).decode(errors="replace")
+            text = b"".join(output_of(report.run.directory, goes_to.file)).decode(errors="replace")
             if lines := text.splitlines()[-TAIL_LINES:]:
                 report.tails.setdefault(of, {})[STREAMS[stream]] = lines
 

@@ -51,7 +51,7 @@ class Run(Frozen):
     `heard` is the time when ranks last printed, in seconds since the epoch; None once the run has ended.
     """
 
-    folder: str
+    directory: str
     status: Status
     alive: bool
     heard: float | None
@@ -67,14 +67,14 @@ class Run(Frozen):
         return "" if _is_here(self.status.controller) else self.status.controller.host
 
 
-def run_in(folder: str) -> Run | None:
+def run_in(directory: str) -> Run | None:
     """Return the run in that directory; None if there is none."""
     try:
-        document, locked, saved = _claimed(fd_of(folder, STATUS))
+        document, locked, saved = _claimed(fd_of(directory, STATUS))
     except OSError:
         return None
-    run = _run_of(folder, document, locked, saved)
-    return living(os.path.basename(folder)) if locked and run is None else run
+    run = _run_of(directory, document, locked, saved)
+    return living(os.path.basename(directory)) if locked and run is None else run
 
 
 def living(run: str, pid: int | None = None) -> Run | None:
@@ -85,19 +85,19 @@ def living(run: str, pid: int | None = None) -> Run | None:
     """
     for link in iglob(f"/proc/{pid or '[0-9]*'}/fd/*"):
         with contextlib.suppress(OSError):
-            folder, name = os.path.split(os.readlink(link).removesuffix(" (deleted)"))
+            directory, name = os.path.split(os.readlink(link).removesuffix(" (deleted)"))
             if name != STATUS or not os.lstat(link).st_mode & stat.S_IWUSR:  # a reader's
                 continue
             document, _, at = _claimed(os.open(link, os.O_RDONLY | os.O_CLOEXEC))
-            name, holder = os.path.basename(folder), ControllerProcess("", int(link.split("/")[2]))
+            name, holder = os.path.basename(directory), ControllerProcess("", int(link.split("/")[2]))
             status = Status(name, name.rsplit("-", 3)[0], RunState.RUNNING, at, at, holder)
-            unread = Run(folder, status._replace(where="unreadable"), alive=True, heard=None)
-            if (found := _run_of(folder, document, True, at) or unread).id == run:
+            unread = Run(directory, status._replace(where="unreadable"), alive=True, heard=None)
+            if (found := _run_of(directory, document, True, at) or unread).id == run:
                 return found
     return None
 
 
-def _run_of(folder: str, document: Mapping[str, Any], locked: bool | None, saved: float) -> Run | None:
+def _run_of(directory: str, document: Mapping[str, Any], locked: bool | None, saved: float) -> Run | None:
     """Return the run with this status, corrected by what is known of its controller; None = damaged.
 
     `locked` and `saved` are as returned by `_claimed`.
@@ -109,20 +109,20 @@ def _run_of(folder: str, document: Mapping[str, Any], locked: bool | None, saved
     hidden = locked is None or not _is_here(status.controller)
     alive = locked or (hidden and not status.state.over and time.time() - saved < FRESH_S)
     if not alive and not status.state.over:
-        status = _ended_unseen(folder, status)
+        status = _ended_unseen(directory, status)
     elif alive and state(status.controller.pid) == "T" and status.controller.host == os.uname().nodename:
         resume = f"`kill -CONT {status.controller.pid}` resumes it"
         status = status._replace(state=RunState.SUSPENDED, why=f"a signal stopped its controller; {resume}")
-    return Run(folder, status, alive, None if status.state.over else heard(folder))
+    return Run(directory, status, alive, None if status.state.over else heard(directory))
 
 
 def _is_here(controller: ControllerProcess) -> bool:
     return controller.host in ("", os.uname().nodename)
 
 
-def document_in(folder: str, name: str = SUMMARY) -> dict[str, Any]:
+def document_in(directory: str, name: str = SUMMARY) -> dict[str, Any]:
     """Read a JSON object in a run directory, by default the summary; {} if there is none yet."""
-    with contextlib.suppress(OSError), open(fd_of(folder, name), "rb") as file:
+    with contextlib.suppress(OSError), open(fd_of(directory, name), "rb") as file:
         return _parsed(file.read(MAX_DOCUMENT))
     return {}
 
@@ -154,32 +154,32 @@ def _parsed(data: bytes) -> dict[str, Any]:
     return {}
 
 
-def _ended_unseen(folder: str, status: Status) -> Status:
+def _ended_unseen(directory: str, status: Status) -> Status:
     """Return the status of a run whose controller is gone: LOST, unless its job in a queue was cancelled."""
     entry = listed().get(status.run)
     if entry and (job := entry.queued):
-        path = starts_path(os.path.dirname(folder), job.id, job.scheduler)
+        path = starts_path(os.path.dirname(directory), job.id, job.scheduler)
         if is_stopped(path) and [each.run for each in starts_in(path)[-1:]] == [status.run]:
             why = f"{title_of(job.scheduler)} job {job.id} was cancelled"
             return status._replace(state=RunState.CANCELLED, exit_status=CANCELLED_STATUS, why=why)
-    return status._replace(state=RunState.LOST, why=_why_lost(folder, status.controller))
+    return status._replace(state=RunState.LOST, why=_why_lost(directory, status.controller))
 
 
-def _why_lost(folder: str, controller: ControllerProcess) -> str:
+def _why_lost(directory: str, controller: ControllerProcess) -> str:
     """Describe how a controller that left no final status may have ended."""
     who = f"its controller, process {controller.pid} on {controller.host},"
     known = bool(controller.boot) and controller.host == os.uname().nodename
     if known and controller.boot != boot_id():
         return f"{who} ended when the machine restarted"
     down = "" if known else ", or its machine went down"
-    log = f"; see {CONTROLLER_LOG} in the run directory" if size_of(folder, CONTROLLER_LOG) else ""
+    log = f"; see {CONTROLLER_LOG} in the run directory" if size_of(directory, CONTROLLER_LOG) else ""
     return f"{who} ended without reporting a result (it crashed or was killed{down}){log}"
 
 
-def heard(folder: str) -> float | None:
+def heard(directory: str) -> float | None:
     """Return when ranks last printed, in seconds since the epoch."""
     with contextlib.suppress(OSError):
-        return os.stat(os.path.join(folder, OUTPUT_INDEX)).st_mtime
+        return os.stat(os.path.join(directory, OUTPUT_INDEX)).st_mtime
     return None
 
 
@@ -192,7 +192,7 @@ def find(word: str | None, alone: bool = False) -> Run:
     If several match, prefer the latest active run, or else the latest. With `alone`, at most one match may be
     active. Raises `UsageError`.
     """
-    known, unique = folders(), False
+    known, unique = directories(), False
     if word is None:
         here = os.path.join(os.getcwd(), "")
         started = {run for run, entry in listed().items() if os.path.join(entry.cwd, "") == here}
@@ -234,14 +234,14 @@ def named(word: str, queued: bool) -> dict[str, str]:
 
     Unless the word also refers to a `queued` job, raise `UsageError` if there is no such run or directory.
     """
-    known = {} if not word or os.path.isdir(word) else folders()
+    known = {} if not word or os.path.isdir(word) else directories()
     found = _of_name(word, known) or _starting_with(word, known)
     if not (found or queued):
         if word.endswith(JOB_FILES) and not os.path.isdir(word):
             raise UsageError(f"no known run matches {word}")
         if os.path.isfile(word) or (word and os.sep not in word and not os.path.isdir(word)):
             raise UsageError(_unmatched(word))
-        check_folder(word)
+        check_directory(word)
     return found
 
 
@@ -278,7 +278,7 @@ def elsewhere(word: str, alone: bool = False) -> tuple[str, Sequence[Any]] | Non
     The second item contains the arguments of `cli.remote.ssh_to`.
     """
     file = os.path.realpath(word) if word.endswith(JOB_FILES) else ""
-    there, known = {} if os.path.isdir(word) else ways(file), folders()
+    there, known = {} if os.path.isdir(word) else ways(file), directories()
     of_job = {run: way for run, way in there.items() if file or (word and _job_of(run) == job_part(word))}
     here = _of_name(word, known) or ({} if of_job else _starting_with(word, known))
     found = {run: way for run, way in (of_job or _starting_with(word, there)).items() if run not in known}
@@ -326,9 +326,9 @@ def _ambiguous(word: str | None, runs: Collection[str]) -> str:
     return "\n".join([f"{word!r} is ambiguous: it matches {len(runs)} runs:", *latest[:MAX_NAMED], *more])
 
 
-def folders() -> dict[str, str]:
+def directories() -> dict[str, str]:
     """Return the directory of each known run by ID: the listed runs, and those in this directory."""
-    found = {run: entry.folder for run, entry in listed().items()}
+    found = {run: entry.directory for run, entry in listed().items()}
     return {**found, **dict(scanned([os.curdir]))}
 
 
@@ -344,7 +344,7 @@ def when(run: str) -> str:
     return match["when"] if match else ""
 
 
-def check_folder(place: str) -> None:
+def check_directory(place: str) -> None:
     """Raise `UsageError` if the directory can't be read."""
     try:
         os.scandir(place).close()
@@ -355,14 +355,14 @@ def check_folder(place: str) -> None:
 def scanned(places: Iterable[str]) -> Iterator[tuple[str, str]]:
     """Yield (ID, directory) of runs: the given directories, those in them, and those in their `runs`."""
     for place in map(os.path.abspath, places):
-        for folder in (place, *_inside(place), *_inside(os.path.join(place, LOGS))):
-            name = os.path.basename(folder)
-            if _ID.fullmatch(name) and os.path.exists(os.path.join(folder, EVENTS)):
-                yield name, folder
+        for directory in (place, *_inside(place), *_inside(os.path.join(place, LOGS))):
+            name = os.path.basename(directory)
+            if _ID.fullmatch(name) and os.path.exists(os.path.join(directory, EVENTS)):
+                yield name, directory
 
 
-def _inside(folder: str) -> list[str]:
+def _inside(directory: str) -> list[str]:
     try:
-        return [os.path.join(folder, name) for name in os.listdir(folder)]
+        return [os.path.join(directory, name) for name in os.listdir(directory)]
     except OSError:
         return []

@@ -14,7 +14,7 @@ from distlaunch.errors import DistlaunchError, UsageError
 from distlaunch.observers import run_list
 from distlaunch.observers.run_list import Ticket
 from distlaunch.runs.following import over, pause
-from distlaunch.runs.run import JOB_FILES, LOGS, Run, afar, find, folders, named, run_in, scanned, when
+from distlaunch.runs.run import JOB_FILES, LOGS, Run, afar, directories, find, named, run_in, scanned, when
 from distlaunch.schedulers import DEFAULT, TABLE, load, title_of
 from distlaunch.schedulers.queue import CANCELLED, GONE, Queued, output_path
 from distlaunch.signals import Interrupts
@@ -41,7 +41,7 @@ class Submission(Frozen):
 
     id: str
     job: str
-    folder: str
+    directory: str
     at: float
     end: str = ""
     scheduler: str = DEFAULT
@@ -75,7 +75,7 @@ def note_end(submission: Submission, end: str) -> None:
     """Record how a submission ended, so that the scheduler, which forgets it, needn't be queried again."""
     _note(submission, end=end)
     if end == CANCELLED:
-        run_list.note_stop(submission.folder, submission.id, submission.scheduler)
+        run_list.note_stop(submission.directory, submission.id, submission.scheduler)
 
 
 def _note(submission: Submission, **more: Any) -> None:
@@ -89,12 +89,17 @@ def submissions() -> dict[Ticket, Submission]:
     for run in run_list.listed().values():
         if run.queued and run.queued not in found:
             scheduler, job = run.queued
-            found[run.queued] = Submission(job, "", os.path.dirname(run.folder), 0.0, scheduler=scheduler)
+            found[run.queued] = Submission(job, "", os.path.dirname(run.directory), 0.0, scheduler=scheduler)
     fields = Submission._fields
     for line in run_list.lines_of(run_list.index_path()):
         if "run" in line or not (queued := run_list.ticket_of(line)):
             continue
-        if line.keys() >= {"id", "job", "folder", "at"}:  # IDs may repeat after a new setup of the scheduler
+        if line.keys() >= {
+            "id",
+            "job",
+            "directory",
+            "at",
+        }:  # IDs may repeat after a new setup of the scheduler
             found[queued] = Submission(**{name: line[name] for name in fields if name in line})
         elif queued in found:
             found[queued] = found[queued]._replace(end=str(line.get("end", "")))
@@ -139,37 +144,39 @@ def _of_id(word: str, known: Collection[Submission]) -> Submission | None:
 
 def _matches(each: Submission, word: str | None) -> bool:
     if word is None:
-        return each.folder.startswith(os.path.join(os.getcwd(), ""))
+        return each.directory.startswith(os.path.join(os.getcwd(), ""))
     return each.file == os.path.realpath(word) if word.endswith(JOB_FILES) else each.job == word
 
 
 def _beside_its_runs(job: str) -> Submission | None:
     """Return an unlisted submission from its list of starts, for hosts that don't share home directories."""
-    for folder, scheduler in product((os.path.abspath(LOGS), os.getcwd()), TABLE):
-        if os.path.exists(run_list.starts_path(folder, job, scheduler)):
-            return Submission(job, "", folder, 0.0, scheduler=scheduler)
+    for directory, scheduler in product((os.path.abspath(LOGS), os.getcwd()), TABLE):
+        if os.path.exists(run_list.starts_path(directory, job, scheduler)):
+            return Submission(job, "", directory, 0.0, scheduler=scheduler)
     return None
 
 
 def latest_run(each: Submission) -> Run | None:
     """Return the latest run, if the job has been started."""
-    return next(iter(_read(each, _folders(each)[-1:])), None)
+    return next(iter(_read(each, _directories(each)[-1:])), None)
 
 
-def _folders(each: Submission) -> list[str]:
+def _directories(each: Submission) -> list[str]:
     """Return the directories of a job's runs, the latest last. A user's own script may start several."""
-    starts = run_list.starts_in(run_list.starts_path(each.folder, each.id, each.scheduler))
+    starts = run_list.starts_in(run_list.starts_path(each.directory, each.id, each.scheduler))
     if starts:
-        return [os.path.join(each.folder, start.run) for start in starts]
-    return _listed_folders(each)
+        return [os.path.join(each.directory, start.run) for start in starts]
+    return _listed_directories(each)
 
 
-def _listed_folders(each: Submission) -> list[str]:
-    return [run.folder for run in run_list.listed().values() if run.queued == Ticket(each.scheduler, each.id)]
+def _listed_directories(each: Submission) -> list[str]:
+    return [
+        run.directory for run in run_list.listed().values() if run.queued == Ticket(each.scheduler, each.id)
+    ]
 
 
-def _read(each: Submission, folders: Sequence[str]) -> Iterator[Run]:
-    found = filter(None, map(run_in, folders))
+def _read(each: Submission, directories: Sequence[str]) -> Iterator[Run]:
+    found = filter(None, map(run_in, directories))
     return (run for run in found if run.status.began > each.at - CLOCKS_S)
 
 
@@ -182,7 +189,7 @@ def listing(places: Sequence[str], ended: bool, most: int | None) -> list[Run]:
     jobs = [submission(place) for place in places]
     matched = (named(place, job is not None) for place, job in zip(places, jobs, strict=True))
     named_here = list(filter(None, matched))
-    known = dict(ChainMap(*named_here, dict(scanned(places)))) if places else folders()
+    known = dict(ChainMap(*named_here, dict(scanned(places)))) if places else directories()
     latest = {max(found, key=when) for found in named_here}
     over = set() if ended else {run for run, entry in run_list.listed().items() if entry.over} - latest
     found: list[Run] = []
@@ -207,7 +214,7 @@ def _queued(
     return [
         run
         for each, run in _waiting(shown, ended or any(jobs))
-        if each in jobs or ((ended or not run.status.state.over) and (not places or each.folder in inside))
+        if each in jobs or ((ended or not run.status.state.over) and (not places or each.directory in inside))
     ]
 
 
@@ -282,7 +289,7 @@ def all_runs(word: str | None) -> list[Run]:
     """
     latest = run_of(word)
     queued = submission(word) or submission_of(latest)
-    return list(_read(queued, _folders(queued))) if queued else [latest]
+    return list(_read(queued, _directories(queued))) if queued else [latest]
 
 
 def run_of(word: str | None) -> Run:
@@ -337,14 +344,14 @@ def _newer(queued: Submission, before: Run | None) -> Run | None:
 
 
 def _without_run(queued: Submission, state: Queued) -> str:
-    if _listed_folders(queued):
+    if _listed_directories(queued):
         return f"{queued.name} {state.ending}; the directory of its run was removed"
     return f"{queued.name} {state.ending} without starting a run{_see(queued)}"
 
 
 def _see(each: Submission) -> str:
     """Return where the output of a job's script is. A job that never started has none."""
-    path = output_path(each.folder, each.id, each.scheduler)
+    path = output_path(each.directory, each.id, each.scheduler)
     return f"; see {path}" if os.path.exists(path) else ""
 
 
@@ -356,7 +363,7 @@ def cancel(queued: Submission, at_once: bool, interrupts: Interrupts) -> tuple[R
     earlier = latest_run(queued)
     if state_of(queued).over:
         return earlier, False
-    run_list.note_stop(queued.folder, queued.id, queued.scheduler)
+    run_list.note_stop(queued.directory, queued.id, queued.scheduler)
     load(queued.scheduler).cancel(queued.id, at_once)
     queries = _queries()
     while not interrupts.any():

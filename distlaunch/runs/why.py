@@ -18,7 +18,7 @@ from distlaunch.observers.recording import EVIDENCE, STACKS_WANTED
 from distlaunch.observers.run_directory import CODE, EVENTS, SUMMARY, fd_of, file_of, size_of
 from distlaunch.runs.following import summary_of
 from distlaunch.runs.replay import HistoryError, lines_in, replay, typed
-from distlaunch.runs.run import Run, document_in, folders, heard, run_in
+from distlaunch.runs.run import Run, directories, document_in, heard, run_in
 from distlaunch.supervisor.events import AgentUp
 from distlaunch.supervisor.ranks import missing_ranks, missing_words
 from distlaunch.supervisor.root_cause import waits_in
@@ -36,7 +36,7 @@ STACKS_S = 10.0
 SHOWN_CHANGES = 3
 RAISED = ("exception", "collective")
 """Kinds of failures that are exceptions."""
-_OF_CAUSE = {"text": str, "certainty": str, "last_words": tuple[str, ...]}
+_OF_CAUSE = {"text": str, "certainty": str, "last_output": tuple[str, ...]}
 _ALARMING = re.compile(r"Xid|I/O error|[Hh]ardware [Ee]rror|hung_task|Killed process (?P<pid>\d+)")
 """Lines in the kernel's log that may explain a failure."""
 _STATES = {"R": "running", "S": "sleeping", "D": "blocked in the kernel", "T": "suspended", "Z": "ended"}
@@ -108,10 +108,10 @@ class Record(Frozen):
                 yield f"pid {row.pid} on {self.node} was blocked in the kernel ({row.wchan})"
 
 
-def _evidence(folder: str, attempt: int, start: int = 0) -> Iterator[Record]:
+def _evidence(directory: str, attempt: int, start: int = 0) -> Iterator[Record]:
     """Yield the records of an attempt from byte `start` on. Nodes wrote them, so anything else is skipped."""
     rows: list[bytes] = []
-    with contextlib.suppress(OSError), open(fd_of(folder, file_of(attempt, EVIDENCE)), "rb") as file:
+    with contextlib.suppress(OSError), open(fd_of(directory, file_of(attempt, EVIDENCE)), "rb") as file:
         file.seek(start)
         rows = file.read(MAX_EVIDENCE).splitlines()
     for row in rows:
@@ -122,9 +122,9 @@ def _evidence(folder: str, attempt: int, start: int = 0) -> Iterator[Record]:
 def _stacks_now(run: Run, state: State) -> dict[int, str]:
     """Return the stacks of the running ranks of an active run, or as many as arrive within STACKS_S."""
     missing, found = {worker.rank for worker in state.workers if worker.running}, dict[int, str]()
-    size = size_of(run.folder, file_of(state.attempt, EVIDENCE))
+    size = size_of(run.directory, file_of(state.attempt, EVIDENCE))
     try:
-        path = os.path.join(run.folder, STACKS_WANTED)
+        path = os.path.join(run.directory, STACKS_WANTED)
         with open(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW), "wb", buffering=0) as file:
             file.write(b"\n")
     except OSError:  # without write access, or its directory was removed
@@ -132,7 +132,7 @@ def _stacks_now(run: Run, state: State) -> dict[int, str]:
     until = time.monotonic() + STACKS_S
     while missing - found.keys() and time.monotonic() < until:
         time.sleep(0.1)
-        for record in _evidence(run.folder, state.attempt, size):
+        for record in _evidence(run.directory, state.attempt, size):
             found |= {record.first_rank + local_rank: text for local_rank, text in record.stacks}
     return {rank: found.get(rank, f"no answer within {STACKS_S:g} s") for rank in sorted(missing)}
 
@@ -222,23 +222,23 @@ def explain(
     current stacks of its ranks, which takes a second or two.
     """
     try:
-        past = _past(run.folder, *observers)
+        past = _past(run.directory, *observers)
     except HistoryError as error:
         if known := _recorded(run):
             return known._replace(incomplete=f"{EVENTS}: {error}")
-        raise HistoryError(f"{run.folder}/{EVENTS}: {error}") from None
+        raise HistoryError(f"{run.directory}/{EVENTS}: {error}") from None
     state, differs, stackless = past.state, {}, tuple[str, ...]()
     if with_stacks and run.alive and state.phase is Phase.RUNNING:
         state, stackless = _with_stacks(state, _stacks_now(run, state))
     chosen, other = other is not None, other or _last_good(run)
     if other:
         with contextlib.suppress(HistoryError):
-            differs = _differences(_past(other.folder).settings, past.settings)
-            if changed := _changed_files(other.folder, run.folder):
+            differs = _differences(_past(other.directory).settings, past.settings)
+            if changed := _changed_files(other.directory, run.directory):
                 differs["code"] = changed
     known = Explanation(run, other=other.id if other else "", chosen=chosen, differs=differs)
     known = known._replace(
-        evidence=tuple(_evidence(run.folder, state.attempt)),
+        evidence=tuple(_evidence(run.directory, state.attempt)),
         waiting=(*_standing(state), *stackless, *_activity(run, state)),
         restarts=_restart_words(state),
         code=state.spec.tree.words if state.spec.tree else "",
@@ -266,7 +266,7 @@ def _with_stacks(state: State, stacks: Mapping[int, str]) -> tuple[State, tuple[
 
 def _recorded(run: Run) -> Explanation | None:
     """Return the root cause in the summary of a run; None if the summary can't be read."""
-    document = document_in(run.folder)
+    document = document_in(run.directory)
     with contextlib.suppress(KeyError, TypeError, ValueError):
         cause, hint = document["cause"], typed(str | None, document["hint"])
         text, certainty, words = (typed(kind, cause[key]) for key, kind in _OF_CAUSE.items())
@@ -278,7 +278,7 @@ def _recorded(run: Run) -> Explanation | None:
 
 def _explained(known: Explanation, state: State, cause: Cause, epoch: float) -> Explanation:
     """Return the explanation with the root cause, and with what the summary says about it."""
-    summary = summary_of(known.run.folder, state) or Summary(state, known.run.folder, {}, 0.0)
+    summary = summary_of(known.run.directory, state) or Summary(state, known.run.directory, {}, 0.0)
     document, pids = summary.cause_document(cause), {worker.pid for worker in state.workers if worker.pid}
     records = [record for record in known.evidence if document["node"] in (None, record.node)]
     return known._replace(
@@ -327,7 +327,7 @@ def _activity(run: Run, state: State) -> Iterator[str]:
     """Yield when ranks last printed something, if the run is active and no rank is known to stand still."""
     if run.alive and state.phase is Phase.RUNNING and not any(worker.stalled for worker in state.workers):
         output, limit_s = "no output so far", state.spec.limits.stall_s
-        if (at := heard(run.folder)) is not None:
+        if (at := heard(run.directory)) is not None:
             output = f"the last output came {max(0.0, time.time() - at):.0f} s ago"
         idle = f"; no rank has been idle for {span_words(limit_s)} (timeouts.stall)" if limit_s else ""
         yield f"no rank has failed; {output}{idle}"
@@ -358,9 +358,9 @@ def _changed_files(before: str, now: str) -> tuple[str, str] | None:
     `launch.snapshot` writes CODE: a row for each file, with its path, kind, size and digest.
     """
     codes = []
-    for folder in (before, now):
+    for directory in (before, now):
         damaged = (OSError, ValueError, TypeError, LookupError, RecursionError)
-        with contextlib.suppress(*damaged), open(fd_of(folder, CODE), "rb") as file:
+        with contextlib.suppress(*damaged), open(fd_of(directory, CODE), "rb") as file:
             codes.append({str(row[0]): row[1:] for row in json.load(file)})
     if len(codes) < 2 or codes[0] == codes[1]:
         return None
@@ -400,9 +400,9 @@ class _Past(Frozen):
     epoch: float
 
 
-def _past(folder: str, *observers: Observer) -> _Past:
+def _past(directory: str, *observers: Observer) -> _Past:
     """Replay a run, and pass its events on to `observers`. Raises `HistoryError`."""
-    lines, facts = lines_in(Path(folder)), dict[str, Any]()
+    lines, facts = lines_in(Path(directory)), dict[str, Any]()
     for moment in replay(lines, *observers):
         if isinstance(moment.event, AgentUp):
             label, known = moment.state.label(moment.event.node), moment.event.facts
@@ -469,12 +469,12 @@ def _flat(value: Any, path: str) -> Iterator[tuple[str, Any]]:
 def _last_good(run: Run) -> Run | None:
     """Return the same job's latest earlier run that succeeded."""
     status, found = run.status, []
-    for folder in folders().values():
-        seen = run_in(folder)
+    for directory in directories().values():
+        seen = run_in(directory)
         if seen and seen.status.state is RunState.SUCCEEDED and seen.status.began < status.began:
             same = (seen.status.job, seen.status.file) == (status.job, status.file)
             if not status.file:  # the name of a script says little
-                same = same and os.path.dirname(folder) == os.path.dirname(run.folder)
+                same = same and os.path.dirname(directory) == os.path.dirname(run.directory)
             found += [seen] if same else []
     return max(found, key=lambda each: each.status.began, default=None)
 

@@ -190,7 +190,7 @@ class Scheduler:
         """Return the lines after the options of a followed job."""
         if not self.withholds:
             return ()
-        path = queue.output_path(shlex.quote(spec.logs.folder), f'"${self.withholds}"', self.name)
+        path = queue.output_path(shlex.quote(spec.logs.directory), f'"${self.withholds}"', self.name)
         comment = f"# {self.title} itself shows a job's output only after the job has ended."
         return "", comment, f"exec >>{path} 2>&1"
 

@@ -74,7 +74,7 @@ class Flux(base.Scheduler):
         if gpus:
             yield f"--gpus-per-slot={gpus}"
         yield from base.given(asked, {"queue": "--queue=", "bank": "--bank=", "time": "--time-limit="})
-        own = queue.output_path(spec.logs.folder, "{{id.dec}}", self.name)
+        own = queue.output_path(spec.logs.directory, "{{id.dec}}", self.name)
         yield base.option("--output=", own if followed else f"{base.workdir(spec)}/{name}.o{{{{id}}}}")
 
     def opening(self, spec: JobSpec) -> Sequence[str]:

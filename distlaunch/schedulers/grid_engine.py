@@ -91,7 +91,7 @@ class GridEngine(base.Scheduler):
             yield base.option("-l ", wanted)
         yield from base.given(asked, {"queue": "-q ", "project": "-P ", "time": "-l h_rt="})
         yield "-j y"
-        own = queue.output_path(spec.logs.folder, "$JOB_ID", self.name)
+        own = queue.output_path(spec.logs.directory, "$JOB_ID", self.name)
         yield base.option("-o ", own if followed else f"{base.workdir(spec)}/$JOB_NAME.o$JOB_ID")
         yield "-r n"  # Grid Engine itself must not start the job again
         if followed:

@@ -104,7 +104,7 @@ class Lsf(base.Scheduler):
         if gpus:
             yield base.option("-gpu ", gpus if isinstance(gpus, str) else f"num={gpus}")
         yield from base.given(asked, {"queue": "-q ", "project": "-P ", "time": "-W "})
-        own = queue.output_path(spec.logs.folder, "%J", self.name)  # LSF appends its report to this file
+        own = queue.output_path(spec.logs.directory, "%J", self.name)  # LSF appends its report to this file
         yield base.option("-o ", own if followed else f"{base.workdir(spec)}/{name}.o%J")
         yield "-rn"  # LSF itself must not start the job again
 

@@ -68,7 +68,7 @@ class Pbs(base.Scheduler):
         if followed:
             yield "-S /bin/bash"  # otherwise, it may be the login shell
         yield "-j oe"
-        yield base.option("-o ", f"{spec.logs.folder if followed else base.workdir(spec)}/")
+        yield base.option("-o ", f"{spec.logs.directory if followed else base.workdir(spec)}/")
         yield "-r n"  # by default, PBS may start the job again after losing a node
 
     def _select(self, spec: JobSpec) -> str:

@@ -71,9 +71,9 @@ GONE = Queued("GONE")
 """The state of a job that its scheduler no longer lists, usually minutes after its end."""
 
 
-def output_path(folder: str, job: str, scheduler: str) -> str:
+def output_path(directory: str, job: str, scheduler: str) -> str:
     """Return the path for a script's output in the directory of the runs, given the job's ID."""
-    return f"{folder}/{scheduler}-{job}.out"
+    return f"{directory}/{scheduler}-{job}.out"
 
 
 class ToolMissingError(DistlaunchError):

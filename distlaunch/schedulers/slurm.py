@@ -183,8 +183,8 @@ class Slurm(base.Scheduler):
             yield f"--signal={flags.replace('B', '')}B:{which}"
         if asked.get("exclusive"):
             yield "--exclusive"
-        folder = spec.logs.folder.replace("%", "%%")  # % also begins a Slurm filename pattern
-        yield base.option("--output=", queue.output_path(folder, "%j", self.name))
+        directory = spec.logs.directory.replace("%", "%%")  # % also begins a Slurm filename pattern
+        yield base.option("--output=", queue.output_path(directory, "%j", self.name))
         yield "--open-mode=append"
         yield "--requeue" if spec.restarts.requeue else "--no-requeue"
         if spec.elastic or "spares" in spec.places:

@@ -25,7 +25,7 @@ MAX_WORDS = 200
 MAX_TEXT = 4096
 """Characters of a line from a node that is shown to the user."""
 MAX_STACK = 1 << 16
-MAX_LAST_WORDS = 1 << 14
+MAX_LAST_OUTPUT = 1 << 14
 MAX_SECONDS = 1e12
 MAX_NUMBER = 1 << 53
 OF_FILES = (messages.FileBegins, messages.FilesEnd)
@@ -180,7 +180,7 @@ _FIELD_CHECKS: Mapping[tuple[type, str], Callable[[Any, str], Any]] = {
     (messages.WorkerExited, "at"): seconds,
     (messages.WorkerExited, "error_record"): _error_record,
     (messages.WorkerExited, "status"): _status,
-    (messages.WorkerExited, "words"): lambda value, name: value[:MAX_LAST_WORDS],
+    (messages.WorkerExited, "words"): lambda value, name: value[:MAX_LAST_OUTPUT],
 }
 """Conversions of fields for which `_trusted` isn't enough."""
 _ANSWERS = frozenset({messages.Usage, messages.Evidence, messages.Listening, messages.Dialed, *OF_FILES})
@@ -190,7 +190,7 @@ _ANSWERS = frozenset({messages.Usage, messages.Evidence, messages.Listening, mes
 # The history of a run
 
 
-VERSION = 7
+VERSION = 8
 """Version of events.jsonl. It changes whenever the format of a line changes incompatibly."""
 BEGAN, MESSAGE = "Began", "Message"
 """Names of the first line, and of messages. Other lines are events, named after their types."""

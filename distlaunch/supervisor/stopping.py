@@ -132,7 +132,7 @@ def collect_of(state: State, node: int) -> Collect | None:
     if not collect.paths or node not in chosen or not listed:
         return None
     workdir = spec.program_of(spec.pool[node]).workdir
-    return Collect(collect.paths, workdir, collect.limit, spec.logs.folder)
+    return Collect(collect.paths, workdir, collect.limit, spec.logs.directory)
 
 
 def on_swept(event: Swept, state: State, now: float) -> Step:

@@ -35,14 +35,14 @@ NOWHERE: Mapping[int, Above] = MappingProxyType({})
 class Summary(Frozen):
     """The facts known at the end of a run.
 
-    `last_words` is the last output of each rank on stderr, out of `printed` lines. `last_lines` is the end of
-    its stdout. `lagging` are lines about ranks that missed a collective. `collected` lists files from the
+    `last_output` is the end of each rank's stderr, out of `printed` lines. `last_lines` is the end of its
+    stdout. `lagging` are lines about ranks that missed a collective. `collected` lists files from the
     nodes as JSON objects, and `collecting` are lines about them.
     """
 
     state: State
-    folder: str
-    last_words: Mapping[int, str]
+    directory: str
+    last_output: Mapping[int, str]
     seconds: float
     lagging: Sequence[str] = ()
     printed: Mapping[int, int] = MappingProxyType({})
@@ -64,15 +64,15 @@ class Summary(Frozen):
         if cause is None:
             what = self.state.plan.size_words if self.state.plan else "nothing"
             after = f" after {counted(self.state.attempt, 'restart')}" if self.state.attempt else ""
-            finished = f"{what} finished in {self.seconds:.1f} s{after}; logs: {self.folder}"
+            finished = f"{what} finished in {self.seconds:.1f} s{after}; logs: {self.directory}"
             return [finished, *self._gaps(), *self.collecting]
         lines = [*self.node_lines(), *self._cause_lines(cause, above), *self.lagging, *self.others()]
         return [
             *lines,
             *self._gaps(),
             *self.collecting,
-            f"ended after {self.seconds:.1f} s with exit status {cause.exit_status}; logs: {self.folder}",
-            *(f"logs on {label}: {folder}" for label, folder in self._logs_elsewhere()),
+            f"ended after {self.seconds:.1f} s with exit status {cause.exit_status}; logs: {self.directory}",
+            *(f"logs on {label}: {directory}" for label, directory in self._logs_elsewhere()),
         ]
 
     def node_lines(self) -> list[str]:
@@ -132,8 +132,8 @@ class Summary(Frozen):
             "collecting": list(self.collecting),
             "workers": [self._worker(worker) for worker in self.state.workers],
             "nodes": [_node_document(self.state, index) for index in range(len(self.state.nodes))],
-            "folder": self.folder,
-            "folders_elsewhere": dict(self._logs_elsewhere()),
+            "directory": self.directory,
+            "remote_directories": dict(self._logs_elsewhere()),
         }
 
     def cause_document(self, cause: Cause) -> dict[str, Any]:
@@ -144,7 +144,7 @@ class Summary(Frozen):
             "kind": cause.kind,
             "certainty": "unknown" if cause.peer_gone else "likely" if cause.inferred else "fact",
             **self._place(cause),
-            "last_words": self._shown_words(cause.rank)[0] if cause.rank is not None and known else [],
+            "last_output": self._shown_words(cause.rank)[0] if cause.rank is not None and known else [],
         }
 
     def _place(self, cause: Cause) -> dict[str, Any]:
@@ -183,7 +183,7 @@ class Summary(Frozen):
     def _as_printed(self, rank: int, source: int) -> bool:
         """Return whether the output of a rank contains its last output unchanged."""
         recorded = "\n".join(self._recorded_lines(self.state.workers[rank]))
-        words = self.last_words.get(rank, "")
+        words = self.last_output.get(rank, "")
         return recorded in words if source == RECORD else self._stderr_end(rank) == words
 
     def _shown_words(self, rank: int) -> tuple[list[str], int]:
@@ -214,7 +214,7 @@ class Summary(Frozen):
 
     def _split(self, rank: int) -> tuple[str, str]:
         """Return the end of a rank's stderr without another launcher's report, and that report or ""."""
-        return exits.split_launcher(self.last_words.get(rank, ""))
+        return exits.split_launcher(self.last_output.get(rank, ""))
 
     @property
     def advice(self) -> str:
@@ -294,11 +294,11 @@ class Summary(Frozen):
 def unstarted(why: str, exit_status: int) -> dict[str, Any]:
     """Return the JSON document of a run that could not begin."""
     nothing = dict.fromkeys(("kind", "rank", "node"))
-    cause: dict[str, Any] = {**nothing, "text": why, "certainty": "fact", "last_words": []}
+    cause: dict[str, Any] = {**nothing, "text": why, "certainty": "fact", "last_output": []}
     known = {"exit_status": exit_status, "cause": cause, "hint": None, "seconds": 0.0, "world_size": 0}
     names = ("lagging", "restarts", "collected", "collecting", "workers", "nodes")
     lists: dict[str, Any] = {name: [] for name in names}
-    return {**known, **lists, "code": None, "folder": None, "folders_elsewhere": {}}
+    return {**known, **lists, "code": None, "directory": None, "remote_directories": {}}
 
 
 def _end_of(lines: list[str], whole: int) -> list[str]:

@@ -55,7 +55,7 @@ class Ssh(Transport):
         return cls(host, way.user, way.port, way.ssh)
 
     @property
-    def folder(self) -> str:
+    def directory(self) -> str:
         """Return the directory for sockets. ssh itself creates it only for known_hosts."""
         return "" if self.options.persist_s is None else SOCKETS
 

@@ -105,7 +105,7 @@ class Transport(_Frozen):
         return 0.0
 
     @property
-    def folder(self) -> str:
+    def directory(self) -> str:
         """Return a directory below ~ on this machine that the process needs but doesn't create, or ""."""
         return ""
 
@@ -260,8 +260,12 @@ class Command(Transport):
 
     def environment(self, environ: Mapping[str, str]) -> Mapping[str, str]:
         """Return the environment with the directory of the scheduler's commands at the end of PATH."""
-        folder = environ.get(self.tools)
-        return {**environ, "PATH": f"{environ.get('PATH', '/usr/bin:/bin')}:{folder}"} if folder else environ
+        directory = environ.get(self.tools)
+        return (
+            {**environ, "PATH": f"{environ.get('PATH', '/usr/bin:/bin')}:{directory}"}
+            if directory
+            else environ
+        )
 
     def failure(self, end: ProcessEnd) -> LinkFailure:
         """Classify the end of the command by its messages and its status."""

@@ -32,23 +32,23 @@ open(sys.argv[2], "w").write(str(time.perf_counter() - began))
 """
 
 
-def over_ssh(folder: Path, ssh_config: Path) -> Contest:
+def over_ssh(directory: Path, ssh_config: Path) -> Contest:
     """Two ranks on two hosts print 100 MB each."""
-    script = folder / "prints.py"
+    script = directory / "prints.py"
     script.write_text(_PRINTS)
-    job = folder / "prints.yaml"
+    job = directory / "prints.yaml"
     job.write_text(
         f"script: prints.py\nargs: ['{MB_OVER_SSH}']\ngpus_per_node: 0\nnodes: [host1, host2]\n"
         f"python: {sys.executable}\nssh: {{config: {ssh_config}}}\n"
     )
-    run = f"{sys.executable} -m distlaunch run --quiet {job} --set logs.dir={folder}/runs"
+    run = f"{sys.executable} -m distlaunch run --quiet {job} --set logs.dir={directory}/runs"
     bare = " & ".join(
-        f"ssh -F {ssh_config} host{i} {sys.executable} -u {script} {MB_OVER_SSH} >{folder}/host{i}.out"
+        f"ssh -F {ssh_config} host{i} {sys.executable} -u {script} {MB_OVER_SSH} >{directory}/host{i}.out"
         for i in (1, 2)
     )
     ways = {
-        "distlaunch, shown and kept": _swept(shell(f"{run} | cat >/dev/null"), folder),
-        "distlaunch, kept": _swept(shell(f"{run} --set logs.console=none"), folder),
+        "distlaunch, shown and kept": _swept(shell(f"{run} | cat >/dev/null"), directory),
+        "distlaunch, kept": _swept(shell(f"{run} --set logs.console=none"), directory),
         "parallel ssh to files": shell(f"{bare}; wait"),
     }
     other = "parallel ssh to files"
@@ -56,16 +56,16 @@ def over_ssh(folder: Path, ssh_config: Path) -> Contest:
     return Contest(f"2 ranks over ssh print {MB_OVER_SSH} MB each", ways, bars)
 
 
-def here(folder: Path) -> Contest:
+def here(directory: Path) -> Contest:
     """Eight ranks on this machine print 50 MB each."""
-    script = folder / "prints.py"
+    script = directory / "prints.py"
     script.write_text(_PRINTS)
-    job = folder / "prints_here.yaml"
+    job = directory / "prints_here.yaml"
     job.write_text(
         f"script: prints.py\nargs: ['{MB_HERE}']\ngpus_per_node: 0\nprocs_per_node: {RANKS_HERE}\n"
     )
-    run = f"{sys.executable} -m distlaunch run --quiet {job} --set logs.dir={folder}/runs"
-    ways = {"distlaunch": _swept(shell(f"{run} | cat >/dev/null"), folder)}
+    run = f"{sys.executable} -m distlaunch run --quiet {job} --set logs.dir={directory}/runs"
+    ways = {"distlaunch": _swept(shell(f"{run} | cat >/dev/null"), directory)}
     if shutil.which("mpirun"):
         root = "--allow-run-as-root" if os.geteuid() == 0 else ""
         tagged = f"mpirun {root} --oversubscribe --tag-output -n {RANKS_HERE}"
@@ -75,15 +75,15 @@ def here(folder: Path) -> Contest:
     return Contest(f"{RANKS_HERE} ranks here print {MB_HERE} MB each", ways, bars, missing)
 
 
-def stuck_terminal(folder: Path) -> Contest:
+def stuck_terminal(directory: Path) -> Contest:
     """A rank prints 10,000 lines a second to a terminal that no process reads, and to a file."""
-    script, took, job = folder / "paced.py", folder / "took", folder / "paced.yaml"
+    script, took, job = directory / "paced.py", directory / "took", directory / "paced.yaml"
     script.write_text(_PACED)
     job.write_text(f"script: paced.py\nargs: ['{LINES}', {took}]\ngpus_per_node: 0\n")
 
     def ours() -> float:
         reader, terminal = pty.openpty()  # never read, so it is full after some kilobytes
-        argv = [*OURS, "run", str(job), "--set", f"logs.dir={folder}/runs"]
+        argv = [*OURS, "run", str(job), "--set", f"logs.dir={directory}/runs"]
         process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=terminal, stderr=terminal)
         os.close(terminal)
         try:
@@ -98,7 +98,7 @@ def stuck_terminal(folder: Path) -> Contest:
         return _taken(took)
 
     def to_a_file() -> float:
-        with (folder / "paced.out").open("wb") as file:
+        with (directory / "paced.out").open("wb") as file:
             command([sys.executable, "-u", str(script), str(LINES), str(took)], stdout=file)()
         return _taken(took)
 
@@ -112,12 +112,12 @@ def _taken(took: Path) -> float:
     return seconds
 
 
-def _swept(once: Timed, folder: Path) -> Timed:
+def _swept(once: Timed, directory: Path) -> Timed:
     """Return `once` with its log files deleted afterwards, so they don't fill the disk."""
 
     def then() -> float:
         took = once()
-        shutil.rmtree(folder / "runs", ignore_errors=True)
+        shutil.rmtree(directory / "runs", ignore_errors=True)
         return took
 
     return then

@@ -8,11 +8,11 @@ from .starting import OURS
 FORMATS = ("table", "json", "shell", "torchrun")
 
 
-def of_thousand(folder: Path) -> Contest:
+def of_thousand(directory: Path) -> Contest:
     """Time `dry-run` of 1,000 nodes with 8 ranks each, in every format."""
-    job = folder / "wide.yaml"
+    job = directory / "wide.yaml"
     job.write_text("script: train.py\nnodes: ['node[0001-1000]']\ngpus_per_node: 8\nbackend: nccl\n")
-    (folder / "train.py").write_text("")
+    (directory / "train.py").write_text("")
     ways = {
         f"dry-run, {each}": command(
             [*OURS, "dry-run", str(job), *(["--json"] if each == "json" else _format(each))]

@@ -22,38 +22,38 @@ signal.pause()
 """
 
 
-def memory(folder: Path) -> Contest:
+def memory(directory: Path) -> Contest:
     """Measure private memory in MiB."""
     ways = {
-        f"agent and guardian of {RANKS} ranks": lambda: _of_agent(folder),
-        f"controller of {MANY} ranks": lambda: _of_controller(folder),
+        f"agent and guardian of {RANKS} ranks": lambda: _of_agent(directory),
+        f"controller of {MANY} ranks": lambda: _of_controller(directory),
     }
     return Contest("memory at rest", ways, unit="MiB", limits=(16.0, 64.0))
 
 
-def idle(folder: Path) -> Contest:
+def idle(directory: Path) -> Contest:
     """Measure CPU time of an idle run in percent of one core."""
-    ways = {f"agent and guardian of {RANKS} ranks": lambda: _share_of_agent(folder)}
+    ways = {f"agent and guardian of {RANKS} ranks": lambda: _share_of_agent(directory)}
     return Contest(f"CPU at rest, over {IDLE_S:g} s", ways, unit="%", limits=(0.1,))
 
 
-def ending(folder: Path) -> Contest:
+def ending(directory: Path) -> Contest:
     """Measure the seconds from the end of a rank until all ranks have restarted, and until all have ended."""
     ways = {
-        "restart": lambda: _after_failure(folder, 1, "WorkerStarted"),
-        "tear-down": lambda: _after_failure(folder, 0, "WorkerExited"),
+        "restart": lambda: _after_failure(directory, 1, "WorkerStarted"),
+        "tear-down": lambda: _after_failure(directory, 0, "WorkerExited"),
     }
     return Contest(f"{RANKS} ranks here, one of which fails", ways)
 
 
 @contextlib.contextmanager
 def _running(
-    folder: Path, ranks: int, starts: int, restarts: int = 0, *args: str
+    directory: Path, ranks: int, starts: int, restarts: int = 0, *args: str
 ) -> Iterator[tuple[int, Path]]:
     """Yield the process and directory of a run that has started that many ranks, or has ended."""
-    runs = folder / "runs"
+    runs = directory / "runs"
     before = set(runs.glob("*"))
-    process = subprocess.Popen(_argv(folder, ranks, restarts, *args), stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(_argv(directory, ranks, restarts, *args), stderr=subprocess.DEVNULL)
     try:
         _wait(lambda: set(runs.glob("*")) - before)
         (run,) = set(runs.glob("*")) - before
@@ -64,11 +64,11 @@ def _running(
         process.wait(LIMIT_S)
 
 
-def _argv(folder: Path, ranks: int, restarts: int, *args: str) -> list[str]:
-    script, job = folder / "waits.py", folder / "waits.yaml"
+def _argv(directory: Path, ranks: int, restarts: int, *args: str) -> list[str]:
+    script, job = directory / "waits.py", directory / "waits.yaml"
     script.write_text(_WAITS)
     keys = {"script": str(script), "args": args, "gpus_per_node": 0, "procs_per_node": ranks}
-    more = {"restarts": restarts, "timeouts": {"join": "none"}, "logs": {"dir": str(folder / "runs")}}
+    more = {"restarts": restarts, "timeouts": {"join": "none"}, "logs": {"dir": str(directory / "runs")}}
     job.write_text(json.dumps({**keys, **more}))
     return [*OURS, "run", "--quiet", str(job)]
 
@@ -92,18 +92,18 @@ def _count(run: Path, name: str) -> int:
     return sum(event.get("event") == name for event in _events(run))
 
 
-def _of_agent(folder: Path) -> float:
-    with _running(folder, RANKS, RANKS) as (pid, _):
+def _of_agent(directory: Path) -> float:
+    with _running(directory, RANKS, RANKS) as (pid, _):
         return sum(_private_mib(each) for each in _agent(pid))
 
 
-def _of_controller(folder: Path) -> float:
-    with _running(folder, MANY, MANY) as (pid, _):
+def _of_controller(directory: Path) -> float:
+    with _running(directory, MANY, MANY) as (pid, _):
         return _private_mib(pid)
 
 
-def _share_of_agent(folder: Path) -> float:
-    with _running(folder, RANKS, RANKS) as (pid, _):
+def _share_of_agent(directory: Path) -> float:
+    with _running(directory, RANKS, RANKS) as (pid, _):
         pids = _agent(pid)
         time.sleep(SETTLED_S)  # until then, the agent checks whether they join a rendezvous
         before = sum(map(_cpu_s, pids))
@@ -111,10 +111,10 @@ def _share_of_agent(folder: Path) -> float:
         return 100 * (sum(map(_cpu_s, pids)) - before) / IDLE_S
 
 
-def _after_failure(folder: Path, restarts: int, until: str) -> float:
-    failed = folder / "failed"
+def _after_failure(directory: Path, restarts: int, until: str) -> float:
+    failed = directory / "failed"
     failed.unlink(missing_ok=True)
-    with _running(folder, RANKS, 2 * RANKS, restarts, str(failed)) as (_, run):
+    with _running(directory, RANKS, 2 * RANKS, restarts, str(failed)) as (_, run):
         pass
     events = _events(run)
     at = next(event["t"] for event in events if event.get("event") == "WorkerExited" and event["status"] == 1)

@@ -44,9 +44,9 @@ if task.manager is not None:
 """A script whose tasks join, like those of `exec`, and then exit."""
 
 
-def here(folder: Path) -> Contest:
+def here(directory: Path) -> Contest:
     """Four ranks on this machine run a script that does nothing."""
-    script, job = folder / "noop.py", folder / "noop.yaml"
+    script, job = directory / "noop.py", directory / "noop.yaml"
     script.write_text("")
     job.write_text(f"script: noop.py\ngpus_per_node: 0\nprocs_per_node: {RANKS}\n")
     near = Path(sys.executable).parent
@@ -66,12 +66,12 @@ def here(folder: Path) -> Contest:
             *("--mixed_precision=no", "--dynamo_backend=no", str(script)),
         ],
         "DeepSpeed": [str(near / "deepspeed"), f"--num_gpus={RANKS}", str(script)],
-        "torchrunx": [sys.executable, str(folder / "by_torchrunx.py")],
+        "torchrunx": [sys.executable, str(directory / "by_torchrunx.py")],
     }
     found = {name: argv for name, argv in peers.items() if shutil.which(argv[0])}
     if find_spec("torchrunx") is None:
         del found["torchrunx"]
-    (folder / "by_torchrunx.py").write_text(_BY_TORCHRUNX)
+    (directory / "by_torchrunx.py").write_text(_BY_TORCHRUNX)
     environ = {**os.environ, "DS_ACCELERATOR": "cpu"}
     ways |= {name: command(argv, env=environ) for name, argv in found.items()}
     bars = (Bar("Open MPI", 1.4, 1.0), Bar("torchrun", 1 / 16, 1 / 20, ours="distlaunch torchrun"))
@@ -85,9 +85,9 @@ def _open_mpi() -> list[str]:
     return [next(filter(shutil.which, ("mpirun.openmpi", "mpirun")), "mpirun"), *root, "--oversubscribe"]
 
 
-def on_hosts(folder: Path, ssh_config: Path, count: int, bar: Bar) -> Contest:
+def on_hosts(directory: Path, ssh_config: Path, count: int, bar: Bar) -> Contest:
     """A program does nothing on `count` hosts over ssh."""
-    job = folder / f"hosts{count}.yaml"
+    job = directory / f"hosts{count}.yaml"
     job.write_text(
         f"command: ['true']\ngpus_per_node: 0\nnodes: ['host[1-{count}]']\nssh: {{config: {ssh_config}}}\n"
     )
@@ -108,10 +108,10 @@ def on_hosts(folder: Path, ssh_config: Path, count: int, bar: Bar) -> Contest:
     return Contest(f"a program that does nothing, {count} hosts over ssh", ways, (bar,), missing)
 
 
-def again(folder: Path, ssh_config: Path) -> Contest:
+def again(directory: Path, ssh_config: Path) -> Contest:
     """The second launch uses connections that the first launch opened."""
     text = "command: ['true']\ngpus_per_node: 0\nnodes: ['host[1-3]']\n"
-    first, second = folder / "first.yaml", folder / "second.yaml"
+    first, second = directory / "first.yaml", directory / "second.yaml"
     first.write_text(f"{text}ssh: {{config: {ssh_config}}}\n")
     second.write_text(f"{text}ssh: {{config: {ssh_config}, persist: 60s}}\n")
     ways = {
@@ -121,9 +121,9 @@ def again(folder: Path, ssh_config: Path) -> Contest:
     return Contest("3 hosts over ssh, a launch after another", ways, (Bar("without", 1 / 3, 1 / 5),))
 
 
-def on_slurm(folder: Path, job_id: str) -> Contest:
+def on_slurm(directory: Path, job_id: str) -> Contest:
     """A program does nothing on the three nodes of an allocation."""
-    job = folder / "slurm.yaml"
+    job = directory / "slurm.yaml"
     job.write_text("command: ['true']\ngpus_per_node: 0\nnodes: 3\n")
     environ = {**os.environ, "SLURM_JOB_ID": job_id, "SLURM_JOB_NODELIST": "host[1-3]"}
     srun = ["srun", f"--jobid={job_id}", "--overlap", "--nodes=3", "--ntasks=3"]
@@ -137,14 +137,14 @@ def on_slurm(folder: Path, job_id: str) -> Contest:
     return Contest("a program that does nothing, 3 nodes of Slurm", ways, bars)
 
 
-def gathering(folder: Path) -> Contest:
+def gathering(directory: Path) -> Contest:
     """All tasks of mpirun join the first task."""
-    (folder / "gather.py").write_text(_GATHERS)
+    (directory / "gather.py").write_text(_GATHERS)
     # Open MPI sometimes stalls with that many tasks on few cores.
     hydra = shutil.which("mpirun.mpich")
     tasks = [*([hydra] if hydra else _open_mpi()), "-n", str(TASKS)]
     ways = {
-        "distlaunch exec": command([*tasks, sys.executable, str(folder / "gather.py")]),
+        "distlaunch exec": command([*tasks, sys.executable, str(directory / "gather.py")]),
         "mpirun": command([*tasks, "true"]),
         "mpirun, Python starts": command([*tasks, sys.executable, "-c", "pass"]),
         # 1.5 times this is 1.5 times mpirun and a second.

@@ -24,14 +24,14 @@ _KEEPER = Path(__file__).with_name("keeper.py")
 class Boot:
     """The boot of one host, from a keeper that waits for orders to an sshd that accepts connections."""
 
-    def __init__(self, host: Host, folder: Path, prefix: Sequence[str]) -> None:
+    def __init__(self, host: Host, directory: Path, prefix: Sequence[str]) -> None:
         """Start the keeper with the command prefix `prefix`, which may create namespaces."""
         self.host = host
-        self._folder = folder
+        self._directory = directory
         self._deadline = time.monotonic() + BOOT_LIMIT_S
         self._heard = b""
         self._ordered = False
-        with (folder / "keeper.log").open("wb") as log:
+        with (directory / "keeper.log").open("wb") as log:
             self._process = subprocess.Popen(
                 [*prefix, sys.executable, "-I", "-S", str(_KEEPER), host.name],
                 stdin=subprocess.PIPE,
@@ -97,21 +97,23 @@ class Boot:
         self._heard += chunk
 
     def _words(self) -> str:
-        logs = [self._folder / "keeper.log", self._folder / "sshd.log"]
+        logs = [self._directory / "keeper.log", self._directory / "sshd.log"]
         text = "".join(log.read_text(errors="replace") for log in logs if log.exists())
         return text.rstrip().rpartition("\n")[2] or "it gave no reason"
 
 
 @contextlib.contextmanager
-def booting(hosts: Sequence[Host], folders: Sequence[Path], prefix: Sequence[str]) -> Iterator[list[Boot]]:
+def booting(
+    hosts: Sequence[Host], directories: Sequence[Path], prefix: Sequence[str]
+) -> Iterator[list[Boot]]:
     """Start the keepers of all hosts.
 
     At the end, disconnect from those that were started, even after an error.
     """
     with contextlib.ExitStack() as stack:
         boots = []
-        for host, folder in zip(hosts, folders, strict=True):
-            boots.append(Boot(host, folder, prefix))
+        for host, directory in zip(hosts, directories, strict=True):
+            boots.append(Boot(host, directory, prefix))
             stack.callback(boots[-1].close)
         yield boots
 

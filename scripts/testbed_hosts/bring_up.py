@@ -40,13 +40,13 @@ def choose_mode(wanted: Mode | None) -> tuple[Mode, str | None]:
     return ("loopback" if reason else "netns"), reason
 
 
-def bring_up(count: int, folder: Path, mode: Mode, schedulers: Schedulers) -> Testbed:
+def bring_up(count: int, directory: Path, mode: Mode, schedulers: Schedulers) -> Testbed:
     """Create a testbed, and return it once every sshd responds. After a failure, nothing is left behind."""
-    ssh_files.refuse_unquotable(folder)
+    ssh_files.refuse_unquotable(directory)
     for name in ("sshd", "ssh-keygen", "setpriv"):
         tool(name)
-    _refuse_live(folder)
-    with _planned(count, folder, mode) as planned:
+    _refuse_live(directory)
+    with _planned(count, directory, mode) as planned:
         testbed = replace(planned, schedulers=schedulers)
         claim(testbed)
         try:
@@ -54,7 +54,7 @@ def bring_up(count: int, folder: Path, mode: Mode, schedulers: Schedulers) -> Te
             save(finished)
             return finished
         except BaseException as failure:
-            _undo(load(folder) or testbed, failure)
+            _undo(load(directory) or testbed, failure)
             raise
 
 
@@ -66,33 +66,33 @@ def _undo(testbed: Testbed, failure: BaseException) -> None:
         raise TestbedError(f"{first}; then, taking it down: {second}") from failure
 
 
-def _refuse_live(folder: Path) -> None:
-    left = load(folder)
+def _refuse_live(directory: Path) -> None:
+    left = load(directory)
     if left is None:
         return
     refuse_unfinished(left)
     if any(population(left).values()):
-        raise TestbedError(f"{folder} holds a living testbed: run `down --dir {folder}` first")
+        raise TestbedError(f"{directory} holds a living testbed: run `down --dir {directory}` first")
     take_down(left)
 
 
 @contextlib.contextmanager
-def _planned(count: int, folder: Path, mode: Mode) -> Iterator[Testbed]:
+def _planned(count: int, directory: Path, mode: Mode) -> Iterator[Testbed]:
     tag, maker = os.urandom(3).hex(), identify(os.getpid())
     if mode == "loopback":
         with loopback.held_hosts(count) as hosts:
-            yield Testbed(folder, mode, tag, maker, hosts)
+            yield Testbed(directory, mode, tag, maker, hosts)
         return
     with namespaces.claimed_subnet(tag) as subnet:
         hosts = namespaces.plan_hosts(count, tag, subnet)
-        yield Testbed(folder, mode, tag, maker, hosts, gateway=str(subnet[namespaces.GATEWAY]))
+        yield Testbed(directory, mode, tag, maker, hosts, gateway=str(subnet[namespaces.GATEWAY]))
 
 
 def _boot(testbed: Testbed) -> Testbed:
-    folders = [testbed.folder(host) for host in testbed.hosts]
+    directories = [testbed.directory(host) for host in testbed.hosts]
     _write_files(testbed)
     prefix = namespaces.unshare_argv() if testbed.mode == "netns" else []
-    with booting(testbed.hosts, folders, prefix) as boots:
+    with booting(testbed.hosts, directories, prefix) as boots:
         testbed = with_keepers(testbed, [boot.ready() for boot in boots])
         # Before the keepers are released, because a keeper that isn't recorded exits with this process.
         save(testbed)

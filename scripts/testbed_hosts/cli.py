@@ -81,7 +81,7 @@ def _parser() -> argparse.ArgumentParser:
         "--accounting", action="store_true", help="with --slurm: its slurmdbd, too, and a MariaDB for that"
     )
     up.add_argument("--grid-engine", action="store_true", help="with Grid Engine, inside the hosts")
-    _command(commands, _down, "remove the hosts, everything that runs in them, and the folder")
+    _command(commands, _down, "remove the hosts, everything that runs in them, and the directory")
     status = _command(commands, _status, "tell how each host is")
     for command in (up, status):
         command.add_argument("--json", action="store_true", help="print a description for machines")
@@ -99,7 +99,7 @@ def _command(commands: Any, function: Any, about: str) -> argparse.ArgumentParse
         function.__name__.removeprefix("_"), help=about, description=about
     )
     parser.add_argument(
-        "--dir", type=Path, default=Path("testbed"), help="the testbed's folder (default: ./testbed)"
+        "--dir", type=Path, default=Path("testbed"), help="the testbed's directory (default: ./testbed)"
     )
     parser.set_defaults(command=function)
     return parser
@@ -151,14 +151,14 @@ def _look(schedulers: Schedulers) -> str:
 
 
 def _down(options: argparse.Namespace) -> int:
-    folder = options.dir
-    testbed = load(folder) if folder.is_dir() else None
+    directory = options.dir
+    testbed = load(directory) if directory.is_dir() else None
     if testbed is not None:
         refuse_unfinished(testbed)
         take_down(testbed)
         print(f"down: {options.dir_given}")
         return 0
-    if folder.is_dir() and not is_unclaimed(folder):
+    if directory.is_dir() and not is_unclaimed(directory):
         raise TestbedError(f"{options.dir_given} has no state.json, so it is no testbed and stays as it is")
     print(f"nothing to take down in {options.dir_given}")
     return 0
@@ -194,7 +194,7 @@ def _condition(testbed: Testbed, host: Host, pids: Sequence[int]) -> dict[str, A
 
 def _sshd_pid(testbed: Testbed, host: Host) -> int | None:
     try:
-        return int((testbed.folder(host) / "sshd.pid").read_text())
+        return int((testbed.directory(host) / "sshd.pid").read_text())
     except (OSError, ValueError):
         return None
 

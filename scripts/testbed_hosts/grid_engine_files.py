@@ -15,7 +15,7 @@ LOOSE = "loose"
 """A parallel environment whose jobs start their own tasks: `control_slaves FALSE`."""
 
 
-def folder(testbed: Testbed) -> Path:
+def directory(testbed: Testbed) -> Path:
     """Return the directory for all Grid Engine files."""
     return testbed.dir / "grid-engine"
 
@@ -26,7 +26,7 @@ def write(testbed: Testbed) -> None:
         raise TestbedError(f"no Grid Engine in {PROGRAMS}: apt install gridengine-master gridengine-exec")
     if not CELL.is_dir():
         raise TestbedError(f"{CELL} does not exist: apt install --reinstall gridengine-common")
-    where, names = folder(testbed), [host.name for host in testbed.hosts]
+    where, names = directory(testbed), [host.name for host in testbed.hosts]
     for name in ("common", "spool/qmaster/job_scripts", "spool/execd"):
         (where / name).mkdir(parents=True)
     (where / "common/act_qmaster").write_text(f"{names[0]}\n")
@@ -39,7 +39,7 @@ def write(testbed: Testbed) -> None:
     # A job's directory is named after its number, so jobs of different testbeds would share one in /tmp.
     own = ",".join(f"[{name}={CELL}/tmp/{name}]" for name in names)
     (where / "queue").write_text(
-        _QUEUE.format(pe_list=f"{PARALLEL} {LOOSE}", slots=SLOTS, folders=f"/tmp,{own}")
+        _QUEUE.format(pe_list=f"{PARALLEL} {LOOSE}", slots=SLOTS, directories=f"/tmp,{own}")
     )
     for name in names:
         (where / "tmp" / name).mkdir(parents=True)
@@ -189,7 +189,7 @@ ckpt_list NONE
 pe_list {pe_list}
 rerun FALSE
 slots {slots}
-tmpdir {folders}
+tmpdir {directories}
 shell /bin/sh
 prolog NONE
 epilog NONE

@@ -119,8 +119,8 @@ def setup_argvs(testbed: Testbed, host: Host) -> list[list[str]]:
     """Return the commands that the keeper runs inside the host before the sshd, in order."""
     ip, mount = tool("ip"), tool("mount")
     bound = [(testbed.dir / "hosts", "/etc/hosts"), (testbed.dir / "shadow", str(_SHADOW))]
-    bound.append((slurm_files.folder(testbed), str(slurm_files.CONF_DIR)))
-    bound.append((grid_engine_files.folder(testbed), str(grid_engine_files.CELL)))
+    bound.append((slurm_files.directory(testbed), str(slurm_files.CONF_DIR)))
+    bound.append((grid_engine_files.directory(testbed), str(grid_engine_files.CELL)))
     bound.append((testbed.dir / RC_FILE.name, str(RC_FILE)))
     return [
         [tool("hostname"), host.name],

@@ -6,7 +6,7 @@ It is separate from this machine's own Slurm. The daemons run in the hosts' name
 import time
 
 from . import namespaces, slurm_accounting
-from .slurm_files import folder, nodes_of
+from .slurm_files import directory, nodes_of
 from .state import Testbed
 from .tools import TestbedError, attempt, run, tool
 
@@ -16,7 +16,7 @@ RETRY_S = 0.05
 
 def start(testbed: Testbed) -> None:
     """Start the daemons on running hosts, and wait until every node is idle."""
-    where, first = folder(testbed), testbed.hosts[0]
+    where, first = directory(testbed), testbed.hosts[0]
     files = [f"--{kind}-file={where}/munge.{kind}" for kind in ("key", "pid", "log", "seed")]
     run([*namespaces.enter_argv(first), tool("munged"), "--force", f"--socket={where}/munge.socket", *files])
     if testbed.schedulers.slurm_accounts:

@@ -1,7 +1,7 @@
 """Runs slurmdbd and its MariaDB on the first host, for a Slurm with accounting, as on most clusters."""
 
 from . import namespaces
-from .slurm_files import CLUSTER, folder
+from .slurm_files import CLUSTER, directory
 from .state import Testbed
 from .tools import retry, run, tool
 
@@ -13,7 +13,7 @@ def write(testbed: Testbed) -> None:
     """Write slurmdbd's configuration, before any host runs."""
     for name in ("slurmdbd", "mariadbd", "mariadb-install-db"):
         tool(name)
-    where, first = folder(testbed), testbed.hosts[0]
+    where, first = directory(testbed), testbed.hosts[0]
     configuration = where / "slurmdbd.conf"
     configuration.touch(mode=0o600)
     configuration.write_text(f"""\
@@ -33,7 +33,7 @@ StorageUser=root
 
 def start(testbed: Testbed) -> None:
     """Start both, and register the cluster. munged must be running, and slurmctld starts afterwards."""
-    where, inside = folder(testbed), namespaces.enter_argv(testbed.hosts[0])
+    where, inside = directory(testbed), namespaces.enter_argv(testbed.hosts[0])
     data = f"--datadir={where}/mysql"
     run([*inside, tool("mariadb-install-db"), "--no-defaults", data, "--user=root", "--skip-test-db"])
     # No one else is in this network, so the database of a testbed needs no passwords.

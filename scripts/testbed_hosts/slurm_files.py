@@ -17,7 +17,7 @@ GPUS = 2
 """Fake GPUs of each node, which are plain files, to test how Slurm assigns and reports them."""
 
 
-def folder(testbed: Testbed) -> Path:
+def directory(testbed: Testbed) -> Path:
     """Return the directory for all Slurm files."""
     return testbed.dir / "slurm"
 
@@ -36,7 +36,7 @@ def write(testbed: Testbed) -> None:
         tool(name)
     if not CONF_DIR.is_dir():
         raise TestbedError(f"{CONF_DIR} does not exist: apt install slurm-wlm")
-    where = folder(testbed)
+    where = directory(testbed)
     for name, _ in nodes_of(testbed):
         (where / "spool" / name).mkdir(parents=True)
     (where / "state").mkdir()
@@ -56,7 +56,7 @@ def hosts_lines(testbed: Testbed) -> list[str]:
 
 
 def _configuration(testbed: Testbed) -> str:
-    where, first = folder(testbed), testbed.hosts[0]
+    where, first = directory(testbed), testbed.hosts[0]
     nodes = "".join(
         f"NodeName={name} NodeHostname={host.name} NodeAddr={host.address} Port={_port(testbed, number)} "
         f"CPUs=8 Gres=gpu:{GPUS} State=UNKNOWN\n"

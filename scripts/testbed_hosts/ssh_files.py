@@ -18,19 +18,19 @@ _UNQUOTABLE = set('"\\$%\n')
 _PENALISING = (9, 8)
 
 
-def refuse_unquotable(folder: Path) -> None:
+def refuse_unquotable(directory: Path) -> None:
     """Raise TestbedError for a path that the configurations can't contain."""
-    if found := _UNQUOTABLE & set(str(folder)):
-        raise TestbedError(f"{str(folder)!r} holds {min(found)!r}: give --dir a path without it")
+    if found := _UNQUOTABLE & set(str(directory)):
+        raise TestbedError(f"{str(directory)!r} holds {min(found)!r}: give --dir a path without it")
 
 
 def sshd_config(testbed: Testbed, host: Host, extra: str = "") -> str:
     """Return the configuration of a host's sshd, which allows only keys and uses only its own files."""
-    folder = testbed.folder(host)
+    directory = testbed.directory(host)
     return f"""\
 ListenAddress {host.address}:{host.port}
-HostKey "{folder / "host_key"}"
-PidFile "{folder / "sshd.pid"}"
+HostKey "{directory / "host_key"}"
+PidFile "{directory / "sshd.pid"}"
 AuthorizedKeysFile "{testbed.dir / "id_ed25519.pub"}"
 StrictModes no
 PasswordAuthentication no
@@ -70,25 +70,25 @@ def known_hosts(testbed: Testbed, public_keys: dict[str, str]) -> str:
 
 def sshd_argv(testbed: Testbed, host: Host) -> list[str]:
     """Return the command for a host's sshd, which exits with the keeper that starts it."""
-    folder = testbed.folder(host)
-    sshd = [tool("sshd"), "-D", "-f", str(folder / "sshd_config"), "-E", str(folder / "sshd.log")]
+    directory = testbed.directory(host)
+    sshd = [tool("sshd"), "-D", "-f", str(directory / "sshd_config"), "-E", str(directory / "sshd.log")]
     return [tool("setpriv"), "--pdeathsig", "KILL", "--", *sshd]
 
 
 def write(testbed: Testbed, user: str) -> None:
     """Create the keys, and write all configurations to the testbed's directory."""
     for host in testbed.hosts:
-        testbed.folder(host).mkdir()
-    keys = [testbed.dir / "id_ed25519", *(testbed.folder(host) / "host_key" for host in testbed.hosts)]
+        testbed.directory(host).mkdir()
+    keys = [testbed.dir / "id_ed25519", *(testbed.directory(host) / "host_key" for host in testbed.hosts)]
     run_together([_keygen_argv(key) for key in keys])
     public_keys = {
-        host.name: (testbed.folder(host) / "host_key.pub").read_text().strip() for host in testbed.hosts
+        host.name: (testbed.directory(host) / "host_key.pub").read_text().strip() for host in testbed.hosts
     }
     (testbed.dir / "known_hosts").write_text(known_hosts(testbed, public_keys))
     testbed.ssh_config.write_text(ssh_config(testbed, user))
     extra = "PerSourcePenalties no\n" if _sshd_version() >= _PENALISING else ""
     for host in testbed.hosts:
-        (testbed.folder(host) / "sshd_config").write_text(sshd_config(testbed, host, extra))
+        (testbed.directory(host) / "sshd_config").write_text(sshd_config(testbed, host, extra))
 
 
 def _keygen_argv(path: Path) -> list[str]:

@@ -71,7 +71,7 @@ class Testbed:
         """The configuration with which ssh reaches the hosts by name."""
         return self.dir / "ssh_config"
 
-    def folder(self, host: Host) -> Path:
+    def directory(self, host: Host) -> Path:
         """Return the directory for the files of one host."""
         return self.dir / host.name
 
@@ -127,13 +127,15 @@ def claim(testbed: Testbed) -> None:
     """
     testbed.dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not is_unclaimed(testbed.dir):
-        raise TestbedError(f"{testbed.dir} is not empty: give --dir a new or an empty folder")
+        raise TestbedError(f"{testbed.dir} is not empty: give --dir a new or an empty directory")
     testbed.dir.chmod(0o700)
     try:
         # Unlike a rename, a link fails if another `up` was faster.
         os.link(_written(testbed), testbed.dir / _STATE)
     except FileExistsError:
-        raise TestbedError(f"another `up` is at work in {testbed.dir}: give --dir another folder") from None
+        raise TestbedError(
+            f"another `up` is at work in {testbed.dir}: give --dir another directory"
+        ) from None
     (testbed.dir / _UNFINISHED).unlink()
 
 
@@ -142,12 +144,12 @@ def save(testbed: Testbed) -> None:
     _written(testbed).replace(testbed.dir / _STATE)
 
 
-def load(folder: Path) -> Testbed | None:
+def load(directory: Path) -> Testbed | None:
     """Return the testbed in a directory, or None. Raises TestbedError if its state is unreadable."""
     try:
-        data = json.loads((folder / _STATE).read_text())
+        data = json.loads((directory / _STATE).read_text())
         return Testbed(
-            dir=folder,
+            dir=directory,
             mode=data["mode"],
             tag=data["tag"],
             maker=_process(data["maker"]),
@@ -158,19 +160,19 @@ def load(folder: Path) -> Testbed | None:
     except FileNotFoundError:
         return None
     except PermissionError:
-        raise TestbedError(f"{folder} belongs to another user: run this as its owner") from None
+        raise TestbedError(f"{directory} belongs to another user: run this as its owner") from None
     except (ValueError, KeyError, TypeError) as error:
-        raise TestbedError(f"{folder / _STATE} is not a testbed's state: {error}") from None
+        raise TestbedError(f"{directory / _STATE} is not a testbed's state: {error}") from None
 
 
-def existing(folder: Path) -> Testbed:
+def existing(directory: Path) -> Testbed:
     """Return the testbed in a directory.
 
     Raises TestbedError if there is none, or `up` is still creating it.
     """
-    testbed = load(folder)
+    testbed = load(directory)
     if testbed is None:
-        raise TestbedError(f"no testbed in {folder}: make one with `up N --dir {folder}`")
+        raise TestbedError(f"no testbed in {directory}: make one with `up N --dir {directory}`")
     refuse_unfinished(testbed)
     return testbed
 
@@ -181,9 +183,9 @@ def refuse_unfinished(testbed: Testbed) -> None:
         raise TestbedError(f"`up`, process {testbed.maker.pid}, is still at work in {testbed.dir}")
 
 
-def is_unclaimed(folder: Path) -> bool:
+def is_unclaimed(directory: Path) -> bool:
     """Return whether a directory has no files, except those of an `up` that died before its first state."""
-    return all(entry.name == _UNFINISHED for entry in folder.iterdir())
+    return all(entry.name == _UNFINISHED for entry in directory.iterdir())
 
 
 def _host(entry: dict[str, Any]) -> Host:

@@ -90,7 +90,7 @@ def train(trainer: Trainer, data: TensorDataset, epochs: int) -> None:
 def main() -> None:
     """Resume from the snapshot if there is one, train, and check the result."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--dir", type=Path, required=True, help="folder of the snapshot")
+    parser.add_argument("--dir", type=Path, required=True, help="directory of the snapshot")
     parser.add_argument("--epochs", type=int, default=5)
     args = parser.parse_args()
 

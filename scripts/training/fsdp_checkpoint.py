@@ -63,25 +63,25 @@ def train(model: nn.Module, steps: int) -> None:
             print(f"step {step:>4}  loss {loss.item():.4f}", flush=True)
 
 
-def load(folder: Path) -> Tensor:
+def load(directory: Path) -> Tensor:
     """Load all shards into the whole model in this process, and return its loss."""
     model, saved_loss = build_model(), torch.zeros(())
-    dcp.load({"model": model.state_dict(), "loss": saved_loss}, checkpoint_id=folder, no_dist=True)
+    dcp.load({"model": model.state_dict(), "loss": saved_loss}, checkpoint_id=directory, no_dist=True)
     loss = evaluate(model)
     torch.testing.assert_close(loss, saved_loss)
     return loss
 
 
-def save(folder: Path, steps: int) -> None:
+def save(directory: Path, steps: int) -> None:
     """On every rank, train, write the checkpoint, and check that the whole model can be loaded from it."""
     dist.init_process_group("gloo")
     model = build_model()
     shard(model)
     before = evaluate(model)
     train(model, steps)
-    dcp.save({"model": model.state_dict(), "loss": evaluate(model)}, checkpoint_id=folder)
+    dcp.save({"model": model.state_dict(), "loss": evaluate(model)}, checkpoint_id=directory)
 
-    after = load(folder)
+    after = load(directory)
     if after > before / 10:
         raise SystemExit(f"fsdp_checkpoint: the loss went from {before:.4f} only to {after:.4f}")
     if dist.get_rank() == 0:
@@ -92,7 +92,7 @@ def save(folder: Path, steps: int) -> None:
 def main() -> None:
     """Write the checkpoint, or just read it."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--dir", type=Path, required=True, help="folder of the checkpoint")
+    parser.add_argument("--dir", type=Path, required=True, help="directory of the checkpoint")
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--load", action="store_true", help="only read the checkpoint, in this one process")
     args = parser.parse_args()

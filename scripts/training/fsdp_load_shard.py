@@ -30,9 +30,9 @@ class OneShard(dcp.DefaultLoadPlanner):
         return replace(plan, items=mine)
 
 
-def unread_tensors(folder: Path) -> dict[str, Tensor]:
+def unread_tensors(directory: Path) -> dict[str, Tensor]:
     """Return a tensor of NaN for each parameter, with the names and shapes in the checkpoint's metadata."""
-    entries = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
+    entries = dcp.FileSystemReader(directory).read_metadata().state_dict_metadata
     return {
         name: torch.full(entry.size, torch.nan, dtype=entry.properties.dtype)
         for name, entry in entries.items()
@@ -40,17 +40,17 @@ def unread_tensors(folder: Path) -> dict[str, Tensor]:
     }
 
 
-def load(folder: Path, planner: dcp.DefaultLoadPlanner) -> dict[str, Tensor]:
+def load(directory: Path, planner: dcp.DefaultLoadPlanner) -> dict[str, Tensor]:
     """Return the parameters, with NaN for all values that the planner doesn't read."""
-    tensors = unread_tensors(folder)
-    dcp.load(tensors, checkpoint_id=folder, planner=planner, no_dist=True)
+    tensors = unread_tensors(directory)
+    dcp.load(tensors, checkpoint_id=directory, planner=planner, no_dist=True)
     return tensors
 
 
 def main() -> None:
     """Read the shard, and compare it with the whole model."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--dir", type=Path, required=True, help="folder of the checkpoint")
+    parser.add_argument("--dir", type=Path, required=True, help="directory of the checkpoint")
     parser.add_argument("--shard", type=int, default=0, help="the rank that wrote it")
     args = parser.parse_args()
     warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")

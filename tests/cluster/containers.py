@@ -37,10 +37,10 @@ class Podman(NamedTuple):
         return f"container: {json.dumps(made)}\n"
 
     @contextlib.contextmanager
-    def running_on(self, bed: Bed, folder: Path) -> Iterator[None]:
-        """A container on each host, named like it, that has `folder`; their PIDs are this machine's."""
+    def running_on(self, bed: Bed, directory: Path) -> Iterator[None]:
+        """A container on each host, named like it, that has `directory`; their PIDs are this machine's."""
         shared = ["--network=host", "--pid=host", "--ipc=host", *LIMITS]
-        mounts = volumes(*MOUNTS, str(folder))
+        mounts = volumes(*MOUNTS, str(directory))
         for host in bed.hosts:
             words = [*self.words, "run", "--detach", "--rm", f"--name={host}", *shared, *mounts, IMAGE]
             bed.call("exec", host, "--", *words, "/bin/sleep", "infinity")
@@ -65,33 +65,33 @@ def why_no_podman() -> str | None:
 @contextlib.contextmanager
 def podman_alone() -> Iterator[Podman]:
     """podman with a store of its own, where the thin image is."""
-    folder = Path(tempfile.mkdtemp(prefix="podman-"))  # short: its runroot has at most 50 characters
-    podman = _podman_in(folder)
+    directory = Path(tempfile.mkdtemp(prefix="podman-"))  # short: its runroot has at most 50 characters
+    podman = _podman_in(directory)
     try:
         yield podman
     finally:
         podman.tool("rmi", "--all", "--force")
         podman.tool("system", "migrate")  # which unmounts
-        _remove(folder)
+        _remove(directory)
 
 
-def _remove(folder: Path) -> None:
+def _remove(directory: Path) -> None:
     """Remove podman's store; what cleans up after a container that just ended may still write into it."""
     deadline = time.monotonic() + PATIENCE_S
-    while folder.exists():
-        assert time.monotonic() < deadline, f"something keeps writing into {folder}"
-        shutil.rmtree(folder, ignore_errors=True)
+    while directory.exists():
+        assert time.monotonic() < deadline, f"something keeps writing into {directory}"
+        shutil.rmtree(directory, ignore_errors=True)
 
 
-def _podman_in(folder: Path) -> Podman:
-    stores = [f"--root={folder}/images", f"--runroot={folder}/run", f"--tmpdir={folder}/tmp"]
+def _podman_in(directory: Path) -> Podman:
+    stores = [f"--root={directory}/images", f"--runroot={directory}/run", f"--tmpdir={directory}/tmp"]
     podman = Podman(("podman", *stores, "--cgroup-manager=cgroupfs", "--runtime=runc"))
     for name in _FOLDERS:
-        (folder / "thin" / name).mkdir(parents=True)
+        (directory / "thin" / name).mkdir(parents=True)
     for name, target in _LINKS.items():
-        (folder / "thin" / name).symlink_to(target)
-    (folder / "thin" / "tmp").chmod(0o1777)
-    with tarfile.open(folder / "thin.tar", "w") as tar:
-        tar.add(folder / "thin", "")
-    podman.tool("import", "--quiet", str(folder / "thin.tar"), IMAGE)
+        (directory / "thin" / name).symlink_to(target)
+    (directory / "thin" / "tmp").chmod(0o1777)
+    with tarfile.open(directory / "thin.tar", "w") as tar:
+        tar.add(directory / "thin", "")
+    podman.tool("import", "--quiet", str(directory / "thin.tar"), IMAGE)
     return podman

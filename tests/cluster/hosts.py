@@ -35,7 +35,7 @@ Node = str | dict[str, Any]
 
 
 def find(name: str) -> str | None:
-    """A program's path; an ordinary PATH often lacks the folders of ip and sshd."""
+    """A program's path; an ordinary PATH often lacks the directories of ip and sshd."""
     return shutil.which(name, path=f"{os.environ['PATH']}:/usr/local/sbin:/usr/sbin:/sbin")
 
 
@@ -56,21 +56,21 @@ def why_not() -> str | None:
 
 
 class Host(NamedTuple):
-    """One host of the testbed. `pid` is that of its keeper, `folder` has its sshd's files."""
+    """One host of the testbed. `pid` is that of its keeper, `directory` has its sshd's files."""
 
     name: str
     address: str
     pid: int
-    folder: Path
+    directory: Path
 
 
 class Bed:
     """A testbed that is up."""
 
-    def __init__(self, folder: Path, info: Mapping[str, Any]) -> None:
-        self.folder, self.info = folder, info
+    def __init__(self, directory: Path, info: Mapping[str, Any]) -> None:
+        self.directory, self.info = directory, info
         self.hosts = {
-            host["name"]: Host(host["name"], host["address"], host["pid"], folder / host["name"])
+            host["name"]: Host(host["name"], host["address"], host["pid"], directory / host["name"])
             for host in info["hosts"]
         }
         self.launcher: dict[str, Any] = {}
@@ -81,7 +81,7 @@ class Bed:
 
     def argv(self, command: str, *words: str) -> list[str]:
         """The command line of one of the testbed's commands."""
-        return [sys.executable, str(TESTBED), command, "--dir", str(self.folder), *words]
+        return [sys.executable, str(TESTBED), command, "--dir", str(self.directory), *words]
 
     def ask(self, command: str, *words: str) -> Done:
         """Have the testbed do something, whatever comes of it."""
@@ -131,28 +131,38 @@ class Bed:
 SomeBed = TypeVar("SomeBed", bound=Bed)
 
 
-def brought_up(count: int, folder: Path, *words: str, prefix: Sequence[str] = ()) -> dict[str, Any]:
+def brought_up(count: int, directory: Path, *words: str, prefix: Sequence[str] = ()) -> dict[str, Any]:
     """Bring so many hosts up, with more words for `up`, by a command before it; what it says of them."""
-    up = [sys.executable, str(TESTBED), "up", str(count), "--mode", "netns", "--dir", str(folder), "--json"]
+    up = [
+        sys.executable,
+        str(TESTBED),
+        "up",
+        str(count),
+        "--mode",
+        "netns",
+        "--dir",
+        str(directory),
+        "--json",
+    ]
     made = completed([*prefix, *up, *words], status=0)
     return dict(json.loads(made.stdout))
 
 
 @contextlib.contextmanager
 def bed_up(
-    kind: type[SomeBed], count: int, folder: Path, *words: str, prefix: Sequence[str] = ()
+    kind: type[SomeBed], count: int, directory: Path, *words: str, prefix: Sequence[str] = ()
 ) -> Iterator[SomeBed]:
     """So many hosts that are taken down with the block."""
-    bed = kind(folder, brought_up(count, folder, *words, prefix=prefix))
+    bed = kind(directory, brought_up(count, directory, *words, prefix=prefix))
     try:
         yield bed
     finally:
         bed.call("down")
 
 
-def bed_of(count: int, folder: Path) -> contextlib.AbstractContextManager[Bed]:
+def bed_of(count: int, directory: Path) -> contextlib.AbstractContextManager[Bed]:
     """Hosts host1, host2 … with networks of their own."""
-    return bed_up(Bed, count, folder)
+    return bed_up(Bed, count, directory)
 
 
 class Ended(NamedTuple):
@@ -180,16 +190,16 @@ class Ended(NamedTuple):
 
     def events(self, name: str) -> list[dict[str, Any]]:
         """The recorded events of one kind."""
-        lines = (Path(self.document["folder"]) / "events.jsonl").read_text().splitlines()
+        lines = (Path(self.document["directory"]) / "events.jsonl").read_text().splitlines()
         return [event for event in map(json.loads, lines) if event["event"] == name]
 
 
 class Site:
-    """A folder with an ssh_config, from which jobs are started; its servers end with the test."""
+    """A directory with an ssh_config, from which jobs are started; its servers end with the test."""
 
-    def __init__(self, bed: Bed, folder: Path, stack: contextlib.ExitStack) -> None:
-        self.bed, self.folder, self._stack = bed, folder, stack
-        self.ssh_config = folder / "ssh_config"
+    def __init__(self, bed: Bed, directory: Path, stack: contextlib.ExitStack) -> None:
+        self.bed, self.directory, self._stack = bed, directory, stack
+        self.ssh_config = directory / "ssh_config"
         self.ssh_config.touch()
         self._ports = itertools.count(2201)
         for name in bed.hosts:
@@ -197,7 +207,7 @@ class Site:
 
     def name(self, name: str, host: str, port: int = 22, **settings: str) -> str:
         """Have `name` mean a host and port to ssh, with these settings of ssh_config; returns `name`."""
-        known = self.bed.folder
+        known = self.bed.directory
         merged = {
             "HostName": self.bed.hosts[host].address,
             "Port": str(port),
@@ -222,15 +232,15 @@ class Site:
     def sshd(self, host: str, *settings: str, over: Mapping[Path, Path] | None = None) -> int:
         """Start another sshd on a host; its port.
 
-        `settings` win over those of the host's own; each folder or file in `over` is hidden behind its
+        `settings` win over those of the host's own; each directory or file in `over` is hidden behind its
         value, for this sshd and its sessions only.
         """
         port = next(self._ports)
-        config = self.folder / f"sshd_config.{port}"
+        config = self.directory / f"sshd_config.{port}"
         listen = f"ListenAddress {self.bed.hosts[host].address}:{port}"
         wanted = [*settings, listen, "PidFile none"]
         replaced = {line.split()[0] for line in wanted}
-        own = (self.bed.hosts[host].folder / "sshd_config").read_text().splitlines()
+        own = (self.bed.hosts[host].directory / "sshd_config").read_text().splitlines()
         # Left out, not overruled: for some keywords the first value counts, for others the last.
         rest = [line for line in own if line.split()[0] not in replaced]
         config.write_text("\n".join([*wanted, *rest]) + "\n")
@@ -243,7 +253,7 @@ class Site:
         us = pwd.getpwuid(os.geteuid())
         lines = Path("/etc/passwd").read_text().splitlines()
         others = [line for line in lines if not line.startswith(f"{us.pw_name}:")]
-        passwd = self.folder / f"{home.name}.passwd"
+        passwd = self.directory / f"{home.name}.passwd"
         entry = f"{us.pw_name}:x:{us.pw_uid}:{us.pw_gid}::{home}:{shell}"
         passwd.write_text("\n".join([entry, *others]) + "\n")
         passwd.chmod(0o644)
@@ -262,7 +272,7 @@ class Site:
         address = self.bed.hosts[host].address
         clients, others = f"http://{address}:{port}", f"http://127.0.0.1:{peers}"
         listen = ["--listen-client-urls", clients, "--advertise-client-urls", clients]
-        data = ["--enable-v2", "--data-dir", str(self.folder / "etcd"), "--listen-peer-urls", others]
+        data = ["--enable-v2", "--data-dir", str(self.directory / "etcd"), "--listen-peer-urls", others]
         self._start(host, [str(find("etcd")), *data, *listen], "serving insecure client requests")
         return port
 
@@ -274,7 +284,7 @@ class Site:
     def _start(self, host: str, argv: Sequence[str], ready: str) -> None:
         # Everything on the way execs, so that the process is the server itself.
         argv = self.bed.argv("exec", host, "--", *argv)
-        process = Going(self.folder / "no runs", argv, stderr=subprocess.STDOUT)
+        process = Going(self.directory / "no runs", argv, stderr=subprocess.STDOUT)
         self._stack.callback(process.kill)
         process.wait_for(ready)
 
@@ -288,7 +298,7 @@ class Site:
             "command": ["touch", "started-{rank}"],
             **(self.bed.launcher or {"ssh": {"config": self.ssh_config.name}}),
         }
-        path = self.folder / "job.yaml"
+        path = self.directory / "job.yaml"
         path.write_text(json.dumps(merged | keys))
         return path
 
@@ -305,21 +315,21 @@ class Site:
         """
         job, before, began = self.job(nodes), self.processes(), time.monotonic()
         argv = hiding_argv(over or {}, distlaunch_argv("run", str(job), "--json", *options))
-        done = completed(argv, cwd=self.folder, env={**os.environ, **(env or {})})
+        done = completed(argv, cwd=self.directory, env={**os.environ, **(env or {})})
         took_s = time.monotonic() - began
         assert "Traceback" not in done.stderr, done.stderr
         ended = Ended(done.returncode, done.stderr, json.loads(done.stdout), took_s)
-        assert not cookie_holders(Path(ended.document["folder"]).name), "a rank is left"
+        assert not cookie_holders(Path(ended.document["directory"]).name), "a rank is left"
         self.assert_gone(before)
         return ended
 
     def started(self) -> list[str]:
         """The ranks that the default command was started for."""
-        return sorted(path.name.removeprefix("started-") for path in self.folder.glob("started-*"))
+        return sorted(path.name.removeprefix("started-") for path in self.directory.glob("started-*"))
 
     def processes(self) -> set[int]:
-        """PIDs of all processes on the hosts, and of those here that name this folder (ssh's clients)."""
-        return self.bed.processes() | {pid for pid in _pids() if str(self.folder) in _line(pid)}
+        """PIDs of all processes on the hosts, and of those here that name this directory (ssh's clients)."""
+        return self.bed.processes() | {pid for pid in _pids() if str(self.directory) in _line(pid)}
 
     def assert_gone(self, before: set[int]) -> None:
         """No process may be left but those of `before`: no rank, no agent, no session, no client."""

@@ -72,8 +72,8 @@ NO_PROMPT = {"SSH_ASKPASS_REQUIRE": "force", "DISPLAY": ":0"}
 
 def assert_each_told(site: Site, bad: Mapping[str, Bad], *options: str) -> Ended:
     """A job with one good host and these bad ones is refused for those, and nobody is asked anything."""
-    asked = site.folder / "asked"
-    askpass = program(site.folder / "askpass", f"touch {asked}")
+    asked = site.directory / "asked"
+    askpass = program(site.directory / "askpass", f"touch {asked}")
     nodes = ["host1", *(one.make(site, name) for name, one in bad.items())]
     ended = site.run(nodes, *options, env={**NO_PROMPT, "SSH_ASKPASS": askpass})
     assert_refused(site, ended, {name: (one.kind, one.words) for name, one in bad.items()})
@@ -114,9 +114,9 @@ def with_python_of(version: str) -> Make:
 
 
 def no_python_at_all(site: Site, name: str) -> Node:
-    bare = site.folder / "bare"
+    bare = site.directory / "bare"
     bare.mkdir()
-    shutil.copy("/bin/sh", bare)  # which may be in the same folder as python
+    shutil.copy("/bin/sh", bare)  # which may be in the same directory as python
     # Without rc files too, which might set PATH again.
     over = {Path(sys.executable).parent: bare, **site.login(bare, "/bin/sh")}
     return site.name(name, "host2", site.sshd("host2", f"SetEnv PATH={bare}", over=over))
@@ -127,7 +127,7 @@ def silent_once_accepted(site: Site, name: str) -> Node:
 
 
 def another_key(site: Site) -> str:
-    key = site.folder / "another_key"
+    key = site.directory / "another_key"
     if not key.exists():
         subprocess.run(
             ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key], check=True, timeout=PATIENCE_S
@@ -137,7 +137,7 @@ def another_key(site: Site) -> str:
 
 def with_rc_file(site: Site, name: str, text: str) -> Node:
     """A host whose login shell is a bash with this rc file, which it reads for ssh's commands too."""
-    home = site.folder / f"home-of-{name}"
+    home = site.directory / f"home-of-{name}"
     home.mkdir()
     (home / ".bashrc").write_text(text)
     return site.name(name, "host2", site.sshd("host2", over=site.login(home, installed("bash"))))
@@ -158,7 +158,7 @@ def python(site: Site, version: str) -> str:
         if candidate and completed([candidate, "-c", tells]).stdout.strip() == version:
             return candidate
     words = "Unknown option: -I" if version < "3" else f'"$5 {version}.0 (made up)"'
-    return program(site.folder / f"python{version}", f"echo {words} >&2; exit 2")
+    return program(site.directory / f"python{version}", f"echo {words} >&2; exit 2")
 
 
 TO_THE_END = "peer.recv(1 << 20, socket.MSG_WAITALL)"
@@ -170,10 +170,10 @@ HANGING_UP = "while True: server.accept()[0].close()"
 
 def run_behind(site: Site, shell: str, rc_file: str, text: str) -> Ended:
     """A job of two nodes runs, although the second one's login shell reads an rc file with this text."""
-    rc_path, seen = site.folder / "home" / rc_file, site.folder / "seen"
+    rc_path, seen = site.directory / "home" / rc_file, site.directory / "seen"
     rc_path.parent.mkdir(parents=True)
     rc_path.write_text(f"{text}\ntouch '{seen}'\n")
-    port = site.sshd("host2", over=site.login(site.folder / "home", installed(shell)))
+    port = site.sshd("host2", over=site.login(site.directory / "home", installed(shell)))
     ended = site.run(["host1", site.name("odd", "host2", port)])
     assert_ran(site, ended)
     assert seen.exists(), f"{shell} has not read its {rc_file}"

@@ -12,17 +12,17 @@ NODES = 3
 
 
 class Queue(Printed):
-    """Submits jobs from a folder, and looks at them as a user does."""
+    """Submits jobs from a directory, and looks at them as a user does."""
 
-    def __init__(self, folder: Path, scheduler: str, keys: str) -> None:
-        super().__init__(folder, scheduler)
+    def __init__(self, directory: Path, scheduler: str, keys: str) -> None:
+        super().__init__(directory, scheduler)
         self.scheduler, self.keys = scheduler, keys
         self.known: list[str] = []
 
     def job(self, worker: str, keys: str = "") -> Path:
         """A job file with the keys that all jobs here have, and with more."""
-        (self.folder / "worker.py").write_text(dedent(worker))
-        path = self.folder / "train.yaml"
+        (self.directory / "worker.py").write_text(dedent(worker))
+        path = self.directory / "train.yaml"
         path.write_text(f"script: worker.py\ngpus_per_node: 0\nnodes: {NODES}\n{self.keys}\n{keys}\n")
         return path
 
@@ -36,5 +36,5 @@ class Queue(Printed):
 
     def starts(self, job: str) -> list[str]:
         """The runs that it has become."""
-        lines = (self.folder / "runs" / f"{self.scheduler}-{job}.jsonl").read_text().splitlines()
+        lines = (self.directory / "runs" / f"{self.scheduler}-{job}.jsonl").read_text().splitlines()
         return [line["run"] for line in map(json.loads, lines) if "run" in line]

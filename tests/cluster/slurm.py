@@ -25,14 +25,14 @@ def why_not() -> str | None:
 class Slurm(Bed):
     """A testbed with Slurm; its tools work from here, too."""
 
-    def __init__(self, folder: Path, info: Mapping[str, Any]) -> None:
-        super().__init__(folder, info)
+    def __init__(self, directory: Path, info: Mapping[str, Any]) -> None:
+        super().__init__(directory, info)
         self.launcher, self.port = {"launcher": "slurm"}, SLURMD_PORT
 
     @property
     def environ(self) -> dict[str, str]:
         """What makes Slurm's tools, and distlaunch, mean this one."""
-        return {"SLURM_CONF": str(self.folder / "slurm/slurm.conf")}
+        return {"SLURM_CONF": str(self.directory / "slurm/slurm.conf")}
 
     def run(self, *argv: str, **options: str) -> Done:
         """Run a command that finds this Slurm, with more variables."""
@@ -86,9 +86,11 @@ class Slurm(Bed):
 OVER = ("COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "PREEMPTED")
 
 
-def slurm_of(count: int, folder: Path, nodes: int | None = None) -> contextlib.AbstractContextManager[Slurm]:
+def slurm_of(
+    count: int, directory: Path, nodes: int | None = None
+) -> contextlib.AbstractContextManager[Slurm]:
     """A Slurm of so many hosts; with `nodes`, of so many nodes that share them."""
-    return bed_up(Slurm, count, folder, "--slurm", *([] if nodes is None else [str(nodes)]))
+    return bed_up(Slurm, count, directory, "--slurm", *([] if nodes is None else [str(nodes)]))
 
 
 @contextlib.contextmanager

@@ -49,9 +49,9 @@ print(*(output.get("text", "") for output in notebook.cells[0].outputs))
     "how", [["-c"], ["-m", "IPython", "-c"], ["-c", NOTEBOOK]], ids=["script", "ipython", "notebook"]
 )
 def test_runs_two_jobs_on_three_hosts_and_names_the_rank_that_was_killed(how: list[str], site: Site) -> None:
-    (site.folder / "train.py").write_text(TRAIN)
+    (site.directory / "train.py").write_text(TRAIN)
     before = site.processes()
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "IPYTHONDIR": str(site.folder / "ipython")}
-    done = completed([sys.executable, *how, PROGRAM], cwd=site.folder, env=env, status=0)
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "IPYTHONDIR": str(site.directory / "ipython")}
+    done = completed([sys.executable, *how, PROGRAM], cwd=site.directory, env=env, status=0)
     assert "all as expected" in done.stdout, done.stdout + done.stderr
     site.assert_gone(before)

@@ -28,7 +28,7 @@ def checked(
     **job: Any,
 ) -> tuple[int, dict[str, Any]]:
     """The exit status and the report of `check` with more `words`, run by the command `here`."""
-    (site.folder / "worker.py").write_text("import torch\n")
+    (site.directory / "worker.py").write_text("import torch\n")
     path = site.job(nodes or NODES, **job)
     document = {**json.loads(path.read_text()), "script": "worker.py"}
     path.write_text(json.dumps({key: value for key, value in document.items() if key != "command"}))
@@ -53,11 +53,11 @@ def test_finds_nothing_on_sound_hosts(site: Site) -> None:
     assert fine == ["reach", "place", "limits", "software", "devices", "network"]
 
 
-def with_workdir(folder: Path, script: str | None) -> dict[str, Any]:
-    folder.mkdir()
+def with_workdir(directory: Path, script: str | None) -> dict[str, Any]:
+    directory.mkdir()
     if script is not None:
-        (folder / "worker.py").write_text(script)
-    return {"host": "host2", "workdir": str(folder)}
+        (directory / "worker.py").write_text(script)
+    return {"host": "host2", "workdir": str(directory)}
 
 
 def test_names_a_script_that_differs_or_is_missing(site: Site, tmp_path: Path) -> None:
@@ -189,15 +189,15 @@ def test_names_a_host_without_the_python_of_the_job(site: Site) -> None:
 
 
 def test_a_job_that_init_writes_for_hosts_passes_check(site: Site) -> None:
-    (site.folder / "train.py").write_text("import torch\n")
+    (site.directory / "train.py").write_text("import torch\n")
     setting = f"ssh.config={site.ssh_config.name}"
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     words = ["train.py", "-H", "host1,host2", "-n", "4", "--set", setting]
-    made = distlaunch("init", *words, cwd=site.folder, env=env, status=0)
+    made = distlaunch("init", *words, cwd=site.directory, env=env, status=0)
     assert made.stderr == "distlaunch: looking at host1, host2\n"
-    checked = distlaunch("check", str(site.folder / "job.yaml"), "--json")
+    checked = distlaunch("check", str(site.directory / "job.yaml"), "--json")
     assert (checked.returncode, found(json.loads(checked.stdout))) == (0, [])
-    planned = distlaunch("dry-run", str(site.folder / "job.yaml"), status=0)
+    planned = distlaunch("dry-run", str(site.directory / "job.yaml"), status=0)
     assert "4 ranks on 2 nodes" in planned.stdout
 
 
@@ -240,9 +240,9 @@ def test_names_disks_that_are_full_or_have_no_inodes_or_are_small(site: Site, tm
     [("ro", "is not writable on this machine"), ("size=64k", "has only 64 KiB free on this machine")],
 )
 def test_names_a_run_directory_that_cannot_be_written(site: Site, option: str, words: str) -> None:
-    (site.folder / "logs").mkdir()
+    (site.directory / "logs").mkdir()
     script = f'mount -t tmpfs -o {option} tmpfs "$0" && exec "$@"'
-    here = ["unshare", "--mount", "sh", "-c", script, str(site.folder / "logs")]
+    here = ["unshare", "--mount", "sh", "-c", script, str(site.directory / "logs")]
     status, report = checked(site, here=here, logs={"dir": "logs/runs"})
     assert (status, found(report)) == (1, [("error", "place", [])])
     assert report["findings"][0]["what"].endswith(words)
@@ -263,8 +263,8 @@ int clock_gettime(clockid_t clock, struct timespec *now) {
 
 
 def test_names_a_host_whose_clock_is_off(site: Site) -> None:
-    library(site.folder / "clock.so", CLOCK)
-    port = site.sshd("host2", f"SetEnv LD_PRELOAD={site.folder}/clock.so")
+    library(site.directory / "clock.so", CLOCK)
+    port = site.sshd("host2", f"SetEnv LD_PRELOAD={site.directory}/clock.so")
     status, report = checked(site, ["host1", site.name("late", "host2", port), "host3"])
     (finding,) = [each for each in report["findings"] if "clock" in each["what"]]
     assert (status, finding["nodes"]) == (0, ["late"])
@@ -282,8 +282,11 @@ def test_names_gpus_and_libraries_of_one_host(site: Site, tmp_path: Path) -> Non
     xid = "[12.3] NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', GPU has fallen off the bus."
     dmesg = program(tmp_path / "dmesg", f'echo "{xid}"')
 
-    def node(host: str, *folders: str) -> Node:
-        return {"host": host, "env": {"LD_LIBRARY_PATH": ":".join(f"{tmp_path}/{name}" for name in folders)}}
+    def node(host: str, *directories: str) -> Node:
+        return {
+            "host": host,
+            "env": {"LD_LIBRARY_PATH": ":".join(f"{tmp_path}/{name}" for name in directories)},
+        }
 
     nodes = [node("host1", "sound"), node("host2", "bad"), node("host3", "sound", "one", "two")]
     target = Path(completed(["sh", "-c", "command -v dmesg"]).stdout.strip())
@@ -435,11 +438,11 @@ READ_ONLY = "for p in /tmp /var/tmp /dev/shm; do mount --bind $p $p; mount -o re
 def ran(site: Site, nodes: list[Node], *options: str, **job: Any) -> tuple[int, list[str], list[str]]:
     """Run a job whose ranks tell their interface: its exit status, what it says, and what ranks print."""
     worker = "import os; print(os.environ['RANK'], os.environ['GLOO_SOCKET_IFNAME'], flush=True)\n"
-    (site.folder / "worker.py").write_text(worker)
+    (site.directory / "worker.py").write_text(worker)
     document = json.loads(site.job(nodes, script="worker.py", **job).read_text())
-    path = site.folder / "job.yaml"
+    path = site.directory / "job.yaml"
     path.write_text(json.dumps({key: value for key, value in document.items() if key != "command"}))
-    done = distlaunch("run", str(path), *options, cwd=site.folder)
+    done = distlaunch("run", str(path), *options, cwd=site.directory)
     return done.returncode, done.stderr.splitlines(), sorted(done.stdout.splitlines())
 
 
@@ -459,7 +462,7 @@ def test_run_ends_before_any_rank_starts_if_a_node_cannot_work(
     ended, said, printed = ran(site, ["host1", odd, "host3"])
     assert (ended, printed) == (status, []), said
     assert [line.startswith(f"distlaunch: {words}") for line in said].count(True) == 1, said
-    explained = distlaunch("why", cwd=site.folder, status=0).stdout
+    explained = distlaunch("why", cwd=site.directory, status=0).stdout
     assert "; to start the job anyway: --no-check [" in explained, explained
 
 
@@ -509,7 +512,7 @@ def test_exports_the_interface_over_which_all_nodes_reached_the_master(site: Sit
             site.bed.inside(str(host), "ip", "link", "delete", "aaa0")
     assert (ended, len(said)) == (0, 1)
     assert {line.split()[-1] for line in printed} == {"eth0"}
-    (plan,) = site.folder.glob("runs/*/plan.json")
+    (plan,) = site.directory.glob("runs/*/plan.json")
     first, other = (node["interface"] for node in json.loads(plan.read_text())["nodes"][:2])
     master = site.bed.hosts["host1"].address
     assert (first["name"], master in first["why"]) == ("eth0", True)

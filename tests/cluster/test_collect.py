@@ -41,7 +41,7 @@ def hosts(site: Site) -> dict[str, Path]:
     """Hosts whose home directories are not shared, with these directories."""
     homes = {}
     for host in ("host1", "host2", "host3"):
-        home = site.folder / f"home-{host}"
+        home = site.directory / f"home-{host}"
         home.mkdir()
         port = site.sshd(host, over=site.login(home, "/bin/sh"))
         homes[site.name(f"{host}-{port}", host, port)] = home
@@ -50,31 +50,31 @@ def hosts(site: Site) -> dict[str, Path]:
 
 def run(site: Site, nodes: Mapping[str, Path], text: str, **keys: Any) -> tuple[Done, Path]:
     """Run a job on these hosts, each with a home directory of its own, and return its run directory, too."""
-    repository, here = site.folder / "repository", site.folder / "here"
-    for folder in (repository, here):
-        folder.mkdir(exist_ok=True)
+    repository, here = site.directory / "repository", site.directory / "here"
+    for directory in (repository, here):
+        directory.mkdir(exist_ok=True)
     (repository / "train.py").write_text(text)
     job = {"nodes": [*nodes], "gpus_per_node": 0, "script": "train.py", "python": sys.executable}
-    own = {"ssh": {"config": str(site.ssh_config)}, "logs": {"dir": str(site.folder / "runs")}}
+    own = {"ssh": {"config": str(site.ssh_config)}, "logs": {"dir": str(site.directory / "runs")}}
     (repository / "job.yaml").write_text(json.dumps(job | own | keys))
     done = distlaunch("run", "job.yaml", cwd=repository, env={**os.environ, "HOME": str(here)})
     assert "Traceback" not in done.stderr, done.stderr
-    (folder,) = (site.folder / "runs").iterdir()
-    return done, folder
+    (directory,) = (site.directory / "runs").iterdir()
+    return done, directory
 
 
-def files_in(folder: Path) -> dict[str, bytes]:
+def files_in(directory: Path) -> dict[str, bytes]:
     """The files below it, none of which is open to others."""
-    found = [path for path in folder.rglob("*") if not path.is_dir()]
+    found = [path for path in directory.rglob("*") if not path.is_dir()]
     assert {stat.S_IMODE(path.lstat().st_mode) for path in found} <= {0o100600 & 0o777}
-    assert {stat.S_IMODE(path.stat().st_mode) for path in folder.rglob("*") if path.is_dir()} <= {0o700}
-    return {str(path.relative_to(folder)): path.read_bytes() for path in found}
+    assert {stat.S_IMODE(path.stat().st_mode) for path in directory.rglob("*") if path.is_dir()} <= {0o700}
+    return {str(path.relative_to(directory)): path.read_bytes() for path in found}
 
 
 def test_collects_from_all_nodes_what_the_patterns_match(site: Site) -> None:
     nodes = hosts(site)
-    paths = ["ckpt/latest", "**/*.csv", "~/notes", "no-*", f"{site.folder}/home-host1/notes/*"]
-    done, folder = run(site, nodes, WRITES, sync=True, collect={"paths": paths, "from": "all"})
+    paths = ["ckpt/latest", "**/*.csv", "~/notes", "no-*", f"{site.directory}/home-host1/notes/*"]
+    done, directory = run(site, nodes, WRITES, sync=True, collect={"paths": paths, "from": "all"})
     assert done.returncode == 0, done.stderr
     expected: dict[str, bytes] = {}
     for rank, (host, home) in enumerate(nodes.items()):
@@ -83,11 +83,11 @@ def test_collects_from_all_nodes_what_the_patterns_match(site: Site) -> None:
         own[f"{home}/notes/a.txt"[1:]] = text
         own[f"{nodes[next(iter(nodes))]}/notes/a.txt"[1:]] = b"0"  # all hosts see these files
         expected |= {f"{host}/{path}": content for path, content in own.items()}
-    assert files_in(folder / "collected") == expected
-    assert f"collected {len(expected)} files (878 KiB) into {folder}/collected" in done.stderr
+    assert files_in(directory / "collected") == expected
+    assert f"collected {len(expected)} files (878 KiB) into {directory}/collected" in done.stderr
     left_out = "pipe.csv (is not a regular file), ckpt/link.csv (is a symlink), no-* (matches nothing)"
     assert f"not collected from {', '.join(nodes)}: {left_out}" in done.stderr
-    listed = json.loads((folder / "summary.json").read_text())["collected"]
+    listed = json.loads((directory / "summary.json").read_text())["collected"]
     assert {f"{file['node']}/{file['path']}": file["size"] for file in listed} == {
         path: len(content) for path, content in expected.items()
     }
@@ -97,23 +97,23 @@ def test_collects_from_the_node_of_rank_0_and_after_a_failure(site: Site) -> Non
     nodes = hosts(site)
     fails = "os._exit(3) if os.environ['RANK'] == '0' else signal.pause()"
     script = f"import os, signal; open('part', 'w').write('x'); {fails}"
-    done, folder = run(
+    done, directory = run(
         site,
         nodes,
         script,
         workdir="~/",
-        script=str(site.folder / "repository" / "train.py"),
+        script=str(site.directory / "repository" / "train.py"),
         collect=["part"],
     )
     assert done.returncode == 3
-    assert files_in(folder / "collected") == {f"{next(iter(nodes))}/part": b"x"}
+    assert files_in(directory / "collected") == {f"{next(iter(nodes))}/part": b"x"}
 
 
 def test_collects_from_the_listed_hosts(site: Site) -> None:
     nodes = hosts(site)
     _, *others = nodes
-    done, folder = run(site, nodes, WRITES, sync=True, collect={"paths": ["losses.csv"], "from": others})
-    assert files_in(folder / "collected") == {
+    done, directory = run(site, nodes, WRITES, sync=True, collect={"paths": ["losses.csv"], "from": others})
+    assert files_in(directory / "collected") == {
         f"{host}/losses.csv": str(i).encode() for i, host in enumerate(others, 1)
     }
     assert done.returncode == 0
@@ -128,8 +128,8 @@ def test_leaves_out_what_exceeds_the_limit_and_the_logs_of_other_runs(tmp_path: 
     for _ in range(2):
         done = distlaunch("run", str(job), status=0)
         assert "collected 2 files (3 KiB) into" in done.stderr
-    for folder in (tmp_path / "runs").iterdir():
-        assert files_in(folder / "collected") == {"node0/b": b"y" * 4000, "node0/c": b"z"}
+    for directory in (tmp_path / "runs").iterdir():
+        assert files_in(directory / "collected") == {"node0/b": b"y" * 4000, "node0/c": b"z"}
     assert "not collected from node0: a (exceeds collect.limit)" in done.stderr
 
 
@@ -171,9 +171,9 @@ def test_a_full_disk_keeps_the_summary(tmp_path: Path) -> None:
     job = write_job(tmp_path, script, "gpus_per_node: 0\ncollect: [small, large]")
     with small_disk(tmp_path / "runs", "size=24m"):
         done = distlaunch("run", str(job), status=0)
-        (folder,) = (tmp_path / "runs").iterdir()
-        assert files_in(folder / "collected") == {"node0/small": b"x"}
-        assert json.loads((folder / "summary.json").read_text())["exit_status"] == 0
+        (directory,) = (tmp_path / "runs").iterdir()
+        assert files_in(directory / "collected") == {"node0/small": b"x"}
+        assert json.loads((directory / "summary.json").read_text())["exit_status"] == 0
     assert "not collected from node0: large (No space left on device)" in done.stderr
     assert "could not be written" not in done.stderr
 
@@ -218,16 +218,16 @@ LIES = {
 def test_a_node_chooses_no_path_here(words: str, site: Site) -> None:
     """Its link ends with the reason, and the job as if nothing had happened."""
     lie = Lie("Swept", f"encode(node, message) + encode(node, {{'op': 'FileBegins', {LIES[words]}}})")
-    python = python_that_lies(site.folder / "python", lie)
+    python = python_that_lies(site.directory / "python", lie)
     job = site.job([{"host": "host1", "python": python}], command=["true"], collect=["x"])
     done = distlaunch("run", str(job), status=0)
     assert f"not collected from host1: other files (protocol error: {words}" in done.stderr
-    assert not [*site.folder.rglob("escaped")] and not [*site.folder.rglob("x")]
+    assert not [*site.directory.rglob("escaped")] and not [*site.directory.rglob("x")]
 
 
 def test_a_file_that_was_not_requested_ends_the_link(site: Site) -> None:
     file = "{'op': 'FileBegins', 'path': 'x', 'size': 1}"
     lie = Lie("WorkerStarted", f"encode(node, message) + encode(node, {file})")
-    python = python_that_lies(site.folder / "python", lie)
+    python = python_that_lies(site.directory / "python", lie)
     done = distlaunch("run", str(site.job([{"host": "host1", "python": python}], command=["sleep", "1000"])))
     assert "host1 was lost: a file that was not requested" in done.stderr

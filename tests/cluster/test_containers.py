@@ -39,7 +39,7 @@ def named(pids: set[int], *words: str) -> list[int]:
 @pytest.mark.parametrize("victim", ["ssh", "podman", "init", "agent", "rank", "controller"])
 def test_no_container_outlives_a_kill(tmp_path: Path, podman: Podman, bed: Bed, victim: str) -> None:
     before = bed.processes()
-    hosts = f"nodes: [host1, host2, host3]\nssh: {{config: {bed.folder}/ssh_config}}\n"
+    hosts = f"nodes: [host1, host2, host3]\nssh: {{config: {bed.directory}/ssh_config}}\n"
     with running(write_job(tmp_path, SLEEPER, CPU + hosts + podman.section())) as run:
         run.wait_ready(3)
         there = bed.processes() - before
@@ -79,10 +79,10 @@ def test_names_what_is_missing_for_a_container(tmp_path: Path, podman: Podman) -
         assert "Traceback" not in done.stderr
 
 
-def pulling_with(folder: Path, script: str) -> dict[str, str]:
+def pulling_with(directory: Path, script: str) -> dict[str, str]:
     """An environment in which a stand-in for podman pulls, as no registry can be had here."""
-    program(folder / "podman", script)
-    return {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"}
+    program(directory / "podman", script)
+    return {**os.environ, "PATH": f"{directory}:{os.environ['PATH']}"}
 
 
 @pytest.mark.long

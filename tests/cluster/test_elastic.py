@@ -30,7 +30,7 @@ def test_the_loss_curve_continues_over_the_loss_and_return_of_a_host(tmp_path: P
     shutil.copy(ROOT / "configs/hosts/elastic.yaml", job)
     (tmp_path / "slower.py").write_text(SLOWER)
     settings = [
-        f"ssh.config={bed.folder}/ssh_config",
+        f"ssh.config={bed.directory}/ssh_config",
         "script=slower.py",
         f"args=[--dir, {tmp_path}/snapshot, --epochs, '100000']",
         "timeouts={lease: 6s, stop: 2s}",
@@ -106,7 +106,7 @@ def etcd(site: Site, bed: Bed) -> str:
 
 def nameless(site: Site, host: str) -> str:
     """The host behind an sshd in whose sessions no host's name resolves, not even its own."""
-    hosts = site.folder / "no_hosts"
+    hosts = site.directory / "no_hosts"
     hosts.write_text("127.0.0.1 localhost\n")
     port = site.sshd(host, over={Path("/etc/hosts"): hosts})
     return site.name(f"nameless-{host}", host, port)
@@ -114,7 +114,7 @@ def nameless(site: Site, host: str) -> str:
 
 @pytest.mark.long
 def test_nameless_hosts_go_on_without_the_first_until_it_returns(site: Site, bed: Bed, etcd: str) -> None:
-    (site.folder / "sizes.py").write_text(SIZES)
+    (site.directory / "sizes.py").write_text(SIZES)
     procs = {nameless(site, "host1"): 2, nameless(site, "host2"): 1, nameless(site, "host3"): 1}
     first, second, third = procs
     job = site.job(
@@ -140,7 +140,7 @@ def test_nameless_hosts_go_on_without_the_first_until_it_returns(site: Site, bed
             bed.call("heal", "host1")
         run.wait_for(f"{first} is back; restarting to include it")
         run.wait_for("on 4 ranks", times=2)
-        (site.folder / "done").touch()
+        (site.directory / "done").touch()
         ended_well(run.wait(), run.stdout, run.stderr, last="all done\n", times=4)
         assert "3 torch agents on 3 nodes finished" in run.stderr
         assert run.holders() == []

@@ -45,13 +45,13 @@ LONG = """
 class GridEngine(Bed):
     """A testbed with Grid Engine: its qmaster, and an execd per host."""
 
-    def commands(self, folder: Path) -> str:
+    def commands(self, directory: Path) -> str:
         """A PATH by which its commands are found here, as on a login node; they run on its first host."""
-        folder.mkdir()
+        directory.mkdir()
         for name in ("qdel", "qstat", "qsub"):
             call = " ".join(self.argv("exec", "host1", "--", f"/usr/bin/{name}"))
-            program(folder / name, f'exec {call} "$@"')
-        return f"{folder}:{os.environ['PATH']}"
+            program(directory / name, f'exec {call} "$@"')
+        return f"{directory}:{os.environ['PATH']}"
 
     def tool(self, *argv: str) -> str:
         """What a command has printed on the first host, whatever its status."""
@@ -78,8 +78,8 @@ class GridEngine(Bed):
 class GridEngineQueue(Queue):
     """Jobs have two ranks on each node."""
 
-    def __init__(self, engine: GridEngine, folder: Path) -> None:
-        super().__init__(folder, "grid-engine", "procs_per_node: 2")
+    def __init__(self, engine: GridEngine, directory: Path) -> None:
+        super().__init__(directory, "grid-engine", "procs_per_node: 2")
         self.engine = engine
 
     def section(self, pe: str = "mpi", extra: str = "") -> str:
@@ -123,7 +123,7 @@ class Going:
     def cause(self) -> dict[str, Any]:
         """Why its run has ended."""
         (run,) = self.queue.starts(self.job)
-        document = json.loads((self.queue.folder / "runs" / run / "summary.json").read_text())
+        document = json.loads((self.queue.directory / "runs" / run / "summary.json").read_text())
         return dict(document["cause"])
 
 
@@ -146,7 +146,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GridEngine]:
 
 @pytest.fixture
 def queue(engine: GridEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[GridEngineQueue]:
-    """A folder to submit from; in the end nothing that was submitted is left on any host."""
+    """A directory to submit from; in the end nothing that was submitted is left on any host."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("PATH", engine.commands(tmp_path / "bin"))
     monkeypatch.chdir(tmp_path)

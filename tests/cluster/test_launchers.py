@@ -41,7 +41,7 @@ class Launcher(Going):
         self,
         bed: Bed,
         number: int,
-        folder: Path,
+        directory: Path,
         *words: str,
         procs: int = 1,
         nodes: int = 2,
@@ -53,7 +53,7 @@ class Launcher(Going):
             where = ["--rdzv-backend=c10d", f"--rdzv-endpoint={endpoint}:{PORT}"]
         shape = [f"--nnodes={nodes}", f"--nproc-per-node={procs}"]
         argv = [sys.executable, "-m", "distlaunch.torchrun", *shape, *where, *words, "worker.py"]
-        super().__init__(folder, bed.argv("exec", f"host{number + 1}", "--", *argv), cwd=folder)
+        super().__init__(directory, bed.argv("exec", f"host{number + 1}", "--", *argv), cwd=directory)
 
     def places(self) -> list[str]:
         """What its workers have told, one digit for each variable."""
@@ -72,15 +72,15 @@ def nobody_listens(bed: Bed) -> Iterator[None]:
 
 @contextlib.contextmanager
 def launchers(
-    bed: Bed, folder: Path, worker: str, *procs: int, words: tuple[str, ...] = (), endpoint: str = ""
+    bed: Bed, directory: Path, worker: str, *procs: int, words: tuple[str, ...] = (), endpoint: str = ""
 ) -> Iterator[list[Launcher]]:
     """Launchers with so many workers each, on host1, host2 …, ended with the block."""
-    write_job(folder, worker)
+    write_job(directory, worker)
     with contextlib.ExitStack() as stack:
         started = []
         nodes = max(2, len(procs))
         for number, count in enumerate(procs):
-            one = Launcher(bed, number, folder, *words, procs=count, nodes=nodes, endpoint=endpoint)
+            one = Launcher(bed, number, directory, *words, procs=count, nodes=nodes, endpoint=endpoint)
             stack.callback(one.kill)
             started.append(one)
         yield started

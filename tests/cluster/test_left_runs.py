@@ -24,14 +24,14 @@ class There:
     """A job of two ranks on each host, and commands about its run from sessions of their own."""
 
     def __init__(self, site: Site, stack: ExitStack) -> None:
-        self.site, self.folder, self._stack = site, site.folder, stack
+        self.site, self.directory, self._stack = site, site.directory, stack
         self.config = ("--ssh-config", str(site.ssh_config))
         self.run = ""
         self.servers: set[int] = set()
 
     def far(self, host: str) -> str:
         """Another name of a host, for commands: nothing of theirs is kept in the user's home there."""
-        places = [f"XDG_{name}_HOME={self.folder}/{name}" for name in ("CACHE", "STATE")]
+        places = [f"XDG_{name}_HOME={self.directory}/{name}" for name in ("CACHE", "STATE")]
         before = self.site.processes()
         port = self.site.sshd(host, f"SetEnv {' '.join(places)}")
         self.servers |= self.site.processes() - before
@@ -41,20 +41,20 @@ class There:
         return str(self.site.job(nodes, command=["sh", "-c", WAITS], procs_per_node=2))
 
     def ask(self, *words: str) -> Done:
-        return distlaunch(*words, cwd=self.folder)
+        return distlaunch(*words, cwd=self.directory)
 
     def ps(self) -> dict[str, Any]:
         (run,) = json.loads(self.ask("ps", "-a", ".", "--json").stdout)
         return dict(run)
 
     def beside(self, *words: str) -> Going:
-        going = Going(self.folder / "no runs", distlaunch_argv(*words), cwd=self.folder)
+        going = Going(self.directory / "no runs", distlaunch_argv(*words), cwd=self.directory)
         self._stack.callback(going.kill)
         return going
 
     def open_gate(self) -> None:
         """Let all ranks go on."""
-        (self.folder / "gate").touch()
+        (self.directory / "gate").touch()
 
 
 @pytest.fixture
@@ -72,17 +72,17 @@ def test_a_run_that_another_host_controls_outlives_its_owners_connection(there: 
     """Its owner's machine is cut off and comes back: training went on, and every line is there."""
     far, job = there.far("host2"), there.job("host2", "host3")
     bed = there.site.bed
-    done = bed.inside("host1", *distlaunch_argv("run", "-d", "--on", far, job), cwd=there.folder)
+    done = bed.inside("host1", *distlaunch_argv("run", "-d", "--on", far, job), cwd=there.directory)
     assert done.returncode == 0, done.stderr
     there.run = done.stdout.strip()
     name = f"{far}:{there.run}"
     assert there.ps()["state"] == "RUNNING"
     bed.call("cut", "host1")
     there.open_gate()
-    assert there.ask("wait").returncode == 0  # by the folder, which all machines here share
+    assert there.ask("wait").returncode == 0  # by the directory, which all machines here share
     bed.call("heal", "host1")
-    for words in (("wait", name), ("ps", "-a", f"{far}:{there.folder}")):
-        end = bed.inside("host1", *distlaunch_argv(*words, *there.config), cwd=there.folder)
+    for words in (("wait", name), ("ps", "-a", f"{far}:{there.directory}")):
+        end = bed.inside("host1", *distlaunch_argv(*words, *there.config), cwd=there.directory)
         assert end.returncode == 0, end.stderr
     lines = there.ask("logs", name, *there.config).stdout.splitlines()
     for rank in range(4):
@@ -99,7 +99,7 @@ def test_attaches_to_shows_and_stops_a_run_of_another_host(there: There) -> None
     assert attached.wait() == 130
     goes_on = f"detached from {there.run}, which is still running"
     assert goes_on in attached.stderr
-    with seen(there.folder, "view", f"{far}:{there.run}", *there.config) as shown:
+    with seen(there.directory, "view", f"{far}:{there.run}", *there.config) as shown:
         shown.wait_for(r"\n3 +host3 +running +\d+%")
         shown.press(b"q")
         assert shown.ended() == 0
@@ -118,6 +118,6 @@ def test_names_a_host_that_cannot_be_reached_and_a_missing_run(there: There) -> 
     assert done.returncode == 69
     assert "refused" in done.stderr
     assert there.ask("run", "--on", "nowhere", there.job("host1")).returncode == 69
-    missing = there.ask("wait", f"{there.far('host1')}:{there.folder}/none", *there.config)
+    missing = there.ask("wait", f"{there.far('host1')}:{there.directory}/none", *there.config)
     assert missing.returncode == 2
     assert "not a run directory" in missing.stderr

@@ -108,7 +108,7 @@ nodes: [{{host: host1, procs: 2}}, host2, host3]
 procs_per_node: 1
 gpus_per_node: 0
 python: {sys.executable}
-ssh: {{config: {bed.folder}/ssh_config}}
+ssh: {{config: {bed.directory}/ssh_config}}
 {more}"""
 
 
@@ -196,7 +196,7 @@ def test_reports_an_mpirun_that_refuses_its_options(tmp_path: Path, kind: Mpi) -
 
 @NEEDS_TORCH
 def test_ranks_of_mpirun_by_hand_train(bed: Bed, tmp_path: Path, kind: Mpi) -> None:
-    ssh = program(tmp_path / "ssh", f'exec ssh -F {bed.folder}/ssh_config "$@"')
+    ssh = program(tmp_path / "ssh", f'exec ssh -F {bed.directory}/ssh_config "$@"')
     worker = tmp_path / "worker.py"
     worker.write_text(INITS + TRAINS + TELLS)
     where = [*kind.here, *f"{kind.hosts} host1:2,host2:1,host3:1 {kind.ssh}{ssh} -n {RANKS}".split()]

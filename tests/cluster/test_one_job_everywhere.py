@@ -48,7 +48,7 @@ procs_per_node: 1
 gpus_per_node: 0
 python: {sys.executable}
 env: {{OMP_NUM_THREADS: 1}}
-ssh: {{config: {bed.folder}/ssh_config}}
+ssh: {{config: {bed.directory}/ssh_config}}
 """
     )
     places = {

@@ -37,26 +37,26 @@ def kubectl(bed: Bed, tmp_path: Path) -> Env:
         }
         for number in (1, 2, 3)
     ]
-    (folder := tmp_path / "bin").mkdir()
-    (folder / "pods.json").write_text(json.dumps({"items": pods}))
+    (directory := tmp_path / "bin").mkdir()
+    (directory / "pods.json").write_text(json.dumps({"items": pods}))
     enter = " ".join(bed.argv("exec", "HOST", "--"))
     program(
-        folder / "kubectl",
+        directory / "kubectl",
         f"""
         case "$KUBECTL_FAILS$*" in
-            "get pods --selector=app=train --namespace=ml --output=json") exec cat {folder}/pods.json;;
+            "get pods --selector=app=train --namespace=ml --output=json") exec cat {directory}/pods.json;;
             "exec --stdin --namespace=ml --container=main trainer-"[123]" -- "*)
                 host=host${{5#trainer-}}; shift 6; exec {enter.replace("HOST", '"$host"')} "$@";;
             "get pods --selector=none"*) echo '{{"items": []}}';;
             *) echo "error: $KUBECTL_FAILS$*" >&2; exit 1;;
         esac""",
     )
-    path = f"{folder}:{os.environ['PATH']}"
+    path = f"{directory}:{os.environ['PATH']}"
     return lambda fails: {**os.environ, "PATH": path, "KUBECTL_FAILS": fails}
 
 
-def job_in(folder: Path) -> Path:
-    return write_job(folder, WAITS, f"{JOB}python: {sys.executable}\n")
+def job_in(directory: Path) -> Path:
+    return write_job(directory, WAITS, f"{JOB}python: {sys.executable}\n")
 
 
 def test_ranks_run_in_pods_and_end_with_a_killed_one(bed: Bed, tmp_path: Path, kubectl: Env) -> None:

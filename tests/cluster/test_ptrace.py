@@ -22,8 +22,8 @@ mount -t proc proc /proc
 mount -t tmpfs shm /dev/shm
 ip link set lo up
 echo 1 >/proc/sys/kernel/yama/ptrace_scope && echo restricted
-cd {folder}
-HOME={folder} PATH={path} setpriv --bounding-set=-sys_ptrace {python} -m distlaunch run job.yaml
+cd {directory}
+HOME={directory} PATH={path} setpriv --bounding-set=-sys_ptrace {python} -m distlaunch run job.yaml
 echo o >/proc/sysrq-trigger
 """
 """Root without the capability to trace others is what another user is, but may read this Python."""
@@ -34,7 +34,7 @@ echo o >/proc/sysrq-trigger
 def test_shows_stacks_where_users_may_only_trace_their_descendants(tmp_path: Path) -> None:
     write_job(tmp_path, WAITS, "gpus_per_node: 0\non_stall: stop\ntimeouts: {stall: 2s}\n")
     init = tmp_path / "init"
-    places = {"folder": tmp_path, "path": os.environ["PATH"], "python": sys.executable}
+    places = {"directory": tmp_path, "path": os.environ["PATH"], "python": sys.executable}
     init.write_text(INIT.format(**{name: shlex.quote(str(place)) for name, place in places.items()}))
     init.chmod(0o755)
     kernel = ["linux.uml", "mem=512M", "rootfstype=hostfs", "rootflags=/", "rw", f"init={init}"]

@@ -19,22 +19,22 @@ def block(kind: str) -> str:
 def test_readmes_steps_work_as_they_are_written(site: Site) -> None:
     ssh = f"{find('ssh')} -F {site.ssh_config}"
     for name, argv in (("distlaunch", f"{sys.executable} -m distlaunch"), ("ssh", ssh)):
-        program(site.folder / name, f'exec {argv} "$@"')
+        program(site.directory / name, f'exec {argv} "$@"')
     for name, host in (("gpu-a", "host1"), ("gpu-b", "host2")):
-        home = site.folder / name
+        home = site.directory / name
         (home / ".local" / "bin").mkdir(parents=True)
         (home / ".local" / "bin" / "uv").symlink_to(Path(sys.executable).with_name("uv"))
         site.name(name, host, site.sshd(host, over=site.login(home, "/bin/sh")))
-    project = site.folder / "project"
+    project = site.directory / "project"
     project.mkdir()
     (project / "job.yaml").write_text(block("yaml"))
     script = "import os, sys\nprint('rank', os.environ['RANK'], *sys.argv[1:], '/envs/' in sys.executable)\n"
     (project / "train.py").write_text(script)
     (project / "requirements.txt").touch()
-    home = site.folder / "here"
+    home = site.directory / "here"
     env = {
         **os.environ,
-        "PATH": f"{site.folder}:{os.environ['PATH']}",
+        "PATH": f"{site.directory}:{os.environ['PATH']}",
         "PYTHONPATH": str(ROOT),
         "HOME": str(home),
     }

@@ -22,13 +22,13 @@ TELLS = worker("""
 
 
 @contextlib.contextmanager
-def step(slurm: Slurm, folder: Path, text: str, head: str = "host1") -> Iterator[Going]:
+def step(slurm: Slurm, directory: Path, text: str, head: str = "host1") -> Iterator[Going]:
     """As in PyTorch's sbatch file: one task for each node, and nothing that says which node it is."""
-    (folder / "worker.py").write_text(textwrap.dedent(text))
+    (directory / "worker.py").write_text(textwrap.dedent(text))
     where = ["--rdzv_id", "17", "--rdzv_backend", "c10d", "--rdzv_endpoint", f"{head}:{PORT}"]
     launcher = distlaunch_argv("torchrun", "--nnodes", "3", "--nproc_per_node", "1", *where, "worker.py")
     argv = ["srun", "--quiet", "--nodes=3", "--ntasks=3", *launcher]
-    run = Going(folder, argv, cwd=folder, env={**os.environ, **slurm.environ})
+    run = Going(directory, argv, cwd=directory, env={**os.environ, **slurm.environ})
     try:
         yield run
     finally:

@@ -35,18 +35,18 @@ STEPS = """
 
 
 class SlurmQueue(Queue):
-    """Jobs have a folder for their snapshots."""
+    """Jobs have a directory for their snapshots."""
 
-    def __init__(self, slurm: Slurm, folder: Path) -> None:
-        self.snapshots = folder / "snapshots"
+    def __init__(self, slurm: Slurm, directory: Path) -> None:
+        self.snapshots = directory / "snapshots"
         self.snapshots.mkdir()
-        super().__init__(folder, "slurm", f"env: {{SNAPSHOTS: {self.snapshots}}}")
+        super().__init__(directory, "slurm", f"env: {{SNAPSHOTS: {self.snapshots}}}")
         self.slurm = slurm
 
 
 @pytest.fixture
 def queue(slurm: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SlurmQueue]:
-    """A folder to submit from; in the end nothing that was submitted is left on any host."""
+    """A directory to submit from; in the end nothing that was submitted is left on any host."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     for name, value in slurm.environ.items():
         monkeypatch.setenv(name, value)
@@ -68,8 +68,8 @@ def test_a_job_from_the_queue_to_its_end(queue: SlurmQueue) -> None:
     assert distlaunch("wait", job).returncode == 0
     (row,) = rows("--all")
     assert (row["state"], row["where"]) == ("SUCCEEDED", f"Slurm job {job}: host1, host2, host3")
-    script = (queue.folder / "runs" / f"slurm-{job}.sh").read_text()
-    assert distlaunch("export", "slurm", str(queue.folder / "train.yaml")).stdout == script
+    script = (queue.directory / "runs" / f"slurm-{job}.sh").read_text()
+    assert distlaunch("export", "slurm", str(queue.directory / "train.yaml")).stdout == script
 
 
 def test_a_job_that_waits_says_why_and_can_be_stopped(queue: SlurmQueue) -> None:
@@ -222,8 +222,8 @@ def accounting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
     """A Slurm with slurmdbd, as most sites have it."""
     if reason := why_not() or missing("slurmdbd", "mariadbd", "sacct"):
         pytest.skip(reason)
-    folder = tmp_path_factory.mktemp("accounts") / "bed"
-    with bed_up(Slurm, 2, folder, "--slurm", "--accounting") as slurm:
+    directory = tmp_path_factory.mktemp("accounts") / "bed"
+    with bed_up(Slurm, 2, directory, "--slurm", "--accounting") as slurm:
         yield slurm
 
 

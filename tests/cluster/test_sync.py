@@ -85,8 +85,8 @@ class Desk(NamedTuple):
         return [
             path
             for store in self.stores()
-            for folder in ("runs", "new")
-            for path in store.glob(f"{folder}/*")
+            for directory in ("runs", "new")
+            for path in store.glob(f"{directory}/*")
         ]
 
     def check_contents(self, store: Path) -> None:
@@ -103,8 +103,8 @@ def desk(site: Site) -> Desk:
 
 def desk_of(site: Site, places: Mapping[str, Path] | None = None) -> Desk:
     """A desk whose hosts have these homes, or one of its own each."""
-    places = places or {host: site.folder / f"home-{host}" for host in ("host1", "host2", "host3")}
-    repository, here = site.folder / "repository", site.folder / "here"
+    places = places or {host: site.directory / f"home-{host}" for host in ("host1", "host2", "host3")}
+    repository, here = site.directory / "repository", site.directory / "here"
     repository.mkdir()
     here.mkdir()
     git = ["git", "-c", "user.name=a", "-c", "user.email=a@b.example"]
@@ -139,7 +139,7 @@ def test_every_node_has_the_same_proven_tree_and_keeps_none(desk: Desk) -> None:
     assert done.stdout.count(desk.expected()) == 3
 
 
-def wheel(folder: Path, name: str, body: str) -> None:
+def wheel(directory: Path, name: str, body: str) -> None:
     """A wheel of one module, which can be installed without a network."""
     info = f"{name}-1.0.dist-info"
     files = {
@@ -148,8 +148,8 @@ def wheel(folder: Path, name: str, body: str) -> None:
         f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
         f"{info}/RECORD": "",
     }
-    folder.mkdir(exist_ok=True)
-    with zipfile.ZipFile(folder / f"{name}-1.0-py3-none-any.whl", "w") as archive:
+    directory.mkdir(exist_ok=True)
+    with zipfile.ZipFile(directory / f"{name}-1.0-py3-none-any.whl", "w") as archive:
         for path, text in files.items():
             archive.writestr(path, text)
 
@@ -177,8 +177,8 @@ def test_each_node_builds_the_environment_once(desk: Desk, setup: Any, count: in
     assert (done.returncode, rows(done)) == (0, ["41 True"] * count), done.stderr
     assert f"{hosts[0]}: + " in done.stderr
     assert not any(f"{host}: + " in done.stderr for host in hosts[1:])
-    (folder,) = (desk.here / "runs").iterdir()
-    assert {path.name for path in folder.glob("setup-*")} == {f"setup-{host}.log" for host in hosts}
+    (directory,) = (desk.here / "runs").iterdir()
+    assert {path.name for path in directory.glob("setup-*")} == {f"setup-{host}.log" for host in hosts}
     (desk.repository / "train.py").write_text(USES + "\n")
     done = desk.run(**keys)
     assert (done.returncode, rows(done), ": + " in done.stderr) == (0, ["41 True"] * count, False), (

@@ -87,7 +87,7 @@ def test_a_damaged_store_of_one_node_is_mended(desk: Desk) -> None:
 
 
 def test_of_nodes_with_a_shared_home_one_receives_the_code_and_a_changed_tree_is_an_error(site: Site) -> None:
-    home = site.folder / "home"
+    home = site.directory / "home"
     desk = desk_of(site, dict.fromkeys(HOSTS, home))
     assert_right(desk, desk.run(), sent=1)
     assert_right(desk, desk.run(), sent=0)
@@ -126,7 +126,7 @@ def test_a_node_that_comes_in_a_restart_gets_the_code(desk: Desk, spare: bool) -
 
 
 def test_two_jobs_at_once_have_each_their_own_code(desk: Desk) -> None:
-    other = desk._replace(repository=desk.site.folder / "other", here=desk.here)
+    other = desk._replace(repository=desk.site.directory / "other", here=desk.here)
     shutil.copytree(desk.repository, other.repository)
     (other.repository / CODE).write_text("width = 16\n")
     with ThreadPoolExecutor() as pool:
@@ -145,7 +145,7 @@ def test_two_jobs_at_once_have_each_their_own_code(desk: Desk) -> None:
 def test_a_node_without_room_is_named_and_works_again_once_there_is_some(
     site: Site, limit: str, files: int, size: int
 ) -> None:
-    places = {host: site.folder / f"home-{host}" for host in HOSTS}
+    places = {host: site.directory / f"home-{host}" for host in HOSTS}
     disk = ("-t", "tmpfs", "-o", limit, "tmpfs")
     with mounted(site, "host2", places["host2"], *disk):
         desk, inside = desk_of(site, places), Path(f"/proc/{site.bed.hosts['host2'].pid}/root")
@@ -167,7 +167,7 @@ def test_a_node_without_room_is_named_and_works_again_once_there_is_some(
 
 
 def test_a_base_of_another_user_is_refused(desk: Desk) -> None:
-    place = desk.site.folder / "theirs"
+    place = desk.site.directory / "theirs"
     place.mkdir(mode=0o777)
     os.chown(place, 12345, 12345)
     done = desk.run(sync={"to": str(place)})

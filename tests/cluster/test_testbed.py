@@ -45,24 +45,24 @@ class Hosts(Bed):
         return dict(next(host for host in status["hosts"] if host["name"] == name))
 
     def sshd(self, name: str = "host1") -> int:
-        return int((self.hosts[name].folder / "sshd.pid").read_text())
+        return int((self.hosts[name].directory / "sshd.pid").read_text())
 
     def daemon(self, name: str = "host1", start: str = "setsid") -> int:
         """Start a process that leaves its session; its PID."""
         return int(self.ssh(name, "sh", "-c", f"{start} sleep 1000 >/dev/null 2>&1 & echo $!").stdout)
 
 
-def call_testbed(command: str, folder: Path, *words: str | Path, prefix: Words = ()) -> Done:
-    return completed([str(word) for word in (*prefix, *BY_PYTHON, command, "--dir", folder, *words)])
+def call_testbed(command: str, directory: Path, *words: str | Path, prefix: Words = ()) -> Done:
+    return completed([str(word) for word in (*prefix, *BY_PYTHON, command, "--dir", directory, *words)])
 
 
 @contextlib.contextmanager
-def brought_up(folder: Path, count: int, prefix: Sequence[str] = ()) -> Iterator[Hosts]:
+def brought_up(directory: Path, count: int, prefix: Sequence[str] = ()) -> Iterator[Hosts]:
     if NO_NETNS:
         pytest.skip(NO_NETNS)
-    with bed_up(Hosts, count, folder, prefix=prefix) as bed:
+    with bed_up(Hosts, count, directory, prefix=prefix) as bed:
         yield bed
-    assert not folder.exists()
+    assert not directory.exists()
 
 
 @pytest.fixture
@@ -99,7 +99,13 @@ def is_inside(pid: str, namespaces: set[int]) -> bool:
         return False
 
 
-NOTHING: dict[str, list[Any]] = {"folder": [], "interfaces": [], "processes": [], "mounts": [], "rules": []}
+NOTHING: dict[str, list[Any]] = {
+    "directory": [],
+    "interfaces": [],
+    "processes": [],
+    "mounts": [],
+    "rules": [],
+}
 
 
 @contextlib.contextmanager
@@ -112,16 +118,16 @@ def noted(info: Mapping[str, Any]) -> Iterator[Callable[[], dict[str, list[Any]]
     names = {info["bridge"], *(host["interface"] for host in info["hosts"])} - {None}
     pids = [host["pid"] for host in info["hosts"] if host["pid"]]
     inodes = {path: inode for pid in pids for path, inode in namespaces_of(pid).items()}
-    folder, inside = Path(info["dir"]), set(inodes.values())
+    directory, inside = Path(info["dir"]), set(inodes.values())
 
     def left() -> dict[str, list[Any]]:
         mounts = Path("/proc/self/mountinfo").read_text().splitlines()
         rules = completed(["iptables", "-S"]).stdout.splitlines()
         return {
-            "folder": [folder] if folder.exists() else [],
+            "directory": [directory] if directory.exists() else [],
             "interfaces": sorted(names & interfaces()),
             "processes": [each.name for each in Path("/proc").iterdir() if is_inside(each.name, inside)],
-            "mounts": [line for line in mounts if str(folder) in line],
+            "mounts": [line for line in mounts if str(directory) in line],
             "rules": [line for line in rules if any(name in line for name in names)],
         }
 
@@ -209,7 +215,7 @@ def test_down_leaves_nothing_also_where_an_sshd_or_a_keeper_was_killed(tmp_path:
         bed = stack.enter_context(brought_up(tmp_path / "bed", 3))
         left = stack.enter_context(noted(bed.info))
         before = left()
-        assert before["folder"] and len(before["interfaces"]) == 4 and len(before["processes"]) >= 6
+        assert before["directory"] and len(before["interfaces"]) == 4 and len(before["processes"]) >= 6
         sshd, keeper, keepers_sshd = bed.sshd("host1"), bed.hosts["host2"].pid, bed.sshd("host2")
         daemons = [bed.daemon("host2"), bed.daemon("host3"), bed.daemon("host3", "setsid unshare --net")]
         processes = stack.enter_context(held([sshd, keeper, keepers_sshd, *daemons]))
@@ -243,7 +249,7 @@ def test_down_spares_a_stranger_whose_namespace_got_the_same_number(bed: Hosts) 
     )
     try:
         assert stranger.stdout is not None and stranger.stdout.readline()
-        state = bed.folder / "state.json"
+        state = bed.directory / "state.json"
         data = json.loads(state.read_text())
         data["hosts"][0]["netns"] = Path(f"/proc/{stranger.pid}/ns/net").stat().st_ino
         state.write_text(json.dumps(data))
@@ -256,7 +262,7 @@ def test_down_spares_a_stranger_whose_namespace_got_the_same_number(bed: Hosts) 
 
 def test_up_replaces_a_testbed_that_died(bed: Hosts) -> None:
     kill_keeper(bed)
-    made = call_testbed("up", bed.folder, "1", "--json")
+    made = call_testbed("up", bed.directory, "1", "--json")
     assert made.returncode == 0, made.stderr
     assert bed.ssh("host1", "hostname").stdout == "host1\n"
     assert json.loads(made.stdout)["bridge"] != bed.info["bridge"]
@@ -266,12 +272,12 @@ def test_up_replaces_a_testbed_that_died(bed: Hosts) -> None:
 # What an up that ends early leaves
 
 
-def wrapped(folder: Path, name: str, when: str, then: str) -> dict[str, str]:
+def wrapped(directory: Path, name: str, when: str, then: str) -> dict[str, str]:
     """An environment in which a program, once, where its arguments match `when`, does `then` instead."""
-    (folder / "wrapped").mkdir()
-    once = f"if mkdir {folder}/wrapped/once 2>/dev/null; then {then}; fi"
-    program(folder / "wrapped" / name, f'case "$*" in {when}) {once};; esac\nexec {find(name)} "$@"')
-    return {**os.environ, "PATH": f"{folder}/wrapped:{os.environ['PATH']}"}
+    (directory / "wrapped").mkdir()
+    once = f"if mkdir {directory}/wrapped/once 2>/dev/null; then {then}; fi"
+    program(directory / "wrapped" / name, f'case "$*" in {when}) {once};; esac\nexec {find(name)} "$@"')
+    return {**os.environ, "PATH": f"{directory}/wrapped:{os.environ['PATH']}"}
 
 
 # A program that `up` runs, the arguments it is run with, and what it still does before it hangs.
@@ -284,21 +290,21 @@ STAGES = {
 }
 
 
-def half_made(folder: Path) -> dict[str, Any]:
+def half_made(directory: Path) -> dict[str, Any]:
     """Describe a testbed whose `up` is still at work, which `status` refuses to."""
-    state: dict[str, Any] = json.loads((folder / "state.json").read_text())
+    state: dict[str, Any] = json.loads((directory / "state.json").read_text())
     hosts = [host | {"pid": host["keeper"] and host["keeper"]["pid"]} for host in state["hosts"]]
     return state | {"hosts": hosts, "bridge": f"tb{state['tag']}"}
 
 
 @contextlib.contextmanager
 def stuck_up(
-    folder: Path, name: str, when: str, work: str = ":"
+    directory: Path, name: str, when: str, work: str = ":"
 ) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
     """An `up` of two hosts that waits for a program, and the PID of that, which has done some work."""
-    with line_pipe(folder / "fifo") as line:
-        env = wrapped(folder, name, when, f"{work}; echo $$ > {folder}/fifo; exec sleep 1000")
-        up = subprocess.Popen([*BY_PYTHON, "up", "2", "--dir", folder / "bed"], env=env)
+    with line_pipe(directory / "fifo") as line:
+        env = wrapped(directory, name, when, f"{work}; echo $$ > {directory}/fifo; exec sleep 1000")
+        up = subprocess.Popen([*BY_PYTHON, "up", "2", "--dir", directory / "bed"], env=env)
         stuck = int(line())
         try:
             yield up, stuck
@@ -307,7 +313,7 @@ def stuck_up(
             up.wait(PATIENCE_S)
             with contextlib.suppress(ProcessLookupError):
                 os.kill(stuck, signal.SIGKILL)
-            assert call_testbed("down", folder / "bed").returncode == 0
+            assert call_testbed("down", directory / "bed").returncode == 0
 
 
 @needs_netns
@@ -316,24 +322,29 @@ def stuck_up(
     [*((stage, signal.SIGKILL) for stage in STAGES), ("sshd", signal.SIGTERM), ("links", signal.SIGINT)],
 )
 def test_up_can_be_killed_anywhere(stage: str, by: signal.Signals, tmp_path: Path) -> None:
-    folder = tmp_path / "bed"
-    with stuck_up(tmp_path, *STAGES[stage]) as (up, _), noted(half_made(folder)) as left:
+    directory = tmp_path / "bed"
+    with stuck_up(tmp_path, *STAGES[stage]) as (up, _), noted(half_made(directory)) as left:
         assert bool(left()["processes"]) == (stage != "keys"), "keepers are written down"
-        busy = call_testbed("down", folder)
+        busy = call_testbed("down", directory)
         assert (busy.returncode, "still at work" in busy.stderr) == (1, True)
         up.send_signal(by)
         up.wait(PATIENCE_S)
         if by == signal.SIGKILL:
-            assert call_testbed("down", folder).returncode == 0
+            assert call_testbed("down", directory).returncode == 0
         else:
             assert up.returncode == 128 + by
         assert left() == NOTHING
 
 
-def test_leaves_a_living_testbed_and_a_foreign_folder_alone(pair: Hosts, tmp_path: Path) -> None:
+def test_leaves_a_living_testbed_and_a_foreign_directory_alone(pair: Hosts, tmp_path: Path) -> None:
     (tmp_path / "precious").write_text("mine")
-    for command, folder in (("up", pair.folder), ("up", tmp_path), ("down", tmp_path), ("status", tmp_path)):
-        refused = call_testbed(command, folder, *(["1"] if command == "up" else []))
+    for command, directory in (
+        ("up", pair.directory),
+        ("up", tmp_path),
+        ("down", tmp_path),
+        ("status", tmp_path),
+    ):
+        refused = call_testbed(command, directory, *(["1"] if command == "up" else []))
         assert (refused.returncode, refused.stderr.count("\n")) == (1, 1)
     assert (tmp_path / "precious").read_text() == "mine"
     assert pair.ssh("host1", "hostname").stdout == "host1\n"
@@ -347,19 +358,19 @@ TESTER = 54321
 
 @pytest.fixture
 def ordinary_user() -> Iterator[tuple[Path, Words]]:
-    """Yield a folder of an ordinary user's and a prefix that runs commands as that user."""
-    # Outside of pytest's folders, which only root may enter.
-    folder, prefix = Path(tempfile.mkdtemp(prefix="testbed")), list[str | Path]()
+    """Yield a directory of an ordinary user's and a prefix that runs commands as that user."""
+    # Outside of pytest's directories, which only root may enter.
+    directory, prefix = Path(tempfile.mkdtemp(prefix="testbed")), list[str | Path]()
     if os.geteuid() == 0:
-        passwd = folder / "passwd"
-        us = f"tester:x:{TESTER}:{TESTER}::{folder}:/bin/sh\n"
+        passwd = directory / "passwd"
+        us = f"tester:x:{TESTER}:{TESTER}::{directory}:/bin/sh\n"
         passwd.write_text(Path("/etc/passwd").read_text() + us)
         passwd.chmod(0o644)
-        os.chown(folder, TESTER, TESTER)
+        os.chown(directory, TESTER, TESTER)
         become = ["setpriv", f"--reuid={TESTER}", f"--regid={TESTER}", "--clear-groups", "--"]
-        prefix += [*hiding_argv({Path("/etc/passwd"): passwd}, become), "env", f"HOME={folder}"]
-    yield folder, prefix
-    shutil.rmtree(folder)
+        prefix += [*hiding_argv({Path("/etc/passwd"): passwd}, become), "env", f"HOME={directory}"]
+    yield directory, prefix
+    shutil.rmtree(directory)
 
 
 def _python_for(prefix: Words) -> str:
@@ -372,12 +383,12 @@ def _python_for(prefix: Words) -> str:
 
 @pytest.mark.skipif(os.geteuid() == 0 and NO_NETNS is not None, reason=str(NO_NETNS))
 def test_an_ordinary_user_gets_loopback_hosts(ordinary_user: tuple[Path, Words]) -> None:
-    folder, prefix = ordinary_user
+    directory, prefix = ordinary_user
     python = _python_for(prefix)
     # Without what other tests, which run it, compile meanwhile.
     compiled = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(TESTBED.parent / "testbed_hosts", folder / "testbed_hosts", ignore=compiled)
-    script, bed = shutil.copy(TESTBED, folder), folder / "bed"
+    shutil.copytree(TESTBED.parent / "testbed_hosts", directory / "testbed_hosts", ignore=compiled)
+    script, bed = shutil.copy(TESTBED, directory), directory / "bed"
 
     def as_user(*argv: str | Path) -> Done:
         return completed([str(word) for word in (*prefix, *argv)], cwd="/")

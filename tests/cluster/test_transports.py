@@ -52,7 +52,7 @@ def nodes(request: pytest.FixtureRequest) -> str:
     else:
         bed: Bed = request.getfixturevalue("bed")
         enter = bed.argv("exec", "{host}", "--")
-        where = f"ssh: {{config: {bed.folder}/ssh_config}}"
+        where = f"ssh: {{config: {bed.directory}/ssh_config}}"
         if request.param == "command":
             where = f"launcher: {{command: {json.dumps(enter)}}}"
         elif request.param == "podman":
@@ -184,7 +184,7 @@ def test_no_process_of_a_job_outlives_it(tmp_path: Path, nodes: str, strike: Str
 
 
 def test_the_job_file_for_two_nodes(tmp_path: Path, bed: Bed) -> None:
-    settings = [f"ssh.config={bed.folder}/ssh_config", f"logs.dir={tmp_path}", "args=[--steps, 150]"]
+    settings = [f"ssh.config={bed.directory}/ssh_config", f"logs.dir={tmp_path}", "args=[--steps, 150]"]
     options = [part for one in settings for part in ("--set", one)]
     done = distlaunch("run", str(ROOT / "configs/hosts/two_nodes.yaml"), *options)
     ended_well(done.returncode, done.stdout, done.stderr, last="sync_sgd: ok, 3 ranks")
@@ -198,7 +198,7 @@ def test_pasted_shell_commands_run_the_same_job(tmp_path: Path, bed: Bed) -> Non
 script: {ROOT}/scripts/basics/all_reduce.py
 gpus_per_node: 0
 nodes: [{{host: host1, procs: 2}}, {{host: host2, procs: 1}}]
-ssh: {{config: {bed.folder}/ssh_config}}
+ssh: {{config: {bed.directory}/ssh_config}}
 env: {{ODD: "it's $HOME `x`\\n\\"quoted\\""}}
 """
     )
@@ -253,7 +253,7 @@ def run_persistently(site: Site, home: Path) -> Done:
     return completed(hiding_argv(site.login(home, "/bin/sh"), distlaunch_argv("run", str(job))))
 
 
-def test_keeps_a_connection_for_a_user_who_had_no_ssh_folder(site: Site) -> None:
+def test_keeps_a_connection_for_a_user_who_had_no_ssh_directory(site: Site) -> None:
     with tempfile.TemporaryDirectory() as home:  # its path is short
         done = run_persistently(site, Path(home))
         kept = list(Path(home, ".ssh").glob("distlaunch-*"))
@@ -264,7 +264,7 @@ def test_keeps_a_connection_for_a_user_who_had_no_ssh_folder(site: Site) -> None
 
 
 def test_names_the_setting_where_a_connection_cannot_be_kept(site: Site) -> None:
-    (home := site.folder / ("h" * 60)).mkdir()
+    (home := site.directory / ("h" * 60)).mkdir()
     done = run_persistently(site, home)
     assert done.returncode == 69
     told = "host1: connection can't be kept open; ssh.persist needs a socket in ~/.ssh on this machine: "

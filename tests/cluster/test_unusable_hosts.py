@@ -52,19 +52,19 @@ def too_many_keys(site: Site, name: str) -> Node:
 
 
 def revoked_host_key(site: Site, name: str) -> Node:
-    revoked = site.folder / "revoked"
-    revoked.write_text((site.bed.hosts["host2"].folder / "host_key.pub").read_text())
+    revoked = site.directory / "revoked"
+    revoked.write_text((site.bed.hosts["host2"].directory / "host_key.pub").read_text())
     return reached(RevokedHostKeys=str(revoked))(site, name)
 
 
 def python_that_does_not_start(site: Site, name: str) -> Node:
-    shim = program(site.folder / "shim", "echo 'python3: version not set' >&2; exit 126")
+    shim = program(site.directory / "shim", "echo 'python3: version not set' >&2; exit 126")
     return {"host": site.name(name, "host2"), "python": shim}
 
 
 def login_shell_that_refuses(site: Site, name: str) -> Node:
-    shell = program(site.folder / "nologin", "echo This account is not available.; exit 1")
-    return site.name(name, "host2", site.sshd("host2", over=site.login(site.folder, shell)))
+    shell = program(site.directory / "nologin", "echo This account is not available.; exit 1")
+    return site.name(name, "host2", site.sshd("host2", over=site.login(site.directory, shell)))
 
 
 def behind_rc_file(text: str) -> Make:
@@ -81,7 +81,7 @@ def file_as_proxy(site: Site, name: str) -> Node:
 
 
 def proxy_that_gives_up(site: Site, name: str) -> Node:
-    proxy = program(site.folder / "proxy", "echo proxy: no tunnel for you >&2; exit 1")
+    proxy = program(site.directory / "proxy", "echo proxy: no tunnel for you >&2; exit 1")
     return reached(ProxyCommand=proxy)(site, name)
 
 
@@ -144,10 +144,10 @@ def test_tries_again_what_may_be_overloaded(site: Site) -> None:
 
 
 def test_a_proxy_that_hangs_ends_with_the_run(site: Site) -> None:
-    up = site.folder / "up"
+    up = site.directory / "up"
     os.mkfifo(up)
     stubborn = f"trap '' HUP TERM; echo up > '{up}'; sleep 1000 </dev/null >/dev/null 2>&1"
-    proxy = program(site.folder / "proxy", stubborn)
+    proxy = program(site.directory / "proxy", stubborn)
     site.name("stuck", "host2", ProxyCommand=proxy)
     before = site.processes()
     with running(site.job(["host1", "stuck"])) as run:

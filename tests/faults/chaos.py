@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.faults.figures import FOLDER, markdown
+from tests.faults.figures import DIRECTORY, markdown
 from tests.faults.strikes import GROUNDS, LIMIT_S, PROCS, Ground, Hit, Kind, Outcome, Plan, strike
 from tests.harness import on_time
 
@@ -78,13 +78,13 @@ def table(kills: Sequence[Kill]) -> str:
     return f"{markdown(('killed', 'times', 'clean after, median', 'at most'), rows)}\n{told}"
 
 
-def series(ground: Ground, folder: Path, kills: int, seed: int) -> Iterator[Kill]:
+def series(ground: Ground, directory: Path, kills: int, seed: int) -> Iterator[Kill]:
     """So many random kills, with a line for each. AssertionError when something is left."""
     chance = random.Random(seed)
     for number in range(kills):
         plan = plan_of(chance, ground)
         this = f"kill {number} of seed {seed}: {plan}"
-        place = folder / f"{number}"
+        place = directory / f"{number}"
         place.mkdir()
         try:
             outcome = strike(ground, place, plan)
@@ -105,10 +105,10 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32))
     given = parser.parse_args()
     print(f"seed {given.seed}", flush=True)
-    with tempfile.TemporaryDirectory() as folder, GROUNDS[given.on](Path(folder) / "bed") as ground:
-        kills = list(series(ground, Path(folder), given.kills, given.seed))
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    (FOLDER / f"chaos-{given.on}.md").write_text(f"seed {given.seed}\n\n{table(kills)}\n")
+    with tempfile.TemporaryDirectory() as directory, GROUNDS[given.on](Path(directory) / "bed") as ground:
+        kills = list(series(ground, Path(directory), given.kills, given.seed))
+    DIRECTORY.mkdir(parents=True, exist_ok=True)
+    (DIRECTORY / f"chaos-{given.on}.md").write_text(f"seed {given.seed}\n\n{table(kills)}\n")
     print(table(kills))
     return 0
 

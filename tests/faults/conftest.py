@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.cluster.hosts import Bed
-from tests.faults.figures import FOLDER, Figures, Pace, Row, table
+from tests.faults.figures import DIRECTORY, Figures, Pace, Row, table
 from tests.faults.scenes import CPU, on_hosts
 from tests.harness import LateError
 
@@ -100,10 +100,10 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     if not rows:
         return
     text = table(rows)
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    (FOLDER / "faults.md").write_text(text)
+    DIRECTORY.mkdir(parents=True, exist_ok=True)
+    (DIRECTORY / "faults.md").write_text(text)
     terminalreporter.section("fault catalogue")
     if terminalreporter.stats.get("failed") or terminalreporter.stats.get("error"):
-        terminalreporter.write_line(f"{len(rows)} rows in {FOLDER / 'faults.md'}")
+        terminalreporter.write_line(f"{len(rows)} rows in {DIRECTORY / 'faults.md'}")
     else:
         terminalreporter.write(text)

@@ -13,37 +13,37 @@ from tests.harness import PATIENCE_S
 
 
 @contextlib.contextmanager
-def _mounted(folder: Path, *words: str | Path) -> Iterator[Path]:
-    """What is mounted at `folder` by these words of mount; skips where that can't be."""
+def _mounted(directory: Path, *words: str | Path) -> Iterator[Path]:
+    """What is mounted at `directory` by these words of mount; skips where that can't be."""
     if os.geteuid():
         pytest.skip("root is missing: only root can mount a disk")
-    folder.mkdir()
-    tried = subprocess.run(["mount", *words, folder], capture_output=True, text=True, check=False)
+    directory.mkdir()
+    tried = subprocess.run(["mount", *words, directory], capture_output=True, text=True, check=False)
     if tried.returncode:
         pytest.skip(f"no disk can be mounted: {tried.stderr.strip()}")
     try:
-        yield folder
+        yield directory
     finally:
-        subprocess.run(["umount", folder], check=True, timeout=PATIENCE_S)
+        subprocess.run(["umount", directory], check=True, timeout=PATIENCE_S)
 
 
-def small_disk(folder: Path, limit: str) -> contextlib.AbstractContextManager[Path]:
-    """A filesystem in memory at `folder` that has only so much room."""
-    return _mounted(folder, "-t", "tmpfs", "-o", limit, "tmpfs")
+def small_disk(directory: Path, limit: str) -> contextlib.AbstractContextManager[Path]:
+    """A filesystem in memory at `directory` that has only so much room."""
+    return _mounted(directory, "-t", "tmpfs", "-o", limit, "tmpfs")
 
 
 @contextlib.contextmanager
-def freezable_disk(folder: Path) -> Iterator[Path]:
-    """An ext4 at `folder`."""
+def freezable_disk(directory: Path) -> Iterator[Path]:
+    """An ext4 at `directory`."""
     makes = find("mkfs.ext4")
     if makes is None or find("fsfreeze") is None:
         pytest.skip("missing: mkfs.ext4 or fsfreeze")
-    image = folder.with_suffix(".img")
+    image = directory.with_suffix(".img")
     with image.open("wb") as file:
         file.truncate(32 << 20)
     subprocess.run([makes, "-q", image], check=True, timeout=PATIENCE_S)
-    with _mounted(folder, "-o", "loop", image):
-        yield folder
+    with _mounted(directory, "-o", "loop", image):
+        yield directory
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ import pytest
 
 from tests.harness import ROOT, on_time
 
-FOLDER = Path(os.environ.get("DISTLAUNCH_REPORTS", ROOT / "reports"))
+DIRECTORY = Path(os.environ.get("DISTLAUNCH_REPORTS", ROOT / "reports"))
 """Where the table is kept, as `faults.md`."""
 
 

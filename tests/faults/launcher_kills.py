@@ -33,11 +33,11 @@ KINDS = {
 """`statuses` are those that the other launchers may end with, `tells` is what one of them must say."""
 
 
-def strike(bed: Bed, folder: Path, name: str, number: int) -> float:
+def strike(bed: Bed, directory: Path, name: str, number: int) -> float:
     """Start a run, hit launcher `number` or what is below it; seconds until all is clean."""
     kind, before = KINDS[name], bed.processes()
     words = (f"--shutdown-timeout={GRACE_S}",)
-    with launchers(bed, folder, WORKER, *[PROCS] * HOSTS, words=words) as runs:
+    with launchers(bed, directory, WORKER, *[PROCS] * HOSTS, words=words) as runs:
         ranks = [min(run.wait_ready(PROCS)) for run in runs]
         scene = Scene(runs[number], ranks[number])
         began = time.monotonic()
@@ -70,9 +70,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as place, bed_of(HOSTS, Path(place)) as bed:
         for i in range(options.kills):
             name, number = chance.choice([*KINDS]), chance.randrange(HOSTS)
-            folder = Path(place, f"kill{i}")
-            folder.mkdir()
-            clean_s = strike(bed, folder, name, number)
+            directory = Path(place, f"kill{i}")
+            directory.mkdir()
+            clean_s = strike(bed, directory, name, number)
             print(f"{i + 1}: {name} of host{number + 1}: clean after {clean_s:.2f} s", flush=True)
 
 

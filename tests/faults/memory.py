@@ -34,9 +34,9 @@ os._exit(abs(os.waitstatus_to_exitcode(status)))
 class Meter:
     """A program to run in place of the interpreter, as Popen's `executable`; below it runs the real one."""
 
-    def __init__(self, folder: Path) -> None:
-        self.result = folder / "peak"
-        self.program = folder / "measure"
+    def __init__(self, directory: Path) -> None:
+        self.result = directory / "peak"
+        self.program = directory / "measure"
         program(self.program, _MEASURE.format(python=sys.executable, result=str(self.result)))
 
     @property
@@ -58,8 +58,8 @@ class Meter:
 @cache
 def bare_mib() -> float:
     """The peak of an interpreter that does nothing; call it before threads do, for it writes a program."""
-    with TemporaryDirectory() as folder:
-        meter = Meter(Path(folder))
+    with TemporaryDirectory() as directory:
+        meter = Meter(Path(directory))
         argv = [sys.executable, "-c", "pass"]
         subprocess.run(argv, executable=meter.program, check=True, timeout=PATIENCE_S)
         return meter.peak_mib
@@ -84,7 +84,7 @@ _V2 = Path("/sys/fs/cgroup")
 
 
 def _parents() -> Iterator[tuple[Path, str]]:
-    """(folder, name of its limit) of each hierarchy in which we have a memory cgroup."""
+    """(directory, name of its limit) of each hierarchy in which we have a memory cgroup."""
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         number, controllers, path = line.split(":", 2)
         if "memory" in controllers.split(","):

@@ -26,13 +26,13 @@ ENDS = worker("""
 """)
 
 
-def main(folder: Path) -> None:
+def main(directory: Path) -> None:
     """Run the job, and print what came of it."""
-    os.mkfifo(folder / "gate")
-    with running(write_job(folder, ENDS, CPU), "--set", "timeouts.stop=1s") as run:
+    os.mkfifo(directory / "gate")
+    with running(write_job(directory, ENDS, CPU), "--set", "timeouts.stop=1s") as run:
         pids = run.wait_ready(4)
         with held([pids[1]]) as ended:
-            open_gate(folder / "gate")
+            open_gate(directory / "gate")
             ended.wait_ends(ended.pids, time.monotonic() + PATIENCE_S)
             ended.wait_reaped(time.monotonic() + PATIENCE_S)
         foreign = start_as(pids[1])

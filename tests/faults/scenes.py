@@ -29,7 +29,7 @@ RANKS = 4
 def on_hosts(bed: Bed) -> str:
     """The part of a job file for four ranks on three hosts, over ssh or as the bed has it."""
     nodes = "nodes: [{host: host1, procs: 1}, {host: host2, procs: 2}, {host: host3, procs: 1}]"
-    how = json.dumps(bed.launcher or {"ssh": {"config": f"{bed.folder}/ssh_config"}})[1:-1]
+    how = json.dumps(bed.launcher or {"ssh": {"config": f"{bed.directory}/ssh_config"}})[1:-1]
     return f"gpus_per_node: 0\n{nodes}\n{how}\n"
 
 
@@ -122,14 +122,14 @@ def assert_no_traceback(stderr: str) -> None:
 # Jobs that restart
 
 
-def here(folder: Path, text: str, **keys: Any) -> Path:
+def here(directory: Path, text: str, **keys: Any) -> Path:
     """A job on this machine whose workers have this text; a CPU job unless `keys` say otherwise."""
-    return write_job(folder, text, yaml.safe_dump({"gpus_per_node": 0} | keys))
+    return write_job(directory, text, yaml.safe_dump({"gpus_per_node": 0} | keys))
 
 
 def there(site: Site, hosts: Sequence[Node], text: str, pace: Pace | None = None, **keys: Any) -> Path:
     """A job with one such worker on each of these hosts."""
-    (site.folder / "worker.py").write_text(text)
+    (site.directory / "worker.py").write_text(text)
     timeouts = (pace.keys if pace else {}) | keys.pop("timeouts", {})
     return site.job(hosts, command=[sys.executable, "worker.py"], timeouts=timeouts, **keys)
 

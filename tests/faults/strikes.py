@@ -156,7 +156,7 @@ class Ground:
     @property
     def keys(self) -> str:
         """What a job file says to reach the hosts."""
-        how = self.bed.launcher or {"ssh": {"config": f"{self.bed.folder}/ssh_config"}}
+        how = self.bed.launcher or {"ssh": {"config": f"{self.bed.directory}/ssh_config"}}
         names = [f"host{i + 1}" for i in range(self.hosts)]
         keys = {"nodes": names, "gpus_per_node": 0} | how
         return "".join(f"{name}: {json.dumps(value)}\n" for name, value in keys.items())
@@ -181,20 +181,20 @@ class Allocation(Ground):
 
 
 @contextlib.contextmanager
-def _over_ssh(folder: Path) -> Iterator[Ground]:
-    with bed_of(Ground.hosts, folder) as bed:
+def _over_ssh(directory: Path) -> Iterator[Ground]:
+    with bed_of(Ground.hosts, directory) as bed:
         yield Ground(bed)
 
 
 @contextlib.contextmanager
-def _over_slurm(folder: Path) -> Iterator[Ground]:
+def _over_slurm(directory: Path) -> Iterator[Ground]:
     patch = pytest.MonkeyPatch.context()
-    with patch as patched, slurm_of(NODES, folder) as slurm, inside(slurm, patched, "--no-kill"):
+    with patch as patched, slurm_of(NODES, directory) as slurm, inside(slurm, patched, "--no-kill"):
         yield Allocation(slurm)
 
 
 GROUNDS = {"ssh": _over_ssh, "slurm": _over_slurm}
-"""How each is made, in a folder of its own."""
+"""How each is made, in a directory of its own."""
 
 
 MARK = "CHAOS"
@@ -248,10 +248,10 @@ class Before(NamedTuple):
 Struck = list[tuple[Kind, Scene]]
 
 
-def strike(ground: Ground, folder: Path, plan: Plan) -> Outcome:
+def strike(ground: Ground, directory: Path, plan: Plan) -> Outcome:
     """Run a job, do what `plan` says to it, and see that everything is clean in time, and the cause told."""
     before = Before(ground.bed.processes(), _ports(ground.bed), ground.steps())
-    run = Run(_job(ground, folder, plan), "--quiet", env={**os.environ, MARK: str(folder)})
+    run = Run(_job(ground, directory, plan), "--quiet", env={**os.environ, MARK: str(directory)})
     struck: Struck = []
     try:
         run.wait_ready(plan.moment)
@@ -266,17 +266,17 @@ def strike(ground: Ground, folder: Path, plan: Plan) -> Outcome:
         clean_s = time.monotonic() - (ended_at or hit_at)
         assert _ports(ground.bed) == before.ports, "a port is left"
         _check_told(run, struck, plan, ended_at is not None)
-        _check_next(ground, folder)
+        _check_next(ground, directory)
         return Outcome(clean_s, peak)
     finally:
         heal(ground.bed, struck)
         run.kill()
 
 
-def _job(ground: Ground, folder: Path, plan: Plan) -> Path:
+def _job(ground: Ground, directory: Path, plan: Plan) -> Path:
     times = f"stop: {STOP_S:g}s, lease: {LEASE_S:g}s, connect: 15s, rejoin: 1s"
     keys = f"procs_per_node: {PROCS}\ntimeouts: {{{times}}}\nrestarts: {{max: {plan.restarts}}}\n"
-    return write_job(folder, WORKER, ground.keys + keys)
+    return write_job(directory, WORKER, ground.keys + keys)
 
 
 def _struck(run: Run, ground: Ground, plan: Plan) -> Struck:
@@ -326,8 +326,8 @@ def _end_what_restarts(run: Run, struck: Struck, plan: Plan, started: bool) -> f
 
 def _clean(run: Run, ground: Ground, before: Before, struck: Struck) -> None:
     """Wait until nothing of the run is left, here or on any host, but steps that Slurm goes on listing."""
-    holders = run.holders if any(run.folder.glob("runs/*")) else list[int]
-    ours = f"{MARK}={run.folder}"
+    holders = run.holders if any(run.directory.glob("runs/*")) else list[int]
+    ours = f"{MARK}={run.directory}"
     _wait_gone(lambda: {*(ground.bed.processes() - before.processes), *holders(), *holders_of(ours)})
     # Slurm goes on listing a step that has lost its slurmstepd, which alone ends it.
     kept = tuple(f" {scene.host}" for kind, scene in struck if kind.victim is slurmstepd)
@@ -360,9 +360,9 @@ def _check_told(run: Run, struck: Struck, plan: Plan, ended: bool) -> None:
     assert status < 0 or re.search("|".join(causes), stderr), f"{causes} not told: {stderr}"
 
 
-def _check_next(ground: Ground, folder: Path) -> None:
+def _check_next(ground: Ground, directory: Path) -> None:
     """The next job runs on all hosts."""
-    job = folder / "next.yaml"
+    job = directory / "next.yaml"
     job.write_text(f"command: ['true']\n{ground.keys}")
     done = distlaunch("run", str(job), "--quiet")
     assert done.returncode == 0, f"the next run: {done.stderr}"

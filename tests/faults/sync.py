@@ -88,9 +88,9 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32))
     given = parser.parse_args()
     print(f"seed {given.seed}, pid {os.getpid()}", flush=True)
-    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
-        bed = stack.enter_context(bed_of(3, Path(folder) / "bed"))
-        series(Site(bed, Path(folder), stack), given.kills, given.seed)
+    with tempfile.TemporaryDirectory() as directory, contextlib.ExitStack() as stack:
+        bed = stack.enter_context(bed_of(3, Path(directory) / "bed"))
+        series(Site(bed, Path(directory), stack), given.kills, given.seed)
     return 0
 
 

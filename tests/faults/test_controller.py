@@ -250,9 +250,9 @@ exit $status
 
 @pytest.mark.fault(63, "srun -K: an agent is killed in mid-clean-up", promise="2, 4")
 def test_a_killed_agents_status_comes_after_its_cleanup(site: Site, pace: Pace, figures: Figures) -> None:
-    note = site.folder / "status"
-    program(site.folder / "ssh", NOTING_SSH.format(ssh=find("ssh"), note=note))
-    environment = {**os.environ, "PATH": f"{site.folder}:{os.environ['PATH']}"}
+    note = site.directory / "status"
+    program(site.directory / "ssh", NOTING_SSH.format(ssh=find("ssh"), note=note))
+    environment = {**os.environ, "PATH": f"{site.directory}:{os.environ['PATH']}"}
     text = worker("daemon()\nresist()\nready()\nwait()")
     job = there(site, ["host1", "host2"], text, pace, timeouts={"stop": "30s"})
     with line_pipe(note) as noted, running(job, env=environment) as run:
@@ -306,50 +306,50 @@ JOINS = worker("""
 """)
 
 
-def parsing(folder: Path, grace: tuple[str, str], stack: contextlib.ExitStack) -> Brought:
+def parsing(directory: Path, grace: tuple[str, str], stack: contextlib.ExitStack) -> Brought:
     """The job file is a pipe that nobody writes to."""
-    os.mkfifo(folder / "job.yaml")
-    run = stack.enter_context(running(folder / "job.yaml", *grace))
-    stack.callback(os.close, os.open(folder / "job.yaml", os.O_WRONLY))
+    os.mkfifo(directory / "job.yaml")
+    run = stack.enter_context(running(directory / "job.yaml", *grace))
+    stack.callback(os.close, os.open(directory / "job.yaml", os.O_WRONLY))
     return Brought(run, {})
 
 
-def connecting(folder: Path, grace: tuple[str, str], stack: contextlib.ExitStack) -> Brought:
+def connecting(directory: Path, grace: tuple[str, str], stack: contextlib.ExitStack) -> Brought:
     """An sshd that accepts, and never says a word."""
     silent = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
     nodes = f"nodes: [{{host: 127.0.0.1, port: {silent.getsockname()[1]}, procs: 1}}]\n{ONE}"
-    run = stack.enter_context(running(write_job(folder, SLEEPER, nodes), *grace))
+    run = stack.enter_context(running(write_job(directory, SLEEPER, nodes), *grace))
     stack.enter_context(silent.accept()[0])
     return Brought(run, {})
 
 
-def booting(folder: Path, grace: tuple[str, str], stack: contextlib.ExitStack) -> Brought:
+def booting(directory: Path, grace: tuple[str, str], stack: contextlib.ExitStack) -> Brought:
     """An interpreter that never comes up."""
-    os.mkfifo(folder / "gate")
-    python = program(folder / "python", f"read line < {folder}/gate")
-    job = write_job(folder, SLEEPER, f"{ONE}python: {python}\n")
+    os.mkfifo(directory / "gate")
+    python = program(directory / "python", f"read line < {directory}/gate")
+    job = write_job(directory, SLEEPER, f"{ONE}python: {python}\n")
     run = stack.enter_context(running(job, *grace))
-    stack.callback(os.close, os.open(folder / "gate", os.O_WRONLY))
+    stack.callback(os.close, os.open(directory / "gate", os.O_WRONLY))
     return Brought(run, {})
 
 
-def joining(folder: Path, grace: tuple[str, str], stack: contextlib.ExitStack) -> Brought:
+def joining(directory: Path, grace: tuple[str, str], stack: contextlib.ExitStack) -> Brought:
     """Ranks that run, and have not joined the rendezvous."""
-    run = stack.enter_context(running(write_job(folder, STUBBORN, CPU), *grace))
+    run = stack.enter_context(running(write_job(directory, STUBBORN, CPU), *grace))
     return Brought(run, run.wait_ready(RANKS))
 
 
-def training(folder: Path, grace: tuple[str, str], stack: contextlib.ExitStack) -> Brought:
+def training(directory: Path, grace: tuple[str, str], stack: contextlib.ExitStack) -> Brought:
     """Ranks that run, and have joined the rendezvous."""
-    os.mkfifo(folder / "gate")
-    run = stack.enter_context(running(write_job(folder, JOINS, f"{ONE}procs_per_node: 2\n"), *grace))
+    os.mkfifo(directory / "gate")
+    run = stack.enter_context(running(write_job(directory, JOINS, f"{ONE}procs_per_node: 2\n"), *grace))
     run.wait_for("joined the rendezvous")
     return Brought(run, run.wait_ready(2))
 
 
-def stopping(folder: Path, grace: tuple[str, str], stack: contextlib.ExitStack) -> Brought:
+def stopping(directory: Path, grace: tuple[str, str], stack: contextlib.ExitStack) -> Brought:
     """One rank has failed, the others ignore SIGTERM; the status stays that of the first."""
-    run, pids, *_ = joining(folder, grace, stack)
+    run, pids, *_ = joining(directory, grace, stack)
     kill(pids.pop(3))
     run.wait_for("rank 3 (node1) failed")
     return Brought(run, pids, 128 + signal.SIGKILL, "already stopping")
@@ -362,10 +362,10 @@ WITH_RANKS = [joining, training, stopping]
 
 
 @contextlib.contextmanager
-def brought_to(phase: Phase, folder: Path, grace_s: float) -> Iterator[Brought]:
+def brought_to(phase: Phase, directory: Path, grace_s: float) -> Iterator[Brought]:
     """A run in this phase."""
     with contextlib.ExitStack() as stack:
-        yield phase(folder, stop_after(grace_s), stack)
+        yield phase(directory, stop_after(grace_s), stack)
 
 
 @pytest.mark.fault(28, "Ctrl-C, before ranks have been started", promise="7")
@@ -470,17 +470,17 @@ class Detached:
     """A detached run, whose ranks say `ready RANK PID`."""
 
     def __init__(self, job: Path) -> None:
-        self.folder = job.parent
-        done = distlaunch("run", "-d", str(job), cwd=self.folder, status=0)
+        self.directory = job.parent
+        done = distlaunch("run", "-d", str(job), cwd=self.directory, status=0)
         self.id = done.stdout.strip()
-        follow = beside(self.folder, "logs", "-f", self.id)
+        follow = beside(self.directory, "logs", "-f", self.id)
         try:
             follow.wait_ready(RANKS)
         finally:
             follow.kill()
 
     def ps(self, place: str = ".") -> dict[str, Any]:
-        done = distlaunch("ps", "-a", place, "--json", cwd=self.folder)
+        done = distlaunch("ps", "-a", place, "--json", cwd=self.directory)
         (run,) = json.loads(done.stdout)
         return dict(run)
 

@@ -54,7 +54,7 @@ MIB = 1 << 20
 
 @pytest.fixture(autouse=True)
 def no_big_files(tmp_path: Path) -> Iterator[None]:
-    """Pytest keeps folders; the logs of these tests are too big for that."""
+    """Pytest keeps directories; the logs of these tests are too big for that."""
     yield
     for log in tmp_path.glob("runs/*/rank*"):
         log.unlink()
@@ -109,9 +109,9 @@ def test_counts_what_a_full_disk_loses(tmp_path: Path, figures: Figures, limit: 
             ends(run, figures, Ending(0, "can't write to", 30.0), run.began)
             figures("warnings", run.stderr.count("can't write to"), at_most=1, unit="warnings")
             kept = sum(log.stat().st_size for log in run.run_directory().glob("rank*"))
-            (summary,) = run.folder.glob("runs/*/summary.json")
+            (summary,) = run.directory.glob("runs/*/summary.json")
             assert json.loads(summary.read_text())["exit_status"] == 0
-            (listed,) = json.loads(distlaunch("ps", "-a", str(run.folder), "--json").stdout)
+            (listed,) = json.loads(distlaunch("ps", "-a", str(run.directory), "--json").stdout)
             assert listed["trouble"] == "No space left on device"
         assert "can't write to" in run.stderr and ": No space left on device; output is being" in run.stderr
         of_ranks = map(int, re.findall(r"(\d+) of rank \d", run.stderr))
@@ -140,7 +140,7 @@ CHATTY = worker("""
 """)
 
 
-@pytest.mark.fault(33, "the log folder's disk stalls", promise="1, 10")
+@pytest.mark.fault(33, "the log directory's disk stalls", promise="1, 10")
 def test_a_stalled_disk_delays_no_tear_down(tmp_path: Path, figures: Figures) -> None:
     with freezable_disk(tmp_path / "disk") as disk:
         job = here(tmp_path, CHATTY, nodes=2, logs={"dir": str(disk)})
@@ -267,7 +267,7 @@ def test_keeps_the_last_line_without_end(tmp_path: Path, figures: Figures) -> No
         if RANK == "3":
             open("gate3").read()
         for stream in (1, 2):
-            os.write(stream, b"whole\n" * 1000 + b"the last words of rank " + RANK.encode())
+            os.write(stream, b"whole\n" * 1000 + b"the last output of rank " + RANK.encode())
         if RANK == "3":
             os.kill(os.getpid(), signal.SIGKILL)
         open("gate" + RANK).read()
@@ -278,12 +278,12 @@ def test_keeps_the_last_line_without_end(tmp_path: Path, figures: Figures) -> No
         pids = run.wait_ready(RANKS)
         for rank in range(3):  # who opens its gate has printed all
             gates.callback(os.close, os.open(tmp_path / f"gate{rank}", os.O_WRONLY))
-        with clean(run, pids, figures, Ending(137, "  | the last words of rank 3", 2.0)):
+        with clean(run, pids, figures, Ending(137, "  | the last output of rank 3", 2.0)):
             open_gate(tmp_path / "gate3")
             wait_gone([pids[3]], PATIENCE_S)
         shown = kept = 0
         for rank in range(RANKS):
-            words = f"the last words of rank {rank}"
+            words = f"the last output of rank {rank}"
             shown += f":{rank}] {words}\n" in run.stdout
             shown += f":{rank}] {words}\n" in run.stderr
             for name in ("out", "err"):
@@ -348,17 +348,17 @@ def test_a_jump_of_the_wall_clock_has_no_effect(
         assert abs(last - first - hours * 3600) < 60, "the command's own clock did not jump"
 
 
-def with_own_clock(folder: Path) -> dict[str, str]:
-    """An environment whose processes have a wall clock of their own: wrong by what `folder`/shift says."""
+def with_own_clock(directory: Path) -> dict[str, str]:
+    """An environment whose processes have a wall clock of their own: wrong by what `directory`/shift says."""
     compiler = shutil.which("cc")
     if compiler is None:
         pytest.skip("cc is needed to make a wall clock that can jump")
-    (folder / "clock.c").write_text(CLOCK)
-    (folder / "shift").write_bytes(struct.pack("=q", 0))
-    library = folder / "clock.so"
-    made = [compiler, "-shared", "-fPIC", "-o", str(library), str(folder / "clock.c"), "-ldl"]
+    (directory / "clock.c").write_text(CLOCK)
+    (directory / "shift").write_bytes(struct.pack("=q", 0))
+    library = directory / "clock.so"
+    made = [compiler, "-shared", "-fPIC", "-o", str(library), str(directory / "clock.c"), "-ldl"]
     subprocess.run(made, check=True, timeout=PATIENCE_S)
-    return {**os.environ, "LD_PRELOAD": str(library), "SHIFT_FILE": str(folder / "shift")}
+    return {**os.environ, "LD_PRELOAD": str(library), "SHIFT_FILE": str(directory / "shift")}
 
 
 def test_keeps_at_most_the_limit_of_each_log_and_says_so(tmp_path: Path) -> None:
@@ -366,12 +366,12 @@ def test_keeps_at_most_the_limit_of_each_log_and_says_so(tmp_path: Path) -> None
         "command: [sh, -c, 'printf 12345; echo 6789; echo err >&2']\ngpus_per_node: 0\nlogs: {limit: 7B}\n"
     )
     done = distlaunch("run", str(tmp_path / "job.yaml"))
-    (folder,) = (tmp_path / "runs").iterdir()
-    kept = [(folder / name).read_text() for name in ("rank0.out", "rank0.err")]
+    (directory,) = (tmp_path / "runs").iterdir()
+    kept = [(directory / name).read_text() for name in ("rank0.out", "rank0.err")]
     assert (done.returncode, done.stdout, kept) == (0, "[node0:0] 123456789\n", ["1234567", "err\n"])
     assert "rank0.out has reached logs.limit: further output is not kept\n" in done.stderr
     assert "3 bytes of output beyond logs.limit were not kept\n" in done.stderr
-    shown = distlaunch("logs", str(folder))
+    shown = distlaunch("logs", str(directory))
     assert sorted(shown.stdout.splitlines()) == ["[node0:0] 1234567", "[node0:0] err"]
     assert shown.stderr == "distlaunch: 3 bytes of output beyond logs.limit were not kept\n"
 

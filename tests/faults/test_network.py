@@ -89,8 +89,8 @@ def test_a_collective_between_nodes_that_are_cut_off_from_each_other_gets_advice
 def test_bad_lines_raise_no_alarm(site: Site, pace: Pace, figures: Figures) -> None:
     work_s = max(WORK_S, pace.lease_s + 5.0)
     script = WORKING.replace("PRINTED", str(PRINTED)).replace("SECONDS", str(work_s))
-    os.mkfifo(site.folder / "go")
-    go = os.open(site.folder / "go", os.O_RDWR)
+    os.mkfifo(site.directory / "go")
+    go = os.open(site.directory / "go", os.O_RDWR)
     job = there(site, HOSTS, worker(script))
     before = site.processes()
     with contextlib.ExitStack() as bad, running(job) as run:
@@ -113,7 +113,7 @@ def test_bad_lines_raise_no_alarm(site: Site, pace: Pace, figures: Figures) -> N
 
 def mangled(site: Site, how: str) -> str:
     """host2 behind a mangler that begins as soon as the fifo `begin` is opened."""
-    os.mkfifo(site.folder / "begin")
+    os.mkfifo(site.directory / "begin")
     proxy = [sys.executable, mangler.__file__, how, site.bed.hosts["host2"].address, "22", "begin"]
     return site.name("mangled", "host2", ProxyCommand=shlex.join(proxy))
 
@@ -122,7 +122,7 @@ def mangled(site: Site, how: str) -> str:
 def test_slices_of_the_stream_lose_nothing(site: Site, figures: Figures) -> None:
     lines = ["sh", "-c", "seq -f 'line %.0f of {rank}' 20000"]
     job, before = site.job(["host1", mangled(site, "sliced")], command=lines), site.processes()
-    with running(job, "--quiet", cwd=site.folder) as run:
+    with running(job, "--quiet", cwd=site.directory) as run:
         assert run.wait() == 0, run.stderr
         expected = "".join(f"line {number} of 1\n" for number in range(1, 20001))
         assert (run.run_directory() / "rank1.out").read_text() == expected
@@ -139,7 +139,7 @@ CHATTY = worker("""
 
 
 def mangle(site: Site, rank: int) -> None:
-    open_gate(site.folder / "begin")
+    open_gate(site.directory / "begin")
 
 
 def reset(site: Site, rank: int) -> None:
@@ -168,7 +168,7 @@ def test_a_broken_connection_loses_its_node(
     """What an agent says that is no frame, or one of 4 GiB, is among the lies in `agents`."""
     host2 = mangled(site, how) if how else "host2"
     job, before = there(site, ["host1", host2, "host3"], CHATTY), site.processes()
-    with running(job, cwd=site.folder) as run:
+    with running(job, cwd=site.directory) as run:
         ranks = run.wait_ready(3)
         agent = parent_of(ranks[1])
         began = time.monotonic()
@@ -251,7 +251,7 @@ def test_survives_a_blip(site: Site, pace: Pace, figures: Figures) -> None:
         site.bed.call("heal", "host2")
         run.wait_for("host2:1] still", times=before + int(blip_s * 25))
         figures("heard again after", time.monotonic() - began, at_most=pace.lease_s)
-        (site.folder / "enough").touch()
+        (site.directory / "enough").touch()
         assert run.wait() == 0, run.stderr
         alarms = [event["text"] for event in run.events("Message") if event["level"] != "info"]
         figures("alarms", len(alarms), at_most=0, unit="")

@@ -37,7 +37,7 @@ def test_is_clean_after_a_launchers_kill(name: str, bed: Bed, tmp_path: Path, fi
     figures(f"clean after {name}", launcher_kills.strike(bed, tmp_path, name, number), at_most=limit_s)
 
 
-def kills(ground: Ground, folder: Path, seed: int, figures: Figures) -> None:
-    for plan, outcome, limit_s in chaos.series(ground, folder, KILLS, seed):
+def kills(ground: Ground, directory: Path, seed: int, figures: Figures) -> None:
+    for plan, outcome, limit_s in chaos.series(ground, directory, KILLS, seed):
         figures(f"clean after {plan.name}", outcome.clean_s, at_most=limit_s)
         figures("controller's peak memory", outcome.peak_mib, at_most=64, unit="MiB")

@@ -64,14 +64,14 @@ HOSTS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.fault(64, "a host named -oProxyCommand=…", promise="11")
 def test_a_host_that_looks_like_an_option_is_refused(site: Site, figures: Figures) -> None:
-    (site.folder / "hosts").write_text(f"{OPTION} slots=1\n")
+    (site.directory / "hosts").write_text(f"{OPTION} slots=1\n")
     for name, keys in HOSTS.items():
-        job = site.folder / "hostile.yaml"
+        job = site.directory / "hostile.yaml"
         job.write_text(json.dumps({"command": ["true"], "gpus_per_node": 0, **keys}))
-        done = distlaunch("run", str(job), cwd=site.folder)
+        done = distlaunch("run", str(job), cwd=site.directory)
         assert done.returncode == USAGE, (name, done.stderr)
         assert "a host name can't begin with a dash" in done.stderr, (name, done.stderr)
-    assert not list(site.folder.rglob("pwned"))
+    assert not list(site.directory.rglob("pwned"))
     figures("ways to name it, all refused", len(HOSTS), unit="")
 
 
@@ -96,15 +96,15 @@ RECORDING = worker("""
 
 @pytest.mark.fault(65, "every free text of a job file is shell code", promise="11")
 def test_shell_code_in_texts_reaches_no_shell(site: Site, figures: Figures) -> None:
-    pwned = site.folder / "pwned"
+    pwned = site.directory / "pwned"
     texts = injections(pwned)
     everything = "".join(texts)
     assert_dangerous(everything, pwned)
-    place = site.folder / everything
+    place = site.directory / everything
     place.mkdir(parents=True)
     (place / "worker.py").write_text(RECORDING)
     (place / "config").write_text(site.ssh_config.read_text())
-    python = site.folder / everything.replace("\n", "") / "python"
+    python = site.directory / everything.replace("\n", "") / "python"
     python.parent.mkdir(parents=True)
     program(python, f'exec {sys.executable} "$@"')
     shared, own = ({f"{name}{i}": text for i, text in enumerate(texts)} for name in ("JOB", "NODE"))
@@ -119,9 +119,9 @@ def test_shell_code_in_texts_reaches_no_shell(site: Site, figures: Figures) -> N
         "nodes": [{"host": "host1", "env": own, "python": str(python)}],
         "gpus_per_node": 0,
     }
-    job = site.folder / "job.yaml"
+    job = site.directory / "job.yaml"
     job.write_text(json.dumps(keys))
-    with running(job, cwd=site.folder) as run:
+    with running(job, cwd=site.directory) as run:
         run.wait_ready(1)
         lines = [command_line(pid) for pid in children_of(run.process.pid)]
     seen = json.loads((place / "seen.json").read_text())
@@ -168,7 +168,7 @@ def _placed(within: dict[str, Any], path: list[str], value: Any) -> dict[str, An
 @pytest.mark.fault(65, "each key of a job file is shell code, or has a NUL", promise="11")
 def test_shell_code_in_a_key_reaches_no_shell(site: Site, figures: Figures) -> None:
     """Most keys refuse such a text when the file is read; with each of the others the job is run."""
-    pwned = site.folder / "pwned"
+    pwned = site.directory / "pwned"
     text = "".join(injections(pwned))
     base: dict[str, Any] = {
         "nodes": [{"host": "host1"}],
@@ -179,7 +179,7 @@ def test_shell_code_in_a_key_reaches_no_shell(site: Site, figures: Figures) -> N
 
     def job_with(path: str, kind: str, code: str) -> Path:
         keys = base if path in ("script", "module", "command") else {**base, "command": ["true"]}
-        job = site.folder / f"{next(numbers)}.yaml"
+        job = site.directory / f"{next(numbers)}.yaml"
         job.write_text(json.dumps(with_text(keys, path, kind, code)))
         return job
 
@@ -202,7 +202,7 @@ def test_shell_code_in_a_key_reaches_no_shell(site: Site, figures: Figures) -> N
     assert not pwned.exists()
 
     def run(job: Path) -> int:
-        done = distlaunch("run", str(job), cwd=site.folder)
+        done = distlaunch("run", str(job), cwd=site.directory)
         assert "Traceback" not in done.stderr and not pwned.exists(), (job.read_text(), done.stderr)
         return done.returncode
 
@@ -263,13 +263,13 @@ SECRET = "canary-4f1c9d2e77"
 @pytest.mark.fault(67, "a secret from the caller's environment", promise="11")
 def test_a_secret_of_the_environment_is_shown_nowhere(site: Site, figures: Figures) -> None:
     script = "echo ready {rank} $$ ${#TOKEN}; read line < go; exit 3"
-    os.mkfifo(site.folder / "go")
+    os.mkfifo(site.directory / "go")
     job = site.job(["host1", "host2", "localhost"], command=["sh", "-c", script], env={"TOKEN": None})
-    options: dict[str, Any] = {"env": {**os.environ, "TOKEN": SECRET}, "cwd": site.folder}
+    options: dict[str, Any] = {"env": {**os.environ, "TOKEN": SECRET}, "cwd": site.directory}
     with running(job, "--json", **options) as run:
         run.wait_for(f" {len(SECRET)}\n", times=3)
         argvs = [command_line(int(pid)) for pid in os.listdir("/proc") if pid.isdigit()]
-        with (site.folder / "go").open("w") as go:
+        with (site.directory / "go").open("w") as go:
             go.write("go\n" * 3)
         assert run.wait() == 3
         texts = {str(path): path.read_text(errors="replace") for path in run.run_directory().iterdir()}
@@ -347,9 +347,9 @@ def test_names_lead_to_no_other_directory(tmp_path: Path, figures: Figures) -> N
     figures("files elsewhere", len(strange(found, place)), at_most=0, unit="")
 
 
-def strange(files: Iterable[Path], folder: Path) -> list[Path]:
-    """Those that are none of a run's in `folder`."""
-    return [path for path in files if not KEPT.fullmatch(str(path).removeprefix(f"{folder}/"))]
+def strange(files: Iterable[Path], directory: Path) -> list[Path]:
+    """Those that are none of a run's in `directory`."""
+    return [path for path in files if not KEPT.fullmatch(str(path).removeprefix(f"{directory}/"))]
 
 
 HIDING = ("\x1b[8m", "\x1b[1;08;31m", "\x1b[38;5;1;8m", "\x1b[48;2;1;2;3;8m")
@@ -382,7 +382,7 @@ RECORD = {"message": {"message": "m", "extraInfo": {"py_callstack": BYTES.decode
 SPEAKERS: dict[str, tuple[str, dict[str, Any]]] = {
     "stdout": ("run", worker_of(f"import os; os.write(1, {BYTES!r})")),
     "stderr": ("run", worker_of(f"import os; os.write(2, {BYTES!r})")),
-    "last words": ("run", worker_of(f"import os; os.write(2, {BYTES!r}); os._exit(3)")),
+    "last output": ("run", worker_of(f"import os; os.write(2, {BYTES!r}); os._exit(3)")),
     "an error record": (
         "run",
         worker_of(
@@ -422,10 +422,10 @@ def test_terminal_commands_are_escaped(speaker: str, log: str, tmp_path: Path, f
 
 @pytest.mark.fault(71, "LD_PRELOAD and PYTHONPATH in the job's env", promise="11")
 def test_preloads_of_the_job_reach_workers_only(site: Site, figures: Figures) -> None:
-    hooks = site.folder / "hooks"
+    hooks = site.directory / "hooks"
     hooks.mkdir()
     (hooks / "sitecustomize.py").write_text(
-        f"import os; print(os.getpid(), file=open({str(site.folder / 'hooked')!r}, 'a'))"
+        f"import os; print(os.getpid(), file=open({str(site.directory / 'hooked')!r}, 'a'))"
     )
     env = {"PYTHONPATH": str(hooks), "LD_PRELOAD": str(hooks / "missing.so")}
     job = there(site, ["host1", "localhost"], SLEEPER, env=env)
@@ -439,7 +439,7 @@ def test_preloads_of_the_job_reach_workers_only(site: Site, figures: Figures) ->
         assert all(str(hooks).encode() in environment(pid) for pid in workers)
         run.process.send_signal(signal.SIGINT)
         assert run.wait() == 130
-    hooked = {int(line) for line in (site.folder / "hooked").read_text().split()}
+    hooked = {int(line) for line in (site.directory / "hooked").read_text().split()}
     figures("processes above the workers with the variables", len(others), at_most=0, unit="")
     figures("others that were hooked", len(hooked - workers), at_most=0, unit="")
     assert hooked == workers
@@ -465,33 +465,33 @@ def prepared(site: Site, number: int, lies: Mapping[str, Lie], good: Sequence[st
 
     All files are written before any job runs: a program that is still written to can't be executed.
     """
-    folder = site.folder / str(number)
+    directory = site.directory / str(number)
     nodes: list[Node] = [{"host": host, "gpus": 0} for host in good]
     for i, lie in enumerate(lies.values()):
-        (folder / str(i)).mkdir(parents=True)
-        python = python_that_lies(folder / str(i) / "python", lie)
+        (directory / str(i)).mkdir(parents=True)
+        python = python_that_lies(directory / str(i) / "python", lie)
         nodes.append({"host": site.name(f"liar{number}-{i}", "host2"), "python": python, "gpus": "auto"})
     keys = {"nodes": nodes, "command": ["true"], "timeouts": {"connect": "20s", "lease": "5m"}}
-    (folder / "job.yaml").write_text(json.dumps(keys | {"ssh": {"config": str(site.ssh_config)}}))
-    return folder
+    (directory / "job.yaml").write_text(json.dumps(keys | {"ssh": {"config": str(site.ssh_config)}}))
+    return directory
 
 
-def meet(folder: Path, lies: Mapping[str, Lie], meter: Meter) -> Met:
+def meet(directory: Path, lies: Mapping[str, Lie], meter: Meter) -> Met:
     """Run the job: every lie is said, and told of as it should be, and nothing else is written."""
-    own, began = set(folder.rglob("*")), time.monotonic()
-    done = distlaunch("run", str(folder / "job.yaml"), executable=meter.program)
+    own, began = set(directory.rglob("*")), time.monotonic()
+    done = distlaunch("run", str(directory / "job.yaml"), executable=meter.program)
     took_s = time.monotonic() - began
     context = (list(lies), done.returncode, done.stderr[-1000:])
     assert done.returncode in (0, 1, USAGE, UNREACHABLE, NODE_LOST, 126), context
     assert "Traceback" not in done.stderr, context
     for i, (name, lie) in enumerate(lies.items()):
-        said = folder / str(i) / "lied"
+        said = directory / str(i) / "lied"
         assert said.exists(), f"{name}: was not said"
         own.add(said)
-        assert lie.told.format(host=f"liar{folder.name}-{i}") in done.stderr, (name, *context)
+        assert lie.told.format(host=f"liar{directory.name}-{i}") in done.stderr, (name, *context)
         assert bool(done.returncode) == bool(lie.told), (name, *context)
-    made = {path for path in folder.rglob("*") if path.is_file()} - own - {meter.result, meter.program}
-    assert not strange(made, folder), context
+    made = {path for path in directory.rglob("*") if path.is_file()} - own - {meter.result, meter.program}
+    assert not strange(made, directory), context
     longest = max(map(len, done.stderr.splitlines()))
     return Met(done.returncode, longest, took_s, meter.over_bare_mib)
 
@@ -504,11 +504,11 @@ def test_lies_of_agents_harm_nobody_else(site: Site, figures: Figures) -> None:
     groups: dict[str, dict[str, Lie]] = {}
     for name, lie in LIES.items():
         groups.setdefault(lie.told if lie.told in ("", NO_HELLO) else name, {})[name] = lie
-    folders = [prepared(site, number, lies) for number, lies in enumerate(groups.values())]
-    folders.append(prepared(site, len(folders), FLOOD_BEFORE_THE_START, good=()))
-    meters = [Meter(folder) for folder in folders]
+    directories = [prepared(site, number, lies) for number, lies in enumerate(groups.values())]
+    directories.append(prepared(site, len(directories), FLOOD_BEFORE_THE_START, good=()))
+    meters = [Meter(directory) for directory in directories]
     with ThreadPoolExecutor(3) as pool:
-        met = list(pool.map(meet, folders, [*groups.values(), FLOOD_BEFORE_THE_START], meters))
+        met = list(pool.map(meet, directories, [*groups.values(), FLOOD_BEFORE_THE_START], meters))
     site.assert_gone(before)
     assert met[-1].status == NODE_LOST
     figures("the slowest run", max(each.took_s for each in met), at_most=CONNECT_S)
@@ -521,7 +521,7 @@ def test_no_socket_listens_for_a_run(site: Site, figures: Figures) -> None:
     hosts = list(site.bed.hosts.values())
     # The controller runs on host4, where nobody else makes sockets.
     enter = f"nsenter --net=/proc/{hosts[3].pid}/ns/net"
-    inside = program(site.folder / "inside", f'exec {enter} {sys.executable} "$@"')
+    inside = program(site.directory / "inside", f'exec {enter} {sys.executable} "$@"')
     job = site.job(["host1", "host2", "host3"], command=["sh", "-c", "echo ready {rank} $$; exec sleep 1000"])
     before = {host.name: listening(host) for host in hosts}
     assert all(before.values()), "not even the hosts' own sshd is seen"

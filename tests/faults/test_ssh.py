@@ -70,7 +70,7 @@ def test_runs_behind_an_rc_file(shell: str, text: str, site: Site, figures: Figu
 
 def of_another_version(site: Site, name: str) -> Node:
     patch = "from distlaunch.agent import wire; wire.PROTOCOL += 1"
-    return {"host": site.name(name, "host2"), "python": python_with(site.folder / "newer", patch)}
+    return {"host": site.name(name, "host2"), "python": python_with(site.directory / "newer", patch)}
 
 
 PERMISSION = r"Permission denied \(password\)"
@@ -107,7 +107,7 @@ def test_tells_why_a_host_is_unusable(bad: Mapping[str, Bad], site: Site, figure
 @pytest.mark.fault(38, "sshd drops connections (MaxStartups 2:100:2)", promise="8")
 def test_retries_at_a_server_that_sheds_load(site: Site, figures: Figures) -> None:
     port = site.sshd("host2", "MaxStartups 2:100:2")
-    python = python_with(site.folder / "python", NAMELESS)
+    python = python_with(site.directory / "python", NAMELESS)
     ended = site.run([{"host": site.name(f"name{i}", "host2", port), "python": python} for i in range(8)])
     assert_ran(site, ended)
     dropped = [e for e in ended.events("LinkEnded") if e["failure"]["kind"] == "dropped by the server"]
@@ -131,7 +131,7 @@ while True:
 @pytest.mark.long
 @pytest.mark.fault(39, "a server that punishes failed logins", promise="8")
 def test_retries_little_at_a_server_that_punishes(site: Site, figures: Figures) -> None:
-    calls = site.folder / "calls"
+    calls = site.directory / "calls"
     opened = f"import os; calls = os.open({str(calls)!r}, os.O_WRONLY | os.O_CREAT, 0o600)"
     nodes = [
         "host1",
@@ -203,7 +203,7 @@ while True:
 @pytest.mark.fault(43, "DNS fails, is slow, or is silent", promise="8")
 def test_survives_slow_dns_and_names_unknown_hosts(site: Site, connect_s: float, figures: Figures) -> None:
     site.server("host2", NAME_SERVER)
-    config = site.folder / "resolv.conf"
+    config = site.directory / "resolv.conf"
     config.write_text(f"nameserver {site.bed.hosts['host2'].address}\noptions timeout:30\n")
     resolver = {Path("/etc/resolv.conf"): config}
     for name in ("slow", "missing", "silent"):
@@ -211,7 +211,7 @@ def test_survives_slow_dns_and_names_unknown_hosts(site: Site, connect_s: float,
     ended = site.run(["host1", "slow"], over=resolver)
     assert_ran(site, ended)
     figures("slow: the whole run", ended.took_s, at_most=CONNECT_S)
-    for path in site.folder.glob("started-*"):
+    for path in site.directory.glob("started-*"):
         path.unlink()
     bad = {
         "missing": ("unknown host", "Could not resolve hostname missing", CONNECT_S),
@@ -225,7 +225,7 @@ def test_survives_slow_dns_and_names_unknown_hosts(site: Site, connect_s: float,
 
 @pytest.mark.fault(44, "ControlMaster, RemoteCommand, RequestTTY and more in ssh_config", promise="11")
 def test_overrides_a_hostile_ssh_config(site: Site, figures: Figures) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken, odd_hosts.dead_master(site.folder / "s"):
+    with socket.create_server(("127.0.0.1", 0)) as taken, odd_hosts.dead_master(site.directory / "s"):
         hostile = {
             "IgnoreUnknown": "UseKeychain",
             "UseKeychain": "yes",
@@ -234,7 +234,7 @@ def test_overrides_a_hostile_ssh_config(site: Site, figures: Figures) -> None:
             "ControlPersist": "yes",
             "ExitOnForwardFailure": "yes",
             "ForkAfterAuthentication": "yes",
-            "LocalCommand": f"touch '{site.folder}/local'",
+            "LocalCommand": f"touch '{site.directory}/local'",
             "LocalForward": f"127.0.0.1:{taken.getsockname()[1]} localhost:9",
             "LogLevel": "QUIET",
             "PermitLocalCommand": "yes",
@@ -244,11 +244,11 @@ def test_overrides_a_hostile_ssh_config(site: Site, figures: Figures) -> None:
             "StdinNull": "yes",
         }
         nodes = [
-            site.name("new", "host1", 22, **hostile, ControlPath=f'"{site.folder}/%n"'),
-            site.name("old", "host2", 22, **hostile, ControlPath=f'"{site.folder}/s"'),
+            site.name("new", "host1", 22, **hostile, ControlPath=f'"{site.directory}/%n"'),
+            site.name("old", "host2", 22, **hostile, ControlPath=f'"{site.directory}/s"'),
         ]
         ended = site.run(nodes)
     assert_ran(site, ended)
-    assert not (site.folder / "local").exists()
-    assert not (site.folder / "new").exists(), "a master was left"
+    assert not (site.directory / "local").exists()
+    assert not (site.directory / "new").exists(), "a master was left"
     figures("the whole run", ended.took_s, at_most=CONNECT_S)

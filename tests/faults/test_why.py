@@ -26,7 +26,9 @@ def test_names_what_has_changed_since_the_last_good_run(tmp_path: Path) -> None:
     lines = distlaunch("why", cwd=tmp_path, status=0).stdout.splitlines()
     assert any("the last good run: args: 0 → 3" in line for line in lines), lines
     assert len(lines) <= 10
-    good, bad = map(str, sorted((tmp_path / "runs").iterdir(), key=lambda folder: folder.stat().st_ctime))
+    good, bad = map(
+        str, sorted((tmp_path / "runs").iterdir(), key=lambda directory: directory.stat().st_ctime)
+    )
     found = json.loads(distlaunch("why", bad, "--diff", good, "--json", status=0).stdout)
     assert found["differs"].pop("checksum of the script")
     assert found["differs"] == {"args": ["0", "3"]}

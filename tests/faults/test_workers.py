@@ -473,15 +473,15 @@ def path_with(tools: str) -> dict[str, str]:
     return {**os.environ, "PATH": f"{tools}:{os.environ['PATH']}"}
 
 
-def limited(folder: Path, more: int) -> Path:
+def limited(directory: Path, more: int) -> Path:
     """A job of 60 ranks on a node that allows so many processes more."""
     uid = os.getuid() or 54321
     limits = f"prlimit --nproc={tasks_of(uid) + more}"
     if not os.getuid():
         keeps = "--inh-caps=-all,+dac_override --ambient-caps=-all,+dac_override"
         limits += f" setpriv --reuid={uid} --clear-groups {keeps}"
-    interpreter = program(folder / "limited", f'exec {limits} {sys.executable} "$@"')
-    job = folder / "job.yaml"
+    interpreter = program(directory / "limited", f'exec {limits} {sys.executable} "$@"')
+    job = directory / "job.yaml"
     job.write_text(f"{ONE}procs_per_node: 60\npython: {interpreter}\ncommand: [sleep, infinity]\n")
     return job
 
@@ -489,8 +489,8 @@ def limited(folder: Path, more: int) -> Path:
 def tasks_of(uid: int) -> int:
     """Threads of a user, as the limit counts them."""
     found = 0
-    for folder in Path("/proc").iterdir():
+    for directory in Path("/proc").iterdir():
         with contextlib.suppress(OSError):
-            if folder.name.isdigit() and folder.stat().st_uid == uid:
-                found += len(list((folder / "task").iterdir()))
+            if directory.name.isdigit() and directory.stat().st_uid == uid:
+                found += len(list((directory / "task").iterdir()))
     return found

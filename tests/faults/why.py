@@ -127,7 +127,7 @@ PATTERNS = {
 }
 
 
-def failed(name: str, seed: int, folder: Path, most: int = 4) -> Verdict:
+def failed(name: str, seed: int, directory: Path, most: int = 4) -> Verdict:
     """Run a job of at most so many ranks that fails so, and judge the explanation."""
     chance, pattern = random.Random(f"{name} {seed}"), PATTERNS[name]
     ranks = chance.randint(pattern.least, max(pattern.least, most))
@@ -143,9 +143,9 @@ def failed(name: str, seed: int, folder: Path, most: int = 4) -> Verdict:
         options = dict(given or {})
         keys = keys.replace("PORT", str(options.pop("port", "")))
         distlaunch(
-            "run", str(write_job(folder, HEAD + pattern.script + "\n", keys)), timeout=LIMIT_S, **options
+            "run", str(write_job(directory, HEAD + pattern.script + "\n", keys)), timeout=LIMIT_S, **options
         )
-    (run,) = (folder / "runs").iterdir()
+    (run,) = (directory / "runs").iterdir()
     return pattern.judge(json.loads(distlaunch("why", "--json", str(run), status=0).stdout), bad)
 
 
@@ -158,8 +158,8 @@ def main() -> int:
     right, wrong = Counter[str](), Counter[str]()
     for name in given.only:
         for seed in range(given.runs):
-            with tempfile.TemporaryDirectory() as folder:
-                verdict = failed(name, seed, Path(folder))
+            with tempfile.TemporaryDirectory() as directory:
+                verdict = failed(name, seed, Path(directory))
             right[name] += verdict.right
             wrong[name] += verdict.wrong_fact
             print(

@@ -20,9 +20,9 @@ SLEEPER = """
 """A worker that says its place and its attempt, and waits."""
 
 
-def run_one(folder: Path, worker: str, keys: str = "", *words: str, **options: Any) -> Done:
+def run_one(directory: Path, worker: str, keys: str = "", *words: str, **options: Any) -> Done:
     """`distlaunch run` of the Python text `worker` on the CPU, by one rank unless `keys` say otherwise."""
-    return distlaunch("run", str(write_job(folder, worker, ONE + keys)), *words, **options)
+    return distlaunch("run", str(write_job(directory, worker, ONE + keys)), *words, **options)
 
 
 def sleeper(first: str) -> str:

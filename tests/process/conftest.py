@@ -25,6 +25,6 @@ def torchruns(tmp_path_factory: pytest.TempPathFactory) -> Torchruns:
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    """A folder with a worker that says its place and waits."""
+    """A directory with a worker that says its place and waits."""
     script(tmp_path, SLEEPER)
     return tmp_path

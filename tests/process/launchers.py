@@ -20,7 +20,7 @@ LOST = 71
 
 @contextlib.contextmanager
 def launcher(
-    folder: Path,
+    directory: Path,
     port: int,
     *words: str,
     node: int = 0,
@@ -34,10 +34,10 @@ def launcher(
     """One launcher, which ends with the block; the one of `node` 0 is the controller where they are told."""
     where = PLACES[meets].format(port=port, node=node, first=int(node == 0)).split()
     run = Going(
-        folder,
+        directory,
         [*argv, f"--nnodes={nodes}", *where, *words, "worker.py", *args],
-        cwd=folder,
-        env=environment(folder, DISTLAUNCH_SECRET=secret, **environ),
+        cwd=directory,
+        env=environment(directory, DISTLAUNCH_SECRET=secret, **environ),
     )
     try:
         yield run
@@ -48,12 +48,12 @@ def launcher(
 
 
 @contextlib.contextmanager
-def launchers(folder: Path, *words: str, meets: str = "static", count: int = 2) -> Iterator[list[Going]]:
+def launchers(directory: Path, *words: str, meets: str = "static", count: int = 2) -> Iterator[list[Going]]:
     """The launchers of all nodes."""
     port = free_port()
     with contextlib.ExitStack() as stack:
         yield [
-            stack.enter_context(launcher(folder, port, *words, node=node, nodes=count, meets=meets))
+            stack.enter_context(launcher(directory, port, *words, node=node, nodes=count, meets=meets))
             for node in range(count)
         ]
 

@@ -2,7 +2,7 @@
 
 Started as one of their commands, it takes the options that distlaunch gives, prints what the real ones are
 documented to print, and really runs batch scripts, with the variables that the real ones set. KIND says whose
-it is, QUEUE is the folder of the queue, with a folder per job. While a file `hold` is in it, jobs wait.
+it is, QUEUE is the directory of the queue, with a directory per job. While a file `hold` is in it, jobs wait.
 """
 
 import contextlib
@@ -43,11 +43,11 @@ WORDS = {
 """What each calls a job that waits, begins, runs, ends, is done, has failed; "" = it is not listed."""
 
 
-def job_id(folder: Path) -> str:
-    return folder.name + (SERVER if KIND == "pbs" else "")
+def job_id(directory: Path) -> str:
+    return directory.name + (SERVER if KIND == "pbs" else "")
 
 
-def folder_of(job: str) -> Path:
+def directory_of(job: str) -> Path:
     return QUEUE / job.removesuffix(SERVER)
 
 
@@ -72,15 +72,15 @@ def bsub(words: list[str]) -> NoReturn:
 
 
 def queued(text: str) -> Path:
-    """The folder of a new job that has this script."""
-    folder = QUEUE / str(FIRST + sum(each.name.isdigit() for each in QUEUE.iterdir()))
-    (folder / "spool").mkdir(parents=True)
-    (folder / "spool" / "script").write_text(text)
-    (folder / "spool" / "cwd").write_text(os.getcwd())
-    (folder / "waits").touch()
+    """The directory of a new job that has this script."""
+    directory = QUEUE / str(FIRST + sum(each.name.isdigit() for each in QUEUE.iterdir()))
+    (directory / "spool").mkdir(parents=True)
+    (directory / "spool" / "script").write_text(text)
+    (directory / "spool" / "cwd").write_text(os.getcwd())
+    (directory / "waits").touch()
     if not (QUEUE / "hold").exists():
-        start(folder)
-    return folder
+        start(directory)
+    return directory
 
 
 def note_question(words: list[str]) -> None:
@@ -95,26 +95,26 @@ def bjobs(words: list[str]) -> NoReturn:
     assert options == ["-noheader", "-o", "jobid stat exit_reason pend_reason delimiter='|'"], options
     assert jobs
     for job in jobs:
-        if state := state_of(folder_of(job)):
+        if state := state_of(directory_of(job)):
             waits = "New job is waiting for scheduling" if state == "PEND" else "-"
-            ended = "TERM_OWNER: job killed by owner" if was_killed(folder_of(job)) else "-"
+            ended = "TERM_OWNER: job killed by owner" if was_killed(directory_of(job)) else "-"
             print(job, state, ended, waits, sep="|")
         else:
             print(f"Job <{job}> is not found", file=sys.stderr)
-    leave(0 if all(state_of(folder_of(job)) for job in jobs) else 255)
+    leave(0 if all(state_of(directory_of(job)) for job in jobs) else 255)
 
 
 def bkill(words: list[str]) -> NoReturn:
     """`bkill ID`, or `bkill -s TERM ID`."""
     *options, job = words
     assert options in ([], ["-s", "TERM"]), options
-    folder = folder_of(job)
-    if not state_of(folder):
+    directory = directory_of(job)
+    if not state_of(directory):
         leave(255, err=f"Job <{job}>: No matching job found\n")
     if options:
-        send(folder, signal.SIGTERM)
+        send(directory, signal.SIGTERM)
         leave(0, out=f"Job <{job}> is being signaled\n")
-    if not end_job(folder, signal.SIGINT):
+    if not end_job(directory, signal.SIGINT):
         leave(255, err=f"Job <{job}>: Job has already finished\n")
     leave(0, out=f"Job <{job}> is being terminated\n")
 
@@ -130,7 +130,7 @@ def flux(words: list[str]) -> NoReturn:
         case ["jobs", "-n", "--color=never", "-o", "{id.dec}|{status}", *jobs]:
             flux_jobs(jobs)
         case ["cancel", job]:
-            if not end_job(folder_of(job), signal.SIGTERM):
+            if not end_job(directory_of(job), signal.SIGTERM):
                 leave(1, err=f"flux-cancel: ERROR: {job}: job is inactive\n")
             leave(0)
     leave(0, out=flux_job(words))
@@ -142,7 +142,7 @@ def flux_job(words: list[str]) -> str:
         case ["job", "id", "--to=dec", job]:
             return job.removeprefix("ƒ") + "\n"
         case ["job", "kill", "-s", "SIGTERM", job]:
-            send(folder_of(job), signal.SIGTERM)
+            send(directory_of(job), signal.SIGTERM)
             return ""
         case ["getattr", "jobid"]:
             return f"ƒ{os.environ['STAND_IN_JOB']}\n"
@@ -153,7 +153,7 @@ def flux_job(words: list[str]) -> str:
 
 def flux_jobs(jobs: list[str]) -> NoReturn:
     note_question(jobs)
-    states = {job: state_of(folder_of(job)) for job in jobs}
+    states = {job: state_of(directory_of(job)) for job in jobs}
     known = "".join(f"{job}|{state}\n" for job, state in states.items() if state)
     unknown = "".join(
         f"flux-jobs: ERROR: JobID {job} unknown\n" for job, state in states.items() if not state
@@ -161,15 +161,15 @@ def flux_jobs(jobs: list[str]) -> NoReturn:
     leave(1 if unknown else 0, out=known, err=unknown)
 
 
-def end_job(folder: Path, signum: int) -> bool:
+def end_job(directory: Path, signum: int) -> bool:
     """Begin the end of a job; whether it was not over."""
-    if (folder / "waits").exists():
-        (folder / "waits").rename(folder / "cancelled")
+    if (directory / "waits").exists():
+        (directory / "waits").rename(directory / "cancelled")
         return True
-    if not (folder / "runs").exists() and not (folder / "begins").exists():
+    if not (directory / "runs").exists() and not (directory / "begins").exists():
         return False
-    (folder / "deleted").touch()
-    send(folder, signum)
+    (directory / "deleted").touch()
+    send(directory, signum)
     return True
 
 
@@ -184,7 +184,7 @@ def qstat(words: list[str]) -> NoReturn:
     assert words[0] == "-f", words
     status = 0
     for job in words[1:]:
-        if state := state_of(folder_of(job)):
+        if state := state_of(directory_of(job)):
             comment = "Not Running: Insufficient amount of resource:\n\t ngpus" if state == "Q" else "Job run"
             print(f"Job Id: {job}\n    Job_Name = job\n    job_state = {state}\n    comment = {comment}\n")
         else:
@@ -194,53 +194,53 @@ def qstat(words: list[str]) -> NoReturn:
     leave(status)
 
 
-def xml_of(folder: Path) -> str:
+def xml_of(directory: Path) -> str:
     return (
-        f'    <job_list state="running">\n      <JB_job_number>{folder.name}</JB_job_number>\n'
-        f"      <JB_owner>{ANN}</JB_owner>\n      <state>{state_of(folder)}</state>\n    </job_list>\n"
+        f'    <job_list state="running">\n      <JB_job_number>{directory.name}</JB_job_number>\n'
+        f"      <JB_owner>{ANN}</JB_owner>\n      <state>{state_of(directory)}</state>\n    </job_list>\n"
     )
 
 
-def was_killed(folder: Path) -> bool:
+def was_killed(directory: Path) -> bool:
     """Whether it is over because its user wanted that."""
-    wanted = (folder / "cancelled").exists() or (folder / "deleted").exists()
-    return wanted and not (folder / "runs").exists()
+    wanted = (directory / "cancelled").exists() or (directory / "deleted").exists()
+    return wanted and not (directory / "runs").exists()
 
 
-def state_of(folder: Path) -> str:
+def state_of(directory: Path) -> str:
     """In the words of the queue; "" = it is over, and not listed."""
     waits, begins, runs, ends, done, failed = WORDS[KIND]
-    if (folder / "waits").exists():
+    if (directory / "waits").exists():
         return waits
-    if (folder / "begins").exists():
+    if (directory / "begins").exists():
         return begins
-    if (folder / "runs").exists():
-        return ends if (folder / "deleted").exists() else runs
-    if was_killed(folder):
+    if (directory / "runs").exists():
+        return ends if (directory / "deleted").exists() else runs
+    if was_killed(directory):
         return "CANCELED" if KIND == "flux" else failed
-    status = folder / "status"
+    status = directory / "status"
     return (done if status.read_text() == "0" else failed) if status.exists() else ""
 
 
 def qdel(words: list[str]) -> NoReturn:
     """`qdel ID`: of a job that runs it only begins the end."""
     (job,) = words
-    folder = folder_of(job)
-    state = state_of(folder)
+    directory = directory_of(job)
+    state = state_of(directory)
     if not state:
         unknown = f'denied: job "{job}" does not exist\n'
         leave(1, out=unknown) if GRID_ENGINE else leave(153, err=f"qdel: Unknown Job Id {job}\n")
-    if (folder / "waits").exists():
-        (folder / "waits").unlink()
+    if (directory / "waits").exists():
+        (directory / "waits").unlink()
         leave(0, out=f"{ANN} has deleted job {job}\n" if GRID_ENGINE else "")
-    (folder / "deleted").touch()
-    send(folder, first_signal(folder))
+    (directory / "deleted").touch()
+    send(directory, first_signal(directory))
     leave(0, out=f"{ANN} has registered the job {job} for deletion\n" if GRID_ENGINE else "")
 
 
-def first_signal(folder: Path) -> int:
+def first_signal(directory: Path) -> int:
     """What announces the kill: Grid Engine's only if that is asked for."""
-    notify = "\n#$ -notify\n" in (folder / "spool" / "script").read_text()
+    notify = "\n#$ -notify\n" in (directory / "spool" / "script").read_text()
     return signal.SIGTERM if not GRID_ENGINE else signal.SIGUSR2 if notify else signal.SIGKILL
 
 
@@ -248,109 +248,116 @@ def qsig(words: list[str]) -> NoReturn:
     """PBS' `qsig -s TERM ID`."""
     flag, name, job = words
     assert (flag, GRID_ENGINE) == ("-s", False), words
-    if not (folder_of(job) / "runs").exists():
+    if not (directory_of(job) / "runs").exists():
         leave(1, err=f"qsig: Request invalid for state of job {job}\n")
-    send(folder_of(job), signal.Signals[f"SIG{name}"])
+    send(directory_of(job), signal.Signals[f"SIG{name}"])
     leave(0)
 
 
-def send(folder: Path, signum: int) -> None:
+def send(directory: Path, signum: int) -> None:
     """To all of a job; nothing once it is over."""
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-        os.killpg(int((folder / "runs").read_text()), signum)
+        os.killpg(int((directory / "runs").read_text()), signum)
 
 
-def start(folder: Path) -> None:
+def start(directory: Path) -> None:
     """Run its script, beside us: whoever has submitted it does not wait."""
-    (folder / "waits").rename(folder / "begins")
+    (directory / "waits").rename(directory / "begins")
     if os.fork() == 0:
         os.setsid()
         null = os.open(os.devnull, os.O_RDWR)
         for fd in (0, 1, 2):
             os.dup2(null, fd)
         try:
-            run(folder)
+            run(directory)
         finally:
             os._exit(0)
-    while (folder / "begins").exists():
+    while (directory / "begins").exists():
         time.sleep(LOOK_S)
 
 
-def run(folder: Path) -> None:
+def run(directory: Path) -> None:
     """Have the script run to its end, or to its kill."""
-    text = (folder / "spool" / "script").read_text()
-    with output_of(folder).open("ab") as output:
+    text = (directory / "spool" / "script").read_text()
+    with output_of(directory).open("ab") as output:
         script = subprocess.Popen(
-            ["bash", str(folder / "spool" / "script")],
-            cwd=submitted_in(folder) if "\n#$ -cwd\n" in text or KIND in ("lsf", "flux") else QUEUE,
-            env=environment(folder),
+            ["bash", str(directory / "spool" / "script")],
+            cwd=submitted_in(directory) if "\n#$ -cwd\n" in text or KIND in ("lsf", "flux") else QUEUE,
+            env=environment(directory),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
             start_new_session=True,
         )
-    (folder / "new").write_text(str(script.pid))
-    (folder / "new").rename(folder / "runs")
-    (folder / "begins").unlink()
+    (directory / "new").write_text(str(script.pid))
+    (directory / "new").rename(directory / "runs")
+    (directory / "begins").unlink()
     while script.poll() is None:
-        deleted = folder / "deleted"
+        deleted = directory / "deleted"
         if deleted.exists() and time.time() - deleted.stat().st_mtime > KILL_DELAY_S:
-            send(folder, signal.SIGKILL)
+            send(directory, signal.SIGKILL)
         time.sleep(LOOK_S)
-    (folder / "status").write_text(json.dumps(script.returncode))
-    (folder / "runs").unlink()
+    (directory / "status").write_text(json.dumps(script.returncode))
+    (directory / "runs").unlink()
 
 
-def submitted_in(folder: Path) -> str:
-    """The folder that qsub was called in."""
-    return (folder / "spool" / "cwd").read_text()
+def submitted_in(directory: Path) -> str:
+    """The directory that qsub was called in."""
+    return (directory / "spool" / "cwd").read_text()
 
 
-def output_of(folder: Path) -> Path:
-    """As the script says; PBS' is a folder."""
-    text = (folder / "spool" / "script").read_text()
+def output_of(directory: Path) -> Path:
+    """As the script says; PBS' is a directory."""
+    text = (directory / "spool" / "script").read_text()
     (path,) = re.findall(r"^#(?:\$|PBS|BSUB|flux:) (?:-o |--output=)'?([^'\n]+)", text, re.MULTILINE)
     for pattern in ("$JOB_ID", "%J", "{{id.dec}}"):
-        path = path.replace(pattern, folder.name)
-    return Path(path, f"{job_id(folder)}.OU") if KIND == "pbs" else Path(path)
+        path = path.replace(pattern, directory.name)
+    return Path(path, f"{job_id(directory)}.OU") if KIND == "pbs" else Path(path)
 
 
-def environment(folder: Path) -> dict[str, str]:
+def environment(directory: Path) -> dict[str, str]:
     """What the real one sets; and where the list of runs is, which is the user's home otherwise."""
     names = ("HOME", "USER", "LOGNAME", "SHELL", "PATH", "XDG_STATE_HOME")
     env = {name: os.environ[name] for name in names if name in os.environ}
     if KIND == "lsf":
-        job = {"LSB_JOBID": folder.name, "LSB_JOBINDEX": "0", "LSB_JOBNAME": "job", "LSB_QUEUE": "normal"}
-        return env | job | {"LSB_MCPU_HOSTS": f"{HOST} 2", "LSB_JOBFILENAME": str(folder / "spool/script")}
+        job = {"LSB_JOBID": directory.name, "LSB_JOBINDEX": "0", "LSB_JOBNAME": "job", "LSB_QUEUE": "normal"}
+        return env | job | {"LSB_MCPU_HOSTS": f"{HOST} 2", "LSB_JOBFILENAME": str(directory / "spool/script")}
     if KIND == "flux":
         env |= {name: os.environ[name] for name in ("KIND", "QUEUE")}  # it is called inside of the job, too
-        return env | {"FLUX_URI": "local:///run/flux/local", "STAND_IN_JOB": folder.name}
-    hosts = folder / "spool" / "hosts"
+        return env | {"FLUX_URI": "local:///run/flux/local", "STAND_IN_JOB": directory.name}
+    hosts = directory / "spool" / "hosts"
     hosts.write_text(f"{HOST} 2 all.q@{HOST} UNDEFINED\n" if GRID_ENGINE else f"{HOST}\n" * 2)
     if GRID_ENGINE:
-        job = {"JOB_ID": folder.name, "JOB_NAME": "job", "SGE_TASK_ID": "undefined", "JOB_SCRIPT": "/script"}
+        job = {
+            "JOB_ID": directory.name,
+            "JOB_NAME": "job",
+            "SGE_TASK_ID": "undefined",
+            "JOB_SCRIPT": "/script",
+        }
         env |= {"PE_HOSTFILE": str(hosts), "NSLOTS": "2", "NHOSTS": "1", "QUEUE": "all.q", "RESTARTED": "0"}
-        return env | job | {"HOSTNAME": HOST, "SGE_O_WORKDIR": submitted_in(folder)}
-    job = {"PBS_JOBID": job_id(folder), "PBS_JOBNAME": "job", "PBS_ENVIRONMENT": "PBS_BATCH", "NCPUS": "2"}
+        return env | job | {"HOSTNAME": HOST, "SGE_O_WORKDIR": submitted_in(directory)}
+    job = {"PBS_JOBID": job_id(directory), "PBS_JOBNAME": "job", "PBS_ENVIRONMENT": "PBS_BATCH", "NCPUS": "2"}
     return (
-        env | job | {"PBS_NODEFILE": str(hosts), "PBS_O_WORKDIR": submitted_in(folder), "PBS_QUEUE": "workq"}
+        env
+        | job
+        | {"PBS_NODEFILE": str(hosts), "PBS_O_WORKDIR": submitted_in(directory), "PBS_QUEUE": "workq"}
     )
 
 
 def release(words: list[str]) -> NoReturn:
     """No command of theirs: start what waits, and hold nothing any more."""
     (QUEUE / "hold").unlink()
-    for folder in QUEUE.iterdir():
-        if (folder / "waits").exists():
-            start(folder)
+    for directory in QUEUE.iterdir():
+        if (directory / "waits").exists():
+            start(directory)
     leave(0)
 
 
 def end(words: list[str]) -> NoReturn:
     """No command of theirs: kill what still runs, and wait until nothing does."""
-    for folder in filter(Path.is_dir, QUEUE.iterdir()):
-        while (folder / "runs").exists():
-            send(folder, signal.SIGKILL)
+    for directory in filter(Path.is_dir, QUEUE.iterdir()):
+        while (directory / "runs").exists():
+            send(directory, signal.SIGKILL)
             time.sleep(LOOK_S)
     shutil.rmtree(QUEUE)
     leave(0)

@@ -47,17 +47,17 @@ INSIDE = {
 """By the command that starts agents: a job's variables and its list of hosts, its name, its ranks."""
 
 
-def environment(folder: Path, job: Mapping[str, str], listed: str) -> dict[str, str]:
+def environment(directory: Path, job: Mapping[str, str], listed: str) -> dict[str, str]:
     """That of a process in such a job, in which the stand-ins are found first."""
-    tools = folder / "bin"
+    tools = directory / "bin"
     tools.mkdir()
     for name in ("qrsh", "ssh", "blaunch", "flux"):
         program(tools / name, FLUX if name == "flux" else STAND_IN.replace("NAME", name))
-    (folder / "hosts").write_text(listed)
-    own = {name: str(folder / value) if value == "hosts" else value for name, value in job.items()}
+    (directory / "hosts").write_text(listed)
+    own = {name: str(directory / value) if value == "hosts" else value for name, value in job.items()}
     kept = {name: value for name, value in os.environ.items() if name != "SLURM_JOB_ID"}
     path = f"{tools}:{os.environ['PATH']}"
-    return kept | own | {"PATH": path, "STARTED": str(folder / "started"), "HOSTS": f"{HERE} host2"}
+    return kept | own | {"PATH": path, "STARTED": str(directory / "started"), "HOSTS": f"{HERE} host2"}
 
 
 @pytest.mark.parametrize("tool", INSIDE)

@@ -27,7 +27,7 @@ ENDS = 'import os; print("rank", os.environ["RANK"], os.environ["COLOR"])'
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "waits.py").write_text(WAITS)
     (tmp_path / "ends.py").write_text(ENDS)
     monkeypatch.chdir(tmp_path)
@@ -38,7 +38,7 @@ def job(script: str, **keys: Any) -> dl.Job:
     return dl.Job(script, nodes=2, gpus_per_node=0, **keys)
 
 
-def test_two_jobs_at_once_and_the_root_cause_of_one(folder: Path) -> None:
+def test_two_jobs_at_once_and_the_root_cause_of_one(directory: Path) -> None:
     before = {signum: signal.getsignal(signum) for signum in signal.valid_signals()}
     with job("waits.py", name="first").start() as first, job("waits.py", name="second").start() as second:
         assert {first.state, second.state} == {"RUNNING"}
@@ -61,26 +61,26 @@ def _environ(pid: int) -> bytes:
     return Path(f"/proc/{pid}/environ").read_bytes()
 
 
-def test_a_result_and_its_errors(folder: Path) -> None:
+def test_a_result_and_its_errors(directory: Path) -> None:
     with job("ends.py", env={"COLOR": "blue"}, procs_per_node=2).start() as run:
         result = run.wait().check()
     assert (result.ok, result.attempts, result.statuses) == (True, 1, dict.fromkeys(range(4), 0))
     assert sorted(line.text for line in run.logs()) == [f"rank {rank} blue" for rank in range(4)]
     assert [line.text for line in run.logs(rank=3)] == ["rank 3 blue"]
     assert dl.Run.attach(run.id).result() == result
-    assert run.report("run.html") == (folder / "run.html").read_text()
+    assert run.report("run.html") == (directory / "run.html").read_text()
     failed = dl.Job("ends.py", gpus_per_node=0).run()
     with pytest.raises(dl.RunError, match="rank 0") as caught:
         failed.check()
     assert caught.value.root_cause
     assert caught.value.root_cause.kind == "exception"
-    assert "KeyError: 'COLOR'" in caught.value.root_cause.last_words
+    assert "KeyError: 'COLOR'" in caught.value.root_cause.last_output
 
 
-def test_mistakes_are_known_before_anything_starts(folder: Path) -> None:
+def test_mistakes_are_known_before_anything_starts(directory: Path) -> None:
     with pytest.raises(dl.JobError, match="did you mean nodes"):
         dl.Job("ends.py", nodez=3)
-    (folder / "job.yaml").write_text("script: ends.py\nnodes: 0\n")
+    (directory / "job.yaml").write_text("script: ends.py\nnodes: 0\n")
     with pytest.raises(dl.JobError, match=r"job\.yaml:2:8"):
         dl.Job.load("job.yaml")
     missing = dl.Job.load("job.yaml", nodes=1, gpus_per_node=0, script="missing.py").run()
@@ -91,7 +91,7 @@ def test_mistakes_are_known_before_anything_starts(folder: Path) -> None:
         dl.Run.attach("nothing-like-it")
 
 
-def test_the_plan(folder: Path) -> None:
+def test_the_plan(directory: Path) -> None:
     plan = job("ends.py", procs_per_node=2, env={"COLOR": "red"}).plan()
     assert plan.ranks == ((0, "node0", 0), (1, "node0", 1), (2, "node1", 0), (3, "node1", 1))
     assert {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "COLOR": "red"}.items() <= plan.env(3).items()
@@ -100,7 +100,7 @@ def test_the_plan(folder: Path) -> None:
     assert "<td>node1:1</td>" in plan._repr_html_()
 
 
-def test_awaiting_and_iterating(folder: Path) -> None:
+def test_awaiting_and_iterating(directory: Path) -> None:
     async def follow(color: str) -> tuple[list[str], str]:
         run = job("ends.py", env={"COLOR": color}).start()
         lines = [line.text async for line in run.logs(follow=True)]
@@ -113,7 +113,7 @@ def test_awaiting_and_iterating(folder: Path) -> None:
     assert asyncio.run(both()) == expected
 
 
-def test_works_in_any_thread(folder: Path) -> None:
+def test_works_in_any_thread(directory: Path) -> None:
     found: list[dl.Result] = []
     thread = threading.Thread(target=lambda: found.append(job("ends.py", env={"COLOR": "red"}).run()))
     thread.start()
@@ -133,7 +133,7 @@ os.kill(os.getpid(), 9)
 
 
 @pytest.mark.parametrize("how", ["", "detach"])
-def test_a_run_ends_with_its_program_unless_it_was_detached(folder: Path, how: str) -> None:
+def test_a_run_ends_with_its_program_unless_it_was_detached(directory: Path, how: str) -> None:
     argv = [sys.executable, "-c", PROGRAM, how]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(argv, capture_output=True, text=True, check=False, env=env, timeout=60)
@@ -148,8 +148,10 @@ def test_a_run_ends_with_its_program_unless_it_was_detached(folder: Path, how: s
 # Functions
 
 
-def test_calls_a_function_by_name_or_by_value(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (folder / "own.py").write_text("import os\ndef main(x, *, y): return int(os.environ['RANK']) * x + y\n")
+def test_calls_a_function_by_name_or_by_value(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (directory / "own.py").write_text(
+        "import os\ndef main(x, *, y): return int(os.environ['RANK']) * x + y\n"
+    )
     assert dl.call("own:main", 10, y=1, procs=3, gpus_per_node=0) == [1, 11, 21]
 
     def local(x: int) -> tuple[str, int]:
@@ -191,16 +193,16 @@ for each in notebook.cells[0].outputs:
 """
 
 
-def test_works_in_a_notebook(folder: Path) -> None:
+def test_works_in_a_notebook(directory: Path) -> None:
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = completed([sys.executable, "-c", NOTEBOOK, CELL], cwd=folder, env=env, status=0)
+    done = completed([sys.executable, "-c", NOTEBOOK, CELL], cwd=directory, env=env, status=0)
     assert "<td>SUCCEEDED</td>" in done.stdout, "the table of progress"
     assert done.stdout.endswith("CANCELLED\n\n")
 
 
-def test_works_in_ipython(folder: Path) -> None:
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "IPYTHONDIR": str(folder / "ipython")}
-    done = completed([sys.executable, "-m", "IPython", "-c", CELL], cwd=folder, env=env, status=0)
+def test_works_in_ipython(directory: Path) -> None:
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "IPYTHONDIR": str(directory / "ipython")}
+    done = completed([sys.executable, "-m", "IPython", "-c", CELL], cwd=directory, env=env, status=0)
     assert done.stdout.endswith("CANCELLED\n")
 
 

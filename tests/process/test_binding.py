@@ -32,9 +32,9 @@ TELL = """
 """
 
 
-def told(folder: Path, ranks: int) -> list[str]:
+def told(directory: Path, ranks: int) -> list[str]:
     """What the kernel has told each rank, in all of its threads."""
-    found = [json.loads((folder / f"cpus{rank}.json").read_text()) for rank in range(ranks)]
+    found = [json.loads((directory / f"cpus{rank}.json").read_text()) for rank in range(ranks)]
     assert all(len(set(own)) == 1 for own in found)
     return [own[0] for own in found]
 

@@ -55,9 +55,9 @@ def library(path: Path, code: str) -> None:
     completed([compiler, "-shared", "-fPIC", "-w", "-x", "c", "-o", str(path), "-"], input=code, status=0)
 
 
-def checked(folder: Path, *options: str, **job: Any) -> tuple[int, dict[str, Any]]:
-    (folder / "job.yaml").write_text(json.dumps({"command": ["true"], "gpus_per_node": 0, **job}))
-    done = distlaunch("check", str(folder / "job.yaml"), "--json", *options)
+def checked(directory: Path, *options: str, **job: Any) -> tuple[int, dict[str, Any]]:
+    (directory / "job.yaml").write_text(json.dumps({"command": ["true"], "gpus_per_node": 0, **job}))
+    done = distlaunch("check", str(directory / "job.yaml"), "--json", *options)
     return done.returncode, json.loads(done.stdout)
 
 

@@ -32,7 +32,7 @@ SCRATCH = {
     "hosts": "gpu-a slots=2\ngpu-b slots=2\n",
     "job.yaml": "script: train.py\ngpus_per_node: 0\nprocs_per_node: 2\n",
 }
-"""What the pages' commands find in their folder."""
+"""What the pages' commands find in their directory."""
 CHECKS, DISKS = "cluster/test_check", "names_disks_that_are_full_or_have_no_inodes_or_are_small"
 RUN_DIRECTORY, ON_ONE = "names_a_run_directory_that_cannot_be_written", "names_gpus_and_libraries_of_one_host"
 LOGINS = "names_hosts_that_refuse_a_login_or_are_unknown_or_the_same"
@@ -323,11 +323,11 @@ def test_the_examples_are_job_files(page: str, text: str, tmp_path: Path) -> Non
     distlaunch("dry-run", str(tmp_path / "job.yaml"), "--set", "gpus_per_node=8", env=env, status=0)
 
 
-def _pods(folder: Path) -> Path:
+def _pods(directory: Path) -> Path:
     """Where a stand-in for kubectl is, that lists two pods: no cluster is asked here."""
     spec = {"containers": [{"name": "main"}]}
     names = {f"trainer-{number}": {"phase": "Running", "podIP": f"10.0.0.{number}"} for number in range(2)}
     items = [{"metadata": {"name": name}, "spec": spec, "status": status} for name, status in names.items()]
-    (folder / "pods.json").write_text(json.dumps({"items": items}))
-    program(folder / "kubectl", f"exec cat {folder}/pods.json")
-    return folder
+    (directory / "pods.json").write_text(json.dumps({"items": items}))
+    program(directory / "kubectl", f"exec cat {directory}/pods.json")
+    return directory

@@ -432,5 +432,5 @@ def test_runs_with_a_closed_standard_stream(tmp_path: Path, closed: int) -> None
     assert done.returncode == 0, done.stderr
     assert done.stdout == ("" if closed == 1 else "[node0:0] out\n")
     assert ("[node0:0] err\n" in done.stderr) == (closed != 2)
-    (folder,) = (tmp_path / "runs").iterdir()
-    assert (folder / "rank0.out").read_text() == "out\n"
+    (directory,) = (tmp_path / "runs").iterdir()
+    assert (directory / "rank0.out").read_text() == "out\n"

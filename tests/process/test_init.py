@@ -15,14 +15,14 @@ from tests.process.test_allocations import HERE, PBS, environment
 
 
 @contextmanager
-def asked(folder: Path, typed: str, *words: str) -> Iterator[Going]:
+def asked(directory: Path, typed: str, *words: str) -> Iterator[Going]:
     """`distlaunch init` on a terminal with these lines."""
-    (folder / "train.py").write_text("import torch\n")
-    (folder / "tool.py").touch()
+    (directory / "train.py").write_text("import torch\n")
+    (directory / "tool.py").touch()
     controller, terminal = os.openpty()
     os.write(controller, typed.encode())
     try:
-        with running_argv(folder, distlaunch_argv("init", *words), stdin=terminal) as run:
+        with running_argv(directory, distlaunch_argv("init", *words), stdin=terminal) as run:
             yield run
     finally:
         os.close(controller)
@@ -30,8 +30,8 @@ def asked(folder: Path, typed: str, *words: str) -> Iterator[Going]:
 
 
 @contextmanager
-def running_argv(folder: Path, argv: Sequence[str], **options: Any) -> Iterator[Going]:
-    run = Going(folder, argv, cwd=folder, env={**os.environ, "PYTHONPATH": os.getcwd()}, **options)
+def running_argv(directory: Path, argv: Sequence[str], **options: Any) -> Iterator[Going]:
+    run = Going(directory, argv, cwd=directory, env={**os.environ, "PYTHONPATH": os.getcwd()}, **options)
     try:
         yield run
     finally:

@@ -258,10 +258,10 @@ SERVES = """
 
 
 @contextmanager
-def stranger(folder: Path, port: int, text: str) -> Iterator[Going]:
+def stranger(directory: Path, port: int, text: str) -> Iterator[Going]:
     """A program that listens at the endpoint."""
     argv = [sys.executable, "-c", textwrap.dedent(text), str(port)]
-    run = Going(folder, argv, stdin=subprocess.PIPE)
+    run = Going(directory, argv, stdin=subprocess.PIPE)
     try:
         run.wait_for("serves")
         yield run
@@ -369,19 +369,19 @@ def answered(sock: socket.socket) -> bytes:
 
 
 @contextmanager
-def gathering(folder: Path, port: int, secret: str = "") -> Iterator[Going]:
+def gathering(directory: Path, port: int, secret: str = "") -> Iterator[Going]:
     """A controller that waits for nodes 1 and 2 of job 7."""
-    with launcher(folder, port, "--rdzv-id=7", nodes=3, secret=secret) as run:
+    with launcher(directory, port, "--rdzv-id=7", nodes=3, secret=secret) as run:
         run.wait_for("waiting for")
         yield run
 
 
-def starts(folder: Path, port: int, first: Going, secret: str = "") -> None:
+def starts(directory: Path, port: int, first: Going, secret: str = "") -> None:
     """The others join, and the job starts: strangers are no hindrance."""
     words: dict[str, Any] = {"nodes": 3, "secret": secret}
     with (
-        launcher(folder, port, "--rdzv-id=7", node=1, **words) as second,
-        launcher(folder, port, "--rdzv-id=7", node=2, **words) as third,
+        launcher(directory, port, "--rdzv-id=7", node=1, **words) as second,
+        launcher(directory, port, "--rdzv-id=7", node=2, **words) as third,
     ):
         workers([first, second, third])
         on_time("the start", time.monotonic() - second.began, LATE_S)

@@ -43,14 +43,16 @@ TRAIN = """
 """
 
 
-def manifests(folder: Path, script: str, keys: str = "", kind: str = "job") -> list[dict[str, Any]]:
+def manifests(directory: Path, script: str, keys: str = "", kind: str = "job") -> list[dict[str, Any]]:
     """Those of a job with two ranks in each of two pods."""
-    (folder / "train.py").write_text(textwrap.dedent(script))
+    (directory / "train.py").write_text(textwrap.dedent(script))
     job = {"script": "train.py", "nodes": 2, "gpus_per_node": 0, "procs_per_node": 2}
-    job |= {"kubernetes": {"image": "a/b:1"}, "master_port": free_port(), "workdir": str(folder)}
+    job |= {"kubernetes": {"image": "a/b:1"}, "master_port": free_port(), "workdir": str(directory)}
     job |= {"python": sys.executable, "args": ODD, "env": {"ODD": ODD[2]}, **yaml.safe_load(keys or "{}")}
-    (folder / "job.yaml").write_text(yaml.safe_dump({key: job[key] for key in job if job[key] is not None}))
-    done = distlaunch("export", "kubernetes", str(folder / "job.yaml"), "--kind", kind)
+    (directory / "job.yaml").write_text(
+        yaml.safe_dump({key: job[key] for key in job if job[key] is not None})
+    )
+    done = distlaunch("export", "kubernetes", str(directory / "job.yaml"), "--kind", kind)
     assert (done.returncode, done.stderr) == (0, "")
     return list(yaml.safe_load_all(done.stdout))
 

@@ -41,11 +41,11 @@ def test_workers_get_what_two_torchruns_give(tmp_path: Path) -> None:
     """But that torch's node 0 is any, and MASTER_PORT one of its own."""
     for name, argv in zip(("torchrun", "ours"), BOTH, strict=True):
         port, words = free_port(), ("--nproc-per-node=2", "--rdzv-id=a b")
-        folder = tmp_path / name
-        script(folder, TELL)
+        directory = tmp_path / name
+        script(directory, TELL)
         with ExitStack() as stack:
             runs = [
-                stack.enter_context(launcher(folder, port, *words, meets="c10d", argv=argv, args="."))
+                stack.enter_context(launcher(directory, port, *words, meets="c10d", argv=argv, args="."))
                 for _ in range(2)
             ]
             assert statuses(runs) == [0, 0], told(runs)

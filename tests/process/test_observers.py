@@ -19,12 +19,12 @@ from distlaunch.supervisor.state import State
 from distlaunch.supervisor.summary import Summary
 
 
-def job(folder: Path, script: str, procs: int = 2) -> JobSpec:
+def job(directory: Path, script: str, procs: int = 2) -> JobSpec:
     return JobSpec(
         "toy",
         (NodeSpec("here", gpus=0, procs=procs),),
-        Program("command", ("sh",), workdir=str(folder), args=("-c", script)),
-        Logs(str(folder / "runs")),
+        Program("command", ("sh",), workdir=str(directory), args=("-c", script)),
+        Logs(str(directory / "runs")),
         invocation=Invocation(placeholders=False),
     )
 
@@ -87,9 +87,9 @@ def test_a_program_runs_jobs_in_threads_and_one_after_another(
     outcomes: dict[int, int] = {}
 
     def run(number: int) -> None:
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        outcomes[number] = run_job(job(folder, f"echo said; exit {number}")).state.outcome
+        directory = tmp_path / str(number)
+        directory.mkdir()
+        outcomes[number] = run_job(job(directory, f"echo said; exit {number}")).state.outcome
 
     with ThreadPoolExecutor(2) as threads:
         list(threads.map(run, (3, 4)))

@@ -55,17 +55,19 @@ HELLO = 'print("hello from", __import__("os").environ["RANK"])'
 class Queue(Printed):
     """Submits jobs to a stand-in, and looks at them as a user does."""
 
-    def __init__(self, kind: str, folder: Path) -> None:
-        super().__init__(folder, kind)
+    def __init__(self, kind: str, directory: Path) -> None:
+        super().__init__(directory, kind)
         self.kind = kind
         self.title, self.section, self.tools = KINDS[kind]
-        self.place = folder / "queue"
+        self.place = directory / "queue"
         self.id = "88.pbs.example" if kind == "pbs" else "88"
 
     def job(self, worker: str, keys: str = "") -> Path:
         """A job file for this scheduler, which its section says."""
         section = "" if self.section.partition(":")[0] in keys else self.section
-        return write_job(self.folder, worker, f"{TWO}{section}\n{keys}\n").rename(self.folder / "train.yaml")
+        return write_job(self.directory, worker, f"{TWO}{section}\n{keys}\n").rename(
+            self.directory / "train.yaml"
+        )
 
     def submit(self, worker: str, keys: str = "") -> str:
         """Submit it; the job's id, which is all that is printed."""
@@ -84,7 +86,7 @@ class Queue(Printed):
 
     def file(self, suffix: str) -> Path:
         """One of those that are named after the job."""
-        return self.folder / "runs" / f"{self.kind}-{self.id}.{suffix}"
+        return self.directory / "runs" / f"{self.kind}-{self.id}.{suffix}"
 
     @property
     def asked(self) -> list[str]:
@@ -95,7 +97,7 @@ class Queue(Printed):
 
 @pytest.fixture(params=KINDS)
 def queue(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Queue]:
-    """A folder to submit from, and a queue whose commands are found first; in the end nothing of it runs."""
+    """A directory to submit from, and a queue whose commands come first; in the end nothing of it runs."""
     tools, made = tmp_path / "bin", Queue(request.param, tmp_path)
     tools.mkdir()
     made.place.mkdir()
@@ -135,7 +137,7 @@ def test_a_job_from_the_queue_to_its_end(queue: Queue) -> None:
     (begun,) = map(json.loads, queue.file("jsonl").read_text().splitlines())
     assert begun["run"] == row["run"]
     script = queue.file("sh").read_text()
-    assert distlaunch("submit", "--dry-run", str(queue.folder / "train.yaml")).stdout == script
+    assert distlaunch("submit", "--dry-run", str(queue.directory / "train.yaml")).stdout == script
 
 
 @pytest.mark.parametrize("queue", ["pbs"], indirect=True)
@@ -213,7 +215,7 @@ KILLS = {"grid-engine": STOP, "pbs": STOP, "lsf": ["bkill"], "flux": ["flux", "c
 def test_stops_the_run_itself_where_its_script_asks_for_no_warning(queue: Queue) -> None:
     """qdel would be a SIGKILL."""
     job = queue.job(SLEEPER)
-    script = queue.folder / "own.sh"
+    script = queue.directory / "own.sh"
     script.write_text(f"#$ -o {queue.file('out')}\n{' '.join(distlaunch_argv('run', str(job)))}\n")
     queue.file("out").parent.mkdir()
     queue.tool("qsub", "-terse", str(script))
@@ -224,8 +226,8 @@ def test_stops_the_run_itself_where_its_script_asks_for_no_warning(queue: Queue)
 
 def test_reports_a_script_that_never_starts_distlaunch(queue: Queue) -> None:
     section = queue.section.rstrip("}") + ", setup: exit 4}"
-    (queue.folder / "earlier.yaml").write_text("command: ['true']\ngpus_per_node: 0\nlauncher: local\n")
-    distlaunch("run", "--quiet", str(queue.folder / "earlier.yaml"), status=0)
+    (queue.directory / "earlier.yaml").write_text("command: ['true']\ngpus_per_node: 0\nlauncher: local\n")
+    distlaunch("run", "--quiet", str(queue.directory / "earlier.yaml"), status=0)
     job = queue.submit(HELLO, section)
     ended, why = NO_RUN.get(queue.kind, ("left the queue", "left the queue"))
     told = f"{queue.title} job {job} {ended} without starting a run; see {queue.file('out')}"
@@ -246,7 +248,7 @@ def test_reports_a_refusal_in_the_schedulers_words_and_leaves_nothing(queue: Que
     done = distlaunch("submit", str(queue.job(HELLO)), "--set", nowhere)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == f"distlaunch: {queue.tools[0]} failed: {REFUSED[queue.kind]}\n"
-    assert list((queue.folder / "runs").iterdir()) == []
+    assert list((queue.directory / "runs").iterdir()) == []
 
 
 REFUSED = {
@@ -263,7 +265,7 @@ def test_ps_asks_once_for_all_jobs(queue: Queue) -> None:
     queue.submit(HELLO)
     ids = [f"{number}{queue.id[2:]}" for number in range(200, 300)]
     for job in ids:
-        note(Submission(job, "long", str(queue.folder / "runs"), time.time(), scheduler=queue.kind))
+        note(Submission(job, "long", str(queue.directory / "runs"), time.time(), scheduler=queue.kind))
     assert [row["run"] for row in rows()] == [queue.id]  # of the others it knows nothing
     assert len(queue.asked) == 1
     assert len(rows("--all")) == 101
@@ -274,7 +276,7 @@ def test_ps_asks_once_for_all_jobs(queue: Queue) -> None:
 def test_a_queue_that_does_not_answer_loses_no_job(queue: Queue) -> None:
     queue.hold()
     job = queue.submit(HELLO)
-    tool = queue.folder / "bin" / queue.tools[:2][-1]
+    tool = queue.directory / "bin" / queue.tools[:2][-1]
     before = tool.read_text()
     broken = {"echo 'cannot connect to server' >&2; exit 2": f"{tool.name} failed: cannot connect to server"}
     if queue.kind == "grid-engine":
@@ -290,7 +292,7 @@ def test_a_queue_that_does_not_answer_loses_no_job(queue: Queue) -> None:
 @pytest.mark.parametrize("queue", ["pbs"], indirect=True)
 def test_a_number_that_several_jobs_begin_with_is_ambiguous(queue: Queue) -> None:
     for job in ("7.a", "7.b"):
-        note(Submission(job, "long", str(queue.folder), time.time(), scheduler=queue.kind))
+        note(Submission(job, "long", str(queue.directory), time.time(), scheduler=queue.kind))
     done = distlaunch("wait", "7", status=2)
     assert "7 is ambiguous: it matches 7.a, 7.b" in done.stderr
 
@@ -315,7 +317,7 @@ def test_stops_a_task_of_a_slurm_array_that_can_never_start(
 @pytest.mark.parametrize("queue", ["pbs"], indirect=True)
 def test_the_same_id_in_two_queues_is_two_jobs(queue: Queue) -> None:
     queue.hold()
-    old = Submission(queue.id, "old", str(queue.folder / "old"), time.time() - 60)
+    old = Submission(queue.id, "old", str(queue.directory / "old"), time.time() - 60)
     note(old)
     note_end(old, "COMPLETED")
     queue.submit(HELLO)
@@ -331,7 +333,7 @@ def test_the_same_id_in_two_queues_is_two_jobs(queue: Queue) -> None:
 @pytest.mark.parametrize("queue", ["pbs"], indirect=True)
 def test_submits_on_another_host(queue: Queue) -> None:
     """A shell here stands in for ssh."""
-    program(queue.folder / "bin" / "ssh", 'for last; do :; done\nexec /bin/sh -c "$last"')
+    program(queue.directory / "bin" / "ssh", 'for last; do :; done\nexec /bin/sh -c "$last"')
     done = distlaunch("submit", "--on", "login", str(queue.job(HELLO)), "--to", queue.kind)
     assert (done.returncode, done.stdout) == (0, f"login:{queue.id}\n"), done.stderr
     distlaunch("wait", done.stdout.strip(), status=0)
@@ -352,12 +354,12 @@ def test_says_where_to_submit_from_outside_of_any_cluster(
 # Slurm's batch scripts
 
 
-def run_script(text: str, call: Call, folder: Path, **environ: str) -> Done:
+def run_script(text: str, call: Call, directory: Path, **environ: str) -> Done:
     """Run a job's batch script for Slurm as slurmstepd would; scontrol is one that says what it is asked."""
-    program(folder / "scontrol", 'echo "scontrol $*"')
-    script = folder / "script.sh"
-    script.write_text(load("slurm").script(job_of(text, str(folder / "job.yaml"), submitted=True), call))
-    env = {"PATH": f"{folder}:/usr/bin:/bin", "SLURM_JOB_ID": "17", **environ}
+    program(directory / "scontrol", 'echo "scontrol $*"')
+    script = directory / "script.sh"
+    script.write_text(load("slurm").script(job_of(text, str(directory / "job.yaml"), submitted=True), call))
+    env = {"PATH": f"{directory}:/usr/bin:/bin", "SLURM_JOB_ID": "17", **environ}
     return completed(["bash", str(script)], env=env)
 
 

@@ -103,7 +103,7 @@ def test_a_run_that_another_host_controls_is_reached_by_its_id_and_job_file(
         "env": {**os.environ, "PATH": f"{ssh.parent}:{os.environ['PATH']}", "XDG_STATE_HOME": f"{tmp_path}/s"}
     }
     run = distlaunch("run", "-d", "--on", "alias", str(job), **around).stdout.strip()
-    another = {"run": f"{job.stem}2-20260101-120000-0a1b2c3d", "folder": "/none", "host": "other"}
+    another = {"run": f"{job.stem}2-20260101-120000-0a1b2c3d", "directory": "/none", "host": "other"}
     runs = tmp_path / "s/distlaunch/runs.jsonl"
     runs.write_text(f"{runs.read_text()}{json.dumps(another)}\n")
     (row,) = json.loads(distlaunch("ps", "--json", **around).stdout)

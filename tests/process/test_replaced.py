@@ -26,16 +26,16 @@ FAILS = sleeper("""
 class Installed:
     """A copy of the package, from which commands run until it is replaced."""
 
-    def __init__(self, folder: Path) -> None:
-        self.place = folder / "site"
+    def __init__(self, directory: Path) -> None:
+        self.place = directory / "site"
         shutil.copytree(ROOT / "distlaunch", self.place / "distlaunch")
 
     @contextlib.contextmanager
-    def running(self, folder: Path, *words: str, **environ: str) -> Iterator[Going]:
+    def running(self, directory: Path, *words: str, **environ: str) -> Iterator[Going]:
         """A command of the copy that is ended with the block."""
-        state = str(folder / "state")
+        state = str(directory / "state")
         env = {**os.environ, "PYTHONPATH": str(self.place), "XDG_STATE_HOME": state, **environ}
-        run = Going(folder, distlaunch_argv(*words), cwd=folder, env=env)
+        run = Going(directory, distlaunch_argv(*words), cwd=directory, env=env)
         try:
             yield run
         finally:

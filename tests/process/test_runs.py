@@ -66,48 +66,48 @@ def stopped(tmp_path: Path) -> Iterator[None]:
     yield
     for run in listed(tmp_path, "-a"):
         if run["state"] not in ENDS:
-            ran(tmp_path, "stop", run["folder"], "--now")
+            ran(tmp_path, "stop", run["directory"], "--now")
 
 
 ENDS = ("SUCCEEDED", "FAILED", "CANCELLED", "LOST")
 
 
-def ran(folder: Path, *words: str, status: int | None = None) -> subprocess.CompletedProcess[str]:
-    return distlaunch(*words, status=status, cwd=folder)
+def ran(directory: Path, *words: str, status: int | None = None) -> subprocess.CompletedProcess[str]:
+    return distlaunch(*words, status=status, cwd=directory)
 
 
-def beside(folder: Path, *words: str) -> Going:
+def beside(directory: Path, *words: str) -> Going:
     """A command about a run, whose end is not the run's."""
-    return Going(folder / "no runs", distlaunch_argv(*words), cwd=folder)
+    return Going(directory / "no runs", distlaunch_argv(*words), cwd=directory)
 
 
 @contextlib.contextmanager
-def watching(folder: Path, *words: str) -> Iterator[Going]:
+def watching(directory: Path, *words: str) -> Iterator[Going]:
     """The same, which is ended with the block."""
-    going = beside(folder, *words)
+    going = beside(directory, *words)
     try:
         yield going
     finally:
         going.kill()
 
 
-def listed(folder: Path, *words: str) -> list[dict[str, Any]]:
-    """What `ps` says of the runs in a folder."""
-    done = ran(folder, "ps", ".", "--json", *words, status=0)
+def listed(directory: Path, *words: str) -> list[dict[str, Any]]:
+    """What `ps` says of the runs in a directory."""
+    done = ran(directory, "ps", ".", "--json", *words, status=0)
     found: list[dict[str, Any]] = json.loads(done.stdout)
     return found
 
 
-def left(folder: Path, worker: str = WAITS, job: str = "") -> str:
+def left(directory: Path, worker: str = WAITS, job: str = "") -> str:
     """The id of a run of two ranks that goes on without its command."""
-    done = ran(folder, "run", "--detach", str(write_job(folder, worker, TWO + job)), status=0)
+    done = ran(directory, "run", "--detach", str(write_job(directory, worker, TWO + job)), status=0)
     assert ID.fullmatch(done.stdout)
     return done.stdout.strip()
 
 
-def said_here(folder: Path, run: str) -> None:
+def said_here(directory: Path, run: str) -> None:
     """Wait until both ranks have printed where they are."""
-    with watching(folder, "logs", "-f", run) as follow:
+    with watching(directory, "logs", "-f", run) as follow:
         follow.wait_for("here", times=2)
         follow.wait_for("pid", times=2)
 
@@ -135,8 +135,8 @@ def test_finds_follows_and_waits_for_a_detached_run(tmp_path: Path, gate: Path) 
     assert f"{run}: FAILED, exit status 7" in again.stderr
     told = ran(tmp_path, "wait", "--json")
     assert (json.loads(told.stdout)["exit_status"], told.stderr) == (7, "")
-    folder = tmp_path / "runs" / run
-    assert (folder / "controller.log").read_text() == ""
+    directory = tmp_path / "runs" / run
+    assert (directory / "controller.log").read_text() == ""
 
 
 def wait_until_attached(attached: Going) -> None:
@@ -189,7 +189,7 @@ def test_a_run_of_another_host_is_active_as_long_as_its_status_is_saved(tmp_path
     """Many file systems don't show the locks of other hosts. The copy, too, has none."""
     left(tmp_path)
     (there,) = listed(tmp_path)
-    real, place = Path(there["folder"]) / "status.json", tmp_path / "copy"
+    real, place = Path(there["directory"]) / "status.json", tmp_path / "copy"
     copy = place / "runs" / there["run"] / "status.json"
     shutil.copytree(real.parent, copy.parent)
     (mine,) = listed(place, "-a")
@@ -223,16 +223,16 @@ def test_a_killed_controller_leaves_no_rank_and_the_run_is_lost(tmp_path: Path, 
     done = ran(tmp_path, "wait", run, status=71)
     (lost,) = listed(tmp_path, "-a")
     assert lost["why"].endswith(" ended without reporting a result (it crashed or was killed)")
-    once = f"distlaunch: {run}: LOST: {lost['why']}; logs: {there['folder']}\n"
+    once = f"distlaunch: {run}: LOST: {lost['why']}; logs: {there['directory']}\n"
     assert done.stderr == attached.stderr == once
     for words in ([], ["--all"]):
         assert ran(tmp_path, "attach", run, *words).stderr.count("LOST") == 1
     assert ran(tmp_path, "logs", run).stdout.count("here") == 2
     stop = ran(tmp_path, "stop", run)
     assert (stop.returncode, stop.stderr) == (0, once.replace(f"{run}:", f"{run} had already ended:", 1))
-    (Path(there["folder"]) / "controller.log").write_text("Traceback\n")
+    (Path(there["directory"]) / "controller.log").write_text("Traceback\n")
     assert listed(tmp_path, "-a")[0]["why"].endswith("; see controller.log in the run directory")
-    status = Path(there["folder"]) / "status.json"
+    status = Path(there["directory"]) / "status.json"
     status.write_text(status.read_text().replace(json.dumps(os.uname().nodename), '"elsewhere"'))
     os.utime(status, (0, 0))
     assert "(it crashed or was killed, or its machine went down)" in listed(tmp_path, "-a")[0]["why"]
@@ -286,16 +286,16 @@ SPEAKS = f"""
 @pytest.fixture(scope="module")
 def restarted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of two attempts that is over; "shown" has what it showed."""
-    folder = tmp_path_factory.mktemp("restarted")
-    done = ran(folder, "run", str(write_job(folder, SPEAKS, RESTARTS)), status=0)
-    (folder / "shown").write_text(done.stdout)
-    return folder
+    directory = tmp_path_factory.mktemp("restarted")
+    done = ran(directory, "run", str(write_job(directory, SPEAKS, RESTARTS)), status=0)
+    (directory / "shown").write_text(done.stdout)
+    return directory
 
 
-def in_one_place(folder: Path, *words: str) -> str:
+def in_one_place(directory: Path, *words: str) -> str:
     """All that a command prints, where both its streams go to one pipe."""
     one_place = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    return str(completed(distlaunch_argv(*words), cwd=folder, **one_place).stdout)
+    return str(completed(distlaunch_argv(*words), cwd=directory, **one_place).stdout)
 
 
 @pytest.mark.parametrize("terminal", [False, True])
@@ -331,8 +331,8 @@ def test_pieces_of_the_index_keep_their_place_among_events(
 # Logs
 
 
-def spoken(folder: Path, *words: str) -> list[str]:
-    done = ran(folder, "logs", *words, status=0)
+def spoken(directory: Path, *words: str) -> list[str]:
+    done = ran(directory, "logs", *words, status=0)
     return done.stdout.splitlines()
 
 
@@ -445,11 +445,11 @@ def test_the_replay_tool_shows_events_changes_and_messages_that_differ(
 
 def test_a_directory_without_a_status_is_not_a_run(restarted: Path, tmp_path: Path) -> None:
     shutil.copytree(restarted / "runs", tmp_path / "runs")
-    (folder,) = (tmp_path / "runs").iterdir()
+    (directory,) = (tmp_path / "runs").iterdir()
     for text in ("", "nonsense", "{}", '{"controller": 3}'):
-        (folder / "status.json").write_text(text)
+        (directory / "status.json").write_text(text)
         assert listed(tmp_path, "-a") == []
-        assert "not a run directory" in ran(tmp_path, "logs", str(folder)).stderr
+        assert "not a run directory" in ran(tmp_path, "logs", str(directory)).stderr
 
 
 def damages(path: Path) -> Iterator[None]:
@@ -473,12 +473,12 @@ def damages(path: Path) -> Iterator[None]:
 @pytest.mark.parametrize("name", ["status.json", "events.jsonl", "output.index", "summary.json", "rank0.out"])
 def test_a_damaged_file_is_an_error_or_ignored(restarted: Path, tmp_path: Path, name: str) -> None:
     shutil.copytree(restarted / "runs", tmp_path / "runs")
-    (folder,) = (tmp_path / "runs").iterdir()
-    for _ in damages(folder / name):
+    (directory,) = (tmp_path / "runs").iterdir()
+    for _ in damages(directory / name):
         for words in (["logs", "--fold", "-r", "0"], ["attach", "--all"], ["stop"]):
             with contextlib.suppress(DistlaunchError):
-                run_app([*words, str(folder)])
-    (folder / name).rmdir()
+                run_app([*words, str(directory)])
+    (directory / name).rmdir()
 
 
 # Finding
@@ -490,18 +490,18 @@ LONG = f"a-long-name-of-a-job-{os.getpid()}"
 @pytest.fixture(scope="module")
 def over(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Runs that are over: of `my job (1)` with status 3 and then 4, of `a-long-name-of-a-job` with 5."""
-    folder = tmp_path_factory.mktemp("over")
+    directory = tmp_path_factory.mktemp("over")
     for file, name, status in (("train", "my job (1)", 3), ("train", "my job (1)", 4), ("eval", LONG, 5)):
-        path = folder / f"{file}.yaml"
+        path = directory / f"{file}.yaml"
         path.write_text(f"name: {name}\ncommand: [sh, -c, 'exit $SAID']\nnodes: 1\n")
-        assert ran(folder, "run", path.name, "--set", f"env.SAID={status}").returncode == status
-    (folder / "none.yaml").write_text("command: ['true']\n")
-    return folder
+        assert ran(directory, "run", path.name, "--set", f"env.SAID={status}").returncode == status
+    (directory / "none.yaml").write_text("command: ['true']\n")
+    return directory
 
 
-def by_status(folder: Path) -> dict[int, str]:
-    """The ids of all runs in a folder, the latest first."""
-    return {run["exit_status"]: run["run"] for run in listed(folder, "-a")}
+def by_status(directory: Path) -> dict[int, str]:
+    """The ids of all runs in a directory, the latest first."""
+    return {run["exit_status"]: run["run"] for run in listed(directory, "-a")}
 
 
 def test_finds_a_run_by_each_of_its_names(over: Path) -> None:
@@ -569,8 +569,8 @@ def test_ps_fits_into_its_terminal(over: Path) -> None:
 
 def test_ps_looks_in_the_given_place(tmp_path: Path, gate: Path) -> None:
     run = left(tmp_path)
-    for folder, place in ((tmp_path, "runs"), (tmp_path, f"runs/{run}"), (tmp_path / "runs", run)):
-        shown = ran(folder, "ps", place).stdout.splitlines()
+    for directory, place in ((tmp_path, "runs"), (tmp_path, f"runs/{run}"), (tmp_path / "runs", run)):
+        shown = ran(directory, "ps", place).stdout.splitlines()
         assert re.fullmatch(r"RUN +STATE +RANKS +RESTARTS +AGE +LAST +WHERE", shown[0])
         assert [line.split()[0] for line in shown[1:]] == [run]
     done = ran(tmp_path, "ps", "worker.py")
@@ -685,11 +685,11 @@ def test_prune_deletes_old_runs_that_are_over_here_or_in_the_named_directory(
     assert ran(tmp_path, "prune", "elsewhere", "--older", "0s").returncode == 0
     assert list((tmp_path / "elsewhere/runs").iterdir()) == []
     dry = ran(tmp_path, "prune", "--older", "0s", "--dry-run")
-    assert old["folder"] in dry.stdout
-    assert Path(old["folder"]).is_dir()
+    assert old["directory"] in dry.stdout
+    assert Path(old["directory"]).is_dir()
     done = ran(tmp_path, "prune", "--older", "0s", "--json")
     assert old["run"] in [each["run"] for each in json.loads(done.stdout)]
-    assert not Path(old["folder"]).exists()
+    assert not Path(old["directory"]).exists()
     assert [run["run"] for run in listed(tmp_path, "-a")] == [going]
     damaged = tmp_path / "runs" / "d-20260101-120000-0a1b2c3d"
     damaged.mkdir()
@@ -721,9 +721,9 @@ def test_a_run_without_its_directory_is_followed_to_its_end(
 
     def taken_away(interrupts: Interrupts, _: float) -> None:
         pause(interrupts, 0.01)  # the controller needs time, too
-        folder = Path(there["folder"])
-        if folder.exists():
-            folder.rename(tmp_path / "elsewhere") if renamed else shutil.rmtree(folder)
+        directory = Path(there["directory"])
+        if directory.exists():
+            directory.rename(tmp_path / "elsewhere") if renamed else shutil.rmtree(directory)
         elif next(looks) == 3:
             open_gate(gate)
 
@@ -776,10 +776,10 @@ def test_completion_offers_ended_runs_only_where_they_are_of_use(
 
 
 def test_stop_finds_a_run_that_has_lost_its_directory_or_its_status(tmp_path: Path, gate: Path) -> None:
-    for lose in (shutil.rmtree, lambda folder: (folder / "status.json").write_bytes(b"")):
+    for lose in (shutil.rmtree, lambda directory: (directory / "status.json").write_bytes(b"")):
         run = left(tmp_path)
         (there,) = listed(tmp_path)
-        lose(Path(there["folder"]))
+        lose(Path(there["directory"]))
         with held([there["controller"]["pid"]]) as processes:
             assert ran(Path("/"), "stop", run).returncode == 0
             processes.wait_ends(processes.pids, time.monotonic())
@@ -809,13 +809,13 @@ def test_trusts_no_run_directory_or_list_of_another_user(
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     assert distlaunch("run", str(write_job(tmp_path, "pass", ONE))).returncode == 0
-    (folder,) = (tmp_path / "runs").iterdir()
-    for path in (folder, *folder.iterdir()):
+    (directory,) = (tmp_path / "runs").iterdir()
+    for path in (directory, *directory.iterdir()):
         os.chown(path, 4711, 4711)
-    for words in (("stop", str(folder)), ("logs", str(folder))):
-        assert f"{folder} belongs to another user" in distlaunch(*words).stderr
-    assert folder.name not in distlaunch("ps", "-a", str(tmp_path / "runs")).stdout
-    shutil.rmtree(folder)
+    for words in (("stop", str(directory)), ("logs", str(directory))):
+        assert f"{directory} belongs to another user" in distlaunch(*words).stderr
+    assert directory.name not in distlaunch("ps", "-a", str(tmp_path / "runs")).stdout
+    shutil.rmtree(directory)
     index = tmp_path / "state/distlaunch/runs.jsonl"
     index.chmod(0o666)
     done = distlaunch("ps", "-a")

@@ -54,10 +54,10 @@ def fits(name: str, *documents: Any) -> None:
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where a job of two nodes has failed twice, with what `run` printed."""
-    folder = tmp_path_factory.mktemp("job")
-    done = distlaunch("run", str(write_job(folder, FAILS, JOB)), "--json", status=1)
-    (folder / "printed.json").write_text(done.stdout)
-    return folder
+    directory = tmp_path_factory.mktemp("job")
+    done = distlaunch("run", str(write_job(directory, FAILS, JOB)), "--json", status=1)
+    (directory / "printed.json").write_text(done.stdout)
+    return directory
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -28,20 +28,20 @@ TELL = """
 """
 
 
-def run_among(spoilt: dict[str, str], folder: Path, job: str) -> Done:
+def run_among(spoilt: dict[str, str], directory: Path, job: str) -> Done:
     """Run a job whose rank tells where its error record goes; `spoilt` maps a place to what is done to it.
 
-    `folder` is /mnt there, since /tmp may be hidden.
+    `directory` is /mnt there, since /tmp may be hidden.
     """
-    write_job(folder, TELL, f"gpus_per_node: 0\n{job}")
-    return command_among(spoilt, folder, "run", "/mnt/job.yaml")
+    write_job(directory, TELL, f"gpus_per_node: 0\n{job}")
+    return command_among(spoilt, directory, "run", "/mnt/job.yaml")
 
 
-def command_among(spoilt: dict[str, str], folder: Path, *words: str, **environ: str) -> Done:
+def command_among(spoilt: dict[str, str], directory: Path, *words: str, **environ: str) -> Done:
     """The same for any command, with more in the environment."""
     lines = ['mount --bind "$0" /mnt', *(how.format(place) for place, how in spoilt.items())]
     script = " && ".join([*lines, "cd /mnt", 'exec "$@"'])
-    argv = ["unshare", "--mount", "sh", "-c", script, str(folder), *distlaunch_argv(*words)]
+    argv = ["unshare", "--mount", "sh", "-c", script, str(directory), *distlaunch_argv(*words)]
     environment = {name: value for name, value in os.environ.items() if name != "TMPDIR"} | environ
     return completed(argv, env=environment)
 

@@ -96,7 +96,7 @@ def test_values_of_flags_that_are_secrets_are_left_out() -> None:
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
-    """A home, with all folders that a command may write to below it; the job's is beside it."""
+    """A home, with all directories that a command may write to below it; the job's is beside it."""
     for name in ("home", "home/tmp", "job"):
         (tmp_path / name).mkdir()
     (tmp_path / "job/train.py").write_text(SCRIPT)
@@ -119,7 +119,7 @@ COMMANDS = {
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_keeps_no_secret_anywhere(home: Path, name: str) -> None:
-    folder = home.parent / "job"
+    directory = home.parent / "job"
     environ = {
         **{key: text for key, text in os.environ.items() if not key.startswith("XDG_")},
         "HOME": str(home),
@@ -128,14 +128,14 @@ def test_keeps_no_secret_anywhere(home: Path, name: str) -> None:
         "API_TOKEN": CANARY,
     }
     argv = [sys.executable, "-m", "distlaunch", *COMMANDS[name]]
-    done = completed(argv, cwd=folder, env=environ, status=2 if name == "refused" else 0)
+    done = completed(argv, cwd=directory, env=environ, status=2 if name == "refused" else 0)
     if name == "detached":
         waits = [sys.executable, "-m", "distlaunch", "wait", done.stdout.strip()]
-        subprocess.run(waits, cwd=folder, env=environ, timeout=PATIENCE_S, check=True)
+        subprocess.run(waits, cwd=directory, env=environ, timeout=PATIENCE_S, check=True)
     assert CANARY not in done.stdout + done.stderr
-    inputs = {folder / "job.yaml", folder / "train.py"}
+    inputs = {directory / "job.yaml", directory / "train.py"}
     written = [path for path in home.parent.rglob("*") if path.is_file() and path not in inputs]
     assert not [path for path in written if CANARY.encode() in path.read_bytes()]
-    for path in (folder / "runs").rglob("*"):
+    for path in (directory / "runs").rglob("*"):
         mode = stat.S_IMODE(path.stat().st_mode)
         assert mode == (0o700 if path.is_dir() else 0o600), path

@@ -153,10 +153,10 @@ def test_defaults_hold_only_where_nothing_is_set(
 @pytest.mark.parametrize("shell", SHELLS)
 @pytest.mark.parametrize("name", ["a b", "it's", "$(id)", "-n", "new\nline", "é"])
 def test_a_working_directory_may_have_any_name(shell: str, name: str, tmp_path: Path) -> None:
-    folder = tmp_path / name
-    folder.mkdir()
-    ((_, environ),) = run_in(shell, text_of(plan_of(job(workdir=str(folder)))))
-    assert environ["PWD"] == str(folder)
+    directory = tmp_path / name
+    directory.mkdir()
+    ((_, environ),) = run_in(shell, text_of(plan_of(job(workdir=str(directory)))))
+    assert environ["PWD"] == str(directory)
 
 
 @pytest.mark.parametrize("shell", SHELLS)

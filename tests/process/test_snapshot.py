@@ -24,46 +24,46 @@ GIT = ["git", "-c", "user.name=a", "-c", "user.email=a@b.example", "-c", "protoc
 SCRIPT = {"train.py": "print(1)\n"}
 
 
-def git(folder: Path, *words: str | Path) -> None:
-    completed([*GIT, *words], cwd=folder, status=0)
+def git(directory: Path, *words: str | Path) -> None:
+    completed([*GIT, *words], cwd=directory, status=0)
 
 
-def write(folder: Path, files: Mapping[str, str | bytes]) -> None:
+def write(directory: Path, files: Mapping[str, str | bytes]) -> None:
     for name, data in files.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(data.encode() if isinstance(data, str) else data)
+        (directory / name).parent.mkdir(parents=True, exist_ok=True)
+        (directory / name).write_bytes(data.encode() if isinstance(data, str) else data)
 
 
 @pytest.fixture
 def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The directory of a job, which a git repository tracks."""
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    folder = tmp_path / "job"
-    write(folder, SCRIPT | {".gitignore": "*.pt\n/job.yaml\n"})
-    git(folder, "init", "-q")
-    git(folder, "add", "-A")
-    git(folder, "commit", "-qm", "first")
-    return folder
+    directory = tmp_path / "job"
+    write(directory, SCRIPT | {".gitignore": "*.pt\n/job.yaml\n"})
+    git(directory, "init", "-q")
+    git(directory, "add", "-A")
+    git(directory, "commit", "-qm", "first")
+    return directory
 
 
-def taken(folder: Path, **keys: Any) -> dict[str, Entry]:
+def taken(directory: Path, **keys: Any) -> dict[str, Entry]:
     """The files of the snapshot, of which each is in the store."""
     job = {"gpus_per_node": 0, "script": "train.py", "sync": True} | keys
-    (folder / "job.yaml").write_text(json.dumps(job))
-    entries = snapshot.take(load_job(str(folder / "job.yaml"), (), ()))[1]
+    (directory / "job.yaml").write_text(json.dumps(job))
+    entries = snapshot.take(load_job(str(directory / "job.yaml"), (), ()))[1]
     for each in entries:
         if each.kind != LINK:
             assert digest_of(Path(snapshot.local_store().path_of(each)).read_bytes()) == each.content
     return {each.path: each for each in entries}
 
 
-def names(folder: Path, **keys: Any) -> list[str]:
-    return sorted(name for name in taken(folder, **keys) if not name.startswith(".git"))
+def names(directory: Path, **keys: Any) -> list[str]:
+    return sorted(name for name in taken(directory, **keys) if not name.startswith(".git"))
 
 
-def refused(folder: Path, **keys: Any) -> str:
+def refused(directory: Path, **keys: Any) -> str:
     with pytest.raises(DistlaunchError) as caught:
-        taken(folder, **keys)
+        taken(directory, **keys)
     return str(caught.value)
 
 
@@ -73,7 +73,7 @@ def _changed(job: Path) -> None:
     (job / "gone.py").unlink()
 
 
-def _a_folder_in_place_of_a_file(job: Path) -> None:
+def _a_directory_in_place_of_a_file(job: Path) -> None:
     write(job, {"was/file": "", "is": ""})
     git(job, "add", "-A")
     shutil.rmtree(job / "was")
@@ -126,7 +126,7 @@ def _runs(job: Path) -> None:
 
 FOUND: dict[str, tuple[Callable[[Path], Any], list[str]]] = {
     "changes": (_changed, ["a/b/c.py", "new.py"]),
-    "files and directories in each other's place": (_a_folder_in_place_of_a_file, ["is/file", "was"]),
+    "files and directories in each other's place": (_a_directory_in_place_of_a_file, ["is/file", "was"]),
     "a submodule": (_a_submodule, ["mod/.gitignore", "mod/more/x.py", "mod/new.py", "mod/sub.py"]),
     "no submodule": (_a_submodule_that_is_not_checked_out, []),
     "a repository inside": (_a_repository_inside, ["inner/.gitignore", "inner/more/x.py", "inner/sub.py"]),

@@ -213,8 +213,8 @@ def test_names_the_rank_that_missed_the_last_collective(tmp_path: Path) -> None:
     waiting = "ranks 0, 2 are waiting in all_reduce #3 of default_pg, called at worker.py:"
     assert waiting in done.stderr, done.stderr
     assert ", never reached by rank 1 (last in " in done.stderr
-    (folder,) = (tmp_path / "runs").iterdir()
-    assert sorted(path.name for path in folder.glob("*.flight")) == [f"rank{i}.flight" for i in range(3)]
+    (directory,) = (tmp_path / "runs").iterdir()
+    assert sorted(path.name for path in directory.glob("*.flight")) == [f"rank{i}.flight" for i in range(3)]
 
 
 def test_keeps_the_users_variables(tmp_path: Path) -> None:
@@ -288,7 +288,7 @@ with open(sys.argv[1], "rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT
 
 
 def test_says_which_library_a_rank_has_imported(tmp_path: Path) -> None:
-    """A file in a folder of that name: what counts is the path of what a process has mapped."""
+    """A file in a directory of that name: what counts is the path of what a process has mapped."""
     (tmp_path / "jaxlib").mkdir()
     (tmp_path / "jaxlib" / "x.so").write_bytes(bytes(4096))
     argv = [sys.executable, "-I", "-c", MAPS, str(tmp_path / "jaxlib" / "x.so")]

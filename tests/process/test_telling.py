@@ -21,12 +21,12 @@ FAILS_ONCE = """
 """
 
 
-def notifying(folder: Path, worker: str, command: str, more: str = "") -> Path:
-    return write_job(folder, worker, f"{TWO}notify: {{command: [sh, -c, {json.dumps(command)}]}}\n{more}")
+def notifying(directory: Path, worker: str, command: str, more: str = "") -> Path:
+    return write_job(directory, worker, f"{TWO}notify: {{command: [sh, -c, {json.dumps(command)}]}}\n{more}")
 
 
-def told(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "told").read_text().splitlines()]
+def told(directory: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (directory / "told").read_text().splitlines()]
 
 
 def test_notifies_a_program_of_restarts_and_the_end(tmp_path: Path) -> None:
@@ -37,17 +37,17 @@ def test_notifies_a_program_of_restarts_and_the_end(tmp_path: Path) -> None:
     assert (restarted["event"], restarted["state"], restarted["restarts"]) == ("restarted", "RESTARTING", 1)
     rank = restarted["cause"]["rank"]
     text = f"rank {rank} (node0) failed first: exit status 3"
-    known = {"kind": "exit", "certainty": "fact", "rank": rank, "node": "node0", "last_words": ["here"]}
+    known = {"kind": "exit", "certainty": "fact", "rank": rank, "node": "node0", "last_output": ["here"]}
     assert restarted["cause"] == {"text": text, **known}
     assert (finished["event"], finished["state"], finished["exit_status"]) == ("finished", "SUCCEEDED", 0)
-    assert finished["run"] == restarted["run"] == Path(finished["folder"]).name
+    assert finished["run"] == restarted["run"] == Path(finished["directory"]).name
 
 
 def test_notifies_only_of_the_chosen_events(tmp_path: Path) -> None:
     job = notifying(tmp_path, FAILS_ONCE, f"cat >> {shlex.quote(str(tmp_path))}/told")
     assert distlaunch("run", str(job), "--set", "notify.on=[failed]").returncode == 3
     (failed,) = told(tmp_path)
-    assert (failed["event"], failed["cause"]["last_words"]) == ("failed", ["here"])
+    assert (failed["event"], failed["cause"]["last_output"]) == ("failed", ["here"])
 
 
 def test_a_stopped_run_has_finished_and_not_failed(tmp_path: Path) -> None:
@@ -86,9 +86,9 @@ def test_the_job_continues_when_the_notified_program_fails(
 @pytest.mark.parametrize(
     ("command", "said"),
     [
-        ("./nope.sh", "{folder}/nope.sh: No such file or directory"),
+        ("./nope.sh", "{directory}/nope.sh: No such file or directory"),
         ("nowhere-to-be-found", "nowhere-to-be-found: not found in PATH"),
-        ("./worker.py", "{folder}/worker.py: not executable"),
+        ("./worker.py", "{directory}/worker.py: not executable"),
         ("../", "{above}: is a directory"),
         ("~nobody/x", "~nobody is not expanded"),
     ],
@@ -99,7 +99,7 @@ def test_refuses_a_notified_program_that_cannot_be_started(
 ) -> None:
     job = write_job(tmp_path, "pass", f"notify:\n  command: [{command}]\n")
     done = distlaunch("run", *options, str(job), status=2)
-    words = said.format(folder=tmp_path, above=tmp_path.parent)
+    words = said.format(directory=tmp_path, above=tmp_path.parent)
     assert f"{job}:3:13: notify.command[0]: {words}" in done.stderr
     assert not (tmp_path / "runs").exists()
 

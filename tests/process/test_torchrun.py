@@ -95,7 +95,7 @@ def test_output_goes_where_torchrun_puts_it(tmp_path: Path, torchruns: Torchruns
     assert (theirs.status, mine.returncode) == (0, 0), mine.stderr
     assert lines_of_ranks(mine.stdout) == lines_of_ranks(theirs.stdout)
     assert lines_of_ranks(mine.stderr) == lines_of_ranks(theirs.stderr)
-    assert logs_of(tmp_path) == logs_of(theirs.folder)
+    assert logs_of(tmp_path) == logs_of(theirs.directory)
 
 
 def lines_of_ranks(text: str) -> list[str]:
@@ -113,8 +113,8 @@ def test_prefixes_lines_by_the_template_and_joins_no_unfinished_ones(tmp_path: P
     assert {text for _, text in logs_of(tmp_path)} == {"no end"}
 
 
-def test_nothing_is_left_in_the_temporary_folder(tmp_path: Path) -> None:
-    """torchrun leaves a folder there, each time."""
+def test_nothing_is_left_in_the_temporary_directory(tmp_path: Path) -> None:
+    """torchrun leaves a directory there, each time."""
     script(tmp_path, PRINT)
     assert_fine(ours(tmp_path, "--nproc-per-node=2", "worker.py"))
     assert_fine(ours(tmp_path, "--log-dir=/dev/null", "--tee=3", "worker.py"))
@@ -182,9 +182,9 @@ def test_a_reader_that_leaves_the_help_is_not_an_error(tmp_path: Path) -> None:
 # How fast it is, and scripts that others wrote
 
 
-def seconds(launcher: list[str], folder: Path) -> float:
+def seconds(launcher: list[str], directory: Path) -> float:
     began = time.monotonic()
-    done = launch(launcher, folder, "--nproc-per-node=4", "--no-python", "true")
+    done = launch(launcher, directory, "--nproc-per-node=4", "--no-python", "true")
     assert done.returncode == 0, done.stderr
     return time.monotonic() - began
 

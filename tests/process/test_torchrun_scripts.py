@@ -40,8 +40,8 @@ from tests.process.torchruns import (
 pytestmark = NEEDS_TORCH
 
 
-def told(folder: Path, rank: int) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / str(rank)).read_text())
+def told(directory: Path, rank: int) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((directory / str(rank)).read_text())
     return found
 
 
@@ -59,10 +59,10 @@ def test_workers_get_what_torchrun_gives(tmp_path: Path, torchruns: Torchruns, n
     done = as_reference(tmp_path / "ours", name, there.port)
     assert (there.status, done.returncode) == (0, 0), there.stderr + done.stderr
     for rank in range(2 if "--nproc-per-node=2" in words else 1):
-        theirs, mine = (told(folder, rank) for folder in (there.folder, tmp_path / "ours"))
+        theirs, mine = (told(directory, rank) for directory in (there.directory, tmp_path / "ours"))
         assert differing(theirs.pop("env"), mine.pop("env")) <= MAY_DIFFER
-        assert theirs.pop("folder") == str(there.folder)
-        assert mine.pop("folder") == str(tmp_path / "ours")
+        assert theirs.pop("directory") == str(there.directory)
+        assert mine.pop("directory") == str(tmp_path / "ours")
         if "--run-path" in words:  # torchrun runs it in a forkserver's child: not -u, no session
             for key in ("unbuffered", "leads its session"):
                 assert (theirs.pop(key), mine.pop(key)) == (False, True)
@@ -77,7 +77,7 @@ def test_runs_one_node_with_c10d_itself(tmp_path: Path, torchruns: Torchruns, na
     assert (theirs.status, mine.returncode) == (0, 0), mine.stderr
     assert our_lines(mine) == []
     for rank in range(2):
-        there, here = (told(folder, rank)["env"] for folder in (theirs.folder, tmp_path))
+        there, here = (told(directory, rank)["env"] for directory in (theirs.directory, tmp_path))
         assert differing(there, here) <= {*MAY_DIFFER, "MASTER_ADDR", "MASTER_PORT"}
         assert there["MASTER_PORT"] != str(theirs.port)  # that is the agents' own store's
         assert here["MASTER_PORT"] != str(port)
@@ -100,7 +100,7 @@ def test_one_node_with_c10d_needs_no_free_endpoint(tmp_path: Path) -> None:
 def test_makes_up_address_and_id_without_an_endpoint(tmp_path: Path, torchruns: Torchruns, name: str) -> None:
     there, done = torchruns(name), as_reference(tmp_path, name)
     assert (there.status, done.returncode) == (0, 0), done.stderr
-    theirs, mine = (told(folder, 0)["env"] for folder in (there.folder, tmp_path))
+    theirs, mine = (told(directory, 0)["env"] for directory in (there.directory, tmp_path))
     made_up = {"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID"}
     assert differing(theirs, mine) <= MAY_DIFFER | made_up
     assert (theirs["MASTER_ADDR"], mine["MASTER_ADDR"]) == ("localhost", "127.0.0.1")
@@ -108,11 +108,11 @@ def test_makes_up_address_and_id_without_an_endpoint(tmp_path: Path, torchruns: 
 
 
 @contextlib.contextmanager
-def typed(kind: str, folder: Path) -> Iterator[int]:
+def typed(kind: str, directory: Path) -> Iterator[int]:
     """A descriptor with `typed` to read and then its end, by now nobody's to write to."""
     if kind == "file":
-        (folder / "input").write_text("read before\ntyped")
-        with (folder / "input").open("rb", buffering=0) as file:
+        (directory / "input").write_text("read before\ntyped")
+        with (directory / "input").open("rb", buffering=0) as file:
             file.readline()
             yield file.fileno()
         return
@@ -244,8 +244,8 @@ def test_the_launchers_own_error_file_gets_the_first_failure(launcher: list[str]
 def test_counts_restarts(tmp_path: Path, torchruns: Torchruns) -> None:
     theirs, mine = torchruns("restarts"), as_reference(tmp_path, "restarts")
     assert (theirs.status, mine.returncode) == (0, 0), mine.stderr
-    for folder in (theirs.folder, tmp_path):
+    for directory in (theirs.directory, tmp_path):
         # A rank that is stopped before it prints has an empty file here and there.
-        found = [(path, text) for path, text in logs_of(folder) if text and path.endswith("stdout.log")]
+        found = [(path, text) for path, text in logs_of(directory) if text and path.endswith("stdout.log")]
         assert {path.split("/")[0] for path, _ in found} == {"attempt_0", "attempt_1", "attempt_2"}
         assert all(text == f"attempt {path[len('attempt_')]} of 2\n" for path, text in found)

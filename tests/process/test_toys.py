@@ -27,8 +27,8 @@ KEYS = "gpus_per_node: 0\ntoy: {color: red}"
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder to submit from, with the scheduler installed in a place of its own."""
+def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory to submit from, with the scheduler installed in a place of its own."""
     site, queue = tmp_path / "site", tmp_path / "queue"
     info = site / "toy_scheduler-1.0.dist-info"
     info.mkdir(parents=True)
@@ -44,14 +44,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_job_is_submitted_to_it_and_shown_until_its_end(folder: Path) -> None:
-    job = str(write_job(folder, WORKER, KEYS))
+def test_a_job_is_submitted_to_it_and_shown_until_its_end(directory: Path) -> None:
+    job = str(write_job(directory, WORKER, KEYS))
     done = distlaunch("submit", job)
     assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
-    assert (folder / "queue" / "1").read_text().startswith("#!/bin/sh\n# color: red\n")
+    assert (directory / "queue" / "1").read_text().startswith("#!/bin/sh\n# color: red\n")
     (row,) = rows()
     assert (row["run"], row["state"], row["where"]) == ("1", "PENDING", "Toy: in line")
-    script = (folder / "queue" / "1").rename(folder / "begun.sh")
+    script = (directory / "queue" / "1").rename(directory / "begun.sh")
     env = {**os.environ, "TOY_JOB": "1", "TOY_HOSTS": f"{HERE} host2"}
     ran = completed(["sh", script], env=env, status=0)
     assert set(ran.stdout.splitlines()) == {f"[{HERE}:0] 0 2 0 None", "[host2:1] 1 2 1 host2"}
@@ -61,15 +61,15 @@ def test_a_job_is_submitted_to_it_and_shown_until_its_end(folder: Path) -> None:
     assert distlaunch("wait", "1").returncode == 0
 
 
-def test_a_job_that_waits_in_its_queue_is_stopped(folder: Path) -> None:
-    assert distlaunch("submit", "--to", "toy", str(write_job(folder, WORKER, KEYS))).returncode == 0
+def test_a_job_that_waits_in_its_queue_is_stopped(directory: Path) -> None:
+    assert distlaunch("submit", "--to", "toy", str(write_job(directory, WORKER, KEYS))).returncode == 0
     check_stop_before_start("Toy job 1", "1")
 
 
-def test_checks_and_suggests_its_section(folder: Path) -> None:
-    done = distlaunch("submit", str(write_job(folder, WORKER, "toy: {colr: red}")))
+def test_checks_and_suggests_its_section(directory: Path) -> None:
+    done = distlaunch("submit", str(write_job(directory, WORKER, "toy: {colr: red}")))
     assert "toy.colr: unknown key; did you mean color?" in done.stderr
-    done = distlaunch("run", str(write_job(folder, WORKER, "toi: {}")))
+    done = distlaunch("run", str(write_job(directory, WORKER, "toi: {}")))
     assert "toi: unknown key; did you mean toy?" in done.stderr
     assert '"toy"' in distlaunch("schema").stdout
     unknown = distlaunch("submit", "--to", "none", "job.yaml")
@@ -77,9 +77,9 @@ def test_checks_and_suggests_its_section(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("command", ["run", "dry-run"])
-def test_a_job_outside_of_any_allocation_loads_no_scheduler(folder: Path, command: str) -> None:
+def test_a_job_outside_of_any_allocation_loads_no_scheduler(directory: Path, command: str) -> None:
     env = {**os.environ, "PYTHONPROFILEIMPORTTIME": "1"}
-    done = distlaunch(command, str(write_job(folder, WORKER, "gpus_per_node: 0")), env=env, status=0)
+    done = distlaunch(command, str(write_job(directory, WORKER, "gpus_per_node: 0")), env=env, status=0)
     assert "distlaunch.schedulers\n" in done.stderr
     assert "distlaunch.schedulers." not in done.stderr
     assert "importlib.metadata" not in done.stderr

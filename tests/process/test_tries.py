@@ -24,17 +24,17 @@ LATE = """
 """
 
 
-def pytest_of(folder: Path, tests: str) -> "subprocess.CompletedProcess[str]":
+def pytest_of(directory: Path, tests: str) -> "subprocess.CompletedProcess[str]":
     """Run these tests in two processes, under our rules."""
-    (folder / "test_them.py").write_text(textwrap.dedent(LATE) + textwrap.dedent(tests))
-    (folder / "pytest.ini").write_text("[pytest]\nmarkers = once\n")
+    (directory / "test_them.py").write_text(textwrap.dedent(LATE) + textwrap.dedent(tests))
+    (directory / "pytest.ini").write_text("[pytest]\nmarkers = once\n")
     argv = [sys.executable, "-m", "pytest", "-p", "tests.tries", "-n2", "-c", "pytest.ini", "test_them.py"]
     argv += [
         "--basetemp",
-        str(folder / "own"),
+        str(directory / "own"),
     ]  # else it spends minutes on removing earlier ones
     kept = {name: text for name, text in os.environ.items() if not name.startswith("PYTEST_")}
-    return completed(argv, cwd=folder, env=kept | {"PYTHONPATH": str(ROOT)})
+    return completed(argv, cwd=directory, env=kept | {"PYTHONPATH": str(ROOT)})
 
 
 LATE_5 = """

@@ -36,7 +36,7 @@ class Seen:
     """A command on a terminal of its own, and all that was written there."""
 
     def __init__(
-        self, folder: Path, *words: str, argv: Sequence[str] = (), env: Mapping[str, str] = os.environ
+        self, directory: Path, *words: str, argv: Sequence[str] = (), env: Mapping[str, str] = os.environ
     ) -> None:
         self._controller, self.terminal = os.openpty()
         self.resize(24, 80)
@@ -44,7 +44,7 @@ class Seen:
         self.written = b""
         self.process = subprocess.Popen(
             [*(argv or distlaunch_argv()), *words],
-            cwd=folder,
+            cwd=directory,
             stdin=self.terminal,
             stdout=self.terminal,
             stderr=self.terminal,
@@ -117,8 +117,8 @@ def plain(written: bytes) -> str:
 
 
 @contextmanager
-def seen(folder: Path, *words: str, **options: Any) -> Iterator[Seen]:
-    shown = Seen(folder, *words, **options)
+def seen(directory: Path, *words: str, **options: Any) -> Iterator[Seen]:
+    shown = Seen(directory, *words, **options)
     try:
         yield shown
     finally:

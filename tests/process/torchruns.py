@@ -30,7 +30,7 @@ TELL = """
         "argv": sys.argv,
         "main": __name__,
         "python": sys.executable,
-        "folder": os.getcwd(),
+        "directory": os.getcwd(),
         "unbuffered": sys.stdout.write_through,
         "leads its session": os.getsid(0) == os.getpid(),
         "blocked signals": sorted(signal.pthread_sigmask(signal.SIG_BLOCK, [])),
@@ -113,12 +113,12 @@ import torch.distributed.launcher.api  # all that torchrun imports
 for chain in json.loads(sys.argv[1]):
     if os.fork():
         continue
-    for folder, words, environ in chain:
+    for directory, words, environ in chain:
         if pid := os.fork():
-            with open(folder + "/status", "w") as file:
+            with open(directory + "/status", "w") as file:
                 file.write(str(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])))
             continue
-        os.chdir(folder)
+        os.chdir(directory)
         os.environ.update(environ)
         for fd, name in ((1, "stdout"), (2, "stderr")):
             os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT), fd)
@@ -142,41 +142,43 @@ MAY_DIFFER = {
 """Variables of ranks in which torchrun and distlaunch are not alike."""
 
 
-def environment(folder: Path, **more: str) -> dict[str, str]:
-    """The caller's, without what is a launcher's, with this checkout and a TMPDIR below `folder`."""
+def environment(directory: Path, **more: str) -> dict[str, str]:
+    """The caller's, without what is a launcher's, with this checkout and a TMPDIR below `directory`."""
     prefixes = ("PET_", "TORCHELASTIC_", "TORCH_ELASTIC_", "OMP_", "PYTHON", "ACCELERATE_")
     kept = {name: text for name, text in os.environ.items() if not name.startswith(prefixes)}
-    (folder / "tmp").mkdir(exist_ok=True)
-    ours = {"PYTHONPATH": str(ROOT), "TMPDIR": str(folder / "tmp"), "CUDA_VISIBLE_DEVICES": ""}
+    (directory / "tmp").mkdir(exist_ok=True)
+    ours = {"PYTHONPATH": str(ROOT), "TMPDIR": str(directory / "tmp"), "CUDA_VISIBLE_DEVICES": ""}
     return kept | ours | more
 
 
-def fed(launcher: list[str], folder: Path, *words: str, stdin: int, environ: dict[str, str]) -> Done:
-    """Run a launcher in `folder` to its end; `stdin` is a descriptor."""
-    return completed([*launcher, *words], cwd=folder, env=environ, stdin=stdin)
+def fed(launcher: list[str], directory: Path, *words: str, stdin: int, environ: dict[str, str]) -> Done:
+    """Run a launcher in `directory` to its end; `stdin` is a descriptor."""
+    return completed([*launcher, *words], cwd=directory, env=environ, stdin=stdin)
 
 
-def launch(launcher: list[str], folder: Path, *words: str, **environ: str) -> Done:
-    """Run a launcher in `folder` to its end, with these variables."""
-    return fed(launcher, folder, *words, stdin=subprocess.DEVNULL, environ=environment(folder, **environ))
+def launch(launcher: list[str], directory: Path, *words: str, **environ: str) -> Done:
+    """Run a launcher in `directory` to its end, with these variables."""
+    return fed(
+        launcher, directory, *words, stdin=subprocess.DEVNULL, environ=environment(directory, **environ)
+    )
 
 
-def ours(folder: Path, *words: str, **environ: str) -> Done:
-    return launch(OURS, folder, *words, **environ)
+def ours(directory: Path, *words: str, **environ: str) -> Done:
+    return launch(OURS, directory, *words, **environ)
 
 
-def as_reference(folder: Path, name: str, port: int = 0) -> Done:
-    """Run ours in `folder` with the script and the arguments of one of `REFERENCES`."""
+def as_reference(directory: Path, name: str, port: int = 0) -> Done:
+    """Run ours in `directory` with the script and the arguments of one of `REFERENCES`."""
     text, words = REFERENCES[name]
-    script(folder, text)
+    script(directory, text)
     placed = (word.replace("{port}", str(port)) for word in words)
-    return ours(folder, *placed, CUDA_VISIBLE_DEVICES=DEVICES.get(name, ""))
+    return ours(directory, *placed, CUDA_VISIBLE_DEVICES=DEVICES.get(name, ""))
 
 
 @contextlib.contextmanager
-def going(launcher: list[str], folder: Path, *words: str) -> Iterator[Going]:
-    """A launcher in `folder` that is ended when the test is."""
-    run = Going(folder, [*launcher, *words], cwd=folder, env=environment(folder))
+def going(launcher: list[str], directory: Path, *words: str) -> Iterator[Going]:
+    """A launcher in `directory` that is ended when the test is."""
+    run = Going(directory, [*launcher, *words], cwd=directory, env=environment(directory))
     try:
         yield run
     finally:
@@ -184,9 +186,9 @@ def going(launcher: list[str], folder: Path, *words: str) -> Iterator[Going]:
 
 
 class Ended(NamedTuple):
-    """How torchrun went with one of `REFERENCES`, in a folder that several tests read."""
+    """How torchrun went with one of `REFERENCES`, in a directory that several tests read."""
 
-    folder: Path
+    directory: Path
     port: int
     status: int
     stdout: str
@@ -194,7 +196,7 @@ class Ended(NamedTuple):
 
 
 def run_references(place: Path) -> None:
-    """Run torchrun as each of `REFERENCES` says, in folders below `place`.
+    """Run torchrun as each of `REFERENCES` says, in directories below `place`.
 
     Each is a fork of one process that has imported torch, for that takes longer than all the rest; it then
     does what `python -m torch.distributed.run` does. All run at once but those of c10d: two have no port
@@ -202,12 +204,12 @@ def run_references(place: Path) -> None:
     """
     chains: dict[str, list[tuple[str, list[str], dict[str, str]]]] = {}
     for name, (text, words) in REFERENCES.items():
-        folder, port = place / name.replace("/", " "), free_port()
-        script(folder, text)
-        (folder / "tmp").mkdir()
-        (folder / "port").write_text(str(port))
-        more = {"TMPDIR": f"{folder}/tmp", "CUDA_VISIBLE_DEVICES": DEVICES.get(name, "")}
-        run = (str(folder), [word.replace("{port}", str(port)) for word in words], more)
+        directory, port = place / name.replace("/", " "), free_port()
+        script(directory, text)
+        (directory / "tmp").mkdir()
+        (directory / "port").write_text(str(port))
+        more = {"TMPDIR": f"{directory}/tmp", "CUDA_VISIBLE_DEVICES": DEVICES.get(name, "")}
+        run = (str(directory), [word.replace("{port}", str(port)) for word in words], more)
         chains.setdefault("c10d" if name in C10D else name, []).append(run)
     argv = [sys.executable, "-c", MANY_TORCHRUNS, json.dumps([*chains.values()])]
     subprocess.run(argv, cwd=place, env=environment(place), timeout=PATIENCE_S, check=True)
@@ -218,15 +220,17 @@ Torchruns = Callable[[str], Ended]
 
 def ended_reference(place: Path, name: str) -> Ended:
     """What `run_references` has left of one."""
-    folder = place / name.replace("/", " ")
-    port, status, out, err = ((folder / name).read_text() for name in ("port", "status", "stdout", "stderr"))
-    return Ended(folder, int(port), int(status), out, err)
+    directory = place / name.replace("/", " ")
+    port, status, out, err = (
+        (directory / name).read_text() for name in ("port", "status", "stdout", "stderr")
+    )
+    return Ended(directory, int(port), int(status), out, err)
 
 
-def script(folder: Path, text: str) -> None:
+def script(directory: Path, text: str) -> None:
     """Write worker.py."""
-    folder.mkdir(exist_ok=True)
-    (folder / "worker.py").write_text(textwrap.dedent(text))
+    directory.mkdir(exist_ok=True)
+    (directory / "worker.py").write_text(textwrap.dedent(text))
 
 
 def free_port() -> int:
@@ -252,9 +256,9 @@ def assert_fine(done: Done) -> None:
 # Output, next to real torchrun
 
 
-def logs_of(folder: Path) -> set[tuple[str, str]]:
-    """(path below the run's folder, text) of each .log file."""
-    (run,) = (folder / "logs").iterdir()
+def logs_of(directory: Path) -> set[tuple[str, str]]:
+    """(path below the run's directory, text) of each .log file."""
+    (run,) = (directory / "logs").iterdir()
     return {(str(path.relative_to(run)), path.read_text()) for path in run.rglob("*.log")}
 
 

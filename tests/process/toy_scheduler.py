@@ -1,4 +1,4 @@
-"""A scheduler of another package: its queue is a folder, TOY_QUEUE, whose scripts others run."""
+"""A scheduler of another package: its queue is a directory, TOY_QUEUE, whose scripts others run."""
 
 import os
 import shlex

@@ -40,7 +40,7 @@ def load(tmp_path: Path) -> Load:
 
 @pytest.fixture
 def problems(load: Load, tmp_path: Path) -> Problems:
-    """The problems of a job, one per line, without the file's folder."""
+    """The problems of a job, one per line, without the file's directory."""
 
     def refused(text: str | bytes, *overrides: str, extra: tuple[str, ...] = ()) -> list[str]:
         with pytest.raises(JobError) as caught:

@@ -21,7 +21,7 @@ Load = Callable[..., JobSpec]
 """The fixture `load`: a job from text (or bytes), `--set`s and `extra` arguments."""
 Problems = Callable[..., list[str]]
 """The fixture `problems`: what is wrong with such a job."""
-FOLDER = "/project"
+DIRECTORY = "/project"
 SECTIONS = sections(load(name).key for name in TABLE)
 PEER_GONE = """Traceback (most recent call last):
   File "/t.py", line 9, in <module>
@@ -48,8 +48,8 @@ def no_room(thread: threading.Thread) -> None:
 def spec_of(
     text: str, environ: Mapping[str, str] | None = None, hostfile: tuple[HostEntry, ...] | None = None
 ) -> JobSpec:
-    """Build the job from `text`, as if it were read from FOLDER/job.yaml."""
-    place = (FOLDER, "/home/me", environ or {}, hostfile, None, f"{FOLDER}/job.yaml")
+    """Build the job from `text`, as if it were read from DIRECTORY/job.yaml."""
+    place = (DIRECTORY, "/home/me", environ or {}, hostfile, None, f"{DIRECTORY}/job.yaml")
     around = Surroundings(*place, sections=SECTIONS)
     return build_spec(parse(text, "job.yaml"), "job.yaml", around)
 
@@ -65,13 +65,13 @@ def longest_file(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def open_files(folder: object) -> int:
-    """How many files below a folder, with a name or without, this process keeps open."""
+def open_files(directory: object) -> int:
+    """How many files below a directory, with a name or without, this process keeps open."""
     links = []
     for entry in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # the one that reads the folder
+        with contextlib.suppress(OSError):  # the one that reads the directory
             links.append(os.readlink(f"/proc/self/fd/{entry}"))
-    return sum(link.startswith(f"{folder}/") for link in links)
+    return sum(link.startswith(f"{directory}/") for link in links)
 
 
 PAGE = 4096

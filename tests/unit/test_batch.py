@@ -24,15 +24,15 @@ SLURM = load("slurm")
 MARKS = {"slurm": "#SBATCH ", "grid-engine": "#$ ", "pbs": "#PBS ", "lsf": "#BSUB ", "flux": "#flux: "}
 
 
-def submitted(text: str, folder: Path) -> JobSpec:
-    path = folder / "job.yaml"
+def submitted(text: str, directory: Path) -> JobSpec:
+    path = directory / "job.yaml"
     path.write_text(text)
     return job_of(text, str(path), submitted=True)
 
 
-def options_of(target: str, keys: str, folder: Path) -> list[str]:
+def options_of(target: str, keys: str, directory: Path) -> list[str]:
     """What a job's script asks its scheduler for, one option each; Slurm's without their quotes."""
-    script = load(target).script(submitted(f"script: train.py\n{keys}\n", folder), CALL)
+    script = load(target).script(submitted(f"script: train.py\n{keys}\n", directory), CALL)
     lines = [line for line in script.splitlines() if line.startswith(MARKS[target])]
     options = [line.removeprefix(MARKS[target]) for line in lines]
     return [" ".join(shlex.split(option)) for option in options] if target == "slurm" else options
@@ -251,7 +251,7 @@ def test_a_followed_job_prints_into_the_run_directorys_parent(tmp_path: Path) ->
     script = load("grid-engine").script(spec, CALL, followed=True)
     assert f"#$ -o '{tmp_path}/my runs/grid-engine-$JOB_ID.out'\n" in script
     assert "#$ -notify\n" in script  # without it, qdel is a SIGKILL
-    assert "#$ -cwd\n" in script  # a job from a pipe has no other folder
+    assert "#$ -cwd\n" in script  # a job from a pipe has no other directory
     script = load("pbs").script(spec, CALL, followed=True)
     assert f"#PBS -o '{tmp_path}/my runs/'\n" in script
     assert f"exec >>'{tmp_path}/my runs'/pbs-\"$PBS_JOBID\".out 2>&1\n" in script

@@ -24,17 +24,17 @@ PLACES = {
 }
 
 
-def received(folder: Path, *paths: str) -> Files:
+def received(directory: Path, *paths: str) -> Files:
     """Files of which each has one byte."""
-    files = Files(str(folder), Collect(("*",), limit=LIMIT))
+    files = Files(str(directory), Collect(("*",), limit=LIMIT))
     for path in paths:
         files.take(0, "gpu-a", FileBegins(0, path, 1))
         files.take(0, "gpu-a", b"x")
     return files
 
 
-def names(folder: Path) -> list[str]:
-    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+def names(directory: Path) -> list[str]:
+    return sorted(str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_file())
 
 
 @pytest.mark.parametrize("path", [path for paths in PLACES.values() for path in paths])

@@ -48,15 +48,15 @@ class Tree(NamedTuple):
             put(root / f"proc/driver/nvidia/gpus/{address}/information", information)
         return root
 
-    def _write_cpu(self, folder: Path, cpu: int) -> None:
-        put(folder / "topology/thread_siblings_list", holding(self.siblings, cpu))
+    def _write_cpu(self, directory: Path, cpu: int) -> None:
+        put(directory / "topology/thread_siblings_list", holding(self.siblings, cpu))
         socket = next((i for i, cpus in enumerate(self.sockets) if cpu in cpu_set(cpus)), 0)
-        put(folder / "topology/physical_package_id", str(socket))
+        put(directory / "topology/physical_package_id", str(socket))
         caches = [("1", "Data", str(cpu)), ("1", "Instruction", str(cpu))]
         caches += [("3", "Unified", holding(self.caches, cpu))] if self.caches else []
         for index, (level, kind, sharing) in enumerate(caches):
             for name, value in (("level", level), ("type", kind), ("shared_cpu_list", sharing)):
-                put(folder / f"cache/index{index}/{name}", value)
+                put(directory / f"cache/index{index}/{name}", value)
 
 
 def put(path: Path, text: str) -> None:

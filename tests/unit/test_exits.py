@@ -37,7 +37,7 @@ def test_facts_name_the_signal_and_what_explains_it(ending: Ending, words: str) 
 
 
 @pytest.mark.parametrize(
-    ("ending", "last_words", "hint"),
+    ("ending", "last_output", "hint"),
     [
         (Ending(-9, oom_kills=1), "", "reduce memory use"),
         (Ending(-9), "", "a memory limit"),
@@ -91,8 +91,8 @@ def test_facts_name_the_signal_and_what_explains_it(ending: Ending, words: str) 
         (Ending(0), "", ""),
     ],
 )
-def test_advice_fits_the_last_output(ending: Ending, last_words: str, hint: str) -> None:
-    given = advice(ending, last_words)
+def test_advice_fits_the_last_output(ending: Ending, last_output: str, hint: str) -> None:
+    given = advice(ending, last_output)
     assert hint in given
     assert bool(given) == bool(hint)
 

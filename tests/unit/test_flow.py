@@ -9,7 +9,7 @@ import pytest
 from distlaunch.agent import outbox, wire
 from distlaunch.agent.outbox import Flow, Outbox
 from distlaunch.agent.poller import Poller
-from tests.unit.test_outbox import folder_in
+from tests.unit.test_outbox import directory_in
 
 DATA = bytes(wire.MAX_OUTPUT)
 HALF = outbox.MEMORY // 2
@@ -55,8 +55,8 @@ class Scene:
 @pytest.fixture
 def scene(tmp_path: Path) -> Iterator[Scene]:
     """Nothing is waiting."""
-    with folder_in(tmp_path) as folder:
-        made = Scene(Outbox(0, folder))
+    with directory_in(tmp_path) as directory:
+        made = Scene(Outbox(0, directory))
         yield made
         made.close()
 

@@ -20,7 +20,7 @@ from distlaunch.job.text import PLACEHOLDERS, fill, literal, placeholder_error
 from distlaunch.plan.placement import Facts, make_plan
 from distlaunch.plan.shell_text import torchrun_text
 from tests.unit.drafts import CPUS, comments, keys_of
-from tests.unit.samples import FOLDER, bounded, found_at, process_text, spec_of
+from tests.unit.samples import DIRECTORY, bounded, found_at, process_text, spec_of
 
 
 def imported(command: str) -> Draft:
@@ -343,9 +343,9 @@ def back_to_flags(spec: JobSpec) -> Flags:
 
 
 def there(program: str, script: str) -> str:
-    """Where the user's command had it, run in FOLDER."""
+    """Where the user's command had it, run in DIRECTORY."""
     path = program == "" or (program == "--no-python" and "/" in script)
-    return os.path.normpath(os.path.join(FOLDER, script)) if path else script
+    return os.path.normpath(os.path.join(DIRECTORY, script)) if path else script
 
 
 @given(values=_values, program=_programs, args=arguments, quoted=st.booleans())
@@ -373,20 +373,25 @@ def test_a_command_comes_back_from_its_job_file(
 
 @given(
     env=st.dictionaries(st.text("ABC_19", max_size=4).map("V_".__add__), process_text, max_size=4),
-    folder=process_text.filter(bool),
+    directory=process_text.filter(bool),
 )
-@example(env={}, folder="~you/x")
-@example(env={"V_A": "{rank} {a}"}, folder="x")
+@example(env={}, directory="~you/x")
+@example(env={"V_A": "{rank} {a}"}, directory="x")
 @bounded()
-def test_variables_and_paths_survive_the_import(env: dict[str, str], folder: str) -> None:
-    words = [*(f"{name}={value}" for name, value in env.items()), "torchrun", f"--log-dir={folder}", "x.py"]
+def test_variables_and_paths_survive_the_import(env: dict[str, str], directory: str) -> None:
+    words = [
+        *(f"{name}={value}" for name, value in env.items()),
+        "torchrun",
+        f"--log-dir={directory}",
+        "x.py",
+    ]
     spec = spec_of(command_draft(words, CPUS).text())
     filled = {
         name: fill(value.text, lambda word: "9", every=False) for name, value in spec.program.env.items()
     }
     assert filled == env
-    assert spec.logs.folder == os.path.normpath(os.path.join(FOLDER, folder))
-    assert (spec.program.workdir, spec.program.words) == (FOLDER, ("x.py",))
+    assert spec.logs.directory == os.path.normpath(os.path.join(DIRECTORY, directory))
+    assert (spec.program.workdir, spec.program.words) == (DIRECTORY, ("x.py",))
 
 
 @given(argument=braces, every=st.booleans())

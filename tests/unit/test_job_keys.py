@@ -90,7 +90,7 @@ KEYS: dict[str, tuple[str, str, Any]] = {
     "virtual_local_rank": ("virtual_local_rank: true", "placement.one_device", True),
     "on_warning": ("on_warning: USR1", "limits.on_warning", "USR1"),
     "on_stall": ("on_stall: stop", "limits.on_stall", "stop"),
-    "logs.dir": ("logs: {dir: out}", "logs.folder", "{here}/out"),
+    "logs.dir": ("logs: {dir: out}", "logs.directory", "{here}/out"),
     "logs.console": ("logs: {console: [0, 3]}", "logs.console", (0, 3)),
     "logs.fold": ("logs: {fold: true}", "logs.fold", True),
     "logs.limit": ("logs: {limit: 2MiB}", "logs.limit", 2 << 20),
@@ -193,10 +193,10 @@ SECTIONS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def in_folder(value: Any, folder: Path) -> Any:
+def in_directory(value: Any, directory: Path) -> Any:
     if isinstance(value, tuple) and type(value) is tuple:
-        return tuple(in_folder(item, folder) for item in value)
-    return value.replace("{here}", str(folder)) if isinstance(value, str) else value
+        return tuple(in_directory(item, directory) for item in value)
+    return value.replace("{here}", str(directory)) if isinstance(value, str) else value
 
 
 @pytest.mark.parametrize("key", KEYS)
@@ -205,7 +205,7 @@ def test_every_key_arrives_in_the_spec(load: Load, tmp_path: Path, key: str) -> 
     (tmp_path / "hosts").write_text("from-hostfile\n")
     has_program = key in ("script", "module", "command")
     spec = load(text if has_program else f"{text}\nscript: x.py")
-    assert found_at(spec, path) == in_folder(expected, tmp_path)
+    assert found_at(spec, path) == in_directory(expected, tmp_path)
 
 
 @pytest.mark.parametrize("section", SECTIONS)
@@ -245,7 +245,7 @@ def test_defaults_of_the_smallest_job(load: Load, tmp_path: Path) -> None:
     assert [node.reach for node in spec.nodes] == [Local()]
     assert spec.backend == "auto"
     assert spec.program.workdir == str(tmp_path)
-    assert spec.logs.folder == f"{tmp_path}/runs"
+    assert spec.logs.directory == f"{tmp_path}/runs"
     assert spec.limits == Limits(30.0, 600.0, 10.0, None, 30.0, 300.0, 600.0)
     assert (spec.rendezvous.host, spec.rendezvous.port, spec.program.python) == (None, None, None)
     assert (spec.program.args, spec.program.env) == ((), {})
@@ -294,7 +294,7 @@ PATHS = {
     "nodes: [{host: b, python: ~/v/py}]": ("nodes.0.python", "~/v/py"),
     "python: python3.12": ("program.python", "python3.12"),  # PATH has it
     "python: ~/v/python": ("program.python", "~/v/python"),
-    "logs: {dir: ~/r}": ("logs.folder", "/home/me/r"),  # here
+    "logs: {dir: ~/r}": ("logs.directory", "/home/me/r"),  # here
     "nodes: [a]\nssh: {config: ~/c}": ("nodes.0.reach.options.config", "/home/me/c"),  # here, too
 }
 
@@ -418,7 +418,11 @@ def test_a_job_file_may_be_piped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     os.close(read)
     advice = " (by default the current directory, since the job is in no file)"
     assert unstarted_advice(spec, 0, "workdir", 0) == advice
-    assert (spec.name, spec.program.workdir, spec.logs.folder) == ("job", str(tmp_path), f"{tmp_path}/runs")
+    assert (spec.name, spec.program.workdir, spec.logs.directory) == (
+        "job",
+        str(tmp_path),
+        f"{tmp_path}/runs",
+    )
 
 
 def test_every_suggested_key_exists() -> None:

@@ -199,13 +199,13 @@ def test_an_impossible_file_loses_only_its_own_data(writer: LogWriter, tmp_path:
 
 
 def test_tries_again_to_make_a_file(writer: LogWriter, tmp_path: Path) -> None:
-    (tmp_path / "folder").write_bytes(b"")
-    writer.append("folder/log", b"lost")
+    (tmp_path / "directory").write_bytes(b"")
+    writer.append("directory/log", b"lost")
     assert writer.flush()
-    (tmp_path / "folder").unlink()
-    writer.append("folder/log", b"text")
+    (tmp_path / "directory").unlink()
+    writer.append("directory/log", b"text")
     writer.close()
-    assert (tmp_path / "folder/log").read_bytes() == b"text" and writer.lost_bytes == 4
+    assert (tmp_path / "directory/log").read_bytes() == b"text" and writer.lost_bytes == 4
 
 
 # Disks that fail
@@ -317,15 +317,15 @@ _appends = st.lists(st.tuples(st.sampled_from(["a", "b", "n/c", "n/d", "m/e"]), 
 @given(_appends, st.integers(1, 6))
 @bounded(60)
 def test_all_data_is_in_its_file_in_order(appends: list[tuple[str, bytes]], most_open: int) -> None:
-    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as directory:
         patch.setattr(module, "MAX_OPEN", most_open)
         patch.setattr(module, "CAPACITY", 64)
         patch.setattr(module, "PATIENCE_S", LONG_S)
-        writer = LogWriter(folder)
+        writer = LogWriter(directory)
         for name, data in appends:
             writer.append(name, data)
         writer.close()
         assert writer.lost_bytes == 0
         for name in {name for name, _ in appends}:
             expected = b"".join(data for each, data in appends if each == name)
-            assert Path(folder, name).read_bytes() == expected
+            assert Path(directory, name).read_bytes() == expected

@@ -27,15 +27,15 @@ def frame(mark: str, size: int = 1) -> bytes:
 
 
 @contextlib.contextmanager
-def folder_in(*places: "Path | str") -> Iterator[scratch.Folder]:
-    """A folder with only these places."""
-    folder = scratch.Folder()
-    folder.places = [str(place) for place in places]
+def directory_in(*places: "Path | str") -> Iterator[scratch.Directory]:
+    """A directory with only these places."""
+    directory = scratch.Directory()
+    directory.places = [str(place) for place in places]
     try:
-        yield folder
+        yield directory
     finally:
-        os.close(folder._paths_read)
-        os.close(folder._paths_write)
+        os.close(directory._paths_read)
+        os.close(directory._paths_write)
 
 
 @contextlib.contextmanager
@@ -43,8 +43,8 @@ def spool_in(
     *places: "Path | str", memory: int = 2 * FRAME, disk: int = 100 * FRAME, segment: int = 100 * FRAME
 ) -> Iterator[Spool]:
     sizes = mock.patch.multiple(outbox, MEMORY=memory, DISK=disk, SEGMENT=segment)
-    with folder_in(*places) as folder, sizes:
-        spool = Spool(folder)
+    with directory_in(*places) as directory, sizes:
+        spool = Spool(directory)
         try:
             yield spool
         finally:
@@ -231,8 +231,8 @@ def pipe() -> Iterator[Pipe]:
 
 @contextlib.contextmanager
 def outbox_in(*places: "Path | str") -> Iterator[Outbox]:
-    with folder_in(*places) as folder:
-        box = Outbox(5, folder)
+    with directory_in(*places) as directory:
+        box = Outbox(5, directory)
         try:
             yield box
         finally:

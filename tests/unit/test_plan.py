@@ -278,7 +278,7 @@ def test_refuses_two_names_of_one_host() -> None:
 def test_no_job_can_set_what_the_contract_sets() -> None:
     (worker,) = all_workers(plan_of(""))
     assert set(worker.contract) <= contract.RESERVED
-    assert "TORCHELASTIC_ERROR_FILE" in contract.RESERVED  # set on the node, where its folder is made
+    assert "TORCHELASTIC_ERROR_FILE" in contract.RESERVED  # set on the node, where its directory is made
 
 
 @pytest.mark.parametrize(

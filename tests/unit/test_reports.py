@@ -220,7 +220,7 @@ def test_converts_times_to_the_controllers_clock(t: float) -> None:
 
 # What is cut
 
-LONGER: dict[tuple[type, str], int] = {(messages.WorkerExited, "words"): codec.MAX_LAST_WORDS}
+LONGER: dict[tuple[type, str], int] = {(messages.WorkerExited, "words"): codec.MAX_LAST_OUTPUT}
 TEXTS = [(kind, field) for kind, field, form in FIELDS if form in ("str", "Optional[str]")]
 
 

@@ -362,7 +362,7 @@ def test_reads_output_flags() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "folder", "temporary"),
+    ("words", "directory", "temporary"),
     [
         ("", "/var/tmp", True),
         ("-r3", "/var/tmp", False),
@@ -372,10 +372,10 @@ def test_reads_output_flags() -> None:
         ("--log-dir=/dev/null --tee=3", "/var/tmp", True),
     ],
 )
-def test_chooses_the_log_directory(words: str, folder: str, temporary: bool) -> None:
+def test_chooses_the_log_directory(words: str, directory: str, temporary: bool) -> None:
     made = job(*words.split())
-    assert (made.logs.folder, made.logs.temporary) == (folder, temporary)
-    assert made.logs.spares == (() if "logs" in folder else ("/dev/shm",))
+    assert (made.logs.directory, made.logs.temporary) == (directory, temporary)
+    assert made.logs.spares == (() if "logs" in directory else ("/dev/shm",))
 
 
 def test_shows_everything_without_a_log_directory() -> None:

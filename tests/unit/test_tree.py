@@ -92,16 +92,16 @@ def held(store: Store, run: str, entries: list[Entry] = ENTRIES) -> Store:
 def made(store: Store, entries: list[Entry] = ENTRIES) -> Path:
     """The tree of the run, which lacks nothing."""
     assert not [step for step in store.lay_out(entries) if step]
-    (folder,) = [path for path in (Path(store.base) / "runs").iterdir() if path.is_dir()]
-    return folder
+    (directory,) = [path for path in (Path(store.base) / "runs").iterdir() if path.is_dir()]
+    return directory
 
 
-def everything(folder: Path) -> dict[str, tuple[int, bytes | str]]:
+def everything(directory: Path) -> dict[str, tuple[int, bytes | str]]:
     """What is below a directory: modes, contents and targets."""
     found: dict[str, tuple[int, bytes | str]] = {}
-    for path in sorted(folder.rglob("*")):
+    for path in sorted(directory.rglob("*")):
         data = os.readlink(path) if path.is_symlink() else path.read_bytes() if path.is_file() else b""
-        found[str(path.relative_to(folder))] = (path.lstat().st_mode, data)
+        found[str(path.relative_to(directory))] = (path.lstat().st_mode, data)
     return found
 
 
@@ -251,8 +251,8 @@ def test_no_manifest_leads_out_of_the_directory_of_its_tree(
 def test_a_tree_has_exactly_the_listed_files(tmp_path: Path) -> None:
     store = filled(tmp_path / "base", hold="run")
     found = everything(made(store))
-    folders = {"lib": 0o40700, "lib/deep": 0o40700}
-    expected: dict[str, tuple[int, bytes | str]] = {path: (mode, b"") for path, mode in folders.items()}
+    directories = {"lib": 0o40700, "lib/deep": 0o40700}
+    expected: dict[str, tuple[int, bytes | str]] = {path: (mode, b"") for path, mode in directories.items()}
     expected |= {path: (0o100400, data) for path, data in (FILES | ODD).items()}
     expected |= {"run.sh": (0o100500, CONTENT), "lib/link": (0o120777, "../train.py")}
     assert found == expected
@@ -305,11 +305,11 @@ def test_a_damaged_manifest_is_removed(tmp_path: Path) -> None:
 
 def test_a_file_that_was_changed_in_a_tree_in_use_is_an_error(tmp_path: Path) -> None:
     first = filled(tmp_path / "base", hold="run")
-    folder = made(first)
+    directory = made(first)
     second = held(Store(str(tmp_path / "base")), "run")
     made(second)
-    (folder / "train.py").unlink()
-    (folder / "train.py").write_bytes(OTHER)
+    (directory / "train.py").unlink()
+    (directory / "train.py").write_bytes(OTHER)
     with pytest.raises(TreeError, match=r"runs/run/train\.py has changed since it was laid out"):
         made(second)
 
@@ -319,12 +319,12 @@ def test_one_agent_makes_the_tree_while_others_wait_and_the_last_one_removes_it(
     second = Store(str(tmp_path / "base"))
     waiting = second.hold("run")
     assert next(waiting) > 0
-    folder = made(first)
+    directory = made(first)
     assert next(waiting, None) is None
     made(second)
     HELD.append(second)
-    assert first.release() == "" and folder.exists()
-    assert second.release() == "" and not folder.exists()
+    assert first.release() == "" and directory.exists()
+    assert second.release() == "" and not directory.exists()
 
 
 def test_an_agent_that_comes_while_the_tree_is_removed_makes_it_again(tmp_path: Path) -> None:
@@ -333,12 +333,12 @@ def test_an_agent_that_comes_while_the_tree_is_removed_makes_it_again(tmp_path: 
     second = Store(str(tmp_path / "base"))
     waiting = second.hold("run")
     assert next(waiting) > 0
-    folder = made(first)
+    directory = made(first)
     first.release()
-    assert not folder.exists() and not note.exists()
+    assert not directory.exists() and not note.exists()
     assert next(waiting, None) is None and note.exists()
     made(second)
-    assert folder.exists()
+    assert directory.exists()
     second.release()
 
 
@@ -372,39 +372,39 @@ def test_without_hard_links_a_tree_has_copies(tmp_path: Path, monkeypatch: pytes
 # What a run leaves
 
 
-def _writes(folder: Path) -> None:
-    (folder / "lib/out.txt").write_text("result")
+def _writes(directory: Path) -> None:
+    (directory / "lib/out.txt").write_text("result")
 
 
-def _replaces(folder: Path) -> None:
-    (folder / "new").write_bytes(OTHER)
-    (folder / "new").rename(folder / "train.py")
+def _replaces(directory: Path) -> None:
+    (directory / "new").write_bytes(OTHER)
+    (directory / "new").rename(directory / "train.py")
 
 
-def _changes_in_place(folder: Path) -> None:
-    (folder / "train.py").chmod(0o600)
-    (folder / "train.py").write_bytes(OTHER)
+def _changes_in_place(directory: Path) -> None:
+    (directory / "train.py").chmod(0o600)
+    (directory / "train.py").write_bytes(OTHER)
 
 
-def _links_elsewhere(folder: Path) -> None:
-    (folder / "lib/link").unlink()
-    (folder / "lib/link").symlink_to("model.py")
+def _links_elsewhere(directory: Path) -> None:
+    (directory / "lib/link").unlink()
+    (directory / "lib/link").symlink_to("model.py")
 
 
-def _links_a_folder(folder: Path) -> None:
-    (folder.parent.parent.parent / "outside").rename(folder / "moved")
-    (folder / "moved").rename(folder.parent.parent.parent / "outside")
+def _links_a_directory(directory: Path) -> None:
+    (directory.parent.parent.parent / "outside").rename(directory / "moved")
+    (directory / "moved").rename(directory.parent.parent.parent / "outside")
     for path in ("lib/deep/empty", "lib/model.py", "lib/link"):
-        (folder / path).unlink()
-    (folder / "lib/deep").rmdir()
-    (folder / "lib").rmdir()
-    (folder / "lib").symlink_to(folder.parent.parent.parent / "outside")
+        (directory / path).unlink()
+    (directory / "lib/deep").rmdir()
+    (directory / "lib").rmdir()
+    (directory / "lib").symlink_to(directory.parent.parent.parent / "outside")
 
 
-def _makes_folders(folder: Path) -> None:
-    (folder / "out/empty").mkdir(parents=True)
-    (folder / "lib/__pycache__").mkdir()
-    (folder / "lib/__pycache__/model.cpython-311.pyc").touch()
+def _makes_directories(directory: Path) -> None:
+    (directory / "out/empty").mkdir(parents=True)
+    (directory / "lib/__pycache__").mkdir()
+    (directory / "lib/__pycache__/model.cpython-311.pyc").touch()
 
 
 @pytest.mark.parametrize(
@@ -414,8 +414,8 @@ def _makes_folders(folder: Path) -> None:
         (_replaces, {"train.py": OTHER}),
         (_changes_in_place, {"train.py": OTHER, "again.py": OTHER}),
         (_links_elsewhere, {"lib/link": "model.py"}),
-        (_links_a_folder, {"lib": "{outside}"}),
-        (_makes_folders, {}),
+        (_links_a_directory, {"lib": "{outside}"}),
+        (_makes_directories, {}),
     ],
 )
 def test_what_a_run_has_written_stays(
@@ -424,13 +424,13 @@ def test_what_a_run_has_written_stays(
     (tmp_path / "outside").mkdir()
     (tmp_path / "outside/model.py").write_bytes(OTHER)  # as in the tree
     store = filled(tmp_path / "base", hold="run")
-    folder = made(store)
-    change(folder)
+    directory = made(store)
+    change(directory)
     expected = {
         path: str(tmp_path / "outside") if data == "{outside}" else data for path, data in left.items()
     }
-    assert store.release() == (str(folder) if left else "")
-    found = {path: data for path, (mode, data) in everything(folder).items() if mode & 0o170000 != 0o40000}
+    assert store.release() == (str(directory) if left else "")
+    found = {path: data for path, (mode, data) in everything(directory).items() if mode & 0o170000 != 0o40000}
     assert found == expected
     assert (tmp_path / "outside/model.py").read_bytes() == OTHER
     assert [*(tmp_path / "base/runs").glob("*.tree")] == []
@@ -460,14 +460,14 @@ def test_a_tree_that_another_host_uses_stays_although_its_lock_is_not_seen(tmp_p
     """On many file systems, only processes of the same host see a lock."""
     base = tmp_path / "base"
     far = filled(base, hold="run")
-    folder = made(far)
+    directory = made(far)
     here, there = base / f"runs/run@{os.uname().nodename}", base / "runs/run@another"
     here.rename(there)
     die(far)
     HELD.remove(far)
     held(Store(str(base)), "run").release()  # an agent of this host, which used it, too
     Store(str(base)).release()  # the next run
-    assert folder.exists() and there.exists() and not here.exists()
+    assert directory.exists() and there.exists() and not here.exists()
     os.utime(there, (0, time.time() - 2 * tree.STALE_S))
     Store(str(base)).release()
     assert os.listdir(base / "runs") == []
@@ -481,7 +481,7 @@ def test_contents_in_no_tree_are_removed_beyond_the_limit_the_oldest_first(
 ) -> None:
     monkeypatch.setattr(tree, "MAX_STORE", 3000)
     store = filled(tmp_path / "base", hold="run")
-    folder = made(store)
+    directory = made(store)
     sending = held(Store(str(tmp_path / "base")), "other.origin", [file("x", b"sent" * 500)])
     sending.put(b"sent" * 500)
     digests = [store.put(bytes([number]) * 1000) for number in range(6)]
@@ -490,7 +490,7 @@ def test_contents_in_no_tree_are_removed_beyond_the_limit_the_oldest_first(
     last.release()
     assert [last.read(digest) is not None for digest in digests] == [False] * 3 + [True] * 3
     assert last.read(digest_of(b"sent" * 500)) and last.read(digest_of(CONTENT))
-    assert everything(folder)["train.py"] == (0o100400, CONTENT)
+    assert everything(directory)["train.py"] == (0o100400, CONTENT)
     for each in (sending, store):
         each.release()
 

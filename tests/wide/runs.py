@@ -30,21 +30,21 @@ class Cost(NamedTuple):
     stopping_s: float | None
 
 
-def run(folder: Path, nodes: int, procs: int = 8, wide: str = "end", *words: str) -> Cost:
+def run(directory: Path, nodes: int, procs: int = 8, wide: str = "end", *words: str) -> Cost:
     """A job of so many nodes with `procs` ranks each; `wide` is what the stand-in is told."""
-    folder.mkdir(parents=True, exist_ok=True)
-    program(folder / "srun", f'exec {shlex.quote(sys.executable)} -m tests.wide.srun "$@"')
-    job = folder / "job.yaml"
+    directory.mkdir(parents=True, exist_ok=True)
+    program(directory / "srun", f'exec {shlex.quote(sys.executable)} -m tests.wide.srun "$@"')
+    job = directory / "job.yaml"
     job.write_text(
         f"command: ['true']\nnodes: {nodes}\nprocs_per_node: {procs}\ngpus_per_node: 0\nbackend: gloo\n"
         "timeouts: {connect: 4m}\n"
     )
-    gate, fails = folder / "gate", wide.startswith("fail")
+    gate, fails = directory / "gate", wide.startswith("fail")
     if fails:
         os.mkfifo(gate)
     environ = {
         **os.environ,
-        "PATH": f"{folder}:{os.environ['PATH']}",
+        "PATH": f"{directory}:{os.environ['PATH']}",
         "PYTHONPATH": str(ROOT),
         "WIDE": wide,
         **({"WIDE_GATE": str(gate)} if fails else {}),
@@ -54,20 +54,20 @@ def run(folder: Path, nodes: int, procs: int = 8, wide: str = "end", *words: str
     }
     argv = [sys.executable, "-m", "distlaunch", "run", str(job), *words]
     began = time.monotonic()
-    with (folder / "stderr").open("wb") as err:
+    with (directory / "stderr").open("wb") as err:
         child = subprocess.Popen(
-            argv, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=err, cwd=folder
+            argv, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=err, cwd=directory
         )
     if fails:
-        _await_ranks(child, folder / "runs", nodes * procs)
+        _await_ranks(child, directory / "runs", nodes * procs)
         os.close(os.open(gate, os.O_RDWR | os.O_NONBLOCK))  # it waits for nobody who might have ended
     memory = _watched(child)
     wall_s = time.monotonic() - began
     # Ended and not yet reaped: these are its own, without its children's.
     fields = Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()
     cpu_s = (int(fields[11]) + int(fields[12])) / TICKS
-    status, said = child.wait(), (folder / "stderr").read_text()
-    return Cost(status, said, cpu_s, wall_s, memory, _stopping(folder / "runs"))
+    status, said = child.wait(), (directory / "stderr").read_text()
+    return Cost(status, said, cpu_s, wall_s, memory, _stopping(directory / "runs"))
 
 
 def _runs(child: "subprocess.Popen[bytes]") -> bool:

@@ -67,8 +67,8 @@ def main() -> int:
         script: {column: [] for column in columns} for script in given.only
     }
     with contextlib.ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        bed = stack.enter_context(bed_of(HOSTS, folder / "bed")) if "hosts" in given.where else None
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        bed = stack.enter_context(bed_of(HOSTS, directory / "bed")) if "hosts" in given.where else None
         for _, script, (launcher, place) in itertools.product(range(given.runs), given.only, columns):
             with tempfile.TemporaryDirectory() as own:
                 on = bed if place == "hosts" else None

@@ -39,22 +39,22 @@ class Ended(NamedTuple):
     at: float
 
 
-def run_all(argvs: Sequence[Sequence[str]], folder: Path, bed: Bed | None) -> Ended:
-    """Run commands at the same time, in `folder`, and have nothing left of them, here or on the hosts.
+def run_all(argvs: Sequence[Sequence[str]], directory: Path, bed: Bed | None) -> Ended:
+    """Run commands at the same time, in `directory`, and have nothing left of them, here or on the hosts.
 
     They print to files, so that they wait for no reader.
     """
-    before, began, env = _processes(folder, bed), time.monotonic(), {**os.environ, _MARK: str(folder)}
-    commands, texts = [], [(folder / f"{i}.out", folder / f"{i}.err") for i in range(len(argvs))]
+    before, began, env = _processes(directory, bed), time.monotonic(), {**os.environ, _MARK: str(directory)}
+    commands, texts = [], [(directory / f"{i}.out", directory / f"{i}.err") for i in range(len(argvs))]
     for argv, (out, err) in zip(argvs, texts, strict=True):
         with out.open("wb") as stdout, err.open("wb") as stderr:
             streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": stdout, "stderr": stderr}
-            commands.append(subprocess.Popen(argv, cwd=folder, env=env, **streams))
+            commands.append(subprocess.Popen(argv, cwd=directory, env=env, **streams))
     try:
         hung = _wait(commands)
         ended_at = time.monotonic()
     finally:
-        left = _sweep(folder, bed, before)
+        left = _sweep(directory, bed, before)
     for command in commands:
         command.wait(PATIENCE_S)
     outs, errs = ([path.read_text(errors="replace") for path in paths] for paths in zip(*texts, strict=True))
@@ -74,13 +74,13 @@ def _wait(commands: Sequence["subprocess.Popen[bytes]"]) -> int:
     return len(hung)
 
 
-def _processes(folder: Path, bed: Bed | None) -> set[int]:
-    return {*holders_of(f"{_MARK}={folder}"), *(bed.processes() if bed else ())}
+def _processes(directory: Path, bed: Bed | None) -> set[int]:
+    return {*holders_of(f"{_MARK}={directory}"), *(bed.processes() if bed else ())}
 
 
-def _sweep(folder: Path, bed: Bed | None, before: set[int]) -> int:
+def _sweep(directory: Path, bed: Bed | None, before: set[int]) -> int:
     """End what is still there after a moment; how many processes that were."""
-    with held(_processes(folder, bed) - before) as processes:
+    with held(_processes(directory, bed) - before) as processes:
         until = time.monotonic() + GONE_S
         left = [pid for pid in processes.pids if not processes.has_ended(pid, until)]
         for pid in left:
@@ -109,16 +109,16 @@ def _shape(case: Case, bed: Bed | None) -> tuple[int, int]:
     return (3, 1) if case.ranks == 3 else (2, case.ranks // 2)
 
 
-def by_distlaunch(case: Case, folder: Path, bed: Bed | None) -> Outcome:
+def by_distlaunch(case: Case, directory: Path, bed: Bed | None) -> Outcome:
     """One `distlaunch run`, here, also where its ranks are on hosts."""
-    path = folder / "job.yaml"
+    path = directory / "job.yaml"
     path.write_text(json.dumps(_job(case, bed)))
-    ended = run_all([distlaunch_argv("run", str(path), "--json")], folder, bed)
+    ended = run_all([distlaunch_argv("run", str(path), "--json")], directory, bed)
     try:
         document = json.loads(ended.outs[0])
     except ValueError:
         return Outcome(Opinion(0.0, "nothing", ["--json: no result"]), ended)
-    first = _first_failure(Path(document["folder"]))
+    first = _first_failure(Path(document["directory"]))
     down_s = ended.at - first if first else None
     return Outcome(of_distlaunch(case, document, ended.texts[0]), ended, down_s)
 
@@ -129,26 +129,26 @@ def _job(case: Case, bed: Bed | None) -> dict[str, Any]:
     job = {"script": script, "args": arguments, "gpus_per_node": 0, "procs_per_node": procs}
     if bed is None:
         return {**job, "nodes": nodes}
-    return {**job, "nodes": list(bed.hosts)[:nodes], "ssh": {"config": str(bed.folder / "ssh_config")}}
+    return {**job, "nodes": list(bed.hosts)[:nodes], "ssh": {"config": str(bed.directory / "ssh_config")}}
 
 
-def _first_failure(folder: Path) -> float | None:
+def _first_failure(directory: Path) -> float | None:
     """When the first rank that failed has ended (monotonic)."""
-    events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    events = [json.loads(line) for line in (directory / "events.jsonl").read_text().splitlines()]
     began = events[0]["time"] - events[0]["t"] - (time.time() - time.monotonic())
     failed = [event for event in events if event["event"] == "WorkerExited" and event["status"]]
     return min((began + event["at"] for event in failed), default=None)
 
 
-def by_torchrun(case: Case, folder: Path, bed: Bed | None) -> Outcome:
+def by_torchrun(case: Case, directory: Path, bed: Bed | None) -> Outcome:
     """torchrun, over hosts as people start it by hand on each of them."""
-    ended = run_all(_torchruns([sys.executable, "-m", "torch.distributed.run"], case, bed), folder, bed)
+    ended = run_all(_torchruns([sys.executable, "-m", "torch.distributed.run"], case, bed), directory, bed)
     return Outcome(of_torchrun(case, ended.texts), ended)
 
 
-def by_joined(case: Case, folder: Path, bed: Bed | None) -> Outcome:
+def by_joined(case: Case, directory: Path, bed: Bed | None) -> Outcome:
     """`distlaunch torchrun`, started by hand in the same way: its launchers join one run."""
-    ended = run_all(_torchruns(distlaunch_argv("torchrun"), case, bed), folder, bed)
+    ended = run_all(_torchruns(distlaunch_argv("torchrun"), case, bed), directory, bed)
     logs = re.search(r"logs: (\S+)", ended.texts[0])
     if not logs:
         return Outcome(Opinion(0.0, "nothing", ["no summary"]), ended)
