@@ -111,7 +111,7 @@ def _sweep_rest() -> bool:
     cleaner = sweep.Sweep()
     deadline = time.monotonic() + SWEEP_S
     while sweep.has_children():
-        cleaner.strike()
+        cleaner.kill_descendants()
         left_s = deadline - time.monotonic()
         if left_s <= 0:
             return False

@@ -87,7 +87,7 @@ def has_children() -> bool:
 
 
 class Sweep:
-    """A sweep: call `strike` until `has_children` returns False, and also when `settling_s` is over.
+    """A sweep: call `kill_descendants` until `has_children` returns False, and once `settling_s` is over.
 
     Helper processes wait for the end of the worker that they serve, so they are killed only after that time.
     In a `gentle` sweep, all processes except the `workers` are helpers. Otherwise, only processes that ignore
@@ -104,9 +104,9 @@ class Sweep:
         """Return the seconds that helper processes have left."""
         return max(0.0, self._settled_at - time.monotonic())
 
-    def strike(self) -> None:
+    def kill_descendants(self) -> None:
         """Kill every descendant that hasn't been killed yet and has no time left."""
-        self.killed |= _struck(self._due, self.killed)
+        self.killed |= _kill_each(self._due, self.killed)
 
     def _due(self) -> list[int]:
         """Return the descendants to kill now, which exclude helpers that have time left."""
@@ -138,10 +138,10 @@ def kill_left(error_files: set[bytes]) -> set[int]:
         pids = procfs.descendants(os.getpid())
         return [pid for pid in pids if _value(procfs.environment(pid), name) in error_files]
 
-    return _struck(left, set())
+    return _kill_each(left, set())
 
 
-def _struck(due: Callable[[], list[int]], killed: set[int]) -> set[int]:
+def _kill_each(due: Callable[[], list[int]], killed: set[int]) -> set[int]:
     """Suspend, then kill, the descendants that are `due` and haven't been killed yet, and return their PIDs.
 
     Processes are suspended level by level, beginning with direct children, which no other process can reap. A

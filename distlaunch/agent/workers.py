@@ -169,7 +169,7 @@ class Workers:
                 self._on_exit(by_pid[pid], sweep.exit_status(status))
         if self._sweep:
             if sweep.has_children():
-                self._sweep.strike()
+                self._sweep.kill_descendants()
             else:
                 self._finish()
         elif self._stopping and not self._live():

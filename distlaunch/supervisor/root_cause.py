@@ -100,7 +100,7 @@ def _rarest(scene: Scene) -> dict[str, list[RankState]]:
 
 
 Rule = tuple[Callable[[Scene], list[RankState]], str]
-"""A function that picks the ranks to blame, or none if it doesn't apply, and the sentence about them."""
+"""A function that picks the ranks that failed first, if it applies, and a sentence about them."""
 IF_RANKS_TIMED_OUT: tuple[Rule, ...] = (
     (_never_joined, "{who} never joined the rendezvous"),
     (_halted, "{who} {were} stopped by a signal"),

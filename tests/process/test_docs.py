@@ -226,6 +226,27 @@ def literals() -> list[str]:
     return found
 
 
+LOST_WORDS = {
+    r"(?:a|the|this|its|run) folders?": "directory",
+    r"last words": "last output",
+    r"to blame|(?:is|are) blamed|at fault": "root cause, failed first",
+    r"but for|as ever|so many|surely|anew|strikes?": "except, as before, the number of, again, kill",
+    r"simply|obviously|in order to|please note": "nothing",
+    r"(?:colour|behaviour|favour|neighbour|honour|utilis|recognis|initialis|optimis)\w*": "US spelling",
+}
+"""Habits of ours over which a reader stumbles, and what to write instead."""
+
+
+def test_the_words_are_those_of_the_field() -> None:
+    """In pages without their code, and in messages and docstrings."""
+    prose = {page: re.sub(r"```[\s\S]*?```|`[^`]*`", "", text) for page, text in PAGES.items()}
+    texts = [*prose.items(), *(("distlaunch/", text) for text in literals() if " " in text)]
+    for pattern, instead in LOST_WORDS.items():
+        habit = re.compile(rf"(?i)[^\n]{{0,40}}\b(?:{pattern})\b[^\n]{{0,40}}")
+        found = [(page, each[0]) for page, text in texts for each in habit.finditer(text)]
+        assert found == [], f"write: {instead}"
+
+
 def test_the_messages_that_can_be_looked_up_are_printed_by_the_code() -> None:
     tables = PAGES["docs/troubleshooting.md"].partition("## ")[2]
     rows = re.findall(r"(?m)^\| (`.+?`) \|", tables)
