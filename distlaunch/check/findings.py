@@ -247,6 +247,9 @@ def _limits(facts: Mapping[str, Any], network: Mapping[str, Any]) -> Iterator[Fi
     if 0 <= nofile < LOW_NOFILE:
         what, why = f"only {nofile} open files are allowed", "data loaders and NCCL need hundreds"
         yield _warning("limits", what, why, "raise it (ulimit -n, limits.conf)")
+    if reason := facts.get("no_stacks"):
+        do = "pip install py-spy" if "installed" in str(reason) else "set it to 1 or less (sysctl)"
+        yield _warning("limits", str(reason), "the code at which ranks hang will be unknown", do)
     if network.get("ib") and 0 <= memlock < 32 * GIB:
         what = f"only {size_words(memlock)} of memory may be locked"
         yield _warning("limits", what, "InfiniBand registers its buffers", "ulimit -l unlimited")

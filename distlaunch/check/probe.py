@@ -20,6 +20,7 @@ import json
 import os
 import re
 import resource
+import shutil
 import socket
 import struct
 import subprocess
@@ -100,8 +101,8 @@ def digest(path: str) -> str:
 
 
 def limits(asked: Facts) -> Facts:
-    """Limits of a worker: ulimits and cgroup."""
-    facts: Facts = {}
+    """Limits of a worker: ulimits, cgroup, and whether its stacks can be read."""
+    facts: Facts = {"no_stacks": no_stacks()} if asked["script"] or asked["module"] else {}
     for name in ("nofile", "memlock"):
         facts[name] = resource.getrlimit(getattr(resource, "RLIMIT_" + name.upper()))[0]
     mine = text_of("/proc/self/cgroup").rpartition("::")[2].strip()
@@ -114,6 +115,16 @@ def limits(asked: Facts) -> Facts:
             facts["cpus"] = min(int(cpu[0]) / int(cpu[1]), facts.get("cpus", 1 << 20))
         root = os.path.dirname(root)
     return facts
+
+
+def no_stacks() -> str:
+    """Return why the stacks of workers can't be read, or "". The agent finds py-spy in the same places."""
+    path = os.path.dirname(sys.executable) + os.pathsep + os.environ.get("PATH", os.defpath)
+    if shutil.which("py-spy", path=path) is None:
+        return "py-spy is not installed"
+    scope = text_of("/proc/sys/kernel/yama/ptrace_scope").strip()
+    needed = {"2": os.geteuid() == 0, "3": False}
+    return "" if needed.get(scope, True) else "kernel.yama.ptrace_scope is %s, which keeps py-spy out" % scope
 
 
 def load(asked: Facts) -> Facts:

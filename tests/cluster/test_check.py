@@ -3,6 +3,7 @@
 import json
 import os
 import shlex
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -88,6 +89,12 @@ def test_names_limits_and_settings_of_one_host(site: Site, tmp_path: Path) -> No
     few = program(tmp_path / "few", '#!/bin/sh\nulimit -n 64\nexec python3 "$@"\n')
     status, report = checked(site, ["host1", {"host": "host2", "python": few}, "host3"])
     assert ("warning", "limits", ["host2"]) in found(report)
+    (tmp_path / "python3").symlink_to(os.path.realpath(sys.executable))
+    bare = program(tmp_path / "bare", f'PATH=/nowhere exec {tmp_path}/python3 "$@"')
+    status, report = checked(site, ["host1", {"host": "host2", "python": bare}, "host3"])
+    assert [each["what"] for each in report["findings"] if each["part"] == "limits"] == [
+        "py-spy is not installed"
+    ]
     odd: Node = {"host": "host3", "env": {"NCCL_SOCKET_IFNAME": "wlan7", "TMPDIR": "/proc"}}
     status, report = checked(site, ["host1", "host2", odd])
     assert status == 1

@@ -73,6 +73,7 @@ TROUBLE = {
         "names_limits_and_settings_of_one_host",
         "faults/test_workers::tells_that_an_agent_has_no_descriptors",
     ),
+    "the stacks of ranks can't be read": ("names_limits_and_settings_of_one_host",),
     "a node's clock is wrong": ("names_a_host_whose_clock_is_off",),
     "the rendezvous port is taken": (
         "names_who_holds_the_port",
