@@ -787,9 +787,14 @@ def test_stop_finds_a_run_that_has_lost_its_directory_or_its_status(tmp_path: Pa
 
 def test_ps_lists_a_live_run_whose_status_is_unreadable(tmp_path: Path, gate: Path) -> None:
     run = left(tmp_path)
-    (tmp_path / "runs" / run / "status.json").write_text("no JSON")
-    (there,) = listed(tmp_path)
-    assert (there["run"], there["state"], there["where"]) == (run, "RUNNING", "unreadable")
+
+    def where() -> str:
+        (tmp_path / "runs" / run / "status.json").write_text("no JSON")  # the controller renews it at times
+        (there,) = listed(tmp_path)
+        assert (there["run"], there["state"]) == (run, "RUNNING")
+        return str(there["where"])
+
+    wait_until(lambda: where() == "unreadable", where)
 
 
 def test_one_stop_waits_and_a_second_kills(tmp_path: Path) -> None:
