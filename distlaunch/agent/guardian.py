@@ -1,7 +1,7 @@
 """The guardian: the parent of the agent, which sweeps the processes left behind if the agent dies.
 
 Sweeping requires a living subreaper, so the guardian is a second one, above the agent. The guardian keeps the
-output of the link open until it has swept. The end of the link therefore means that the node is clean.
+output of the link open until it has swept. When the link closes, nothing of the run is left on the node.
 """
 
 from __future__ import annotations

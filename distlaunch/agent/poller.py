@@ -37,7 +37,7 @@ class Poller:
             self._poll.unregister(fd)
 
     def watch_signals(self, signums: Iterable[int], handler: Callable[[bytes], object]) -> None:
-        """Call `handler` with the signals received, one number per byte. They have no other effect."""
+        """Call `handler` with the numbers of received signals, one per byte. They have no other effect."""
         read, write = os.pipe()
         os.set_blocking(read, False)
         os.set_blocking(write, False)

@@ -101,7 +101,7 @@ def read_manifest(data: bytes) -> list[Entry]:
         paths.add(entry.path)
     for path in paths:
         if not paths.isdisjoint(_parents(path)):
-            raise TreeError("%.200r in the manifest is below a file" % path)
+            raise TreeError("the parent of %.200r in the manifest is a file" % path)
     return entries
 
 
@@ -710,7 +710,7 @@ class Placement:
         self._steps.close()
 
     def feed(self, piece: bytes) -> None:
-        """Handle the next piece of missing contents, from a TREE frame; b"" = all have been sent."""
+        """Handle the next piece of the missing files, from a TREE frame; b"" = everything was sent."""
         if self._inflate is None:
             return  # refused meanwhile
         try:

@@ -68,7 +68,7 @@ LINE = 960
 LAST_WORD_S = 5.0
 """Seconds to wait until the last line of a node can be written."""
 SHARED = "DISTLAUNCH_SHARED"
-"""The variable with the agent's copies of the command's stdin and stdout for workers, such as `5,6`.
+"""The variable with the descriptors that workers share with the command (stdin, stdout), such as `5,6`.
 
 It is empty for agents on other nodes.
 """

@@ -143,7 +143,7 @@ def launcher_at(words: Sequence[str]) -> int | None:
 
 
 def launched(words: Sequence[str], at: int) -> tuple[str, list[str]] | None:
-    """Return the launcher (torchrun or a module) started by a word, and its arguments, or None."""
+    """Return the launcher (torchrun or a module) that a word names, and its arguments, or None."""
     name, rest = os.path.basename(words[at]), list(words[at + 1 :])
     if name == "torchrun":
         return name, rest

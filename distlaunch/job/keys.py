@@ -215,7 +215,7 @@ NOTIFY = Record(
     ),
     on=Field(
         ListOf(Choice(get_args(spec.Occasion))),
-        "The events that run the program: failed, restarted, stalled, finished.",
+        "The events that trigger the program: failed, restarted, stalled, finished.",
         "all four",
     ),
     makes=spec.Notify,
@@ -401,7 +401,7 @@ JOB = Record(
     name=built(SOME_TEXT, "The job's name.", "the file's stem"),
     nodes=built(
         Either(number=Integer(1, 4096), items=ListOf(NODE, least=1)),
-        "The hosts in rank order, or a number of nodes in the allocation or on this machine.",
+        "The hosts in rank order, or the number of nodes to use in the allocation, or to simulate here.",
         told="all of the allocation; 1 outside an allocation",
     ),
     min_nodes=Field(

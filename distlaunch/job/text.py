@@ -149,7 +149,7 @@ def is_secret(name: str) -> bool:
 
 @lru_cache(4096)
 def masked(text: str) -> str:
-    """Hide the user in a URL, and everything after the first name of a secret: `token=…`, `Bearer …`."""
+    """Redact the user in a URL, and everything after the first word for a secret: `token=…`, `Bearer …`."""
     text = re.sub(_USER, f"{REDACTED}@", text)
     for found in re.finditer(_NAMED, text):
         dashes, name, between = found.groups()

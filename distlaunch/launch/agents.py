@@ -139,7 +139,7 @@ class Agents:
     def _take(self, frame: Frame) -> None:
         """Handle a frame: keep stdout of workers, the facts in first reports, and exits.
 
-        The node's answer is a report of an expected kind; the last exit, if it runs several workers.
+        A report of an expected kind is the node's answer: the last exit, if it runs several workers.
         """
         if frame.kind == OUTPUT:
             local_rank, is_stderr = divmod(frame.channel, 2)

@@ -60,7 +60,7 @@ class OwnRanks(Part):
         return tuple(mine._replace(env=theirs.env, defaults=theirs.defaults) for mine, theirs in pairs)
 
     def needs(self) -> messages.Needs:
-        """Return the program of the command line, and its directories."""
+        """Return the program named on the command line, and the directories it needs."""
         return own_needs(self._spec, 0)
 
     def binding(self) -> messages.Binding | None:

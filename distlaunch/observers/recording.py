@@ -22,7 +22,6 @@ from distlaunch.observers.run_directory import (
     Entry,
     fd_of,
     file_of,
-    size_of,
     status_bytes,
 )
 from distlaunch.plan.placement import LaunchPlan, NodePlan
@@ -37,17 +36,22 @@ from distlaunch.supervisor.status import status_now
 from distlaunch.supervisor.summary import STDERR, STDOUT, Summary
 from distlaunch.wording import json_text, listed
 
-WATCHED, USE, USES = "watched", "use.json", "uses.jsonl"
-"""Viewers of a run touch the first file regularly. While they do, the second contains the latest resource use
-of each rank. The third contains that of each node over time."""
-STACKS_WANTED = "stacks.wanted"
-"""`distlaunch why` appends to this file to request the stacks of all ranks, which are added to EVIDENCE."""
+USE, USES = "use.json", "uses.jsonl"
+"""The latest resource use of each rank, for viewers, and that of each node over time."""
+REQUESTS = "requests"
+"""Other processes append their requests to this file, which always exists: an NFS client notices a new file
+only after a minute."""
+MAX_REQUESTS = 1 << 16
+"""Requests to read at once."""
+USE_REQUEST, STACKS_REQUEST = b"u", b"s"
+"""A viewer regularly requests USE. `distlaunch why` requests the stacks of all ranks, which are added to
+EVIDENCE."""
 FIRST_SAMPLE_S, SAMPLE_S, SAMPLE_SHARE, SAMPLING_S = 2.0, 10.0, 0.01, 3.0
 """Seconds until use is first recorded, seconds between records (at least a share of the run's age), and
 seconds to wait for measurements from the nodes."""
 EVIDENCE = "evidence.jsonl"
 LOOK_S, FADES_S = 1.0, 6.0
-"""Seconds between checks for viewers, and seconds that a viewer counts after touching the file."""
+"""Seconds between checks for requests, and seconds that a viewer counts after its last request."""
 STDERR_BYTES, STDOUT_BYTES = 16384, 2048
 """Bytes of each rank's last output kept for the summary."""
 MAX_DUMP = 64 << 20
@@ -65,7 +69,7 @@ class Recorder(Observer):
         self._uses: dict[int, Use] = {}
         self._measured = set[int]()
         """Ranks whose use was measured since the last sample."""
-        self._viewed, self._sample_at, self._save_at, self._requests = False, math.inf, 0.0, 0
+        self._sample_at, self._save_at, self._viewed_until, self._requests = math.inf, 0.0, 0.0, 0
         self._plan: LaunchPlan | None = None
         self._loss_told = False
         self._limit: int | None = None
@@ -81,7 +85,7 @@ class Recorder(Observer):
         self.wake_at = time.monotonic() + LOOK_S
         self._limit = spec.logs.limit
         self._directory.record(at, BEGAN, beginning(spec, chance))
-        self._directory.append(STACKS_WANTED, b"")
+        self._directory.append(REQUESTS, b"")
 
     def happened(self, event: Event, state: State, at: float) -> None:
         """Record the event. Also write stack dumps and error records to separate files."""
@@ -174,24 +178,32 @@ class Recorder(Observer):
         return data[: max(0, left)]
 
     def woken(self) -> None:
-        """Check for viewers, for a request for stacks, and whether to record the use of nodes."""
+        """Check for requests, and whether to record the use of nodes."""
         now = time.monotonic()
         self.wake_at = now + LOOK_S
         if now >= self._save_at:
             self._save_at = now + SAVE_S
             self._directory.put(STATUS, status_bytes(self._status), "over")
-        before, self._requests = self._requests, size_of(self._directory.path, STACKS_WANTED)
-        if self._requests > before:
+        requests = self._new_requests()
+        if STACKS_REQUEST in requests:
             self.wants_stacks = True
-        try:
-            touched = os.stat(os.path.join(self._directory.path, WATCHED)).st_mtime
-        except OSError:
-            touched = 0.0
+        if USE_REQUEST in requests:
+            self._viewed_until = now + FADES_S
         if now >= self._sample_at + SAMPLING_S:
             self._record_sample()
             self._sample_at = now + max(SAMPLE_S, SAMPLE_SHARE * (time.time() - self._status.began))
-        self._viewed = time.time() - touched < FADES_S
-        self.wants_use = self._viewed or now >= self._sample_at
+        self.wants_use = now < self._viewed_until or now >= self._sample_at
+
+    def _new_requests(self) -> bytes:
+        with (
+            contextlib.suppress(OSError),
+            open(fd_of(self._directory.path, REQUESTS), "rb", buffering=0) as file,
+        ):
+            file.seek(self._requests)
+            requests = file.read(MAX_REQUESTS)
+            self._requests += len(requests)
+            return requests
+        return b""
 
     def _record_sample(self) -> None:
         """Append the use of each node, as measured since the last sample, to USES."""
@@ -209,7 +221,7 @@ class Recorder(Observer):
         """Keep the latest values of all ranks, and write them for viewers."""
         self._uses.update(uses)
         self._measured.update(uses)
-        if self._viewed:
+        if time.monotonic() < self._viewed_until:
             self._write_uses()
 
     def _write_uses(self) -> None:
@@ -287,6 +299,13 @@ class Recorder(Observer):
         if self._open:
             self._open = False
             self._directory.close()
+
+
+def request(directory: str, what: bytes) -> None:
+    """Send a request to the controller of an active run. Raises OSError, as without write access."""
+    path = os.path.join(directory, REQUESTS)
+    with open(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW), "wb", buffering=0) as file:
+        file.write(what)
 
 
 def _keeps_output(state: State, node: int) -> bool:

@@ -277,7 +277,7 @@ class LogWriter:
                 os.replace(place, path)
 
     def _descriptor(self, name: str) -> int:
-        """Return the descriptor of a file, which is created with its directories. Raises OSError."""
+        """Create a file, with its parent directories, and return its descriptor. Raises OSError."""
         if name not in self._open:
             if len(self._open) >= MAX_OPEN:
                 os.close(self._open.pop(next(iter(self._open))))

@@ -1,4 +1,4 @@
-"""Lists of runs as lines of JSON: all runs of this user, and the starts of each queued job.
+"""Lists of runs, one JSON object per line: all runs of this user, and each start of a queued job.
 
 The lists are only hints: the run directories are decisive. A run continues if a line can't be written.
 """
@@ -130,7 +130,7 @@ def _opened(path: str, flags: int) -> int:
     status = os.fstat(fd)
     if status.st_uid != os.geteuid() or status.st_mode & 0o022:
         os.close(fd)
-        raise UsageError(f"{path}: others can write to this list of runs; remove it")
+        raise UsageError(f"{path}: other users can write to this list of runs; remove it")
     return fd
 
 

@@ -24,7 +24,7 @@ from distlaunch.agent.frozen import Frozen
 from distlaunch.observers.console import escape
 from distlaunch.observers.model import LogLine, Row, RunModel, shape, uses_in
 from distlaunch.observers.observer import Observed
-from distlaunch.observers.recording import WATCHED
+from distlaunch.observers.recording import USE_REQUEST, request
 from distlaunch.observers.terminal import Terminal
 from distlaunch.signals import Interrupts
 from distlaunch.supervisor.actions import ShowMessage
@@ -132,11 +132,9 @@ class Screen(RunModel):
 
 
 def _watched_uses(directory: str) -> Mapping[int, Use]:
-    """Note for the controller that there is a viewer; return the use of ranks that it has written."""
-    path = os.path.join(directory, WATCHED)
+    """Request the use of ranks from the controller, and return what it has written so far."""
     with contextlib.suppress(OSError):  # without write access, show the existing values
-        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600))
-        os.utime(path)
+        request(directory, USE_REQUEST)
     return uses_in(directory)
 
 

@@ -259,7 +259,7 @@ def destinations(plan: LaunchPlan, attempt: int) -> dict[tuple[int, int], Destin
 
 
 def _log_file(attempt: int, rank: int, stream: int) -> str:
-    """Return the path of a stream's file in the run directory. Only integers in it come from the job."""
+    """Return the path of a stream's file in the run directory. Only its numbers come from the job."""
     name = f"rank{rank}.{('out', 'err')[stream]}"
     return f"attempt{attempt}/{name}" if attempt else name
 

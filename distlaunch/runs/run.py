@@ -187,7 +187,7 @@ def heard(directory: str) -> float | None:
 
 
 def find(word: str | None, alone: bool = False) -> Run:
-    """Find the run that a word refers to. For None, find a run below this directory or started from it.
+    """Find the run that a word refers to. If None, find one below this directory or started from it.
 
     If several match, prefer the latest active run, or else the latest. With `alone`, at most one match may be
     active. Raises `UsageError`.

@@ -14,7 +14,7 @@ from distlaunch.agent.frozen import Frozen
 from distlaunch.agent.messages import RanksJoined, plain
 from distlaunch.diagnosis.exits import headline, py_spy_frames
 from distlaunch.observers.observer import Observer
-from distlaunch.observers.recording import EVIDENCE, STACKS_WANTED
+from distlaunch.observers.recording import EVIDENCE, STACKS_REQUEST, request
 from distlaunch.observers.run_directory import CODE, EVENTS, SUMMARY, fd_of, file_of, size_of
 from distlaunch.runs.following import summary_of
 from distlaunch.runs.replay import HistoryError, lines_in, replay, typed
@@ -124,9 +124,7 @@ def _stacks_now(run: Run, state: State) -> dict[int, str]:
     missing, found = {worker.rank for worker in state.workers if worker.running}, dict[int, str]()
     size = size_of(run.directory, file_of(state.attempt, EVIDENCE))
     try:
-        path = os.path.join(run.directory, STACKS_WANTED)
-        with open(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW), "wb", buffering=0) as file:
-            file.write(b"\n")
+        request(run.directory, STACKS_REQUEST)
     except OSError:  # without write access, or its directory was removed
         return {}
     until = time.monotonic() + STACKS_S

@@ -199,7 +199,10 @@ def _task(environ: Mapping[str, str], names: tuple[str, ...], step: str, nodes: 
 
 
 def _node(task: Task, nodes: int | None) -> tuple[int | None, int | None]:
-    """Return the node number and the node count, if all nodes have equally many tasks, by slot or in turn."""
+    """Return the node number and the node count.
+
+    They are known if every node has the same number of tasks, assigned by slot or round-robin.
+    """
     if task.on_one_node:
         return 0, 1
     if nodes is None or nodes * task.local_size != task.size:

@@ -1,7 +1,7 @@
 """Restarts. The next attempt starts only once the end of the previous one is confirmed on every node.
 
-Failures come from `allocation_end`. If no attempt may follow, the `JobOver` returned here goes back to
-`allocation_end`, and then to `stopping`.
+Failures come from `allocation_end`. If no further attempt is allowed, the `JobOver` returned here is passed
+back to `allocation_end`, and from there to `stopping`.
 """
 
 from distlaunch.agent.messages import StopWorkers
@@ -93,7 +93,7 @@ def repetition_words(state: State, cause: Cause) -> str:
     if cause.raised is None or cause.rank is None:
         return ""
     what = f"{state.called(cause.rank)} raised the same {cause.raised.error} at {cause.raised.place}"
-    return f"{what} as in the attempt before (to restart anyway, set restarts.repeat: true)"
+    return f"{what} as in the previous attempt (to restart anyway, set restarts.repeat: true)"
 
 
 def early_exception(state: State) -> str:

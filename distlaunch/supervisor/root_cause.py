@@ -244,7 +244,7 @@ def _named(state: State, worker: RankState) -> str:
 
 
 def _with_absent_ranks(cause: Cause, scene: Scene) -> Cause:
-    """List ranks that may have kept the others waiting: those that had succeeded, or had not failed."""
+    """List ranks that may have kept the others waiting: those that exited with 0, or are still running."""
     state = scene.state
     if early := [state.called(worker.rank) for worker in state.workers if worker.status == 0]:
         text = f"{listed(early)} had already exited with status 0 (uneven batches?)"

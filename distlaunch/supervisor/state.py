@@ -25,7 +25,7 @@ class Timer(Enum):
     STACKS = "stacks"
     """The stacks of ranks that others timed out on have had time to arrive."""
     ASK = "ask"
-    """The scheduler has not answered whether it ends this allocation."""
+    """The scheduler has not yet answered whether it is ending this allocation."""
     JOIN = "join"
     """`timeouts.join` has passed."""
     JOIN_MESSAGE = "join message"

@@ -2,7 +2,7 @@
 
 1. The handler of the event (`HANDLERS`) records the new facts. It may return findings for another part of
    the supervisor to decide on.
-2. Each finding goes to its decider (`DECIDERS`), which may return further findings.
+2. Each finding is passed to its decider (`DECIDERS`), which may return further findings.
 3. The rules of the job's phase (`_RULES`) check whether the job can proceed. If it can, step 2 is repeated.
 """
 

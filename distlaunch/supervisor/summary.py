@@ -35,7 +35,7 @@ NOWHERE: Mapping[int, Above] = MappingProxyType({})
 class Summary(Frozen):
     """The facts known at the end of a run.
 
-    `last_output` is the end of each rank's stderr, out of `printed` lines. `last_lines` is the end of its
+    `last_output` is the end of each rank's stderr, which had `printed` lines. `last_lines` is the end of its
     stdout. `lagging` are lines about ranks that missed a collective. `collected` lists files from the
     nodes as JSON objects, and `collecting` are lines about them.
     """

@@ -329,7 +329,7 @@ NAMES = [
 ]
 KEPT = re.compile(
     r"runs/[^/]+-[0-9-]*-[0-9a-f]{8}/"
-    r"(plan\.json|events\.jsonl|status\.json|summary\.json|output\.index|evidence\.jsonl|stacks\.wanted|rank\d+\.(out|err))"
+    r"(plan\.json|events\.jsonl|status\.json|summary\.json|output\.index|evidence\.jsonl|requests|rank\d+\.(out|err))"
 )
 """The files of a run."""
 

@@ -826,7 +826,7 @@ def test_trusts_no_run_directory_or_list_of_another_user(
     done = distlaunch("ps", "-a")
     assert (done.returncode, done.stderr) == (
         2,
-        f"distlaunch: {index}: others can write to this list of runs; remove it\n",
+        f"distlaunch: {index}: other users can write to this list of runs; remove it\n",
     )
 
 

@@ -225,7 +225,7 @@ def raises(job: Job, rank: int = 0, words: str = OWN) -> Actions:
     )
 
 
-REPEATED = "raised the same ValueError at t.py:7 as in the attempt before"
+REPEATED = "raised the same ValueError at t.py:7 as in the previous attempt"
 
 
 def test_the_same_exception_twice_in_a_row_ends_the_job_for_good() -> None:
