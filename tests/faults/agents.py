@@ -93,7 +93,7 @@ LIES = {
     "an odd interface": changed("RouteFound", interface=MUCH),
     "a long address": changed("RouteFound", address=MUCH),
     "more ranks than there are": before(
-        "WorkerExited", op="RanksJoined", local_ranks=[10**9, 10**8], torch="x" * 10**6
+        "WorkerExited", op="RanksJoined", local_ranks=[10**9, 10**8], torch=MUCH
     ),
     "long names of stuck processes": before(
         "WorkerStarted", op="Stuck", attempt=0, processes=[{"command": MUCH, "pid": []}]
