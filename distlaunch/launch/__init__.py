@@ -1,11 +1,11 @@
-"""The run of a job: the links to the agents on its nodes, its start, and the loop around the supervisor.
+"""Runs a job: its start, the links to the agents on its nodes, and the loop around the supervisor.
 
 `opening` starts transports, and creates a `Link` (`link`) for each `process`. `start` opens the links of a
 run. `controller` is the loop. `addresses` looks up the addresses of nodes. `snapshot` takes the code to send
 to the nodes, and `collecting` writes the files that they send back.
 
-If another program starts distlaunch once per node or rank, `gather` collects these launchers. `join` has the
-protocol and the side of a launcher that joins, `inbound` that of the controller. `joined_agent` and
+If another program starts distlaunch once per node or rank, `gather` collects these launchers. `join`
+implements the protocol and the joining launcher's side, `inbound` the controller's side. `joined_agent` and
 `joined_ranks` run the ranks of a launcher that has joined.
 
 `agents` runs agents without a job for `distlaunch check`, `check-port` and `init`. `node_check` checks the

@@ -35,7 +35,7 @@ def ask_addresses(spec: JobSpec) -> dict[int, process.Child]:
 def answers(asked: Mapping[int, process.Child]) -> dict[int, str]:
     """Return the addresses that ssh uses for nodes, keyed by index in the pool. Omit unknown ones.
 
-    Waits up to RESOLVE_S for the commands that `ask_addresses` started, and ends them.
+    Waits up to RESOLVE_S for the commands that `ask_addresses` started, then kills those still running.
     """
     deadline = time.monotonic() + RESOLVE_S
     return {index: address for index, child in asked.items() if (address := _answer(child, deadline))}
@@ -54,7 +54,7 @@ def _may_be_first(spec: JobSpec, index: int, node: NodeSpec) -> bool:
 
 
 def _ask(node: NodeSpec) -> process.Child | None:
-    """Start the command for the address of a node; None = its transport has none, or it can't start."""
+    """Start the command that prints a node's address. Return None if there is none, or it can't start."""
     argv = node.reach.address_argv()
     with suppress(OSError):
         if argv:
@@ -73,7 +73,7 @@ def _answer(child: process.Child, deadline: float) -> str | None:
         piece = os.read(child.stdout, _READ)
         text += piece
     if piece:
-        child.kill()  # including programs that its configuration starts
+        child.kill()  # including programs started by ssh's configuration
     child.wait()
     child.close()
     lines = [] if piece else text.decode(errors="replace").splitlines()

@@ -104,7 +104,7 @@ class Agents:
         within_s: float,
         is_over: Callable[[Mapping[Place, Ended]], bool] = lambda ends: False,
     ) -> dict[Place, Ended]:
-        """Run workers until all have exited, `is_over`, or the time is up. Return their exits and output."""
+        """Run workers until all have exited, `is_over` is true, or time is up. Return exits and output."""
         places = [(node, each.local_rank) for node, start in starts.items() for each in start.workers]
         self._ends, self._printed = {}, {place: bytearray() for place in places}
         for node in starts:
@@ -120,7 +120,7 @@ class Agents:
     ) -> dict[int, Any]:
         """Wait for the agents in `asked`, and return their answers of `expected` kinds.
 
-        Those that don't answer in time are given up. Once `is_over`, return no answers and give none up.
+        Agents that don't answer in time are given up. Once `is_over` is true, return {} and give up none.
         """
         self._answers, self._expected = {}, expected
         deadline = time.monotonic() + within_s
@@ -139,7 +139,7 @@ class Agents:
     def _take(self, frame: Frame) -> None:
         """Handle a frame: keep stdout of workers, the facts in first reports, and exits.
 
-        A report of an expected kind is the node's answer: the last exit, if it runs several workers.
+        A report of an expected kind is the node's answer. Of several workers' exits, the last one is.
         """
         if frame.kind == OUTPUT:
             local_rank, is_stderr = divmod(frame.channel, 2)

@@ -39,7 +39,7 @@ class _Node:
 
 
 class Files:
-    """Writes files to `collected` in the directory of a run, at most `collect.limit` bytes of each node."""
+    """Writes files to `collected` in a run directory, at most `collect.limit` bytes per node."""
 
     def __init__(self, directory: str, collect: Collect) -> None:
         self._directory, self._collect = directory, collect
@@ -48,7 +48,7 @@ class Files:
         self._nodes: dict[int, _Node] = {}
 
     def take(self, number: int, label: str, what: FileBegins | FilesEnd | bytes) -> None:
-        """Handle the announcement of a file, a piece of the last file, or the end. Raises `ProtocolError`."""
+        """Handle an announced file, a piece of it, or the end of a node's files. Raises `ProtocolError`."""
         node = self._nodes.setdefault(number, _Node(label, self._collect.limit))
         try:
             if isinstance(what, FilesEnd):
@@ -77,14 +77,14 @@ class Files:
             node.fits = expected + SPARE <= disk.f_bavail * disk.f_frsize
 
     def _add(self, node: _Node, piece: bytes) -> None:
-        """Write a piece of a node's last file, unless the disk is full."""
+        """Write a piece of the file that a node announced last, unless the disk is full."""
         if len(piece) > node.missing:
             raise ProtocolError("a collected file is larger than announced")
         node.missing -= len(piece)
         if node.sizes and node.fits and self._writer.trouble not in FULL:
             self._writer.append(f"{DIRECTORY}/{node.label}/{next(reversed(node.sizes))}", piece)
             if self._writer.trouble in FULL:
-                self._sift()  # makes room at once for the other files of the run
+                self._sift()  # immediately makes room for the run's other files
 
     def _sift(self) -> list[dict[str, Any]]:
         """Close all files, remove incomplete ones, and return the others as JSON objects."""
@@ -103,7 +103,7 @@ class Files:
         return kept
 
     def close(self) -> tuple[list[dict[str, Any]], list[str]]:
-        """Return the files that have arrived, as JSON objects, and messages about them and the others.
+        """Return the complete files as JSON objects, and messages about collected and missing files.
 
         Called once, after the run.
         """
@@ -120,7 +120,7 @@ class Files:
         return kept[:MAX_LISTED], [done, *lines] if kept else lines
 
     def _left_out(self, node: _Node, missing: list[str]) -> str:
-        """Return a node's files that are `missing` or were not sent, with reasons; "" = none."""
+        """List a node's files that are `missing` or were not sent, with reasons; "" if there are none."""
         full = "is incomplete" if node.fits else os.strerror(errno.ENOSPC)
         why = self._writer.trouble if self._writer.lost else full
         reasons = {**dict.fromkeys(missing, why), **dict(node.end.left_out)}

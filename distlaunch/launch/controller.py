@@ -35,7 +35,8 @@ from distlaunch.supervisor.summary import Summary
 # scheduler for the reason. SIGTERM is blocked until the shell ignores it. Its children ignore it, too.
 _UNSTOPPED = ("/bin/sh", "-c", 'trap "" TERM; exec "$@"', "sh")
 MISSED = 3.5
-"""Unanswered heartbeats before a node counts as lost, if its transport doesn't detect that as ssh does."""
+"""Unanswered heartbeats before a node counts as lost, unless its transport detects dead connections, as ssh
+does."""
 CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 """A clock that keeps running while the machine is suspended."""
 WATCH_S = 4.0
@@ -44,7 +45,7 @@ FIRST_SIGNS_OF_WORKERS = (messages.WorkerStarted, messages.WorkerUnstarted, mess
 
 
 class Controller:
-    """The controller of one job, from its start to its end."""
+    """The controller of one job, from start to finish."""
 
     def __init__(self, start: Start, observers: Observers, interrupts: Interrupts) -> None:
         self._spec, self._run_id, self._now = start.spec, start.run_id, start.now
@@ -92,7 +93,7 @@ class Controller:
         return self.state
 
     def _wait_s(self) -> float:
-        """Return the seconds until the next timer, heartbeat, or wish of an observer."""
+        """Return the seconds until a timer, a heartbeat or an observer is due."""
         timer = self.state.next_due
         due = self._next_heartbeat if timer is None else min(timer, self._next_heartbeat)
         wait_s = due - self._now()
@@ -112,7 +113,7 @@ class Controller:
         """Do what is due after each turn of the loop.
 
         This detects a suspension, wakes observers, requests what they want from nodes, feeds a `TimerDue`
-        event, and sends heartbeats. A node that has been silent for too long is given up, as lost.
+        event, and sends heartbeats. A node that has been silent for too long is given up as lost.
         """
         self._notice_suspension()
         self._observers.wake()
@@ -179,7 +180,7 @@ class Controller:
                     self._links.send(action.node, start_command(self.state, action.node))
 
     def _ask_scheduler(self) -> None:
-        """Query the scheduler for the fate of the allocation. Feed its answer as an event."""
+        """Ask the scheduler whether it is ending the allocation. Feed its answer as an event."""
         allocation = self._spec.allocation
         assert allocation is not None
         if not allocation.answers:
@@ -202,7 +203,7 @@ class Controller:
         self._links.watch(command.stdout, receive)
 
     def _send_tree(self, action: actions.SendTree) -> None:
-        """Send the contents that a node lacks as its link accepts them. Feed an error as its report."""
+        """Send a node the contents it lacks, as its link accepts them. Feed an error as the node's report."""
         from distlaunch.launch.snapshot import contents  # few jobs bring their code
 
         def pieces() -> Iterator[bytes]:
@@ -215,7 +216,7 @@ class Controller:
         self._links.stream(action.node, pieces())
 
     def _connect(self, node: int) -> None:
-        """Open a link to a node. Whatever an earlier agent of the node has sent no longer counts."""
+        """Open a link to a node, and forget what is known from the node's earlier agents."""
         link = self._open(node)
         for known in (self._last_frame, self._clock_offsets):
             known.pop(node, None)  # from an earlier agent
@@ -224,7 +225,7 @@ class Controller:
     def _take(self, frame: wire.Frame) -> None:
         """Handle a frame from an agent, according to its kind. Most reports become events.
 
-        Raises `ProtocolError`, which ends the link.
+        Raises `ProtocolError`, which closes the link.
         """
         node = frame.node
         self._last_frame[node] = self._now()
@@ -287,7 +288,7 @@ class Controller:
         self._note_flow(node)
 
     def _note_flow(self, node: int) -> None:
-        """Feed an event, at most once a second, if a clean node still sends: the run then waits for it."""
+        """Feed an event, at most once a second, if a clean node is still sending, so that the run waits."""
         now = self._now()
         if self.state.nodes[node] is End.CLEAN and now - self._flow_reported_at > 1.0:
             self._flow_reported_at = now
@@ -351,7 +352,7 @@ def ask_for_another(state: State, tell: Callable[[str], None]) -> None:
         tell(f"not requeueing {allocation.name}: {repetition_words(state, state.cause)}")
         return
     try:
-        # The state doesn't show a cancellation at a time when this process couldn't be notified.
+        # The state lacks a cancellation that happened when this process couldn't be notified.
         shown = queue.call(scheduler.title, *_UNSTOPPED, *scheduler.fate_argv(allocation.job))
         fates = (_fate_by_stop(state.spec), scheduler.fate(allocation.starts, shown, time.time()))
         if ended := next((fate for fate in fates if fate.ends and fate.final), None):

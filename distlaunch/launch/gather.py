@@ -26,7 +26,7 @@ from distlaunch.transports.transport import Joined, Local
 from distlaunch.wording import counted, listed, rank_list
 
 NAME_S = 60.0
-"""Maximum seconds until a name server can resolve a host that has just started, for example a pod."""
+"""Maximum seconds until a name server can resolve a host that has just started, such as a pod."""
 
 
 class Gathered(Frozen):
@@ -53,7 +53,7 @@ def gather(spec: JobSpec, gathering: Gathering, interrupts: Interrupts, say: Say
             text = f"{gathering.hosts[0]} is not an address of this machine: {gathering.hint}"
             raise JoinError(text, Exit.USAGE)
         if here and serves is None and (seat := launcher.seated_late()):
-            return seat  # in a running job, whose rank 0 may leave the port of the endpoint unused
+            return seat  # in a running job; its rank 0 might not be using the endpoint's port
         serves = here or serves or False
     if serves:
         listener = InboundListener(gathering, prover, say)
@@ -75,8 +75,8 @@ def gather(spec: JobSpec, gathering: Gathering, interrupts: Interrupts, say: Say
 def is_here(host: str) -> bool:
     """Return whether a name or address belongs to this machine.
 
-    An address of this machine is also the source address of traffic sent to it. A successful bind would prove
-    nothing if net.ipv4.ip_nonlocal_bind is on.
+    It does if traffic sent to the address also has it as its source. A successful bind would prove nothing if
+    net.ipv4.ip_nonlocal_bind is on.
     """
     try:
         found = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)
@@ -161,7 +161,7 @@ class _Controller:
         return [self._own, *(each.arrival for each in self._door.joined if each.arrival)]
 
     def _missing_words(self) -> str:
-        """Return the launchers that haven't joined, for messages: by number, or by count."""
+        """Describe the launchers that haven't joined, for messages: which, or how many."""
         there = self._there()
         if self._gathering.ordered:
             numbers = sorted({*range(self._most)} - {each.node_rank for each in there})

@@ -68,7 +68,7 @@ class JoinedLink(Link):
 class InboundConnection:
     """A connection identified by its `arrival`. `joined` is true once its identity is proven.
 
-    `transcript` is what proofs cover: both nonces and the arrival.
+    Proofs cover the `transcript`: both nonces and the arrival.
     """
 
     def __init__(self, sock: socket.socket, host: str, reached: str) -> None:
@@ -110,7 +110,7 @@ class InboundListener:
         self._expected: set[int] = set()  # missing nodes
         self._second_ports: Sequence[int] = ()
         self._held: list[socket.socket] = []
-        """Duplicate sockets that stay open until this process ends, so launchers can detect that end."""
+        """Duplicate sockets that stay open until this process exits, so that launchers detect its exit."""
         self._on_arrival: Callable[[int], object] = lambda node: None
         self.admits: Callable[[Arrival], str] = lambda arrival: ""
         """Returns the reason to refuse a launcher with proven identity, or "" to admit it."""
@@ -258,7 +258,7 @@ class InboundListener:
             self._on_arrival(node)
 
     def _refuse(self, visitor: InboundConnection, why: str, another: bool = False) -> None:
-        """Close the connection of a launcher with a reason, which it shows, too."""
+        """Send a launcher the reason, which the launcher also shows, and close its connection."""
         here = self._gathering.arrival.name
         text = f"the controller on {here} refused the launcher on {visitor.name}: {why}"
         visitor.send(refused=text, status=int(Exit.USAGE), another=another)
@@ -271,7 +271,7 @@ class InboundListener:
         self._drop(visitor)
 
     def _warn(self, text: str) -> None:
-        """Print a message, unless the same one was printed before. Their number is limited."""
+        """Print a message unless it was printed before. At most MOST_NAMED are printed."""
         if len(self._shown) < MOST_NAMED and text not in self._shown:
             self._shown.add(text)
             self._say(text)
@@ -285,7 +285,7 @@ class InboundListener:
     # Nodes
 
     def seat(self, visitors: Sequence[InboundConnection | None], second_ports: Sequence[int]) -> None:
-        """Assign node numbers once all are connected. None stands for this launcher or a missing node."""
+        """Assign node numbers, in order of `visitors`, where None is this launcher or a missing node."""
         self.close()
         self._second_ports = second_ports
         self._seated = {node: visitor for node, visitor in enumerate(visitors) if visitor}
@@ -297,16 +297,19 @@ class InboundListener:
         self.admits = lambda arrival: full if self._place_for(arrival) is None else ""
 
     def _place_for(self, arrival: Arrival) -> int | None:
-        """Return the missing node that a launcher takes: the one with its number, or else any."""
+        """Return the missing node that a launcher can become; None = there is none.
+
+        If node numbers are fixed, it is the one with the launcher's number. Otherwise, it is the lowest.
+        """
         free = sorted(self._expected - {*self._seated})
         if self._gathering.ordered:
             return arrival.node_rank if arrival.node_rank in free else None
         return free[0] if free else None
 
     def link(self, node: int, run_id: str, host: str) -> JoinedLink:
-        """Return the link to a node's launcher, or an already ended link if there is no launcher.
+        """Return the link to a node's launcher. `host` names the node in case there is no launcher.
 
-        In the latter case, wait for one. `host` then names the node.
+        In that case, return a link that has already ended, and open the listener for a launcher.
         """
         visitor, number = self._seated.pop(node, None), join.nonce()
         if visitor is None or visitor not in self._visitors:

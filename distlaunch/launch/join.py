@@ -47,7 +47,7 @@ CONNECT_S, ANSWER_S = 3.0, 10.0
 RETRY_S, RETRY_MOST_S = 0.01, 0.5
 """Seconds between two rounds of attempts to reach the controller, at first and at most."""
 TELL_S = 5.0
-"""Seconds of waiting before the first message about it. Each later message takes twice as long."""
+"""Seconds from the beginning of a wait to the first message about it. The time doubles for each message."""
 TURN_S = 0.5
 MAX_NODES = 1 << 16
 """Maximum number of nodes, limited by the frame header."""
@@ -55,7 +55,7 @@ MAX_RUN_ID = 200
 
 
 class JoinError(DistlaunchError):
-    """An error because the launchers of a run couldn't join."""
+    """The launchers of a run couldn't join."""
 
     def __init__(self, text: str, status: int) -> None:
         super().__init__(text)
@@ -79,7 +79,7 @@ def message_of(line: bytes) -> dict[str, Any]:
 
 
 def arrival_of(message: Mapping[str, Any]) -> Arrival:
-    """Return the arrival in the message of a launcher. Raises ValueError if there is none."""
+    """Return the arrival in a launcher's message. Raises ValueError if there is none."""
     try:
         fields = {name: message[name] for name in Arrival._fields}
         fewest, most = fields["nodes"]
@@ -106,7 +106,7 @@ class Prover:
     """The maker and checker of identity proofs. `name` is the name of this host.
 
     With DISTLAUNCH_SECRET, a proof is a keyed hash (HMAC-SHA256). With MUNGE, a proof is a credential that
-    only the same user can have. Without either, there is no proof, as with torchrun.
+    only the same user can create. Without either, there is no proof, as with torchrun.
     """
 
     def __init__(self, environ: Mapping[str, str], name: str) -> None:
@@ -233,7 +233,7 @@ class Wait:
         return time.monotonic() - self._began > self.limit_s
 
     def is_worth_telling(self) -> bool:
-        """Return whether a message is due. The first is due after TELL_S, each later one twice as late."""
+        """Return whether a message is due, according to TELL_S."""
         if time.monotonic() - self._began < self._tell_s:
             return False
         self._tell_s *= 2
@@ -255,7 +255,7 @@ def blocked(signums: Iterable[int]) -> None:
 
 
 def renumbered(number: int, wanted: int | None) -> str:
-    """Return the message for a user who requested the node number `wanted`."""
+    """Return the message for a user who requested node number `wanted` and got `number`."""
     why = "with c10d it counts only if it differs on all nodes; node 0 is on the endpoint's host"
     return f"this is node {number}, not --node-rank {wanted}: {why}"
 
@@ -295,9 +295,9 @@ class Launcher:
         return next(filter(None, (self._try(host, port) for host, port in self._second)), None)
 
     def _places(self) -> Iterator[tuple[str, int]]:
-        """Yield the addresses of the initial listener, then one where it may await returning nodes.
+        """Yield the addresses of the initial listener, then one of the addresses it may use later.
 
-        The latter are tried one per call, because a firewall may delay each attempt by CONNECT_S.
+        Each call yields only one of the latter, because a firewall may delay each attempt by CONNECT_S.
         """
         yield from product(self._gathering.hosts, self._gathering.ports)
         yield from islice(self._next, 1)
@@ -364,7 +364,7 @@ class Launcher:
     def _message(
         self, connection: socket.socket, received: bytearray, strict: bool, wait_s: float | None
     ) -> dict[str, Any]:
-        """Return the next message. Bytes `received` after it stay there.
+        """Return the next message. Bytes after it stay in `received`.
 
         Raises `JoinError` for a refusal, and OSError or ValueError if the other side is not a controller.
         """

@@ -33,13 +33,13 @@ OBEYED = (
 _FIRST, _LAST = 40, 64
 """Real-time signals (macOS has none): this process forwards signal N to the agent as _FIRST + N."""
 STOP_QUIETLY = _FIRST + signal.SIGPIPE
-"""The signal that the agent sends itself when its output has lost its reader."""
+"""The signal that the agent sends itself when the reader of its output is gone."""
 
 
 class Part:
     """The part of the job that this launcher runs on its node, and the destinations of its output.
 
-    This one is that of a scheduler's task: one rank, whose output is that of the task, unchanged.
+    This class is for a scheduler's task: one rank, whose output is the task's output, unchanged.
     `joined_ranks` overrides it for several ranks. Only the `first` of several tasks on a host looks for
     leftover processes of dead agents, and shows messages: mpirun and srun merge the output of all tasks.
     """
@@ -52,23 +52,23 @@ class Part:
         self._errors: Outlet | None = None
 
     def logs(self, run_id: str, node: int) -> str:
-        """Make and return the directory for this node's logs, or return "" if it has none."""
+        """Create and return the directory for this node's logs; "" = this node keeps none."""
         return ""
 
     def workers(self, ranks: messages.StartWorkers) -> tuple[messages.WorkerSpec, ...]:
-        """Return this launcher's own program as the given ranks.
+        """Return the workers that run this launcher's own program as the given ranks.
 
-        Of a task, only stderr is captured, for the last output in failure reports.
+        For a task, only stderr is captured, for the last output in failure reports.
         """
         (rank,) = ranks.workers
         return (rank._replace(argv=self._argv, cwd=os.getcwd(), shares=(0, 1)),)
 
     def needs(self) -> messages.Needs | None:
-        """Return what its workers need on this node; None = unknown."""
+        """Return the workers' requirements for this node; None = unknown."""
         return None
 
     def binding(self) -> messages.Binding | None:
-        """Return the binding of its workers to CPUs; None = those of the launcher."""
+        """Return the workers' CPU binding; None = they use the launcher's CPUs."""
         return None
 
     def show(self, attempt: int, local_rank: int, stream: int, data: bytes) -> None:
@@ -109,7 +109,7 @@ def serve(seat: Seat, part: Part, signums: Iterable[int], own_first: bool = Fals
         end = {"op": "end", "status": ended, "words": "its agent was killed" if killed else ""}
         seat.connection.sendall(wire.encode_message(seat.node, end, wire.END))
         seat.connection.shutdown(socket.SHUT_WR)
-        # mpirun kills all tasks when one has failed: rank 0's, which controls the run, must end first.
+        # mpirun kills all tasks when one has failed: rank 0's, which controls the run, must exit first.
         while own_first and seat.connection.recv(wire.MAX_OUTPUT):
             continue
     seat.connection.close()
@@ -154,7 +154,7 @@ class _Outbox(Outbox):
 
 
 class _JoinedAgent(Agent):
-    """An agent with a command line of its own, which is sent only the numbers of ranks."""
+    """An agent that starts its launcher's command line. The controller sends no program."""
 
     def __init__(self, seat: Seat, part: Part, directory: scratch.Directory) -> None:
         self.ranks = _Outbox(part, seat, directory)
@@ -175,15 +175,15 @@ class _JoinedAgent(Agent):
         return super()._hello()._replace(procs=self._part.procs, logs=logs, role=self._part.role)
 
     def _report_orphans(self) -> None:
-        """Remove what dead agents of earlier runs left, in only one of the tasks on a host."""
+        """Clean up after dead agents of earlier runs, in only one of the tasks on a host."""
         if self._part.first:
             super()._report_orphans()
 
     def _on_signals(self, received: bytes) -> None:
-        """Handle the signals received, one number per byte.
+        """Handle the received signals, one number per byte.
 
-        A scheduler may send SIGTERM to all processes, so it counts only if the guardian is dead: then it
-        comes from the kernel. The guardian forwards signal N, SIGTERM included, as _FIRST + N.
+        A scheduler may send SIGTERM to all processes, so SIGTERM itself counts only if the guardian is dead:
+        then the kernel sent it. The guardian forwards signal N, SIGTERM included, as _FIRST + N.
         """
         orphaned = os.getppid() != self._guardian
         if signal.SIGCHLD in received or orphaned:
@@ -193,7 +193,7 @@ class _JoinedAgent(Agent):
                 self._interrupted(number - _FIRST)
 
     def _interrupted(self, signum: int) -> None:
-        """Report a signal to end the job: the controller decides, unless it is the third."""
+        """Report a signal to the controller, which decides. At the third stop signal, exit anyway."""
         if signum == signal.SIGTSTP:
             self._part.say(NO_SUSPENDING_TORCHRUN)
             return
@@ -205,24 +205,24 @@ class _JoinedAgent(Agent):
             self._leave_early()
 
     def _hear_end(self, damage: str = "") -> None:
-        """Show that the controller is gone or can't be trusted, and leave."""
+        """Show that the controller is gone or can't be trusted, and exit."""
         self._lose(f"it sent an invalid command: {damage}" if damage else "its connection was closed")
         super()._hear_end(damage)
 
     def _lose_link(self) -> None:
-        """Show that the controller is gone, and leave. Also called when the lease expires."""
+        """Show that the controller is gone, and exit. Also called when the lease expires."""
         self._lose(f"no heartbeat for {self._lease_s:g} s")  # unless there is a better reason
         super()._lose_link()
 
     def _lose(self, why: str) -> None:
-        """Note that the controller is gone or must not be served any longer. An earlier outcome counts."""
+        """Note and show that the controller is lost, unless the outcome is already known."""
         if not (self._informed or self.outcome):
             self.outcome = Exit.NODE_LOST
             lost = f"lost the controller on {self._seat.controller}: {why}"
             self._part.say(f"{lost}; stopping this node's ranks")
 
     def _on_route(self, command: messages.FindRoute) -> None:
-        """Find the route, and look for this launcher's own program, not for the controller's."""
+        """Find the route, and look for this launcher's own program, not the controller's."""
         super()._on_route(command._replace(needs=command.needs and self._part.needs()))
 
     def _on_reap(self, command: messages.Reap, killed: int = 0) -> None:
@@ -232,18 +232,18 @@ class _JoinedAgent(Agent):
         super()._on_reap(command, killed)
 
     def _on_stop(self, command: messages.StopWorkers) -> None:
-        """Show why the attempt ends, and end it. Ranks that fail from now on were stopped."""
+        """Show why the attempt is ending, and stop it. Ranks that fail from now on count as stopped."""
         self.ranks.stopping = True
         self._part.say(f"{command.why}; restarting")
         super()._on_stop(command)
 
     def _on_close(self, command: messages.Close) -> None:
-        """Show the root cause, keep the job's exit status, and leave without collecting files."""
+        """Show the root cause, keep the job's exit status, and exit without collecting files."""
         if command.why and not self._informed:
             self._part.say(command.why)
         self._informed = self.ranks.stopping = True
         self.outcome = command.outcome
-        super()._on_close(command._replace(collect=None))  # it names paths
+        super()._on_close(command._replace(collect=None))  # `collect` contains paths
 
     def _on_start(self, command: messages.StartWorkers) -> None:
         """Start this launcher's own program as these ranks."""

@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 class OwnRanks(Part):
     """The ranks of this node, for `joined_agent`; `spec` is the part of the job on this node.
 
-    It is the `Part` of a launcher that runs torchrun's command line, and overrides the methods of a task's
-    part.
+    The launcher has torchrun's command line. The methods override those for a scheduler's task.
     """
 
     def __init__(self, spec: JobSpec) -> None:
@@ -39,7 +38,7 @@ class OwnRanks(Part):
         from distlaunch.launch.start import run_directory  # few keep output
 
         if self._directory is None and any(each.file for each in destinations(self._plan, 0).values()):
-            # It may join again.
+            # The launcher may join again.
             self._directory = run_directory(self._spec, f"{run_id}-node{node}-{os.urandom(2).hex()}")
         return self._directory.path if self._directory else ""
 
@@ -71,7 +70,7 @@ class OwnRanks(Part):
         return binding and binding._replace(gpus=gpu_count())
 
     def show(self, attempt: int, local_rank: int, stream: int, data: bytes) -> None:
-        """Print output, keep it, or both, according to torchrun's flags."""
+        """Print output, save it, or both, according to torchrun's flags."""
         rank = self._first_rank + local_rank
         goes_to = self._goes_to[rank, stream]
         if goes_to.file and self._directory:
@@ -80,9 +79,9 @@ class OwnRanks(Part):
             self._shown().output(rank, stream, data, goes_to.prefix)
 
     def _shown(self) -> Console:
-        """Return the console, which is made only for output, in the process that prints: it has a thread."""
+        """Return the console. It has a thread, so it is created on first use, in the process that prints."""
         if self._console is None:
-            # A reader that leaves ends the job, as it ends a pipeline.
+            # If the reader exits, the job ends, as a pipeline does.
             self._console = Console(lambda: os.kill(os.getpid(), STOP_QUIETLY))
         return self._console
 
@@ -91,7 +90,7 @@ class OwnRanks(Part):
         self._shown().say(text)
 
     def close(self) -> None:
-        """Print and keep the rest of the output."""
+        """Print and save the rest of the output."""
         sys.stdout.flush()
         if self._console:
             self._console.finish_lines()
@@ -101,7 +100,7 @@ class OwnRanks(Part):
 
 
 def _plan(spec: JobSpec, first_rank: int) -> LaunchPlan:
-    """Return the plan of this node alone, for its command line: the controller decides about the rest."""
+    """Return the plan of only this node, for its command lines. The controller decides everything else."""
     facts = Facts(spec.program.python or "", 0)
     part = node_plan(spec._replace(backend="gloo"), facts, 0, NodeRank(0), first_rank)
     return LaunchPlan(spec, (part,), part.procs, "gloo", "", None)

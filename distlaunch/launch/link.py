@@ -115,20 +115,20 @@ class Link:
 
     def _open(self, opening: bytes) -> None:
         self.unsent += opening
-        self.flush()  # so that an interpreter starts there meanwhile
+        self.flush()  # so that an interpreter meanwhile starts on the node
         if self._boot and self.streams.opened:
             self.unsent += self._boot() + self._behind_boot
             self._boot, self._behind_boot = None, b""
 
     def distrust(self, why: str) -> None:
-        """End a link whose other side violated the protocol."""
+        """Stop the process of a link whose other side violated the protocol."""
         self._protocol_error = why
         self.at_end = True
         self.exit_descriptor()  # `end` reaps a process that has exited already
         self.end()
 
     def listen(self) -> tuple[bool, list[NodeGone]]:
-        """Store data from stderr. Return whether stderr is still open, and the nodes that ended with it."""
+        """Store data from stderr. Return whether stderr is still open, and nodes shown there as ended."""
         try:
             data = os.read(self.stderr, READ)
         except BlockingIOError:
@@ -167,7 +167,7 @@ class Link:
         return bool(waiting.poll(seconds * 1000))
 
     def discard(self) -> None:
-        """End an unused agent immediately, without leaving a trace."""
+        """Kill an unused agent immediately, without leaving a trace."""
         if not self._unused:
             return
         self.kill()
@@ -180,7 +180,7 @@ class Link:
         return self._process.poll() is not None
 
     def end(self) -> None:
-        """Stop the process, or kill it if it has no patience; an agent notices the end of the pipe."""
+        """Stop the process, or kill it if `patience_s` is 0. An agent notices that the pipe is closed."""
         if not self.patience_s:
             self.kill()
         elif not self.has_ended:
@@ -188,7 +188,7 @@ class Link:
             self._process.terminate(group=not self.streams.booted)
 
     def kill(self) -> None:
-        """Kill the process and everything that it started, because a ProxyCommand may not notice the end."""
+        """Kill the process and everything it started: a ProxyCommand may not notice the closed pipe."""
         if not self.has_ended:
             self._process.kill()
 
@@ -214,9 +214,9 @@ class Link:
 class Links:
     """The links of all nodes. Several nodes may share one link. `on_frame` is called with each frame.
 
-    `on_end` is called with the node and the reason when a link ends by itself, or is given up. `on_pull` is
-    called with the node and False when an image is being pulled, with True once that is over. If `on_frame`
-    raises `ProtocolError`, the link ends.
+    `on_end` is called with the node and the reason when a link ends by itself or is given up. `on_pull` is
+    called with the node and False when an image is being pulled, with True once it has been pulled. If
+    `on_frame` raises `ProtocolError`, the link ends.
     """
 
     def __init__(
@@ -231,7 +231,7 @@ class Links:
         self._nodes: dict[Link, set[int]] = {}
         self._answered: set[int] = set()
         self._gone: dict[int, LinkFailure] = {}
-        """Failures of the last nodes on their links, whose output may still arrive."""
+        """Failures of ended nodes, each the last on its link, from which output may still arrive."""
         self._stopping: dict[Link, float] = {}
         """Links whose process was stopped, with the time to kill it (monotonic seconds)."""
 
@@ -261,7 +261,7 @@ class Links:
         self._watch_writing(link)
 
     def beat(self) -> list[int]:
-        """Nudge the shells that have not answered, and send the agents a heartbeat. Return their nodes."""
+        """Nudge shells that haven't answered, and send agents a heartbeat. Return the agents' nodes."""
         for link in self._nodes:
             link.nudge()
         for node in self.answering:
@@ -269,13 +269,13 @@ class Links:
         return self.answering
 
     def send(self, node: int, command: tuple[Any, ...]) -> None:
-        """Send one of `distlaunch.agent.messages`, if the node has a link; it may precede the agent."""
+        """Send one of `distlaunch.agent.messages`, if the node has a link, even before its agent runs."""
         if link := self._links.get(node):
             link.send(node, command)
             self._watch_writing(link)
 
     def stream(self, node: int, pieces: Iterator[bytes]) -> None:
-        """Send a node the pieces of its tree, and the end, one at a time as the link accepts them."""
+        """Send a node the pieces of its tree, and an end marker, one at a time as the link accepts them."""
         if link := self._links.get(node):
             link.stream(wire.encode(node, 0, 0, piece, wire.TREE) for piece in chain(pieces, [b""]))
             self._watch_writing(link)
@@ -286,7 +286,7 @@ class Links:
             # An earlier handler of this round may have closed the descriptor.
             if self._selector.get_map().get(key.fd) == key:
                 key.data()
-        # Reap processes that have exited, and kill those that stay too long: the run may go on for days.
+        # Reap processes that have exited, and kill those that take too long: a run may last for days.
         for link, deadline in list(self._stopping.items()):
             if link.has_ended:
                 del self._stopping[link]
@@ -294,7 +294,7 @@ class Links:
                 link.kill()
 
     def drop(self, node: int) -> None:
-        """Forget a node, and kill its link's process unless it serves other nodes. `on_end` is not called.
+        """Forget a node, and stop its link's process unless the link serves others. Don't call `on_end`.
 
         If the node shares its link, its agent exits when the lease expires.
         """
@@ -334,7 +334,7 @@ class Links:
             self.unwatch(fd)
         way(link)
         link.close()
-        if 0.0 < link.patience_s < math.inf and not link.has_ended:  # it must not live on
+        if 0.0 < link.patience_s < math.inf and not link.has_ended:  # `turn` kills it if it doesn't exit
             self._stopping[link] = time.monotonic() + link.patience_s
 
     def unwatch(self, fd: int) -> None:
@@ -361,7 +361,7 @@ class Links:
         self._part_with(link, gone)
 
     def _receive(self, link: Link) -> None:
-        """Handle the output of a link. At its end, wait for the exit of the process."""
+        """Handle the output of a link. At the end of the output, wait for the process to exit."""
         try:
             for each in link.receive():
                 if isinstance(each, NodeGone):
@@ -375,7 +375,7 @@ class Links:
         self._watch_writing(link)
         self._note_pull(link)
         if link.at_end:
-            # Its last output may still be on the way: it is complete when the process has ended.
+            # Stderr may still have data. It is complete once the process has exited.
             self.unwatch(link.stdout)
             self.watch(link.exit_descriptor(), lambda: self._end(link))
 
@@ -401,7 +401,7 @@ class Links:
         self._on_frame(frame)
 
     def _part_with(self, link: Link, gone: Sequence[NodeGone]) -> None:
-        """Drop ended nodes unless already dropped. The last node waits for the end of the link."""
+        """Drop ended nodes unless already dropped. The last node on a link is kept until the link ends."""
         for each in gone:
             if self._links.get(each.node) is not link:
                 continue

@@ -57,7 +57,7 @@ class Peers(Frozen):
     noun: str
 
     def of(self, rank: int) -> str:
-        """Return the label of the peer of `rank`."""
+        """Return the label of the peer that `rank` belongs to."""
         return next((self.labels[i] for i, ranks in enumerate(self.ranks) if rank in ranks), "?")
 
     def named(self, members: Sequence[int]) -> tuple[str, ...]:
@@ -118,7 +118,7 @@ def _peers(plan: LaunchPlan) -> Peers:
 
 
 def _routes(agents: Agents, plan: LaunchPlan) -> Mapping[int, messages.RouteFound]:
-    """Return the routes of nodes to MASTER_ADDR. The first node's leads to the address that others use."""
+    """Return nodes' routes to MASTER_ADDR. The first node's route is to the address that others use."""
     if plan.one_machine:
         return {}
     first, *others = plan.members

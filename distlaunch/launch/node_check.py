@@ -26,7 +26,7 @@ from distlaunch.wording import counted, listed, refused_port_words, size_words
 CONNECT_S = 6.0
 """Maximum seconds to wait for agents. `run` waits longer, by default."""
 PROBE_S = 8.0
-"""Seconds to wait for a probe, which limits itself to half of that."""
+"""Seconds to wait for a probe, which limits itself to half of this."""
 MAX_WORD = 100_000
 """Characters of an argument; Linux allows 128 KiB."""
 MAX_FILES = 10_000
@@ -73,7 +73,7 @@ def look(spec: JobSpec) -> tuple[list[NodeReport], list[int | None]]:
 
 
 def hurried(spec: JobSpec) -> JobSpec:
-    """Return the job to check: without spares, and not waiting long for its nodes."""
+    """Return the job to check: without spares, and with at most CONNECT_S to connect."""
     limits = spec.limits._replace(connect_s=min(spec.limits.connect_s, CONNECT_S))
     return spec._replace(membership=spec.membership._replace(spares=()), limits=limits)
 
@@ -187,7 +187,7 @@ def _reports(spec: JobSpec, agents: Agents, probed: Mapping[int, dict[str, Any]]
 
 
 def _of_node(spec: JobSpec, agents: Agents, index: int, probed: Mapping[str, Any] | None) -> NodeReport:
-    """Return the report on a node. If its probe has not answered, that is the reason for each part."""
+    """Return the report on a node. If its probe didn't answer, each part contains that as the reason."""
     node = spec.nodes[index]
     failure = agents.failures.get(index)
     if failure and index not in agents.took_s:

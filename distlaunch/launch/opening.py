@@ -1,4 +1,4 @@
-"""Opens links to the nodes of a job: starts transports, and sends interpreters and the agent's code."""
+"""Opens links to a job's nodes: starts transports, and sends the agent's code and the interpreters to try."""
 
 import contextlib
 import importlib.util
@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # an early agent starts before the job is read
 PYTHON = os.environ.get("DISTLAUNCH_PYTHON", sys.executable)
 """The interpreter to try first on nodes: the command's own, even if --on runs it on another host."""
 STEP_NODES = 32
-"""Maximum nodes of an allocation for each step."""
+"""Maximum nodes per step."""
 NO_RANKS_HERE = "ranks run only on Linux, but this machine runs another system: list Linux hosts in nodes"
 _TRAVELS = 1
 """zlib's compression level. Level 6 would take 8 ms more at each start, for 184 KiB instead of 210."""
@@ -39,7 +39,7 @@ def open_early(shares_stdio: bool) -> Link | None:
     It boots on another core while YAML and the supervisor are imported. With `shares_stdio`, its workers can
     use the stdin and stdout of this process. `discard` the link if the job doesn't need it.
     """
-    with contextlib.suppress(DistlaunchError):  # if the job needs it, opening it again says why
+    with contextlib.suppress(DistlaunchError):  # if the job needs it, opening it again shows the error
         link = _open(Local(), 0, None, (0, 1) if shares_stdio else ())
         link.flush()
         return link
@@ -111,7 +111,7 @@ def _open(
 ) -> Link:
     """Open a link. `named` is the node's interpreter, if the job sets one.
 
-    `inside` are the openings for the shells outside a container, and for the shell inside it.
+    `inside` contains the openings for the node's shell, if any, and for the shell inside a container.
     """
     if reach.here and not runs_ranks():
         raise DistlaunchError(NO_RANKS_HERE)
@@ -148,7 +148,7 @@ def _make_directory(path: str) -> None:
     """Create a directory in the home directory from the user database, as ssh does."""
     from pwd import getpwuid  # few transports need a directory
 
-    with contextlib.suppress(OSError, KeyError):  # the transport reports what it lacks
+    with contextlib.suppress(OSError, KeyError):  # the transport reports a missing directory
         os.mkdir(path.replace("~", getpwuid(os.geteuid()).pw_dir, 1), 0o700)
 
 

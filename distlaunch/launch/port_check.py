@@ -64,7 +64,7 @@ class PortReport(NamedTuple):
     """The result for one port. `free` is None if the node for the port has no agent.
 
     `pairs` is None if there is only one machine or the port can't be used. `failures` has the nodes without
-    an agent. `here_counts` is set if a failure of this machine matters. `spares` were not tested.
+    an agent. `here_counts` is set if failures on this machine matter. `spares` were not tested.
     """
 
     node: str
@@ -81,7 +81,7 @@ class PortReport(NamedTuple):
 
     @property
     def ok(self) -> bool:
-        """Whether a rendezvous would work on this port. This machine counts only for a lone port."""
+        """Whether a rendezvous would work on this port. This machine counts only if `here_counts`."""
         dials = [dial for dial in self.dials if self.here_counts or dial.source != HERE]
         failures = [one for one in self.failures if self.here_counts or one.node != HERE]
         connected = self.pairs is None or not self.pairs.failed
@@ -93,7 +93,7 @@ class PortReport(NamedTuple):
 
 
 def check_port(spec: JobSpec, host: str, port: int | None) -> PortReport:
-    """Check `port` (None = one that is free) on the first node of `spec`, which the others call `host`."""
+    """Check `port` (None = any free port) on the first node of `spec`, which the others call `host`."""
     tested = _with_here(spec._replace(membership=spec.membership._replace(spares=())), host)
     with Agents(tested) as agents:
         report = try_port(agents, spec, tested.nodes, host, port)
@@ -109,7 +109,7 @@ def check_port(spec: JobSpec, host: str, port: int | None) -> PortReport:
 def try_port(
     agents: Agents, spec: JobSpec, nodes: Sequence[NodeSpec], host: str, port: int | None
 ) -> PortReport:
-    """Check a port as `check_port` does, by `agents` on `nodes`, which begin with those of `spec`.
+    """Check a port as `check_port` does, with `agents` on `nodes`, the first of which are those of `spec`.
 
     `distlaunch check` calls this with its own agents.
     """
@@ -128,8 +128,8 @@ def try_port(
 def _with_here(spec: JobSpec, host: str) -> JobSpec:
     """Return `spec` with this machine as one more node.
 
-    This machine is left out if it is already a node, if `host` means another machine there, or if no agent
-    runs on it.
+    It is not added if it is already a node, if `host` is a loopback name, which would mean this machine
+    itself, or if no agent can run on it.
     """
     if any(node.local for node in spec.nodes) or is_loopback(host) or not runs_ranks():
         return spec
@@ -155,8 +155,8 @@ def _dials(nodes: Sequence[NodeSpec], answers: Mapping[int, messages.Dialed]) ->
             yield Dial(nodes[index].label, each.address, each.family, each.error is None, each.error)
 
 
-# Pairs: like gloo and NCCL, nodes dial the address that another has on its route to the first, and a port
-# from the same range.
+# Pairs: like gloo and NCCL, a node dials another at the address that the other uses on its route to the first
+# node, and at a port from the same range.
 
 
 def partners(count: int) -> dict[int, list[int]]:
@@ -167,7 +167,7 @@ def partners(count: int) -> dict[int, list[int]]:
 
 
 def _try_pairs(agents: Agents, labels: Sequence[str], host: str, token: str) -> Pairs:
-    """Test the nodes with these labels, the first of `agents`; they call the first one `host`."""
+    """Test pairs of the first nodes of `agents`, which have these `labels` and call the first node `host`."""
     count = len(labels)
     ends = _ends(agents, count, host, token)
     wanted = {
@@ -192,13 +192,14 @@ def _try_pairs(agents: Agents, labels: Sequence[str], host: str, token: str) -> 
 def _ends(agents: Agents, count: int, host: str, token: str) -> dict[int, tuple[str, int]]:
     """Make nodes listen for each other. Return the address and port of each node that can.
 
-    A node's address is its own on its route to the first, whose address is the one that others dial for it.
+    A node's address is the source address of its route to the first node. The first node's address is the one
+    to which these routes lead.
     """
     routes = agents.routes([node for node in agents.present if node < count], host)
     addresses = {node: route.source for node, route in routes.items() if node and route.source}
     if dialed := [route.address for node, route in routes.items() if node]:
         addresses[0] = dialed[0]
-    # Port 0: the system's choice, as for collectives; a firewall may allow only that range.
+    # Port 0: the system chooses, as for collectives; a firewall may allow only that range.
     listen = dict.fromkeys(addresses, messages.Listen(0, token))
     answers = agents.ask(listen, (messages.Listening, messages.PortRefused))
     ports = {node: answer.port for node, answer in answers.items() if isinstance(answer, messages.Listening)}

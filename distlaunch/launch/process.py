@@ -1,4 +1,4 @@
-"""The process behind a link to a node, such as sh, ssh or srun, or else a launcher's connection."""
+"""The process behind a link to a node, such as sh, ssh or srun, or a launcher's connection instead."""
 
 import contextlib
 import errno
@@ -49,7 +49,7 @@ class Child:
         self._signal_group(signal.SIGKILL)
 
     def exit_descriptor(self) -> int:
-        """Return a descriptor, to be closed, that becomes readable when it has exited."""
+        """Return a descriptor that becomes readable when the process has exited. The caller closes it."""
         return exit_descriptor(self.pid)
 
     def close_stdin(self) -> None:
@@ -83,11 +83,11 @@ class Child:
 class Peer(Child):
     """A connection that replaces a link's process; None = the connection was never made.
 
-    The other side sends the `status`, which `inbound.JoinedLink` sets.
+    `inbound.JoinedLink` sets the `status`, which it receives from the other side.
     """
 
     def __init__(self, sock: socket.socket | None) -> None:
-        # Nothing comes here: stderr is at its end.
+        # Nothing is written to this pipe: stderr is at EOF.
         stderr, write = os.pipe()
         os.close(write)
         if sock:
@@ -99,7 +99,7 @@ class Peer(Child):
         super().__init__(0, (stdin, stdout, stderr))
 
     def exit_descriptor(self) -> int:
-        """Return a descriptor that is readable at once, because nothing follows the end of the connection."""
+        """Return a descriptor that is readable at once: a closed connection needs no further wait."""
         return os.dup(self.stderr)
 
     def close_stdin(self) -> None:
@@ -138,7 +138,7 @@ def start(
             read, write = os.pipe()
             theirs.append(read if to_child else write)
             ours.append(write if to_child else read)
-        # An agent boots from as much as one pipe holds, and prints into the other faster than it is read.
+        # The agent's code should fit into one pipe, and its output comes faster than it is read.
         for fd in ours[:2]:
             widen(fd)
         streams = ((os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(theirs))
@@ -170,21 +170,21 @@ def _program(name: str, environ: Mapping[str, str]) -> str:
 
 
 def _inheritable() -> list[int]:
-    """Return the descriptors beyond the three streams that the caller has left open.
+    """Return the caller's inheritable descriptors other than the three streams.
 
     ssh may outlive this process and would keep these descriptors open. Descriptors opened under a higher
     limit stay open, because posix_spawn refuses to close them.
     """
     found, limit = [], os.sysconf("SC_OPEN_MAX")
     for name in os.listdir("/proc/self/fd" if os.path.isdir("/proc/self/fd") else "/dev/fd"):
-        with contextlib.suppress(OSError):  # the descriptor that listed them
+        with contextlib.suppress(OSError):  # the descriptor that `listdir` used
             if 2 < int(name) < limit and os.get_inheritable(int(name)):
                 found.append(int(name))
     return found
 
 
 def watch_for_silence(sock: socket.socket) -> None:
-    """Make the kernel end a connection whose other side is gone, and send data without delay."""
+    """Make the kernel close a connection whose other side is gone, and send data without delay."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (

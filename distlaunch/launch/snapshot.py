@@ -38,7 +38,7 @@ from distlaunch.wording import listed, size_words
 
 IGNORE_FILE = ".distlaunchignore"
 ABOUT_RUN = re.compile(r"-\d{8}-\d{6}-[0-9a-f]{8}\.(html|tar\.gz)$")
-"""A file that `report` or `bundle` writes to the current directory by default."""
+"""Matches files that `report` or `bundle` writes to the current directory by default."""
 UNWANTED = frozenset({".git", "__pycache__", ".venv", ".mypy_cache", ".pytest_cache", ".ruff_cache"})
 """Directories left out if there is no git repository with rules on what to ignore."""
 LARGEST = 5
@@ -61,7 +61,7 @@ def with_tree(spec: JobSpec) -> JobSpec:
 
 
 def _with_setup(spec: JobSpec, tree: Tree, setup: Setup, entries: Iterable[Entry]) -> JobSpec:
-    """Return `spec` with the files that determine the content of the environment, and with its name."""
+    """Return `spec` with the environment's name, and the files that determine its content."""
     contents = {path_in(tree.root, entry.path): entry.content for entry in entries}
     paths = {name: path_in(spec.program.workdir, name) for name in setup.files or LOCKS.get(setup.kind, ())}
     found = {name: contents[path] for name, path in paths.items() if path in contents}
@@ -117,11 +117,11 @@ def manifest_of(digest: str) -> bytes:
 
 
 def contents(digest: str, indices: Sequence[int]) -> Iterator[bytes]:
-    """Yield contents of a tree in the store, or without indices, its manifest, as pieces of a zlib stream.
+    """Yield a zlib stream of files of a tree in the store, or of its manifest if there are no `indices`.
 
-    This answers `TreeLacks`. Raises `DistlaunchError`.
+    The stream answers `TreeLacks`. Raises `DistlaunchError`.
     """
-    # A piece has at most the compressor's buffer, 96 KiB, beside what was read.
+    # A piece is at most as long as the data read plus the compressor's buffer, 96 KiB.
     deflate, size = zlib.compressobj(1), MAX_OUTPUT // 4
     with _explained("can't read the code to send"):
         store, entries = local_store(), read_manifest(manifest_of(digest)) if indices else []
@@ -162,7 +162,7 @@ def _state(root: str) -> tuple[str, bool]:
 
 
 def record(tree: Tree, directory: RunDirectory, run_id: str) -> Store:
-    """Write the manifest of the code into a run directory, and its difference from the commit.
+    """Write the code's manifest and its difference from the commit to a run directory.
 
     The returned store keeps the contents until it is released. Raises `DistlaunchError`.
     """
@@ -279,7 +279,7 @@ def _of_git(root: str, inside: str) -> Iterator[str]:
             continue  # deleted, but still in the index
         if not is_directory:
             yield os.path.join(inside, path)
-        elif path not in ("", "./"):  # as a submodule that isn't checked out lists itself
+        elif path not in ("", "./"):  # a submodule that isn't checked out lists itself like this
             yield from _of_git(root, os.path.join(inside, path.rstrip("/")))
 
 
@@ -341,5 +341,5 @@ def _entry(store: Store, path: str, source: str, found: os.stat_result) -> Entry
 
 
 def _version(status: os.stat_result) -> tuple[int, ...]:
-    """Return values of which at least one differs once a file was replaced or written to."""
+    """Return values at least one of which changes when a file is replaced or written to."""
     return (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)

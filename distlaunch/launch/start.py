@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from distlaunch.launch.inbound import InboundListener
 
 DESCRIPTORS_PER_LINK, RESERVE = 6, 300
-"""Descriptors for a link (three pipes, a pidfd, and two more while it is being opened), and for all else."""
+"""Descriptors for a link (three pipes, a pidfd, and two more while it is being opened), and for the rest."""
 MANY_NODES = 20
 """Number of nodes at which the usual limit on descriptors may become too low."""
 NO_ALLOCATION = "launcher: slurm needs an allocation: run this inside salloc or sbatch"
@@ -54,7 +54,7 @@ class Start(Frozen):
     code: "Store | None" = None
 
     def now(self) -> float:
-        """Return the seconds since the run began, to a microsecond as in its history, for exact replays."""
+        """Return the seconds since the run began, in whole microseconds, for exact replays."""
         return round(time.monotonic() - self.began, 6)
 
     def open(self, node: int) -> Link:
@@ -111,12 +111,12 @@ def start_run(spec: JobSpec, early: Link | None = None, listener: "InboundListen
         make_room(DESCRIPTORS_PER_LINK * len(spec.pool) + RESERVE)
     joined = {i: link for i in range(len(spec.pool)) if (link := _joined(spec, i, run_id, listener))}
     links = open_links(spec, early, joined)
-    # Looking up addresses takes as long as the answer of a name server.
+    # Looking up addresses takes as long as a name server takes to answer.
     return Start(spec, run_id, directory, status, links, ask_addresses(spec), began, listener, code)
 
 
 def _ticket(spec: JobSpec, listener: "InboundListener | None") -> Ticket | None:
-    """Return the ID of the scheduler job that is the run, or in which its launchers were started."""
+    """Return the scheduler job that is this run, or that contains its launchers; None = there is none."""
     allocation = spec.allocation
     if allocation and allocation.job and (allocation.queued or listener):
         return Ticket(allocation.scheduler, allocation.job)
@@ -124,7 +124,7 @@ def _ticket(spec: JobSpec, listener: "InboundListener | None") -> Ticket | None:
 
 
 def _surrounding(needed: bool) -> Allocation | None:
-    """Return the allocation that contains the launchers of nodes or ranks, which end with it."""
+    """Return the allocation that contains the launchers, which are killed when it ends; None = none."""
     with suppress(DistlaunchError):
         if found := allocation_in(os.environ, needed):
             return found._replace(queued=False)  # the batch script is the user's own
