@@ -24,7 +24,7 @@ PAGE = "report.html"
 SHORTEST = 6
 """Minimum characters of a secret value to search for. Shorter values occur in every text."""
 _TEXTS = (".out", ".err", ".stack", ".log")
-"""Name endings of files with output from ranks and setups, of which only the end is kept."""
+"""Suffixes of files with output from ranks and setups. A bundle contains only the end of each."""
 _OWN = re.compile(r"\.$|attempt_?\d+(/\d+)?$")
 """Directories with distlaunch's files, not the job's."""
 _BROAD = re.compile("(?i)token|secret|key|passw|credential|auth")
@@ -39,12 +39,12 @@ _PASSWORD = re.compile(r"(?<=://)[^\s/?#@:]*:([^\s/?#@]{4,})@")
 """The password in a URL."""
 _BEGINS, _ENDS = (re.compile(f"-----{word} [A-Z ]*PRIVATE KEY-----") for word in ("BEGIN", "END"))
 _ENCODED = re.compile(r"(?:\[\S+\]:? *)?[A-Za-z0-9+/]{56,}={0,2}\s*")
-"""A line of a private key, without its beginning."""
+"""A line inside a private key, in case the key's first line is missing."""
 _HOMES = re.compile(r"/(?:home|Users)/[^/\s\"':,;]+|(?<![\w.-])/root(?![\w.-])")
 
 
 class Redactor:
-    """Hides secrets in texts: these `values`, and anything with a secret's name or form. Replaces `names`."""
+    """A filter that hides secrets: `values`, and anything named or shaped like one. Also replaces `names`."""
 
     def __init__(self, values: Iterable[str], names: Mapping[str, str]) -> None:
         self._values = _pattern(values, "{}")
@@ -69,17 +69,17 @@ class Redactor:
         return REDACTED if hidden else self.text(value)
 
     def _key(self, key: str) -> str:
-        return key if re.fullmatch("[a-z_]*", key) else self.known(key)  # as that of a field
+        return key if re.fullmatch("[a-z_]*", key) else self.known(key)  # the name of a field stays
 
     def known(self, text: str) -> str:
-        """Return a text without the known secrets, and with other names."""
+        """Return a text without the known secrets, and with the names replaced."""
         text = self._values.sub(REDACTED, text) if self._values else text
         if self._names is None:
             return text
         return self._names.sub(lambda found: self._replaced[found[0]], _HOMES.sub("~", text))
 
     def _lines(self, lines: Sequence[str]) -> list[str]:
-        """Return lines, or texts that follow each other, without secrets. A private key has several."""
+        """Return consecutive lines or texts without secrets. A private key spans several lines."""
         ends = next((i for i, line in enumerate(lines) if _ENDS.search(line)), -1)
         begins = next((i for i, line in enumerate(lines) if _BEGINS.search(line)), len(lines))
         inside, found = ends < begins and ends >= 0, []
@@ -120,7 +120,7 @@ def bundle_of(run: Run, environ: Mapping[str, str], anonymous: bool = False) -> 
         found[name] = "".join(texts).encode()
     for name in _names(run.directory, _TEXTS):
         found[name] = hide.text(_end_of(run.directory, name)).encode()
-    # The page is made from the files of the bundle, so that it has nothing that they have not.
+    # The page is made from the bundle's files, so that it reveals nothing that they don't.
     with tempfile.TemporaryDirectory(prefix="distlaunch-bundle-") as directory:
         for name, data in found.items():
             path = Path(directory, name)
@@ -135,7 +135,7 @@ def bundle_of(run: Run, environ: Mapping[str, str], anonymous: bool = False) -> 
 
 
 def _names(directory: str, endings: tuple[str, ...]) -> list[str]:
-    """Return the files of a run and of its attempts whose names end like this."""
+    """Return the files of a run and of its attempts whose names have one of these `endings`."""
     return sorted(
         os.path.relpath(os.path.join(place, name), directory)
         for place, _, names in os.walk(directory)
@@ -145,7 +145,7 @@ def _names(directory: str, endings: tuple[str, ...]) -> list[str]:
 
 
 def _documents(directory: str, name: str) -> Iterator[Any]:
-    """Read a file with a JSON document, or with one on each line."""
+    """Read the JSON document in a file, or those in its lines."""
     with suppress(OSError), open(fd_of(directory, name), "rb") as file:
         data = file.read()
         for piece in data.split(b"\n") if name.endswith(".jsonl") else [data]:
@@ -154,7 +154,7 @@ def _documents(directory: str, name: str) -> Iterator[Any]:
 
 
 def _end_of(directory: str, name: str) -> str:
-    """Read the last whole lines of a text. A part of a line could be a part of a secret."""
+    """Read the last complete lines of a file. Part of a line could be part of a secret."""
     with suppress(OSError), open(fd_of(directory, name), "rb") as file:
         size = os.fstat(file.fileno()).st_size
         file.seek(max(0, size - STDERR_BYTES))
@@ -191,7 +191,7 @@ def _hosts(documents: Mapping[str, list[Any]]) -> dict[str, str]:
 
 
 def _pairs(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield all keys with their values, at any depth, and all flags of commands with their values."""
+    """Yield all keys with their values, at any depth, and all command-line flags with theirs."""
     if isinstance(value, dict):
         for name, inner in value.items():
             yield str(name), inner

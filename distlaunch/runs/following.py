@@ -47,7 +47,7 @@ def attend(run: Run, observer: Observer, interrupts: Interrupts, everything: boo
 def follow(run: Run, interrupts: Interrupts, playback: Playback | None = None) -> Run:
     """Follow the run until it ends or a signal arrives. Return its state at that time."""
     while not interrupts.any():
-        run = over(run)  # first: then everything written before the end is read
+        run = over(run)  # first, so that everything written before the end is read
         if playback:
             playback.catch_up()
         if not run.alive:
@@ -57,7 +57,7 @@ def follow(run: Run, interrupts: Interrupts, playback: Playback | None = None) -
 
 
 def over(run: Run) -> Run:
-    """Return the current state of the run; once only its directory is gone, too, it counts as lost."""
+    """Return the run's current state. Without a directory and controller, it is lost unless it was over."""
     if now := run_in(run.directory) or living(run.id, run.status.controller.pid):
         return now
     why = "its run directory was removed or renamed" + ("; the run may still be active" if run.host else "")
@@ -66,12 +66,12 @@ def over(run: Run) -> Run:
 
 
 def pause(interrupts: Interrupts, seconds: float) -> None:
-    """Wait until that time has passed or a signal arrives."""
+    """Wait for some `seconds`, or until a signal arrives."""
     select.select([interrupts.fd], [], [], seconds)
 
 
 def summary_of(directory: str, state: State) -> Summary | None:
-    """Return the controller's summary of a run with that final state, or None if there is none."""
+    """Return the controller's summary of a run, None if there is none. `state` is the run's final state."""
     document = document_in(directory)
     try:
         seconds, lagging, collecting = (typed(kind, document[key]) for key, kind in _OF_SUMMARY.items())
@@ -90,7 +90,7 @@ def summary_of(directory: str, state: State) -> Summary | None:
 
 
 def output_of(directory: str, name: str, whole: bool = False) -> Iterator[bytes]:
-    """Read the whole file of a rank's output, or the part of its end that summaries use."""
+    """Read the `whole` file of a rank's output, or only as much of the end as summaries use."""
     with contextlib.suppress(OSError), open(fd_of(directory, name), "rb") as file:
         if not whole:
             file.seek(max(0, os.fstat(file.fileno()).st_size - STDERR_BYTES))

@@ -91,7 +91,7 @@ def _section(title: str, body: str) -> str:
 def _table(
     name: str, heads: Sequence[str], rows: Iterable[Sequence[Any]], numbers: Sequence[int] = ()
 ) -> str:
-    """Return a table of rows of HTML, each of which begins with its head. `numbers` are columns to align."""
+    """Return a table. Rows are HTML cells, beginning with a heading. `numbers` are columns to align."""
     of = [' class="n"' if column in numbers else "" for column in range(len(heads))]
     top = "".join(f'<th scope="col"{of[i]}>{head}</th>' for i, head in enumerate(heads))
     body = "\n".join(
@@ -299,7 +299,7 @@ def _uses(report: Report) -> str:
 def _strip(
     label: str, name: str, strip: Sequence[tuple[float, float]], most: float, seconds: float, every: int
 ) -> str:
-    """Return the row of a node, whose `strip` has the value of each `every`-th sample with its time."""
+    """Return the row of a node. `strip` contains (time, value) of every `every`-th sample."""
     scale, height, path = WIDTH / (seconds or 1.0), 24, ""
     for (at, value), (following, _) in zip(strip, [*strip[1:], (seconds, 0.0)], strict=True):
         most_s = 1.5 * every * max(SAMPLE_S, SAMPLE_SHARE * at)  # a node may have been lost for a while
@@ -509,7 +509,7 @@ _ENDS = {
     "volume": "rendezvous",
     "use": "rendezvous",
 }
-"""Colors of the ends of ranks, and of their output."""
+"""Colors for how ranks ended, and for other bars."""
 SECTIONS = (
     *(_verdict, _ledger, _timeline, _uses, _ripple, _output),
     *(_ranks, _tails, _messages, _code, _plan),

@@ -55,7 +55,7 @@ class HistoryError(DistlaunchError):
 
 
 class Moment(NamedTuple):
-    """A step of a run; `event` is None for its beginning."""
+    """A step of a run; `event` is None for the first step."""
 
     at: float
     event: Event | None
@@ -126,7 +126,7 @@ def replay(lines: Iterable[Mapping[str, Any]], *observers: Observer) -> Iterator
 
 
 def retold(lines: Iterable[Mapping[str, Any]], moments: Iterable[Moment]) -> str:
-    """Return the first message that differs from the recorded one; "" if none does."""
+    """Describe the first message that differs from the recorded one; "" if none does."""
     recorded = [line["text"] for line in lines if line.get("event") == MESSAGE and not line.get("remark")]
     retold = [
         action.text for moment in moments for action in moment.actions if isinstance(action, ShowMessage)
@@ -238,7 +238,7 @@ class _Tail:
         self.rest = b""
 
     def fresh(self) -> bytes:
-        """Read some new bytes, and return the `rest` followed by them; nothing if there are none.
+        """Read some new bytes, and return them after the `rest`; b"" if there are no new bytes.
 
         The caller then sets `rest`.
         """
@@ -259,7 +259,7 @@ class _Tail:
 
 
 class Playback:
-    """The events and output of a run, passed to an observer in their order. Must be closed.
+    """The events and output of a run, passed to an observer in order. Must be closed.
 
     `wanted` selects pieces of output; others are not read.
     """
@@ -304,7 +304,7 @@ class Playback:
     def _come(self) -> tuple[list[dict[str, Any]], list[Entry]]:
         """Return lines and entries that no unread data can precede. Hold back the others.
 
-        A line waits until the output before it has been read, an entry until the events before it have.
+        A line is held back until earlier output has been read, and an entry until earlier events have.
         """
         lines, held = [*self._held_lines, *self._fresh_lines()], self._held_entries
         fresh = self._fresh_entries()

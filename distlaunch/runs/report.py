@@ -39,7 +39,7 @@ PIECE = INDEX_RECORD.size << 15
 
 
 class Attempt(Frozen):
-    """An attempt: when its workers were started, and when and why it ended. None = it hasn't."""
+    """An attempt: when its workers were started, and when and why it ended. None = not yet."""
 
     number: int
     started: float | None
@@ -102,7 +102,7 @@ class Report(RunModel):
 
     @property
     def labels(self) -> list[str]:
-        """Return the names of the nodes, keyed by their index in the pool."""
+        """Return the names of the nodes in the pool, in order."""
         return [node.label for node in self.state.spec.pool] if self.state else []
 
     @property
@@ -112,7 +112,7 @@ class Report(RunModel):
         return [_attempt(number, state) for number, state in states.items() if state.plan]
 
     def ripple(self) -> list[End]:
-        """Return how the ranks ended after the last failed attempt's failure, in that order."""
+        """Return how the ranks ended after the first failure in the last failed attempt, by rank."""
         for number, state in reversed((self.timeline.attempts if self.timeline else {}).items()):
             cause = _cause_of(number, state)
             if cause and state.plan and not cause.cancelled:
@@ -120,7 +120,7 @@ class Report(RunModel):
         return []
 
     def _ends(self, state: State, cause: Cause) -> list[End]:
-        """Return the ends of the ranks in an attempt that ended for this reason."""
+        """Return the ends of an attempt's ranks. `cause` is why the attempt ended."""
         summary = self.explanation.summary
         if summary is None or summary.state.attempt != state.attempt:
             summary = Summary(state, "", {}, 0.0)  # the output of earlier attempts is not read
@@ -170,7 +170,7 @@ def report_of(run: Run) -> Report:
     """Create the report on a run. Raises `HistoryError`."""
     report = Report(run, time.time())
     report.explanation = explain(run, None, report)
-    if report.explanation.incomplete:  # what the events before the damage lead to is not how it ended
+    if report.explanation.incomplete:  # the events before the damage don't show how the run ended
         report.state = report.timeline = None
     submission = submission_of(run)
     if submission and submission.at and report.state and not report.state.spec.restarts_before:
@@ -184,7 +184,7 @@ def report_of(run: Run) -> Report:
 
 
 def _seconds(report: Report) -> float:
-    """Return how long the run has taken, so far or in all."""
+    """Return how long the run has taken, so far or in total."""
     last = report.timeline.at if report.timeline else 0.0
     seconds = document_in(report.run.directory).get("seconds")
     if not report.run.status.state.over:
@@ -229,12 +229,12 @@ def _read_tails(report: Report) -> None:
 
 
 def stands_out(row: Row) -> bool:
-    """Return whether a rank is conspicuous other than because it was stopped."""
+    """Return whether a rank is conspicuous for any reason other than having been stopped."""
     return bool(row.marks) and row.marks != ("stopped",)
 
 
 def _cause_of(number: int, state: State) -> Cause | None:
-    """Return why an attempt ended. In `state`, its last one, the restart may not have been prepared."""
+    """Return why an attempt ended. `state` is its last state, which may not yet include the restart."""
     return state.restarts[number].cause if len(state.restarts) > number else state.cause
 
 

@@ -1,4 +1,4 @@
-"""A run, known by its directory: its state, whether its controller is alive, and the words that find it."""
+"""A run, known by its directory: its state, whether its controller is alive, and how users refer to it."""
 
 import contextlib
 import fcntl
@@ -86,7 +86,7 @@ def living(run: str, pid: int | None = None) -> Run | None:
     for link in iglob(f"/proc/{pid or '[0-9]*'}/fd/*"):
         with contextlib.suppress(OSError):
             directory, name = os.path.split(os.readlink(link).removesuffix(" (deleted)"))
-            if name != STATUS or not os.lstat(link).st_mode & stat.S_IWUSR:  # a reader's
+            if name != STATUS or not os.lstat(link).st_mode & stat.S_IWUSR:  # open only for reading
                 continue
             document, _, at = _claimed(os.open(link, os.O_RDONLY | os.O_CLOEXEC))
             name, holder = os.path.basename(directory), ControllerProcess("", int(link.split("/")[2]))
@@ -133,8 +133,8 @@ def _claimed(fd: int) -> tuple[dict[str, Any], bool | None, float]:
     Return it, whether a live controller holds its lock, and when it was saved, in seconds since the epoch.
     """
     with open(fd, "rb", buffering=0) as file:
-        locked = _is_locked(fd)  # first: then the read sees what was written before the end
-        document = _parsed(file.read(1 << 16).partition(b"\n")[0])  # the rest is of an earlier, longer one
+        locked = _is_locked(fd)  # first, so that everything written before the end is read
+        document = _parsed(file.read(1 << 16).partition(b"\n")[0])  # an earlier, longer one may follow
         return document, locked, os.fstat(fd).st_mtime
 
 
@@ -155,7 +155,7 @@ def _parsed(data: bytes) -> dict[str, Any]:
 
 
 def _ended_unseen(directory: str, status: Status) -> Status:
-    """Return the status of a run whose controller is gone: LOST, unless its job in a queue was cancelled."""
+    """Return the status of a run whose controller is gone: LOST, unless its scheduler job was cancelled."""
     entry = listed().get(status.run)
     if entry and (job := entry.queued):
         path = starts_path(os.path.dirname(directory), job.id, job.scheduler)
@@ -177,7 +177,7 @@ def _why_lost(directory: str, controller: ControllerProcess) -> str:
 
 
 def heard(directory: str) -> float | None:
-    """Return when ranks last printed, in seconds since the epoch."""
+    """Return when ranks last printed, in seconds since the epoch; None = unknown."""
     with contextlib.suppress(OSError):
         return os.stat(os.path.join(directory, OUTPUT_INDEX)).st_mtime
     return None
@@ -246,7 +246,7 @@ def named(word: str, queued: bool) -> dict[str, str]:
 
 
 def _starting_with(word: str, known: Mapping[str, _T]) -> dict[str, _T]:
-    """Return runs whose ID begins with the word, past the job's name, or matches it around a CUT mark."""
+    """Return runs whose ID begins with a word longer than the job's name, or matches one with a CUT mark."""
     begin, cut, end = word.partition(CUT)
     found = {run: it for run, it in known.items() if run.startswith(begin) and run.endswith(end)}
     return {run: it for run, it in found.items() if (cut and begin) or begin.startswith(f"{_job_of(run)}-")}
@@ -256,7 +256,7 @@ def _of_name(word: str, known: Mapping[str, str]) -> dict[str, str]:
     """Return the run with that ID, the runs of a job given by name or file, or those of a scheduler's job."""
     if word in known:
         return {word: known[word]}
-    if word.endswith(JOB_FILES):  # names are no help: most job files have the same
+    if word.endswith(JOB_FILES):  # most job files have the same name, so compare paths
         file = os.path.realpath(word)
         sent = ways(file)  # to a host that shares the list of runs
         same = {run for run, path in known.items() if (it := run_in(path)) and it.status.file == file}
@@ -313,7 +313,7 @@ def _going(runs: Mapping[str, str]) -> list[Run]:
 
 
 def _latest(runs: Mapping[str, str]) -> Run | None:
-    """Return the latest run. IDs have its second; for runs of the same second, look into the directories."""
+    """Return the latest run. IDs contain the second; runs of the same second are compared by their status."""
     for _, names in groupby(sorted(runs, key=when, reverse=True), when):
         if found := [run for run in (run_in(runs[name]) for name in names) if run]:
             return max(found, key=lambda run: run.status.began)

@@ -22,9 +22,10 @@ from distlaunch.supervisor.status import ControllerProcess, RunState, Status
 from distlaunch.wording import listed
 
 CLOCKS_S = 3600.0
-"""Maximum seconds between two hosts' clocks. An earlier run belongs to another job with the same ID."""
+"""Maximum difference of two hosts' clocks, in seconds. Runs that began longer before the submission belong to
+another job with the same ID."""
 LOOK_S = 0.25
-"""Seconds between two checks of the directory, which don't put load on the scheduler."""
+"""Seconds between two checks of the directory. They put no load on the scheduler."""
 FIRST_GAP_S, LAST_GAP_S, GROWTH = 0.5, 60.0, 1.5
 """Seconds between two queries of a scheduler: initially, at most, and the factor by which they grow."""
 
@@ -35,7 +36,7 @@ class Submission(Frozen):
     """A job in a scheduler's queue: its ID, its name, and the directory of its runs.
 
     `at` is the time of submission in seconds since the epoch, or 0 if distlaunch didn't submit the job. `end`
-    describes the end in the scheduler's words, or is "" until the end was seen.
+    describes the end in the scheduler's words, or is "" until the end is seen.
     `file` is the resolved path of the job file.
     """
 
@@ -54,7 +55,7 @@ class Submission(Frozen):
 
     @property
     def warned(self) -> bool:
-        """Return whether the ranks get a termination warning, as ensured by scripts from distlaunch."""
+        """Return whether ranks get a termination warning. Scripts that `submit` writes ensure this."""
         return bool(self.at) or load(self.scheduler).warns
 
     def as_run(self, state: RunState, why: str) -> Run:
@@ -107,7 +108,7 @@ def submissions() -> dict[Ticket, Submission]:
 
 
 def submission(word: str | None) -> Submission | None:
-    """Return the submission that a word refers to: an ID, or a waiting job; None = one of this directory.
+    """Return the submission that a word refers to: an ID, or a waiting job; None = one below this directory.
 
     Raises `UsageError` for an ambiguous number.
     """
@@ -207,7 +208,7 @@ def listing(places: Sequence[str], ended: bool, most: int | None) -> list[Run]:
 def _queued(
     places: Sequence[str], jobs: Sequence[Submission | None], shown: Sequence[Run], ended: bool
 ) -> list[Run]:
-    """Return the `jobs`, and those for `places`, that are waiting in a queue, or left it without a run."""
+    """Return those of `jobs`, and of the jobs for `places`, that are in a queue or left it without a run."""
     if not os.path.exists(run_list.index_path()):
         return []
     inside = {os.path.abspath(each) for place in places for each in (place, os.path.join(place, LOGS))}

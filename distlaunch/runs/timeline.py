@@ -29,7 +29,7 @@ IDLE = "idle"
 """A connected, idle node: a spare, or a node that is waiting for others."""
 ALL_KINDS = {**KINDS, IDLE: "ready, idle"}
 _LEAST = ("stall", "start", "rendezvous", "training", "stop")
-"""Kinds of ranks. A node has the first of these that one of its ranks has."""
+"""Kinds of ranks, ordered: a node has the first one that any of its ranks has."""
 
 Lane = tuple[int, ...]
 """() = the job, (node,) = a node of the pool, (node, rank) = a rank."""
@@ -113,7 +113,7 @@ class Timeline:
             return
         began = at
         if span:
-            if kind == "stall" and span.kind == "training":  # which was noticed only now
+            if kind == "stall" and span.kind == "training":  # the stall began before it was noticed
                 began = max(span.began, at - state.stall_s)
             self._counts[lane[:-1]][span.kind] -= bool(lane)
             self._closed += [span._replace(ended=began)] if began > span.began else []
@@ -167,7 +167,7 @@ def _running(state: State, joining: bool) -> str:
 
 
 def _renamed(state: State) -> dict[str, str]:
-    """Return an attempt's kinds that its end has shown to be different. `state` is its last state."""
+    """Return new names for an attempt's kinds, depending on how it ended. `state` is its last state."""
     if len(state.restarts) > state.attempt:
         failed = state.restarts[state.attempt].why is Why.FAILURE
     else:
@@ -176,7 +176,7 @@ def _renamed(state: State) -> dict[str, str]:
     joined = state.workers.counts.joining > 0
     if failed:
         return {"training": "failed"}
-    return {"start": "training"} if state.succeeded and not joined else {}  # it has no rendezvous
+    return {"start": "training"} if state.succeeded and not joined else {}  # there was no rendezvous
 
 
 def ledger(spans: Sequence[Span], queue_s: float = 0.0) -> dict[str, float]:

@@ -40,7 +40,7 @@ _OF_CAUSE = {"text": str, "certainty": str, "last_output": tuple[str, ...]}
 _ALARMING = re.compile(r"Xid|I/O error|[Hh]ardware [Ee]rror|hung_task|Killed process (?P<pid>\d+)")
 """Lines in the kernel's log that may explain a failure."""
 _STATES = {"R": "running", "S": "sleeping", "D": "blocked in the kernel", "T": "suspended", "Z": "ended"}
-"""The kernel's letters for process states."""
+"""Descriptions of the kernel's letters for process states."""
 _UNCOMPARED = re.compile(
     r"invocation\.(?!script)|nodes\.(path|reach\.job)|places\.|logs\.|placeholders|restarts_before"
     r"|allocation\.|rendezvous\.job_id|tree\.(?!digest|commit|environment)"
@@ -144,12 +144,12 @@ INNER = ("run", "summary")
 class Explanation(Frozen):
     """Why a run ended, or what it is waiting for.
 
-    `certainty` is how well the root cause is known: fact, likely or unknown. `at` is when it happened, in
-    seconds since the epoch. `error` are the lines of the failed rank's error. `then` describes how the other
-    ranks ended, and `waiting` where ranks were waiting for each other. `differs` maps settings to their
-    values in `other` (the job's last good run unless it was `chosen`) and in this run. `incomplete` is the
-    reason why only the summary is used. `evidence` contains the records from all nodes. `summary` is the
-    summary of a failed run.
+    `certainty` is how well the root cause is known: fact, likely or unknown. `at` is when the failure
+    happened, in seconds since the epoch. `error` contains the lines of the failed rank's error. `then`
+    describes how the other ranks ended, and `waiting` where ranks were waiting for each other. `differs` maps
+    settings to their values in `other` (the job's last good run unless it was `chosen`) and in this run.
+    `incomplete` is the reason why only the summary is used. `evidence` contains the records from all nodes.
+    `summary` is the summary of a failed run.
     """
 
     run: Run
@@ -322,7 +322,7 @@ def _standing(state: State) -> Iterator[str]:
 
 
 def _activity(run: Run, state: State) -> Iterator[str]:
-    """Yield when ranks last printed something, if the run is active and no rank is known to stand still."""
+    """Yield when ranks last printed something, if the run is active and no rank is known to be stalled."""
     if run.alive and state.phase is Phase.RUNNING and not any(worker.stalled for worker in state.workers):
         output, limit_s = "no output so far", state.spec.limits.stall_s
         if (at := heard(run.directory)) is not None:
@@ -471,7 +471,7 @@ def _last_good(run: Run) -> Run | None:
         seen = run_in(directory)
         if seen and seen.status.state is RunState.SUCCEEDED and seen.status.began < status.began:
             same = (seen.status.job, seen.status.file) == (status.job, status.file)
-            if not status.file:  # the name of a script says little
+            if not status.file:  # different scripts may have the same name
                 same = same and os.path.dirname(directory) == os.path.dirname(run.directory)
             found += [seen] if same else []
     return max(found, key=lambda each: each.status.began, default=None)
