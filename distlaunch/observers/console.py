@@ -43,7 +43,7 @@ class Lines:
         self.held: dict[Stream, bytes] = {}
 
     def whole(self, stream: Stream, data: bytes) -> bytes | None:
-        """Return the lines that `data` completes, without the last line end; None if it completes none."""
+        """Return the lines that `data` completes, without the last newline; None if it completes none."""
         whole, newline, rest = (self.held.pop(stream, b"") + data).rpartition(b"\n")
         if len(rest) > MAX_LINE:
             whole, newline, rest = whole + newline + rest, b"\n", b""
@@ -52,7 +52,7 @@ class Lines:
         return whole if newline else None
 
     def rest(self) -> list[tuple[Stream, bytes]]:
-        """Return all incomplete lines by stream, and hold them no longer."""
+        """Return and forget all incomplete lines, with their streams."""
         held, self.held = self.held, {}
         return sorted(held.items())
 
@@ -68,10 +68,10 @@ class Console:
     ) -> None:
         """Call `on_reader_left` when a reader closes its pipe. `waits` is as in `Outlet`."""
         self._on_reader_left = on_reader_left
-        # If both streams go to one place, lines of one are between lines of the other.
+        # If both streams go to one place, their lines are interleaved.
         self._together = os.path.sameopenfile(output_fd, 2)
         errors = Outlet(2, lambda error: self._broken("stderr", 0, error), waits)
-        output = errors  # one writer for one place: two would write in any order
+        output = errors  # two writers for one place would write in any order
         if not self._together:
             output = Outlet(1, lambda error: self._broken("stdout", 1, error), waits)
         self._outlets = (output, errors)
@@ -105,7 +105,7 @@ class Console:
                 self._outlets[1].settle()
 
     def output(self, rank: int, stream: int, data: bytes, prefix: str | None) -> None:
-        """Show output from a rank, line by line after `prefix`. An incomplete line waits for its end.
+        """Show output from a rank, each line after `prefix`. Hold back an incomplete line.
 
         Without a prefix, bytes are shown as they arrive.
         """
@@ -123,7 +123,7 @@ class Console:
             self._show_progress(rank, stream, rest)
 
     def _show_progress(self, rank: int, stream: int, rest: bytes) -> None:
-        """Show the current state of a progress bar, or hold back only that state if one was shown lately."""
+        """Show the current state of a progress bar, or keep it for later if one was shown recently."""
         key, now = (rank, stream), time.monotonic()
         if now - self._progress_shown.get(key, 0.0) < PROGRESS_S:
             self._lines.held[key] = latest(rest) + (b"\r" if rest.endswith(b"\r") else b"")
@@ -133,7 +133,7 @@ class Console:
         self._show(rank, stream, latest(rest))
 
     def above(self, rank: int, stream: int, count: int) -> tuple[int, str] | None:
-        """Return the number of other lines after the first of a stream's last `count`, and its prefix.
+        """Return how many lines of others follow the first of a stream's last `count` lines, and its prefix.
 
         Return None if there is no prefix, not all output goes to one terminal, or too many lines followed.
         """
@@ -162,7 +162,7 @@ class Console:
             line = f"distlaunch: {escape(said) if self.has_terminal else said}"
             if self._colored[1] and level in _LEVEL_COLORS:
                 line = f"\x1b[{_LEVEL_COLORS[level]}m{line}\x1b[0m"
-            begin = b"\n" if self._in_line[1] else b""  # not in the middle of a line of a worker
+            begin = b"\n" if self._in_line[1] else b""  # not in the middle of a worker's line
             self._in_line[1] = False
             self._outlets[1].write(begin + line.encode(errors="backslashreplace") + b"\n", ours=True)
 
@@ -178,9 +178,9 @@ class Console:
         errors.close(patient)
 
     def _broken(self, name: str, other: int, error: OSError) -> None:
-        """End the job if a reader left, as in a pipeline. A full disk doesn't end the job.
+        """End the job if the reader has exited, as in a pipeline. A full disk doesn't end the job.
 
-        `other` is the index of the outlet that can still report it.
+        `other` is the index of the outlet that can still report the error.
         """
         if error.errno == errno.EPIPE:
             self._on_reader_left()
@@ -264,7 +264,7 @@ class Folding:
 
 
 def colored(tag: bytes, rank: int) -> bytes:
-    """Return the tag of a rank's lines in the color of the rank."""
+    """Return the tag of a rank's lines in the rank's color."""
     return b"\x1b[%dm%s\x1b[0m" % (RANK_COLORS[rank % len(RANK_COLORS)], tag)
 
 

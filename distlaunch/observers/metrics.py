@@ -38,7 +38,7 @@ EVERY_S = 5.0
 class Metrics(Observer):
     """Writer of the job's metrics file when the run's state changes, and regularly while ranks print.
 
-    `Observer` says when its methods are called.
+    `Observer` describes when each method is called.
     """
 
     def __init__(self, run: Observed) -> None:
@@ -124,7 +124,7 @@ class Metrics(Observer):
 
 
 def _check_replaceable(path: str) -> None:
-    """Raise OSError if `path` is a device, a pipe or a directory: a file would replace it."""
+    """Raise OSError if `path` is a device, a pipe or a directory, because it would be replaced by a file."""
     with contextlib.suppress(FileNotFoundError):
         if not stat.S_ISREG(os.stat(path).st_mode):
             raise OSError(errno.EINVAL, "it is not a regular file")

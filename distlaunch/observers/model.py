@@ -26,11 +26,12 @@ from distlaunch.wording import counted, status_words
 LINES_KEPT, OF_A_RANK = 2000, 300
 VALUES_KEPT = 240
 SILENT_S, SILENT_TIMES = 10.0, 5.0
-"""A rank is silent after this many seconds without output, and this many times the median."""
+"""A rank is silent after this many seconds without output, and this many times the median silence."""
 GPU_IDLE_SHARE, GPU_BUSY = 0.5, 20
 """A rank is slow if its GPU use is below this share of the median, and the median above this percentage."""
 FAR_OFF, FAR_SHARE = 6.0, 0.25
-"""A value is different if it is this many median deviations, and this share of the median, from it."""
+"""A value is different if its distance from the median exceeds this many median deviations, and this share of
+the median."""
 
 
 class LogLine(Frozen):
@@ -60,7 +61,7 @@ class Row(Frozen):
 class RunModel(Observer):
     """A run that began at `began`, with its ranks and messages; `clock` returns the current time.
 
-    Both are in seconds since the epoch. `Observer` says when its methods are called.
+    Both are in seconds since the epoch. `Observer` describes when each method is called.
     """
 
     wants_use = True
@@ -161,7 +162,7 @@ class RunModel(Observer):
         return sorted(rows, key=lambda row: (not row.marks, row.rank))
 
     def rate(self) -> float | None:
-        """Return the recent change of the watched number per second; None if no more values come."""
+        """Return the recent change of the watched number per second; None if no new values arrive."""
         if len(self.trend) < 2:
             return None
         recent = [*self.trend][-20:]

@@ -31,9 +31,9 @@ _NO_MORE = "later failures are not reported"
 
 
 def start_error(program: str) -> str | None:
-    """Return why this machine can't start a program, given by path or found in PATH; None if it can.
+    """Return why this machine can't start a program, given by path or by its name in PATH; None if it can.
 
-    Checked before a run begins.
+    Called before a run begins.
     """
     if "/" not in program:
         return None if shutil.which(program) else f"{program}: not found in PATH"
@@ -47,7 +47,7 @@ def start_error(program: str) -> str | None:
 class Notifier(Observer):
     """The runner of the command for each requested event, in a thread that never delays the run.
 
-    `Observer` says when its methods are called.
+    `Observer` describes when each method is called.
     """
 
     def __init__(self, run: Observed) -> None:

@@ -32,9 +32,9 @@ class Printed(Frozen):
 
 
 class Shown(Frozen):
-    """The way this process shows a run, which `interrupts` end early.
+    """The way in which this process shows a run. `interrupts` end the run early.
 
-    A detached run is shown until all ranks have started. Then its ID is written to `ready_fd`.
+    A detached run is shown until all ranks have started. Then the run's ID is written to `ready_fd`.
     """
 
     interrupts: Interrupts
@@ -45,7 +45,7 @@ class Shown(Frozen):
 
 
 class Observed(Frozen):
-    """A run for which observers are made; `summary` is that of `LastOutput`."""
+    """A run for which observers are made; `summary` is the method of `LastOutput`."""
 
     spec: JobSpec
     run_id: str
@@ -59,7 +59,7 @@ class Observer:
     """A base class for observers. The thread that runs the job calls each method after the fact, in order.
 
     Times are seconds since the run began. An observer that raises is removed, and the job continues. Programs
-    pass theirs to `launch.controller.supervise`. `distlaunch.observers.TABLE` has the others.
+    pass their own observers to `launch.controller.supervise`. `distlaunch.observers.TABLE` lists the others.
     """
 
     remark: Callable[[str], None] = staticmethod(lambda text: None)
@@ -86,7 +86,7 @@ class Observer:
         return cls(run)
 
     def woken(self) -> None:
-        """Act on `wake_at`, which has passed."""
+        """Act on `wake_at`. Called once that time has come."""
 
     def used(self, uses: Mapping[int, Use], at: float) -> None:
         """Handle the resource use of a node's ranks, keyed by rank. Called every few seconds."""
@@ -110,7 +110,7 @@ class Observer:
         """Handle a piece of a rank's flight recorder dump."""
 
     def captured(self, part: NodePlan, taken: Mapping[str, Any], attempt: int) -> None:
-        """Handle evidence from a node: of a failure, recorded before its workers are stopped, or on request.
+        """Handle evidence from a node, recorded at a failure before workers are stopped, or on request.
 
         `taken` is as in `Evidence`.
         """
@@ -190,7 +190,7 @@ class Attempts:
         self._attempts: dict[int, Begun] = {}
 
     def note(self, state: State) -> bool:
-        """Note the current attempt if it has started; return whether it was unknown."""
+        """Note the current attempt if it has started; return whether it is new."""
         number, plan = state.attempt, state.plan
         if plan is None or state.started_at is None:
             return False

@@ -47,12 +47,12 @@ class Backlog(Generic[Piece]):
         self.changed.notify_all()
 
     def moves(self, within_s: float) -> bool:
-        """Wait for progress; return whether there was some within that time."""
+        """Wait up to `within_s` seconds for progress; return whether there was any."""
         before = self.waiting
         return self.changed.wait_for(lambda: self.waiting != before, within_s)
 
     def drain(self, look_s: float, patient: Callable[[float], bool]) -> bool:
-        """Write while `patient(seconds without progress)` is true. Return whether all is written."""
+        """Wait while `patient(seconds without progress)` is true. Return whether everything is written."""
         with self.changed:
             since = time.monotonic()
             while self.waiting:
@@ -62,7 +62,7 @@ class Backlog(Generic[Piece]):
         return True
 
     def end(self) -> bool:
-        """End the thread once all is written, and wait if all is. Return whether it has ended."""
+        """Make the thread exit once all is written; wait if nothing is queued. Return whether it exited."""
         with self.changed:
             self._ending = True
             self.changed.notify_all()
@@ -104,7 +104,7 @@ class Outlet:
                 self._backlog.add(data, len(data))
 
     def _has_room(self, size: int) -> bool:
-        """Return whether data may be queued, after waiting for the reader if `waits` says so."""
+        """Return whether there is room to queue data. While `waits` returns true, wait for the reader."""
         while self._backlog.waiting + size > CAPACITY:
             if self.broken or not self._waits():
                 return False

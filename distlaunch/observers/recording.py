@@ -57,11 +57,11 @@ STDERR_BYTES, STDOUT_BYTES = 16384, 2048
 MAX_DUMP = 64 << 20
 """Size limit in bytes for reading the dump of a flight recorder."""
 ENDS_LINKS = (Timer.CLEAR, Timer.CLOSE, Timer.DRAIN)
-"""Timers on which the supervisor gives up nodes without another event."""
+"""Timers that make the supervisor give up nodes without another event."""
 
 
 class Recorder(Observer):
-    """The writer of the run directory. `Observer` says when its methods are called."""
+    """The writer of the run directory. `Observer` describes when each method is called."""
 
     def __init__(self, run: Observed) -> None:
         self._directory, self._status = run.directory, run.status
@@ -111,7 +111,7 @@ class Recorder(Observer):
             self._keep_status(state)
 
     def _mark_gaps(self, state: State, nodes: Iterable[int]) -> None:
-        """Note at the end of the stderr log of each rank that its last output was lost with its node."""
+        """Append a note to the stderr log of each rank whose last output was lost with its node."""
         if (attempt := self._attempts.of(state.attempt)) is None:
             return
         for rank in [rank for node in nodes for rank in state.cut_off(node)]:
@@ -168,7 +168,7 @@ class Recorder(Observer):
             )
 
     def _within_limit(self, name: str, data: bytes) -> bytes:
-        """Return the part of output for a file that logs.limit allows."""
+        """Return as much of the `data` for a file as logs.limit allows."""
         if self._limit is None:
             return data
         left = self._limit - self._sizes[name]
@@ -225,7 +225,7 @@ class Recorder(Observer):
             self._write_uses()
 
     def _write_uses(self) -> None:
-        """Replace USE, which `uses_in` reads: a row of the rank and the fields of `Use` for each rank."""
+        """Replace USE, which `uses_in` reads. Each rank has a row: its number and the fields of `Use`."""
         ranks = sorted((rank, *use) for rank, use in self._uses.items())
         self._directory.put(USE, json.dumps({"time": time.time(), "ranks": ranks}).encode(), "whole")
 
@@ -302,7 +302,7 @@ class Recorder(Observer):
 
 
 def request(directory: str, what: bytes) -> None:
-    """Send a request to the controller of an active run. Raises OSError, as without write access."""
+    """Send a request to the controller of an active run. Raises OSError, for example without write access."""
     path = os.path.join(directory, REQUESTS)
     with open(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW), "wb", buffering=0) as file:
         file.write(what)
@@ -321,7 +321,7 @@ def _as_torch(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _unpickled(data: bytes) -> Any:
-    """Return the plain data in a pickle. Raises anything if it is malformed or contains more."""
+    """Return the plain data in a pickle. Raises any exception if it is malformed or contains other types."""
     import pickle  # 1 ms, and rarely needed
 
     class PlainData(pickle.Unpickler):
@@ -346,10 +346,10 @@ def of_node(uses: Sequence[Use]) -> Use:
 
 
 def flight_dumps(directory: str, attempt: int, world_size: int) -> dict[int, Any]:
-    """Read the flight recorder dumps of an attempt in a run directory, by rank. Others are skipped."""
+    """Read the flight recorder dumps of an attempt, by rank. Missing, large or malformed ones are skipped."""
     found = {}
     for rank in range(world_size):
-        # pickle may raise anything for malformed bytes, says its documentation.
+        # According to its documentation, pickle may raise any exception for malformed bytes.
         with contextlib.suppress(Exception):
             with open(fd_of(directory, file_of(attempt, f"rank{rank}.flight")), "rb") as file:
                 data = file.read(MAX_DUMP + 1)
@@ -359,7 +359,7 @@ def flight_dumps(directory: str, attempt: int, world_size: int) -> dict[int, Any
 
 
 class LastOutput(Observer):
-    """The last output of each rank in the last attempt. `Observer` says when its methods are called."""
+    """The last output of each rank in the last attempt. `Observer` describes when each method is called."""
 
     def __init__(self) -> None:
         self._attempt = 0

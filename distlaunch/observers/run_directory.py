@@ -23,13 +23,13 @@ from distlaunch.supervisor.status import Status, document_of, status_of
 
 STATUS, EVENTS, SUMMARY = "status.json", "events.jsonl", "summary.json"
 STOPPED = "stopped"
-"""An empty file that `distlaunch stop` leaves before it sends SIGINT."""
+"""An empty file that `distlaunch stop` creates before it sends SIGINT."""
 CONTROLLER_LOG = "controller.log"
-"""The stderr of a controller without a terminal. Only a bug writes to it."""
+"""The stderr of a controller without a terminal: messages from observers, and tracebacks."""
 CODE = "code.json"
 """The manifest of the code that the job brought to its nodes, as in `agent.tree`."""
 OUTPUT_INDEX = "output.index"
-"""The order and times in which output arrived. The files of the ranks have the output itself."""
+"""The order in which output arrived, with times. The output itself is in the ranks' files."""
 INDEX_RECORD = struct.Struct("<dQIIIH")
 """A record of the output index: the fields of `Entry`."""
 MAX_OPEN = 200
@@ -62,7 +62,7 @@ def job_part(name: str) -> str:
 
 
 def file_of(attempt: int, name: str) -> str:
-    """Return the path in the run directory of a file of an attempt. Each restart has a directory."""
+    """Return the path of an attempt's file in the run directory. Each restart has its own directory."""
     return f"attempt{attempt}/{name}" if attempt else name
 
 
@@ -81,12 +81,12 @@ class Entry(Frozen):
 
 
 def index_entries(data: bytes) -> list[Entry]:
-    """Return the entries in whole records, except those without a possible time."""
+    """Return the entries in complete records, except those with an impossible time."""
     return [Entry(*fields) for fields in INDEX_RECORD.iter_unpack(data) if 0 <= fields[0] < MAX_S]
 
 
 def fd_of(directory: str, name: str) -> int:
-    """Open a file of a run directory of this user, whose content may be anything. Raises OSError."""
+    """Open a regular file of this user in a run directory, which may contain anything. Raises OSError."""
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a named pipe would block
     fd = os.open(os.path.join(directory, name), flags)
     status = os.fstat(fd)
@@ -97,14 +97,14 @@ def fd_of(directory: str, name: str) -> int:
 
 
 def size_of(directory: str, name: str) -> int:
-    """Return the size of such a file, or 0. NFS caches it, but not for a file that is being opened."""
+    """Return the size of such a file, or 0. Opening the file makes NFS update a cached size."""
     with contextlib.suppress(OSError), open(fd_of(directory, name), "rb") as file:
         return os.fstat(file.fileno()).st_size
     return 0
 
 
 def status_in(directory: str) -> Status | None:
-    """Read the last status of a run; None if it left none that can be read."""
+    """Read the last status of a run; None if there is none that can be read."""
     try:
         with open(fd_of(directory, STATUS), "rb") as file:
             return status_of(json.loads(file.readline()))
@@ -161,15 +161,15 @@ class LogWriter:
     def put(self, name: str, data: bytes, where: Literal["over", "whole"]) -> None:
         """Queue short `data` to be written `over` the start of an existing file, or as a `whole` file.
 
-        Readers of a `whole` file see all of the old or all of the new content. It is skipped if the queue is
-        full, unless it is the summary.
+        Readers of a `whole` file see all of the old or all of the new content. A `whole` file is skipped if
+        the queue is full, unless it is the summary.
         """
         with self._backlog.changed:
             if where == "over" or name == SUMMARY or self._backlog.waiting + len(data) <= CAPACITY:
                 self._backlog.add(Piece(name, data, where=where), len(data))
 
     def _has_room(self, size: int) -> bool:
-        """Wait for room if the disk is only slow, which slows the source. Return whether there is room."""
+        """Wait for room unless the disk is stalled. This slows the source. Return whether there is room."""
         while self._backlog.waiting and self._backlog.waiting + size > CAPACITY:
             if self._stalled:
                 return False
@@ -177,7 +177,7 @@ class LogWriter:
         return True
 
     def flush(self) -> bool:
-        """Wait while the disk makes progress; return whether all can be read now."""
+        """Wait while the disk makes progress; return whether everything can be read now."""
         return self._backlog.drain(FLUSH_S, lambda quiet_s: quiet_s < FLUSH_S)
 
     def removed(self) -> list[str]:
@@ -204,7 +204,7 @@ class LogWriter:
         """Write the queue. Called by the thread of the backlog."""
         while self._backlog.queue:
             pieces = self._next()
-            lost = []  # `put` loses nothing: the old content is still true of its time
+            lost = []  # `put` loses nothing: the old content is still valid for its time
             if pieces[0].where == "end":
                 lost = self._append(pieces)
             else:
@@ -303,12 +303,12 @@ class RunDirectory(LogWriter):
         os.mkdir(self.path, 0o700)
         self.run_id = run_id
         self._locked = [os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)]
-        # systemd-tmpfiles deletes what is old from /tmp, but nothing below a locked directory.
+        # systemd-tmpfiles deletes old files from /tmp, but nothing below a locked directory.
         self._lock(self._locked[0])
 
     @staticmethod
     def _lock(fd: int) -> None:
-        with contextlib.suppress(OSError):  # not every file system supports these
+        with contextlib.suppress(OSError):  # not every file system supports locks
             fcntl.flock(fd, fcntl.LOCK_EX)
 
     def claim(self, status: Status) -> None:
@@ -350,7 +350,7 @@ def status_bytes(status: Status) -> bytes:
 
 def _make_directories(path: str) -> None:
     """Create missing directories. Only the user may write to them, or others could plant links in them."""
-    if len(path) > 4095:  # Linux accepts no longer path
+    if len(path) > 4095:  # Linux doesn't accept longer paths
         raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
     if not os.path.isdir(path):
         _make_directories(os.path.dirname(path))

@@ -26,7 +26,7 @@ class Ticket(Frozen):
 class Listed(Frozen):
     """A listed run: its directory and host. `over` is set if its end was noted.
 
-    `queued` is the scheduler's job that it runs in, if any, and `cwd` the directory it was started from.
+    `queued` is the scheduler job that contains the run, if any, and `cwd` the directory it was started from.
     """
 
     run: str
@@ -56,9 +56,9 @@ def note_way(run: str, file: str, way: Sequence[Any]) -> None:
 
 
 def ways(file: str = "") -> dict[str, Mapping[str, Any]]:
-    """Return the noted ways by run ID: the `file`, the `way`, and the time of the start, `at`.
+    """Return what `note_way` recorded, by run ID: `file`, `way`, and the start time `at`.
 
-    With `file`, include only its runs.
+    With `file`, include only runs of that job file.
     """
     lines = [line for line in lines_of(index_path()) if isinstance(line.get("way"), list)]
     return {line["run"]: line for line in lines if not file or line.get("file") == file}
@@ -125,7 +125,7 @@ def lines_of(path: str) -> Iterator[dict[str, Any]]:
 
 
 def _opened(path: str, flags: int) -> int:
-    """Open a list. Raises `UsageError` if others can write to it: ssh is started with its words."""
+    """Open a list. Raises `UsageError` if others can write to it, because it contains arguments for ssh."""
     fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
     status = os.fstat(fd)
     if status.st_uid != os.geteuid() or status.st_mode & 0o022:
@@ -146,7 +146,7 @@ def _encoded(line: Mapping[str, Any]) -> bytes:
 
 @contextlib.contextmanager
 def _locked(path: str) -> Iterator[int]:
-    """Open a file for appending, while nobody else rewrites it. Raises OSError."""
+    """Open a file for appending, while no other process rewrites it. Raises OSError."""
     os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
     try:
@@ -174,14 +174,14 @@ def starts_path(directory: str, queued: str, scheduler: str) -> str:
 
 
 def starts_in(path: str) -> list[Begun]:
-    """Read the recorded starts from such a list, the oldest first."""
+    """Read the starts recorded in a list of starts, the oldest first."""
     kinds = Begun.__annotations__
     lines: list[list[Any]] = [[line.get(name) for name in kinds] for line in lines_of(path)]
     return [Begun(*line) for line in lines if all(map(isinstance, line, kinds.values()))]
 
 
 def note_stop(directory: str, queued: str, scheduler: str) -> None:
-    """Note for a job's run that the job is cancelled. Some schedulers don't expose to a job why it ends."""
+    """Record, for a job's run, that the job is cancelled. Some schedulers don't expose why a job ends."""
     append(starts_path(directory, queued, scheduler), {"stop": True})
 
 

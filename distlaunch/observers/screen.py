@@ -1,6 +1,6 @@
 """The full-screen view of a run, on the terminal's alternate screen: its lines, and what keys do.
 
-The run is one of this process, or of another one. `observers.model` is what the screen shows.
+The run belongs to this process or to another one. `observers.model` contains what the screen shows.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ from distlaunch.wording import age_words, counted, spans
 LOOK_S = 0.1
 """Seconds between two checks for keys."""
 TOUCH_S = 2.0
-"""Seconds between two signals to the controller that there is a viewer."""
+"""Seconds between two requests to the controller for the use of ranks."""
 DRAW_S = 1.0
 """Seconds between two redraws without a key."""
 Part = TypeVar("Part")
@@ -44,7 +44,7 @@ BARS = "▁▂▃▄▅▆▇█"
 HEADER, FOOTER, LEAST_LOG = 2, 1, 3
 PAGE = 10
 GRID_SHARE = 0.6
-"""Maximum share of the height."""
+"""Maximum share of the screen's height for the table of ranks."""
 _STATES = {
     **dict.fromkeys((RunState.RUNNING, RunState.SUCCEEDED), "bold green"),
     **dict.fromkeys((RunState.FAILED, RunState.LOST), "bold red"),
@@ -53,7 +53,7 @@ _BAD = ("failed", "stalled", "not started", "lost with its node")
 
 
 class Wish(Frozen):
-    """The user's choice: the `history`, or a `rank`'s log (None = all) filtered by `find`; how far `back`."""
+    """The user's choice: the `history`, or a `rank`'s log (None = all) with `find`, scrolled `back`."""
 
     history: bool = False
     rank: int | None = None
@@ -64,7 +64,7 @@ class Wish(Frozen):
 
 
 class Screen(RunModel):
-    """The terminal's alternate screen, for a run of this process, or one of another, in `directory`.
+    """The terminal's alternate screen, for a run of this process, or for another one, in `directory`.
 
     `q` stops a run of this process, but only quits the screen of any other. `close` returns to the main
     screen, where the `terminal` shows how the run ended.
@@ -118,7 +118,7 @@ class Screen(RunModel):
         self._messages.append((message, at))
 
     def ended(self, summary: Summary) -> None:
-        """Close the screen and show how the run ended; for a run of this process, its messages, too."""
+        """Close the screen and show how the run ended; for a run of this process, also show its messages."""
         self.wake_at = None
         self.close()
         for message, at in () if self._directory else self._messages:
@@ -176,7 +176,7 @@ def _header(model: RunModel) -> list[Text]:
 
 
 def _trend(model: RunModel) -> Text:
-    """Render the watched number: its value, its rate, and its course."""
+    """Render the watched number: its value, its rate, and its recent values."""
     if not model.trend:
         cause = model.state.cause if model.state else None
         return Text(escape(cause.text), "red") if cause else Text("")
@@ -218,7 +218,7 @@ def _grid(rows: Sequence[Row], wish: Wish, most: int, valued: bool) -> list[Text
 def _folded(rows: Sequence[Row], most: int) -> tuple[list[list[Row]], list[list[Row]]]:
     """Return the ranks of each line, and those of each node without a line.
 
-    If there are too many ranks, only conspicuous ones have a line of their own, followed by one per node.
+    If there are too many ranks, only conspicuous ones have their own lines. One line per node follows.
     """
     if len(rows) + 1 <= most:
         return [[row] for row in rows], []
@@ -376,7 +376,7 @@ _SAME = {"k": "up", "j": "down", "escape": "a"}
 
 
 def _typed(wish: Wish, key: str) -> Wish:
-    """Return the choice after a key of the filter's text."""
+    """Return the choice after a key typed into the filter."""
     match key:
         case "enter":
             return wish._replace(typing=False)
@@ -401,7 +401,7 @@ def _keyboard(fd: int = 0) -> Iterator[int | None]:
         yield None
         return
     before = termios.tcgetattr(fd)
-    tty.setcbreak(fd, termios.TCSADRAIN)  # signals stay: Ctrl-C is one
+    tty.setcbreak(fd, termios.TCSADRAIN)  # Ctrl-C still sends a signal
     try:
         yield fd
     finally:

@@ -32,9 +32,9 @@ MOST_NAMED = 4
 class Terminal(Observer):
     """The display of a run on the console. With `quiet`, it shows only warnings and errors.
 
-    If the reader of the output leaves, the job ends through `interrupts`, as a pipeline does. With `waits`,
-    for a run in another process, a slow reader gets all of the output. `Observer` says when its methods are
-    called.
+    If the reader of the output exits, the job ends through `interrupts`, as a pipeline does. With `waits`,
+    for a run in another process, a slow reader gets all of the output. `Observer` describes when each method
+    is called.
     """
 
     def __init__(
@@ -60,8 +60,8 @@ class Terminal(Observer):
         return cls(run.shown.interrupts, run.shown.output_fd, run.shown.quiet)
 
     def message(self, message: ShowMessage, at: float) -> None:
-        """Show the message. Hold an error back a moment, with all that follow: the summary has more details,
-        and a failure that came earlier may be reported later."""
+        """Show the message. Hold back an error, and any later messages, for a moment: the summary has more
+        details, and an earlier failure may be reported later."""
         if message.level == "info" and self._quiet:
             return
         if self._held or message.level == "error":
@@ -124,7 +124,7 @@ class Terminal(Observer):
             self.wake_at = time.monotonic() + PROGRESS_S
 
     def drained(self, state: State) -> None:
-        """Show the incomplete lines, and the cause if it is held back: a stalled disk would delay it."""
+        """Show the incomplete lines, and the cause if it is held back: a stalled disk delays the summary."""
         if self._fold:
             self._fold.finish()
         self._console.finish_lines()
@@ -151,7 +151,7 @@ class Terminal(Observer):
         self._console.close(lambda silent_s: silent_s < PATIENCE_S)
 
     def _above(self, summary: Summary) -> dict[int, Above]:
-        """Return the places on the terminal of the root cause's last output, by stream."""
+        """Return where the root cause's last output is on the terminal, by stream."""
         rank = summary.state.cause.rank if summary.state.cause else None
         if rank is None:
             return {}
@@ -169,7 +169,7 @@ def _origin(spec: JobSpec, allocation: Allocation) -> str:
 
 
 def _length(words: str) -> int:
-    """Return the number of lines from the last traceback on; 1 without a traceback."""
+    """Return the number of lines from the start of the last traceback; 1 without a traceback."""
     _, found, last = words.rpartition(TRACEBACK)
     return 1 + last.rstrip("\n").count("\n") if found else 1
 
@@ -203,7 +203,7 @@ def _joining(state: State) -> str:
 
 
 class DetachedTerminal(Observer):
-    """Shows the start of a detached run, without output of ranks, then leaves the terminal."""
+    """The display of a detached run's start, without output of ranks, until it detaches."""
 
     def __init__(self, run: Observed) -> None:
         self._run = run
