@@ -54,7 +54,7 @@ def _refuse(problems: list[Problem], mistakes: Iterable[tuple[str, str]], readin
     """Raise `JobError` if there are problems or mistakes, with at most one mistake per path."""
     first: dict[str, str] = {}
     for path, text in mistakes:
-        if path not in reading.refused - {""}:  # a path has its problem already; "" is the whole file
+        if path not in reading.refused - {""}:  # such a path already has a problem; "" is the whole file
             first.setdefault(path, text)
     places = reading.places
     problems += [places.get(path, places[""]).problem(path, text) for path, text in first.items()]
@@ -63,7 +63,7 @@ def _refuse(problems: list[Problem], mistakes: Iterable[tuple[str, str]], readin
 
 
 def _job(reading: Reading, known: Record, source: str) -> spec.JobSpec:
-    """Return the job, which must not have any refused keys, and build its `built` keys."""
+    """Return the job, and build its `built` keys. No key may have been refused."""
     checked, around = reading.checked, reading.around
     pool = Pool(checked, around)
     return spec.JobSpec(
@@ -181,7 +181,7 @@ def _container(reading: Reading) -> Container | None:
     if not section:
         return None
     runtime = keys.CONTAINER.value(section, "runtime")
-    # As in [podman, --remote]: options before its subcommand. `checks.py` refuses other runtimes.
+    # Such as [podman, --remote]: options before the subcommand. `checks.py` refuses other runtimes.
     name, *before = (runtime,) if isinstance(runtime, str) else runtime
     mounts = (mount.partition(":") for mount in section.get("mounts", ()))
     return Container(

@@ -121,7 +121,7 @@ def _with_etcd(reading: Reading, conf: Checked) -> Mistakes:
 
 
 def _unfilled(reading: Reading, why: str) -> Mistakes:
-    """Report placeholders that distlaunch can't fill in."""
+    """Report placeholders that distlaunch can't fill in. `why` is a template for the placeholder."""
     for path, word in (each for level in reading.levels() for each in placed_in(*level)):
         if word not in IDS:
             yield path, f"{why % word}: {instead_of(word)}"
@@ -153,7 +153,7 @@ def _hosts(reading: Reading) -> Mistakes:
 
 
 def _variables(reading: Reading) -> Mistakes:
-    """Refuse variables that distlaunch sets, and null for those that the caller lacks."""
+    """Refuse variables that distlaunch sets, and null for variables that the caller's environment lacks."""
     around = reading.around
     for path, keys in reading.levels():
         for name, value in (keys.get("env") or {}).items():
@@ -201,7 +201,7 @@ def _master(reading: Reading, spec: JobSpec) -> Mistakes:
 
 
 def _launcher(reading: Reading, spec: JobSpec) -> Mistakes:
-    """Check that the launcher can reach nodes that are given as these are: listed, or by number."""
+    """Check that the launcher can reach the nodes, which are given as a list of hosts or as a number."""
     launcher, given = JOB.value(reading.checked, "launcher"), reading.checked.get("nodes")
     allocation, submitted = spec.allocation, reading.around.submitted
     numbered = not isinstance(given, tuple) and not reading.around.hostfile

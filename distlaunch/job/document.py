@@ -26,7 +26,7 @@ class Place(Frozen):
         return Problem(self.source, self.line, self.column, path, text)
 
     def instead(self, wrong: str, right: str) -> str:
-        """Return a correction of `wrong` to `right`; for the command line, the whole --set."""
+        """Return `right`, which corrects `wrong`; for the command line, return the whole corrected --set."""
         if not self.typed:
             return right
         value = re.sub(rf"(?<![\w.]){re.escape(wrong)}(?![\w.])", lambda _: right, self.typed, count=1)
@@ -190,7 +190,7 @@ def colon_hint(text: str, place: Place) -> str:
 
 
 def records_hint(value: Entries, keys: Collection[str], main: str) -> str:
-    """Return a hint for writing a list of records instead of one record, or of a map of names."""
+    """Return a hint for writing a list of records instead of one record, or instead of a map from names."""
     names = [key for key, _, _ in value.walk()]
     if set(names) & set(keys):
         return f"; start each list item with a dash, even a single one: - {names[0]}: …"

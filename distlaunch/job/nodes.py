@@ -38,8 +38,8 @@ class Surroundings(Frozen):
 
     `name` is the default name of the job; None = the stem of the file. `file` is the file's resolved path; ""
     = piped. `allocation` is the caller's allocation, None for a job to be `submitted`. `reach` returns the
-    transport for one of its hosts, None = ssh. `sections` are the keys of schedulers. `in_image`: the nodes
-    are containers with their own files and variables.
+    transport for a host of the allocation, None = ssh. `sections` are the keys of schedulers. With
+    `in_image`, the nodes are containers with their own files and variables.
     """
 
     directory: str

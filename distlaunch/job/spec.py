@@ -87,14 +87,15 @@ class Binding(Frozen):
         return "cpu_binding" if self.how in ("cores", "listed") else "numa_binding"
 
     def wish(self, local_rank: int) -> str:
-        """Return the binding of a worker as one word; for listed CPUs, the CPUs."""
+        """Return a worker's binding as one word: the mode or, if CPUs are listed, the worker's CPUs."""
         return self.cpus[local_rank] if self.how == "listed" else self.how
 
 
 class NodeSpec(Frozen):
     """One node in the job file; None = decided by the plan.
 
-    `cpu_procs` is the number of workers if the node has no GPUs. `python` to `role` override the job's.
+    `cpu_procs` is the number of workers if the node has no GPUs. The fields from `python` to `role` override
+    the job's.
     """
 
     label: str

@@ -82,7 +82,7 @@ class Type:
         return {"type": "object"}
 
     def made(self, checked: Any) -> Any:
-        """Return the value in the job for a checked value."""
+        """Convert a checked value to its value in the job."""
         return checked
 
     def inner(self, step: str) -> "Type | None":
@@ -312,7 +312,7 @@ class ListOf(Type):
         )
 
     def hint(self, value: Value, path: str) -> str:
-        """Return the value as a list."""
+        """Return a correction that writes the value as a list."""
         match value:
             case Entries() if value.entries and isinstance(self.item, Record) and self.item.main:
                 return records_hint(value, {*self.item.fields, *self.item.foreign}, self.item.main)
@@ -356,7 +356,7 @@ class MapOf(Type):
         return checked
 
     def hint(self, value: Value, path: str) -> str:
-        """Return the value as a map."""
+        """Return a correction that writes the value as a map."""
         return _mapping_hint(value)
 
     def schema(self) -> Schema:
@@ -440,7 +440,7 @@ class Tree(Type):
         return plain(value, path, problems)
 
     def _plain(self, value: Value, path: str, problems: list[Problem]) -> Any:
-        """Return a value as plain data. Add NUL characters to the problems."""
+        """Return a value as plain data. Report NUL characters in `problems`."""
         match value:
             case Scalar():
                 if "\0" in str(value.value):
@@ -460,8 +460,8 @@ class Field(Frozen):
     """One key of a record: its type, a one-line explanation, and the field for its value.
 
     The value is stored in `field` of the type that the record `makes`, or of `part`, a part of that type;
-    None = a field with the key's name. The field's default is the key's default. `told` describes the default
-    in words, or adds to it.
+    None = the field named like the key. The field's default is the key's default. `told` describes the
+    default in words, or adds to it.
     """
 
     kind: Type
@@ -535,7 +535,7 @@ class Record(Type):
         return checked
 
     def hint(self, value: Value, path: str) -> str:
-        """Return the value as a map, or as the value of the main key."""
+        """Return a correction that writes the value as a map, or as the value of the main key."""
         return _mapping_hint(value) or super().hint(value, path)
 
     def _unknown(self, key: str, place: Place, path: str, entry: Value) -> Problem:
@@ -545,7 +545,7 @@ class Record(Type):
             return place.problem(path, hint)
         if key in self.foreign and not (inner and isinstance(entry, Entries)):
             return place.problem(path, f"unknown key; use {self.foreign[key]}")
-        close = section or nearest(key, self.fields)  # a map has the keys of a section
+        close = section or nearest(key, self.fields)  # a map contains the keys of the section
         hint = f"did you mean {close}?" if close else f"known keys: {', '.join(self.fields)}"
         return place.problem(path, f"unknown key; {hint}")
 

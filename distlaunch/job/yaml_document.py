@@ -148,7 +148,7 @@ _WORDS = frozenset({"y", "n", "yes", "no", "on", "off", "true", "false", "null"}
 
 class _Dumper(yaml.SafeDumper):
     def ignore_aliases(self, data: Any) -> bool:
-        """Make PyYAML write an object that occurs again in full, instead of an alias."""
+        """Make PyYAML write a repeated object in full, not as an alias."""
         return True
 
 
