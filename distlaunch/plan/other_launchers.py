@@ -76,7 +76,7 @@ _EXPORTED = "OMPI_MCA_mca_base_env_list"
 def under_mpirun(spec: JobSpec, python: str) -> JobSpec:
     """Return the job for `run` and `dry-run`: unchanged, or mpirun on the first node. Raises `JobError`.
 
-    `python` is the default interpreter. With mpirun, every node needs distlaunch installed for it.
+    `python` is the default interpreter. With mpirun, distlaunch must be installed for it on every node.
     """
     if not spec.mpirun.argv or spec.mpirun.hosts:
         return spec

@@ -190,7 +190,7 @@ def _check_console(spec: JobSpec, world_size: int) -> None:
 def foreseen_master(spec: JobSpec, master_address: str | None) -> str:
     """Return the MASTER_ADDR that applies if all nodes connect. Raises `JobError`, as `make_plan` does.
 
-    Requests to nodes contain it before a plan exists.
+    Requests to nodes contain this address before a plan exists.
     """
     return _master_addr(spec, 0, spec.together([node.reach for node in spec.nodes]), master_address)
 

@@ -112,7 +112,7 @@ def _torchrun_line(plan: LaunchPlan, node: NodePlan, meeting: Rendezvous) -> str
     export = f"export {' '.join(exports)} && " if exports else ""
     program = program_word(node)
     program = _quoted_path(program) if own.placed else quote(program)
-    named = own.python  # else from PATH
+    named = own.python  # otherwise, torchrun is looked up in PATH
     torchrun = [_quoted_path(named), "-m", "torch.distributed.run"] if named else ["torchrun"]
     args = map(quote, map(torch_argument, own.arguments))
     words = " ".join([*torchrun, *map(quote, flags), program, *args])
@@ -120,7 +120,7 @@ def _torchrun_line(plan: LaunchPlan, node: NodePlan, meeting: Rendezvous) -> str
 
 
 def torch_argument(text: str) -> str:
-    """Return an argument for torchrun, which replaces `${local_rank}`, and `$$` by `$`."""
+    """Return an argument escaped for torchrun, which replaces `${local_rank}`, and `$$` with `$`."""
     filled = fill(text, {"local_rank": "\0"}.get)
     return re.sub(r"\$(?=\$|\{?local_rank\b)", "$$", filled).replace("\0", "${local_rank}")
 

@@ -153,7 +153,7 @@ def _filled(worker: WorkerPlan, first: int, shared: Values) -> WorkerPlan:
 def _worker(
     plan: LaunchPlan, node: NodePlan, local_rank: int, meeting: contract.Rendezvous, interface: str | None
 ) -> WorkerPlan:
-    """Return the worker that is a rank. If each rank has a launcher, `place` comes from its scheduler."""
+    """Return the worker of one rank. If each rank has a launcher, the position comes from its scheduler."""
     place = node.place or TaskPlace(local_rank, node.procs, node.node_rank, len(plan.nodes))
     rank = node.first_rank + local_rank
     role = node.program.role
@@ -196,7 +196,7 @@ def _torch_agent(
 
 
 def common(maps: Iterable[Mapping[str, T]]) -> dict[str, T]:
-    """Return the entries that are the same in all of `maps`. All of them have the same keys."""
+    """Return the entries that are the same in all `maps`, which have the same keys."""
     first, *others = maps
     return {name: value for name, value in first.items() if all(other[name] == value for other in others)}
 
@@ -294,7 +294,7 @@ def _prefix(template: str, role: str, local_rank: int, rank: int) -> str:
 def worker_specs(
     plan: LaunchPlan, part: NodePlan, planned: Sequence[WorkerPlan], attempt: int
 ) -> tuple[dict[str, str], tuple[messages.WorkerSpec, ...]]:
-    """Return the workers of a node in the form sent to its agent: the variables they share, and the rest."""
+    """Return the variables that a node's workers share, and the workers, as sent to the agent."""
     environments = [
         {**{name: value.text for name, value in worker.env.items()}, **worker.contract} for worker in planned
     ]
@@ -322,7 +322,7 @@ def binding_of(spec: JobSpec, part: NodePlan) -> messages.Binding | None:
 
 
 def shared_descriptors(plan: LaunchPlan, part: NodePlan, attempt: int) -> Mapping[int, tuple[int, ...]]:
-    """Map each rank to the descriptors that it shares with the command: stdin (0), stdout (1), or neither."""
+    """Map each rank to the descriptors it shares with the command: stdin (0), also stdout (1), or none."""
     if plan.spec.stdin == "rank 0":
         return {rank: () if rank else (0,) for rank in part.ranks}
     if not plan.spec.invocation.shares_stdio or part.logs is not None:
@@ -341,7 +341,7 @@ def plan_document(
 ) -> dict[str, Any]:
     """Return the plan as a JSON object, for plan.json and `dry-run`. `nodes` contains each node's workers.
 
-    `interfaces` are the network interfaces of the nodes, and why they were chosen, once that is known.
+    `interfaces` are the network interfaces of the nodes, and why they were chosen, once known.
 
     Inherited values are null, as are values of variables whose names suggest a secret, and a port that is
     picked at the start.
