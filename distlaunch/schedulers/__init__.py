@@ -32,8 +32,8 @@ class Entry(Frozen):
     """A line of the table: the variables by which a process recognizes the scheduler.
 
     A process belongs to a job of the scheduler if all variables in one of `marks` are set, and `unless`
-    isn't. `rank` holds the number of a task, `nodes` the number of nodes, and `tasks` that of tasks.
-    `one_each` starts one task on each node.
+    isn't. The variables `rank`, `nodes` and `tasks` contain the number of a task, of nodes and of tasks.
+    `one_each` is the command that starts one task on each node.
     """
 
     marks: tuple[str, ...]
@@ -150,12 +150,12 @@ def task_number(environ: Mapping[str, str]) -> int | None:
 
 
 def step_title(name: str) -> str:
-    """Return the words for a step of a scheduler, as in messages: `Slurm step`."""
+    """Return the name of a scheduler's step for messages: `Slurm step`."""
     return f"{load(name).title} {load(name).step}"
 
 
 def step_size(environ: Mapping[str, str]) -> tuple[str, int, int]:
-    """Return the scheduler of this process's step, and the step's nodes and tasks; 1 without a step."""
+    """Return the scheduler, nodes and tasks of this process's step; without a step, "", 1 and 1."""
     for name, entry in _inner():
         nodes, tasks = environ.get(entry.nodes, ""), environ.get(entry.tasks, "")
         if nodes.isdecimal():

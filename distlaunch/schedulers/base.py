@@ -16,7 +16,7 @@ from distlaunch.schedulers.task import Names, Task, numbered_task
 from distlaunch.supervisor.events import AllocationReported
 from distlaunch.transports.transport import Local, Transport
 
-# A signal that is ignored doesn't kill distlaunch while it starts, before it handles the signal.
+# An ignored signal can't kill distlaunch during its start, when it doesn't handle signals yet.
 _TRAPS = "trap : INT TERM; trap '' USR1 USR2"
 TRAP = ("", "# distlaunch handles the signals of termination warnings.", _TRAPS)
 MAX_NAME = 200
@@ -40,7 +40,7 @@ _WHY = {
 
 
 class TimeLimit(Text):
-    """A time such as 12h, `written` in the format of the scheduler, or already in that format (`own`)."""
+    """A time such as 12h, which `written` converts to the scheduler's format, or already in it (`own`)."""
 
     def __init__(self, examples: str, own: str, written: Callable[[int], str]) -> None:
         super().__init__(f"a time such as {examples}", rf"{own}(?:[0-9]+[dhms])+")
@@ -86,7 +86,7 @@ class Scheduler:
     """The interface to a scheduler that reads options from comments in batch scripts.
 
     Methods without an implementation must be overridden, except those that depend on `answers`. A scheduler
-    with other scripts overrides `script`.
+    with a different kind of script overrides `script`.
     """
 
     name = ""
@@ -110,13 +110,13 @@ class Scheduler:
     harmless: tuple[str, ...] = ("USR1", "USR2")
     """Signals that don't end the job when they reach a batch script that is still in its setup."""
     ends: tuple[str, ...] = ()
-    """The command that ends a job."""
+    """The command that cancels a job."""
     hurries: tuple[str, ...] = ()
-    """The command that sends a signal to a running job, if users can run one."""
+    """The command with which users can send a signal to a running job; () = none."""
     over: "re.Pattern[str] | None" = None
-    """Error messages of the scheduler's commands about a job that has ended."""
+    """Pattern of the error messages that the scheduler's commands print for a job that has ended."""
     withholds = ""
-    """The variable with a job's ID, if the scheduler shows the job's output only after its end."""
+    """The variable with a job's ID, if the scheduler shows a job's output only after the job has ended."""
 
     @property
     def key(self) -> str:
@@ -130,18 +130,18 @@ class Scheduler:
     # Inside a job
 
     def listing(self, environ: Mapping[str, str]) -> str | tuple[str, ...]:
-        """Return the file or the command that lists a job's hosts; "" = variables do."""
+        """Return the file or the command that lists a job's hosts; "" = variables list them."""
         return ""
 
     def allocation(self, environ: Mapping[str, str], listed: str) -> Allocation | None:
-        """Return the allocation of a process with this environment; `listed` is the content of its listing.
+        """Return the allocation of a process with this environment; `listed` is the content of the listing.
 
         Raises ValueError for invalid content.
         """
         raise NotImplementedError
 
     def read_allocation(self, environ: Mapping[str, str], needed: bool = True) -> Allocation | None:
-        """Return the allocation; None = not `needed`, and not in variables alone. Raises `UsageError`."""
+        """Return the allocation, or None if it isn't `needed` and takes a listing. Raises `UsageError`."""
         listing = self.listing(environ)
         if listing and not needed:
             return None
@@ -206,8 +206,8 @@ class Scheduler:
         """Return a readable batch script that runs `call`.
 
         It has options, the lines of `setup`, traps, and the call. The output of a `followed` job goes to the
-        directory of its runs, and `stop` sends it a termination warning. Jobs of `submit` are followed, those
-        of `export` are not.
+        directory of its runs, and `stop` sends the job a termination warning. Jobs from `submit` are
+        followed, those from `export` are not.
         """
         lines, extra = self.asked(spec).get("setup") or (), self.asked(spec).get("extra", ())
         options = (*self.options(spec, followed), *extra)
@@ -218,7 +218,7 @@ class Scheduler:
         return "\n".join([*head, "", *run, *self.closing(spec), ""])
 
     def submit(self, script: str) -> str:
-        """Submit the script with that path, and return the job's ID. Raises `DistlaunchError`."""
+        """Submit a script, given by its path, and return the job's ID. Raises `DistlaunchError`."""
         raise NotImplementedError
 
     def look(self, jobs: Sequence[str]) -> dict[str, queue.Queued]:

@@ -25,7 +25,7 @@ class Flux(base.Scheduler):
     """The Flux scheduler.
 
     Flux's commands print IDs in another format, but accept the decimal numbers that distlaunch uses.
-    `Scheduler` explains its attributes and methods.
+    See `Scheduler` for the attributes and methods.
     """
 
     name, title = "flux", "Flux"

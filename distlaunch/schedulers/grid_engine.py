@@ -18,7 +18,7 @@ _REFUSED = "is control_slaves TRUE in `qconf -sp $PE`? `--set launcher=ssh` does
 class Qrsh(Command):
     """A host reached by `qrsh -inherit`, which starts a task of the job there.
 
-    `Command` explains the attributes.
+    See `Command` for the attributes.
     """
 
     failures = (
@@ -33,7 +33,7 @@ class Qrsh(Command):
 
 
 class GridEngine(base.Scheduler):
-    """Grid Engine and its successors. `Scheduler` explains its attributes and methods."""
+    """Grid Engine and its successors. See `Scheduler` for the attributes and methods."""
 
     name, title = "grid-engine", "Grid Engine"
     mark = "#$"
@@ -132,7 +132,7 @@ def jobs_in(output: str) -> dict[str, queue.Queued]:
 
 
 def _queued(letters: str, job: str) -> queue.Queued:
-    """Convert the letters of a state in qstat, such as qw, r, Eqw or dr."""
+    """Convert a state from qstat, which consists of letters, such as qw, r, Eqw or dr."""
     if "E" in letters:
         return queue.Queued(letters, f"can't start: `qstat -j {job}` says why", "waits")
     goes: queue.Stage = "waits" if "w" in letters and "d" not in letters else "goes"

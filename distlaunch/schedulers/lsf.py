@@ -28,8 +28,8 @@ def _minutes(seconds: int) -> str:
 class Blaunch(Command):
     """A host reached by blaunch.
 
-    LSF sends termination warnings to all processes of a job, and blaunch must survive them. `Command`
-    explains the attributes.
+    LSF sends termination warnings to all processes of a job, and blaunch must survive them. See `Command` for
+    the attributes.
     """
 
     failures = (
@@ -47,7 +47,7 @@ class Blaunch(Command):
 
 
 class Lsf(base.Scheduler):
-    """The LSF scheduler. `Scheduler` explains its attributes and methods."""
+    """The LSF scheduler. See `Scheduler` for the attributes and methods."""
 
     name, title = "lsf", "LSF"
     tasks = _TASKS

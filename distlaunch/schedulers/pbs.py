@@ -16,7 +16,7 @@ _WAITING, _GOING = "QHWT", "RESUB"
 class Pbs(base.Scheduler):
     """The PBS scheduler. Its job IDs end with the name of the server.
 
-    `Scheduler` explains its attributes and methods.
+    See `Scheduler` for the attributes and methods.
     """
 
     name, title = "pbs", "PBS"

@@ -68,7 +68,7 @@ class Queued(Frozen):
 CANCELLED = "CANCELLED"
 """The state of a canceled job, in Slurm and for schedulers without such a state."""
 GONE = Queued("GONE")
-"""The state of a job that its scheduler no longer lists, usually minutes after its end."""
+"""The state of a job that its scheduler no longer lists, usually some minutes after the job has ended."""
 
 
 def output_path(directory: str, job: str, scheduler: str) -> str:
@@ -87,7 +87,7 @@ def call(
     passes: Callable[[str], bool] | None = None,
     forgives: "re.Pattern[str] | None" = None,
 ) -> str:
-    """Return the output of a command of the scheduler `title`. Raises `DistlaunchError`.
+    """Return the output of a command of the scheduler called `title`. Raises `DistlaunchError`.
 
     The command reads the file `stdin`, and gets the variables accepted by `passes`. It may fail if `forgives`
     matches every line of its message.

@@ -64,7 +64,7 @@ def _signal_mistake(signal: str) -> str | None:
 class Slurm(base.Scheduler):
     """The Slurm scheduler, which can report why a job ended, and requeue it.
 
-    `Scheduler` explains its attributes and methods.
+    See `Scheduler` for the attributes and methods.
     """
 
     name, title, step = "slurm", "Slurm", "step"
@@ -128,7 +128,7 @@ class Slurm(base.Scheduler):
         return Allocation(self.name, self.title, environ["SLURM_JOB_ID"], nodes, queued, starts, answers=True)
 
     def reach(self, allocation: Allocation, node: AllocatedNode, here: str) -> SlurmStep:
-        """Return a step for the host, even if it is this one."""
+        """Return a step for the host, even if it is this host."""
         return SlurmStep(node.host, allocation.job, node.group)
 
     def task(self, environ: Mapping[str, str]) -> task.Task:

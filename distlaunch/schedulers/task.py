@@ -49,7 +49,7 @@ class Task(Frozen):
 
 
 def number_of(environ: Mapping[str, str], name: str, starter: str, advice: str = "") -> int:
-    """Return a variable of a task, which `starter` sets. Raises `UsageError` with `advice`."""
+    """Return the number in a task's variable, which `starter` sets. Raises `UsageError` with `advice`."""
     text = environ.get(name, "")
     if not text.isdecimal():
         what = f"{name}={text} is not a number" if text else f"{name} is not set"
@@ -60,7 +60,7 @@ def number_of(environ: Mapping[str, str], name: str, starter: str, advice: str =
 def check_devices(task: Task, environ: Mapping[str, str]) -> None:
     """Raise `UsageError` if a LOCAL_RANK on this node has no device.
 
-    All tasks on the node raise it, so none waits for another.
+    All tasks on the node raise the error, so none waits for another.
     """
     seen = task.devices
     if not seen or task.local_size <= seen:
@@ -95,7 +95,7 @@ def check_master(task: Task, environ: Mapping[str, str]) -> None:
 
 
 class Names(Frozen):
-    """The names of the variables of a scheduler's tasks. Either `nodes` or `local_size` is enough."""
+    """The names of the variables of a scheduler's tasks. One of `nodes` and `local_size` is enough."""
 
     starter: str
     rank: str
@@ -143,7 +143,7 @@ _OPEN_MPI = (_RANK, "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_
 _HYDRA = (_HYDRAS_RANK, "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
 _PMI_PIPE = "PMI_FD"
 _MPIRUN, _DAEMON = "OMPI_MCA_orte_hnp_uri", "OMPI_MCA_orte_local_daemon_uri"
-"""Variables with the address of mpirun, and of the daemon of this node: the same on mpirun's own host."""
+"""Variables with the addresses of mpirun and of this node's daemon, which are equal on mpirun's own host."""
 _NODES = "OMPI_MCA_orte_num_nodes"
 _STEPS = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "OMPI_MCA_orte_ess_jobid")
 
