@@ -17,7 +17,7 @@ LISTED_HOSTS = 16
 
 
 class Draft:
-    """A draft of a job file from `source`; `typed` = no shell expanded the source."""
+    """A draft of a job file from `source`; `typed` = no shell has expanded the source."""
 
     def __init__(self, source: str, typed: bool = False) -> None:
         self.source, self.typed = source, typed

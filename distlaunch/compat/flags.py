@@ -15,14 +15,14 @@ from distlaunch.job.spec import NumaMode
 Counted = Literal["auto", "cpu", "gpu"]
 """Values of `--nproc-per-node` that count the devices of a machine."""
 Fate = Literal["used", "no effect", "handed over", "refused", "used, or handed over", "used, or no effect"]
-"""How `distlaunch torchrun` treats a flag. Handed over = execs the torch agent."""
+"""How `distlaunch torchrun` treats a flag. Handed over = it execs the torch agent."""
 
 C10D_PORT = 29400
 """Default port of torch, for c10d only."""
 
 
 class Flag(NamedTuple):
-    """One flag, which is a `field` of `Flags`: a letter, and whether PET_<FIELD> is its default.
+    """One flag, stored in `field` of `Flags`: its `letter`, and whether PET_<FIELD> sets its default.
 
     `here` is how `distlaunch torchrun` treats the flag, and `why` the reason if the flag is unused. Some
     flags have no effect only if --master-addr or a static --rdzv-endpoint sets the endpoint. `key` is the key
@@ -234,7 +234,7 @@ def parse_flags(
 ) -> Flags:
     """Parse the command line `words`. Raises `UsageError` with argparse's errors on one line.
 
-    `foreign` flags are skipped, and so are flags with a value in `filled`, the words that need a shell.
+    `foreign` flags are skipped, and so are flags whose value is in `filled`, the words that need a shell.
     """
     values: dict[str, Any] = {}
     unfilled: list[tuple[str, str]] = []

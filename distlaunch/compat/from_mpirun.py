@@ -105,7 +105,7 @@ def _add_nodes(draft: Draft, given: Mapping[str, str]) -> None:
 
 
 def _shares(ranks: int, slots: Sequence[int | None]) -> list[int]:
-    """Return the number of ranks on each host: its slots, filled in order, or without slots, equal shares."""
+    """Return the number of ranks on each host: slots, filled in order, or equal shares if there are none."""
     share, more = divmod(ranks, len(slots)) if not any(slots) else (0, 0)
     given = [slot or share + (i < more) or 1 for i, slot in enumerate(slots)]
     if ranks > sum(given):

@@ -85,7 +85,7 @@ def _add_ranks(draft: Draft, line: torchrun.Line, options: Mapping[str, str], cp
 
 
 def _launches(words: Sequence[str], at: int = 0) -> bool:
-    """Check whether the word at that index starts torchrun or `accelerate launch`."""
+    """Check whether the word at index `at` starts torchrun or `accelerate launch`."""
     return _accelerates(words[at:]) or torchrun.launched(words, at) is not None
 
 
@@ -94,7 +94,7 @@ def _accelerates(words: Sequence[str]) -> bool:
 
 
 def _accelerated(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Split the arguments of `accelerate launch` into its flags and torchrun words for the program."""
+    """Split the arguments of `accelerate launch` into its flags, and the program as words for torchrun."""
     rest, flags, kind = list(words), list[str](), list[str]()
     while rest and rest[0].startswith("-"):
         flag = rest.pop(0)
@@ -142,7 +142,7 @@ def _gpus(options: Mapping[str, str]) -> int | None:
 
 
 def _divided(options: Mapping[str, str]) -> dict[str, str]:
-    """Replace --gpus, a total such as `a100:8`, with --gpus-per-node, if it is a multiple of the nodes."""
+    """Replace --gpus, a total such as `a100:8`, with --gpus-per-node, if the nodes get equally many."""
     total = re.fullmatch(r"(?a)(\w+:|)(\d{1,6})", options.get("gpus", ""))
     if not total or int(total[2]) % (nodes := _count(options, "nodes") or 1):
         return {**options}
@@ -182,7 +182,7 @@ def _add_requests(draft: Draft, options: Mapping[str, str]) -> None:
 
 
 def _warning(draft: Draft, text: str) -> str:
-    """Return a termination warning for distlaunch, which passes it on to ranks that would get it directly."""
+    """Return the value of --signal. distlaunch forwards the signal to ranks that srun would send it to."""
     flags, which, at = text.rpartition(":")[0], *re.split("(?=@|$)", text.rpartition(":")[2], maxsplit=1)
     name = which.removeprefix("SIG")
     if name not in ("USR1", "USR2"):

@@ -98,7 +98,7 @@ def shell_words(text: str) -> list[str]:
 
 
 def cut_line(words: Sequence[str], at: int | None, typed: bool = True) -> Line | None:
-    """Return the command whose launcher is at that index. Raises `UsageError` for substitutions.
+    """Return the command whose launcher is at index `at`. Raises `UsageError` for substitutions.
 
     `typed` is as in `Draft`.
     """
@@ -207,7 +207,7 @@ def _flags_of(line: Line, typed: bool) -> tuple[Flags, bool]:
 def _unexpanded(line: Line, flags: Flags, typed: bool, hosts_known: bool) -> Iterator[str]:
     """Yield comments on words that need a shell. Raises `UsageError` if a value is required.
 
-    A ~ in a path needs none, because job files expand it.
+    A ~ in a path needs no shell, because job files expand it.
     """
     for field, value in flags.unfilled:
         hint = FLAG[field].left_out

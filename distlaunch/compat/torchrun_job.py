@@ -213,7 +213,7 @@ def gathering_of(flags: Flags, name: str, environ: Mapping[str, str]) -> Gatheri
 
 
 def _is_host(flags: Flags) -> bool | None:
-    """Return whether this launcher hosts the endpoint, if is_host says so; None = by its address."""
+    """Return whether this launcher hosts the endpoint, according to is_host; None = the address decides."""
     text = flags.conf.get("is_host", "").lower()
     if text not in ("", *_TRUE, *_FALSE):
         raise UsageError(f"--rdzv-conf is_host: expected 1 or 0, got {text!r}")
