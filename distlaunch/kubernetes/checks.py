@@ -51,7 +51,7 @@ _OF_TRAINJOB = {
 
 
 def with_gpus(spec: JobSpec) -> JobSpec:
-    """Return the job with the GPUs in the limits of its pods and the image of its container, by default."""
+    """Return the job with defaults: GPUs from the limits of pods, and the image from `container`."""
     spec = spec._replace(mpirun=Mpirun())  # each pod starts its own ranks
     if spec.container and spec.container.runtime in ("docker", "podman"):  # other runtimes use files
         spec = spec._replace(kubernetes={"image": spec.container.image, **spec.kubernetes})

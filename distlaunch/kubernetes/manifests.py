@@ -306,7 +306,7 @@ def _service(pods: Pods) -> Manifest:
 
 
 def _job(pods: Pods) -> Manifest:
-    # When a pod fails, all pods end, and each counts.
+    # When a pod fails, all pods of the job fail, and each counts.
     spec = {**_job_spec(pods, pods.spec.restarts.requeue * pods.number), **_ttl(pods)}
     return _workload(pods, "batch/v1", "Job", spec)
 
@@ -333,7 +333,7 @@ def _job_spec(pods: Pods, backoff: int) -> Manifest:
 
 
 def _rules(backoff: int) -> list[Manifest]:
-    """Return the rules for failed pods: mistakes end the Job, and an eviction doesn't count."""
+    """Return the rules for failed pods: mistakes end the Job; an eviction doesn't count toward `backoff`."""
     codes = {"containerName": "main", "operator": "In", "values": MISTAKES}
     mistakes: Manifest = {"action": "FailJob", "onExitCodes": codes}
     evicted = {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
@@ -352,7 +352,7 @@ def _jobset(pods: Pods) -> Manifest:
 
 
 def _trainjob(pods: Pods) -> Manifest:
-    """Return a TrainJob, whose runtime creates the pods. Their other settings become a patch of it."""
+    """Return a TrainJob, whose runtime creates the pods. Other settings of the pods become a patch."""
     trainer = {
         "image": pods.spec.kubernetes["image"],
         "command": command(pods),
@@ -369,7 +369,7 @@ def _trainjob(pods: Pods) -> Manifest:
 
 
 def _patch(pods: Pods) -> Manifest:
-    """Return the changes of a TrainJob to its pods, apart from the command."""
+    """Return a TrainJob's changes to the pods of its runtime, apart from the command."""
     template = pod_template(pods)
     pod = {key: template["spec"][key] for key in _PATCHED if key in template["spec"]}
     pod["containers"] = [{"name": GROUP, "volumeMounts": mounts(pods)}]

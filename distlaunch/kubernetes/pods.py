@@ -18,7 +18,7 @@ _NAMED = "or list the pods in nodes, with launcher.command"
 
 
 class Kubectl(Command):
-    """A pod reached by kubectl. `Command` explains the attributes."""
+    """A pod reached by kubectl. See `Command` for the attributes."""
 
     failures = (
         (Kind.UNRESOLVED, r"pods .* not found|\(NotFound\)"),
@@ -76,7 +76,7 @@ def pods_listed(text: str, selector: str, container: str | None) -> Allocation:
 
 
 def _node(pod: Mapping[str, Any], container: str | None) -> Iterator[AllocatedNode]:
-    """Yield the pod, unless it is starting or ending."""
+    """Yield the pod if it is running and isn't being deleted."""
     if pod["status"].get("phase") != "Running" or pod["metadata"].get("deletionTimestamp"):
         return
     containers = {each["name"]: each for each in pod["spec"]["containers"]}
