@@ -1,9 +1,9 @@
 """The controller of a job that a Python program runs, as its child process: see `distlaunch.api`.
 
-The first line on stdin is a request (JSON): the arguments of `load_job`. Lines on stdout answer it: the run
-and its directory, then that all ranks are running; or the error. The end of stdin means that the program is
-gone, and ends the job, unless the line DETACH came before. A separate process keeps the heartbeats going
-whatever the program does, and doesn't affect its signals, descriptors and threads.
+The first line on stdin is a request (JSON): the arguments of `load_job`. Lines on stdout answer it: first the
+run and its directory, then that all ranks are running; or the error. If stdin is closed, the program is gone,
+and the job is stopped, unless the line DETACH came before. A separate process keeps the heartbeats going
+whatever the program does, and doesn't affect the program's signals, descriptors and threads.
 """
 
 import contextlib
@@ -64,7 +64,7 @@ def main() -> int:
         answer(run=start.run_id, directory=start.directory.path)
         log = os.path.join(
             start.directory.path, CONTROLLER_LOG
-        )  # stderr may be a pipe that ends before the run
+        )  # stderr may be a pipe that is closed before the run ends
         with contextlib.suppress(OSError), open(log, "ab", buffering=0) as errors:
             os.dup2(errors.fileno(), 2)
         threading.Thread(target=_watch_program, args=(signals,), daemon=True).start()
@@ -94,7 +94,7 @@ def _watch_program(signals: Signals) -> None:
 
 
 def enter() -> None:
-    """Run the request and end the process."""
+    """Run the requested job, and exit."""
     try:
         status = main()
     except BaseException:

@@ -44,12 +44,12 @@ def run_exec(words: Sequence[str]) -> int:
     try:
         return _run(task, argv, gathering_of(task, virtual, os.environ))
     finally:
-        if task.manager is not None:  # Hydra counts a rank as failed that leaves without this
+        if task.manager is not None:  # otherwise, Hydra counts the rank as failed
             finalize(task.manager)
 
 
 def gathering_of(task: Task, virtual: bool, environ: Mapping[str, str]) -> Gathering:
-    """Describe how a step's tasks gather: at the user's endpoint, or at ports that all tasks derive alike."""
+    """Describe how a step's tasks gather: at the user's endpoint, or at ports that each task can derive."""
     job = f"{task.step} {task.restarts} {os.getuid()}"
     port = environ.get("MASTER_PORT")
     local_rank = 0 if virtual else task.local_rank
@@ -103,7 +103,7 @@ def job_of(task: Task, argv: list[str], arrival: Arrival) -> "JobSpec":
 
 
 def _parsed(words: Sequence[str]) -> tuple[bool, list[str]]:
-    """Parse the options: whether a task sees only its own GPU, and the program (none for --help).
+    """Return whether a task sees only its own GPU, and the program ([] for --help), from the command line.
 
     Raises `UsageError`.
     """
@@ -162,10 +162,10 @@ def located(task: Task, descriptor: int) -> Task:
 
 
 def finalize(descriptor: int) -> None:
-    """Sign off from the process manager, unless the program has done so.
+    """Sign off from the process manager, in case the program hasn't done so.
 
-    Without this, Hydra treats the end of the connection as a crash. If Hydra sees it before it has reaped the
-    task, mpirun ends with status 1, whatever the task's status.
+    Otherwise, Hydra treats the closed connection as a crash. If Hydra notices this before it has reaped the
+    task, mpirun exits with status 1, whatever the task's status.
     """
     with suppress(OSError, DistlaunchError), socket.socket(fileno=os.dup(descriptor)) as manager:
         manager.settimeout(PATIENCE_S)

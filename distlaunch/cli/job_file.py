@@ -93,7 +93,7 @@ def load_document(
     spec = _built(document, path)
     if typed.ranks is not None:
         per_node = [node.procs for node in _built(_overridden(document, "procs_per_node=null"), path).nodes]
-        # None: a node that shares the rest, because the job doesn't set its number of ranks.
+        # None: the job doesn't set the node's number of ranks, so the node gets a share of the rest.
         share = (typed.ranks - sum(procs or 0 for procs in per_node)) // (per_node.count(None) or 1)
         document = _overridden(document, f"procs_per_node={max(share, 1)}")
         spec = _built(document, path)
@@ -279,13 +279,13 @@ def read_text(path: str) -> str:
 
 
 def _overridden(document: Value, text: str) -> Value:
-    """Return `document` with the setting of one --set, where null removes the key. Raises `UsageError`."""
+    """Return `document` with one --set applied, where null removes the key. Raises `UsageError`."""
     path, equals, value = _as_text(text).partition("=")
     if not equals or not path:
         raise UsageError(f"--set {text}: expected key=value, for example --set timeouts.job=1h")
     source = f"--set {path}"
     new = parse(value, source)
-    # Nothing, or a YAML comment.
+    # An empty value, or one that YAML reads as a comment.
     if isinstance(new, Scalar) and new.value is None and not new.text:
         new = Scalar(value, new.place, value)
     steps = [step for part in path.split(".") for step in part.replace("]", "").split("[")]

@@ -160,7 +160,7 @@ class LogLines(Observer):
     """The printer of matching lines with their origin, in color and escaped on a terminal.
 
     With `fold`, identical lines are printed once. Before `go_live`, only the last `most` lines are printed.
-    `Observer` says when its methods are called.
+    `Observer` describes when each method is called.
     """
 
     def __init__(self, pattern: re.Pattern[bytes] | None, most: int | None, fold: bool) -> None:

@@ -18,12 +18,12 @@ class ReaderLeftError(DistlaunchError):
 
 
 class UnwritableError(DistlaunchError):
-    """Stdout can't be written, as on a full disk."""
+    """Stdout can't be written, for example because the disk is full."""
 
 
 @contextlib.contextmanager
 def while_read() -> Iterator[None]:
-    """Raise `ReaderLeftError` if the reader of stdout leaves, and `UnwritableError` if the disk is full.
+    """Raise `ReaderLeftError` if the reader of stdout closes it, and `UnwritableError` if the disk is full.
 
     Buffered output is dropped.
     """
@@ -47,7 +47,7 @@ def print_json(document: object) -> None:
 def print_text(text: str) -> None:
     """Print `text` on stdout; escaped on a terminal, because results may contain text from files.
 
-    If the reader leaves, the command ends with the status that shells use.
+    If the reader closes the pipe, the command exits with the status that shells use.
     """
     text = _shown(text, sys.stdout)
     with while_read():

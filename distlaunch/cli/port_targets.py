@@ -19,7 +19,7 @@ from distlaunch.transports.transport import SshOptions
 def reports_on(
     targets: Sequence[str], overrides: Sequence[str], ssh_config: str | None = None
 ) -> list[PortReport]:
-    """Return a report for each target, which is reached with that ssh_config or the job's.
+    """Return a report for each target, reached with `ssh_config` or with the job's settings.
 
     Raises `DistlaunchError`.
     """

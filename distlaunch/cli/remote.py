@@ -120,7 +120,7 @@ def run_there(ssh: Ssh, request: Request, show: Callable[[bytes], object] = prin
                 show(output)
                 output = _read(process)
         except BrokenPipeError:
-            pass  # the exit status says why it ended
+            pass  # the exit status shows why the process ended
         except BaseException as error:
             process.kill()
             if name and isinstance(error, KeyboardInterrupt):
@@ -141,7 +141,7 @@ def show_there(ssh: Ssh, words: Sequence[str]) -> int:
 
 
 def _hand_over(process: "subprocess.Popen[bytes]", host: str, request: Request) -> bytes:
-    """Send the command, and the program unless it is cached. Return the first output, b"" at its end."""
+    """Send the command, and the program unless it is cached. Return the first output; b"" = there is none."""
     assert process.stdin is not None
     code = _PLACE.format(key=payload_key()) + _RECEIVE + _START
     start = _FIND_PYTHON + f'exec "$p" -I -c {shlex.quote(f"exec({code!r})")}'
@@ -236,7 +236,7 @@ def _output_of(
         raise UsageError("--on needs the job in a file; --save writes one")
     named = [f"name={json.dumps(spec.name)}", *overrides]
     words = [*command, *(word for one in named for word in ("--set", one)), *(["--", *args] if args else [])]
-    envs = [spec.program.env, *(node.env for node in spec.pool)]  # inherited values are others there
+    envs = [spec.program.env, *(node.env for node in spec.pool)]  # inherited values would differ there
     inherited = {name: value.text for env in envs for name, value in env.items() if value.inherited}
     inherited["DISTLAUNCH_PYTHON"] = sys.executable
     directory, output = os.path.dirname(os.path.realpath(job)), bytearray()

@@ -200,7 +200,7 @@ def _supervised(
     quiet: bool = False,
     ready_fd: int = -1,
 ) -> "Summary":
-    """Run a job that has been started; the others are the fields of `Shown`."""
+    """Run a job that has been started; the other parameters are the fields of `Shown`."""
     from distlaunch.launch.controller import supervise  # while agents boot: it takes 10 ms
     from distlaunch.observers.observer import Shown
 

@@ -128,7 +128,7 @@ def export_kubernetes(
 def _prepared(
     job: str, overrides: Sequence[str], args: Sequence[str], to: str | None, followed: bool = False
 ) -> tuple[JobSpec, Scheduler, str]:
-    """Return the job, its scheduler and its batch script. `followed` is that of `Scheduler.script`.
+    """Return the job, its scheduler and its batch script. `followed` is as in `Scheduler.script`.
 
     Raises `DistlaunchError`.
     """

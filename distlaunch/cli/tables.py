@@ -17,7 +17,7 @@ MANY = 256
 
 
 def table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return the lines of a table. Its first row contains the names of the columns."""
+    """Return the lines of a table. The first of the `rows` contains the names of the columns."""
     head, *others = aligned([[escape(cell) for cell in row] for row in rows], 3)
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else sys.maxsize
     return [cut(line, width) for line in (head, "─" * len(head), *others)]
