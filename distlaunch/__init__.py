@@ -6,9 +6,9 @@
     launch/start      opens a Link to each node (link, opening; by transports/) and makes the run directory
     launch/gather     if something else starts distlaunch per node or rank, one launcher controls the run,
                       and the others join it (inbound, join) as agents (joined_agent)
-      on the node     sh ─▶ guardian ─▶ agent (agent/, shipped over the link) ─▶ workers
+      on the node     sh ─▶ guardian ─▶ agent (agent/, sent over the link) ─▶ workers
 
-    launch/controller it decides everything, and does it through agents
+    launch/controller makes all decisions, and carries them out through agents
                       agent ─Frame─▶ Links ─report─▶ supervisor/codec ─Event─▶ supervisor/step(State, Event)
                       agent ◀─Frame─ Links ◀─command───────────────────◀─Send───┘    │
                                                                                      └▶ observers/
@@ -34,7 +34,7 @@ Each layer imports only from itself and those above it in this list:
     launch/, runs/
     cli/, api, __main__
 
-Two paths through it, by module:
+Two paths through the program, by module:
 
     nodes → RANK      cli/job_file, job/keys, job/build, job/nodes; supervisor/connecting, preparing
                       (plan/placement, plan/workers, contract); agent/messages, workers, worker
@@ -44,7 +44,7 @@ Two paths through it, by module:
 
 Tables to extend: job keys in job/keys, torchrun flags in compat/flags, `TABLE` in schedulers/, transports/
 and observers/, `HANDLERS`, `_DUE` and `_RULES` in supervisor/step, `_commands` in agent/serve with `OBEYED`
-in launch/joined_agent, commands in cli/app. CONTRIBUTING.md says what belongs to each.
+in launch/joined_agent, commands in cli/app. CONTRIBUTING.md describes what belongs to each.
 """
 
 TYPE_CHECKING = False
@@ -76,7 +76,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> "Any":
-    """Import the Python API when it is used: the commands don't need it."""
+    """Import the Python API when it is used. The commands don't need it."""
     if name not in __all__:
         raise AttributeError(f"module 'distlaunch' has no attribute {name!r}")
     from importlib import import_module

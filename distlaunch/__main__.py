@@ -26,7 +26,7 @@ def main() -> None:
         _print_anything()
         _leave(_run_command(sys.argv[1:]))
     except KeyboardInterrupt:
-        _leave(_INTERRUPTED)  # while importing or parsing: nothing was started yet
+        _leave(_INTERRUPTED)  # while importing or parsing: nothing has been started yet
     except OSError as error:
         if _directory_is_gone():
             _fail("the current directory no longer exists: cd to one that does", 2)
@@ -124,11 +124,11 @@ def _print_anything() -> None:
 
 def _leave(status: int) -> None:
     """Exit without finalizing the interpreter (7 ms), once everything is written."""
-    # Another Ctrl-C has nothing to end. (With SIG_IGN, Python would report one that comes now.)
+    # Another Ctrl-C has nothing to stop. (With SIG_IGN, Python would report one that arrives now.)
     signal.signal(signal.SIGINT, lambda *_: None)
     try:
         for stream in (sys.stdout, sys.stderr):
-            if stream:  # Python has none for a descriptor that was closed
+            if stream:  # None if the descriptor was closed at the start
                 stream.flush()
     except BrokenPipeError:
         status = status or 141

@@ -8,7 +8,7 @@
         print(run.wait().exit_status)
 
 A child process controls each run, independently of this process, and any thread may use the run. The state is
-read from the run directory, as the commands do.
+read from the run directory, as it is by the commands.
 """
 
 import asyncio
@@ -248,9 +248,9 @@ def _dismiss(child: "subprocess.Popen[bytes]") -> None:
 
 
 class Logs:
-    """Lines of output of a run, to be iterated over once, by `for` or by `async for`.
+    """The lines of a run's output, to be iterated over once, by `for` or by `async for`.
 
-    With `marked`, they include the results of `call`.
+    With `marked`, the lines include the results of `call`.
     """
 
     def __init__(self, run: "Run", follow: bool, rank: int | None, marked: bool = False) -> None:
@@ -287,7 +287,7 @@ class Logs:
 
 
 class Run:
-    """A run of a job. A `with` statement stops it at the end of the block."""
+    """A run of a job. A `with` statement stops the run at the end of the block."""
 
     def __init__(self, run: str, directory: str, child: "subprocess.Popen[bytes] | None" = None) -> None:
         self.id, self.directory, self._child = run, directory, child
@@ -495,7 +495,7 @@ class _Lines(Observer):
             self._lines.append(Line(rank, text, stream == 1, attempt))
 
     def taken(self, over: bool) -> list[Line]:
-        """Return the lines since the last call, with unfinished ones if it is the last."""
+        """Return the lines since the last call; once the run is `over`, also return the incomplete ones."""
         for place, data in self._rests.items() if over else ():
             if data:
                 self._add(place, data)

@@ -37,7 +37,7 @@ SENT = RESERVED - {"DISTLAUNCH_AGENT", "DISTLAUNCH_DEADLINE", "TORCHELASTIC_ERRO
 
 
 def chosen_by_nccl(value: str, interfaces: Iterable[str]) -> list[str]:
-    """Return the interfaces that NCCL selects by this value of NCCL_SOCKET_IFNAME.
+    """Return the interfaces that this value of NCCL_SOCKET_IFNAME selects.
 
     The value lists prefixes, or whole names after `=`. With `^`, it selects all others. `:port` is ignored.
     """
@@ -113,7 +113,7 @@ def shared_environment(meeting: Rendezvous, world_size: int, nodes: int | None) 
         "TORCHELASTIC_RESTART_COUNT": str(meeting.restart_count),
         "TORCHELASTIC_MAX_RESTARTS": str(meeting.max_restarts),
         "TORCHELASTIC_RUN_ID": meeting.run_id,
-        # True would make rank 0 a client, too, of a store in the launcher, which distlaunch doesn't have.
+        # True would make even rank 0 a client of a store in the launcher, which distlaunch doesn't have.
         "TORCHELASTIC_USE_AGENT_STORE": "False",
         "TORCHELASTIC_SIGNALS_TO_HANDLE": meeting.signals,
         "DISTLAUNCH_BACKEND": meeting.backend,
@@ -149,7 +149,7 @@ def defaults(local_world_size: int, interface: str | None, backend: str) -> dict
         # The flight recorder records each collective, and dumps the records when one times out.
         values |= {"TORCH_FR_BUFFER_SIZE": "2000", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
     if local_world_size > 1:
-        values["OMP_NUM_THREADS"] = "1"  # like torchrun: else every worker takes all cores
+        values["OMP_NUM_THREADS"] = "1"  # like torchrun; otherwise, every worker would use all cores
     if interface:
         values |= dict.fromkeys(INTERFACE_VARIABLES, interface)
     return values

@@ -35,7 +35,7 @@ def cpu_count() -> int:
 
 
 def exit_descriptor(pid: int) -> int:
-    """Return a descriptor, to be closed, that is readable once a child has exited: a pidfd (Linux 5.3)."""
+    """Return a descriptor for the caller to close, readable once a child has exited: a pidfd (Linux 5.3)."""
     if sys.platform == "linux":
         return os.pidfd_open(pid)
     queue = select.kqueue()
@@ -56,7 +56,7 @@ def send_signal(pid: int, signum: int, still: Callable[[], bool]) -> bool:
     try:
         process = os.pidfd_open(pid)
         try:
-            if sent := still():  # then it also was when the pidfd was opened
+            if sent := still():  # then it was also right when the pidfd was opened
                 signal.pidfd_send_signal(process, signum)
             return sent
         finally:

@@ -1,4 +1,4 @@
-"""Signals to this process, as readable descriptors, and searches that a signal ends."""
+"""Signals to this process, as readable descriptors, and searches that a signal interrupts."""
 
 import contextlib
 import os
@@ -16,9 +16,9 @@ MATCH_S = 0.5
 
 
 class Interrupts:
-    """Signals for a job, as numbers on a pipe. `fd` is readable while unread signals exist.
+    """Signals for a job, as numbers on a pipe. `fd` is readable while there are unread signals.
 
-    Threads of this process add to them with `send`. `Signals` also catches the signals to this process.
+    Threads of this process add signals with `send`. `Signals` also catches the signals to this process.
     """
 
     def __init__(self) -> None:

@@ -71,7 +71,7 @@ def exit_words(status: int) -> str:
 
 
 def lost_peer_words(peer_gone: bool, timed_out: bool) -> str:
-    """Return why a rank failed that lost or timed out on a peer; "" for other failures."""
+    """Return how a failed rank was affected by a peer that is gone or didn't respond; "" = it wasn't."""
     if timed_out:
         return "after timing out while waiting for another rank"
     return "after losing the connection to another rank" if peer_gone else ""
@@ -103,7 +103,7 @@ def _owner_words(owner: Mapping[str, Any]) -> str:
 
 
 def json_text(document: object, indent: int) -> str:
-    """Return a document as JSON with a line end, indented unless it is very long."""
+    """Return a document as JSON with a final newline, indented unless it is very long."""
     import json  # few functions here need it
 
     text = json.dumps(document)
@@ -136,7 +136,7 @@ def expand_nodelist(text: str) -> list[str]:
 
 
 def _bracket(text: str) -> list[str]:
-    """Expand what is inside brackets: `03-05,9` → 03 04 05 9. Raises ValueError."""
+    """Expand the content of brackets: `03-05,9` → 03 04 05 9. Raises ValueError."""
     names: list[str] = []
     for item in text.split(","):
         found = re.fullmatch(r"\s*([0-9]{1,18})(?:-([0-9]{1,18}))?\s*", item)
