@@ -18,9 +18,9 @@ from distlaunch.agent.outbox import Outbox
 
 TURN_S = 0.02
 MAX_FILES, MAX_LEFT_OUT = 10_000, 50
-"""Maximum files to try, and maximum files to list as left out."""
+"""Maximum number of files to try, and of files to list as left out."""
 MAX_PATH, MAX_DEPTH = 1024, 200
-"""Maximum characters and directories of a path."""
+"""Maximum characters of a path, and maximum directories in it."""
 
 
 class Collection:
@@ -36,7 +36,7 @@ class Collection:
     def go_on(self) -> bool:
         """Continue for a moment, while the outbox has room. Return whether everything is queued.
 
-        The agent calls this in each turn of its loop until then.
+        The agent calls this in each turn of its loop until it returns True.
         """
         until = time.monotonic() + TURN_S
         while self._outbox.has_room and time.monotonic() < until:
@@ -47,7 +47,7 @@ class Collection:
         return False
 
     def _all(self) -> Iterator[None]:
-        """Queue the files of all patterns, then `FilesEnd`. Yield between the steps."""
+        """Queue the files that match the patterns, then `FilesEnd`. Yield between steps."""
         for pattern in self._command.paths:
             path, matched = os.path.normpath(os.path.expanduser(pattern)), False
             base = "/" if os.path.isabs(path) else os.path.expanduser(self._command.workdir)
@@ -102,7 +102,7 @@ class Collection:
             self._more += 1
 
     def _send(self, path: str, name: str) -> Iterator[None]:
-        """Queue a file, announced as `name`, in steps. Raises OSError, whose text is why it is left out."""
+        """Queue a file in steps, announced as `name`. Raises OSError with the reason to leave it out."""
         mode = os.lstat(path).st_mode  # opening a device may already have effects
         if not stat.S_ISREG(mode):
             raise OSError(0, "is a symlink" if stat.S_ISLNK(mode) else "is not a regular file")

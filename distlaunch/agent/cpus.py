@@ -2,7 +2,7 @@
 
 The NUMA modes have the same meaning as in torch's ``--numa-binding``. Missing information is not an error. A
 worker whose GPU has no known NUMA node is placed like a worker without a GPU. A NUMA node without allowed
-CPUs is replaced by the nearest one with some. CPUs without a known cache form one complex.
+CPUs is replaced by the nearest one that has some. CPUs without a known cache form one complex.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ FAR = 255
 
 
 class BindingError(Exception):
-    """The node can't satisfy a binding: the reason, and the first local rank concerned."""
+    """The node can't satisfy a binding. The arguments are the reason and the first local rank affected."""
 
 
 def assign(command: StartWorkers, binding: Binding) -> list[WorkerSpec]:
-    """Return the workers of `command`, each with its CPUs, as "0-3". Raises `BindingError`."""
+    """Return the workers of `command` with `cpus` set, such as "0-3". Raises `BindingError`."""
     # With `one_device`, each worker has its own value. A single worker's value is in `env`.
     one_device = any(spec.one_device for spec in command.workers)
     visible = os.environ.get(VISIBLE) if one_device else command.env.get(VISIBLE, os.environ.get(VISIBLE))
@@ -61,9 +61,9 @@ def _listed(rank: int, text: str, allowed: set[int]) -> set[int]:
 
 
 def _seated(nodes: list[int], share: Callable[[int, int], list[set[int]]]) -> list[set[int]]:
-    """Return the share of each seat: each NUMA node is divided among its seats.
+    """Return each seat's share of its NUMA node.
 
-    `nodes` contains the NUMA node of each.
+    `nodes` contains the NUMA node of each seat.
     """
     left = {node: iter(share(node, nodes.count(node))) for node in set(nodes)}
     return [next(left[node]) for node in nodes]
@@ -109,9 +109,10 @@ def _deal(cores: list[set[int]], count: int, subject: str) -> list[set[int]]:
 
 
 class Machine:
-    """The CPUs in `allowed`, as arranged in sysfs: `nodes` by NUMA node, `cores` as (NUMA node, CPUs).
+    """The CPUs in `allowed`, arranged as in sysfs.
 
-    Offline CPUs, and NUMA nodes without CPUs, are skipped. `root` is the parent directory of proc and sys.
+    `nodes` maps NUMA nodes to their CPUs. `cores` lists each core as (NUMA node, CPUs). Offline CPUs, and
+    NUMA nodes without CPUs, are skipped. `root` is the parent directory of proc and sys.
     """
 
     def __init__(self, allowed: set[int], root: str = "/") -> None:
@@ -126,9 +127,9 @@ class Machine:
         return _groups(cpus, lambda cpu: self._cpus("cpu/cpu%d/topology/thread_siblings_list" % cpu))
 
     def usable_node(self, wanted: int | None, seat: int, seats: int) -> int:
-        """Return a seat's NUMA node: the nearest to `wanted`, or else by the seat's share of all cores."""
+        """Return the NUMA node nearest to `wanted`; if None, the one with the seat's share of all cores."""
         if wanted is None:
-            # By cores rather than by nodes, because even an uneven cpuset then has a core for each seat.
+            # Divides cores rather than nodes, so that each seat gets a core even in an uneven cpuset.
             return self.cores[seat * len(self.cores) // seats][0]
         far = self._distances(wanted)
         return min(self.nodes, key=lambda node: (node != wanted, far.get(node, FAR), node))
@@ -165,7 +166,7 @@ class Machine:
         return found
 
     def _gpu_addresses(self, visible: str | None) -> list[str]:
-        """Return the PCI addresses of the GPUs that a worker sees, "" for a GPU that can't be found."""
+        """Return the PCI addresses of the GPUs that a worker sees; "" for a GPU that can't be found."""
         there = sorted(self._names("proc/driver/nvidia/gpus"), key=_pci_order)
         if visible is None:
             return there
@@ -193,16 +194,16 @@ def _pci_order(address: str) -> list[int]:
 
 
 def _by_name(known: dict[str, str], word: str) -> str:
-    """Return the address of a GPU by its number or UUID. CUDA also accepts abbreviated UUIDs.
+    """Return the address of the GPU with this number or UUID; "" if it isn't found.
 
-    "" = not found.
+    CUDA also accepts abbreviated UUIDs.
     """
     matches = [name for name in known if word.startswith("GPU-") and name.startswith(word)]
     return known[matches[0]] if matches else known.get(word, "") if word else ""
 
 
 def _groups(cpus: set[int], sharing: Callable[[int], set[int]]) -> list[set[int]]:
-    """Group `cpus` that share something, ordered by the first CPU of each group, allowed or not."""
+    """Group `cpus` by what they share. The first CPU of each group, allowed or not, determines the order."""
     groups: dict[int, set[int]] = {}
     left = set(cpus)
     for cpu in sorted(cpus):

@@ -21,14 +21,14 @@ from distlaunch.agent.wire import Message
 from distlaunch.agent.worker import Worker, start_child
 
 MAX_WORKERS, MAX_SOCKETS, MAX_LINES = 64, 32, 20
-"""Workers, sockets of each and lines of the kernel's log in a snapshot."""
+"""Maximum workers, sockets per worker, and lines of the kernel's log in a snapshot."""
 KERNEL_READ_S = 0.1
-"""Seconds to read the kernel's log."""
+"""Maximum seconds for reading the kernel's log."""
 STACKS_S, RAS_S = 20.0, 3.0
 MAX_TEXT = 1 << 16
 """Maximum bytes of one worker's stacks, or of the RAS answer."""
 _RAS_PORTS = range(28100, 32100)
-"""Below the ephemeral ports, and beside NCCL's default of 28028, which all jobs on a node would share."""
+"""Ports below the ephemeral range, without NCCL's default, 28028, which all jobs on a node would share."""
 
 
 class Site:
@@ -40,11 +40,11 @@ class Site:
     def collect(
         self, command: messages.Capture, workers: list[Worker], use: Callable[[int], object], began: float
     ) -> None:
-        """Answer `Capture`: report the state of all workers, and the stacks of some.
+        """Answer `Capture`: report the state of all workers, and the requested stacks.
 
-        Without py-spy, `abort` makes Python print them itself. With PYTHONFAULTHANDLER, SIGABRT prints them
-        to the worker's stderr and ends the worker. `use` returns the utilization of a GPU. `began` is when
-        the attempt began.
+        Without py-spy, `abort` sends SIGABRT. With PYTHONFAULTHANDLER, Python then prints the stacks to the
+        worker's stderr, and the worker dies. `use` returns the utilization of a GPU. `began` is when the
+        attempt began.
         """
         self._report(snapshot(workers, use, began))
         for worker in workers:
@@ -52,7 +52,7 @@ class Site:
                 self._dump(worker, command.abort, self._report_dump)
 
     def read_stacks(self, workers: list[Worker]) -> None:
-        """Report the Python stacks of workers that nobody suspects. The supervisor isn't told of them."""
+        """Report the Python stacks of workers at a user's request. The supervisor doesn't receive them."""
 
         def report(worker: Worker, text: str) -> None:
             self._report({"stacks": [[worker.local_rank, text]]})
@@ -61,7 +61,7 @@ class Site:
             self._dump(worker, False, report)
 
     def ask_nccl(self, envs: list[dict[str, str]]) -> None:
-        """Request the dumps of flight recorders, and NCCL's view. `envs` are the environments of workers."""
+        """Request flight recorder dumps, and NCCL's view. `envs` are the environments of the workers."""
         for env in envs:
             _request_flight(_pipe_prefix(self._directory, self._attempt) + env.get("RANK", "") + ".pipe")
         address = envs[0].get("NCCL_RAS_ADDR", "")
@@ -120,9 +120,9 @@ def _collect(
 
 
 def snapshot(workers: list[Worker], use: Callable[[int], object], began: float) -> Message:
-    """Return the state of `workers` and the events on their node since then.
+    """Return the state of `workers`, memory event counters, and kernel messages since `began`.
 
-    The controller adds it to the run directory, for `distlaunch why`.
+    The controller adds the snapshot to the run directory, for `distlaunch why`.
     """
     sockets = {found.inode: found for found in procfs.sockets()}
     return {
@@ -133,7 +133,7 @@ def snapshot(workers: list[Worker], use: Callable[[int], object], began: float) 
 
 
 def _worker(worker: Worker, sockets: dict[int, procfs.Socket], use: Callable[[int], object]) -> Message:
-    """Return the kernel's view of a worker and its descendants. A text is "" if it isn't readable."""
+    """Return the kernel's view of a worker and its descendants, with "" for text that isn't readable."""
     family = procfs.family(worker.pid)
     held = sorted(procfs.socket_inodes(family).intersection(sockets))[:MAX_SOCKETS]
     return {
@@ -175,7 +175,7 @@ def _kernel_log(oldest: float) -> list[str]:
 
 
 def variables(directory: Directory, attempt: int, run_id: str) -> dict[str, str]:
-    """Return defaults for variables by which torch and NCCL provide evidence, private to an attempt."""
+    """Return default variables, private to an attempt, that make torch and NCCL provide evidence."""
     return {
         "TORCH_FR_DUMP_TEMP_FILE": directory.flight_prefix(attempt),
         "TORCH_NCCL_DEBUG_INFO_PIPE_FILE": _pipe_prefix(directory, attempt),
@@ -194,7 +194,7 @@ def _request_flight(path: str) -> None:
         os.write(pipe, b"1\n")
         os.close(pipe)
     except OSError:
-        return  # no communicator of NCCL yet, or the variable is the user's own
+        return  # no NCCL communicator yet, or the user has set the variable
 
 
 def _ask_ras(address: str) -> bytes:

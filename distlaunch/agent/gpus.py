@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def gpu_count() -> int:
-    """Count the GPUs that a worker would see: from CUDA_VISIBLE_DEVICES, else from the drivers."""
+    """Count the GPUs that a worker would see, from CUDA_VISIBLE_DEVICES or else from the drivers."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         named = [device.strip() for device in visible.split(",")]
@@ -51,7 +51,7 @@ class Utilization:
     def use(self, device: int) -> tuple[int | None, int | None]:
         """Return the utilization of a GPU in percent, and its memory in use in bytes; None if unknown.
 
-        The percentage is that of the last second during which a kernel ran.
+        The percentage is the share of the last second in which a kernel was running.
         """
         if self._nvml is None or device < 0:
             return None, None

@@ -24,7 +24,7 @@ _WATCHED = (signal.SIGCHLD, *wire.STOPS, *wire.WARNINGS)
 
 
 def main(nonce: str, place: int | tuple[str, dict[str, int]]) -> None:
-    """Fork the agent, wait until it has ended, sweep, and exit. The boot code calls this; it never returns.
+    """Fork the agent, wait until it has ended, sweep, and exit. Called by the boot code; never returns.
 
     `place` is the index of the node. If several nodes share a link, `place` is (variable with the node's
     name, map of names to indices), and each node writes lines in the format of `distlaunch.agent.wire`.
@@ -56,9 +56,9 @@ def main(nonce: str, place: int | tuple[str, dict[str, int]]) -> None:
 
 
 class Ended(Frozen):
-    """The end of an agent: the status with which the agent `exited`, or None if it was killed.
+    """The end of an agent. `exited` is the agent's exit status, or None if it was killed.
 
-    `unswept` is set if some of its descendants resisted the sweep.
+    `unswept` is set if some of the agent's descendants resisted the sweep.
     """
 
     exited: int | None
@@ -68,10 +68,10 @@ class Ended(Frozen):
 def watch(agent: int, link: int = 0, passed_on: dict[int, int] | None = None) -> Ended:
     """Wait until the agent has ended, and sweep.
 
-    After a stop signal, ensure that the agent ends even if it is stuck. `link` is the descriptor of the input
-    of the link. Each signal in `passed_on`, which are blocked, is translated to another signal for the agent,
-    which handles it. Without `passed_on`, signals that stop processes stop the agent. A launcher that joined
-    calls this, too, with its connection as `link` (`launch.joined_agent`).
+    After a stop signal, ensure that the agent exits even if it is stuck. `link` is the descriptor of the
+    link's input. `passed_on` maps signals, which are blocked, to the signals that the agent receives instead
+    and handles. Without `passed_on`, signals that stop processes stop the agent. A launcher that joined also
+    calls this, with its connection as `link` (`launch.joined_agent`).
     """
     status: int | None = None
     deadline: float | None = None
@@ -81,7 +81,7 @@ def watch(agent: int, link: int = 0, passed_on: dict[int, int] | None = None) ->
     while status is None:
         wait_s = LOOK_S if deadline is None else max(0.0, min(LOOK_S, deadline - time.monotonic()))
         received = signal.sigtimedwait(watched, wait_s)
-        # A wait that spans a stop and a continuation ends with signal 0 instead of None (CPython 3.11).
+        # A wait during which this process is stopped and continued returns signal 0, not None (CPython 3.11).
         signum = 0 if received is None else received.si_signo
         if deadline is None and (signum in stops or _hung_up(link)):
             deadline = time.monotonic() + STOP_S

@@ -35,7 +35,8 @@ class HoldPort(Frozen):
 class Needs(Frozen):
     """Requirements of the workers on a node: their directory, their program's file, and their TMPDIR.
 
-    Paths may begin with ~. An empty `program` is not a file, and an empty `tmpdir` is the node's own.
+    Paths may begin with ~. If `program` is "", there is no file to check. If `tmpdir` is "", the node's own
+    TMPDIR applies.
     """
 
     workdir: str
@@ -51,10 +52,11 @@ class FindRoute(Frozen):
 
 
 class Binding(Frozen):
-    """CPUs for each worker.
+    """The method of choosing CPUs for each worker.
 
-    If `how` is node, socket, exclusive or core-complex, workers are bound near that many `gpus`. If it is
-    cores, each worker gets an equal share. If it is listed, `cpus` lists them by local rank.
+    If `how` is node, socket, exclusive or core-complex, workers are bound near the first `gpus` GPUs. If it
+    is cores, each worker gets an equal share of the cores. If it is listed, `cpus` contains the CPUs of each
+    local rank.
     """
 
     how: str
@@ -66,9 +68,9 @@ class WorkerSpec(Frozen):
     """A worker to start. `env` overrides the environment of the node, which overrides `defaults`.
 
     `paths` are the indices of `argv` items that, like `cwd`, may begin with ~ for the user's home on the
-    node. An index above 0 is the script. With `one_device`, the worker sees only its own GPU. `shares` are
-    the descriptors, 0 and 1, that the worker shares with the command. The agent fills in `cpus` according to
-    `Binding`.
+    node. An index above 0 is that of the script. With `one_device`, the worker sees only its own GPU.
+    `shares` contains 0 or 1, or both: the descriptors that the worker shares with the command. The agent
+    fills in `cpus` according to `Binding`.
     """
 
     local_rank: int
@@ -83,13 +85,13 @@ class WorkerSpec(Frozen):
 
 
 class StartWorkers(Frozen):
-    """Start the workers of an attempt. `env` contains the variables common to all.
+    """Start the workers of an attempt. `env` contains the variables that all of them share.
 
-    `grace_s` and `lease_s` apply from now on. With `stall_s` None, stalled workers are not detected.
-    `watch_port` is the rendezvous port, at which workers join. `hosts_store` is set if it is on this node.
-    `warning` is the signal for the workers when the agent is stopped. `flight` requests dumps of flight
-    recorders. `temporary` are variables for the path of a directory that the agent deletes. A launcher that
-    joined has its own program, so it accepts only `distlaunch.contract.ranks_alone` of this.
+    `grace_s` and `lease_s` apply from now on. If `stall_s` is None, stalled workers are not detected.
+    `watch_port` is the rendezvous port, where workers join. `hosts_store` is set if that port is on this
+    node. `warning` is the signal sent to the workers when the agent is stopped. `flight` requests flight
+    recorder dumps. `temporary` lists variables to set to the path of a directory that the agent deletes. A
+    launcher that joined has its own program, so it accepts only what `distlaunch.contract.ranks_alone` keeps.
     """
 
     attempt: int
@@ -108,7 +110,7 @@ class StartWorkers(Frozen):
 
 
 class StopWorkers(Frozen):
-    """End this attempt: SIGTERM, SIGKILL after the grace period, then a sweep.
+    """Stop the attempt: SIGTERM, SIGKILL after the grace period, then a sweep.
 
     A launcher that joined shows `why` to its user.
     """
@@ -120,8 +122,8 @@ class StopWorkers(Frozen):
 class Capture(Frozen):
     """Report `Evidence` of the state of all workers, and the Python stacks of `local_ranks`.
 
-    With `abort`, collecting the stacks may end these workers. If it must be `quick`, because the workers are
-    about to be stopped, nothing is requested from NCCL: an unfinished dump would replace an earlier one.
+    With `abort`, collecting the stacks may kill these workers. `quick` is set if the workers are about to be
+    stopped. Nothing is then requested from NCCL, since an unfinished dump would replace an earlier one.
     """
 
     local_ranks: Tuple[int, ...]
@@ -130,19 +132,19 @@ class Capture(Frozen):
 
 
 class ReadStacks(Frozen):
-    """Report the Python stacks of `local_ranks` as `Evidence`, because a user asks where they are."""
+    """Report the Python stacks of `local_ranks` as `Evidence`, at a user's request."""
 
     local_ranks: Tuple[int, ...]
 
 
 class WatchUse(Frozen):
-    """Report `Usage` for this many seconds."""
+    """Report `Usage` for `for_s` seconds."""
 
     for_s: float
 
 
 class WarnWorkers(Frozen):
-    """Send `signum` to the workers, and create the deadline file. The job ends in `left_s`, if known."""
+    """Send `signum` to the workers. If the job is known to end in `left_s`, create the deadline file."""
 
     signum: int
     left_s: Optional[float]
@@ -155,10 +157,10 @@ class Reap(Frozen):
 
 
 class Setup(Frozen):
-    """How to build the environment called `key`: with uv or conda from `files`, or with the command `run`.
+    """The recipe for the environment `key`: built with uv or conda from `files`, or with the command `run`.
 
-    `kind` is uv, conda or run. All are in `workdir`, which may begin with ~. `python` is the interpreter, ""
-    = any. `env` are variables. After `limit_s`, it has failed.
+    `kind` is uv, conda or run. The build runs in `workdir`, which contains `files` and may begin with ~.
+    `python` is the interpreter; "" means any. `env` contains variables. A build fails after `limit_s`.
     """
 
     key: str
@@ -204,8 +206,8 @@ class DialAll(Frozen):
 class Collect(Frozen):
     """Files to send at the end of the job, as patterns with `*`, `?`, and `**` for directories.
 
-    They are relative to `workdir`, or absolute. Both may begin with ~. At most `limit` bytes are sent. The
-    search doesn't enter the directory `apart`, which contains the logs.
+    Patterns are absolute or relative to `workdir`. Patterns and `workdir` may begin with ~. At most `limit`
+    bytes are sent. The search doesn't enter the directory `apart`, which contains the logs.
     """
 
     paths: Tuple[str, ...]
@@ -215,10 +217,10 @@ class Collect(Frozen):
 
 
 class Close(Frozen):
-    """Stop the workers with this signal, SIGKILL after the grace period, sweep, flush, and exit.
+    """Stop the workers with `signum`, then SIGKILL after the grace period. Sweep, flush, and exit.
 
     `outcome` is the exit status of the job. `why` is the root cause, shown by a launcher that joined. The
-    files to `collect` are sent after the sweep. Another `Close` without `collect` stops sending them.
+    files to `collect` are sent after the sweep. A second `Close`, without `collect`, cancels the rest.
     """
 
     grace_s: float
@@ -266,7 +268,7 @@ class PortHeld(Frozen):
 
 
 class PortRefused(Frozen):
-    """Answers `HoldPort` and `Listen`. `owners` lists the visible owners as {uid, pid, command}."""
+    """Answers `HoldPort` and `Listen`. `owners` lists the port's visible owners as {uid, pid, command}."""
 
     node: int
     error: str
@@ -283,10 +285,10 @@ class PortUsurped(Frozen):
 class RouteFound(Frozen):
     """Answers `FindRoute` for the name or address `asked`.
 
-    `address` is the address that it resolved to, `source` the node's own address on the route. `interfaces`
-    lists all interfaces of the node, and whether each has an address. `named` lists (name, value) of the
-    node's environment variables that name interfaces. `seen` are facts about the workers' needs, as
-    `distlaunch.check.probe` describes them; None = not asked.
+    `address` is the address that `asked` resolved to. `source` is the node's own address on the route.
+    `interfaces` lists all interfaces of the node, and whether each has an address. `named` lists (name,
+    value) of the node's environment variables that name interfaces. `seen` contains facts about the workers'
+    needs, in the form of `distlaunch.check.probe`; None if not requested.
     """
 
     node: int
@@ -359,14 +361,14 @@ class RanksJoined(Frozen):
 
 
 class RanksLag(Frozen):
-    """Workers that have not joined: (local rank, whether it is trying to join, activity) of each."""
+    """Workers that have not joined. `seen` lists (local rank, whether it is trying to join, activity)."""
 
     node: int
     seen: Tuple[Tuple[int, bool, str], ...]
 
 
 class RanksStalled(Frozen):
-    """All of the node's workers that have been stalled for `stall_s`, while others are active or have exited.
+    """All of the node's workers that have been stalled for `stall_s`. The others are active or have exited.
 
     `stopped` lists (local rank, PID) if a signal has suspended a worker or one of its descendants.
     """
@@ -403,9 +405,9 @@ class Interrupted(Frozen):
 
 
 class AgentLeaving(Frozen):
-    """The agent exits, after its workers, because of a signal or because its guardian died (`orphaned`).
+    """The agent will exit, after its workers, because of a signal or because its guardian died (`orphaned`).
 
-    Without a signal (0), the link's input has ended, or is unreadable because of `damage`.
+    If `signum` is 0, the link's input has ended, or is unreadable because of `damage`.
     """
 
     node: int
@@ -415,7 +417,7 @@ class AgentLeaving(Frozen):
 
 
 class OutputLost(Frozen):
-    """This many bytes of stdout (`stream` 0) or stderr (1) of a worker were lost: the spool was full."""
+    """The spool was full, so `size` bytes of a worker's stdout (`stream` 0) or stderr (1) were lost."""
 
     node: int
     local_rank: int
@@ -431,7 +433,7 @@ class Stuck(Frozen):
 
 
 class Swept(Frozen):
-    """No descendant of the agent is left. `leftovers` counts the ones that outlived their workers."""
+    """No descendant of the agent is left. `leftovers` counts the processes that outlived their workers."""
 
     node: int
     attempt: int
@@ -439,14 +441,14 @@ class Swept(Frozen):
 
 
 class Reaped(Frozen):
-    """Answers `Reap`: nothing of the run is left on the node. `processes` were killed."""
+    """Answers `Reap`: nothing of the run is left on the node. `processes` counts the processes killed."""
 
     node: int
     processes: int
 
 
 class OrphansKilled(Frozen):
-    """The agent killed `processes` that crashed agents of earlier runs had left behind."""
+    """The agent killed processes left behind by crashed agents of earlier runs. `processes` counts them."""
 
     node: int
     processes: int
@@ -475,7 +477,7 @@ class Usage(Frozen):
 class Evidence(Frozen):
     """Answers `Capture` with an object: the state of the workers and their node, or NCCL's own view.
 
-    Answers `ReadStacks` with one such report for each worker: {"stacks": [[local rank, text]]}.
+    Answers `ReadStacks` with one report for each worker: {"stacks": [[local rank, text]]}.
     """
 
     node: int
@@ -484,13 +486,13 @@ class Evidence(Frozen):
 
 
 MAX_LACKS = 5
-"""How often an agent may send `TreeLacks`."""
+"""Maximum number of times that an agent may send `TreeLacks`."""
 
 
 class TreeLacks(Frozen):
     """Answers `PlaceTree`: contents missing from the node's store, as indices into the manifest.
 
-    No indices = the manifest is missing.
+    If there are no indices, the manifest is missing.
     """
 
     node: int
@@ -498,7 +500,7 @@ class TreeLacks(Frozen):
 
 
 class TreeProgress(Frozen):
-    """This many bytes of missing contents have arrived, or the tree is still being created."""
+    """`size` bytes of missing contents have arrived so far. Also sent while the tree is being created."""
 
     node: int
     size: int
@@ -547,7 +549,10 @@ class FileBegins(Frozen):
 
 
 class FilesEnd(Frozen):
-    """Answers `Collect` after all files. `left_out` lists (file or pattern, reason). `more` counts others."""
+    """Answers `Collect` after all files.
+
+    `left_out` lists (file or pattern, reason). `more` counts those that aren't listed.
+    """
 
     node: int
     left_out: Tuple[Tuple[str, str], ...]
@@ -581,9 +586,9 @@ class Dialed(Frozen):
 
 _RECORDS = {name: kind for name, kind in vars().items() if getattr(kind, "__module__", "") == __name__}
 REPORT_TYPES = {name: kind for name, kind in _RECORDS.items() if "node" in kind._fields}
-"""Reports by their op: the name of the class. Each report names its node."""
+"""Reports by `op`, the name of the class. Each report names its node."""
 COMMAND_TYPES = {name: kind for name, kind in _RECORDS.items() if name not in REPORT_TYPES}
-"""Commands by their op, and the records in them."""
+"""Commands, and the records in them, by `op`."""
 
 
 def as_object(message: Tuple[Any, ...]) -> Dict[str, Any]:
@@ -660,4 +665,4 @@ _CHECKS: Dict[str, Callable[[Any], bool]] = {
     "str": lambda value: isinstance(value, str),
     "Dict[str, str]": lambda value: isinstance(value, dict) and {*map(type, value.values())} <= {str},
 }
-"""Forms of fields other than tuples, records and None."""
+"""Checks for each form of a field, except tuples, records and None."""

@@ -23,7 +23,7 @@ LIMIT_S = 2.0
 UNCOUNTED = 1 << 50
 """Free bytes of a file system that doesn't count them."""
 MAX_READ = 1 << 20
-"""Bytes of a program to compare. A program may be a large archive."""
+"""Maximum bytes of a program to compare, since a program may be a large archive."""
 
 
 def look(poller: Poller, needs: Needs, report: Callable[[Message], None]) -> None:
@@ -93,7 +93,7 @@ def digest(program: str) -> str:
             return "%08x" % zlib.crc32(file.read(MAX_READ), found.st_size)
     except PermissionError:
         if os.access(program, os.X_OK):
-            return ""  # a binary file needs no more than that
+            return ""  # a binary file only has to be executable
         raise
 
 

@@ -214,8 +214,8 @@ def listen(port: int | None, token: bytes) -> int:
 
     The answer is `token` in a small packet, then large packets, which a path with a smaller MTU may lose.
 
-    The command `Listen` of a port check calls this. Uses a thread, because `dial` in the same agent also
-    waits for an answer.
+    This executes `Listen`, a command of the port check. It uses a thread, because `dial` in the same agent
+    also waits for an answer.
     """
     import threading  # needed only for checks
 
@@ -243,7 +243,7 @@ def dial_all(
 ) -> tuple[tuple[Dial, ...], ...]:
     """Call `dial` for each (host, port), all at once, and return the results in order.
 
-    This answers `DialAll`, a question of the port check. It blocks the agent's loop until all have ended.
+    This executes `DialAll`, a command of the port check. It blocks the agent's loop until all calls return.
     """
     from concurrent.futures import ThreadPoolExecutor  # needed only for checks
 

@@ -15,7 +15,7 @@ from distlaunch.agent.messages import OutputLost
 from distlaunch.agent.poller import Poller
 
 MEMORY, DISK, SEGMENT = 2 << 20, 1 << 30, 64 << 20
-"""Bytes of output in memory and in files, and bytes of one file."""
+"""Limits in bytes: output in memory, output in files, and one file."""
 HOLD_S = 0.1
 """Seconds in which a link must accept half of the outbox's memory. A slower link must not slow a worker."""
 
@@ -37,7 +37,7 @@ class Spool:
 
     @property
     def left(self) -> int:
-        """Return the number of bytes that still fit in memory; 0 while the next frame is in a file."""
+        """Return the number of bytes that still fit in memory; 0 while any frame is in a file."""
         return 0 if self._segments else MEMORY - self._in_memory
 
     def append(self, entry: bytes) -> bool:
@@ -100,7 +100,7 @@ class Segment:
         self.read = self.written = 0
 
     def append(self, entry: bytes) -> bool:
-        """Add a frame. Return False if there is no room for a whole one."""
+        """Add a frame. Return False if there is no room for all of it."""
         try:
             if os.pwrite(self._fd, entry, self.written) < len(entry):
                 return False
@@ -124,9 +124,9 @@ class Segment:
 class Outbox:
     """Orders frames, and writes them to the descriptor of the link, which must not block.
 
-    `form` encodes each frame. `hello` is written together with the first frame. Control frames that are
-    waiting are also written together, because srun delays a second write by 40 ms. `_current` is the rest of
-    the frame being written. `_lost` counts dropped bytes by channel.
+    `form` encodes each frame. `hello` is written together with the first frame. Waiting control frames are
+    also written together, because srun delays a second write by 40 ms. `_current` is the rest of the frame
+    being written. `_lost` counts dropped bytes by channel.
     """
 
     def __init__(
@@ -175,7 +175,7 @@ class Outbox:
         self._current = memoryview(b"")
 
     def output(self, attempt: int, channel: int, data: bytes | memoryview) -> None:
-        """Queue output of a worker, at most MAX_OUTPUT bytes, or count its loss."""
+        """Queue output of a worker, at most MAX_OUTPUT bytes, or count it as lost."""
         if not self._spool.append(wire.encode(self.node, attempt, channel, data)):
             self._lost[channel] = self._lost.get(channel, 0) + len(data)
 
@@ -199,7 +199,7 @@ class Outbox:
         ]
 
     def write(self, link: int) -> int:
-        """Write until the link would block, and return the number of bytes.
+        """Write until the link would block, and return the number of bytes written.
 
         Raises OSError if the link is gone.
         """
@@ -228,7 +228,7 @@ class Outbox:
 class Flow:
     """Backpressure: reads a worker's pipe now, or only when the outbox has room again.
 
-    No pipe waits longer than HOLD_S, or waits again before the link has caught up.
+    A pipe waits for at most HOLD_S, and not again until the link has caught up.
     """
 
     def __init__(self, poller: Poller, outbox: Outbox) -> None:

@@ -11,9 +11,9 @@ import time
 from collections.abc import Callable, Iterable
 
 F_SETPIPE_SZ = 1031
-"""The number of this fcntl command on Linux. Python defines it only since version 3.10."""
+"""The number of this fcntl command on Linux. Python defines it only in 3.10 and later."""
 SIZE = 1 << 20
-"""Bytes of capacity for the pipes of a link, if it has pipes."""
+"""Capacity in bytes of a link's pipes, if it has any."""
 KEPT = 8 << 20
 """Bytes of freed memory to keep. Far more than a block of output, but below the 32 MiB that glibc accepts."""
 
@@ -37,7 +37,7 @@ class Poller:
             self._poll.unregister(fd)
 
     def watch_signals(self, signums: Iterable[int], handler: Callable[[bytes], object]) -> None:
-        """Call `handler` with the numbers of received signals, one per byte. They have no other effect."""
+        """Call `handler` with the numbers of received signals, one per byte. Signals have no other effect."""
         read, write = os.pipe()
         os.set_blocking(read, False)
         os.set_blocking(write, False)
@@ -47,7 +47,7 @@ class Poller:
         self.watch(read, lambda: handler(os.read(read, 4096)))
 
     def after(self, delay_s: float, name: str, handler: Callable[[], object]) -> None:
-        """Call `handler` once in `delay_s` seconds. The same name again replaces the earlier deadline."""
+        """Call `handler` once in `delay_s` seconds. An earlier deadline with the same name is replaced."""
         self._deadlines[name] = (time.monotonic() + delay_s, handler)
 
     def within(self, delay_s: float, name: str, handler: Callable[[], object]) -> None:
@@ -61,7 +61,7 @@ class Poller:
         self._deadlines.pop(name, None)
 
     def turn(self) -> None:
-        """Wait for the next event or deadline, and handle all that are due."""
+        """Wait for the next event or deadline, and handle everything that is due."""
         for fd, _ in self._poll.poll(self._wait_ms()):
             handler = self._handlers.get(fd)  # an earlier handler of this turn may have closed it
             if handler:

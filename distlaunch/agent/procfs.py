@@ -61,7 +61,7 @@ def boot_id() -> str:
 def state(pid: int) -> str:
     """Return the kernel's letter for a process: R running, S sleeping, D uninterruptible, T stopped.
 
-    "" = it doesn't exist.
+    Return "" if the process doesn't exist.
     """
     fields = _stat(pid)
     return fields[0].decode() if fields else ""
@@ -105,7 +105,7 @@ def descendants(root: int) -> list[int]:
 
 
 def tree(root: int) -> dict[int, list[int]]:
-    """Map `root`, and each descendant with children, to the children. Parents come before children.
+    """Map `root` and its descendants to their children, if they have any. Parents come before children.
 
     A process that is forked or ends in the meantime may be missing, and with the kernel's lists of children,
     so may its siblings (proc(5)). A caller that needs every process must repeat the call.
@@ -230,7 +230,7 @@ MEMORY_EVENTS = ("high", "max", "oom", "oom_kill", "under_oom")
 def oom_kills() -> int:
     """Return the number of kills by the OOM killer in this cgroup, or on the node if that isn't readable.
 
-    The number only grows, so callers subtract an earlier one.
+    The number only grows, so callers subtract an earlier value.
     """
     return memory_events().get("oom_kill", 0)
 

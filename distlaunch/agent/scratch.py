@@ -35,13 +35,13 @@ def places(tmpdir: str | None = None) -> list[str]:
 
 
 def no_place(refused: dict[str, str]) -> str:
-    """Return the text about places that can't be used, each with the reason."""
+    """Return an error message that lists the unusable places, each with the reason."""
     tried = "; ".join(["%s: %s" % each for each in refused.items()])
     return "can't create a directory for error records in %s; set TMPDIR in env" % tried
 
 
 class Directory:
-    """The directory, mode 0700. Its name is fixed and can't be guessed. `make` decides where it is created.
+    """The directory, with mode 0700. Its name is fixed and can't be guessed. `make` picks its parent.
 
     The object is constructed before the agent is forked. Before the agent creates the directory, it sends the
     path to the guardian through a pipe. If the agent is killed, the guardian can then delete the directory.
@@ -57,13 +57,13 @@ class Directory:
 
     @property
     def inner(self) -> str:
-        """Return the directory inside for temporary files of workers."""
+        """Return the subdirectory for the workers' temporary files."""
         return os.path.join(self.path, "inner")
 
     def make(self, tmpdir: str | None = None) -> None:
         """Create the directory in the first writable place, unless it exists. Raises `NoPlaceError`.
 
-        Called before each attempt, whose job may set `tmpdir`.
+        Called before each attempt. The job may set `tmpdir`.
         """
         self.places = places(tmpdir)
         if self.path and os.path.isdir(self.path):
@@ -99,7 +99,7 @@ class Directory:
         return os.path.join(self.path, "flight-%d-" % attempt)
 
     def flight_pieces(self, attempt: int) -> Iterator[tuple[int, bytes]]:
-        """Yield (rank, bytes) of all dumps of an attempt, in order, at most MAX_OUTPUT bytes at once."""
+        """Yield (rank, bytes) of all dumps of an attempt, in order, at most MAX_OUTPUT bytes at a time."""
         prefix = self.flight_prefix(attempt)
         for name in sorted(os.listdir(self.path)):
             path = os.path.join(self.path, name)
@@ -114,7 +114,7 @@ class Directory:
             remove(self.path)
 
     def remove_left(self) -> None:
-        """Delete the directory wherever the agent, which has ended, created it. Called by the guardian."""
+        """Delete the directory, wherever it was created. Called by the guardian after the agent has ended."""
         try:
             paths = os.read(self._paths_read, 1 << 16)
         except BlockingIOError:
@@ -153,7 +153,7 @@ def _make(path: str) -> None:
 
 
 def _lock(path: str) -> int:
-    """Return a descriptor that locks a directory of this user, or -1 if another process has locked it."""
+    """Lock a directory of this user, and return its descriptor, or -1 if another process has locked it."""
     fd = -1
     try:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)

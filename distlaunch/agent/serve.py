@@ -1,7 +1,7 @@
 """The agent executes the controller's commands and holds the lease.
 
-It makes no decisions about the job, except that it stops its workers, sweeps and exits when the link ends,
-the lease expires or a signal arrives.
+The agent makes no decisions about the job, except that it stops its workers, sweeps and exits when the link
+closes, the lease expires or a signal arrives.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 GRACE_S = 10.0
 REAP_INTERVAL_S = 0.05
-"""Seconds between checks for killed processes that aren't children, whose end nothing announces."""
+"""Seconds between checks for killed processes that aren't children, since no signal announces their exit."""
 FLUSH_S = 15.0
 """Seconds without progress after which the remaining output is discarded, once everything is swept."""
 _READ = 1 << 18
@@ -61,7 +61,7 @@ def main(nonce: str, node: int, directory: scratch.Directory, alone: bool = True
 
 
 def exit_after(serve: Callable[[], int]) -> None:
-    """Be an agent, and exit the process with the status that `serve` returns."""
+    """Call `serve`, which runs an agent, and exit the process with the status that it returns."""
     status = wire.AGENT_DIED
     try:
         status = serve()
@@ -123,8 +123,9 @@ class Agent:
         self._signums: tuple[int, ...] = (signal.SIGCHLD, *wire.STOPS, *wire.WARNINGS)
 
     def run(self, received: bytes = b"") -> int:
-        """Serve until the link closes or ends, the lease expires, or a signal arrives, and return the exit
-        status. `received` is input that arrived with the boot code.
+        """Serve until `Close` or a signal arrives, the link closes or the lease expires.
+
+        Return the exit status. `received` is input that arrived with the boot code.
         """
         self._poller.watch_signals(self._signums, self._on_signals)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())  # the guardian blocked them
@@ -133,7 +134,7 @@ class Agent:
         self._renew_lease()
         self._execute(received)
         self._receive()
-        # Answers are sent with the first report, since some connections delay a small message after another.
+        # Answers are sent with the first report, since some links delay a small message after another one.
         self._flush()
         self._report_orphans()
         gc.enable()  # disabled during the boot
@@ -152,7 +153,7 @@ class Agent:
         """Return the first report, with facts that the controller needs for its plan.
 
         From `at`, the controller computes the offset of this node's clock. A launcher that joined overrides
-        this, and adds its own number of workers, their role and its logs.
+        this, and adds the number of its workers, their role and the directory of its logs.
         """
         return messages.Hello(
             node=self._node,
@@ -165,7 +166,7 @@ class Agent:
         )
 
     def _report_orphans(self) -> None:
-        """Remove what dead agents of earlier runs left on the node. Called once, after the first answers."""
+        """Remove leftovers of earlier runs whose agents are dead. Called once, after the first answers."""
         scratch.remove_abandoned()
         killed = sweep.kill_orphans()
         if killed:
@@ -174,7 +175,7 @@ class Agent:
     # The link
 
     def _receive(self) -> None:
-        """Read and execute commands. The end of the input ends the agent."""
+        """Read and execute commands. If the input has ended, leave."""
         try:
             data = os.read(self._link_in, _READ)
         except BlockingIOError:
@@ -187,13 +188,13 @@ class Agent:
             self._hear_end()
 
     def _hear_end(self, damage: str = "") -> None:
-        """Report that the agent leaves, since its input has ended or is invalid (`damage`), and leave."""
+        """Report that the input has ended, or is invalid because of `damage`, and leave."""
         # A peer that closed only the input, as sshd does when the guardian dies, still receives this.
         self._report_leaving(0, damage)
         self._lose_link()
 
     def _execute(self, received: bytes) -> None:
-        """Execute the commands for this node in `received`. An invalid one ends the link."""
+        """Execute the commands for this node in `received`. An invalid command ends the link."""
         try:
             frames = [frame for frame in self._decoder.feed(received) if frame.node == self._node]
             for frame in frames:
@@ -230,7 +231,7 @@ class Agent:
             self._poller.forget(self._link_out)
 
     def _flush_early(self) -> None:
-        """Send all queued frames before new ones, unless the link is full. Then urgent frames go first."""
+        """Send all queued frames before new ones. If the link is full, urgent frames go first instead."""
         if not self._link_full:
             self._flush()
 
@@ -244,7 +245,7 @@ class Agent:
         return False
 
     def _flush_rest(self) -> None:
-        """Write the rest, unless the link accepts nothing for FLUSH_S."""
+        """Write the remaining frames. Give up if the link accepts nothing for FLUSH_S."""
         self._poller.after(FLUSH_S, "flush", self._lose_link)
         self._flush()
         while self._outbox and not self._link_lost:
@@ -259,7 +260,7 @@ class Agent:
         self._leave_early()
 
     def _leave_early(self) -> None:
-        """Stop the workers, then exit, without a `Close` of the controller."""
+        """Stop the workers, then exit, without a `Close` from the controller."""
         if not self._leaving:
             self._leaving, self._status = True, wire.LEFT_EARLY
             self._workers.stop(self._grace_s, self._warning)
@@ -273,8 +274,8 @@ class Agent:
     def _on_signals(self, received: bytes) -> None:
         """Handle the signals received, one number per byte.
 
-        SIGCHLD means that workers may have ended. Termination warnings are only reported. A signal of STOPS
-        ends the agent. A launcher that joined overrides this.
+        SIGCHLD means that workers may have ended. Termination warnings are only reported. A signal in STOPS
+        makes the agent leave. A launcher that joined overrides this.
         """
         if signal.SIGCHLD in received:
             self._workers.children_changed()
@@ -289,7 +290,7 @@ class Agent:
     def _report_leaving(self, signum: int, damage: str = "") -> None:
         """Report that the agent is leaving.
 
-        This precedes the exit of its workers, so none becomes the root cause.
+        The report precedes the exits of its workers, so that none of them becomes the root cause.
         """
         if not self._leaving:
             self._outbox.report(
@@ -330,7 +331,7 @@ class Agent:
         if command.needs is None or isinstance(found, messages.RouteFailed):
             self._outbox.report(found)
             return
-        from distlaunch.agent import needs  # jobs on one machine find out when they start
+        from distlaunch.agent import needs  # not for jobs on one machine, which find out when they start
 
         needs.look(self._poller, command.needs, lambda seen: self._outbox.report(found._replace(seen=seen)))
 
@@ -358,7 +359,7 @@ class Agent:
             self._outbox.report(messages.Reaped(self._node, killed))
 
     def _on_place_tree(self, command: messages.PlaceTree) -> None:
-        from distlaunch.agent.tree import Placement  # few jobs bring their code
+        from distlaunch.agent.tree import Placement  # few jobs send their code
 
         self._tree = self._tree or Placement(self._node, self._poller, self._outbox.report)
         self._tree.place(command)

@@ -28,7 +28,7 @@ from distlaunch.agent.wire import Message
 from distlaunch.agent.worker import start_child
 
 FACTS = "distlaunch.json"
-"""The versions in an environment: a file in its directory."""
+"""The file in an environment's directory that lists the versions."""
 LAST_LINES = 4
 """Lines of the last output to report if the environment can't be built."""
 MAX_PRINTED = 4096
@@ -63,7 +63,7 @@ class Environment:
         self._new = self._halves + os.urandom(4).hex()
         self._printed = ""
         self.builder = 0
-        """The PID of the process that is building it, or 0."""
+        """The PID of the process that is building the environment, or 0."""
 
     @property
     def complete(self) -> bool:
@@ -144,8 +144,8 @@ class Environment:
                 fcntl.flock(lock, fcntl.LOCK_EX)
             if self.complete:
                 return
-            # Builders of this host that were killed have left these. Hosts may share the directory, and many
-            # file systems don't show locks of other hosts.
+            # Builders that were killed on this host left these. Hosts may share the directory, and many file
+            # systems don't show locks of other hosts.
             for left in glob.glob(glob.escape(self._halves) + "*[0-9a-f]"):
                 shutil.rmtree(left, ignore_errors=True)
             try:
@@ -185,7 +185,7 @@ class Environment:
         _call([uv, "pip", "install", "--python", os.path.join(new, "bin", "python"), "-r", source], env)
 
     def _uv(self, env: dict[str, str]) -> str:
-        """Return the path of uv, which is installed beside the environments if the node has none."""
+        """Return the path of uv, which is installed beside the environments if the node doesn't have it."""
         own = os.path.join(self._directory, "uv", "bin", "uv")
         for path in (shutil.which("uv", path=env.get("PATH")), os.path.expanduser("~/.local/bin/uv"), own):
             if path and os.access(path, os.X_OK):
@@ -196,7 +196,7 @@ class Environment:
         return own
 
     def _publish(self, new: str) -> None:
-        """Record the versions in the environment, and link `path` to it, which makes it complete."""
+        """Record the versions in the environment `new`. Then link `path` to it, which completes it."""
         done = subprocess.run(
             [os.path.join(new, "bin", "python"), "-c", _VERSIONS], stdout=subprocess.PIPE, check=True
         )

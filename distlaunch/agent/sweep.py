@@ -26,10 +26,10 @@ PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 PR_SET_PTRACER = 0x59616D61
 SETTLE_S = 0.3
-"""Seconds that helper processes have to end by themselves.
+"""Seconds for helper processes to exit on their own.
 
-Python's resource tracker ends after the last process that it serves, once it has unlinked their files in
-/dev/shm: 30 ms, or 130 ms on a busy host.
+Python's resource tracker exits after the last process that it serves, once it has unlinked their files in
+/dev/shm. This takes 30 ms, or 130 ms on a busy host.
 """
 FEW = 64
 """Maximum number of helper processes to wait for. If there are more, they may be forking."""
@@ -55,7 +55,7 @@ def die_with_parent(signum: int, parent: int) -> None:
 def allow_tracing(tracer: int) -> None:
     """Let process `tracer` and its descendants read this process's stack, even after exec.
 
-    Where Yama restricts ptrace, as it does on Ubuntu by default, py-spy could only read its own descendants.
+    Otherwise, where Yama restricts ptrace, as on Ubuntu by default, py-spy could read only its descendants.
     """
     _prctl(PR_SET_PTRACER, tracer)
 
@@ -87,9 +87,9 @@ def has_children() -> bool:
 
 
 class Sweep:
-    """A sweep: call `kill_descendants` until `has_children` returns False, and once `settling_s` is over.
+    """A sweep: call `kill_descendants` until `has_children` returns False, and when `settling_s` is over.
 
-    Helper processes wait for the end of the worker that they serve, so they are killed only after that time.
+    Helper processes wait for the worker that they serve to exit, so they are killed only after `settling_s`.
     In a `gentle` sweep, all processes except the `workers` are helpers. Otherwise, only processes that ignore
     SIGTERM are. `killed` contains the PIDs of killed processes.
     """
@@ -109,7 +109,7 @@ class Sweep:
         self.killed |= _kill_each(self._due, self.killed)
 
     def _due(self) -> list[int]:
-        """Return the descendants to kill now, which exclude helpers that have time left."""
+        """Return the descendants to kill now: all except helpers that have time left."""
         tree = procfs.tree(os.getpid())
         found = [pid for children in tree.values() for pid in children]
         if not self.settling_s:
@@ -130,7 +130,7 @@ class Sweep:
 def kill_left(error_files: set[bytes]) -> set[int]:
     """Kill every descendant of workers that have ended, and return the PIDs.
 
-    The error file in its environment, one of `error_files`, identifies the worker.
+    The error file in a descendant's environment, one of `error_files`, identifies its worker.
     """
     name = b"TORCHELASTIC_ERROR_FILE="
 
@@ -193,11 +193,11 @@ def kill_run(run_id: str, node: int) -> int:
 
 
 def claim(run_id: str, node: int) -> object | None:
-    """Become the only agent of a run and node on this host, if no other agent is.
+    """Claim a run and node on this host for this agent, unless another agent has claimed them.
 
     Return a socket to keep open, or None. The socket has a name in the kernel's abstract namespace (unix(7)).
-    It doesn't listen, and ends with this process. An agent calls this before it starts workers or answers
-    `Reap`.
+    It doesn't listen, and closes when this process exits. An agent calls this before it starts workers or
+    answers `Reap`.
     """
     import socket  # not needed by the guardian
 
@@ -220,7 +220,7 @@ def _kill(wanted: Callable[[bytes], bool]) -> int:
 
 
 def _value(environ: bytes, name: bytes) -> bytes:
-    """Return a variable in the format of /proc/PID/environ, whose `name` ends in "="; b"" if it isn't set."""
+    """Return the value of a variable in /proc/PID/environ, or b"" if it isn't set. `name` ends in "="."""
     _, found, rest = (b"\0" + environ).partition(b"\0" + name)
     return rest.partition(b"\0")[0] if found else b""
 

@@ -48,12 +48,12 @@ MAX_STORE = 20 << 30
 DISK_SHARE = 0.05
 """Limits of the store: MAX_STORE bytes, and a share of its disk, not counting files of existing trees."""
 STALE_S = 86_400.0
-"""Seconds after which something unfinished, or a mark, belongs to a process that was killed."""
+"""Age in seconds at which an unfinished file, or a mark, is taken to be left over from a killed process."""
 MARK_S = STALE_S / 24
 """Seconds between renewals of a mark."""
 TURN_S = 0.05
 PROGRESS_S = 1.0
-"""Seconds that a placement may take at once, and seconds between its reports of progress."""
+"""Seconds that a placement may work without a pause, and seconds between its progress reports."""
 MAX_NAME, MAX_PATH, MAX_DEPTH = 255, 4096, 200
 """Maximum bytes of a name and of a path, and maximum names in a path. Python can't remove deeper trees."""
 _READ = 1 << 20
@@ -75,7 +75,7 @@ class Entry(Frozen):
 
 
 def digest_of(data: bytes) -> str:
-    """Return the digest of a content."""
+    """Return the digest that identifies `data` as content of the store."""
     return hashlib.sha256(data).hexdigest()
 
 
@@ -86,7 +86,7 @@ def manifest_text(entries: list[Entry]) -> bytes:
 
 @lru_cache(1)
 def read_manifest(data: bytes) -> list[Entry]:
-    """Return the entries of a manifest. Raises `TreeError` if one is outside the tree or below another."""
+    """Return the entries of a manifest. Raises `TreeError` if one lies outside the tree or below another."""
     try:
         entries = [Entry(*row) for row in json.loads(data.decode())]
     except (ValueError, TypeError, RecursionError):
@@ -134,7 +134,7 @@ def stays_inside(path: str) -> bool:
 
 
 def _encoded(path: str) -> bytes:
-    """Return a path, or a symlink's target, in the system's encoding; nothing if that is impossible."""
+    """Return a path, or a symlink's target, in the system's encoding; b"" if that is impossible."""
     try:
         encoded = os.fsencode(path)
     except UnicodeEncodeError:
@@ -214,11 +214,11 @@ class Store:
         return self.blob(entry.content, entry.kind == PROGRAM)
 
     def blob(self, digest: str, program: bool = False) -> str:
-        """Return the path of a content, whether or not the store has it."""
+        """Return the path for content with this digest, whether or not the store has it."""
         return "%s/%s/%s%s" % (self._blobs, digest[:2], digest[2:], "x" if program else "")
 
     def unfinished(self) -> str:
-        """Return a new path for something that the run has not finished."""
+        """Return a new path for an unfinished file or directory of the run."""
         return os.path.join(self._new, "%s.%s" % (self._run, os.urandom(8).hex()))
 
     # The tree of a run
@@ -255,7 +255,7 @@ class Store:
         os.utime(self._mark)
 
     def _is_marked(self, run_id: str) -> bool:
-        """Return whether the tree of a run is in use on any host. Remove marks that agents have left."""
+        """Return whether the tree of a run is in use on any host. Remove marks that agents left behind."""
         mine, marked = self._mark_of(run_id), False
         for name in os.listdir(self._runs):
             path = os.path.join(self._runs, name)
@@ -283,7 +283,7 @@ class Store:
     def lay_out(self, entries: list[Entry]) -> Iterator[float | list[int]]:
         """Create the run's tree in steps, or verify an existing one.
 
-        Yields the indices of contents that the store needs before the next step, or else 0.
+        Each step yields the indices of contents that the store needs before the next step, or 0 if none.
         """
         final = self.tree_of(self._run)
         if os.path.isdir(final):
@@ -301,7 +301,7 @@ class Store:
         _locked(self._note, fcntl.LOCK_SH)
 
     def _make(self, entries: list[Entry], new: str) -> Iterator[float | list[int]]:
-        """Create the tree in the directory `new`, in steps as `lay_out`.
+        """Create the tree in the directory `new`, in steps like those of `lay_out`.
 
         Contents that are missing or wrong are removed from the store and requested, until every file is
         right.
@@ -355,7 +355,7 @@ class Store:
             yield 0.0
 
     def release(self) -> str:
-        """Remove the run's tree, and other unused files. Return where the run left files, or ""."""
+        """Remove the run's tree and unused files. Return the tree's path if files are left in it, or ""."""
         directory, left = self.tree_of(self._run), False
         if self._mark >= 0:
             os.close(self._mark)
@@ -364,7 +364,7 @@ class Store:
             os.close(self._note)
             self._note = -1
             left = self._retire(self._run)
-        with suppress(OSError):  # another agent has removed the same; the rest is left to the next run
+        with suppress(OSError):  # another agent has removed the same files; the next run removes the rest
             self._tidy()
         return directory if left else ""
 
@@ -397,7 +397,7 @@ class Store:
                 os.rmdir(where)
 
     def _tidy(self) -> None:
-        """Remove files left by killed agents and, if contents were added, the oldest beyond the limit."""
+        """Remove files left by killed agents. If contents were added, remove the oldest beyond the limit."""
         for name in os.listdir(self._runs):
             if name.endswith(".tree"):
                 self._retire(name[:-5])
@@ -409,7 +409,7 @@ class Store:
             self._trim()
 
     def _trim(self) -> None:
-        """Remove the oldest contents (last linked or unlinked) that no tree in use has, down to the limit."""
+        """Remove contents that no tree in use has, least recently (un)linked first, down to the limit."""
         disk = os.statvfs(self._blobs)
         most = min(MAX_STORE, int(disk.f_blocks * disk.f_frsize * DISK_SHARE) or MAX_STORE)
         busy = self._busy()
@@ -442,7 +442,7 @@ class Store:
 class NewContent:
     """Content that is being written. It is moved to its place in the store once it is complete.
 
-    Whoever writes it calls `discard` after an error.
+    The writer must call `discard` after an error.
     """
 
     def __init__(self, store: Store, program: bool) -> None:
@@ -461,7 +461,7 @@ class NewContent:
     def keep(self, expected: str = "") -> None:
         """Put the content into the store. Raises OSError, or `TreeError` if its digest isn't `expected`.
 
-        "" = any digest.
+        If `expected` is "", any digest is accepted.
         """
         digest = self._hash.hexdigest()
         if expected not in ("", digest):
@@ -508,7 +508,7 @@ def _is_unchanged(path: str, entry: Entry, since: float) -> bool:
     """Return whether a file is unchanged since the tree was created, at the time `since`."""
     try:
         found = os.lstat(path)
-        # A link to a content. Root can write to it whatever its mode is, but that changes its time.
+        # A hard link to content. Root can write to it whatever its mode is, but that changes its time.
         if found.st_mode in _CONTENTS and found.st_nlink > 1 and found.st_mtime < since:
             return found.st_size == entry.size
         return is_as_listed(path, entry)
@@ -538,7 +538,7 @@ def _make_parents(directory: str, path: str, made: set[str]) -> None:
 
 
 def _noted(manifest: bytes) -> list[Entry]:
-    """Return the recorded files of a tree; nothing if the agent was killed before the tree was created."""
+    """Return the recorded files of a tree; [] if the agent was killed before the tree was created."""
     try:
         return read_manifest(manifest)
     except TreeError:
@@ -546,7 +546,7 @@ def _noted(manifest: bytes) -> list[Entry]:
 
 
 def _locked(fd: int, how: int, if_unsupported: bool = True) -> bool:
-    """Lock a file if that is possible now. Return whether it is, or `if_unsupported`."""
+    """Lock a file, and return whether that was possible now; `if_unsupported` if there are no locks."""
     try:
         fcntl.flock(fd, how | fcntl.LOCK_NB)
     except OSError as error:
@@ -555,7 +555,7 @@ def _locked(fd: int, how: int, if_unsupported: bool = True) -> bool:
 
 
 def _claimed(path: str, *ways: int) -> int:
-    """Return the descriptor of a file that was locked in one of these ways; -1 if that is impossible now.
+    """Lock a file in the first possible of these ways, and return its descriptor; -1 if none is possible now.
 
     The file is created if necessary. Another process may remove it before it is locked.
     """
@@ -634,7 +634,7 @@ class Placement:
     def _placing(self, command: messages.PlaceTree) -> Generator[float | list[int], None, None]:
         """Place the tree in steps. Yield the seconds to wait, or the indices of missing contents.
 
-        No indices = the manifest is missing.
+        If the list is empty, the manifest is missing.
         """
         self._store = store = self._store or Store(command.base)
         yield from store.hold(command.run_id)
@@ -652,14 +652,14 @@ class Placement:
             yield from self._set_up(command, command.setup)
 
     def _renew(self) -> None:
-        """Renew the mark in the store now and then."""
+        """Renew the mark in the store every MARK_S."""
         assert self._store
         with suppress(OSError):
             self._store.renew()
         self._poller.after(MARK_S, "mark", self._renew)
 
     def _set_up(self, command: messages.PlaceTree, setup: messages.Setup) -> Iterator[float]:
-        """Build the environment, unless the node has it. Report progress meanwhile, and the end."""
+        """Build the environment, unless the node has it. Report progress in the meantime, then the result."""
         from distlaunch.agent.setup import Environment  # few jobs have one
 
         environment = self._environment = Environment(command.base, setup)
@@ -687,7 +687,7 @@ class Placement:
         self._requests += 1
         if self._requests > messages.MAX_LACKS:
             raise TreeError("the contents of files in %s keep changing" % self._command.base)
-        # The manifest is a content, too, whose size is not known.
+        # The manifest is also content of the store. Its size is not known.
         manifest = Entry("", FILE, -1, self._command.tree)
         self._awaited = deque([self._entries[index] for index in indices] or [manifest])
         self._inflate = zlib.decompressobj()
@@ -710,7 +710,7 @@ class Placement:
         self._steps.close()
 
     def feed(self, piece: bytes) -> None:
-        """Handle the next piece of the missing files, from a TREE frame; b"" = everything was sent."""
+        """Handle the next piece of the missing files, from a TREE frame. An empty piece is the last one."""
         if self._inflate is None:
             return  # refused meanwhile
         try:
@@ -731,7 +731,7 @@ class Placement:
         self._go_on()
 
     def _take(self, data: bytes, last: bool = False) -> None:
-        """Append `data` to the awaited contents, in order. `last` = the stream has ended."""
+        """Append `data` to the awaited contents, in order. `last` is set if the stream has ended."""
         assert self._store
         self._received += len(data)
         while self._awaited:

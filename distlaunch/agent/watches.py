@@ -23,8 +23,8 @@ start, so ranks that join late and exit soon are still noticed.
 LAG_S, LAG_MAX_S = 5.0, 30.0
 """Seconds after the start until missing workers are reported with their activity.
 
-Since a job may have no rendezvous, each further report waits for half of the time since the start, within
-these limits.
+Since a job may have no rendezvous, each further report waits for half of the time since the start, but at
+least LAG_S and at most LAG_MAX_S.
 """
 IDLE_SHARE = 0.01
 """Share of one core below which a worker counts as idle. Waiting threads wake up occasionally."""
@@ -65,7 +65,7 @@ class Watch:
 class JoinWatch(Watch):
     """Reports which workers have connected to the rendezvous, and the activity of the others.
 
-    `joined` contains the local ranks of the former.
+    `joined` contains the local ranks that have connected.
     """
 
     name = "joins"
@@ -114,7 +114,7 @@ class JoinWatch(Watch):
 class Arrivals:
     """Checks repeatedly for connections to the rendezvous `port`.
 
-    Reading the table of connections takes milliseconds, and longer on a large host. It is read only if
+    Reading the table of connections takes milliseconds, and longer on a large host. The table is read only if
     connections were opened or closed since the last check and a worker has a socket. Connections already
     included in `counted` are skipped.
     """
@@ -188,7 +188,7 @@ def _was_refused(pids: list[int], sockets: list[procfs.Socket]) -> bool:
     """Return whether a process holds a TCP socket that is neither connected nor listening.
 
     A refused connection leaves no trace in /proc/net/tcp. But while the TCPStore client waits before its next
-    attempt (torch/csrc/distributed/c10d/socket.cpp), it keeps the socket of the last one.
+    attempt (torch/csrc/distributed/c10d/socket.cpp), it keeps the socket of the last attempt.
     """
     alive = {found.inode for found in sockets}
     return any(procfs.holds_tcp_beside(pid, alive) for pid in pids)
@@ -198,7 +198,7 @@ def _was_refused(pids: list[int], sockets: list[procfs.Socket]) -> bool:
 
 
 class StallWatch(Watch):
-    """Reports workers that have no output, CPU use or GPU use for some time."""
+    """Reports workers that have had no output, CPU use or GPU use for some time."""
 
     name = "stalls"
     _interval_s = _excused_until = 0.0
@@ -255,7 +255,7 @@ class UsageWatch(Watch):
     _until = _looked_at = 0.0
 
     def go_on(self, command: WatchUse) -> None:
-        """Report for some more seconds. The controller repeats the command while a view is shown."""
+        """Report for `for_s` seconds from now. The controller repeats the command while a view is shown."""
         now = time.monotonic()
         idle = now > self._until
         self._until = now + command.for_s

@@ -5,22 +5,24 @@ A link is a pair of byte streams. After the boot (see
 login shell prints before that is ignored. After it, both directions carry frames:
 
     offset  size  field
-    0       1     kind: CONTROL, PACKED, OUTPUT, FLIGHT, FILE or TREE; END: the last frame of a launcher that
-                  joined, {"op": "end", "status", "words"}: how its agent ended, and its last stderr output
+    0       1     kind: CONTROL, PACKED, OUTPUT, FLIGHT, FILE, TREE or END
     1       2     node index, since one link may serve several nodes
     3       2     attempt whose worker printed the payload, modulo ATTEMPTS; 0 for CONTROL
     5       2     channel: 0 for CONTROL; ``2 * local_rank + (0 stdout | 1 stderr)`` for OUTPUT;
-                  the rank for FLIGHT, a piece of its flight recorder dump, which `start` requested
+                  the rank for FLIGHT
     7       4     length of the payload in bytes, limited by kind
 
-A CONTROL payload is one JSON object with an ``op``: see `distlaunch.agent.messages`. PACKED is the same,
-compressed by zlib. Only the controller sends it. A TREE payload, also from the controller, is the next piece
-of the contents that a node lacks, empty at the end: see `distlaunch.agent.tree`. A FILE payload is the next
-piece of a file that a node sends at the end of the job: see `distlaunch.agent.collection`.
+A CONTROL payload is one JSON object with an ``op``: see `distlaunch.agent.messages`. A PACKED payload is the
+same, compressed with zlib, and only the controller sends it. A FLIGHT payload is a piece of a rank's flight
+recorder dump, if `StartWorkers` requested it. A TREE payload, also from the controller, is the next piece of
+the contents that a node lacks; it is empty at the end: see `distlaunch.agent.tree`. A FILE payload is the
+next piece of a file that a node sends at the end of the job: see `distlaunch.agent.collection`. END is the
+last frame of a launcher that joined. Its payload, {"op": "end", "status", "words"}, says how the launcher's
+agent ended, and contains its last stderr output.
 
 If several nodes write to one link, as with `srun --label`, only whole lines can be kept apart. Each frame
 of a node then travels as lines of at most LINE bytes, which begin with PIECE. The last line of a node begins
-with GONE and contains the exit status of its guardian. A newline inside a frame becomes ESCAPE and "n", an
+with GONE and contains the exit status of its guardian. A newline inside a frame becomes ESCAPE and "n". An
 ESCAPE becomes ESCAPE and "[".
 
 No pickle, ever. Unknown kinds, overlong frames and invalid payloads end the link (`ProtocolError`).
@@ -78,7 +80,7 @@ SHARED_PMI = "PMI_FD"
 STOPS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
 """Signals that stop an agent."""
 WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
-"""Signals that mean a termination warning, to an agent or to the command."""
+"""Signals that are termination warnings, for an agent or for the command."""
 CLEAN, LEFT_EARLY, AGENT_DIED, NOT_CLEAN = 0, 1, 70, 71
 """Exit statuses on the node.
 

@@ -28,9 +28,9 @@ class Worker:
     """A spawned worker: its spec, environment, PID, pipes (descriptors) and the path of its error record.
 
     `streams` are the open pipes, keyed by 0 for stdout and 1 for stderr. `printed` counts the bytes of its
-    output, `device` is the number of its GPU on the node. `words` is its last stderr output before it was
-    asked to stop. `exec_pipe` is the pipe that confirms exec, -1 once that was read. `started` is set after
-    exec, `stopping` once the worker was asked to stop.
+    output. `device` is the number of its GPU on the node. `words` is its last stderr output before it was
+    asked to stop. `exec_pipe` is the pipe that confirms exec, or -1 after it was read. `started` is set after
+    exec, and `stopping` after the worker was asked to stop.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Worker:
 
 
 def _texts(message: object) -> wire.Message | None:
-    """Convert torch's `message` value, a string or an object, to that form; None = neither."""
+    """Convert torch's `message`, a string or an object, to {message, callstack}; None if it is neither."""
     if isinstance(message, str):
         return {"message": message, "callstack": ""}
     if not isinstance(message, dict):
@@ -86,7 +86,7 @@ def _texts(message: object) -> wire.Message | None:
 
 
 def environment(spec: WorkerSpec) -> dict[str, str]:
-    """Return the environment of a worker: `defaults`, overridden by this node's, overridden by `env`."""
+    """Return a worker's environment: `defaults`, overridden by the node's variables, overridden by `env`."""
     merged = {**spec.defaults, **os.environ, **spec.env}
     if spec.one_device and os.environ.get("CUDA_VISIBLE_DEVICES"):
         devices = os.environ["CUDA_VISIBLE_DEVICES"].split(",")
@@ -95,7 +95,7 @@ def environment(spec: WorkerSpec) -> dict[str, str]:
 
 
 def spawn(spec: WorkerSpec, error_file: str) -> Worker:
-    """Start a worker whose paths `at_home` has expanded. Raises OSError when pipes or fork are refused.
+    """Start a worker whose paths `at_home` has expanded. Raises OSError if pipes or fork are refused.
 
     Returns at once: the outcome of chdir and exec arrives on ``exec_pipe`` (see `exec_failure`).
     """
@@ -129,7 +129,7 @@ def _wide_pipe() -> tuple[int, int]:
 def forked(become: Callable[[], None], *pipes: tuple[int, int]) -> int:
     """Fork a child that runs `become`, which never returns, and return its PID. Raises OSError if refused.
 
-    The child writes to `pipes`, whose other ends stay here; they are closed if it could not be forked.
+    The child writes to `pipes`. Their read ends stay open here, unless fork fails.
     """
     # Until the child has reset its handlers, the agent's handlers would swallow signals to the child.
     before = signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals())
@@ -155,10 +155,10 @@ def start_child(
     on_output: Callable[[bytes], object],
     on_end: Callable[[bool], object],
 ) -> int:
-    """Fork a process that prints, other than a worker, and return its PID. Raises OSError if refused.
+    """Fork a process that calls `run` and prints, and return its PID. Raises OSError if refused.
 
     `on_output` gets its output. Then `on_end` is called once: with True if `limit_s` had passed before the
-    output ended. The process is reaped like any other process of the agent. The sweep kills one that hangs.
+    output ended. The process is reaped like any other child of the agent. The sweep kills it if it hangs.
     """
     agent, (pipe, write) = os.getpid(), os.pipe()
     os.set_blocking(pipe, False)
@@ -193,7 +193,7 @@ def start_child(
 
 
 def at_home(spec: WorkerSpec) -> WorkerSpec:
-    """Replace the ~ at the beginning of the paths in `spec` by the home of the user on this node."""
+    """Replace ~ at the beginning of the paths in `spec` with the user's home directory on this node."""
     argv = tuple([_expanded(word) if i in spec.paths else word for i, word in enumerate(spec.argv)])
     return spec._replace(argv=argv, cwd=_expanded(spec.cwd))
 
@@ -254,7 +254,7 @@ def _bind(spec: WorkerSpec) -> None:
 
 
 def begin(agent: int) -> None:
-    """Give a forked child a new session, which ends with the agent, default signal handling and no input."""
+    """Give a forked child a new session, default signal handling and no input. It dies with the agent."""
     os.setsid()
     sweep.die_with_parent(signal.SIGKILL, agent)
     _reset_signals()
@@ -270,10 +270,7 @@ def _reset_signals() -> None:
 
 
 def exec_failure(node: int, data: bytes, spec: WorkerSpec) -> WorkerUnstarted:
-    """Return the report for the data received from ``exec_pipe``.
-
-    That is `STAGE ERRNO`, as written by the child.
-    """
+    """Return the report for `data` from ``exec_pipe``: `STAGE ERRNO`, as written by the child."""
     stage, _, number = data.decode().partition(" ")
     return unstarted(node, spec, stage, int(number))
 
@@ -314,7 +311,7 @@ _BY_CODE = {
     errno.EAGAIN: "Too many processes: raise the limit on this node with `ulimit -u`",
 }
 _ignored = [signum for signum in wire.WARNINGS if signal.getsignal(signum) is signal.SIG_IGN]
-"""Termination warnings that this agent was started with as ignored.
+"""Termination warnings that were already ignored when this agent started.
 
 Workers ignore them, too, unless they handle them.
 """
@@ -325,7 +322,7 @@ _shared = dict(enumerate(map(int, filter(None, os.environ.pop(wire.SHARED, "").s
 
 
 def share(*fds: int) -> None:
-    """Let workers share these descriptors of this process. Called for a launcher that joined."""
+    """Let workers share these descriptors of this process. A launcher that joined calls this."""
     _shared.update({fd: os.dup(fd) for fd in fds})
 
 

@@ -17,7 +17,7 @@ from distlaunch.agent.worker import DESCRIPTORS, Worker, at_home, environment, e
 
 _GPUS = "CUDA_VISIBLE_DEVICES"
 DEADLINE = "deadline"
-"""The file that appears after a termination warning. It contains the end of the job in Unix seconds."""
+"""The file created after a termination warning. It contains the time when the job ends, in Unix seconds."""
 STUCK_S = 5.0
 """Seconds that a sweep may take before the PIDs that resist it are reported."""
 
@@ -25,7 +25,7 @@ STUCK_S = 5.0
 class Workers:
     """The workers of the current attempt. Reports go to `outbox`, error records to `directory`.
 
-    `send` sends the outbox immediately, if the link accepts it. `swept` is set unless descendants are left.
+    `send` sends the outbox immediately, if the link accepts it. `swept` is set if no descendants are left.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Workers:
             return self._refuse(command.workers[error.args[1] :], "setup", errno.EINVAL, error.args[0])
 
     def _refuse(self, workers: Sequence[WorkerSpec], stage: str, code: int, why: str) -> list[WorkerSpec]:
-        """Report that none of the node's workers start because of these."""
+        """Report that none of the node's workers start, because these can't. Return no workers."""
         for spec in workers:
             self._outbox.report(unstarted(self._node, spec, stage, code, why))
         return []
@@ -162,7 +162,7 @@ class Workers:
         os.close(fd)
 
     def children_changed(self) -> None:
-        """Reap and report workers that ended, and continue a stop or sweep in progress. For SIGCHLD."""
+        """Handle SIGCHLD: reap and report workers that ended, and continue a stop or sweep in progress."""
         by_pid = {worker.pid: worker for worker in self._workers if worker.running}
         for pid, status in sweep.reap():
             if pid in by_pid:
@@ -212,7 +212,7 @@ class Workers:
             self._pump(worker, stream)
 
     def _report_usurper(self, worker: Worker) -> None:
-        """Report that another program took the rendezvous port, before the rank that can't join fails."""
+        """Report a program that took the rendezvous port, before the failure of the rank that can't join."""
         if self._store_port is None or worker.local_rank in self._joins.joined:
             return
         owners = network.strangers(self._store_port)
@@ -247,7 +247,7 @@ class Workers:
     # The end of an attempt: SIGTERM, grace period, sweep.
 
     def stop(self, grace_s: float, signum: int = signal.SIGTERM) -> None:
-        """End the attempt: `signum`, SIGKILL after `grace_s`, then a sweep.
+        """Stop the attempt: `signum`, SIGKILL after `grace_s`, then a sweep.
 
         Another call can only shorten this.
         """
