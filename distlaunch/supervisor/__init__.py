@@ -1,15 +1,15 @@
-"""The policy of a run, pure: `step(state, event, now)` returns the next state and the actions. No I/O.
+"""The policy of a run, without I/O: `step(state, event, now)` returns the next state and the actions.
 
     event ─▶ handler ─▶ findings ─▶ deciders ─▶ rules of the job's phase ─▶ actions
 
-`step.py` contains all the tables. An event is a report of an agent (`agent/messages.py`) or an observation of
-the controller (`events.py`). The handler of the event records the new facts in the `State` (`state.py`,
-`nodes.py`). If another part must react, the handler returns a finding (`events.py`), and one function
-decides on it. The parts:
+`step.py` contains all the tables. An event is a report from an agent (`agent/messages.py`) or an observation
+by the controller (`events.py`). The event's handler records the new facts in the `State` (`state.py`,
+`nodes.py`). If another part must react, the handler returns a finding (`events.py`), and one function, its
+decider, decides what follows. The parts:
 
     connecting      nodes that connect, are lost, or return
     preparing       the plan, the port, the routes, the workers
-    checking        problems that would keep ranks from working, before they start
+    checking        before the ranks start, problems that would keep them from working
     ranks           ranks that start, join the rendezvous, stall and exit
     root_cause      the root cause when several ranks fail, time out or stall
     allocation_end  whether the scheduler is ending the job (every failure is checked here first)

@@ -28,7 +28,7 @@ class SendTree(Frozen):
 class StartWorkers(Frozen):
     """Send a node's agent the command that starts its workers in the current attempt.
 
-    It is made only when it is sent, because the environments of thousands of ranks are large.
+    The command is created only when it is sent, because the environments of thousands of ranks are large.
     """
 
     node: int

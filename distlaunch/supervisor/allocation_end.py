@@ -1,10 +1,10 @@
 """The end of an allocation. The scheduler sends a warning, or ends the job, which looks like a failure.
 
-`step.py` passes every `AttemptFailed` and `JobOver`, most of them from `ranks`, to this part first. It
-hands failures on to `restarting`, which may return `JobOver`, and the end of the job to `stopping`.
+`step.py` passes every `AttemptFailed` and `JobOver`, most of them from `ranks`, to this part first. This part
+hands failures on to `restarting`, which may return `JobOver`, and hands the end of the job on to `stopping`.
 
-A failure that the scheduler may have caused is held back until the scheduler answers, if it can be asked. If
-the scheduler is ending the job, the message says so, and the job is not restarted.
+If the scheduler can be asked, a failure that it may have caused is held back until it answers. If the
+scheduler is ending the job, the message says so, and the job is not restarted.
 """
 
 import signal
@@ -39,7 +39,7 @@ _BY_SIGNALS = (128 + signal.SIGTERM, 128 + signal.SIGKILL, 128 + signal.SIGINT)
 def ask_before_failing(found: AttemptFailed, state: State, now: float) -> Step:
     """Hold back a failure that the scheduler may have caused until the scheduler has been asked.
 
-    The decider of `AttemptFailed`. Of several failures held back, keep the one that explains the others.
+    The decider of `AttemptFailed`. If several failures are held back, keep the one that explains the others.
     """
     if state.asked:
         known = state.asked.cause
@@ -53,7 +53,7 @@ def ask_before_failing(found: AttemptFailed, state: State, now: float) -> Step:
 
 
 def ask_before_ending(found: JobOver, state: State, now: float) -> Step:
-    """Hold back the end of a job that the scheduler may be ending: one without nodes, or after SIGTERM.
+    """Hold back the end of a job that the scheduler may be ending: it has no nodes, or received SIGTERM.
 
     The decider of `JobOver`.
     """
@@ -136,7 +136,7 @@ def _ended_by_scheduler(state: State, answer: AllocationReported, now: float) ->
 
 
 def _lost_words(state: State) -> str:
-    """List the nodes that are down, which may be why the scheduler is ending the job."""
+    """List the nodes that are down, since their loss may be why the scheduler is ending the job."""
     failures = ((node, failure_of(state.nodes[node])) for node in state.members)
     down = [state.label(node) for node, failure in failures if failure and failure.kind in _DOWN]
     return f"{listed(down)} {'was' if len(down) == 1 else 'were'} lost; " if down else ""
@@ -156,7 +156,7 @@ def ask_overdue(state: State, now: float) -> Step:
 
 
 def _warn_ranks(state: State, left_s: float | None, now: float) -> Step:
-    """Send all ranks the job's warning signal. After SIGTERM or SIGINT, the job ends, too."""
+    """Send all ranks the job's warning signal. If that is SIGTERM or SIGINT, also end the job."""
     signum, when = _signal(state), _when(left_s)
     announced = f"{_allocation_name(state)} ends {when}"
     name = signal.Signals(signum).name

@@ -1,4 +1,4 @@
-"""Checks made by `run` before the ranks start, of facts that agents report together with their routes.
+"""Checks that `run` makes before the ranks start, on facts that agents report together with their routes.
 
 `distlaunch.check.findings` contains the rules, which `check` also uses. An error ends the job before any rank
 starts.
@@ -28,9 +28,9 @@ CHOOSES_GPUS = "CUDA_VISIBLE_DEVICES"
 
 
 def needs_of(state: State, index: int) -> Needs | None:
-    """Return the facts that a node must check, or None if they are known or not to be checked.
+    """Return the requirements for a node to check, or None if the results are known or checks are skipped.
 
-    They are sent with the request for its route.
+    The requirements are sent with the request for the node's route.
     """
     node, spec = state.nodes[index], state.spec
     known = isinstance(node, Up) and node.seen is not None
@@ -42,7 +42,7 @@ def own_needs(spec: JobSpec, index: int) -> Needs:
     program = spec.program_of(spec.pool[index])
     word, tmpdir = program.words[0], program.env.get("TMPDIR", EnvValue(""))
     is_file = (program.placed or program.kind == "script") and not word.startswith("-")
-    if spec.tree:  # the workdir and the program are proven together with the tree, which may not be there yet
+    if spec.tree:  # the workdir and the program are verified with the tree, which may not have arrived yet
         program, is_file = program._replace(workdir="~"), False
     return Needs(
         workdir=program.workdir,
@@ -59,7 +59,7 @@ def problems(state: State) -> Sequence["Finding"]:
     seen = {index: _seen(state, index) for index in state.members}
     if not any(seen.values()) and not any(_misnamed(state, index) for index in state.members):
         return ()
-    from distlaunch.check.findings import NodeReport, report  # only several nodes have facts
+    from distlaunch.check.findings import NodeReport, report  # only jobs on several nodes have facts
 
     further = [each for index in state.members for each in _further(state, index, seen[index])]
     nodes = [NodeReport(state.label(index), facts=facts) for index, facts in seen.items()]
@@ -128,7 +128,7 @@ def _misnamed(state: State, index: int) -> list[tuple[str, str, str]]:
     return [each for each in route.misnamed if each[0] in used] if route else []
 
 
-# What follows
+# Consequences
 
 
 def refuse(state: State, errors: Sequence["Finding"], now: float) -> Step:
@@ -146,7 +146,7 @@ def refuse(state: State, errors: Sequence["Finding"], now: float) -> Step:
 
 
 def _status(state: State, nodes: Sequence[int]) -> int:
-    """Return the exit status that a worker's failure to start for this reason would have."""
+    """Return the exit status that applies when a worker fails to start for this reason."""
     places = [_seen(state, index).get("place") for index in nodes]
     found = [place for place in places if isinstance(place, dict)]
     if any(place.get("errno") == ENOENT or place.get("exists") is False for place in found):

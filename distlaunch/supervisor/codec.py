@@ -21,9 +21,9 @@ from distlaunch.supervisor.nodes import Use
 
 MAX_SIGNAL = 127
 MAX_WORDS = 200
-"""Characters of a name, or of a few words, from a node."""
+"""Maximum characters of a name or phrase from a node."""
 MAX_TEXT = 4096
-"""Characters of a line from a node that is shown to the user."""
+"""Maximum characters of a line from a node that is shown to the user."""
 MAX_STACK = 1 << 16
 MAX_LAST_OUTPUT = 1 << 14
 MAX_SECONDS = 1e12
@@ -49,9 +49,9 @@ def seconds(value: float, name: str) -> float:
 def event_of(report: Any, clock: Callable[[float], float]) -> Event | None:
     """Convert a report to an event, or to None if it is only a sign of life.
 
-    The types in a report were checked earlier, but its values are not trusted. Long texts are cut, and
-    numbers must be in range. `clock` converts monotonic times of the node to those of the controller. Raises
-    `ProtocolError`.
+    The types in a report were checked earlier, but its values are not trusted. Long strings are truncated,
+    and numbers must be in range. `clock` converts monotonic times of the node to those of the controller.
+    Raises `ProtocolError`.
     """
     kind = type(report)
     if kind is messages.Pong:
@@ -72,7 +72,7 @@ def event_of(report: Any, clock: Callable[[float], float]) -> Event | None:
 def uses_of(report: messages.Usage) -> dict[int, Use]:
     """Return the resource use of each worker, keyed by local rank. Raises `ProtocolError`.
 
-    The controller passes it to observers without an event, since no decision depends on it.
+    The controller passes the result to observers without an event, since no decision depends on it.
     """
     return dict(map(_use, report.ranks))
 
@@ -98,7 +98,7 @@ def up_of(report: messages.Hello) -> events.AgentUp:
 
 
 def _trusted(value: Any, name: str) -> Any:
-    """Return the value of a field for an event. Refuse numbers out of range, and cut long texts."""
+    """Return the value of a field for an event. Refuse numbers out of range, and truncate long strings."""
     match value:
         case bool() | None:
             return value
@@ -128,7 +128,7 @@ def _objects(values: tuple[Any, ...], name: str) -> tuple[Mapping[str, Any], ...
 
 
 def _error_record(record: Any, name: str) -> Mapping[str, str] | None:
-    """Return `message` and `callstack`, if they are texts. Cut long lines, since all lines are shown."""
+    """Return `message` and `callstack`, if they are strings. Truncate long lines, since all are shown."""
     if not isinstance(record, dict):
         return None
     texts = {name: record.get(name) for name in ("message", "callstack")}
@@ -140,7 +140,7 @@ def _cut_lines(text: str) -> str:
 
 
 def _facts(value: Any, name: str) -> Mapping[str, Any] | None:
-    """Return the facts about a node, whose rules accept values of any type, with long texts cut."""
+    """Return the facts about a node, with long strings truncated. Their rules accept values of any type."""
     return _cut(value) if isinstance(value, dict) else None
 
 
@@ -161,7 +161,7 @@ def _stopped(rows: tuple[tuple[int, int], ...], name: str) -> tuple[tuple[int, i
 
 
 def _ascending(values: tuple[int, ...], name: str) -> tuple[int, ...]:
-    """Return indices of which each may occur only once, so that a node can't request any amount of data."""
+    """Return indices, which must be ascending, so that a node can't request unlimited amounts of data."""
     for before, value in zip((-1, *values), values, strict=False):
         number(value, name, before + 1)
     return values

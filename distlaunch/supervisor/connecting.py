@@ -205,7 +205,7 @@ def lost(state: State, node: int, before: Linked, failure: LinkFailure, now: flo
 
 
 def _fenced(state: State, node: int, away: Away, now: float) -> State:
-    """Return `state` with the time from which a lost node is certain to be clean.
+    """Return `state` with the time at which a lost node is certain to be clean.
 
     A later loss doesn't move that time.
     """
@@ -219,7 +219,7 @@ def _fenced(state: State, node: int, away: Away, now: float) -> State:
 def reconnect_later(state: State, node: int, this: Retrying, now: float) -> State:
     """Reconnect a node after a growing delay, if the job can use the node and another attempt can help.
 
-    Otherwise, give it up.
+    Otherwise, give up on the node.
     """
     hopeless = this.failure is not None and not this.failure.may_pass
     state = state.without_timers(Timer.RETRY, Timer.ANSWER, node=node)
@@ -303,7 +303,7 @@ def drop_misfits(found: Planned, state: State, now: float) -> Step:
 
 
 def on_orphans_killed(event: OrphansKilled, state: State, now: float) -> Step:
-    """Report that an agent killed together with its guardian had left processes on a node."""
+    """Report leftover processes on a node, from an agent that had been killed together with its guardian."""
     killed = counted(event.processes, "process")
     text = f"{state.label(event.node)}: killed {killed} left over from a crashed agent"
     return state, (ShowMessage("warning", text),)
@@ -331,7 +331,7 @@ def not_connected(state: State, node: int, this: Connecting, failure: LinkFailur
 
 
 def _unusable(state: State, node: int, failure: LinkFailure) -> Step:
-    """Give a node up before the job has begun, with a message unless another one explains more."""
+    """Give up on a node before the job has begun, with a message unless another one explains more."""
     state = state.with_node(node, Unusable(failure)).without_timers(Timer.RETRY, Timer.ANSWER, node=node)
     if failure.kind is Kind.ABSENT:
         return state, ()  # its launcher announces itself later
@@ -376,7 +376,7 @@ def _too_few(state: State, now: float) -> JobOver:
 
 
 def _with_retries(state: State, now: float) -> State:
-    """Return `state` with more attempts to connect nodes that the job starts without."""
+    """Return `state` with further attempts to connect the nodes that the job starts without."""
     for index, node in enumerate(state.nodes):
         if isinstance(node, Unusable) and node.failure and node.failure.may_pass:
             state = state.with_node(index, Retrying(2, node.failure, Away()))

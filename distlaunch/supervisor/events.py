@@ -4,8 +4,8 @@ Events are the only input of the supervisor. Most are reports of agents, defined
 `distlaunch.agent.messages`. The events defined here are observed by the controller itself. In both kinds,
 `node` is the node's index in the pool.
 
-A finding is a fact from one part of the supervisor on which another part decides. It isn't recorded, since it
-follows from an event.
+A finding is a fact that one part of the supervisor passes to another for a decision. It isn't recorded, since
+it follows from an event.
 """
 
 import signal
@@ -117,7 +117,7 @@ class NodeLost(Frozen):
 
 
 class AttemptFailed(Frozen):
-    """The current attempt can't succeed any more: either another attempt follows, or the job ends.
+    """The current attempt can no longer succeed. Either another attempt follows, or the job ends.
 
     `also` are messages to show right after that.
     """
@@ -143,7 +143,7 @@ class TerminationWarning(Frozen):
 
 
 class JobOver(Frozen):
-    """The job ends. Its workers are stopped by `signum`.
+    """The job ends. Its workers are stopped with `signum`.
 
     If `cause` is None, the job has succeeded. If `grace_s` is None, the job's grace period applies. `asked`
     is set if the scheduler has been asked about the cause.

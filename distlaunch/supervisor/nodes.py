@@ -36,7 +36,7 @@ class Counted(tuple[T, ...]):
 
 
 ASKED = ()
-"""Stands for ports that were requested and are not known yet."""
+"""The placeholder for ports that have been requested but are not known yet."""
 
 
 class Away(Frozen):
@@ -64,7 +64,7 @@ class Code(Frozen):
 class Connecting(Frozen):
     """A node whose agent is being connected. `failure` is the failure of the previous attempt.
 
-    `asked`, `held` and `code` are as in `Up`, since an agent receives these questions while it boots.
+    `asked`, `held` and `code` are as in `Up`, since an agent receives these requests while it boots.
     """
 
     tries: int = 1
@@ -102,7 +102,7 @@ class Up(Frozen):
     The node is `occupied` from the start of its workers until it reports that it is clean. `asked` is the
     address to which a route was requested. `held` contains the ports that the node holds for the first
     attempt, or is ASKED. `unfit` is the reason why the node can't take part. `seen` are the facts of
-    `RouteFound`. `code` is None until the job's tree was requested.
+    `RouteFound`. `code` is None until the job's tree is requested.
     """
 
     facts: Facts
@@ -135,8 +135,8 @@ class Leaving(Frozen):
 
 
 class End(Enum):
-    """The end of the job on a node. First all its processes are gone, then its output has arrived or was
-    given up."""
+    """The end of the job on a node. First all its processes are gone (CLEAN), then its output has arrived or
+    was given up (CLOSED)."""
 
     CLEAN = "clean"
     CLOSED = "closed"
@@ -302,7 +302,7 @@ class RankState(Frozen):
     known. `trying` is set while it tries to join, and `doing` describes its activity. `stalled` is set if it
     neither prints nor computes. In that case, `stack` contains its innermost frames, innermost first, once
     they are known, and `stopped_pid` is a process of the worker that a signal has stopped. `dumping` is set
-    if the worker was told to print its stacks, which may end it.
+    if the worker was told to print its stacks, which may kill it.
     """
 
     rank: int
@@ -340,7 +340,7 @@ class RankState(Frozen):
 
     @property
     def phase_word(self) -> str:
-        """Return the phase in one word or a few."""
+        """Return the phase in a few words."""
         return "exited" if isinstance(self.phase, Exited) else self.phase.value
 
 

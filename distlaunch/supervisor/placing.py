@@ -1,4 +1,4 @@
-"""The job's tree on the nodes: requested from each, sent to those that lack parts, and verified by them."""
+"""Placing the job's tree on the nodes, which request the contents they lack and verify every file."""
 
 from distlaunch.agent import messages
 from distlaunch.errors import Exit
@@ -22,7 +22,7 @@ def lacks_code(state: State, node: int) -> bool:
 
 
 def request(state: State, node: int) -> Send:
-    """Return the request to create the job's tree on a node, and its environment."""
+    """Return the request to create the job's tree, and its environment, on a node."""
     tree, setup = state.spec.tree, None
     assert tree is not None
     program = state.spec.program_of(state.spec.pool[node])

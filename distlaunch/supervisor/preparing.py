@@ -53,7 +53,7 @@ def foresee(state: State) -> tuple[State, tuple[Action, ...]]:
 
 
 def ask_early(state: State, node: int) -> tuple[State, tuple[Action, ...]]:
-    """Send a connecting node the requests that the foreseen plan requires of it, if there is one."""
+    """Send a connecting node its requests for the foreseen plan, if there is such a plan."""
     this, wanted = state.nodes[node], state.spec.nodes
     foreseen = state.foreseen and state.phase is Phase.CONNECTING and node < len(wanted)
     if not foreseen or not isinstance(this, Connecting):
@@ -67,7 +67,7 @@ def ask_early(state: State, node: int) -> tuple[State, tuple[Action, ...]]:
 
 
 def _ask(state: State, node: int, address: str) -> tuple[State, tuple[Action, ...]]:
-    """Send a node, which may still be connecting, the requests that it lacks: for its route and the tree.
+    """Request a node's route and the tree, unless already requested. The node may still be connecting.
 
     Without an `address`, no route is requested.
     """
@@ -120,7 +120,7 @@ def _with_plan(state: State, plan: LaunchPlan) -> State:
 
 
 def _hold_ports(state: State, first: int) -> tuple[State, tuple[Action, ...]]:
-    """Use the ports that the node holds already, or is about to (ASKED), else request them."""
+    """Use the ports that the first node holds or has been asked to hold (ASKED), or else request them."""
     node = state.up(first)
     if node.held is None:
         return state, (_ask_for_ports(state, first),)
@@ -139,7 +139,7 @@ def _has_moved(state: State, plan: LaunchPlan, first: int) -> bool:
 
 
 def _with_routes(state: State, members: Sequence[int], route: Route | None) -> State:
-    """Return `state` with this route of all members. None: the routes must be requested again."""
+    """Return `state` with this route for all members. If it is None, the routes must be requested again."""
     for index in members:
         state = state.with_node(index, state.up(index)._replace(route=route, asked=""))
     return state._replace(reached_by="")
@@ -185,7 +185,7 @@ def on_route_found(event: messages.RouteFound, state: State, now: float) -> Step
     """Record the route of a node to MASTER_ADDR.
 
     Once another node reports the address at which it reaches the first node, request the first node's
-    interface with that address, or warn if it has none.
+    interface with that address, or warn if the first node has none.
     """
     node = state.nodes[event.node]
     if not isinstance(node, Up) or node.asked != event.asked:
@@ -206,7 +206,7 @@ def on_route_found(event: messages.RouteFound, state: State, now: float) -> Step
 
 
 def _ask_first_node(state: State) -> tuple[State, tuple[Action, ...]]:
-    """Find the interface of the first node that has the address at which the other nodes reach it."""
+    """Find the first node's interface with the address at which the other nodes reach that node."""
     first, address = state.members[0], state.reached_by
     node = state.nodes[first]
     if state.phase is not Phase.PREPARING or not isinstance(node, Up) or node.asked or not address:
@@ -277,7 +277,7 @@ def _owes_an_answer(state: State, node: int) -> bool:
         return True
     if placing.lacks_code(state, node):
         return True
-    # The first node may be asked for its route only after another node has found one.
+    # Sometimes, the first node is asked for its route only after another node has found one.
     return this.route is None and this.asked != ""
 
 
@@ -285,7 +285,7 @@ def prepare_overdue(state: State, now: float) -> Step:
     """Give up on a node that connected but no longer answers."""
     limit = f"{state.spec.limits.connect_s:g} s (timeouts.connect)"
     late = [index for index in state.members if _owes_an_answer(state, index)]
-    if state.attempt:  # it worked before, so it is lost, and the job may continue without it
+    if state.attempt:  # these nodes worked before, so they are lost, and the job may continue without them
         return state, tuple(GiveUp(index, f"no answer within {limit}") for index in late)
     text = f"no answer from {listed([*map(state.label, late or state.members)])} within {limit}"
     return state, (JobOver(Cause(text, Exit.UNREACHABLE, now)),)
@@ -356,7 +356,7 @@ def start_command(state: State, node: int) -> messages.StartWorkers:
 
 
 def _misnamed(event: messages.RouteFound, state: State) -> tuple[tuple[str, str, str], ...]:
-    """Return the variables that can't work on a node with a route, each as name, setting and reason."""
+    """Return the variables that name unusable interfaces of a node, each as name, setting and reason."""
     if not event.interfaces:
         return ()
     set_on_node = {name: EnvValue(text) for name, text in event.named}

@@ -1,7 +1,7 @@
-"""What agents report about the ranks of an attempt: they start, join the rendezvous, stall and exit.
+"""Agents' reports about the ranks of an attempt, which start, join the rendezvous, stall and exit.
 
-`root_cause` picks the rank to report. What follows isn't decided here: `step.py` passes `AttemptFailed` and
-`JobOver` to `allocation_end`, which hands them on to `restarting` or `stopping`.
+`root_cause` picks the rank to report. The consequences are decided elsewhere: `step.py` passes
+`AttemptFailed` and `JobOver` to `allocation_end`, which hands them on to `restarting` or `stopping`.
 
 A script may not use torch.distributed at all. Therefore, the default time limit for joining applies only once
 a rank has joined or tries to join. A limit in the job file applies from the start.
@@ -91,7 +91,7 @@ def _workdir_key(spec: JobSpec, node: int) -> str:
 
 
 def watch(state: State, now: float) -> State:
-    """Return `state`, at the start of an attempt, with the timers for joining."""
+    """Return `state` with the timers for joining, which are set when an attempt starts."""
     limit_s, explicit = state.planned.join_s, state.spec.names_join_limit
     state = state.unwatched()
     if limit_s is None:
@@ -101,7 +101,7 @@ def watch(state: State, now: float) -> State:
 
 
 def on_ranks_joined(event: RanksJoined, state: State, now: float) -> Step:
-    """Record ranks that joined the rendezvous, and report it once all have."""
+    """Record ranks that joined the rendezvous. Once all have joined, report it."""
     already_complete = state.workers.counts.joined == len(state.workers)
     for local_rank in event.local_ranks:
         rank = state.rank_of(event.node, local_rank)
@@ -240,7 +240,7 @@ def stall_message_due(state: State, now: float) -> Step:
     names = listed([_named(state, worker) for worker in _stalled(state)])
     what = f"no output, CPU or GPU use for {span_words(state.stall_s)}"
     text = f"{'now ' if again else ''}stalled: {names}: {what}; {_others_words(state)}"
-    # Only of ranks without a known stack. The stack of a rank stopped by a signal is meaningless.
+    # Only from ranks whose stack isn't known yet. The stack of a rank stopped by a signal is meaningless.
     ranks = [w.rank for w in _stalled(state)[: root_cause.MAX_DUMPS] if not (w.stack or w.stopped_pid)]
     evidence = root_cause.capture(state, ranks, acts)
     state = state._replace(stall_told=True)
@@ -292,7 +292,7 @@ def _dumping(state: State) -> bool:
 
 
 def _dump_came(state: State, rank: int, words: str, now: float) -> Step:
-    """Record the stack of a rank that died of its dump, from its output. Act once all dumps have arrived."""
+    """Record, from its output, the stack of a rank that died of its dump. Act once all dumps have arrived."""
     thread = words.rpartition("Current thread ")[2].partition("\n\n")[0]  # the one that received SIGABRT
     state = state.with_worker(rank, stalled=True, stack=python_frames(thread))
     if any(not worker.stopped_pid for worker in _stalled(state)):
@@ -312,12 +312,12 @@ def stall_act_due(state: State, now: float) -> Step:
 def on_worker_exited(event: WorkerExited, rank: int, state: State, now: float) -> Step:
     """Record the exit of a worker.
 
-    The rank may have died of a dump of its stacks, failed, or completed the success of the job.
+    The rank may have died of a dump of its stacks, failed, or been the last one needed for success.
     """
     if isinstance(state.workers[rank].phase, Exited):
         return state, ()
     running = state.phase is Phase.RUNNING
-    # Of the SIGABRT that makes Python print its stacks. It may have resumed in between.
+    # Killed by the SIGABRT that makes Python print its stacks. The rank may have resumed in between.
     dumped = running and state.workers[rank].dumping and event.status == -signal.SIGABRT
     stopped = dumped or not (running or event.unasked or event.at < state.ended_at)
     exited = Exited(event.status, event.at, stopped, event.error_record, event.oom_kills, event.shm)

@@ -51,7 +51,7 @@ def attempt_failed(found: AttemptFailed, state: State, now: float) -> Step:
 
 
 def _excluded(cause: Cause, why: str) -> JobOver:
-    """End the job, which must not be requeued, either."""
+    """Return the end of a job that must not be requeued, either."""
     return JobOver(cause.noted(f"; not restarting: {why}", final=True))
 
 
@@ -86,9 +86,9 @@ def _repeated_words(state: State, failures: tuple[Restart, ...]) -> str:
 
 
 def repetition_words(state: State, cause: Cause) -> str:
-    """Return that a rank raised the same exception again, or "" if none was raised.
+    """Return a message that a rank raised the same exception again, or "" if none was raised.
 
-    The controller calls it instead of requeueing the job, if `early_exception` was the same before.
+    The controller shows it instead of requeueing the job if `early_exception` returned the same before.
     """
     if cause.raised is None or cause.rank is None:
         return ""
@@ -155,14 +155,14 @@ def _fence_words(state: State, node: int, now: float) -> tuple[ShowMessage, ...]
 
 
 def _recent(state: State, why: Why, now: float) -> list[Restart]:
-    """Return the restarts within the window of a limit, which count against it."""
+    """Return the restarts that count against a limit, which are those within its window."""
     window_s = state.spec.restarts.window_s
     return [restart for restart in state.restarts if restart.why is why and now - restart.at < window_s]
 
 
 def _growth_failed(state: State, cause: Cause, now: float) -> Step:
-    """Count the loss of a node during a restart for a new node. Otherwise, a bad node could cause restarts
-    forever."""
+    """Count the loss of a node during a restart for a new node as a failure. Otherwise, a bad node could
+    cause restarts forever."""
     if state.phase is not Phase.RESTARTING or state.restarts[-1].why is not Why.GROWTH:
         return state, ()
     *earlier, last = state.restarts
@@ -226,7 +226,7 @@ def _backoff_s(state: State, lived_s: float) -> float:
 
 
 def end_if_excluded(state: State, now: float) -> Step:
-    """End the job if a late report has changed the root cause to one after which no attempt may follow.
+    """End the job if a late report has changed the root cause to one that excludes a further attempt.
 
     The first rule of RESTARTING.
     """

@@ -1,11 +1,11 @@
 """Determines the root cause when ranks fail, lose a peer, time out or stall.
 
-A rank that exited on its own, not because it lost another rank, is the root cause (`exit_cause`). Of several,
-it is the one that exited first, whenever that is reported (`with_earlier_cause`). Otherwise, the first rule
-that picks a rank decides: of `IF_RANKS_TIMED_OUT`, or of `IF_RANKS_STALLED` if nothing has failed. If no rule
-picks a rank, it is the first rank that lost a peer (`stacks_due`).
+A rank that exited on its own, not because it lost another rank, is the root cause (`exit_cause`). If several
+did, it is the one that exited first, even if its report arrives later (`with_earlier_cause`). If none did,
+the first rule that picks a rank decides: a rule in `IF_RANKS_TIMED_OUT`, or in `IF_RANKS_STALLED` if nothing
+has failed. If no rule picks a rank, the root cause is the first rank that lost a peer (`stacks_due`).
 
-Where a rank is blocked follows from its stack, if there is one: from its traceback, or from py-spy.
+A rank's stack, if known from its traceback or from py-spy, shows where the rank is blocked.
 """
 
 import re
@@ -26,13 +26,13 @@ from distlaunch.supervisor.state import Cause, Phase, State, Timer
 from distlaunch.wording import listed, lost_peer_words, rank_list, span_words
 
 STACKS_S = 0.5
-"""Seconds for the stacks of ranks that others timed out on to arrive."""
+"""Seconds to wait for the stacks of ranks that others timed out waiting for."""
 STOPPED = (-signal.SIGTERM, -signal.SIGKILL)
 """Statuses of ranks that were stopped, possibly after an exception."""
 VERDICT_S = 1.0
 """Seconds for the failing rank to exit after another rank has lost its connection to it. The rank may
-still be in a `finally` block or in interpreter shutdown, and SIGTERM would end it before its traceback is
-out."""
+still be in a `finally` block or in interpreter shutdown, and SIGTERM would kill it before it has printed its
+traceback."""
 MAX_DUMPS = 16
 """Maximum ranks whose stacks are dumped. If a thousand ranks wait for one, more stacks don't add anything."""
 _TORCH = r"\((?:\S*/)?torch/"
@@ -90,7 +90,7 @@ def _all(scene: Scene) -> list[RankState]:
 
 
 def _rarest(scene: Scene) -> dict[str, list[RankState]]:
-    """Return the collectives with the fewest waiting ranks, and these ranks, if there are several."""
+    """If ranks wait in several collectives, return those with the fewest ranks, and these ranks."""
     places: dict[str, list[RankState]] = {}
     for worker in sorted((*scene.waiting, *scene.ranks), key=lambda worker: worker.rank):
         places.setdefault(waits_in(worker), []).append(worker)
@@ -100,7 +100,7 @@ def _rarest(scene: Scene) -> dict[str, list[RankState]]:
 
 
 Rule = tuple[Callable[[Scene], list[RankState]], str]
-"""A function that picks the ranks that failed first, if it applies, and a sentence about them."""
+"""A function that picks the ranks that failed first, if the rule applies, and a sentence about them."""
 IF_RANKS_TIMED_OUT: tuple[Rule, ...] = (
     (_never_joined, "{who} never joined the rendezvous"),
     (_halted, "{who} {were} stopped by a signal"),
@@ -206,9 +206,9 @@ def verdict_when_all_ended(state: State, now: float) -> Step:
 
 
 def verdict_due(state: State, now: float) -> Step:
-    """Find the rank that the others waited for, because no rank failed for its own reason.
+    """Find the rank that the others waited for, because no rank failed on its own.
 
-    If that takes the stacks of ranks that are still running, request them.
+    If that requires the stacks of ranks that are still running, request them.
     """
     scene = _timed_out(state)
     running = [w.rank for w in scene.ranks if not w.stack]
@@ -219,8 +219,10 @@ def verdict_due(state: State, now: float) -> Step:
 
 
 def stacks_due(state: State, now: float) -> Step:
-    """Make the rank that the others waited for the root cause; the first that lost a peer if it isn't
-    known."""
+    """Report the rank that the others waited for as the root cause.
+
+    If that rank isn't known, report the first one that lost a peer.
+    """
     assert state.suspect is not None
     scene = _timed_out(state)
     at_fault, text = _judged(scene, IF_RANKS_TIMED_OUT, _named)
@@ -282,7 +284,7 @@ def stall_cause(state: State, now: float) -> Cause:
 def capture(state: State, ranks: Collection[int] = (), abort: bool = False) -> list[Action]:
     """Return the requests for evidence from all nodes of a running attempt, with the stacks of these ranks.
 
-    With `abort`, they may end the ranks. Without ranks, the attempt is about to be stopped.
+    With `abort`, the requests may kill the ranks. If `ranks` is empty, the attempt is about to be stopped.
     """
     found: list[Action] = []
     # In these two cases, the ranks are about to be stopped: see `agent.messages.Capture`.

@@ -23,7 +23,7 @@ class Timer(Enum):
     VERDICT = "verdict"
     """No rank has failed for another reason, so the first rank that lost a peer is the root cause."""
     STACKS = "stacks"
-    """The stacks of ranks that others timed out on have had time to arrive."""
+    """The stacks of ranks that others timed out waiting for have had time to arrive."""
     ASK = "ask"
     """The scheduler has not yet answered whether it is ending this allocation."""
     JOIN = "join"
@@ -120,7 +120,7 @@ class Cause(Frozen):
 
     @property
     def preliminary(self) -> str:
-        """Return the text at the time of the failure, when an earlier one may not have been reported yet."""
+        """Return the text at the time of the failure, when an earlier failure may not be reported yet."""
         return self.text.replace(" failed first: ", " failed: ", 1)
 
 
@@ -149,7 +149,7 @@ class Verdict(Frozen):
 
 
 class Asked(Frozen):
-    """A pending question to the scheduler, with the failure and messages held back until it answers."""
+    """A pending question to the scheduler, with the failure and messages held back until the answer."""
 
     cause: Cause | None = None
     also: tuple[ShowMessage, ...] = ()
@@ -259,7 +259,7 @@ class State(Frozen):
         return self.timers.get(Alarm(timer, node))
 
     def with_timer(self, timer: Timer, at: float, node: int | None = None) -> "State":
-        """Return this state with a timer set to another time."""
+        """Return this state with a timer set to expire at `at`."""
         return self._replace(timers={**self.timers, Alarm(timer, node): at})
 
     def without_timers(self, *timers: Timer, node: int | None = None) -> "State":

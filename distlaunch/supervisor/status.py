@@ -1,4 +1,4 @@
-"""The status of a run in a few words, the same everywhere: its state, since when, and its controller."""
+"""The short status of a run, common to all commands: its state, when that began, and its controller."""
 
 from collections.abc import Mapping
 from enum import Enum
@@ -14,9 +14,10 @@ MAX_NUMBER, MAX_TIME = 1 << 31, 1e11
 
 
 class RunState(Enum):
-    """The state of a run. The last four are final. LOST: the controller died without a trace.
+    """The state of a run. The last four are final. LOST means that the controller died without a trace.
 
-    SUSPENDED: a signal has stopped the controller. UNKNOWN: only another host has the state.
+    SUSPENDED means that a signal has stopped the controller. UNKNOWN means that only another host has the
+    state.
     """
 
     PENDING = "PENDING"
@@ -49,7 +50,7 @@ class Status(Frozen):
     """The contents of status.json. Times are seconds since the epoch.
 
     `where` names the nodes. `why` is the root cause of a failure. `file` is the path of the job file.
-    `trouble` is why output is being lost.
+    `trouble` is the reason why output is being lost.
     """
 
     run: str

@@ -120,7 +120,7 @@ def _in(phases: Collection[Phase], handler: Handler) -> Handler:
 
 
 def _of_a_rank(handler: Callable[[Any, int, State, float], Step]) -> Handler:
-    """Return a handler that adds the rank an event is about, and ignores unknown ranks."""
+    """Return a handler that passes on the rank that an event is about, and ignores unknown ranks."""
 
     def handle(event: Any, state: State, now: float) -> Step:
         rank = state.rank_of(event.node, event.local_rank)

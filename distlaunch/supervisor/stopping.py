@@ -29,7 +29,7 @@ from distlaunch.wording import NO_SUSPENDING, NO_SUSPENDING_TORCHRUN, counted, l
 
 STOP_MARGIN_S = 14.0
 """Seconds beyond the grace period until a node that doesn't confirm its cleanup is given up. The job ends
-within 15."""
+within 15 s."""
 DRAIN_S = 30.0
 """Seconds without output after which a clean node is given up."""
 LATE_S = 3.0
@@ -80,7 +80,8 @@ def job_overdue(state: State, now: float) -> Step:
 def with_end_of_workers(state: State, limit: Timer, grace_s: float, now: float) -> State:
     """Return `state` after workers were told to stop, with the timers for their end.
 
-    `limit` gives up on nodes that don't confirm the end: CLEAR before a restart, CLOSE at the end of the job.
+    Nodes that haven't confirmed the end when `limit` expires are given up. `limit` is CLEAR before a restart,
+    and CLOSE at the end of the job.
     """
     state = state.unwatched().with_timer(limit, now + grace_s + STOP_MARGIN_S)
     return state.with_timer(Timer.STOP_MESSAGE, now + STOP_MESSAGE_S) if grace_s > STOP_MESSAGE_S else state

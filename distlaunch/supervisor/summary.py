@@ -1,4 +1,4 @@
-"""The summary of a run: its root cause with the last output, the end of the other ranks, the logs."""
+"""The summary of a run: its root cause with the last output, how the other ranks ended, and the logs."""
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -23,7 +23,10 @@ FAR = 100
 
 
 class Above(Frozen):
-    """Output from a rank that the terminal already shows, with its `mark`, and the lines printed `since`."""
+    """Output from a rank that the terminal already shows, marked with `mark`.
+
+    `since` counts the lines printed after it.
+    """
 
     since: int
     mark: str
@@ -58,7 +61,7 @@ class Summary(Frozen):
     def lines(self, above: Mapping[int, Above] = NOWHERE) -> list[str]:
         """Return the summary as lines for the user.
 
-        `above` is the output of the failed rank that is already on the screen, by stream.
+        `above` is the output of the failed rank that is already on the screen, keyed by stream.
         """
         cause = self.state.cause
         if cause is None:
@@ -137,7 +140,7 @@ class Summary(Frozen):
         }
 
     def cause_document(self, cause: Cause) -> dict[str, Any]:
-        """Return a root cause as a JSON object, of the end or of a restart."""
+        """Return the root cause of the end, or of a restart, as a JSON object."""
         known = cause.rank in {worker.rank for worker in self.state.workers}
         return {
             "text": cause.text,
@@ -254,7 +257,7 @@ class Summary(Frozen):
         return groups
 
     def _end_words(self, worker: RankState) -> str:
-        """Return how a rank other than the first ended. Ranks with equal words share a line."""
+        """Return how a rank other than the root cause ended. Ranks with equal words share a line."""
         end = worker.phase
         if not isinstance(end, Exited):
             return "not started" if end is WorkerPhase.PLANNED else worker.phase_word
@@ -276,7 +279,7 @@ class Summary(Frozen):
         return f"also failed, {status_words(end.status)}" + (f": {last[:200]}" if last else "")
 
     def _failed_like(self, rank: int | None, status: int, last: str) -> bool:
-        """Return whether the first rank that failed had this status above 0, and this last line."""
+        """Return whether the first rank that failed had this status, if above 0, and this last line."""
         same = rank is not None and self.state.workers[rank].status == status > 0
         return same and self._last_line(rank or 0) == last
 
