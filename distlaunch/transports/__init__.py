@@ -1,6 +1,6 @@
 """Transports to nodes, and the interpretation of their failures.
 
-This package contains only pure data and command lines. `launch/` uses them.
+This package contains only pure data and command lines, which `launch/` uses.
 
 `transport` defines the base class and the transports for this machine, for a launcher that joined, and for an
 arbitrary command. `ssh`, `slurm` and `container` define the others. `handshake` defines the first bytes of a

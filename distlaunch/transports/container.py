@@ -42,7 +42,7 @@ class Container(Frozen):
 
 
 def entry(container: Container, workdir: str) -> bytes:
-    """Return the line that replaces the shell of a node with one in a container, in the same `workdir`."""
+    """Return the line that replaces a node's shell with a shell in a container, in the same `workdir`."""
     line = "; ".join(_steps(container, workdir))
     return f"{ENTER}{line}\n".encode()
 
@@ -75,7 +75,7 @@ def _steps(container: Container, workdir: str) -> Iterator[str]:
 def _options(runtime: Runtime) -> tuple[list[str], str, str]:
     """Return the runtime command with its first options, its option for mounts, and the shell command."""
     if runtime == "apptainer":
-        # Apptainer keeps the user's UID, home, network and IPC. A PID namespace ends all processes with it.
+        # Apptainer keeps the user's UID, home, network and IPC. --pid ends all processes with the container.
         return [f"exec --pid --pwd=/ $({_GPUS} && echo --nv)"], "bind", "/bin/sh -c"
     if runtime == "enroot":
         # Enroot hooks add GPUs. The container shares the node's network, IPC and processes.
@@ -105,12 +105,12 @@ def _mounted(container: Container, workdir: str) -> Iterator[list[str]]:
 
 
 def _placed(path: str) -> str:
-    """Return a word for the shell of the node, which expands ~ itself."""
+    """Return a path quoted for the node's shell, which expands a leading ~/ itself."""
     return '"$HOME"' + quote(path[1:]) if path.startswith("~/") else quote(path)
 
 
 def in_step(step: SlurmStep, container: Container, workdir: str, home: str) -> SlurmStep:
-    """Return a step that srun starts in the container, using pyxis. `home` is the same on all nodes."""
+    """Return a step that srun starts in the container with pyxis. All nodes have the same `home`."""
     paths = [[_at_home(path, home) for path in mount] for mount in _mounted(container, workdir)]
     mounts = ",".join(map(":".join, paths))
     kept = [name for name, value in container.env.items() if value is None]
@@ -132,7 +132,7 @@ def _at_home(path: str, home: str) -> str:
 def advice_for(failure: LinkFailure, container: Container, python: str | None) -> str:
     """Return advice on a container that started no agent, or "" if the container isn't the cause.
 
-    It replaces the advice of the node's transport.
+    This advice replaces that of the node's transport.
     """
     inside = f"`python3` in {container.image}" if python is None else f"`{python}` in {container.image}"
     return {

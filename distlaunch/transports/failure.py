@@ -54,7 +54,7 @@ class Kind(Enum):
 class LinkFailure(Frozen):
     """A failed link: its kind, its last output, and whether the node reported that it is `clean`.
 
-    The `advice` of a transport explains what to do about it.
+    A transport's `advice` explains what to do about the failure.
     """
 
     kind: Kind

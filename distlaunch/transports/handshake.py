@@ -164,7 +164,7 @@ class Streams:
         return to_send, self._decoder.feed(data)
 
     def listen(self, data: bytes) -> list[NodeGone]:
-        """Store stderr data. Return the nodes that it shows to have ended, if a subclass has several."""
+        """Store stderr data. A subclass for several nodes returns those whose end the data shows."""
         self.words = (self.words + data)[-MAX_WORDS:]
         return []
 

@@ -1,4 +1,4 @@
-"""The nodes of a Slurm allocation. A link is stdin and stdout of srun, for a step on one or more nodes."""
+"""The nodes of a Slurm allocation. A link is srun's stdin and stdout, for a step on one or more nodes."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -124,7 +124,7 @@ def _passes(name: str) -> bool:
 
 
 _SRUN_FAILED = 1
-"""Exit status of srun's own failures. A task can end with the same status."""
+"""Exit status of srun's own failures. A task can exit with the same status."""
 
 _NODE_FAILED = "[Nn]ode failure"
 # From the output of Slurm 22.05 and the messages in its source code.
@@ -161,7 +161,7 @@ def _without(pattern: str, relevant: Sequence[str]) -> list[str]:
 def _swept(end: ProcessEnd) -> bool:
     """Return whether the status is from a guardian that left no process behind, not from a failure of srun.
 
-    Both can be 1."""
+    Both statuses can be 1."""
     if re.search(_BROKEN, end.stderr):
         return False
     return end.status == 0 or bool(re.search(_TASK_ENDED, end.stderr))
@@ -229,14 +229,14 @@ class LabeledStreams(Streams):
         return found + [gone for node in heard if node.late for gone in self._gone(node, node.late)]
 
     def _lines(self, stream: int, data: bytes) -> Iterator[tuple[int | None, bytes]]:
-        """Yield (label, text) of each line that is complete; label None = a message of srun itself."""
+        """Yield (label, text) of each line that is complete. The label of srun's own messages is None."""
         *whole, self._half[stream] = (self._half[stream] + data).split(b"\n")
         for line in whole:
             found = _LABEL.match(line)
             yield (int(found[1]), line[found.end() :]) if found else (None, line)
 
     def _ended(self, words: bytes, hosts: str, status: str | None) -> list[NodeGone]:
-        """Record the end of tasks that srun reports."""
+        """Record the end of tasks, as reported by srun."""
         found = []
         for node in (self._on[host] for host in expand_nodelist(hosts) if host in self._on):
             if status and not (node.booted or node.words):
@@ -255,7 +255,7 @@ class LabeledStreams(Streams):
 
 
 class _Node(Streams):
-    """The output of one node of a step. `gone` is set once its end was returned."""
+    """The output of one node of a step. `gone` is set once the node's end has been returned."""
 
     def __init__(self, index: int, nonce: str) -> None:
         super().__init__([b""], nonce)

@@ -22,9 +22,9 @@ _FIXED = (
     "LogLevel=INFO",  # a lower level hides why a server closed the connection
 )
 _RECENT = (
-    # Clients before OpenSSH 8.7 don't support these three. Listing only their names would replace the list in
-    # the user's ssh_config, and ssh would then fail on UseKeychain there. Options before IgnoreUnknown are
-    # still checked.
+    # Clients before OpenSSH 8.7 don't support the last three. If IgnoreUnknown listed only their names, that
+    # would replace the list in the user's ssh_config, and ssh would then fail on UseKeychain there. Options
+    # before IgnoreUnknown are still checked.
     *("IgnoreUnknown=*", "StdinNull=no", "ForkAfterAuthentication=no", "SessionType=default"),
 )
 _KEPT = 64 << 20
@@ -67,7 +67,7 @@ class Ssh(Transport):
     def argv_for(self, command: str, terminal: bool = False) -> list[str]:
         """Return ssh with another command, which the login shell splits and may run on a `terminal`.
 
-        `--on HOST` uses it.
+        `--on HOST` uses this.
         """
         ours = ["RequestTTY=force"] if terminal else []  # the first value of an option counts
         times = (f"ServerAliveInterval={self.options.alive_s}", f"ConnectTimeout={self.options.connect_s}")
@@ -75,7 +75,7 @@ class Ssh(Transport):
         return ["ssh", *self._config, *_pairs("-o", options), *self._target, command]
 
     def environment(self, environ: Mapping[str, str]) -> Mapping[str, str]:
-        """Return the environment with settings that save page faults in ssh. The user's settings win."""
+        """Return the environment with settings that save page faults in ssh, unless the user has set them."""
         return {**_MALLOC, **environ}
 
     def address_argv(self) -> list[str]:
@@ -121,7 +121,7 @@ class Ssh(Transport):
 
 def _sharing(options: SshOptions) -> list[str]:
     if options.persist_s is None:
-        # A master of the user may outlive this process and own its stdio, so sharing one is opt-in.
+        # The user's master connection may outlive this process and own its stdio, so sharing is opt-in.
         return ["ControlMaster=no", "ControlPath=none"]
     path = f"{SOCKETS}/distlaunch-%C"
     return ["ControlMaster=auto", f"ControlPath={path}", f"ControlPersist={options.persist_s}"]
@@ -197,7 +197,7 @@ _BY_SSH = (
     (Kind.PROXY, _NO_PEER),
     (Kind.DROPPED, _DROPPED),
 )
-"""Patterns of ssh, in order: after an error of a jump host, ssh also reports a dropped connection."""
+"""Patterns of ssh messages, in order: after a jump host's error, ssh also reports a dropped connection."""
 
 
 def on_the_way(failure: LinkFailure) -> bool:
@@ -206,7 +206,7 @@ def on_the_way(failure: LinkFailure) -> bool:
 
 
 def _remote(argv: list[str]) -> str:
-    """Return a command as a string for ssh, which the remote shell splits again."""
+    """Return a command as a string for ssh. The remote shell splits the string again."""
     plain = " ".join(argv)
     return plain if join(argv) == plain else quote(join(argv))
 

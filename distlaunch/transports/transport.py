@@ -24,7 +24,7 @@ else:
 
 
 class SshOptions(_Frozen):
-    """The `ssh` section of a job file, plus the seconds for a TCP connect and between keepalive messages.
+    """The `ssh` section of a job file, plus the TCP connect timeout and keepalive interval in seconds.
 
     `words` are ssh options such as `Compression=no`.
     """
@@ -37,7 +37,7 @@ class SshOptions(_Frozen):
 
 
 class Way(_Frozen):
-    """The settings of a job and its surroundings for reaching a host by ssh, by Slurm or by a command.
+    """The settings, from a job and its surroundings, for reaching a host by ssh, Slurm or a command.
 
     `job` is the ID of the allocation, or "" outside an allocation. `group` is the component of the allocation
     that the host belongs to.
@@ -66,14 +66,14 @@ class Transport(_Frozen):
     here = False
     """Whether the node is known to be this machine."""
     keeps_alive = True
-    """Whether the process soon ends by itself if the node becomes unreachable.
+    """Whether the process soon exits on its own if the node becomes unreachable.
 
-    Otherwise, the controller gives up the node after a few missing heartbeats.
+    If not, the controller gives up on the node after a few missing heartbeats.
     """
 
     @classmethod
     def to(cls, host: str, way: Way) -> "Transport":
-        """Return the transport to a host of a job whose `launcher` is the name of this one."""
+        """Return the transport of this class to a host of a job whose `launcher` names it."""
         raise NotImplementedError
 
     @property
@@ -178,8 +178,8 @@ _LOCAL_ADVICE = {
 class Joined(Transport):
     """A node whose own launcher joined the run. The launcher was started independently and opened the link.
 
-    `here` is set if the launcher runs on this machine. Once its connection is closed, the controller doesn't
-    wait for anything: the launcher does the cleanup.
+    `here` is set if the launcher runs on this machine. Once the connection is closed, the controller doesn't
+    wait for anything, because the launcher does the cleanup.
     """
 
     host: str
@@ -212,8 +212,8 @@ class Command(Transport):
     `words` are run with the agent's command appended. With `shell`, the agent's command is a single word that
     a shell on the node splits, as with ssh. The shell may print and read before it runs the command.
 
-    The process may be the guardian itself, as with nsenter, or the only process that can end the node's side.
-    Therefore, the process is given time to end.
+    The process may be the guardian itself, as with nsenter, or the only one that can stop the node's side.
+    Therefore, the process is given time to exit.
 
     Each scheduler with its own command has a subclass.
     """
