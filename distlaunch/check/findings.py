@@ -63,7 +63,7 @@ class Expected(Frozen):
 
 
 class Finding(Frozen):
-    """One thing that is wrong with a part (see `PARTS`): what, why it matters, and what to do.
+    """A problem with a part (see `PARTS`): what is wrong, why it matters, and what to do.
 
     `nodes` are the nodes that have the problem, empty if it concerns the job as a whole.
     """
@@ -88,10 +88,9 @@ _error, _warning = partial(Finding, "error"), partial(Finding, "warning")
 class Report(Frozen):
     """The verdict. `differs` maps facts that differ to the value on each node.
 
-    `fine` lists the checks that passed, `unchecked` the ones that were skipped, both in words.
-    `slow` has a row for each slow link: its nodes, its bandwidth and the median. `links` contains all
-    measurements. `ranks` contains the GPU of each rank, with its NUMA node and the InfiniBand cards on that
-    NUMA node.
+    `fine` describes the checks that passed, and `unchecked` those that were skipped. `slow` has a row for
+    each slow link: its nodes, its bandwidth and the median. `links` contains all measurements. `ranks`
+    contains the GPU of each rank, with its NUMA node and the InfiniBand cards on that NUMA node.
     """
 
     findings: tuple[Finding, ...]
@@ -178,7 +177,7 @@ def _ranks(job: Expected, gpus: Mapping[str, Sequence[Mapping[str, Any]]]) -> It
 def _problems(node: NodeReport, job: Expected | None) -> Iterator[Finding]:
     """Yield the problems of one node, by part.
 
-    Any of its facts may be missing or have a wrong type, because they come from the node.
+    Any fact may be missing or have the wrong type, because the facts come from the node.
     """
     if node.failure:
         yield _error("reach", node.failure, "its ranks can't start", node.advice)
@@ -382,9 +381,9 @@ _WEIGHTY: Mapping[str, tuple[str, str]] = {
     "NCCL": ("ranks may fail to connect", "install the same version everywhere"),
     "GPUs": ("every rank waits for the slowest", "repair the node, or set nodes[].gpus"),
 }
-"""Names of facts whose difference is a warning: why it matters, and what to do."""
+"""For each fact whose difference is a warning, by name: why it matters, and what to do."""
 _TITLES = {"script": ("place", "the script"), "GPUs": ("devices", "the number or model of GPUs")}
-"""The part and the subject of such a warning, unless they are software and the name."""
+"""The part and the subject of such a warning. The defaults are `software` and the name of the fact."""
 
 
 def _values(nodes: Sequence[NodeReport]) -> dict[str, dict[str, str]]:

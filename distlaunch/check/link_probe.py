@@ -4,7 +4,7 @@
 The request has `backend`, `peers` (the ranks of each) and `order` (the peers, shuffled). Rank 0 directs the
 test through a store at the rendezvous port: it announces each step, takes part in it, and waits a limited
 time for all answers. It prints one JSON object per line: first which ranks are missing, then each
-measurement. Every group of a step is a process group of its own, so a group that hangs doesn't affect the
+measurement. Each group in a step is a separate process group, so a group that hangs doesn't affect the
 others.
 """
 
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 SLOW = 0.5
 """Share of the usual bandwidth below which a link counts as slow."""
 FEW, ROUNDS = 8, 3
-"""Peers up to which all pairs are measured, and the rounds of shuffled pairs for more."""
+"""Maximum number of peers for measuring all pairs, and the rounds of shuffled pairs if there are more."""
 JOIN_S, LIMIT_S, BUDGET_S = 30.0, 6.0, 45.0
 """Seconds for all ranks to join, for one measurement, and for all steps except the last two."""
 TOTAL_S = JOIN_S + BUDGET_S + 4 * LIMIT_S
 """Seconds after which the program ends in any case."""
 FIRST_SIZE, MAX_SIZE = 1 << 16, 1 << 28
 ENOUGH_S, REPEATS, RETESTS = 0.02, 10, 3
-"""Seconds that a message should take, the number of messages (the fastest counts), and retests at most."""
+"""Seconds that a message should take, number of messages (the fastest counts), and maximum retests."""
 
 
 # The choice of pairs
@@ -45,7 +45,7 @@ ENOUGH_S, REPEATS, RETESTS = 0.02, 10, 3
 
 def pairings(order: Sequence[int]) -> list[list[Pair]]:
     """Return rounds of disjoint pairs, using the circle method. `order` lists the peers in random order."""
-    count, order = len(order), [*order, *[-1] * (len(order) % 2)]  # with -1 means sitting out
+    count, order = len(order), [*order, *[-1] * (len(order) % 2)]  # the peer paired with -1 sits out
     half, rounds = len(order) // 2, []
     for _ in range(len(order) - 1 if count <= FEW else ROUNDS):
         pairs = zip(order[:half], reversed(order[half:]))
@@ -69,12 +69,12 @@ def slow_pairs(best: Mapping[Pair, float]) -> list[Pair]:
 
 
 def retests(best: Mapping[Pair, float]) -> list[list[Pair]]:
-    """Return rounds of one pair each that measure slow pairs again, and their peers with two good ones."""
+    """Return rounds of one pair each: the slow pairs again, and each of their peers with two good peers."""
     slow = slow_pairs(best)[:16]  # more would take too long
     suspects = {peer for pair in slow for peer in pair}
     good = sorted({peer for pair in best for peer in pair} - suspects)[:2]
     others = {(min(a, b), max(a, b)) for a in suspects for b in good} - {*best}
-    # What hangs would only hang again.
+    # A pair that hangs would only hang again.
     return [[pair] for pair in sorted(others | {pair for pair in slow if best[pair]})]
 
 
@@ -82,7 +82,7 @@ def retests(best: Mapping[Pair, float]) -> list[list[Pair]]:
 
 
 class Rank:
-    """One rank of the test. `step` counts the steps, `absent` are ranks that no longer answer.
+    """One rank of the test. `step` counts the steps. `absent` contains the ranks that no longer answer.
 
     Rank 0 calls `direct`, the others `follow`.
     """
@@ -116,14 +116,14 @@ class Rank:
                 return
 
     def perform(self, step: Mapping[str, Any]) -> dict[str, Any]:
-        """Measure in this rank's group, if the step has one, within a time limit. Return its answer.
+        """Measure in this rank's group, if the step has one, within a time limit. Return the rank's answer.
 
-        `stuck` = this rank can't take part in later steps.
+        `stuck` means that this rank can't take part in later steps.
         """
         found = {"busbw": 0.0, "error": "no end within %g s" % LIMIT_S, "stuck": True}
         for ranks in step["groups"]:
             if self.rank in ranks:
-                # Whatever holds the thread, such as NCCL connecting, would hold later steps, too.
+                # Whatever blocks the thread, such as NCCL connecting, would also block later steps.
                 run = threading.Thread(target=self.measured, args=(step["test"], ranks, found), daemon=True)
                 run.start()
                 run.join(LIMIT_S + 2)
@@ -134,7 +134,7 @@ class Rank:
         store = self.dist.PrefixStore("%d of %d" % (self.step, ranks[0]), self.store)
         place = {"rank": ranks.index(self.rank), "world_size": len(ranks)}
         try:
-            # It names the keys in the store, and differs between ranks after a group that failed on some.
+            # This count is in the keys of the store. It differs between ranks after a group failed on some.
             self.dist.distributed_c10d._world.group_count = 0
             self.dist.init_process_group(self.backend, store=store, timeout=seconds(LIMIT_S), **place)
             found.update(busbw=self.busbw(test, len(ranks), place["rank"]), error="", stuck=False)
@@ -149,7 +149,7 @@ class Rank:
     # Bandwidth as nccl-tests counts it
 
     def busbw(self, test: str, count: int, place: int) -> float:
-        """Return the bus bandwidth in GB/s, with messages large enough to take a while."""
+        """Return the bus bandwidth in GB/s, measured with messages large enough to take a while."""
         if self.device.type == "cuda":
             self.torch.cuda.set_device(self.device)  # counts for this thread only
         size, total = FIRST_SIZE, 0.0
@@ -215,7 +215,7 @@ class Rank:
         self.answers([*{*everyone} - self.absent - {0}], 2.0)  # the store ends with this process
 
     def measure(self, test: str, groups: Sequence[tuple[int, ...]]) -> list[dict[str, Any]]:
-        """Make groups of peers measure something at the same time. Print and return their results."""
+        """Make groups of peers run `test` at the same time. Print and return their results."""
         ranks_of = {group: [rank for peer in group for rank in self.peers[peer]] for group in groups}
         ranks_of = {g: ranks for g, ranks in ranks_of.items() if ranks[1:] and not self.absent & {*ranks}}
         step = {"test": test, "groups": [*ranks_of.values()]}
@@ -235,7 +235,7 @@ class Rank:
         return rows
 
     def answers(self, ranks: Collection[int], within_s: float) -> dict[int, Any]:
-        """Return the answers that ranks give to the current step in time."""
+        """Return the answers to the current step that arrive in time, keyed by rank."""
         keys = {rank: "%d from %d" % (self.step, rank) for rank in ranks}
         with contextlib.suppress(Exception):  # its class depends on the version of torch
             self.store.wait([*keys.values()], seconds(within_s))

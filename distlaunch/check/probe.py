@@ -3,8 +3,8 @@
 `python -c SOURCE REQUEST` prints one JSON object. For each part, it contains the facts or, as a text, the
 reason why they are missing. The probe doesn't import any of the job's code, and needs only the standard
 library of Python 3.8. The request (`asked`) has `workdir`, `script`, `module` and `master`, each None if it
-doesn't apply, parts to `skip`, and `code`, the digest of each file to compare, keyed by path. There may be
-thousands, so the request is compressed.
+doesn't apply. It also has the parts to `skip`, and `code`: the digest of each file to compare, keyed by path.
+There may be thousands of files, so the request is compressed.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def text_of(path: str) -> str:
 
 
 def place(asked: Facts) -> Facts:
-    """The job's paths, and the disks they are on."""
+    """Return the job's paths, and the disks they are on."""
     workdir = os.path.expanduser(asked["workdir"])
     facts: Facts = {"workdir": workdir, "exists": os.path.isdir(workdir), "disks": {}}
     if asked["script"]:
@@ -78,7 +78,7 @@ def place(asked: Facts) -> Facts:
 
 
 def code(asked: Facts) -> Facts:
-    """Files whose content differs from that on the requesting machine."""
+    """Return the files whose content differs from that on the requesting machine."""
     workdir, deadline = os.path.expanduser(asked["workdir"]), time.monotonic() + LIMIT_S * 3 / 4
     odd: list[str] = []
     for count, (path, expected) in enumerate(asked["code"].items()):
@@ -101,7 +101,7 @@ def digest(path: str) -> str:
 
 
 def limits(asked: Facts) -> Facts:
-    """Limits of a worker: ulimits, cgroup, and whether its stacks can be read."""
+    """Return the limits of a worker: ulimits, cgroup, and whether its stacks can be read."""
     facts: Facts = {"no_stacks": no_stacks()} if asked["script"] or asked["module"] else {}
     for name in ("nofile", "memlock"):
         facts[name] = resource.getrlimit(getattr(resource, "RLIMIT_" + name.upper()))[0]
@@ -128,7 +128,7 @@ def no_stacks() -> str:
 
 
 def load(asked: Facts) -> Facts:
-    """Processors and memory, and their load."""
+    """Return the processors and memory, and their load."""
     cpus = os.cpu_count()
     if sys.platform == "linux":
         cpus = len(os.sched_getaffinity(0))
@@ -143,7 +143,7 @@ def load(asked: Facts) -> Facts:
 
 
 def jobs() -> dict[str, int]:
-    """Count the ranks already running on this node, by run: from any launcher that sets RANK."""
+    """Count the ranks already running on this node, by run, including those of other launchers."""
     found: dict[str, int] = {}
     for path in glob.glob("/proc/[0-9]*/environ"):
         env = dict(each.partition("=")[::2] for each in text_of(path).split("\0"))
@@ -154,7 +154,7 @@ def jobs() -> dict[str, int]:
 
 
 def software(asked: Facts) -> Facts:
-    """Python, torch and NCCL, without importing them, and the imports of the script that can't be found."""
+    """Return versions of Python, torch and NCCL, without importing them, and the script's missing imports."""
     facts: Facts = {"python": "%d.%d.%d" % sys.version_info[:3]}
     script = ""
     if asked["script"]:
@@ -213,7 +213,7 @@ def imported(script: str) -> list[str]:
 
 
 def network(asked: Facts) -> Facts:
-    """Names and addresses, the interface toward the first node, and interfaces set by variables."""
+    """Return names and addresses, the interface toward the first node, and interfaces set by variables."""
     facts: Facts = {"name": socket.gethostname(), "interfaces": {}, "named": {}, "ib": {}}
     facts["own"] = addresses(facts["name"])
     facts["master"] = addresses(asked["master"]) if asked["master"] else []
@@ -273,7 +273,7 @@ class Pci(ctypes.Structure):
 
 
 def devices(asked: Facts) -> Facts:
-    """GPUs with their memory, processes and errors; Xid errors in the kernel's log."""
+    """Return the GPUs with their memory, processes and errors, and the Xid errors in the kernel's log."""
     facts: Facts = {"gpus": sysfs_gpus(), "xids": xids()}
     facts["counted"] = bool(facts["gpus"])
     try:
@@ -322,14 +322,14 @@ def gpu_of(nvml: Any, index: int) -> Facts:
 
 
 def nvml_number(nvml: Any, name: str, value: Any, handle: Any = None, *more: Any) -> int | None:
-    """Return a number from a function that may be missing in this version of NVML, or fail."""
+    """Return a number from an NVML function; None if it fails, or is missing in this version."""
     function = getattr(nvml, name, None)
     given = (handle, ctypes.byref(value), *more) if handle else (ctypes.byref(value),)
     return int(value.value) if function is not None and function(*given) == 0 else None
 
 
 def sysfs_gpus() -> list[Facts]:
-    """Return the GPUs with their own memory of the drivers amdgpu, xe and i915, from their files in sysfs.
+    """Return the GPUs of the drivers amdgpu, xe and i915 that have their own memory, from files in sysfs.
 
     xe shows the memory of each tile. Only amdgpu shows the memory in use (Linux: gpu/amdgpu/driver-misc).
     """
@@ -347,7 +347,7 @@ def sysfs_gpus() -> list[Facts]:
 
 
 def nvml_text(function: Any, handle: Any) -> str | None:
-    """Return the text that a function of NVML provides about a GPU, or None if it fails."""
+    """Return the text that an NVML function provides about a GPU, or None if it fails."""
     buffer = ctypes.create_string_buffer(96)
     return buffer.value.decode(errors="replace") if function(handle, buffer, 96) == 0 else None
 
@@ -368,7 +368,7 @@ def xids() -> list[tuple[str, int]] | None:
 
 
 def main() -> None:
-    """Run the function of each part in a thread, and print what it returns, keyed by its name."""
+    """Run the function of each part in a thread, and print the results, keyed by function name."""
     asked: Facts = json.loads(zlib.decompress(base64.b64decode("".join(sys.argv[1:]))))
     answers: Facts = {"time": time.time()}
 
@@ -390,7 +390,7 @@ def main() -> None:
         answers.setdefault(part.__name__, "no answer within %g s" % LIMIT_S)
     sys.stdout.write(json.dumps(answers))
     sys.stdout.flush()
-    os._exit(0)  # a thread may wait for ever
+    os._exit(0)  # a thread may wait forever
 
 
 if __name__ == "__main__":
