@@ -21,8 +21,8 @@ class Ending(Frozen):
     """The end of a worker, with facts from the kernel: OOM kills since the start, (size, free) of /dev/shm.
 
     `peer_gone` is set if the worker lost its connection to another rank. `python` is its interpreter.
-    `module` is the module that it ran instead of a file. `stdin` is set if it has the stdin of the command,
-    `networked` if ranks run on other machines, too.
+    `module` is the module that it ran instead of a file. `stdin` is set if it has the command's stdin.
+    `networked` is set if the ranks run on several machines.
     """
 
     status: int
@@ -47,7 +47,7 @@ def facts(ending: Ending) -> str:
         if ending.oom_kills > 0:
             kills = counted(ending.oom_kills, "OOM kill")
             return f"{words}, probably by the OOM killer (the kernel reports {kills} on that node)"
-        return f"{words}; the kernel reports no OOM kill on that node"  # a rank may have sent it to itself
+        return f"{words}; the kernel reports no OOM kill on that node"  # a rank may have killed itself
     if ending.status == -signal.SIGBUS and len(ending.shm) == 2:
         size, free = ending.shm
         return f"{words}; /dev/shm on that node has {size_words(free)} free of {size_words(size)}"
@@ -101,7 +101,7 @@ _BELOW = r"(?m)^distlaunch: (rank \d+ .*?) failed first: (.*)$"
 
 
 class Raised(Frozen):
-    """An exception: its type, its place in the user's code (`train.py:41`), its message without numbers."""
+    """An exception: its type, place in the user's code (`train.py:41`), and message without numbers."""
 
     error: str
     place: str
@@ -109,7 +109,7 @@ class Raised(Frozen):
 
 
 class Words(Frozen):
-    """The evidence in a rank's last output: whether it contains a `traceback`, and whether a peer was gone.
+    """The evidence in a rank's last output: whether there is a `traceback`, and whether a peer was gone.
 
     `timed_out` is set if no connection was lost but waiting for the peer timed out. `stack` is where the rank
     was waiting. `raised` is the exception, unless there is none, or it may be temporary.
@@ -166,7 +166,7 @@ def python_frames(text: str) -> tuple[str, ...]:
 def py_spy_frames(dump: str) -> tuple[str, ...]:
     """Return the frames of the first thread, innermost first, as py-spy prints them: `read (t.py:3)`.
 
-    There are none in an error message from py-spy.
+    An error message from py-spy contains none.
     """
     first_thread = re.split(r"(?m)^Thread .*\n", dump)[1:2]
     return tuple(line.strip() for text in first_thread for line in re.findall(r"(?m)^    .*$", text))
@@ -189,9 +189,9 @@ def root_error(words: str) -> str:
 
 
 def headline(words: str, raised: bool) -> list[str]:
-    """Return an error in at most two lines: the last one, or the exception that was `raised`, and its place.
+    """Return an error in at most two lines: the exception and its place if one was `raised`, else one line.
 
-    The place is the innermost frame in the user's own code.
+    The place is the innermost frame in the user's own code. Without a traceback, the line is the last one.
     """
     text = re.sub(_RANK_PREFIX, "", words)
     lines = [line for line in text.splitlines() if line.strip() and not re.match(_AFTERWARDS, line)]
@@ -205,9 +205,9 @@ def headline(words: str, raised: bool) -> list[str]:
 
 
 def _final_exception(words: str) -> str:
-    """Return the last traceback in `words` and what follows; of a chain, the exception raised last.
+    """Return the last traceback in `words` and the text after it; in a chain, the exception raised last.
 
-    If that is only the loss of another rank, perhaps during the cleanup, return the oldest.
+    If that is only the loss of another rank, perhaps during the cleanup, return the oldest exception.
     """
     last = words.rpartition(TRACEBACK)[2]
     return root_error(words) if _of_a_collective(last) else last
@@ -216,7 +216,7 @@ def _final_exception(words: str) -> str:
 def _of_a_collective(error: str) -> str:
     """Return the message of an error in a collective, or "" for any other error.
 
-    Another error may have the same message. What libraries log after the message isn't part of it.
+    Another error may have the same message. Library logs after the message aren't part of it.
     """
     frames = list(re.finditer(_FRAME, error))
     message = re.split(_LOG, error[frames[-1].end() :], maxsplit=1)[0] if frames else error
@@ -227,7 +227,7 @@ def _of_a_collective(error: str) -> str:
 def split_launcher(words: str) -> tuple[str, str]:
     """Return the last output of the first rank that failed below a launcher, and a line about the failure.
 
-    A launcher is torchrun, or mpirun with a distlaunch of its own. Of any other program, return its own last
+    A launcher is torchrun, or mpirun with its own distlaunch. For any other program, return its own last
     output and "".
     """
     if below := list(re.finditer(_BELOW, words)):
