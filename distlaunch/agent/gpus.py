@@ -66,7 +66,7 @@ class Utilization:
 
 
 def device_of(local_rank: int, visible: str | None) -> int:
-    """Return the number of the GPU that LOCAL_RANK selects; -1 if CUDA_VISIBLE_DEVICES has none."""
+    """Return the number of the GPU that LOCAL_RANK selects; -1 if CUDA_VISIBLE_DEVICES hides it."""
     if visible is None:
         return local_rank
     named = [device.strip() for device in visible.split(",")]

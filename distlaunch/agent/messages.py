@@ -321,8 +321,8 @@ class WorkerStarted(Frozen):
 class WorkerUnstarted(Frozen):
     """A worker could not be started.
 
-    `stage` is scratch, fork, setup, workdir, script, exec, or interpreter if the #! line names a missing
-    program.
+    `stage` is scratch, fork, setup, workdir, script, exec, search if the program is in the workdir but not in
+    PATH, or interpreter if the #! line names a missing program.
     """
 
     node: int
@@ -338,7 +338,7 @@ class WorkerExited(Frozen):
     `at` is the monotonic time of the node in a report, and of the controller in an event. `error_record` is
     {message, callstack} as written by torch's @record. `oom_kills` counts kills by the kernel since the
     start. `shm` is (size, free) of /dev/shm in bytes, or empty. `words` is the worker's last output before it
-    was asked to stop. `unasked` is set if it exited by itself before that.
+    was asked to stop. `unasked` is set if it exited with an error before that.
     """
 
     node: int

@@ -153,7 +153,7 @@ def _make(path: str) -> None:
 
 
 def _lock(path: str) -> int:
-    """Lock a directory of this user, and return its descriptor, or -1 if another process has locked it."""
+    """Lock a directory of this user, and return its descriptor, or -1 if that isn't possible."""
     fd = -1
     try:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)

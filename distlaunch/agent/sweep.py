@@ -90,8 +90,8 @@ class Sweep:
     """A sweep: call `kill_descendants` until `has_children` returns False, and when `settling_s` is over.
 
     Helper processes wait for the worker that they serve to exit, so they are killed only after `settling_s`.
-    In a `gentle` sweep, all processes except the `workers` are helpers. Otherwise, only processes that ignore
-    SIGTERM are. `killed` contains the PIDs of killed processes.
+    In a `gentle` sweep, all processes except the `workers` are helpers. Otherwise, only processes without
+    children that ignore SIGTERM are. `killed` contains the PIDs of killed processes.
     """
 
     def __init__(self, workers: Iterable[int] = (), gentle: bool = False) -> None:

@@ -83,7 +83,7 @@ class JoinWatch(Watch):
     def _look(self, interval_s: float) -> None:
         """Report workers that have joined since the last check and, at times, the activity of the others.
 
-        Schedule the next check, a little later than after `interval_s`, until all have joined.
+        Until all have joined, schedule the next check after `interval_s`, and later ones less often.
         """
         missing = {w.local_rank: w.pid for w in self._running() if w.local_rank not in self.joined}
         fresh = self._arrivals.look(missing)

@@ -18,7 +18,7 @@ recorder dump, if `StartWorkers` requested it. A TREE payload, also from the con
 the contents that a node lacks; it is empty at the end: see `distlaunch.agent.tree`. A FILE payload is the
 next piece of a file that a node sends at the end of the job: see `distlaunch.agent.collection`. END is the
 last frame of a launcher that joined. Its payload, {"op": "end", "status", "words"}, says how the launcher's
-agent ended, and contains its last stderr output.
+agent ended, and whether it was killed.
 
 If several nodes write to one link, as with `srun --label`, only whole lines can be kept apart. Each frame
 of a node then travels as lines of at most LINE bytes, which begin with PIECE. The last line of a node begins

@@ -165,7 +165,7 @@ def report(
 
 
 def _ranks(job: Expected, gpus: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterator[tuple[int, Any]]:
-    """Yield each rank and its GPU, if every rank has its own."""
+    """Yield each rank and its GPU, for the nodes that have a GPU for every rank."""
     first = 0
     for label, procs in job.procs.items():
         for local_rank, gpu in enumerate(gpus[label][:procs] if len(gpus[label]) >= procs else ()):
@@ -413,7 +413,7 @@ def _differences(nodes: Sequence[NodeReport]) -> dict[str, dict[str, str]]:
 def _disagreements(
     nodes: Sequence[NodeReport], differs: Mapping[str, Mapping[str, str]], job: Expected | None
 ) -> Iterator[Finding]:
-    """Yield findings about values that should be the same on all nodes. The rarest value is the odd one."""
+    """Yield findings about values that should be the same on all nodes. The most common one is the usual."""
     planned = {"GPUs"} if job and job.uneven else set()
     for name, values in differs.items():
         counts = Counter(values.values())
