@@ -62,9 +62,8 @@ def main() -> int:
             answer(error=str(error))
             return error.exit_status
         answer(run=start.run_id, directory=start.directory.path)
-        log = os.path.join(
-            start.directory.path, CONTROLLER_LOG
-        )  # stderr may be a pipe that is closed before the run ends
+        # Stderr may be a pipe that is closed before the run ends.
+        log = os.path.join(start.directory.path, CONTROLLER_LOG)
         with contextlib.suppress(OSError), open(log, "ab", buffering=0) as errors:
             os.dup2(errors.fileno(), 2)
         threading.Thread(target=_watch_program, args=(signals,), daemon=True).start()

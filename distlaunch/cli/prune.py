@@ -89,9 +89,8 @@ def _forget_missing() -> None:
     """Remove runs without a directory from the list."""
     here = os.uname().nodename  # disks of other machines may be invisible here
     with contextlib.suppress(OSError):
-        forget(
-            each.run for each in listed().values() if each.host == here and not os.path.isdir(each.directory)
-        )
+        own = [each for each in listed().values() if each.host == here]
+        forget(each.run for each in own if not os.path.isdir(each.directory))
 
 
 def _tell(done: Sequence[dict[str, Any]], dry: bool) -> None:

@@ -151,11 +151,8 @@ def args(pods: Pods) -> list[str]:
     spec = pods.spec
     program = [spec.program.words[0], *map(torch_argument, spec.program.arguments)]
     # Files only if the job sets a directory, which outlives the pod.
-    files = (
-        f"--log-dir={unexpanded(spec.logs.directory)}",
-        "--tee=3",
-        "--log-line-prefix-template=[${rank}] ",
-    )
+    kept = unexpanded(spec.logs.directory)
+    files = (f"--log-dir={kept}", "--tee=3", "--log-line-prefix-template=[${rank}] ")
     logs = files if "logs.dir" in spec.places else ()
     own = (*_place(pods), *_wait(pods), f"--shutdown-timeout={pods.stop_s}", *logs)
     return ["torchrun", *own, *map(unexpanded, (*job_flags(spec, spec.program), *program))]

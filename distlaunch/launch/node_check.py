@@ -89,9 +89,8 @@ def _run_directory(spec: JobSpec) -> Iterator[Finding]:
         what = f"the run directory can't be created: {directory} is not writable on this machine"
         yield Finding("error", "place", what, "the run can't start", "set logs.dir")
     elif free < MIB:
-        what = (
-            f"the disk for the run directory, {directory}, has only {size_words(free)} free on this machine"
-        )
+        room = f"has only {size_words(free)} free on this machine"
+        what = f"the disk for the run directory, {directory}, {room}"
         yield Finding("error", "place", what, "the run can't start", "set logs.dir")
 
 

@@ -219,10 +219,8 @@ def _entries(store: Store, spec: JobSpec, root: str, directory: str, paths: Iter
     """Return the entries of the tree, after putting their contents into the store."""
     sources = {path: f"{root}/{path}" for path in _wanted(spec, root, paths)}
     for given in spec.sync.files:
-        path, source = (
-            os.path.relpath(f"{directory}/{os.path.basename(given)}", root),
-            os.path.realpath(given),
-        )
+        path = os.path.relpath(f"{directory}/{os.path.basename(given)}", root)
+        source = os.path.realpath(given)
         if not os.path.isfile(source):
             raise spec.error("files", f"{given} is not a file")
         if (other := os.path.realpath(sources.get(path, source))) != source:

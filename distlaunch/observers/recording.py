@@ -99,9 +99,8 @@ class Recorder(Observer):
             name = f"attempt_{state.attempt}/{event.local_rank}/error.json"
             self._directory.append(name, json.dumps(_as_torch(event.error_record)).encode())
         elif isinstance(event, SetupPrinted):
-            self._directory.append(
-                f"setup-{state.label(event.node)}.log".replace("/", "-"), event.text.encode()
-            )
+            name = f"setup-{state.label(event.node)}.log".replace("/", "-")
+            self._directory.append(name, event.text.encode())
         elif isinstance(event, LinkEnded):
             self._mark_gaps(state, [event.node])
         elif isinstance(event, TimerDue) and event.timer in ENDS_LINKS:
@@ -163,9 +162,8 @@ class Recorder(Observer):
             self._loss_told = True
             self._status = self._status._replace(trouble=self._directory.trouble)
             self._directory.put(STATUS, status_bytes(self._status), "over")
-            self.remark(
-                f"can't write to {self._directory.path}: {self._directory.trouble}; output is being lost"
-            )
+            trouble = self._directory.trouble
+            self.remark(f"can't write to {self._directory.path}: {trouble}; output is being lost")
 
     def _within_limit(self, name: str, data: bytes) -> bytes:
         """Return as much of the `data` for a file as logs.limit allows."""

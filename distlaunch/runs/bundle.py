@@ -109,9 +109,8 @@ def bundle_of(run: Run, environ: Mapping[str, str], anonymous: bool = False) -> 
     All files are searched for the values of variables in `environ` whose names suggest a secret, or that the
     job inherits.
     """
-    documents = {
-        name: list(_documents(run.directory, name)) for name in _names(run.directory, (".json", ".jsonl"))
-    }
+    names = _names(run.directory, (".json", ".jsonl"))
+    documents = {name: list(_documents(run.directory, name)) for name in names}
     hide = Redactor(_secrets(run, documents, environ), _hosts(documents) if anonymous else {})
     found = {}
     for name, lines in documents.items():

@@ -110,9 +110,8 @@ def interrupt(run: Run, at_once: bool = False) -> bool:
     if not run.alive:
         return False
     with contextlib.suppress(OSError):  # only a note for the controller
-        os.close(
-            os.open(os.path.join(run.directory, STOPPED), os.O_CREAT | os.O_WRONLY | os.O_NOFOLLOW, 0o600)
-        )
+        path = os.path.join(run.directory, STOPPED)
+        os.close(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_NOFOLLOW, 0o600))
     sent = send_signal(pid, signal.SIGINT, lambda: over(run).alive)
     if sent and at_once:
         time.sleep(ANOTHER_WISH_S)

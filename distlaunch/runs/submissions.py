@@ -95,12 +95,8 @@ def submissions() -> dict[Ticket, Submission]:
     for line in run_list.lines_of(run_list.index_path()):
         if "run" in line or not (queued := run_list.ticket_of(line)):
             continue
-        if line.keys() >= {
-            "id",
-            "job",
-            "directory",
-            "at",
-        }:  # IDs may repeat after a new setup of the scheduler
+        # IDs may repeat after a new setup of the scheduler.
+        if line.keys() >= {"id", "job", "directory", "at"}:
             found[queued] = Submission(**{name: line[name] for name in fields if name in line})
         elif queued in found:
             found[queued] = found[queued]._replace(end=str(line.get("end", "")))
@@ -171,9 +167,8 @@ def _directories(each: Submission) -> list[str]:
 
 
 def _listed_directories(each: Submission) -> list[str]:
-    return [
-        run.directory for run in run_list.listed().values() if run.queued == Ticket(each.scheduler, each.id)
-    ]
+    ticket = Ticket(each.scheduler, each.id)
+    return [run.directory for run in run_list.listed().values() if run.queued == ticket]
 
 
 def _read(each: Submission, directories: Sequence[str]) -> Iterator[Run]:

@@ -149,10 +149,8 @@ class Slurm(base.Scheduler):
                 f"SLURM_PROCID={rank} and SLURM_LOCALID={local} are inconsistent with {size} tasks"
             )
         job = environ["SLURM_JOB_ID"]
-        step, devices = (
-            f"{job}.{environ.get('SLURM_STEP_ID', '')}",
-            queue.granted_gpus(environ, queue.VISIBLE),
-        )
+        step = f"{job}.{environ.get('SLURM_STEP_ID', '')}"
+        devices = queue.granted_gpus(environ, queue.VISIBLE)
         place = (rank, size, local, counts[node], node, len(nodes))
         restarts = int(environ.get("SLURM_RESTART_COUNT") or 0)
         return task.Task(step, job, *place, nodes, nodes[:1], devices, restarts, ADVICE)

@@ -261,11 +261,8 @@ class Command(Transport):
     def environment(self, environ: Mapping[str, str]) -> Mapping[str, str]:
         """Return the environment with the directory of the scheduler's commands at the end of PATH."""
         directory = environ.get(self.tools)
-        return (
-            {**environ, "PATH": f"{environ.get('PATH', '/usr/bin:/bin')}:{directory}"}
-            if directory
-            else environ
-        )
+        path = f"{environ.get('PATH', '/usr/bin:/bin')}:{directory}"
+        return {**environ, "PATH": path} if directory else environ
 
     def failure(self, end: ProcessEnd) -> LinkFailure:
         """Classify the end of the command by its messages and its status."""
