@@ -103,7 +103,7 @@ class Files:
         return kept
 
     def close(self) -> tuple[list[dict[str, Any]], list[str]]:
-        """Return the complete files as JSON objects, and messages about collected and missing files.
+        """Return complete files, at most MAX_LISTED, as JSON objects, and messages about all files.
 
         Called once, after the run.
         """
