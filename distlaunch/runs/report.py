@@ -26,7 +26,6 @@ from distlaunch.supervisor.ranks import torch_versions
 from distlaunch.supervisor.state import Cause, State
 from distlaunch.supervisor.step import begin
 from distlaunch.supervisor.summary import Summary
-from distlaunch.wording import listed
 
 VERSION = 1
 """Version of the JSON document. It changes whenever the format changes incompatibly."""
@@ -139,8 +138,8 @@ class Report(RunModel):
         """
         codes = [node.code for node in (self.state.nodes if self.state else ()) if isinstance(node, Up)]
         built = next(([*code.versions] for code in codes if code and code.versions), [])
-        loaded = torch_versions(self.state) if self.state and self.state.plan else {}
-        return built or [("torch", f"{version} on {listed(nodes)}") for version, nodes in loaded.items()]
+        loaded = torch_versions(self.state) if self.state and self.state.plan else ()
+        return built or [("torch", words) for words in loaded]
 
     def document(self) -> dict[str, Any]:
         """Return the report as a JSON object."""

@@ -110,23 +110,21 @@ def on_ranks_joined(event: RanksJoined, state: State, now: float) -> Step:
     if already_complete or state.workers.counts.joined < len(state.workers):
         return _with_limit(state, now), ()
     took_s = now - (state.started_at or now)
-    shown = [
-        ShowMessage("info", f"{_all_words(state)} joined the rendezvous at {_where(state)} in {took_s:.1f} s")
-    ]
-    versions = torch_versions(state)
+    text = f"{_all_words(state)} joined the rendezvous at {_where(state)} in {took_s:.1f} s"
+    shown, versions = [ShowMessage("info", text)], torch_versions(state)
     if len(versions) > 1:
-        words = "; ".join(f"{version} on {listed(nodes)}" for version, nodes in versions.items())
-        shown.append(ShowMessage("warning", f"the nodes have different versions of torch: {words}"))
+        text = f"the nodes have different versions of torch: {'; '.join(versions)}"
+        shown.append(ShowMessage("warning", text))
     return state.without_timers(Timer.JOIN, Timer.JOIN_MESSAGE), tuple(shown)
 
 
-def torch_versions(state: State) -> dict[str, list[str]]:
-    """Return the versions of torch that the ranks have loaded, each with the names of its nodes."""
+def torch_versions(state: State) -> list[str]:
+    """Return the versions of torch that the ranks have loaded, each with its nodes: `2.13.0 on gpu-a`."""
     versions: dict[str, list[str]] = {}
     for part in state.planned.nodes:
         for version in sorted({state.workers[rank].torch for rank in part.ranks} - {""}):
             versions.setdefault(version, []).append(part.label)
-    return versions
+    return [f"{version} on {listed(nodes)}" for version, nodes in versions.items()]
 
 
 def _all_words(state: State) -> str:

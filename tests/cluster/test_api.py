@@ -7,6 +7,7 @@ import pytest
 
 from tests.cluster.hosts import Site
 from tests.harness import ROOT, completed
+from tests.process.test_api import NOTEBOOK
 
 TRAIN = """
 import os, time
@@ -36,12 +37,6 @@ with job("first").start() as first, job("second").start() as second:
 assert first.result().state == "CANCELLED"
 assert before == (children(), len(os.listdir("/proc/self/fd")), threading.active_count())
 print("all as expected")
-"""
-NOTEBOOK = """
-import sys, nbclient, nbformat
-notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(sys.argv[1])])
-nbclient.NotebookClient(notebook, timeout=120, kernel_name="python3").execute()
-print(*(output.get("text", "") for output in notebook.cells[0].outputs))
 """
 
 

@@ -12,10 +12,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from textwrap import dedent
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
-import yaml
 
 from tests.cluster.hosts import parent_of
 from tests.cluster.workers import DAEMONS, SLEEPER, STUBBORN, worker
@@ -448,15 +447,9 @@ FORKS = """
 
 
 def test_a_node_that_refuses_to_fork_reports_stalled_ranks_without_stacks(tmp_path: Path) -> None:
-    job = limited(tmp_path, 30)
-    words = [sys.executable, "-c", dedent(FORKS)]
-    own = {
-        "procs_per_node": 1,
-        "command": words,
-        "on_stall": "stop",
-        "timeouts": {"stall": "2s", "stop": "1s"},
-    }
-    job.write_text(json.dumps(yaml.safe_load(job.read_text()) | own))
+    command = [sys.executable, "-c", dedent(FORKS)]
+    times = {"stall": "2s", "stop": "1s"}
+    job = limited(tmp_path, 30, procs_per_node=1, command=command, on_stall="stop", timeouts=times)
     with tempfile.TemporaryDirectory() as tools, running(job, env=path_with(tools)) as run:
         os.chmod(tools, 0o755)  # for the other user
         program(Path(tools, "py-spy"), "exec true")
@@ -473,8 +466,8 @@ def path_with(tools: str) -> dict[str, str]:
     return {**os.environ, "PATH": f"{tools}:{os.environ['PATH']}"}
 
 
-def limited(directory: Path, more: int) -> Path:
-    """A job of 60 ranks on a node that allows so many processes more."""
+def limited(directory: Path, more: int, **keys: Any) -> Path:
+    """A job on a node that allows so many processes more; unless `keys` say otherwise, of 60 ranks."""
     uid = os.getuid() or 54321
     limits = f"prlimit --nproc={tasks_of(uid) + more}"
     if not os.getuid():
@@ -482,7 +475,8 @@ def limited(directory: Path, more: int) -> Path:
         limits += f" setpriv --reuid={uid} --clear-groups {keeps}"
     interpreter = program(directory / "limited", f'exec {limits} {sys.executable} "$@"')
     job = directory / "job.yaml"
-    job.write_text(f"{ONE}procs_per_node: 60\npython: {interpreter}\ncommand: [sleep, infinity]\n")
+    usual = {"gpus_per_node": 0, "procs_per_node": 60, "command": ["sleep", "infinity"]}
+    job.write_text(json.dumps({**usual, "python": interpreter, **keys}))
     return job
 
 
