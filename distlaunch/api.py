@@ -135,7 +135,6 @@ class Plan:
     """The plan of a job, as `dry-run` prints it: which rank runs where, and with which variables."""
 
     def __init__(self, plan: LaunchPlan) -> None:
-
         self._plan, self._workers = plan, planned_workers(plan)
 
     @property
@@ -154,7 +153,6 @@ class Plan:
 
     def to_shell(self) -> str:
         """Return shell commands that start the ranks without distlaunch."""
-
         return shell_text(self._plan, self._workers)
 
     def _repr_html_(self) -> str:
@@ -178,7 +176,6 @@ class Job:
         _file: str | None = None,
         **keys: Any,
     ) -> None:
-
         given = {"script": script, "nodes": list(nodes) if isinstance(nodes, tuple) else nodes, **keys}
         settings = {name: value for name, value in given.items() if value is not None}
         if not _file and script and script.endswith(".py"):  # gives the job its name
@@ -196,12 +193,10 @@ class Job:
 
     def plan(self) -> Plan:
         """Return the plan, without contacting any node. Raises `JobError`."""
-
         return Plan(plan_without_nodes(self.spec))
 
     def check(self) -> Report:
         """Connect to the nodes and return any problems, as `distlaunch check` does."""
-
         return check_nodes(self.spec)
 
     def start(self) -> "Run":
@@ -258,7 +253,6 @@ class Logs:
 
     def _steps(self) -> Generator[list[Line], None, None]:
         """Yield the new lines of each look; the last look is after the end of the run."""
-
         lines = _Lines(self._marked)
         wanted = lambda entry: self._rank in (None, entry.rank)  # noqa: E731
         with contextlib.closing(Playback(self._run.directory, lines, wanted)) as playback:
@@ -295,7 +289,6 @@ class Run:
     @classmethod
     def attach(cls, run: str) -> "Run":
         """Return a run by its ID, a unique prefix of it, its directory, or its job's name or file."""
-
         found = find(run)
         return cls(found.id, found.directory)
 
@@ -307,7 +300,6 @@ class Run:
             self.stop()
 
     def _status(self) -> Status:
-
         found = run_in(self.directory) or living(self.id)
         if found is None:
             raise DistlaunchError(f"{self.id}: its run directory {self.directory} was removed")
@@ -349,7 +341,6 @@ class Run:
 
     def result(self) -> Result:
         """Return the result. Raises `DistlaunchError` if the run has not ended."""
-
         run = self._status()
         if run.alive:
             raise DistlaunchError(f"{self.id} has not ended")
@@ -375,12 +366,10 @@ class Run:
 
     def why(self) -> Explanation:
         """Explain why the run failed, or what it is waiting for, as `distlaunch why` does."""
-
         return explain(self._status(), with_stacks=True)
 
     def report(self, path: str | os.PathLike[str] | None = None) -> str:
         """Return the page from `distlaunch report` as HTML, and write it to `path`, if given."""
-
         text = page(report_of(self._status()))
         if path is not None:
             with open(path, "w", encoding="utf-8", errors="replace") as file:
@@ -389,7 +378,6 @@ class Run:
 
     def stop(self) -> Result:
         """Stop the ranks, and return the result. After their grace period, ranks are killed."""
-
         run = self._status()
         if not self.over and interrupt(run):
             with contextlib.suppress(TimeoutError):
@@ -413,7 +401,6 @@ class Run:
 
 def list_runs() -> list[Run]:
     """Return the active runs of this user, as `distlaunch ps` does."""
-
     known = (run_in(directory) for directory in directories().values())
     return [Run(each.id, each.directory) for each in known if each and each.alive]
 
@@ -425,7 +412,6 @@ def call(function: Callable[..., Any] | str, *args: Any, procs: int = 1, **more:
     `procs` is the number of ranks per node. In `more`, job file keys such as `nodes` apply to the job. All
     other arguments are passed to the function. Raises `RankError` if the function raised an exception.
     """
-
     keys = {name: value for name, value in more.items() if name.partition(".")[0] in JOB.fields}
     packed = _packed_call(function, args, {name: value for name, value in more.items() if name not in keys})
     job = Job(module="distlaunch", procs_per_node=procs, **keys)
@@ -488,7 +474,6 @@ class _Lines(Observer):
             self._add(place, data)
 
     def _add(self, place: tuple[int, int, int], data: bytes) -> None:
-
         rank, stream, attempt = place
         text = data.decode(errors="replace")
         if self._marked or not text.startswith(MARK):

@@ -132,7 +132,6 @@ def _prepared(
 
     Raises `DistlaunchError`.
     """
-
     text = read_job(job)
     spec = job_of(text, job, overrides, args, submitted=True)
     scheduler = load(to or target_of(spec))

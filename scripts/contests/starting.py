@@ -86,7 +86,7 @@ def _open_mpi() -> list[str]:
 
 
 def on_hosts(directory: Path, ssh_config: Path, count: int, bar: Bar) -> Contest:
-    """A program does nothing on `count` hosts over ssh."""
+    """A program does nothing on `count` hosts over ssh, with and without the checks that `run` makes."""
     job = directory / f"hosts{count}.yaml"
     job.write_text(
         f"command: ['true']\ngpus_per_node: 0\nnodes: ['host[1-{count}]']\nssh: {{config: {ssh_config}}}\n"
@@ -96,6 +96,7 @@ def on_hosts(directory: Path, ssh_config: Path, count: int, bar: Bar) -> Contest
     python = f"{sys.executable} -I -S -c pass"
     ways = {
         "distlaunch": command([*OURS, "run", "--quiet", str(job)]),
+        "distlaunch --no-check": command([*OURS, "run", "--quiet", "--no-check", str(job)]),
         "parallel ssh": shell(f"{bare} true"),
         "parallel ssh, Python starts": shell(f"{bare} {python}"),
     }
@@ -105,7 +106,8 @@ def on_hosts(directory: Path, ssh_config: Path, count: int, bar: Bar) -> Contest
     found = {name: argv for name, argv in peers.items() if shutil.which(argv[0])}
     ways |= {name: command(argv, env=environ) for name, argv in found.items()}
     missing = [name for name in peers if name not in found]
-    return Contest(f"a program that does nothing, {count} hosts over ssh", ways, (bar,), missing)
+    bars = (bar, Bar("distlaunch --no-check", 1.03))
+    return Contest(f"a program that does nothing, {count} hosts over ssh", ways, bars, missing)
 
 
 def again(directory: Path, ssh_config: Path) -> Contest:
