@@ -445,7 +445,7 @@ def _packed_call(function: Callable[..., Any] | str, args: Any, kwargs: Any) -> 
         try:
             import cloudpickle
         except ImportError:
-            text = f"{function.__qualname__} can only be sent by value: install distlaunch[call]"
+            text = f"{function.__qualname__} can only be sent by value: pip install 'distlaunch[call]'"
             raise UsageError(f"{text}, or move it to a module") from None
         target = None, cloudpickle.dumps(function)
     whole = pickle.dumps((sys.version_info[:2], *target, pickle.dumps((args, kwargs))))

@@ -105,7 +105,7 @@ def _checked(script: str | None, typed: Typed, settings: Sequence[str]) -> str |
     if not script.endswith(".py"):
         raise UsageError(f"{script} is not a .py file: for another program, use --set 'command=[…]'")
     if not os.path.exists(script) and not typed.hosts:
-        raise UsageError(f"no file {script}: specify the path of the script")
+        raise UsageError(f"no file {os.path.abspath(script)}: specify the path of the script")
     return script
 
 

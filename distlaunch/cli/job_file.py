@@ -269,7 +269,7 @@ def read_text(path: str) -> str:
         hint = f"; did you mean {other}?" if other != path and os.path.exists(other) else ""
         raise UsageError(f"{path}: {reason(error)}{hint}") from None
     except ValueError:
-        raise UsageError(f"{path!r} is not a valid file name") from None
+        raise UsageError(f"{path!r} contains a null character") from None
     if len(data) > MAX_BYTES:
         raise UsageError(f"{path}: larger than {MAX_BYTES >> 20} MiB")
     try:

@@ -174,7 +174,7 @@ def wait(which: Which = None, as_json: Json = False) -> None:
 
 
 Now = Annotated[
-    bool, Option("--now", help="Kill the ranks now instead of giving them timeouts.stop to exit.")
+    bool, Option("--now", help="Kill the ranks now instead of waiting up to timeouts.stop for them to exit.")
 ]
 
 
@@ -234,7 +234,8 @@ def run_elsewhere(context: typer.Context, word: str | None) -> None:
     if host and colon and os.sep not in host and not os.path.exists(word):
         status = _run_there(context, word, rest, (host, context.meta["ssh_config"]))
         if status == Exit.USAGE and not rest:
-            say(f"`{word}` is the latest run in your home directory on {host}; for another, write {word}RUN")
+            where = f"your home directory on {host}"
+            say(f"`{word}` is the latest run in {where}; `distlaunch ps -a {word}` lists all")
         raise typer.Exit(status)
     if known := elsewhere(word, alone=context.command.name == "stop"):
         run, way = known

@@ -28,7 +28,8 @@ def print_plan(plan: LaunchPlan, style: str) -> None:
     spec = plan.spec
     if style in ("shell", "torchrun") and len(plan.nodes) > 1 and (plan.one_machine or spec.hosts_unknown):
         text = f"commands for {counted(len(plan.nodes), 'node')} need host names, but nodes is a number"
-        raise spec.error("nodes", f"{text}; list them, as in --set 'nodes=[gpu-a, gpu-b]'")
+        advice = "list them, as in --set 'nodes=[gpu-a, gpu-b]', or run this in an allocation"
+        raise spec.error("nodes", f"{text}; {advice}")
     match style:
         case "json":
             print_json(plan_document(plan, planned_workers(plan)))

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -39,9 +40,9 @@ def pods_here(selector: str, namespace: str | None, container: str | None) -> Al
     except OSError as error:
         raise UsageError(f"can't list the pods: kubectl: {reason(error)}; {_NAMED}") from None
     except ValueError as error:
-        raise UsageError(f"can't parse the output of `{' '.join(command)}`: {error}") from None
+        raise UsageError(f"can't parse the output of `{shlex.join(command)}`: {error}") from None
     if not found.nodes:
-        raise UsageError(f"no running pod matches {selector}: see `{' '.join(command[:-1])}`")
+        raise UsageError(f"no running pod matches {selector}: see `{shlex.join(command[:-1])}`")
     return found
 
 

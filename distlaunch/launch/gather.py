@@ -23,7 +23,7 @@ from distlaunch.schedulers import allocation_in
 from distlaunch.signals import Interrupts
 from distlaunch.transports.gathering import Arrival, Gathering, in_order, ports_for
 from distlaunch.transports.transport import Joined, Local
-from distlaunch.wording import counted, listed, rank_list
+from distlaunch.wording import counted, listed, rank_list, span_words
 
 NAME_S = 60.0
 """Maximum seconds until a name server can resolve a host that has just started, such as a pod."""
@@ -99,14 +99,16 @@ def _is_source(family: int, address: tuple[object, ...]) -> bool:
 
 def _await_name(host: str, wait_s: float, interrupts: Interrupts, say: Say) -> None:
     """Wait up to NAME_S until a host name resolves. Nothing can listen on the host before that."""
-    wait = Wait(min(wait_s, NAME_S))
+    limit_s = min(wait_s, NAME_S)
+    wait = Wait(limit_s)
     while not wait.over:
         try:
             socket.getaddrinfo(host, None)
             return
         except (OSError, UnicodeError) as error:
             if wait.is_worth_telling():
-                say(f"waiting for {host} to resolve: {getattr(error, 'strerror', None) or error}")
+                why = getattr(error, "strerror", None) or error
+                say(f"waiting up to {span_words(limit_s)} for {host} to resolve: {why}")
         pause(interrupts, say, TURN_S)
 
 

@@ -214,7 +214,7 @@ def _port_findings(ports: PortReport) -> Iterator[Finding]:
     """Yield the findings about the rendezvous port, and the connections to it and between nodes."""
     if ports.free is False:
         why = refused_port_words(ports.error or "", ports.owners)
-        do = "end that program, or leave out the port to get a free one"
+        do = "end that program, or leave the port out of the job file to get a free one"
         yield Finding("error", "network", f"port {ports.port} can't be used: {why}", "", do, (ports.node,))
     failed: dict[str, list[str]] = {}
     for dial in ports.dials:

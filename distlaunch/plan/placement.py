@@ -210,7 +210,7 @@ def node_plan(spec: JobSpec, fact: Facts, index: int, node_rank: NodeRank, first
     procs = fact.procs or node.procs or gpus or node.cpu_procs or 1
     if procs > MAX_PROCS:
         text = f"{procs} workers on {node.label} are too many: at most {MAX_PROCS} are supported"
-        raise spec.error(node.path, text)
+        raise spec.error(node.path, f"{text}; lower procs_per_node, or use more nodes")
     binding = spec.placement.binding
     if binding and binding.how == "listed" and len(binding.cpus) < procs:
         has = counted(procs, "worker")

@@ -145,9 +145,8 @@ class Slurm(base.Scheduler):
             seen = ", ".join(f"{name}={environ.get(name, '')}" for name in names)
             raise UsageError(f"Slurm's variables contradict each other: {seen}; {task.SET_BY_A_SCRIPT}")
         if not (rank < size and local < counts[node]):
-            raise UsageError(
-                f"SLURM_PROCID={rank} and SLURM_LOCALID={local} are inconsistent with {size} tasks"
-            )
+            what = f"SLURM_PROCID={rank} and SLURM_LOCALID={local} are inconsistent with {size} tasks"
+            raise UsageError(f"{what}; {task.SET_BY_A_SCRIPT}")
         job = environ["SLURM_JOB_ID"]
         step = f"{job}.{environ.get('SLURM_STEP_ID', '')}"
         devices = queue.granted_gpus(environ, queue.VISIBLE)

@@ -125,7 +125,7 @@ def test_waits_a_while_for_a_name_to_resolve(monkeypatch: pytest.MonkeyPatch) ->
     with Interrupts() as interrupts:
         gather._await_name("job-0.job", 600, interrupts, said.append)
         assert clock[0] == 1007
-        assert said == ["waiting for job-0.job to resolve: Name or service not known"]
+        assert said == ["waiting up to 1 min for job-0.job to resolve: Name or service not known"]
         clock[0] = 0.0
         gather._await_name("no-such-name", 600, interrupts, said.append)
         assert clock[0] == gather.NAME_S + 1

@@ -71,7 +71,7 @@ def test_says_that_the_connection_failed(
 
 def test_refuses_to_send_a_job_from_a_pipe() -> None:
     done = distlaunch("run", "--on", "gpu-a", "-", input="command: ['true']\n", status=2)
-    assert "--on needs the job in a file; --save writes one" in done.stderr
+    assert "--on needs a job file; write one with `distlaunch dry-run … --save job.yaml`" in done.stderr
 
 
 def test_ranks_run_with_this_python_and_not_with_that_of_the_controllers_host(
@@ -120,7 +120,7 @@ def test_a_run_that_another_host_controls_is_reached_by_its_id_and_job_file(
     none = distlaunch(
         "why", "--ssh-config", f"{tmp_path}/config", "alias:", **around, cwd=ssh.parent, status=2
     )
-    assert "`alias:` is the latest run in your home directory on alias" in none.stderr
+    assert "in your home directory on alias; `distlaunch ps -a alias:` lists all" in none.stderr
     over = write_job(tmp_path, "raise SystemExit(143)", ONE + keys)
     assert distlaunch("run", "--on", "alias", str(over), **around).returncode == 143
     assert distlaunch("ps", "--json", **around).stdout == "[]\n"
