@@ -53,7 +53,10 @@ TROUBLE = {
         "faults/test_ssh::tells_why_a_host_is_unusable",
     ),
     "the script or the workdir is missing": (SCRIPT, "process/test_failures::names_what_cannot_be_started"),
-    "the script differs between nodes": (SCRIPT,),
+    "the script differs between nodes": (
+        SCRIPT,
+        "run_says_the_rest_in_one_line_unless_nothing_is_checked",
+    ),
     "other code or a lock file differs between nodes": ("names_code_that_differs",),
     "a package is missing": (
         "names_packages_and_versions_of_one_host",
