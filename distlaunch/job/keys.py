@@ -99,7 +99,7 @@ NODE = Record(
 RENDEZVOUS = Record(
     endpoint=built(
         SOME_TEXT,
-        "host:port of rank 0's store; with etcd-v2, of your etcd server.",
+        "host:port of rank 0's store; with etcd-v2, that of your etcd server.",
         "a free port on the first node, held by distlaunch",
     ),
     backend=built(
@@ -120,8 +120,8 @@ TIMEOUTS = Record(
     join=Field(
         LIMIT,
         "Time limit for all ranks to join the rendezvous; then the job ends, and a message lists the missing "
-        "ranks. The default is measured from the first attempt to join, an explicit limit from the start of "
-        "the ranks; none = no limit.",
+        "ranks. The default is measured from the first attempt to join; an explicit limit is measured from "
+        "the start of the ranks. none = no limit.",
     ),
     stop=Field(Duration(), "Time between SIGTERM and SIGKILL."),
     job=Field(LIMIT, "Time limit for the whole job."),
@@ -154,7 +154,7 @@ FAILURES = Failures()
 RESTARTS = Record(
     max=Field(
         Integer(0, 10000),
-        "Maximum restarts of the whole job in any window, after a worker fails or a node is lost.",
+        "Maximum restarts of the whole job in any restarts.window, after a worker fails or a node is lost.",
         f"; {spec.ELASTIC_RESTARTS} with min_nodes or spares",
         "most",
     ),
@@ -364,7 +364,7 @@ KUBERNETES = Record(
     runtime=Field(KUBE_NAME, "The ClusterTrainingRuntime of a TrainJob.", default="torch-distributed"),
     extra=Field(
         Tree(),
-        "Merged into the Job: maps key by key, lists of maps with name item by item; the rest is replaced.",
+        "Merged into the Job: maps key by key, lists of named maps item by item; the rest is replaced.",
     ),
     foreign=by_their_names(
         node_selector="nodeSelector",
@@ -401,7 +401,7 @@ JOB = Record(
     name=built(SOME_TEXT, "The job's name.", "the file's stem"),
     nodes=built(
         Either(number=Integer(1, 4096), items=ListOf(NODE, least=1)),
-        "The hosts in rank order, or the number of nodes to use in the allocation, or to simulate here.",
+        "The hosts in rank order, or the number of nodes to use in the allocation or to simulate here.",
         told="all of the allocation; 1 outside an allocation",
     ),
     min_nodes=Field(
@@ -469,7 +469,7 @@ JOB = Record(
     on_warning=Field(
         Choice(get_args(spec.OnWarning)),
         "The signal that ranks get after a termination warning from a scheduler; after TERM or INT they must "
-        "exit, after USR1 or USR2 they continue.",
+        "exit; after USR1 or USR2 they continue.",
         part=spec.Limits,
     ),
     role=Field(LINE, "ROLE_NAME of the workers.", part=spec.Program),
