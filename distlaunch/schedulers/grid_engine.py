@@ -43,7 +43,7 @@ class GridEngine(base.Scheduler):
     warns = False  # only if the script requests it, as submitted scripts do
     section = base.section(
         {
-            "pe": Field(LINE, "Parallel environment, which places slots on hosts: `qconf -spl` lists those available."),
+            "pe": Field(LINE, "Parallel environment, which places slots on hosts; see `qconf -spl`."),
             "slots": Field(Integer(1), "Slots of each node.", "one per worker"),
             "gpus": Field(LINE, "GPU request for -l, e.g. gpu=8.", "as gpu=gpus_per_node"),
             "queue": base.QUEUE,

@@ -83,7 +83,7 @@ class Slurm(base.Scheduler):
             ),
             "constraint": Field(LINE, "Features that the nodes must have."),
             "gpus": Field(
-                Either(number=Integer(0), text=LINE), "GPUs of each node; a100:8 requests a type.", "gpus_per_node"
+                Either(number=Integer(0), text=LINE), "GPUs of each node, as in 8 or a100:8.", "gpus_per_node"
             ),
             "gres": Field(LINE, "Other resources of each node; replaces gpus."),
             "mem": Field(Either(number=Integer(0), text=LINE), "Memory of each node, e.g. 200G; 0 = all."),
