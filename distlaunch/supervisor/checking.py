@@ -1,4 +1,4 @@
-"""Checks that `run` makes before the ranks start, on facts that agents report together with their routes.
+"""Checks that `run` makes before the ranks start, using facts that agents report together with the routes.
 
 `distlaunch.check.findings` contains the rules, which `check` also uses. An error ends the job before any rank
 starts.
@@ -97,7 +97,7 @@ def _lacks_gpus(state: State, index: int) -> bool:
 
 
 def _further(state: State, index: int, seen: Mapping[str, Any]) -> Iterator["Finding"]:
-    """Yield the problems of a node that `check` finds from other facts."""
+    """Yield a node's problems that `check` derives from other facts."""
     from distlaunch.check.findings import Finding
 
     nodes = (state.label(index),)
