@@ -133,7 +133,7 @@ class Console:
         self._show(rank, stream, latest(rest))
 
     def above(self, rank: int, stream: int, count: int) -> tuple[int, str] | None:
-        """Return how many lines of others follow the first of a stream's last `count` lines, and its prefix.
+        """Return how many other lines follow the first of a stream's last `count`, and the stream's prefix.
 
         Return None if there is no prefix, not all output goes to one terminal, or too many lines followed.
         """

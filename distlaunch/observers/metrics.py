@@ -36,7 +36,7 @@ EVERY_S = 5.0
 
 
 class Metrics(Observer):
-    """Writer of the job's metrics file when the run's state changes, and regularly while ranks print.
+    """Writer of the job's metrics file, updated when the run's state changes and regularly while ranks print.
 
     `Observer` describes when each method is called.
     """
@@ -57,13 +57,13 @@ class Metrics(Observer):
             self.woken()
 
     def started(self, state: State, at: float) -> None:
-        """Forget the output and use of ranks in the previous attempt."""
+        """Forget the times of output and the resource use of ranks in the previous attempt."""
         self._heard.clear()
         self._uses.clear()
         self.wants_use = True
 
     def used(self, uses: Mapping[int, Use], at: float) -> None:
-        """Remember the use of ranks until the next write."""
+        """Remember the ranks' resource use until the next write."""
         self._uses.update(uses)
         self._write_soon()
 

@@ -96,7 +96,7 @@ class Outlet:
         self.broken = False
 
     def write(self, data: bytes, ours: bool = False) -> None:
-        """Queue whole lines. Drop them if the reader is too far behind; messages (`ours`) always stay."""
+        """Queue whole lines. Drop them if the reader is too far behind; messages (`ours`) are always kept."""
         with self._backlog.changed:
             if self.broken or not (ours or self._has_room(len(data))):
                 self.dropped_lines += data.count(b"\n")
@@ -114,7 +114,7 @@ class Outlet:
         return True
 
     def settle(self) -> None:
-        """Wait a moment until everything is written."""
+        """Wait a moment for everything to be written."""
         self._backlog.drain(LOOK_S, lambda silent_s: False)
 
     def close(self, patient: Callable[[float], bool]) -> None:

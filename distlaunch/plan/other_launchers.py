@@ -26,7 +26,7 @@ def agent_words(
     # A new ID, since a finished rendezvous can't be joined.
     own = meeting._replace(run_id=f"{meeting.run_id}-{meeting.restart_count}", max_restarts=0)
     flags = agent_flags(spec, program, size, own)
-    # torch would use the host name, which may not resolve on the nodes.
+    # torch would use the host name, which might not resolve on the nodes.
     here = [f"--local-addr={source}"] if source else []
     # Without "--", argparse would interpret script arguments as abbreviated flags.
     return ("-u", "-m", "torch.distributed.run", *flags, *here, *program_flag(program), "--")

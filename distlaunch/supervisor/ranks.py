@@ -3,8 +3,8 @@
 `root_cause` picks the rank to report. The consequences are decided elsewhere: `step.py` passes
 `AttemptFailed` and `JobOver` to `allocation_end`, which hands them on to `restarting` or `stopping`.
 
-A script may not use torch.distributed at all. Therefore, the default time limit for joining applies only once
-a rank has joined or tries to join. A limit in the job file applies from the start.
+A script might not use torch.distributed at all. Therefore, the default time limit for joining applies only
+once a rank has joined or tries to join. A limit in the job file applies from the start.
 """
 
 import errno
