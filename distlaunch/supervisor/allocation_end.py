@@ -194,8 +194,8 @@ MISTAKES = (2, 126, 127)
 def is_to_go_on(state: State) -> bool:
     """Return whether the job with this final state is unfinished, as far as that can be determined.
 
-    The controller requeues such a job. After a termination warning, success may only mean that a rank has saved
-    its work.
+    The controller requeues such a job. After a termination warning, success may only mean that a rank has
+    saved its work.
     """
     cause, wanted = state.cause, state.spec.restarts.requeue
     if not wanted or (cause and (cause.cancelled or cause.final)):
