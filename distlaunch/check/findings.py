@@ -66,7 +66,7 @@ class Expected(Frozen):
 class Finding(Frozen):
     """A problem with a part (see `PARTS`): what is wrong, why it matters, and what to do.
 
-    `nodes` are the nodes that have the problem, empty if it concerns the job as a whole.
+    `nodes` contains the nodes that have the problem. It is empty if the problem concerns the job as a whole.
     """
 
     level: Level
@@ -384,7 +384,7 @@ _WEIGHTY: Mapping[str, tuple[str, str]] = {
 }
 """For each fact, by name, whose differences cause a warning: why they matter, and what to do."""
 _TITLES = {"script": ("place", "the script"), "GPUs": ("devices", "the number or model of GPUs")}
-"""The part and the subject of such a warning. The defaults are `software` and the name of the fact."""
+"""The part and subject of a warning in `_WEIGHTY`. The defaults are `software` and the name of the fact."""
 
 
 def _values(nodes: Sequence[NodeReport]) -> dict[str, dict[str, str]]:

@@ -21,7 +21,7 @@ _OF_RANKS = (
     ("rank_gpu_percent", "How busy the rank's GPU is.", "gpu"),
     ("rank_gpu_memory_bytes", "Memory in use on the rank's GPU.", "gpu_memory"),
 )
-"""Name, help, and field of `Use`."""
+"""The name and help of each metric, and the field of `Use` that contains its value."""
 _OF_RUN = (
     ("ranks", "Ranks of the current attempt.", "ranks"),
     ("nodes", "Nodes of the current attempt.", "nodes"),
@@ -30,7 +30,7 @@ _OF_RUN = (
     ("run_state_since_timestamp_seconds", "Unix time at which it entered this state.", "since"),
     ("exit_status", "The run's exit status.", "exit_status"),
 )
-"""Name, help, and field of `Status`."""
+"""The name and help of each metric, and the field of `Status` that contains its value."""
 EVERY_S = 5.0
 """Minimum seconds between two writes caused by output or measurements."""
 

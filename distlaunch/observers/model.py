@@ -73,7 +73,7 @@ class RunModel(Observer):
         self.uses: dict[int, Use] = {}
         self.state: State | None = None
         self.heard: dict[int, float] = {}
-        """When each rank last printed."""
+        """The time at which each rank last printed."""
         self.lines: deque[LogLine] = deque(maxlen=LINES_KEPT)
         self.of_rank: dict[int, deque[LogLine]] = {}
         self.values: dict[int, float] = {}

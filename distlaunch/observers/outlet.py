@@ -62,7 +62,7 @@ class Backlog(Generic[Piece]):
         return True
 
     def end(self) -> bool:
-        """Make the thread exit once all is written; wait if nothing is queued. Return whether it exited."""
+        """Make the thread exit once all is written; wait if nothing is left. Return whether it exited."""
         with self.changed:
             self._ending = True
             self.changed.notify_all()

@@ -42,7 +42,7 @@ REQUESTS = "requests"
 """Other processes append their requests to this file, which always exists: an NFS client notices a new file
 only after a minute."""
 MAX_REQUESTS = 1 << 16
-"""Requests to read at once."""
+"""Maximum number of requests read at once."""
 USE_REQUEST, STACKS_REQUEST = b"u", b"s"
 """A viewer regularly requests USE. `distlaunch why` requests the stacks of all ranks, which are added to
 EVIDENCE."""

@@ -40,16 +40,16 @@ PATIENCE_S = 0.3
 """Seconds to wait for space in a full queue. After that, output is lost until the disk makes progress."""
 FLUSH_S = 5.0
 MAX_S = 1e11
-"""Limit of times in a run directory, in seconds."""
+"""Upper limit of times in a run directory, in seconds."""
 STATUS_BYTES = 4096
-"""The size of status.json: overwritten in place, it records the end of a run even on a full disk."""
+"""Bytes of status.json. Overwritten in place, the file records the end of a run even on a full disk."""
 SAVE_S, FRESH_S = 10.0, 45.0
 """Seconds between writes of status.json during a run, and seconds after a write for which other hosts
 consider the run active. They might not see the file's lock: on BeeGFS and many Lustre installations, locks
 only apply to one host.
 """
 RESERVED_BYTES = 1 << 16
-"""Bytes reserved at the start for summary.json, for the same reason."""
+"""Bytes reserved at the start for summary.json, so that it can be written even to a full disk."""
 
 
 def new_run_id(name: str) -> str:
@@ -58,7 +58,7 @@ def new_run_id(name: str) -> str:
 
 
 def job_part(name: str) -> str:
-    """Return the part of a job's name used in the IDs of its runs, which may be ""."""
+    """Return the part of a job's name used in its run IDs. It may be ""."""
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-.")[:40]
 
 

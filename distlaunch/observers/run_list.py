@@ -24,7 +24,7 @@ class Ticket(Frozen):
 
 
 class Listed(Frozen):
-    """A listed run: its directory and host. `over` is set if its end was noted.
+    """A listed run: its directory and host. `over` is set if its end was recorded.
 
     `queued` is the scheduler job that contains the run, if any, and `cwd` the directory it was started from.
     """
@@ -81,7 +81,7 @@ def note_end_seen(command: str, run: str, status: int) -> int:
 
 
 def noted_ends() -> set[str]:
-    """Return the IDs of the runs whose end was noted."""
+    """Return the IDs of the runs whose end was recorded."""
     return {str(line.get("run")) for line in lines_of(index_path()) if line.get("over") is True}
 
 

@@ -37,7 +37,7 @@ _BY_SIGNALS = (128 + signal.SIGTERM, 128 + signal.SIGKILL, 128 + signal.SIGINT)
 
 
 def ask_before_failing(found: AttemptFailed, state: State, now: float) -> Step:
-    """Hold back a failure that the scheduler may have caused until the scheduler has been asked.
+    """Until the scheduler has been asked, hold back a failure that it may have caused.
 
     The decider of `AttemptFailed`. If several failures are held back, keep the one that explains the others.
     """

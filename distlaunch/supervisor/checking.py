@@ -28,7 +28,7 @@ CHOOSES_GPUS = "CUDA_VISIBLE_DEVICES"
 
 
 def needs_of(state: State, index: int) -> Needs | None:
-    """Return the requirements for a node to check, or None if the results are known or checks are skipped.
+    """Return the requirements to check on a node, or None if the results are known or checks are skipped.
 
     The requirements are sent with the request for the node's route.
     """
@@ -81,7 +81,7 @@ def expected(plan: LaunchPlan) -> "Expected":
 
 
 def _seen(state: State, index: int) -> dict[str, Any]:
-    """Return the facts of a node, in the form of `distlaunch.check.probe`."""
+    """Return the facts of a node, in the format of `distlaunch.check.probe`."""
     node = state.up(index)
     visible = node.facts.gpus or 0
     devices = {"devices": {"counted": bool(visible), "gpus": [{}] * visible}}

@@ -51,7 +51,7 @@ def choose_members(state: State) -> tuple[int, ...]:
 
     Nodes of the current attempt keep their order, so rank 0 stays on its host as long as possible. New or
     returned nodes of the job follow, then spares, up to the number of nodes that the job requests. If enough
-    others are usable, a node that repeatedly failed is left out.
+    others are usable, a node that has repeatedly failed is left out.
     """
     stayed = [index for index in state.members if is_usable(state.nodes[index])]
     others = [index for index, node in enumerate(state.nodes) if is_usable(node) and index not in stayed]
@@ -91,7 +91,7 @@ def misfit(state: State, index: int) -> str:
 
 
 def may_come(state: State) -> bool:
-    """Return whether it will soon be known if the job can use another node. A restart waits for that."""
+    """Return whether it will soon be clear if the job can use another node. If so, a restart waits."""
     return any(
         is_expected(node) or _first_try(state, node) or _to_be_reaped(state, node) for node in state.nodes
     )

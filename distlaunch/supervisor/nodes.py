@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class Counted(tuple[T, ...]):
-    """A tuple that keeps counts of its items. Without them, each step would have to visit thousands of items.
+    """A tuple that keeps counts of its items, so that a step doesn't have to visit thousands of items.
 
     A subclass defines its counts in `Counts`, whose method `of` returns the contribution of one item.
     """
@@ -50,7 +50,7 @@ class Away(Frozen):
 
 
 class Code(Frozen):
-    """The job's tree on a node: whether it is `placed`, and how often contents were sent.
+    """The job's tree on a node: whether it is `placed`, and how many times contents were sent.
 
     `environment` and `versions` are as in `TreePlaced`.
     """
@@ -116,7 +116,7 @@ class Up(Frozen):
 
 
 class Reaping(Frozen):
-    """A node that has returned in this connection attempt. Its leftover processes are being killed."""
+    """A node that has returned. Its leftover processes are being killed."""
 
     facts: Facts
     tries: int
@@ -210,7 +210,7 @@ def is_expected(node: Node) -> bool:
 
 
 def unfit_words(node: Node) -> str:
-    """Return why a node can't take part, or could not when it was last connected. "" if it can."""
+    """Return why a node can't take part, or could not when it was last connected; "" if it can."""
     away = away_of(node)
     return node.unfit if isinstance(node, Up) else away.unfit if away else ""
 

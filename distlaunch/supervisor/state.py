@@ -51,7 +51,7 @@ class Timer(Enum):
     FENCE = "fence"
     """Of a node: its workers must have ended by now, although the node can't confirm it."""
     BACKOFF = "backoff"
-    """The next attempt may start."""
+    """The delay before the next attempt is over."""
     REJOIN = "rejoin"
     """The wait for other nodes is over."""
 

@@ -184,7 +184,7 @@ class Summary(Frozen):
         return [f"  {what} above, marked {above.mark}"] if above.since else []
 
     def _as_printed(self, rank: int, source: int) -> bool:
-        """Return whether the output of a rank contains its last output unchanged."""
+        """Return whether a rank's output contains, unchanged, the text that the summary would show."""
         recorded = "\n".join(self._recorded_lines(self.state.workers[rank]))
         words = self.last_output.get(rank, "")
         return recorded in words if source == RECORD else self._stderr_end(rank) == words
