@@ -18,16 +18,17 @@ PARTS = ("reach", *PROBED, "code")
 MIB, GIB = 1 << 20, 1 << 30
 MAX_NUMBER = 1e18
 LOW_DISK, LOW_FILES, LOW_SHM, LOW_NOFILE = GIB, 1000, GIB, 1024
-"""Free bytes and files of a disk, bytes of /dev/shm, and open files below which a node is worth a warning."""
+"""Limits below which a node is worth a warning: free bytes and files of a disk, bytes of /dev/shm,
+and open files."""
 MAX_CLOCK_S = 5.0
 USED_GPU = 0.1
-"""Share of a GPU's memory above which other programs are worth a warning."""
+"""Share of a GPU's memory above which its use by other programs is worth a warning."""
 
 
 class NodeReport(Frozen):
     """The result for one node: why it can't be reached, or the seconds to reach it, and its facts.
 
-    `facts` is the output of the probe, keyed by part. Each value contains facts or, as a text, the reason why
+    `facts` is the output of the probe, keyed by part. Each value contains facts or, as text, the reason why
     they are missing. `clock_s` is the difference between the node's clock and the clock of this machine.
     `python_error` is the reason why the job's interpreter, `python`, can't start.
     """
@@ -65,7 +66,7 @@ class Expected(Frozen):
 class Finding(Frozen):
     """A problem with a part (see `PARTS`): what is wrong, why it matters, and what to do.
 
-    `nodes` are the nodes that have the problem, empty if it concerns the job as a whole.
+    `nodes` contains the nodes that have the problem. It is empty if the problem concerns the job as a whole.
     """
 
     level: Level
@@ -139,8 +140,8 @@ def report(
 ) -> Report:
     """Return the verdict on a job, without the parts to `skip`.
 
-    `distlaunch check` calls this with the facts from its probe, `run` with the facts that agents report
-    before the ranks start. `further` findings, `fine` and `skipped` have other sources.
+    `distlaunch check` calls this with the facts from its probe, and `run` with the facts that agents
+    report before the ranks start. `further` findings, `fine` and `skipped` have other sources.
     """
     of_nodes = (each._replace(nodes=(node.label,)) for node in nodes for each in _problems(node, job))
     grouped: dict[Finding, tuple[str, ...]] = {}
@@ -381,9 +382,9 @@ _WEIGHTY: Mapping[str, tuple[str, str]] = {
     "NCCL": ("ranks may fail to connect", "install the same version everywhere"),
     "GPUs": ("every rank waits for the slowest", "repair the node, or set nodes[].gpus"),
 }
-"""For each fact whose difference is a warning, by name: why it matters, and what to do."""
+"""For each fact, by name, whose differences cause a warning: why they matter, and what to do."""
 _TITLES = {"script": ("place", "the script"), "GPUs": ("devices", "the number or model of GPUs")}
-"""The part and the subject of such a warning. The defaults are `software` and the name of the fact."""
+"""The part and subject of a warning in `_WEIGHTY`. The defaults are `software` and the name of the fact."""
 
 
 def _values(nodes: Sequence[NodeReport]) -> dict[str, dict[str, str]]:
@@ -413,7 +414,7 @@ def _differences(nodes: Sequence[NodeReport]) -> dict[str, dict[str, str]]:
 def _disagreements(
     nodes: Sequence[NodeReport], differs: Mapping[str, Mapping[str, str]], job: Expected | None
 ) -> Iterator[Finding]:
-    """Yield findings about values that should be the same on all nodes. The most common one is the usual."""
+    """Yield findings about values that should match on all nodes. The most common value counts as usual."""
     planned = {"GPUs"} if job and job.uneven else set()
     for name, values in differs.items():
         counts = Counter(values.values())

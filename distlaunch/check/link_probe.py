@@ -1,11 +1,10 @@
 """The link probe: a program that measures the links between peers. The job's Python runs it as each rank.
 
 `python -c SOURCE REQUEST` needs torch and Python 3.8. A peer is a node or, if there is only one node, a rank.
-The request has `backend`, `peers` (the ranks of each) and `order` (the peers, shuffled). Rank 0 directs the
-test through a store at the rendezvous port: it announces each step, takes part in it, and waits a limited
-time for all answers. It prints one JSON object per line: first which ranks are missing, then each
-measurement. Each group in a step is a separate process group, so a group that hangs doesn't affect the
-others.
+The request contains `backend`, `peers` (the ranks of each) and `order` (the peers, shuffled). Rank 0 directs
+the test through a store at the rendezvous port: it announces each step, takes part in it, and waits a limited
+time for all answers. It prints one JSON object per line: first the missing ranks, then each measurement. Each
+group in a step is a separate process group, so a group that hangs doesn't affect the others.
 """
 
 from __future__ import annotations
@@ -30,11 +29,11 @@ if TYPE_CHECKING:
 SLOW = 0.5
 """Share of the usual bandwidth below which a link counts as slow."""
 FEW, ROUNDS = 8, 3
-"""Maximum number of peers for measuring all pairs, and the rounds of shuffled pairs if there are more."""
+"""Maximum number of peers for measuring all pairs, and number of rounds of shuffled pairs for more peers."""
 JOIN_S, LIMIT_S, BUDGET_S = 30.0, 6.0, 45.0
 """Seconds for all ranks to join, for one measurement, and for all steps except the last two."""
 TOTAL_S = JOIN_S + BUDGET_S + 4 * LIMIT_S
-"""Seconds after which the program ends in any case."""
+"""Seconds after which the program exits in any case."""
 FIRST_SIZE, MAX_SIZE = 1 << 16, 1 << 28
 ENOUGH_S, REPEATS, RETESTS = 0.02, 10, 3
 """Seconds that a message should take, number of messages (the fastest counts), and maximum retests."""
@@ -134,14 +133,14 @@ class Rank:
         store = self.dist.PrefixStore("%d of %d" % (self.step, ranks[0]), self.store)
         place = {"rank": ranks.index(self.rank), "world_size": len(ranks)}
         try:
-            # This count is in the keys of the store. It differs between ranks after a group failed on some.
+            # The count is in the keys of the store. It differs between ranks once a group has failed on some.
             self.dist.distributed_c10d._world.group_count = 0
             self.dist.init_process_group(self.backend, store=store, timeout=seconds(LIMIT_S), **place)
             found.update(busbw=self.busbw(test, len(ranks), place["rank"]), error="", stuck=False)
             self.dist.destroy_process_group()
-        except Exception as error:  # of torch, gloo or NCCL: each has its own
+        except Exception as error:  # from torch, gloo or NCCL: each has its own classes
             found.update(error=str(error).partition("\n")[0][:200] or repr(error))
-            with contextlib.suppress(Exception):  # a group that failed may not exist
+            with contextlib.suppress(Exception):  # a group that failed might not exist
                 # NCCL would wait for the collective that hangs.
                 self.dist.distributed_c10d._abort_process_group()
             found.update(stuck=self.dist.is_initialized())
@@ -151,7 +150,7 @@ class Rank:
     def busbw(self, test: str, count: int, place: int) -> float:
         """Return the bus bandwidth in GB/s, measured with messages large enough to take a while."""
         if self.device.type == "cuda":
-            self.torch.cuda.set_device(self.device)  # counts for this thread only
+            self.torch.cuda.set_device(self.device)  # applies to this thread only
         size, total = FIRST_SIZE, 0.0
         times: list[float] = []
         while not times or (len(times) < REPEATS and total < 1):
@@ -160,7 +159,7 @@ class Rank:
             took = self.timed(self.exchange, test, data, space, count, place)
             longest = self.torch.tensor([took], device=self.device)
             self.timed(self.dist.all_reduce, longest, self.dist.ReduceOp.MAX)
-            times.append(float(longest.item()))  # of any rank, so that all ranks go on with the same size
+            times.append(float(longest.item()))  # the slowest rank's: all continue with the same size
             total += times[-1]
             if times[-1] < ENOUGH_S and size < MAX_SIZE:
                 size, times = size * 4, []
@@ -202,7 +201,7 @@ class Rank:
         self.measure("alone", [(peer,) for peer in peers])
         best: dict[Pair, float] = {}
         deadline = time.monotonic() + BUDGET_S
-        for attempt in range(1 + RETESTS):  # on a busy machine, any link is slow for a moment
+        for attempt in range(1 + RETESTS):  # on a busy machine, any link may be slow for a moment
             for pairs in retests(best) if attempt else pairings(self.order):
                 if time.monotonic() < deadline:
                     for row in self.measure("pair", pairs):

@@ -1,6 +1,6 @@
 """The probe: a program that describes its node. The job's Python runs it on each node before a launch.
 
-`python -c SOURCE REQUEST` prints one JSON object. For each part, it contains the facts or, as a text, the
+`python -c SOURCE REQUEST` prints one JSON object. For each part, it contains the facts or, as text, the
 reason why they are missing. The probe doesn't import any of the job's code, and needs only the standard
 library of Python 3.8. The request (`asked`) has `workdir`, `script`, `module` and `master`, each None if it
 doesn't apply. It also has the parts to `skip`, and `code`: the digest of each file to compare, keyed by path.
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     Facts = dict[str, Any]
 
 LIMIT_S = 4.0
-"""Seconds for each part. A part that takes longer, as with a dead file server, is reported as missing."""
+"""Seconds for each part. A part that takes longer (a file server may be dead) is reported as missing."""
 SIOCGIFADDR, SIOCGIFMTU = 0x8915, 0x8921
 XID = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\): (\d+)")
 
@@ -257,7 +257,7 @@ def addresses(name: str) -> list[str]:
         return []
 
 
-# GPUs, by NVML's C interface (nvml.h)
+# GPUs, through NVML's C interface (nvml.h)
 
 
 class Memory(ctypes.Structure):
@@ -301,7 +301,7 @@ def gpu_of(nvml: Any, index: int) -> Facts:
     number, users = ctypes.c_uint(64), (Process * 64)()
     if nvml.nvmlDeviceGetComputeRunningProcesses_v3(handle, ctypes.byref(number), users) == 0:
         fact["users"] = [[each.pid, command_of(each.pid)] for each in users[: number.value]]
-    errors = ctypes.c_ulonglong()  # uncorrected ones since the boot
+    errors = ctypes.c_ulonglong()  # uncorrected ones since boot
     if nvml.nvmlDeviceGetTotalEccErrors(handle, 1, 0, ctypes.byref(errors)) == 0:
         fact["ecc"] = errors.value
     fact["uuid"] = nvml_text(nvml.nvmlDeviceGetUUID, handle)
@@ -329,7 +329,7 @@ def nvml_number(nvml: Any, name: str, value: Any, handle: Any = None, *more: Any
 
 
 def sysfs_gpus() -> list[Facts]:
-    """Return the GPUs of the drivers amdgpu, xe and i915 that have their own memory, from files in sysfs.
+    """Return the GPUs with their own memory that use the amdgpu, xe or i915 driver, from files in sysfs.
 
     xe shows the memory of each tile. Only amdgpu shows the memory in use (Linux: gpu/amdgpu/driver-misc).
     """

@@ -55,7 +55,7 @@ def facts(ending: Ending) -> str:
 
 
 # The origin of an error. When a rank fails, the ranks that wait for it in a collective lose their connections
-# and fail, too. They often exit before the first rank, which may be in a `finally` or shutting down.
+# and fail, too. They often exit before that rank, which may be in a `finally` block or shutting down.
 
 _RANK_PREFIX = r"(?m)^\[\w*rank\d+\]:?\s?"
 """Prefix that the excepthook of torch.distributed puts before each line."""
@@ -74,9 +74,9 @@ _TRANSIENT = (
     r"OSError|IOError|Connect|[Tt]ime(?:d |[- ])?out|HTTP|URLError|SSL|gaierror|[Tt]emporar|[Uu]navailable"
     r"|AcceleratorError|(?:CUDA|HIP) error|NCCL|ECC"
 )
-"""Errors of networks, storage and devices, which may not recur in the next attempt."""
+"""Errors of networks, storage and devices, which might not recur in the next attempt."""
 _AFTERWARDS = rf"terminate called without an active exception|\[?[WEIF]\d{{4}} |{_CHAINED[4:]}"
-"""Lines after a traceback that are not a separate reason: from C++ code, from logs, and in a chain."""
+"""Lines after a traceback that don't show a separate reason: from C++ code, from logs, or in a chain."""
 _IN_TORCH_DISTRIBUTED = r"/torch/distributed/(?!elastic/|launcher/|run\.py)"
 _COLLECTIVES = (
     r"gloo/|[Gg]loo connect|c10d|TCPStore|Dist(?:Network|Store|Backend)Error|ProcessGroup|nccl|NCCL"
@@ -111,8 +111,9 @@ class Raised(Frozen):
 class Words(Frozen):
     """The evidence in a rank's last output: whether there is a `traceback`, and whether a peer was gone.
 
-    `timed_out` is set if no connection was lost but waiting for the peer timed out. `stack` is where the rank
-    was waiting. `raised` is the exception, unless there is none, or it may be temporary.
+    `timed_out` is set if no connection was lost but waiting for the peer timed out. `stack` contains the
+    frames in which the rank was waiting. `raised` is the exception, or None if there is none or it may be
+    temporary.
     """
 
     traceback: bool = False
@@ -166,7 +167,7 @@ def python_frames(text: str) -> tuple[str, ...]:
 def py_spy_frames(dump: str) -> tuple[str, ...]:
     """Return the frames of the first thread, innermost first, as py-spy prints them: `read (t.py:3)`.
 
-    An error message from py-spy contains none.
+    An error message from py-spy contains no frames.
     """
     first_thread = re.split(r"(?m)^Thread .*\n", dump)[1:2]
     return tuple(line.strip() for text in first_thread for line in re.findall(r"(?m)^    .*$", text))
@@ -241,14 +242,14 @@ def split_launcher(words: str) -> tuple[str, str]:
     if not found:  # torchrun itself has failed: its last line contains the error
         return output, report.strip().splitlines()[-1]
     rank, local_rank, exitcode, pid = found.groups()
-    # If torch.distributed marks the output of ranks, the other ranks, which lost this one, are left out.
+    # If torch.distributed marks the output of ranks, leave out the other ranks, which lost this one.
     marked = re.findall(rf"(?m)^\[\w*rank{rank}\]:.*\n", output)
     how = f"root cause: rank {rank} (local rank {local_rank}, pid {pid}): {status_words(int(exitcode))}"
     return "".join(marked) or output, how
 
 
 def without_remarks(words: str) -> str:
-    """Return `words` without lines that torch logs as information or warnings, or "" if no others exist."""
+    """Return `words` without lines that torch logs as information or warnings, or "" if nothing remains."""
     rest = re.sub(_REMARK, "", words)
     return rest if rest.strip() else ""
 

@@ -16,7 +16,7 @@ MAX_NAMED = 16
 
 
 class Call(Frozen):
-    """A rank's last collective in a process group: number, name, place of the call, whether it has ended."""
+    """A rank's last collective in a process group: its number, name and place, and whether it has ended."""
 
     number: int
     name: str

@@ -1,4 +1,4 @@
-"""Checks a job for Kubernetes, and finds keys that have no effect on Kubernetes."""
+"""Checks whether a job can run on Kubernetes, and finds keys that have no effect there."""
 
 import re
 from collections.abc import Iterator

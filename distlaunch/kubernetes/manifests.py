@@ -18,20 +18,20 @@ Kind = Literal["job", "jobset", "trainjob"]
 GROUP = "node"
 """The name of the replicated job in a JobSet, and in the runtime of a TrainJob."""
 MOST = 63
-"""Characters of a DNS label: the name of a host or Service."""
+"""Maximum characters of a DNS label, such as the name of a host or Service."""
 _HASH = 6
 _RANDOM = "-abcde"
 """The random suffix of a pod's name, which also counts toward JobSet's limit."""
 Manifest = dict[str, Any]
 ARCHIVE = "distlaunch.tar.xz"
-"""The key in the ConfigMap."""
+"""The key of the launcher's archive in the ConfigMap."""
 PACKED, UNPACKED = "/etc/distlaunch", "/run/distlaunch"
 INDEX = "$(JOB_COMPLETION_INDEX)"
 """The node rank, which Kubernetes expands."""
 SECRET = "DISTLAUNCH_SECRET"  # noqa: S105 (the name of a variable)
 """The variable that contains the secret that the job's pods need to join its run."""
 MORE_S = 10
-"""Seconds that the launcher has to exit after its ranks have ended."""
+"""Seconds allowed for the launcher to exit after its ranks have ended."""
 _BOOT = f"""\
 import os, sys
 if sys.version_info < (3, 10):
@@ -93,7 +93,7 @@ class Pods(Frozen):
 
     @property
     def stop_s(self) -> int:
-        """Return the seconds that ranks have to exit."""
+        """Return the seconds allowed for the ranks to exit."""
         return max(1, math.ceil(self.spec.limits.stop_s))
 
 
@@ -150,7 +150,7 @@ def args(pods: Pods) -> list[str]:
     """Return the launcher's command line, which is the same in all pods."""
     spec = pods.spec
     program = [spec.program.words[0], *map(torch_argument, spec.program.arguments)]
-    # Files only if the job sets a directory, which outlives the pod.
+    # Write log files only if the job sets a directory, which outlives the pod.
     kept = unexpanded(spec.logs.directory)
     files = (f"--log-dir={kept}", "--tee=3", "--log-line-prefix-template=[${rank}] ")
     logs = files if "logs.dir" in spec.places else ()
@@ -251,7 +251,7 @@ _QUEUE = "kueue.x-k8s.io/queue-name"
 
 
 def manifests(spec: JobSpec, kind: Kind, procs: int, archive: str) -> list[Manifest]:
-    """Return the objects of a job: `procs` ranks per pod; `archive` is the launcher, .tar.xz in base64."""
+    """Return the objects of a job with `procs` ranks per pod. `archive` is the launcher (.tar.xz, base64)."""
     pods = Pods(spec, object_name(spec.name, kind, len(spec.nodes)), kind, procs)
     bundle = {"metadata": _metadata(pods, pods.bundle), "binaryData": {ARCHIVE: archive}}
     service = [_service(pods)] if kind == "job" and pods.number > 1 else []
@@ -303,7 +303,7 @@ def _service(pods: Pods) -> Manifest:
 
 
 def _job(pods: Pods) -> Manifest:
-    # When a pod fails, all pods of the job fail, and each counts.
+    # When a pod fails, all pods of the job fail, and each failure counts.
     spec = {**_job_spec(pods, pods.spec.restarts.requeue * pods.number), **_ttl(pods)}
     return _workload(pods, "batch/v1", "Job", spec)
 
@@ -349,7 +349,7 @@ def _jobset(pods: Pods) -> Manifest:
 
 
 def _trainjob(pods: Pods) -> Manifest:
-    """Return a TrainJob, whose runtime creates the pods. Other settings of the pods become a patch."""
+    """Return a TrainJob, whose runtime creates the pods. The other pod settings become a patch."""
     trainer = {
         "image": pods.spec.kubernetes["image"],
         "command": command(pods),

@@ -2,8 +2,8 @@
 
 recording    writes the run directory (run_directory), and keeps the last output in memory
 terminal     shows the run to the user, through the console; screen shows it full-screen
-outlet       a thread that writes for the console and the run directory: slow readers don't delay a job
-metrics, notifier    write metrics and start commands, for jobs that request it
+outlet       writes for the console and the run directory in threads, so slow readers don't delay a job
+metrics, notifier    write metrics and start commands, for jobs that request this
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -21,7 +21,7 @@ TABLE: Mapping[str, Callable[["Observed"], object]] = {
     "observers.terminal.DetachedTerminal": lambda run: run.shown.how == "detached",
     "observers.screen.Screen": lambda run: run.shown.how == "view",
 }
-"""The class of each observer, and whether a run has it. They are called in this order.
+"""The class of each observer, and whether a run has it. Observers are called in this order.
 
 Each observer gets its settings from its run. Its module is imported only if a run has this observer.
 """

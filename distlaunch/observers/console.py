@@ -13,15 +13,15 @@ from distlaunch.wording import counted, spans
 Stream = tuple[int, ...]
 """A rank, and 0 for its stdout or 1 for its stderr; preceded by the attempt where that matters."""
 MAX_LINE = 1 << 16
-"""Bytes of an incomplete line that are held back. A longer line is shown in pieces."""
+"""Maximum bytes of an incomplete line held back. A longer line is shown in pieces."""
 MAX_RECENT = 200
-"""Lines on the terminal whose rank and stream are remembered."""
+"""Maximum lines on the terminal whose rank and stream are remembered."""
 PROGRESS_S = 1.0
 """Minimum seconds between two displays of a progress bar, which rewrites its line with carriage returns."""
 FOLD_S = 0.2
 """Seconds for which lines are held back to find identical ones."""
 MAX_FOLDED = 1 << 20
-"""Bytes of lines held back to find identical ones."""
+"""Maximum bytes of lines held back to find identical ones."""
 _LEVEL_COLORS = {"warning": 33, "error": 31}
 RANK_COLORS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
 # Everything a terminal acts on, except tabs and colors (SGR), which training scripts use.
@@ -133,7 +133,7 @@ class Console:
         self._show(rank, stream, latest(rest))
 
     def above(self, rank: int, stream: int, count: int) -> tuple[int, str] | None:
-        """Return how many lines of others follow the first of a stream's last `count` lines, and its prefix.
+        """Return the number of other lines after the first of a stream's last `count` lines, and the prefix.
 
         Return None if there is no prefix, not all output goes to one terminal, or too many lines followed.
         """
@@ -223,7 +223,7 @@ class Folding:
 
     @property
     def due(self) -> float | None:
-        """Return the time to show the lines held back; None if there are none."""
+        """Return the time at which to show the lines held back; None if there are none."""
         return None if self._since is None else self._since + self._hold_s
 
     def add(self, rank: int, stream: int, data: bytes, tag: str, now: float) -> None:

@@ -21,7 +21,7 @@ _OF_RANKS = (
     ("rank_gpu_percent", "How busy the rank's GPU is.", "gpu"),
     ("rank_gpu_memory_bytes", "Memory in use on the rank's GPU.", "gpu_memory"),
 )
-"""Name, help, and field of `Use`."""
+"""The name and help of each metric, and the field of `Use` that contains its value."""
 _OF_RUN = (
     ("ranks", "Ranks of the current attempt.", "ranks"),
     ("nodes", "Nodes of the current attempt.", "nodes"),
@@ -30,13 +30,13 @@ _OF_RUN = (
     ("run_state_since_timestamp_seconds", "Unix time at which it entered this state.", "since"),
     ("exit_status", "The run's exit status.", "exit_status"),
 )
-"""Name, help, and field of `Status`."""
+"""The name and help of each metric, and the field of `Status` that contains its value."""
 EVERY_S = 5.0
 """Minimum seconds between two writes caused by output or measurements."""
 
 
 class Metrics(Observer):
-    """Writer of the job's metrics file when the run's state changes, and regularly while ranks print.
+    """Writer of the job's metrics file, updated when the run's state changes and regularly while ranks print.
 
     `Observer` describes when each method is called.
     """
@@ -57,13 +57,13 @@ class Metrics(Observer):
             self.woken()
 
     def started(self, state: State, at: float) -> None:
-        """Forget the output and use of ranks in the previous attempt."""
+        """Forget the times of output and the resource use of ranks in the previous attempt."""
         self._heard.clear()
         self._uses.clear()
         self.wants_use = True
 
     def used(self, uses: Mapping[int, Use], at: float) -> None:
-        """Remember the use of ranks until the next write."""
+        """Remember the ranks' resource use until the next write."""
         self._uses.update(uses)
         self._write_soon()
 

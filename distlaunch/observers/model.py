@@ -26,9 +26,9 @@ from distlaunch.wording import counted, status_words
 LINES_KEPT, OF_A_RANK = 2000, 300
 VALUES_KEPT = 240
 SILENT_S, SILENT_TIMES = 10.0, 5.0
-"""A rank is silent after this many seconds without output, and this many times the median silence."""
+"""A rank is silent if it has printed nothing for this many seconds and this many times the median."""
 GPU_IDLE_SHARE, GPU_BUSY = 0.5, 20
-"""A rank is slow if its GPU use is below this share of the median, and the median above this percentage."""
+"""A rank is slow if its GPU use is below this share of the median and the median is above this percentage."""
 FAR_OFF, FAR_SHARE = 6.0, 0.25
 """A value is different if its distance from the median exceeds this many median deviations, and this share of
 the median."""
@@ -46,7 +46,7 @@ class LogLine(Frozen):
 class Row(Frozen):
     """The current state of a rank. `age_s` is the time since its last line; None = it has printed nothing.
 
-    `marks` are the reasons why it is conspicuous, the worst first.
+    `marks` contains the reasons why the rank is conspicuous, worst first.
     """
 
     rank: int
@@ -61,7 +61,7 @@ class Row(Frozen):
 class RunModel(Observer):
     """A run that began at `began`, with its ranks and messages; `clock` returns the current time.
 
-    Both are in seconds since the epoch. `Observer` describes when each method is called.
+    Both times are in seconds since the epoch. `Observer` describes when each method is called.
     """
 
     wants_use = True
@@ -73,7 +73,7 @@ class RunModel(Observer):
         self.uses: dict[int, Use] = {}
         self.state: State | None = None
         self.heard: dict[int, float] = {}
-        """When each rank last printed."""
+        """The time at which each rank last printed."""
         self.lines: deque[LogLine] = deque(maxlen=LINES_KEPT)
         self.of_rank: dict[int, deque[LogLine]] = {}
         self.values: dict[int, float] = {}
@@ -81,7 +81,7 @@ class RunModel(Observer):
         self.trend: deque[tuple[float, float]] = deque(maxlen=VALUES_KEPT)
         """The watched numbers of the lowest rank that prints them, with their times."""
         self.history: list[tuple[float, ShowMessage]] = []
-        """Messages and attempts, with seconds since the run began."""
+        """Messages and attempts, with their times in seconds since the run began."""
         self.summary: Summary | None = None
         self.moment = clock
 
@@ -138,18 +138,18 @@ class RunModel(Observer):
         except (TypeError, ValueError):
             return
         self.values[line.rank] = value
-        if line.rank == min(self.values):  # the trend of one rank: most print the same
+        if line.rank == min(self.values):  # one rank's trend is enough: most print the same
             self.trend.append((line.at, value))
 
     # Output
 
     @property
     def elapsed_s(self) -> float:
-        """Return the seconds since the run began, or until it ended."""
+        """Return the seconds since the run began or, once it has ended, its duration."""
         return self.summary.seconds if self.summary else self._clock() - self.began_at
 
     def rows(self) -> list[Row]:
-        """Return a row for each rank: conspicuous ones first, then by rank."""
+        """Return a row for each rank, conspicuous ranks first, and otherwise in rank order."""
         if self.state is None or self.state.plan is None:
             return []
         now, plan, rows = self._clock(), self.state.plan, []
@@ -232,7 +232,7 @@ def shape(state: State) -> str:
 
 
 def uses_in(directory: str) -> Mapping[int, Use]:
-    """Return the resource use of ranks last recorded in a run directory, during a `view`.
+    """Return the ranks' resource use as last recorded in a run directory.
 
     `Recorder` writes a row for each rank: its number, then the fields of `Use`.
     """

@@ -1,4 +1,4 @@
-"""Notifies a program of restarts, stalls and the end: facts as JSON on the stdin of `notify.command`."""
+"""Notifies `notify.command` of restarts, stalls and the end of a run, by sending JSON to its stdin."""
 
 import contextlib
 import errno
@@ -26,7 +26,7 @@ LIMIT_S = 30.0
 LAST_S = 10.0
 """Seconds to wait for the last commands at the end of a run."""
 SETTLE_S = 0.5
-"""Seconds after the end of a rank during which its last output may arrive."""
+"""Seconds after a rank has ended during which its last output may arrive."""
 _NO_MORE = "later failures are not reported"
 
 
@@ -45,7 +45,7 @@ def start_error(program: str) -> str | None:
 
 
 class Notifier(Observer):
-    """The runner of the command for each requested event, in a thread that never delays the run.
+    """The observer that runs the command for each requested event, in a thread, without delaying the run.
 
     `Observer` describes when each method is called.
     """
@@ -96,7 +96,7 @@ class Notifier(Observer):
         self._say_failure()
 
     def _tell(self, occasion: str, state: State, facts: dict[str, Any]) -> None:
-        """Queue the facts for the command, if the job wants to be notified on this occasion."""
+        """Queue the facts for the command, if the job requests notifications of such events."""
         if occasion not in self._wish.on:
             return
         about = {

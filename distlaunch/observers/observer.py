@@ -59,23 +59,24 @@ class Observer:
     """A base class for observers. The thread that runs the job calls each method after the fact, in order.
 
     Times are seconds since the run began. An observer that raises is removed, and the job continues. Programs
-    pass their own observers to `launch.controller.supervise`. `distlaunch.observers.TABLE` lists the others.
+    pass their own observers to `launch.controller.supervise`. `distlaunch.observers.TABLE` lists the built-in
+    ones.
     """
 
     remark: Callable[[str], None] = staticmethod(lambda text: None)
     """Sends a message to all observers; set by `Observers`."""
 
     moment: Callable[[], float] = staticmethod(time.time)
-    """Returns when the current output arrived, in seconds since the epoch; replaced by `Playback`."""
+    """Returns the arrival time of the current output, in seconds since the epoch; replaced by `Playback`."""
 
     wake_at: float | None = None
     """When to call `woken`, in monotonic seconds; None = never."""
 
     wants_use: bool = False
-    """Whether to call `used`. Agents measure the resource use of ranks only while an observer uses it."""
+    """Whether to call `used`. Agents measure the ranks' resource use only while an observer needs it."""
 
     wants_stacks: bool = False
-    """Whether to request the stacks of all ranks, for `captured`. Reset once they were requested."""
+    """Whether to request the stacks of all ranks, for `captured`. Reset once they have been requested."""
 
     def __init__(self, run: Observed | None = None) -> None:
         """Observers in `distlaunch.observers.TABLE` get their settings from `run`."""
@@ -122,7 +123,7 @@ class Observer:
         """Note that the run is over."""
 
     def remarked(self, text: str) -> None:
-        """Handle a message from another observer for the user."""
+        """Handle another observer's message for the user."""
 
 
 class Observers:
@@ -140,7 +141,7 @@ class Observers:
 
     @property
     def want_use(self) -> bool:
-        """Return whether an observer uses the resource use of ranks."""
+        """Return whether an observer needs the ranks' resource use."""
         return any(each.wants_use for each in self._observers)
 
     def stacks_requested(self) -> bool:
@@ -168,7 +169,7 @@ class Observers:
             getattr(each, name)(*seen, **named)
         except Exception as error:  # of any kind: a week of training must not end with it
             if each not in self._observers:
-                return  # it raised while others were notified of another one
+                return  # already removed: it also raised when notified of another failure
             self._observers.remove(each)
             failed = f"{type(error).__name__}: {error}"
             text = f"observer {type(each).__name__} failed and was removed: {failed}"

@@ -62,7 +62,7 @@ class Backlog(Generic[Piece]):
         return True
 
     def end(self) -> bool:
-        """Make the thread exit once all is written; wait if nothing is queued. Return whether it exited."""
+        """Make the thread exit once all is written; wait if nothing is left. Return whether it exited."""
         with self.changed:
             self._ending = True
             self.changed.notify_all()
@@ -96,7 +96,7 @@ class Outlet:
         self.broken = False
 
     def write(self, data: bytes, ours: bool = False) -> None:
-        """Queue whole lines. Drop them if the reader is too far behind; messages (`ours`) always stay."""
+        """Queue whole lines. Drop them if the reader is too far behind; messages (`ours`) are always kept."""
         with self._backlog.changed:
             if self.broken or not (ours or self._has_room(len(data))):
                 self.dropped_lines += data.count(b"\n")
@@ -114,7 +114,7 @@ class Outlet:
         return True
 
     def settle(self) -> None:
-        """Wait a moment until everything is written."""
+        """Wait a moment for everything to be written."""
         self._backlog.drain(LOOK_S, lambda silent_s: False)
 
     def close(self, patient: Callable[[float], bool]) -> None:

@@ -1,4 +1,4 @@
-"""Records a run: its start, every event, all output and its end on disk, and its last output in memory."""
+"""Records a run: on disk, its start, every event, all output and its end; in memory, its last output."""
 
 import contextlib
 import io
@@ -42,7 +42,7 @@ REQUESTS = "requests"
 """Other processes append their requests to this file, which always exists: an NFS client notices a new file
 only after a minute."""
 MAX_REQUESTS = 1 << 16
-"""Requests to read at once."""
+"""Maximum number of requests read at once."""
 USE_REQUEST, STACKS_REQUEST = b"u", b"s"
 """A viewer regularly requests USE. `distlaunch why` requests the stacks of all ranks, which are added to
 EVIDENCE."""
@@ -51,13 +51,13 @@ FIRST_SAMPLE_S, SAMPLE_S, SAMPLE_SHARE, SAMPLING_S = 2.0, 10.0, 0.01, 3.0
 seconds to wait for measurements from the nodes."""
 EVIDENCE = "evidence.jsonl"
 LOOK_S, FADES_S = 1.0, 6.0
-"""Seconds between checks for requests, and seconds that a viewer counts after its last request."""
+"""Seconds between checks for requests, and seconds that a viewer counts as present after its last request."""
 STDERR_BYTES, STDOUT_BYTES = 16384, 2048
 """Bytes of each rank's last output kept for the summary."""
 MAX_DUMP = 64 << 20
 """Size limit in bytes for reading the dump of a flight recorder."""
 ENDS_LINKS = (Timer.CLEAR, Timer.CLOSE, Timer.DRAIN)
-"""Timers that make the supervisor give up nodes without another event."""
+"""Timers that make the supervisor give up on nodes without another event."""
 
 
 class Recorder(Observer):
@@ -176,7 +176,7 @@ class Recorder(Observer):
         return data[: max(0, left)]
 
     def woken(self) -> None:
-        """Check for requests, and whether to record the use of nodes."""
+        """Check for requests, and whether to record the nodes' resource use."""
         now = time.monotonic()
         self.wake_at = now + LOOK_S
         if now >= self._save_at:
@@ -204,7 +204,7 @@ class Recorder(Observer):
         return b""
 
     def _record_sample(self) -> None:
-        """Append the use of each node, as measured since the last sample, to USES."""
+        """Append each node's resource use, as measured since the last sample, to USES."""
         nodes = {}
         for part in self._plan.nodes if self._plan else ():
             if uses := [self._uses[rank] for rank in part.ranks if rank in self._measured]:
@@ -323,7 +323,7 @@ def _unpickled(data: bytes) -> Any:
     import pickle  # 1 ms, and rarely needed
 
     class PlainData(pickle.Unpickler):
-        """An unpickler of plain containers, strings and numbers, because pickle could run code from nodes."""
+        """An unpickler of plain containers, strings and numbers, since a node's pickle could run code."""
 
         def find_class(self, module: str, name: str) -> Any:
             raise pickle.UnpicklingError(f"a dump may not load {module}.{name}")

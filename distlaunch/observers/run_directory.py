@@ -1,4 +1,4 @@
-"""The run directory: the plan, every event, and the output of every rank with its order; private to the user.
+"""The run directory, private to the user: the plan, every event, and every rank's output with its order.
 
 A thread writes the directory. A full, broken or stalled disk never stops a job. Lost bytes are counted.
 """
@@ -40,15 +40,16 @@ PATIENCE_S = 0.3
 """Seconds to wait for space in a full queue. After that, output is lost until the disk makes progress."""
 FLUSH_S = 5.0
 MAX_S = 1e11
-"""Limit of times in a run directory, in seconds."""
+"""Upper limit of times in a run directory, in seconds."""
 STATUS_BYTES = 4096
-"""The size of status.json: overwritten in place, it records the end of a run even on a full disk."""
+"""Bytes of status.json. Overwritten in place, the file records the end of a run even on a full disk."""
 SAVE_S, FRESH_S = 10.0, 45.0
-"""Seconds between writes of status.json during a run, and how long after a write other hosts consider the run
-active. They may not see its lock: on BeeGFS and many Lustre installations, locks only apply to one host.
+"""Seconds between writes of status.json during a run, and seconds after a write for which other hosts
+consider the run active. They might not see the file's lock: on BeeGFS and many Lustre installations, locks
+only apply to one host.
 """
 RESERVED_BYTES = 1 << 16
-"""Bytes reserved at the start for summary.json, for the same reason."""
+"""Bytes reserved at the start for summary.json, so that it can be written even to a full disk."""
 
 
 def new_run_id(name: str) -> str:
@@ -57,7 +58,7 @@ def new_run_id(name: str) -> str:
 
 
 def job_part(name: str) -> str:
-    """Return the part of a job's name used in the IDs of its runs, which may be ""."""
+    """Return the part of a job's name used in its run IDs. It may be ""."""
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-.")[:40]
 
 
@@ -69,7 +70,8 @@ def file_of(attempt: int, name: str) -> str:
 class Entry(Frozen):
     """An entry of the output index: a piece of a rank's stdout (0) or stderr (1).
 
-    The piece arrived at `time`, in seconds since the epoch. It has `size` bytes from `offset` on in its file.
+    The piece arrived at `time`, in seconds since the epoch. It occupies `size` bytes of its file, from
+    `offset` on.
     """
 
     time: float
@@ -97,14 +99,14 @@ def fd_of(directory: str, name: str) -> int:
 
 
 def size_of(directory: str, name: str) -> int:
-    """Return the size of such a file, or 0. Opening the file makes NFS update a cached size."""
+    """Return the size of a file, or 0 if `fd_of` can't open it. Opening it makes NFS update a cached size."""
     with contextlib.suppress(OSError), open(fd_of(directory, name), "rb") as file:
         return os.fstat(file.fileno()).st_size
     return 0
 
 
 def status_in(directory: str) -> Status | None:
-    """Read the last status of a run; None if there is none that can be read."""
+    """Return the last status of a run; None if no status can be read."""
     try:
         with open(fd_of(directory, STATUS), "rb") as file:
             return status_of(json.loads(file.readline()))
@@ -124,7 +126,7 @@ class Piece(Frozen):
 class LogWriter:
     """Writer of files below `path`, created with mode 0600, in directories created with mode 0700.
 
-    If the queue is full, it waits up to `patience_s` for the disk, by default PATIENCE_S.
+    If the queue is full, the writer waits up to `patience_s` for the disk, by default PATIENCE_S.
     """
 
     def __init__(self, path: str) -> None:
@@ -169,7 +171,7 @@ class LogWriter:
                 self._backlog.add(Piece(name, data, where=where), len(data))
 
     def _has_room(self, size: int) -> bool:
-        """Wait for room unless the disk is stalled. This slows the source. Return whether there is room."""
+        """Slow the source by waiting for room, unless the disk is stalled. Return whether there is room."""
         while self._backlog.waiting and self._backlog.waiting + size > CAPACITY:
             if self._stalled:
                 return False
@@ -227,7 +229,7 @@ class LogWriter:
         return pieces
 
     def _append(self, pieces: Sequence[Piece]) -> list[tuple[Entry | None, int]]:
-        """Append pieces to their file; return the number of bytes of each that could not be written."""
+        """Append pieces to their file. Return each incomplete piece's entry and its number of bytes lost."""
         name, left = pieces[0].name, b"".join([piece.data for piece in pieces])
         size = len(left)
         try:
@@ -271,7 +273,7 @@ class LogWriter:
             fd = os.open(place, os.O_WRONLY | os.O_NOFOLLOW | flags, 0o600)
             with open(fd, "wb", buffering=0) as file:
                 is_whole = file.write(piece.data) == len(piece.data)
-                if place != path:  # only now: what it held before may be the last room on the disk
+                if place != path:  # only now: the old contents may occupy the last space on the disk
                     file.truncate(len(piece.data))
             if is_whole and place != path:
                 os.replace(place, path)
@@ -343,13 +345,13 @@ class RunDirectory(LogWriter):
 
 
 def status_bytes(status: Status) -> bytes:
-    """Return a status as JSON of constant length, padded with blanks."""
+    """Return a status as JSON of constant length, padded with spaces."""
     text = json.dumps(document_of(status)).encode()
     return text.ljust(STATUS_BYTES - 1) + b"\n"
 
 
 def _make_directories(path: str) -> None:
-    """Create missing directories. Only the user may write to them, or others could plant links in them."""
+    """Create missing directories, writable only by the user, so that others can't plant links in them."""
     if len(path) > 4095:  # Linux doesn't accept longer paths
         raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
     if not os.path.isdir(path):

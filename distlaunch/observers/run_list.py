@@ -1,6 +1,6 @@
-"""Lists of runs, one JSON object per line: all runs of this user, and each start of a queued job.
+"""Lists of runs, one JSON object per line: all runs of this user, and the starts of each queued job.
 
-The lists are only hints: the run directories are decisive. A run continues if a line can't be written.
+The lists are only hints: the run directories are authoritative. A run continues if a line can't be written.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ class Ticket(Frozen):
 
 
 class Listed(Frozen):
-    """A listed run: its directory and host. `over` is set if its end was noted.
+    """A listed run: its directory and host. `over` is set if its end was recorded.
 
     `queued` is the scheduler job that contains the run, if any, and `cwd` the directory it was started from.
     """
@@ -56,7 +56,7 @@ def note_way(run: str, file: str, way: Sequence[Any]) -> None:
 
 
 def ways(file: str = "") -> dict[str, Mapping[str, Any]]:
-    """Return what `note_way` recorded, by run ID: `file`, `way`, and the start time `at`.
+    """Return the records of `note_way`, keyed by run ID: `file`, `way`, and the start time `at`.
 
     With `file`, include only runs of that job file.
     """
@@ -81,12 +81,12 @@ def note_end_seen(command: str, run: str, status: int) -> int:
 
 
 def noted_ends() -> set[str]:
-    """Return the IDs of the runs whose end was noted."""
+    """Return the IDs of the runs whose end was recorded."""
     return {str(line.get("run")) for line in lines_of(index_path()) if line.get("over") is True}
 
 
 def listed() -> dict[str, Listed]:
-    """Return the listed runs by ID, the latest last. Malformed lines are skipped."""
+    """Return the listed runs, keyed by ID, latest last. Malformed lines are skipped."""
     over, found = noted_ends(), {}
     for line in lines_of(index_path()):
         run, directory, host, cwd = (line.get(key) for key in ("run", "directory", "host", "cwd"))
@@ -96,7 +96,7 @@ def listed() -> dict[str, Listed]:
 
 
 def ticket_of(line: Mapping[str, Any]) -> Ticket | None:
-    """Return the job of a line. Lines without a scheduler belong to Slurm."""
+    """Return the queued job in a line. Lines without a scheduler belong to Slurm."""
     queued, scheduler = line.get("queued"), line.get("scheduler", "slurm")
     return Ticket(scheduler, queued) if isinstance(queued, str) and isinstance(scheduler, str) else None
 
@@ -161,7 +161,7 @@ def _locked(path: str) -> Iterator[int]:
 
 
 class Begun(Frozen):
-    """A start of a queued job: its run, its job, and the number of earlier starts by the scheduler."""
+    """A start of a queued job: the run's ID, the job's name, and the scheduler's count of earlier starts."""
 
     run: str
     job: str
@@ -174,14 +174,14 @@ def starts_path(directory: str, queued: str, scheduler: str) -> str:
 
 
 def starts_in(path: str) -> list[Begun]:
-    """Read the starts recorded in a list of starts, the oldest first."""
+    """Read a list of starts, oldest first."""
     kinds = Begun.__annotations__
     lines: list[list[Any]] = [[line.get(name) for name in kinds] for line in lines_of(path)]
     return [Begun(*line) for line in lines if all(map(isinstance, line, kinds.values()))]
 
 
 def note_stop(directory: str, queued: str, scheduler: str) -> None:
-    """Record, for a job's run, that the job is cancelled. Some schedulers don't expose why a job ends."""
+    """Record that a queued job is cancelled, for its run to read. Some schedulers don't expose this."""
     append(starts_path(directory, queued, scheduler), {"stop": True})
 
 

@@ -1,6 +1,6 @@
-"""The full-screen view of a run, on the terminal's alternate screen: its lines, and what keys do.
+"""The full-screen view of a run, on the terminal's alternate screen: its lines and keys.
 
-The run belongs to this process or to another one. `observers.model` contains what the screen shows.
+The run belongs to this process or to another one. `observers.model` contains the data that the screen shows.
 """
 
 import contextlib
@@ -36,9 +36,9 @@ from distlaunch.wording import age_words, counted, spans
 LOOK_S = 0.1
 """Seconds between two checks for keys."""
 TOUCH_S = 2.0
-"""Seconds between two requests to the controller for the use of ranks."""
+"""Seconds between two requests to the controller for the ranks' resource use."""
 DRAW_S = 1.0
-"""Seconds between two redraws without a key."""
+"""Seconds between two redraws if no key is pressed."""
 Part = TypeVar("Part")
 BARS = "▁▂▃▄▅▆▇█"
 HEADER, FOOTER, LEAST_LOG = 2, 1, 3
@@ -53,7 +53,10 @@ _BAD = ("failed", "stalled", "not started", "lost with its node")
 
 
 class Wish(Frozen):
-    """The user's choice: the `history`, or a `rank`'s log (None = all) with `find`, scrolled `back`."""
+    """The user's choice: the `history`, or the log of a `rank` (None = all ranks).
+
+    `find` filters the log. `back` is the number of lines scrolled back.
+    """
 
     history: bool = False
     rank: int | None = None
@@ -64,7 +67,7 @@ class Wish(Frozen):
 
 
 class Screen(RunModel):
-    """The terminal's alternate screen, for a run of this process, or for another one, in `directory`.
+    """The terminal's alternate screen, for a run of this process or for another run, in `directory`.
 
     `q` stops a run of this process, but only quits the screen of any other. `close` returns to the main
     screen, where the `terminal` shows how the run ended.
@@ -132,7 +135,7 @@ class Screen(RunModel):
 
 
 def _watched_uses(directory: str) -> Mapping[int, Use]:
-    """Request the use of ranks from the controller, and return what it has written so far."""
+    """Request the ranks' resource use from the controller, and return the values it has written so far."""
     with contextlib.suppress(OSError):  # without write access, show the existing values
         request(directory, USE_REQUEST)
     return uses_in(directory)
@@ -232,7 +235,7 @@ def _folded(rows: Sequence[Row], most: int) -> tuple[list[list[Row]], list[list[
 
 
 def _cells(ranks: Sequence[Row], valued: bool) -> list[Text]:
-    """Return the cells of a rank's line, or of several ranks of a node."""
+    """Return the cells of a line for one rank, or for several ranks of a node."""
     uses = [row.use for row in ranks if row.use]
     age_s = max((row.age_s for row in ranks if row.age_s is not None), default=None)
     doing = _counted_doings(ranks)
@@ -311,7 +314,7 @@ def _rule(wish: Wish, width: int) -> Text:
 
 
 def _pane(model: RunModel, wish: Wish, height: int) -> list[Text]:
-    """Return what is below the grid: the history, or a log."""
+    """Return the lines below the grid: the history, or a log."""
     if wish.history:
         messages = [
             Text.assemble((f"{age_words(at):>6}  ", "dim"), (escape(text), _LEVELS.get(message.level, "")))
@@ -396,7 +399,7 @@ _KEYS = {
 
 @contextlib.contextmanager
 def _keyboard(fd: int = 0) -> Iterator[int | None]:
-    """Read keys from the terminal one by one and without echo; None without a terminal."""
+    """Yield a descriptor from which keys can be read one by one, without echo; None without a terminal."""
     if not os.isatty(fd):
         yield None
         return

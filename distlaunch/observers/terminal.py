@@ -124,7 +124,7 @@ class Terminal(Observer):
             self.wake_at = time.monotonic() + PROGRESS_S
 
     def drained(self, state: State) -> None:
-        """Show the incomplete lines, and the cause if it is held back: a stalled disk delays the summary."""
+        """Show incomplete lines, and the cause if held back, since a stalled disk would delay the summary."""
         if self._fold:
             self._fold.finish()
         self._console.finish_lines()
@@ -136,7 +136,7 @@ class Terminal(Observer):
         """Show how the run ended, and write output that is waiting for a slow reader."""
         shown = summary.state.cause is not None or not self._quiet
         lines = summary.lines(self._above(summary)) if shown else []
-        self._release(errors=summary.state.cause is None)  # or else the summary has them
+        self._release(errors=summary.state.cause is None)  # otherwise, the summary includes them
         above = frozenset(self._console.said)  # the cause may have been shown just now
         for line in lines:
             if line not in above:
@@ -151,7 +151,7 @@ class Terminal(Observer):
         self._console.close(lambda silent_s: silent_s < PATIENCE_S)
 
     def _above(self, summary: Summary) -> dict[int, Above]:
-        """Return where the root cause's last output is on the terminal, by stream."""
+        """Return the position of the root cause's last output on the terminal, keyed by stream."""
         rank = summary.state.cause.rank if summary.state.cause else None
         if rank is None:
             return {}
@@ -203,7 +203,7 @@ def _joining(state: State) -> str:
 
 
 class DetachedTerminal(Observer):
-    """The display of a detached run's start, without output of ranks, until it detaches."""
+    """The display of a detached run's start, without output of ranks, until the controller detaches."""
 
     def __init__(self, run: Observed) -> None:
         self._run = run
@@ -211,7 +211,7 @@ class DetachedTerminal(Observer):
 
     @property
     def wake_at(self) -> float | None:  # type: ignore[override]
-        """Return when the terminal has something to show: progress, or a message held back."""
+        """Return the time at which the terminal has progress, or a message held back, to show."""
         return self._terminal.wake_at if self._terminal else None
 
     def woken(self) -> None:
@@ -241,12 +241,12 @@ class DetachedTerminal(Observer):
             pipe.write(self._run.run_id)
 
     def message(self, message: ShowMessage, at: float) -> None:
-        """Show the message until the controller is detached."""
+        """Show the message, unless the controller is detached."""
         if self._terminal:
             self._terminal.message(message, at)
 
     def remarked(self, text: str) -> None:
-        """Show the message until the controller is detached; afterwards keep it in the controller log."""
+        """Show the message or, once the controller is detached, write it to the controller log."""
         if self._terminal:
             self._terminal.remarked(text)
         else:

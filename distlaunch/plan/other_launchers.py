@@ -26,7 +26,7 @@ def agent_words(
     # A new ID, since a finished rendezvous can't be joined.
     own = meeting._replace(run_id=f"{meeting.run_id}-{meeting.restart_count}", max_restarts=0)
     flags = agent_flags(spec, program, size, own)
-    # torch would use the host name, which may not resolve on the nodes.
+    # torch would use the host name, which might not resolve on the nodes.
     here = [f"--local-addr={source}"] if source else []
     # Without "--", argparse would interpret script arguments as abbreviated flags.
     return ("-u", "-m", "torch.distributed.run", *flags, *here, *program_flag(program), "--")
@@ -62,7 +62,7 @@ def program_flag(program: Program) -> list[str]:
 
 _PASSED_ON = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT", "DISTLAUNCH_JOB_ID")
 _DEFAULTS = {
-    # Running as root is a decision of the user.
+    # Running as root is the user's decision.
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
     # The job controls binding. With two ranks, Open MPI would bind each, with all its threads, to one core.
@@ -107,7 +107,7 @@ def rows(spec: JobSpec) -> list[tuple[str, int, int]]:
 
 
 def _procs(spec: JobSpec, node: NodeSpec) -> int:
-    """Return the number of ranks on a node, known without contacting it. Raises `JobError`."""
+    """Return the number of ranks on a node without contacting it. Raises `JobError` if it is unknown."""
     gpus = node.gpus if node.gpus is not None else None if node.cpu_procs is None else 0
     procs = node.procs or gpus or node.cpu_procs or (1 if gpus == 0 else None)
     if procs is None:

@@ -119,7 +119,7 @@ class LaunchPlan(Frozen):
         return self.nodes[bisect_right(self.nodes, rank, key=attrgetter("first_rank")) - 1]
 
     def part_of(self, node: int) -> NodePlan | None:
-        """Return the part of a node by its pool index, or None if it takes no part."""
+        """Return a node's part of the plan by pool index, or None if the node doesn't take part."""
         return self._parts.get(node)
 
     @property
@@ -245,7 +245,8 @@ def choose_backend(spec: JobSpec, nodes: Sequence[NodePlan]) -> Backend:
 def _master_addr(spec: JobSpec, index: int, together: bool, master_address: str | None) -> str:
     """Return the MASTER_ADDR of a job whose first node has this index in the pool.
 
-    `together` = all nodes are on one machine. Raises `JobError` if other nodes can't use the address.
+    `together` is true if all nodes are on one machine. Raises `JobError` if other nodes can't use the
+    address.
     """
     first = spec.pool[index]
     # An endpoint in the job file refers to the first node. A replacement has its own address.

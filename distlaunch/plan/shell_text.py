@@ -120,7 +120,7 @@ def _torchrun_line(plan: LaunchPlan, node: NodePlan, meeting: Rendezvous) -> str
 
 
 def torch_argument(text: str) -> str:
-    """Return an argument escaped for torchrun, which replaces `${local_rank}`, and `$$` with `$`."""
+    """Return an argument escaped for torchrun, which fills in `${local_rank}` and replaces `$$` with `$`."""
     filled = fill(text, {"local_rank": "\0"}.get)
     return re.sub(r"\$(?=\$|\{?local_rank\b)", "$$", filled).replace("\0", "${local_rank}")
 

@@ -24,7 +24,8 @@ class WorkerPlan(Frozen):
 
     `env` is the environment of the job. `contract` overrides `env`. `defaults` apply only to variables that
     aren't set on the node. `paths` contains the indices in `argv` of paths on the node. These paths and `cwd`
-    may begin with ~. `temporary` lists variables for a directory on the node that is deleted after the run.
+    may begin with ~. `temporary` lists variables to set to a directory on the node that is deleted after the
+    run.
     """
 
     rank: int
@@ -153,7 +154,7 @@ def _filled(worker: WorkerPlan, first: int, shared: Values) -> WorkerPlan:
 def _worker(
     plan: LaunchPlan, node: NodePlan, local_rank: int, meeting: contract.Rendezvous, interface: str | None
 ) -> WorkerPlan:
-    """Return the worker of one rank. If each rank has a launcher, the position comes from its scheduler."""
+    """Return the worker of one rank. If each rank has its own launcher, the scheduler sets the position."""
     place = node.place or TaskPlace(local_rank, node.procs, node.node_rank, len(plan.nodes))
     rank = node.first_rank + local_rank
     role = node.program.role
@@ -227,7 +228,7 @@ STREAMS = ("stdout", "stderr")
 class Destination(Frozen):
     """The destination of one stream of one rank.
 
-    If `prefix` is None, the bytes are unchanged. `file` is relative to the run directory."""
+    If `prefix` is None, the bytes are shown unchanged. `file` is relative to the run directory."""
 
     shown: bool
     prefix: str | None
@@ -267,7 +268,7 @@ def _log_file(attempt: int, rank: int, stream: int) -> str:
 def _by_torchrun(
     logs: TorchrunLogs, plan: LaunchPlan, node: NodePlan, rank: int, stream: int, attempt: int
 ) -> Destination:
-    """Apply torchrun's rules: redirect = file only, tee = both, with a prefix, neither = console only."""
+    """Apply torchrun's rules: redirect = file only; tee = both, with a prefix; neither = console only."""
     local_rank = rank - node.first_rank
     tee, redirected = (_has(std, local_rank, stream) for std in (logs.tee, logs.redirects))
     wanted = not logs.local_ranks or local_rank in logs.local_ranks
@@ -322,7 +323,7 @@ def binding_of(spec: JobSpec, part: NodePlan) -> messages.Binding | None:
 
 
 def shared_descriptors(plan: LaunchPlan, part: NodePlan, attempt: int) -> Mapping[int, tuple[int, ...]]:
-    """Map each rank to the descriptors it shares with the command: stdin (0), also stdout (1), or none."""
+    """Map each rank to the descriptors shared with the command: stdin (0), stdin and stdout (1), or none."""
     if plan.spec.stdin == "rank 0":
         return {rank: () if rank else (0,) for rank in part.ranks}
     if not plan.spec.invocation.shares_stdio or part.logs is not None:
@@ -341,10 +342,10 @@ def plan_document(
 ) -> dict[str, Any]:
     """Return the plan as a JSON object, for plan.json and `dry-run`. `nodes` contains each node's workers.
 
-    `interfaces` are the network interfaces of the nodes, and why they were chosen, once known.
+    `interfaces` contains the network interface of each node, and the reason for choosing it, once known.
 
-    Inherited values are null, as are values of variables whose names suggest a secret, and a port that is
-    picked at the start.
+    Inherited values, values of variables whose names suggest a secret, and a port that is picked at the start
+    are null.
     """
     binding = plan.spec.placement.binding
     bound = {binding.key: list(binding.cpus) or binding.how} if binding else {}  # as in the job file

@@ -4,12 +4,12 @@
 
 `step.py` contains all the tables. An event is a report from an agent (`agent/messages.py`) or an observation
 by the controller (`events.py`). The event's handler records the new facts in the `State` (`state.py`,
-`nodes.py`). If another part must react, the handler returns a finding (`events.py`), and one function, its
-decider, decides what follows. The parts:
+`nodes.py`). If another part must react, the handler returns a finding (`events.py`), and one function, the
+finding's decider, decides what follows. The parts:
 
     connecting      nodes that connect, are lost, or return
     preparing       the plan, the port, the routes, the workers
-    checking        before the ranks start, problems that would keep them from working
+    checking        problems that would keep the ranks from working, found before they start
     ranks           ranks that start, join the rendezvous, stall and exit
     root_cause      the root cause when several ranks fail, time out or stall
     allocation_end  whether the scheduler is ending the job (every failure is checked here first)

@@ -12,14 +12,14 @@ class Connect(Frozen):
 
 
 class Send(Frozen):
-    """Send a node's agent a command of `agent/messages.py`."""
+    """Send a node's agent a command from `agent/messages.py`."""
 
     node: int
     command: tuple[Any, ...]
 
 
 class SendTree(Frozen):
-    """Send a node the contents that it lacks, as in `TreeLacks`."""
+    """Send a node the contents missing from its store. `contents` is as in `TreeLacks`."""
 
     node: int
     contents: tuple[int, ...]
@@ -35,7 +35,7 @@ class StartWorkers(Frozen):
 
 
 class AskScheduler(Frozen):
-    """Ask the scheduler once whether it ends this allocation."""
+    """Ask the scheduler once whether it is ending this allocation."""
 
 
 class Drop(Frozen):

@@ -1,4 +1,4 @@
-"""The end of an allocation. The scheduler sends a warning, or ends the job, which looks like a failure.
+"""The end of an allocation. The scheduler may send a warning. If it ends the job, this looks like a failure.
 
 `step.py` passes every `AttemptFailed` and `JobOver`, most of them from `ranks`, to this part first. This part
 hands failures on to `restarting`, which may return `JobOver`, and hands the end of the job on to `stopping`.
@@ -37,7 +37,7 @@ _BY_SIGNALS = (128 + signal.SIGTERM, 128 + signal.SIGKILL, 128 + signal.SIGINT)
 
 
 def ask_before_failing(found: AttemptFailed, state: State, now: float) -> Step:
-    """Hold back a failure that the scheduler may have caused until the scheduler has been asked.
+    """Until the scheduler has been asked, hold back a failure that it may have caused.
 
     The decider of `AttemptFailed`. If several failures are held back, keep the one that explains the others.
     """
@@ -53,7 +53,7 @@ def ask_before_failing(found: AttemptFailed, state: State, now: float) -> Step:
 
 
 def ask_before_ending(found: JobOver, state: State, now: float) -> Step:
-    """Hold back the end of a job that the scheduler may be ending: it has no nodes, or received SIGTERM.
+    """Hold back the end of a job that the scheduler may be ending: one that lacks nodes or received SIGTERM.
 
     The decider of `JobOver`.
     """
@@ -102,7 +102,7 @@ def _ask(state: State, asked: Asked, now: float) -> Step:
 
 
 def on_allocation_reported(event: AllocationReported, state: State, now: float) -> Step:
-    """Handle the scheduler's answer: end the job if the scheduler does, else handle the failure as usual."""
+    """End the job if the scheduler is ending it. Otherwise, handle the failure as usual."""
     asked = state.asked
     if asked is None:
         return state, ()
@@ -143,7 +143,7 @@ def _lost_words(state: State) -> str:
 
 
 def success_doubted(found: SuccessDoubted, state: State, now: float) -> Step:
-    """Ask the scheduler whether it ended the ranks. The decider of `SuccessDoubted`."""
+    """Ask the scheduler whether it stopped the ranks. The decider of `SuccessDoubted`."""
     if state.asked or not _scheduler_answers(state):
         return state, ()
     return _ask(state, Asked(), now)
@@ -156,7 +156,10 @@ def ask_overdue(state: State, now: float) -> Step:
 
 
 def _warn_ranks(state: State, left_s: float | None, now: float) -> Step:
-    """Send all ranks the job's warning signal. If that is SIGTERM or SIGINT, also end the job."""
+    """Send all ranks the job's warning signal.
+
+    If that is SIGTERM or SIGINT, or if no attempt is running, end the job.
+    """
     signum, when = _signal(state), _when(left_s)
     announced = f"{_allocation_name(state)} ends {when}"
     name = signal.Signals(signum).name
@@ -191,8 +194,8 @@ MISTAKES = (2, 126, 127)
 def is_to_go_on(state: State) -> bool:
     """Return whether the job with this final state is unfinished, as far as that can be determined.
 
-    The controller requeues such a job. After a termination warning, a success may come from a rank that has
-    just saved its work.
+    The controller requeues such a job. After a termination warning, success may only mean that a rank has
+    saved its work.
     """
     cause, wanted = state.cause, state.spec.restarts.requeue
     if not wanted or (cause and (cause.cancelled or cause.final)):

@@ -1,4 +1,4 @@
-"""Checks that `run` makes before the ranks start, on facts that agents report together with their routes.
+"""Checks that `run` makes before the ranks start, using facts that agents report together with the routes.
 
 `distlaunch.check.findings` contains the rules, which `check` also uses. An error ends the job before any rank
 starts.
@@ -28,7 +28,7 @@ CHOOSES_GPUS = "CUDA_VISIBLE_DEVICES"
 
 
 def needs_of(state: State, index: int) -> Needs | None:
-    """Return the requirements for a node to check, or None if the results are known or checks are skipped.
+    """Return the requirements to check on a node, or None if the results are known or checks are skipped.
 
     The requirements are sent with the request for the node's route.
     """
@@ -81,7 +81,7 @@ def expected(plan: LaunchPlan) -> "Expected":
 
 
 def _seen(state: State, index: int) -> dict[str, Any]:
-    """Return the facts of a node, in the form of `distlaunch.check.probe`."""
+    """Return the facts of a node, in the format of `distlaunch.check.probe`."""
     node = state.up(index)
     visible = node.facts.gpus or 0
     devices = {"devices": {"counted": bool(visible), "gpus": [{}] * visible}}
@@ -97,7 +97,7 @@ def _lacks_gpus(state: State, index: int) -> bool:
 
 
 def _further(state: State, index: int, seen: Mapping[str, Any]) -> Iterator["Finding"]:
-    """Yield the problems of a node that `check` finds from other facts."""
+    """Yield a node's problems that `check` derives from other facts."""
     from distlaunch.check.findings import Finding
 
     nodes = (state.label(index),)

@@ -128,7 +128,7 @@ def _objects(values: tuple[Any, ...], name: str) -> tuple[Mapping[str, Any], ...
 
 
 def _error_record(record: Any, name: str) -> Mapping[str, str] | None:
-    """Return `message` and `callstack`, if they are strings. Truncate long lines, since all are shown."""
+    """Return `message` and `callstack`, if they are strings. Truncate long lines: all lines are shown."""
     if not isinstance(record, dict):
         return None
     texts = {name: record.get(name) for name in ("message", "callstack")}
@@ -140,7 +140,7 @@ def _cut_lines(text: str) -> str:
 
 
 def _facts(value: Any, name: str) -> Mapping[str, Any] | None:
-    """Return the facts about a node, with long strings truncated. Their rules accept values of any type."""
+    """Return the facts about a node, with long strings truncated. The rules that use them accept any type."""
     return _cut(value) if isinstance(value, dict) else None
 
 
@@ -151,12 +151,12 @@ def _cut(value: Any, depth: int = 4, most: int = MAX_TEXT) -> Any:
 
 
 def _seen(rows: tuple[tuple[int, bool, str], ...], name: str) -> tuple[tuple[int, bool, str], ...]:
-    """Check the rows of `RanksLag`: local rank, whether it tries to join, and its activity."""
+    """Check the rows of `RanksLag`: local rank, whether the rank is trying to join, and its activity."""
     return tuple((number(rank, name), tries, words[:MAX_WORDS]) for rank, tries, words in rows)
 
 
 def _stopped(rows: tuple[tuple[int, int], ...], name: str) -> tuple[tuple[int, int], ...]:
-    """Check the rows of `RanksStalled`: local rank, and the PID that a signal has stopped."""
+    """Check the rows of `RanksStalled`: local rank, and the PID of the process that a signal has stopped."""
     return tuple((number(rank, name), number(pid, name, 1)) for rank, pid in rows)
 
 
@@ -193,7 +193,7 @@ _ANSWERS = frozenset({messages.Usage, messages.Evidence, messages.Listening, mes
 VERSION = 8
 """Version of events.jsonl. It changes whenever the format of a line changes incompatibly."""
 BEGAN, MESSAGE = "Began", "Message"
-"""Names of the first line, and of messages. Other lines are events, named after their types."""
+"""Names of the first line and of message lines. Other lines are events, named after their types."""
 
 
 def beginning(spec: JobSpec, chance: float) -> dict[str, Any]:
@@ -207,7 +207,7 @@ def fields_of(event: Event) -> dict[str, Any]:
 
 
 def without_secrets(spec: JobSpec) -> JobSpec:
-    """Return `spec` without values that may be secrets or come from the environment of the caller."""
+    """Return `spec` without values that may be secrets or that come from the caller's environment."""
     pools = (spec.nodes, spec.membership.spares)
     nodes, spares = (tuple(node._replace(env=_shown_env(node.env)) for node in pool) for pool in pools)
     program = spec.program._replace(env=_shown_env(spec.program.env))

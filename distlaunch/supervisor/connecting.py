@@ -43,7 +43,7 @@ from distlaunch.transports.failure import Kind, LinkFailure
 from distlaunch.wording import counted, listed, signal_words, span_words
 
 BAD_NODE_S = 600.0
-"""Seconds beyond which an attempt doesn't count against the node that ended it."""
+"""Seconds after which an attempt no longer counts against the node that ended it."""
 
 
 def choose_members(state: State) -> tuple[int, ...]:
@@ -51,7 +51,7 @@ def choose_members(state: State) -> tuple[int, ...]:
 
     Nodes of the current attempt keep their order, so rank 0 stays on its host as long as possible. New or
     returned nodes of the job follow, then spares, up to the number of nodes that the job requests. If enough
-    others are usable, a node that repeatedly failed is left out.
+    others are usable, a node that has repeatedly failed is left out.
     """
     stayed = [index for index in state.members if is_usable(state.nodes[index])]
     others = [index for index, node in enumerate(state.nodes) if is_usable(node) and index not in stayed]
@@ -75,7 +75,7 @@ def _blamed_node(end: Restart) -> int | None:
 
 
 def misfit(state: State, index: int) -> str:
-    """Return why a connected node can't take part, for example because it lacks GPUs, or "" if it can.
+    """Return why a connected node can't take part (it may lack GPUs, for example), or "" if it can.
 
     A job can't begin without the nodes that it lists. If one of those is unfit, `make_plan` raises an error.
     """
@@ -91,14 +91,14 @@ def misfit(state: State, index: int) -> str:
 
 
 def may_come(state: State) -> bool:
-    """Return whether it will soon be known if the job can use another node. A restart waits for that."""
+    """Return whether it will soon be clear if the job can use another node. If so, a restart waits."""
     return any(
         is_expected(node) or _first_try(state, node) or _to_be_reaped(state, node) for node in state.nodes
     )
 
 
 def may_return(state: State) -> bool:
-    """Return whether any node may still return. A restart that lacks nodes waits for that."""
+    """Return whether any node may still return. A restart that lacks nodes waits for one."""
     return any(isinstance(node, Connecting | Retrying) or _to_be_reaped(state, node) for node in state.nodes)
 
 
@@ -109,7 +109,7 @@ def _to_be_reaped(state: State, node: Node) -> bool:
 def _first_try(state: State, node: Node) -> bool:
     """Return whether this is the first connection attempt since the node was lost.
 
-    `tries` includes the connection that was lost.
+    `tries` also counts the connection that was lost.
     """
     match node:
         case Retrying(tries=1) | Connecting(tries=2):
@@ -121,17 +121,17 @@ def _first_try(state: State, node: Node) -> bool:
 
 
 FENCE_MARGIN_S = 5.0
-"""Seconds beyond lease and grace period until an unreachable node counts as empty."""
+"""Seconds after the lease and the grace period until an unreachable node counts as empty."""
 RECONNECT_S = 0.2
 RECONNECT_MAX_S = 30.0
 
 
 def link_ended(state: State, node: int, before: Linked, failure: LinkFailure, now: float) -> Step:
-    """Treat a node as lost, and its workers with it. `before` is the state of the node until now."""
+    """Treat a node as lost, and its workers with it. `before` is the node's previous state."""
     state = lost(state, node, before, failure, now)
     if state.phase is Phase.STOPPING:
         if (state.cause and state.cause.scheduled) or _was_suspended(state, now):
-            return state, ()  # the scheduler kills leftovers, too, and agents leave as their lease ends
+            return state, ()  # the scheduler kills leftovers, too, and agents leave when their lease expires
         text = f"{state.label(node)} did not confirm its cleanup"
         return state, (ShowMessage("warning", text),)
     last = failure.words.splitlines()[-1:] or ["its agent exited"]
@@ -205,7 +205,7 @@ def lost(state: State, node: int, before: Linked, failure: LinkFailure, now: flo
 
 
 def _fenced(state: State, node: int, away: Away, now: float) -> State:
-    """Return `state` with the time at which a lost node is certain to be clean.
+    """Return `state` with the time by which a lost node is certain to be clean.
 
     A later loss doesn't move that time.
     """
@@ -217,7 +217,7 @@ def _fenced(state: State, node: int, away: Away, now: float) -> State:
 
 
 def reconnect_later(state: State, node: int, this: Retrying, now: float) -> State:
-    """Reconnect a node after a growing delay, if the job can use the node and another attempt can help.
+    """Reconnect a node after a growing delay, if the job can use the node and another try can help.
 
     Otherwise, give up on the node.
     """
@@ -236,7 +236,7 @@ MAX_TRIES = 6
 PULL_S = 3600.0
 """Seconds for pulling an image. A large image takes minutes."""
 RETRY_S = 0.4
-"""Seconds before the second connection attempt. Each further delay is twice as long, all with jitter."""
+"""Seconds before the second connection attempt. Each further delay is twice as long. All have jitter."""
 
 
 def on_agent_up(event: AgentUp, state: State, now: float) -> Step:
@@ -303,7 +303,7 @@ def drop_misfits(found: Planned, state: State, now: float) -> Step:
 
 
 def on_orphans_killed(event: OrphansKilled, state: State, now: float) -> Step:
-    """Report leftover processes on a node, from an agent that had been killed together with its guardian."""
+    """Report leftover processes of an agent that had been killed together with its guardian."""
     killed = counted(event.processes, "process")
     text = f"{state.label(event.node)}: killed {killed} left over from a crashed agent"
     return state, (ShowMessage("warning", text),)
@@ -331,7 +331,7 @@ def not_connected(state: State, node: int, this: Connecting, failure: LinkFailur
 
 
 def _unusable(state: State, node: int, failure: LinkFailure) -> Step:
-    """Give up on a node before the job has begun, with a message unless another one explains more."""
+    """Give up on a node before the job has begun. Show a message unless a later one explains more."""
     state = state.with_node(node, Unusable(failure)).without_timers(Timer.RETRY, Timer.ANSWER, node=node)
     if failure.kind is Kind.ABSENT:
         return state, ()  # its launcher announces itself later
@@ -341,7 +341,7 @@ def _unusable(state: State, node: int, failure: LinkFailure) -> Step:
 
 
 def _more_may_come(state: State) -> bool:
-    """Return whether a node that the job prefers to begin with is still expected."""
+    """Return whether the job should wait for an expected node before it begins."""
     wanted = len(state.spec.nodes)
     if not state.nodes.counts.expected or wanted == len(state.nodes):
         return state.nodes.counts.expected > 0
@@ -349,7 +349,7 @@ def _more_may_come(state: State) -> bool:
 
 
 def begin_when_connected(state: State, now: float) -> Step:
-    """Prepare an attempt once the job has its nodes. End the job once it can't get enough of them.
+    """Prepare an attempt once the job has its nodes, or end the job if it can't get enough of them.
 
     The rule of CONNECTING.
     """
@@ -385,7 +385,7 @@ def _with_retries(state: State, now: float) -> State:
 
 
 def on_image_pulled(event: ImagePulled, state: State, now: float) -> Step:
-    """Give a node time for pulling its image, which doesn't count against `timeouts.connect`."""
+    """Allow time for a node to pull its image. This time doesn't count against `timeouts.connect`."""
     container = state.spec.container
     if container is None or not isinstance(state.nodes[event.node], Connecting):
         return state, ()

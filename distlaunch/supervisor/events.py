@@ -27,7 +27,7 @@ class AgentUp(Frozen):
 
 
 class LinkEnded(Frozen):
-    """A link has ended. `failure` is the transport's interpretation of its error output."""
+    """A link has ended. `failure` is the transport's interpretation of the link's error output."""
 
     node: int
     failure: LinkFailure
@@ -40,10 +40,10 @@ class Suspended(Frozen):
 
 
 class AllocationReported(Frozen):
-    """The scheduler's answer about this allocation: whether it `ends` the job, why, and in how many seconds.
+    """The scheduler's answer about this allocation: whether it `ends` the job, why, and the seconds left.
 
-    `ends` is None if the scheduler didn't answer. `why` completes a sentence that begins with `Slurm job 17
-    `. `final` is set if the job must not be requeued, or if the scheduler itself requeues it.
+    `ends` is None if the scheduler didn't answer. `why` completes a sentence that begins with
+    `Slurm job 17`. `final` is set if the job must not be requeued, or if the scheduler itself requeues it.
     """
 
     ends: bool | None
@@ -66,7 +66,7 @@ class ImagePulled(Frozen):
 
 
 class OutputFlows(Frozen):
-    """More output of a clean node has arrived. Reported at most once a second."""
+    """More output from a clean node has arrived. Reported at most once a second."""
 
     node: int
 
@@ -102,14 +102,14 @@ class NodeBack(Frozen):
 
 
 class NodeLeaving(Frozen):
-    """The agent of a node was stopped from outside, so its workers will end in a moment."""
+    """The agent of a node was stopped from outside, so the node's workers will exit in a moment."""
 
     node: int
     cause: Cause
 
 
 class NodeLost(Frozen):
-    """A node is gone, and its workers with it. `told` is set if it was known to be leaving."""
+    """A node is gone, and its workers with it. `told` is set if the node was known to be leaving."""
 
     node: int
     cause: Cause
@@ -119,7 +119,7 @@ class NodeLost(Frozen):
 class AttemptFailed(Frozen):
     """The current attempt can no longer succeed. Either another attempt follows, or the job ends.
 
-    `also` are messages to show right after that.
+    `also` contains messages to show right after the failure.
     """
 
     cause: Cause
@@ -127,7 +127,7 @@ class AttemptFailed(Frozen):
 
 
 class StartAgain(Frozen):
-    """A new attempt is needed although no attempt has failed. `what` describes the action in a message."""
+    """A new attempt is needed although no attempt has failed. `what` describes the restart in a message."""
 
     why: Why
     cause: Cause
@@ -135,7 +135,7 @@ class StartAgain(Frozen):
 
 
 class SuccessDoubted(Frozen):
-    """The job has succeeded, but an agent was stopped from outside, so ranks may have been, too."""
+    """The job has succeeded, but an agent was stopped from outside, so ranks may have been stopped, too."""
 
 
 class TerminationWarning(Frozen):

@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class Counted(tuple[T, ...]):
-    """A tuple that keeps counts of its items. Without them, each step would have to visit thousands of items.
+    """A tuple that keeps counts of its items, so that a step doesn't have to visit thousands of items.
 
     A subclass defines its counts in `Counts`, whose method `of` returns the contribution of one item.
     """
@@ -50,7 +50,7 @@ class Away(Frozen):
 
 
 class Code(Frozen):
-    """The job's tree on a node: whether it is `placed`, and how often contents were sent.
+    """The job's tree on a node: whether it is `placed`, and how many times contents were sent.
 
     `environment` and `versions` are as in `TreePlaced`.
     """
@@ -62,7 +62,7 @@ class Code(Frozen):
 
 
 class Connecting(Frozen):
-    """A node whose agent is being connected. `failure` is the failure of the previous attempt.
+    """A node whose agent is being connected. `failure` is the failure of the previous try.
 
     `asked`, `held` and `code` are as in `Up`, since an agent receives these requests while it boots.
     """
@@ -76,7 +76,7 @@ class Connecting(Frozen):
 
 
 class Retrying(Frozen):
-    """A node that will be connected again. `tries` is the number of attempts so far."""
+    """A node that will be connected again. `tries` is the number of tries so far."""
 
     tries: int
     failure: LinkFailure | None
@@ -101,8 +101,8 @@ class Up(Frozen):
 
     The node is `occupied` from the start of its workers until it reports that it is clean. `asked` is the
     address to which a route was requested. `held` contains the ports that the node holds for the first
-    attempt, or is ASKED. `unfit` is the reason why the node can't take part. `seen` are the facts of
-    `RouteFound`. `code` is None until the job's tree is requested.
+    attempt, or is ASKED. `unfit` is the reason why the node can't take part. `seen` contains the facts
+    from `RouteFound`. `code` is None until the job's tree is requested.
     """
 
     facts: Facts
@@ -116,7 +116,7 @@ class Up(Frozen):
 
 
 class Reaping(Frozen):
-    """A node that has returned in this connection attempt. Its leftover processes are being killed."""
+    """A node that has returned. Its leftover processes are being killed."""
 
     facts: Facts
     tries: int
@@ -124,7 +124,7 @@ class Reaping(Frozen):
 
 
 class Leaving(Frozen):
-    """A node whose agent was stopped from outside, so that its link will end.
+    """A node whose agent was stopped from outside, so its link will end.
 
     `returned` is set if the node was Reaping before.
     """
@@ -135,8 +135,8 @@ class Leaving(Frozen):
 
 
 class End(Enum):
-    """The end of the job on a node. First all its processes are gone (CLEAN), then its output has arrived or
-    was given up (CLOSED)."""
+    """The end of the job on a node. First, all of the node's processes are gone (CLEAN). Then, its output has
+    arrived or been given up (CLOSED)."""
 
     CLEAN = "clean"
     CLOSED = "closed"
@@ -171,7 +171,7 @@ def away_of(node: Node) -> Away | None:
 
 
 def is_missing(node: Node) -> bool:
-    """Return whether the job continues without a node that was connected, or at least expected, before."""
+    """Return whether the job continues without a node that was previously connected or at least expected."""
     return (
         isinstance(node, Lost) or away_of(node) is not None or (isinstance(node, Leaving) and node.returned)
     )
@@ -186,7 +186,7 @@ def may_be_occupied(node: Node) -> bool:
 
 
 def emptied(node: Node) -> Node:
-    """Return the state of a node after its workers are known to have ended."""
+    """Return the state of a node whose workers are known to have ended."""
     if isinstance(node, Up | Leaving | Lost):
         return node._replace(occupied=False)
     if isinstance(node, Connecting | Retrying | Reaping) and node.away:
@@ -210,7 +210,7 @@ def is_expected(node: Node) -> bool:
 
 
 def unfit_words(node: Node) -> str:
-    """Return why a node can't take part, or could not when it was last connected. "" if it can."""
+    """Return why a node can't take part, or could not when it was last connected; "" if it can."""
     away = away_of(node)
     return node.unfit if isinstance(node, Up) else away.unfit if away else ""
 
@@ -226,12 +226,12 @@ def route_of(node: Node) -> Route | None:
 
 
 def failure_of(node: Node) -> LinkFailure | None:
-    """Return how the link of a node ended, if that determines its present state."""
+    """Return the failure that ended a node's link, if it determines the node's present state."""
     return node.failure if isinstance(node, Connecting | Retrying | Unusable | Lost) else None
 
 
 def phase_word(node: Node) -> str:
-    """Return the phase of a node in one word, for JSON. A node whose agent reaps or leaves is up."""
+    """Return the phase of a node in one word, for JSON. A node whose agent is reaping or leaving is up."""
     if isinstance(node, End):
         return node.value
     return "up" if isinstance(node, Linked) else type(node).__name__.lower()
@@ -260,7 +260,7 @@ class Nodes(Counted[Node]):
 
 
 class WorkerPhase(Enum):
-    """The phase of a worker that has not exited, as far as it is known."""
+    """The phase of a worker that has not exited, as far as known."""
 
     PLANNED = "planned"
     RUNNING = "running"
@@ -286,8 +286,10 @@ class Exited(Frozen):
 
 
 class Use(Frozen):
-    """Resource use of a worker: CPU in percent of one core, bytes, GPU in percent, GPU bytes. None if
-    unknown."""
+    """Resource use of a worker: CPU (percent of one core), memory (bytes), GPU (percent), GPU memory (bytes).
+
+    None = unknown.
+    """
 
     cpu: float
     memory: int
@@ -298,11 +300,11 @@ class Use(Frozen):
 class RankState(Frozen):
     """A worker of the current attempt. `pid` and `cpus` are known once it has started.
 
-    `joined` is set once the worker has joined the rendezvous, with the version of `torch` it has loaded, if
-    known. `trying` is set while it tries to join, and `doing` describes its activity. `stalled` is set if it
-    neither prints nor computes. In that case, `stack` contains its innermost frames, innermost first, once
-    they are known, and `stopped_pid` is a process of the worker that a signal has stopped. `dumping` is set
-    if the worker was told to print its stacks, which may kill it.
+    `joined` is set once the worker has joined the rendezvous. `torch` is the version of torch it has loaded,
+    if known. `trying` is set while the worker is trying to join, and `doing` describes its activity.
+    `stalled` is set if it neither prints nor computes. In that case, `stack` contains its innermost frames,
+    innermost first, once they are known. `stopped_pid` is the PID of one of its processes, if a signal has
+    stopped it. `dumping` is set if the worker was told to print its stacks, which may kill it.
     """
 
     rank: int

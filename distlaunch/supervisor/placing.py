@@ -38,7 +38,7 @@ def _with_code(state: State, node: int, code: Code) -> State:
 
 
 def on_tree_lacks(event: messages.TreeLacks, state: State, now: float) -> Step:
-    """Send a node the contents that it lacks, unless its report can't be true."""
+    """Send a node the contents that it lacks, unless its report is implausible."""
     code, tree = code_of(state, event.node), state.spec.tree
     if tree is None or code is None or code.placed:
         return state, ()
@@ -62,7 +62,7 @@ def _longer(state: State, now: float) -> State:
 
 
 def on_tree_progress(event: messages.TreeProgress, state: State, now: float) -> Step:
-    """Give a node that is receiving the tree more time."""
+    """Allow more time for a node that is receiving the tree."""
     return _longer(state, now), ()
 
 
@@ -76,7 +76,7 @@ def on_tree_placed(event: messages.TreePlaced, state: State, now: float) -> Step
 
 
 def on_setup_printed(event: messages.SetupPrinted, state: State, now: float) -> Step:
-    """Show the output of a setup's commands on the first node. Other nodes print the same."""
+    """Show the output of setup commands from the first node. The others print the same."""
     if event.node != next(iter(state.members), 0):
         return state, ()
     lines = [line.strip() for line in event.text.splitlines() if line.strip()]
@@ -93,7 +93,7 @@ def with_environments(state: State) -> State:
 
 
 def differing(state: State, now: float) -> Cause | None:
-    """Return the root cause if the environments of nodes have different versions, or else None."""
+    """Return the root cause if versions differ between the nodes' environments, else None."""
     codes = {node: code for node in state.members if (code := code_of(state, node))}
     for name in dict.fromkeys(name for code in codes.values() for name, _ in code.versions):
         of_nodes = {node: dict(code.versions).get(name, "none") for node, code in codes.items()}

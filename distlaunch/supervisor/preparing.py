@@ -1,8 +1,8 @@
 """Preparation of an attempt whose agents have connected: its plan, port, routes and workers.
 
-Requests that the plan will most likely require are sent to nodes before their agents have connected. They are
-sent right after the agent's code, and the answers follow the agent's first report. That saves two round trips
-before the ranks start. If the plan turns out different, the requests are sent again.
+Requests that the plan will most likely require are sent to nodes before their agents have connected. Each
+is sent right after the agent's code, and its answer follows the agent's first report. This saves two round
+trips before the ranks start. If the plan turns out different, the requests are sent again.
 """
 
 import signal
@@ -171,7 +171,7 @@ def on_port_refused(event: messages.PortRefused, state: State, now: float) -> St
 
 
 def on_port_usurped(event: messages.PortUsurped, state: State, now: float) -> Step:
-    """Move to another port because another program took it, or end the job if the user chose the port."""
+    """Move to another port because a program took this one, or end the job if the user chose the port."""
     if event.node not in state.members[:1]:
         return state, ()
     text = f"port {state.port} on {state.label(event.node)} was taken by {holders_words(event.owners)}"
@@ -185,7 +185,7 @@ def on_route_found(event: messages.RouteFound, state: State, now: float) -> Step
     """Record the route of a node to MASTER_ADDR.
 
     Once another node reports the address at which it reaches the first node, request the first node's
-    interface with that address, or warn if the first node has none.
+    interface with that address, or warn if MASTER_ADDR isn't an address of the first node.
     """
     node = state.nodes[event.node]
     if not isinstance(node, Up) or node.asked != event.asked:
@@ -206,7 +206,7 @@ def on_route_found(event: messages.RouteFound, state: State, now: float) -> Step
 
 
 def _ask_first_node(state: State) -> tuple[State, tuple[Action, ...]]:
-    """Find the first node's interface with the address at which the other nodes reach that node."""
+    """Find the first node's interface with the address at which the other nodes reach it."""
     first, address = state.members[0], state.reached_by
     node = state.nodes[first]
     if state.phase is not Phase.PREPARING or not isinstance(node, Up) or node.asked or not address:
@@ -228,7 +228,7 @@ def on_route_failed(event: messages.RouteFailed, state: State, now: float) -> St
     first = state.members[0]
     if event.node == first:
         if len(state.members) > 1 and event.asked != state.reached_by:
-            return _ask_first_node(state)  # it may be unable to resolve its own name
+            return _ask_first_node(state)  # the first node may be unable to resolve its own name
         return state.with_node(first, node._replace(route=Route())), ()
     return _no_route(state, event, node, now)
 
@@ -300,7 +300,7 @@ def running_workers(state: State) -> dict[NodeRank, list[WorkerPlan]]:
 
 
 def chosen_interfaces(state: State) -> dict[NodeRank, dict[str, str]]:
-    """Return the name of the interface that the workers of each node use by default, and why, if known.
+    """Return the interface that each node's workers use by default, if known, and the reason for the choice.
 
     Recorded in plan.json.
     """

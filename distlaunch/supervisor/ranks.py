@@ -1,10 +1,10 @@
-"""Agents' reports about the ranks of an attempt, which start, join the rendezvous, stall and exit.
+"""Agents' reports that ranks of an attempt have started, joined the rendezvous, stalled or exited.
 
 `root_cause` picks the rank to report. The consequences are decided elsewhere: `step.py` passes
 `AttemptFailed` and `JobOver` to `allocation_end`, which hands them on to `restarting` or `stopping`.
 
-A script may not use torch.distributed at all. Therefore, the default time limit for joining applies only once
-a rank has joined or tries to join. A limit in the job file applies from the start.
+A script might not use torch.distributed at all. Therefore, the default time limit for joining applies only
+once a rank has joined or tries to join. A limit in the job file applies from the start.
 """
 
 import errno
@@ -32,8 +32,8 @@ from distlaunch.supervisor.state import Cause, Phase, State, Timer
 from distlaunch.wording import counted, listed, rank_list, span_words
 
 MESSAGE_S = 15.0
-"""Seconds after the start until ranks that have not joined are named. Each further message takes twice as
-long."""
+"""Seconds from the start until the ranks that have not joined are listed. This time doubles with each
+message."""
 
 _UNUSED = "the script does not use MASTER_ADDR and MASTER_PORT"
 SETTLE_S = 2.0
@@ -101,7 +101,7 @@ def watch(state: State, now: float) -> State:
 
 
 def on_ranks_joined(event: RanksJoined, state: State, now: float) -> Step:
-    """Record ranks that joined the rendezvous. Once all have joined, report it."""
+    """Record ranks that joined the rendezvous, and report when all have joined."""
     already_complete = state.workers.counts.joined == len(state.workers)
     for local_rank in event.local_ranks:
         rank = state.rank_of(event.node, local_rank)
@@ -145,7 +145,7 @@ def on_ranks_lag(event: RanksLag, state: State, now: float) -> Step:
 
 
 def _with_limit(state: State, now: float) -> State:
-    """Return `state` with a time limit once a rank is waiting for others."""
+    """Return `state` with a time limit for joining once a rank is waiting for others."""
     limit_s = state.planned.join_s
     unwatched, limited = state.due_at(Timer.JOIN_MESSAGE) is None, state.due_at(Timer.JOIN) is not None
     if unwatched or limited or limit_s is None or not _uses_rendezvous(state):
@@ -238,7 +238,7 @@ def stall_message_due(state: State, now: float) -> Step:
     names = listed([_named(state, worker) for worker in _stalled(state)])
     what = f"no output, CPU or GPU use for {span_words(state.stall_s)}"
     text = f"{'now ' if again else ''}stalled: {names}: {what}; {_others_words(state)}"
-    # Only from ranks whose stack isn't known yet. The stack of a rank stopped by a signal is meaningless.
+    # Request only stacks that aren't known yet. The stack of a rank stopped by a signal is meaningless.
     ranks = [w.rank for w in _stalled(state)[: root_cause.MAX_DUMPS] if not (w.stack or w.stopped_pid)]
     evidence = root_cause.capture(state, ranks, acts)
     state = state._replace(stall_told=True)
@@ -290,7 +290,7 @@ def _dumping(state: State) -> bool:
 
 
 def _dump_came(state: State, rank: int, words: str, now: float) -> Step:
-    """Record, from its output, the stack of a rank that died of its dump. Act once all dumps have arrived."""
+    """Record the stack in the output of a rank that died of its dump. Act once all dumps have arrived."""
     thread = words.rpartition("Current thread ")[2].partition("\n\n")[0]  # the one that received SIGABRT
     state = state.with_worker(rank, stalled=True, stack=python_frames(thread))
     if any(not worker.stopped_pid for worker in _stalled(state)):
@@ -315,7 +315,7 @@ def on_worker_exited(event: WorkerExited, rank: int, state: State, now: float) -
     if isinstance(state.workers[rank].phase, Exited):
         return state, ()
     running = state.phase is Phase.RUNNING
-    # Killed by the SIGABRT that makes Python print its stacks. The rank may have resumed in between.
+    # Killed by the SIGABRT that makes Python print its stacks. The rank may have resumed in the meantime.
     dumped = running and state.workers[rank].dumping and event.status == -signal.SIGABRT
     stopped = dumped or not (running or event.unasked or event.at < state.ended_at)
     exited = Exited(event.status, event.at, stopped, event.error_record, event.oom_kills, event.shm)
@@ -340,7 +340,7 @@ def on_output_lost(event: OutputLost, rank: int, state: State, now: float) -> St
 def _rank_failed(state: State, rank: int, event: WorkerExited, now: float) -> Step:
     """End the attempt after a nonzero exit, once the root cause is clear.
 
-    If the rank merely lost a peer, wait for a better cause until Timer.VERDICT.
+    If the rank merely lost a peer, wait for a better cause until Timer.VERDICT expires.
     """
     words = words_of(event.status, event.words, event.error_record)
     if words.peer_gone:

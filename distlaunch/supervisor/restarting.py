@@ -63,9 +63,9 @@ def _excluded_words(state: State, failures: tuple[Restart, ...]) -> str:
 
 
 def _unlisted_words(cause: Cause, limit: Restarts) -> str:
-    """Return which key excludes a restart. The status of an exit takes precedence over its kind.
+    """Return a phrase that names the key that excludes a restart, or "" if none does.
 
-    Return "" if none does.
+    The status of an exit takes precedence over its kind.
     """
     is_exit, on = cause.kind == "exit", limit.on or ()
     keys = (cause.exit_status, cause.kind) if is_exit else (cause.kind,)
@@ -77,7 +77,7 @@ def _unlisted_words(cause: Cause, limit: Restarts) -> str:
 
 
 def _repeated_words(state: State, failures: tuple[Restart, ...]) -> str:
-    """Return the exception that ended the last two attempts early, if it was the same one. Else return ""."""
+    """Return a message if the same exception ended both of the last two attempts early, else ""."""
     first, last = failures[0], failures[-1]
     same = len(failures) == 2 and first.why is Why.FAILURE and first.cause.raised == last.cause.raised
     if not same or state.spec.restarts.repeat or max(first.lived_s, last.lived_s) >= HEALTHY_S:
@@ -88,7 +88,8 @@ def _repeated_words(state: State, failures: tuple[Restart, ...]) -> str:
 def repetition_words(state: State, cause: Cause) -> str:
     """Return a message that a rank raised the same exception again, or "" if none was raised.
 
-    The controller shows it instead of requeueing the job if `early_exception` returned the same before.
+    The controller shows it instead of requeueing the job if `early_exception` returns the same digest as at
+    the previous requeue.
     """
     if cause.raised is None or cause.rank is None:
         return ""
@@ -119,7 +120,7 @@ def _used_up_words(limit: Restarts) -> str:
 
 
 def start_again(found: StartAgain, state: State, now: float) -> Step:
-    """Start a new attempt without a failure, unless that keeps happening. The decider of `StartAgain`."""
+    """Start a new attempt although none has failed, unless this recurs. The decider of `StartAgain`."""
     if found.why is Why.PORT and len(_recent(state, Why.PORT, now)) >= MAX_PORT_MOVES:
         return state, (JobOver(found.cause),)
     return _restart(state, found.why, found.cause, found.what, now)
@@ -155,7 +156,7 @@ def _fence_words(state: State, node: int, now: float) -> tuple[ShowMessage, ...]
 
 
 def _recent(state: State, why: Why, now: float) -> list[Restart]:
-    """Return the restarts that count against a limit, which are those within its window."""
+    """Return the restarts that count against a limit: those within its window."""
     window_s = state.spec.restarts.window_s
     return [restart for restart in state.restarts if restart.why is why and now - restart.at < window_s]
 
@@ -187,7 +188,7 @@ def node_back(found: NodeBack, state: State, now: float) -> Step:
 
 
 def _restart(state: State, why: Why, cause: Cause, what: str, now: float) -> Step:
-    """Stop the workers of this attempt, and set the timers to wait for.
+    """Stop the workers of this attempt, and set the timers that the restart waits for.
 
     `what` describes the restart in the message.
     """
@@ -243,11 +244,11 @@ def go_on_when_cleared(state: State, now: float) -> Step:
         return state, ()
     found = choose_members(state)
     if len(found) < len(state.spec.nodes) and may_come(state):
-        return state, ()  # wait for its answer, or until it is overdue
+        return state, ()  # wait until that node answers or is overdue
     if len(found) >= state.spec.fewest:
         return _next_attempt(state, found, now)
     if any(isinstance(node, Leaving) for node in state.nodes):
-        return state, ()  # until its link has ended and the node can be connected again
+        return state, ()  # wait until its link has ended and the node can be connected again
     if state.due_at(Timer.REJOIN) is None or not may_return(state):
         return state, (_nobody_came(state, len(found)),)
     return _waiting(state.without_timers(Timer.CLEAR), len(found), now)

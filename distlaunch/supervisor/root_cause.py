@@ -1,9 +1,9 @@
 """Determines the root cause when ranks fail, lose a peer, time out or stall.
 
 A rank that exited on its own, not because it lost another rank, is the root cause (`exit_cause`). If several
-did, it is the one that exited first, even if its report arrives later (`with_earlier_cause`). If none did,
-the first rule that picks a rank decides: a rule in `IF_RANKS_TIMED_OUT`, or in `IF_RANKS_STALLED` if nothing
-has failed. If no rule picks a rank, the root cause is the first rank that lost a peer (`stacks_due`).
+did, the first to exit is the root cause, even if its report arrives later (`with_earlier_cause`). If none
+did, the first rule that picks a rank decides: a rule in `IF_RANKS_TIMED_OUT`, or in `IF_RANKS_STALLED` if
+nothing has failed. If no rule picks a rank, the root cause is the first rank that lost a peer (`stacks_due`).
 
 A rank's stack, if known from its traceback or from py-spy, shows where the rank is blocked.
 """
@@ -74,7 +74,7 @@ def _elsewhere(scene: Scene) -> list[RankState]:
 
 def _idle(scene: Scene) -> list[RankState]:
     idle = [w for w in scene.ranks if w.stalled and not w.stack]
-    return idle if len(idle) <= len(scene.state.workers) // 2 else []  # many may only be about to time out
+    return idle if len(idle) <= len(scene.state.workers) // 2 else []  # many may just be slow to time out
 
 
 def _in_the_rarest_collective(scene: Scene) -> list[RankState]:
@@ -90,7 +90,7 @@ def _all(scene: Scene) -> list[RankState]:
 
 
 def _rarest(scene: Scene) -> dict[str, list[RankState]]:
-    """If ranks wait in several collectives, return those with the fewest ranks, and these ranks."""
+    """If ranks wait in several collectives, return those with the fewest ranks, mapped to these ranks."""
     places: dict[str, list[RankState]] = {}
     for worker in sorted((*scene.waiting, *scene.ranks), key=lambda worker: worker.rank):
         places.setdefault(waits_in(worker), []).append(worker)
@@ -109,7 +109,7 @@ IF_RANKS_TIMED_OUT: tuple[Rule, ...] = (
     (_in_the_rarest_collective, "{who} {were} in {collective}"),
     (_in_one_of_the_rarest, "{who} disagree about the next collective: {calls}"),
 )
-"""The rules for ranks that others timed out waiting for, and the sentences about them, in order."""
+"""The rules for ranks that others timed out waiting for. The first one that picks a rank decides."""
 IF_RANKS_STALLED: tuple[Rule, ...] = (
     (_active, "{who} {were} still active; {others} stalled for {span}, waiting in a collective"),
     (_halted, "{who} stalled for {span}: stopped by a signal"),
@@ -152,7 +152,7 @@ def exit_cause(state: State, rank: int, event: WorkerExited, words: Words) -> Ca
     after = lost_peer_words(words.peer_gone, words.timed_out)
     how += f", {after}" if after else ""
     if words.traceback and state.phase is not Phase.RUNNING and event.status in STOPPED:
-        # Without the signal, it would have exited with the Python status for a traceback.
+        # Without the signal, it would have exited with Python's status for a traceback.
         status, how = 1, "it raised an exception"
     text, kind = f"{state.named(rank)} failed first: {how}", _kind_of(status, event, words)
     cause = Cause(text, status, event.at, rank, event.node, words.peer_gone, exit=True, kind=kind)
@@ -170,7 +170,7 @@ def _kind_of(status: int, event: WorkerExited, words: Words) -> FailureKind:
 
 
 def with_earlier_cause(state: State, rank: int, event: WorkerExited, words: Words) -> State:
-    """Return `state`, which is ending, with this rank as root cause if it failed first.
+    """Return `state`, which is ending, with this rank as the root cause if it failed first.
 
     Reports don't always arrive in the order of the failures.
     """
@@ -282,7 +282,7 @@ def stall_cause(state: State, now: float) -> Cause:
 
 
 def capture(state: State, ranks: Collection[int] = (), abort: bool = False) -> list[Action]:
-    """Return the requests for evidence from all nodes of a running attempt, with the stacks of these ranks.
+    """Return requests for evidence from all nodes of a running attempt, including the stacks of these ranks.
 
     With `abort`, the requests may kill the ranks. If `ranks` is empty, the attempt is about to be stopped.
     """

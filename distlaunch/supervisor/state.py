@@ -16,14 +16,14 @@ from distlaunch.wording import exit_words
 
 
 class Timer(Enum):
-    """The timers of a job, in the order in which timers that are due at the same time expire."""
+    """The timers of a job. Timers due at the same time expire in this order."""
 
     JOB = "job"
     """`timeouts.job` has passed."""
     VERDICT = "verdict"
-    """No rank has failed for another reason, so the first rank that lost a peer is the root cause."""
+    """Ranks have lost peers, but no rank has failed on its own, so the root cause must be inferred."""
     STACKS = "stacks"
-    """The stacks of ranks that others timed out waiting for have had time to arrive."""
+    """Requested stacks have had time to arrive from the ranks that others timed out waiting for."""
     ASK = "ask"
     """The scheduler has not yet answered whether it is ending this allocation."""
     JOIN = "join"
@@ -51,7 +51,7 @@ class Timer(Enum):
     FENCE = "fence"
     """Of a node: its workers must have ended by now, although the node can't confirm it."""
     BACKOFF = "backoff"
-    """The next attempt may start."""
+    """The delay before the next attempt is over."""
     REJOIN = "rejoin"
     """The wait for other nodes is over."""
 
@@ -65,11 +65,11 @@ WATCHES = (
     Timer.STALL_ACT,
     Timer.STOP_MESSAGE,
 )
-"""Timers that watch workers, from their start until they are told to stop or have ended."""
+"""Timers that watch workers from the time they start until they have ended or are told to stop."""
 
 
 class Alarm(Frozen):
-    """A timer that is set, of the job or of one node."""
+    """A timer that has been set, for the job or for one node."""
 
     timer: Timer
     node: int | None = None
@@ -89,13 +89,13 @@ class Phase(Enum):
 class Cause(Frozen):
     """The root cause: why an attempt, or the job, ends without success. Only the first one is reported.
 
-    If `exit` is set, the cause is the exit of `rank`, which the last output of this rank may explain. If
+    If `exit` is set, the cause is the exit of `rank`, which the rank's last output may explain. If
     `peer_gone` is set, the rank merely lost its connection to another rank, and no other cause is known yet.
-    `cancelled` is set if the user stopped the job, and `scheduled` if the scheduler ends the allocation. If
-    `inferred` is set, the root cause was inferred from what the other ranks were doing. If `final` is set,
+    `cancelled` is set if the user stopped the job, and `scheduled` if the scheduler is ending the allocation.
+    If `inferred` is set, the root cause was inferred from what the other ranks were doing. If `final` is set,
     the job must not be requeued. `agent_signum` is the signal that stopped the node's agent. `kind` is None
     for a cause that no restart can follow. `raised` is the exception raised by `rank`, unless it may be
-    temporary. `note` is the end of `text`, if that says why no restart follows.
+    temporary. `note` is the end of `text` if it explains why no restart follows.
     """
 
     text: str
@@ -115,12 +115,12 @@ class Cause(Frozen):
     note: str = ""
 
     def noted(self, note: str, final: bool) -> "Cause":
-        """Return this root cause, which no restart follows, with a note about the reason."""
+        """Return this root cause with a note on why no restart follows."""
         return self._replace(text=f"{self.text}{note}", note=note, final=final)
 
     @property
     def preliminary(self) -> str:
-        """Return the text at the time of the failure, when an earlier failure may not be reported yet."""
+        """Return the text to show at the failure, when an earlier failure may not have been reported yet."""
         return self.text.replace(" failed first: ", " failed: ", 1)
 
 
@@ -133,7 +133,7 @@ class Why(Enum):
 
 
 class Restart(Frozen):
-    """The end of an attempt that another attempt follows. The attempt had run for `lived_s` seconds."""
+    """The end of an attempt that is followed by another. The attempt had run for `lived_s` seconds."""
 
     at: float
     why: Why
@@ -161,19 +161,19 @@ class State(Frozen):
     `nodes` contains the nodes of the pool. A node's number is always its pool index, except that `node_rank`
     is its index in an attempt. `addresses` contains the addresses that ssh uses, if the job needs them.
 
-    From `attempt` to `stall_told`, the fields belong to the current attempt: `attempt` is its number,
-    from 0, and `workers` are in rank order. `plan` is None before the first attempt. `ports` are MASTER_PORT
-    and additional ports, empty until the attempt is prepared. `started_at` is None until the attempt has
-    started. `suspect` is the failure of a rank that lost a peer, until a rank fails for another reason.
-    `stall_told` is set once a stall was reported.
+    The fields from `attempt` to `stall_told` belong to the current attempt: `attempt` is its number, from 0,
+    and `workers` are in rank order. `plan` is None before the first attempt. `ports` contains MASTER_PORT and
+    the additional ports, and is empty until the attempt is prepared. `started_at` is None until the attempt
+    has started. `suspect` is the failure of a rank that lost a peer, until a rank fails for another reason.
+    `stall_told` is set once a stall has been reported.
 
-    `verdict` is set from STOPPING on. `stackless` contains the reasons for missing stacks that were already
-    reported. `wait_told` is set once the nodes that the job is waiting for between two attempts have been
-    listed. `warned` is set after a termination warning, and `asked` while a question to the scheduler is
-    pending. `interrupted_by` is the node that passed on the last interrupt, or None for the controller
-    itself. `resumed` contains the time when the controller continued after a suspension of about a lease or
-    more, and the length of the suspension in seconds. `chance` (0 to 1) makes many runs act at different
-    times. `foreseen` is the MASTER_ADDR in the requests sent to nodes before a plan existed.
+    `verdict` is set from STOPPING on. `stackless` contains the reasons already reported for missing stacks.
+    `wait_told` is set once the nodes that the job is waiting for between two attempts have been listed.
+    `warned` is set after a termination warning, and `asked` while a question to the scheduler is pending.
+    `interrupted_by` is the node that passed on the last interrupt, or None for the controller itself.
+    `resumed` contains the time at which the controller continued after a suspension of about `timeouts.lease`
+    or longer, and the length of the suspension in seconds. `chance` (0 to 1) keeps many runs from acting at
+    the same time. `foreseen` is the MASTER_ADDR in the requests sent to nodes before a plan existed.
     `reached_by` is the address at which other nodes reach the first one. `run_id` is "" in a replay.
     """
 
@@ -265,7 +265,7 @@ class State(Frozen):
     def without_timers(self, *timers: Timer, node: int | None = None) -> "State":
         """Return this state with these timers cleared."""
         unset = {Alarm(timer, node) for timer in timers}
-        if not any(alarm in self.timers for alarm in unset):  # isdisjoint would visit each of thousands
+        if not any(alarm in self.timers for alarm in unset):  # isdisjoint would visit thousands of timers
             return self
         left = {**self.timers}
         for alarm in unset:
@@ -340,7 +340,7 @@ class State(Frozen):
         return [rank for rank in part.ranks if self.workers[rank].pid] if part and part.logs is None else []
 
     def called(self, rank: int) -> str:
-        """Return the short name of a worker in messages: `rank 3`; there is only one `mpirun`."""
+        """Return the short name of a worker in messages: `rank 3`, or just `mpirun` for the only mpirun."""
         return self.unit if self.unit == "mpirun" else f"{self.unit} {rank}"
 
     def named(self, rank: int, more: str = "") -> str:

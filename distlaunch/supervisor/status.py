@@ -1,4 +1,4 @@
-"""The short status of a run, common to all commands: its state, when that began, and its controller."""
+"""The short status of a run, common to all commands: its state, when that state began, and its controller."""
 
 from collections.abc import Mapping
 from enum import Enum
@@ -16,8 +16,8 @@ MAX_NUMBER, MAX_TIME = 1 << 31, 1e11
 class RunState(Enum):
     """The state of a run. The last four are final. LOST means that the controller died without a trace.
 
-    SUSPENDED means that a signal has stopped the controller. UNKNOWN means that only another host has the
-    state.
+    SUSPENDED means that a signal has stopped the controller. UNKNOWN means that the state is known only on
+    another host.
     """
 
     PENDING = "PENDING"
@@ -70,7 +70,7 @@ class Status(Frozen):
 
 
 WHY_CHARACTERS = 600
-"""Characters of the root cause in status.json. summary.json contains all of it."""
+"""Maximum characters of the root cause in status.json. summary.json contains the whole text."""
 
 
 def document_of(status: Status) -> dict[str, Any]:

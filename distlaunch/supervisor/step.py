@@ -80,7 +80,7 @@ def _decide_all(state: State, found: Iterable[Action | Finding], now: float, tod
 def _apply_rules(state: State, now: float) -> Step:
     """Apply the first rule of the job's phase that changes the state or finds something.
 
-    While the scheduler is asked whether it ends the job, nothing is started.
+    While the scheduler is being asked whether it is ending the job, nothing is started.
     """
     if state.asked and state.phase is Phase.CONNECTING:
         return state, ()
@@ -115,7 +115,7 @@ def _on_timer_due(event: TimerDue, state: State, now: float) -> Step:
 
 
 def _in(phases: Collection[Phase], handler: Handler) -> Handler:
-    """Return a handler that ignores events that arrive in another phase."""
+    """Return a handler that ignores events outside these phases."""
     return lambda event, state, now: handler(event, state, now) if state.phase in phases else (state, ())
 
 
@@ -169,7 +169,7 @@ HANDLERS: Mapping[type, Handler] = {
     messages.Interrupted: stopping.on_interrupted,
     events.TimerDue: _on_timer_due,
 }
-"""The handler of each event, and the phases in which the event counts, if not in all."""
+"""The handler of each event, limited to the phases in which the event counts."""
 
 DECIDERS: Mapping[type, Handler] = {
     events.Planned: connecting.drop_misfits,
@@ -219,5 +219,5 @@ _DUE: Mapping[Timer, Callable[..., Step]] = {
 }
 """The function to call when a timer expires. A node's timer passes the node, too.
 
-The other timers only end a wait: then the rules of the phase can continue the job.
+Timers not listed here only end a wait, after which the rules of the phase can continue the job.
 """

@@ -28,16 +28,16 @@ from distlaunch.supervisor.state import Cause, Phase, State, Timer, Verdict
 from distlaunch.wording import NO_SUSPENDING, NO_SUSPENDING_TORCHRUN, counted, listed, span_words
 
 STOP_MARGIN_S = 14.0
-"""Seconds beyond the grace period until a node that doesn't confirm its cleanup is given up. The job ends
+"""Seconds after the grace period at which a node that hasn't confirmed its cleanup is given up. The job ends
 within 15 s."""
 DRAIN_S = 30.0
 """Seconds without output after which a clean node is given up."""
 LATE_S = 3.0
-"""Seconds that the end of the job waits for the scheduler's late answer on why the job is ending."""
+"""Seconds that a stopping job waits for the scheduler's late answer on why it is ending."""
 STOP_MESSAGE_S = 3.0
 """Seconds after which the ranks still running are listed, if the grace period is longer."""
 SAME_SIGNAL_S = 1.0
-"""Seconds within which a signal that a scheduler sends to all processes of a job has reached all of them."""
+"""Seconds within which a signal that a scheduler sends to all processes of a job reaches the last of them."""
 ONE_WISH_S = 0.1
 """Seconds within which several signals count as one, since wrappers pass on a signal that the terminal has
 already sent to every process."""
@@ -60,7 +60,7 @@ def end_job(found: JobOver, state: State, now: float) -> Step:
 
 
 def _announcement(state: State, cause: Cause, grace_s: float) -> ShowMessage:
-    """Return the message for the beginning of a stop: the cause, or the duration if the user ends the job."""
+    """Return the message that announces a stop: its cause or, if the user stopped the job, its duration."""
     left = len(_still_running(state))
     if cause.scheduled or not (cause.cancelled and left and grace_s):
         return ShowMessage("error", cause.preliminary)
@@ -162,7 +162,7 @@ def drain_when_clean(state: State, now: float) -> Step:
 
 
 def on_output_flows(event: OutputFlows, state: State, now: float) -> Step:
-    """Extend the time for the remaining output while a clean node is still delivering."""
+    """Extend the time for the remaining output while clean nodes are still delivering it."""
     draining = state.due_at(Timer.DRAIN) is not None
     return (state.with_timer(Timer.DRAIN, now + DRAIN_S) if draining else state), ()
 
@@ -207,7 +207,7 @@ def on_interrupted(event: Interrupted, state: State, now: float) -> Step:
     stopped = Cause(f"stopped by {how}", 128 + event.signum, now, cancelled=True)
     if state.phase is not Phase.STOPPING:
         passed_on = event.signum if name in state.spec.invocation.signals else signal.SIGTERM
-        # A rank that has failed is the root cause, even if that is not reported yet.
+        # A rank that has failed is the root cause, even if its failure has not been reported yet.
         return state, (JobOver(state.suspect or stopped, passed_on),)
     if state.cause and state.cause.agent_signum == event.signum and now - state.ended_at < SAME_SIGNAL_S:
         return state.with_cause(stopped), ()  # the signal went to all processes, and reached an agent first
@@ -219,7 +219,7 @@ def _interrupted_again(state: State, name: str) -> Step:
     """Handle a signal to a job that is already stopping."""
     again = "press Ctrl-C" if name == "SIGINT" else f"send {name}"
     if state.interrupts == 1:
-        if state.cause and state.cause.scheduled:  # the signal is part of the same end
+        if state.cause and state.cause.scheduled:  # the signal is part of the same termination
             return state, ()
         return state, (ShowMessage("info", f"already stopping; {again} again to kill the workers now"),)
     if state.interrupts == 2:
@@ -232,7 +232,7 @@ def _interrupted_again(state: State, name: str) -> Step:
 
 
 def close_overdue(state: State, now: float) -> Step:
-    """Give up on nodes that have not confirmed their cleanup, or else on those that still deliver output.
+    """Give up on nodes that have not confirmed their cleanup. If all have, give up on those with output left.
 
     Called when CLOSE or DRAIN expires.
     """

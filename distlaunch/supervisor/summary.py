@@ -23,9 +23,9 @@ FAR = 100
 
 
 class Above(Frozen):
-    """Output from a rank that the terminal already shows, marked with `mark`.
+    """A rank's output that the terminal already shows, marked with `mark`.
 
-    `since` counts the lines printed after it.
+    `since` counts the lines printed after that output.
     """
 
     since: int
@@ -38,9 +38,9 @@ NOWHERE: Mapping[int, Above] = MappingProxyType({})
 class Summary(Frozen):
     """The facts known at the end of a run.
 
-    `last_output` is the end of each rank's stderr, which had `printed` lines. `last_lines` is the end of its
-    stdout. `lagging` are lines about ranks that missed a collective. `collected` lists files from the
-    nodes as JSON objects, and `collecting` are lines about them.
+    `last_output` is the end of each rank's stderr, which had `printed` lines. `last_lines` is the end of each
+    rank's stdout. `lagging` contains lines about ranks that missed a collective. `collected` lists files from
+    the nodes as JSON objects, and `collecting` contains lines about these files.
     """
 
     state: State
@@ -61,7 +61,7 @@ class Summary(Frozen):
     def lines(self, above: Mapping[int, Above] = NOWHERE) -> list[str]:
         """Return the summary as lines for the user.
 
-        `above` is the output of the failed rank that is already on the screen, keyed by stream.
+        `above` is the failed rank's output that is already on the screen, keyed by stream.
         """
         cause = self.state.cause
         if cause is None:
@@ -184,7 +184,7 @@ class Summary(Frozen):
         return [f"  {what} above, marked {above.mark}"] if above.since else []
 
     def _as_printed(self, rank: int, source: int) -> bool:
-        """Return whether the output of a rank contains its last output unchanged."""
+        """Return whether a rank's output contains, unchanged, the text that the summary would show."""
         recorded = "\n".join(self._recorded_lines(self.state.workers[rank]))
         words = self.last_output.get(rank, "")
         return recorded in words if source == RECORD else self._stderr_end(rank) == words
@@ -257,7 +257,7 @@ class Summary(Frozen):
         return groups
 
     def _end_words(self, worker: RankState) -> str:
-        """Return how a rank other than the root cause ended. Ranks with equal words share a line."""
+        """Return how a rank other than the root cause ended. Ranks with the same words share a line."""
         end = worker.phase
         if not isinstance(end, Exited):
             return "not started" if end is WorkerPhase.PLANNED else worker.phase_word
@@ -279,7 +279,7 @@ class Summary(Frozen):
         return f"also failed, {status_words(end.status)}" + (f": {last[:200]}" if last else "")
 
     def _failed_like(self, rank: int | None, status: int, last: str) -> bool:
-        """Return whether the first rank that failed had this status, if above 0, and this last line."""
+        """Return whether the first failed rank had this status, which must be above 0, and this last line."""
         same = rank is not None and self.state.workers[rank].status == status > 0
         return same and self._last_line(rank or 0) == last
 
