@@ -12,6 +12,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from distlaunch.agent.tree import is_as_listed, read_manifest
 from tests.cluster.hosts import Site, bed_of
 from tests.cluster.test_sync import Desk, desk_of
 from tests.harness import children_of, command_line, kill, running, wait_until
@@ -60,13 +61,15 @@ def strike(desk: Desk, chance: random.Random) -> str:
 
 
 def check(desk: Desk) -> None:
-    """Every content is what its name says, and every visible tree is whole."""
+    """Every content is what its name says, and the trees, some of them being removed, have only right files."""
     for store in desk.stores():
         desk.check_contents(store)
-        for tree in store.glob("runs/*"):
-            if tree.is_dir():
-                found = sum(path.is_file() for path in tree.rglob("*") if "__pycache__" not in str(path))
-                assert found == FILES + 4, f"{tree} has {found} files"
+        for note in store.glob("runs/*.tree"):
+            tree = note.with_suffix("")
+            found = {str(path.relative_to(tree)) for path in tree.rglob("*") if not path.is_dir()}
+            entries = {entry.path: entry for entry in read_manifest(note.read_bytes())} if found else {}
+            for path in found:
+                assert "__pycache__" in path or is_as_listed(str(tree / path), entries[path]), tree / path
 
 
 def series(site: Site, kills: int, seed: int) -> None:
