@@ -16,7 +16,7 @@
     supervisor/       pure; once the agents are up, plan/ turns the JobSpec and the agents' Facts into a
                       LaunchPlan: the ranks, and each worker's environment (contract.py); diagnosis/
                       explains why a worker failed
-    observers/        write the run directory, the terminal and the full-screen view
+    observers/        write the run directory, and show the run on the terminal or full-screen
 
 Other parts:
 

@@ -88,8 +88,8 @@ class Rendezvous(Frozen):
     """The values that all workers of one attempt share.
 
     Three fields are only for placeholders. `ids` contains the IDs of the job and the run, keyed by variable.
-    `ports` contains the additional ports, keyed by placeholder. `sources` contains each node's
-    source address on its route to MASTER_ADDR.
+    `ports` contains the additional ports, keyed by placeholder. `sources` contains each node's source
+    address on its route to MASTER_ADDR.
     """
 
     master_addr: str
@@ -128,7 +128,7 @@ def own_environment(position: Position, one_device: bool = False) -> dict[str, s
     """Return the variables that differ from worker to worker.
 
     With `one_device` (torchrun's --virtual-local-rank), each worker sees only its own GPU, and LOCAL_RANK is
-    0. If CUDA_VISIBLE_DEVICES is set on the node, the agent replaces the GPU's number with its entry there.
+    0. If the node sets CUDA_VISIBLE_DEVICES, the agent uses the corresponding entry of that list instead.
     """
     return {"ROLE_NAME": position.role} | _known(
         CUDA_VISIBLE_DEVICES=position.local_rank if one_device else None,

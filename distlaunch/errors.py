@@ -13,7 +13,7 @@ from distlaunch.agent.frozen import Frozen
 class Exit(IntEnum):
     """Exit statuses of distlaunch's own failures. A failed worker's status is passed on.
 
-    Statuses are those of sysexits(3) where it defines one. 124 is that of timeout(1), 128+n that of shells.
+    Statuses follow sysexits(3) where it defines one; 124 follows timeout(1), and 128+n follows shells.
     """
 
     OK = 0

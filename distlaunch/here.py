@@ -35,7 +35,7 @@ def cpu_count() -> int:
 
 
 def exit_descriptor(pid: int) -> int:
-    """Return a descriptor that is readable once a child has exited, such as a pidfd (Linux 5.3). Close it."""
+    """Open a descriptor that is readable once a child has exited: on Linux, a pidfd (since 5.3)."""
     if sys.platform == "linux":
         return os.pidfd_open(pid)
     queue = select.kqueue()

@@ -48,7 +48,7 @@ def run_app(words: Sequence[str], early: "Link | None" = None) -> int:
         say(f"no command {words[0]!r}; to run it, use `distlaunch {command} {words[0]}`")
         return Exit.USAGE
     if not app.registered_groups and words[:1] not in [[each.name] for each in app.registered_commands]:
-        add_other_commands()  # commands of this module don't need those
+        add_other_commands()  # this module's own commands don't need them
     try:
         app(list(words), obj=Call(tuple(words), early))
     except SystemExit as end:  # Typer always exits with a number

@@ -1,10 +1,10 @@
 """The controller of a job run by a Python program, as the program's child process: see `distlaunch.api`.
 
 The first line on stdin is a JSON request with the arguments of `load_job`. The answers, on stdout, are a line
-with the run and its directory, and another once all ranks are running; or a line with the error. When stdin is
-closed, the program is gone, and the job is stopped, unless the line DETACH came first. A separate process keeps
-the heartbeats going whatever the program does, and doesn't affect the program's signals, descriptors and
-threads.
+with the run and its directory, and another once all ranks are running; or a line with the error. When stdin
+is closed, the program is gone, and the job is stopped, unless the line DETACH came first. A separate process
+keeps the heartbeats going whatever the program does, and doesn't affect the program's signals, descriptors
+and threads.
 """
 
 import contextlib

@@ -103,7 +103,7 @@ def job_of(task: Task, argv: list[str], arrival: Arrival) -> "JobSpec":
 
 
 def _parsed(words: Sequence[str]) -> tuple[bool, list[str]]:
-    """Parse the command line into whether a task sees only its own GPU, and the program ([] for --help).
+    """Parse the command line: whether a task sees only its own GPU, and the program ([] for --help).
 
     Raises `UsageError`.
     """

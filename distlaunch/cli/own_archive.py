@@ -93,7 +93,7 @@ def _files() -> Iterator[tuple[str, Path]]:
 
 
 def torchrun_modules() -> list[tuple[str, Path]]:
-    """Find all of `agent` and all modules that `torchrun` imports. Return (path in the archive, file) pairs."""
+    """Return (path in the archive, file) of each module in `agent`, or imported by `torchrun`."""
     finder = ModuleFinder([str(_TOP.parent)], excludes=_UNUSED)
     agents = (f"distlaunch.agent.{path.stem}" for path in (_TOP / "agent").glob("[!_]*.py"))
     for name in (*_ROOTS, *agents):

@@ -1,7 +1,7 @@
 """Runs commands on another machine over SSH. distlaunch itself is sent along unless cached on that machine.
 
-The commands are those for runs on that machine, `run --on HOST` and `submit --on HOST`. With the latter two,
-this machine may sleep afterward.
+The commands are `run --on HOST` and `submit --on HOST`, after which this machine may sleep, and those for
+runs on that machine.
 """
 
 import base64

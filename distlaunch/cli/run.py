@@ -201,7 +201,7 @@ def _supervised(
     ready_fd: int = -1,
 ) -> "Summary":
     """Run a job that has been started; the other parameters are the fields of `Shown`."""
-    from distlaunch.launch.controller import supervise  # takes 10 ms, while agents boot
+    from distlaunch.launch.controller import supervise  # takes 10 ms, in which agents boot
     from distlaunch.observers.observer import Shown
 
     gc.freeze()  # GC was off so far: imported objects stay, but a long run's may not

@@ -143,7 +143,7 @@ def attach(which: Which = None, everything: Everything = False, fold: Fold = Fal
     """Follow a run's console output; Ctrl-C detaches without stopping the run."""
 
     def shown(run: Run, interrupts: Interrupts) -> Run:
-        with closing(Terminal(interrupts, fold=fold, waits=True)) as terminal:  # close it even without a summary
+        with closing(Terminal(interrupts, fold=fold, waits=True)) as terminal:  # even without a summary
             return attend(run, terminal, interrupts, everything)
 
     _show_each(which, shown, everything)

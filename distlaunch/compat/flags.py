@@ -1,6 +1,6 @@
 """The torchrun command line: a table of flags (torch/distributed/run.py, 2.13) and its parser.
 
-argparse also matches abbreviations after the script. This parser passes everything after the script to it.
+argparse also matches abbreviations after the script. This parser passes all later words to the script.
 """
 
 import re

@@ -140,8 +140,8 @@ class Placement(Frozen):
 class Limits(Frozen):
     """Time limits in seconds (None = no limit), and the reactions to a stall and to a termination warning.
 
-    A node counts as lost after `lease_s` without a heartbeat. `on_warning` is the signal that ranks get after
-    a termination warning.
+    A node counts as lost after `lease_s` seconds without a heartbeat. `on_warning` is the signal that ranks
+    get after a termination warning.
     """
 
     connect_s: float = 30.0

@@ -61,7 +61,7 @@ def _unclosed(mistake: Mistake) -> Hint:
 
 
 def _colon(mistake: Mistake) -> Hint | None:
-    """Find a key without a space after its colon. The parser may report it a line later."""
+    """Find a key without a space after its colon. The parser may report this a line later."""
     return _no_space(mistake, mistake.at[0]) or _no_space(mistake, mistake.at[0] - 1)
 
 

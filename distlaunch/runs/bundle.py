@@ -1,4 +1,4 @@
-"""A run's files for others to read: without secrets and, on request, without host and home names."""
+"""A run's files for others to read: no secrets and, on request, no names of hosts and home directories."""
 
 import json
 import os

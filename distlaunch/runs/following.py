@@ -122,7 +122,7 @@ def interrupt(run: Run, at_once: bool = False) -> bool:
 
 
 def outlast(run: Run, interrupts: Interrupts) -> None:
-    """Wait for the exit of a lost run's ranks on this machine, after their grace period, or for a signal."""
+    """Wait until a lost run's ranks on this machine exit after their grace period, or until a signal."""
     cookie = f"DISTLAUNCH_RUN_ID={run.id}".encode()
     for pid in {*filter(str.isdigit, names("/proc"))} - {str(os.getpid())}:
         while cookie in environment(int(pid)).split(b"\0") and not interrupts.any():

@@ -91,7 +91,7 @@ def _section(title: str, body: str) -> str:
 def _table(
     name: str, heads: Sequence[str], rows: Iterable[Sequence[Any]], numbers: Sequence[int] = ()
 ) -> str:
-    """Return a table. A row has HTML cells, the first of which is a heading. `numbers` are numeric columns."""
+    """Return a table. Rows are HTML cells, the first of which is a heading. `numbers` are numeric columns."""
     of = [' class="n"' if column in numbers else "" for column in range(len(heads))]
     top = "".join(f'<th scope="col"{of[i]}>{head}</th>' for i, head in enumerate(heads))
     body = "\n".join(
@@ -358,7 +358,7 @@ def _end_kind(end: End) -> str:
 
 
 def _output(report: Report) -> str:
-    """Return a chart with a bar for each rank's number of bytes printed."""
+    """Return a bar chart of the number of bytes printed by each rank."""
     volume, ranks = report.volume, report.state.workers if report.state else ()
     most = max(volume.values(), default=0)
     if not most:

@@ -314,7 +314,7 @@ def _going(runs: Mapping[str, str]) -> list[Run]:
 
 
 def _latest(runs: Mapping[str, str]) -> Run | None:
-    """Return the latest run. IDs contain the start to the second; for the same second, the status decides."""
+    """Return the latest run by the second in its ID or, for runs of the same second, by their status."""
     for _, names in groupby(sorted(runs, key=when, reverse=True), when):
         if found := [run for run in (run_in(runs[name]) for name in names) if run]:
             return max(found, key=lambda run: run.status.began)

@@ -27,7 +27,7 @@ belong to another job with the same ID."""
 LOOK_S = 0.25
 """Seconds between two checks of the directory. These checks put no load on the scheduler."""
 FIRST_GAP_S, LAST_GAP_S, GROWTH = 0.5, 60.0, 1.5
-"""Seconds between two queries of a scheduler: initially and at most. GROWTH is the factor of their growth."""
+"""Seconds between two queries of a scheduler, at first and at most, and the factor by which they grow."""
 
 _ID = re.compile(r"[0-9]+(\.[A-Za-z0-9_.-]+)?")
 
@@ -312,7 +312,7 @@ def _next(
 ) -> Run | None:
     """Wait for the run after `before`; return None if there will be none.
 
-    Raises `DistlaunchError` if there never was one.
+    Raises `DistlaunchError` if there never was a run.
     """
     queries, announced = _queries(), ""
     while not interrupts.any():

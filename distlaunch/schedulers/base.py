@@ -16,7 +16,7 @@ from distlaunch.schedulers.task import Names, Task, numbered_task
 from distlaunch.supervisor.events import AllocationReported
 from distlaunch.transports.transport import Local, Transport
 
-# An ignored signal can't kill distlaunch before it handles signals.
+# An ignored signal can't kill distlaunch during its start, before it handles signals.
 _TRAPS = "trap : INT TERM; trap '' USR1 USR2"
 TRAP = ("", "# distlaunch handles the signals of termination warnings.", _TRAPS)
 MAX_NAME = 200
@@ -40,7 +40,7 @@ _WHY = {
 
 
 class TimeLimit(Text):
-    """A time such as 12h, which `written` converts to the scheduler's format, or a time in that (`own`)."""
+    """A time such as 12h, which `written` converts, or a time in the scheduler's own format (`own`)."""
 
     def __init__(self, examples: str, own: str, written: Callable[[int], str]) -> None:
         super().__init__(f"a time such as {examples}", rf"{own}(?:[0-9]+[dhms])+")
@@ -179,7 +179,7 @@ class Scheduler:
         return self.asked(spec).get("nodes") or (len(spec.nodes) if "nodes" in spec.places else 1)
 
     def mistakes(self, spec: JobSpec) -> Iterable[tuple[str, str]]:
-        """List mistakes that would make the job fail on any nodes, as (path in the job file, explanation)."""
+        """List mistakes that make the job fail regardless of its nodes: (path in the job file, text)."""
         return ()
 
     def options(self, spec: JobSpec, followed: bool) -> Iterable[str]:
@@ -260,7 +260,7 @@ def _short(host: str) -> str:
 
 
 def check_submitted(spec: JobSpec, scheduler: Scheduler) -> None:
-    """Raise `JobError` for mistakes that would make the job fail on any nodes.
+    """Raise `JobError` for mistakes that would make the job fail regardless of its nodes.
 
     Assumes that the nodes have the same files as this machine.
     """
@@ -268,7 +268,7 @@ def check_submitted(spec: JobSpec, scheduler: Scheduler) -> None:
 
 
 def _mistakes(spec: JobSpec, scheduler: Scheduler) -> Iterator[tuple[str, str]]:
-    """Yield (path in the job file, explanation) of each mistake."""
+    """Yield (path in the job file, text) of each mistake."""
     asked = scheduler.asked(spec)
     for path in ("nodes[0]", "hostfile"):
         if path in spec.places:

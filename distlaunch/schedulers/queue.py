@@ -20,7 +20,7 @@ ANSWER_S = 60.0
 HOSTS_S = 10.0
 """Seconds to wait for a command that lists hosts."""
 ANOTHER_WISH_S = 0.25
-"""Seconds between two signals, the second of which kills the job. If it came too soon, both count as one."""
+"""Seconds between two signals, the second of which kills the job. If they are closer, they count as one."""
 MAX_SLOTS = 1_000_000
 """Maximum plausible number of slots on one host."""
 _HOST = r"[A-Za-z0-9_][A-Za-z0-9_.:%\-]*"
