@@ -1,31 +1,38 @@
 """Starts distributed PyTorch jobs: one YAML file, one command, any number of machines.
 
-    __main__, cli/    read the command line; run a job or print results; open an agent here meanwhile
-    JobSpec           from job.yaml: cli/job_file; from torchrun's command line: compat/
+    __main__, cli/    parse the command line, and run a job or print results; meanwhile, open a local agent
+    JobSpec           made from job.yaml (cli/job_file) or from a torchrun command line (compat/)
 
-    launch/start      opens a Link to each node (link, opening; by transports/) and makes the run directory
-    launch/gather     if something else starts distlaunch per node or rank, one launcher controls the run,
-                      and the others join it (inbound, join) as agents (joined_agent)
+    launch/start      opens a Link to each node (link, opening; using transports/), creates the run directory
+    launch/gather     if another program starts distlaunch on each node or for each rank, one launcher
+                      controls the run, and the others join it (inbound, join) as agents (joined_agent)
       on the node     sh ─▶ guardian ─▶ agent (agent/, sent over the link) ─▶ workers
 
     launch/controller makes all decisions, and carries them out through agents
                       agent ─Frame─▶ Links ─report─▶ supervisor/codec ─Event─▶ supervisor/step(State, Event)
                       agent ◀─Frame─ Links ◀─command───────────────────◀─Send───┘    │
                                                                                      └▶ observers/
-                      at the end: State.outcome is the exit status, and supervisor/summary describes the end
-    supervisor/       pure; once agents are up, plan/ makes a LaunchPlan of JobSpec and their Facts: ranks,
-                      and each worker's environment (contract.py); diagnosis/ explains why a worker failed
-    observers/        the run directory, the terminal, a run full-screen
+                      at the end: State.outcome is the exit status, supervisor/summary describes the outcome
+    supervisor/       pure; once the agents are up, plan/ turns the JobSpec and the agents' Facts into a
+                      LaunchPlan: the ranks, and each worker's environment (contract.py); diagnosis/
+                      explains why a worker failed
+    observers/        write the run directory, and show the run on the terminal or full-screen
 
-In addition: `schedulers/` (hosts from a scheduler, and a job for its queue: one module each), `kubernetes/`
-(a job for a cluster), `check/` (findings about nodes before a launch: agent/needs for those of `run`),
-`runs/` (runs by their directories: ps, logs, attach, stop, replay, why they failed, from agent/evidence, too,
-and pages about them), `api` (runs from Python; a child process controls each: cli/child),
-`launch/snapshot`, `supervisor/placing` and `agent/tree` (the code that a job brings to its nodes;
-agent/setup builds its environment), `cli/schemas` (JSON Schemas of what --json prints). At the top: `errors`,
-`signals`, `wording` (counts, durations and lists for messages), `here` (differences between Linux and macOS).
+Other parts:
 
-Each layer imports only from itself and those above it in this list:
+    schedulers/       hosts from a scheduler, and jobs for its queue; one module per scheduler
+    kubernetes/       jobs for a cluster
+    check/            findings about nodes before a launch; agent/needs has those of `run`
+    runs/             runs, identified by their directories: ps, logs, attach, stop, replay; why a run failed
+                      (also from agent/evidence), and pages about it
+    api               runs from Python, each controlled by a child process (cli/child)
+    code              the code that a job brings to its nodes: launch/snapshot, supervisor/placing and
+                      agent/tree; agent/setup builds the environment
+    cli/schemas       JSON Schemas of the output of --json
+    at the top        errors, signals, wording (counts, durations and lists for messages), and here
+                      (differences between Linux and macOS)
+
+Each layer imports only from itself and from the layers above it in this list:
 
     agent/
     transports/, job/, plan/, supervisor/, diagnosis/, check/, schedulers/, compat/, kubernetes/, contract,
@@ -42,9 +49,9 @@ Two paths through the program, by module:
                       (diagnosis/exits), root_cause, allocation_end, restarting or stopping, State.outcome;
                       cli/run, __main__
 
-Tables to extend: job keys in job/keys, torchrun flags in compat/flags, `TABLE` in schedulers/, transports/
-and observers/, `HANDLERS`, `_DUE` and `_RULES` in supervisor/step, `_commands` in agent/serve with `OBEYED`
-in launch/joined_agent, commands in cli/app. CONTRIBUTING.md describes what belongs to each.
+Tables to extend: job keys in job/keys; torchrun flags in compat/flags; `TABLE` in schedulers/, transports/
+and observers/; `HANDLERS`, `_DUE` and `_RULES` in supervisor/step; `_commands` in agent/serve, together with
+`OBEYED` in launch/joined_agent; and commands in cli/app. CONTRIBUTING.md describes how to extend each.
 """
 
 TYPE_CHECKING = False
@@ -56,7 +63,7 @@ if TYPE_CHECKING:
 
 try:
     from distlaunch._version import __version__ as __version__
-except ImportError:  # a checkout that was never installed: the build writes that module from git's tags
+except ImportError:  # a checkout that was never installed: the build writes the module from git tags
     __version__ = "0+unknown"
 __all__ = [
     "DistlaunchError",
@@ -76,7 +83,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> "Any":
-    """Import the Python API when it is used. The commands don't need it."""
+    """Import the Python API on first use, because the commands don't need it."""
     if name not in __all__:
         raise AttributeError(f"module 'distlaunch' has no attribute {name!r}")
     from importlib import import_module

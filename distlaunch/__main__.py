@@ -18,7 +18,7 @@ _INTERRUPTED = 128 + signal.SIGINT
 
 def main() -> None:
     """Run the command line and exit with its documented status."""
-    gc.disable()  # imports create no garbage: saves 5 ms of a start
+    gc.disable()  # imports create no garbage; saves 5 ms at startup
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else it is ignored, as under nohup
         signal.signal(signal.SIGINT, _interrupted)
     try:
@@ -62,7 +62,7 @@ def _interrupted(signum: int, frame: FrameType | None) -> None:
 
 
 def _run_command(words: Sequence[str]) -> int:
-    """Run the command. Only distlaunch's own errors are caught: a bug shows its traceback."""
+    """Run the command. Only distlaunch's own errors are caught, so a bug shows its traceback."""
     from distlaunch.errors import DistlaunchError
 
     command = words[0] if words else ""
@@ -90,7 +90,7 @@ def _opened_early(command: str, words: Sequence[str]) -> "Link | None":
 
 
 def _run_with(command: str, words: Sequence[str], early: "Link | None") -> int:
-    if command == "exec":  # many tasks wait for it
+    if command == "exec":  # first, because many tasks may be waiting
         from distlaunch.cli.exec_task import run_exec
 
         return run_exec(words[1:])
@@ -109,22 +109,22 @@ def _run_with(command: str, words: Sequence[str], early: "Link | None") -> int:
 
 
 def _fill_standard_descriptors() -> None:
-    """Open /dev/null for each closed standard stream. Otherwise, a pipe would get its number."""
+    """Open /dev/null for each closed standard stream. Otherwise, a pipe would get the stream's number."""
     while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(fd, True)
     os.close(fd)
 
 
 def _print_anything() -> None:
-    """Print names that are not UTF-8 unchanged, and characters that an encoding lacks as escapes."""
+    """Make stdout and stderr print non-UTF-8 names unchanged, and escape characters they can't encode."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="surrogateescape" if stream.encoding == "utf-8" else "backslashreplace")
 
 
 def _leave(status: int) -> None:
-    """Exit without finalizing the interpreter (7 ms), once everything is written."""
-    # Another Ctrl-C has nothing to stop. (With SIG_IGN, Python would report one that arrives now.)
+    """Flush the output, and exit without finalizing the interpreter, which would take 7 ms."""
+    # Another Ctrl-C has nothing to stop. (With SIG_IGN, Python would report a Ctrl-C that arrives now.)
     signal.signal(signal.SIGINT, lambda *_: None)
     try:
         for stream in (sys.stdout, sys.stderr):

@@ -7,8 +7,8 @@
             print(line.text)
         print(run.wait().exit_status)
 
-A child process controls each run, independently of this process, and any thread may use the run. The state is
-read from the run directory, as it is by the commands.
+A child process controls each run, independently of this process. Any thread may use a run. Like the commands,
+the API reads a run's state from the run directory.
 """
 
 import asyncio
@@ -52,13 +52,13 @@ STOP_S = 60.0
 """Seconds that leaving a `with` block waits beyond the job's grace period before it kills the ranks."""
 _CONTROLLER = "import sys; sys.path[0] = sys.argv[1]; from distlaunch.cli.child import enter; enter()"
 MAX_CALL = 1 << 20
-"""Maximum bytes of a packed call, which is passed as arguments to the ranks."""
+"""Maximum bytes of a packed call, which is passed to the ranks as arguments."""
 MAX_WORD = 100_000
-"""Characters of an argument; Linux allows 128 KiB."""
+"""Maximum characters of one argument; Linux allows 128 KiB."""
 
 
 class RunError(DistlaunchError):
-    """A run that failed. `result` has its root cause."""
+    """The error for a failed run. `result` contains the root cause."""
 
     def __init__(self, result: "Result") -> None:
         super().__init__(f"{result.run}: {result.why}")
@@ -67,7 +67,7 @@ class RunError(DistlaunchError):
 
 
 class RankError(RunError):
-    """A function run by `call` raised an exception on a rank; `traceback` is the text of its traceback."""
+    """An exception raised on a rank by the function given to `call`; `traceback` is its traceback as text."""
 
     def __init__(self, result: "Result", rank: int, traceback: str) -> None:
         super().__init__(result)
@@ -78,9 +78,9 @@ class RankError(RunError):
 
 
 class RootCause(Frozen):
-    """Why a run failed: the `rank` or `node` that caused it, if one did, and the `last_output` of the rank.
+    """Why a run failed: the `rank` or `node` that caused it, if any, and the rank's `last_output`.
 
-    `kind` is exception, exit, signal, oom, collective, stall or node_lost, None for others.
+    `kind` is exception, exit, signal, oom, collective, stall or node_lost; None for any other cause.
     """
 
     text: str
@@ -93,8 +93,9 @@ class RootCause(Frozen):
 class Result(Frozen):
     """The result of a run.
 
-    `state` is SUCCEEDED, FAILED, CANCELLED or LOST; `exit_status` is that of `distlaunch run`. `statuses` has
-    the exit status of each rank in the last attempt, None = it was lost. `directory` is the run directory.
+    `state` is SUCCEEDED, FAILED, CANCELLED or LOST. `exit_status` is the exit status of `distlaunch run`.
+    `statuses` maps each rank to its exit status in the last attempt (None = lost). `directory` is the run
+    directory.
     """
 
     run: str
@@ -132,14 +133,14 @@ class Line(Frozen):
 
 
 class Plan:
-    """The plan of a job, as `dry-run` prints it: which rank runs where, and with which variables."""
+    """A job's plan, as printed by `dry-run`: where each rank runs, and its variables."""
 
     def __init__(self, plan: LaunchPlan) -> None:
         self._plan, self._workers = plan, planned_workers(plan)
 
     @property
     def ranks(self) -> tuple[tuple[int, str, int], ...]:
-        """Return (rank, node, local rank) of each rank."""
+        """Return (rank, node, local rank) for each rank."""
         parts = self._plan.nodes
         return tuple((part.ranks[local], part.label, local) for part in parts for local in range(part.procs))
 
@@ -160,10 +161,10 @@ class Plan:
 
 
 class Job:
-    """A job: its file, or the keys of one. Raises `JobError` with every problem, before anything is started.
+    """A job, from a job file or from keys. Raises `JobError` with every problem, before anything is started.
 
-    `nodes` is a number or a list of hosts. Any key of the job file may be given, as in `restarts={"max": 3}`,
-    or with a dot as in `**{"timeouts.stop": "5s"}`. Keys override those of the file.
+    `nodes` is a number or a list of hosts. Any key of a job file can be passed, as in `restarts={"max": 3}`,
+    or with a dot, as in `**{"timeouts.stop": "5s"}`. Keys override those in the file.
     """
 
     def __init__(
@@ -188,7 +189,7 @@ class Job:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], *, args: Sequence[Any] = (), **keys: Any) -> "Job":
-        """Return the job in a job file. Other keys override those in the file."""
+        """Return the job described by a job file. `keys` override those in the file."""
         return cls(_file=os.fspath(path), args=args, **keys)
 
     def plan(self) -> Plan:
@@ -200,11 +201,11 @@ class Job:
         return check_nodes(self.spec)
 
     def start(self) -> "Run":
-        """Start the job. Return its run once all ranks are running, or it has ended. Raises `JobError`."""
+        """Start the job. Return its run once all ranks are running or it has ended. Raises `JobError`."""
         return Run(*_started(self._request))
 
     def run(self) -> "Result":
-        """Run the job to its end. Ctrl-C stops it."""
+        """Run the job, and return its result. Ctrl-C stops the job."""
         with self.start() as run:
             return run.wait()
 
@@ -216,7 +217,7 @@ def _started(request: Mapping[str, Any]) -> "tuple[str, str, subprocess.Popen[by
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         cwd=request["directory"],
-        start_new_session=True,  # Ctrl-C is for this process, which then stops the job
+        start_new_session=True,  # Ctrl-C reaches only this process, which then stops the job
     )
     assert child.stdin
     assert child.stdout
@@ -225,7 +226,7 @@ def _started(request: Mapping[str, Any]) -> "tuple[str, str, subprocess.Popen[by
         child.stdin.flush()
         known = json.loads(child.stdout.readline() or b"{}")
         if "run" in known:
-            child.stdout.readline()  # all ranks run, or it has ended
+            child.stdout.readline()  # all ranks are running, or the run has ended
             return known["run"], known["directory"], child
     except BaseException:
         _dismiss(child)
@@ -243,7 +244,7 @@ def _dismiss(child: "subprocess.Popen[bytes]") -> None:
 
 
 class Logs:
-    """The lines of a run's output, to be iterated over once, by `for` or by `async for`.
+    """The lines of a run's output. Iterate over them only once, with `for` or `async for`.
 
     With `marked`, the lines include the results of `call`.
     """
@@ -252,7 +253,7 @@ class Logs:
         self._run, self._follow, self._rank, self._marked = run, follow, rank, marked
 
     def _steps(self) -> Generator[list[Line], None, None]:
-        """Yield the new lines of each look; the last look is after the end of the run."""
+        """Yield the new lines found by each check. With `follow`, also check after the run has ended."""
         lines = _Lines(self._marked)
         wanted = lambda entry: self._rank in (None, entry.rank)  # noqa: E731
         with contextlib.closing(Playback(self._run.directory, lines, wanted)) as playback:
@@ -288,7 +289,7 @@ class Run:
 
     @classmethod
     def attach(cls, run: str) -> "Run":
-        """Return a run by its ID, a unique prefix of it, its directory, or its job's name or file."""
+        """Find a run by its ID or a unique prefix, its directory, or the name or file of its job."""
         found = find(run)
         return cls(found.id, found.directory)
 
@@ -320,7 +321,7 @@ class Run:
         return self._child is None and not self._status().alive
 
     def wait(self, timeout: float | None = None) -> Result:
-        """Wait for the end, and return the result. Raises TimeoutError after `timeout` seconds."""
+        """Wait until the run ends, and return the result. Raises TimeoutError after `timeout` seconds."""
         show, until = _progress(), None if timeout is None else time.monotonic() + timeout
         while not self.over:
             if until is not None and time.monotonic() > until:
@@ -331,7 +332,7 @@ class Run:
         return self.result()
 
     def __await__(self) -> Generator[Any, None, Result]:
-        """Wait for the end, and return the result."""
+        """Wait until the run ends, and return the result."""
         return self._ended().__await__()
 
     async def _ended(self) -> Result:
@@ -369,7 +370,7 @@ class Run:
         return explain(self._status(), with_stacks=True)
 
     def report(self, path: str | os.PathLike[str] | None = None) -> str:
-        """Return the page from `distlaunch report` as HTML, and write it to `path`, if given."""
+        """Return the HTML page of `distlaunch report`. If `path` is set, write the page there, too."""
         text = page(report_of(self._status()))
         if path is not None:
             with open(path, "w", encoding="utf-8", errors="replace") as file:
@@ -377,7 +378,7 @@ class Run:
         return text
 
     def stop(self) -> Result:
-        """Stop the ranks, and return the result. After their grace period, ranks are killed."""
+        """Stop the ranks, killing them after their grace period, and return the result."""
         run = self._status()
         if not self.over and interrupt(run):
             with contextlib.suppress(TimeoutError):
@@ -386,7 +387,7 @@ class Run:
         return self.wait()
 
     def detach(self) -> str:
-        """Keep the run going after the `with` block and after this process exits. Return its ID."""
+        """Let the run outlive the `with` block and this process. Return the run's ID."""
         if self._child and self._child.stdin:
             with contextlib.suppress(OSError):
                 self._child.stdin.write(b"detach\n")
@@ -400,16 +401,16 @@ class Run:
 
 
 def list_runs() -> list[Run]:
-    """Return the active runs of this user, as `distlaunch ps` does."""
+    """List the active runs of this user, as `distlaunch ps` does."""
     known = (run_in(directory) for directory in directories().values())
     return [Run(each.id, each.directory) for each in known if each and each.alive]
 
 
 def call(function: Callable[..., Any] | str, *args: Any, procs: int = 1, **more: Any) -> list[Any]:
-    """Call a function on every rank, and return its results by rank. Ctrl-C stops the job.
+    """Call a function on every rank, and return the results in rank order. Ctrl-C stops the job.
 
     `function` is "package.module:name", or a function, which needs cloudpickle if it is in `__main__`.
-    `procs` is the number of ranks per node. In `more`, job file keys such as `nodes` apply to the job. All
+    `procs` is the number of ranks per node. Job file keys in `more`, such as `nodes`, apply to the job. All
     other arguments are passed to the function. Raises `RankError` if the function raised an exception.
     """
     keys = {name: value for name, value in more.items() if name.partition(".")[0] in JOB.fields}
@@ -433,7 +434,7 @@ def call(function: Callable[..., Any] | str, *args: Any, procs: int = 1, **more:
 
 
 def _packed_call(function: Callable[..., Any] | str, args: Any, kwargs: Any) -> list[str]:
-    """Return the arguments from which `distlaunch.cli.function` makes the call."""
+    """Pack a call into the arguments of `distlaunch.cli.function`."""
     if isinstance(function, str):
         module, colon, name = function.partition(":")
         if not colon:
@@ -458,7 +459,7 @@ def _packed_call(function: Callable[..., Any] | str, args: Any, kwargs: Any) -> 
 
 
 class _Lines(Observer):
-    """Collects whole lines of output. Lines with a result of `call` are collected only if requested."""
+    """A collector of whole output lines. Lines with a result of `call` are collected only if requested."""
 
     def __init__(self, marked: bool) -> None:
         super().__init__()
@@ -489,7 +490,7 @@ class _Lines(Observer):
 
 
 def _progress() -> Callable[[Run], None]:
-    """Return an object that shows the progress of a run: in a notebook, a live table."""
+    """Return a function that shows a run's progress: a live table in a notebook, nothing elsewhere."""
     ipython = sys.modules.get("IPython")
     shell = ipython and ipython.get_ipython()
     if not shell or not hasattr(shell, "kernel"):

@@ -1,4 +1,4 @@
-"""The environment that scripts rely on: torchrun's names and meanings.
+"""The environment variables that scripts rely on, with torchrun's names and meanings.
 
 Source: torch/distributed/elastic/agent/server/local_elastic_agent.py and the torchrun documentation,
 torch 2.13.
@@ -23,23 +23,23 @@ RESERVED = frozenset(
 )
 """Variables that a job may not set, because distlaunch sets them for each worker or for the run.
 
-OMP_NUM_THREADS is not included. Like torchrun, distlaunch only provides a default.
+OMP_NUM_THREADS is not included: like torchrun, distlaunch only provides a default for it.
 """
 
 
 INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-"""The variables that contain the ranks' network interface."""
+"""The variables that name the ranks' network interface."""
 SENT = RESERVED - {"DISTLAUNCH_AGENT", "DISTLAUNCH_DEADLINE", "TORCHELASTIC_ERROR_FILE"} | {
     *("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", *INTERFACE_VARIABLES),
     *("TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_DUMP_ON_TIMEOUT"),
 }
-"""The only variables that a controller may set for the workers of a launcher that joined."""
+"""The only variables that a controller may set for the workers of a launcher that has joined."""
 
 
 def chosen_by_nccl(value: str, interfaces: Iterable[str]) -> list[str]:
     """Return the interfaces that this value of NCCL_SOCKET_IFNAME selects.
 
-    The value lists prefixes, or whole names after `=`. With `^`, it selects all others. `:port` is ignored.
+    The value lists prefixes or, after `=`, whole names. A leading `^` selects all others. `:port` is ignored.
     """
     others = value.startswith("^")
     exact = value[others:].startswith("=")
@@ -88,8 +88,8 @@ class Rendezvous(Frozen):
     """The values that all workers of one attempt share.
 
     Three fields are only for placeholders. `ids` contains the IDs of the job and the run, keyed by variable.
-    `ports` contains the additional ports, keyed by placeholder. `sources` contains the address that each
-    node uses to reach MASTER_ADDR.
+    `ports` contains the additional ports, keyed by placeholder. `sources` contains each node's source
+    address on its route to MASTER_ADDR.
     """
 
     master_addr: str
@@ -113,7 +113,7 @@ def shared_environment(meeting: Rendezvous, world_size: int, nodes: int | None) 
         "TORCHELASTIC_RESTART_COUNT": str(meeting.restart_count),
         "TORCHELASTIC_MAX_RESTARTS": str(meeting.max_restarts),
         "TORCHELASTIC_RUN_ID": meeting.run_id,
-        # True would make even rank 0 a client of a store in the launcher, which distlaunch doesn't have.
+        # With True, even rank 0 would connect to a store in the launcher. distlaunch has no such store.
         "TORCHELASTIC_USE_AGENT_STORE": "False",
         "TORCHELASTIC_SIGNALS_TO_HANDLE": meeting.signals,
         "DISTLAUNCH_BACKEND": meeting.backend,
@@ -127,8 +127,8 @@ def _known(**numbers: int | None) -> dict[str, str]:
 def own_environment(position: Position, one_device: bool = False) -> dict[str, str]:
     """Return the variables that differ from worker to worker.
 
-    With `one_device`, torchrun's --virtual-local-rank, each worker sees only its own GPU, as LOCAL_RANK 0. If
-    CUDA_VISIBLE_DEVICES is set on the node, the agent replaces the number with the entry in that list.
+    With `one_device` (torchrun's --virtual-local-rank), each worker sees only its own GPU, and LOCAL_RANK is
+    0. If the node sets CUDA_VISIBLE_DEVICES, the agent uses the corresponding entry of that list instead.
     """
     return {"ROLE_NAME": position.role} | _known(
         CUDA_VISIBLE_DEVICES=position.local_rank if one_device else None,
@@ -146,7 +146,7 @@ def defaults(local_world_size: int, interface: str | None, backend: str) -> dict
     """Return defaults for variables that neither the node nor the job sets. `interface` None = unknown."""
     values = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
     if backend == "nccl":
-        # The flight recorder records each collective, and dumps the records when one times out.
+        # The flight recorder records each collective, and dumps its records when a collective times out.
         values |= {"TORCH_FR_BUFFER_SIZE": "2000", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
     if local_world_size > 1:
         values["OMP_NUM_THREADS"] = "1"  # like torchrun; otherwise, every worker would use all cores

@@ -1,6 +1,6 @@
 """The errors of distlaunch itself, each with its documented exit status.
 
-A failing worker is data (`distlaunch.supervisor.nodes.Exited`), not an exception.
+A worker's failure is recorded as data (`distlaunch.supervisor.nodes.Exited`), not raised as an exception.
 """
 
 import errno
@@ -13,7 +13,7 @@ from distlaunch.agent.frozen import Frozen
 class Exit(IntEnum):
     """Exit statuses of distlaunch's own failures. A failed worker's status is passed on.
 
-    Statuses follow sysexits(3) if it defines one. 124 is as in timeout(1), and 128+n as in shells.
+    Statuses follow sysexits(3) where it defines one; 124 follows timeout(1), and 128+n follows shells.
     """
 
     OK = 0
@@ -28,25 +28,25 @@ class Exit(IntEnum):
 
 
 class DistlaunchError(Exception):
-    """Base of all errors that are caused by the user or the environment, not by a bug."""
+    """The base of all errors caused by the user or the environment, not by a bug."""
 
     exit_status: int = Exit.FAILED
 
 
 class UsageError(DistlaunchError):
-    """The command line doesn't make sense."""
+    """A command line that doesn't make sense."""
 
     exit_status = Exit.USAGE
 
 
 def reason(error: OSError) -> str:
-    """Return the system's message, with advice if descriptors have run out."""
+    """Return the system's error message, with advice if the process has run out of file descriptors."""
     words = error.strerror or str(error)
     return f"{words}: raise `ulimit -n`" if error.errno in (errno.EMFILE, errno.ENFILE) else words
 
 
 class Problem(Frozen):
-    """One mistake in a job file: its `line` and `column` from 1 (0 = none), its `path` and `text`."""
+    """A mistake in a job file: its `line` and `column` from 1 (0 = none), the key's `path`, and `text`."""
 
     source: str
     line: int
@@ -61,7 +61,7 @@ class Problem(Frozen):
 
 
 class JobError(DistlaunchError):
-    """A job file, or the job in it, is wrong. The error contains all problems found."""
+    """An invalid job file, or an invalid job in it. `problems` contains all problems found."""
 
     exit_status = Exit.USAGE
 

@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 
 def own_command() -> tuple[str, ...]:
-    """Return the command that starts this same program, from any directory and at any time.
+    """Return a command that starts this program from any directory and at any later time.
 
-    Batch scripts contain it.
+    Batch scripts contain this command.
     """
     program = os.path.abspath(sys.argv[0])
     if os.path.basename(program) == "distlaunch" and os.access(program, os.X_OK) and os.path.isfile(program):
@@ -35,7 +35,7 @@ def cpu_count() -> int:
 
 
 def exit_descriptor(pid: int) -> int:
-    """Return a descriptor for the caller to close, readable once a child has exited: a pidfd (Linux 5.3)."""
+    """Open a descriptor that is readable once a child has exited: on Linux, a pidfd (since 5.3)."""
     if sys.platform == "linux":
         return os.pidfd_open(pid)
     queue = select.kqueue()
@@ -43,7 +43,7 @@ def exit_descriptor(pid: int) -> int:
     try:
         queue.control([ended], 0)
         return os.dup(queue.fileno())
-    except ProcessLookupError:  # it has exited already: /dev/null is readable, too
+    except ProcessLookupError:  # the child has already exited, and /dev/null is readable, too
         return os.open(os.devnull, os.O_RDONLY)
 
 

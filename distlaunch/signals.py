@@ -1,4 +1,4 @@
-"""Signals to this process, as readable descriptors, and searches that a signal interrupts."""
+"""Signals to this process, read from a descriptor, and searches that a signal interrupts."""
 
 import contextlib
 import os
@@ -12,13 +12,13 @@ from distlaunch.agent.wire import WARNINGS
 _WATCHED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP, *WARNINGS)
 
 MATCH_S = 0.5
-"""CPU seconds that a search for a user's pattern in one line may take."""
+"""Maximum CPU seconds for searching one line for a user's pattern."""
 
 
 class Interrupts:
-    """Signals for a job, as numbers on a pipe. `fd` is readable while there are unread signals.
+    """Signals for a job, as numbers on a pipe. `fd` is readable while signals are unread.
 
-    Threads of this process add signals with `send`. `Signals` also catches the signals to this process.
+    Threads of this process add signals with `send`. `Signals` also catches signals sent to this process.
     """
 
     def __init__(self) -> None:
@@ -37,12 +37,12 @@ class Interrupts:
         os.close(write)
 
     def send(self, signum: int) -> None:
-        """Send the job `signum`; safe from any thread, and harmless if too late."""
+        """Send `signum` to the job. Safe from any thread, and harmless if sent too late."""
         with contextlib.suppress(OSError):
             os.write(self._write, bytes([signum]))
 
     def received(self) -> bytes:
-        """Return the numbers received since the last call."""
+        """Return the signal numbers received since the last call."""
         try:
             numbers = os.read(self.fd, 4096)
         except BlockingIOError:
@@ -58,8 +58,7 @@ class Interrupts:
 class Signals(Interrupts):
     """Signals to this process, caught inside the context. SIGHUP stays ignored under nohup.
 
-    `more` contains the names of signals besides those that always end a job. Python allows only the main
-    thread to enter the context.
+    `more` names additional signals to catch. Python allows only the main thread to enter the context.
     """
 
     def __init__(self, more: Iterable[str] = ()) -> None:
@@ -83,9 +82,9 @@ class Signals(Interrupts):
 
 
 def search(pattern: re.Pattern[AnyStr], line: AnyStr) -> re.Match[AnyStr] | None:
-    """Search a line for a pattern from a user. Raises TimeoutError after MATCH_S. For the main thread only.
+    """Search a line for a user's pattern. Raises TimeoutError after MATCH_S CPU seconds. Main thread only.
 
-    A pattern such as (a+)+$ may backtrack for years, but `re` still calls signal handlers.
+    A pattern such as (a+)+$ can backtrack for years, but `re` calls signal handlers meanwhile.
     """
 
     def give_up(*_: object) -> None:

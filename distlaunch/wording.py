@@ -1,4 +1,4 @@
-"""The wording of numbers, times, exits, signals, ports and lists in messages, and ranges of hosts."""
+"""Words for messages (numbers, times, exits, signals, ports, lists), and the expansion of host ranges."""
 
 import itertools
 import re
@@ -11,7 +11,7 @@ NO_SUSPENDING_TORCHRUN = "a run can't be suspended; to free the terminal, start 
 MAX_NAMED = 8
 """Maximum ranks or nodes listed in one line."""
 MAX_HOSTS = 65_535
-"""Maximum hosts of one range. A larger one must be a typo."""
+"""Maximum hosts in one range. A larger range must be a typo."""
 INDENTED = 1 << 18
 """Characters beyond which JSON is not indented."""
 
@@ -23,7 +23,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def listed(names: Sequence[str], most: int = MAX_NAMED) -> str:
-    """Return the first of some names, and the number of the others."""
+    """List the first `most` names, and count the others."""
     shown = ", ".join(names[:most])
     return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
 
@@ -40,12 +40,12 @@ def spans(numbers: Sequence[int]) -> str:
 
 
 def rank_list(ranks: Sequence[int], unit: str = "rank") -> str:
-    """Return ascending ranks: `rank 3`, `ranks 0-2, 5`."""
+    """Return ascending ranks in words: `rank 3`, `ranks 0-2, 5`."""
     return f"{unit}{'s' if len(ranks) > 1 else ''} {spans(ranks).replace(',', ', ')}"
 
 
 def span_words(seconds: float) -> str:
-    """Return a length of time: `90 s`, `5 min`, `1 h`."""
+    """Format a length of time: `90 s`, `5 min`, `1 h`."""
     for unit, name in ((3600, "h"), (60, "min")):
         if seconds >= unit and seconds % unit == 0:
             return f"{seconds / unit:g} {name}"
@@ -53,7 +53,7 @@ def span_words(seconds: float) -> str:
 
 
 def size_words(size: int) -> str:
-    """Return a number of bytes: `512 KiB`, `1.5 GiB`."""
+    """Format a number of bytes: `512 KiB`, `1.5 GiB`."""
     for unit, name in ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB")):
         if size >= unit:
             return f"{size / unit:.3g} {name}"
@@ -61,17 +61,17 @@ def size_words(size: int) -> str:
 
 
 def status_words(status: int) -> str:
-    """Return a worker's status in words: an exit code, or the negative number of a signal."""
+    """Describe a worker's status, which is an exit code or the negative number of a signal."""
     return f"exit status {status}" if status >= 0 else f"killed by {signal_words(-status)}"
 
 
 def exit_words(status: int) -> str:
-    """Return a status as a verb: `exited with status 7`, `killed by signal 9 (SIGKILL)`."""
+    """Describe a status with a verb: `exited with status 7`, `killed by signal 9 (SIGKILL)`."""
     return f"exited with status {status}" if status >= 0 else status_words(status)
 
 
 def lost_peer_words(peer_gone: bool, timed_out: bool) -> str:
-    """Return how a failed rank was affected by a peer that is gone or didn't respond; "" = it wasn't."""
+    """Describe how a peer that is gone or didn't respond affected a failed rank; "" = not at all."""
     if timed_out:
         return "after timing out while waiting for another rank"
     return "after losing the connection to another rank" if peer_gone else ""
@@ -86,13 +86,13 @@ def signal_words(signum: int) -> str:
 
 
 def refused_port_words(error: str, owners: Sequence[Mapping[str, Any]]) -> str:
-    """Return why a port can't be used, for a `PortRefused`, such as `in use by python (pid 42)`."""
+    """Describe why the port of a `PortRefused` can't be used: `in use by python (pid 42)`."""
     reason = error.lower()
     return f"in use by {holders_words(owners)}" if owners or "in use" in reason else reason
 
 
 def holders_words(owners: Sequence[Mapping[str, Any]]) -> str:
-    """Return the holders of a port, for the `owners` of a `PortRefused`."""
+    """List the processes that hold a port: the `owners` of a `PortRefused`."""
     return ", ".join(map(_owner_words, owners)) or "a process that is not listening on it"
 
 
@@ -136,7 +136,7 @@ def expand_nodelist(text: str) -> list[str]:
 
 
 def _bracket(text: str) -> list[str]:
-    """Expand the content of brackets: `03-05,9` → 03 04 05 9. Raises ValueError."""
+    """Expand the text inside brackets: `03-05,9` → 03 04 05 9. Raises ValueError."""
     names: list[str] = []
     for item in text.split(","):
         found = re.fullmatch(r"\s*([0-9]{1,18})(?:-([0-9]{1,18}))?\s*", item)
@@ -150,16 +150,16 @@ def _bracket(text: str) -> list[str]:
 
 
 CUT = "…"
-"""Stands for the part of a text that was too long to show."""
+"""The mark that replaces the part of a text that was cut."""
 
 
 def cut(text: str, room: int, end: int = 0) -> str:
-    """Cut a text to `room` characters, the last `end` of which are the end of the text."""
+    """Cut a text to at most `room` characters, keeping its last `end` characters."""
     return text if len(text) <= room else text[: max(0, room - 1 - end)] + CUT + text[len(text) - end :]
 
 
 def aligned(rows: Sequence[Sequence[str]], gap: int) -> list[str]:
-    """Return rows as lines with aligned columns, `gap` blanks apart."""
+    """Return rows as lines, with aligned columns that are `gap` blanks apart."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [(" " * gap).join(map(str.ljust, row, widths)).rstrip() for row in rows]
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 def run_app(words: Sequence[str], early: "Link | None" = None) -> int:
-    """Run the command line; return its exit status. `early` is an agent opened ahead.
+    """Run the command line; return its exit status. `early` is an agent already open.
 
     Raises `DistlaunchError`.
     """
@@ -48,11 +48,11 @@ def run_app(words: Sequence[str], early: "Link | None" = None) -> int:
         say(f"no command {words[0]!r}; to run it, use `distlaunch {command} {words[0]}`")
         return Exit.USAGE
     if not app.registered_groups and words[:1] not in [[each.name] for each in app.registered_commands]:
-        add_other_commands()  # these don't import what they don't use
+        add_other_commands()  # this module's own commands don't need them
     try:
         app(list(words), obj=Call(tuple(words), early))
     except SystemExit as end:  # Typer always exits with a number
-        if hasattr(end.__context__, "possibilities"):  # the others are known options, used wrongly
+        if hasattr(end.__context__, "possibilities"):  # only for unknown options
             _advise_on(end.__context__)
         return end.code if isinstance(end.code, int) else Exit.OK
     return Exit.OK
@@ -83,11 +83,11 @@ _OTHERS = (
     *("init.init", "check.check", "submit.submit", *_ON_RUNS, "prune.prune"),
     *("submit.exports", "import_command.imports"),
 )
-"""Commands in other modules, and Typer applications with further commands, in the order of the help."""
+"""Commands in other modules, and Typer applications with subcommands, in the order used by the help."""
 
 
 def add_other_commands() -> None:
-    """Add the commands of the other modules, which must be imported for that."""
+    """Import the other modules, and add their commands."""
     from distlaunch.cli.runs import OnRuns
 
     for place in _OTHERS:

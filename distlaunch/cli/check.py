@@ -70,7 +70,7 @@ def _show_step(text: str) -> None:
 
 
 def _lines(report: Report) -> list[str]:
-    """Return the report as lines: findings, differences between nodes, slow links, the rest."""
+    """Return the report as lines: findings, differences between nodes, slow links, and the rest."""
     lines = [f"{finding.level}: {finding.line}" for finding in report.findings]
     if report.differs:
         rows = [["differs", "value", "nodes"]]

@@ -1,9 +1,10 @@
-"""The controller of a job that a Python program runs, as its child process: see `distlaunch.api`.
+"""The controller of a job run by a Python program, as the program's child process: see `distlaunch.api`.
 
-The first line on stdin is a request (JSON): the arguments of `load_job`. Lines on stdout answer it: first the
-run and its directory, then that all ranks are running; or the error. If stdin is closed, the program is gone,
-and the job is stopped, unless the line DETACH came before. A separate process keeps the heartbeats going
-whatever the program does, and doesn't affect the program's signals, descriptors and threads.
+The first line on stdin is a JSON request with the arguments of `load_job`. The answers, on stdout, are a line
+with the run and its directory, and another once all ranks are running; or a line with the error. When stdin
+is closed, the program is gone, and the job is stopped, unless the line DETACH came first. A separate process
+keeps the heartbeats going whatever the program does, and doesn't affect the program's signals, descriptors
+and threads.
 """
 
 import contextlib
@@ -32,7 +33,7 @@ DETACH = b"detach\n"
 
 
 class Announcer(Observer):
-    """Notifies the program once all ranks are running."""
+    """The observer that notifies the program once all ranks are running."""
 
     announced = False
 
@@ -67,7 +68,7 @@ def main() -> int:
         with contextlib.suppress(OSError), open(log, "ab", buffering=0) as errors:
             os.dup2(errors.fileno(), 2)
         threading.Thread(target=_watch_program, args=(signals,), daemon=True).start()
-        gc.freeze()  # what was imported is never garbage
+        gc.freeze()  # imported objects are never garbage
         summary = supervise(start, Shown(signals), [Announcer()])
     return int(summary.state.outcome)
 

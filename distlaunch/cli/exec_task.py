@@ -103,7 +103,7 @@ def job_of(task: Task, argv: list[str], arrival: Arrival) -> "JobSpec":
 
 
 def _parsed(words: Sequence[str]) -> tuple[bool, list[str]]:
-    """Return whether a task sees only its own GPU, and the program ([] for --help), from the command line.
+    """Parse the command line: whether a task sees only its own GPU, and the program ([] for --help).
 
     Raises `UsageError`.
     """
@@ -137,9 +137,9 @@ def _hosts(task: Task, environ: Mapping[str, str]) -> tuple[str, ...]:
     return task.addresses
 
 
-# The process manager of MPICH (PMI-1), through which tasks exchange addresses. The protocol has lines such as
-# `cmd=get kvsname=kvs_1 key=a`, on the socket with the descriptor PMI_FD. The program uses it later, too, so
-# nothing is initialized here.
+# MPICH's process manager (PMI-1), through which tasks exchange addresses. The protocol has lines such as
+# `cmd=get kvsname=kvs_1 key=a`, on the socket with the descriptor PMI_FD. The program also uses this socket
+# later, so nothing is initialized here.
 
 PATIENCE_S = 2.0
 KEY = "distlaunch"

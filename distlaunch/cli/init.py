@@ -97,7 +97,7 @@ def _set(keys: str, settings: Sequence[str]) -> bool:
 
 
 def _checked(script: str | None, typed: Typed, settings: Sequence[str]) -> str | None:
-    """Return the script. Raises `UsageError` if there is no program, or if it can't be a script."""
+    """Return the script, if any. Raises `UsageError` if there is no program, or if it isn't a script."""
     if script is None:
         if typed.module or _set("script|module|command", settings):
             return None
@@ -154,7 +154,7 @@ def _gpus(counts: Sequence[int | None], asks: bool) -> int | None:
 
 
 def _draft(out: str, keys: dict[str, Any], spec: JobSpec, reports: Sequence[NodeReport]) -> Draft:
-    """Return the job file, with comments on the keys it sets, on others, and on nodes without torch."""
+    """Return the job file, with comments on the keys it sets, on other keys, and on nodes without torch."""
     draft = Draft(out)
     draft.keys = keys
     draft.note("created by `distlaunch init`; `distlaunch schema` lists all keys")
@@ -174,7 +174,7 @@ def _draft(out: str, keys: dict[str, Any], spec: JobSpec, reports: Sequence[Node
 
 
 def _python_notes(reports: Sequence[NodeReport]) -> Iterator[str]:
-    """Yield why the job may need another Python. Report nodes that can't be reached."""
+    """Yield reasons why the job may need another Python. Report nodes that can't be reached."""
     lacking: dict[str, list[str]] = {}
     for report in reports:
         if report.failure:

@@ -84,7 +84,7 @@ def warn_if_simulated(spec: JobSpec) -> None:
 def load_document(
     path: str | None, overrides: Sequence[str], extra_args: Sequence[str], typed: Typed
 ) -> tuple[JobSpec, Value, str]:
-    """Return a job as `load_job` does, its document, and the directory at which its relative paths start."""
+    """Return a job as `load_job` does, its document, and the directory to which its paths are relative."""
     _check_twice(typed, overrides)
     path, document = _document(path, typed.module, overrides)
     if typed.hosts is not None and isinstance(document, Entries):
@@ -151,7 +151,7 @@ def _on_hosts(document: Entries, hosts: str) -> Entries:
 
 
 def write_new(option: str, path: str, text: str, directory: str) -> None:
-    """Write a new job file in `directory`, at which its relative paths start. Raises `UsageError`."""
+    """Write a new job file in `directory`, to which its paths are relative. Raises `UsageError`."""
     if os.path.dirname(os.path.realpath(path)) != directory:
         raise UsageError(
             f"{option} {path}: save the job in {directory}, because its relative paths start there"
@@ -332,7 +332,7 @@ def _as_text(argument: str) -> str:
 def _with_args(value: Value, extra_args: Sequence[str], of_node: bool = False) -> Value:
     """Add arguments to those of the job, and to those of each node that has its own."""
     if not isinstance(value, Entries):
-        return value  # a mistake, which the check reports, or a mere host
+        return value  # a mistake, which the check reports, or only a host name
     for key in ("nodes", "spares"):
         if isinstance(nodes := value.get(key), Items):
             items = tuple(_with_args(node, extra_args, of_node=True) for node in nodes.items)
@@ -345,7 +345,7 @@ def _with_args(value: Value, extra_args: Sequence[str], of_node: bool = False) -
 
 
 def _hostfile(document: Value, around: Surroundings) -> tuple[HostEntry, ...] | None:
-    """Return the entries of the hostfile that the job names; None if it names none."""
+    """Return the entries of the job's hostfile; None = the job has no hostfile."""
     named = word_at(document, "hostfile")
     if not isinstance(named, str) or "\0" in named or home_error(named):
         return None  # missing, or a mistake that the check reports

@@ -1,4 +1,4 @@
-"""`logs`: prints selected lines of a run's output in the order of their arrival."""
+"""`logs`: prints selected lines of a run's output in order of arrival."""
 
 import os
 import re
@@ -70,7 +70,7 @@ def logs(
 
 
 class Choice(NamedTuple):
-    """A selection of lines: the ranks (None = all), `since` when, and a pattern to match."""
+    """A selection of lines: their ranks (None = all), the earliest time (`since`), and a pattern to match."""
 
     ranks: Collection[int] | None
     stderr_only: bool
@@ -142,7 +142,7 @@ def print_logs(
 
 
 def _unkept(state: State | None, choice: Choice) -> str:
-    """Return which selected ranks have no output in the run directory, as with torchrun's defaults."""
+    """Describe which selected ranks have no output in the run directory, as with torchrun's defaults."""
     if not state or not state.plan:
         return ""
     files = destinations(state.plan, state.attempt).items()
@@ -198,7 +198,7 @@ class LogLines(Observer):
         self._fold.finish()
 
     def go_live(self) -> None:
-        """Print the last lines so far, and from now on each line at once."""
+        """Print the last lines so far. From now on, print each line at once."""
         self.woken()
         last, self._last = self._last or (), None
         for line in last:

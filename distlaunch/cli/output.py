@@ -12,18 +12,18 @@ from distlaunch.wording import json_text
 
 
 class ReaderLeftError(DistlaunchError):
-    """The reader of stdout has closed the pipe, so nothing is left to do or to report."""
+    """Stdout is a pipe that its reader has closed, so nothing is left to do or to report."""
 
     exit_status = Exit.BROKEN_PIPE
 
 
 class UnwritableError(DistlaunchError):
-    """Stdout can't be written, for example because the disk is full."""
+    """Stdout isn't writable, for example because the disk is full."""
 
 
 @contextlib.contextmanager
 def while_read() -> Iterator[None]:
-    """Raise `ReaderLeftError` if the reader of stdout closes it, and `UnwritableError` if the disk is full.
+    """Raise `ReaderLeftError` if stdout's reader closes the pipe, and `UnwritableError` if the disk is full.
 
     Buffered output is dropped.
     """
@@ -72,7 +72,7 @@ def print_run(run: str) -> None:
 
 
 def say(text: str) -> None:
-    """Print a message on stderr; escaped on a terminal, as messages may quote files."""
+    """Print a message on stderr; escaped on a terminal, because messages may quote files."""
     for line in _shown(text, sys.stderr).splitlines():
         print(f"distlaunch: {line}", file=sys.stderr)
 

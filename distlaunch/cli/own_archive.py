@@ -14,7 +14,7 @@ PACKAGES = (
     *("distlaunch", "yaml", "typer", "click", "shellingham", "annotated_doc", "typing_extensions"),
     *("rich", "markdown_it", "mdurl"),
 )
-"""Packages that commands on the other machine need. Some Typer versions don't use all of them."""
+"""Packages needed by commands on the other machine. Some Typer versions don't use all of them."""
 
 _MAIN = "from distlaunch.__main__ import main\nmain()\n"
 """The main module of the unpacked directory, for `python3 DIRECTORY`."""
@@ -22,19 +22,19 @@ _MAIN = "from distlaunch.__main__ import main\nmain()\n"
 _TOP = Path(__file__).parents[1]
 _ROOTS = (
     *("distlaunch.__main__", "distlaunch.cli.torchrun", "distlaunch.launch.opening"),
-    "distlaunch.observers.terminal",  # named in a table
+    "distlaunch.observers.terminal",  # named only in a table
 )
 _UNUSED = (
     *("distlaunch.cli.app", "distlaunch.cli.exec_task", "distlaunch.cli.remote", "distlaunch.api"),
     "distlaunch.cli.job_file",
 )
-"""Modules imported only by other commands: `run` with its options."""
+"""Modules that only other commands import, such as `run` with its options."""
 
 
 def payload_key() -> str:
     """Return a digest that changes whenever any of the files changes.
 
-    The cache of `cli.remote` on the other machine is keyed by it.
+    The digest is the key in the cache of `cli.remote` on the other machine.
     """
     known = hashlib.sha256(_MAIN.encode())
     for name, path in _files():
@@ -93,7 +93,7 @@ def _files() -> Iterator[tuple[str, Path]]:
 
 
 def torchrun_modules() -> list[tuple[str, Path]]:
-    """Find all of `agent` and the modules that `torchrun` imports: (path in the archive, file) of each."""
+    """Return (path in the archive, file) of each module in `agent`, or imported by `torchrun`."""
     finder = ModuleFinder([str(_TOP.parent)], excludes=_UNUSED)
     agents = (f"distlaunch.agent.{path.stem}" for path in (_TOP / "agent").glob("[!_]*.py"))
     for name in (*_ROOTS, *agents):

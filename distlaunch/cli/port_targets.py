@@ -32,7 +32,7 @@ def reports_on(
 def _report_on(target: str, overrides: Sequence[str], config: str | None) -> PortReport:
     """Test the ports of a job file, or the port of HOST:PORT without a job."""
     if target == STDIN or os.path.exists(target) or target.endswith((".yaml", ".yml")):
-        # Ports don't depend on GPUs: don't ask the nodes for their number.
+        # Ports don't depend on GPUs, so the nodes needn't count them.
         spec = load_job(target, [*overrides, *([f"ssh.config={json.dumps(config)}"] if config else [])])
         known = spec._replace(
             nodes=tuple(n._replace(gpus=n.gpus or 0, procs=n.procs or 1) for n in spec.nodes)

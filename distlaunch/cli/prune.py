@@ -44,7 +44,7 @@ def prune(places: Places = None, older: Older = None, dry: Dry = False, as_json:
 
 
 def _old_runs(before: float, places: Sequence[str]) -> Iterator[Run]:
-    """Yield the user's runs that ended before that time, in `places` if given. Raises `UsageError`."""
+    """Yield the user's runs that ended before a time, in `places` if given. Raises `UsageError`."""
     for place in places:
         check_directory(place)
     damaged = []
@@ -87,7 +87,7 @@ def _size(directory: str) -> int:
 
 def _forget_missing() -> None:
     """Remove runs without a directory from the list."""
-    here = os.uname().nodename  # disks of other machines may be invisible here
+    here = os.uname().nodename  # other machines' disks may not be visible here
     with contextlib.suppress(OSError):
         own = [each for each in listed().values() if each.host == here]
         forget(each.run for each in own if not os.path.isdir(each.directory))

@@ -1,7 +1,7 @@
-"""Runs commands on another machine over SSH. The program is also sent, unless the machine has cached it.
+"""Runs commands on another machine over SSH. distlaunch itself is sent along unless cached on that machine.
 
-These are commands for runs on that machine, and `run --on HOST` and `submit --on HOST`, after which this
-machine may sleep.
+The commands are `run --on HOST` and `submit --on HOST`, after which this machine may sleep, and those for
+runs on that machine.
 """
 
 import base64
@@ -87,8 +87,8 @@ sys.argv = ["distlaunch", *words]
 from distlaunch.__main__ import main
 main()
 """
-"""Programs for the other machine: `_PLACE` names the cache for distlaunch there, `_RECEIVE` reads the request
-and, unless it is cached, distlaunch, and `_START` runs distlaunch."""
+"""Programs for the other machine: `_PLACE` names the cache for distlaunch there; `_RECEIVE` reads the request
+and, unless it is cached, distlaunch; `_START` runs distlaunch."""
 
 
 class Request(Frozen):
@@ -111,7 +111,7 @@ def run_there(ssh: Ssh, request: Request, show: Callable[[bytes], object] = prin
 
     With the `name` of a run, Ctrl-C prints that the run continues. Raises `DistlaunchError`.
     """
-    # A shell that reads one line from stdin, so that the quoting of the login shell doesn't matter.
+    # A shell that reads one line from stdin, so that the login shell's quoting doesn't matter.
     argv = ssh.argv_for("exec /bin/sh -c 'read -r line; eval \"$line\"'")
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0) as process:
         try:
@@ -134,7 +134,7 @@ def show_there(ssh: Ssh, words: Sequence[str]) -> int:
     if status := run_there(ssh, Request(("--version",)), lambda output: None):
         return status
     code = _PLACE.format(key=payload_key()) + f"words = {[*words]!r}" + _START
-    encoded = base64.b64encode(code.encode()).decode()  # free of characters with a meaning in any shell
+    encoded = base64.b64encode(code.encode()).decode()  # free of characters that are special in any shell
     run = f'exec "$p" -I -c "import base64,sys;exec(base64.b64decode(sys.argv.pop()))" {encoded}'
     start = f"exec /bin/sh -c '{_FIND_PYTHON}{run}'"
     return _status(ssh, subprocess.run(ssh.argv_for(start, terminal=True), check=False).returncode)
@@ -164,7 +164,7 @@ def _read(process: "subprocess.Popen[bytes]") -> bytes:
 
 
 def _status(ssh: Ssh, status: int) -> int:
-    """Return the exit status of a command that ran over SSH. Raises `DistlaunchError` without a Python."""
+    """Return the exit status of a command run over SSH. Raises `DistlaunchError` if Python is missing."""
     if status == NO_PYTHON:
         raise DistlaunchError(
             f"{ssh.host}: found no Python 3.10 or later (tried python3 and python3.10 to python3.13 in "
@@ -223,7 +223,7 @@ def submit_on(
 
 
 def _way_to(host: str, spec: JobSpec) -> Ssh:
-    """Return the transport to the job's node with that name, or else one with the job's options."""
+    """Return the transport to the job's node with that name, or else a transport with the job's options."""
     same = (node.reach for node in spec.pool if isinstance(node.reach, Ssh) and node.reach.host == host)
     return next(same, ssh_to(host, None)._replace(options=spec.ssh))
 

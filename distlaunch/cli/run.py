@@ -1,7 +1,7 @@
 """`run`, and everything else that runs a job: in the foreground, detached, or with other launchers.
 
-Common command lines are parsed here. Typer parses the rest and rejects mistakes: importing it takes a third
-of the time of a short job.
+Common command lines are parsed here, because importing Typer takes a third of the time of a short job. Typer
+parses the rest and rejects mistakes.
 """
 
 import contextlib
@@ -50,7 +50,7 @@ FLAGS = {
     "--no-check": "unchecked",
     "--no-sync": "unsynced",
 }
-"""Options without a value, and the field or the shorthand of each."""
+"""Options without a value, each with its field or shorthand."""
 SHORTHANDS = {"fold": "logs.fold=true", "unchecked": "checks.skip=all", "unsynced": "sync=false"}
 """Options that stand for a setting of the job file."""
 SET = "--set"
@@ -84,7 +84,7 @@ def plain_options(words: Sequence[str]) -> RunOptions | None:
 
 
 def run_with(options: RunOptions, early: Link | None) -> int:
-    """Run the job; return its exit status. `early` is an agent opened ahead. Raises `DistlaunchError`."""
+    """Run the job; return its exit status. `early` is an agent already open. Raises `DistlaunchError`."""
     _check(options)
     try:
         return _run(options, early)
@@ -128,7 +128,7 @@ def _run(options: RunOptions, early: Link | None) -> int:
 
 
 def refuse_copy(environ: Mapping[str, str]) -> None:
-    """Raise `UsageError` if each task of a scheduler's step would run the job. The first task may run it."""
+    """Raise `UsageError` if every task of a scheduler's step would run the job, except in the first task."""
     scheduler, _, tasks = step_size(environ)
     if tasks > 1 and task_number(environ):
         what = f"this {step_title(scheduler)} has {tasks} tasks, and each of them would run the whole job"
@@ -151,11 +151,11 @@ def _check(options: RunOptions) -> None:
 def run_shown(
     spec: JobSpec, early: Link | None = None, *, output_fd: int = 1, quiet: bool = False, view: bool = False
 ) -> "Summary":
-    """Run `spec` and show it, with `view` full-screen. Output of ranks goes to `output_fd`.
+    """Run `spec` and show the run; with `view`, full-screen. The ranks' output goes to `output_fd`.
 
     Raises `DistlaunchError`.
     """
-    with Signals(spec.invocation.signals) as signals:  # from here on a Ctrl-C finds a supervisor
+    with Signals(spec.invocation.signals) as signals:  # from here on, Ctrl-C reaches a supervisor
         start = start_run(spec, early)
         summary = _supervised(start, signals, "view" if view else "terminal", output_fd, quiet)
     if spec.restarts.requeue:
@@ -175,7 +175,7 @@ def run_gathered(spec: JobSpec, gathering: "Gathering", early: Link | None = Non
 
     with Signals(spec.invocation.signals) as signals:
         if early:
-            early.discard()  # its lease may end while launchers gather
+            early.discard()  # its lease may expire while launchers gather
         gathered = gather(spec, gathering, signals, say)
         if isinstance(gathered, Gathered):
             try:
@@ -201,16 +201,16 @@ def _supervised(
     ready_fd: int = -1,
 ) -> "Summary":
     """Run a job that has been started; the other parameters are the fields of `Shown`."""
-    from distlaunch.launch.controller import supervise  # while agents boot: it takes 10 ms
+    from distlaunch.launch.controller import supervise  # takes 10 ms, in which agents boot
     from distlaunch.observers.observer import Shown
 
-    gc.freeze()  # was off since the start: imports stay, objects of a long run may not
+    gc.freeze()  # GC was off so far: imported objects stay, but a long run's may not
     gc.enable()
     return supervise(start, Shown(interrupts, how, output_fd, quiet, ready_fd))
 
 
 def run_detached(spec: JobSpec, quiet: bool = False) -> int:
-    """Run `spec` with a controller in another session that outlives the terminal and this process.
+    """Run `spec` with a controller, in its own session, that outlives the terminal and this process.
 
     Once all ranks have started, print only the ID of the run on stdout and return 0. If the run ends earlier,
     return its exit status. Meanwhile, signals are forwarded to the controller.
@@ -242,7 +242,7 @@ def run_detached(spec: JobSpec, quiet: bool = False) -> int:
 def _control(spec: JobSpec, quiet: bool, ready_fd: int) -> int:
     """Act as the controller. Return the run's exit status. Never raise: that would unwind the fork.
 
-    Once all ranks have started, the ID of the run is written to `ready_fd`.
+    Once all ranks have started, write the ID of the run to `ready_fd`.
     """
     try:
         os.setsid()

@@ -28,7 +28,7 @@ from distlaunch.wording import age_words, aligned, cut
 
 HEADINGS = ("RUN", "STATE", "RANKS", "RESTARTS", "AGE", "LAST", "WHERE")
 LEAST_ID, LEAST_WHERE = 20, 10
-"""Minimum characters of an ID and of WHERE in shortened lines, if the terminal is wide enough."""
+"""Minimum characters of an ID and of WHERE in shortened lines, if they fit into the terminal."""
 _WHICH = (
     "A run's ID, or a prefix of it that includes the whole job name; a job's name or file (its latest run); "
     "a run directory; or a scheduler's job ID. HOST:RUN is a run on another host. Default: the latest run "
@@ -37,11 +37,11 @@ _WHICH = (
 
 
 _OF_ENDED = ("bundle", "checkout", "logs", "report", "why")
-"""Commands mostly used for runs that have ended."""
+"""Commands used mostly for runs that have ended."""
 
 
 def offered(context: typer.Context, incomplete: str) -> list[str]:
-    """Return the known runs for completion, the latest first. Few commands offer those that have ended."""
+    """Return the known runs for completion, the latest first; ended runs only for commands in `_OF_ENDED`."""
     known = {*directories(), *ways()} - (set() if context.command.name in _OF_ENDED else noted_ends())
     return [run for run in sorted(known, key=when, reverse=True) if run.startswith(incomplete)]
 
@@ -58,7 +58,7 @@ Most = Annotated[
 
 
 class OnRuns(TyperCommand):
-    """A command for runs. For runs on other hosts, it runs there, over SSH."""
+    """A command for runs. For a run on another host, the command runs there, over SSH."""
 
     def __init__(self, *given: Any, **settings: Any) -> None:
         super().__init__(*given, **settings)
@@ -143,7 +143,7 @@ def attach(which: Which = None, everything: Everything = False, fold: Fold = Fal
     """Follow a run's console output; Ctrl-C detaches without stopping the run."""
 
     def shown(run: Run, interrupts: Interrupts) -> Run:
-        with closing(Terminal(interrupts, fold=fold, waits=True)) as terminal:  # also without a summary
+        with closing(Terminal(interrupts, fold=fold, waits=True)) as terminal:  # even without a summary
             return attend(run, terminal, interrupts, everything)
 
     _show_each(which, shown, everything)
@@ -269,7 +269,7 @@ def follow_each(which: str | None, show: Callable[[Run, Interrupts], Run], detac
             if last.alive:
                 break
     if last and not last.alive:
-        return over(last)  # the scheduler may have said meanwhile that the job was cancelled
+        return over(last)  # the scheduler may meanwhile report that the job was cancelled
     if last and detaches:
         say(f"detached from {last.id}, which is still running; `distlaunch stop {last.id}` stops it")
     raise typer.Exit(128 + signals.received_last if signals.received_last else Exit.OK)

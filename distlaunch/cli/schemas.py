@@ -33,7 +33,7 @@ Schema = dict[str, Any]
 class Document(Frozen):
     """A kind of document: its source, its shape, and its version.
 
-    The version changes if a field is removed or its meaning changes, but not if a field is added.
+    The version changes if a field is removed or changes its meaning, but not if a field is added.
     """
 
     source: str

@@ -30,7 +30,7 @@ exports = typer.Typer(
 
 
 def _known(name: str | None) -> str | None:
-    """Check the name of a scheduler. Other packages are searched only for a name that is not in the table."""
+    """Check the name of a scheduler. Other packages are searched only if the name isn't in the table."""
     if name and name not in TABLE and name not in names():
         raise typer.BadParameter(f"{name!r} is not one of {', '.join(map(repr, names()))}.")
     return name

@@ -13,7 +13,7 @@ from distlaunch.plan.workers import plan_document, planned_workers
 from distlaunch.wording import aligned, counted, cut, refused_port_words, size_words, spans
 
 MANY = 256
-"""Ranks beyond which a table has a row for each node only."""
+"""Number of ranks beyond which a table has one row per node."""
 
 
 def table(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -114,7 +114,7 @@ def _colored(line: str, good: bool) -> str:
 
 
 def _pair_lines(report: PortReport) -> list[str]:
-    """Describe the pairs of nodes that can and can't connect, and the spares that were not tested."""
+    """Describe which pairs of nodes can and can't connect, and which spares were not tested."""
     lines = [f"spares not tested: {', '.join(report.spares)}"] if report.spares else []
     if report.pairs is None or not report.pairs.tried:
         return lines

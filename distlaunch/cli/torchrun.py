@@ -29,7 +29,7 @@ docs/torchrun.md describes what each flag does.
 
 
 def run_torchrun(words: Sequence[str], early: Link | None = None) -> int:
-    """Run a torchrun command line; return its exit status. `early` is an agent opened ahead.
+    """Run a torchrun command line; return its exit status. `early` is an agent already open.
 
     Raises `DistlaunchError`.
     """
@@ -47,7 +47,7 @@ def run_torchrun(words: Sequence[str], early: Link | None = None) -> int:
     place = here()
     _check_python(os.environ.get("PYTHON_EXEC"))
     spec = torchrun_job.job_of(flags, place)
-    from distlaunch.cli.run import run_gathered, run_shown  # after the command line is understood
+    from distlaunch.cli.run import run_gathered, run_shown  # after the command line has been parsed
 
     if flags.nodes[1] == 1:
         return run_shown(spec, early, quiet=True).state.outcome
@@ -59,7 +59,7 @@ def run_torchrun(words: Sequence[str], early: Link | None = None) -> int:
 
 def _check_python(python: str | None) -> None:
     """Raise `DistlaunchError` if the interpreter is missing, before waiting for other nodes."""
-    from shutil import which  # few commands name one
+    from shutil import which  # few commands name an interpreter
 
     if python and which(python) is None:
         error = DistlaunchError(f"PYTHON_EXEC: {python}: {os.strerror(errno.ENOENT)}")

@@ -1,4 +1,4 @@
-"""Drafts of job files, with keys and comments, and the simplest draft, which is created from a hostfile."""
+"""Drafts of job files, which have keys and comments. The simplest draft comes from a hostfile."""
 
 import json
 import re
@@ -13,7 +13,7 @@ from distlaunch.job.text import escaped_in, literal
 from distlaunch.schedulers import job_keys, sections
 
 LISTED_HOSTS = 16
-"""Hosts listed by name. More hosts become a range."""
+"""Maximum hosts listed by name. More hosts become a range."""
 
 
 class Draft:
@@ -23,7 +23,7 @@ class Draft:
         self.source, self.typed = source, typed
         self.keys: dict[str, Any] = {}
         self.notes: list[tuple[str, str]] = []
-        """(text, key) of each comment. The comment goes above its key, or to the top if the key is ""."""
+        """(text, key) of each comment. The comment goes above its key, or at the top if the key is ""."""
 
     def set(self, path: str, value: Data) -> None:
         """Set a key, or a key of a section such as `logs.dir`; None leaves it unchanged."""
@@ -36,13 +36,13 @@ class Draft:
         self.notes += [(text, key) for text in texts]
 
     def path(self, text: str) -> str:
-        """Return a path. If a shell left a ~ unexpanded, it is part of a name."""
+        """Return a path for a job file. A ~ that a shell left unexpanded is part of a name."""
         return text if self.typed or not text.startswith("~") else f"./{text}"
 
     def set_program(self, words: Sequence[str], kind: str = "script", args: Iterable[str] = ()) -> None:
         """Set the program and its arguments, or placeholders for them.
 
-        `args` may have placeholders; without them, the words after the first are passed literally.
+        `args` may contain placeholders. Without `args`, the words after the first are passed literally.
         """
         if not words:
             self.set("script", "train.py")
@@ -66,7 +66,7 @@ class Draft:
         self.note(f"replace with your host names, as used with ssh; {advice}", key="nodes")
 
     def set_hostfile(self, entries: Sequence[HostEntry]) -> None:
-        """Set nodes to the hosts of a hostfile, with their numbers of workers."""
+        """Set nodes to the hosts of a hostfile, each with its number of workers."""
         slots = [
             (f"{entry.user}@{entry.host}" if entry.user else entry.host, entry.slots) for entry in entries
         ]
@@ -84,7 +84,7 @@ class Draft:
             self.set("gpus_per_node", len(names))
 
     def note_store(self, setting: str, backend: str, endpoint: str) -> None:
-        """Add a comment on a rendezvous backend, and for an etcd server, on torch agents."""
+        """Add a comment on a rendezvous backend and, for an etcd server, a comment on torch agents."""
         texts = [f"{setting}{backend}: distlaunch assigns the ranks itself and needs no store"]
         if backend.startswith("etcd"):
             advice = "for torch's own elastic agents instead, set rendezvous.backend to etcd-v2 and"
@@ -94,7 +94,7 @@ class Draft:
     def checked(self) -> "Draft":
         """Return this draft, with a comment if dry-run couldn't determine the number of GPUs.
 
-        Raises `JobError` if the keys are invalid, `UsageError` for values that aren't valid text.
+        Raises `JobError` for invalid keys, and `UsageError` for values that aren't valid text.
         """
         if re.search("[\ud800-\udfff]", json.dumps([self.keys, self.notes], ensure_ascii=False)):
             raise UsageError(f"{self.source}: not UTF-8 text")
@@ -123,7 +123,7 @@ class Draft:
 
 
 def hostfile_draft(text: str, source: str, program: Sequence[str] = ()) -> Draft:
-    """Draft the job of a hostfile. Raises `JobError` with all problems."""
+    """Draft a job for the hosts of a hostfile. Raises `JobError` with all problems."""
     entries = parse_hostfile(text, source)
     draft = Draft(source)
     draft.set_program(program)

@@ -1,7 +1,6 @@
 """The torchrun command line: a table of flags (torch/distributed/run.py, 2.13) and its parser.
 
-argparse also matches abbreviations after the script. This parser leaves everything after the script to the
-script.
+argparse also matches abbreviations after the script. This parser passes all later words to the script.
 """
 
 import re
@@ -13,21 +12,21 @@ from distlaunch.errors import UsageError
 from distlaunch.job.spec import NumaMode
 
 Counted = Literal["auto", "cpu", "gpu"]
-"""Values of `--nproc-per-node` that count the devices of a machine."""
+"""Values of `--nproc-per-node` for which a machine's devices are counted."""
 Fate = Literal["used", "no effect", "handed over", "refused", "used, or handed over", "used, or no effect"]
-"""How `distlaunch torchrun` treats a flag. Handed over = it execs the torch agent."""
+"""How `distlaunch torchrun` treats a flag. Handed over = distlaunch execs the torch agent."""
 
 C10D_PORT = 29400
-"""Default port of torch, for c10d only."""
+"""torch's default port for c10d."""
 
 
 class Flag(NamedTuple):
     """One flag, stored in `field` of `Flags`: its `letter`, and whether PET_<FIELD> sets its default.
 
-    `here` is how `distlaunch torchrun` treats the flag, and `why` the reason if the flag is unused. Some
-    flags have no effect only if --master-addr or a static --rdzv-endpoint sets the endpoint. `key` is the key
-    in the job file. `in_file` is the comment in a job file if the flag has no key. `left_out` explains why a
-    job file doesn't need a value that only a shell could provide; "" = the value is needed.
+    `here` is how `distlaunch torchrun` treats the flag, and `why` is the reason if the flag is unused. Some
+    flags are unused only if --master-addr or a static --rdzv-endpoint sets the endpoint. `key` is the key in
+    the job file. If there is none, `in_file` is the comment in the job file. `left_out` explains why a job
+    file doesn't need a value that only a shell could provide; "" = the value is needed.
     """
 
     letter: str = ""
@@ -47,7 +46,7 @@ class Flag(NamedTuple):
 
     @property
     def variable(self) -> str:
-        """Return the environment variable with the default of the flag; "" = none."""
+        """Return the environment variable that sets the flag's default; "" = none."""
         return f"PET_{self.field.upper()}" if self.from_environment else ""
 
     @property
@@ -128,7 +127,7 @@ class Flags(NamedTuple):
     args: tuple[str, ...] = ()
     given: frozenset[str] = frozenset()
     unfilled: tuple[tuple[str, str], ...] = ()
-    """(field, value) of each flag whose value needs a shell."""
+    """(field, value) of each flag whose value only a shell could expand."""
 
     @property
     def nodes(self) -> tuple[int, int]:
@@ -144,7 +143,7 @@ class Flags(NamedTuple):
 
     @property
     def procs(self) -> int | Counted:
-        """Return the workers per node. Raises `UsageError`."""
+        """Return the number of workers per node. Raises `UsageError`."""
         match self.nproc_per_node:
             case "auto" | "cpu" | "gpu" as counted:
                 return counted
@@ -164,7 +163,7 @@ class Flags(NamedTuple):
 
     @property
     def alone(self) -> bool:
-        """Check whether torch would start a single agent, for a fixed number of one node."""
+        """Check whether torch would start a single agent, with the number of nodes fixed at one."""
         return self.standalone or (self.rdzv_backend == "c10d" and self.nodes[1] == 1)
 
     @property
@@ -232,9 +231,9 @@ def parse_flags(
     filled: Collection[str] = (),
     foreign: Collection[str] = (),
 ) -> Flags:
-    """Parse the command line `words`. Raises `UsageError` with argparse's errors on one line.
+    """Parse the command line `words`. Raises `UsageError` with argparse's message on one line.
 
-    `foreign` flags are skipped, and so are flags whose value is in `filled`, the words that need a shell.
+    Skips `foreign` flags, and flags whose value is in `filled`: the words that need a shell.
     """
     values: dict[str, Any] = {}
     unfilled: list[tuple[str, str]] = []
@@ -245,7 +244,7 @@ def parse_flags(
             continue
         flag, value = _flag_of(word)
         if flag.kind is bool and value and not word.startswith("--"):
-            rest.insert(0, f"-{value}")  # -mr3 is -m -r3
+            rest.insert(0, f"-{value}")  # -mr3 means -m -r3
             value = None
         elif value is None and flag.kind is not bool:
             value = word = _next_value(flag, rest)
@@ -276,7 +275,7 @@ def _from_environment(environ: Mapping[str, str], given: Mapping[str, Any]) -> d
 
 
 def _flag_of(word: str) -> tuple[Flag, str | None]:
-    """Return the flag named or abbreviated by a word, and the attached value, if any."""
+    """Return the flag that a word names or abbreviates, and the attached value, if any."""
     if not word.startswith("--"):
         if word[1] not in _BY_LETTER:
             raise UsageError(f"torchrun has no flag {word}")

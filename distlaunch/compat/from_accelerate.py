@@ -32,7 +32,7 @@ _FSDP = {
 class Section(NamedTuple):
     """A section of the config: the prefix of its keys, and the prefix of the resulting variables.
 
-    `kind` is the type of job that uses the section, "" = any, and `switch` a variable that enables it.
+    `kind` is the type of job that uses the section ("" = any), and `switch` is a variable that enables it.
     `lower` = booleans are lowercase.
     """
 
@@ -65,15 +65,15 @@ _LEFT_OUT = {
     "fp8_override_linear_precision": "must be set by the script",
     "deepspeed_hostfile": "becomes the key hostfile if there are several machines",
 }
-"""Section keys that don't become variables, and the reason."""
+"""Section keys that don't become variables, each with the reason."""
 _TYPES = ("NO", "MULTI_CPU", "MULTI_GPU", "FSDP", "DEEPSPEED", "MEGATRON_LM")
-"""Types of jobs on CPUs, or on the GPUs in CUDA_VISIBLE_DEVICES."""
+"""Types of jobs that run on CPUs, or on the GPUs in CUDA_VISIBLE_DEVICES."""
 _SWITCHES = {
     "use_cpu": ("ACCELERATE_USE_CPU", "True"),
     "debug": ("ACCELERATE_DEBUG_MODE", "true"),
     "enable_cpu_affinity": ("ACCELERATE_CPU_AFFINITY", "1"),
 }
-"""Boolean keys, with the variable and the value that mean true."""
+"""Boolean keys, each with a variable and the value that it gets for true."""
 _KEYS: Mapping[str, Type] = {
     "compute_environment": Choice(("LOCAL_MACHINE",)),
     "num_machines": Integer(1, 4096),
@@ -124,7 +124,7 @@ def _read(document: Value) -> dict[str, Any]:
 
 
 def _add_nodes(draft: Draft, config: Mapping[str, Any]) -> None:
-    """Add hosts and endpoint; main_process_ip is the endpoint unless it is an etcd server."""
+    """Add the hosts and the endpoint, which is main_process_ip unless that is an etcd server."""
     machines, backend = config["num_machines"], config["rdzv_backend"]
     host, port = config.get("main_process_ip", ""), config.get("main_process_port")
     first = host if host and machines > 1 and not is_loopback(host) else None
@@ -202,7 +202,7 @@ def _add_section(draft: Draft, name: str, config: Mapping[str, Any]) -> None:
         else:
             env[_RENAMED.get(key, rule.variables + key.upper())] = text
     if kind == rule.kind == "DEEPSPEED":
-        # Fields that the config file of DeepSpeed must not contradict.
+        # Fields that DeepSpeed's own config file must not contradict.
         fields = [*given, *(["mixed_precision"] if "mixed_precision" in config else [])]
         env["ACCELERATE_CONFIG_DS_FIELDS"] = ",".join(fields)
         hint = "for DeepSpeed, accelerate adds the current directory to PYTHONPATH; do so if imports fail"

@@ -27,7 +27,7 @@ _RANK = "scripts that read OMPI_COMM_WORLD_RANK or PMI_RANK must read RANK; laun
 
 
 def mpirun_draft(words: Sequence[str]) -> Draft:
-    """Draft the job of a command, given as words or as one shell line. Raises `UsageError` or `JobError`."""
+    """Draft a job from a command, given as words or as one shell line. Raises `UsageError` or `JobError`."""
     typed = len(words) == 1
     words = torchrun.shell_words(words[0]) if typed else words
     at = next((i for i, word in enumerate(words) if re.search(r"(^|/)mpi(run|exec)(\.\w+)?$", word)), None)
@@ -105,7 +105,7 @@ def _add_nodes(draft: Draft, given: Mapping[str, str]) -> None:
 
 
 def _shares(ranks: int, slots: Sequence[int | None]) -> list[int]:
-    """Return the number of ranks on each host: slots, filled in order, or equal shares if there are none."""
+    """Return the number of ranks on each host: fill slots in order or, without slots, use equal shares."""
     share, more = divmod(ranks, len(slots)) if not any(slots) else (0, 0)
     given = [slot or share + (i < more) or 1 for i, slot in enumerate(slots)]
     if ranks > sum(given):

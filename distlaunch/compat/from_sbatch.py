@@ -37,19 +37,19 @@ _LEFT_OUT = {
     "array": "an array would start the same job many times; submit each job separately",
 }
 _SETUP = r"(module|ml|source|\.|ulimit|umask|(conda|(micro)?mamba) activate|spack (load|env))\s|eval \"?\$\("
-"""Commands that prepare the environment, which `distlaunch submit` also runs in its batch script."""
+"""Commands that prepare the environment. `distlaunch submit` also runs them in its batch script."""
 _RENDEZVOUS = r"\b(scontrol|hostname|RANDOM|MASTER_(ADDR|PORT)|SLURM_\w*(NODELIST|PROCID|NODEID))\b"
 _OF_COMMAND = r"[\s'\"\\]*(--|\S*(torchrun|accelerate|python))"
-"""Beginning of a value that is part of the command and may contain rendezvous flags."""
+"""The beginning of a value that is part of the command and may contain rendezvous flags."""
 _ASSIGNED = {"variable_assignment", "variable_name"}
 _COMMANDS = ("command", "redirected_statement", "pipeline", "list")
 MAX_CHARACTERS = 1 << 15
-"""Maximum characters of a script, because tree-sitter is slow on nonsense, and of expanded variables."""
+"""Maximum characters of a script (tree-sitter is slow on nonsense), and of expanded variables."""
 _PLACE = "relative paths are relative to this file: keep it in the directory where sbatch was run"
 
 
 def sbatch_draft(text: str, source: str, cpus: int) -> Draft:
-    """Draft a job from a batch script; `cpus` counts the CPUs of this machine.
+    """Draft a job from a batch script; `cpus` is the number of CPUs of this machine.
 
     Raises `UsageError` or `JobError`.
     """
@@ -108,7 +108,7 @@ def _accelerated(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _options(words: Iterable[str]) -> list[tuple[str, str]]:
-    """Return (name, value) of sbatch or srun options. The value "" = none. A stray word gets the name ""."""
+    """Return (name, value) of each sbatch or srun option; "" = no value. A stray word gets the name ""."""
     found: list[tuple[str, str]] = []
     for word in words:
         name, _, value = word[2:].partition("=") if word.startswith("--") else (word[1:2], "", word[2:])
@@ -129,20 +129,20 @@ def _count(options: Mapping[str, str], name: str) -> int:
 
 
 def _tasks(options: Mapping[str, str]) -> int:
-    """Return the Slurm tasks per node."""
+    """Return the number of Slurm tasks per node."""
     total = _count(options, "ntasks") // (_count(options, "nodes") or 1)
     return _count(options, "ntasks-per-node") or total or 1
 
 
 def _gpus(options: Mapping[str, str]) -> int | None:
-    """Return the GPUs per node."""
+    """Return the number of GPUs per node."""
     gres = re.search(r"\bgpu(?::[^,:]+)?:(\d+)", options.get("gres", ""))
     text = options.get("gpus-per-node", gres[1] if gres else "")
     return count_gpus(text) if text.isascii() else None
 
 
 def _divided(options: Mapping[str, str]) -> dict[str, str]:
-    """Replace --gpus, a total such as `a100:8`, with --gpus-per-node, if the nodes get equally many."""
+    """Replace --gpus, a total such as `a100:8`, with --gpus-per-node, if all nodes get equal shares."""
     total = re.fullmatch(r"(?a)(\w+:|)(\d{1,6})", options.get("gpus", ""))
     if not total or int(total[2]) % (nodes := _count(options, "nodes") or 1):
         return {**options}
@@ -182,7 +182,7 @@ def _add_requests(draft: Draft, options: Mapping[str, str]) -> None:
 
 
 def _warning(draft: Draft, text: str) -> str:
-    """Return the value of --signal. distlaunch forwards the signal to ranks that srun would send it to."""
+    """Return the value of --signal. distlaunch forwards the signal to the ranks if srun would."""
     flags, which, at = text.rpartition(":")[0], *re.split("(?=@|$)", text.rpartition(":")[2], maxsplit=1)
     name = which.removeprefix("SIG")
     if name not in ("USR1", "USR2"):
@@ -204,7 +204,7 @@ def _fits(key: str, value: Data) -> bool:
 class _Script:
     """A batch script, read statement by statement: requests, variables, launches, and comments on the rest.
 
-    `rendezvous` maps variables that find hosts and ports to their lines.
+    `rendezvous` maps variables used to find hosts and ports to their line numbers.
     """
 
     def __init__(self, text: str) -> None:
@@ -212,7 +212,7 @@ class _Script:
         self.setup: list[str] = []
         self.left: list[str] = []  # comments on statements that are left out
         self._known: dict[str, str] = {}  # variables whose values are known
-        self._env: dict[str, str] = {}  # exported ones
+        self._env: dict[str, str] = {}  # exported variables
         self.rendezvous: dict[str, int] = {}
         self._launches: list[tuple[int, torchrun.Line]] = []
         self._room = MAX_CHARACTERS  # for expanded variables
@@ -262,7 +262,7 @@ class _Script:
             self._leave(node)
 
     def _request(self, node: "Node", leads: bool) -> None:
-        """Read an #SBATCH line; sbatch ignores those after the first command."""
+        """Read an #SBATCH line; sbatch ignores such lines after the first command."""
         given = _options(shlex.split(self._text(node)[7:], comments=True))
         if not leads or any(not re.fullmatch(r"[A-Za-z][\w-]*", name) for name, _ in given):
             self._leave(node, "not understood" if leads else "sbatch ignores it after the first command")
@@ -364,7 +364,7 @@ def _parse(text: str) -> "Node":
     except ImportError:
         hint = "reading a batch script needs tree-sitter: pip install 'distlaunch[sbatch]'"
         raise UsageError(hint) from None
-    # tree-sitter-bash passes characters to C's isalpha(), which may crash on those above 255.
+    # tree-sitter-bash passes characters to C's isalpha(), which can crash on characters above 255.
     plain = re.sub("[^\0-\x7f]", "_", text).encode()
     return Parser(Language(language())).parse(plain).root_node
 

@@ -1,4 +1,4 @@
-"""Job files from torchrun command lines, which are split as in a shell."""
+"""Job files from torchrun command lines, which are split as a shell would."""
 
 import os.path
 import re
@@ -22,19 +22,19 @@ _STARTS_ALL = "`distlaunch run` starts the ranks of all nodes itself"
 _BEFORE = "run it before `distlaunch run`, if the job needs it"
 _BEHIND = "write it after `distlaunch run` or `distlaunch submit --wait` instead"
 _AS_THEY_ARE = ("max_restarts", "numa_binding", "role", "virtual_local_rank")
-"""Flags whose values can be used unchanged for their keys."""
+"""Flags whose values become the values of their keys unchanged."""
 _MODULES = ("torch.distributed.run", "torch.distributed.launch", "distlaunch.torchrun")
 _USE_ENV = ("--use-env", "--use_env")
 """Spellings of a flag that only torch.distributed.launch accepts."""
 _RENDEZVOUS_FLAG = r"--?(rdzv|nnodes|standalone|node[-_]rank|master|machine_rank|num_mach|main_pro)"
 _SYNTAX = "();<>|&\n"
 _SUBSTITUTION = r"\$\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)|`[^`]*`"
-"""A command that a shell replaces with its output, with at most two levels of parentheses in it."""
+"""A command that a shell replaces with its output. It may contain two levels of parentheses."""
 _EXPANDED = r"(?s)[$`*?]|^#|^(?:[A-Za-z_]\w*=(?:.*:)?)?~|(?<!=)\[[^\],]+\]|\{[^{}]*(?:,|\.\.)[^{}]*\}"
 
 
 class Line(NamedTuple):
-    """A command in a shell line: words before the launcher, the launcher and its arguments, and comments."""
+    """A command in a shell line: words before the launcher; the launcher and its arguments; comments."""
 
     before: Sequence[str]
     words: Sequence[str]
@@ -61,7 +61,7 @@ class Line(NamedTuple):
 def command_draft(words: Sequence[str], cpus: int) -> Draft:
     """Draft a job from a command, given as words or as one shell line.
 
-    `cpus` counts the CPUs of this machine.
+    `cpus` is the number of CPUs of this machine.
 
     Raises `UsageError` or `JobError`.
     """
@@ -137,7 +137,7 @@ def is_python(word: str) -> bool:
 
 def launcher_at(words: Sequence[str]) -> int | None:
     """Return the index of torchrun, after variables and commands such as srun; None = not found."""
-    # A Python that runs another program ends the search, because its arguments may be anything.
+    # A Python that runs another program ends the search, because its arguments can be anything.
     starts = (i for i, word in enumerate(words) if launched(words, i) or is_python(word))
     return next((i for i in [*starts][:1] if launched(words, i)), None)
 
@@ -168,7 +168,7 @@ def started_directly(draft: Draft, words: Sequence[str], *flags: str) -> list[st
 def add_torchrun(draft: Draft, line: Line, cpus: int, hosts_known: bool = False) -> None:
     """Add the job from a line that starts torchrun. Raises `UsageError`.
 
-    `cpus` counts the CPUs of this machine. `hosts_known`: the job's nodes are already known.
+    `cpus` is the number of CPUs of this machine. `hosts_known` = the job's nodes are already known.
     """
     flags, local_rank = _flags_of(line, draft.typed)
     draft.note(*_unexpanded(line, flags, draft.typed, hosts_known), *flag_messages(flags), *_remarks(flags))
@@ -207,7 +207,7 @@ def _flags_of(line: Line, typed: bool) -> tuple[Flags, bool]:
 def _unexpanded(line: Line, flags: Flags, typed: bool, hosts_known: bool) -> Iterator[str]:
     """Yield comments on words that need a shell. Raises `UsageError` if a value is required.
 
-    A ~ in a path needs no shell, because job files expand it.
+    A ~ in a path doesn't need a shell, because job files expand it.
     """
     for field, value in flags.unfilled:
         hint = FLAG[field].left_out
@@ -301,7 +301,7 @@ def _add_procs(draft: Draft, flags: Flags, cpus: int) -> None:
 
 
 def _add_conduct(draft: Draft, flags: Flags) -> None:
-    """Add restarts, the time for stopping, and the flags in `_AS_THEY_ARE`."""
+    """Add restarts, the stop timeout, and the flags in `_AS_THEY_ARE`."""
     for field in _AS_THEY_ARE:
         value = getattr(flags, field)
         draft.set(FLAG[field].key, value if value != FLAG[field].default else None)

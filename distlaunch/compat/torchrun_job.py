@@ -21,7 +21,7 @@ _USED = ("is_host", "join_timeout", "timeout", "last_call_timeout", "store_type"
 
 
 class Here(NamedTuple):
-    """The context of the command line; `temporary` are parents for temporary directories, best first."""
+    """The context of the command line; `temporary` lists parents for temporary directories, best first."""
 
     directory: str
     hostname: str
@@ -33,7 +33,7 @@ class Here(NamedTuple):
 
 
 def left_to_torch(flags: Flags, environ: Mapping[str, str]) -> str:
-    """Return a flag or variable that only the elastic agent of torch supports; "" if none."""
+    """Return a flag or variable that only torch's elastic agent supports; "" = none."""
     if environ.get(_FILE_TIMER) == "1":
         return f"{_FILE_TIMER}=1"
     fewest, most = flags.nodes
@@ -75,7 +75,7 @@ def _has_only_timeouts(flags: Flags) -> bool:
 
 
 def job_of(flags: Flags, here: Here) -> job.JobSpec:
-    """Return the job of this node. Other nodes may have their own launchers."""
+    """Return this node's job. Other nodes may have their own launchers."""
     fewest, most = flags.nodes
     chosen = _chooses_endpoint(flags)
     host, port = flags.endpoint
@@ -115,13 +115,13 @@ def job_of(flags: Flags, here: Here) -> job.JobSpec:
 
 
 def argument(word: str) -> str:
-    """Return an argument as in a job file. torch replaces `${local_rank}`, and replaces `$$` with `$`."""
+    """Return an argument as written in a job file. torch fills in `${local_rank}`, and turns `$$` to `$`."""
     text = re.sub(r"\$(?:(\$)|local_rank\b|\{local_rank\})", lambda found: found[1] or "\0", word)
     return literal(text).replace("\0", "{local_rank}")
 
 
 def procs_of(flags: Flags, here: Here) -> int:
-    """Return the workers on this node. Raises `UsageError`."""
+    """Return the number of workers on this node. Raises `UsageError`."""
     procs = flags.procs
     if procs == "gpu" and not here.gpus:
         raise UsageError("--nproc-per-node gpu: no GPU found on this machine")
@@ -146,7 +146,7 @@ def _signals(flags: Flags) -> dict[str, str]:
 
 
 def _logs(flags: Flags, here: Here) -> job.Logs:
-    """Return where output goes. Without files to keep, the run directory is temporary."""
+    """Return the output settings. If no files are kept, the run directory is temporary."""
     nowhere = flags.log_dir == "/dev/null"  # as in torch: no files, all output is shown
     template = flags.log_line_prefix_template or here.environ.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE")
     redirects, tee = flags.streams("redirects"), flags.streams("tee")
@@ -186,7 +186,7 @@ def gathering_messages(flags: Flags) -> Iterator[str]:
 
 
 def gathering_of(flags: Flags, name: str, environ: Mapping[str, str]) -> Gathering:
-    """Return how a launcher on the machine `name` joins the others. Raises `UsageError`."""
+    """Describe how a launcher on the machine `name` joins the others. Raises `UsageError`."""
     host, port = flags.endpoint
     fewest, most = flags.nodes
     c10d = flags.c10d
@@ -232,7 +232,7 @@ def _seconds(flags: Flags, keys: tuple[str, ...], default_s: float) -> float:
 def _check_endpoint(flags: Flags, host: str, port: int, environ: Mapping[str, str]) -> None:
     """Raise `UsageError` if several nodes can't use the endpoint, for example because a variable was empty.
 
-    With a loopback address, each of several machines would consider itself the host of the endpoint.
+    With a loopback address, each of several machines would act as the endpoint's host.
     """
     flag, text = _endpoint_flag(flags), flags.rdzv_endpoint or host
     if not re.fullmatch(r"[^\s/@]+", host):

@@ -63,7 +63,7 @@ def _refuse(problems: list[Problem], mistakes: Iterable[tuple[str, str]], readin
 
 
 def _job(reading: Reading, known: Record, source: str) -> spec.JobSpec:
-    """Return the job, and build its `built` keys. No key may have been refused."""
+    """Return the job, and build its `built` keys. Requires that no key was refused."""
     checked, around = reading.checked, reading.around
     pool = Pool(checked, around)
     return spec.JobSpec(
@@ -181,7 +181,7 @@ def _container(reading: Reading) -> Container | None:
     if not section:
         return None
     runtime = keys.CONTAINER.value(section, "runtime")
-    # Such as [podman, --remote]: options before the subcommand. `checks.py` refuses other runtimes.
+    # A list has options before the subcommand: [podman, --remote]. `checks.py` refuses other runtimes.
     name, *before = (runtime,) if isinstance(runtime, str) else runtime
     mounts = (mount.partition(":") for mount in section.get("mounts", ()))
     return Container(

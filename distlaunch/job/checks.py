@@ -31,7 +31,7 @@ _NOT_WITH_ETCD = ("master_addr", "master_port", "numa_binding", "cpu_binding", "
 
 
 class Reading(Frozen):
-    """A job file being read: keys (None = refused), the places of all paths, and refused paths."""
+    """A job file being read: its keys (None = refused), the places of all paths, and the refused paths."""
 
     checked: Checked
     places: Mapping[str, Place]
@@ -121,7 +121,7 @@ def _with_etcd(reading: Reading, conf: Checked) -> Mistakes:
 
 
 def _unfilled(reading: Reading, why: str) -> Mistakes:
-    """Report placeholders that distlaunch can't fill in. `why` is a template for the placeholder."""
+    """Report placeholders that distlaunch can't fill in. `why` has %s for the placeholder."""
     for path, word in (each for level in reading.levels() for each in placed_in(*level)):
         if word not in IDS:
             yield path, f"{why % word}: {instead_of(word)}"
@@ -220,7 +220,7 @@ def _launcher(reading: Reading, spec: JobSpec) -> Mistakes:
 
 
 def _command(reading: Reading, launcher: Checked, named: int) -> Mistakes:
-    """Check launcher.command, which needs `named` hosts and ignores ssh settings."""
+    """Check launcher.command, which needs host names and ignores ssh settings; `named` counts the names."""
     if not named:
         yield "launcher", "launcher.command needs host names: list the nodes"
     elif named > 1 and not any(HOST in word for word in launcher["command"]):

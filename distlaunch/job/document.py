@@ -11,7 +11,7 @@ from distlaunch.wording import counted
 
 
 class Place(Frozen):
-    """The place of a value: the file name as the user typed it, and line and column from 1; 0 = unknown.
+    """The place of a value: the file name as typed, and the line and column from 1; 0 = unknown.
 
     For values from the command line, `source` names the --set, and `typed` is its whole value.
     """
@@ -38,7 +38,7 @@ OVERRIDE = "--set "
 
 
 def setting(source: str, value: str) -> str:
-    """Return the --set named by `source`, with `value` instead of its value, as shell words."""
+    """Return the --set named by `source`, with its value replaced by `value`, as shell words."""
     import shlex  # only a mistake needs it
 
     return OVERRIDE + shlex.quote(f"{source.removeprefix(OVERRIDE)}={value}")
@@ -67,7 +67,7 @@ class Entries(Frozen):
     place: Place
 
     def walk(self) -> "Iterator[tuple[str, Scalar, Value]]":
-        """Yield each key as a string, the key with its place, and the value."""
+        """Yield (key, key with its place, value) of each entry."""
         return ((str(key.value), key, value) for key, value in self.entries)
 
     def get(self, name: str) -> "Value | None":
@@ -184,13 +184,13 @@ def nearest(word: str, known: Iterable[str], likeness: float = 0.6) -> str:
 
 
 def colon_hint(text: str, place: Place) -> str:
-    """Return a hint for a key and a value without a space between them."""
+    """Return a hint about a key and a value without a space between them."""
     found = re.fullmatch(r"([A-Za-z_]\w*):([^\s/].*)", text)
     return f"put a space after the colon: {place.instead(text, f'{found[1]}: {found[2]}')}" if found else ""
 
 
 def records_hint(value: Entries, keys: Collection[str], main: str) -> str:
-    """Return a hint for writing a list of records instead of one record, or instead of a map from names."""
+    """Return a hint to write a list of records instead of one record or a map from names."""
     names = [key for key, _, _ in value.walk()]
     if set(names) & set(keys):
         return f"; start each list item with a dash, even a single one: - {names[0]}: …"
@@ -228,11 +228,11 @@ def program_keys(text: str) -> dict[str, str]:
 # Writing
 
 WIDTH = 100
-"""Characters of a list or map on one line; a longer one has a line for each item."""
+"""Maximum characters of a list or map on one line. A longer one has a line for each item."""
 
 
 def job_text(keys: Mapping[str, Any], notes: Sequence[tuple[str, str]], order: Iterable[str]) -> str:
-    """Return a job file: the comments in `notes` for "", then each key in order, preceded by its comments."""
+    """Return a job file: comments in `notes` with the key "", then each key in order, after its comments."""
 
     def comments(key: str) -> list[str]:
         return [f"# {_escaped(text)}" for text, about in notes if about == key]
@@ -252,7 +252,7 @@ def _entry(key: str, value: Data) -> list[str]:
     return [flow]
 
 
-# A string without quotes in YAML 1.1 and 1.2, in any context.
+# A string that needs no quotes in YAML 1.1 and 1.2, in any context.
 _PLAIN = re.compile(
     r"(?!(?:y|n|yes|no|on|off|true|false|null)\Z)"
     r"(?:(?:--?|\.{0,2}/)?[a-z_][a-z0-9_./@%+=~-]*|[0-9]+(?:s|m|h))",

@@ -1,8 +1,8 @@
-"""The keys of the job file: the single source for checks, job fields, JSON Schema and reference.
+"""The keys of the job file: the single source of the checks, job fields, JSON Schema and reference.
 
 A plain key is declared here as a `Field`; the attribute with its value and default is in `spec.py`. A `built`
 key needs code in `build.py`. Schedulers declare their own sections: see `with_sections`. In a `JobSpec`,
-these sections and `kubernetes` are maps of the given keys, whose defaults are declared with the keys.
+these sections and `kubernetes` are maps of the keys that are set. Defaults are declared with the keys.
 """
 
 import re
@@ -49,7 +49,7 @@ def _cpus_error(cpus: str) -> str | None:
 
 
 def _watch_error(pattern: str) -> str | None:
-    """Return why `logs.watch` can't find a number."""
+    """Return why this `logs.watch` can't find a number, or None."""
     try:
         found = compiled(pattern).groups
     except ValueError as error:
@@ -138,7 +138,7 @@ TIMEOUTS = Record(
 
 
 class Failures(ListOf):
-    """Kinds of failures, and exit statuses; becomes a flat tuple."""
+    """Kinds of failures, and exit statuses. Becomes a flat tuple."""
 
     def __init__(self) -> None:
         statuses = Field(ListOf(Integer(1, 255), least=1), "Only these exit statuses.")
@@ -572,7 +572,7 @@ def json_schema(job: Record) -> Schema:
 def reference(
     record: Record, prefix: str = "", shown: Sequence[Record] = ()
 ) -> list[tuple[str, str, str, str]]:
-    """Return (key, type, explanation, default) of every key, sections before their keys.
+    """Return (key, type, explanation, default) of every key, with sections before their keys.
 
     A section that is used several times is described once; `shown` lists the sections already described.
     """

@@ -18,11 +18,11 @@ from distlaunch.transports.transport import Local, SshOptions, Transport, Way
 from distlaunch.wording import expand_ranges
 
 MAX_SLOTS = 1024
-"""Maximum slots. A larger number in `host:N`, or ssh's 22, must be a misplaced port."""
+"""Maximum slots of a host. In `host:N`, a larger number, or ssh's 22, must be a misplaced port."""
 REST = "rest"
 """Value of `spares` that stands for all other nodes of the allocation."""
 UNKNOWN = "slurm"
-"""The transport of a queued job: its hosts are unknown."""
+"""The transport of a queued job, whose hosts are unknown."""
 
 
 class HostEntry(Frozen):
@@ -34,11 +34,11 @@ class HostEntry(Frozen):
 
 
 class Surroundings(Frozen):
-    """The context in which a job file is read: directory, home, environment, entries of the hostfile.
+    """The context in which a job file is read: directory, home, environment and hostfile entries.
 
     `name` is the default name of the job; None = the stem of the file. `file` is the file's resolved path; ""
-    = piped. `allocation` is the caller's allocation, None for a job to be `submitted`. `reach` returns the
-    transport for a host of the allocation, None = ssh. `sections` are the keys of schedulers. With
+    = piped. `allocation` is the caller's allocation; None for a job to be `submitted`. `reach` returns the
+    transport for a host of the allocation; None = ssh. `sections` contains the keys of schedulers. With
     `in_image`, the nodes are containers with their own files and variables.
     """
 
@@ -64,7 +64,7 @@ class Surroundings(Frozen):
         return path_in("" if self.in_image else self.directory, text)
 
     def interpreter(self, text: str | None) -> str | None:
-        """Return a path on a node if `text` has a slash, else the name, to be looked up in PATH."""
+        """Return a path on a node if `text` has a slash, else a name to be looked up in PATH."""
         return self.on_node(text) if text and "/" in text else text
 
     def variables(self, given: Mapping[str, str | None] | None) -> Env:
@@ -142,7 +142,7 @@ def parse_hostfile(text: str, source: str) -> tuple[HostEntry, ...]:
             continue
         try:
             for entry in host_entries(words):
-                # A host without slots counts as one slot per line.
+                # A host without slots counts as one slot for each of its lines.
                 first = found.get(entry.host)
                 again = first and first._replace(slots=(first.slots or 1) + (entry.slots or 1))
                 found[entry.host] = again or entry

@@ -76,7 +76,7 @@ class Program(Frozen):
 
 
 class Binding(Frozen):
-    """The CPUs of each worker: a NUMA mode of torch, a share of the "cores", or `cpus` by local rank."""
+    """The CPUs of each worker: one of torch's NUMA modes, a share of the "cores", or `cpus` by local rank."""
 
     how: NumaMode | Literal["cores", "listed"]
     cpus: tuple[str, ...] = ()
@@ -120,7 +120,7 @@ class NodeSpec(Frozen):
 
 
 class Membership(Frozen):
-    """Nodes of an elastic job. `spares` replace lost nodes; `min_nodes` None = the job needs all nodes."""
+    """An elastic job's nodes. `spares` replace lost nodes. `min_nodes` None = the job needs all nodes."""
 
     spares: tuple[NodeSpec, ...] = ()
     min_nodes: int | None = None
@@ -138,10 +138,10 @@ class Placement(Frozen):
 
 
 class Limits(Frozen):
-    """Time limits in seconds, and the reactions to two of them; None = no limit.
+    """Time limits in seconds (None = no limit), and the reactions to a stall and to a termination warning.
 
-    A node without heartbeat for `lease_s` counts as lost. `on_warning` is the signal that ranks get after a
-    termination warning.
+    A node counts as lost after `lease_s` seconds without a heartbeat. `on_warning` is the signal that ranks
+    get after a termination warning.
     """
 
     connect_s: float = 30.0
@@ -159,7 +159,7 @@ class Limits(Frozen):
 MAX_GPUS = 4096
 """Maximum GPUs of a node. A larger number must be a mistake."""
 FOREVER_S = 1e9
-"""Seconds: an endless window, since torchrun counts --max-restarts over the whole run."""
+"""Seconds of an endless window, because torchrun counts --max-restarts over the whole run."""
 
 
 ELASTIC_RESTARTS = 3
@@ -167,12 +167,12 @@ ELASTIC_RESTARTS = 3
 
 
 class Restarts(Frozen):
-    """At most `most` restarts in any `window_s` seconds.
+    """The limits of restarts: at most `most` within any `window_s` seconds.
 
     `backoff_s` is the first delay, which doubles each time. The scheduler requeues the whole job at most
-    `requeue` times. Only failures in `on` cause a restart (None = all), and those in `never` don't; a number
-    is the status of an `exit`. Unless `repeat` is set, an exception that repeats ends the job, and a node
-    that repeatedly fails is left out.
+    `requeue` times. Only failures in `on` (None = all) cause a restart, but not those in `never`. A number
+    is the status of an `exit`. Unless `repeat` is set, a repeated exception ends the job, and a node that
+    fails repeatedly is left out.
     """
 
     most: int = 0
@@ -185,7 +185,7 @@ class Restarts(Frozen):
 
 
 Std = int | Mapping[int, int]
-"""Streams as a sum of stdout (1) and stderr (2), for all local ranks or by local rank."""
+"""Streams, as the sum of stdout (1) and stderr (2), for all local ranks or by local rank."""
 
 
 class TorchrunLogs(Frozen):
@@ -198,11 +198,11 @@ class TorchrunLogs(Frozen):
 
 
 class Logs(Frozen):
-    """Output settings. Run directories are created in `directory`, or in one of `spares` if it is unusable.
+    """Output settings. Run directories are created in `directory` or, if it is unusable, in one of `spares`.
 
     `console` selects the ranks whose output is shown. `watch` finds a number in a line, for `view`. `fold`
     collapses identical lines from several ranks. A log file has at most `limit` bytes. A `temporary` run
-    directory is removed after a success. `torchrun` replaces `console`.
+    directory is removed after a successful run. `torchrun` replaces `console`.
     """
 
     directory: str
@@ -233,12 +233,12 @@ class Earlier(Frozen):
 
 
 class Invocation(Frozen):
-    """Settings of the command that runs the job, which can't be set in a job file.
+    """Settings of the command that runs the job. A job file can't contain them.
 
-    `file` is the resolved path of the job file; "" = piped, or no file. `placeholders` enables {rank} and so
-    on in arguments and variables. With `shares_stdio`, workers inherit stdin and, if their output needs no
-    processing, stdout. `signals` names the signals that end the job and reach the workers unchanged instead
-    of as SIGTERM. `script` is a checksum of the script, or "" if this machine can't read it.
+    `file` is the resolved path of the job file; "" = piped, or no file. `placeholders` enables placeholders
+    such as {rank} in arguments and variables. With `shares_stdio`, workers inherit stdin and, if their output
+    needs no processing, stdout. `signals` names the signals that end the job and reach the workers unchanged,
+    not as SIGTERM. `script` is a checksum of the script; "" = this machine can't read the script.
     """
 
     file: str = ""
@@ -259,8 +259,8 @@ class Etcd(Frozen):
 class RendezvousSpec(Frozen):
     """Where the ranks connect to each other; None = decided by the plan.
 
-    `host` and `port` are MASTER_ADDR and MASTER_PORT, `id` is TORCHELASTIC_RUN_ID. With `etcd`, the only
-    worker of each node is a torch agent, which starts the node's ranks.
+    `host` and `port` are MASTER_ADDR and MASTER_PORT; `id` is TORCHELASTIC_RUN_ID. With `etcd`, the only
+    worker on each node is a torch agent, which starts the node's ranks.
     """
 
     host: str | None = None
@@ -309,9 +309,9 @@ class Setup(Frozen):
 
 
 class Collect(Frozen):
-    """Files to copy back from `nodes` at the end: patterns, relative to the workdir, absolute or below ~.
+    """Files to copy back from `nodes` at the end, as patterns: relative to the workdir, absolute or below ~.
 
-    At most `limit` bytes come from each node. `nodes` are hosts, the node of rank 0, or all nodes.
+    At most `limit` bytes are copied from each node. `nodes` is a list of hosts, rank 0's node, or all nodes.
     """
 
     paths: tuple[str, ...] = ()
@@ -322,7 +322,7 @@ class Collect(Frozen):
 class Tree(Frozen):
     """A snapshot of the code in the directory `root` on this machine, identified by `digest`.
 
-    `commit` is the git commit, "" = none, and `dirty` is set if files differ from it. `base` is as in `Sync`.
+    `commit` is the git commit ("" = none); `dirty` = files differ from that commit. `base` is as in `Sync`.
     `environment` is the name of the environment that a setup builds.
     """
 
@@ -350,8 +350,8 @@ class Tree(Frozen):
 class AllocatedNode(Frozen):
     """A host of an allocation, as described by the environment; None = unknown.
 
-    `procs` is the number of tasks or slots requested on the host, `group` the component of a heterogeneous
-    job. For a pod, `address` is its address and `container` the container in which the ranks run.
+    `procs` is the number of tasks or slots requested on the host. `group` is the component of a heterogeneous
+    job. For a pod, `address` is the pod's address, and the ranks run in its container `container`.
     """
 
     host: str
@@ -365,7 +365,7 @@ class AllocatedNode(Frozen):
 class Allocation(Frozen):
     """The hosts of a scheduler job, in the scheduler's order; `job` is its ID, "" = unknown.
 
-    `title` is the display name of the scheduler. `queued` means that the job was submitted to the queue, and
+    `title` is the display name of the scheduler. `queued` means that the job was submitted to the queue.
     `starts` counts the earlier starts of a job that can be requeued. `answers` means that the scheduler can
     report why the job ended.
     """
@@ -392,10 +392,11 @@ class Allocation(Frozen):
 class JobSpec(Frozen):
     """A whole job. Paths are absolute; paths on a node may begin with ~ for the user's home there.
 
-    `metrics` is a file on this machine. `unchecked` are the parts not to check. `tree` is the snapshot of the
-    code that `sync` copies to the nodes, once the snapshot has been taken. `allocation` is set if a scheduler
-    chose the nodes. `sections` maps keys to the scheduler sections of the job file, and `kubernetes` is its
-    section for Kubernetes. `places` maps the path of a key to its position in the file.
+    `metrics` is a file on this machine. `unchecked` lists the parts not to check. `tree` is the snapshot of
+    the code that `sync` copies to the nodes, once the snapshot has been taken. `allocation` is set if a
+    scheduler assigned the nodes. `sections` maps keys to the scheduler sections of the job file, and
+    `kubernetes` is the file's section for Kubernetes. `places` maps the path of a key to its position in the
+    file.
     """
 
     name: str
@@ -484,7 +485,7 @@ class JobSpec(Frozen):
 
     @property
     def restarts_before(self) -> int:
-        """Return the restarts before this run, if a scheduler requeued the job."""
+        """Return the number of restarts before this run, if a scheduler requeued the job."""
         return self.invocation.earlier.restarts if self.invocation.earlier else 0
 
     @property

@@ -44,7 +44,7 @@ PLACEHOLDERS = (*VARIABLES, "port:NAME", "hosts", "hosts:PORT", "hosts_json", "h
 IDS = ("job_id", "run_id")
 """Placeholders whose values are known before ranks are placed, even if another launcher places them."""
 LAST_PORT = 61439
-"""The highest PORT in {hosts:PORT}, from which up to 4096 ranks on a host count up."""
+"""The highest PORT in {hosts:PORT}. The ports of up to 4096 ranks on a host count up from PORT."""
 # Not compiled in advance, since most jobs have no braces. ${word} is for a shell. {}, {1} and {"a": 1} aren't
 # placeholders. In arguments, other {words} are refused. In variables, they are left for templates and JSON.
 _WORD = r"([A-Za-z_][\w-]*|(?:port|hosts|hosts_json):[\w-]*)"
@@ -56,14 +56,14 @@ Values = Callable[[str], "str | None"]
 
 
 def is_placeholder(word: str) -> bool:
-    """Check whether {word} is filled in, after `placeholder_error` has checked the part after the colon."""
+    """Check whether {word} is a placeholder. `placeholder_error` checks the part after a colon."""
     return ":" in word or word in PLACEHOLDERS
 
 
 def fill(text: str, value: Values = lambda word: None, every: bool = True) -> str:
-    """Fill in the {placeholders} that have a value, by default none, and turn {{word}} into {word}.
+    """Fill in the {placeholders} that have a value (by default, none), and turn {{word}} into {word}.
 
-    Unless `every`, only words that are placeholders are unescaped, as in variables.
+    Unless `every` is set, unescape only words that are placeholders, as in variables.
     """
 
     def filled(found: re.Match[str]) -> str:
@@ -139,17 +139,17 @@ _NAME = (
 _USER = r"(?<=://)[^\s/?#]*@"
 """User and password in a URL."""
 _NAMED = r"""(?<![\w.-])(-{0,2})([A-Za-z_][\w.-]*)(?![\w.-])(["']?\s*=|["']?:\s|["']:|\s)"""
-"""A whole name in an argument, and the text before its value. Long words without one take linear time."""
+"""A whole name in an argument, and the text before its value. Long words without a name take linear time."""
 
 
 def is_secret(name: str) -> bool:
-    """Check whether a variable, flag or key of that name may hold a secret."""
+    """Check whether a variable, flag or key with that name may hold a secret."""
     return re.search(_NAME, re.sub(r"(?<=[a-z\d])(?=[A-Z])|[.-]", "_", name)) is not None
 
 
 @lru_cache(4096)
 def masked(text: str) -> str:
-    """Redact the user in a URL, and everything after the first word for a secret: `token=…`, `Bearer …`."""
+    """Redact the user in a URL, and all text after the first name of a secret: `token=…`, `Bearer …`."""
     text = re.sub(_USER, f"{REDACTED}@", text)
     for found in re.finditer(_NAMED, text):
         dashes, name, between = found.groups()
@@ -159,7 +159,7 @@ def masked(text: str) -> str:
 
 
 def is_hidden(name: str, text: str) -> bool:
-    """Check whether a variable of that name and value may hold a secret."""
+    """Check whether a variable with that name and value may hold a secret."""
     return is_secret(name) or masked(text) != text
 
 

@@ -1,7 +1,7 @@
 """The types of keys in a job file.
 
 Each type checks a value with its place, and has a JSON Schema. msgspec and pydantic don't keep line numbers,
-msgspec stops at the first error, and they would add 34 and 73 ms to every launch.
+and would add 34 and 73 ms to every launch. msgspec also stops at the first error.
 """
 
 import re
@@ -39,7 +39,7 @@ REFUSED: Any = object()
 
 
 class Type:
-    """A type of values: `check` returns the converted value, or adds to the problems and returns None.
+    """A type of values. `check` returns the converted value, or adds to the problems and returns None.
 
     `name` is the expected type in error messages.
     """
@@ -71,7 +71,7 @@ class Type:
         problems.append(value.place.problem(path, text))
 
     def hint(self, value: Value, path: str) -> str:
-        """Return a correction after a semicolon, such as quotes around a word that YAML misreads."""
+        """Return a correction, preceded by a semicolon, such as quotes around a word that YAML misreads."""
         text = unquoted(value)
         if not text or self.read(Scalar(text, value.place)) is REFUSED:
             return ""
@@ -295,7 +295,7 @@ def _names_of(kind: Type) -> Sequence[str]:
 
 
 class ListOf(Type):
-    """A list of one type; the `first` item may have another. Becomes a tuple."""
+    """A list of values of one type; the `first` item may have another type. Becomes a tuple."""
 
     def __init__(self, item: Type, least: int = 0, first: Type | None = None) -> None:
         self.item, self.least, self.first = item, least, first or item
@@ -334,7 +334,7 @@ class ListOf(Type):
 
 
 class MapOf(Type):
-    """A map from names that match `pattern` to one type; with `nulls`, null is kept as None."""
+    """A map from names that match `pattern` to values of one type. With `nulls`, null is kept as None."""
 
     def __init__(self, item: Type, pattern: str, key_name: str, nulls: bool = True) -> None:
         self.item, self.pattern, self.key_name, self.nulls = item, pattern, key_name, nulls
@@ -459,9 +459,9 @@ class Tree(Type):
 class Field(Frozen):
     """One key of a record: its type, a one-line explanation, and the field for its value.
 
-    The value is stored in `field` of the type that the record `makes`, or of `part`, a part of that type;
-    None = the field named like the key. The field's default is the key's default. `told` describes the
-    default in words, or adds to it.
+    The value is stored in `field` (None = the field with the key's name) of the type that the record `makes`,
+    or of `part`, a part of that type. The field's default is the key's default. `told` describes the default
+    in words, or adds to it.
     """
 
     kind: Type
@@ -482,7 +482,7 @@ def built(kind: Type, doc: str, told: str = "", default: Any = None) -> Field:
 
 
 def by_their_names(**ours: str) -> dict[str, str]:
-    """Map names from other tools, separated by blanks, to the key."""
+    """Map the names that other tools use, separated by blanks, to the key."""
     return {name: key for key, names in ours.items() for name in names.split()}
 
 
@@ -490,8 +490,8 @@ class Record(Type):
     """A map with known keys; becomes a dict of the given keys.
 
     `makes` is the frozen type whose fields hold the values; None = a dict without the defaults. `foreign`
-    maps names that other tools use to keys. The value of the `main` key can replace the whole record. Keys
-    can be passed as to `dict`, as a map or as keyword arguments.
+    maps names that other tools use to keys. The value of the `main` key can replace the whole record. As
+    with `dict`, keys can be passed in a map or as keyword arguments.
     """
 
     def __init__(
@@ -545,7 +545,7 @@ class Record(Type):
             return place.problem(path, hint)
         if key in self.foreign and not (inner and isinstance(entry, Entries)):
             return place.problem(path, f"unknown key; use {self.foreign[key]}")
-        close = section or nearest(key, self.fields)  # a map contains the keys of the section
+        close = section or nearest(key, self.fields)  # a map must contain the keys of the section
         hint = f"did you mean {close}?" if close else f"known keys: {', '.join(self.fields)}"
         return place.problem(path, f"unknown key; {hint}")
 
@@ -577,7 +577,7 @@ class Record(Type):
         return key + entry.kind.unit if entry.field is None else entry.field
 
     def fields_of(self, checked: Mapping[str, Any], part: Any = None) -> dict[str, Any]:
-        """Return the fields and values of the given keys for `makes`, or for `part`; without `built` keys."""
+        """Return the fields and values of the given keys for `makes` or `part`, except `built` keys."""
         return {
             field: self.fields[key].kind.made(value)
             for key, value in checked.items()
@@ -585,7 +585,7 @@ class Record(Type):
         }
 
     def made(self, checked: Any) -> Any:
-        """Return an object of type `makes`, or a dict, with the given keys. None of them may be `built`."""
+        """Return an object of type `makes`, or a dict, with the given keys. `built` keys aren't allowed."""
         fields = self.fields_of(checked)
         if self.makes:
             return self.makes(**fields)

@@ -11,7 +11,7 @@ from distlaunch.errors import JobError, Problem
 from distlaunch.job.document import OVERRIDE, Entries, Items, Place, Scalar, Value, in_quotes
 
 _LINE_END = "\r\n|[\r\n\x85\u2028\u2029]"
-"""Regular expression for YAML line ends."""
+"""Regular expression for YAML line breaks."""
 _Loader: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 MAX_DEPTH = 20
 """Maximum levels of nested lists and maps."""
@@ -36,7 +36,7 @@ def parse(text: str, source: str) -> Value:
 
 
 def _not_yaml(error: yaml.MarkedYAMLError, text: str, source: str) -> Problem:
-    """Return the problem with text that PyYAML can't parse, explained if the mistake is a common one."""
+    """Return the problem with text that PyYAML can't parse, with an explanation of common mistakes."""
     from distlaunch.job.yaml_errors import Mistake, explained  # most files are valid YAML
 
     mark, since = error.problem_mark or error.context_mark, error.context_mark or error.problem_mark
@@ -120,7 +120,7 @@ class _Reader:
         return Scalar(value, self._place(node), node.value)
 
     def _mapping(self, node: yaml.MappingNode) -> Entries:
-        """Convert a map. Keys that aren't words, or occur twice, are problems."""
+        """Convert a map. Keys that aren't words, or that occur twice, are problems."""
         entries: list[tuple[Scalar, Value]] = []
         lines: dict[str, int] = {}
         for key_node, value_node in node.value:

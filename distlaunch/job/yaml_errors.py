@@ -13,8 +13,8 @@ Mark = tuple[int, int]
 class Mistake:
     """A parser error: message, enclosing construct and its start (`since`), and all lines of the text.
 
-    `line` is the line of the error, `before` and `rest` its parts before and after the error, and
-    `start_line` the line where the construct starts.
+    `line` is the line of the error; `before` and `rest` are its parts before and after the error.
+    `start_line` is the line where the construct starts.
     """
 
     def __init__(self, error: str, within: str, at: Mark, since: Mark, lines: tuple[str, ...]) -> None:
@@ -24,7 +24,7 @@ class Mistake:
 
 
 class Hint(NamedTuple):
-    """An explanation with its place, and a correction: `right` instead of `wrong`."""
+    """An explanation, its place, and a correction: `right` instead of `wrong`."""
 
     words: str
     at: Mark
@@ -61,7 +61,7 @@ def _unclosed(mistake: Mistake) -> Hint:
 
 
 def _colon(mistake: Mistake) -> Hint | None:
-    """Find a key without a space after its colon. YAML may detect this a line later."""
+    """Find a key without a space after its colon. The parser may report this a line later."""
     return _no_space(mistake, mistake.at[0]) or _no_space(mistake, mistake.at[0] - 1)
 
 
@@ -99,7 +99,7 @@ def _word(line: str, column: int) -> str:
 
 
 def _nested_bracket(mistake: Mistake) -> Hint | None:
-    """Explain [ or { inside a plain value of a list, which starts a nested list or map."""
+    """Explain [ or {, which starts a nested list or map, inside a plain value of a list."""
     if found := re.search(r"[^\s,\[\"']+\[[0-9, -]+\]", mistake.line):
         return Hint("quote a range inside a list: ", mistake.at, found[0], in_quotes(found[0]))
     start = re.search(r"[^\s,\[\]{}\"']+$", mistake.before)
@@ -198,4 +198,4 @@ _EXPLANATIONS: tuple[tuple[str, str, Callable[[Mistake], Hint | None]], ...] = (
     ("escape character", "", _escape),
     ("expected (the )?node content", "", _missing_value),
 )
-"""Patterns for the error and its construct, and the function that explains it; the first match is used."""
+"""Patterns for an error and its construct, and the function that explains them. The first match is used."""

@@ -1,4 +1,4 @@
-"""A run's files for others to read: without secrets and, on request, without names of hosts and homes."""
+"""A run's files for others to read: no secrets and, on request, no names of hosts and home directories."""
 
 import json
 import os
@@ -22,13 +22,13 @@ from distlaunch.supervisor.status import status_of
 
 PAGE = "report.html"
 SHORTEST = 6
-"""Minimum characters of a secret value to search for. Shorter values occur in every text."""
+"""Minimum characters of a secret value to search for. Shorter values could occur in any text."""
 _TEXTS = (".out", ".err", ".stack", ".log")
 """Suffixes of files with output from ranks and setups. A bundle contains only the end of each."""
 _OWN = re.compile(r"\.$|attempt_?\d+(/\d+)?$")
 """Directories with distlaunch's files, not the job's."""
 _BROAD = re.compile("(?i)token|secret|key|passw|credential|auth")
-"""Names of variables whose values are secrets, wherever the values occur."""
+"""Names of variables whose values are secrets wherever they occur."""
 _SHAPES = re.compile(
     r"\b(?:hf_|gh[opsur]_|github_pat_|glpat-|sk-|xox[abprs]-|AKIA|ASIA|AIza)[\w-]{12,}"
     r"|\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]+"
@@ -44,7 +44,7 @@ _HOMES = re.compile(r"/(?:home|Users)/[^/\s\"':,;]+|(?<![\w.-])/root(?![\w.-])")
 
 
 class Redactor:
-    """A filter that hides secrets: `values`, and anything named or shaped like one. Also replaces `names`."""
+    """A filter that hides secrets: `values`, and anything named or shaped like a secret. Replaces `names`."""
 
     def __init__(self, values: Iterable[str], names: Mapping[str, str]) -> None:
         self._values = _pattern(values, "{}")
@@ -69,7 +69,7 @@ class Redactor:
         return REDACTED if hidden else self.text(value)
 
     def _key(self, key: str) -> str:
-        return key if re.fullmatch("[a-z_]*", key) else self.known(key)  # the name of a field stays
+        return key if re.fullmatch("[a-z_]*", key) else self.known(key)  # field names are kept
 
     def known(self, text: str) -> str:
         """Return a text without the known secrets, and with the names replaced."""
@@ -106,8 +106,8 @@ def _pattern(words: Iterable[str], form: str) -> re.Pattern[str] | None:
 def bundle_of(run: Run, environ: Mapping[str, str], anonymous: bool = False) -> dict[str, bytes]:
     """Return the files of a bundle by name. Raises `HistoryError`.
 
-    All files are searched for the values of variables in `environ` whose names suggest a secret, or that the
-    job inherits.
+    All files are searched for the values of the variables in `environ` that the job inherits, or whose names
+    suggest a secret.
     """
     names = _names(run.directory, (".json", ".jsonl"))
     documents = {name: list(_documents(run.directory, name)) for name in names}
@@ -119,7 +119,7 @@ def bundle_of(run: Run, environ: Mapping[str, str], anonymous: bool = False) -> 
         found[name] = "".join(texts).encode()
     for name in _names(run.directory, _TEXTS):
         found[name] = hide.text(_end_of(run.directory, name)).encode()
-    # The page is made from the bundle's files, so that it reveals nothing that they don't.
+    # The page is made from the bundle's files, so that it reveals no more than they do.
     with tempfile.TemporaryDirectory(prefix="distlaunch-bundle-") as directory:
         for name, data in found.items():
             path = Path(directory, name)
@@ -144,7 +144,7 @@ def _names(directory: str, endings: tuple[str, ...]) -> list[str]:
 
 
 def _documents(directory: str, name: str) -> Iterator[Any]:
-    """Read the JSON document in a file, or those in its lines."""
+    """Read the JSON document in a file, or the documents in its lines."""
     with suppress(OSError), open(fd_of(directory, name), "rb") as file:
         data = file.read()
         for piece in data.split(b"\n") if name.endswith(".jsonl") else [data]:
@@ -190,7 +190,7 @@ def _hosts(documents: Mapping[str, list[Any]]) -> dict[str, str]:
 
 
 def _pairs(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield all keys with their values, at any depth, and all command-line flags with theirs."""
+    """Yield all keys, at any depth, and all command-line flags, each with its value."""
     if isinstance(value, dict):
         for name, inner in value.items():
             yield str(name), inner

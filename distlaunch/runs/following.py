@@ -1,4 +1,4 @@
-"""Follows another process's run by its directory until it ends or a signal arrives. Also stops runs."""
+"""Follows another process's run by its directory until the run ends or a signal arrives. Also stops runs."""
 
 import contextlib
 import os
@@ -32,7 +32,7 @@ ANOTHER_WISH_S = 0.2
 def attend(run: Run, observer: Observer, interrupts: Interrupts, everything: bool = False) -> Run:
     """Notify `observer` of changes to the run. Return the run when it ends or a signal arrives.
 
-    With `everything`, replay the past of the run first. Raises `HistoryError`.
+    With `everything`, replay the run's past first. Raises `HistoryError`.
     """
     with contextlib.closing(Playback(run.directory, observer)) as playback:
         if not everything:
@@ -57,7 +57,7 @@ def follow(run: Run, interrupts: Interrupts, playback: Playback | None = None) -
 
 
 def over(run: Run) -> Run:
-    """Return the run's current state. Without a directory and controller, it is lost unless it was over."""
+    """Return the run's current state. If directory and controller are gone, it is lost unless it was over."""
     if now := run_in(run.directory) or living(run.id, run.status.controller.pid):
         return now
     why = "its run directory was removed or renamed" + ("; the run may still be active" if run.host else "")
@@ -71,7 +71,7 @@ def pause(interrupts: Interrupts, seconds: float) -> None:
 
 
 def summary_of(directory: str, state: State) -> Summary | None:
-    """Return the controller's summary of a run, None if there is none. `state` is the run's final state."""
+    """Return the controller's summary of a run; None = there is none. `state` is the run's final state."""
     document = document_in(directory)
     try:
         seconds, lagging, collecting = (typed(kind, document[key]) for key, kind in _OF_SUMMARY.items())
@@ -90,7 +90,7 @@ def summary_of(directory: str, state: State) -> Summary | None:
 
 
 def output_of(directory: str, name: str, whole: bool = False) -> Iterator[bytes]:
-    """Read the `whole` file of a rank's output, or only as much of the end as summaries use."""
+    """Read a rank's `whole` output file, or only as much of its end as summaries use."""
     with contextlib.suppress(OSError), open(fd_of(directory, name), "rb") as file:
         if not whole:
             file.seek(max(0, os.fstat(file.fileno()).st_size - STDERR_BYTES))
@@ -99,12 +99,12 @@ def output_of(directory: str, name: str, whole: bool = False) -> Iterator[bytes]
 
 
 def interrupt(run: Run, at_once: bool = False) -> bool:
-    """Stop the run, or kill its ranks `at_once`; return False if it is over. Raises `DistlaunchError`."""
-    pid = run.status.controller.pid  # while it lives, no other process has its PID
+    """Stop the run, or kill its ranks `at_once`. Return False if it is over. Raises `DistlaunchError`."""
+    pid = run.status.controller.pid  # while the controller lives, no other process has its PID
     try:
         owner = os.stat(run.directory if os.path.isdir(run.directory) else f"/proc/{pid}").st_uid
     except OSError:
-        return False  # it has just ended
+        return False  # the run has just ended
     if owner != os.getuid():
         raise DistlaunchError(f"{run.id} belongs to {_user(owner)}: only they can stop it")
     if not run.alive:
@@ -117,12 +117,12 @@ def interrupt(run: Run, at_once: bool = False) -> bool:
         time.sleep(ANOTHER_WISH_S)
         send_signal(pid, signal.SIGINT, lambda: over(run).alive)
     if sent:
-        send_signal(pid, signal.SIGCONT, lambda: over(run).alive)  # it may be suspended
+        send_signal(pid, signal.SIGCONT, lambda: over(run).alive)  # the controller may be suspended
     return sent
 
 
 def outlast(run: Run, interrupts: Interrupts) -> None:
-    """Wait until a lost run's ranks on this machine exit after their grace period, or a signal arrives."""
+    """Wait until a lost run's ranks on this machine exit after their grace period, or until a signal."""
     cookie = f"DISTLAUNCH_RUN_ID={run.id}".encode()
     for pid in {*filter(str.isdigit, names("/proc"))} - {str(os.getpid())}:
         while cookie in environment(int(pid)).split(b"\0") and not interrupts.any():

@@ -18,9 +18,9 @@ from distlaunch.supervisor.status import RunState
 from distlaunch.wording import counted, cut, listed, rank_list, size_words, spans
 
 MAX_TEXT, MAX_LINE = 20_000, 2_000
-"""Maximum characters shown of a text, and of a line of output."""
+"""Maximum characters shown of a text and of a line of output."""
 MAX_LANES = 24
-"""Maximum lanes shown. If there are more, nodes whose lanes look almost the same share one."""
+"""Maximum lanes shown. If there are more, nodes whose lanes look almost the same share a lane."""
 MAX_POINTS = 120
 """Maximum values shown of a node's use over time."""
 MAX_ROWS = 2_000
@@ -28,7 +28,7 @@ MAX_ROWS = 2_000
 MAX_MESSAGES, MAX_EVIDENCE = 300, 400
 """Maximum messages and lines of evidence shown."""
 WIDTH = 1000
-"""The width of drawings in their own units. On the page, a drawing is as wide as the column."""
+"""The width of drawings in their own units. On the page, they are as wide as the column."""
 FOLDED = 16
 """Rows beyond which a table is folded."""
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
@@ -91,7 +91,7 @@ def _section(title: str, body: str) -> str:
 def _table(
     name: str, heads: Sequence[str], rows: Iterable[Sequence[Any]], numbers: Sequence[int] = ()
 ) -> str:
-    """Return a table. Rows are HTML cells, beginning with a heading. `numbers` are columns to align."""
+    """Return a table. Rows are HTML cells, the first of which is a heading. `numbers` are numeric columns."""
     of = [' class="n"' if column in numbers else "" for column in range(len(heads))]
     top = "".join(f'<th scope="col"{of[i]}>{head}</th>' for i, head in enumerate(heads))
     body = "\n".join(
@@ -191,7 +191,7 @@ def _key(color: str) -> str:
 
 
 def _timeline(report: Report) -> str:
-    """Return a lane for the job and for each node. If there are many, nodes that look alike share one."""
+    """Return a lane for the job and one for each node. If there are many nodes, similar ones share a lane."""
     of_lanes = {lane: list(group) for lane, group in groupby(report.spans, key=lambda span: span.lane)}
     scale = WIDTH / (report.seconds or 1.0)
     alike: dict[tuple[Any, ...], list[int]] = {}
@@ -271,7 +271,7 @@ def _attempts(report: Report) -> str:
 
 
 def _uses(report: Report) -> str:
-    """Return strips of the nodes' use, on the scale of the timeline. Only the least busy nodes are shown."""
+    """Return strips of the least busy nodes' resource use, on the scale of the timeline."""
     tables, every = [], len(report.samples) // MAX_POINTS + 1
     for column, name in ((2, "GPU"), (0, "CPU"), (1, "Memory"), (3, "GPU memory")):
         strips: dict[str, list[tuple[float, float]]] = {}
@@ -320,7 +320,7 @@ def _used(name: str, value: float) -> str:
 
 
 def _ripple(report: Report) -> str:
-    """Return when and how the ranks ended after the first failure: a drawing, and a row for each kind."""
+    """Show when and how the ranks ended after the first failure: a drawing, and a row for each kind."""
     ends = report.ripple()
     if len(ends) < 2:
         return ""
@@ -349,7 +349,7 @@ def _ripple(report: Report) -> str:
 
 
 def _end_kind(end: End) -> str:
-    """Return the key of `_ENDS` for the end of a rank."""
+    """Return the key in `_ENDS` for how a rank ended."""
     word = "root cause" if end.first else end.how.split(" ")[0]
     return word if word in _ENDS else "failed"
 
@@ -358,7 +358,7 @@ def _end_kind(end: End) -> str:
 
 
 def _output(report: Report) -> str:
-    """Return a bar for the bytes that each rank printed."""
+    """Return a bar chart of the number of bytes printed by each rank."""
     volume, ranks = report.volume, report.state.workers if report.state else ()
     most = max(volume.values(), default=0)
     if not most:
@@ -434,7 +434,7 @@ def _messages(report: Report) -> str:
 
 
 def _code(report: Report) -> str:
-    """Return the facts about what ran: code, backend, interpreters, versions, controller."""
+    """Return the facts about what ran: code, backend, interpreters, versions and controller."""
     state, status = report.state, report.run.status
     if state is None:
         return ""

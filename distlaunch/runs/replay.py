@@ -51,7 +51,7 @@ _Piece = dict[str, Any] | Entry
 
 
 class HistoryError(DistlaunchError):
-    """The input is not a run's history, or has an unsupported version."""
+    """Input that isn't a run's history, or has an unsupported version."""
 
 
 class Moment(NamedTuple):
@@ -85,7 +85,7 @@ class Replay:
             raise HistoryError(f"line {self._count}: unknown event: {line.get('event')!r}")
         try:
             moment = self._step(line, kind)
-        except Exception as error:  # of any kind: the line may be damaged, or altered
+        except Exception as error:  # of any kind, because the line may be damaged or altered
             what = f"{line['event']}: {type(error).__name__}: {error}"
             raise HistoryError(f"line {self._count}: {what}") from error
         began = moment and self.attempts.note(moment.state)
@@ -116,7 +116,7 @@ class Replay:
 
 
 def replay(lines: Iterable[Mapping[str, Any]], *observers: Observer) -> Iterator[Moment]:
-    """Replay all lines of a run for `observers`. Yields at least the beginning. Raises `HistoryError`."""
+    """Replay all lines of a run for `observers`. Yields at least the first step. Raises `HistoryError`."""
     run = Replay(*observers)
     for line in lines:
         if moment := run.take(line):
@@ -141,7 +141,7 @@ def retold(lines: Iterable[Mapping[str, Any]], moments: Iterable[Moment]) -> str
 
 
 def lines_in(place: Path) -> list[dict[str, Any]]:
-    """Read an events.jsonl, given by its path or the run directory. Raises `HistoryError`."""
+    """Read an events.jsonl, given by its path or its run directory. Raises `HistoryError`."""
     directory, name = (place, EVENTS) if place.is_dir() else (place.parent, place.name)
     try:
         with open(fd_of(str(directory), name), errors="replace") as file:
@@ -238,7 +238,7 @@ class _Tail:
         self.rest = b""
 
     def fresh(self) -> bytes:
-        """Read some new bytes, and return them after the `rest`; b"" if there are no new bytes.
+        """Read some new bytes. Return the `rest` followed by these, or b"" if there are no new bytes.
 
         The caller then sets `rest`.
         """
@@ -281,7 +281,7 @@ class Playback:
         return self._replay.state
 
     def catch_up(self) -> None:
-        """Pass on all new events and output. Wake the observer if that is due. Raises `HistoryError`."""
+        """Pass on all new events and output. Wake the observer if it is due. Raises `HistoryError`."""
         while self._turn():
             pass
         if self._observer.wake_at is not None and self._observer.wake_at <= time.monotonic():
@@ -365,7 +365,7 @@ class Playback:
             try:
                 self._open[name] = fd_of(self._directory, name)
             except OSError:
-                return b""  # it was removed
+                return b""  # the file was removed
         return os.pread(self._open[name], min(size, MAX_OUTPUT), offset) if offset < 1 << 63 else b""
 
 

@@ -1,4 +1,4 @@
-"""Everything known about a run, for a page about it: the model of `view`, and where the time went."""
+"""Everything known about a run, for a page about the run: the model of `view`, and where the time went."""
 
 import json
 import time
@@ -32,7 +32,7 @@ VERSION = 1
 MAX_TAILS, TAIL_LINES = 8, 40
 """Maximum ranks whose last output is shown, and maximum lines of each stream."""
 MAX_USES = 64 << 20
-"""Maximum bytes to read of the use of nodes over time."""
+"""Maximum bytes to read of the record of resource use."""
 PIECE = INDEX_RECORD.size << 15
 """Bytes of the output index to read at once."""
 
@@ -48,7 +48,7 @@ class Attempt(Frozen):
 
 
 class End(Frozen):
-    """The end of a rank, in seconds after the first failure; `first` for the rank that failed first."""
+    """How a rank ended, `after_s` seconds after the first failure. `first` = the rank that failed first."""
 
     rank: int
     after_s: float
@@ -67,7 +67,7 @@ class Report(RunModel):
     """A run up to the present.
 
     `volume` contains the number of bytes printed by each rank, and `tails` the last lines of the ranks that
-    matter, by stream. `queue_s` is the time in a scheduler's queue, as far as it is recorded.
+    matter, by stream. `queue_s` is the time spent in a scheduler's queue, as far as it was recorded.
     """
 
     explanation: Explanation
@@ -119,7 +119,7 @@ class Report(RunModel):
         return []
 
     def _ends(self, state: State, cause: Cause) -> list[End]:
-        """Return the ends of an attempt's ranks. `cause` is why the attempt ended."""
+        """Return how an attempt's ranks ended. `cause` is why the attempt ended."""
         summary = self.explanation.summary
         if summary is None or summary.state.attempt != state.attempt:
             summary = Summary(state, "", {}, 0.0)  # the output of earlier attempts is not read
@@ -132,9 +132,9 @@ class Report(RunModel):
         ]
 
     def versions(self) -> list[tuple[str, str]]:
-        """Return the versions in the environments that the job has built, which are all alike.
+        """Return (name, version) pairs from the environments that the job has built, which are all alike.
 
-        Without such an environment, return the versions of torch that the ranks have loaded.
+        If it has built none, return the versions of torch that the ranks have loaded.
         """
         codes = [node.code for node in (self.state.nodes if self.state else ()) if isinstance(node, Up)]
         built = next(([*code.versions] for code in codes if code and code.versions), [])
@@ -192,7 +192,7 @@ def _seconds(report: Report) -> float:
 
 
 def _read_samples(report: Report) -> None:
-    """Read the use of nodes over time. Damaged lines are skipped."""
+    """Read the nodes' resource use over time. Damaged lines are skipped."""
     with suppress(OSError), open(fd_of(report.run.directory, USES), "rb") as file:
         for line in file.read(MAX_USES).splitlines():
             with suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError):
@@ -214,7 +214,7 @@ def _read_index(report: Report) -> None:
 
 
 def _read_tails(report: Report) -> None:
-    """Read the last output of the ranks that matter: those that failed or are conspicuous, or else rank 0."""
+    """Read the last output of the ranks that matter: those that failed or stand out, or else rank 0."""
     state, rank = report.state, report.explanation.rank
     if state is None or state.plan is None:
         return

@@ -46,9 +46,9 @@ _LIST = "`distlaunch ps -a` lists all known runs"
 
 
 class Run(Frozen):
-    """A run according to its directory; `alive` if its controller is, as far as can be known.
+    """A run according to its directory. `alive` = its controller is alive, as far as can be determined.
 
-    `heard` is the time when ranks last printed, in seconds since the epoch; None once the run has ended.
+    `heard` is the time of the last output, in seconds since the epoch; None once the run has ended.
     """
 
     directory: str
@@ -78,7 +78,7 @@ def run_in(directory: str) -> Run | None:
 
 
 def living(run: str, pid: int | None = None) -> Run | None:
-    """Return an active run on this machine by its ID, from the files that its controller has open.
+    """Find an active run on this machine by its ID, among the files that controllers have open.
 
     This finds a run even if its directory was removed or renamed, or if its status can't be read. `pid` is
     the controller's PID, if known.
@@ -98,7 +98,7 @@ def living(run: str, pid: int | None = None) -> Run | None:
 
 
 def _run_of(directory: str, document: Mapping[str, Any], locked: bool | None, saved: float) -> Run | None:
-    """Return the run with this status, corrected by what is known of its controller; None = damaged.
+    """Return the run with this status, corrected by the state of its controller; None = damaged.
 
     `locked` and `saved` are as returned by `_claimed`.
     """
@@ -130,11 +130,12 @@ def document_in(directory: str, name: str = SUMMARY) -> dict[str, Any]:
 def _claimed(fd: int) -> tuple[dict[str, Any], bool | None, float]:
     """Read and close a status.json.
 
-    Return it, whether a live controller holds its lock, and when it was saved, in seconds since the epoch.
+    Return its content, whether a live controller holds its lock, and the time of the last save, in seconds
+    since the epoch.
     """
     with open(fd, "rb", buffering=0) as file:
         locked = _is_locked(fd)  # first, so that everything written before the end is read
-        document = _parsed(file.read(1 << 16).partition(b"\n")[0])  # an earlier, longer one may follow
+        document = _parsed(file.read(1 << 16).partition(b"\n")[0])  # an earlier, longer document may follow
         return document, locked, os.fstat(fd).st_mtime
 
 
@@ -177,7 +178,7 @@ def _why_lost(directory: str, controller: ControllerProcess) -> str:
 
 
 def heard(directory: str) -> float | None:
-    """Return when ranks last printed, in seconds since the epoch; None = unknown."""
+    """Return the time of the last output, in seconds since the epoch; None = unknown."""
     with contextlib.suppress(OSError):
         return os.stat(os.path.join(directory, OUTPUT_INDEX)).st_mtime
     return None
@@ -187,10 +188,10 @@ def heard(directory: str) -> float | None:
 
 
 def find(word: str | None, alone: bool = False) -> Run:
-    """Find the run that a word refers to. If None, find one below this directory or started from it.
+    """Find the run that a word refers to; None = a run below this directory or started from it.
 
-    If several match, prefer the latest active run, or else the latest. With `alone`, at most one match may be
-    active. Raises `UsageError`.
+    If several match, prefer the latest active run, or else the latest run. With `alone`, refuse several
+    active matches. Raises `UsageError`.
     """
     known, unique = directories(), False
     if word is None:
@@ -246,7 +247,7 @@ def named(word: str, queued: bool) -> dict[str, str]:
 
 
 def _starting_with(word: str, known: Mapping[str, _T]) -> dict[str, _T]:
-    """Return runs whose ID begins with a word longer than the job's name, or matches one with a CUT mark."""
+    """Return runs whose ID matches a word with a CUT mark, or begins with one longer than the job's name."""
     begin, cut, end = word.partition(CUT)
     found = {run: it for run, it in known.items() if run.startswith(begin) and run.endswith(end)}
     return {run: it for run, it in found.items() if (cut and begin) or begin.startswith(f"{_job_of(run)}-")}
@@ -272,10 +273,10 @@ def _of_name(word: str, known: Mapping[str, str]) -> dict[str, str]:
 
 
 def elsewhere(word: str, alone: bool = False) -> tuple[str, Sequence[Any]] | None:
-    """Return a run on another host that matches a word, and how to reach that host; `alone` as in `find`.
+    """Find a run on another host that matches a word; return its ID and arguments of `cli.remote.ssh_to`.
 
-    Unless its end was noted, this machine can't tell whether the run is active. Raises `UsageError`.
-    The second item contains the arguments of `cli.remote.ssh_to`.
+    `alone` is as in `find`. Unless its end was noted, this machine can't determine whether the run is active.
+    Raises `UsageError`.
     """
     file = os.path.realpath(word) if word.endswith(JOB_FILES) else ""
     there, known = {} if os.path.isdir(word) else ways(file), directories()
@@ -295,7 +296,7 @@ def elsewhere(word: str, alone: bool = False) -> tuple[str, Sequence[Any]] | Non
 
 
 def afar(known: Collection[str]) -> Iterator[Run]:
-    """Yield the runs that other hosts control, and that may be active."""
+    """Yield runs that other hosts control and that may be active."""
     over = {*known, *noted_ends()}
     for run, (host, *_), at in ((run, each["way"], each["at"]) for run, each in ways().items()):
         if run not in over:
@@ -313,7 +314,7 @@ def _going(runs: Mapping[str, str]) -> list[Run]:
 
 
 def _latest(runs: Mapping[str, str]) -> Run | None:
-    """Return the latest run. IDs contain the second; runs of the same second are compared by their status."""
+    """Return the latest run by the second in its ID or, for runs of the same second, by their status."""
     for _, names in groupby(sorted(runs, key=when, reverse=True), when):
         if found := [run for run in (run_in(runs[name]) for name in names) if run]:
             return max(found, key=lambda run: run.status.began)
@@ -353,7 +354,7 @@ def check_directory(place: str) -> None:
 
 
 def scanned(places: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Yield (ID, directory) of runs: the given directories, those in them, and those in their `runs`."""
+    """Yield (ID, directory) of each run: the given directories, those in them, and those in their `runs`."""
     for place in map(os.path.abspath, places):
         for directory in (place, *_inside(place), *_inside(os.path.join(place, LOGS))):
             name = os.path.basename(directory)

@@ -22,12 +22,12 @@ from distlaunch.supervisor.status import ControllerProcess, RunState, Status
 from distlaunch.wording import listed
 
 CLOCKS_S = 3600.0
-"""Maximum difference of two hosts' clocks, in seconds. Runs that began longer before the submission belong to
-another job with the same ID."""
+"""Maximum difference between two hosts' clocks, in seconds. Runs that began even longer before the submission
+belong to another job with the same ID."""
 LOOK_S = 0.25
-"""Seconds between two checks of the directory. They put no load on the scheduler."""
+"""Seconds between two checks of the directory. These checks put no load on the scheduler."""
 FIRST_GAP_S, LAST_GAP_S, GROWTH = 0.5, 60.0, 1.5
-"""Seconds between two queries of a scheduler: initially, at most, and the factor by which they grow."""
+"""Seconds between two queries of a scheduler, at first and at most, and the factor by which they grow."""
 
 _ID = re.compile(r"[0-9]+(\.[A-Za-z0-9_.-]+)?")
 
@@ -36,8 +36,8 @@ class Submission(Frozen):
     """A job in a scheduler's queue: its ID, its name, and the directory of its runs.
 
     `at` is the time of submission in seconds since the epoch, or 0 if distlaunch didn't submit the job. `end`
-    describes the end in the scheduler's words, or is "" until the end is seen.
-    `file` is the resolved path of the job file.
+    is how the job ended, in the scheduler's words; "" = not known to have ended. `file` is the resolved path
+    of the job file.
     """
 
     id: str
@@ -68,12 +68,12 @@ class Submission(Frozen):
 
 
 def note(submission: Submission) -> None:
-    """List a submission. `submit` calls this; a job's own process lists its runs."""
+    """Add a submission to the list. `submit` calls this; the job's own process adds its runs."""
     _note(submission, **submission._replace(end="")._asdict())
 
 
 def note_end(submission: Submission, end: str) -> None:
-    """Record how a submission ended, so that the scheduler, which forgets it, needn't be queried again."""
+    """Record how a submission ended, so that the scheduler, which will forget it, isn't queried again."""
     _note(submission, end=end)
     if end == CANCELLED:
         run_list.note_stop(submission.directory, submission.id, submission.scheduler)
@@ -95,7 +95,7 @@ def submissions() -> dict[Ticket, Submission]:
     for line in run_list.lines_of(run_list.index_path()):
         if "run" in line or not (queued := run_list.ticket_of(line)):
             continue
-        # IDs may repeat after a new setup of the scheduler.
+        # IDs may repeat after the scheduler has been set up again.
         if line.keys() >= {"id", "job", "directory", "at"}:
             found[queued] = Submission(**{name: line[name] for name in fields if name in line})
         elif queued in found:
@@ -104,7 +104,7 @@ def submissions() -> dict[Ticket, Submission]:
 
 
 def submission(word: str | None) -> Submission | None:
-    """Return the submission that a word refers to: an ID, or a waiting job; None = one below this directory.
+    """Find a submission by its ID, or a waiting job by its name or file; None = one below this directory.
 
     Raises `UsageError` for an ambiguous number.
     """
@@ -121,7 +121,7 @@ def submission(word: str | None) -> Submission | None:
 
 
 def submission_of(run: Run) -> Submission | None:
-    """Return the submission with that run as its latest."""
+    """Return the submission whose latest run is this one."""
     entry = run_list.listed().get(run.id)
     found = submissions().get(entry.queued) if entry and entry.queued else None
     latest = latest_run(found) if found else None
@@ -159,7 +159,7 @@ def latest_run(each: Submission) -> Run | None:
 
 
 def _directories(each: Submission) -> list[str]:
-    """Return the directories of a job's runs, the latest last. A user's own script may start several."""
+    """Return the directories of a job's runs, the latest last. A user's own script may start several runs."""
     starts = run_list.starts_in(run_list.starts_path(each.directory, each.id, each.scheduler))
     if starts:
         return [os.path.join(each.directory, start.run) for start in starts]
@@ -279,7 +279,7 @@ def runs_of(word: str | None, interrupts: Interrupts, tell: Callable[[str], None
 
 
 def all_runs(word: str | None) -> list[Run]:
-    """Return the runs that a word refers to, the latest last; a queued job has one for each of its starts.
+    """Return the runs that a word refers to, the latest last. A queued job has one run per start.
 
     Raises `DistlaunchError`.
     """
@@ -312,7 +312,7 @@ def _next(
 ) -> Run | None:
     """Wait for the run after `before`; return None if there will be none.
 
-    Raises `DistlaunchError` if there was none at all.
+    Raises `DistlaunchError` if there never was a run.
     """
     queries, announced = _queries(), ""
     while not interrupts.any():
@@ -346,7 +346,7 @@ def _without_run(queued: Submission, state: Queued) -> str:
 
 
 def _see(each: Submission) -> str:
-    """Return where the output of a job's script is. A job that never started has none."""
+    """Describe where the output of a job's script is; "" = none, as for a job that never started."""
     path = output_path(each.directory, each.id, each.scheduler)
     return f"; see {path}" if os.path.exists(path) else ""
 
@@ -354,7 +354,8 @@ def _see(each: Submission) -> str:
 def cancel(queued: Submission, at_once: bool, interrupts: Interrupts) -> tuple[Run | None, bool]:
     """Cancel a job and wait until it is gone. Return the run that this ended, and whether there was a job.
 
-    For a job that had ended, return its last run. Return early if a signal arrives. Raises `DistlaunchError`.
+    For a job that had already ended, return its last run. Return early if a signal arrives. Raises
+    `DistlaunchError`.
     """
     earlier = latest_run(queued)
     if state_of(queued).over:

@@ -1,4 +1,4 @@
-"""Where a run's time went: spans of the job, of each node and of each rank, and the goodput ledger."""
+"""Where a run's time went: the goodput ledger, and spans of the job, each node and each rank."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -29,7 +29,7 @@ IDLE = "idle"
 """A connected, idle node: a spare, or a node that is waiting for others."""
 ALL_KINDS = {**KINDS, IDLE: "ready, idle"}
 _LEAST = ("stall", "start", "rendezvous", "training", "stop")
-"""Kinds of ranks, ordered: a node has the first one that any of its ranks has."""
+"""Kinds of ranks' spans, in order of precedence: a node has the first kind that any of its ranks has."""
 
 Lane = tuple[int, ...]
 """() = the job, (node,) = a node of the pool, (node, rank) = a rank."""
@@ -46,12 +46,12 @@ class Span(Frozen):
 
     @property
     def seconds(self) -> float:
-        """Return its length."""
+        """Return the span's length in seconds."""
         return self.ended - self.began
 
 
 class Timeline:
-    """The spans of a run, from its states. `attempts` contains the last state of each attempt."""
+    """The spans of a run, derived from its states. `attempts` contains the last state of each attempt."""
 
     def __init__(self, first: State) -> None:
         """Begin with the first state of a run, in which nodes are being connected."""
@@ -95,7 +95,7 @@ class Timeline:
         """Return the kind of a node's time; "" if the node is away or done."""
         this = state.nodes[node]
         if isinstance(this, Connecting | Retrying | Reaping):
-            # Nothing is known of a lost node until it returns.
+            # Nothing is known about a lost node until it returns.
             return "" if isinstance(this, Retrying) and this.away else "connect"
         if not isinstance(this, Up | Leaving):
             return ""
@@ -113,7 +113,7 @@ class Timeline:
             return
         began = at
         if span:
-            if kind == "stall" and span.kind == "training":  # the stall began before it was noticed
+            if kind == "stall" and span.kind == "training":  # the stall began before it was detected
                 began = max(span.began, at - state.stall_s)
             self._counts[lane[:-1]][span.kind] -= bool(lane)
             self._closed += [span._replace(ended=began)] if began > span.began else []
@@ -135,7 +135,7 @@ class Timeline:
 
 
 def _of_job(state: State, nodes: Mapping[str, int]) -> str:
-    """Return the class of the job's time. `nodes` counts its nodes by kind."""
+    """Return the class of the job's time. `nodes` counts the job's nodes by kind."""
     counts = state.workers.counts
     match state.phase:
         case Phase.CONNECTING:
@@ -192,7 +192,7 @@ def ledger(spans: Sequence[Span], queue_s: float = 0.0) -> dict[str, float]:
 
 
 def trace(spans: Iterable[Span], labels: Sequence[str], messages: Iterable[tuple[float, str]]) -> Any:
-    """Return the spans as a Chrome trace: nodes are its processes, ranks its threads; times are in µs.
+    """Return the spans as a Chrome trace, with nodes as processes, ranks as threads, and times in µs.
 
     `labels` are the names of the nodes.
     """
@@ -215,12 +215,12 @@ def trace(spans: Iterable[Span], labels: Sequence[str], messages: Iterable[tuple
 
 
 def _place(lane: Lane) -> tuple[int, int]:
-    """Return the numbers that identify a lane in a trace: of its process and its thread."""
+    """Return the process and thread numbers that identify a lane in a trace."""
     return (lane[0] + 1 if lane else 0, lane[1] + 1 if len(lane) > 1 else 0)
 
 
 def _named(lane: Lane, process: str, thread: str = "node") -> Iterator[dict[str, Any]]:
-    """Yield the events of a trace that name a lane's process and thread; "" = not named here."""
+    """Yield the trace events that name a lane's process and thread; "" = not named here."""
     node, number = _place(lane)
     for what, name in (("process_name", process), ("thread_name", thread)):
         if name:

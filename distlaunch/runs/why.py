@@ -70,8 +70,8 @@ class WorkerRecord(Frozen):
 
 
 class Record(Frozen):
-    """A record from a node: the state of its workers, the answer from NCCL's RAS service (`ras`), or `stacks`
-    requested while they ran, by local rank."""
+    """A record from a node: the state of its workers, the answer from NCCL's RAS service (`ras`), or
+    the `stacks` of running workers, by local rank."""
 
     time: float
     node: str
@@ -109,7 +109,7 @@ class Record(Frozen):
 
 
 def _evidence(directory: str, attempt: int, start: int = 0) -> Iterator[Record]:
-    """Yield the records of an attempt from byte `start` on. Nodes wrote them, so anything else is skipped."""
+    """Yield an attempt's records from byte `start` on. Nodes wrote the file, so invalid lines are skipped."""
     rows: list[bytes] = []
     with contextlib.suppress(OSError), open(fd_of(directory, file_of(attempt, EVIDENCE)), "rb") as file:
         file.seek(start)
@@ -125,7 +125,7 @@ def _stacks_now(run: Run, state: State) -> dict[int, str]:
     size = size_of(run.directory, file_of(state.attempt, EVIDENCE))
     try:
         request(run.directory, STACKS_REQUEST)
-    except OSError:  # without write access, or its directory was removed
+    except OSError:  # no write access, or the run directory was removed
         return {}
     until = time.monotonic() + STACKS_S
     while missing - found.keys() and time.monotonic() < until:
@@ -144,10 +144,10 @@ INNER = ("run", "summary")
 class Explanation(Frozen):
     """Why a run ended, or what it is waiting for.
 
-    `certainty` is how well the root cause is known: fact, likely or unknown. `at` is when the failure
-    happened, in seconds since the epoch. `error` contains the lines of the failed rank's error. `then`
-    describes how the other ranks ended, and `waiting` where ranks were waiting for each other. `differs` maps
-    settings to their values in `other` (the job's last good run unless it was `chosen`) and in this run.
+    `certainty` is how well the root cause is known: fact, likely or unknown. `at` is the time of the failure,
+    in seconds since the epoch. `error` contains the lines of the failed rank's error. `then` describes how
+    the other ranks ended, and `waiting` describes where ranks were waiting for each other. `differs` maps
+    settings to their values in `other` (the job's last good run, unless `chosen`) and in this run.
     `incomplete` is the reason why only the summary is used. `evidence` contains the records from all nodes.
     `summary` is the summary of a failed run.
     """
@@ -216,7 +216,7 @@ def explain(
 ) -> Explanation:
     """Explain a run, and compare it with `other` or its job's last good run. Raises `HistoryError`.
 
-    The events of the run are passed on to `observers`, too. If it is active, `with_stacks` requests the
+    The run's events are also passed on to `observers`. If the run is active, `with_stacks` requests the
     current stacks of its ranks, which takes a second or two.
     """
     try:
@@ -244,7 +244,7 @@ def explain(
     if run.status.state is RunState.SUCCEEDED:
         return known
     cause = state.cause
-    if cause is None and state.restarts and state.phase is not Phase.RUNNING:  # as long as it is restarting
+    if cause is None and state.restarts and state.phase is not Phase.RUNNING:  # while it is restarting
         cause = state.restarts[-1].cause
     if cause is None:
         return known._replace(certainty="unknown" if run.status.state.over else "", cause=run.status.why)
@@ -275,7 +275,7 @@ def _recorded(run: Run) -> Explanation | None:
 
 
 def _explained(known: Explanation, state: State, cause: Cause, epoch: float) -> Explanation:
-    """Return the explanation with the root cause, and with what the summary says about it."""
+    """Add the root cause to the explanation, with details from the summary."""
     summary = summary_of(known.run.directory, state) or Summary(state, known.run.directory, {}, 0.0)
     document, pids = summary.cause_document(cause), {worker.pid for worker in state.workers if worker.pid}
     records = [record for record in known.evidence if document["node"] in (None, record.node)]
@@ -307,7 +307,7 @@ def _recorded_error(run: Run, cause: Cause) -> tuple[str, ...]:
 
 
 def _standing(state: State) -> Iterator[str]:
-    """Yield where the ranks with known stacks are: which are in a collective, and which aren't."""
+    """Describe where the ranks with known stacks are: in a collective, or elsewhere."""
     if state.phase is Phase.RUNNING and state.workers.counts.joining and (missing := missing_ranks(state)):
         yield missing_words(state, missing)
     places: dict[str, list[int]] = {}
@@ -322,7 +322,7 @@ def _standing(state: State) -> Iterator[str]:
 
 
 def _activity(run: Run, state: State) -> Iterator[str]:
-    """Yield when ranks last printed something, if the run is active and no rank is known to be stalled."""
+    """Describe when ranks last printed, if the run is active and no rank is known to be stalled."""
     if run.alive and state.phase is Phase.RUNNING and not any(worker.stalled for worker in state.workers):
         output, limit_s = "no output so far", state.spec.limits.stall_s
         if (at := heard(run.directory)) is not None:
@@ -351,7 +351,7 @@ def _differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[st
 
 
 def _changed_files(before: str, now: str) -> tuple[str, str] | None:
-    """Return the difference between the code in two run directories; None if it is equal or unknown.
+    """Return the difference between the code of two run directories; None = equal, or unknown.
 
     `launch.snapshot` writes CODE: a row for each file, with its path, kind, size and digest.
     """
@@ -443,7 +443,7 @@ _KEYS = (
     (r"^tree\.digest$", "code"),
     (r"^tree\.", ""),
 )
-"""Patterns for fields of the `JobSpec`, and the job file keys that set them, where the two differ."""
+"""Patterns for `JobSpec` fields, and the job file keys that set them, if the names differ."""
 
 
 def _key(name: str) -> str:

@@ -1,15 +1,15 @@
 """Schedulers: Slurm, Grid Engine, PBS, LSF, Flux, and those added by other packages.
 
-Each scheduler has one module, whose `scheduler` is a `Scheduler` (see `base`). It determines the hosts of a
-job, how to reach them, tasks, the section of the job file, the batch script, the queue, and why a job ended.
-`TABLE` has a line for each scheduler.
+Each scheduler has one module, whose `scheduler` is a `Scheduler` (see `base`). It finds a job's hosts and
+reaches them, locates tasks, declares the section of the job file, writes the batch script, queries the queue,
+and determines why a job ended. `TABLE` has an entry for each scheduler.
 
-Another package can add a scheduler with an entry point in the group `distlaunch.schedulers`, NAME =
-MODULE:OBJECT. Its section of the job file or `--to NAME` selects it. Its jobs must set DISTLAUNCH_SCHEDULER
-to its name, because looking for entry points takes half as long as starting a job.
+Another package can add a scheduler with an entry point NAME = MODULE:OBJECT in the group
+`distlaunch.schedulers`. A section in the job file or `--to NAME` selects the scheduler. Its jobs must set
+DISTLAUNCH_SCHEDULER to NAME, because searching for entry points takes half as long as starting a job.
 
-All schedulers use `base` (the interface, batch scripts), `queue` (output of commands, files) and `task`
-(tasks that become ranks).
+All schedulers use `base` (the interface, batch scripts), `queue` (command output, files) and `task` (tasks
+that become ranks).
 """
 
 from collections.abc import Iterable, Mapping
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 
 
 class Entry(Frozen):
-    """A line of the table: the variables by which a process recognizes the scheduler.
+    """An entry of the table: the variables by which a process recognizes the scheduler.
 
-    A process belongs to a job of the scheduler if all variables in one of `marks` are set, and `unless`
-    isn't. The variables `rank`, `nodes` and `tasks` contain the number of a task, of nodes and of tasks.
-    `one_each` is the command that starts one task on each node.
+    A process belongs to a job of the scheduler if all variables in one of `marks` are set and `unless` isn't.
+    The variables named by `rank`, `nodes` and `tasks` contain a task's number, the number of nodes and the
+    number of tasks. `one_each` is the command that starts one task on each node.
     """
 
     marks: tuple[str, ...]
@@ -66,11 +66,11 @@ TABLE: Mapping[str, Entry] = {
         unless="FLUX_PROXY_REMOTE",
     ),
 }
-"""Schedulers by module name, in the order of their detection."""
+"""Schedulers by module name, in the order in which they are detected."""
 DEFAULT = "slurm"
 """The scheduler to use if nothing else selects one."""
 NAMED = "DISTLAUNCH_SCHEDULER"
-"""The variable that names a process's scheduler if it isn't in the table."""
+"""The variable that names a process's scheduler if the scheduler isn't in the table."""
 _MPI_RANKS = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "PALS_RANKID")
 
 
@@ -141,8 +141,8 @@ def task_in(environ: Mapping[str, str]) -> "Task":
 def task_number(environ: Mapping[str, str]) -> int | None:
     """Return the number of a task; None = unknown.
 
-    Tasks may share a number if each node has its own step. mpirun's number overrides the scheduler's, which
-    may have started mpirun as a single task.
+    Tasks may share a number if each node has its own step. mpirun's number overrides the scheduler's, because
+    the scheduler may have started mpirun as a single task.
     """
     variables = (*_MPI_RANKS, *(entry.rank for _, entry in _inner()), "JOB_COMPLETION_INDEX")
     texts = (environ.get(name, "") for name in variables)
@@ -155,7 +155,7 @@ def step_title(name: str) -> str:
 
 
 def step_size(environ: Mapping[str, str]) -> tuple[str, int, int]:
-    """Return the scheduler, nodes and tasks of this process's step; without a step, "", 1 and 1."""
+    """Return this process's step as (scheduler, nodes, tasks); without a step, "", 1 and 1."""
     for name, entry in _inner():
         nodes, tasks = environ.get(entry.nodes, ""), environ.get(entry.tasks, "")
         if nodes.isdecimal():
@@ -169,7 +169,7 @@ def _inner() -> list[tuple[str, Entry]]:
 
 
 def sections(keys: Iterable[str] | None = None) -> "dict[str, Field]":
-    """Return the scheduler sections among `keys`; all sections for None, or if a key is unknown."""
+    """Return the scheduler sections among `keys`, or all sections if `keys` is None or has an unknown key."""
     from distlaunch.job.keys import JOB
     from distlaunch.job.types import built
 
@@ -183,7 +183,7 @@ def sections(keys: Iterable[str] | None = None) -> "dict[str, Field]":
 
 
 def job_keys(keys: Iterable[str] | None = None) -> "Record":
-    """Return all keys that a job file with `keys` may have, including the sections of schedulers."""
+    """Return all keys that a job file with `keys` can have, including scheduler sections."""
     from distlaunch.job.keys import with_sections
 
     return with_sections(sections(keys))

@@ -16,7 +16,7 @@ from distlaunch.schedulers.task import Names, Task, numbered_task
 from distlaunch.supervisor.events import AllocationReported
 from distlaunch.transports.transport import Local, Transport
 
-# An ignored signal can't kill distlaunch during its start, when it doesn't handle signals yet.
+# An ignored signal can't kill distlaunch during its start, before it handles signals.
 _TRAPS = "trap : INT TERM; trap '' USR1 USR2"
 TRAP = ("", "# distlaunch handles the signals of termination warnings.", _TRAPS)
 MAX_NAME = 200
@@ -40,14 +40,14 @@ _WHY = {
 
 
 class TimeLimit(Text):
-    """A time such as 12h, which `written` converts to the scheduler's format, or already in it (`own`)."""
+    """A time such as 12h, which `written` converts, or a time in the scheduler's own format (`own`)."""
 
     def __init__(self, examples: str, own: str, written: Callable[[int], str]) -> None:
         super().__init__(f"a time such as {examples}", rf"{own}(?:[0-9]+[dhms])+")
         self.written = written
 
     def made(self, checked: Any) -> Any:
-        """Return the time in the format of the scheduler."""
+        """Return the time in the scheduler's format."""
         seconds = seconds_in(checked)
         return checked if seconds is None else self.written(int(seconds))
 
@@ -55,7 +55,7 @@ class TimeLimit(Text):
 def other_options(command: str, example: str, taken: str, pattern: str = r"-[A-Za-z][^\0\n]*") -> Field:
     """Return the key for additional options of a scheduler's command.
 
-    The options must not match `taken`, whose named groups are reasons.
+    The options must not match `taken`. The names of its groups stand for reasons.
     """
 
     def mistake(option: str) -> str | None:
@@ -67,7 +67,7 @@ def other_options(command: str, example: str, taken: str, pattern: str = r"-[A-Z
 
 
 def section(keys: Mapping[str, Field], extra: Field, **foreign: str) -> Record:
-    """Return a section of the job file with these keys and the common ones."""
+    """Return a section of the job file with these keys and those common to all schedulers."""
     every = {"nodes": NODES, **keys, "setup": SETUP, "extra": extra}
     return Record(every, foreign={**FOREIGN, **foreign})
 
@@ -85,18 +85,18 @@ class Call(Frozen):
 class Scheduler:
     """The interface to a scheduler that reads options from comments in batch scripts.
 
-    Methods without an implementation must be overridden, except those that depend on `answers`. A scheduler
+    Methods without an implementation must be overridden, except those needed only with `answers`. A scheduler
     with a different kind of script overrides `script`.
     """
 
     name = ""
-    """The value of `--to`. The section of the job file has the same name, with underscores."""
+    """The value of `--to`. The section of the job file has the same name, with underscores for hyphens."""
     title = ""
     """The display name."""
     step = "job"
     """The name for a group of tasks, in messages."""
     answers = False
-    """Whether the scheduler can report why a job ended, and requeue it: `fate_argv`, `fate` and `requeue`."""
+    """Whether the scheduler can report why a job ended (`fate_argv`, `fate`) and requeue it (`requeue`)."""
     warns = True
     """Whether the ranks of every job get a termination warning when the job is canceled."""
     chooses = "set nodes to the number of nodes"
@@ -104,11 +104,11 @@ class Scheduler:
     section: Record
     """The keys of the scheduler's section in the job file."""
     tasks: Names | None = None
-    """The variables of tasks, if the scheduler starts tasks node by node."""
+    """The variables of tasks, if the scheduler numbers tasks node by node."""
     mark = ""
-    """The beginning of a line with an option in a batch script."""
+    """The text that begins an option line in a batch script."""
     harmless: tuple[str, ...] = ("USR1", "USR2")
-    """Signals that don't end the job when they reach a batch script that is still in its setup."""
+    """Signals that don't end the job if they arrive while the batch script is still running its setup."""
     ends: tuple[str, ...] = ()
     """The command that cancels a job."""
     hurries: tuple[str, ...] = ()
@@ -134,14 +134,14 @@ class Scheduler:
         return ""
 
     def allocation(self, environ: Mapping[str, str], listed: str) -> Allocation | None:
-        """Return the allocation of a process with this environment; `listed` is the content of the listing.
+        """Return the allocation of a process with this environment; `listed` is the content of `listing`.
 
         Raises ValueError for invalid content.
         """
         raise NotImplementedError
 
     def read_allocation(self, environ: Mapping[str, str], needed: bool = True) -> Allocation | None:
-        """Return the allocation, or None if it isn't `needed` and takes a listing. Raises `UsageError`."""
+        """Return the allocation, or None if it isn't `needed` and requires a listing. Raises `UsageError`."""
         listing = self.listing(environ)
         if listing and not needed:
             return None
@@ -157,7 +157,7 @@ class Scheduler:
         return Local() if _short(node.host) in ("localhost", _short(here)) else self.command(node.host)
 
     def command(self, host: str) -> Transport | None:
-        """Return a transport that starts a command with stdin on a host of the job; None = ssh."""
+        """Return a transport that starts a command, with stdin, on a host of the job; None = ssh."""
         return None
 
     def task(self, environ: Mapping[str, str]) -> Task:
@@ -170,7 +170,7 @@ class Scheduler:
     # Submitting a job
 
     def gpus(self, spec: JobSpec) -> int | None:
-        """Return the GPUs per node requested in the section; 0 = unknown, None = no GPU request."""
+        """Return the number of GPUs per node that the section requests; 0 = unknown, None = no request."""
         gpus = self.asked(spec).get("gpus")
         return gpus if gpus is None or isinstance(gpus, int) else 0
 
@@ -179,15 +179,15 @@ class Scheduler:
         return self.asked(spec).get("nodes") or (len(spec.nodes) if "nodes" in spec.places else 1)
 
     def mistakes(self, spec: JobSpec) -> Iterable[tuple[str, str]]:
-        """List mistakes that would make the job fail on any nodes: (path in the job file, explanation)."""
+        """List mistakes that make the job fail regardless of its nodes: (path in the job file, text)."""
         return ()
 
     def options(self, spec: JobSpec, followed: bool) -> Iterable[str]:
-        """List the options for the batch script, except those of `extra`. `followed` is as in `script`."""
+        """List the options for the batch script, except those in `extra`. `followed` is as in `script`."""
         raise NotImplementedError
 
     def opening(self, spec: JobSpec) -> Sequence[str]:
-        """Return the lines after the options of a followed job."""
+        """Return the lines that come after the options in the script of a followed job."""
         if not self.withholds:
             return ()
         path = queue.output_path(shlex.quote(spec.logs.directory), f'"${self.withholds}"', self.name)
@@ -195,19 +195,19 @@ class Scheduler:
         return "", comment, f"exec >>{path} 2>&1"
 
     def waits(self, spec: JobSpec) -> bool:
-        """Return whether the call runs in the background, and `closing` waits for it."""
+        """Return whether the call runs in the background, so that `closing` has to wait for it."""
         return False
 
     def closing(self, spec: JobSpec) -> Sequence[str]:
-        """Return the lines after the call."""
+        """Return the lines that come after the call."""
         return ()
 
     def script(self, spec: JobSpec, call: Call, followed: bool = False) -> str:
         """Return a readable batch script that runs `call`.
 
-        It has options, the lines of `setup`, traps, and the call. The output of a `followed` job goes to the
-        directory of its runs, and `stop` sends the job a termination warning. Jobs from `submit` are
-        followed, those from `export` are not.
+        The script has options, the lines of `setup`, traps, and the call. The output of a `followed` job goes
+        to the directory of its runs, and `stop` sends the job a termination warning. Jobs from `submit` are
+        followed; those from `export` are not.
         """
         lines, extra = self.asked(spec).get("setup") or (), self.asked(spec).get("extra", ())
         options = (*self.options(spec, followed), *extra)
@@ -218,11 +218,11 @@ class Scheduler:
         return "\n".join([*head, "", *run, *self.closing(spec), ""])
 
     def submit(self, script: str) -> str:
-        """Submit a script, given by its path, and return the job's ID. Raises `DistlaunchError`."""
+        """Submit the script at a path, and return the job's ID. Raises `DistlaunchError`."""
         raise NotImplementedError
 
     def look(self, jobs: Sequence[str]) -> dict[str, queue.Queued]:
-        """Return the states of these jobs by ID, without jobs that the queue has forgotten.
+        """Return the states of these jobs by ID, omitting jobs that the queue has forgotten.
 
         Raises `DistlaunchError`.
         """
@@ -231,7 +231,7 @@ class Scheduler:
     def cancel(self, job: str, at_once: bool = False) -> None:
         """Cancel a pending or running job. Raises `DistlaunchError`.
 
-        `at_once` sends a signal first, because distlaunch kills the ranks at the second signal.
+        With `at_once`, send a signal first, because distlaunch kills the ranks at the second signal.
         """
         if at_once and self.hurries:
             queue.call(self.title, *self.hurries, job, forgives=queue.ANYTHING)  # the job may not be running
@@ -243,7 +243,7 @@ class Scheduler:
         raise NotImplementedError
 
     def fate(self, starts: int, text: str, now: float) -> AllocationReported:
-        """Return why a job ended. The job was started `starts` times before, and `now` is Unix time."""
+        """Return why a job ended. The job had been started `starts` times before; `now` is the Unix time."""
         raise NotImplementedError
 
     def requeue(self, job: str) -> None:
@@ -260,15 +260,15 @@ def _short(host: str) -> str:
 
 
 def check_submitted(spec: JobSpec, scheduler: Scheduler) -> None:
-    """Raise `JobError` for mistakes that make the job fail on any nodes.
+    """Raise `JobError` for mistakes that would make the job fail regardless of its nodes.
 
-    Assumes that nodes have the same files as this machine.
+    Assumes that the nodes have the same files as this machine.
     """
     spec.refuse(_mistakes(spec, scheduler))
 
 
 def _mistakes(spec: JobSpec, scheduler: Scheduler) -> Iterator[tuple[str, str]]:
-    """Yield each mistake: (path in the job file, text)."""
+    """Yield (path in the job file, text) of each mistake."""
     asked = scheduler.asked(spec)
     for path in ("nodes[0]", "hostfile"):
         if path in spec.places:
@@ -283,7 +283,7 @@ def _mistakes(spec: JobSpec, scheduler: Scheduler) -> Iterator[tuple[str, str]]:
 
 
 def _missing(spec: JobSpec) -> Iterator[tuple[str, str]]:
-    """Yield the workdir, program or interpreter if this machine, and so probably every node, lacks it."""
+    """Report a workdir, program or interpreter that is missing here, and so probably on every node."""
     workdir = os.path.expanduser(spec.program.workdir)
     if not os.path.isdir(workdir):
         yield "workdir", f"{workdir} does not exist"
@@ -310,7 +310,7 @@ def workdir(spec: JobSpec) -> str:
 
 
 def plain_name(name: str) -> str:
-    """Convert a job's name for most schedulers: without blanks, beginning with a letter."""
+    """Convert a job's name to one for most schedulers, which has no blanks and begins with a letter."""
     plain = re.sub(r"[^A-Za-z0-9_.+-]", "_", name)[:MAX_NAME]
     return plain if plain[:1].isalpha() else f"job_{plain}"
 

@@ -16,8 +16,7 @@ _TASKS = task.Names(
     nodes="FLUX_JOB_NNODES",
 )
 QUEUED = "DISTLAUNCH_QUEUED"
-"""The variable with the job's decimal ID in the queue, which is unknown inside the batch script's instance.
-"""
+"""The variable with the job's decimal queue ID, which is unknown inside the batch script's instance."""
 _WAITING, _GOING = ("DEPEND", "PRIORITY", "SCHED"), ("RUN", "CLEANUP")
 
 
@@ -99,6 +98,6 @@ scheduler = Flux()
 
 
 def queued(state: str) -> queue.Queued:
-    """Convert a job's state in `flux jobs`. For a job that has ended, the state is the result."""
+    """Convert a job's state from `flux jobs`. For a job that has ended, this is its result."""
     stage: queue.Stage = "waits" if state in _WAITING else "goes" if state in _GOING else "over"
     return queue.Queued(queue.CANCELLED if state == "CANCELED" else state, "", stage)

@@ -64,7 +64,7 @@ class GridEngine(base.Scheduler):
         task = environ.get("SGE_TASK_ID", "undefined")
         job = environ["JOB_ID"] + ("" if task in ("", "undefined") else f".{task}")
         nodes = queue.listed_nodes(self.title, _slots(environ, listed), environ)
-        # For interactive jobs it is QRSH or QLOGIN. ENVIRONMENT=BATCH, as in submit(1), is not set by 8.1.9.
+        # It is QRSH or QLOGIN for interactive jobs. 8.1.9 doesn't set ENVIRONMENT=BATCH, despite submit(1).
         queued = environ.get("JOB_SCRIPT", "").startswith("/") and job.isdecimal()
         return Allocation(self.name, self.title, job, nodes, queued)
 
@@ -80,7 +80,7 @@ class GridEngine(base.Scheduler):
     def options(self, spec: JobSpec, followed: bool) -> Iterator[str]:
         """Yield options of qsub.
 
-        A followed job starts in the directory where it was submitted, as with Slurm.
+        A followed job starts in the directory from which it was submitted, as with Slurm.
         """
         asked, gpus = self.asked(spec), spec.nodes[0].gpus
         yield "-S /bin/bash"

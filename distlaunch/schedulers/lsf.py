@@ -77,7 +77,7 @@ class Lsf(base.Scheduler):
     )
 
     def listing(self, environ: Mapping[str, str]) -> str:
-        """Return the path of the file with the hosts, used if they don't fit into a variable."""
+        """Return the path of the file that lists the hosts if they don't fit into a variable."""
         return "" if environ.get("LSB_MCPU_HOSTS") else environ["LSB_DJOB_HOSTFILE"]
 
     def allocation(self, environ: Mapping[str, str], listed: str) -> Allocation:
@@ -135,7 +135,7 @@ def _slots(environ: Mapping[str, str], listed: str) -> queue.Slots:
 
 
 def queued(state: str, ended: str = "-", waits: str = "-") -> queue.Queued:
-    """Convert a job's state in bjobs, with the reason why it ended or waits."""
+    """Convert a job's state from bjobs, with the reason why the job ended or is waiting."""
     if ended.startswith("TERM_OWNER"):
         return queue.Queued(queue.CANCELLED)
     # A job may be running even if LSF has lost contact with it.

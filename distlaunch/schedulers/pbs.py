@@ -66,10 +66,10 @@ class Pbs(base.Scheduler):
         flags = {"time": "-l walltime=", "queue": "-q ", "project": "-P ", "account": "-A "}
         yield from base.given(asked, flags)
         if followed:
-            yield "-S /bin/bash"  # otherwise, it may be the login shell
+            yield "-S /bin/bash"  # otherwise, the script may run in the login shell
         yield "-j oe"
         yield base.option("-o ", f"{spec.logs.directory if followed else base.workdir(spec)}/")
-        yield "-r n"  # by default, PBS may start the job again after losing a node
+        yield "-r n"  # by default, PBS may requeue the job after losing a node
 
     def _select(self, spec: JobSpec) -> str:
         asked = self.asked(spec)
@@ -81,7 +81,7 @@ class Pbs(base.Scheduler):
         return ":".join(parts)
 
     def opening(self, spec: JobSpec) -> Sequence[str]:
-        """Return the line that changes to the directory of the submission, as with Slurm."""
+        """Return the line that changes to the submission directory, where Slurm jobs also start."""
         return *super().opening(spec), 'cd "$PBS_O_WORKDIR"'
 
     def submit(self, script: str) -> str:

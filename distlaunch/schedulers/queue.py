@@ -1,4 +1,4 @@
-"""Runs schedulers' commands and reads their files: jobs in a queue, and the hosts of a job."""
+"""Runs schedulers' commands and reads schedulers' files, to find jobs in a queue and the hosts of a job."""
 
 import os
 import pwd
@@ -20,13 +20,13 @@ ANSWER_S = 60.0
 HOSTS_S = 10.0
 """Seconds to wait for a command that lists hosts."""
 ANOTHER_WISH_S = 0.25
-"""Seconds between two signals. The second one kills the job, but counts as the first if it comes too soon."""
+"""Seconds between two signals, the second of which kills the job. If they are closer, they count as one."""
 MAX_SLOTS = 1_000_000
-"""Maximum plausible slots of one host."""
+"""Maximum plausible number of slots on one host."""
 _HOST = r"[A-Za-z0-9_][A-Za-z0-9_.:%\-]*"
 _EMPTY = ("", "Exiting.")
 VISIBLE = ("CUDA_VISIBLE_DEVICES",)
-"""The variable with the GPUs that a process sees."""
+"""The variable that lists the GPUs visible to a process."""
 _GRANTED = ("SGE_HGR_gpu", "SGE_HGR_GPU", *VISIBLE)
 _INSTEAD = "list the hosts in nodes, or use `--set launcher=local`"
 ANYTHING = re.compile("")
@@ -35,7 +35,7 @@ Stage = Literal["waits", "goes", "over"]
 
 
 class Queued(Frozen):
-    """A scheduler's report on a job: its state and the reason, in the scheduler's words, and their meaning.
+    """A scheduler's report on a job: `state` and `reason` in its own words, and their meaning, `stage`.
 
     A job that `waits` has yet to start, for the first time or again. A job that is `over` won't start again.
     """
@@ -61,23 +61,23 @@ class Queued(Frozen):
 
     @property
     def ending(self) -> str:
-        """Return how the job ended, for messages."""
+        """Describe how the job ended, for messages."""
         return "left the queue" if self.state == GONE.state else f"ended ({self.state})"
 
 
 CANCELLED = "CANCELLED"
-"""The state of a canceled job, in Slurm and for schedulers without such a state."""
+"""The state of a canceled job, as in Slurm. Also used for schedulers without such a state."""
 GONE = Queued("GONE")
 """The state of a job that its scheduler no longer lists, usually some minutes after the job has ended."""
 
 
 def output_path(directory: str, job: str, scheduler: str) -> str:
-    """Return the path for a script's output in the directory of the runs, given the job's ID."""
+    """Return the path of a job's script output, in the directory of its runs."""
     return f"{directory}/{scheduler}-{job}.out"
 
 
 class ToolMissingError(DistlaunchError):
-    """A scheduler's command is not installed on this machine."""
+    """A scheduler's command that isn't installed on this machine."""
 
 
 def call(
@@ -89,8 +89,8 @@ def call(
 ) -> str:
     """Return the output of a command of the scheduler called `title`. Raises `DistlaunchError`.
 
-    The command reads the file `stdin`, and gets the variables accepted by `passes`. It may fail if `forgives`
-    matches every line of its message.
+    The command reads the file `stdin`, and gets the variables accepted by `passes`. Its failure is ignored if
+    `forgives` matches every line of its message.
     """
     from subprocess import TimeoutExpired
 
@@ -125,7 +125,7 @@ def _run(
 
 
 def job_id(pattern: str, tool: str, output: str) -> str:
-    """Return the last ID in the output of a command; site-specific checks may print more before it."""
+    """Return the last ID in the output of a command; site-specific checks may print others before it."""
     found: list[str] = re.findall(pattern, output, re.MULTILINE)
     if not found:
         raise unexpected(tool, output)
@@ -148,7 +148,7 @@ def user_name() -> str:
 
 
 def read_hosts(listing: str | tuple[str, ...], title: str) -> str:
-    """Return the content of a file, or the output of a command, with a job's hosts. Raises `UsageError`."""
+    """Read a file, or the output of a command, that lists a job's hosts. Raises `UsageError`."""
     try:
         if isinstance(listing, tuple):
             return printed(listing)
@@ -201,7 +201,7 @@ def lines_of(text: str) -> list[str]:
 
 
 def slots_in(text: str, line: str) -> int:
-    """Return the slots in `text`, which is part of `line`. Raises ValueError."""
+    """Return the number of slots in `text`, which is part of `line`. Raises ValueError."""
     if not re.fullmatch("[0-9]{1,7}", text) or not 0 < int(text) <= MAX_SLOTS:
         raise ValueError(f'"{line[:60]}" does not name a host and its slots')
     return int(text)
@@ -210,7 +210,7 @@ def slots_in(text: str, line: str) -> int:
 def granted_gpus(environ: Mapping[str, str], variables: Sequence[str] = _GRANTED) -> int | None:
     """Return the number of GPUs in the first of these variables that is set; None = unknown.
 
-    By default, these are the GPUs of the job on this host, assumed for every host.
+    By default, these are the GPUs granted to the job on this host. Other hosts are assumed to have as many.
     """
     for name in variables:
         if name in environ:

@@ -1,7 +1,7 @@
 """Slurm: see sbatch(1), squeue(1), scontrol(1), srun(1).
 
-Allocations are read from variables, because Slurm's commands may be missing in a container. The transport
-`slurm` reaches hosts with steps.
+Allocations are read from variables, because Slurm's commands may be missing in a container. The `slurm`
+transport reaches hosts through steps.
 """
 
 import re
@@ -26,7 +26,7 @@ _PLAIN = (
     *("partition", "account", "qos", "constraint", "gres", "mem", "cpus_per_task"),
     *("nodelist", "exclude", "dependency", "comment", "time"),
 )
-"""Keys that correspond to options of sbatch."""
+"""Keys with the same names as options of sbatch."""
 _WAITING = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD")
 _HELD = ("RUNNING", "SUSPENDED", "STOPPED", "CONFIGURING", "SIGNALING", "RESIZING")
 _GOING = (*_HELD, "COMPLETING", "STAGE_OUT")
@@ -40,10 +40,10 @@ _WHYS = {
     "REQUEUED": "was requeued",
 }
 _MAY_GO_ON = (_WHYS["TIMEOUT"], _WHYS["OUT_OF_MEMORY"])
-"""Reasons after which the job itself must request a requeue. Slurm requeues preempted jobs by itself."""
+"""Reasons for which the job itself must request a requeue. Slurm requeues preempted jobs on its own."""
 _REASONS = {"NodeDown": "NODE_FAIL", "TimeLimit": "TIMEOUT"}
 _HINTS = {"DependencyNeverSatisfied": ": a job it depends on has failed; `distlaunch stop` cancels it"}
-"""Advice on pending reasons for which a job will never start."""
+"""Advice for pending reasons that mean that a job will never start."""
 SIGNAL = r"(?:[BR]{1,2}:)?[A-Z][A-Z0-9]*"
 _DURATION = r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)"
 _CLOCK = r"[0-9]+:[0-9]{2}(?::[0-9]{2})?|[0-9]+-[0-9]{1,2}(?::[0-9]{2}){0,2}"
@@ -176,7 +176,7 @@ class Slurm(base.Scheduler):
         yield from base.given(asked, {key: f"--{key.replace('_', '-')}=" for key in _PLAIN})
         if signal := asked.get("signal"):
             flags, _, which = signal.rpartition(":")
-            # Without B, every process of every step gets the signal, but not the script.
+            # Without B, every process of every step gets the signal, but the script doesn't.
             yield f"--signal={flags.replace('B', '')}B:{which}"
         if asked.get("exclusive"):
             yield "--exclusive"
@@ -192,7 +192,7 @@ class Slurm(base.Scheduler):
         return "signal" in self.asked(spec)
 
     def closing(self, spec: JobSpec) -> list[str]:
-        """Pass on the termination warning, and requeue a job if distlaunch was killed and couldn't."""
+        """Pass on the termination warning, and requeue a job that a killed distlaunch couldn't requeue."""
         lines = []
         if self.waits(spec):
             name = self.asked(spec)["signal"].rpartition(":")[2].partition("@")[0]
@@ -233,7 +233,7 @@ class Slurm(base.Scheduler):
             _call("scancel", "--signal=KILL", job)
 
     def requeue(self, job: str) -> None:
-        """Requeue with scontrol, which refuses a job that is already requeued."""
+        """Requeue with scontrol, which refuses a job that has already been requeued."""
         _call("scontrol", "requeue", job, forgives=re.compile("pending execution"))
 
     def fate_argv(self, job: str) -> list[str]:
@@ -259,7 +259,7 @@ scheduler = Slurm()
 
 
 def _component(environ: Mapping[str, str], group: int | None) -> Iterable[AllocatedNode]:
-    """Yield the nodes of a component of a heterogeneous job, or of another job if `group` is None."""
+    """Yield the nodes of a heterogeneous job's component; for any other job, `group` is None."""
 
     def value(name: str) -> str:
         suffix = "" if group is None else f"_HET_GROUP_{group}"
@@ -296,7 +296,7 @@ def _number(environ: Mapping[str, str], name: str) -> int:
 
 
 def queued(state: str, reason: str = "") -> queue.Queued:
-    """Convert a job's state in squeue."""
+    """Convert a job's state from squeue."""
     stage: queue.Stage = "waits" if state in _WAITING else "goes" if state in _GOING else "over"
     return queue.Queued(state, "" if reason == "None" else reason + _HINTS.get(reason, ""), stage)
 
@@ -311,7 +311,7 @@ def _passes(name: str) -> bool:
 
 
 def _why_completing(fields: Mapping[str, str], end: float | None) -> str:
-    """Infer from a job's times why it is ending, while its state doesn't show the reason yet."""
+    """Infer why a job is ending from its other fields, while its state doesn't show the reason yet."""
     if (reason := fields.get("Reason")) in _REASONS:
         return _WHYS[_REASONS[reason]]
     if end is None:  # the job has started again

@@ -1,4 +1,4 @@
-"""The tasks of `distlaunch exec`: processes of srun, mpirun, flux run or jsrun that become ranks."""
+"""The tasks of `distlaunch exec`: processes started by srun, mpirun, flux run or jsrun that become ranks."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -11,7 +11,7 @@ from distlaunch.wording import counted
 
 
 class Advice(Frozen):
-    """Text for advice on GPUs. `own_gpu` replaces the option that assigns a GPU to each task."""
+    """Text for advice on GPUs. `own_gpu` suggests replacing the option that assigns a GPU to each task."""
 
     local_rank: str = "local rank"
     own_gpu: str = ""
@@ -22,9 +22,9 @@ class Task(Frozen):
     """The position of a task; `step` identifies the tasks that belong together.
 
     `nodes` are the hosts, beginning with rank 0's host, which is reachable at `addresses`. `node_rank` is the
-    number of this host among `node_count`, if known. `devices` is the number of visible GPUs, None = any.
-    `restarts` counts the earlier starts of the job by the scheduler, or by the distlaunch that runs mpirun.
-    `manager` is the descriptor of a process manager that connects the tasks.
+    number of this host among `node_count` hosts, if known. `devices` is the number of visible GPUs; None =
+    any. `restarts` counts the job's earlier starts, by the scheduler or by the distlaunch that runs mpirun.
+    `manager` is a descriptor connected to the tasks' process manager.
     """
 
     step: str
@@ -95,7 +95,7 @@ def check_master(task: Task, environ: Mapping[str, str]) -> None:
 
 
 class Names(Frozen):
-    """The names of the variables of a scheduler's tasks. One of `nodes` and `local_size` is enough."""
+    """The names of the variables that a scheduler sets for its tasks. `nodes` or `local_size` is enough."""
 
     starter: str
     rank: str
@@ -110,7 +110,7 @@ Reader = Callable[[Mapping[str, str]], Allocation | None]
 
 
 def numbered_task(names: Names, environ: Mapping[str, str], title: str, allocation_in: Reader) -> Task:
-    """Locate the task of this environment. Raises `UsageError` if there is none, or for contradictions."""
+    """Locate the task with this environment. Raises `UsageError` if there is none, or for contradictions."""
     if names.rank not in environ:
         what = f"this {title} process is not a task of `{names.starter}`"
         raise UsageError(f"{what}: use `distlaunch run job.yaml`")
@@ -149,14 +149,14 @@ _STEPS = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "OMPI_MCA_orte_ess_jobid"
 
 
 def mpi_task(environ: Mapping[str, str]) -> Task | None:
-    """Locate the task of this environment if mpirun started it. Raises `UsageError`."""
+    """Locate the task with this environment if mpirun started it. Raises `UsageError`."""
     if _RANK in environ:
         return _of_open_mpi(environ)
     return _of_hydra(environ) if _HYDRAS_RANK in environ and "MPI_LOCALRANKID" in environ else None
 
 
 def _of_open_mpi(environ: Mapping[str, str]) -> Task:
-    """Locate a task of Open MPI, whose rank 0 has to be on mpirun's host."""
+    """Locate an Open MPI task. Its rank 0 has to be on mpirun's host."""
     step = next((environ[name] for name in _STEPS if name in environ), "")
     nodes = environ.get(_NODES, "")
     task = _task(environ, _OPEN_MPI, f"mpi-{step}", int(nodes) if nodes.isdecimal() else None)
@@ -174,13 +174,13 @@ def _of_open_mpi(environ: Mapping[str, str]) -> Task:
 
 
 def _of_hydra(environ: Mapping[str, str]) -> Task:
-    """Locate a task of Hydra, whose process manager can determine the host of rank 0."""
+    """Locate a Hydra task. Hydra's process manager can determine the host of rank 0."""
     pipe = environ.get(_PMI_PIPE, "")
     return _task(environ, _HYDRA, "mpi")._replace(manager=int(pipe) if pipe.isdecimal() else None)
 
 
 def _task(environ: Mapping[str, str], names: tuple[str, ...], step: str, nodes: int | None = None) -> Task:
-    """Locate a task from its variables `names`: rank, size, local rank, local size. Raises `UsageError`."""
+    """Locate a task from the variables `names`: rank, size, local rank, local size. Raises `UsageError`."""
     texts = [environ.get(name, "") for name in names]
     if not all(text.isdecimal() for text in texts):
         seen = ", ".join(f"{name}={text}" for name, text in zip(names, texts, strict=True))
@@ -194,7 +194,7 @@ def _task(environ: Mapping[str, str], names: tuple[str, ...], step: str, nodes: 
     task = Task(step, job, rank, size, local_rank, local_size, None, None, devices=devices)
     node_rank, node_count = _node(task, nodes)
     restarts = environ.get("TORCHELASTIC_RESTART_COUNT", "0") if "DISTLAUNCH_JOB_ID" in environ else "0"
-    # The restarts of the job, if distlaunch started mpirun.
+    # If distlaunch started mpirun, these are the job's restarts.
     return task._replace(node_rank=node_rank, node_count=node_count, restarts=int(restarts))
 
 
