@@ -48,8 +48,6 @@ from distlaunch.runs.why import Explanation, explain
 
 LOOK_S = 0.05
 """Seconds between two checks of a run directory."""
-STOP_S = 60.0
-"""Seconds that leaving a `with` block waits beyond the job's grace period before it kills the ranks."""
 _CONTROLLER = "import sys; sys.path[0] = sys.argv[1]; from distlaunch.cli.child import enter; enter()"
 MAX_CALL = 1 << 20
 """Maximum bytes of a packed call, which is passed to the ranks as arguments."""
@@ -378,12 +376,9 @@ class Run:
         return text
 
     def stop(self) -> Result:
-        """Stop the ranks, killing them after their grace period, and return the result."""
-        run = self._status()
-        if not self.over and interrupt(run):
-            with contextlib.suppress(TimeoutError):
-                return self.wait(STOP_S)
-            interrupt(run, at_once=True)
+        """Stop the ranks, killing them after the job's `timeouts.stop`, and return the result."""
+        if not self.over:
+            interrupt(self._status())
         return self.wait()
 
     def detach(self) -> str:
@@ -409,7 +404,7 @@ def list_runs() -> list[Run]:
 def call(function: Callable[..., Any] | str, *args: Any, procs: int = 1, **more: Any) -> list[Any]:
     """Call a function on every rank, and return the results in rank order. Ctrl-C stops the job.
 
-    `function` is "package.module:name", or a function, which needs cloudpickle if it is in `__main__`.
+    `function` is "package.module:name", or a function, which needs cloudpickle unless its module can be imported by name.
     `procs` is the number of ranks per node. Job file keys in `more`, such as `nodes`, apply to the job. All
     other arguments are passed to the function. Raises `RankError` if the function raised an exception.
     """

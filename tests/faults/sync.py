@@ -61,7 +61,7 @@ def strike(desk: Desk, chance: random.Random) -> str:
 
 
 def check(desk: Desk) -> None:
-    """Every content is what its name says, and the trees, some of them being removed, have only right files."""
+    """Every content is what its name says. Trees have only right files; one may have been half removed."""
     for store in desk.stores():
         desk.check_contents(store)
         for note in store.glob("runs/*.tree"):
