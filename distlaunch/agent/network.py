@@ -109,7 +109,7 @@ def _any_bound() -> socket.socket:
 
 
 def _bound(port: int, reuse: bool = False) -> socket.socket:
-    """Return a nonlistening socket bound to `port` on all addresses of both families. Raises OSError."""
+    """Bind a socket to `port` on all addresses of both families, without listening. Raises OSError."""
     try:
         sock, address = socket.socket(socket.AF_INET6, socket.SOCK_STREAM), "::"
     except OSError:  # no IPv6 on this node
