@@ -86,7 +86,7 @@ class Site:
                 lambda text: report(worker, text.decode(errors="replace")),
             )
         elif abort:
-            os.kill(worker.pid, signal.SIGABRT)  # not reaped yet, so the PID isn't reused
+            os.kill(worker.pid, signal.SIGABRT)  # not reaped yet, so its PID can't have been reused
         else:
             report(worker, "py-spy is not installed on its node (pip install py-spy)")
 

@@ -70,7 +70,7 @@ class WorkerSpec(Frozen):
 
     `paths` are the indices of `argv` items that, like `cwd`, may begin with ~ for the user's home on the
     node. An index above 0 refers to the script. With `one_device`, the worker sees only its own GPU. `shares`
-    lists the descriptors, out of 0 and 1, that the worker shares with the command. The agent fills in `cpus`
+    lists the descriptors (0, 1), if any, that the worker shares with the command. The agent fills in `cpus`
     according to `Binding`.
     """
 
@@ -164,8 +164,8 @@ class Reap(Frozen):
 class Setup(Frozen):
     """The recipe for the environment `key`, built from `files` by uv or conda, or by the command `run`.
 
-    `kind` is uv, conda or run. The build runs in `workdir`, a path that may begin with ~. `files` are in it.
-    `python` is the interpreter; "" means any. `env` contains variables for the build. A build fails after
+    `kind` is uv, conda or run. The build runs in `workdir`, which contains `files`. `workdir` may begin with
+    ~. `python` is the interpreter; "" means any. `env` contains variables for the build. A build fails after
     `limit_s` seconds.
     """
 
@@ -226,8 +226,8 @@ class Close(Frozen):
     """Send the workers `signum`, and SIGKILL after the grace period. Then sweep, flush and exit.
 
     `outcome` is the exit status of the job. `why` is the root cause, shown by a launcher that joined. The
-    files to `collect` are sent after the sweep. A second `Close`, without `collect`, cancels the files that
-    haven't been sent.
+    files to `collect` are sent after the sweep. A second `Close`, without `collect`, cancels the rest of the
+    collection.
     """
 
     grace_s: float

@@ -1,4 +1,4 @@
-"""Checks the requirements of workers on their node before they start: directories, program, space, limits."""
+"""Before workers start, checks their requirements on the node: directories, program, space and limits."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def _place(needs: Needs) -> Message:
 def digest(program: str) -> str:
     """Return a value that differs between different programs; "" if they can't be compared.
 
-    Before a job's ranks start, `distlaunch.check.findings` compares the values from its nodes. `distlaunch
+    Before a job's ranks start, `distlaunch.check.findings` compares the values from the nodes. `distlaunch
     why` compares the values of two runs. Raises OSError if the program can't be started.
     """
     found = os.stat(program)

@@ -19,7 +19,7 @@ KEPT = 8 << 20
 
 
 class Poller:
-    """Calls handlers when descriptors become ready and when deadlines pass."""
+    """An event loop that calls handlers when descriptors become ready and when deadlines pass."""
 
     def __init__(self) -> None:
         self._poll = select.poll()

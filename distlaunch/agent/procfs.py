@@ -59,7 +59,7 @@ def boot_id() -> str:
 
 
 def state(pid: int) -> str:
-    """Return the letter of a process's state: R running, S sleeping, D uninterruptible, T stopped.
+    """Return the kernel's letter for a process's state: R running, S sleeping, D uninterruptible, T stopped.
 
     Return "" if the process doesn't exist.
     """

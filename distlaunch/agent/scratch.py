@@ -196,7 +196,7 @@ def remove(directory: str) -> None:
             os.unlink(os.path.join(directory, name))
         os.rmdir(directory)
     except OSError:
-        pass  # never created, or it contains a directory of the job, which must not be deleted
+        pass  # never created, or it contains one of the job's directories, which must not be deleted
 
 
 def unlinked_file(place: str) -> int:

@@ -1,4 +1,4 @@
-"""Builds the Python environment of a job on its node, once for each lock and platform.
+"""Builds the Python environment of a job on its node, once for each `Setup.key`, Python and platform.
 
     BASE/envs/NAME       a link to the environment, created once it is complete
     BASE/envs/NAME.1a2b  the environment, which can't be moved, since scripts in it contain its path

@@ -87,7 +87,7 @@ def has_children() -> bool:
 
 
 class Sweep:
-    """A sweep. Call `kill_descendants` until `has_children` returns False, and again after `settling_s`.
+    """A sweep. Keep calling `kill_descendants`, also after `settling_s`, until `has_children` returns False.
 
     Helper processes wait for the worker that they serve to exit, so they are killed only after `settling_s`.
     In a `gentle` sweep, all processes except the `workers` are helpers. Otherwise, only childless processes
@@ -105,7 +105,7 @@ class Sweep:
         return max(0.0, self._settled_at - time.monotonic())
 
     def kill_descendants(self) -> None:
-        """Kill every descendant that hasn't been killed yet and has no time left."""
+        """Kill every descendant that hasn't been killed yet and has no time left to exit."""
         self.killed |= _kill_each(self._due, self.killed)
 
     def _due(self) -> list[int]:
@@ -164,7 +164,7 @@ def _send(pid: int, signum: int) -> None:
     try:
         os.kill(pid, signum)
     except (ProcessLookupError, PermissionError):
-        pass  # ended meanwhile, or belongs to another user now: `stuck` lists the latter
+        pass  # it has exited, or now belongs to another user, in which case `stuck` lists it
 
 
 # Processes left by earlier agents

@@ -251,7 +251,7 @@ class Store:
         return "%s@%s" % (self.tree_of(run_id), os.uname().nodename)
 
     def renew(self) -> None:
-        """Show other hosts that the tree is still in use. Called every MARK_S."""
+        """Show other hosts that the tree is still in use. Called every MARK_S seconds."""
         os.utime(self._mark)
 
     def _is_marked(self, run_id: str) -> bool:
@@ -652,7 +652,7 @@ class Placement:
             yield from self._set_up(command, command.setup)
 
     def _renew(self) -> None:
-        """Renew the mark in the store every MARK_S."""
+        """Renew the mark in the store every MARK_S seconds."""
         assert self._store
         with suppress(OSError):
             self._store.renew()

@@ -29,7 +29,7 @@ at least LAG_S and at most LAG_MAX_S seconds.
 IDLE_SHARE = 0.01
 """Share of one core below which a worker counts as idle. Waiting threads wake up occasionally."""
 IDLE_TICKS = 2
-"""Maximum clock ticks of CPU time between checks that count as idle. Idle torch occasionally uses one."""
+"""Maximum clock ticks between checks that count as idle. An idle torch process occasionally uses one."""
 IDLE_GPU_PERCENT = 1
 LIBRARIES = (("torch", b"libtorch"), ("JAX", b"/jaxlib/"))
 """Libraries that join a rendezvous, each with part of the path of a file that the library maps."""
@@ -66,7 +66,7 @@ class Watch:
 
 
 class JoinWatch(Watch):
-    """Reports which workers have connected to the rendezvous, and the activity of the others.
+    """A watch that reports which workers have connected to the rendezvous, and the activity of the others.
 
     `joined` contains the local ranks that have connected.
     """
@@ -201,7 +201,7 @@ def _was_refused(pids: list[int], sockets: list[procfs.Socket]) -> bool:
 
 
 class StallWatch(Watch):
-    """Reports workers that have had no output, CPU use or GPU use for some time."""
+    """A watch for workers that have had no output, CPU use or GPU use for some time."""
 
     name = "stalls"
     _interval_s = _excused_until = 0.0
@@ -251,7 +251,7 @@ class StallWatch(Watch):
 
 
 class UsageWatch(Watch):
-    """Reports resource use every USAGE_INTERVAL_S seconds, for as long as requested."""
+    """A watch that reports resource use every USAGE_INTERVAL_S seconds, for as long as requested."""
 
     name = "usage"
 

@@ -2,7 +2,7 @@
 
 A link is a pair of byte streams. After the boot (see
 ``distlaunch.transports.handshake``), the agent writes ``HELLO_PREFIX + nonce + b"\\n"``. Anything that a
-login shell prints before that is ignored. After that, both directions carry frames:
+login shell prints before that line is ignored. After it, both directions carry frames:
 
     offset  size  field
     0       1     kind: CONTROL, PACKED, OUTPUT, FLIGHT, FILE, TREE or END
@@ -94,12 +94,12 @@ HEARTBEATS = 6
 """Heartbeats in each lease, all but one of which may be lost."""
 STALL_LOOKS = 8
 STALL_LOOK_MAX_S = 15.0
-"""Maximum seconds between checks for stalls. An agent makes at least `STALL_LOOKS` per stall timeout."""
+"""Maximum seconds between checks for stalls. An agent makes at least `STALL_LOOKS` checks per timeout."""
 DUMP_S = 10.0
 """Seconds for stalled workers to print stacks and write flight recorder dumps before they are stopped. In
 torch 2.13, the first dump takes a second of CPU time, which doesn't count as activity."""
 MAX_OUTPUT = 1 << 17
-"""Maximum bytes of one OUTPUT payload, so few that a control frame never waits long behind it.
+"""Maximum bytes of one OUTPUT payload, small enough that a control frame never waits long behind it.
 
 A worker's pipe has the same capacity.
 """

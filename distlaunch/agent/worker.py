@@ -255,7 +255,7 @@ def _bind(spec: WorkerSpec) -> None:
 
 
 def begin(agent: int) -> None:
-    """Give a forked child a new session, default signals and no input, and make it die with the agent."""
+    """Give a forked child a new session, default signal handling and no input. Make it die with the agent."""
     os.setsid()
     sweep.die_with_parent(signal.SIGKILL, agent)
     _reset_signals()

@@ -101,7 +101,7 @@ class Workers:
         return []
 
     def _complete(self, spec: WorkerSpec, shared: dict[str, str]) -> WorkerSpec:
-        """Return the spec of a worker with its paths expanded and the variables that all workers share."""
+        """Return a worker's spec, with its paths expanded and the variables that all workers share added."""
         spec = at_home(spec)._replace(env={**shared, **spec.env})
         if not self._run_id:
             return spec

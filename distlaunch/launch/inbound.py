@@ -45,7 +45,7 @@ class JoinedLink(Link):
         super().send(node, ranks_alone(command) if isinstance(command, messages.StartWorkers) else command)
 
     def receive(self) -> list[wire.Frame | NodeGone]:
-        """Return the received frames except the last one, which contains the agent's exit status."""
+        """Return the received frames except the END frame, which contains the agent's exit status."""
         try:
             frames = super().receive()
         except OSError as error:
@@ -144,7 +144,7 @@ class InboundListener:
         return port
 
     def close(self) -> None:
-        """Stop listening. Close connections that haven't joined, and send them the reason, if any."""
+        """Stop listening. Close connections that haven't joined, after sending them the reason, if any."""
         if self._listener:
             self._selector.unregister(self._listener)
             self._listener.close()

@@ -5,7 +5,7 @@
     launcher ─▶ controller    {"proof"}, or {"refuses"}, the reason not to join
     controller ─▶ launcher    {"proof"}
     controller ─▶ launcher    {"waiting"} …    periodically, the missing nodes
-    controller ─▶ launcher    {"node", "run", "nonce"}: afterwards both sides send frames
+    controller ─▶ launcher    {"node", "run", "nonce"}: afterward, both sides send frames
 
 Each message is a line of JSON. The controller may send {"refused", "status", "another"} instead of any of its
 messages and close the connection. `another` means that it controls another job. A proof covers both nonces

@@ -64,7 +64,7 @@ class Part:
         return (rank._replace(argv=self._argv, cwd=os.getcwd(), shares=(0, 1)),)
 
     def needs(self) -> messages.Needs | None:
-        """Return the workers' requirements for this node; None = unknown."""
+        """Return the workers' requirements on this node; None = unknown."""
         return None
 
     def binding(self) -> messages.Binding | None:

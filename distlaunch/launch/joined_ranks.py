@@ -43,7 +43,7 @@ class OwnRanks(Part):
         return self._directory.path if self._directory else ""
 
     def workers(self, ranks: messages.StartWorkers) -> tuple[messages.WorkerSpec, ...]:
-        """Return the command line of each rank, and whether it shares this process's streams."""
+        """Return the command line of each rank, and whether the rank shares this process's streams."""
         self._first_rank = int({**ranks.env, **ranks.workers[0].env}["RANK"])
         self._plan = _plan(self._spec, self._first_rank)
         (part,) = self._plan.nodes

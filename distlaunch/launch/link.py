@@ -181,7 +181,7 @@ class Link:
         return self._process.poll() is not None
 
     def end(self) -> None:
-        """Stop the process, or kill it if `patience_s` is 0. An agent detects that its pipe is closed."""
+        """Stop the process, or kill it if `patience_s` is 0. An agent exits once its pipe is closed."""
         if not self.patience_s:
             self.kill()
         elif not self.has_ended:
@@ -194,7 +194,7 @@ class Link:
             self._process.kill()
 
     def close(self) -> None:
-        """Close the pipes and reap the process, if it has been killed or has exited."""
+        """Close the pipes. Reap the process if it has been killed or has exited."""
         self._unused = False
         self._process.close()
         if self._pidfd >= 0:
@@ -287,7 +287,7 @@ class Links:
             # An earlier handler of this round may have closed the descriptor.
             if self._selector.get_map().get(key.fd) == key:
                 key.data()
-        # Reap processes that have exited, and kill those that take too long to: a run may last for days.
+        # Reap processes that have exited, and kill those that haven't in time: a run may last for days.
         for link, deadline in list(self._stopping.items()):
             if link.has_ended:
                 del self._stopping[link]

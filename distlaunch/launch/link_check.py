@@ -150,7 +150,7 @@ def _starts(
 
 
 def _is_over(ends: Mapping[Place, Ended], peers: Peers, watch: Callable[[str], None]) -> bool:
-    """Report progress. Return whether rank 0 has exited, or a rank has failed before all had joined."""
+    """Report progress. Return whether rank 0 has exited, or another rank failed before all had joined."""
     end, printed = ends[0, 0]
     rows = rows_in(printed, len(peers.labels))
     watch(" ".join([rows[-1].test, *peers.named(rows[-1].peers)]) if rows else "starting")

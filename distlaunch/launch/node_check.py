@@ -95,7 +95,7 @@ def _run_directory(spec: JobSpec) -> Iterator[Finding]:
 
 
 def _code(spec: JobSpec) -> dict[str, str]:
-    """Return digests of lock files and git-tracked files, keyed by their path relative to the workdir."""
+    """Return digests of lock files and git-tracked files, keyed by path relative to the workdir."""
     workdir = os.path.expanduser(spec.program.workdir)
     names = [path for lock in LOCKS for path in sorted(glob.glob(lock, root_dir=workdir))]
     argv = ["git", "-C", workdir, "ls-files", "-z", ":/"]

@@ -68,7 +68,7 @@ def open_links(
 
 
 def open_link(spec: "JobSpec", *indices: int) -> Link:
-    """Start the transport to a node, or a step for several nodes. Their agents will send a hello."""
+    """Start the transport to a node, or one step for several nodes. Each agent will send a hello."""
     first = indices[0]
     reach, named = spec.pool[first].reach, spec.program_of(spec.pool[first]).python
     if spec.container:

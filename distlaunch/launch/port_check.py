@@ -139,7 +139,7 @@ def _with_here(spec: JobSpec, host: str) -> JobSpec:
 
 
 def _listening(agents: Agents, node: str, host: str, port: int | None, token: str) -> PortReport:
-    """Make the first node listen on the port. Report whether it does."""
+    """Make the first node listen on the port. Return a report on whether it does."""
     match agents.ask({0: messages.Listen(port, token)}, (messages.Listening, messages.PortRefused)).get(0):
         case messages.Listening() as answer:
             return PortReport(node, host, answer.port, True)

@@ -19,7 +19,7 @@ SILENT_S = 15
 
 
 class Child:
-    """A process, and this end of the pipes to its three streams.
+    """A process, and the near ends of the pipes to its three streams.
 
     It replaces `subprocess.Popen`, whose import takes longer than starting a shell.
     """

@@ -117,7 +117,7 @@ def manifest_of(digest: str) -> bytes:
 
 
 def contents(digest: str, indices: Sequence[int]) -> Iterator[bytes]:
-    """Yield the files of a tree at `indices`, or its manifest if there are none, as a zlib stream.
+    """Yield, as a zlib stream, the files of a tree at `indices`, or its manifest if `indices` is empty.
 
     The stream answers `TreeLacks`. Raises `DistlaunchError`.
     """

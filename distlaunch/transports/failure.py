@@ -83,7 +83,7 @@ Patterns = Sequence[tuple[Kind, str]]
 class ProcessEnd(Frozen):
     """The end of a transport process, before or after its agent `booted`.
 
-    `stderr` is the last of its stderr output. `status` is its exit status, or None while it is still running.
+    `stderr` is the end of its stderr output. `status` is its exit status, or None while it is still running.
     `noise` is the output of the node's shell before the first output of the agent. `timed_out` is set if the
     node was given up. `protocol_error` is the reason why the output is invalid, or "".
     """

@@ -59,7 +59,7 @@ class SlurmStep(Transport):
     variables: tuple[str, ...] = ()
     name: Literal["slurm"] = "slurm"
     keeps_alive = False
-    patience_s = 0.5  # only a running srun ends its step
+    patience_s = 0.5  # srun must be running to end its step
     allocated = True
 
     @classmethod
@@ -241,7 +241,7 @@ class LabeledStreams(Streams):
         found = []
         for node in (self._on[host] for host in expand_nodelist(hosts) if host in self._on):
             if status and not (node.booted or node.words):
-                node.late = int(status)  # srun reports the end before the output with the reason
+                node.late = int(status)  # srun reports the exit before the output that gives the reason
             node.listen(words + b"\n")
             if not node.late:
                 found += self._gone(node, int(status) if status else None)

@@ -75,7 +75,7 @@ class Ssh(Transport):
         return ["ssh", *self._config, *_pairs("-o", options), *self._target, command]
 
     def environment(self, environ: Mapping[str, str]) -> Mapping[str, str]:
-        """Return the environment with settings that save page faults in ssh, unless the user has set them."""
+        """Return the environment with settings that avoid page faults in ssh, unless they are already set."""
         return {**_MALLOC, **environ}
 
     def address_argv(self) -> list[str]:
@@ -84,7 +84,7 @@ class Ssh(Transport):
 
     @property
     def plain_argv(self) -> list[str]:
-        """Return the ssh command as a user would type it, with only the options of the job."""
+        """Return the ssh command as a user would type it, with only the job's options."""
         target = (word for word in self._target if word != "--")
         return ["ssh", *self._config, *_pairs("-o", self.options.words), *target]
 

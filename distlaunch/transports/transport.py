@@ -100,7 +100,7 @@ class Transport(_Frozen):
 
         If 0, the process is killed along with everything that it started. If infinite, the process is never
         killed: it is the guardian, which must outlive its agent to sweep. Otherwise, the process is stopped,
-        and killed after that time.
+        and killed if it is still running after that time.
         """
         return 0.0
 
