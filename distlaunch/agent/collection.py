@@ -1,4 +1,4 @@
-"""Sends files that the workers wrote to the controller, at the end of the job.
+"""Sends the controller the files that the workers wrote, at the end of the job.
 
 A file is announced with `FileBegins`. Its contents follow in FILE frames, as fast as the link accepts them.
 If the file has changed in the meantime, the last frame is held back, so the controller drops the file.
@@ -72,8 +72,8 @@ class Collection:
     def _search(self, directory: str, parts: list[str]) -> Iterator[str]:
         """Yield the paths that match `parts` below a directory, and "" as a sign of progress.
 
-        A directory stands for all files below it. A symlink to a directory is followed only if a part is its
-        exact name.
+        A matching directory stands for all files below it. A symlink to a directory is followed only if a
+        part is its exact name.
         """
         yield ""
         first, rest = parts[0], parts[1:]
@@ -102,8 +102,8 @@ class Collection:
             self._more += 1
 
     def _send(self, path: str, name: str) -> Iterator[None]:
-        """Queue a file in steps, announced as `name`. Raises OSError with the reason to leave it out."""
-        mode = os.lstat(path).st_mode  # opening a device may already have effects
+        """Queue a file in steps, announced as `name`. Raises OSError with the reason for leaving it out."""
+        mode = os.lstat(path).st_mode  # merely opening a device may have side effects
         if not stat.S_ISREG(mode):
             raise OSError(0, "is a symlink" if stat.S_ISLNK(mode) else "is not a regular file")
         with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb", buffering=0) as file:

@@ -2,7 +2,7 @@
 
 The NUMA modes have the same meaning as in torch's ``--numa-binding``. Missing information is not an error. A
 worker whose GPU has no known NUMA node is placed like a worker without a GPU. A NUMA node without allowed
-CPUs is replaced by the nearest one that has some. CPUs without a known cache form one complex.
+CPUs is replaced by the nearest one that has some. CPUs whose cache is unknown form one complex.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class BindingError(Exception):
 
 
 def assign(command: StartWorkers, binding: Binding) -> list[WorkerSpec]:
-    """Return the workers of `command` with `cpus` set, such as "0-3". Raises `BindingError`."""
-    # With `one_device`, each worker has its own value. A single worker's value is in `env`.
+    """Return the workers of `command` with `cpus` set (to "0-3", for example). Raises `BindingError`."""
+    # With `one_device`, each worker has its own CUDA_VISIBLE_DEVICES. A single worker's value is in `env`.
     one_device = any(spec.one_device for spec in command.workers)
     visible = os.environ.get(VISIBLE) if one_device else command.env.get(VISIBLE, os.environ.get(VISIBLE))
     machine = Machine(os.sched_getaffinity(0))
@@ -61,7 +61,7 @@ def _listed(rank: int, text: str, allowed: set[int]) -> set[int]:
 
 
 def _seated(nodes: list[int], share: Callable[[int, int], list[set[int]]]) -> list[set[int]]:
-    """Return each seat's share of its NUMA node.
+    """Return each seat's share of its NUMA node. A seat is a worker or an unused GPU.
 
     `nodes` contains the NUMA node of each seat.
     """
@@ -87,17 +87,17 @@ def _exclusive(machine: Machine, node: int, count: int) -> list[set[int]]:
 def _core_complex(machine: Machine, node: int, count: int) -> list[set[int]]:
     own = machine.nodes[node]
     complexes = _groups(own, lambda cpu: machine.last_cache(cpu) or own)
-    # As in torch: complexes with the most allowed CPUs first, then again from the start if there are too few.
+    # As in torch: complexes with the most allowed CPUs first, starting over if there are too few.
     complexes.sort(key=len, reverse=True)
     return [complexes[i % len(complexes)] for i in range(count)]
 
 
 _MODES = {"node": _node, "socket": _socket, "exclusive": _exclusive, "core-complex": _core_complex}
-"""Functions that divide a NUMA node among the `count` seats at it, keyed by `Binding.how`."""
+"""Functions that divide a NUMA node among its `count` seats, keyed by `Binding.how`."""
 
 
 def _deal(cores: list[set[int]], count: int, subject: str) -> list[set[int]]:
-    """Divide `cores` into `count` runs of equal length. The first ones may have one more core.
+    """Divide `cores` into `count` runs whose lengths differ by at most one core, longer ones first.
 
     Raises `BindingError`, whose text begins with `subject`.
     """
@@ -127,7 +127,10 @@ class Machine:
         return _groups(cpus, lambda cpu: self._cpus("cpu/cpu%d/topology/thread_siblings_list" % cpu))
 
     def usable_node(self, wanted: int | None, seat: int, seats: int) -> int:
-        """Return the NUMA node nearest to `wanted`; if None, the one with the seat's share of all cores."""
+        """Return the NUMA node nearest to `wanted`.
+
+        If `wanted` is None, return the node that contains the seat's share of all cores.
+        """
         if wanted is None:
             # Divides cores rather than nodes, so that each seat gets a core even in an uneven cpuset.
             return self.cores[seat * len(self.cores) // seats][0]
@@ -152,7 +155,7 @@ class Machine:
         return self._cpus(last + "/shared_cpu_list")
 
     def _level(self, cache: str) -> int:
-        """Return the level of a cache: 1, 2, 3; 0 if it holds only instructions."""
+        """Return the level of a cache (1, 2 or 3), or 0 if it holds only instructions."""
         holds_data = self._read(SYSTEM + cache + "/type") in ("Unified", "Data")
         return int(self._read(SYSTEM + cache + "/level") or 0) if holds_data else 0
 
@@ -166,7 +169,7 @@ class Machine:
         return found
 
     def _gpu_addresses(self, visible: str | None) -> list[str]:
-        """Return the PCI addresses of the GPUs that a worker sees; "" for a GPU that can't be found."""
+        """Return the PCI addresses of the GPUs that a worker sees, with "" for a GPU that can't be found."""
         there = sorted(self._names("proc/driver/nvidia/gpus"), key=_pci_order)
         if visible is None:
             return there
@@ -203,7 +206,7 @@ def _by_name(known: dict[str, str], word: str) -> str:
 
 
 def _groups(cpus: set[int], sharing: Callable[[int], set[int]]) -> list[set[int]]:
-    """Group `cpus` by what they share. The first CPU of each group, allowed or not, determines the order."""
+    """Group `cpus` by the sets that `sharing` returns, in order of the first CPU in each set."""
     groups: dict[int, set[int]] = {}
     left = set(cpus)
     for cpu in sorted(cpus):

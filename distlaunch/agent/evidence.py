@@ -1,6 +1,6 @@
 """Evidence of a failure on one node, collected before anything is stopped.
 
-`snapshot` reads the kernel's view of the workers, within milliseconds. Slower evidence, such as Python stacks
+`snapshot` reads the kernel's view of the workers within milliseconds. Slower evidence, such as Python stacks
 from py-spy and the answer of NCCL's RAS service, is collected by forked children with a time limit. Flight
 recorders write their dumps when something is written to their pipes.
 """
@@ -21,14 +21,14 @@ from distlaunch.agent.wire import Message
 from distlaunch.agent.worker import Worker, start_child
 
 MAX_WORKERS, MAX_SOCKETS, MAX_LINES = 64, 32, 20
-"""Maximum workers, sockets per worker, and lines of the kernel's log in a snapshot."""
+"""Maximum numbers of workers, sockets per worker, and kernel log lines in a snapshot."""
 KERNEL_READ_S = 0.1
-"""Maximum seconds for reading the kernel's log."""
+"""Maximum seconds to spend reading the kernel log."""
 STACKS_S, RAS_S = 20.0, 3.0
 MAX_TEXT = 1 << 16
 """Maximum bytes of one worker's stacks, or of the RAS answer."""
 _RAS_PORTS = range(28100, 32100)
-"""Ports below the ephemeral range, without NCCL's default, 28028, which all jobs on a node would share."""
+"""Ports below the ephemeral range, except NCCL's default, 28028, which all jobs on a node would share."""
 
 
 class Site:
@@ -42,9 +42,9 @@ class Site:
     ) -> None:
         """Answer `Capture`: report the state of all workers, and the requested stacks.
 
-        Without py-spy, `abort` sends SIGABRT. With PYTHONFAULTHANDLER, Python then prints the stacks to the
-        worker's stderr, and the worker dies. `use` returns the utilization of a GPU. `began` is when the
-        attempt began.
+        Without py-spy, `abort` sends SIGABRT, which kills the worker. If PYTHONFAULTHANDLER is set, Python
+        first prints the stacks to the worker's stderr. `use` returns the utilization of a GPU. `began` is the
+        time at which the attempt began.
         """
         self._report(snapshot(workers, use, began))
         for worker in workers:
@@ -75,7 +75,7 @@ class Site:
             self._report({"ras": text.decode(errors="replace")})
 
     def _dump(self, worker: Worker, abort: bool, report: Callable[[Worker, str], None]) -> None:
-        """Report the Python stacks of a worker, from py-spy, or from Python itself if `abort`."""
+        """Report a worker's Python stacks, using py-spy. Without it, `abort` makes Python print them."""
         program = _py_spy(worker.spec.argv[0])
         if program:
             argv = [program, "dump", "--nonblocking", "--pid", str(worker.pid)]
@@ -86,7 +86,7 @@ class Site:
                 lambda text: report(worker, text.decode(errors="replace")),
             )
         elif abort:
-            os.kill(worker.pid, signal.SIGABRT)  # not reaped yet, so the PID isn't reused
+            os.kill(worker.pid, signal.SIGABRT)  # not reaped yet, so its PID can't have been reused
         else:
             report(worker, "py-spy is not installed on its node (pip install py-spy)")
 
@@ -95,7 +95,7 @@ class Site:
 
 
 def _py_spy(python: str) -> str | None:
-    """Find py-spy next to the interpreter of the worker, or in PATH; None = not installed."""
+    """Find py-spy next to the worker's interpreter or in PATH. Return its path; None = not installed."""
     directories = [os.path.dirname(python), *os.environ.get("PATH", os.defpath).split(os.pathsep)]
     paths = (os.path.join(directory, "py-spy") for directory in directories if directory)
     return next((path for path in paths if os.access(path, os.X_OK)), None)
@@ -104,7 +104,7 @@ def _py_spy(python: str) -> str | None:
 def _collect(
     poller: Poller, run: Callable[[], object], limit_s: float, on_end: Callable[[bytes], object]
 ) -> None:
-    """Fork a process that prints evidence, and pass its output to `on_end`, after at most `limit_s`."""
+    """Fork a process that prints evidence, and pass its output to `on_end` within `limit_s` seconds."""
     text = bytearray()
 
     def receive(data: bytes) -> None:
@@ -154,7 +154,7 @@ def _of_process(pid: int, name: str) -> str:
 
 
 def _kernel_log(oldest: float) -> list[str]:
-    """Return the last lines of the kernel's log since a monotonic time; [] if it isn't readable."""
+    """Return the last lines of the kernel log since `oldest` (monotonic seconds); [] if it isn't readable."""
     lines, until = [], time.monotonic() + KERNEL_READ_S
     try:
         log = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
@@ -165,7 +165,7 @@ def _kernel_log(oldest: float) -> list[str]:
             head, _, text = os.read(log, 8192).decode(errors="replace").partition(";")
             if float(head.split(",")[2]) / 1e6 >= oldest:
                 lines.append(text.partition("\n")[0][:300])
-    except (OSError, ValueError, IndexError):  # the end, or lines overwritten meanwhile
+    except (OSError, ValueError, IndexError):  # the end of the log, or lines overwritten meanwhile
         pass
     os.close(log)
     return lines[-MAX_LINES:]
@@ -188,7 +188,7 @@ def _pipe_prefix(directory: Directory, attempt: int) -> str:
 
 
 def _request_flight(path: str) -> None:
-    """Make a flight recorder dump its records, within a second or two. torch reads from the named pipe."""
+    """Make a flight recorder dump its records within a second or two. torch reads the named pipe `path`."""
     try:
         pipe = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
         os.write(pipe, b"1\n")

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def gpu_count() -> int:
-    """Count the GPUs that a worker would see, from CUDA_VISIBLE_DEVICES or else from the drivers."""
+    """Count the GPUs that a worker would see, using CUDA_VISIBLE_DEVICES if set, or else the drivers."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         named = [device.strip() for device in visible.split(",")]
@@ -49,9 +49,9 @@ class Utilization:
                 self._nvml = None
 
     def use(self, device: int) -> tuple[int | None, int | None]:
-        """Return the utilization of a GPU in percent, and its memory in use in bytes; None if unknown.
+        """Return the utilization of a GPU in percent, and its memory use in bytes; None if unknown.
 
-        The percentage is the share of the last second in which a kernel was running.
+        The percentage is the share of the last second during which a kernel was running.
         """
         if self._nvml is None or device < 0:
             return None, None

@@ -1,7 +1,7 @@
-"""The guardian: the parent of the agent, which sweeps the processes left behind if the agent dies.
+"""The guardian: the agent's parent process, which sweeps leftover processes if the agent dies.
 
-Sweeping requires a living subreaper, so the guardian is a second one, above the agent. The guardian keeps the
-output of the link open until it has swept. When the link closes, nothing of the run is left on the node.
+Sweeping requires a live subreaper, so the guardian is a second one, above the agent. The guardian keeps the
+output of the link open until it has swept. Once the link is closed, nothing of the run is left on the node.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _WATCHED = (signal.SIGCHLD, *wire.STOPS, *wire.WARNINGS)
 
 
 def main(nonce: str, place: int | tuple[str, dict[str, int]]) -> None:
-    """Fork the agent, wait until it has ended, sweep, and exit. Called by the boot code; never returns.
+    """Fork the agent, wait until it has exited, sweep, and exit. Called by the boot code. Never returns.
 
     `place` is the index of the node. If several nodes share a link, `place` is (variable with the node's
     name, map of names to indices), and each node writes lines in the format of `distlaunch.agent.wire`.
@@ -56,7 +56,7 @@ def main(nonce: str, place: int | tuple[str, dict[str, int]]) -> None:
 
 
 class Ended(Frozen):
-    """The end of an agent. `exited` is the agent's exit status, or None if it was killed.
+    """The exit of an agent. `exited` is its exit status, or None if it was killed.
 
     `unswept` is set if some of the agent's descendants resisted the sweep.
     """
@@ -66,12 +66,12 @@ class Ended(Frozen):
 
 
 def watch(agent: int, link: int = 0, passed_on: dict[int, int] | None = None) -> Ended:
-    """Wait until the agent has ended, and sweep.
+    """Wait until the agent has exited, then sweep.
 
     After a stop signal, ensure that the agent exits even if it is stuck. `link` is the descriptor of the
-    link's input. `passed_on` maps signals, which are blocked, to the signals that the agent receives instead
-    and handles. Without `passed_on`, signals that stop processes stop the agent. A launcher that joined also
-    calls this, with its connection as `link` (`launch.joined_agent`).
+    link's input. `passed_on` maps blocked signals of this process to the signals that the agent is sent
+    instead. Without `passed_on`, a stop signal stops the agent. A launcher that joined also calls this, with
+    its connection as `link` (`launch.joined_agent`).
     """
     status: int | None = None
     deadline: float | None = None
@@ -81,7 +81,7 @@ def watch(agent: int, link: int = 0, passed_on: dict[int, int] | None = None) ->
     while status is None:
         wait_s = LOOK_S if deadline is None else max(0.0, min(LOOK_S, deadline - time.monotonic()))
         received = signal.sigtimedwait(watched, wait_s)
-        # A wait during which this process is stopped and continued returns signal 0, not None (CPython 3.11).
+        # If this process is suspended and resumed during the wait, the signal is 0, not None (CPython 3.11).
         signum = 0 if received is None else received.si_signo
         if deadline is None and (signum in stops or _hung_up(link)):
             deadline = time.monotonic() + STOP_S
@@ -100,7 +100,7 @@ def watch(agent: int, link: int = 0, passed_on: dict[int, int] | None = None) ->
 
 
 def _hung_up(link: int) -> bool:
-    """Return whether the other end of the link is closed, in case the agent can't notice it."""
+    """Return whether the other end of the link is closed, in case the agent doesn't notice."""
     looks = select.poll()
     looks.register(link, select.POLLRDHUP)
     return bool(looks.poll(0))

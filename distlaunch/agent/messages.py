@@ -1,9 +1,10 @@
-"""The messages between controller and agent. Each has a class that defines the fields and their types.
+"""The messages between controller and agent. Each has a class that defines its fields and their types.
 
-The payload of a control frame is one JSON object with the fields of a message and its `op`, the name of its
-class. `COMMAND_TYPES` go from the controller to an agent, `REPORT_TYPES` from an agent to the controller.
-Fields whose names end in _s are in seconds, and `at` is the node's monotonic time. Both ends import this
-module, so field types use the syntax of Python 3.8, and only the types in `_CHECKS` are supported.
+The payload of a control frame is one JSON object with the fields of a message and `op`, the name of the
+message's class. `COMMAND_TYPES` go from the controller to an agent, `REPORT_TYPES` from an agent to the
+controller. Fields whose names end in _s are in seconds, and `at` is the node's monotonic time. Both ends
+import this module, so field types use the syntax of Python 3.8, and only the types in `_CHECKS` are
+supported.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ if TYPE_CHECKING:
 
 
 class Ping(Frozen):
-    """The heartbeat, which renews the lease of the agent."""
+    """The heartbeat, which renews the agent's lease."""
 
 
 class HoldPort(Frozen):
-    """Hold the rendezvous port and `further` free ports. If `port` is None, the agent chooses it."""
+    """Hold the rendezvous port and `further` free ports. If `port` is None, the agent chooses a free one."""
 
     port: Optional[int]
     further: int = 0
@@ -68,9 +69,9 @@ class WorkerSpec(Frozen):
     """A worker to start. `env` overrides the environment of the node, which overrides `defaults`.
 
     `paths` are the indices of `argv` items that, like `cwd`, may begin with ~ for the user's home on the
-    node. An index above 0 is that of the script. With `one_device`, the worker sees only its own GPU.
-    `shares` contains 0 or 1, or both: the descriptors that the worker shares with the command. The agent
-    fills in `cpus` according to `Binding`.
+    node. An index above 0 refers to the script. With `one_device`, the worker sees only its own GPU. `shares`
+    lists the descriptors (0, 1), if any, that the worker shares with the command. The agent fills in `cpus`
+    according to `Binding`.
     """
 
     local_rank: int
@@ -91,7 +92,8 @@ class StartWorkers(Frozen):
     `watch_port` is the rendezvous port, where workers join. `hosts_store` is set if that port is on this
     node. `warning` is the signal sent to the workers when the agent is stopped. `flight` requests flight
     recorder dumps. `temporary` lists variables to set to the path of a directory that the agent deletes. A
-    launcher that joined has its own program, so it accepts only what `distlaunch.contract.ranks_alone` keeps.
+    launcher that joined has its own program, so it accepts only the parts of this command that
+    `distlaunch.contract.ranks_alone` keeps.
     """
 
     attempt: int
@@ -110,7 +112,7 @@ class StartWorkers(Frozen):
 
 
 class StopWorkers(Frozen):
-    """Stop the attempt: SIGTERM, SIGKILL after the grace period, then a sweep.
+    """Stop the attempt: send SIGTERM, send SIGKILL after the grace period, then sweep.
 
     A launcher that joined shows `why` to its user.
     """
@@ -138,13 +140,16 @@ class ReadStacks(Frozen):
 
 
 class WatchUse(Frozen):
-    """Report `Usage` for `for_s` seconds."""
+    """Report `Usage` repeatedly for `for_s` seconds."""
 
     for_s: float
 
 
 class WarnWorkers(Frozen):
-    """Send `signum` to the workers. If the job is known to end in `left_s`, create the deadline file."""
+    """Send `signum` to the workers.
+
+    If the job is known to end in `left_s` seconds, also create the deadline file.
+    """
 
     signum: int
     left_s: Optional[float]
@@ -157,10 +162,11 @@ class Reap(Frozen):
 
 
 class Setup(Frozen):
-    """The recipe for the environment `key`: built with uv or conda from `files`, or with the command `run`.
+    """The recipe for the environment `key`, built from `files` by uv or conda, or by the command `run`.
 
-    `kind` is uv, conda or run. The build runs in `workdir`, which contains `files` and may begin with ~.
-    `python` is the interpreter; "" means any. `env` contains variables. A build fails after `limit_s`.
+    `kind` is uv, conda or run. The build runs in `workdir`, which contains `files`. `workdir` may begin with
+    ~. `python` is the interpreter; "" means any. `env` contains variables for the build. A build fails after
+    `limit_s` seconds.
     """
 
     key: str
@@ -186,7 +192,7 @@ class PlaceTree(Frozen):
 
 
 class Listen(Frozen):
-    """Listen, and answer connections with the token.
+    """Listen on `port`, and answer connections with the token.
 
     If `port` is None, the agent chooses a port. If it is 0, the system does.
     """
@@ -204,7 +210,7 @@ class DialAll(Frozen):
 
 
 class Collect(Frozen):
-    """Files to send at the end of the job, as patterns with `*`, `?`, and `**` for directories.
+    """The files to send at the end of the job, as patterns with `*`, `?` and, for directories, `**`.
 
     Patterns are absolute or relative to `workdir`. Patterns and `workdir` may begin with ~. At most `limit`
     bytes are sent. The search doesn't enter the directory `apart`, which contains the logs.
@@ -217,10 +223,11 @@ class Collect(Frozen):
 
 
 class Close(Frozen):
-    """Stop the workers with `signum`, then SIGKILL after the grace period. Sweep, flush, and exit.
+    """Send the workers `signum`, and SIGKILL after the grace period. Then sweep, flush and exit.
 
     `outcome` is the exit status of the job. `why` is the root cause, shown by a launcher that joined. The
-    files to `collect` are sent after the sweep. A second `Close`, without `collect`, cancels the rest.
+    files to `collect` are sent after the sweep. A second `Close`, without `collect`, cancels the rest of the
+    collection.
     """
 
     grace_s: float
@@ -234,10 +241,10 @@ class Close(Frozen):
 
 
 class Hello(Frozen):
-    """The first report of an agent; `machine` identifies the host regardless of its name.
+    """The first report of an agent. `machine` identifies the host regardless of its name.
 
-    A launcher that connected reports the number of its workers in `procs`, and their `role`. It shows their
-    output itself, and saves it in the directory `logs`, unless that is "".
+    A launcher that joined reports the number of its workers in `procs`, and their `role`. It shows their
+    output itself and, unless `logs` is "", saves the output in that directory.
     """
 
     node: int
@@ -286,9 +293,9 @@ class RouteFound(Frozen):
     """Answers `FindRoute` for the name or address `asked`.
 
     `address` is the address that `asked` resolved to. `source` is the node's own address on the route.
-    `interfaces` lists all interfaces of the node, and whether each has an address. `named` lists (name,
-    value) of the node's environment variables that name interfaces. `seen` contains facts about the workers'
-    needs, in the form of `distlaunch.check.probe`; None if not requested.
+    `interfaces` lists all interfaces of the node, and whether each has an address. `named` lists the node's
+    environment variables that name interfaces, as (name, value). `seen` contains facts about the workers'
+    needs, in the format of `distlaunch.check.probe`, or None if not requested.
     """
 
     node: int
@@ -310,7 +317,7 @@ class RouteFailed(Frozen):
 
 
 class WorkerStarted(Frozen):
-    """A worker was executed successfully. `cpus` are its CPUs according to `Binding`, as "0-3,8"."""
+    """A worker's exec succeeded. `cpus` are its CPUs according to `Binding`, such as "0-3,8"."""
 
     node: int
     local_rank: int
@@ -321,8 +328,8 @@ class WorkerStarted(Frozen):
 class WorkerUnstarted(Frozen):
     """A worker could not be started.
 
-    `stage` is scratch, fork, setup, workdir, script, exec, search if the program is in the workdir but not in
-    PATH, or interpreter if the #! line names a missing program.
+    `stage` is scratch, fork, setup, workdir, script or exec. It is search if the program is in the workdir
+    but not in PATH, and interpreter if the #! line names a missing program.
     """
 
     node: int
@@ -335,10 +342,11 @@ class WorkerUnstarted(Frozen):
 class WorkerExited(Frozen):
     """A worker exited. `status` is its exit code, or the negative signal number.
 
-    `at` is the monotonic time of the node in a report, and of the controller in an event. `error_record` is
-    {message, callstack} as written by torch's @record. `oom_kills` counts kills by the kernel since the
-    start. `shm` is (size, free) of /dev/shm in bytes, or empty. `words` is the worker's last output before it
-    was asked to stop. `unasked` is set if it exited with an error before that.
+    In a report, `at` is the node's monotonic time. In an event, it is the time since the run began.
+    `error_record` is {message, callstack} as written by torch's @record. `oom_kills` counts kills by the OOM
+    killer since the attempt began. `shm` is (size, free) of /dev/shm in bytes, or empty. `words` is the
+    worker's last output before it was signaled to stop. `unasked` is set if the worker exited with an error
+    before that signal.
     """
 
     node: int
@@ -353,7 +361,7 @@ class WorkerExited(Frozen):
 
 
 class RanksJoined(Frozen):
-    """Workers have connected to the rendezvous port. `torch` is the version they have loaded, if known."""
+    """Workers have connected to the rendezvous port. `torch` is their version of torch, if known."""
 
     node: int
     local_ranks: Tuple[int, ...]
@@ -368,9 +376,10 @@ class RanksLag(Frozen):
 
 
 class RanksStalled(Frozen):
-    """All of the node's workers that have been stalled for `stall_s`. The others are active or have exited.
+    """All of the node's workers that have been stalled for `stall_s` seconds.
 
-    `stopped` lists (local rank, PID) if a signal has suspended a worker or one of its descendants.
+    The others are active or have exited. `stopped` lists the processes, among the stalled workers and their
+    descendants, that a signal has suspended: (local rank, PID), at most one for each worker.
     """
 
     node: int
@@ -379,7 +388,7 @@ class RanksStalled(Frozen):
 
 
 class StackDumped(Frozen):
-    """Answers `Capture` for each of its `local_ranks`, with the Python stacks as printed by py-spy."""
+    """Answers `Capture` for one of its `local_ranks`, with the Python stacks that py-spy printed."""
 
     node: int
     local_rank: int
@@ -455,9 +464,9 @@ class OrphansKilled(Frozen):
 
 
 class GuardianResumed(Frozen):
-    """A signal had suspended the guardian, which prevents it from sweeping and exiting.
+    """A signal had suspended the guardian, which could therefore neither sweep nor exit.
 
-    The agent resumed it.
+    The agent has resumed the guardian.
     """
 
     node: int
@@ -492,7 +501,7 @@ MAX_LACKS = 5
 class TreeLacks(Frozen):
     """Answers `PlaceTree`: contents missing from the node's store, as indices into the manifest.
 
-    If there are no indices, the manifest is missing.
+    If there are no indices, the manifest itself is missing.
     """
 
     node: int
@@ -509,7 +518,7 @@ class TreeProgress(Frozen):
 class TreePlaced(Frozen):
     """Answers `PlaceTree`: the tree is complete, and its files have the right contents.
 
-    `environment` is the directory of the requested environment, and `versions` lists the versions in it.
+    `environment` is the directory of the requested environment, and `versions` lists its software versions.
     """
 
     node: int
@@ -534,14 +543,14 @@ class TreeRefused(Frozen):
 
 
 class TreeKept(Frozen):
-    """The run has left its own files in the directory of its tree. These files were not removed."""
+    """The run has left its own files in its tree's directory. These files were not removed."""
 
     node: int
     path: str
 
 
 class FileBegins(Frozen):
-    """The next FILE frames contain this file, `size` bytes. `path` is relative."""
+    """The next FILE frames contain this file, which has `size` bytes. `path` is relative."""
 
     node: int
     path: str
@@ -567,7 +576,7 @@ class Listening(Frozen):
 
 
 class Dial(Frozen):
-    """A connection to one address of a target, or the error if there is none.
+    """An attempt to connect to one address of a target. `error` is None if it succeeded.
 
     `family` is IPv4, IPv6, or "" if the name can't be resolved.
     """
@@ -586,9 +595,9 @@ class Dialed(Frozen):
 
 _RECORDS = {name: kind for name, kind in vars().items() if getattr(kind, "__module__", "") == __name__}
 REPORT_TYPES = {name: kind for name, kind in _RECORDS.items() if "node" in kind._fields}
-"""Reports by `op`, the name of the class. Each report names its node."""
+"""Reports, keyed by `op`, the name of the class. Each report names its node."""
 COMMAND_TYPES = {name: kind for name, kind in _RECORDS.items() if name not in REPORT_TYPES}
-"""Commands, and the records in them, by `op`."""
+"""Commands, and the records in them, keyed by `op`."""
 
 
 def as_object(message: Tuple[Any, ...]) -> Dict[str, Any]:
@@ -612,7 +621,7 @@ def read(table: Dict[str, Type[Any]], fields: Dict[str, Any]) -> Any:
 
 
 def report_in(frame: Frame) -> Any:
-    """Read the report in a frame from an agent. Its node is the frame's, which the link has checked.
+    """Read the report in a frame from an agent. The report's node is the frame's, which the link has checked.
 
     Raises `ProtocolError`.
     """
@@ -665,4 +674,4 @@ _CHECKS: Dict[str, Callable[[Any], bool]] = {
     "str": lambda value: isinstance(value, str),
     "Dict[str, str]": lambda value: isinstance(value, dict) and {*map(type, value.values())} <= {str},
 }
-"""Checks for each form of a field, except tuples, records and None."""
+"""The check for each form of a field, except tuples, records and None."""

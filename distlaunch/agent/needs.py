@@ -1,4 +1,4 @@
-"""Checks the requirements of workers on their node before they start: directories, program, space, limits."""
+"""Before workers start, checks their requirements on the node: directories, program, space and limits."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ SOON_S = 0.05
 LIMIT_S = 2.0
 """Seconds after which the ranks start anyway, because a dead file server doesn't answer."""
 UNCOUNTED = 1 << 50
-"""Free bytes of a file system that doesn't count them."""
+"""Free bytes to report for a file system that doesn't count them."""
 MAX_READ = 1 << 20
 """Maximum bytes of a program to compare, since a program may be a large archive."""
 
 
 def look(poller: Poller, needs: Needs, report: Callable[[Message], None]) -> None:
-    """Call `report` with facts about `needs`, in the form of `distlaunch.check.probe`, within LIMIT_S.
+    """Within LIMIT_S seconds, call `report` with facts about `needs`, in `distlaunch.check.probe`'s format.
 
-    This is part of the answer to `FindRoute`. It blocks the agent for at most SOON_S. A thread collects the
-    facts, because a file system may not answer. Unless the limit has passed, the thread has ended before
-    workers are forked.
+    This is part of the answer to `FindRoute`. It blocks the agent for at most SOON_S seconds. A thread
+    collects the facts, because a file system may not answer. Unless the limit has passed, the thread has
+    ended before workers are forked.
     """
     seen: Message = {"place": "no answer within %g s" % LIMIT_S}
     read, write = os.pipe()
@@ -61,7 +61,7 @@ def look(poller: Poller, needs: Needs, report: Callable[[Message], None]) -> Non
 
 
 def _place(needs: Needs) -> Message:
-    """Return facts about the directories and the program of the workers, like `place` in the probe."""
+    """Return facts about the workers' directories and program, in the format of `place` in the probe."""
     workdir, program = os.path.expanduser(needs.workdir), os.path.expanduser(needs.program)
     place: Message = {"workdir": workdir, "exists": os.path.isdir(workdir), "script": program}
     if program:
@@ -74,16 +74,16 @@ def _place(needs: Needs) -> Message:
     if all(refused.values()):
         place["unrecorded"] = scratch.no_place(refused)
     place["disks"] = {"temporary": _disk(temporary[0])}
-    if os.access(workdir, os.W_OK):  # a workdir that only others write to is usual
+    if os.access(workdir, os.W_OK):  # it is common that this user can't write to the workdir
         place["disks"]["workdir"] = _disk(workdir)
     return place
 
 
 def digest(program: str) -> str:
-    """Return a value that differs between different programs. Raises OSError if it can't be started.
+    """Return a value that differs between different programs; "" if they can't be compared.
 
-    `distlaunch.check.findings` compares the values of a job's nodes before its ranks start, and `distlaunch
-    why` those of two runs. "" = the contents can't be compared.
+    Before a job's ranks start, `distlaunch.check.findings` compares the values from the nodes. `distlaunch
+    why` compares the values of two runs. Raises OSError if the program can't be started.
     """
     found = os.stat(program)
     if not stat.S_ISREG(found.st_mode):
@@ -98,7 +98,7 @@ def digest(program: str) -> str:
 
 
 def _refusal(path: str) -> str:
-    """Return why no file can be created in a directory, or ""."""
+    """Return the reason why no file can be created in a directory, or ""."""
     try:
         disk = os.statvfs(path)
     except OSError as error:
@@ -112,7 +112,7 @@ def _refusal(path: str) -> str:
 
 
 def _disk(path: str) -> Message:
-    """Return facts about the disk of a directory. `files` counts its free inodes; 0 = unknown."""
+    """Return facts about the disk of a directory. `files` is its number of free inodes; 0 = unknown."""
     try:
         disk = os.statvfs(path)
     except OSError:

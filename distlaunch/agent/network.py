@@ -15,13 +15,13 @@ from distlaunch.agent.wire import Message
 LOWEST_PORT = 10000
 TRIES = 64
 LARGE = 9216
-"""Bytes that follow a token, to fill the packets of any usual MTU."""
+"""Bytes that follow a token, enough to fill packets at any common MTU."""
 BACKLOG = 1024
 VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 LINK_LOCAL = "20"
-"""The scope of link-local addresses in /proc/net/if_inet6, which every interface assigns itself."""
+"""The scope in /proc/net/if_inet6 of link-local addresses, which every interface assigns itself."""
 SIOCGIFADDR = 0x8915
-"""ioctl that returns the first IPv4 address of an interface (netdevice(7))."""
+"""The ioctl that returns the first IPv4 address of an interface (netdevice(7))."""
 
 
 def machine() -> str:
@@ -42,11 +42,11 @@ def machine() -> str:
 
 
 class Hold:
-    """A port bound without listening: no other program gets it, but the TCPStore of rank 0 can.
+    """A port bound without listening: no other program can take it, except the TCPStore of rank 0.
 
-    An agent holds the ports from `HoldPort` on. The TCPStore can listen on the port once both sides have
-    SO_REUSEADDR, so call `release` just before the workers start. Until then, an explicit bind by another
-    user fails, too. `further` free ports are held the same way.
+    An agent holds ports once it receives `HoldPort`. The TCPStore can listen on the port once both sockets
+    have SO_REUSEADDR, so call `release` just before the workers start. Until then, even an explicit bind by
+    another user fails. `further` free ports are held the same way.
     """
 
     def __init__(self, port: int | None, further: int = 0) -> None:
@@ -67,7 +67,7 @@ class Hold:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
 
     def close(self) -> None:
-        """Release the ports for other programs."""
+        """Free the ports for other programs."""
         for sock in self._all:
             sock.close()
 
@@ -87,7 +87,7 @@ def _bound_again(port: int) -> socket.socket:
     try:
         return _bound(port)
     except OSError as error:
-        # Connections of an earlier run in TIME_WAIT block an exclusive bind, but not a TCPStore.
+        # Connections in TIME_WAIT from an earlier run block an exclusive bind, but not a TCPStore.
         if error.errno != errno.EADDRINUSE or _listeners(port):
             raise
         return _bound(port, reuse=True)
@@ -95,7 +95,7 @@ def _bound_again(port: int) -> socket.socket:
 
 def _any_bound() -> socket.socket:
     """Return a socket bound to a free port, which is random if possible. Raises OSError."""
-    # Below the ephemeral range, because a client that connects to a port in it could connect to itself.
+    # Below the ephemeral range, because a client that connects to a port in that range could reach itself.
     limits = procfs.contents("/proc/sys/net/ipv4/ip_local_port_range").split()
     highest = int(limits[0] if limits else 32768) - 1
     if highest > LOWEST_PORT:
@@ -109,7 +109,7 @@ def _any_bound() -> socket.socket:
 
 
 def _bound(port: int, reuse: bool = False) -> socket.socket:
-    """Return a socket bound to `port` on all addresses of both families, not listening. Raises OSError."""
+    """Bind a socket to `port` on all addresses of both families, without listening. Raises OSError."""
     try:
         sock, address = socket.socket(socket.AF_INET6, socket.SOCK_STREAM), "::"
     except OSError:  # no IPv6 on this node
@@ -142,7 +142,7 @@ def owners(port: int) -> list[Message]:
 
 
 def strangers(port: int) -> list[Message]:
-    """Return the listeners on `port` that don't descend from this process, as `owners` does."""
+    """Return the listeners on `port` that don't descend from this process, in the format of `owners`."""
     ours = procfs.family(os.getpid())
     return [owner for owner in owners(port) if owner["pid"] not in ours]
 
@@ -179,7 +179,7 @@ def interfaces() -> tuple[tuple[str, bool], ...]:
 
 
 def interface_of(address: str) -> str | None:
-    """Return the interface that carries `address`. None = there is none."""
+    """Return the interface that carries `address`, or None if there is none."""
     if ":" in address:
         digits = socket.inet_pton(socket.AF_INET6, address.partition("%")[0]).hex()
         return next((row[5] for row in _ipv6_rows() if row[0] == digits), None)
@@ -210,7 +210,7 @@ def _ipv6_rows() -> list[list[str]]:
 
 
 def listen(port: int | None, token: bytes) -> int:
-    """Answer each connection to `port`, or to a free port, from now on. Return the port. Raises OSError.
+    """From now on, answer each connection to `port`; None = a free port. Return the port. Raises OSError.
 
     The answer is `token` in a small packet, then large packets, which a path with a smaller MTU may lose.
 
@@ -221,7 +221,7 @@ def listen(port: int | None, token: bytes) -> int:
 
     held = Hold(port)
     held.release()
-    held.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8 * LARGE)  # a lost answer blocks no other
+    held.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8 * LARGE)  # a lost answer blocks no others
     held.socket.listen(BACKLOG)
 
     def serve() -> None:

@@ -1,4 +1,4 @@
-"""The queue of frames to send: control frames first, output in order, and bounded memory.
+"""The queue of frames to send. Control frames go first, output stays in order, and memory is bounded.
 
 A slow link never slows a worker. Output beyond MEMORY bytes goes to unlinked files, in the first directory
 with enough space. Output beyond DISK bytes is dropped and counted.
@@ -15,9 +15,9 @@ from distlaunch.agent.messages import OutputLost
 from distlaunch.agent.poller import Poller
 
 MEMORY, DISK, SEGMENT = 2 << 20, 1 << 30, 64 << 20
-"""Limits in bytes: output in memory, output in files, and one file."""
+"""Maximum bytes of output in memory, of output in files, and of one file."""
 HOLD_S = 0.1
-"""Seconds in which a link must accept half of the outbox's memory. A slower link must not slow a worker."""
+"""Seconds within which a link must accept half of the outbox's memory. A slower one mustn't slow a worker."""
 
 
 class Spool:
@@ -90,9 +90,9 @@ class Spool:
 
 
 class Segment:
-    """A part of a spool on disk, freed once all bytes `written` are `read`.
+    """A part of a spool on disk, freed once all `written` bytes have been `read`.
 
-    Raises OSError if a directory isn't writable.
+    Raises OSError if the directory isn't writable.
     """
 
     def __init__(self, place: str) -> None:
@@ -122,7 +122,7 @@ class Segment:
 
 
 class Outbox:
-    """Orders frames, and writes them to the descriptor of the link, which must not block.
+    """A queue that orders frames and writes them to the link's descriptor, which must be nonblocking.
 
     `form` encodes each frame. `hello` is written together with the first frame. Waiting control frames are
     also written together, because srun delays a second write by 40 ms. `_current` is the rest of the frame
@@ -226,9 +226,9 @@ class Outbox:
 
 
 class Flow:
-    """Backpressure: reads a worker's pipe now, or only when the outbox has room again.
+    """Backpressure: decides whether a worker's pipe is read now, or only once the outbox has room again.
 
-    A pipe waits for at most HOLD_S, and not again until the link has caught up.
+    A pipe waits for at most HOLD_S seconds, and doesn't wait again until the link has caught up.
     """
 
     def __init__(self, poller: Poller, outbox: Outbox) -> None:

@@ -11,15 +11,15 @@ import time
 from collections.abc import Callable, Iterable
 
 F_SETPIPE_SZ = 1031
-"""The number of this fcntl command on Linux. Python defines it only in 3.10 and later."""
+"""The number of this fcntl command on Linux. Only Python 3.10 and later define it."""
 SIZE = 1 << 20
 """Capacity in bytes of a link's pipes, if it has any."""
 KEPT = 8 << 20
-"""Bytes of freed memory to keep. Far more than a block of output, but below the 32 MiB that glibc accepts."""
+"""Bytes of freed memory to keep. Far more than a block of output, but below glibc's maximum of 32 MiB."""
 
 
 class Poller:
-    """Calls handlers when descriptors become ready and when deadlines pass."""
+    """An event loop that calls handlers when descriptors become ready and when deadlines pass."""
 
     def __init__(self) -> None:
         self._poll = select.poll()
@@ -47,11 +47,11 @@ class Poller:
         self.watch(read, lambda: handler(os.read(read, 4096)))
 
     def after(self, delay_s: float, name: str, handler: Callable[[], object]) -> None:
-        """Call `handler` once in `delay_s` seconds. An earlier deadline with the same name is replaced."""
+        """Call `handler` once, after `delay_s` seconds. This replaces a deadline with the same name."""
         self._deadlines[name] = (time.monotonic() + delay_s, handler)
 
     def within(self, delay_s: float, name: str, handler: Callable[[], object]) -> None:
-        """Call `handler` in `delay_s` seconds, unless the name already has an earlier deadline."""
+        """Call `handler` after `delay_s` seconds, unless the name already has an earlier deadline."""
         known = self._deadlines.get(name)
         if known is None or known[0] > time.monotonic() + delay_s:
             self.after(delay_s, name, handler)
@@ -82,9 +82,9 @@ class Poller:
 def keep_memory() -> None:
     """Make this process keep up to twice KEPT bytes of freed memory, since output uses short-lived blocks.
 
-    glibc's malloc returns free memory beyond twice the largest block that it has unmapped so far. Each new
-    block would then be zeroed and faulted in again, which takes a fifth of the time for forwarding output.
-    With other libraries, this function has no effect.
+    glibc's malloc returns free memory to the kernel beyond twice the largest block that it has unmapped so
+    far. Each new block would then be zeroed and faulted in again, which takes a fifth of the time spent
+    forwarding output. With other libraries, this function has no effect.
     """
     try:
         bytes(KEPT)  # mapped, then unmapped at once, and never touched
@@ -109,7 +109,7 @@ def widen(pipe: int, size: int = SIZE) -> None:
 
 
 def written(pipe: int, unsent: bytearray) -> bool:
-    """Write as much of `unsent` as the pipe accepts, remove it, and return whether nothing is left.
+    """Write as much of `unsent` as the pipe accepts, and delete that part. Return whether nothing is left.
 
     Raises OSError if the reader is gone.
     """

@@ -17,7 +17,7 @@ PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 def contents(path: str) -> bytes:
-    """Read a whole file. Return b"" if it doesn't exist, isn't readable, or its process has ended."""
+    """Read a whole file. Return b"" if it doesn't exist or isn't readable, or if its process has exited."""
     try:
         with open(path, "rb", buffering=0) as file:
             return file.read() or b""
@@ -42,24 +42,24 @@ def pids() -> list[int]:
 
 
 def _stat(pid: int) -> list[bytes]:
-    """Return the fields of /proc/PID/stat (proc(5)) after the second, or [] if the process doesn't exist."""
-    # The command between the parentheses may itself hold parentheses and spaces.
+    """Return all but the first two fields of /proc/PID/stat (proc(5)), or [] if the process doesn't exist."""
+    # The command between the parentheses may itself contain parentheses and spaces.
     return contents("/proc/%d/stat" % pid).rpartition(b")")[2].split()
 
 
 def start_time(pid: int) -> int:
-    """Return when a process started, in clock ticks since boot; 0 if it doesn't exist or is a zombie."""
+    """Return a process's start time in clock ticks since boot; 0 if it doesn't exist or is a zombie."""
     fields = _stat(pid)
     return int(fields[19]) if fields and fields[0] not in (b"Z", b"X") else 0
 
 
 def boot_id() -> str:
-    """Return the ID of this boot of the machine; "" = there is none."""
+    """Return the ID of the machine's current boot, or "" if there is none."""
     return contents("/proc/sys/kernel/random/boot_id").decode().strip()
 
 
 def state(pid: int) -> str:
-    """Return the kernel's letter for a process: R running, S sleeping, D uninterruptible, T stopped.
+    """Return the kernel's letter for a process's state: R running, S sleeping, D uninterruptible, T stopped.
 
     Return "" if the process doesn't exist.
     """
@@ -68,24 +68,24 @@ def state(pid: int) -> str:
 
 
 def ignores(pid: int, signum: int) -> bool:
-    """Return whether a process ignores a signal; False if it doesn't exist."""
+    """Return whether a process ignores a signal; False if there is no such process."""
     masks = [line.split()[1] for line in _lines("/proc/%d/status" % pid) if line.startswith("SigIgn:")]
     return any(int(mask, 16) >> (signum - 1) & 1 for mask in masks)
 
 
 def cpu_ticks(pids: list[int]) -> int:
-    """Sum the CPU time of processes and of the children they have reaped, in clock ticks."""
+    """Return the total CPU time, in clock ticks, of processes and the children they have reaped."""
     return sum(int(ticks) for pid in pids for ticks in _stat(pid)[11:15])
 
 
 def resident_bytes(pids: list[int]) -> int:
-    """Sum the memory of processes. Shared memory counts for each of them."""
+    """Return the total memory of processes in bytes. Shared memory counts for each of them."""
     fields = [contents("/proc/%d/statm" % pid).split() for pid in pids]
     return sum(int(each[1]) for each in fields if each) * PAGE
 
 
 def environment(pid: int) -> bytes:
-    """Read the initial environment of a process, with NUL between variables; b"" if that isn't allowed."""
+    """Read the initial environment of a process, with NUL between variables; b"" if it isn't readable."""
     return contents("/proc/%d/environ" % pid)
 
 
@@ -107,8 +107,9 @@ def descendants(root: int) -> list[int]:
 def tree(root: int) -> dict[int, list[int]]:
     """Map `root` and its descendants to their children, if they have any. Parents come before children.
 
-    A process that is forked or ends in the meantime may be missing, and with the kernel's lists of children,
-    so may its siblings (proc(5)). A caller that needs every process must repeat the call.
+    A process that is forked or exits in the meantime may be missing. If the kernel provides lists of
+    children, its siblings may be missing, too (proc(5)). A caller that needs every process must repeat the
+    call.
     """
     of_all = None if os.path.exists(_CHILDREN % (os.getpid(), os.getpid())) else _all_children()
     found: dict[int, list[int]] = {}
@@ -135,7 +136,7 @@ def _all_children() -> dict[int, list[int]]:
     children: dict[int, list[int]] = {}
     for pid in pids():
         fields = _stat(pid)
-        if fields:  # otherwise it has ended meanwhile
+        if fields:  # otherwise, it has exited in the meantime
             children.setdefault(int(fields[1]), []).append(pid)
     return children
 
@@ -159,7 +160,7 @@ class Socket:
 
     @property
     def words(self) -> str:
-        """Return its ports, the remote address and the state in words."""
+        """Return a description of the socket: its ports, remote address and state."""
         if self.state == LISTEN:
             return "listens on port %d" % self.local_port
         import socket  # only for evidence
@@ -182,8 +183,8 @@ def sockets() -> Iterator[Socket]:
 def connections_counted() -> tuple[bytes, ...]:
     """Return counters of the TCP connections in this network namespace.
 
-    They are tcpActiveOpens, tcpPassiveOpens and tcpCurrEstab of RFC 4022, or () if unreadable. A connection
-    appears in the table of `sockets` before it is counted.
+    They are tcpActiveOpens, tcpPassiveOpens and tcpCurrEstab of RFC 4022. Return () if they are unreadable. A
+    connection appears in the table that `sockets` reads before it is counted.
     """
     rows = [row.split() for row in contents("/proc/net/snmp").splitlines() if row.startswith(b"Tcp:")]
     if len(rows) != 2:
@@ -193,7 +194,7 @@ def connections_counted() -> tuple[bytes, ...]:
 
 
 def socket_inodes(pids: list[int]) -> set[int]:
-    """Return the inodes of sockets that processes hold, except sockets that aren't visible."""
+    """Return the inodes of the visible sockets that processes hold."""
     return {inode for pid in pids for _, inode in _sockets_of(pid)}
 
 
@@ -228,7 +229,7 @@ MEMORY_EVENTS = ("high", "max", "oom", "oom_kill", "under_oom")
 
 
 def oom_kills() -> int:
-    """Return the number of kills by the OOM killer in this cgroup, or on the node if that isn't readable.
+    """Return the number of OOM kills in this cgroup, or on the node if the cgroup's number is unreadable.
 
     The number only grows, so callers subtract an earlier value.
     """
@@ -236,7 +237,7 @@ def oom_kills() -> int:
 
 
 def memory_events() -> dict[str, int]:
-    """Return the kernel's counters of memory events in this cgroup, or on the node if that isn't readable."""
+    """Return the memory event counters of this cgroup, or of the node if the cgroup's are unreadable."""
     for path in _oom_counters():
         rows = [line.split() for line in _lines(path)]
         found = {row[0]: int(row[1]) for row in rows if row[0] in MEMORY_EVENTS and row[1:2]}
@@ -246,7 +247,7 @@ def memory_events() -> dict[str, int]:
 
 
 def _oom_counters() -> Iterator[str]:
-    """Yield the files that may have the counters: those of this cgroup, then those of the node."""
+    """Yield the files that may contain the counters: those of this cgroup, then those of the node."""
     for line in _lines("/proc/self/cgroup"):
         number, controllers, path = line.split(":", 2)
         if number == "0":  # cgroup v2

@@ -21,7 +21,7 @@ MEMORY = "/dev/shm"
 _PREFIX = "distlaunch-agent-"
 MAX_ERROR_RECORD = 1 << 18
 MAX_FLIGHT = 32 << 20
-"""Maximum bytes to read of a worker's error record, and of its flight recorder dump."""
+"""Maximum bytes to read from a worker's error record, and from its flight recorder dump."""
 
 
 class NoPlaceError(Exception):
@@ -41,7 +41,7 @@ def no_place(refused: dict[str, str]) -> str:
 
 
 class Directory:
-    """The directory, with mode 0700. Its name is fixed and can't be guessed. `make` picks its parent.
+    """An agent's directory, with mode 0700. Its name is random and never changes. `make` picks its parent.
 
     The object is constructed before the agent is forked. Before the agent creates the directory, it sends the
     path to the guardian through a pipe. If the agent is killed, the guardian can then delete the directory.
@@ -76,7 +76,7 @@ class Directory:
                 os.write(self._paths_write, os.fsencode(path) + b"\0")
             try:
                 _make(path)
-                _lock(path)  # until this process ends
+                _lock(path)  # until this process exits
                 self.path = path
                 return
             except OSError as error:
@@ -85,7 +85,7 @@ class Directory:
         raise NoPlaceError(no_place(refused))
 
     def write(self, name: str, text: str) -> None:
-        """Write a file into the directory atomically. A full disk is ignored."""
+        """Write a file into the directory atomically. Errors, such as a full disk, are ignored."""
         path = os.path.join(self.path, name)
         try:
             with open(path + ".new", "w") as file:
@@ -114,7 +114,7 @@ class Directory:
             remove(self.path)
 
     def remove_left(self) -> None:
-        """Delete the directory, wherever it was created. Called by the guardian after the agent has ended."""
+        """Delete the directory, wherever it was created. Called by the guardian once the agent has exited."""
         try:
             paths = os.read(self._paths_read, 1 << 16)
         except BlockingIOError:
@@ -124,7 +124,7 @@ class Directory:
 
 
 def read_left(path: str, most: int) -> Iterator[bytes]:
-    """Yield the contents of a file left by a worker, up to `most` bytes; nothing if it isn't a file."""
+    """Yield up to `most` bytes of a file left by a worker; nothing if it isn't a regular file."""
     try:
         # A job may have put anything there. A pipe would block, and a symlink would lead elsewhere.
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
@@ -161,7 +161,7 @@ def _lock(path: str) -> int:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return fd
     except OSError:
-        pass  # no directory, locked, or on a file system without locks
+        pass  # not a directory, already locked, or on a file system without locks
     if fd >= 0:
         os.close(fd)
     return -1
@@ -185,7 +185,7 @@ def remove_abandoned() -> None:
 
 
 def remove(directory: str) -> None:
-    """Delete the directory and its files, if it exists."""
+    """Delete an agent's directory and its files, if it exists."""
     inner = os.path.join(directory, "inner")
     if os.path.isdir(inner):
         import shutil  # few jobs leave directories
@@ -196,7 +196,7 @@ def remove(directory: str) -> None:
             os.unlink(os.path.join(directory, name))
         os.rmdir(directory)
     except OSError:
-        pass  # never created, or it contains a directory of the job, which must not be deleted
+        pass  # never created, or it contains one of the job's directories, which must not be deleted
 
 
 def unlinked_file(place: str) -> int:

@@ -1,4 +1,4 @@
-"""The agent executes the controller's commands and holds the lease.
+"""The agent, which executes the controller's commands and holds the lease.
 
 The agent makes no decisions about the job, except that it stops its workers, sweeps and exits when the link
 closes, the lease expires or a signal arrives.
@@ -34,14 +34,14 @@ FLUSH_S = 15.0
 """Seconds without progress after which the remaining output is discarded, once everything is swept."""
 _READ = 1 << 18
 _WHILE_LEAVING = (messages.Ping, messages.StopWorkers, messages.Reap, messages.Close)
-"""Commands that a leaving agent still executes. Others would start processes that nothing waits for."""
+"""Commands that an agent still executes while leaving. Others would start processes nothing waits for."""
 
 
 def main(nonce: str, node: int, directory: scratch.Directory, alone: bool = True) -> None:
     """Serve on descriptors 0 and 1, then exit the process. `directory` is for error records.
 
-    The guardian calls this in a fork. If the node is not `alone` on its link, it also receives frames for
-    other nodes, and writes lines.
+    The guardian calls this in a fork. If the node is not `alone` on its link, the agent also receives frames
+    for other nodes, and writes its own frames as lines.
     """
 
     def serve() -> int:
@@ -123,7 +123,7 @@ class Agent:
         self._signums: tuple[int, ...] = (signal.SIGCHLD, *wire.STOPS, *wire.WARNINGS)
 
     def run(self, received: bytes = b"") -> int:
-        """Serve until `Close` or a signal arrives, the link closes or the lease expires.
+        """Serve until `Close` or a signal arrives, the link closes, or the lease expires.
 
         Return the exit status. `received` is input that arrived with the boot code.
         """
@@ -134,7 +134,7 @@ class Agent:
         self._renew_lease()
         self._execute(received)
         self._receive()
-        # Answers are sent with the first report, since some links delay a small message after another one.
+        # Answers are sent with the first report, since some links delay a small message that follows another.
         self._flush()
         self._report_orphans()
         gc.enable()  # disabled during the boot
@@ -231,7 +231,7 @@ class Agent:
             self._poller.forget(self._link_out)
 
     def _flush_early(self) -> None:
-        """Send all queued frames before new ones. If the link is full, urgent frames go first instead."""
+        """Send all queued frames before new ones. If the link is full, control frames go first instead."""
         if not self._link_full:
             self._flush()
 
@@ -245,7 +245,7 @@ class Agent:
         return False
 
     def _flush_rest(self) -> None:
-        """Write the remaining frames. Give up if the link accepts nothing for FLUSH_S."""
+        """Write the remaining frames. Give up if the link accepts nothing for FLUSH_S seconds."""
         self._poller.after(FLUSH_S, "flush", self._lose_link)
         self._flush()
         while self._outbox and not self._link_lost:
@@ -266,15 +266,15 @@ class Agent:
             self._workers.stop(self._grace_s, self._warning)
 
     def _renew_lease(self) -> None:
-        # In two halves. If the whole job was suspended, the controller can send a heartbeat in the second
-        # half.
+        # In two halves: after the whole job was suspended, the controller can still send a heartbeat in the
+        # second half.
         half_s = self._lease_s / 2
         self._poller.after(half_s, "lease", lambda: self._poller.after(half_s, "lease", self._lose_link))
 
     def _on_signals(self, received: bytes) -> None:
         """Handle the signals received, one number per byte.
 
-        SIGCHLD means that workers may have ended. Termination warnings are only reported. A signal in STOPS
+        SIGCHLD means that workers may have exited. Termination warnings are only reported. A signal in STOPS
         makes the agent leave. A launcher that joined overrides this.
         """
         if signal.SIGCHLD in received:
@@ -331,7 +331,7 @@ class Agent:
         if command.needs is None or isinstance(found, messages.RouteFailed):
             self._outbox.report(found)
             return
-        from distlaunch.agent import needs  # not for jobs on one machine, which find out when they start
+        from distlaunch.agent import needs  # not used by jobs on one machine, which find out when they start
 
         needs.look(self._poller, command.needs, lambda seen: self._outbox.report(found._replace(seen=seen)))
 
@@ -376,7 +376,7 @@ class Agent:
         self._outbox.report(messages.Dialed(self._node, results))
 
     def _on_close(self, command: messages.Close) -> None:
-        self._leaving, self._collection = True, None  # a second Close ends the collection
+        self._leaving, self._collection = True, None  # a second Close cancels the collection
         if command.collect:
             from distlaunch.agent.collection import Collection  # few jobs collect files
 

@@ -1,8 +1,8 @@
-"""Builds the Python environment of a job on its node, once for each lock and platform.
+"""Builds the Python environment of a job on its node, once for each `Setup.key`, Python and platform.
 
-    BASE/envs/NAME       a link to the environment, created when it is complete
+    BASE/envs/NAME       a link to the environment, created once it is complete
     BASE/envs/NAME.1a2b  the environment, which can't be moved, since scripts in it contain its path
-    BASE/envs/NAME.lock  locked by the process that builds it
+    BASE/envs/NAME.lock  locked by the process that builds the environment
 
 A child of the agent builds the environment, and the agent reports the output.
 """
@@ -30,7 +30,7 @@ from distlaunch.agent.worker import start_child
 FACTS = "distlaunch.json"
 """The file in an environment's directory that lists the versions."""
 LAST_LINES = 4
-"""Lines of the last output to report if the environment can't be built."""
+"""Number of lines, the last ones printed, to report if the environment can't be built."""
 MAX_PRINTED = 4096
 """Characters of output to keep for that report."""
 _VERSIONS = """
@@ -121,13 +121,13 @@ class Environment:
                 shutil.rmtree(self._new, ignore_errors=True)
 
     def _kill(self) -> None:
-        with suppress(OSError):  # it has just ended
+        with suppress(OSError):  # it has just exited
             os.killpg(self.builder, signal.SIGKILL)
 
     # In the child
 
     def _run(self) -> None:
-        """Build the environment. Print the reason if that is impossible: the agent reports it."""
+        """Build the environment. If that fails, print the reason, which the agent reports."""
         try:
             self._build()
         except (OSError, subprocess.CalledProcessError) as error:
@@ -172,7 +172,7 @@ class Environment:
             _call(["/bin/sh", "-ec", setup.run], {**env, **inside})
 
     def _fill_by_uv(self, new: str, env: dict[str, str]) -> None:
-        """Use uv.lock, or else requirements.txt, or else pyproject.toml."""
+        """Create the environment from uv.lock, or else requirements.txt, or else pyproject.toml."""
         setup, uv = self._setup, self._uv(env)
         version = ["--python", setup.python] if setup.python else []
         if "uv.lock" in setup.files:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class Shipped:
     """A finder and loader for the import system.
 
-    `codes` maps the name of a module to its source, or to its marshalled code, which is loaded when the
+    `codes` maps the name of each module to its source, or to its marshaled code, which is loaded when the
     module is imported. `packages` are the names of packages.
     """
 
@@ -25,7 +25,7 @@ class Shipped:
         self._codes, self._packages = codes, packages
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> "ModuleSpec | None":
-        """Return the spec of a module in the bundle, or else None."""
+        """Return the spec of a module, or None if the module isn't in the bundle."""
         if name not in self._codes:
             return None
         return ModuleSpec(name, self, is_package=name in self._packages)  # type: ignore[arg-type]
@@ -42,6 +42,6 @@ class Shipped:
 
 
 def install(codes: "dict[str, str | bytes]", packages: "Collection[str]") -> None:
-    """Import these modules from now on."""
+    """Make these modules importable from now on."""
     gc.disable()  # until the agent is ready, because all objects created until then are kept
     sys.meta_path.insert(0, Shipped(codes, packages))

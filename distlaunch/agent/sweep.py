@@ -1,14 +1,14 @@
-"""Kills processes on a node: every descendant of this process, and those left over from crashed agents.
+"""Kills processes on a node: every descendant of this process, and processes left over from crashed agents.
 
 A sweep kills every descendant, whatever its session or parent. The caller is a child subreaper: orphans are
-reparented to it, even after setsid and a double fork. It therefore finds all descendants, and only the caller
-reaps them (PR_SET_CHILD_SUBREAPER, Linux 3.4).
+reparented to it, even after setsid and a double fork. The caller can therefore find all descendants, and it
+alone reaps the orphans (PR_SET_CHILD_SUBREAPER, Linux 3.4).
 
-Processes left by an earlier agent are found by their environment. Every worker has two variables, which its
-descendants inherit: DISTLAUNCH_RUN_ID, and DISTLAUNCH_AGENT. The latter contains the node, since several
+Processes left by an earlier agent are found through their environment. Every worker has two variables, which
+its descendants inherit: DISTLAUNCH_RUN_ID and DISTLAUNCH_AGENT. The latter contains the node, since several
 nodes may share a host. It also contains the PIDs and start times of the agent and its guardian, so a later
-process with the same PID isn't mistaken for them. A process whose agent and guardian are both dead is an
-orphan, and nothing else will sweep it.
+process with the same PID isn't mistaken for one of them. A process whose agent and guardian are both dead is
+an orphan, and nothing else will sweep it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PR_SET_PTRACER = 0x59616D61
 SETTLE_S = 0.3
 """Seconds for helper processes to exit on their own.
 
-Python's resource tracker exits after the last process that it serves, once it has unlinked their files in
+Python's resource tracker outlives the processes that it serves, until it has unlinked their files in
 /dev/shm. This takes 30 ms, or 130 ms on a busy host.
 """
 FEW = 64
@@ -46,7 +46,7 @@ def become_subreaper() -> None:
 
 
 def die_with_parent(signum: int, parent: int) -> None:
-    """Send `signum` to this process when the parent's thread ends, or at once if `parent` is already gone."""
+    """Have `signum` sent to this process when the parent's thread ends, or now if `parent` is gone."""
     _prctl(PR_SET_PDEATHSIG, signum)
     if os.getppid() != parent:
         os.kill(os.getpid(), signum)
@@ -55,13 +55,13 @@ def die_with_parent(signum: int, parent: int) -> None:
 def allow_tracing(tracer: int) -> None:
     """Let process `tracer` and its descendants read this process's stack, even after exec.
 
-    Otherwise, where Yama restricts ptrace, as on Ubuntu by default, py-spy could read only its descendants.
+    Otherwise, where Yama restricts ptrace (by default on Ubuntu), py-spy could read only its own descendants.
     """
     _prctl(PR_SET_PTRACER, tracer)
 
 
 def reap() -> Iterator[tuple[int, int]]:
-    """Reap every child that has ended, and yield (pid, status) as `os.waitpid` returns them."""
+    """Reap every child that has exited, and yield each (pid, status) that `os.waitpid` returns."""
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -87,11 +87,11 @@ def has_children() -> bool:
 
 
 class Sweep:
-    """A sweep: call `kill_descendants` until `has_children` returns False, and when `settling_s` is over.
+    """A sweep. Keep calling `kill_descendants`, also after `settling_s`, until `has_children` returns False.
 
     Helper processes wait for the worker that they serve to exit, so they are killed only after `settling_s`.
-    In a `gentle` sweep, all processes except the `workers` are helpers. Otherwise, only processes without
-    children that ignore SIGTERM are. `killed` contains the PIDs of killed processes.
+    In a `gentle` sweep, all processes except the `workers` are helpers. Otherwise, only childless processes
+    that ignore SIGTERM are helpers. `killed` contains the PIDs of killed processes.
     """
 
     def __init__(self, workers: Iterable[int] = (), gentle: bool = False) -> None:
@@ -101,11 +101,11 @@ class Sweep:
 
     @property
     def settling_s(self) -> float:
-        """Return the seconds that helper processes have left."""
+        """Return the seconds that helper processes have left to exit on their own."""
         return max(0.0, self._settled_at - time.monotonic())
 
     def kill_descendants(self) -> None:
-        """Kill every descendant that hasn't been killed yet and has no time left."""
+        """Kill every descendant that hasn't been killed yet and has no time left to exit."""
         self.killed |= _kill_each(self._due, self.killed)
 
     def _due(self) -> list[int]:
@@ -128,9 +128,9 @@ class Sweep:
 
 
 def kill_left(error_files: set[bytes]) -> set[int]:
-    """Kill every descendant of workers that have ended, and return the PIDs.
+    """Kill every descendant of workers that have exited, and return the PIDs.
 
-    The error file in a descendant's environment, one of `error_files`, identifies its worker.
+    `error_files` are those workers' error files. A descendant's environment names its worker's error file.
     """
     name = b"TORCHELASTIC_ERROR_FILE="
 
@@ -164,21 +164,21 @@ def _send(pid: int, signum: int) -> None:
     try:
         os.kill(pid, signum)
     except (ProcessLookupError, PermissionError):
-        pass  # ended meanwhile, or belongs to another user now: `stuck` lists the latter
+        pass  # it has exited, or now belongs to another user, in which case `stuck` lists it
 
 
 # Processes left by earlier agents
 
 
 def agent_cookie(node: int) -> str:
-    """Return DISTLAUNCH_AGENT: node index, PID namespace, then PID and start time of agent and guardian."""
+    """Return DISTLAUNCH_AGENT: node, PID namespace, and the agent's and guardian's PIDs and start times."""
     agent, guardian = os.getpid(), os.getppid()
     each = ["%d.%d" % (pid, procfs.start_time(pid)) for pid in (agent, guardian)]
     return "-".join([str(node), _pid_namespace(), *each])
 
 
 def kill_orphans() -> int:
-    """Kill every process whose agent is dead, and return how many. Each agent does this at its start."""
+    """Kill every orphan, and return how many were killed. Each agent does this once, when it starts."""
     namespace = _pid_namespace()
     return _kill(lambda environ: _is_orphan(_value(environ, AGENT), namespace))
 
@@ -186,7 +186,7 @@ def kill_orphans() -> int:
 def kill_run(run_id: str, node: int) -> int:
     """Kill every process of a run on a node, whichever agent started it, and return how many were killed.
 
-    An agent repeats this to answer `Reap`, until the number is 0.
+    To answer `Reap`, an agent repeats this until the number is 0.
     """
     run, mine = run_id.encode(), b"%d-" % node
     return _kill(lambda environ: _value(environ, RUN) == run and _value(environ, AGENT).startswith(mine))
@@ -196,7 +196,7 @@ def claim(run_id: str, node: int) -> object | None:
     """Claim a run and node on this host for this agent, unless another agent has claimed them.
 
     Return a socket to keep open, or None. The socket has a name in the kernel's abstract namespace (unix(7)).
-    It doesn't listen, and closes when this process exits. An agent calls this before it starts workers or
+    It doesn't listen, and is closed when this process exits. An agent calls this before it starts workers or
     answers `Reap`.
     """
     import socket  # not needed by the guardian
@@ -211,7 +211,7 @@ def claim(run_id: str, node: int) -> object | None:
 
 
 def _kill(wanted: Callable[[bytes], bool]) -> int:
-    """Kill every process whose environment is `wanted`, and return how many were killed."""
+    """Kill every process for whose environment `wanted` is true, and return how many were killed."""
     found = [pid for pid in procfs.pids() if wanted(procfs.environment(pid))]
     for signum in (signal.SIGSTOP, signal.SIGKILL):  # suspend all of them first, so that none forks meanwhile
         for pid in found:

@@ -1,20 +1,20 @@
-"""The job's code on a node: a store of file contents, and each run's tree, created from it and verified.
+"""The job's code on a node: a store of file contents, and each run's verified tree, created from the store.
 
-A manifest lists the files of a tree, and its own digest names the tree. The store keeps contents by their
-digests, in files that never change. A run's tree consists of hard links to these files, so removing contents
-from the store doesn't harm any run. The directories of the tree belong to the run, which may write to them.
-Before the tree gets its name, every file is read back and compared with the manifest.
+A manifest lists the files of a tree, and the digest of the manifest names the tree. The store keeps contents
+by their digests, in files that never change. A run's tree consists of hard links to these files, so removing
+contents from the store doesn't harm any run. The directories of the tree belong to the run, which may write
+to them. Before the tree gets its name, every file is read back and compared with the manifest.
 
-    BASE/blobs/XX/    contents, and manifests, by digest; a program's name ends in x, since links share modes
+    BASE/blobs/XX/    contents and manifests, by digest; names of programs end in x, since links share modes
     BASE/runs/ID      the tree of a run
-    BASE/runs/ID.tree its manifest, locked as long as an agent uses the tree
+    BASE/runs/ID.tree its manifest, locked while an agent uses the tree
     BASE/new/ID.1a2b  unfinished files for a run
 
 Nodes may share BASE. The agent with the exclusive lock creates the tree. The others wait for it and then
-share the lock. The last agent removes the tree. If agents were killed, any later run by the same user removes
-it.
+share the lock. The last agent to exit removes the tree. If agents were killed, any later run by the same user
+removes it.
 
-Everything is private to the user: modes 0700, and 0400 or 0500 for contents.
+Everything is private to the user: directories have mode 0700, and contents have mode 0400 or 0500.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ FILE, PROGRAM, LINK = "file", "program", "link"
 MAX_FILES = 100_000
 MAX_STORE = 20 << 30
 DISK_SHARE = 0.05
-"""Limits of the store: MAX_STORE bytes, and a share of its disk, not counting files of existing trees."""
+"""Limits of the store, in bytes and as a share of its disk, not counting files of existing trees."""
 STALE_S = 86_400.0
-"""Age in seconds at which an unfinished file, or a mark, is taken to be left over from a killed process."""
+"""Age in seconds at which an unfinished file or a mark is presumed to be left over from a killed process."""
 MARK_S = STALE_S / 24
 """Seconds between renewals of a mark."""
 TURN_S = 0.05
@@ -66,7 +66,7 @@ class TreeError(Exception):
 
 
 class Entry(Frozen):
-    """A file, program or symlink of a tree. `content` is the digest, or the target of a symlink."""
+    """A file, program or symlink in a tree. `content` is the digest, or the target of a symlink."""
 
     path: str
     kind: str
@@ -114,7 +114,7 @@ def _parents(path: str) -> Iterator[str]:
 
 
 def _flaw(entry: Entry) -> str:
-    """Return why an entry is invalid, or ""."""
+    """Return the reason why an entry is invalid, or ""."""
     if not all(isinstance(each, str) for each in (entry.path, entry.kind, entry.content)):
         return "is damaged"
     if not stays_inside(entry.path):
@@ -127,7 +127,7 @@ def _flaw(entry: Entry) -> str:
 
 
 def stays_inside(path: str) -> bool:
-    """Return whether a path is relative, and is accepted by any file system."""
+    """Return whether a path is relative, without .., and valid on every file system."""
     names = _encoded(path).split(b"/")
     fits = len(names) <= MAX_DEPTH and max(map(len, names)) <= MAX_NAME
     return fits and not _NO_NAMES.intersection(names)
@@ -145,7 +145,7 @@ def _encoded(path: str) -> bytes:
 def link_stays_inside(path: str, target: str) -> bool:
     """Return whether a symlink at `path`, relative to the tree, points inside the tree.
 
-    Only the beginning of its target may lead upward. A later .. could follow another symlink and lead
+    Only the beginning of the target may lead upward. A later .. could follow another symlink and lead
     elsewhere.
     """
     parts = [part for part in target.split("/") if part not in ("", ".")]
@@ -195,7 +195,7 @@ class Store:
         return None
 
     def put(self, data: bytes, program: bool = False) -> str:
-        """Put content into the store, unless the store has it, and return its digest. Raises OSError."""
+        """Put content into the store, unless it is already there. Return its digest. Raises OSError."""
         digest = digest_of(data)
         if not _is_kept(self.blob(digest, program), len(data)):
             content = NewContent(self, program)
@@ -228,7 +228,7 @@ class Store:
         return os.path.join(self._runs, run_id)
 
     def hold(self, run_id: str) -> Iterator[float]:
-        """Keep the tree of a run until `release`. Yields seconds to wait while another agent is creating it.
+        """Keep the tree of a run until `release`. Yield seconds to wait while another agent is creating it.
 
         The lock is exclusive until the tree is complete.
         """
@@ -240,7 +240,7 @@ class Store:
                 wait_s = min(2 * wait_s, 0.5)
         while self._mark < 0:
             self._mark = _claimed(self._mark_of(run_id), fcntl.LOCK_SH)
-            if self._mark < 0:  # another agent of this host has just removed it
+            if self._mark < 0:  # another agent on this host has just removed it
                 yield 0.0
 
     def _mark_of(self, run_id: str) -> str:
@@ -251,7 +251,7 @@ class Store:
         return "%s@%s" % (self.tree_of(run_id), os.uname().nodename)
 
     def renew(self) -> None:
-        """Show other hosts that the tree is still in use. Called every MARK_S."""
+        """Show other hosts that the tree is still in use. Called every MARK_S seconds."""
         os.utime(self._mark)
 
     def _is_marked(self, run_id: str) -> bool:
@@ -303,7 +303,7 @@ class Store:
     def _make(self, entries: list[Entry], new: str) -> Iterator[float | list[int]]:
         """Create the tree in the directory `new`, in steps like those of `lay_out`.
 
-        Contents that are missing or wrong are removed from the store and requested, until every file is
+        Wrong contents are removed from the store. They and missing ones are requested until every file is
         right.
         """
         os.mkdir(new, 0o700)
@@ -369,7 +369,7 @@ class Store:
         return directory if left else ""
 
     def _retire(self, run_id: str) -> bool:
-        """Remove an unused run's tree. Return whether the run has left files in it."""
+        """Remove a run's tree unless it is in use. Return whether the run has left files in it."""
         directory = self.tree_of(run_id)
         try:
             fd = os.open(directory + ".tree", os.O_RDWR | os.O_NOFOLLOW)
@@ -384,7 +384,7 @@ class Store:
         return os.path.lexists(directory)
 
     def _remove_listed(self, directory: str, listed: dict[str, Entry], since: float) -> None:
-        """Remove the files that the run has not changed, compiled Python code, and empty directories."""
+        """Remove compiled Python code, empty directories, and the files that the run has not changed."""
         for where, directories, names in os.walk(directory, topdown=False):
             inside = where[len(directory) + 1 :] + "/" if where != directory else ""
             compiled = where.endswith("/__pycache__")
@@ -409,7 +409,7 @@ class Store:
             self._trim()
 
     def _trim(self) -> None:
-        """Remove contents that no tree in use has, least recently (un)linked first, down to the limit."""
+        """Remove contents not in any tree in use, least recently (un)linked first, down to the limit."""
         disk = os.statvfs(self._blobs)
         most = min(MAX_STORE, int(disk.f_blocks * disk.f_frsize * DISK_SHARE) or MAX_STORE)
         busy = self._busy()
@@ -505,7 +505,7 @@ def is_as_listed(path: str, entry: Entry) -> bool:
 
 
 def _is_unchanged(path: str, entry: Entry, since: float) -> bool:
-    """Return whether a file is unchanged since the tree was created, at the time `since`."""
+    """Return whether a file is unchanged since the time `since`, when the tree was created."""
     try:
         found = os.lstat(path)
         # A hard link to content. Root can write to it whatever its mode is, but that changes its time.
@@ -546,7 +546,7 @@ def _noted(manifest: bytes) -> list[Entry]:
 
 
 def _locked(fd: int, how: int, if_unsupported: bool = True) -> bool:
-    """Lock a file, and return whether that was possible now; `if_unsupported` if there are no locks."""
+    """Try to lock a file without waiting. Return whether it is locked; `if_unsupported` without locks."""
     try:
         fcntl.flock(fd, how | fcntl.LOCK_NB)
     except OSError as error:
@@ -555,7 +555,7 @@ def _locked(fd: int, how: int, if_unsupported: bool = True) -> bool:
 
 
 def _claimed(path: str, *ways: int) -> int:
-    """Lock a file in the first possible of these ways, and return its descriptor; -1 if none is possible now.
+    """Lock a file in the first of these ways that is possible now. Return its descriptor; -1 if none is.
 
     The file is created if necessary. Another process may remove it before it is locked.
     """
@@ -567,7 +567,7 @@ def _claimed(path: str, *ways: int) -> int:
 
 
 def remove_tree(path: str) -> None:
-    """Remove a file or directory in the store with everything below it, as far as possible."""
+    """Remove a file in the store, or a directory and everything below it, as far as possible."""
     import shutil  # seldom needed
 
     shutil.rmtree(path, ignore_errors=True)
@@ -587,7 +587,7 @@ def _age_s(path: str) -> float:
 
 
 class Placement:
-    """Creates a run's tree on this node, in steps. Between steps, the agent does its other work.
+    """The creation of a run's tree on this node, in steps. Between steps, the agent does its other work.
 
     Contents missing from the store are requested with `TreeLacks`, and arrive as pieces of a zlib stream. An
     empty piece ends the stream.
@@ -613,7 +613,7 @@ class Placement:
         self._go_on()
 
     def _go_on(self) -> None:
-        """Continue for TURN_S, and leave further steps to later turns of the agent.
+        """Continue for TURN_S seconds, and leave further steps to later turns of the agent.
 
         If contents are missing, request them. Once they have arrived, `feed` continues.
         """
@@ -652,14 +652,14 @@ class Placement:
             yield from self._set_up(command, command.setup)
 
     def _renew(self) -> None:
-        """Renew the mark in the store every MARK_S."""
+        """Renew the mark in the store every MARK_S seconds."""
         assert self._store
         with suppress(OSError):
             self._store.renew()
         self._poller.after(MARK_S, "mark", self._renew)
 
     def _set_up(self, command: messages.PlaceTree, setup: messages.Setup) -> Iterator[float]:
-        """Build the environment, unless the node has it. Report progress in the meantime, then the result."""
+        """Build the environment, unless the node has it. Report progress, and finally the result."""
         from distlaunch.agent.setup import Environment  # few jobs have one
 
         environment = self._environment = Environment(command.base, setup)

@@ -18,27 +18,27 @@ JOIN_SLOWER = 1.02
 """Factor by which the interval between checks for joins grows.
 
 The kernel doesn't announce connections of other processes. The interval is a fiftieth of the time since the
-start, so ranks that join late and exit soon are still noticed.
+start, so ranks that join late and exit soon afterward are still noticed.
 """
 LAG_S, LAG_MAX_S = 5.0, 30.0
-"""Seconds after the start until missing workers are reported with their activity.
+"""Seconds from the start until workers that haven't joined are reported, with their activity.
 
-Since a job may have no rendezvous, each further report waits for half of the time since the start, but at
-least LAG_S and at most LAG_MAX_S.
+Since a job may have no rendezvous, each further report is delayed by half of the time since the start, but by
+at least LAG_S and at most LAG_MAX_S seconds.
 """
 IDLE_SHARE = 0.01
 """Share of one core below which a worker counts as idle. Waiting threads wake up occasionally."""
 IDLE_TICKS = 2
-"""Clock ticks between two checks that still count as idle. An idle torch process occasionally uses one."""
+"""Maximum clock ticks between checks that count as idle. An idle torch process occasionally uses one."""
 IDLE_GPU_PERCENT = 1
 LIBRARIES = (("torch", b"libtorch"), ("JAX", b"/jaxlib/"))
-"""Libraries that join a rendezvous, each with part of the path of a file that it maps."""
+"""Libraries that join a rendezvous, each with part of the path of a file that the library maps."""
 USAGE_INTERVAL_S, USAGE_FIRST_S = 2.0, 0.5
-"""Seconds between two measurements. The second one comes sooner, because a report needs two."""
+"""Seconds between measurements, and between the first two, which the first report needs."""
 
 
 class Watch:
-    """A periodic check of the workers that `running` returns. `name` is the name of its deadline."""
+    """A periodic check of the workers that `running` returns. `name` is the name of the check's deadline."""
 
     name = ""
 
@@ -55,7 +55,10 @@ class Watch:
         return self._gpus
 
     def known_use(self, device: int) -> tuple[int | None, int | None]:
-        """Return the utilization of a GPU, if this watch has used NVML, which may hang on a sick GPU."""
+        """Return the utilization of a GPU, or (None, None) if this watch hasn't used NVML yet.
+
+        NVML may hang on a faulty GPU.
+        """
         return self._gpus.use(device) if self._gpus else (None, None)
 
 
@@ -63,7 +66,7 @@ class Watch:
 
 
 class JoinWatch(Watch):
-    """Reports which workers have connected to the rendezvous, and the activity of the others.
+    """A watch that reports which workers have connected to the rendezvous, and the activity of the others.
 
     `joined` contains the local ranks that have connected.
     """
@@ -83,7 +86,7 @@ class JoinWatch(Watch):
     def _look(self, interval_s: float) -> None:
         """Report workers that have joined since the last check and, at times, the activity of the others.
 
-        Until all have joined, schedule the next check after `interval_s`, and later ones less often.
+        Until all have joined, schedule the next check in `interval_s` seconds, and later ones less often.
         """
         missing = {w.local_rank: w.pid for w in self._running() if w.local_rank not in self.joined}
         fresh = self._arrivals.look(missing)
@@ -112,9 +115,9 @@ class JoinWatch(Watch):
 
 
 class Arrivals:
-    """Checks repeatedly for connections to the rendezvous `port`.
+    """A repeated check for connections to the rendezvous `port`.
 
-    Reading the table of connections takes milliseconds, and longer on a large host. The table is read only if
+    Reading the table of connections takes milliseconds, or longer on a large host. The table is read only if
     connections were opened or closed since the last check and a worker has a socket. Connections already
     included in `counted` are skipped.
     """
@@ -141,7 +144,7 @@ class Arrivals:
 
 
 def loaded_torch(worker: int) -> str:
-    """Return the version of the torch that a worker or its descendant has loaded, or ""."""
+    """Return the version of torch that a worker or its descendant has loaded, or ""."""
     for pid in procfs.family(worker):
         before, library, _ = procfs.contents("/proc/%d/maps" % pid).partition(b"/lib/libtorch_cpu.so")
         if library:
@@ -180,7 +183,7 @@ def _doing(pids: list[int], held: set[int], port: int, sockets: list[procfs.Sock
 
 
 def _stopped(pids: list[int]) -> int:
-    """Return the first process that a signal has stopped, or 0."""
+    """Return the first process that a signal has suspended, or 0."""
     return next((each for each in pids if procfs.state(each) == "T"), 0)
 
 
@@ -198,15 +201,15 @@ def _was_refused(pids: list[int], sockets: list[procfs.Socket]) -> bool:
 
 
 class StallWatch(Watch):
-    """Reports workers that have had no output, CPU use or GPU use for some time."""
+    """A watch for workers that have had no output, CPU use or GPU use for some time."""
 
     name = "stalls"
     _interval_s = _excused_until = 0.0
 
     def excuse(self) -> None:
-        """Ignore CPU use of stalled workers for some seconds, because they take part in collecting evidence.
+        """Ignore CPU use of stalled workers for several seconds, because they help to collect evidence.
 
-        Otherwise, they would count as active again each time.
+        Otherwise, each collection would make them count as active again.
         """
         self._excused_until = time.monotonic() + self._interval_s + DUMP_S
 
@@ -232,7 +235,7 @@ class StallWatch(Watch):
         self._poller.after(self._interval_s, self.name, self._look)
 
     def _alive_at(self, worker: Worker, now: float) -> float:
-        """Return when a worker was last seen active, which may be now."""
+        """Return the time at which a worker was last seen active, which may be now."""
         ticks, printed = procfs.cpu_ticks(procfs.family(worker.pid)), worker.printed
         had, had_printed, alive_at = self._last_use.get(worker.local_rank, (0, -1, now))
         idle = max(IDLE_TICKS, IDLE_SHARE * self._interval_s * procfs.TICKS_A_SECOND)
@@ -248,7 +251,7 @@ class StallWatch(Watch):
 
 
 class UsageWatch(Watch):
-    """Reports resource use every USAGE_INTERVAL_S, as long as requested."""
+    """A watch that reports resource use every USAGE_INTERVAL_S seconds, for as long as requested."""
 
     name = "usage"
 
@@ -276,7 +279,7 @@ class UsageWatch(Watch):
         self._poller.after(USAGE_INTERVAL_S if before else USAGE_FIRST_S, self.name, self._look)
 
     def _row(self, worker: Worker, before: dict[int, int], now: float) -> list[object]:
-        """Return local rank, CPU in percent of one core, bytes, GPU in percent, GPU bytes; None = unknown."""
+        """Return [local rank, percent of one core, bytes, GPU percent, GPU bytes], as in `Usage`."""
         pids = procfs.family(worker.pid)
         ticks = procfs.cpu_ticks(pids)
         self._before[worker.pid] = ticks

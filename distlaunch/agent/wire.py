@@ -1,8 +1,8 @@
-"""Byte format of the protocol between controller and agent. `distlaunch.agent.messages` has the messages.
+"""Byte format of the protocol between controller and agent. `distlaunch.agent.messages` defines the messages.
 
 A link is a pair of byte streams. After the boot (see
 ``distlaunch.transports.handshake``), the agent writes ``HELLO_PREFIX + nonce + b"\\n"``. Anything that a
-login shell prints before that is ignored. After it, both directions carry frames:
+login shell prints before that line is ignored. After it, both directions carry frames:
 
     offset  size  field
     0       1     kind: CONTROL, PACKED, OUTPUT, FLIGHT, FILE, TREE or END
@@ -10,22 +10,22 @@ login shell prints before that is ignored. After it, both directions carry frame
     3       2     attempt whose worker printed the payload, modulo ATTEMPTS; 0 for CONTROL
     5       2     channel: 0 for CONTROL; ``2 * local_rank + (0 stdout | 1 stderr)`` for OUTPUT;
                   the rank for FLIGHT
-    7       4     length of the payload in bytes, limited by kind
+    7       4     length of the payload in bytes; the limit depends on the kind
 
-A CONTROL payload is one JSON object with an ``op``: see `distlaunch.agent.messages`. A PACKED payload is the
-same, compressed with zlib, and only the controller sends it. A FLIGHT payload is a piece of a rank's flight
-recorder dump, if `StartWorkers` requested it. A TREE payload, also from the controller, is the next piece of
-the contents that a node lacks; it is empty at the end: see `distlaunch.agent.tree`. A FILE payload is the
-next piece of a file that a node sends at the end of the job: see `distlaunch.agent.collection`. END is the
-last frame of a launcher that joined. Its payload, {"op": "end", "status", "words"}, says how the launcher's
-agent ended, and whether it was killed.
+A CONTROL payload is one JSON object with an ``op``: see `distlaunch.agent.messages`. A PACKED payload is such
+an object, compressed with zlib. Only the controller sends it. A FLIGHT payload is a piece of a rank's flight
+recorder dump, if `StartWorkers` requested dumps. A TREE payload, which only the controller sends, is the next
+piece of the contents that a node lacks. The last one is empty: see `distlaunch.agent.tree`. A FILE payload is
+the next piece of a file that a node sends at the end of the job: see `distlaunch.agent.collection`. END is
+the last frame of a launcher that joined. Its payload, {"op": "end", "status", "words"}, describes how the
+launcher's agent exited, and whether it was killed.
 
 If several nodes write to one link, as with `srun --label`, only whole lines can be kept apart. Each frame
 of a node then travels as lines of at most LINE bytes, which begin with PIECE. The last line of a node begins
 with GONE and contains the exit status of its guardian. A newline inside a frame becomes ESCAPE and "n". An
 ESCAPE becomes ESCAPE and "[".
 
-No pickle, ever. Unknown kinds, overlong frames and invalid payloads end the link (`ProtocolError`).
+Pickle is never used. Unknown kinds, overlong frames and invalid payloads close the link (`ProtocolError`).
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ END = 5
 TREE = 6
 FILE = 7
 PACK_BYTES = 900
-"""Bytes beyond which commands are packed: srun sends more than 1024 bytes in pieces, 40 ms apart."""
+"""Bytes beyond which commands are packed: srun splits more than 1024 bytes into pieces sent 40 ms apart."""
 ATTEMPTS = 1 << 16
 HEADER = struct.Struct("!BHHHI")
 PIECE, GONE = b"=", b"!"
@@ -70,7 +70,7 @@ LINE = 960
 LAST_WORD_S = 5.0
 """Seconds to wait until the last line of a node can be written."""
 SHARED = "DISTLAUNCH_SHARED"
-"""The variable with the descriptors that workers share with the command (stdin, stdout), such as `5,6`.
+"""The variable that lists the descriptors (stdin, stdout) that workers share with the command, as in `5,6`.
 
 It is empty for agents on other nodes.
 """
@@ -84,8 +84,8 @@ WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
 CLEAN, LEFT_EARLY, AGENT_DIED, NOT_CLEAN = 0, 1, 70, 71
 """Exit statuses on the node.
 
-They mean: closed by the controller, left early, agent killed but swept by the guardian, processes left after
-the sweep. The node is clean after all of them except the last.
+In order, they mean: the controller closed the agent; the agent left early; the agent was killed, but the
+guardian has swept; processes remain after the sweep. The node is clean after all of them except the last.
 """
 
 LEASE_S = 30.0
@@ -94,19 +94,19 @@ HEARTBEATS = 6
 """Heartbeats in each lease, all but one of which may be lost."""
 STALL_LOOKS = 8
 STALL_LOOK_MAX_S = 15.0
-"""Maximum seconds between checks for stalls. An agent checks `STALL_LOOKS` times within timeouts.stall."""
+"""Maximum seconds between checks for stalls. An agent makes at least `STALL_LOOKS` checks per timeout."""
 DUMP_S = 10.0
 """Seconds for stalled workers to print stacks and write flight recorder dumps before they are stopped. In
 torch 2.13, the first dump takes a second of CPU time, which doesn't count as activity."""
 MAX_OUTPUT = 1 << 17
-"""Bytes of one OUTPUT payload, small enough that a control frame never waits long behind it.
+"""Maximum bytes of one OUTPUT payload, small enough that a control frame never waits long behind it.
 
 A worker's pipe has the same capacity.
 """
 MAX_REPORT = 1 << 20
-"""Bytes of one CONTROL payload from a node. A hostile agent must not fill the controller's memory."""
+"""Maximum bytes of one CONTROL payload from a node. A hostile agent must not fill the controller's memory."""
 MAX_COMMAND = 1 << 26
-"""Bytes of one CONTROL payload to a node, which may contain the environments of many workers."""
+"""Maximum bytes of one CONTROL payload to a node, which may contain the environments of many workers."""
 
 
 class ProtocolError(Exception):
@@ -114,7 +114,7 @@ class ProtocolError(Exception):
 
 
 class Frame(Frozen):
-    """A frame. Its fields are the fields of the header."""
+    """A frame: the fields of its header, and its payload."""
 
     kind: int
     node: int
@@ -139,7 +139,7 @@ def _refuse(constant: str) -> None:
 
 
 def encode(node: int, attempt: int, channel: int, payload: bytes | memoryview, kind: int = OUTPUT) -> bytes:
-    """Encode a frame. Unless it is a message, `payload` is at most MAX_OUTPUT bytes."""
+    """Encode a frame. Unless the frame is a message, `payload` is at most MAX_OUTPUT bytes."""
     return HEADER.pack(kind, node, attempt % ATTEMPTS, channel, len(payload)) + payload
 
 
@@ -162,13 +162,13 @@ def _json(message: Message) -> bytes:
 
 REPORTS = {CONTROL: MAX_REPORT, END: MAX_REPORT, **dict.fromkeys((OUTPUT, FLIGHT, FILE), MAX_OUTPUT)}
 COMMANDS = {CONTROL: MAX_COMMAND, PACKED: MAX_COMMAND, TREE: MAX_OUTPUT}
-"""Kinds of frames that an agent sends and receives, with the maximum payload of each in bytes."""
+"""Kinds of frames that an agent sends (REPORTS) or receives (COMMANDS), with their maximum payload bytes."""
 
 
 class FrameDecoder:
-    """Decodes received bytes to frames of the kinds in `caps`, without I/O.
+    """A decoder that turns received bytes into frames of the kinds in `caps`, without I/O.
 
-    It buffers one frame and one read.
+    It buffers at most one frame and one read.
     """
 
     def __init__(self, caps: Mapping[int, int]) -> None:
@@ -176,7 +176,7 @@ class FrameDecoder:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[Frame]:
-        """Take `data`, and return the frames that are complete. Raises `ProtocolError`."""
+        """Return the frames that `data` completes. Raises `ProtocolError`."""
         self._buffer += data
         frames = []
         start = 0
@@ -212,7 +212,7 @@ def from_lines(pieces: bytes) -> tuple[bytes, bytes]:
 def say_gone(fd: int, status: int) -> None:
     """Write the last line of a node, after a newline, because a killed agent may have left a partial line.
 
-    The guardian calls this if nodes share a link. Gives up after LAST_WORD_S.
+    The guardian calls this if nodes share a link. Gives up after LAST_WORD_S seconds.
     """
     left = b"\n!%d\n" % status
     writable = select.poll()

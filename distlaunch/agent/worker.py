@@ -1,8 +1,8 @@
-"""Spawns workers, and describes how they started and ended.
+"""Spawns workers, and describes how they started and exited.
 
-A worker is started by fork and exec in its own session. It has default signal handling, stdin from /dev/null
-and pipes for both outputs, except for descriptors that it shares with the command. A pipe that exec closes
-confirms exec. This distinguishes "no such file" from a program that exits with 127.
+A worker is started by fork and exec in its own session. It has default signal handling, stdin from /dev/null,
+and pipes for stdout and stderr, except for descriptors that it shares with the command. A pipe that exec
+closes shows whether exec succeeded. This distinguishes "no such file" from a program that exits with 127.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from distlaunch.agent.messages import WorkerSpec, WorkerUnstarted
 from distlaunch.agent.poller import Poller, widen
 
 DESCRIPTORS = 6
-"""Maximum number of descriptors open per worker while it is started."""
+"""Maximum number of descriptors open per worker while it is being started."""
 MAX_WORDS = 1 << 14
 """Maximum bytes of a worker's stderr in the report of its exit."""
 
 
 class Worker:
-    """A spawned worker: its spec, environment, PID, pipes (descriptors) and the path of its error record.
+    """A spawned worker: its spec, environment, PID, pipe descriptors and error record path.
 
-    `streams` are the open pipes, keyed by 0 for stdout and 1 for stderr. `printed` counts the bytes of its
-    output. `device` is the number of its GPU on the node. `words` is its last stderr output before it was
-    asked to stop. `exec_pipe` is the pipe that confirms exec, or -1 after it was read. `started` is set after
-    exec, and `stopping` after the worker was asked to stop.
+    `streams` are the open pipes, keyed by 0 for stdout and 1 for stderr. `printed` counts the bytes of the
+    worker's output. `device` is the number of its GPU on the node. `words` is its last stderr output before
+    it was signaled to stop. `exec_pipe` is the pipe that confirms exec, or -1 once it has been read.
+    `started` is set after exec, and `stopping` once the worker has been signaled to stop.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Worker:
         self.running, self.started, self.stopping = True, False, False
 
     def record_output(self, stream: int, data: bytes | memoryview) -> None:
-        """Record that the worker has printed something."""
+        """Record output that the worker has printed."""
         self.printed += len(data)
         if stream == 1 and not self.stopping:  # output after the signal to stop is not the cause
             self.words = (self.words + data[-MAX_WORDS:])[-MAX_WORDS:]
@@ -52,7 +52,7 @@ class Worker:
     def signal(self, signum: int) -> None:
         """Send a signal to the worker's process group.
 
-        A reaped worker gets none, since its PID may be reused.
+        A reaped worker gets none, since its PID may have been reused.
         """
         if self.running:
             try:
@@ -63,9 +63,9 @@ class Worker:
                 pass  # now belongs to another user; the sweep after the grace period reports it
 
     def error_record(self) -> wire.Message | None:
-        """Read {message, callstack} as written by torch's @record to TORCHELASTIC_ERROR_FILE.
+        """Read the {message, callstack} that torch's @record wrote to TORCHELASTIC_ERROR_FILE.
 
-        Return None if there is none.
+        Return None if there is no such record.
         """
         try:
             record = json.loads(b"".join(scratch.read_left(self.error_file, scratch.MAX_ERROR_RECORD)))
@@ -86,7 +86,7 @@ def _texts(message: object) -> wire.Message | None:
 
 
 def environment(spec: WorkerSpec) -> dict[str, str]:
-    """Return a worker's environment: `defaults`, overridden by the node's variables, overridden by `env`."""
+    """Return a worker's environment. `env` overrides the node's variables, which override `defaults`."""
     merged = {**spec.defaults, **os.environ, **spec.env}
     if spec.one_device and os.environ.get("CUDA_VISIBLE_DEVICES"):
         devices = os.environ["CUDA_VISIBLE_DEVICES"].split(",")
@@ -95,7 +95,7 @@ def environment(spec: WorkerSpec) -> dict[str, str]:
 
 
 def spawn(spec: WorkerSpec, error_file: str) -> Worker:
-    """Start a worker whose paths `at_home` has expanded. Raises OSError if pipes or fork are refused.
+    """Start a worker whose paths `at_home` has expanded. Raises OSError if a pipe or fork is refused.
 
     Returns at once: the outcome of chdir and exec arrives on ``exec_pipe`` (see `exec_failure`).
     """
@@ -120,16 +120,16 @@ def spawn(spec: WorkerSpec, error_file: str) -> Worker:
 
 
 def _wide_pipe() -> tuple[int, int]:
-    """Create a pipe with the capacity of one OUTPUT payload, so that both ends wake up less often."""
+    """Create a pipe that can hold one OUTPUT payload, so that reader and writer wake up less often."""
     ends = os.pipe()
     widen(ends[1], wire.MAX_OUTPUT)
     return ends
 
 
 def forked(become: Callable[[], None], *pipes: tuple[int, int]) -> int:
-    """Fork a child that runs `become`, which never returns, and return its PID. Raises OSError if refused.
+    """Fork a child that runs `become`, which never returns. Return the child's PID. Raises OSError.
 
-    The child writes to `pipes`. Their read ends stay open here, unless fork fails.
+    The child writes to `pipes`. Their read ends stay open in this process, unless fork fails.
     """
     # Until the child has reset its handlers, the agent's handlers would swallow signals to the child.
     before = signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals())
@@ -155,10 +155,11 @@ def start_child(
     on_output: Callable[[bytes], object],
     on_end: Callable[[bool], object],
 ) -> int:
-    """Fork a process that calls `run` and prints, and return its PID. Raises OSError if refused.
+    """Fork a process that calls `run`, capture its output, and return its PID. Raises OSError.
 
-    `on_output` gets its output. Then `on_end` is called once: with True if `limit_s` had passed before the
-    output ended. The process is reaped like any other child of the agent. The sweep kills it if it hangs.
+    `on_output` is called with the output. Then `on_end` is called once, with True if `limit_s` seconds passed
+    before the output ended. The process is reaped like any other child of the agent. The sweep kills it if it
+    hangs.
     """
     agent, (pipe, write) = os.getpid(), os.pipe()
     os.set_blocking(pipe, False)
@@ -199,13 +200,13 @@ def at_home(spec: WorkerSpec) -> WorkerSpec:
 
 
 def _script(spec: WorkerSpec) -> str:
-    """Return the script that the program runs, or ""."""
+    """Return the script that the program runs, or "" if there is none."""
     last = max(spec.paths, default=0)
     return spec.argv[last] if last else ""
 
 
 def _check_readable(script: str) -> None:
-    """Raise OSError if a script isn't readable. Python would show this only in its exit status."""
+    """Raise OSError if a script isn't readable. Python would report this only through its exit status."""
     os.stat(script)
     if not os.access(script, os.R_OK):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
@@ -254,7 +255,7 @@ def _bind(spec: WorkerSpec) -> None:
 
 
 def begin(agent: int) -> None:
-    """Give a forked child a new session, default signal handling and no input. It dies with the agent."""
+    """Give a forked child a new session, default signal handling and no input. Make it die with the agent."""
     os.setsid()
     sweep.die_with_parent(signal.SIGKILL, agent)
     _reset_signals()
@@ -270,7 +271,7 @@ def _reset_signals() -> None:
 
 
 def exec_failure(node: int, data: bytes, spec: WorkerSpec) -> WorkerUnstarted:
-    """Return the report for `data` from ``exec_pipe``: `STAGE ERRNO`, as written by the child."""
+    """Return the report for `data` from ``exec_pipe``, which is `STAGE ERRNO` as written by the child."""
     stage, _, number = data.decode().partition(" ")
     return unstarted(node, spec, stage, int(number))
 
@@ -313,7 +314,7 @@ _BY_CODE = {
 _ignored = [signum for signum in wire.WARNINGS if signal.getsignal(signum) is signal.SIG_IGN]
 """Termination warnings that were already ignored when this agent started.
 
-Workers ignore them, too, unless they handle them.
+Workers ignore them, too, unless they set their own handlers.
 """
 _own_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
 """The limit on descriptors for workers. The agent raises its own limit (`poller.make_room`)."""
@@ -327,7 +328,7 @@ def share(*fds: int) -> None:
 
 
 def _kept() -> list[int]:
-    """Return the MPI descriptors that a worker inherits if it shares any with the command."""
+    """Return the MPI descriptors that a worker inherits if it shares stdin or stdout with the command."""
     pmi = os.environ.get(wire.SHARED_PMI, "")
     return [int(pmi)] if _shared and pmi.isdigit() else []
 

@@ -25,7 +25,8 @@ STUCK_S = 5.0
 class Workers:
     """The workers of the current attempt. Reports go to `outbox`, error records to `directory`.
 
-    `send` sends the outbox immediately, if the link accepts it. `swept` is set if no descendants are left.
+    `send` sends queued frames immediately, if the link accepts them. `swept` is set if no descendants are
+    left.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class Workers:
             self._stalls.begin(command.stall_s)
 
     def _prepared(self, command: StartWorkers) -> Sequence[WorkerSpec]:
-        """Create the directory for error records, and choose CPUs. Return no workers if that fails."""
+        """Create the directory for error records and choose CPUs. Return the workers; none if that fails."""
         tmpdir = command.env.get("TMPDIR")  # resolved against the workers' directory
         try:
             self._directory.make(tmpdir and os.path.join(command.workers[0].cwd, tmpdir))
@@ -94,13 +95,13 @@ class Workers:
             return self._refuse(command.workers[error.args[1] :], "setup", errno.EINVAL, error.args[0])
 
     def _refuse(self, workers: Sequence[WorkerSpec], stage: str, code: int, why: str) -> list[WorkerSpec]:
-        """Report that none of the node's workers start, because these can't. Return no workers."""
+        """Report that these workers can't start, so that none of the node's will. Return no workers."""
         for spec in workers:
             self._outbox.report(unstarted(self._node, spec, stage, code, why))
         return []
 
     def _complete(self, spec: WorkerSpec, shared: dict[str, str]) -> WorkerSpec:
-        """Return the spec of a worker with its paths expanded and the variables that all workers share."""
+        """Return a worker's spec, with its paths expanded and the variables that all workers share added."""
         spec = at_home(spec)._replace(env={**shared, **spec.env})
         if not self._run_id:
             return spec
@@ -162,7 +163,7 @@ class Workers:
         os.close(fd)
 
     def children_changed(self) -> None:
-        """Handle SIGCHLD: reap and report workers that ended, and continue a stop or sweep in progress."""
+        """Handle SIGCHLD: reap and report workers that exited, and continue a stop or sweep in progress."""
         by_pid = {worker.pid: worker for worker in self._workers if worker.running}
         for pid, status in sweep.reap():
             if pid in by_pid:
@@ -176,7 +177,7 @@ class Workers:
             self.sweep()
 
     def _kill_left(self) -> None:
-        """Kill processes left behind by workers that have ended, while other workers run."""
+        """Kill processes left behind by workers that have exited, while other workers are still running."""
         files = {worker.error_file.encode() for worker in self._workers if not worker.running}
         self._outlived |= sweep.kill_left(files)
 
@@ -207,12 +208,12 @@ class Workers:
         )
 
     def _read_output(self, worker: Worker) -> None:
-        """Forward output of a worker, up to a full pipe per stream: a grandchild may print endlessly."""
+        """Forward at most one full pipe of output per stream, since a grandchild may print endlessly."""
         for stream in (*worker.streams,):
             self._pump(worker, stream)
 
     def _report_usurper(self, worker: Worker) -> None:
-        """Report a program that took the rendezvous port, before the failure of the rank that can't join."""
+        """Report a program that took the rendezvous port, before the failure of a rank that couldn't join."""
         if self._store_port is None or worker.local_rank in self._joins.joined:
             return
         owners = network.strangers(self._store_port)
@@ -247,12 +248,12 @@ class Workers:
     # The end of an attempt: SIGTERM, grace period, sweep.
 
     def stop(self, grace_s: float, signum: int = signal.SIGTERM) -> None:
-        """Stop the attempt: `signum`, SIGKILL after `grace_s`, then a sweep.
+        """Stop the attempt: send `signum`, send SIGKILL after `grace_s` seconds, then sweep.
 
-        Another call can only shorten this.
+        Another call can only shorten the grace period.
         """
         if not (self.swept or self._sweep or self._stopping):
-            self.children_changed()  # a worker that has already ended was not stopped
+            self.children_changed()  # a worker that has already exited was not stopped
         if self.swept:
             self._report_swept()
         elif grace_s <= 0 or not self._live():
@@ -281,7 +282,7 @@ class Workers:
         self.children_changed()
 
     def _finish(self) -> None:
-        """End the sweep: send the rest of the output and the dumps, and report `Swept`."""
+        """Finish the sweep: send the rest of the output and the dumps, and report `Swept`."""
         self._poller.cancel("settled")
         self._poller.cancel("stuck")
         for worker in self._workers:
@@ -293,7 +294,7 @@ class Workers:
         self._sweep = None
 
     def _close(self, worker: Worker) -> None:
-        """Read the rest of the pipes, whose writers are all dead, and close them."""
+        """Read the rest of the data in a worker's pipes, whose writers are all dead, and close the pipes."""
         for stream in (*worker.streams,):
             while self._pump(worker, stream):
                 pass

@@ -19,7 +19,7 @@ _READ = 1 << 16
 
 
 def ask_addresses(spec: JobSpec) -> dict[int, process.Child]:
-    """Start the commands that print the addresses the job needs, keyed by index in the pool.
+    """Start and return the commands that print the addresses the job needs, keyed by index in the pool.
 
     They run while links are being opened. `answers` collects their output later.
     """
@@ -35,14 +35,14 @@ def ask_addresses(spec: JobSpec) -> dict[int, process.Child]:
 def answers(asked: Mapping[int, process.Child]) -> dict[int, str]:
     """Return the addresses that ssh uses for nodes, keyed by index in the pool. Omit unknown ones.
 
-    Waits up to RESOLVE_S for the commands that `ask_addresses` started, then kills those still running.
+    Waits up to RESOLVE_S seconds for the commands that `ask_addresses` started, then kills the rest.
     """
     deadline = time.monotonic() + RESOLVE_S
     return {index: address for index, child in asked.items() if (address := _answer(child, deadline))}
 
 
 def ssh_address(spec: JobSpec) -> str | None:
-    """Return the address that ssh uses for node 0, or None if it isn't known. Waits up to RESOLVE_S."""
+    """Return the address that ssh uses for node 0; None if unknown. Waits up to RESOLVE_S seconds."""
     child = _ask(spec.nodes[0])
     return answers({0: child}).get(0) if child else None
 
@@ -67,7 +67,7 @@ def _ask(node: NodeSpec) -> process.Child | None:
 def _answer(child: process.Child, deadline: float) -> str | None:
     """Return the address that the command prints, or None. Kill the command at the deadline."""
     text, piece = b"", b"-"
-    readable = select.poll()  # unlike select, for any descriptor
+    readable = select.poll()  # unlike select, works with any descriptor
     readable.register(child.stdout, select.POLLIN)
     while piece and readable.poll(max(0.0, deadline - time.monotonic()) * 1e3):
         piece = os.read(child.stdout, _READ)

@@ -25,7 +25,7 @@ _ENDS = (messages.WorkerExited, messages.WorkerUnstarted)
 
 
 def start_of(spec: JobSpec, env: dict[str, str], *workers: messages.WorkerSpec) -> messages.StartWorkers:
-    """Return the command that starts programs of a check, which aren't ranks of a run, on one node."""
+    """Return the command that starts a check's programs, which aren't ranks of a run, on one node."""
     return messages.StartWorkers(
         attempt=0,
         run_id=f"check-{os.getpid()}-{os.urandom(4).hex()}",
@@ -41,8 +41,8 @@ class Agents:
 
     `distlaunch check` (`node_check`, `link_check`), `check-port` (`port_check`) and `init` use it. Entering
     it opens the links, and waits for the first reports. Each agent answers one question at a time. Two maps
-    are keyed by node index: `failures` has the reason why a node has no agent, and `took_s` the seconds until
-    its agent's first report.
+    are keyed by node index: `failures` contains the reason why a node has no agent, and `took_s` the seconds
+    until an agent's first report.
     """
 
     def __init__(self, spec: JobSpec) -> None:
@@ -93,7 +93,7 @@ class Agents:
         return self._await(asked, expected, ANSWER_S)
 
     def routes(self, nodes: Iterable[int], host: str) -> dict[int, messages.RouteFound]:
-        """Return the routes to a host, of the nodes that have one."""
+        """Return the routes to a host from those of `nodes` that have one."""
         questions = dict.fromkeys(nodes, messages.FindRoute(host))
         found = self.ask(questions, (messages.RouteFound, messages.RouteFailed))
         return {node: route for node, route in found.items() if isinstance(route, messages.RouteFound)}
@@ -120,7 +120,7 @@ class Agents:
     ) -> dict[int, Any]:
         """Wait for the agents in `asked`, and return their answers of `expected` kinds.
 
-        Agents that don't answer in time are given up. Once `is_over` is true, return {} and give up none.
+        Agents that don't answer in time are given up. Once `is_over` returns True, return {} instead.
         """
         self._answers, self._expected = {}, expected
         deadline = time.monotonic() + within_s
@@ -139,7 +139,7 @@ class Agents:
     def _take(self, frame: Frame) -> None:
         """Handle a frame: keep stdout of workers, the facts in first reports, and exits.
 
-        A report of an expected kind is the node's answer. Of several workers' exits, the last one is.
+        A report of an expected kind is the node's answer. Of several workers' exits, the last one counts.
         """
         if frame.kind == OUTPUT:
             local_rank, is_stderr = divmod(frame.channel, 2)

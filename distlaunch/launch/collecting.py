@@ -1,7 +1,7 @@
 """Files sent by nodes at the end of a job, written to `collected/NODE` in the run directory.
 
 Nodes don't choose where files are written. Each path must be new, and below its node's directory. A node
-can't send more than it announces. Files that are incomplete, or don't fit on the disk, are removed.
+can't send more than it announces. Files that are incomplete or don't fit on the disk are removed.
 """
 
 import errno
@@ -23,13 +23,13 @@ FULL = {os.strerror(code) for code in (errno.ENOSPC, errno.EDQUOT)}
 SPARE = 2 * CAPACITY
 """Bytes to keep free on the disk for the run's other files."""
 MAX_LISTED, SHOWN = 1000, 100
-"""Maximum files in summary.json, and maximum characters of a path in messages."""
+"""Maximum files listed in summary.json, and maximum characters of a path in messages."""
 
 
 class _Node:
-    """A node's files with their sizes. If the last one `fits`, `missing` bytes of it have yet to arrive.
+    """A node's files with their sizes. `missing` bytes of the last file have yet to arrive.
 
-    `room` is the number of bytes left until `collect.limit`.
+    `fits` is set if that file fits on the disk. `room` is the number of bytes left until `collect.limit`.
     """
 
     def __init__(self, label: str, room: int) -> None:
@@ -44,7 +44,7 @@ class Files:
     def __init__(self, directory: str, collect: Collect) -> None:
         self._directory, self._collect = directory, collect
         self._writer = LogWriter(directory)
-        self._writer.patience_s = FLUSH_S  # nothing else is urgent any more
+        self._writer.patience_s = FLUSH_S  # nothing else is urgent anymore
         self._nodes: dict[int, _Node] = {}
 
     def take(self, number: int, label: str, what: FileBegins | FilesEnd | bytes) -> None:
@@ -62,7 +62,7 @@ class Files:
             raise
 
     def _begin(self, node: _Node, file: FileBegins) -> None:
-        """Accept the announcement of a file, unless its path or size is invalid. Check that it fits."""
+        """Accept the announcement of a file, unless its path or size is invalid. Check whether it fits."""
         shown = cut(ascii(file.path), SHOWN)
         fresh = file.path not in node.sizes and len(node.sizes) < MAX_FILES
         path = f"{node.label}/{file.path}"
@@ -103,7 +103,7 @@ class Files:
         return kept
 
     def close(self) -> tuple[list[dict[str, Any]], list[str]]:
-        """Return complete files, at most MAX_LISTED, as JSON objects, and messages about all files.
+        """Return at most MAX_LISTED complete files, as JSON objects, and messages about all files.
 
         Called once, after the run.
         """

@@ -32,7 +32,7 @@ from distlaunch.supervisor.stopping import collect_of
 from distlaunch.supervisor.summary import Summary
 
 # A scheduler may send SIGTERM to all processes of a job at once, including the command that queries the
-# scheduler for the reason. SIGTERM is blocked until the shell ignores it. Its children ignore it, too.
+# scheduler for the reason. SIGTERM is blocked until the shell ignores it. The shell's children inherit that.
 _UNSTOPPED = ("/bin/sh", "-c", 'trap "" TERM; exec "$@"', "sh")
 MISSED = 3.5
 """Unanswered heartbeats before a node counts as lost, unless its transport detects dead connections, as ssh
@@ -40,7 +40,7 @@ does."""
 CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 """A clock that keeps running while the machine is suspended."""
 WATCH_S = 4.0
-"""Seconds between requests for resource use, while an observer uses it."""
+"""Seconds between requests for data on resource use, while an observer needs the data."""
 FIRST_SIGNS_OF_WORKERS = (messages.WorkerStarted, messages.WorkerUnstarted, messages.WorkerExited)
 
 
@@ -112,7 +112,7 @@ class Controller:
     def _look_at_clock(self) -> None:
         """Do what is due after each turn of the loop.
 
-        This detects a suspension, wakes observers, requests what they want from nodes, feeds a `TimerDue`
+        This detects a suspension, wakes observers, requests data for them from the nodes, feeds a `TimerDue`
         event, and sends heartbeats. A node that has been silent for too long is given up as lost.
         """
         self._notice_suspension()
@@ -137,7 +137,7 @@ class Controller:
                     self._links.give_up(node, why)
 
     def _request_stacks(self) -> None:
-        """Request the stacks of all running ranks. The answers are recorded, and affect no decision."""
+        """Request the stacks of all running ranks. The answers are recorded, but affect no decision."""
         plan = self.state.plan if self.state.phase is Phase.RUNNING else None
         for part in plan.nodes if plan else ():
             running = tuple(rank for rank in part.ranks if self.state.workers[rank].running)
@@ -152,7 +152,7 @@ class Controller:
         self.state, todo = step(self.state, event, now)
         self._tell(Observer.happened, event, self.state, now)
         self._execute(todo, now)
-        # Observers are notified only once the workers are starting, to avoid delaying them.
+        # Observers are notified only once the workers are starting, to avoid delaying the workers.
         if isinstance(event, FIRST_SIGNS_OF_WORKERS) and self._attempts.note(self.state):
             self._next_watch = now
             self._tell(Observer.started, self.state, now)
@@ -216,7 +216,7 @@ class Controller:
         self._links.stream(action.node, pieces())
 
     def _connect(self, node: int) -> None:
-        """Open a link to a node, and forget what is known from the node's earlier agents."""
+        """Open a link to a node, and discard data from the node's earlier agents."""
         link = self._open(node)
         for known in (self._last_frame, self._clock_offsets):
             known.pop(node, None)  # from an earlier agent
@@ -288,14 +288,14 @@ class Controller:
         self._note_flow(node)
 
     def _note_flow(self, node: int) -> None:
-        """Feed an event, at most once a second, if a clean node is still sending, so that the run waits."""
+        """Feed an event, at most once a second, if a clean node is still sending: the run waits for it."""
         now = self._now()
         if self.state.nodes[node] is End.CLEAN and now - self._flow_reported_at > 1.0:
             self._flow_reported_at = now
             self._feed(events.OutputFlows(node))
 
     def _on_interrupts(self) -> None:
-        """Feed the signals of this process as events. `distlaunch stop` writes STOPPED, then sends SIGINT."""
+        """Feed signals to this process as events. `distlaunch stop` writes STOPPED, then sends SIGINT."""
         by_command = os.path.exists(os.path.join(self._directory, STOPPED))
         for signum in self._interrupts.received():
             self._feed(messages.Interrupted(signum, by_command=by_command and signum == signal.SIGINT))
@@ -333,7 +333,7 @@ def _fate_by_stop(spec: JobSpec) -> events.AllocationReported:
 def ask_for_another(state: State, tell: Callable[[str], None]) -> None:
     """Requeue the job if it should continue. Call `tell` with messages about the result.
 
-    Called at the end of a run. Requeues are recorded in the list of starts, to count them.
+    Called at the end of a run. Requeues are recorded in the list of starts, so that they can be counted.
     """
     allocation, most = state.spec.allocation, state.spec.restarts.requeue
     if allocation is None or not allocation.requeues or not is_to_go_on(state):
@@ -352,7 +352,7 @@ def ask_for_another(state: State, tell: Callable[[str], None]) -> None:
         tell(f"not requeueing {allocation.name}: {repetition_words(state, state.cause)}")
         return
     try:
-        # The state lacks a cancellation that happened when this process couldn't be notified.
+        # The state doesn't show a cancellation that happened when this process couldn't be notified.
         shown = queue.call(scheduler.title, *_UNSTOPPED, *scheduler.fate_argv(allocation.job))
         fates = (_fate_by_stop(state.spec), scheduler.fate(allocation.starts, shown, time.time()))
         if ended := next((fate for fate in fates if fate.ends and fate.final), None):

@@ -26,7 +26,7 @@ from distlaunch.transports.transport import Joined, Local
 from distlaunch.wording import counted, listed, rank_list, span_words
 
 NAME_S = 60.0
-"""Maximum seconds until a name server can resolve a host that has just started, such as a pod."""
+"""Maximum seconds to wait until the name of a host that has just started, such as a pod, resolves."""
 
 
 class Gathered(Frozen):
@@ -75,8 +75,8 @@ def gather(spec: JobSpec, gathering: Gathering, interrupts: Interrupts, say: Say
 def is_here(host: str) -> bool:
     """Return whether a name or address belongs to this machine.
 
-    It does if traffic sent to the address also has it as its source. A successful bind would prove nothing if
-    net.ipv4.ip_nonlocal_bind is on.
+    It does if the address would also be the source of traffic sent to it. A successful bind would prove
+    nothing if net.ipv4.ip_nonlocal_bind is on.
     """
     try:
         found = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)
@@ -98,7 +98,7 @@ def _is_source(family: int, address: tuple[object, ...]) -> bool:
 
 
 def _await_name(host: str, wait_s: float, interrupts: Interrupts, say: Say) -> None:
-    """Wait up to NAME_S until a host name resolves. Nothing can listen on the host before that."""
+    """Wait up to NAME_S seconds for a host name to resolve. Nothing can listen on the host before that."""
     limit_s = min(wait_s, NAME_S)
     wait = Wait(limit_s)
     while not wait.over:
@@ -125,7 +125,7 @@ class _Controller:
         listener.admits = self._refusal
 
     def gathered(self, port: int) -> Gathered:
-        """Wait until all nodes have joined, or until the last call ends with at least the minimum number."""
+        """Wait until all nodes have joined, or until the last call is over and enough of them have joined."""
         wait, enough_at = Wait(self._gathering.wait_s), 0.0
         while (count := 1 + len(self._door.joined)) < self._most:
             if count < self._fewest:
@@ -182,7 +182,7 @@ class _Controller:
             visitor.send(waiting=text)
 
     def _too_few(self) -> JoinError:
-        """Notify the launchers that have joined that the run won't start. Return the error."""
+        """Notify the joined launchers that the run won't start. Return the error."""
         place, wait_s = self._gathering.label, self._gathering.wait_s
         text = f"gave up after {wait_s:g} s: waited for {self._missing_words()} at {place}"
         self._door.dismiss(text, Exit.TIMEOUT)
@@ -222,7 +222,7 @@ class _Controller:
 
 
 def _absent(there: Sequence[Arrival], most: int) -> str:
-    """Return text that lists the scheduler's hosts from which no launcher has joined."""
+    """Return text that lists the scheduler's hosts from which no launcher has joined; "" if unclear."""
     came = {each.name.partition(".")[0] for each in there}
     hosts: list[str] = []
     with suppress(DistlaunchError):

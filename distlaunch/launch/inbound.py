@@ -1,7 +1,7 @@
 """The controller's listener, through which launchers join a run.
 
 The listener is open while the run is waiting for nodes. At first it uses the rendezvous endpoint, which rank
-0 uses afterwards. Later, while a node is missing, it uses the first free one of the second ports. Connections
+0 uses afterward. Later, while a node is missing, it uses the first free port of a second list. Connections
 that stay silent, send invalid data or belong to another run are closed and reported.
 """
 
@@ -45,7 +45,7 @@ class JoinedLink(Link):
         super().send(node, ranks_alone(command) if isinstance(command, messages.StartWorkers) else command)
 
     def receive(self) -> list[wire.Frame | NodeGone]:
-        """Return the received frames except the last one, which contains the agent's exit status."""
+        """Return the received frames except the END frame, which contains the agent's exit status."""
         try:
             frames = super().receive()
         except OSError as error:
@@ -130,7 +130,7 @@ class InboundListener:
         return [visitor for visitor in self._visitors if visitor.joined]
 
     def open(self, ports: Sequence[int]) -> int:
-        """Listen at the first free port of `ports` and return it. Raises OSError if none is free."""
+        """Listen on the first free port of `ports` and return it. Raises OSError if none is free."""
         port, *others = ports
         try:
             # With SO_REUSEADDR, rank 0's store can use the port once this closes, while links stay open.
@@ -144,7 +144,7 @@ class InboundListener:
         return port
 
     def close(self) -> None:
-        """Stop listening. Close connections that haven't joined, and send them the reason, if any."""
+        """Stop listening. Close connections that haven't joined, after sending them the reason, if any."""
         if self._listener:
             self._selector.unregister(self._listener)
             self._listener.close()
@@ -210,7 +210,7 @@ class InboundListener:
             self._read_lines(visitor)
 
     def _read_lines(self, visitor: InboundConnection) -> None:
-        """Handle the lines of a launcher received so far: its arrival, then its proof."""
+        """Handle the lines received from a launcher so far: its arrival, then its proof."""
         lines = visitor.received[len(join.MAGIC) :].split(b"\n")[:-1]
         try:
             if visitor.arrival is None and lines:
@@ -258,7 +258,7 @@ class InboundListener:
             self._on_arrival(node)
 
     def _refuse(self, visitor: InboundConnection, why: str, another: bool = False) -> None:
-        """Send a launcher the reason, which the launcher also shows, and close its connection."""
+        """Refuse a launcher: send it the reason, which it also shows, and close its connection."""
         here = self._gathering.arrival.name
         text = f"the controller on {here} refused the launcher on {visitor.name}: {why}"
         visitor.send(refused=text, status=int(Exit.USAGE), another=another)
@@ -285,7 +285,7 @@ class InboundListener:
     # Nodes
 
     def seat(self, visitors: Sequence[InboundConnection | None], second_ports: Sequence[int]) -> None:
-        """Assign node numbers, in order of `visitors`, where None is this launcher or a missing node."""
+        """Assign node numbers in the order of `visitors`. None stands for this launcher or a missing node."""
         self.close()
         self._second_ports = second_ports
         self._seated = {node: visitor for node, visitor in enumerate(visitors) if visitor}
@@ -299,7 +299,7 @@ class InboundListener:
     def _place_for(self, arrival: Arrival) -> int | None:
         """Return the missing node that a launcher can become; None = there is none.
 
-        If node numbers are fixed, it is the one with the launcher's number. Otherwise, it is the lowest.
+        If node numbers are fixed, it is the one with the launcher's number. Otherwise, it is the lowest one.
         """
         free = sorted(self._expected - {*self._seated})
         if self._gathering.ordered:
@@ -309,7 +309,7 @@ class InboundListener:
     def link(self, node: int, run_id: str, host: str) -> JoinedLink:
         """Return the link to a node's launcher. `host` names the node in case there is no launcher.
 
-        In that case, return a link that has already ended, and open the listener for a launcher.
+        In that case, return a link that has already ended, and open the listener to admit a launcher.
         """
         visitor, number = self._seated.pop(node, None), join.nonce()
         if visitor is None or visitor not in self._visitors:

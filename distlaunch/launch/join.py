@@ -5,7 +5,7 @@
     launcher ─▶ controller    {"proof"}, or {"refuses"}, the reason not to join
     controller ─▶ launcher    {"proof"}
     controller ─▶ launcher    {"waiting"} …    periodically, the missing nodes
-    controller ─▶ launcher    {"node", "run", "nonce"}: afterwards both sides send frames
+    controller ─▶ launcher    {"node", "run", "nonce"}: afterward, both sides send frames
 
 Each message is a line of JSON. The controller may send {"refused", "status", "another"} instead of any of its
 messages and close the connection. `another` means that it controls another job. A proof covers both nonces
@@ -36,7 +36,7 @@ MAGIC = b"distlaunch join 1\n"
 TORCHS_FIRST = b"\x00\xce\xf7\x85\x3c"
 """The first bytes that a TCPStore client sends."""
 TORCHS_PING = TORCHS_FIRST + b"\x0d" + b"ping"
-"""A request that a TCPStore answers with the last four bytes (torch 2.4 and later)."""
+"""A request that a TCPStore (torch 2.4 and later) answers with the last four bytes of the request."""
 MAX_LINE = 1 << 14
 """Maximum bytes of a line. A limit is needed because anyone may connect."""
 SECRET = "DISTLAUNCH_SECRET"  # noqa: S105 (the name of a variable)
@@ -47,7 +47,7 @@ CONNECT_S, ANSWER_S = 3.0, 10.0
 RETRY_S, RETRY_MOST_S = 0.01, 0.5
 """Seconds between two rounds of attempts to reach the controller, at first and at most."""
 TELL_S = 5.0
-"""Seconds from the beginning of a wait to the first message about it. The time doubles for each message."""
+"""Seconds from the beginning of a wait to the first message about it. The time doubles with each message."""
 TURN_S = 0.5
 MAX_NODES = 1 << 16
 """Maximum number of nodes, limited by the frame header."""
@@ -147,7 +147,7 @@ class Prover:
         return ""
 
     def wrong(self, way: str, side: str, transcript: str, proof: object) -> str:
-        """Return why the other side's proof is invalid, or "" if it is valid."""
+        """Return the reason why the other side's proof is invalid, or "" if it is valid."""
         if way == "secret":
             import hmac
 
@@ -166,7 +166,7 @@ class Prover:
         return text.strip()
 
     def _wrong_credential(self, text: str, payload: str) -> str:
-        """Return why a credential is invalid, or "" if this user created it for `payload`.
+        """Return the reason why a credential is invalid, or "" if this user created it for `payload`.
 
         A credential can be read only once; see unmunge(1).
         """
@@ -210,7 +210,7 @@ def _digest(side: str, transcript: str) -> str:
 class Seat(Frozen):
     """A launcher's place in a run, with its node number and its connection to the controller.
 
-    `unread` has the bytes received after the line with the other fields.
+    `unread` contains the bytes received after the line with the other fields.
     """
 
     connection: socket.socket
@@ -297,7 +297,8 @@ class Launcher:
     def _places(self) -> Iterator[tuple[str, int]]:
         """Yield the addresses of the initial listener, then one of the addresses it may use later.
 
-        Each call yields only one of the latter, because a firewall may delay each attempt by CONNECT_S.
+        Each call yields only one of the latter, because a firewall may delay each attempt by CONNECT_S
+        seconds.
         """
         yield from product(self._gathering.hosts, self._gathering.ports)
         yield from islice(self._next, 1)
@@ -389,7 +390,7 @@ class Launcher:
         return message
 
     def _what_listens(self, host: str, port: int, error: Exception) -> str:
-        """Describe the program at an address that doesn't answer like a controller, for messages."""
+        """Describe, for messages, the program at an address that doesn't answer like a controller."""
         if _is_torchs(host, port):
             return (
                 "a torch TCPStore uses this address: if torchrun was started, run `distlaunch torchrun` on "

@@ -1,4 +1,4 @@
-"""This node's part of a run that another launcher controls: this process starts an agent for it.
+"""This node's part of a run that another launcher controls. This process starts an agent for it.
 
 The controller sends ranks, addresses, ports, and start and stop commands over the link that
 `distlaunch.launch.join` has opened. This launcher determines the program, its arguments, its environment and
@@ -41,7 +41,7 @@ class Part:
 
     This class is for a scheduler's task: one rank, whose output is the task's output, unchanged.
     `joined_ranks` overrides it for several ranks. Only the `first` of several tasks on a host looks for
-    leftover processes of dead agents, and shows messages: mpirun and srun merge the output of all tasks.
+    leftover processes of dead agents and shows messages, since mpirun and srun merge the output of all tasks.
     """
 
     procs = 1
@@ -64,7 +64,7 @@ class Part:
         return (rank._replace(argv=self._argv, cwd=os.getcwd(), shares=(0, 1)),)
 
     def needs(self) -> messages.Needs | None:
-        """Return the workers' requirements for this node; None = unknown."""
+        """Return the workers' requirements on this node; None = unknown."""
         return None
 
     def binding(self) -> messages.Binding | None:
@@ -77,7 +77,7 @@ class Part:
         self._errors.write(data)
 
     def say(self, text: str) -> None:
-        """Print messages of distlaunch to stderr, which for a task is a pipe of the scheduler."""
+        """Print messages from distlaunch to stderr, which for a task is a pipe to the scheduler."""
         if self.first:
             data = "".join(f"distlaunch: {line}\n" for line in text.splitlines()).encode()
             self.show(0, 0, 1, data)
@@ -143,7 +143,7 @@ class _Outbox(Outbox):
         self.stopping = False
 
     def report(self, report: tuple[Any, ...]) -> None:
-        """Queue a report. Keep the status of the first rank that failed here by itself."""
+        """Queue a report. Keep the status of the first rank that failed here on its own."""
         if isinstance(report, messages.WorkerExited) and not (self.own_status or self.stopping):
             self.own_status = report.status
         super().report(report)
@@ -170,7 +170,7 @@ class _JoinedAgent(Agent):
             signal.signal(signum, signal.SIG_IGN)  # the guardian forwards them
 
     def _hello(self) -> messages.Hello:
-        """Return the first report, with the number and role of this launcher's ranks and its logs."""
+        """Return the first report, including the number and role of this launcher's ranks, and its logs."""
         logs = self._part.logs(self._seat.run_id, self._seat.node)
         return super()._hello()._replace(procs=self._part.procs, logs=logs, role=self._part.role)
 
@@ -182,8 +182,8 @@ class _JoinedAgent(Agent):
     def _on_signals(self, received: bytes) -> None:
         """Handle the received signals, one number per byte.
 
-        A scheduler may send SIGTERM to all processes, so SIGTERM itself counts only if the guardian is dead:
-        then the kernel sent it. The guardian forwards signal N, SIGTERM included, as _FIRST + N.
+        A scheduler may send SIGTERM to all processes, so SIGTERM itself counts only if the guardian is dead,
+        in which case the kernel sent it. The guardian forwards signal N, SIGTERM included, as _FIRST + N.
         """
         orphaned = os.getppid() != self._guardian
         if signal.SIGCHLD in received or orphaned:

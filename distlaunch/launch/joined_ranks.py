@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 
 class OwnRanks(Part):
-    """The ranks of this node, for `joined_agent`; `spec` is the part of the job on this node.
+    """The ranks of this node, for `joined_agent`. `spec` is the part of the job on this node.
 
-    The launcher has torchrun's command line. The methods override those for a scheduler's task.
+    The launcher has a torchrun command line. The methods override those for a scheduler's task.
     """
 
     def __init__(self, spec: JobSpec) -> None:
@@ -34,8 +34,8 @@ class OwnRanks(Part):
         self._goes_to: dict[tuple[int, int], Destination] = {}
 
     def logs(self, run_id: str, node: int) -> str:
-        """Return the directory for logs; "" = this command line keeps no output."""
-        from distlaunch.launch.start import run_directory  # few keep output
+        """Return the directory for logs; "" = this command line saves no output."""
+        from distlaunch.launch.start import run_directory  # few launchers save output
 
         if self._directory is None and any(each.file for each in destinations(self._plan, 0).values()):
             # The launcher may join again.
@@ -43,7 +43,7 @@ class OwnRanks(Part):
         return self._directory.path if self._directory else ""
 
     def workers(self, ranks: messages.StartWorkers) -> tuple[messages.WorkerSpec, ...]:
-        """Return the command line of each rank, and whether it shares this process's streams."""
+        """Return the command line of each rank, and whether the rank shares this process's streams."""
         self._first_rank = int({**ranks.env, **ranks.workers[0].env}["RANK"])
         self._plan = _plan(self._spec, self._first_rank)
         (part,) = self._plan.nodes
@@ -86,7 +86,7 @@ class OwnRanks(Part):
         return self._console
 
     def say(self, text: str) -> None:
-        """Print messages of distlaunch."""
+        """Print messages from distlaunch."""
         self._shown().say(text)
 
     def close(self) -> None:
@@ -100,7 +100,7 @@ class OwnRanks(Part):
 
 
 def _plan(spec: JobSpec, first_rank: int) -> LaunchPlan:
-    """Return the plan of only this node, for its command lines. The controller decides everything else."""
+    """Return a plan of this node alone, for its command lines. The controller decides everything else."""
     facts = Facts(spec.program.python or "", 0)
     part = node_plan(spec._replace(backend="gloo"), facts, 0, NodeRank(0), first_rank)
     return LaunchPlan(spec, (part,), part.procs, "gloo", "", None)

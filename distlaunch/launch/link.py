@@ -21,7 +21,7 @@ READ = 1 << 18
 Boot = Callable[[], bytes]
 """Returns the modules of the agent, as `handshake.boot_text` does."""
 EXIT_S = 3.0
-"""Seconds that a process may take to exit after its pipes were closed."""
+"""Seconds that a process may take to exit once its pipes are closed."""
 
 
 class Link:
@@ -79,11 +79,11 @@ class Link:
         try:
             written(self.stdin, self.unsent)
         except OSError:
-            self.unsent.clear()  # the end is noticed on stdout
+            self.unsent.clear()  # the end of the link is noticed on stdout
             self._streams.clear()
 
     def flush_stream(self) -> None:
-        """Send for one turn. Take at most one frame from a stream, because other links are waiting."""
+        """Send during one turn. Take at most one frame from a stream, because other links are waiting."""
         self.flush()
         if self._streams and not self.unsent:
             stream = self._streams[0]
@@ -115,7 +115,7 @@ class Link:
 
     def _open(self, opening: bytes) -> None:
         self.unsent += opening
-        self.flush()  # so that an interpreter meanwhile starts on the node
+        self.flush()  # so that an interpreter starts on the node in the meantime
         if self._boot and self.streams.opened:
             self.unsent += self._boot() + self._behind_boot
             self._boot, self._behind_boot = None, b""
@@ -128,7 +128,7 @@ class Link:
         self.end()
 
     def listen(self) -> tuple[bool, list[NodeGone]]:
-        """Store data from stderr. Return whether stderr is still open, and nodes shown there as ended."""
+        """Store data from stderr. Return whether stderr is still open, and the nodes it reports as ended."""
         try:
             data = os.read(self.stderr, READ)
         except BlockingIOError:
@@ -147,16 +147,17 @@ class Link:
         return [fd for fd in (self._process.stdin, self.stdout, self.stderr, self._pidfd) if fd >= 0]
 
     def failure(self, overdue: str = "") -> LinkFailure:
-        """Return the failure shown by the transport's last output, complete once the process has exited.
+        """Return the failure that the transport's last output shows.
 
-        `overdue` is the reason for giving up a node; "" = its link has ended.
+        The failure is complete once the process has exited. `overdue` is the reason for giving up a node;
+        "" = its link has ended.
         """
         self.listen()
         end = self.streams.end(self._process.poll(), bool(overdue), self._protocol_error)
         return self._transport.failure(end).saying(overdue)
 
     def hang_up(self) -> None:
-        """Close the pipe to the agent, which then exits, and wait. Stop the process if it doesn't exit."""
+        """Close the pipe to the agent so that it exits, and wait. Stop the process if it doesn't exit."""
         self._process.close_stdin()
         if not self._ends_within(EXIT_S):
             self.end()
@@ -180,7 +181,7 @@ class Link:
         return self._process.poll() is not None
 
     def end(self) -> None:
-        """Stop the process, or kill it if `patience_s` is 0. An agent notices that the pipe is closed."""
+        """Stop the process, or kill it if `patience_s` is 0. An agent exits once its pipe is closed."""
         if not self.patience_s:
             self.kill()
         elif not self.has_ended:
@@ -193,7 +194,7 @@ class Link:
             self._process.kill()
 
     def close(self) -> None:
-        """Close the pipes and reap the process, if it has been killed or has exited."""
+        """Close the pipes. Reap the process if it has been killed or has exited."""
         self._unused = False
         self._process.close()
         if self._pidfd >= 0:
@@ -214,8 +215,8 @@ class Link:
 class Links:
     """The links of all nodes. Several nodes may share one link. `on_frame` is called with each frame.
 
-    `on_end` is called with the node and the reason when a link ends by itself or is given up. `on_pull` is
-    called with the node and False when an image is being pulled, with True once it has been pulled. If
+    `on_end` is called with the node and the reason when a link ends on its own or is given up. `on_pull` is
+    called with the node and False when an image is being pulled, and with True once it has been pulled. If
     `on_frame` raises `ProtocolError`, the link ends.
     """
 
@@ -231,9 +232,9 @@ class Links:
         self._nodes: dict[Link, set[int]] = {}
         self._answered: set[int] = set()
         self._gone: dict[int, LinkFailure] = {}
-        """Failures of ended nodes, each the last on its link, from which output may still arrive."""
+        """Failures of ended nodes whose output may still arrive, since each is the last one on its link."""
         self._stopping: dict[Link, float] = {}
-        """Links whose process was stopped, with the time to kill it (monotonic seconds)."""
+        """Links whose process was stopped, and the time (monotonic seconds) at which to kill the process."""
 
     @property
     def present(self) -> list[int]:
@@ -286,7 +287,7 @@ class Links:
             # An earlier handler of this round may have closed the descriptor.
             if self._selector.get_map().get(key.fd) == key:
                 key.data()
-        # Reap processes that have exited, and kill those that take too long: a run may last for days.
+        # Reap processes that have exited, and kill those that haven't in time: a run may last for days.
         for link, deadline in list(self._stopping.items()):
             if link.has_ended:
                 del self._stopping[link]

@@ -37,9 +37,9 @@ SKIPPED = "links: all-reduce and send/recv of all, because not all links and ran
 
 
 class Row(Frozen):
-    """One measurement among peers, by index: its bus bandwidth in GB/s, which is 0 after an `error`.
+    """One measurement among `peers` (indices). `busbw` is the bus bandwidth in GB/s, or 0 after an `error`.
 
-    `test` is join, alone, pair, all-reduce or send/recv. `silent` are ranks that gave no answer.
+    `test` is join, alone, pair, all-reduce or send/recv. `silent` are the ranks that did not answer.
     """
 
     test: str
@@ -50,7 +50,7 @@ class Row(Frozen):
 
 
 class Peers(Frozen):
-    """The peers of a test: their labels, the ranks of each, and the noun for one: node or rank."""
+    """The peers of a test: their labels, the ranks of each, and the noun for a peer (node or rank)."""
 
     labels: tuple[str, ...]
     ranks: tuple[tuple[int, ...], ...]
@@ -66,7 +66,7 @@ class Peers(Frozen):
 
 
 def check_links(spec: JobSpec, watch: Callable[[str], None]) -> Report:
-    """Measure the links between the nodes of a job. `watch` gets the progress. Raises `DistlaunchError`."""
+    """Measure the links between a job's nodes. Report progress to `watch`. Raises `DistlaunchError`."""
     if spec.mpirun.argv or spec.backend == "mpi":
         return _unchecked("mpirun starts the ranks")
     spec = hurried(spec)
@@ -118,7 +118,7 @@ def _peers(plan: LaunchPlan) -> Peers:
 
 
 def _routes(agents: Agents, plan: LaunchPlan) -> Mapping[int, messages.RouteFound]:
-    """Return nodes' routes to MASTER_ADDR. The first node's route is to the address that others use."""
+    """Return the nodes' routes to MASTER_ADDR. The first node's leads to the address that the others use."""
     if plan.one_machine:
         return {}
     first, *others = plan.members
@@ -150,7 +150,7 @@ def _starts(
 
 
 def _is_over(ends: Mapping[Place, Ended], peers: Peers, watch: Callable[[str], None]) -> bool:
-    """Report the progress, and return whether rank 0 has exited or a rank failed before all had joined."""
+    """Report progress. Return whether rank 0 has exited, or another rank failed before all had joined."""
     end, printed = ends[0, 0]
     rows = rows_in(printed, len(peers.labels))
     watch(" ".join([rows[-1].test, *peers.named(rows[-1].peers)]) if rows else "starting")
@@ -208,7 +208,7 @@ def verdict(peers: Peers, rows: Sequence[Row], failures: Mapping[int, str]) -> R
 
 
 def _best(rows: Sequence[Row], test: str) -> dict[tuple[int, int], float]:
-    """Return the best bandwidth of each pair, or of each peer alone, whose ranks all answered."""
+    """Return the best bandwidth of each pair (or peer alone) whose ranks all answered."""
     best: dict[tuple[int, int], float] = {}
     for row in rows:
         if row.test == test and not row.silent:
@@ -218,7 +218,7 @@ def _best(rows: Sequence[Row], test: str) -> dict[tuple[int, int], float]:
 
 
 def _is_culprit(peer: int, best: Best, slow: Sequence[tuple[int, int]]) -> bool:
-    """Return whether all links of a peer, at least two, are slow while a link between others is good."""
+    """Return whether a peer has two or more links, all of them slow, while a link between others is good."""
     own = {pair for pair in best if peer in pair}
     return len(own) > 1 and own <= {*slow} and len(slow) < len(best)
 
@@ -234,7 +234,7 @@ def _finding(peers: Peers, about: str, ends: Sequence[int], best: Best) -> Findi
 
 
 def _silent(peers: Peers, rows: Sequence[Row], failures: Mapping[int, str]) -> Iterator[Finding]:
-    """Yield the ranks that did not join, or that stopped answering later, by reason."""
+    """Yield a finding for each reason why ranks did not join or later stopped answering."""
     late = f"did not join the link test within {JOIN_S:g} s"
     # Rank 0 prints the results. If there are none, any failure may be the reason.
     silent = {rank: late for rank in failures or ([] if rows else [0]) if not rank or not rows}

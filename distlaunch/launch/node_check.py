@@ -1,4 +1,4 @@
-"""Checks a job's nodes: connects as a run does, runs the probe on each, and tests the port and all pairs."""
+"""Checks a job's nodes: connects as a run does, runs the probe on each, and tests the port and node pairs."""
 
 import base64
 import glob
@@ -24,11 +24,11 @@ from distlaunch.supervisor.checking import expected
 from distlaunch.wording import counted, listed, refused_port_words, size_words
 
 CONNECT_S = 6.0
-"""Maximum seconds to wait for agents. `run` waits longer, by default."""
+"""Maximum seconds to wait for agents. By default, `run` waits longer."""
 PROBE_S = 8.0
 """Seconds to wait for a probe, which limits itself to half of this."""
 MAX_WORD = 100_000
-"""Characters of an argument; Linux allows 128 KiB."""
+"""Maximum characters of an argument. Linux allows 128 KiB."""
 MAX_FILES = 10_000
 LOCKS = ("uv.lock", "poetry.lock", "requirements*.txt")
 
@@ -73,7 +73,7 @@ def look(spec: JobSpec) -> tuple[list[NodeReport], list[int | None]]:
 
 
 def hurried(spec: JobSpec) -> JobSpec:
-    """Return the job to check: without spares, and with at most CONNECT_S to connect."""
+    """Return the job to check: without spares, and with at most CONNECT_S seconds to connect."""
     limits = spec.limits._replace(connect_s=min(spec.limits.connect_s, CONNECT_S))
     return spec._replace(membership=spec.membership._replace(spares=()), limits=limits)
 
@@ -95,7 +95,7 @@ def _run_directory(spec: JobSpec) -> Iterator[Finding]:
 
 
 def _code(spec: JobSpec) -> dict[str, str]:
-    """Return digests of lock files and git-tracked files, keyed by their path relative to the workdir."""
+    """Return digests of lock files and git-tracked files, keyed by path relative to the workdir."""
     workdir = os.path.expanduser(spec.program.workdir)
     names = [path for lock in LOCKS for path in sorted(glob.glob(lock, root_dir=workdir))]
     argv = ["git", "-C", workdir, "ls-files", "-z", ":/"]
@@ -186,7 +186,7 @@ def _reports(spec: JobSpec, agents: Agents, probed: Mapping[int, dict[str, Any]]
 
 
 def _of_node(spec: JobSpec, agents: Agents, index: int, probed: Mapping[str, Any] | None) -> NodeReport:
-    """Return the report on a node. If its probe didn't answer, each part contains that as the reason."""
+    """Return the report on a node. If its probe didn't answer, each part of the report says so."""
     node = spec.nodes[index]
     failure = agents.failures.get(index)
     if failure and index not in agents.took_s:

@@ -30,14 +30,14 @@ STEP_NODES = 32
 """Maximum nodes per step."""
 NO_RANKS_HERE = "ranks run only on Linux, but this machine runs another system: list Linux hosts in nodes"
 _TRAVELS = 1
-"""zlib's compression level. Level 6 would take 8 ms more at each start, for 184 KiB instead of 210."""
+"""zlib's compression level. Level 6 would take 8 ms more at each start, for 184 KiB instead of 210 KiB."""
 
 
 def open_early(shares_stdio: bool) -> Link | None:
-    """Start an agent on this machine, for the first node of a job; None if that fails.
+    """Start an agent on this machine for the first node of a job. Return its link; None if that fails.
 
-    It boots on another core while YAML and the supervisor are imported. With `shares_stdio`, its workers can
-    use the stdin and stdout of this process. `discard` the link if the job doesn't need it.
+    The agent boots on another core while YAML and the supervisor are imported. With `shares_stdio`, its
+    workers can use the stdin and stdout of this process. `discard` the link if the job doesn't need it.
     """
     with contextlib.suppress(DistlaunchError):  # if the job needs it, opening it again shows the error
         link = _open(Local(), 0, None, (0, 1) if shares_stdio else ())
@@ -49,10 +49,10 @@ def open_early(shares_stdio: bool) -> Link | None:
 def open_links(
     spec: "JobSpec", early: Link | None = None, joined: Mapping[int, Link] | None = None
 ) -> dict[int, Link]:
-    """Start the transports to all nodes. The agent opened `early` serves the first node, or is discarded.
+    """Start the transports to all nodes. The `early` agent serves the first node, or is discarded.
 
-    It can't serve a job whose interpreter, container or stdin needs another agent. `joined` are the links
-    opened by launchers of nodes.
+    It can't serve a job whose interpreter, container or stdin requires another agent. `joined` are the links
+    that nodes' own launchers opened.
     """
     links = dict(joined or {})
     first = spec.nodes[0]
@@ -68,7 +68,7 @@ def open_links(
 
 
 def open_link(spec: "JobSpec", *indices: int) -> Link:
-    """Start the transport to a node, or a step for several nodes. Their agents will send a hello."""
+    """Start the transport to a node, or one step for several nodes. Each agent will send a hello."""
     first = indices[0]
     reach, named = spec.pool[first].reach, spec.program_of(spec.pool[first]).python
     if spec.container:

@@ -1,9 +1,9 @@
-"""Checks a rendezvous port: whether it is free, which process holds it, and which nodes can connect.
+"""Checks a rendezvous port: whether it is free, which process holds it, and which nodes can connect to it.
 
-The first node has a listener during the test. Every node and this machine connect to it at every address of
-the host name. Only the token of that listener counts as success. Nothing is ever sent, so any other service
-sees only a connection. Then the nodes of a job connect to each other, as collectives do. Spares are left out:
-they may be down until they are needed.
+During the test, the first node listens on the port. Every node and this machine connect to it at every
+address of the host name. Only a reply with that listener's token counts as success. The connecting side never
+sends anything, so any other service sees only a connection. Then the nodes of a job connect to each other, as
+collectives do. Spares are left out: they may be down until they are needed.
 """
 
 import os
@@ -20,12 +20,12 @@ from distlaunch.wording import listed
 
 HERE = "here"
 EVERY = 16
-"""Maximum number of nodes for which every pair is tried. With more, each node dials one fewer than this."""
+"""Maximum number of nodes for which every pair is tried. With more, each dials one fewer than this number."""
 DIAL_S = 5.0
 
 
 class Dial(NamedTuple):
-    """One connection attempt: from a node's name (or "here") to one address."""
+    """One connection attempt, from a node (by name) or this machine ("here") to one address."""
 
     source: str
     address: str
@@ -44,7 +44,7 @@ class Unasked(NamedTuple):
 
 
 class Unreached(NamedTuple):
-    """A node that could not connect to another, at that address."""
+    """A node that could not connect to another one, and the address that it tried."""
 
     source: str
     target: str
@@ -63,7 +63,7 @@ class Pairs(NamedTuple):
 class PortReport(NamedTuple):
     """The result for one port. `free` is None if the node for the port has no agent.
 
-    `pairs` is None if there is only one machine or the port can't be used. `failures` has the nodes without
+    `pairs` is None if there is only one machine or the port can't be used. `failures` lists the nodes without
     an agent. `here_counts` is set if failures on this machine matter. `spares` were not tested.
     """
 
@@ -128,8 +128,8 @@ def try_port(
 def _with_here(spec: JobSpec, host: str) -> JobSpec:
     """Return `spec` with this machine as one more node.
 
-    It is not added if it is already a node, if `host` is a loopback name, which would mean this machine
-    itself, or if no agent can run on it.
+    This machine is not added if it is already a node, if no agent can run on it, or if `host` is a loopback
+    name, which would refer to this machine itself.
     """
     if any(node.local for node in spec.nodes) or is_loopback(host) or not runs_ranks():
         return spec
@@ -139,7 +139,7 @@ def _with_here(spec: JobSpec, host: str) -> JobSpec:
 
 
 def _listening(agents: Agents, node: str, host: str, port: int | None, token: str) -> PortReport:
-    """Make the first node listen on the port. Report whether it does."""
+    """Make the first node listen on the port. Return a report on whether it does."""
     match agents.ask({0: messages.Listen(port, token)}, (messages.Listening, messages.PortRefused)).get(0):
         case messages.Listening() as answer:
             return PortReport(node, host, answer.port, True)
@@ -149,7 +149,7 @@ def _listening(agents: Agents, node: str, host: str, port: int | None, token: st
 
 
 def _dials(nodes: Sequence[NodeSpec], answers: Mapping[int, messages.Dialed]) -> Iterator[Dial]:
-    """Yield the results of nodes that have one target, for each of its addresses."""
+    """Yield the results of nodes that dialed one target, one result for each of the target's addresses."""
     for index, answer in sorted(answers.items()):
         for each in chain(*answer.results):
             yield Dial(nodes[index].label, each.address, each.family, each.error is None, each.error)
@@ -207,7 +207,7 @@ def _ends(agents: Agents, count: int, host: str, token: str) -> dict[int, tuple[
 
 
 def _error(dials: Sequence[messages.Dial]) -> str:
-    """Return the first error of the connection attempts to a target, "" if all succeeded."""
+    """Return the first error of the connection attempts to a target, or "" if all succeeded."""
     failed = [each.error for each in dials if each.error is not None]
     return (failed or ["" if dials else "no answer"])[0]
 

@@ -1,4 +1,4 @@
-"""The process behind a link to a node, such as sh, ssh or srun, or a launcher's connection instead."""
+"""The process behind a link to a node, such as sh, ssh or srun, or the connection that replaces it."""
 
 import contextlib
 import errno
@@ -15,11 +15,11 @@ from distlaunch.here import exit_descriptor
 _DEFAULTS = (signal.SIGPIPE, signal.SIGXFSZ)
 """Signals that Python ignores, but that its children must not ignore."""
 SILENT_S = 15
-"""Seconds without an answer after which a connection counts as dead, as over ssh."""
+"""Seconds without an answer after which a connection counts as dead, as with ssh."""
 
 
 class Child:
-    """A process, and this end of the pipes to its three streams.
+    """A process, and the near ends of the pipes to its three streams.
 
     It replaces `subprocess.Popen`, whose import takes longer than starting a shell.
     """
@@ -30,7 +30,7 @@ class Child:
         self.status: int | None = None
 
     def poll(self) -> int | None:
-        """Return the exit code or the negative signal, or None until the process has exited and is reaped."""
+        """Return the exit code or negative signal; None until the process has exited and been reaped."""
         return self._reap(os.WNOHANG)
 
     def wait(self) -> None:
@@ -81,7 +81,7 @@ class Child:
 
 
 class Peer(Child):
-    """A connection that replaces a link's process; None = the connection was never made.
+    """A connection that replaces a link's process. `sock` is None if the connection was never made.
 
     `inbound.JoinedLink` sets the `status`, which it receives from the other side.
     """
@@ -125,7 +125,7 @@ def start(
     """Start a process with a pipe to each of its three streams, in its own session. Raises OSError.
 
     The process gets copies of the descriptors in `sharing` and blocks only the `blocked` signals. Ctrl-C in
-    the terminal does not reach the process, because the controller must handle it, not ssh.
+    the terminal does not reach the process, because the controller, not ssh, must handle it.
     """
     copies = [os.dup(fd) for fd in sharing]
     environ = {**environ, wire.SHARED: ",".join(map(str, copies))}
@@ -138,7 +138,7 @@ def start(
             read, write = os.pipe()
             theirs.append(read if to_child else write)
             ours.append(write if to_child else read)
-        # The agent's code should fit into one pipe, and its output comes faster than it is read.
+        # The agent's code should fit into one pipe, and output may arrive faster than it is read.
         for fd in ours[:2]:
             widen(fd)
         streams = ((os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(theirs))

@@ -40,7 +40,7 @@ IGNORE_FILE = ".distlaunchignore"
 ABOUT_RUN = re.compile(r"-\d{8}-\d{6}-[0-9a-f]{8}\.(html|tar\.gz)$")
 """Matches files that `report` or `bundle` writes to the current directory by default."""
 UNWANTED = frozenset({".git", "__pycache__", ".venv", ".mypy_cache", ".pytest_cache", ".ruff_cache"})
-"""Directories left out if there is no git repository with rules on what to ignore."""
+"""Directories to leave out if the code isn't in a git repository, which has its own ignore rules."""
 LARGEST = 5
 TRIES = 3
 """Maximum attempts to read a file that changes while it is being read."""
@@ -117,7 +117,7 @@ def manifest_of(digest: str) -> bytes:
 
 
 def contents(digest: str, indices: Sequence[int]) -> Iterator[bytes]:
-    """Yield a zlib stream of files of a tree in the store, or of its manifest if there are no `indices`.
+    """Yield, as a zlib stream, the files of a tree at `indices`, or its manifest if `indices` is empty.
 
     The stream answers `TreeLacks`. Raises `DistlaunchError`.
     """
@@ -181,7 +181,7 @@ def record(tree: Tree, directory: RunDirectory, run_id: str) -> Store:
 
 
 def check_out(directory: str, to: str) -> int:
-    """Write the code of a run, given its run directory, into a new directory. Return the number of files.
+    """Write the code of the run in `directory` into the new directory `to`. Return the number of files.
 
     Raises `DistlaunchError`.
     """
@@ -339,5 +339,5 @@ def _entry(store: Store, path: str, source: str, found: os.stat_result) -> Entry
 
 
 def _version(status: os.stat_result) -> tuple[int, ...]:
-    """Return values at least one of which changes when a file is replaced or written to."""
+    """Return a tuple that changes when a file is replaced or written to."""
     return (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)

@@ -30,14 +30,14 @@ if TYPE_CHECKING:
     from distlaunch.launch.inbound import InboundListener
 
 DESCRIPTORS_PER_LINK, RESERVE = 6, 300
-"""Descriptors for a link (three pipes, a pidfd, and two more while it is being opened), and for the rest."""
+"""Descriptors per link (three pipes, a pidfd, and two more while it is being opened), and for all else."""
 MANY_NODES = 20
 """Number of nodes at which the usual limit on descriptors may become too low."""
 NO_ALLOCATION = "launcher: slurm needs an allocation: run this inside salloc or sbatch"
 
 
 class Start(Frozen):
-    """A run that began at `began` (monotonic seconds).
+    """A run that has begun. `began` is the start time in monotonic seconds.
 
     `links`, keyed by node, are being opened, and the commands in `asked` look up nodes' addresses. `code`
     keeps the contents of the job's tree.
@@ -58,7 +58,7 @@ class Start(Frozen):
         return round(time.monotonic() - self.began, 6)
 
     def open(self, node: int) -> Link:
-        """Open a link to a node without one and return it. Raises `DistlaunchError`."""
+        """Open and return a link to a node that has none. Raises `DistlaunchError`."""
         link = self.links.pop(node, None) or _joined(self.spec, node, self.run_id, self.listener)
         return link or open_link(self.spec, node)
 
@@ -73,7 +73,7 @@ def start_run(spec: JobSpec, early: Link | None = None, listener: "InboundListen
     """Begin a run of `spec`. `early` is the link that `open_early` has opened for the run.
 
     After some checks on this machine, create the run directory, list the run for other commands, and begin
-    to open the links. Nodes with their own launchers have joined, or will, through the `listener`.
+    to open the links. Nodes with their own launchers have joined, or will join, through the `listener`.
 
     Raises `DistlaunchError` if the run directory can't be created, or if notifications can't be sent.
     """
@@ -124,7 +124,7 @@ def _ticket(spec: JobSpec, listener: "InboundListener | None") -> Ticket | None:
 
 
 def _surrounding(needed: bool) -> Allocation | None:
-    """Return the allocation that contains the launchers, which are killed when it ends; None = none."""
+    """Return the allocation that contains the launchers, which are killed when it ends; None if none does."""
     with suppress(DistlaunchError):
         if found := allocation_in(os.environ, needed):
             return found._replace(queued=False)  # the batch script is the user's own

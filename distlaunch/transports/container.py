@@ -16,12 +16,12 @@ from distlaunch.transports.slurm import SlurmStep
 
 Runtime = Literal["docker", "podman", "apptainer", "enroot", "pyxis"]
 BY_SRUN: Runtime = "pyxis"
-"""The runtime that is an srun plug-in and adds options to srun."""
+"""The runtime that is a plug-in of srun and adds options to it."""
 _OF_THE_NODE = (
     *("CUDA_VISIBLE_DEVICES", "SLURM_JOB_ID", "SLURM_JOBID", "SLURM_JOB_NODELIST", "SLURM_RESTART_COUNT"),
     "SLURM_ARRAY_TASK_ID",
 )
-"""Variables copied from the node into containers. Otherwise, the environment of a container is separate."""
+"""Variables copied from the node into containers, whose environment is otherwise separate."""
 _GPUS = "[ -e /dev/nvidiactl ]"
 
 
@@ -29,8 +29,8 @@ class Container(Frozen):
     """The `container` section of a job file.
 
     `options` are arguments for the runtime, one per item. `mounts` are `PATH` or `PATH:PATH_INSIDE[:ro]`.
-    `before` contains the words between the name of the runtime and its command. In `env`, None stands for the
-    value on the node.
+    `before` contains the words between the name of the runtime and its subcommand. In `env`, None stands for
+    the value on the node.
     """
 
     image: str
@@ -130,9 +130,9 @@ def _at_home(path: str, home: str) -> str:
 
 
 def advice_for(failure: LinkFailure, container: Container, python: str | None) -> str:
-    """Return advice on a container that started no agent, or "" if the container isn't the cause.
+    """Return advice on a container in which no agent started, or "" if the container isn't the cause.
 
-    This advice replaces that of the node's transport.
+    This advice replaces the advice of the node's transport.
     """
     inside = f"`python3` in {container.image}" if python is None else f"`{python}` in {container.image}"
     return {

@@ -9,7 +9,7 @@ from distlaunch.agent.wire import AGENT_DIED, CLEAN, LEFT_EARLY
 from distlaunch.wording import status_words
 
 TOO_OLD = "distlaunch-agent"
-"""Printed on stderr before the version of an interpreter older than 3.8. Also the name shown by ps."""
+"""Printed on stderr before the version of an interpreter older than 3.8. Also the agent's name in ps."""
 NO_PYTHON = "distlaunch: no python"
 NO_IMAGE = "distlaunch: no image"
 NO_RUNTIME = "distlaunch: no container runtime"
@@ -68,7 +68,7 @@ class LinkFailure(Frozen):
 
     @property
     def worth_retrying(self) -> bool:
-        """Return whether to try again. Only overload is retried, because servers may punish failed logins."""
+        """Return whether to try again. Only overload is retried, since servers may penalize failed logins."""
         return self.kind in (Kind.DROPPED, Kind.PROXY)
 
     def saying(self, more: str) -> "LinkFailure":
@@ -83,9 +83,9 @@ Patterns = Sequence[tuple[Kind, str]]
 class ProcessEnd(Frozen):
     """The end of a transport process, before or after its agent `booted`.
 
-    `stderr` is all of its stderr output. `status` is its exit status, or None while it is still running.
+    `stderr` is the end of its stderr output. `status` is its exit status, or None while it is still running.
     `noise` is the output of the node's shell before the first output of the agent. `timed_out` is set if the
-    node was given up. `protocol_error` is the reason why its output is invalid, or "".
+    node was given up. `protocol_error` is the reason why the output is invalid, or "".
     """
 
     stderr: str

@@ -9,7 +9,7 @@ from distlaunch import __version__
 from distlaunch.agent.frozen import Frozen
 
 PORTS, LOWEST_PORT, PORT_SPAN = 8, 10_000, 20_000
-"""Number and range of ports. The range is below the system's ephemeral ports."""
+"""Number of ports, and the start and size of their range, which is below the system's ephemeral ports."""
 
 
 class TaskPlace(Frozen):
@@ -48,8 +48,8 @@ class Gathering(Frozen):
     The controller listens on the first available port of `ports`. The other launchers try all `hosts` and
     ports. `serves` makes this launcher the controller. If it is None, the first launcher on the first host
     becomes the controller. If `fixed`, the first port is also reserved for rank 0. Once the minimum number of
-    nodes has connected, the controller waits up to `last_call_s` for more. `wait_s` limits the wait before
-    that. If `ordered`, the launchers have node numbers. `hint` is advice for errors.
+    nodes has connected, the controller waits up to `last_call_s` seconds for more. `wait_s` limits the wait
+    before that. If `ordered`, the launchers have node numbers. `hint` is advice for errors.
     """
 
     arrival: Arrival

@@ -6,13 +6,13 @@ Every node receives the same command, so no value of a job is ever quoted for a 
    rc file that reads stdin thus consumes nothing else, and its `read` doesn't wait forever.
 2. The controller sends candidate interpreters, one per line, then an empty line. sh skips empty lines before
    the first candidate. Alternatively, the controller sends a line that replaces sh with another sh in a
-   container, which begins with step 1.
-3. sh execs the first interpreter that exists (~/ is the home directory of its user). The interpreter reads
+   container, and that sh begins with step 1.
+3. sh execs the first interpreter that exists (~/ stands for the user's home directory). The interpreter reads
    blocks, each preceded by its length as eight digits: a loader, then modules.
 4. The agent writes HELLO_PREFIX and the nonce (see `distlaunch.agent.wire`). After that, both sides send
    frames.
 
-`Streams` is the controller's side of this protocol, and holds all output of a node. It does no I/O.
+`Streams` is the controller's side of this protocol, and handles all output of a node. It does no I/O.
 """
 
 import zlib
@@ -23,7 +23,7 @@ from distlaunch.agent.frozen import Frozen
 from distlaunch.transports.failure import NO_PYTHON, TOO_OLD, LinkFailure, ProcessEnd
 
 PULLING = "distlaunch-pulling"
-"""Line that the node prints if an image has to be pulled first."""
+"""Line that the node prints if an image must be pulled first."""
 ENTER = ">"
 """Start of a line that execs another shell in a container. That shell begins again with step 1."""
 NUDGE = b"\n"
@@ -77,7 +77,7 @@ class Bundle(Frozen):
 
 
 def boot_text(bundle: Bundle, nonce: str, place: "int | tuple[str, Mapping[str, int]]") -> bytes:
-    """Return the input of step 3: a loader, then the modules in both forms. `place` is as in the guardian."""
+    """Return the input of step 3: a loader, then the modules in both forms. `place` goes to the guardian."""
     names = f"PACKAGES, SHIPPED = {PACKAGES!r}, {SHIPPED!r}\nNONCE, PLACE = {(nonce, place)!r}\n"
     loader = zlib.compress((names + _LOADER).encode(), 1)
     blocks = (loader, bundle.magic, bundle.code, bundle.source)
@@ -90,7 +90,7 @@ def candidates_text(interpreters: Sequence[str]) -> bytes:
 
 
 MAX_NOISE = 1 << 16
-"""Bytes that a login shell may print before the marker, and as many again before the hello."""
+"""Maximum bytes that a login shell may print before the marker, and again before the hello."""
 
 
 MAX_NOISE_SHOWN = 1024
@@ -164,7 +164,7 @@ class Streams:
         return to_send, self._decoder.feed(data)
 
     def listen(self, data: bytes) -> list[NodeGone]:
-        """Store stderr data. A subclass for several nodes returns those whose end the data shows."""
+        """Store stderr data. A subclass for several nodes returns those that the data reports as ended."""
         self.words = (self.words + data)[-MAX_WORDS:]
         return []
 

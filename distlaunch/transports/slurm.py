@@ -18,7 +18,7 @@ _OPTIONS = (
     *("--mpi=none", "--input=all", "--output=all", "--error=all", "--kill-on-bad-exit=0", "--wait=0"),
     *("--export=ALL", "--chdir=/", "--quit-on-interrupt", "--job-name=distlaunch"),
 )
-"""srun options that could also be set by variables of the allocation or of a script."""
+"""srun options that variables of the allocation or of a script could also set."""
 
 VARIABLES = ("SLURM_", "SRUN_", "PMI_", "PMIX_", "SLURMD_")
 """Prefixes of the variables that Slurm's tools set. The tools also read some of them."""
@@ -47,8 +47,9 @@ class SlurmStep(Transport):
     """A node of an allocation.
 
     `job` is the ID of the allocation, and `group` is the component that the node belongs to. `options` are
-    additional srun options, such as those of a plug-in. `variables` are NAME=VALUE for the agent. Slurm may
-    confine a step differently from this process, even on this machine, so such a node is never `here`.
+    additional srun options, such as those of a plug-in. `variables` are NAME=VALUE strings for the agent.
+    Even on this machine, Slurm may confine a step differently from this process, so such a node is never
+    `here`.
     """
 
     host: str
@@ -58,7 +59,7 @@ class SlurmStep(Transport):
     variables: tuple[str, ...] = ()
     name: Literal["slurm"] = "slurm"
     keeps_alive = False
-    patience_s = 0.5  # only a running srun ends its step
+    patience_s = 0.5  # srun must be running to end its step
     allocated = True
 
     @classmethod
@@ -77,7 +78,7 @@ class SlurmStep(Transport):
         return self._step([self.host], ["--nodes=1", "--ntasks=1", "--unbuffered"])
 
     def group_argv(self, hosts: Sequence[str]) -> list[str]:
-        """Return the command for a step with a task on each of `hosts`, whose output `LabeledStreams` reads.
+        """Return the command for a step with a task on each of `hosts`. `LabeledStreams` reads its output.
 
         If one task fails, the others continue. The hosts are in the order of the allocation.
         """
@@ -142,7 +143,7 @@ _TASK_ENDED = r"tasks? [\d,-]+: Exited with exit code"
 _KILLED = r"tasks? [\d,-]+: Killed"
 _BROKEN = rf"{_NODE_FAILED}|Force Terminated|Job step aborted|{_KILLED}"
 _FOLLOWS = (r"Force Terminated|Job step aborted|forcing job termination", _KILLED)
-"""Messages that srun prints after the cause. The second is left out only after the first."""
+"""Messages that srun prints after the cause. Each is left out, in this order, unless nothing would remain."""
 
 
 def _telling(end: ProcessEnd) -> str:
@@ -240,7 +241,7 @@ class LabeledStreams(Streams):
         found = []
         for node in (self._on[host] for host in expand_nodelist(hosts) if host in self._on):
             if status and not (node.booted or node.words):
-                node.late = int(status)  # srun reports the end before the output with the reason
+                node.late = int(status)  # srun reports the exit before the output that gives the reason
             node.listen(words + b"\n")
             if not node.late:
                 found += self._gone(node, int(status) if status else None)

@@ -15,7 +15,7 @@ from distlaunch.transports.transport import OLD_PYTHON, SshOptions, Transport, W
 # These precede the user's options and so override them: ssh uses the first value of each option.
 _FIXED = (
     "BatchMode=yes",  # a password prompt would hang unseen
-    "ServerAliveCountMax=3",  # with an interval of 5 s a silent network is noticed after 19.4 s
+    "ServerAliveCountMax=3",  # with an interval of 5 s, a silent network is noticed after 19.4 s
     *("ForwardX11=no", "ForwardAgent=no", "ClearAllForwardings=yes", "PermitLocalCommand=no"),
     *("RequestTTY=no", "RemoteCommand=none"),
     "ConnectionAttempts=1",  # retries are up to the controller
@@ -30,8 +30,8 @@ _RECENT = (
 _KEPT = 64 << 20
 """Bytes that malloc keeps in ssh processes. ssh uses at most a few times its window of 2 MiB.
 
-The buffers of ssh grow with each packet while their reader is slow. Without this setting, malloc returns
-their pages and faults them in again. That takes a third of the CPU time of ssh while it transfers output.
+While their reader is slow, ssh's buffers grow with each packet. Without this setting, malloc returns their
+pages to the kernel and faults them in again. That takes a third of ssh's CPU time while it transfers output.
 """
 _MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(_KEPT // 2), "MALLOC_TRIM_THRESHOLD_": str(_KEPT)}
 SOCKETS = "~/.ssh"
@@ -65,7 +65,7 @@ class Ssh(Transport):
         return self.argv_for(f"exec /bin/sh -c '{SCRIPT}'")
 
     def argv_for(self, command: str, terminal: bool = False) -> list[str]:
-        """Return ssh with another command, which the login shell splits and may run on a `terminal`.
+        """Return ssh with another command, which the login shell splits. With `terminal`, request a terminal.
 
         `--on HOST` uses this.
         """
@@ -75,7 +75,7 @@ class Ssh(Transport):
         return ["ssh", *self._config, *_pairs("-o", options), *self._target, command]
 
     def environment(self, environ: Mapping[str, str]) -> Mapping[str, str]:
-        """Return the environment with settings that save page faults in ssh, unless the user has set them."""
+        """Return the environment with settings that avoid page faults in ssh, unless they are already set."""
         return {**_MALLOC, **environ}
 
     def address_argv(self) -> list[str]:
@@ -84,7 +84,7 @@ class Ssh(Transport):
 
     @property
     def plain_argv(self) -> list[str]:
-        """Return the ssh command as a user would type it, with only the options of the job."""
+        """Return the ssh command as a user would type it, with only the job's options."""
         target = (word for word in self._target if word != "--")
         return ["ssh", *self._config, *_pairs("-o", self.options.words), *target]
 
@@ -197,7 +197,7 @@ _BY_SSH = (
     (Kind.PROXY, _NO_PEER),
     (Kind.DROPPED, _DROPPED),
 )
-"""Patterns of ssh messages, in order: after a jump host's error, ssh also reports a dropped connection."""
+"""Patterns of ssh messages. Order matters: after a jump host's error, ssh also reports a lost connection."""
 
 
 def on_the_way(failure: LinkFailure) -> bool:

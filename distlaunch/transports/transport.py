@@ -68,17 +68,17 @@ class Transport(_Frozen):
     keeps_alive = True
     """Whether the process soon exits on its own if the node becomes unreachable.
 
-    If not, the controller gives up on the node after a few missing heartbeats.
+    If not, the controller gives up on the node after a few missed heartbeats.
     """
 
     @classmethod
     def to(cls, host: str, way: Way) -> "Transport":
-        """Return the transport of this class to a host of a job whose `launcher` names it."""
+        """Return a transport of this class to `host`, for a job whose `launcher` names this transport."""
         raise NotImplementedError
 
     @property
     def name(self) -> str:
-        """Return the name of the transport in documents and histories. In subclasses, a Literal field."""
+        """Return the transport's name in documents and histories. Subclasses make it a Literal field."""
         raise NotImplementedError
 
     @property
@@ -98,9 +98,9 @@ class Transport(_Frozen):
     def patience_s(self) -> float:
         """Return the seconds that a process may run once it is no longer needed.
 
-        If 0, the process is killed, with everything that it started. If infinite, the process is never
+        If 0, the process is killed along with everything that it started. If infinite, the process is never
         killed: it is the guardian, which must outlive its agent to sweep. Otherwise, the process is stopped,
-        and killed after that time.
+        and killed if it is still running after that time.
         """
         return 0.0
 
@@ -110,7 +110,7 @@ class Transport(_Frozen):
         return ""
 
     def argv(self) -> list[str]:
-        """Return the command whose stdin and stdout become the link. It contains no values of the job."""
+        """Return the command whose stdin and stdout become the link. It contains no job values."""
         raise NotImplementedError
 
     def environment(self, environ: Mapping[str, str]) -> Mapping[str, str]:
@@ -212,8 +212,8 @@ class Command(Transport):
     `words` are run with the agent's command appended. With `shell`, the agent's command is a single word that
     a shell on the node splits, as with ssh. The shell may print and read before it runs the command.
 
-    The process may be the guardian itself, as with nsenter, or the only one that can stop the node's side.
-    Therefore, the process is given time to exit.
+    The command's process may be the guardian itself, as with nsenter, or the only process that can stop the
+    node's side. Therefore, it is given time to exit.
 
     Each scheduler with its own command has a subclass.
     """
@@ -230,7 +230,7 @@ class Command(Transport):
     advised = _NO_PATTERNS
     """Advice on failures that a setting of the scheduler can fix."""
     tools = ""
-    """The job variable with the directory of the scheduler's commands, which is used if PATH was replaced."""
+    """The job variable with the directory of the scheduler's commands, in case PATH was replaced."""
     deaf = False
     """Whether the command must ignore the termination warnings that the scheduler sends to the whole job."""
 
@@ -252,7 +252,7 @@ class Command(Transport):
         return [word.replace(HOST, self.host) for word in self.words]
 
     def argv(self) -> list[str]:
-        """Return the command, which contains no values of the job.
+        """Return the command, which contains no job values.
 
         If `deaf`, a shell that ignores termination warnings execs it."""
         start = [*(_DEAF if self.deaf else ()), *self._reaching]
