@@ -198,7 +198,7 @@ def _problems(node: NodeReport, job: Expected | None) -> Iterator[Finding]:
     if odd := _items((code := node.part("code")).get("odd")):
         files = counted(_number(code.get("files")), "file")
         what = f"{len(odd)} of {files} differ from those on this machine: {listed(odd, 3)}"
-        do = "copy them to the node, or use a shared directory"
+        do = "copy them to the node, or set sync: true"
         yield _warning("code", what, "ranks may run different programs", do)
 
 
@@ -211,7 +211,7 @@ def _place(facts: Mapping[str, Any]) -> Iterator[Finding]:
         yield _error("place", what, "no rank can start", "create it, or set workdir")
     elif facts.get("unreadable"):
         what = f"can't read the script {facts.get('script')}: {facts['unreadable']}"
-        yield _error("place", what, "no rank can start", "copy it to the node, or use a shared directory")
+        yield _error("place", what, "no rank can start", "correct its path or mode, or set sync: true")
     if facts.get("unrecorded"):
         yield _error("place", str(facts["unrecorded"]), "no rank can start")
     yield from _disks(facts)
@@ -233,13 +233,14 @@ def _disks(facts: Mapping[str, Any]) -> Iterator[Finding]:
         use = "of the job" if name == "workdir" else "for temporary files"
         if not disk.get("writable"):
             what = f"the directory {use}, {path}, is not writable"
-            yield _warning("place", what, "checkpoints and caches can't be written", "choose another")
+            do = "set workdir to another" if name == "workdir" else "set env.TMPDIR to another"
+            yield _warning("place", what, "checkpoints and caches can't be written", do)
         elif free < LOW_DISK:
             what = f"the disk with {path} has only {size_words(free)} free"
-            yield _warning("place", what, "writing to it fails", "free up some space")
+            yield _warning("place", what, "writing to it may fail", "free up some space")
         elif disk.get("files") and files < LOW_FILES:
             what = f"the disk with {path} has room for only {counted(files, 'file')} (inodes)"
-            yield _warning("place", what, "creating files on it fails", "delete some files")
+            yield _warning("place", what, "creating files may fail", "delete some files")
 
 
 def _limits(facts: Mapping[str, Any], network: Mapping[str, Any]) -> Iterator[Finding]:
@@ -252,7 +253,7 @@ def _limits(facts: Mapping[str, Any], network: Mapping[str, Any]) -> Iterator[Fi
         yield _warning("limits", str(reason), "the code at which ranks hang will be unknown", do)
     if network.get("ib") and 0 <= memlock < 32 * GIB:
         what = f"only {size_words(memlock)} of memory may be locked"
-        yield _warning("limits", what, "InfiniBand registers its buffers", "ulimit -l unlimited")
+        yield _warning("limits", what, "InfiniBand locks its buffers", "raise memlock (limits.conf)")
 
 
 def _software(facts: Mapping[str, Any], node: NodeReport, job: Expected | None) -> Iterator[Finding]:
@@ -263,7 +264,7 @@ def _software(facts: Mapping[str, Any], node: NodeReport, job: Expected | None) 
         yield _error("software", what, why, "install what is missing, or set python")
     if job and job.backend == "nccl" and facts.get("torch") and not facts.get("has_nccl"):
         what = f"torch {facts['torch']} is built without CUDA, so it has no nccl"
-        do = "install a CUDA build; without GPUs, set gpus_per_node: 0 and procs_per_node"
+        do = "install a CUDA build, or set backend: gloo"
         yield _error("software", what, "backend: nccl can't work", do)
     built, driver = str(facts.get("cuda") or ""), _number(node.part("devices").get("cuda")) // 1000
     if driver and built.partition(".")[0].isdecimal() and int(built.partition(".")[0]) > driver:
@@ -273,7 +274,7 @@ def _software(facts: Mapping[str, Any], node: NodeReport, job: Expected | None) 
     if len({*paths.values()}) > 1:
         found = [f"{version} in {path}" for path, version in paths.items()]
         what = f"several NCCL libraries: {listed(found)}"
-        yield _warning("software", what, "ranks may load different ones", "fix LD_LIBRARY_PATH")
+        yield _warning("software", what, "ranks may load different ones", "uninstall all but one")
 
 
 _SLOWDOWNS = {0x8: "hardware", 0x20: "temperature", 0x40: "temperature", 0x80: "power supply"}
@@ -286,17 +287,19 @@ def _devices(node: NodeReport, job: Expected | None) -> Iterator[Finding]:
     wanted = (job.gpus.get(node.label) or 0) if job and facts else 0
     if wanted and not facts.get("counted"):
         what = f"the job file requests {counted(wanted, 'GPU')}, but none is visible on the node"
-        yield _warning("devices", what, do="check with `nvidia-smi -L`")
+        yield _warning("devices", what, do="check `nvidia-smi -L` and CUDA_VISIBLE_DEVICES there")
     elif len(gpus) < wanted:
         what = f"{counted(len(gpus), 'GPU')} instead of {wanted}"
-        yield _error("devices", what, "some ranks have none", "lower gpus_per_node, or repair the node")
+        yield _error(
+            "devices", what, "some ranks have none", "lower gpus_per_node, or see CUDA_VISIBLE_DEVICES"
+        )
     for number, gpu in enumerate(gpus):
         total, used = _number(gpu.get("memory")), _number(gpu.get("used"))
         if total and used > total * USED_GPU:
             users = listed([f"{name} (pid {pid})" for pid, name in _pairs(gpu.get("users"))])
             by = f", by {users}" if users else ""
             what = f"GPU {number} already has {size_words(used)} of {size_words(total)} in use{by}"
-            yield _warning("devices", what, "ranks may run out of memory", "end that program")
+            yield _warning("devices", what, "ranks may run out of memory", "end what uses it (`nvidia-smi`)")
         if _number(gpu.get("ecc")):
             what = f"GPU {number} has had {counted(_number(gpu.get('ecc')), 'uncorrectable memory error')}"
             yield _warning("devices", what, "it may compute wrong results", "reset or replace it")
@@ -310,7 +313,7 @@ def _devices(node: NodeReport, job: Expected | None) -> Iterator[Finding]:
             yield _warning("devices", what, "a rank gets one slice, and NCCL can't combine two", do)
     if xids := Counter(f"Xid {number} ({pci})" for pci, number in _pairs(facts.get("xids"))):
         what = f"the kernel's log has {listed(list(xids))}"
-        yield _warning("devices", what, "the GPU or its link has failed before", "look up the Xid")
+        yield _warning("devices", what, "a GPU, its link or its program has failed", "look it up at NVIDIA")
 
 
 def _network(facts: Mapping[str, Any], node: NodeReport, job: Expected | None) -> Iterator[Finding]:
@@ -325,7 +328,7 @@ def _network(facts: Mapping[str, Any], node: NodeReport, job: Expected | None) -
         master = _items(facts.get("master"))
         if not master:
             what = f"the first node's name, {job.master_addr}, can't be resolved"
-            yield _error("network", what, "its ranks can't join", "set address to an IP address")
+            yield _error("network", what, "its ranks can't join", "set master_addr to its IP address")
         elif any(map(is_loopback, master)):
             what = f"the first node's name, {job.master_addr}, resolves to {master[0]}"
             yield _error("network", what, "its ranks can't join", "correct /etc/hosts")
@@ -335,7 +338,8 @@ def _network(facts: Mapping[str, Any], node: NodeReport, job: Expected | None) -
 def _interfaces(facts: Mapping[str, Any]) -> Iterator[Finding]:
     interfaces = [name for name, _ in _rows(facts.get("interfaces"))]
     for variable, value in _texts(facts.get("named")):
-        if variable in INTERFACE_VARIABLES and not chosen_by_nccl(value, interfaces):
+        names = value.split(",") if variable == "GLOO_SOCKET_IFNAME" else chosen_by_nccl(value, interfaces)
+        if variable in INTERFACE_VARIABLES and not (names and {*names} <= {*interfaces}):
             what = f"no interface matches {variable}={value} ({listed(interfaces)})"
             yield _error("network", what, "ranks can't connect", "correct or remove it")
     for port, state in _texts(facts.get("ib")):
@@ -356,7 +360,7 @@ def _load(facts: Mapping[str, Any]) -> Iterator[Finding]:
     jobs = facts.get("jobs")
     for run, ranks in sorted(jobs.items()) if isinstance(jobs, dict) else ():
         what = f"{counted(_number(ranks), 'rank')} of {run} already running on the node"
-        yield _warning("load", what, "they share CPUs, GPUs and memory", "see `distlaunch ps`")
+        yield _warning("load", what, "they share CPUs, GPUs and memory", busy)
 
 
 # Several nodes
@@ -376,7 +380,7 @@ _COMPARED = (
 )
 """The facts that should be the same on all nodes: part, key in the facts, and name in messages."""
 _WEIGHTY: Mapping[str, tuple[str, str]] = {
-    "script": ("nodes would run different programs", "copy it to all nodes, or use a shared directory"),
+    "script": ("nodes would run different programs", "copy it to all nodes, or set sync: true"),
     "torch": ("ranks may fail or disagree", "install the same version everywhere"),
     "CUDA": ("ranks may fail or disagree", "install the same version everywhere"),
     "NCCL": ("ranks may fail to connect", "install the same version everywhere"),
@@ -437,7 +441,7 @@ def _disagreements(
                 addresses.setdefault(str(interface["address"]), []).append(node.label)
     for address, labels in addresses.items():
         if len(labels) > 1 and not is_loopback(address):
-            what = f"both have {address}"
+            what = f"have the same address, {address}"
             yield _error("network", what, "packets go astray", "change one", tuple(labels))
 
 

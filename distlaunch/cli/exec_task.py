@@ -133,7 +133,7 @@ def _hosts(task: Task, environ: Mapping[str, str]) -> tuple[str, ...]:
     if task.on_one_node:
         return ("127.0.0.1",)
     if not task.addresses:
-        raise UsageError("MASTER_PORT is set but MASTER_ADDR is not: set both or neither")
+        raise UsageError("the host of rank 0 is unknown: set both MASTER_ADDR and MASTER_PORT")
     return task.addresses
 
 

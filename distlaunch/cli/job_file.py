@@ -77,7 +77,11 @@ def warn_if_simulated(spec: JobSpec) -> None:
     """Print a warning if this machine will simulate the nodes of a job that is written for a scheduler."""
     if spec.sections and not spec.allocation and spec.one_machine and len(spec.nodes) > 1:
         title = listed([title_of(key.replace("_", "-")) for key in spec.sections])
-        submit = f"`distlaunch submit {os.path.basename(spec.source)}` submits it to {title}"
+        from shlex import quote
+
+        file = quote(spec.source) if spec.invocation.file else "job.yaml"
+        submit = f"`distlaunch submit {file}` submits it to {title}"
+        submit += "" if spec.invocation.file else " (`distlaunch dry-run … --save job.yaml` writes that file)"
         say(f"not in an allocation: {len(spec.nodes)} nodes are simulated on this machine; {submit}")
 
 
@@ -170,13 +174,13 @@ def write_new(option: str, path: str, text: str, directory: str) -> None:
 
 def read_job(path: str) -> str:
     """Return the text of a job file or of another launcher's file. Raises `UsageError` for a program."""
+    from shlex import quote  # only a mistake needs it
+
     if path.endswith(".py"):
-        hint = f"`distlaunch dry-run {path} --save job.yaml` creates one"
+        hint = f"`distlaunch dry-run {quote(path)} --save job.yaml` creates one"
         raise UsageError(f"{path} is a script, not a job file: {hint}")
     text = read_text(path)
     if "\n#SBATCH" in f"\n{text}":
-        from shlex import quote  # only a mistake needs it
-
         hint = f"`distlaunch import sbatch {quote(path)}` converts it to a job file"
         raise UsageError(f"{source_of(path)} is a Slurm batch script: {hint}")
     return text

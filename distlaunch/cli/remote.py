@@ -217,7 +217,7 @@ def submit_on(
     queued = len(text.split()) == 1
     print_text(f"{host}:{text}" if queued else text)
     if status == Exit.OK and queued and sys.stderr.isatty():
-        option = f" --ssh-config {config}" if config else ""
+        option = f" --ssh-config {shlex.quote(config)}" if config else ""
         say(f"submitted on {host}; follow it with `distlaunch attach{option} {host}:{text.strip()}`")
     return status
 

@@ -27,7 +27,7 @@ def print_plan(plan: LaunchPlan, style: str) -> None:
     """Print a plan; `style` is table, shell, torchrun or json. Raises `JobError`."""
     spec = plan.spec
     if style in ("shell", "torchrun") and len(plan.nodes) > 1 and (plan.one_machine or spec.hosts_unknown):
-        text = f"commands for {counted(len(plan.nodes), 'node')} need host names, but nodes is a number"
+        text = f"commands for {counted(len(plan.nodes), 'node')} need host names"
         advice = "list them, as in --set 'nodes=[gpu-a, gpu-b]', or run this in an allocation"
         raise spec.error("nodes", f"{text}; {advice}")
     match style:

@@ -278,7 +278,7 @@ def _flag_of(word: str) -> tuple[Flag, str | None]:
     """Return the flag that a word names or abbreviates, and the attached value, if any."""
     if not word.startswith("--"):
         if word[1] not in _BY_LETTER:
-            raise UsageError(f"torchrun has no flag {word}")
+            raise UsageError(f"torchrun has no flag {word}; put the script's own flags after the script")
         return _BY_LETTER[word[1]], word[2:].removeprefix("=") or None
     name, equals, value = word[2:].partition("=")
     wanted = name.replace("-", "_")

@@ -124,7 +124,7 @@ def procs_of(flags: Flags, here: Here) -> int:
     """Return the number of workers on this node. Raises `UsageError`."""
     procs = flags.procs
     if procs == "gpu" and not here.gpus:
-        raise UsageError("--nproc-per-node gpu: no GPU found on this machine")
+        raise UsageError("--nproc-per-node gpu: no GPU is visible; check CUDA_VISIBLE_DEVICES")
     counts = {"cpu": here.cpus, "auto": here.gpus or here.cpus, "gpu": here.gpus}
     return procs if isinstance(procs, int) else counts[procs]
 

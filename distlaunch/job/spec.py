@@ -499,6 +499,12 @@ class JobSpec(Frozen):
         keys = () if self.rendezvous.etcd else ("rendezvous.endpoint", "master_addr")
         return next((path for path in keys if path in self.places), "")
 
+    def address_path(self, node: int) -> str:
+        """Return the key that sets the address of a node of the pool, if it is the job's first node."""
+        own, named = self.pool[node].path, "" if node else self.master_path
+        whole = "master_addr" if self.places else "the rendezvous endpoint"
+        return named or (f"{own}.address" if own.endswith("]") else whole)
+
     @property
     def names_join_limit(self) -> bool:
         """Check whether the join timeout is explicit."""

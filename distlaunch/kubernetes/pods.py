@@ -15,7 +15,7 @@ from distlaunch.transports.transport import Command
 
 GPU = re.compile(r".*/(?:gpu|mig-)")
 """Resources that are GPUs of any kind."""
-_NAMED = "or list the pods in nodes, with launcher.command"
+_NAMED = "list the pods in nodes, with launcher.command"
 
 
 class Kubectl(Command):
@@ -38,7 +38,7 @@ def pods_here(selector: str, namespace: str | None, container: str | None) -> Al
     try:
         found = pods_listed(printed(tuple(command), _NAMED), selector, container)
     except OSError as error:
-        raise UsageError(f"can't list the pods: kubectl: {reason(error)}; {_NAMED}") from None
+        raise UsageError(f"can't list the pods: kubectl: {reason(error)}; install it, or {_NAMED}") from None
     except ValueError as error:
         raise UsageError(f"can't parse the output of `{shlex.join(command)}`: {error}") from None
     if not found.nodes:
@@ -83,7 +83,8 @@ def _node(pod: Mapping[str, Any], container: str | None) -> Iterator[AllocatedNo
     containers = {each["name"]: each for each in pod["spec"]["containers"]}
     chosen = container or next(iter(containers))
     if chosen not in containers:
-        raise ValueError(f"pod {pod['metadata']['name']} has no container {chosen}")
+        has = f"pod {pod['metadata']['name']} has no container {chosen}"
+        raise UsageError(f"{has}: set kubernetes.container to one of {', '.join(containers)}")
     limits = containers[chosen].get("resources", {}).get("limits", {})
     gpus = sum(int(count) for name, count in limits.items() if GPU.match(name))
     yield AllocatedNode(

@@ -398,7 +398,7 @@ class Launcher:
             )
         words = getattr(error, "strerror", None) or str(error)
         words = f"it lacks {words}" if isinstance(error, KeyError) else words
-        return f"the process that listens there is not a distlaunch controller ({words})"
+        return f"the process that listens there is not the controller of this job ({words})"
 
 
 def _is_torchs(host: str, port: int) -> bool:

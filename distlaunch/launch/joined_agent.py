@@ -114,7 +114,9 @@ def serve(seat: Seat, part: Part, signums: Iterable[int], own_first: bool = Fals
             continue
     seat.connection.close()
     if status.exited is None:
-        part.say("this node's agent was killed")
+        part.say(
+            "this node's agent was killed, perhaps for lack of memory (see dmesg), and so were its ranks"
+        )
         part.close()
         return Exit.NODE_LOST
     return status.exited

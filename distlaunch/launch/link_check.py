@@ -226,6 +226,7 @@ def _is_culprit(peer: int, best: Best, slow: Sequence[tuple[int, int]]) -> bool:
 def _finding(peers: Peers, about: str, ends: Sequence[int], best: Best) -> Finding:
     """Return the finding that collectives among `ends` are slow or hang. `about` is a key of `_ABOUT`."""
     (where, do), value = _ABOUT[about], max(best[pair] for pair in best if {*ends} <= {*pair})
+    do = do if peers.noun == "node" else _ABOUT["alone"][1]
     subject = f"an all-reduce {where.format(noun=peers.noun)}"
     if not value:
         return Finding("error", "links", f"{subject} doesn't complete", HANG, do, peers.named(ends))
@@ -244,7 +245,10 @@ def _silent(peers: Peers, rows: Sequence[Row], failures: Mapping[int, str]) -> I
     reasons = {rank: failures.get(rank, why) for rank, why in sorted(silent.items())}
     for what in dict.fromkeys(reasons.values()):
         labels = dict.fromkeys(peers.of(rank) for rank, why in reasons.items() if why == what)
-        yield Finding("error", "links", what, HANG, "check its processes and network", (*labels,))
+        why, do = HANG, "check its load, GPUs and network"
+        if what in failures.values():
+            why, do = "the links were not measured", "correct this, and check again"
+        yield Finding("error", "links", what, why, do, (*labels,))
 
 
 def _speed(busbw: Any) -> str:

@@ -214,18 +214,25 @@ def _port_findings(ports: PortReport) -> Iterator[Finding]:
     """Yield the findings about the rendezvous port, and the connections to it and between nodes."""
     if ports.free is False:
         why = refused_port_words(ports.error or "", ports.owners)
-        do = "end that program, or leave the port out of the job file to get a free one"
+        do = "end that program, or " if ports.owners else ""
+        do += "leave the port out of the job file to get a free one"
         yield Finding("error", "network", f"port {ports.port} can't be used: {why}", "", do, (ports.node,))
-    failed: dict[str, list[str]] = {}
+    failed: dict[tuple[str, str], list[str]] = {}
     for dial in ports.dials:
         if not dial.ok:
             what = f"can't connect to {dial.address} port {ports.port}: {dial.error}"
-            failed.setdefault(what, []).append(dial.source)
-    for what, nodes in failed.items():
-        yield Finding("error", "network", what, "ranks can't join", "check the firewall", tuple(nodes))
+            failed.setdefault((what, _remedy(what, bool(dial.family))), []).append(dial.source)
+    for (what, do), nodes in failed.items():
+        yield Finding("error", "network", what, "ranks can't join", do, tuple(nodes))
     for line in folded(ports.pairs.failed) if ports.pairs else ():
-        do = "lower the MTU of its interface" if "MTU" in line else "check the firewall"
-        yield Finding("error", "network", line, "collectives will hang", do)
+        yield Finding("error", "network", line, "collectives will hang", _remedy(line))
+
+
+def _remedy(failure: str, is_resolved: bool = True) -> str:
+    """Return what to do about a failed connection."""
+    if not is_resolved or "another service" in failure:
+        return "set master_addr to an IP address of the first node"
+    return "lower the MTU of its interface" if "MTU" in failure else "check the firewall"
 
 
 def _port_words(ports: PortReport) -> list[str]:

@@ -37,6 +37,8 @@ from distlaunch.observers.run_directory import CODE, RunDirectory, fd_of
 from distlaunch.wording import listed, size_words
 
 IGNORE_FILE = ".distlaunchignore"
+_INCLUDE = "create it or, if git ignores it, list it in sync.include"
+_EXCLUDE = f"leave it out with sync.exclude or {IGNORE_FILE}"
 ABOUT_RUN = re.compile(r"-\d{8}-\d{6}-[0-9a-f]{8}\.(html|tar\.gz)$")
 """Matches files that `report` or `bundle` writes to the current directory by default."""
 UNWANTED = frozenset({".git", "__pycache__", ".venv", ".mypy_cache", ".pytest_cache", ".ruff_cache"})
@@ -66,10 +68,10 @@ def _with_setup(spec: JobSpec, tree: Tree, setup: Setup, entries: Iterable[Entry
     paths = {name: path_in(spec.program.workdir, name) for name in setup.files or LOCKS.get(setup.kind, ())}
     found = {name: contents[path] for name, path in paths.items() if path in contents}
     if missing := [name for name in setup.files if name not in found]:
-        raise spec.error("setup", f"{listed(missing)} is not part of the code in {tree.root}")
+        raise spec.error("setup", f"{listed(missing)} is not part of the code in {tree.root}; {_INCLUDE}")
     if not found and setup.kind != "run":
         names = ", ".join(LOCKS[setup.kind])
-        raise spec.error("setup", f"found none of {names} in {spec.program.workdir}")
+        raise spec.error("setup", f"found none of {names} in the code in {spec.program.workdir}; {_INCLUDE}")
     key = digest_of(json.dumps([setup.kind, setup.run, spec.program.python, *found.items()]).encode())
     return spec._replace(tree=tree._replace(environment=key), setup=setup._replace(files=tuple(found)))
 
@@ -195,7 +197,7 @@ def check_out(directory: str, to: str) -> int:
         files = [each for each in entries if each.kind != LINK]
         if gone := [each.path for each in files if not os.path.exists(store.path_of(each))]:
             text = f"{DEFAULT_BASE} on this machine no longer has all of the code ({listed(gone)})"
-            raise DistlaunchError(f"{text}; plan.json names the git commit, and code.diff has the changes")
+            raise DistlaunchError(f"{text}; plan.json in {directory} names the git commit, if any")
         import shutil  # slow to import, and no run needs it
 
         os.mkdir(to)
@@ -230,9 +232,9 @@ def _entries(store: Store, spec: JobSpec, root: str, directory: str, paths: Iter
     found = [each for each in every if stat.S_ISREG(each[2].st_mode) or stat.S_ISLNK(each[2].st_mode)]
     if len(found) > MAX_FILES:
         text = f"the code in {root} has {len(found)} files; at most {MAX_FILES} are supported"
-        raise spec.error("sync", text)
+        raise spec.error("sync", f"{text}; leave some out with sync.exclude or {IGNORE_FILE}")
     if deep := next((path for path, *_ in found if path.count("/") >= MAX_DEPTH), None):
-        raise spec.error("sync", f"{deep} is more than {MAX_DEPTH} directories deep")
+        raise spec.error("sync", f"{deep} is more than {MAX_DEPTH} directories deep; {_EXCLUDE}")
     if (size := sum(each[2].st_size for each in found)) > spec.sync.limit:
         raise _too_large(spec, root, size, found)
     return [_entry(store, *each) for each in found]
@@ -308,7 +310,8 @@ def _check_program(spec: JobSpec, root: str, paths: set[str]) -> None:
         program = spec.program_of(node) if node else spec.program
         path = path_in(program.workdir, program.words[0])
         if program.placed and path.startswith(f"{root}/") and os.path.relpath(path, root) not in paths:
-            why = "is not part of the code: git or sync.exclude leaves it out; list it in sync.include"
+            why = "is not part of the code: if git ignores it, list it in sync.include; otherwise, remove it "
+            why += f"from sync.exclude or {IGNORE_FILE}"
             raise spec.error(program.kind, f"{path} {why if os.path.exists(path) else 'does not exist'}")
 
 
@@ -323,8 +326,7 @@ def _entry(store: Store, path: str, source: str, found: os.stat_result) -> Entry
     if stat.S_ISLNK(found.st_mode):
         target = os.readlink(source)
         if not link_stays_inside(path, target):
-            advice = f"leave it out with sync.exclude or {IGNORE_FILE}"
-            raise DistlaunchError(f"{source} is a link to {target}, outside the code; {advice}")
+            raise DistlaunchError(f"{source} is a link to {target}, outside the code; {_EXCLUDE}")
         return Entry(path, LINK, 0, target)
     is_program = bool(found.st_mode & stat.S_IXUSR)
     for _ in range(TRIES):
@@ -334,8 +336,7 @@ def _entry(store: Store, path: str, source: str, found: os.stat_result) -> Entry
         if _version(before) == _version(found) and len(data) == found.st_size:
             return Entry(path, PROGRAM if is_program else FILE, len(data), store.put(data, is_program))
         time.sleep(0.05)
-    advice = f"leave it out with sync.exclude or {IGNORE_FILE}"
-    raise DistlaunchError(f"{source} keeps changing while it is being read; {advice}")
+    raise DistlaunchError(f"{source} keeps changing while it is being read; {_EXCLUDE}")
 
 
 def _version(status: os.stat_result) -> tuple[int, ...]:

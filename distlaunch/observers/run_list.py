@@ -130,7 +130,8 @@ def _opened(path: str, flags: int) -> int:
     status = os.fstat(fd)
     if status.st_uid != os.geteuid() or status.st_mode & 0o022:
         os.close(fd)
-        raise UsageError(f"{path}: other users can write to this list of runs; remove it")
+        what = "belongs to another user" if status.st_uid != os.geteuid() else "can be written by other users"
+        raise UsageError(f"{path}: this list of runs {what}; set XDG_STATE_HOME to another directory")
     return fd
 
 

@@ -257,7 +257,5 @@ def _master_addr(spec: JobSpec, index: int, together: bool, master_address: str 
     if is_loopback(chosen):
         path = spec.master_path or first.path
         text = f"{chosen} is a loopback address, which the other nodes can't reach"
-        raise spec.error(
-            path, f"{text}; set {path if named else f'{first.path}.address'} to one that they can"
-        )
+        raise spec.error(path, f"{text}; set {spec.address_path(index)} to one that they can reach")
     return chosen

@@ -239,7 +239,7 @@ def named(word: str, queued: bool) -> dict[str, str]:
     found = _of_name(word, known) or _starting_with(word, known)
     if not (found or queued):
         if word.endswith(JOB_FILES) and not os.path.isdir(word):
-            raise UsageError(f"no known run matches {word}")
+            raise UsageError(f"no known run matches {word}; {_LIST}")
         if os.path.isfile(word) or (word and os.sep not in word and not os.path.isdir(word)):
             raise UsageError(_unmatched(word))
         check_directory(word)

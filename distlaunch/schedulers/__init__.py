@@ -84,7 +84,7 @@ def load(name: str) -> "Scheduler":
         if point.name == name:
             loaded: Scheduler = point.load()
             return loaded
-    raise DistlaunchError(f"this version of distlaunch doesn't support the scheduler {name}")
+    raise DistlaunchError(f"unknown scheduler {name}: correct its name, or install the package that adds it")
 
 
 def names() -> list[str]:

@@ -164,7 +164,7 @@ class Scheduler:
         """Locate a process with this environment among the scheduler's tasks. Raises `UsageError`."""
         if self.tasks is None:
             why = f"{self.title} doesn't number its tasks"
-            raise UsageError(f"{why}: use `distlaunch run job.yaml`")
+            raise UsageError(f"{why}: use `mpirun distlaunch exec`, or `distlaunch run job.yaml`")
         return numbered_task(self.tasks, environ, self.title, self.read_allocation)
 
     # Submitting a job

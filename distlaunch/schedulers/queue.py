@@ -3,6 +3,7 @@
 import os
 import pwd
 import re
+import shlex
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
@@ -164,7 +165,7 @@ def printed(command: tuple[str, ...], instead: str = _INSTEAD) -> str:
     """Return the output of a command that lists hosts. Raises OSError, or `UsageError` with `instead`."""
     from subprocess import TimeoutExpired
 
-    line = " ".join(command)
+    line = shlex.join(command)
     try:
         done = _run(command, HOSTS_S)
     except TimeoutExpired:

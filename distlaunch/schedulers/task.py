@@ -69,8 +69,8 @@ def check_devices(task: Task, environ: Mapping[str, str]) -> None:
     what = f"CUDA_VISIBLE_DEVICES={devices}, {task.advice.local_rank}={task.local_rank}"
     if seen == 1:
         raise UsageError(
-            f"each task sees only its own GPU ({what}), but scripts use cuda:LOCAL_RANK: use "
-            f"{task.advice.own_gpu}`exec --virtual-local-rank`, which sets LOCAL_RANK to 0"
+            f"each task sees one GPU ({what}), but scripts use cuda:LOCAL_RANK: use {task.advice.own_gpu}"
+            "`exec --virtual-local-rank`, which sets LOCAL_RANK to 0; if tasks share that GPU, start only one"
         )
     tasks, fitting = counted(task.local_size, "task"), task.advice.tasks.format(seen)
     raise UsageError(f"{tasks} on this node share {seen} GPUs ({what}): use {fitting}")
@@ -113,7 +113,7 @@ def numbered_task(names: Names, environ: Mapping[str, str], title: str, allocati
     """Locate the task with this environment. Raises `UsageError` if there is none, or for contradictions."""
     if names.rank not in environ:
         what = f"this {title} process is not a task of `{names.starter}`"
-        raise UsageError(f"{what}: use `distlaunch run job.yaml`")
+        raise UsageError(f"{what}: use `{names.starter} distlaunch exec`, or `distlaunch run job.yaml`")
     size = number_of(environ, names.size, names.starter)
     part = number_of(environ, names.nodes or names.local_size, names.starter) or 1
     nodes, each = (part, size // part) if names.nodes else (size // part, part)
@@ -182,13 +182,12 @@ def _of_hydra(environ: Mapping[str, str]) -> Task:
 def _task(environ: Mapping[str, str], names: tuple[str, ...], step: str, nodes: int | None = None) -> Task:
     """Locate a task from the variables `names`: rank, size, local rank, local size. Raises `UsageError`."""
     texts = [environ.get(name, "") for name in names]
+    seen = ", ".join(f"{name}={text}" for name, text in zip(names, texts, strict=True))
     if not all(text.isdecimal() for text in texts):
-        seen = ", ".join(f"{name}={text}" for name, text in zip(names, texts, strict=True))
         raise UsageError(f"mpirun's variables are not all numbers: {seen}; {SET_BY_A_SCRIPT}")
-    rank, size, local_rank, local_size = place = [int(text) for text in texts]
+    rank, size, local_rank, local_size = [int(text) for text in texts]
     if not (rank < size and local_rank < local_size <= size):
-        what = dict(zip(("rank", "size", "local_rank", "local_size"), place, strict=True))
-        raise UsageError(f"mpirun's variables contradict each other: {what}")
+        raise UsageError(f"mpirun's variables contradict each other: {seen}; {SET_BY_A_SCRIPT}")
     job = environ.get("DISTLAUNCH_JOB_ID", step)
     devices = granted_gpus(environ, VISIBLE)
     task = Task(step, job, rank, size, local_rank, local_size, None, None, devices=devices)

@@ -159,6 +159,8 @@ def warning(state: State, found: Sequence["Finding"]) -> tuple[ShowMessage, ...]
     if len(found) < 2:
         return tuple(ShowMessage("warning", each.line) for each in found)
     what = "; ".join(f"{listed(each.nodes)}: {each.what}" for each in found)
-    job = state.spec.source if state.spec.invocation.file else ""
+    from shlex import quote  # few jobs have warnings
+
+    job = quote(state.spec.source) if state.spec.invocation.file else ""
     more = f"; `distlaunch check {job}` shows details" if job else ""
     return (ShowMessage("warning", f"{counted(len(found), 'warning')} about the nodes: {what}{more}"),)

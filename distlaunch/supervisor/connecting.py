@@ -132,8 +132,11 @@ def link_ended(state: State, node: int, before: Linked, failure: LinkFailure, no
     if state.phase is Phase.STOPPING:
         if (state.cause and state.cause.scheduled) or _was_suspended(state, now):
             return state, ()  # the scheduler kills leftovers, too, and agents leave when their lease expires
-        text = f"{state.label(node)} did not confirm its cleanup"
-        return state, (ShowMessage("warning", text),)
+        left_s = state.spec.limits.lease_s + state.spec.limits.stop_s
+        text = f"lost before it confirmed its cleanup; its ranks exit within {span_words(left_s)}"
+        if failure.clean:
+            text = "its agent was killed, and so were its ranks"
+        return state, (ShowMessage("warning", f"{state.label(node)}: {text}"),)
     last = failure.words.splitlines()[-1:] or ["its agent exited"]
     cause = cause_of_loss(state, node, last[0].rstrip("."), now)
     if state.phase is Phase.CONNECTING:

@@ -101,7 +101,7 @@ def differing(state: State, now: float) -> Cause | None:
         if odd := next((each for each in others if each[1] != first[1]), None):
             label, value = state.label(odd[0]), odd[1]
             text = f"{name} is {value} on {label}, but {first[1]} on {state.label(first[0])}"
-            return Cause(f"the environments differ: {text}", Exit.FAILED, now, node=odd[0])
+            return Cause(f"the environments differ: {text}; pin its version", Exit.FAILED, now, node=odd[0])
     return None
 
 

@@ -177,7 +177,7 @@ def on_port_usurped(event: messages.PortUsurped, state: State, now: float) -> St
     text = f"port {state.port} on {state.label(event.node)} was taken by {holders_words(event.owners)}"
     cause = Cause(text, Exit.PORT_TAKEN, now, node=event.node)
     if state.spec.rendezvous.port is not None:
-        return state, (JobOver(cause),)
+        return state, (JobOver(cause._replace(text=f"{text}; end that program, or use another port")),)
     return state, (StartAgain(Why.PORT, cause, "restarting with another port"),)
 
 
@@ -235,7 +235,7 @@ def on_route_failed(event: messages.RouteFailed, state: State, now: float) -> St
 
 def _no_route(state: State, event: messages.RouteFailed, node: Up, now: float) -> Step:
     first = state.members[0]
-    key, label = f"{state.spec.pool[first].path}.address", state.label(first)
+    key, label = state.spec.address_path(first), state.label(first)
     advice = f"set {key} to an address of {label} that the other nodes can reach"
     what = f"{state.label(event.node)} can't reach MASTER_ADDR {state.planned.master_addr}"
     text = f"{what}: {event.error}; {advice}"
@@ -404,5 +404,6 @@ def _strange_master(state: State) -> tuple[ShowMessage, ...]:
         return ()
     is_it = "" if address == came_to else f" ({came_to})"
     text = f"MASTER_ADDR {address}{is_it} is not an address of {state.label(state.members[0])}"
-    advice = f"no rank can join unless connections to that address are forwarded to {route.source}"
+    key = state.spec.address_path(state.members[0])
+    advice = f"set {key} to {route.source}, unless connections are forwarded there"
     return (ShowMessage("warning", f"{text}, where rank 0 runs; {advice}"),)

@@ -172,7 +172,8 @@ def on_stuck(event: Stuck, state: State, now: float) -> Step:
     names = listed([f"{process.get('command')} (pid {process.get('pid')})" for process in event.processes])
     many = len(event.processes) != 1
     resist = f"{counted(len(event.processes), 'process')} {'resist' if many else 'resists'} SIGKILL"
-    return state, (ShowMessage("warning", f"{state.label(event.node)}: {resist}: {names}"),)
+    advice = "what hangs in the kernel stays until the node is rebooted"
+    return state, (ShowMessage("warning", f"{state.label(event.node)}: {resist}: {names}; {advice}"),)
 
 
 def finish_when_closed(state: State, now: float) -> Step:

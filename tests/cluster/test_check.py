@@ -335,7 +335,7 @@ def test_names_two_hosts_with_one_address(site: Site) -> None:
     assert status == 1
     assert ("error", "network", ["host2", "host3"]) in found(report)
     whats = [each["what"] for each in report["findings"] if each["part"] == "network"]
-    assert whats[-1] == f"both have {inner}"
+    assert whats[-1] == f"have the same address, {inner}"
     assert whats[0] == "host1 can't reach host2, host3: Network is unreachable"
 
 

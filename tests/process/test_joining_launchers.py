@@ -298,7 +298,7 @@ def test_reports_a_listener_that_is_not_a_controller(place: Path, port: int, ans
         launcher(place, port, "--rdzv-conf=join_timeout=1", node=1) as run,
     ):
         assert run.wait() == Exit.UNREACHABLE
-        assert "the process that listens there is not a distlaunch controller (" in run.stderr
+        assert "the process that listens there is not the controller of this job (" in run.stderr
         assert why in run.stderr and "Traceback" not in run.stderr
 
 

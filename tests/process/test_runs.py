@@ -577,7 +577,10 @@ def test_ps_looks_in_the_given_place(tmp_path: Path, gate: Path) -> None:
     assert (done.returncode, done.stdout) == (2, "")
     assert "no run matches 'worker.py'" in done.stderr
     (tmp_path / "other.yaml").touch()
-    assert ran(tmp_path, "ps", "other.yaml").stderr == "distlaunch: no known run matches other.yaml\n"
+    assert (
+        ran(tmp_path, "ps", "other.yaml").stderr
+        == "distlaunch: no known run matches other.yaml; `distlaunch ps -a` lists all known runs\n"
+    )
     (tmp_path / "empty").mkdir()
     assert "no active runs" in ran(tmp_path, "ps", "empty").stderr
 
@@ -824,10 +827,9 @@ def test_trusts_no_run_directory_or_list_of_another_user(
     index = tmp_path / "state/distlaunch/runs.jsonl"
     index.chmod(0o666)
     done = distlaunch("ps", "-a")
-    assert (done.returncode, done.stderr) == (
-        2,
-        f"distlaunch: {index}: other users can write to this list of runs; remove it\n",
-    )
+    what = f"{index}: this list of runs can be written by other users"
+    assert done.returncode == 2
+    assert done.stderr == f"distlaunch: {what}; set XDG_STATE_HOME to another directory\n"
 
 
 FULL = "can't write to stdout: No space left on device"

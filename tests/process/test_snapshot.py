@@ -168,7 +168,7 @@ def test_a_repository_without_commits_is_enough(job: Path) -> None:
     git(job, "init", "-q")
     assert names(job) == ["train.py"]
     write(job, {".gitignore": "*\n"})
-    assert "is not part of the code: git or sync.exclude leaves it out" in refused(job)
+    assert "is not part of the code: if git ignores it, list it in sync.include" in refused(job)
     assert taken(job, script="/bin/true") == {}
 
 

@@ -259,7 +259,9 @@ def test_a_followed_job_prints_into_the_run_directorys_parent(tmp_path: Path) ->
 
 
 def test_an_unknown_scheduler_is_refused() -> None:
-    with pytest.raises(DistlaunchError, match="this version of distlaunch doesn't support the scheduler oar"):
+    with pytest.raises(
+        DistlaunchError, match="unknown scheduler oar: correct its name, or install the package that adds it"
+    ):
         load("oar")
 
 

@@ -161,7 +161,7 @@ def test_a_clock_that_is_off_is_named() -> None:
 
 def test_two_nodes_with_one_address_are_named() -> None:
     (finding,) = verdict({"network.interfaces": {"eth0": {"address": "10.0.0.1", "mtu": 1500}}}).findings
-    assert (finding.what, finding.nodes) == ("both have 10.0.0.1", ("a", "b"))
+    assert (finding.what, finding.nodes) == ("have the same address, 10.0.0.1", ("a", "b"))
 
 
 def test_differences_show_each_value() -> None:

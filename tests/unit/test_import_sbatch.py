@@ -326,7 +326,7 @@ def test_a_variable_that_a_block_may_change_is_not_filled_in(text: str) -> None:
             "line 3: not understood: `srun bash -c 'torchrun x.py'`",
         ),
         ("if :; then srun python x.py; fi", "line 1: not understood: `if :; then srun python x.py; fi`"),
-        (f"{RUN}\n{RUN}", "lines 1, 2 start ranks: a job file has one program; import one at a time"),
+        (f"{RUN}\n{RUN}", "lines 1, 2 start ranks: a job file has one program; comment out the others"),
         (f"{RUN}; torchrun x.py", "lines 1, 1 start ranks"),
         ("srun python t.py 'a", "line 1: syntax error: `srun python t.py`"),
         ("srun python t.py \\\n  'a", "line 1: syntax error: `srun python t.py`"),

@@ -441,18 +441,18 @@ def test_refuses_contradictory_flux_variables(changes: dict[str, str], said: str
 
 
 @pytest.mark.parametrize(
-    ("environ", "said"),
+    ("environ", "said", "starter"),
     [
-        (GRID_ENGINE, "Grid Engine doesn't number its tasks: use `distlaunch run job.yaml`"),
-        (PBS, "PBS doesn't number its tasks: use `distlaunch run job.yaml`"),
-        (LSF, "this LSF process is not a task of `jsrun`: use `distlaunch run job.yaml`"),
-        (FLUX, "this Flux process is not a task of `flux run`: use `distlaunch run job.yaml`"),
+        (GRID_ENGINE, "Grid Engine doesn't number its tasks", "mpirun"),
+        (PBS, "PBS doesn't number its tasks", "mpirun"),
+        (LSF, "this LSF process is not a task of `jsrun`", "jsrun"),
+        (FLUX, "this Flux process is not a task of `flux run`", "flux run"),
     ],
 )
-def test_refuses_exec_outside_a_task(environ: dict[str, str], said: str) -> None:
+def test_refuses_exec_outside_a_task(environ: dict[str, str], said: str, starter: str) -> None:
     with pytest.raises(UsageError) as caught:
         task_in(environ)
-    assert str(caught.value) == said
+    assert str(caught.value) == f"{said}: use `{starter} distlaunch exec`, or `distlaunch run job.yaml`"
     for other in ({"SLURM_JOB_ID": "17"}, {}):
         with pytest.raises(UsageError, match="SLURM_PROCID is not set: use `srun distlaunch exec"):
             task_in(other)

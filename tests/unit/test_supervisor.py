@@ -459,7 +459,7 @@ def test_warns_if_node_0_lacks_master_addr_or_another_its_interface(early: bool)
     (warning,) = texts(said, "warning")
     assert warning == (
         f"MASTER_ADDR {MASTER} is not an address of a, where rank 0 runs; "
-        "no rank can join unless connections to that address are forwarded to 10.0.0.7"
+        "set nodes[0].address to 10.0.0.7, unless connections are forwarded there"
     )
     assert texts(said, "error")[0].startswith("network: b: GLOO_SOCKET_IFNAME=eth9: no such interface")
 
@@ -817,14 +817,20 @@ def test_ignores_a_local_rank_that_the_plan_does_not_have() -> None:
 WARNINGS: dict[str, tuple[list[Event], str]] = {
     "lost output": (
         [OutputLost(1, 0, 1, 4096)],
-        "4096 bytes of rank 2's stderr were lost: its node had no room to buffer them",
+        "4096 bytes of rank 2's stderr were lost: its node had no room to buffer them in TMPDIR",
     ),
-    "stuck": ([Stuck(1, ({"pid": 7, "command": "cp"},))], "b: 1 process resists SIGKILL: cp (pid 7)"),
+    "stuck": (
+        [Stuck(1, ({"pid": 7, "command": "cp"},))],
+        "b: 1 process resists SIGKILL: cp (pid 7); what hangs in the kernel stays until the node is rebooted",
+    ),
     "left-over processes": (
         [*(ended(rank, 0) for rank in range(4)), Swept(0, 0, 3)],
         "a: killed 3 processes that outlived their workers",
     ),
-    "unconfirmed cleanup": ([ended(0, 7), lost(1)], "b did not confirm its cleanup"),
+    "unconfirmed cleanup": (
+        [ended(0, 7), lost(1)],
+        "b: lost before it confirmed its cleanup; its ranks exit within 40 s",
+    ),
 }
 
 

@@ -121,8 +121,8 @@ def test_letters_can_be_combined() -> None:
     flags = parsed("-mr3", "-t1", "pkg")
     assert (flags.module, flags.redirects, flags.tee, flags.script) == (True, "3", "1", "pkg")
     assert parsed("-h").help
-    assert refusal("-x", "s.py") == "torchrun has no flag -x"
-    assert refusal("-mx", "s.py") == "torchrun has no flag -x"
+    assert refusal("-x", "s.py") == "torchrun has no flag -x; put the script's own flags after the script"
+    assert refusal("-mx", "s.py") == "torchrun has no flag -x; put the script's own flags after the script"
 
 
 def test_help_may_follow_values_and_needs_no_script() -> None:
@@ -230,7 +230,7 @@ def test_any_command_line_is_read_or_refused_in_a_line(words: list[str]) -> None
         "--nproc-per-node=0": "--nproc-per-node: expected a number ≥ 1, auto, cpu or gpu, got '0'",
         "--nproc-per-node=²": "--nproc-per-node: expected a number ≥ 1, auto, cpu or gpu, got '²'",
         "--nproc-per-node=": "--nproc-per-node: expected a number ≥ 1, auto, cpu or gpu, got ''",
-        "--nproc-per-node=gpu": "--nproc-per-node gpu: no GPU found on this machine",
+        "--nproc-per-node=gpu": "--nproc-per-node gpu: no GPU is visible; check CUDA_VISIBLE_DEVICES",
         "--nproc-per-node=xpu": "--nproc-per-node xpu: can't count XPUs; pass a number",
         "--max-restarts=1.5": "--max-restarts: expected a number, got '1.5'",
         "--max-restarts=-1": "--max-restarts: expected a number ≥ 0, got '-1'",
