@@ -100,7 +100,7 @@ def _add_nodes(draft: Draft, given: Mapping[str, str]) -> None:
         draft.set("procs_per_node", procs)
     else:
         draft.set("procs_per_node", (procs if "hostfile" in given else ranks or procs) or None)
-        text = "make it, or slots in the hostfile, add up to mpirun's number of ranks on all nodes of the job"
+        text = "all nodes together must have as many as mpirun -n; a hostfile's slots set the number of each node"
         draft.note(text, key="procs_per_node")
 
 

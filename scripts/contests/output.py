@@ -49,9 +49,9 @@ def over_ssh(directory: Path, ssh_config: Path) -> Contest:
     ways = {
         "distlaunch, shown and kept": _swept(shell(f"{run} | cat >/dev/null"), directory),
         "distlaunch, kept": _swept(shell(f"{run} --set logs.console=none"), directory),
-        "parallel ssh to files": shell(f"{bare}; wait"),
+        "parallel ssh, output to files": shell(f"{bare}; wait"),
     }
-    other = "parallel ssh to files"
+    other = "parallel ssh, output to files"
     bars = (Bar(other, 1.5, 1.2), Bar(other, 1.25, 1.1, ours="distlaunch, kept"))
     return Contest(f"2 ranks over ssh print {MB_OVER_SSH} MB each", ways, bars)
 
