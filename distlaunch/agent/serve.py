@@ -34,7 +34,7 @@ FLUSH_S = 15.0
 """Seconds without progress after which the remaining output is discarded, once everything is swept."""
 _READ = 1 << 18
 _WHILE_LEAVING = (messages.Ping, messages.StopWorkers, messages.Reap, messages.Close)
-"""Commands that an agent still executes while leaving. Others would start processes that nothing waits for."""
+"""Commands that an agent still obeys while leaving. Others would start processes that nothing waits for."""
 
 
 def main(nonce: str, node: int, directory: scratch.Directory, alone: bool = True) -> None:

@@ -100,7 +100,7 @@ def _add_nodes(draft: Draft, given: Mapping[str, str]) -> None:
         draft.set("procs_per_node", procs)
     else:
         draft.set("procs_per_node", (procs if "hostfile" in given else ranks or procs) or None)
-        text = "all nodes together must have as many as mpirun -n; a hostfile's slots set the number of each node"
+        text = "all nodes together must have as many as mpirun -n; slots in a hostfile set it for each node"
         draft.note(text, key="procs_per_node")
 
 
