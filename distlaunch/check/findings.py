@@ -442,7 +442,7 @@ def _disagreements(
     for address, labels in addresses.items():
         if len(labels) > 1 and not is_loopback(address):
             what = f"have the same address, {address}"
-            yield _error("network", what, "packets go astray", "change one", tuple(labels))
+            yield _error("network", what, "packets go astray", "give one another address", tuple(labels))
 
 
 def _summaries(nodes: Sequence[NodeReport]) -> Iterator[tuple[str, str]]:

@@ -36,7 +36,7 @@ def mpirun_draft(words: Sequence[str]) -> Draft:
     if ":" in rest:
         more = " ".join(rest[rest.index(":") :])
         raise UsageError(
-            f"`{more}`: remove the second program; in a job file, a node can have its own script"
+            f"`{more}`: remove the second program; in a job file, nodes[].script is a node's own"
         )
     draft, given, variables = Draft("the command line", typed), dict[str, str](), list[str]()
     for name, value in _options(rest):

@@ -177,7 +177,7 @@ def on_port_usurped(event: messages.PortUsurped, state: State, now: float) -> St
     text = f"port {state.port} on {state.label(event.node)} was taken by {holders_words(event.owners)}"
     cause = Cause(text, Exit.PORT_TAKEN, now, node=event.node)
     if state.spec.rendezvous.port is not None:
-        return state, (JobOver(cause._replace(text=f"{text}; end that program, or use another port")),)
+        return state, (JobOver(cause._replace(text=f"{text}; leave out the port to get a free one")),)
     return state, (StartAgain(Why.PORT, cause, "restarting with another port"),)
 
 
