@@ -44,9 +44,10 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 
 
 def _why(report: pytest.TestReport) -> str:
-    """The first line of the error."""
+    """The error in one line, without the values of its expression."""
     crash = getattr(report.longrepr, "reprcrash", None)
-    return str(crash.message if crash else report.longreprtext).partition("\n")[0]
+    text = str(crash.message if crash else report.longreprtext).partition("\nassert ")[0]
+    return "; ".join(text.splitlines())[:600]
 
 
 @pytest.hookimpl(trylast=True)
