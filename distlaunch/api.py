@@ -39,7 +39,7 @@ from distlaunch.plan.placement import LaunchPlan
 from distlaunch.plan.shell_text import shell_text
 from distlaunch.plan.workers import planned_workers
 from distlaunch.runs.following import interrupt
-from distlaunch.runs.html import page
+from distlaunch.runs.html import page, write_page
 from distlaunch.runs.replay import Playback
 from distlaunch.runs.report import report_of
 from distlaunch.runs.run import Run as Status
@@ -65,14 +65,14 @@ class RunError(DistlaunchError):
 
 
 class RankError(RunError):
-    """An exception raised on a rank by the function given to `call`; `traceback` is its traceback as text."""
+    """A rank of `call` without a result. `traceback` is the text of its exception's traceback, if any."""
 
     def __init__(self, result: "Result", rank: int, traceback: str) -> None:
         super().__init__(result)
         self.rank, self.traceback = rank, traceback
 
     def __str__(self) -> str:
-        return f"{super().__str__()}\n\n{self.traceback}"
+        return "\n\n".join(filter(None, (super().__str__(), self.traceback)))
 
 
 class RootCause(Frozen):
@@ -167,7 +167,7 @@ class Job:
 
     def __init__(
         self,
-        script: str | None = None,
+        script: str | os.PathLike[str] | None = None,
         *,
         module: str | None = None,
         nodes: int | Sequence[str] | None = None,
@@ -177,9 +177,12 @@ class Job:
     ) -> None:
         given = {"script": script, "nodes": list(nodes) if isinstance(nodes, tuple) else nodes, **keys}
         settings = {name: value for name, value in given.items() if value is not None}
-        if not _file and script and script.endswith(".py"):  # gives the job its name
-            _file = settings.pop("script")
-        overrides = [f"{name}={json.dumps(value)}" for name, value in settings.items()]
+        try:
+            overrides = [f"{name}={json.dumps(value, default=os.fspath)}" for name, value in settings.items()]
+        except TypeError as error:
+            raise UsageError(f"a job file can't contain a value of that type: {error}") from None
+        if not _file and str(script).endswith(".py"):  # gives the job its name
+            _file, overrides = str(script), overrides[1:]
         words = [str(word) for word in args]
         self.spec: JobSpec = load_job(_file, overrides, words, Typed(module))
         request = {"path": _file, "overrides": overrides, "args": words, "module": module}
@@ -371,8 +374,7 @@ class Run:
         """Return the HTML page of `distlaunch report`. If `path` is set, write the page there, too."""
         text = page(report_of(self._status()))
         if path is not None:
-            with open(path, "w", encoding="utf-8", errors="replace") as file:
-                file.write(text)
+            write_page(os.fspath(path), text, self.id)
         return text
 
     def stop(self) -> Result:
@@ -424,6 +426,8 @@ def call(function: Callable[..., Any] | str, *args: Any, procs: int = 1, **more:
     marked = {
         line.rank: line.text for line in Logs(run, False, None, marked=True) if line.text.startswith(MARK)
     }
+    if missing := sorted(result.statuses.keys() - marked):
+        raise RankError(result._replace(why=f"rank {missing[0]} exited without a result"), missing[0], "")
     packed_results = (base64.b64decode(marked[rank][len(MARK) :]) for rank in sorted(marked))
     return [pickle.loads(zlib.decompress(each)) for each in packed_results]  # noqa: S301 (from the user's own ranks)
 

@@ -1,6 +1,7 @@
 """The Typer application: commands with their options. Other modules do the work."""
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from importlib import import_module
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -24,7 +25,7 @@ from distlaunch.cli.options import (
     SshConfig,
     job_and_args,
 )
-from distlaunch.cli.output import print_json, say
+from distlaunch.cli.output import print_json, say, while_read
 from distlaunch.errors import Exit
 
 app = typer.Typer(
@@ -51,7 +52,8 @@ def run_app(words: Sequence[str], early: "Link | None" = None) -> int:
     if not app.registered_groups and words[:1] not in [[each.name] for each in app.registered_commands]:
         add_other_commands()  # this module's own commands don't need them
     try:
-        app(list(words), obj=Call(tuple(words), early))
+        with while_read() if {"--help", "-h"}.intersection(words) else nullcontext():
+            app(list(words), obj=Call(tuple(words), early))
     except SystemExit as end:  # Typer always exits with a number
         if hasattr(end.__context__, "possibilities"):  # only for unknown options
             _advise_on(end.__context__)

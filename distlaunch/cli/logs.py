@@ -19,7 +19,7 @@ from distlaunch.errors import UsageError
 from distlaunch.job.types import compiled
 from distlaunch.observers.console import FOLD_S, Folding, colored, harmless, wants_color
 from distlaunch.observers.observer import Observer, Printed
-from distlaunch.observers.run_directory import Entry
+from distlaunch.observers.run_directory import Entry, index_of
 from distlaunch.plan.workers import destinations
 from distlaunch.runs.following import follow
 from distlaunch.runs.replay import Playback, lines_in, replay
@@ -31,6 +31,8 @@ from distlaunch.supervisor.state import State
 from distlaunch.wording import expand_ranges, listed, rank_list
 
 STDERR = 1
+END_BYTES = 1 << 20
+"""Bytes at the end of the output that are searched first for the last lines."""
 
 
 Ranks = Annotated[str | None, Option("--rank", "-r", metavar="0,3-5", help="Print only these ranks.")]
@@ -126,6 +128,8 @@ def print_logs(
     """
     if choice.ranks is not None:
         _check_ranks(run, choice.ranks)
+    if most:
+        choice = _end_of(run.directory, choice, most)
     lines = LogLines(choice.pattern, most, fold)
     with closing(Playback(run.directory, lines, choice.takes)) as playback, while_read():
         playback.catch_up()
@@ -139,6 +143,23 @@ def print_logs(
     for text in filter(None, (lines.cut, _unkept(playback.state, choice))):
         say(text)
     return run
+
+
+def _end_of(directory: str, choice: Choice, most: int) -> Choice:
+    """Limit a choice to the end of the output, as far as that has the last `most` lines."""
+    entries, size, wanted = [*filter(choice.takes, index_of(directory))], 0, END_BYTES
+    for entry in reversed(entries):
+        size += entry.size
+        if size < wanted:
+            continue
+        narrowed = choice._replace(since=entry.time)
+        counter = LogLines(choice.pattern, most, fold=False)
+        with closing(Playback(directory, counter, narrowed.takes)) as playback:
+            playback.catch_up()
+        if counter.held >= most:
+            return narrowed
+        wanted *= 16
+    return choice
 
 
 def _unkept(state: State | None, choice: Choice) -> str:
@@ -174,9 +195,15 @@ class LogLines(Observer):
         self.cut = ""
         """The last message about output that was not saved."""
 
+    @property
+    def held(self) -> int:
+        """Return the number of lines that `go_live` will print."""
+        return len(self._last or ())
+
     def message(self, message: ShowMessage, at: float) -> None:
         """Record that output was not saved."""
-        self.cut = message.text if "logs.limit" in message.text else self.cut
+        is_about_loss = any(part in message.text for part in ("logs.limit", "could not be written"))
+        self.cut = message.text if is_about_loss else self.cut
 
     def started(self, state: State, at: float) -> None:
         """Print the incomplete lines of the previous attempt."""

@@ -13,8 +13,8 @@ from typer import Argument, Option
 from distlaunch.cli.options import Json
 from distlaunch.cli.output import print_json, print_raw, print_text, say
 from distlaunch.cli.runs import Which, offered
-from distlaunch.errors import DistlaunchError, UsageError, reason
-from distlaunch.runs.run import find
+from distlaunch.errors import UsageError
+from distlaunch.runs.run import find, replace_older
 from distlaunch.runs.submissions import run_of
 from distlaunch.wording import counted
 
@@ -51,7 +51,7 @@ Trace = Annotated[str | None, Option("--trace", metavar="FILE", help=_TRACE, sho
 
 def report(which: Which = None, output: Output = None, trace: Trace = None, as_json: Json = False) -> None:
     """Write an HTML page about a run: what happened, where the time went, its ranks and their last output."""
-    from distlaunch.runs.html import MARK, page, plain
+    from distlaunch.runs.html import is_page_of, page
     from distlaunch.runs.report import report_of
 
     found = report_of(run_of(which))
@@ -61,9 +61,8 @@ def report(which: Which = None, output: Output = None, trace: Trace = None, as_j
         text = json.dumps(found.trace()).encode() + b"\n"
         _write(trace, text, lambda head: head.startswith(b'{"displayTimeUnit"'))
     if output or not (trace or as_json):
-        mark = MARK.format(plain(found.run.id)).encode()
         text = page(found).encode(errors="replace")
-        _write(output or f"{found.run.id}.html", text, lambda head: mark in head)
+        _write(output or f"{found.run.id}.html", text, lambda head: is_page_of(head, found.run.id))
 
 
 _ARCHIVE = "Write to FILE instead of RUN_ID.tar.gz in the current directory; - is stdout."
@@ -101,24 +100,11 @@ def _holds(head: bytes, run: str) -> bool:
 
 
 def _write(path: str, data: bytes, is_older: Callable[[bytes], bool]) -> None:
-    """Write a file that only the user can read. Replace an older version of it, but no other file.
-
-    `is_older` decides from the first bytes of an existing file whether it is an older version.
-    """
+    """Write a file as `replace_older` does, or write to stdout if the path is -."""
     if path == "-":
         print_raw(data)
         return
-    try:
-        if os.path.lexists(path):
-            with open(path, "rb") as file:
-                if not is_older(file.read(1 << 12)):
-                    raise UsageError(f"{path} already exists and is not from this run; specify another file")
-        fresh = f"{path}.{os.getpid()}.new"
-        with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            file.write(data)
-        os.replace(fresh, path)
-    except OSError as error:
-        raise DistlaunchError(f"can't write {path}: {reason(error)}") from None
+    replace_older(path, data, is_older)
     say(f"wrote {path}")
 
 

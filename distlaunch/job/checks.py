@@ -166,9 +166,10 @@ def _variables(reading: Reading) -> Mistakes:
 
 
 def _files(reading: Reading) -> Mistakes:
+    is_synced = "sync" in reading.checked and reading.section("sync").get("tree", True)
     for key in ("files", "setup"):
-        if key in reading.checked and "sync" not in reading.checked:
-            yield key, "it needs the code on the nodes: set sync: true"
+        if key in reading.checked and not is_synced:
+            yield key, f"it needs the code on the nodes: set sync: true, or leave it out (--set {key}=null)"
 
 
 OF_KEYS = (_program, _script, _exclusive, _rendezvous, _stall, _hosts, _variables, _files)

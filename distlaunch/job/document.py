@@ -29,7 +29,8 @@ class Place(Frozen):
         """Return `right`, which corrects `wrong`; for the command line, return the whole corrected --set."""
         if not self.typed:
             return right
-        value = re.sub(rf"(?<![\w.]){re.escape(wrong)}(?![\w.])", lambda _: right, self.typed, count=1)
+        pattern = rf"(?<![\w.])([\"']?){re.escape(wrong)}\1(?![\w.])"  # the quotes belong to the wrong value
+        value = re.sub(pattern, lambda _: right, self.typed, count=1)
         return setting(self.source, value)
 
 

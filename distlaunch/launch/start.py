@@ -107,10 +107,12 @@ def start_run(spec: JobSpec, early: Link | None = None, listener: "InboundListen
 
         code = record(spec.tree, directory, run_id)
     note_begin(run_id, directory.path, status.controller.host, _ticket(spec, listener))
+    room = DESCRIPTORS_PER_LINK * len(spec.pool) + RESERVE
     if len(spec.pool) > MANY_NODES:
-        make_room(DESCRIPTORS_PER_LINK * len(spec.pool) + RESERVE)
+        make_room(room)
     joined = {i: link for i in range(len(spec.pool)) if (link := _joined(spec, i, run_id, listener))}
     links = open_links(spec, early, joined)
+    make_room(room)  # not before: an agent on this machine inherits the limit, and gives it to its workers
     # Looking up addresses takes as long as a name server takes to answer.
     return Start(spec, run_id, directory, status, links, ask_addresses(spec), began, listener, code)
 

@@ -13,7 +13,7 @@ import stat
 import struct
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from distlaunch.agent.frozen import Frozen
@@ -33,7 +33,9 @@ OUTPUT_INDEX = "output.index"
 INDEX_RECORD = struct.Struct("<dQIIIH")
 """A record of the output index: the fields of `Entry`."""
 MAX_OPEN = 200
-"""Log files kept open at once: two per rank would exceed the usual limit of 1024 descriptors."""
+OPEN_SHARE = 8
+"""Log files kept open at once, which are at most an OPEN_SHAREth of the limit on descriptors. Two per rank
+would exceed the usual limit, 1024, and links need most of a lower one."""
 AT_ONCE = 1 << 17
 """Bytes written to one file at once. The limit is low enough to detect progress of a slow disk."""
 PATIENCE_S = 0.3
@@ -83,8 +85,16 @@ class Entry(Frozen):
 
 
 def index_entries(data: bytes) -> list[Entry]:
-    """Return the entries in complete records, except those with an impossible time."""
-    return [Entry(*fields) for fields in INDEX_RECORD.iter_unpack(data) if 0 <= fields[0] < MAX_S]
+    """Return the entries in the complete records of `data`, except those with an impossible time."""
+    whole = data[: len(data) // INDEX_RECORD.size * INDEX_RECORD.size]
+    return [Entry(*fields) for fields in INDEX_RECORD.iter_unpack(whole) if 0 <= fields[0] < MAX_S]
+
+
+def index_of(directory: str) -> Iterator[Entry]:
+    """Yield the entries of a run's output index, in order of arrival."""
+    with contextlib.suppress(OSError), open(fd_of(directory, OUTPUT_INDEX), "rb") as file:
+        while data := file.read(INDEX_RECORD.size << 12):
+            yield from index_entries(data)
 
 
 def fd_of(directory: str, name: str) -> int:
@@ -281,7 +291,8 @@ class LogWriter:
     def _descriptor(self, name: str) -> int:
         """Create a file, with its parent directories, and return its descriptor. Raises OSError."""
         if name not in self._open:
-            if len(self._open) >= MAX_OPEN:
+            limit = os.sysconf("SC_OPEN_MAX")  # -1 = none
+            if len(self._open) >= (MAX_OPEN if limit < 0 else min(MAX_OPEN, limit // OPEN_SHARE)):
                 os.close(self._open.pop(next(iter(self._open))))
             path = os.path.join(self.path, name)
             for i, letter in enumerate(name):  # not above the run directory, which may have been removed

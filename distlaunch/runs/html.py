@@ -11,7 +11,7 @@ from distlaunch.observers.model import Row
 from distlaunch.observers.recording import SAMPLE_S, SAMPLE_SHARE
 from distlaunch.observers.run_directory import file_of
 from distlaunch.runs.report import End, Report, stands_out
-from distlaunch.runs.run import document_in
+from distlaunch.runs.run import document_in, replace_older
 from distlaunch.runs.timeline import ALL_KINDS, Span, ledger
 from distlaunch.runs.why import clock
 from distlaunch.supervisor.status import RunState
@@ -45,6 +45,16 @@ def plain(value: Any, most: int = MAX_TEXT) -> str:
     """Return text that may have come from a node as HTML, without terminal control sequences."""
     text = cut(str(value), most)
     return escape(_CONTROLS.sub("", _ANSI.sub("", text)))
+
+
+def is_page_of(head: bytes, run_id: str) -> bool:
+    """Return whether a file that begins with `head` is a page about the run."""
+    return MARK.format(plain(run_id)).encode() in head
+
+
+def write_page(path: str, text: str, run_id: str) -> None:
+    """Write the page about a run. Raises `DistlaunchError` if `path` is another file that exists."""
+    replace_older(path, text.encode(errors="replace"), lambda head: is_page_of(head, run_id))
 
 
 def page(report: Report) -> str:
@@ -141,7 +151,7 @@ def _verdict(report: Report) -> str:
         *(("Then", line) for line in found.then),
         *(("Before", line) for line in found.restarts),
         *((f"Since {found.other}, the last good run", change) for change in found.changes()),
-        *([("Only from the summary", found.incomplete)] if found.incomplete else []),
+        *([("Incomplete", found.incomplete)] if found.incomplete else []),
     ]
     records = [*islice((line for record in found.evidence for line in record.lines()), MAX_EVIDENCE)]
     parts += [_facts(facts), _folded("State of the workers when it failed", _pre(records) if records else "")]

@@ -327,10 +327,9 @@ class Playback:
 
     def _fresh_entries(self) -> list[Entry]:
         data = self._entries.fresh()
-        whole = len(data) // INDEX_RECORD.size * INDEX_RECORD.size
         if data:
-            self._entries.rest = data[whole:]
-        return index_entries(data[:whole])
+            self._entries.rest = data[len(data) // INDEX_RECORD.size * INDEX_RECORD.size :]
+        return index_entries(data)
 
     def skip(self) -> None:
         """Catch up without passing anything on. Raises `HistoryError`."""

@@ -13,7 +13,7 @@ from distlaunch.agent.wire import ATTEMPTS
 from distlaunch.job.spec import JobSpec
 from distlaunch.observers.model import Row, RunModel, doing, uses_in
 from distlaunch.observers.recording import USES
-from distlaunch.observers.run_directory import INDEX_RECORD, OUTPUT_INDEX, fd_of, index_entries
+from distlaunch.observers.run_directory import fd_of, index_of
 from distlaunch.plan.workers import STREAMS, destinations
 from distlaunch.runs.following import output_of
 from distlaunch.runs.run import Run, document_in
@@ -33,8 +33,6 @@ MAX_TAILS, TAIL_LINES = 8, 40
 """Maximum ranks whose last output is shown, and maximum lines of each stream."""
 MAX_USES = 64 << 20
 """Maximum bytes to read of the record of resource use."""
-PIECE = INDEX_RECORD.size << 15
-"""Bytes of the output index to read at once."""
 
 
 class Attempt(Frozen):
@@ -205,12 +203,10 @@ def _read_samples(report: Report) -> None:
 def _read_index(report: Report) -> None:
     """Add up the output of each rank, and record when the rank last printed."""
     attempt = report.state.attempt % ATTEMPTS if report.state else 0
-    with suppress(OSError), open(fd_of(report.run.directory, OUTPUT_INDEX), "rb") as file:
-        while data := file.read(PIECE):
-            for entry in index_entries(data[: len(data) // INDEX_RECORD.size * INDEX_RECORD.size]):
-                report.volume[entry.rank] += entry.size
-                if entry.attempt == attempt:
-                    report.heard[entry.rank] = entry.time
+    for entry in index_of(report.run.directory):
+        report.volume[entry.rank] += entry.size
+        if entry.attempt == attempt:
+            report.heard[entry.rank] = entry.time
 
 
 def _read_tails(report: Report) -> None:

@@ -7,14 +7,14 @@ import os
 import re
 import stat
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from glob import iglob
 from itertools import groupby
 from typing import Any, TypeVar
 
 from distlaunch.agent.frozen import Frozen
 from distlaunch.agent.procfs import boot_id, state
-from distlaunch.errors import UsageError, reason
+from distlaunch.errors import DistlaunchError, UsageError, reason
 from distlaunch.observers.run_directory import (
     CONTROLLER_LOG,
     EVENTS,
@@ -367,3 +367,22 @@ def _inside(directory: str) -> list[str]:
         return [os.path.join(directory, name) for name in os.listdir(directory)]
     except OSError:
         return []
+
+
+def replace_older(path: str, data: bytes, is_older: Callable[[bytes], bool]) -> None:
+    """Write a file that only the user can read. Replace an older version of it, but no other file.
+
+    `is_older` decides from the first bytes of an existing file whether it is an older version. Raises
+    `DistlaunchError`.
+    """
+    try:
+        if os.path.lexists(path):
+            with open(path, "rb") as file:
+                if not is_older(file.read(1 << 12)):
+                    raise UsageError(f"{path} already exists and is not from this run; specify another file")
+        fresh = f"{path}.{os.getpid()}.new"
+        with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(data)
+        os.replace(fresh, path)
+    except OSError as error:
+        raise DistlaunchError(f"can't write {path}: {reason(error)}") from None

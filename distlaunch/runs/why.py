@@ -15,7 +15,7 @@ from distlaunch.agent.messages import RanksJoined, plain
 from distlaunch.diagnosis.exits import headline, py_spy_frames
 from distlaunch.observers.observer import Observer
 from distlaunch.observers.recording import EVIDENCE, STACKS_REQUEST, request
-from distlaunch.observers.run_directory import CODE, EVENTS, SUMMARY, fd_of, file_of, size_of
+from distlaunch.observers.run_directory import CODE, EVENTS, fd_of, file_of, size_of
 from distlaunch.runs.following import summary_of
 from distlaunch.runs.replay import HistoryError, lines_in, replay, typed
 from distlaunch.runs.run import Run, directories, document_in, heard, run_in
@@ -104,8 +104,9 @@ class Record(Frozen):
             if found and (found["pid"] is None or int(found["pid"]) in pids):
                 yield f"kernel log of {self.node}: {line}"
         for row in self.workers:
-            if row.state == "D":
-                yield f"pid {row.pid} on {self.node} was blocked in the kernel ({row.wchan})"
+            if row.state in "DT":
+                how = f"{_STATES[row.state]} ({row.wchan})" if row.state == "D" else "suspended by a signal"
+                yield f"rank {self.first_rank + row.local_rank} (pid {row.pid} on {self.node}) was {how}"
 
 
 def _evidence(directory: str, attempt: int, start: int = 0) -> Iterator[Record]:
@@ -198,7 +199,7 @@ class Explanation(Frozen):
             [self._change_line()] if self.other and self.cause and not self.chosen else [],
             [f"code: {self.code}; `distlaunch checkout` writes it to a directory"] if self.code else [],
             [f"what to do: {self.advice}"] if self.advice else [],
-            [f"only from {SUMMARY}: {self.incomplete}"] if self.incomplete else [],
+            [f"incomplete: {self.incomplete}"] if self.incomplete else [],
         ]
         return [cut(line.replace("\n", "; "), MAX_CHARACTERS) for line in chain(*parts)][:MAX_LINES]
 
@@ -222,9 +223,8 @@ def explain(
     try:
         past = _past(run.directory, *observers)
     except HistoryError as error:
-        if known := _recorded(run):
-            return known._replace(incomplete=f"{EVENTS}: {error}")
-        raise HistoryError(f"{run.directory}/{EVENTS}: {error}") from None
+        known = _recorded(run) or Explanation(run, "unknown", run.status.why or "nothing was recorded")
+        return known._replace(incomplete=f"{EVENTS}: {error}")
     state, differs, stackless = past.state, {}, tuple[str, ...]()
     if with_stacks and run.alive and state.phase is Phase.RUNNING:
         state, stackless = _with_stacks(state, _stacks_now(run, state))

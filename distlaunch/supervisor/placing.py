@@ -112,7 +112,8 @@ def on_tree_refused(event: messages.TreeRefused, state: State, now: float) -> St
         return state, ()
     what = "build the environment on" if event.placed else "bring the code to"
     text = f"can't {what} {state.label(event.node)}: {event.error}"
-    cause = Cause(text, Exit.FAILED, now, node=event.node, kind="node_lost")
+    status = Exit.TIMEOUT if "(timeouts.setup)" in event.error else Exit.FAILED
+    cause = Cause(text, status, now, node=event.node, kind="node_lost")
     if not state.attempt:
         return state, (JobOver(cause),)
     state = state.with_node(event.node, this._replace(code=None, unfit=text))
@@ -122,5 +123,6 @@ def on_tree_refused(event: messages.TreeRefused, state: State, now: float) -> St
 def on_tree_kept(event: messages.TreeKept, state: State, now: float) -> Step:
     """Report where to find files that the ranks have written into the tree."""
     text = f"{state.label(event.node)}: the ranks left files in {event.path}"
-    text += "; set `collect` to bring files back, or write to an absolute path"
+    if not state.spec.collect.paths:
+        text += "; set `collect` to bring files back, or write to an absolute path"
     return state, (ShowMessage("info", text),)

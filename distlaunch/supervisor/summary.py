@@ -252,8 +252,9 @@ class Summary(Frozen):
         for worker in self.state.workers:
             if self.state.cause is None or worker.rank != self.state.cause.rank:
                 groups.setdefault(self._end_words(worker), []).append(worker.rank)
-        if (lost := WorkerPhase.VANISHED.value) in groups and len({*map(self._node_of, groups[lost])}) > 1:
-            groups["lost with their nodes"] = groups.pop(lost)
+        if len(ranks := groups.get(WorkerPhase.VANISHED.value, [])) > 1:
+            nodes = "node" if len({*map(self._node_of, ranks)}) == 1 else "nodes"
+            groups[f"lost with their {nodes}"] = groups.pop(WorkerPhase.VANISHED.value)
         return groups
 
     def _end_words(self, worker: RankState) -> str:

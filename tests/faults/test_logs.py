@@ -113,6 +113,10 @@ def test_counts_what_a_full_disk_loses(tmp_path: Path, figures: Figures, limit: 
             assert json.loads(summary.read_text())["exit_status"] == 0
             (listed,) = json.loads(distlaunch("ps", "-a", str(run.directory), "--json").stdout)
             assert listed["trouble"] == "No space left on device"
+            said = distlaunch(
+                "logs", str(run.run_directory()), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+            )
+            assert "bytes could not be written to" in said.stderr
         assert "can't write to" in run.stderr and ": No space left on device; output is being" in run.stderr
         of_ranks = map(int, re.findall(r"(\d+) of rank \d", run.stderr))
         assert sum(of_ranks) == RANKS * 3000 * 1024 - kept

@@ -79,7 +79,7 @@ def test_a_damaged_run_directory_is_an_error_not_a_traceback(tmp_path: Path) -> 
     (run / "events.jsonl").write_text("junk\n{}")
     text = distlaunch("why", str(run), status=0).stdout
     assert "root cause: rank 0 (node0) failed first: exit status 1\n" in text
-    assert "only from summary.json: events.jsonl: line" in text, text
+    assert "incomplete: events.jsonl: line" in text, text
     (run / "summary.json").write_text('{"cause": [3]}')
     done = distlaunch("why", str(run))
     assert (done.returncode, "Traceback" in done.stderr) == (1, False), done.stderr

@@ -68,7 +68,11 @@ def test_a_result_and_its_errors(directory: Path) -> None:
     assert sorted(line.text for line in run.logs()) == [f"rank {rank} blue" for rank in range(4)]
     assert [line.text for line in run.logs(rank=3)] == ["rank 3 blue"]
     assert dl.Run.attach(run.id).result() == result
-    assert run.report("run.html") == (directory / "run.html").read_text()
+    for _ in range(2):
+        assert run.report("run.html") == (directory / "run.html").read_text()
+    with pytest.raises(dl.UsageError, match="is not from this run"):
+        run.report("ends.py")
+    assert (directory / "ends.py").read_text() == ENDS
     failed = dl.Job("ends.py", gpus_per_node=0).run()
     with pytest.raises(dl.RunError, match="rank 0") as caught:
         failed.check()
@@ -78,8 +82,16 @@ def test_a_result_and_its_errors(directory: Path) -> None:
 
 
 def test_mistakes_are_known_before_anything_starts(directory: Path) -> None:
+    assert dl.Job(directory / "ends.py", gpus_per_node=0).plan().ranks == ((0, "node0", 0),)
     with pytest.raises(dl.JobError, match="did you mean nodes"):
         dl.Job("ends.py", nodez=3)
+    for wrong in (
+        {"script": 3},
+        {"script": "ends.py", "nodes": {"a"}},
+        {"script": "ends.py", "env": object()},
+    ):
+        with pytest.raises(dl.DistlaunchError):
+            dl.Job(**wrong)
     (directory / "job.yaml").write_text("script: ends.py\nnodes: 0\n")
     with pytest.raises(dl.JobError, match=r"job\.yaml:2:8"):
         dl.Job.load("job.yaml")
@@ -159,6 +171,9 @@ def test_calls_a_function_by_name_or_by_value(directory: Path, monkeypatch: pyte
         return os.environ["RANK"], x
 
     assert dl.call(local, 7, nodes=2, gpus_per_node=0) == [("0", 7), ("1", 7)]
+    (directory / "leaves.py").write_text("import os\ndef main(): os.environ['RANK'] == '0' and os._exit(0)\n")
+    with pytest.raises(dl.RankError, match=r"rank 0 exited without a result$"):
+        dl.call("leaves:main", procs=2, gpus_per_node=0)
     with pytest.raises(dl.RankError) as caught:
         dl.call("math:sqrt", -1.0, gpus_per_node=0)
     assert caught.value.rank == 0

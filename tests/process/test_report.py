@@ -143,9 +143,21 @@ def test_reports_what_the_summary_says_if_the_events_are_damaged(tmp_path: Path)
     (run / "events.jsonl").write_text("junk\n{}")
     text = Page(distlaunch("report", str(run), "-o", "-", status=0).stdout).text
     assert "failed first: exit status 3" in text
-    assert "Only from the summary" in text
+    assert "Incomplete" in text
     assert distlaunch("bundle", str(run), "-o", "-", status=0, text=False).stdout
     (run / "events.jsonl").unlink()  # each run that a test leaves is replayed
+
+
+def test_explains_a_run_of_which_only_the_status_is_left(tmp_path: Path) -> None:
+    """As after a controller that was killed at once."""
+    distlaunch("run", str(write_job(tmp_path, "raise SystemExit(3)", FOUR)), status=3)
+    (run,) = (tmp_path / "runs").iterdir()
+    for name in ("events.jsonl", "summary.json"):
+        (run / name).unlink()
+    for command in ("why", "report", "bundle"):
+        done = distlaunch(command, str(run), *(["-o", "-"] if command != "why" else []), status=0, text=False)
+        assert done.stdout
+    assert b"incomplete: events.jsonl: " in distlaunch("why", str(run), status=0, text=False).stdout
 
 
 # Canaries, each of another kind

@@ -228,6 +228,20 @@ def test_reports_too_low_a_limit_on_descriptors(tmp_path: Path, most: int) -> No
     assert (done.returncode in (1, 126), "`ulimit -n`" in done.stderr) == (True, True), done.stderr
 
 
+@pytest.mark.parametrize("limit", ["-n 80", "-S -n 64"])
+def test_logs_leave_descriptors_for_links(tmp_path: Path, limit: str) -> None:
+    """A low soft limit is raised. Under a low hard limit, few of the 64 log files stay open."""
+    settings = (
+        "gpus_per_node: 0\nnodes: 8\nprocs_per_node: 4\ncommand: [sh, -c, 'echo a; echo b >&2; sleep 1']"
+    )
+    job = tmp_path / "job.yaml"
+    job.write_text(settings)
+    limited = ["sh", "-c", f'ulimit {limit}; exec "$@"', "sh", *distlaunch_argv("run", str(job))]
+    done = completed(limited, status=0)
+    assert done.stdout.count("] a\n") == 32
+    assert "finished" in done.stderr
+
+
 @pytest.mark.parametrize("command", ["run", "check-port", "import"])
 def test_dash_h_shows_the_help(command: str) -> None:
     assert distlaunch(command, "-h").stdout == distlaunch(command, "--help").stdout != ""

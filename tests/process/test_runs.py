@@ -388,6 +388,21 @@ def test_shows_only_the_chosen_lines(restarted: Path) -> None:
     assert spoken(restarted, "-f") == everything
 
 
+def test_the_last_lines_of_a_long_output_are_those_of_all(tmp_path: Path) -> None:
+    """Only the end is read, or more of it if that has too few."""
+    text = """
+        import os
+        first = os.environ["RANK"] == "0"
+        for number in range(20_000 if first else 2):
+            print("few" if not first else f"{number} " + "x" * 99)
+    """
+    distlaunch("run", str(write_job(tmp_path, text, "gpus_per_node: 0\nprocs_per_node: 2")), status=0)
+    for words in ((), ("-r", "1"), ("--grep", "7777")):
+        everything = spoken(tmp_path, *words)
+        for most in (1, 3, 15_000):
+            assert spoken(tmp_path, *words, "-n", str(most)) == everything[-most:]
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -841,6 +856,7 @@ FULL = "can't write to stdout: No space left on device"
         (["run", "-d"], f"runs in the background\ndistlaunch: {FULL}\n"),
         (["run", "--json"], f"{FULL}; the job ended with status 0\n"),
         (["dry-run"], f"distlaunch: {FULL}\n"),
+        (["run", "--help"], f"distlaunch: {FULL}\n"),
     ],
 )
 def test_tells_that_stdout_can_not_be_written(command: list[str], told: str, tmp_path: Path) -> None:

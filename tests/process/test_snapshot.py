@@ -371,6 +371,13 @@ def test_why_names_the_files_that_have_changed_since_the_last_good_run(job: Path
     assert "changed)" not in distlaunch("why", cwd=job, status=0).stdout
 
 
+def test_a_setup_that_takes_too_long_ends_the_job_with_the_status_of_time_limits(job: Path) -> None:
+    keys = {"gpus_per_node": 0, "script": "train.py", "sync": True, "setup": {"run": "sleep 1000"}}
+    (job / "job.yaml").write_text(json.dumps(keys | {"timeouts": {"setup": "1s"}}))
+    done = distlaunch("run", "job.yaml", cwd=job, status=124)
+    assert "not finished within 1 s (timeouts.setup)" in done.stderr
+
+
 def test_check_refuses_what_run_would_refuse(job: Path) -> None:
     keys = {"gpus_per_node": 0, "script": "train.py", "sync": True, "setup": "uv"}
     (job / "job.yaml").write_text(json.dumps(keys))

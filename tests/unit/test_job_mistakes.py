@@ -71,6 +71,9 @@ PLAIN_MISTAKES = {
         '2:11: launcher: expected "auto", "kubernetes", "local", "mpirun", "slurm" or "ssh", got "slrm"; '
         'did you mean "slurm"?'
     ),
+    "sync: false\nsetup: uv": (
+        "3:8: setup: it needs the code on the nodes: set sync: true, or leave it out (--set setup=null)"
+    ),
     "collect: [/]": '2:11: collect[0]: expected a path or pattern of files, got "/"',
     "collect: a.pt": (
         '2:10: collect: expected a non-empty list or a map with paths, got "a.pt"; write collect: [a.pt]'

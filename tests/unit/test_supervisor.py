@@ -771,6 +771,9 @@ def test_a_rank_that_exits_like_the_root_cause_during_the_stop_has_also_failed()
 
 def test_the_summary_counts_the_nodes_that_were_lost() -> None:
     job = History().to_running()
+    one_node = History().to_running()
+    one_node.feed(ended(0, 7), lost(1))
+    assert "ranks 2-3: lost with their node" in Summary(one_node.state, "", {}, 1.0).lines()
     job.feed(Suspended(35.0), lost(0), lost(1))
     assert "ranks 0-3: lost with their nodes" in (lines := Summary(job.state, "", {}, 1.0).lines())
     assert "logs of ranks 0-3 are incomplete: the nodes were lost before all output had arrived" in lines
