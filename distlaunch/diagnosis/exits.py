@@ -325,7 +325,7 @@ def _bus_error(ending: Ending) -> str:
 _TIMED_OUT = r"Watchdog caught collective operation timeout|NCCL.*[Tt]imeout|Timed out waiting \d+ms"
 _MISSED = "a collective timed out: look for a rank that stalled, or that called another collective"
 _IN_INIT = r"DistStoreError: (?:wait timeout|Timed out) after .*(?:/default_pg/0/|clients joined)"
-_OTHER_SIZE = (
+OTHER_SIZE = (
     "init_process_group waited for another rank: if all ranks reached it, its world_size is too large "
     "(by default, it is WORLD_SIZE)"
 )
@@ -334,7 +334,7 @@ _CUT_OFF = (
     "; otherwise, the network between the nodes may have failed: check firewalls and NCCL_SOCKET_IFNAME or "
     "GLOO_SOCKET_IFNAME, and run `distlaunch check --links`"
 )
-_WITHOUT_PEER = ((_IN_INIT, _OTHER_SIZE), (_TIMED_OUT, _MISSED))
+_WITHOUT_PEER = ((_IN_INIT, OTHER_SIZE), (_TIMED_OUT, _MISSED))
 _SHM = "data loaders share tensors in /dev/shm: enlarge it (docker run --shm-size=8g) or set num_workers=0"
 
 _BY_STATUS: dict[int, Callable[[Ending], str]] = {

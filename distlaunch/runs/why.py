@@ -12,7 +12,7 @@ from typing import Any
 
 from distlaunch.agent.frozen import Frozen
 from distlaunch.agent.messages import RanksJoined, plain
-from distlaunch.diagnosis.exits import headline, py_spy_frames
+from distlaunch.diagnosis.exits import OTHER_SIZE, headline, py_spy_frames
 from distlaunch.observers.observer import Observer
 from distlaunch.observers.recording import EVIDENCE, STACKS_REQUEST, request
 from distlaunch.observers.run_directory import CODE, EVENTS, fd_of, file_of, size_of
@@ -21,7 +21,7 @@ from distlaunch.runs.replay import HistoryError, lines_in, replay, typed
 from distlaunch.runs.run import Run, directories, document_in, heard, run_in
 from distlaunch.supervisor.events import AgentUp
 from distlaunch.supervisor.ranks import missing_ranks, missing_words
-from distlaunch.supervisor.root_cause import waits_in
+from distlaunch.supervisor.root_cause import is_joining, waits_in
 from distlaunch.supervisor.state import Cause, Phase, State
 from distlaunch.supervisor.status import RunState
 from distlaunch.supervisor.summary import Summary
@@ -247,6 +247,8 @@ def explain(
     if cause is None and state.restarts and state.phase is not Phase.RUNNING:  # while it is restarting
         cause = state.restarts[-1].cause
     if cause is None:
+        if state.phase is Phase.RUNNING and not missing_ranks(state) and all(map(is_joining, state.workers)):
+            known = known._replace(advice=OTHER_SIZE)
         return known._replace(certainty="unknown" if run.status.state.over else "", cause=run.status.why)
     return _explained(known, state, cause, past.epoch)
 

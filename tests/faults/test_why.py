@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.why import PATTERNS, failed
-from tests.harness import distlaunch, write_job
+from tests.harness import distlaunch, running, wait_until, write_job
 
 
 @pytest.mark.parametrize("name", PATTERNS)
@@ -131,3 +131,37 @@ def test_names_the_collective_that_a_rank_never_called_from_flight_recorders(tmp
     assert "waiting: ranks 0, 2 are waiting in all_reduce #2 of default_pg, called at worker.py:" in text
     assert ", never reached by rank 1 (last in barrier at worker.py:" in text
     assert "  NCCL: RAS: 1 communicator, rank 1 is missing" in text
+
+
+SUSPENDED = """
+    import datetime, os, signal, torch, torch.distributed as dist
+    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=10))
+    dist.barrier()
+    if os.environ["RANK"] == "1":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    dist.all_reduce(torch.ones(1))
+"""
+WAITS_FOR_MORE = """
+    import os, torch.distributed as dist
+    dist.init_process_group("gloo", rank=int(os.environ["RANK"]), world_size=5)
+"""
+
+
+def test_names_a_suspended_rank_although_torch_gave_up_before_the_stall_watch(tmp_path: Path) -> None:
+    job = write_job(tmp_path, SUSPENDED, "gpus_per_node: 0\nprocs_per_node: 3")
+    distlaunch("run", str(job), status=1)
+    text = distlaunch("why", cwd=tmp_path, status=0).stdout
+    assert "likely root cause: rank 1 (node0) was in <module> (worker.py:" in text
+    assert re.search(r"evidence: rank 1 \(pid \d+ on node0\) was suspended by a signal\n", text)
+
+
+def test_says_during_a_hang_that_a_world_size_may_be_too_large(tmp_path: Path) -> None:
+    with running(write_job(tmp_path, WAITS_FOR_MORE, "gpus_per_node: 0\nprocs_per_node: 2")) as run:
+        run.wait_for("both ranks joined the rendezvous")
+        waits = "waiting: ranks 0-1 in init_process_group (worker.py:"
+
+        def told() -> bool:
+            text = distlaunch("why", cwd=tmp_path, status=0).stdout
+            return waits in text and "its world_size is too large" in text
+
+        wait_until(told, lambda: run.stderr)

@@ -157,7 +157,7 @@ def test_explains_a_run_of_which_only_the_status_is_left(tmp_path: Path) -> None
     for command in ("why", "report", "bundle"):
         done = distlaunch(command, str(run), *(["-o", "-"] if command != "why" else []), status=0, text=False)
         assert done.stdout
-    assert b"incomplete: events.jsonl: " in distlaunch("why", str(run), status=0, text=False).stdout
+    assert "incomplete: events.jsonl: " in distlaunch("why", str(run), status=0).stdout
 
 
 # Canaries, each of another kind
