@@ -71,9 +71,6 @@ PLAIN_MISTAKES = {
         '2:11: launcher: expected "auto", "kubernetes", "local", "mpirun", "slurm" or "ssh", got "slrm"; '
         'did you mean "slurm"?'
     ),
-    "sync: false\nsetup: uv": (
-        "3:8: setup: it needs the code on the nodes: set sync: true, or leave it out (--set setup=null)"
-    ),
     "collect: [/]": '2:11: collect[0]: expected a path or pattern of files, got "/"',
     "collect: a.pt": (
         '2:10: collect: expected a non-empty list or a map with paths, got "a.pt"; write collect: [a.pt]'
@@ -119,6 +116,9 @@ PLAIN_MISTAKES = {
 }
 """Those that the schema for editors marks, too."""
 MISTAKES = {
+    "sync: false\nsetup: uv": (
+        "3:8: setup: it needs the code on the nodes: set sync: true, or leave it out (--set setup=null)"
+    ),
     "restarts: {max: 1, on: [oom, exit: [7, 75]], never: [exit: [75]]}": (
         "2:53: restarts.never: 75 is in both on and never; remove it from one of them"
     ),
