@@ -129,7 +129,7 @@ def print_logs(
     if choice.ranks is not None:
         _check_ranks(run, choice.ranks)
     if most:
-        choice = _end_of(run.directory, choice, most)
+        choice = _end_of(run.directory, choice, most, fold)
     lines = LogLines(choice.pattern, most, fold)
     with closing(Playback(run.directory, lines, choice.takes)) as playback, while_read():
         playback.catch_up()
@@ -145,17 +145,18 @@ def print_logs(
     return run
 
 
-def _end_of(directory: str, choice: Choice, most: int) -> Choice:
+def _end_of(directory: str, choice: Choice, most: int, fold: bool) -> Choice:
     """Limit a choice to the end of the output, as far as that has the last `most` lines."""
-    entries, size, wanted = [*filter(choice.takes, index_of(directory))], 0, END_BYTES
-    for entry in reversed(entries):
+    size, wanted = 0, END_BYTES
+    for entry in filter(choice.takes, index_of(directory, backwards=True)):
         size += entry.size
         if size < wanted:
             continue
         narrowed = choice._replace(since=entry.time)
-        counter = LogLines(choice.pattern, most, fold=False)
+        counter = LogLines(choice.pattern, most, fold)
         with closing(Playback(directory, counter, narrowed.takes)) as playback:
             playback.catch_up()
+        counter.woken()
         if counter.held >= most:
             return narrowed
         wanted *= 16

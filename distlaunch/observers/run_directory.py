@@ -90,11 +90,13 @@ def index_entries(data: bytes) -> list[Entry]:
     return [Entry(*fields) for fields in INDEX_RECORD.iter_unpack(whole) if 0 <= fields[0] < MAX_S]
 
 
-def index_of(directory: str) -> Iterator[Entry]:
-    """Yield the entries of a run's output index, in order of arrival."""
+def index_of(directory: str, backwards: bool = False) -> Iterator[Entry]:
+    """Yield the entries of a run's output index in order of arrival, or the last one first."""
     with contextlib.suppress(OSError), open(fd_of(directory, OUTPUT_INDEX), "rb") as file:
-        while data := file.read(INDEX_RECORD.size << 12):
-            yield from index_entries(data)
+        starts = range(0, os.fstat(file.fileno()).st_size, INDEX_RECORD.size << 12)
+        for start in reversed(starts) if backwards else starts:
+            entries = index_entries(os.pread(file.fileno(), starts.step, start))
+            yield from reversed(entries) if backwards else entries
 
 
 def fd_of(directory: str, name: str) -> int:

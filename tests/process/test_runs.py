@@ -397,7 +397,7 @@ def test_the_last_lines_of_a_long_output_are_those_of_all(tmp_path: Path) -> Non
             print("few" if not first else f"{number} " + "x" * 99)
     """
     distlaunch("run", str(write_job(tmp_path, text, "gpus_per_node: 0\nprocs_per_node: 2")), status=0)
-    for words in ((), ("-r", "1"), ("--grep", "7777")):
+    for words in ((), ("-r", "1"), ("--grep", "7777"), ("--fold",)):
         everything = spoken(tmp_path, *words)
         for most in (1, 3, 15_000):
             assert spoken(tmp_path, *words, "-n", str(most)) == everything[-most:]
