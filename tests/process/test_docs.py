@@ -251,6 +251,27 @@ def test_the_words_are_those_of_the_field() -> None:
         assert found == [], f"write: {instead}"
 
 
+def test_every_error_and_warning_is_in_the_index_of_messages() -> None:
+    """By the longest literal of each, found without the script that makes the index."""
+    index = PAGES["docs/messages.md"].replace("\\", "")
+    own = r"(UsageError|DistlaunchError|JobError|TreeError|ShowMessage|Cause|Finding|say|spec\.error)\("
+    lost, seen = [], 0
+    for path in (ROOT / "distlaunch").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not (isinstance(node, ast.Call) and re.match(own, f"{ast.unparse(node.func)}(")):
+                continue
+            values = [each.value for each in ast.walk(node) if isinstance(each, ast.Constant)]
+            pieces = [
+                part for each in values if isinstance(each, str) for part in re.split(r"%(?:\.\d+)?\w", each)
+            ]
+            longest = max(pieces, key=len, default="").strip()
+            if len(re.findall(r"[A-Za-z']{2,}", longest)) >= 5:
+                seen += 1
+                lost += [(path.name, longest)] if longest not in index else []
+    assert lost == []
+    assert seen > 100
+
+
 def test_the_messages_that_can_be_looked_up_are_printed_by_the_code() -> None:
     tables = PAGES["docs/troubleshooting.md"].partition("## ")[2]
     rows = re.findall(r"(?m)^\| (`.+?`) \|", tables)
