@@ -355,7 +355,9 @@ def _rank_failed(state: State, rank: int, event: WorkerExited, now: float) -> St
     if not cause.peer_gone:
         return state, (AttemptFailed(cause),)
     if state.suspect is not None:
-        return state, ()
+        # A rank that timed out explains more than one that lost its connection to it.
+        explains_more = words.timed_out and root_cause.lost_connection(state, state.suspect)
+        return (state._replace(suspect=cause) if explains_more else state), ()
     evidence = root_cause.capture(state)
     state = state.unwatched()._replace(suspect=cause).with_timer(Timer.VERDICT, now + root_cause.VERDICT_S)
     return state, tuple(evidence)

@@ -198,6 +198,12 @@ def with_exit(state: State, rank: int, **changes: Any) -> State:
 # Lost peers and timeouts
 
 
+def lost_connection(state: State, suspect: Cause) -> bool:
+    """Return whether a rank failed because it lost its connection to another, not because it timed out."""
+    phase = state.workers[suspect.rank].phase if suspect.rank is not None else None
+    return isinstance(phase, Exited) and not phase.timed_out
+
+
 def verdict_when_all_ended(state: State, now: float) -> Step:
     """Stop waiting if no remaining rank can be the root cause. The rule of RUNNING."""
     if state.suspect is None or state.workers.counts.alive:

@@ -52,8 +52,9 @@ PRINTED = 2_000_000
 
 
 REDUCES = worker("""
-    import torch, torch.distributed as dist
-    dist.init_process_group("gloo")
+    import datetime, torch, torch.distributed as dist
+    # If a connection is reset at a bad moment, gloo waits for ever, or for as long as it may.
+    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=20))
     dist.barrier()
     ready()
     while True:

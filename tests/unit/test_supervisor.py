@@ -1196,6 +1196,11 @@ AWAY: dict[str, tuple[list[Event], str, int | None]] = {
         0,
     ),
     "most ranks still run": ([timed_out(0)], FIRST_WAITED, 0),
+    "others lost the connection to it first": (
+        [victim(1), timed_out(0, 0.1), victim(2, 0.2), victim(3, 0.3)],
+        FIRST_WAITED,
+        0,
+    ),
     "never joined": (
         [RanksJoined(0, (0, 1)), RanksLag(1, ((0, False, "idle"),)), RanksJoined(1, (1,)), *IN_INIT],
         f"rank 2 (b, pid 100: idle) {NEVER_JOINED}; ranks 0-1, 3 were waiting in init_process_group (t.py:9)",
