@@ -30,7 +30,7 @@ INTERNAL = {
 PAGES = (
     ("launch/snapshot|agent/(tree|setup)|supervisor/placing", "code-and-environments"),
     ("launch/(collecting|start|controller)|observers", "output"),
-    ("launch/(join|gather|inbound)|compat/(flags|torchrun|translation)|cli/torchrun", "torchrun"),
+    ("launch/(join|gather|inbound)|compat/(flags|torchrun)|cli/torchrun", "torchrun"),
     ("launch/(link_check|node_check|port_check)|check", "check"),
     ("agent|supervisor|launch", "failures"),
     ("schedulers/(task|base|queue|slurm)|cli/(submit|exec)", "slurm"),

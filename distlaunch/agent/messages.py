@@ -535,11 +535,12 @@ class SetupPrinted(Frozen):
 
 
 class TreeRefused(Frozen):
-    """Answers `PlaceTree`: the tree or, if `placed`, the environment can't be created."""
+    """Answers `PlaceTree`: the tree or, if `placed`, the environment can't be created (`late` = in time)."""
 
     node: int
     error: str
     placed: bool = False
+    late: bool = False
 
 
 class TreeKept(Frozen):

@@ -64,6 +64,8 @@ class Environment:
         self._printed = ""
         self.builder = 0
         """The PID of the process that is building the environment, or 0."""
+        self.late = False
+        """Whether the time for building was not enough."""
 
     @property
     def complete(self) -> bool:
@@ -103,6 +105,7 @@ class Environment:
 
         def end(late: bool) -> None:
             show(rest)
+            self.late = late
             if late:
                 self._printed += "\nnot finished within %g s (timeouts.setup)" % self._setup.limit_s
                 self._kill()

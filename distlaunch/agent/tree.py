@@ -680,7 +680,7 @@ class Placement:
             versions = tuple([(name, str(value)) for name, value in environment.facts().items()])
             self._report(messages.TreePlaced(self._node, command.tree, environment.path, versions))
         else:
-            self._report(messages.TreeRefused(self._node, environment.last_output, placed=True))
+            self._report(messages.TreeRefused(self._node, environment.last_output, True, environment.late))
 
     def _ask(self, indices: list[int]) -> None:
         """Request these contents, or the manifest if there are no indices. Raises `TreeError`."""

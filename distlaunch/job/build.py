@@ -6,7 +6,7 @@ from typing import get_args
 
 from distlaunch.errors import JobError, Problem
 from distlaunch.job import keys, spec
-from distlaunch.job.checks import OF_KEYS, OF_SPEC, Reading
+from distlaunch.job.checks import OF_KEYS, OF_SPEC, Reading, is_synced
 from distlaunch.job.document import Entries, Items, Place, Scalar, Value, colon_hint, describe, is_unset
 from distlaunch.job.nodes import Pool, Surroundings, endpoint_of
 from distlaunch.job.types import Record
@@ -152,7 +152,7 @@ def _sync(reading: Reading) -> spec.Sync:
     given = reading.section("sync")
     files = tuple(map(reading.around.path, reading.checked.get("files") or ()))
     made: spec.Sync = keys.SYNC.made(given)
-    return made._replace(tree="sync" in reading.checked and given.get("tree", True), files=files)
+    return made._replace(tree=is_synced(reading), files=files)
 
 
 def _setup(reading: Reading) -> spec.Setup | None:

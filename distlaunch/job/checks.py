@@ -165,10 +165,14 @@ def _variables(reading: Reading) -> Mistakes:
                 yield f"{path}env.{name}", f"{name} is null, but it is not set in your environment{hint}"
 
 
+def is_synced(reading: Reading) -> bool:
+    """Return whether the job brings its code to the nodes."""
+    return "sync" in reading.checked and bool(reading.section("sync").get("tree", True))
+
+
 def _files(reading: Reading) -> Mistakes:
-    is_synced = "sync" in reading.checked and reading.section("sync").get("tree", True)
     for key in ("files", "setup"):
-        if key in reading.checked and not is_synced:
+        if key in reading.checked and not is_synced(reading):
             yield key, f"it needs the code on the nodes: set sync: true, or leave it out (--set {key}=null)"
 
 

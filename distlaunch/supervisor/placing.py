@@ -112,7 +112,7 @@ def on_tree_refused(event: messages.TreeRefused, state: State, now: float) -> St
         return state, ()
     what = "build the environment on" if event.placed else "bring the code to"
     text = f"can't {what} {state.label(event.node)}: {event.error}"
-    status = Exit.TIMEOUT if "(timeouts.setup)" in event.error else Exit.FAILED
+    status = Exit.TIMEOUT if event.late else Exit.FAILED
     cause = Cause(text, status, now, node=event.node, kind="node_lost")
     if not state.attempt:
         return state, (JobOver(cause),)
