@@ -46,6 +46,7 @@ class Files:
         self._writer = LogWriter(directory)
         self._writer.patience_s = FLUSH_S  # nothing else is urgent anymore
         self._nodes: dict[int, _Node] = {}
+        self._full = False
 
     def take(self, number: int, label: str, what: FileBegins | FilesEnd | bytes) -> None:
         """Handle an announced file, a piece of it, or the end of a node's files. Raises `ProtocolError`."""
@@ -81,10 +82,12 @@ class Files:
         if len(piece) > node.missing:
             raise ProtocolError("a collected file is larger than announced")
         node.missing -= len(piece)
-        if node.sizes and node.fits and self._writer.trouble not in FULL:
-            self._writer.append(f"{DIRECTORY}/{node.label}/{next(reversed(node.sizes))}", piece)
-            if self._writer.trouble in FULL:
-                self._sift()  # immediately makes room for the run's other files
+        if self._full or not (node.sizes and node.fits):
+            return
+        self._writer.append(f"{DIRECTORY}/{node.label}/{next(reversed(node.sizes))}", piece)
+        self._full = self._writer.trouble in FULL  # since any earlier piece: the writer is a thread
+        if self._full:
+            self._sift()  # immediately makes room for the run's other files
 
     def _sift(self) -> list[dict[str, Any]]:
         """Close all files, remove incomplete ones, and return the others as JSON objects."""

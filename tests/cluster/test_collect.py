@@ -178,9 +178,11 @@ def test_a_full_disk_keeps_the_summary(tmp_path: Path) -> None:
     assert "could not be written" not in done.stderr
 
 
+@pytest.mark.parametrize("quick", [True, False])
 def test_a_disk_that_fills_up_meanwhile_gets_room_again_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    quick: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Also if the disk turns out to be full between two pieces."""
     monkeypatch.setattr(collecting, "SPARE", -(1 << 40))
     with small_disk(tmp_path / "run", "size=4m") as disk:
         files = collecting.Files(str(disk), Collect(("*",)))
@@ -188,6 +190,7 @@ def test_a_disk_that_fills_up_meanwhile_gets_room_again_at_once(
             files.take(0, "a", FileBegins(0, path, pieces << 17))
             for _ in range(pieces):
                 files.take(0, "a", bytes(1 << 17))
+                assert quick or files._writer.flush()
         assert [path.name for path in (disk / "collected" / "a").iterdir()] == ["small"]
         kept, lines = files.close()
     assert [file["path"] for file in kept] == ["small"]
