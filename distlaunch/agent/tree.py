@@ -92,7 +92,7 @@ def read_manifest(data: bytes) -> list[Entry]:
     except (ValueError, TypeError, RecursionError):
         raise TreeError("the manifest is damaged") from None
     if len(entries) > MAX_FILES:
-        raise TreeError("the tree has more than %d files" % MAX_FILES)
+        raise TreeError("the manifest has more than %d files" % MAX_FILES)
     paths: set[str] = set()
     for entry in entries:
         flaw = _flaw(entry) or ("occurs twice" if entry.path in paths else "")
@@ -172,8 +172,15 @@ class Store:
         for path in (self.base, self._blobs, self._new, self._runs):
             os.makedirs(path, 0o700, exist_ok=True)
             found = os.lstat(path)
-            if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
-                raise TreeError("%s is not a directory that only this user can write to" % path)
+            if not stat.S_ISDIR(found.st_mode):
+                raise TreeError("%s is a symlink, not a directory" % path)
+            if found.st_uid != os.geteuid() or found.st_mode & 0o022:
+                why = (
+                    "can be written to by others"
+                    if found.st_uid == os.geteuid()
+                    else "belongs to another user"
+                )
+                raise TreeError("%s %s; on a node, set sync.to to a directory of your own" % (path, why))
         # The run held, and the descriptors of its locked manifest and of its mark
         self._run, self._note, self._mark = "", -1, -1
         self.grown = False

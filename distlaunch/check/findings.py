@@ -188,7 +188,7 @@ def _problems(node: NodeReport, job: Expected | None) -> Iterator[Finding]:
     if node.clock_s is not None and abs(node.clock_s) > MAX_CLOCK_S:
         way = "ahead of" if node.clock_s > 0 else "behind"
         what = f"its clock is {_span(abs(node.clock_s))} {way} this machine's"
-        yield _warning("load", what, "times in logs and files mislead", "synchronize it (NTP)")
+        yield _warning("load", what, "timestamps in logs and files will be wrong", "synchronize it (NTP)")
     yield from _place(node.part("place"))
     yield from _limits(node.part("limits"), node.part("network"))
     yield from _software(node.part("software"), node, job)
@@ -208,7 +208,9 @@ def _problems(node: NodeReport, job: Expected | None) -> Iterator[Finding]:
 def _place(facts: Mapping[str, Any]) -> Iterator[Finding]:
     if facts and not facts.get("exists"):
         what = f"the workdir {facts.get('workdir')} does not exist"
-        yield _error("place", what, "no rank can start", "create it, or set workdir")
+        yield _error(
+            "place", what, "no rank can start", "copy it to the node, set workdir, or set sync: true"
+        )
     elif facts.get("unreadable"):
         what = f"can't read the script {facts.get('script')}: {facts['unreadable']}"
         yield _error("place", what, "no rank can start", "correct its path or mode, or set sync: true")

@@ -106,7 +106,8 @@ def cut_line(words: Sequence[str], at: int | None, typed: bool = True) -> Line |
         return None
     end = next((i for i in range(at, len(words)) if typed and _is_syntax(words[i])), len(words))
     if "(" in "".join(words[end : end + 1]):
-        raise UsageError("only a shell can run a command in parentheses: replace it with its output")
+        what = "only a shell can run a command in parentheses: replace"
+        raise UsageError(f"{what} $(…) with its output, and <(…) with a file that contains its output")
     hint = _BEFORE if any(map(_is_syntax, words[:at])) else _STARTS_ALL
     if any(word.startswith("--container-") for word in words[:at]):
         hint += ", and `container` names the image and its mounts"

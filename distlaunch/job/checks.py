@@ -106,7 +106,7 @@ def _rendezvous(reading: Reading) -> Mistakes:
             yield path, "etcd-v2 needs rendezvous.endpoint: host:port of your etcd server"
         yield from _with_etcd(reading, conf)
     elif backend == "none" and reading.section("timeouts").get("join"):
-        yield "timeouts.join", "with rendezvous: none, nothing waits for ranks to join: remove it"
+        yield "timeouts.join", "has no effect with rendezvous: none; remove it"
     elif conf and backend:
         yield "rendezvous.conf", "conf has an effect only with backend: etcd-v2; remove it"
 
@@ -249,7 +249,10 @@ def _mpi(reading: Reading, spec: JobSpec) -> Mistakes:
         yield key, f"mpirun places and starts the ranks: remove {key}, or launcher: mpirun"
     for path, node in reading.listed():
         for key in {*node} & {"python", "workdir", "env", "args", "script", "role"}:
-            yield f"{path}.{key}", f"mpirun starts the same command everywhere: set {key} for all nodes"
+            yield (
+                f"{path}.{key}",
+                f"mpirun starts the same command everywhere: move {key} to the top level of the job file",
+            )
     yield from _unfilled(reading, "mpirun chooses {%s}")
 
 
@@ -262,7 +265,10 @@ def _stdin(reading: Reading, spec: JobSpec) -> Mistakes:
 def _numbers(reading: Reading, spec: JobSpec) -> Mistakes:
     numbered = isinstance(reading.checked.get("nodes"), int)
     if reading.checked.get("spares") == REST and not numbered:
-        yield "spares", "rest requires nodes to be a number"
+        yield (
+            "spares",
+            "rest means the other nodes of an allocation: set nodes to a number, or list the spare hosts",
+        )
     if spec.fewest > len(spec.nodes):
         has = counted(len(spec.nodes), "node")
         yield "min_nodes", f"{spec.membership.min_nodes} is too high: the job has {has}"

@@ -129,7 +129,7 @@ def _env(spec: JobSpec) -> Iterator[tuple[str, str]]:
     for name, value in spec.program.env.items():
         if value.inherited and name not in secrets:
             advice = f"put it in a Secret and set kubernetes.secrets.{name}: {{secret: …, key: …}}"
-            yield f"env.{name}", f"values from your environment are never printed: {advice}"
+            yield f"env.{name}", f"a value from your environment is never printed: write it here, or {advice}"
     for path, names in (("env", spec.program.env), ("kubernetes.secrets", secrets)):
         for name in filter(_OWN.fullmatch, names):
             yield f"{path}.{name}", f"the launcher in each pod reads {name} itself; remove it"

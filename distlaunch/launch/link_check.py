@@ -28,7 +28,7 @@ Best = Mapping[tuple[int, int], float]
 """The best bandwidth of each pair. A single peer counts as a pair with itself."""
 WHOLE = ("all-reduce", "send/recv")
 _ABOUT = {
-    "node": ("with any other {noun}", "check its cable, switch port, MTU and firewall, or leave it out"),
+    "node": ("with every other {noun}", "check its cable, switch port, MTU and firewall, or leave it out"),
     "pair": ("between them", "check the path between them: switches, MTU and firewall"),
     "alone": ("among its own ranks", "check its GPUs, NVLink and PCIe"),
 }

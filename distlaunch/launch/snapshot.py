@@ -30,14 +30,13 @@ from distlaunch.agent.tree import (
     read_manifest,
 )
 from distlaunch.agent.wire import MAX_OUTPUT
-from distlaunch.errors import DistlaunchError, UsageError, reason
+from distlaunch.errors import DistlaunchError, JobError, UsageError, reason
 from distlaunch.job.spec import DEFAULT_BASE, JobSpec, Setup, Tree
 from distlaunch.job.text import path_in
 from distlaunch.observers.run_directory import CODE, RunDirectory, fd_of
 from distlaunch.wording import listed, size_words
 
 IGNORE_FILE = ".distlaunchignore"
-_INCLUDE = "create it or, if git ignores it, list it in sync.include"
 _EXCLUDE = f"leave it out with sync.exclude or {IGNORE_FILE}"
 ABOUT_RUN = re.compile(r"-\d{8}-\d{6}-[0-9a-f]{8}\.(html|tar\.gz)$")
 """Matches files that `report` or `bundle` writes to the current directory by default."""
@@ -68,10 +67,10 @@ def _with_setup(spec: JobSpec, tree: Tree, setup: Setup, entries: Iterable[Entry
     paths = {name: path_in(spec.program.workdir, name) for name in setup.files or LOCKS.get(setup.kind, ())}
     found = {name: contents[path] for name, path in paths.items() if path in contents}
     if missing := [name for name in setup.files if name not in found]:
-        raise spec.error("setup", f"{listed(missing)} is not part of the code in {tree.root}; {_INCLUDE}")
+        raise _missing(spec, "setup", paths[missing[0]])
     if not found and setup.kind != "run":
         names = ", ".join(LOCKS[setup.kind])
-        raise spec.error("setup", f"found none of {names} in the code in {spec.program.workdir}; {_INCLUDE}")
+        raise spec.error("setup", f"the code in {spec.program.workdir} has none of {names}; create one")
     key = digest_of(json.dumps([setup.kind, setup.run, spec.program.python, *found.items()]).encode())
     return spec._replace(tree=tree._replace(environment=key), setup=setup._replace(files=tuple(found)))
 
@@ -300,7 +299,7 @@ def _matching(spec: JobSpec, patterns: Iterable[str], paths: Iterable[str]) -> I
         return GitIgnoreSpec.from_lines(patterns).match_files(paths)
     except ValueError as error:
         raise spec.error(
-            "sync", f"a pattern in {IGNORE_FILE}, include or exclude is wrong: {error}"
+            "sync", f"a pattern in {IGNORE_FILE}, sync.include or sync.exclude is wrong: {error}"
         ) from None
 
 
@@ -310,9 +309,15 @@ def _check_program(spec: JobSpec, root: str, paths: set[str]) -> None:
         program = spec.program_of(node) if node else spec.program
         path = path_in(program.workdir, program.words[0])
         if program.placed and path.startswith(f"{root}/") and os.path.relpath(path, root) not in paths:
-            why = "is not part of the code: if git ignores it, list it in sync.include; otherwise, remove it "
-            why += f"from sync.exclude or {IGNORE_FILE}"
-            raise spec.error(program.kind, f"{path} {why if os.path.exists(path) else 'does not exist'}")
+            raise _missing(spec, program.kind, path)
+
+
+def _missing(spec: JobSpec, key: str, path: str) -> JobError:
+    """Return the error about the value of `key`: the file at `path` is not part of the code."""
+    if not os.path.exists(path):
+        return spec.error(key, f"{path} does not exist")
+    what = f"{path} is not part of the code: if git ignores it, list it in sync.include; otherwise, remove it"
+    return spec.error(key, f"{what} from sync.exclude or {IGNORE_FILE}")
 
 
 # Their contents

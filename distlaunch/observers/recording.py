@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from distlaunch.agent.messages import SetupPrinted, StackDumped, WorkerExited
+from distlaunch.agent.messages import Interrupted, SetupPrinted, StackDumped, WorkerExited
 from distlaunch.diagnosis.flight import waiting_lines
 from distlaunch.errors import reason
 from distlaunch.job.spec import JobSpec
@@ -32,7 +32,7 @@ from distlaunch.supervisor.events import Event, LinkEnded, TimerDue
 from distlaunch.supervisor.nodes import Exited, Use
 from distlaunch.supervisor.preparing import chosen_interfaces, running_workers
 from distlaunch.supervisor.state import Phase, State, Timer
-from distlaunch.supervisor.status import status_now
+from distlaunch.supervisor.status import RunState, status_now
 from distlaunch.supervisor.summary import STDERR, STDOUT, Summary
 from distlaunch.wording import json_text, listed
 
@@ -56,6 +56,8 @@ STDERR_BYTES, STDOUT_BYTES = 16384, 2048
 """Bytes of each rank's last output kept for the summary."""
 MAX_DUMP = 64 << 20
 """Size limit in bytes for reading the dump of a flight recorder."""
+QUIET_S = 120.0
+"""Seconds without output after which ranks that the user stops may have been hanging."""
 ENDS_LINKS = (Timer.CLEAR, Timer.CLOSE, Timer.DRAIN)
 """Timers that make the supervisor give up on nodes without another event."""
 
@@ -70,6 +72,7 @@ class Recorder(Observer):
         self._measured = set[int]()
         """Ranks whose use was measured since the last sample."""
         self._sample_at, self._save_at, self._viewed_until, self._requests = math.inf, 0.0, 0.0, 0
+        self._heard_at = 0.0
         self._plan: LaunchPlan | None = None
         self._loss_told = False
         self._limit: int | None = None
@@ -103,11 +106,20 @@ class Recorder(Observer):
             self._directory.append(name, event.text.encode())
         elif isinstance(event, LinkEnded):
             self._mark_gaps(state, [event.node])
+        elif isinstance(event, Interrupted) and state.cause and self._status.state is RunState.RUNNING:
+            self._mention_silence(time.monotonic() - self._heard_at)
         elif isinstance(event, TimerDue) and event.timer in ENDS_LINKS:
             self._mark_gaps(state, range(len(state.nodes)))
         self._directory.record(at, type(event).__name__, fields_of(event))
         if state.phase is not Phase.DONE:  # the end is recorded once everything else is
             self._keep_status(state)
+
+    def _mention_silence(self, quiet_s: float) -> None:
+        """If the ranks that the user stops may have been hanging, say how to find out where next time."""
+        if quiet_s >= QUIET_S:
+            silence = f"no rank has printed anything for {quiet_s / 60:.0f} min"
+            advice = "if the job hangs again, run `distlaunch why` before you stop it to see where"
+            self.remark(f"{silence}; {advice}")
 
     def _mark_gaps(self, state: State, nodes: Iterable[int]) -> None:
         """Append a note to the stderr log of each rank whose last output was lost with its node."""
@@ -134,7 +146,8 @@ class Recorder(Observer):
         self._uses.clear()
         self._measured.clear()
         self._plan = state.plan
-        self._sample_at = time.monotonic() + FIRST_SAMPLE_S
+        self._heard_at = time.monotonic()
+        self._sample_at = self._heard_at + FIRST_SAMPLE_S
         self._attempts.note(state)
         workers = running_workers(state)
         document = plan_document(state.plan, workers, chosen_interfaces(state))
@@ -155,6 +168,7 @@ class Recorder(Observer):
     def printed(self, output: Printed) -> None:
         """Record the output, byte for byte."""
         rank, stream, data, attempt, goes_to = output
+        self._heard_at = time.monotonic()
         if goes_to.file and (data := self._within_limit(goes_to.file, data)):
             entry = Entry(time.time(), 0, len(data), rank, attempt, stream)
             self._directory.append(goes_to.file, data, entry)

@@ -105,7 +105,8 @@ def call(
     except OSError as error:
         raise DistlaunchError(f"can't run {argv[0]}: {error.strerror}") from None
     except TimeoutExpired:
-        raise DistlaunchError(f"{title} did not answer {argv[0]} within {ANSWER_S:g} s") from None
+        text = f"{argv[0]} did not answer within {ANSWER_S:g} s; check the queue before you try again"
+        raise DistlaunchError(text) from None
     lines = (done.stderr.strip() or done.stdout).splitlines()  # some commands print errors to stdout
     if done.returncode and not (forgives and all(map(forgives.search, lines or [""]))):
         messages = (line.split("error: ", 1)[-1].strip().removeprefix(f"{argv[0]}: ") for line in lines)

@@ -123,8 +123,9 @@ def numbered_task(names: Names, environ: Mapping[str, str], title: str, allocati
     rank = number_of(environ, names.rank, names.starter)
     local = number_of(environ, names.local_rank, names.starter)
     if rank >= size or rank % each != local:
-        what = f"{names.rank}={rank} and {names.local_rank}={local}"
-        raise UsageError(f"{names.starter} must number the tasks node by node: {what} of {each} on each node")
+        what = f"{names.rank} is {rank}, but {names.local_rank} is {local}, with {each} tasks per node"
+        how = "start the same number of tasks on each node, and number them node by node"
+        raise UsageError(f"{names.starter} must {how}: {what}")
     allocation = allocation_in(environ)
     hosts = tuple(node.host for node in allocation.nodes) if allocation else ()
     if len(hosts) < nodes:

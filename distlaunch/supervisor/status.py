@@ -94,7 +94,7 @@ def status_of(document: Mapping[str, Any]) -> Status:
         for value, kind in zip(record, record.__annotations__.values(), strict=True):
             form, limit = (float | int, MAX_TIME) if kind is float else (kind, MAX_NUMBER)
             if not isinstance(value, form) or (isinstance(value, float | int) and not 0 <= value < limit):
-                raise ValueError(f"of another type, or out of range: {value!r}")
+                raise TypeError(f"of another type, or out of range: {value!r}")
     return status
 
 

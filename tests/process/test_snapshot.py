@@ -260,7 +260,7 @@ WRONG: dict[str, tuple[Callable[[Path], Any], dict[str, Any], str]] = {
     "pattern": (
         lambda job: None,
         {"sync": {"exclude": ["!"]}},
-        "sync: a pattern in .distlaunchignore, include or",
+        "sync: a pattern in .distlaunchignore, sync.include or",
     ),
     "program": (lambda job: None, {"script": "nonesuch.py"}, "{job}/nonesuch.py does not exist"),
     "ignored": (lambda job: write(job, {"a.pt": ""}), {"script": "a.pt"}, "list it in sync.include"),
@@ -381,7 +381,7 @@ def test_a_setup_that_takes_too_long_ends_the_job_with_the_status_of_time_limits
 def test_check_refuses_what_run_would_refuse(job: Path) -> None:
     keys = {"gpus_per_node": 0, "script": "train.py", "sync": True, "setup": "uv"}
     (job / "job.yaml").write_text(json.dumps(keys))
-    assert "setup: found none of uv.lock" in distlaunch("check", "job.yaml", cwd=job, status=2).stderr
+    assert "has none of uv.lock" in distlaunch("check", "job.yaml", cwd=job, status=2).stderr
     write(job, {"requirements.txt": ""})
     done = distlaunch("check", "job.yaml", cwd=job)
     assert "packages of the environment that setup builds when the job starts" in done.stdout

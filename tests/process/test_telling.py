@@ -188,3 +188,17 @@ def test_a_trackers_variable_has_the_jobs_id_over_restarts(tmp_path: Path) -> No
     done = run_one(tmp_path, tells + dedent(FAILS_ONCE), more, status=0)
     (run,) = (tmp_path / "runs").iterdir()
     assert done.stdout.count(f"id {run.name} run-{run.name}\n") in (3, 4)  # one may be stopped before
+
+
+@pytest.mark.parametrize("quiet_s", [0.0, 1e6])
+def test_a_stop_after_a_long_silence_mentions_why(quiet_s: float, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        f"import distlaunch.observers.recording as recording\nrecording.QUIET_S = {quiet_s}\n"
+    )
+    job = write_job(tmp_path, "import signal\nprint('here', flush=True)\nsignal.pause()", TWO)
+    with running(job, env={**os.environ, "PYTHONPATH": str(tmp_path)}) as run:
+        run.wait_for("here", times=2)
+        run.process.send_signal(signal.SIGINT)
+        assert run.wait() == 130
+    said = "no rank has printed anything for 0 min; if the job hangs again, run `distlaunch why`"
+    assert (said in run.stderr) == (quiet_s == 0.0)

@@ -167,7 +167,7 @@ MISTAKES = {
     "nodes: [a, b]\nmaster_addr: b": (
         "3:14: master_addr: rank 0 runs on the first node, a, but the endpoint is on b; list b first"
     ),
-    "rendezvous: none\ntimeouts: {join: 5s}": "3:18: timeouts.join: with rendezvous: none, nothing waits…",
+    "rendezvous: none\ntimeouts: {join: 5s}": "3:18: timeouts.join: has no effect with rendezvous: none…",
     "rendezvous: nothing": '2:13: rendezvous: expected "static", "c10d", "etcd-v2" or "none"…',
     "nodes: [a]\nstdin: rank 0": "3:8: stdin: rank 0 must be on this machine, and not in a container…",
     "nodes: 2\nlauncher: ssh": "3:11: launcher: ssh needs host names, but nodes is a number",

@@ -430,7 +430,7 @@ def test_the_bundle_is_the_whole_agent_needs_only_python_and_is_reproducible() -
             "args[0]: {rank} can't be filled in on Kubernetes: have the script read RANK"
         ),
         "env: {PATH: null}": "a Secret and set kubernetes.secrets.PATH: {secret: …, key: …}",
-        "env: {NOT_SET_HERE: null}": "env.NOT_SET_HERE: values from your environment are never printed",
+        "env: {NOT_SET_HERE: null}": "env.NOT_SET_HERE: a value from your environment is never printed",
         "env: {RUN: 'x-{job_id}'}": (
             "env.RUN: {job_id} can't be filled in on Kubernetes: have the script read DISTLAUNCH_JOB_ID"
         ),

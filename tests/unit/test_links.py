@@ -40,7 +40,7 @@ CASES: dict[str, tuple[list[dict[str, Any]], list[tuple[str, str, tuple[str, ...
     "uneven": (pairs({(0, 1): 6.0, (2, 3): 19.0}), []),
     "slow node": (
         pairs({(0, 1): 1.0, (1, 2): 1.5, (1, 3): 1.0}),
-        [("warning", "with any other node is slow: 1.5 GB/s, where the median is 10 GB/s", ("b",))],
+        [("warning", "with every other node is slow: 1.5 GB/s, where the median is 10 GB/s", ("b",))],
     ),
     "slow pair": (
         pairs({(1, 2): 2.0}),
@@ -50,13 +50,13 @@ CASES: dict[str, tuple[list[dict[str, Any]], list[tuple[str, str, tuple[str, ...
     "pair hangs": (pairs({(0, 3): 0.0}), [("error", "between them doesn't complete", ("a", "d"))]),
     "node hangs": (
         pairs({(0, 3): 0.0, (1, 3): 0.0, (2, 3): 0.0}),
-        [("error", "with any other node doesn't complete", ("d",))],
+        [("error", "with every other node doesn't complete", ("d",))],
     ),
     "node and pair": (
         pairs({(0, 3): 1.0, (1, 3): 1.0, (2, 3): 1.0, (0, 1): 0.0}),
         [
             ("error", "between them doesn't complete", ("a", "b")),
-            ("warning", "with any other node is slow: 1 GB/s, where the median is 10 GB/s", ("d",)),
+            ("warning", "with every other node is slow: 1 GB/s, where the median is 10 GB/s", ("d",)),
         ],
     ),
     "slow GPUs": (

@@ -64,7 +64,7 @@ def test_passes_ssh_config_to_open_mpi_and_mpich() -> None:
         (f"{TWO}env: {{A: '{{hosts}}'}}", "env.A: mpirun chooses {hosts}: write the value"),
         (f"{TWO}spares: [c]", "mpirun places and starts the ranks: remove spares"),
         (f"{TWO}container: {{image: x}}", "mpirun places and starts the ranks: remove container"),
-        ("script: t.py\nlauncher: mpirun\nnodes: [{host: a, env: {A: b}}]", "set env for all nodes"),
+        ("script: t.py\nlauncher: mpirun\nnodes: [{host: a, env: {A: b}}]", "move env to the top level"),
     ],
 )
 def test_refuses_keys_that_mpirun_decides(text: str, words: str) -> None:
