@@ -177,10 +177,13 @@ class Job:
     ) -> None:
         given = {"script": script, "nodes": list(nodes) if isinstance(nodes, tuple) else nodes, **keys}
         settings = {name: value for name, value in given.items() if value is not None}
-        try:
-            overrides = [f"{name}={json.dumps(value, default=os.fspath)}" for name, value in settings.items()]
-        except TypeError as error:
-            raise UsageError(f"a job file can't contain a value of that type: {error}") from None
+        overrides = []
+        for name, value in settings.items():
+            try:
+                overrides.append(f"{name}={json.dumps(value, default=os.fspath)}")
+            except (TypeError, ValueError):  # ValueError: bytes
+                hint = "use strings, numbers, lists and dicts"
+                raise UsageError(f"{name}: a job file can't contain {value!r:.80}; {hint}") from None
         if not _file and str(script).endswith(".py"):  # gives the job its name
             _file, overrides = str(script), overrides[1:]
         words = [str(word) for word in args]
@@ -233,7 +236,8 @@ def _started(request: Mapping[str, Any]) -> "tuple[str, str, subprocess.Popen[by
         _dismiss(child)
         raise
     _dismiss(child)
-    raise DistlaunchError(known.get("error", f"the controller ended with status {child.returncode}"))
+    text = f"the controller ended with status {child.returncode} before the job started; see its stderr"
+    raise DistlaunchError(known.get("error", text))
 
 
 def _dismiss(child: "subprocess.Popen[bytes]") -> None:
@@ -304,7 +308,7 @@ class Run:
     def _status(self) -> Status:
         found = run_in(self.directory) or living(self.id)
         if found is None:
-            raise DistlaunchError(f"{self.id}: its run directory {self.directory} was removed")
+            raise DistlaunchError(f"{self.id}: its run directory {self.directory} was removed or renamed")
         return found
 
     @property
@@ -445,15 +449,14 @@ def _packed_call(function: Callable[..., Any] | str, args: Any, kwargs: Any) -> 
         try:
             import cloudpickle
         except ImportError:
-            text = f"{function.__qualname__} can only be sent by value: pip install 'distlaunch[call]'"
-            raise UsageError(f"{text}, or move it to a module") from None
+            text = f"the ranks can't import {function.__qualname__}: move it to the top level of a module"
+            raise UsageError(f"{text}, or pip install 'distlaunch[call]'") from None
         target = None, cloudpickle.dumps(function)
     whole = pickle.dumps((sys.version_info[:2], *target, pickle.dumps((args, kwargs))))
     packed = base64.b64encode(zlib.compress(whole)).decode()
     if len(packed) > MAX_CALL:
-        raise UsageError(
-            f"the arguments are too large: {len(packed)} bytes (at most {MAX_CALL}); pass the path of a file"
-        )
+        text = f"the function and its data are too large: {len(packed)} bytes (at most {MAX_CALL})"
+        raise UsageError(f"{text}; pass the path of a file with the data")
     return [packed[at : at + MAX_WORD] for at in range(0, len(packed), MAX_WORD)]
 
 

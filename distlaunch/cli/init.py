@@ -122,7 +122,7 @@ def _ask_script() -> str:
 
 def _ask_hosts() -> str | None:
     if name := scheduler_in(os.environ):
-        say(f"the nodes are those of this {title_of(name)} job")
+        say(f"no hosts needed: they come from the {title_of(name)} job")
         return None
     answer = _ask("hosts, separated by commas", "this machine")
     return None if answer == "this machine" else answer

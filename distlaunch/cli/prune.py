@@ -56,7 +56,7 @@ def _old_runs(before: float, places: Sequence[str]) -> Iterator[Run]:
         elif _is_over(run) and max(run.status.since, heard(directory) or 0.0) < before:
             yield run
     if damaged:
-        say(f"kept damaged runs, whose end is unknown; to delete them: rm -r {join(damaged)}")
+        say(f"kept runs with an unreadable status; if they have ended, delete them: rm -r {join(damaged)}")
 
 
 def _is_over(run: Run) -> bool:

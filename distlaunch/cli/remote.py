@@ -167,8 +167,8 @@ def _status(ssh: Ssh, status: int) -> int:
     """Return the exit status of a command run over SSH. Raises `DistlaunchError` if Python is missing."""
     if status == NO_PYTHON:
         raise DistlaunchError(
-            f"{ssh.host}: found no Python 3.10 or later (tried python3 and python3.10 to python3.13 in "
-            "PATH); install one on that host"
+            f"{ssh.host}: found no Python 3.10 or later (tried python3 and python3.10 to python3.13 in the "
+            "PATH of SSH commands); install one there, or add it to that PATH"
         )
     if status == 255:
         # ssh has printed the reason.

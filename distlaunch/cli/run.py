@@ -107,7 +107,8 @@ def _run(options: RunOptions, early: Link | None) -> int:
         raise UsageError("`stdin: rank 0` can't be combined with --view, --on or, on a terminal, --detach")
     if options.on is not None:
         if spec.sync.tree:
-            raise spec.error("sync", "can't be combined with --on; use --no-sync if the nodes have the code")
+            hint = "use --no-sync if the nodes have the code, or else run the job from this machine"
+            raise spec.error("sync", f"can't be combined with --on; {hint}")
         from distlaunch.cli.remote import run_on
 
         return run_on(options.on, options.job or "", spec, options.overrides, options.args, options.detach)

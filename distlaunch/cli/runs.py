@@ -235,7 +235,7 @@ def run_elsewhere(context: typer.Context, word: str | None) -> None:
         status = _run_there(context, word, rest, (host, context.meta["ssh_config"]))
         if status == Exit.USAGE and not rest:
             where = f"your home directory on {host}"
-            say(f"`{word}` is the latest run in {where}; `distlaunch ps -a {word}` lists all")
+            say(f"`{word}` means the latest run in {where}; `distlaunch ps -a {word}` lists all")
         raise typer.Exit(status)
     if known := elsewhere(word, alone=context.command.name == "stop"):
         run, way = known

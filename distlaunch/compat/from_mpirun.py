@@ -49,7 +49,7 @@ def mpirun_draft(words: Sequence[str]) -> Draft:
         else:
             draft.note(f"left out: -{name} {value}".rstrip())
     if line is None or not rest:
-        raise UsageError("expected mpirun or mpiexec, and a program")
+        raise UsageError("expected mpirun or mpiexec, its options, and a program (-- ends the options)")
     draft.note("relative paths are relative to this file", _RANK, *line.notes)
     draft.set("workdir", given.get("workdir"))
     before = [*line.before, *(word for word in variables if "=" in word)]
@@ -94,7 +94,9 @@ def _add_nodes(draft: Draft, given: Mapping[str, str]) -> None:
         draft.set_hostfile([each._replace(slots=n) for each, n in zip(entries, shares, strict=True) if n])
     elif ranks > procs > 0 and "hostfile" not in given:
         if ranks % procs:
-            raise UsageError(f"-n {ranks}: not a multiple of {procs} ranks per node; list the hosts (-H)")
+            raise UsageError(
+                f"-n {ranks} is not a multiple of {procs} ranks per node: list the hosts with -H"
+            )
         draft.set("nodes", ranks // procs)
         draft.set("procs_per_node", procs)
     else:
@@ -108,6 +110,7 @@ def _shares(ranks: int, slots: Sequence[int | None]) -> list[int]:
     share, more = divmod(ranks, len(slots)) if not any(slots) else (0, 0)
     given = [slot or share + (i < more) or 1 for i, slot in enumerate(slots)]
     if ranks > sum(given):
-        raise UsageError(f"-n {ranks}: the hosts have {sum(given)} slots; add more, as in -H a:4,b:4")
+        hint = "raise -N or the slots in -H, or add hosts, as in -H a:4,b:4"
+        raise UsageError(f"-n {ranks}: the hosts have only {sum(given)} slots; {hint}")
     ends = accumulate(given)
     return [max(0, min(count, (ranks or end) - end + count)) for count, end in zip(given, ends, strict=True)]

@@ -357,7 +357,7 @@ class _Script:
 
 def _parse(text: str) -> "Node":
     if len(text) > MAX_CHARACTERS:
-        raise UsageError(f"expected a batch script; this is longer than {MAX_CHARACTERS:,} characters")
+        raise UsageError(f"expected a batch script of at most {MAX_CHARACTERS:,} characters")
     try:
         from tree_sitter import Language, Parser
         from tree_sitter_bash import language

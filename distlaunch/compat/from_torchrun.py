@@ -69,9 +69,8 @@ def command_draft(words: Sequence[str], cpus: int) -> Draft:
     words = shell_words(words[0]) if typed else words
     line = cut_line(words, launcher_at(words), typed)
     if line is None:
-        got = " ".join(words[: 2 if words and is_python(words[0]) else 1])
-        known = "torchrun, python -m torch.distributed.run or .launch, distlaunch torchrun"
-        raise UsageError(f"expected {known}, got {got!r}" if got else f"expected {known}")
+        known = "torchrun, python -m torch.distributed.run or .launch, or distlaunch torchrun"
+        raise UsageError(f"expected a command with {known}")
     draft = Draft("the command line", typed)
     draft.note(_PATHS, *line.notes)
     add_torchrun(draft, line, cpus)
@@ -220,7 +219,7 @@ def _unexpanded(line: Line, flags: Flags, typed: bool, hosts_known: bool) -> Ite
     if typed and "/" not in flags.script and re.search("[$`]", flags.script):
         if flags.kind == "module":
             raise UsageError(f"--module {flags.script}: write the value: {NO_SHELL}")
-        hint = "replace the variable by the flags or the script in it"
+        hint = "write the flags or the script that it stands for"
         raise UsageError(f"{flags.script}: {hint}: {NO_SHELL}")
     env = [f"{name}={text}" for name, text in line.env.items() if not name.startswith("PET_")]
     paths = (path for path in (line.python, flags.script) if re.search(_EXPANDED, path.lstrip("~")))

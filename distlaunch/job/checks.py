@@ -213,8 +213,9 @@ def _launcher(reading: Reading, spec: JobSpec) -> Mistakes:
     if launcher in launchers() and load(launcher).needs_names and numbered and not (allocation or submitted):
         yield "launcher", f"{launcher} needs host names, but nodes is a number"
     if launcher == "kubernetes" and not submitted and not numbered:
-        hint = "the selector selects the pods: set nodes to the number of nodes, or use launcher.command"
-        yield ("nodes" if "nodes" in reading.checked else "hostfile"), hint
+        key = "nodes" if "nodes" in reading.checked else "hostfile"
+        hint = 'to list pods, set launcher.command: [kubectl, exec, -i, "{host}", --]'
+        yield key, f"kubernetes.selector selects the pods: remove {key}; {hint}"
     elif launcher == "kubernetes" and not submitted and not reading.section("kubernetes").get("selector"):
         yield "launcher", "kubernetes needs kubernetes.selector, such as app=train"
     if isinstance(launcher, Mapping):
@@ -244,7 +245,7 @@ def _mpi(reading: Reading, spec: JobSpec) -> Mistakes:
         return
     if spec.rendezvous.etcd:
         key = "mpirun" if "mpirun" in reading.checked else "launcher"
-        yield key, "with rendezvous.backend: etcd-v2, torch's own agents start the ranks, not mpirun"
+        yield key, "mpirun and torch's own agents (etcd-v2) can't both start the ranks: remove one of them"
     for key in filter(reading.checked.get, _NOT_WITH_MPIRUN):
         yield key, f"mpirun places and starts the ranks: remove {key}, or launcher: mpirun"
     for path, node in reading.listed():

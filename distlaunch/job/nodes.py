@@ -164,8 +164,8 @@ def host_entries(words: Sequence[str]) -> list[HostEntry]:
         slots = horovod_slots
         if slots == "22" or (slots.isdecimal() and int(slots) > MAX_SLOTS):
             raise ValueError(
-                f'"{name}:{slots}" means {slots} slots; in a hostfile, write "{name} slots={slots}" for that'
-                f"; for a port, use ssh_config or nodes: [{{host: {name}, port: {slots}}}]"
+                f'"{name}:{slots}" means {slots} slots; if that is right, write "{name} slots={slots}" in a '
+                f"hostfile; for a port, use ssh_config or nodes: [{{host: {name}, port: {slots}}}]"
             )
     if slots is not None and not re.fullmatch("[1-9][0-9]{0,5}", slots):
         raise ValueError(f'slots: expected a number from 1 to 999999, got "{slots}"')
@@ -176,7 +176,7 @@ def _option(word: str) -> tuple[str, str]:
     key, equals, value = word.partition("=")
     key = {"max-slots": "max_slots", "cpu": "slots", "count": "slots"}.get(key, key)
     if not equals or key not in ("slots", "max_slots"):
-        raise ValueError(f'unexpected "{word}"; write "host slots=4" or "host:4"')
+        raise ValueError(f'unexpected "{word}"; write one host per line, as in "host slots=4" or "host:4"')
     return key, value
 
 

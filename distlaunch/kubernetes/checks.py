@@ -88,14 +88,19 @@ def _nodes(spec: JobSpec) -> Iterator[tuple[str, str]]:
     """Yield each mistake: (path in the job file, text)."""
     for path in ("nodes[0]", "hostfile"):
         if path in spec.places:
-            advice = "set nodes to the number of nodes; kubernetes.node_selector selects specific ones"
-            yield path.partition("[")[0], f"Kubernetes chooses the nodes: {advice}"
+            advice = "replace this with nodes: N, the number of pods; to limit the choice, set"
+            text = f"Kubernetes chooses the nodes: {advice} kubernetes.node_selector"
+            yield path.partition("[")[0], text
     if "spares" in spec.places:
-        yield "spares", "Kubernetes has no spares: remove it; with restarts.requeue it replaces lost pods"
+        yield (
+            "spares",
+            "Kubernetes has no spares: remove it; lost pods are replaced if restarts.requeue is set",
+        )
     if spec.fewest < len(spec.nodes):
         yield "min_nodes", "the number of pods is fixed: remove min_nodes"
     if spec.nodes[0].gpus is None and "nodes[0]" not in spec.places:
-        yield "gpus_per_node", "set it to the number of GPUs of each pod, 0 for a CPU job"
+        text = "set it to the number of NVIDIA GPUs of each pod, 0 for a CPU job"
+        yield "gpus_per_node", f"{text}; for other GPUs, set kubernetes.resources.limits instead"
 
 
 def _paths(spec: JobSpec) -> Iterator[tuple[str, str]]:
@@ -106,15 +111,17 @@ def _paths(spec: JobSpec) -> Iterator[tuple[str, str]]:
     if spec.program.placed and spec.program.words[0].startswith("~"):
         yield spec.program.kind, "write the full path: in the image, ~ is not your home directory"
     if "logs.dir" in spec.places and not spec.logs.directory.startswith("/"):
-        yield "logs.dir", "expected an absolute path, such as one below the mount of a volume"
+        yield "logs.dir", "expected an absolute path, such as a directory on a volume"
 
 
 def _rendezvous(spec: JobSpec) -> Iterator[tuple[str, str]]:
     if spec.rendezvous.etcd:
         yield "rendezvous.backend", "distlaunch assigns the ranks in pods: remove it"
     elif spec.rendezvous.host:
-        path = "rendezvous.endpoint" if "rendezvous.endpoint" in spec.places else "master_addr"
-        yield path, "ranks connect to the first pod, which Kubernetes names; only the port can be set"
+        in_endpoint = "rendezvous.endpoint" in spec.places
+        path = "rendezvous.endpoint" if in_endpoint else "master_addr"
+        advice = 'set only the port, as in ":29500"' if in_endpoint else "remove it"
+        yield path, f"ranks always connect to the first pod: {advice}"
 
 
 def _words(spec: JobSpec) -> Iterator[tuple[str, str]]:
@@ -132,6 +139,6 @@ def _env(spec: JobSpec) -> Iterator[tuple[str, str]]:
             yield f"env.{name}", f"a value from your environment is never printed: write it here, or {advice}"
     for path, names in (("env", spec.program.env), ("kubernetes.secrets", secrets)):
         for name in filter(_OWN.fullmatch, names):
-            yield f"{path}.{name}", f"the launcher in each pod reads {name} itself; remove it"
+            yield f"{path}.{name}", f"the launcher in each pod reads {name}; remove it"
         for name in RESERVED & names.keys():
             yield f"{path}.{name}", f"distlaunch sets {name} for each worker; remove it"

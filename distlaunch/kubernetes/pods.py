@@ -15,7 +15,7 @@ from distlaunch.transports.transport import Command
 
 GPU = re.compile(r".*/(?:gpu|mig-)")
 """Resources that are GPUs of any kind."""
-_NAMED = "list the pods in nodes, with launcher.command"
+_NAMED = "if you may not list pods, name them in nodes, with launcher.command"
 
 
 class Kubectl(Command):
@@ -38,7 +38,8 @@ def pods_here(selector: str, namespace: str | None, container: str | None) -> Al
     try:
         found = pods_listed(printed(tuple(command), _NAMED), selector, container)
     except OSError as error:
-        raise UsageError(f"can't list the pods: kubectl: {reason(error)}; install it, or {_NAMED}") from None
+        hint = "install it on this machine, or correct PATH"
+        raise UsageError(f"can't run kubectl: {reason(error)}; {hint}") from None
     except ValueError as error:
         raise UsageError(f"can't parse the output of `{shlex.join(command)}`: {error}") from None
     if not found.nodes:
@@ -71,8 +72,8 @@ def pods_listed(text: str, selector: str, container: str | None) -> Allocation:
     try:
         pods = sorted(json.loads(text)["items"], key=lambda pod: natural(pod["metadata"]["name"]))
         nodes = tuple(node for pod in pods for node in _node(pod, container))
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"not a list of pods: {type(error).__name__}: {error}") from None
+    except (KeyError, TypeError, AttributeError):
+        raise ValueError("not a list of pods") from None
     return Allocation("kubernetes", f"Kubernetes ({selector})", "", nodes)
 
 

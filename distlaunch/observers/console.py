@@ -174,7 +174,7 @@ class Console:
             output.close(patient)
         dropped = sum(outlet.dropped_lines for outlet in {output, errors} if not outlet.broken)
         if dropped:
-            self.say(f"{counted(dropped, 'line')} not shown: the reader was too slow")
+            self.say(f"{counted(dropped, 'line')} not shown: the terminal or pipe was too slow")
         errors.close(patient)
 
     def _broken(self, name: str, other: int, error: OSError) -> None:

@@ -271,11 +271,12 @@ class Recorder(Observer):
         if not self._directory.flush():
             self._close_files()  # don't wait twice for a stalled disk
         elif os.path.exists(self._directory.path) and (gone := self._directory.removed()):
-            self.remark(f"removed during the run from {self._directory.path}, and lost: {listed(gone)}")
+            self.remark(f"files removed from {self._directory.path} during the run are lost: {listed(gone)}")
         if self._directory.lost:
             self.remark(self._loss_words())
         if not os.path.exists(self._directory.path):
-            self.remark(f"{self._directory.path} was removed or renamed during the run: its logs are lost")
+            what = "its logs are lost, or incomplete under the new name"
+            self.remark(f"{self._directory.path} was removed or renamed during the run: {what}")
         if self._limit and (over := sum(max(0, size - self._limit) for size in self._sizes.values())):
             self.remark(f"{over} bytes of output beyond logs.limit were not kept")
 
@@ -340,7 +341,7 @@ def _unpickled(data: bytes) -> Any:
         """An unpickler of plain containers, strings and numbers, since a node's pickle could run code."""
 
         def find_class(self, module: str, name: str) -> Any:
-            raise pickle.UnpicklingError(f"a dump may not load {module}.{name}")
+            raise pickle.UnpicklingError(f"{module}.{name}")
 
     return PlainData(io.BytesIO(data)).load()
 

@@ -130,8 +130,10 @@ def _opened(path: str, flags: int) -> int:
     status = os.fstat(fd)
     if status.st_uid != os.geteuid() or status.st_mode & 0o022:
         os.close(fd)
-        what = "belongs to another user" if status.st_uid != os.geteuid() else "can be written by other users"
-        raise UsageError(f"{path}: this list of runs {what}; set XDG_STATE_HOME to another directory")
+        foreign = "belongs to another user; set HOME or XDG_STATE_HOME to a directory of yours"
+        shared = "can be written by other users; use chmod go-w, or set XDG_STATE_HOME to another directory"
+        what = foreign if status.st_uid != os.geteuid() else shared
+        raise UsageError(f"{path}: this list of runs {what}")
     return fd
 
 

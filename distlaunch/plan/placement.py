@@ -174,7 +174,7 @@ def _check_names(spec: JobSpec, facts: Mapping[int, Facts]) -> None:
         node = spec.pool[index]
         named = fact.machine if isinstance(node.reach, Ssh) else ""
         if named and (other := seen.setdefault(named, node.label)) != node.label:
-            hint = f"remove one; to run more workers on it, raise procs of {other}"
+            hint = f"remove one; to run more workers on it, raise the procs of {other}"
             raise spec.error(node.path, f"{node.label} and {other} are the same host; {hint}")
 
 
@@ -209,8 +209,8 @@ def node_plan(spec: JobSpec, fact: Facts, index: int, node_rank: NodeRank, first
         gpus = 0 if spec.backend == "gloo" else node.procs
     procs = fact.procs or node.procs or gpus or node.cpu_procs or 1
     if procs > MAX_PROCS:
-        text = f"{procs} workers on {node.label} are too many: at most {MAX_PROCS} are supported"
-        raise spec.error(node.path, f"{text}; lower procs_per_node, or use more nodes")
+        text = f"{procs} workers on {node.label}: a node can have at most {MAX_PROCS}"
+        raise spec.error(node.path, f"{text}; use fewer, or more nodes")
     binding = spec.placement.binding
     if binding and binding.how == "listed" and len(binding.cpus) < procs:
         has = counted(procs, "worker")

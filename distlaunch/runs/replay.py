@@ -39,7 +39,7 @@ from distlaunch.supervisor.step import HANDLERS, begin, step
 from distlaunch.transports import load
 from distlaunch.transports.transport import Transport
 
-NO_START = f"line 1: not the start of a history of version {VERSION}"
+NO_START = f"line 1: expected a run in format {VERSION}; use the version of distlaunch that recorded it"
 MAX_OPEN = 100
 """Maximum output files kept open at once."""
 PIECE = 1 << 20

@@ -203,7 +203,8 @@ def find(word: str | None, alone: bool = False) -> Run:
         nothing = f"no runs below the current directory or started from it; specify one ({_LIST})"
     elif os.path.isdir(word) or (os.sep in word and not word.endswith(JOB_FILES)):
         if os.path.isdir(word) and os.stat(word).st_uid != os.geteuid():
-            raise UsageError(f"{word} belongs to another user: only that user can follow or stop its runs")
+            hint = "you can follow and stop only your own runs; specify one by its ID or directory"
+            raise UsageError(f"{word} belongs to another user: {hint}")
         if found := run_in(os.path.abspath(word)):
             return found
         runs, which = dict(scanned([word])), f"in {word}"

@@ -84,7 +84,7 @@ def load(name: str) -> "Scheduler":
         if point.name == name:
             loaded: Scheduler = point.load()
             return loaded
-    raise DistlaunchError(f"unknown scheduler {name}: correct its name, or install the package that adds it")
+    raise DistlaunchError(f"unknown scheduler {name}: install the package that adds it, or correct {NAMED}")
 
 
 def names() -> list[str]:

@@ -93,7 +93,12 @@ def test_a_stalled_reader_slows_no_worker(tmp_path: Path, gate: Path, figures: F
         memory_figures(run, pids[0], figures)
         open_gate(gate)
         run.process.stdout = stalled
-        ends(run, figures, Ending(0, "lines not shown: the reader was too slow", 10.0), time.monotonic())
+        ends(
+            run,
+            figures,
+            Ending(0, "lines not shown: the terminal or pipe was too slow", 10.0),
+            time.monotonic(),
+        )
         nothing_was_dropped(run.stderr)
         kept = (run.run_directory() / "rank0.out").read_bytes().count(b"x" * 1023 + b"\n") * 1024
         figures("bytes lost from the log", 64 * MIB - kept, at_most=0, unit="bytes")
@@ -388,5 +393,8 @@ def test_says_that_the_run_directory_was_removed(tmp_path: Path) -> None:
         run.process.send_signal(signal.SIGINT)
         assert run.wait() == 130
     wait_gone([*pids.values()], 0.0)
-    assert " was removed or renamed during the run: its logs are lost\n" in run.stderr
+    assert (
+        " was removed or renamed during the run: its logs are lost, or incomplete under the new name\n"
+        in run.stderr
+    )
     assert not [*(tmp_path / "runs").iterdir()]

@@ -714,7 +714,7 @@ def test_prune_deletes_old_runs_that_are_over_here_or_in_the_named_directory(
     (damaged / "events.jsonl").touch()
     kept = ran(tmp_path, "prune", "--older", "0s").stderr
     assert kept.startswith(
-        f"distlaunch: kept damaged runs, whose end is unknown; to delete them: rm -r {damaged}\n"
+        f"distlaunch: kept runs with an unreadable status; if they have ended, delete them: rm -r {damaged}\n"
     )
     week = ran(tmp_path, "prune", "--older", "1w")
     assert (week.returncode, "(units: ms, s, m, h, d), got '1w'" in week.stderr) == (2, True)
@@ -842,9 +842,9 @@ def test_trusts_no_run_directory_or_list_of_another_user(
     index = tmp_path / "state/distlaunch/runs.jsonl"
     index.chmod(0o666)
     done = distlaunch("ps", "-a")
-    what = f"{index}: this list of runs can be written by other users"
+    what = f"{index}: this list of runs can be written by other users; use chmod go-w, or set "
     assert done.returncode == 2
-    assert done.stderr == f"distlaunch: {what}; set XDG_STATE_HOME to another directory\n"
+    assert done.stderr == f"distlaunch: {what}XDG_STATE_HOME to another directory\n"
 
 
 FULL = "can't write to stdout: No space left on device"
@@ -882,4 +882,4 @@ def test_names_a_log_that_was_removed_during_the_run(tmp_path: Path) -> None:
         log.unlink()
         (tmp_path / "go").touch()
         assert run.wait() == 0
-    assert f"removed during the run from {run.run_directory()}, and lost: rank0.out\n" in run.stderr
+    assert f"files removed from {run.run_directory()} during the run are lost: rank0.out\n" in run.stderr

@@ -334,7 +334,7 @@ def test_a_variable_that_a_block_may_change_is_not_filled_in(text: str) -> None:
         ("#SBATCH -N x\n" + RUN, "--nodes=x: expected a number"),
         ("#SBATCH -N 99999\n" + RUN, "nodes: expected an integer from 1 to 4096"),
         ("torchrun --nproc_per_node $X t.py", "--nproc-per-node $X: write the value: job files don't expand"),
-        ("torchrun $FLAGS t.py", "$FLAGS: replace the variable by the flags"),
+        ("torchrun $FLAGS t.py", "$FLAGS: write the flags or the script"),
         ("torchrun --frob t.py", "torchrun has no flag --frob"),
         ("torchrun --nproc_per_node 2", "no script given"),
         ("srun python", "no script given"),
@@ -367,7 +367,7 @@ def test_a_huge_script_is_refused_in_bounded_time(part: str) -> None:
     begun = time.process_time()
     with pytest.raises(UsageError, match="no srun with"):
         imported("A=x\n" + part * ((MAX_CHARACTERS - 4) // len(part)))
-    with pytest.raises(UsageError, match="this is longer than 32,768 characters"):
+    with pytest.raises(UsageError, match="a batch script of at most 32,768 characters"):
         imported(part * (MAX_CHARACTERS + 1))
     assert time.process_time() - begun < 60
 

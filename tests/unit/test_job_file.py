@@ -101,13 +101,13 @@ def test_hostfiles_of_three_tools_are_read(
             id="a digit that is no number",
         ),
         pytest.param("a slots=0", "1:1: slots", id="no slots"),
-        pytest.param("a gpus=4", '1:1: unexpected "gpus=4"; write "host slots=4" or "host:4"', id="word"),
+        pytest.param("a gpus=4", '1:1: unexpected "gpus=4"; write one host per line', id="word"),
         pytest.param("-oProxyCommand=x", "1:1: a host name can't begin with a dash", id="dash"),
         pytest.param("a;b", '1:1: "a;b" is not a valid host name', id="no host"),
         pytest.param(
             "a\nb:2222",
-            '2:1: "b:2222" means 2222 slots; in a hostfile, write "b slots=2222" for that; '
-            "for a port, use ssh_config or nodes: [{host: b, port: 2222}]",
+            '2:1: "b:2222" means 2222 slots; if that is right, write "b slots=2222" in a '
+            "hostfile; for a port, use ssh_config or nodes: [{host: b, port: 2222}]",
             id="a port",
         ),
         pytest.param("a:22", '1:1: "a:22" means 22 slots', id="ssh's port"),

@@ -414,18 +414,18 @@ def test_the_bundle_is_the_whole_agent_needs_only_python_and_is_reproducible() -
     ("text", "problem"),
     {
         "script: ~/t.py": "write the full path: in the image, ~ is not your home directory",
-        "nodes: [a, b]": "nodes: Kubernetes chooses the nodes: set nodes to the number of nodes; ",
+        "nodes: [a, b]": "nodes: Kubernetes chooses the nodes: replace this with nodes: N, the number ",
         "nodes: 2\nspares: rest": "spares: Kubernetes has no spares: remove it; ",
         "nodes: 4\nmin_nodes: 2": "min_nodes: the number of pods is fixed: ",
-        "gpus_per_node: auto": "gpus_per_node: set it to the number of GPUs of each pod, 0 for a CPU job",
+        "gpus_per_node: auto": "gpus_per_node: set it to the number of NVIDIA GPUs of each pod",
         "workdir: src": "workdir: expected an absolute path in the image",
         "workdir: ~/src": "workdir: expected an absolute path in the image",
         "python: venv/bin/python": "python: expected a name or an absolute path in the image",
-        "logs: {dir: out}": "logs.dir: expected an absolute path, such as one below the mount of a volume",
+        "logs: {dir: out}": "logs.dir: expected an absolute path, such as a directory on a volume",
         "nodes: 2\nrendezvous: {backend: etcd-v2, endpoint: 'e:1'}": (
             "rendezvous.backend: distlaunch assigns the ranks in pods"
         ),
-        "master_addr: gpu-a": "master_addr: ranks connect to the first pod, which Kubernetes names",
+        "master_addr: gpu-a": "master_addr: ranks always connect to the first pod: remove it",
         "args: ['--rank={rank}']": (
             "args[0]: {rank} can't be filled in on Kubernetes: have the script read RANK"
         ),
@@ -437,7 +437,7 @@ def test_the_bundle_is_the_whole_agent_needs_only_python_and_is_reproducible() -
         "kubernetes: {secrets: {RANK: {secret: s, key: k}}}": (
             "kubernetes.secrets.RANK: distlaunch sets RANK for each worker; remove it"
         ),
-        "env: {PET_NNODES: 3}": "env.PET_NNODES: the launcher in each pod reads PET_NNODES itself; remove it",
+        "env: {PET_NNODES: 3}": "env.PET_NNODES: the launcher in each pod reads PET_NNODES; remove it",
         "kubernetes: {volumes: [{mount: /x}]}": (
             "kubernetes.volumes[0]: set one of claim, config_map, secret and host_path"
         ),

@@ -79,9 +79,9 @@ def test_an_exit_survives_json() -> None:
 @pytest.mark.parametrize(
     ("lines", "words"),
     [
-        ([], "line 1: not the start"),
-        ([line("AgentUp")], "line 1: not the start"),
-        ([line(BEGAN, version=VERSION + 1)], f"not the start of a history of version {VERSION}"),
+        ([], "line 1: expected a run in format"),
+        ([line("AgentUp")], "line 1: expected a run in format"),
+        ([line(BEGAN, version=VERSION + 1)], f"expected a run in format {VERSION}"),
         ([first_line(spec_of("script: t.py")), line("Nonsense")], "line 2: unknown event: 'Nonsense'"),
         ([first_line(spec_of("script: t.py")), line("Swept", node="a")], "line 2: Swept: "),
         ([first_line(spec_of("script: t.py")), line("Swept")], "line 2: Swept: "),
