@@ -9,10 +9,10 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from distlaunch.cli.output import print_text, say
-from distlaunch.errors import DistlaunchError, Exit, UsageError
+from distlaunch.errors import DistlaunchError, Exit, UsageError, reason
 from distlaunch.launch.join import Launcher, Prover, blocked
 from distlaunch.schedulers import task_in
-from distlaunch.schedulers.task import Task, check_devices, check_master, mpi_task
+from distlaunch.schedulers.task import SET_MASTER, Task, check_devices, check_master, mpi_task
 from distlaunch.transports.gathering import Arrival, Gathering, TaskPlace, ports_for
 
 if TYPE_CHECKING:
@@ -56,13 +56,15 @@ def gathering_of(task: Task, virtual: bool, environ: Mapping[str, str]) -> Gathe
     place = TaskPlace(local_rank, task.local_size, task.node_rank, task.node_count)
     gpus = 1 if task.devices and (virtual or task.devices >= task.local_size) else 0
     name = os.uname().nodename or "localhost"
+    hint = "check that rank 0 started, and that no firewall blocks the port"
+    hint = "MASTER_ADDR must be an address of the host of rank 0" if "MASTER_ADDR" in environ else hint
     return Gathering(
         Arrival(job, name, (task.size, task.size), task.rank, place=place, gpus=gpus),
         hosts=_hosts(task, environ),
         ports=(int(port),) if port else ports_for(job),
         serves=task.rank == 0,
         fixed=port is not None,
-        hint="check MASTER_ADDR",
+        hint=hint,
     )
 
 
@@ -122,7 +124,11 @@ def task_of(environ: Mapping[str, str]) -> Task:
     if task := mpi_task(environ):
         if task.manager is None or environ.get("MASTER_PORT"):
             return task
-        return located(task, task.manager)
+        try:
+            return located(task, task.manager)
+        except OSError as error:
+            what = f"can't communicate with mpirun through PMI_FD: {reason(error)}"
+            raise DistlaunchError(f"{what}; if mpirun is still running, {SET_MASTER}") from None
     return task_in(environ)
 
 
@@ -133,7 +139,7 @@ def _hosts(task: Task, environ: Mapping[str, str]) -> tuple[str, ...]:
     if task.on_one_node:
         return ("127.0.0.1",)
     if not task.addresses:
-        raise UsageError("the host of rank 0 is unknown: set both MASTER_ADDR and MASTER_PORT")
+        raise UsageError(f"the host of rank 0 is unknown: {SET_MASTER}")
     return task.addresses
 
 
@@ -185,16 +191,19 @@ def node_of(mapping: str, rank: int) -> tuple[int, int] | None:
 
 
 def _ask(manager: socket.socket, line: str) -> dict[str, str]:
-    """Send a command to the process manager, and return the fields of its answer."""
+    """Send a command to the process manager, and return the fields of its answer.
+
+    Raises OSError, or `DistlaunchError` if it refuses the command.
+    """
     manager.sendall(line.encode() + b"\n")
     answer = b""
     while not answer.endswith(b"\n"):
         piece = manager.recv(1)  # only the answer: later bytes belong to the program
         if not piece:
-            raise DistlaunchError("mpirun's process manager has exited")
+            raise OSError("it closed the connection")
         answer += piece
     text = answer.decode(errors="replace").strip()
     fields = dict(word.partition("=")[::2] for word in text.split())
     if fields.get("rc", "0") != "0":
-        raise DistlaunchError(f"mpirun's process manager refused `{line}`: {text}")
+        raise DistlaunchError(f"mpirun's process manager refused `{line}`: {text}; {SET_MASTER}")
     return fields

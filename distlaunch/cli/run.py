@@ -132,7 +132,7 @@ def refuse_copy(environ: Mapping[str, str]) -> None:
     """Raise `UsageError` if every task of a scheduler's step would run the job, except in the first task."""
     scheduler, _, tasks = step_size(environ)
     if tasks > 1 and task_number(environ):
-        what = f"this {step_title(scheduler)} has {tasks} tasks, and each of them would run the whole job"
+        what = f"this {step_title(scheduler)} has {tasks} tasks, of which only the first runs the job"
         raise UsageError(f"{what}: start `distlaunch run` once; for one rank per task, use `distlaunch exec`")
 
 
@@ -144,7 +144,7 @@ def _check(options: RunOptions) -> None:
     if options.view and (options.as_json or options.quiet):
         raise UsageError("--view can't be combined with --json or --quiet")
     if options.view and not sys.stdout.isatty():
-        raise UsageError("--view needs a terminal as stdout")
+        raise UsageError("--view works only if stdout is a terminal")
     if in_background and options.as_json:
         raise UsageError("--json can't be combined with --detach or --on; use `distlaunch wait --json RUN`")
 

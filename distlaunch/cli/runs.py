@@ -154,7 +154,7 @@ def view(which: Which = None) -> None:
     from distlaunch.observers.screen import Screen
 
     if not sys.stdout.isatty():
-        raise UsageError("view needs a terminal as stdout; use `distlaunch attach` instead")
+        raise UsageError("view works only if stdout is a terminal; use `distlaunch attach` instead")
 
     def shown(run: Run, interrupts: Interrupts) -> Run:
         with closing(Screen(Terminal(interrupts), interrupts, run.directory, run.status.began)) as screen:

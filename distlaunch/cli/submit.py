@@ -157,14 +157,15 @@ def _submitted(spec: JobSpec, scheduler: Scheduler, script: str) -> tuple[str, P
         with os.fdopen(fd, "w") as file:
             file.write(script)
     except OSError as error:
-        text = f"can't write the batch script to {directory}: {reason(error)}; set logs.dir"
-        raise DistlaunchError(text) from None
+        what = f"can't write the batch script to {directory}: {reason(error)}"
+        raise DistlaunchError(f"{what}; set logs.dir to another directory") from None
     try:
         queued = scheduler.submit(path)
     except BaseException as error:
         os.unlink(path)
         if isinstance(error, ToolMissingError):
-            raise DistlaunchError(f"{error}; to use another scheduler, set --to") from None
+            elsewhere = "to submit from elsewhere, use --on HOST; for another scheduler, use --to"
+            raise DistlaunchError(f"{error}; {elsewhere}") from None
         raise
     note(Submission(queued, spec.name, directory, time.time(), "", scheduler.name, spec.invocation.file))
     return queued, Path(path).rename(Path(directory, f"{scheduler.name}-{queued}.sh"))

@@ -136,9 +136,9 @@ class Flags(NamedTuple):
         try:
             fewest, most = int(low), int(high or low)
         except ValueError:
-            raise UsageError(f"--nnodes: expected N or MIN:MAX, got {self.nnodes!r}") from None
+            fewest = most = 0
         if not 1 <= fewest <= most:
-            raise UsageError(f"--nnodes: expected 1 ≤ MIN ≤ MAX, got {self.nnodes!r}")
+            raise UsageError(f"--nnodes: expected N or MIN:MAX with 1 ≤ MIN ≤ MAX, got {self.nnodes!r}")
         return (1, 1) if self.standalone else (fewest, most)
 
     @property
@@ -202,7 +202,7 @@ class Flags(NamedTuple):
         try:
             return frozenset(int(rank) for rank in text.split(",") if rank.strip())
         except ValueError:
-            raise UsageError(f"--local-ranks-filter: expected ranks such as 0,2, got {text!r}") from None
+            raise UsageError(f'--local-ranks-filter: expected ranks such as "0,2", got {text!r}') from None
 
     def streams(self, field: Literal["redirects", "tee"]) -> dict[int, int] | int:
         """Return the streams (stdout = 1, stderr = 2) for all or some local ranks. Raises `UsageError`."""

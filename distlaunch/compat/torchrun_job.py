@@ -12,6 +12,7 @@ from distlaunch.job import spec as job
 from distlaunch.job.text import is_loopback, literal
 from distlaunch.schedulers import TABLE, step_size, step_title, task_number
 from distlaunch.transports.gathering import Arrival, Gathering
+from distlaunch.wording import counted
 
 _UNHANDLED = ("SIGKILL", "SIGSTOP", "SIGTSTP", "SIGTTIN", "SIGTTOU")
 _RUN_PATH = "import runpy,sys; sys.argv.pop(0); runpy.run_path(sys.argv[0], run_name='__main__')"
@@ -124,7 +125,7 @@ def procs_of(flags: Flags, here: Here) -> int:
     """Return the number of workers on this node. Raises `UsageError`."""
     procs = flags.procs
     if procs == "gpu" and not here.gpus:
-        raise UsageError("--nproc-per-node gpu: no GPU is visible; check CUDA_VISIBLE_DEVICES")
+        raise UsageError("--nproc-per-node gpu: no GPU is visible; check the driver and CUDA_VISIBLE_DEVICES")
     counts = {"cpu": here.cpus, "auto": here.gpus or here.cpus, "gpu": here.gpus}
     return procs if isinstance(procs, int) else counts[procs]
 
@@ -134,7 +135,8 @@ def _stop_s(flags: Flags, here: Here) -> float:
     if text is None or "shutdown_timeout" in flags.given:
         return float(min(flags.shutdown_timeout, job.FOREVER_S))
     if not text.isdecimal():
-        raise UsageError(f"TORCH_ELASTIC_SHUTDOWN_TIMEOUT: expected a number ≥ 0, got {text!r}")
+        what = f"expected a whole number of seconds ≥ 0, got {text!r}"
+        raise UsageError(f"TORCH_ELASTIC_SHUTDOWN_TIMEOUT: {what}")
     return float(min(int(text), job.FOREVER_S))
 
 
@@ -195,9 +197,9 @@ def gathering_of(flags: Flags, name: str, environ: Mapping[str, str]) -> Gatheri
         raise UsageError(f"--node-rank {flags.node_rank}: expected 0 to {most - 1}, with --nnodes {most}")
     number = flags.node_rank if "node_rank" in flags.given or not c10d else None
     task = task_number(environ) if c10d else None
-    hint = "check --node-rank 0 and --master-addr"
+    hint = f"{_endpoint_flag(flags)} must be an address of the node with --node-rank 0"
     if c10d:
-        hint = f"a node must have the address {host}, or get --rdzv-conf is_host=1"
+        hint = f"one of the nodes must have the address {host}, or be started with --rdzv-conf is_host=1"
     elif "node_rank" not in flags.given:
         hint = "without --node-rank or --rdzv-backend c10d, every launcher is node 0"
     return Gathering(
@@ -224,7 +226,7 @@ def _seconds(flags: Flags, keys: tuple[str, ...], default_s: float) -> float:
     given = [(key, flags.conf[key]) for key in keys if key in flags.conf]
     for key, text in given[:1]:
         if not text.isdecimal() or not int(text):
-            raise UsageError(f"--rdzv-conf {key}: expected a number of seconds ≥ 1, got {text!r}")
+            raise UsageError(f"--rdzv-conf {key}: expected a whole number of seconds ≥ 1, got {text!r}")
         return float(int(text))
     return default_s
 
@@ -243,8 +245,9 @@ def _check_endpoint(flags: Flags, host: str, port: int, environ: Mapping[str, st
     scheduler, count, tasks = step_size(environ)
     whose = step_title(scheduler) if scheduler else ""
     if tasks > flags.nodes[1]:
-        what = f"this {whose} has {tasks} tasks, but --nnodes is {flags.nnodes}"
-        raise UsageError(f"{what}: start one launcher on each node: {TABLE[scheduler].one_each}")
+        what = f"this {whose} has {tasks} tasks on {counted(count, 'node')}, but --nnodes is {flags.nnodes}"
+        advice = "set --nnodes to the number of nodes, and start one launcher on each"
+        raise UsageError(f"{what}: {advice}: {TABLE[scheduler].one_each}")
     if flags.c10d and count > 1 and is_loopback(host):
         hint = f"each of the {count} nodes of this {whose} would wait for the others at its own address"
         raise UsageError(f"{flag} {host}: {hint}; pass the first node's name")

@@ -62,7 +62,7 @@ def gather(spec: JobSpec, gathering: Gathering, interrupts: Interrupts, say: Say
         except OSError as error:
             if gathering.serves or error.errno != errno.EADDRINUSE:
                 text = f"can't listen at {gathering.label} for the other nodes: {error.strerror or error}"
-                raise JoinError(text, Exit.PORT_TAKEN) from None
+                raise JoinError(f"{text}; use another port on all nodes", Exit.PORT_TAKEN) from None
         else:
             try:
                 return _Controller(spec, gathering, listener, interrupts, say).gathered(port)

@@ -142,8 +142,9 @@ class Prover:
             try:
                 return self._credential(_digest(side, transcript))
             except OSError as error:
-                text = f"{self._name} has no MUNGE credential: {error}; or set {SECRET} on all nodes"
-                raise JoinError(text, Exit.USAGE) from None
+                what = f"the controller requires a MUNGE credential, which {self._name} can't create: {error}"
+                advice = f"set up MUNGE there, or set {SECRET} to the same value on all nodes"
+                raise JoinError(f"{what}; {advice}", Exit.USAGE) from None
         return ""
 
     def wrong(self, way: str, side: str, transcript: str, proof: object) -> str:
@@ -345,7 +346,8 @@ class Launcher:
             raise
         connection.sendall(line_of({"proof": proof}))
         if why := self._prover.wrong(way, "controller", covered, receive(ANSWER_S).get("proof")):
-            raise JoinError(f"the controller at {host} can't be trusted: {why}", Exit.USAGE)
+            advice = "if it belongs to another job, use another port"
+            raise JoinError(f"the controller at {host} can't be trusted: {why}; {advice}", Exit.USAGE)
         message: dict[str, Any] = {}
         while "node" not in message:
             try:
@@ -357,7 +359,7 @@ class Launcher:
                 self._say(str(message["waiting"]))
         node, run_id = message["node"], message["run"]
         if not isinstance(node, int) or not 0 <= node < MAX_NODES or not _is_run_id(run_id):
-            raise ValueError("no such node or run is possible")
+            raise ValueError("it sent an invalid node or run")
         if arrival.node_rank not in (None, node):
             self._say(renumbered(node, arrival.node_rank))
         return Seat(connection, node, run_id, str(message["nonce"]), host, bytes(received))

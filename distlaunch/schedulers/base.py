@@ -12,7 +12,7 @@ from distlaunch.job.spec import AllocatedNode, Allocation, JobSpec
 from distlaunch.job.text import path_in
 from distlaunch.job.types import LINE, Field, Integer, Lines, ListOf, Record, Text, seconds_in
 from distlaunch.schedulers import queue
-from distlaunch.schedulers.task import Names, Task, numbered_task
+from distlaunch.schedulers.task import SET_BY_A_SCRIPT, Names, Task, numbered_task
 from distlaunch.supervisor.events import AllocationReported
 from distlaunch.transports.transport import Local, Transport
 
@@ -149,8 +149,10 @@ class Scheduler:
         try:
             return self.allocation(environ, listed)
         except ValueError as error:
-            where = (listing if isinstance(listing, str) else " ".join(listing)) or "the environment"
-            raise UsageError(f"can't read the allocation from {where}: {error}") from None
+            where = listing if isinstance(listing, str) else " ".join(listing)
+            advice = queue.INSTEAD if where else SET_BY_A_SCRIPT
+            where = where or f"{self.title} variables"
+            raise UsageError(f"can't read the allocation from {where}: {error}; {advice}") from None
 
     def reach(self, allocation: Allocation, node: AllocatedNode, here: str) -> Transport | None:
         """Return the transport from this host, `here`, to a host of an allocation; None = ssh."""

@@ -29,7 +29,7 @@ _EMPTY = ("", "Exiting.")
 VISIBLE = ("CUDA_VISIBLE_DEVICES",)
 """The variable that lists the GPUs visible to a process."""
 _GRANTED = ("SGE_HGR_gpu", "SGE_HGR_GPU", *VISIBLE)
-_INSTEAD = "list the hosts in nodes, or use `--set launcher=local`"
+INSTEAD = "list the hosts in nodes, or use `--set launcher=local`"
 ANYTHING = re.compile("")
 """Pattern for `forgives` that accepts any failure."""
 Stage = Literal["waits", "goes", "over"]
@@ -99,9 +99,8 @@ def call(
     try:
         done = _run(argv, ANSWER_S, stdin, env)
     except FileNotFoundError:
-        raise ToolMissingError(
-            f"{argv[0]} not found: {title} commands are on the login nodes; from elsewhere use --on HOST"
-        ) from None
+        where = f"login nodes of {title} clusters have it"
+        raise ToolMissingError(f"{argv[0]} not found in PATH; {where}") from None
     except OSError as error:
         raise DistlaunchError(f"can't run {argv[0]}: {error.strerror}") from None
     except TimeoutExpired:
@@ -158,11 +157,11 @@ def read_hosts(listing: str | tuple[str, ...], title: str) -> str:
             return file.read()
     except OSError as error:
         what = listing if isinstance(listing, str) else listing[0]
-        text = f"can't read the hosts of this {title} job: {what}: {reason(error)}; {_INSTEAD}"
+        text = f"can't read the hosts of this {title} job: {what}: {reason(error)}; {INSTEAD}"
         raise UsageError(text) from None
 
 
-def printed(command: tuple[str, ...], instead: str = _INSTEAD) -> str:
+def printed(command: tuple[str, ...], instead: str = INSTEAD) -> str:
     """Return the output of a command that lists hosts. Raises OSError, or `UsageError` with `instead`."""
     from subprocess import TimeoutExpired
 

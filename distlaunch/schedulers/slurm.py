@@ -21,6 +21,7 @@ KILLED = 137
 ADVICE = task.Advice(
     "SLURM_LOCALID", "--gpus-per-node instead of --gpus-per-task, or ", "--ntasks-per-node={}"
 )
+_STARTER, _ADVICE = "srun or mpirun", ": use `srun distlaunch exec -- …`"
 _KEPT = ("SLURM_CONF", "SLURM_CLUSTERS")
 _PLAIN = (
     *("partition", "account", "qos", "constraint", "gres", "mem", "cpus_per_task"),
@@ -122,7 +123,8 @@ class Slurm(base.Scheduler):
         nodes = tuple(node for group in groups for node in _component(environ, group))
         if not nodes:
             raise UsageError(
-                "SLURM_JOB_ID is set, but SLURM_JOB_NODELIST is not; outside Slurm, `unset SLURM_JOB_ID`"
+                "SLURM_JOB_ID is set, but SLURM_JOB_NODELIST is not: in a container, pass on both; outside "
+                "Slurm, `unset SLURM_JOB_ID`"
             )
         queued, starts = environ.get("ENVIRONMENT") == "BATCH", int(environ.get("SLURM_RESTART_COUNT") or 0)
         return Allocation(self.name, self.title, environ["SLURM_JOB_ID"], nodes, queued, starts, answers=True)
@@ -135,11 +137,14 @@ class Slurm(base.Scheduler):
         """Locate a task of srun. Raises `UsageError` for missing or contradictory variables."""
         rank, size = _number(environ, "SLURM_PROCID"), _number(environ, "SLURM_NTASKS")
         node, local = _number(environ, "SLURM_NODEID"), _number(environ, "SLURM_LOCALID")
+        if "SLURM_STEP_NODELIST" not in environ:  # a batch script has the other variables
+            raise UsageError(f"exec must run as a task of {_STARTER}{_ADVICE}")
         try:
-            nodes = tuple(expand_nodelist(environ.get("SLURM_STEP_NODELIST", "")))
+            nodes = tuple(expand_nodelist(environ["SLURM_STEP_NODELIST"]))
             counts = expand_counts(environ.get("SLURM_STEP_TASKS_PER_NODE", ""))
         except ValueError as error:
-            raise UsageError(f"SLURM_STEP_NODELIST or SLURM_STEP_TASKS_PER_NODE: {error}") from None
+            what = f"SLURM_STEP_NODELIST or SLURM_STEP_TASKS_PER_NODE: {error}"
+            raise UsageError(f"{what}; {task.SET_BY_A_SCRIPT}") from None
         if len(nodes) != len(counts) or sum(counts) != size or not node < len(nodes):
             names = ("SLURM_NTASKS", "SLURM_NODEID", "SLURM_STEP_NODELIST", "SLURM_STEP_TASKS_PER_NODE")
             seen = ", ".join(f"{name}={environ.get(name, '')}" for name in names)
@@ -280,7 +285,7 @@ def expand_counts(text: str) -> list[int]:
     for item in text.split(",") if text else ():
         found = re.fullmatch(r"([0-9]+)(?:\(x([0-9]{1,5})\))?", item)
         if not found:
-            raise ValueError(f'"{text}" is not a list of counts per node')
+            raise ValueError(f'"{text}" is not a list of task counts per node')
         counts += [int(found[1])] * int(found[2] or 1)
     return counts
 
@@ -292,7 +297,7 @@ def count_gpus(text: str) -> int | None:
 
 
 def _number(environ: Mapping[str, str], name: str) -> int:
-    return task.number_of(environ, name, "srun or mpirun", ": use `srun distlaunch exec -- …`")
+    return task.number_of(environ, name, _STARTER, _ADVICE)
 
 
 def queued(state: str, reason: str = "") -> queue.Queued:

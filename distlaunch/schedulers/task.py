@@ -7,7 +7,7 @@ from distlaunch.agent.frozen import Frozen
 from distlaunch.errors import UsageError
 from distlaunch.job.spec import Allocation
 from distlaunch.schedulers.queue import VISIBLE, granted_gpus
-from distlaunch.wording import counted
+from distlaunch.wording import counted, listed
 
 
 class Advice(Frozen):
@@ -15,7 +15,7 @@ class Advice(Frozen):
 
     local_rank: str = "local rank"
     own_gpu: str = ""
-    tasks: str = "{} tasks"
+    tasks: str = "{} tasks per node"
 
 
 class Task(Frozen):
@@ -73,7 +73,8 @@ def check_devices(task: Task, environ: Mapping[str, str]) -> None:
             "`exec --virtual-local-rank`, which sets LOCAL_RANK to 0; if tasks share that GPU, start only one"
         )
     tasks, fitting = counted(task.local_size, "task"), task.advice.tasks.format(seen)
-    raise UsageError(f"{tasks} on this node share {seen} GPUs ({what}): use {fitting}")
+    fix = f"request more GPUs, or use {fitting}; for a CPU job, make CUDA_VISIBLE_DEVICES empty"
+    raise UsageError(f"{tasks} on this node share {seen} GPUs ({what}): {fix}")
 
 
 def check_master(task: Task, environ: Mapping[str, str]) -> None:
@@ -82,12 +83,12 @@ def check_master(task: Task, environ: Mapping[str, str]) -> None:
     if host and not port:
         raise UsageError(f"MASTER_ADDR={host} is set but MASTER_PORT is not: set both or neither")
     if port and not (port.isdecimal() and 0 < int(port) < 65536):
-        raise UsageError(f"MASTER_PORT={port} is not a port")
+        raise UsageError(f"MASTER_PORT={port} is not a port from 1 to 65535")
     known = {name.partition(".")[0] for name in task.nodes}
     if known and host and not host[0].isdigit() and ":" not in host and host.partition(".")[0] not in known:
         raise UsageError(
-            f"MASTER_ADDR={host} is not among this step's hosts ({', '.join(task.nodes)}): unset "
-            "MASTER_ADDR and MASTER_PORT, or set them to those of rank 0"
+            f"MASTER_ADDR={host} is not among this step's hosts ({listed(task.nodes)}): unset MASTER_ADDR "
+            f"and MASTER_PORT, or set MASTER_ADDR to {task.nodes[0]} or its IP address"
         )
 
 
@@ -118,8 +119,8 @@ def numbered_task(names: Names, environ: Mapping[str, str], title: str, allocati
     part = number_of(environ, names.nodes or names.local_size, names.starter) or 1
     nodes, each = (part, size // part) if names.nodes else (size // part, part)
     if not size or each * nodes != size:
-        what = "the same number of tasks on each node"
-        raise UsageError(f"{names.starter} must start {what}, not {size} on {nodes}")
+        what = f"{names.size}={size} and {names.nodes or names.local_size}={part}"
+        raise UsageError(f"{names.starter} must start the same number of tasks on each node, but {what}")
     rank = number_of(environ, names.rank, names.starter)
     local = number_of(environ, names.local_rank, names.starter)
     if rank >= size or rank % each != local:
@@ -129,7 +130,8 @@ def numbered_task(names: Names, environ: Mapping[str, str], title: str, allocati
     allocation = allocation_in(environ)
     hosts = tuple(node.host for node in allocation.nodes) if allocation else ()
     if len(hosts) < nodes:
-        raise UsageError(f"{names.starter} runs on {nodes} nodes, but {title} lists {len(hosts)}")
+        what = f"{names.starter} runs on {counted(nodes, 'node')}, but {title} lists only {len(hosts)}"
+        raise UsageError(f"{what}: use `distlaunch run job.yaml`")
     used = hosts[-nodes:]  # a launch node, which runs no tasks, comes first
     job = environ.get(names.job, "")
     step, devices = f"{job}.{environ.get('PMIX_NAMESPACE', '')}", granted_gpus(environ, VISIBLE)
@@ -138,7 +140,8 @@ def numbered_task(names: Names, environ: Mapping[str, str], title: str, allocati
 
 # mpirun: Open MPI's variables, or those of Hydra, which is MPICH's mpirun
 
-SET_BY_A_SCRIPT = "does a script set one of them?"
+SET_BY_A_SCRIPT = "does a script or container change one of them?"
+SET_MASTER = "set MASTER_ADDR to the host of rank 0, and MASTER_PORT to a free port there"
 _RANK, _HYDRAS_RANK = "OMPI_COMM_WORLD_RANK", "PMI_RANK"
 _OPEN_MPI = (_RANK, "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE")
 _HYDRA = (_HYDRAS_RANK, "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
@@ -165,12 +168,11 @@ def _of_open_mpi(environ: Mapping[str, str]) -> Task:
         return task
     if task.rank == 0 and environ.get(_MPIRUN) != environ.get(_DAEMON):
         raise UsageError(
-            "rank 0 is not on mpirun's host, and Open MPI doesn't expose where it is: set MASTER_ADDR and "
-            "MASTER_PORT (mpirun -x MASTER_ADDR=… -x MASTER_PORT=…), or list mpirun's host first"
+            "rank 0 is not on mpirun's host, and Open MPI doesn't expose where it is: list mpirun's host "
+            f"first, or {SET_MASTER} (mpirun -x MASTER_ADDR=… -x MASTER_PORT=…)"
         )
     if not (addresses := _addresses(environ.get(_MPIRUN, ""))):
-        what = "Open MPI doesn't expose where rank 0 is"
-        raise UsageError(f"{what}: set MASTER_ADDR and MASTER_PORT (mpirun -x)")
+        raise UsageError(f"Open MPI doesn't expose where rank 0 is: {SET_MASTER} (mpirun -x)")
     return task._replace(addresses=addresses)
 
 

@@ -85,7 +85,7 @@ def test_gives_up_after_the_join_timeout_without_a_controller(place: Path, port:
 
 ENDPOINT = ("--rdzv-backend=c10d", "--rdzv-endpoint=192.0.2.77:29500")  # RFC 5737
 NO_CONTROLLER = "can't reach the controller at 192.0.2.77:29500: "
-HAVE = "a node must have the address 192.0.2.77, or get --rdzv-conf is_host=1"
+HAVE = "one of the nodes must have the address 192.0.2.77, or be started with --rdzv-conf is_host=1"
 NOT_HERE = "192.0.2.1 is not an address of this machine: "
 
 
@@ -94,7 +94,7 @@ NOT_HERE = "192.0.2.1 is not an address of this machine: "
     [
         ((*ENDPOINT, "--rdzv-conf=join_timeout=1"), Exit.UNREACHABLE, [NO_CONTROLLER, HAVE]),
         ((*ENDPOINT, "--rdzv-conf=join_timeout=1,is_host=0"), Exit.UNREACHABLE, [NO_CONTROLLER, HAVE]),
-        (("--master-addr=192.0.2.1", "--node-rank=0"), Exit.USAGE, [f"{NOT_HERE}check --node-rank 0"]),
+        (("--master-addr=192.0.2.1", "--node-rank=0"), Exit.USAGE, [f"{NOT_HERE}--master-addr must be"]),
         (("--master-addr=192.0.2.1",), Exit.USAGE, [f"{NOT_HERE}without --node-rank or --rdzv-backend c10d"]),
     ],
     ids=["is not here", "is told so", "node 0", "no number"],

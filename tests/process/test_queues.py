@@ -347,8 +347,8 @@ def test_says_where_to_submit_from_outside_of_any_cluster(
     monkeypatch.setenv("PATH", os.path.dirname(distlaunch_argv()[0]))
     done = distlaunch("submit", str(tmp_path / "job.yaml"), "--to", to, status=1)
     title, _, (tool, *_) = KINDS[to]
-    told = f"{title} commands are on the login nodes; from elsewhere use --on HOST"
-    assert done.stderr == f"distlaunch: {tool} not found: {told}; to use another scheduler, set --to\n"
+    where = f"login nodes of {title} clusters have it; to submit from elsewhere, use --on HOST"
+    assert done.stderr == f"distlaunch: {tool} not found in PATH; {where}; for another scheduler, use --to\n"
 
 
 # Slurm's batch scripts

@@ -120,8 +120,8 @@ NOSUCH = "nosuch.invalid: "
             (["check-port", port], f"{port}: neither a job file nor host:port; write localhost:29777 for")
             for port in ("29777", ":29777")
         ),
-        (["view"], "view needs a terminal as stdout"),
-        (["run", "--view", "job.yaml"], "--view needs a terminal as stdout"),
+        (["view"], "view works only if stdout is a terminal; use `distlaunch attach`"),
+        (["run", "--view", "job.yaml"], "--view works only if stdout is a terminal"),
         (["run", "--view", "--detach", "job.yaml"], "--view can't be combined with --detach or --on"),
         (["run", "--view", "--json", "job.yaml"], "--view can't be combined with --json or --quiet"),
         (["run", "--view", "-q", "job.yaml"], "--view can't be combined with --json or --quiet"),

@@ -103,8 +103,11 @@ def test_does_not_warn_about_a_rendezvous_timeout() -> None:
             "--master-addr '': expected a host name or address",
         ),
         ("--rdzv-backend=static --node-rank=2", "--node-rank 2: expected 0 to 1, with --nnodes 2"),
-        ("--rdzv-conf=join_timeout=soon", "--rdzv-conf join_timeout: expected a number of seconds ≥ 1"),
-        ("--rdzv-conf=last_call_timeout=0", "--rdzv-conf last_call_timeout: expected a number of seconds"),
+        ("--rdzv-conf=join_timeout=soon", "--rdzv-conf join_timeout: expected a whole number of seconds ≥ 1"),
+        (
+            "--rdzv-conf=last_call_timeout=0",
+            "--rdzv-conf last_call_timeout: expected a whole number of seconds",
+        ),
         ("--rdzv-conf=is_host=maybe", "--rdzv-conf is_host: expected 1 or 0, got 'maybe'"),
         ("--rdzv-conf=x", "--rdzv-conf: expected key=value,…, got 'x'"),
         ("--rdzv-endpoint=127.0.1.1:5", "--rdzv-endpoint 127.0.1.1: each of the 4 nodes of this Slurm step"),
@@ -121,7 +124,7 @@ def test_refuses_several_launchers_on_a_node(words: tuple[str, ...]) -> None:
         gathering(*words, SLURM_STEP_NUM_NODES="2", SLURM_STEP_NUM_TASKS=tasks)
 
     joins("2")
-    told = r"this Slurm step has 3 tasks, but --nnodes is (1:)?2: .*: srun --ntasks-per-node=1"
+    told = r"this Slurm step has 3 tasks on 2 nodes, but --nnodes is (1:)?2: .*: srun --ntasks-per-node=1"
     with pytest.raises(UsageError, match=told):
         joins("3")  # heterogeneous
 

@@ -234,7 +234,7 @@ def test_names_what_is_left_out(command: str, told: str) -> None:
         ("torchrun --help", "no script given"),
         ("torchrun --nnodes=$N x.py", "--nnodes $N: write the value: job files don't expand shell variables"),
         ("torchrun --nproc-per-node ${G:-8} x.py", "--nproc-per-node ${G:-8}: write the value"),
-        ("PET_NNODES=$N torchrun x.py", "--nnodes: expected N or MIN:MAX, got '$N'"),
+        ("PET_NNODES=$N torchrun x.py", "--nnodes: expected N or MIN:MAX with 1 ≤ MIN ≤ MAX, got '$N'"),
         ("srun torchrun --nnodes=$N x.py", "--nnodes $N: write the value"),
         ("torchrun -m ${M} --role x", "--module ${M}: write the value: job files don't expand"),
         ("torchrun --nproc-per-node 2 --module $M conf.py", "--module $M: write the value"),

@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from distlaunch.cli.exec_task import node_of
-from distlaunch.errors import JobError, UsageError
+from distlaunch.cli.exec_task import node_of, task_of
+from distlaunch.errors import DistlaunchError, JobError, UsageError
 from distlaunch.job.spec import JobSpec
 from distlaunch.plan.other_launchers import under_mpirun
 from distlaunch.plan.placement import Facts, make_plan
@@ -148,6 +148,21 @@ def test_refuses_rank_0_on_another_host_than_mpirun() -> None:
 def test_refuses_contradictory_mpi_variables(change: dict[str, str], told: str) -> None:
     with pytest.raises(UsageError, match=told):
         mpi_task({**open_mpi(1, 4, 1, 2, 2), **change})
+
+
+def test_refuses_a_task_without_a_connection_to_hydra() -> None:
+    env = {
+        "PMI_RANK": "2",
+        "PMI_SIZE": "3",
+        "MPI_LOCALRANKID": "0",
+        "MPI_LOCALNRANKS": "1",
+        "PMI_FD": "999999",
+    }
+    with pytest.raises(
+        DistlaunchError, match="through PMI_FD: Bad file descriptor; if mpirun is still running"
+    ):
+        task_of(env)
+    assert task_of(env | {"MASTER_PORT": "29500"}).rank == 2
 
 
 def test_places_a_task_of_hydra_but_not_of_srun() -> None:

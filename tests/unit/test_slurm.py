@@ -55,7 +55,7 @@ def test_reads_an_allocation() -> None:
     assert asked is not None
     assert [node.procs for node in asked.nodes] == [2, 2, 1]
     for counts in ("x", "2(x", "2(3)", "-1"):
-        with pytest.raises(UsageError, match="not a list of counts"):
+        with pytest.raises(UsageError, match="not a list of task counts"):
             allocation_in(PLAIN | {"SLURM_NTASKS": "5", "SLURM_TASKS_PER_NODE": counts})
     assert allocation_in({"SLURM_CONF": "/etc/slurm.conf"}) is None
 
@@ -70,7 +70,7 @@ def test_only_the_first_task_of_a_step_runs_a_job() -> None:
     step = {"SLURM_JOB_ID": "3", "SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NUM_TASKS": "2"}
     refuse_copy({**step, "SLURM_PROCID": "0"})
     refuse_copy({"SLURM_JOB_ID": "3", "SLURM_PROCID": "0", "SLURM_NTASKS": "2"})  # a batch script
-    with pytest.raises(UsageError, match="this Slurm step has 2 tasks, and each of them would run the whole"):
+    with pytest.raises(UsageError, match="this Slurm step has 2 tasks, of which only the first runs"):
         refuse_copy({**step, "SLURM_PROCID": "1"})
 
 
@@ -378,7 +378,7 @@ def test_places_a_task_and_sets_its_environment() -> None:
         ({"SLURM_PROCID": "x"}, "SLURM_PROCID=x is not a number"),
         ({"SLURM_NTASKS": "6"}, "SLURM_NTASKS=6"),
         ({"SLURM_STEP_NODELIST": "host[1-2]"}, "SLURM_STEP_NODELIST=host[1-2]"),
-        ({"SLURM_STEP_TASKS_PER_NODE": "2(y)"}, "not a list of counts"),
+        ({"SLURM_STEP_TASKS_PER_NODE": "2(y)"}, "not a list of task counts"),
         ({"SLURM_LOCALID": "1"}, "SLURM_LOCALID=1"),
         ({"SLURM_NODEID": "3"}, "SLURM_NODEID=3"),
     ],
@@ -388,13 +388,19 @@ def test_refuses_contradictory_slurm_variables(changes: dict[str, str], said: st
         scheduler.task(TASK | changes)
 
 
+def test_refuses_exec_in_a_batch_script() -> None:
+    batch = {name: value for name, value in TASK.items() if not name.startswith("SLURM_STEP")}
+    with pytest.raises(UsageError, match="exec must run as a task of srun or mpirun: use `srun distlaunch"):
+        scheduler.task(batch)
+
+
 def test_refuses_tasks_that_cannot_have_a_gpu_each() -> None:
     task = scheduler.task(TASK)
     check_devices(task._replace(local_size=2), TASK)
     check_devices(task._replace(devices=None, local_size=8), {})
     with pytest.raises(UsageError, match="instead of --gpus-per-task"):
         check_devices(task._replace(devices=1, local_size=8), {"CUDA_VISIBLE_DEVICES": "3"})
-    with pytest.raises(UsageError, match="8 tasks on this node share 2 GPUs"):
+    with pytest.raises(UsageError, match=r"8 tasks .* share 2 GPUs .* or use --ntasks-per-node=2; for a CPU"):
         check_devices(task._replace(local_size=8), TASK)
 
 
@@ -407,9 +413,9 @@ def test_accepts_a_master_of_its_own_step() -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"MASTER_ADDR": "gpu7", "MASTER_PORT": "29500"}, "gpu7 is not among this step's hosts"),
+        ({"MASTER_ADDR": "gpu7", "MASTER_PORT": "29500"}, "set MASTER_ADDR to host1 or its IP address"),
         ({"MASTER_ADDR": "host1"}, "but MASTER_PORT is not"),
-        ({"MASTER_PORT": "70000"}, "is not a port"),
+        ({"MASTER_PORT": "70000"}, "is not a port from 1 to 65535"),
     ],
 )
 def test_refuses_a_master_of_another_step(given: dict[str, str], said: str) -> None:

@@ -220,17 +220,18 @@ def test_any_command_line_is_read_or_refused_in_a_line(words: list[str]) -> None
 @pytest.mark.parametrize(
     ("words", "text"),
     {
-        "--nnodes=two": "--nnodes: expected N or MIN:MAX, got 'two'",
-        "--nnodes=2:20:30": "--nnodes: expected N or MIN:MAX, got '2:20:30'",
-        "--nnodes=0": "--nnodes: expected 1 ≤ MIN ≤ MAX, got '0'",
-        "--nnodes=3:2": "--nnodes: expected 1 ≤ MIN ≤ MAX, got '3:2'",
+        "--nnodes=two": "--nnodes: expected N or MIN:MAX with 1 ≤ MIN ≤ MAX, got 'two'",
+        "--nnodes=2:20:30": "--nnodes: expected N or MIN:MAX with 1 ≤ MIN ≤ MAX, got '2:20:30'",
+        "--nnodes=0": "--nnodes: expected N or MIN:MAX with 1 ≤ MIN ≤ MAX, got '0'",
+        "--nnodes=3:2": "--nnodes: expected N or MIN:MAX with 1 ≤ MIN ≤ MAX, got '3:2'",
         "--nproc-per-node=unknown": (
             "--nproc-per-node: expected a number ≥ 1, auto, cpu or gpu, got 'unknown'"
         ),
         "--nproc-per-node=0": "--nproc-per-node: expected a number ≥ 1, auto, cpu or gpu, got '0'",
         "--nproc-per-node=²": "--nproc-per-node: expected a number ≥ 1, auto, cpu or gpu, got '²'",
         "--nproc-per-node=": "--nproc-per-node: expected a number ≥ 1, auto, cpu or gpu, got ''",
-        "--nproc-per-node=gpu": "--nproc-per-node gpu: no GPU is visible; check CUDA_VISIBLE_DEVICES",
+        "--nproc-per-node=gpu": "--nproc-per-node gpu: no GPU is visible; check the driver and "
+        "CUDA_VISIBLE_DEVICES",
         "--nproc-per-node=xpu": "--nproc-per-node xpu: can't count XPUs; pass a number",
         "--max-restarts=1.5": "--max-restarts: expected a number, got '1.5'",
         "--max-restarts=-1": "--max-restarts: expected a number ≥ 0, got '-1'",
@@ -238,7 +239,7 @@ def test_any_command_line_is_read_or_refused_in_a_line(words: list[str]) -> None
         "--monitor-interval=nan": "--monitor-interval: expected a number ≥ 0, got 'nan'",
         "--start-method=thread": "--start-method: expected spawn, fork or forkserver, got 'thread'",
         "--numa-binding=x": "--numa-binding: expected node, socket, exclusive or core-complex, got 'x'",
-        "--local-ranks-filter=a": "--local-ranks-filter: expected ranks such as 0,2, got 'a'",
+        "--local-ranks-filter=a": "--local-ranks-filter: expected ranks such as \"0,2\", got 'a'",
         "--print-completion=bash": "--print-completion: only torchrun itself prints a completion script",
         "--no-python --module": "--no-python and --module can't be combined",
         "--lr=0.1": "torchrun has no flag --lr; put the script's own flags after the script",
