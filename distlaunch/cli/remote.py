@@ -26,7 +26,7 @@ from distlaunch.transports.transport import SshOptions
 NO_PYTHON = 95
 """Exit status of the remote shell if Python is missing or too old."""
 _FIND_PYTHON = (
-    "for p in python3 python3.13 python3.12 python3.11 python3.10; do "
+    "for p in python3 python3.14 python3.13 python3.12 python3.11 python3.10; do "
     'if "$p" -c "import sys; sys.exit(sys.version_info < (3, 10))" 2>/dev/null; then break; fi; p=; done; '
     f'[ -n "$p" ] || exit {NO_PYTHON}; '
 )
@@ -167,7 +167,7 @@ def _status(ssh: Ssh, status: int) -> int:
     """Return the exit status of a command run over SSH. Raises `DistlaunchError` if Python is missing."""
     if status == NO_PYTHON:
         raise DistlaunchError(
-            f"{ssh.host}: found no Python 3.10 or later (tried python3 and python3.10 to python3.13 in the "
+            f"{ssh.host}: found no Python 3.10 or later (tried python3 and python3.10 to python3.14 in the "
             "PATH of SSH commands); install one there, or add it to that PATH"
         )
     if status == 255:

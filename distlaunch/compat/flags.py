@@ -311,7 +311,8 @@ def _convert(flag: Flag, value: str | None, name: str = "") -> Any:
     try:
         converted = flag.kind(text)
     except ValueError:
-        raise UsageError(f"{name}: expected a number, got {text!r}") from None
+        what = "a whole number" if flag.kind is int else "a number"
+        raise UsageError(f"{name}: expected {what}, got {text!r}") from None
     if flag.kind is not str and not converted >= 0:
         raise UsageError(f"{name}: expected a number ≥ 0, got {text!r}")
     return converted

@@ -177,7 +177,8 @@ class Prover:
             return f"its MUNGE credential can't be read on {self._name}: {error}"
         found = re.search(r"^UID: .*\((\d+)\)$", printed, re.MULTILINE)
         if status or not found:
-            return "it has no valid MUNGE credential"
+            why = re.search(r"^STATUS: +(.*) \(\d+\)$", printed, re.MULTILINE)
+            return f"it has no valid MUNGE credential{f' ({why[1]})' if why else ''}"
         if int(found[1]) != os.geteuid():
             return f"it belongs to another user (uid {found[1]})"
         meant = printed.rstrip("\n").endswith("\n\n" + payload)

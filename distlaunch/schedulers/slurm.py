@@ -126,7 +126,7 @@ class Slurm(base.Scheduler):
                 "SLURM_JOB_ID is set, but SLURM_JOB_NODELIST is not: in a container, pass on both; outside "
                 "Slurm, `unset SLURM_JOB_ID`"
             )
-        queued, starts = environ.get("ENVIRONMENT") == "BATCH", int(environ.get("SLURM_RESTART_COUNT") or 0)
+        queued, starts = environ.get("ENVIRONMENT") == "BATCH", _earlier_starts(environ)
         return Allocation(self.name, self.title, environ["SLURM_JOB_ID"], nodes, queued, starts, answers=True)
 
     def reach(self, allocation: Allocation, node: AllocatedNode, here: str) -> SlurmStep:
@@ -156,8 +156,7 @@ class Slurm(base.Scheduler):
         step = f"{job}.{environ.get('SLURM_STEP_ID', '')}"
         devices = queue.granted_gpus(environ, queue.VISIBLE)
         place = (rank, size, local, counts[node], node, len(nodes))
-        restarts = int(environ.get("SLURM_RESTART_COUNT") or 0)
-        return task.Task(step, job, *place, nodes, nodes[:1], devices, restarts, ADVICE)
+        return task.Task(step, job, *place, nodes, nodes[:1], devices, _earlier_starts(environ), ADVICE)
 
     def gpus(self, spec: JobSpec) -> int | None:
         """Return the number of GPUs in `gres` or, without it, in `gpus`."""
@@ -294,6 +293,12 @@ def count_gpus(text: str) -> int | None:
     """Return 4 for `4`, `a100:4` and `volta:3,kepler:1`; None if there is no number."""
     counts = [item.rpartition(":")[2] for item in text.split(",")]
     return sum(map(int, counts)) if all(count.isdigit() for count in counts) else None
+
+
+def _earlier_starts(environ: Mapping[str, str]) -> int:
+    """Return how often Slurm has requeued the job."""
+    count = environ.get("SLURM_RESTART_COUNT", "")
+    return int(count) if count.isdecimal() else 0
 
 
 def _number(environ: Mapping[str, str], name: str) -> int:

@@ -150,7 +150,7 @@ def test_a_variable_is_the_default(flag: Flag) -> None:
 
 def test_the_command_line_overrides_variables() -> None:
     bad = refusal("s.py", environ={"PET_MAX_RESTARTS": "many"})
-    assert bad == "PET_MAX_RESTARTS: expected a number, got 'many'"
+    assert bad == "PET_MAX_RESTARTS: expected a whole number, got 'many'"
     flags = parsed("--max-restarts=2", "--role", "b", "s.py", PET_MAX_RESTARTS="many", PET_ROLE="a")
     assert (flags.max_restarts, flags.role) == (2, "b")
 
@@ -233,7 +233,7 @@ def test_any_command_line_is_read_or_refused_in_a_line(words: list[str]) -> None
         "--nproc-per-node=gpu": "--nproc-per-node gpu: no GPU is visible; check the driver and "
         "CUDA_VISIBLE_DEVICES",
         "--nproc-per-node=xpu": "--nproc-per-node xpu: can't count XPUs; pass a number",
-        "--max-restarts=1.5": "--max-restarts: expected a number, got '1.5'",
+        "--max-restarts=1.5": "--max-restarts: expected a whole number, got '1.5'",
         "--max-restarts=-1": "--max-restarts: expected a number ≥ 0, got '-1'",
         "--shutdown-timeout=-1": "--shutdown-timeout: expected a number ≥ 0, got '-1'",
         "--monitor-interval=nan": "--monitor-interval: expected a number ≥ 0, got 'nan'",
