@@ -55,7 +55,7 @@ def _listed(rank: int, text: str, allowed: set[int]) -> set[int]:
     wanted = cpu_set(text)
     if not wanted <= allowed:
         lacking, available = cpu_list(wanted - allowed), cpu_list(allowed)
-        why = "cpu_binding: CPU %s is not available on this node, only %s" % (lacking, available)
+        why = "cpu_binding lists CPU %s, but this node has only %s available" % (lacking, available)
         raise BindingError(why, rank)
     return wanted
 

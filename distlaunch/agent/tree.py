@@ -56,6 +56,8 @@ PROGRESS_S = 1.0
 """Seconds that a placement may work without a pause, and seconds between its progress reports."""
 MAX_NAME, MAX_PATH, MAX_DEPTH = 255, 4096, 200
 """Maximum bytes of a name and of a path, and maximum names in a path. Python can't remove deeper trees."""
+DAMAGED = "the code was damaged in transit; start the run again"
+BAD_MANIFEST = "the list of files (code.json) is damaged"
 _READ = 1 << 20
 _CONTENTS = (stat.S_IFREG | 0o400, stat.S_IFREG | 0o500)
 _NO_NAMES = frozenset((b"", b".", b".."))
@@ -63,6 +65,11 @@ _NO_NAMES = frozenset((b"", b".", b".."))
 
 class TreeError(Exception):
     """The tree can't be created. The text is for the user."""
+
+
+def _same_name(path: str) -> TreeError:
+    """Return the error about names that are the same on this node, perhaps because only case differs."""
+    return TreeError("this node's file system can't tell %s from another name in the code; rename one" % path)
 
 
 class Entry(Frozen):
@@ -90,22 +97,22 @@ def read_manifest(data: bytes) -> list[Entry]:
     try:
         entries = [Entry(*row) for row in json.loads(data.decode())]
     except (ValueError, TypeError, RecursionError):
-        raise TreeError("the manifest is damaged") from None
+        raise TreeError(BAD_MANIFEST) from None
     if len(entries) > MAX_FILES:
         raise TreeError("the manifest has more than %d files" % MAX_FILES)
     paths: set[str] = set()
     for entry in entries:
         flaw = _flaw(entry) or ("occurs twice" if entry.path in paths else "")
         if flaw:
-            raise TreeError("%.200r in the manifest %s" % (entry.path, flaw))
+            raise TreeError("%s: %.200r %s" % (BAD_MANIFEST, entry.path, flaw))
         paths.add(entry.path)
     for path in paths:
-        if not paths.isdisjoint(_parents(path)):
-            raise TreeError("the parent of %.200r in the manifest is a file" % path)
+        if not paths.isdisjoint(parents_of(path)):
+            raise TreeError("%s: %.200r is below a file" % (BAD_MANIFEST, path))
     return entries
 
 
-def _parents(path: str) -> Iterator[str]:
+def parents_of(path: str) -> Iterator[str]:
     """Yield the directories in a tree that contain a path, innermost first."""
     parent = path.rpartition("/")[0]
     while parent:
@@ -174,12 +181,9 @@ class Store:
             found = os.lstat(path)
             if not stat.S_ISDIR(found.st_mode):
                 raise TreeError("%s is a symlink, not a directory" % path)
-            if found.st_uid != os.geteuid() or found.st_mode & 0o022:
-                why = (
-                    "can be written to by others"
-                    if found.st_uid == os.geteuid()
-                    else "belongs to another user"
-                )
+            own = found.st_uid == os.geteuid()
+            if not own or found.st_mode & 0o022:
+                why = "can be written to by others" if own else "belongs to another user"
                 raise TreeError("%s %s; on a node, set sync.to to a directory of your own" % (path, why))
         # The run held, and the descriptors of its locked manifest and of its mark
         self._run, self._note, self._mark = "", -1, -1
@@ -215,9 +219,9 @@ class Store:
         return digest
 
     def path_of(self, entry: Entry) -> str:
-        """Return the path of a file's content in the store. Raises `TreeError` for a symlink."""
+        """Return the path of a file's content in the store. Raises OSError for a symlink."""
         if entry.kind == LINK:
-            raise TreeError("%s is a symlink, which has no content" % entry.path)
+            raise OSError(errno.EINVAL, "a symlink has no content", entry.path)
         return self.blob(entry.content, entry.kind == PROGRAM)
 
     def blob(self, digest: str, program: bool = False) -> str:
@@ -343,7 +347,7 @@ class Store:
         except FileNotFoundError:
             return False
         except FileExistsError:
-            raise TreeError("two names in the tree are the same on this node: %s" % entry.path) from None
+            raise _same_name(entry.path) from None
         except OSError:
             if not source:
                 raise
@@ -358,7 +362,7 @@ class Store:
         for entry in entries:
             path = os.path.join(directory, entry.path)
             if not is_as_listed(path, entry):
-                raise TreeError("%s has changed since it was laid out" % path)
+                raise TreeError("%s was changed during the run; ranks must not change the code" % path)
             yield 0.0
 
     def release(self) -> str:
@@ -472,7 +476,7 @@ class NewContent:
         """
         digest = self._hash.hexdigest()
         if expected not in ("", digest):
-            raise TreeError("a file was damaged in transit")
+            raise TreeError(DAMAGED)
         self._file.close()
         os.chmod(self._new, 0o500 if self._program else 0o400)
         final = self._store.blob(digest, self._program)
@@ -535,13 +539,13 @@ def _is_kept(path: str, size: int) -> bool:
 
 
 def _make_parents(directory: str, path: str, made: set[str]) -> None:
-    lacking = [parent for parent in _parents(path) if parent not in made]
+    lacking = [parent for parent in parents_of(path) if parent not in made]
     made.update(lacking)
     for parent in reversed(lacking):
         try:
             os.mkdir("%s/%s" % (directory, parent), 0o700)
         except FileExistsError:
-            raise TreeError("two names in the tree are the same on this node: %s" % parent) from None
+            raise _same_name(parent) from None
 
 
 def _noted(manifest: bytes) -> list[Entry]:
@@ -693,7 +697,7 @@ class Placement:
         """Request these contents, or the manifest if there are no indices. Raises `TreeError`."""
         self._requests += 1
         if self._requests > messages.MAX_LACKS:
-            raise TreeError("the contents of files in %s keep changing" % self._command.base)
+            raise TreeError("files in %s keep changing; set sync.to to another disk" % self._command.base)
         # The manifest is also content of the store. Its size is not known.
         manifest = Entry("", FILE, -1, self._command.tree)
         self._awaited = deque([self._entries[index] for index in indices] or [manifest])
@@ -704,7 +708,7 @@ class Placement:
         self._stop()
         if isinstance(error, OSError):
             place = error.filename or os.path.expanduser(self._command.base)
-            error = TreeError("%s: %s" % (place, error.strerror))
+            error = TreeError("%s: %s; to use another directory, set sync.to" % (place, error.strerror))
         self._report(messages.TreeRefused(self._node, str(error)))
 
     def _stop(self) -> None:
@@ -730,10 +734,10 @@ class Placement:
                 return
             self._take(self._inflate.flush(), last=True)
             if self._awaited:
-                raise TreeError("files are missing")
+                raise TreeError(DAMAGED)
             self._inflate = None
         except (TreeError, OSError, zlib.error) as error:
-            self._refuse(error)
+            self._refuse(TreeError(DAMAGED) if isinstance(error, zlib.error) else error)
             return
         self._go_on()
 
@@ -753,7 +757,7 @@ class Placement:
             self._content = None
             self._awaited.popleft()
         if data:
-            raise TreeError("more arrived than was missing")
+            raise TreeError(DAMAGED)
 
     def _report_progress(self) -> None:
         if time.monotonic() - self._reported_at >= PROGRESS_S:

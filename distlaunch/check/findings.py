@@ -52,11 +52,12 @@ class Expected(Frozen):
     """The facts that a job expects: the GPUs and workers of each node, by name, in the order of ranks.
 
     `uneven` is true if the job file gives nodes different numbers of GPUs. `master_addr` is not used if the
-    job runs on one machine.
+    job runs on one machine. `master_key` is the key that sets it.
     """
 
     backend: str
     master_addr: str
+    master_key: str
     one_machine: bool
     gpus: Mapping[str, int | None]
     procs: Mapping[str, int]
@@ -187,8 +188,8 @@ def _problems(node: NodeReport, job: Expected | None) -> Iterator[Finding]:
         yield _error("software", node.python_error, "no rank can start", "set python")
     if node.clock_s is not None and abs(node.clock_s) > MAX_CLOCK_S:
         way = "ahead of" if node.clock_s > 0 else "behind"
-        what = f"its clock is {_span(abs(node.clock_s))} {way} this machine's"
-        yield _warning("load", what, "timestamps in logs and files will be wrong", "synchronize it (NTP)")
+        what = f"the clock is {_span(abs(node.clock_s))} {way} this machine's"
+        yield _warning("load", what, "timestamps in logs and files will be wrong", "synchronize both (NTP)")
     yield from _place(node.part("place"))
     yield from _limits(node.part("limits"), node.part("network"))
     yield from _software(node.part("software"), node, job)
@@ -225,18 +226,20 @@ def _disks(facts: Mapping[str, Any]) -> Iterator[Finding]:
         path, free, files = str(disk.get("path")), _number(disk.get("free")), _number(disk.get("files"))
         if name == "shm":
             if (size := _number(disk.get("size"))) < LOW_SHM:
-                what = f"the disk for shared memory, {path}, has only {size_words(size)}"
-                do = "enlarge it (docker run --shm-size=8g), or use num_workers=0"
-                yield _warning("place", what, "data loaders and NCCL use it to share memory", do)
+                what = f"{path} has only {size_words(size)}"
+                do = "enlarge it (docker run --shm-size=8g), or set num_workers=0"
+                yield _warning("place", what, "data loaders and NCCL share memory through it", do)
             continue
         if path in shown:
             continue
         shown.add(path)
-        use = "of the job" if name == "workdir" else "for temporary files"
         if not disk.get("writable"):
-            what = f"the directory {use}, {path}, is not writable"
-            do = "set workdir to another" if name == "workdir" else "set env.TMPDIR to another"
-            yield _warning("place", what, "checkpoints and caches can't be written", do)
+            what, why = f"can't write to {path}", "temporary files and caches can't be created"
+            do = "make it writable, or set env.TMPDIR to another directory"
+            if name == "workdir":
+                why = "checkpoints can't be saved there"
+                do = "make it writable, or set workdir (with sync: sync.to) to another directory"
+            yield _warning("place", what, why, do)
         elif free < LOW_DISK:
             what = f"the disk with {path} has only {size_words(free)} free"
             yield _warning("place", what, "writing to it may fail", "free up some space")
@@ -255,7 +258,8 @@ def _limits(facts: Mapping[str, Any], network: Mapping[str, Any]) -> Iterator[Fi
         yield _warning("limits", str(reason), "the code at which ranks hang will be unknown", do)
     if network.get("ib") and 0 <= memlock < 32 * GIB:
         what = f"only {size_words(memlock)} of memory may be locked"
-        yield _warning("limits", what, "InfiniBand locks its buffers", "raise memlock (limits.conf)")
+        do = "raise the limit (ulimit -l, limits.conf)"
+        yield _warning("limits", what, "InfiniBand locks its buffers", do)
 
 
 def _software(facts: Mapping[str, Any], node: NodeReport, job: Expected | None) -> Iterator[Finding]:
@@ -266,17 +270,19 @@ def _software(facts: Mapping[str, Any], node: NodeReport, job: Expected | None) 
         yield _error("software", what, why, "install what is missing, or set python")
     if job and job.backend == "nccl" and facts.get("torch") and not facts.get("has_nccl"):
         what = f"torch {facts['torch']} is built without CUDA, so it has no nccl"
-        do = "install a CUDA build, or set backend: gloo"
+        do = "install a build with CUDA or ROCm, or set backend: gloo"
         yield _error("software", what, "backend: nccl can't work", do)
     built, driver = str(facts.get("cuda") or ""), _number(node.part("devices").get("cuda")) // 1000
     if driver and built.partition(".")[0].isdecimal() and int(built.partition(".")[0]) > driver:
         what = f"torch is built for CUDA {built}, but the driver supports CUDA {driver} at most"
-        yield _error("software", what, "no GPU can be used", "update the driver, or use another build")
+        do = f"update the driver, or install torch for CUDA {driver}"
+        yield _error("software", what, "no GPU can be used", do)
     paths = dict(_texts(facts.get("nccl")))
     if len({*paths.values()}) > 1:
         found = [f"{version} in {path}" for path, version in paths.items()]
         what = f"several NCCL libraries: {listed(found)}"
-        yield _warning("software", what, "ranks may load different ones", "uninstall all but one")
+        do = "keep only the one that torch needs; check LD_LIBRARY_PATH"
+        yield _warning("software", what, "torch may load the wrong one", do)
 
 
 _SLOWDOWNS = {0x8: "hardware", 0x20: "temperature", 0x40: "temperature", 0x80: "power supply"}
@@ -301,7 +307,8 @@ def _devices(node: NodeReport, job: Expected | None) -> Iterator[Finding]:
             users = listed([f"{name} (pid {pid})" for pid, name in _pairs(gpu.get("users"))])
             by = f", by {users}" if users else ""
             what = f"GPU {number} already has {size_words(used)} of {size_words(total)} in use{by}"
-            yield _warning("devices", what, "ranks may run out of memory", "end what uses it (`nvidia-smi`)")
+            do = "stop the program that uses it, or leave out the GPU (CUDA_VISIBLE_DEVICES)"
+            yield _warning("devices", what, "ranks may run out of memory", do)
         if _number(gpu.get("ecc")):
             what = f"GPU {number} has had {counted(_number(gpu.get('ecc')), 'uncorrectable memory error')}"
             yield _warning("devices", what, "it may compute wrong results", "reset or replace it")
@@ -311,11 +318,11 @@ def _devices(node: NodeReport, job: Expected | None) -> Iterator[Finding]:
             yield _warning("devices", what, "every rank waits for it", "check cooling and power")
         if _number(gpu.get("mig")):
             what = f"GPU {number} is divided (MIG)"
-            do = "turn MIG off, or list slices in CUDA_VISIBLE_DEVICES"
-            yield _warning("devices", what, "a rank gets one slice, and NCCL can't combine two", do)
+            why = "a rank can use only one slice, and NCCL can't connect two slices of a GPU"
+            yield _warning("devices", what, why, "turn MIG off (nvidia-smi -mig 0)")
     if xids := Counter(f"Xid {number} ({pci})" for pci, number in _pairs(facts.get("xids"))):
-        what = f"the kernel's log has {listed(list(xids))}"
-        yield _warning("devices", what, "a GPU, its link or its program has failed", "look it up at NVIDIA")
+        what, why = f"the kernel log has {listed(list(xids))}", "a GPU, its link or a program on it failed"
+        yield _warning("devices", what, why, "look it up at docs.nvidia.com/deploy/xid-errors")
 
 
 def _network(facts: Mapping[str, Any], node: NodeReport, job: Expected | None) -> Iterator[Finding]:
@@ -327,13 +334,13 @@ def _network(facts: Mapping[str, Any], node: NodeReport, job: Expected | None) -
         why = "programs that announce it can't be reached from other nodes"
         yield _warning("network", what, why, "map it to the node's address in /etc/hosts")
     if node.label != next(iter(job.gpus)):
-        master = _items(facts.get("master"))
+        master, do = _items(facts.get("master")), f"set {job.master_key} to an IP address of the first node"
         if not master:
-            what = f"the first node's name, {job.master_addr}, can't be resolved"
-            yield _error("network", what, "its ranks can't join", "set master_addr to its IP address")
+            what = f"can't resolve MASTER_ADDR {job.master_addr}"
+            yield _error("network", what, "ranks can't join", do)
         elif any(map(is_loopback, master)):
-            what = f"the first node's name, {job.master_addr}, resolves to {master[0]}"
-            yield _error("network", what, "its ranks can't join", "correct /etc/hosts")
+            what = f"MASTER_ADDR {job.master_addr} resolves to {master[0]}"
+            yield _error("network", what, "ranks can't join", f"correct /etc/hosts there, or {do}")
     yield from _interfaces(facts)
 
 
@@ -342,8 +349,8 @@ def _interfaces(facts: Mapping[str, Any]) -> Iterator[Finding]:
     for variable, value in _texts(facts.get("named")):
         names = value.split(",") if variable == "GLOO_SOCKET_IFNAME" else chosen_by_nccl(value, interfaces)
         if variable in INTERFACE_VARIABLES and not (names and {*names} <= {*interfaces}):
-            what = f"no interface matches {variable}={value} ({listed(interfaces)})"
-            yield _error("network", what, "ranks can't connect", "correct or remove it")
+            what = f"no interface matches {variable}={value} (interfaces: {listed(interfaces)})"
+            yield _error("network", what, "ranks can't connect", "correct or remove the variable")
     for port, state in _texts(facts.get("ib")):
         if "ACTIVE" not in state:
             what = f"InfiniBand port {port} is {state or 'in an unknown state'}"
@@ -361,8 +368,9 @@ def _load(facts: Mapping[str, Any]) -> Iterator[Finding]:
         yield _warning("load", what, "ranks may be killed", busy)
     jobs = facts.get("jobs")
     for run, ranks in sorted(jobs.items()) if isinstance(jobs, dict) else ():
-        what = f"{counted(_number(ranks), 'rank')} of {run} already running on the node"
-        yield _warning("load", what, "they share CPUs, GPUs and memory", busy)
+        what = f"found {counted(_number(ranks), 'rank')} of {run} already running"
+        why = "this job would share CPUs, GPUs and memory with it"
+        yield _warning("load", what, why, "wait until it ends, or stop it")
 
 
 # Several nodes
@@ -384,12 +392,16 @@ _COMPARED = (
 _WEIGHTY: Mapping[str, tuple[str, str]] = {
     "script": ("nodes would run different programs", "copy it to all nodes, or set sync: true"),
     "torch": ("ranks may fail or disagree", "install the same version everywhere"),
-    "CUDA": ("ranks may fail or disagree", "install the same version everywhere"),
+    "CUDA": ("ranks may fail or disagree", "install the same torch build everywhere"),
     "NCCL": ("ranks may fail to connect", "install the same version everywhere"),
-    "GPUs": ("every rank waits for the slowest", "repair the node, or set nodes[].gpus"),
+    "GPUs": ("the job may have fewer or slower ranks", "unless intended, repair or leave out the node"),
 }
 """For each fact, by name, whose differences cause a warning: why they matter, and what to do."""
-_TITLES = {"script": ("place", "the script"), "GPUs": ("devices", "the number or model of GPUs")}
+_TITLES = {
+    "script": ("place", "the script"),
+    "CUDA": ("software", "the CUDA version of torch"),
+    "GPUs": ("devices", "the number or model of GPUs"),
+}
 """The part and subject of a warning in `_WEIGHTY`. The defaults are `software` and the name of the fact."""
 
 
@@ -403,8 +415,9 @@ def _values(nodes: Sequence[NodeReport]) -> dict[str, dict[str, str]]:
         software, network = node.part("software"), node.part("network")
         if paths := dict(_texts(software.get("nccl"))):
             values["NCCL"][node.label] = listed(sorted({*paths.values()}))
-        gpus = Counter(str(gpu.get("name")) for gpu in _gpus(node))
-        values["GPUs"][node.label] = listed([f"{n} x {name}" for name, n in gpus.items()]) or "none"
+        if node.part("devices"):
+            gpus = Counter(str(gpu.get("name")) for gpu in _gpus(node))
+            values["GPUs"][node.label] = listed([f"{n} x {name}" for name, n in gpus.items()]) or "none"
         used = dict(_rows(network.get("interfaces"))).get(str(network.get("used")))
         if used:
             values["interface"][node.label] = str(network["used"])
@@ -432,7 +445,7 @@ def _disagreements(
             what += f": {values[odd[0]]} instead of {usual}" if odd and name != "script" else ""
             yield _warning(part, what, *_WEIGHTY[name], odd or tuple(values))
         elif name == "MTU":
-            what = f"the MTU of the interface differs ({listed(sorted(counts))})"
+            what = f"the MTU toward the first node differs ({listed(sorted(counts))})"
             do = "use the same MTU on all nodes"
             yield _warning("network", what, "large packets may be lost", do, odd)
     addresses: dict[str, list[str]] = {}
@@ -444,7 +457,8 @@ def _disagreements(
     for address, labels in addresses.items():
         if len(labels) > 1 and not is_loopback(address):
             what = f"have the same address, {address}"
-            yield _error("network", what, "packets go astray", "give one another address", tuple(labels))
+            why, do = "packets may reach the wrong node", "change the address of all but one"
+            yield _error("network", what, why, do, tuple(labels))
 
 
 def _summaries(nodes: Sequence[NodeReport]) -> Iterator[tuple[str, str]]:

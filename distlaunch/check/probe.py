@@ -181,7 +181,7 @@ def software(asked: Facts) -> Facts:
     return facts
 
 
-def nccl_of(torch: str) -> dict[str, str | None]:
+def nccl_of(torch: str) -> dict[str, str]:
     """Return the paths of NCCL libraries that a worker may load, next to torch and on LD_LIBRARY_PATH."""
     site = os.path.dirname(torch)
     places = [site + "/nvidia/nccl/lib", torch + "/lib", *os.environ.get("LD_LIBRARY_PATH", "").split(":")]
@@ -189,12 +189,12 @@ def nccl_of(torch: str) -> dict[str, str | None]:
     return {path: nccl_version(path) for path in dict.fromkeys(map(os.path.realpath, found))}
 
 
-def nccl_version(path: str) -> str | None:
+def nccl_version(path: str) -> str:
     number = ctypes.c_int()
     try:
         ctypes.CDLL(path).ncclGetVersion(ctypes.byref(number))
     except (OSError, AttributeError):
-        return None
+        return "unknown version"
     high, rest = divmod(number.value, 10000)
     return "%d.%d.%d" % (high, rest // 100, rest % 100)
 

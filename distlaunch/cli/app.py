@@ -47,7 +47,7 @@ def run_app(words: Sequence[str], early: "Link | None" = None) -> int:
     """
     if words and words[0].endswith((".yaml", ".yml", ".py")):
         command = "torchrun" if words[0].endswith(".py") else "run"
-        say(f"no command {words[0]!r}; to run it, use `distlaunch {command} {quote(words[0])}`")
+        say(f"{words[0]!r} is not a command; to run it, use `distlaunch {command} {quote(words[0])}`")
         return Exit.USAGE
     if not app.registered_groups and words[:1] not in [[each.name] for each in app.registered_commands]:
         add_other_commands()  # this module's own commands don't need them

@@ -143,7 +143,7 @@ DOCUMENTS = {
 def schema_of(name: str) -> Schema:
     """Return the JSON Schema (draft 2020-12) of a document. Raises `UsageError` if the name is unknown."""
     if name not in DOCUMENTS:
-        raise UsageError(f"no document {name!r}; schemas are available for {', '.join(('job', *DOCUMENTS))}")
+        raise UsageError(f"no schema {name!r}; schemas are available for {', '.join(('job', *DOCUMENTS))}")
     source, shape, version = DOCUMENTS[name]
     head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": f"distlaunch {name}"}
     return {**head, "$comment": f"{source}; version {version}", "version": version, **_schema(shape())}

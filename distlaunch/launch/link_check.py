@@ -30,7 +30,7 @@ WHOLE = ("all-reduce", "send/recv")
 _ABOUT = {
     "node": ("with every other {noun}", "check its cable, switch port, MTU and firewall, or leave it out"),
     "pair": ("between them", "check the path between them: switches, MTU and firewall"),
-    "alone": ("among its own ranks", "check its GPUs, NVLink and PCIe"),
+    "alone": ("among its own ranks", "check the GPUs, NVLink and PCIe"),
 }
 HANG = "collectives will hang"
 SKIPPED = "links: all-reduce and send/recv of all, because not all links and ranks work"
@@ -197,7 +197,8 @@ def verdict(peers: Peers, rows: Sequence[Row], failures: Mapping[int, str]) -> R
     for row in whole:
         if not findings and not row.busbw:
             what = f"{row.test} across all {peers.noun}s fails, although all measured pairs work: {row.error}"
-            findings = [Finding("error", "links", what, HANG, "try half of the nodes to find the cause")]
+            do = f"to find the cause, check half of the {peers.noun}s at a time"
+            findings = [Finding("error", "links", what, HANG, do)]
     table = tuple((" - ".join(peers.named(pair)), _speed(best[pair]), _speed(median)) for pair in slow)
     words = f"{counted(len(peers.labels), peers.noun)}, {counted(len(best), 'pair')}, median {_speed(median)}"
     words += "".join(f", {row.test} {_speed(row.busbw)}" for row in whole)
@@ -230,7 +231,7 @@ def _finding(peers: Peers, about: str, ends: Sequence[int], best: Best) -> Findi
     subject = f"an all-reduce {where.format(noun=peers.noun)}"
     if not value:
         return Finding("error", "links", f"{subject} doesn't complete", HANG, do, peers.named(ends))
-    what = f"{subject} is slow: {_speed(value)}, where the median is {_speed(usual(best))}"
+    what = f"{subject} is slow: {_speed(value)}; the median is {_speed(usual(best))}"
     return Finding("warning", "links", what, "every collective waits for it", do, peers.named(ends))
 
 

@@ -27,6 +27,7 @@ from distlaunch.agent.tree import (
     is_as_listed,
     link_stays_inside,
     manifest_text,
+    parents_of,
     read_manifest,
 )
 from distlaunch.agent.wire import MAX_OUTPUT
@@ -37,6 +38,7 @@ from distlaunch.observers.run_directory import CODE, RunDirectory, fd_of
 from distlaunch.wording import listed, size_words
 
 IGNORE_FILE = ".distlaunchignore"
+_INCLUDE = f"list it in sync.include, and make sure that neither sync.exclude nor {IGNORE_FILE} matches it"
 _EXCLUDE = f"leave it out with sync.exclude or {IGNORE_FILE}"
 ABOUT_RUN = re.compile(r"-\d{8}-\d{6}-[0-9a-f]{8}\.(html|tar\.gz)$")
 """Matches files that `report` or `bundle` writes to the current directory by default."""
@@ -48,8 +50,9 @@ TRIES = 3
 MAX_DIFF = 8 << 20
 
 
+PYTHON_VERSION = ".python-version"
 LOCKS = {
-    "uv": ("uv.lock", "requirements.txt", "pyproject.toml", ".python-version"),
+    "uv": ("uv.lock", "requirements.txt", "pyproject.toml", PYTHON_VERSION),
     "conda": ("environment.yml", "environment.yaml"),
 }
 """The files in the workdir that determine the content of an environment."""
@@ -68,9 +71,10 @@ def _with_setup(spec: JobSpec, tree: Tree, setup: Setup, entries: Iterable[Entry
     found = {name: contents[path] for name, path in paths.items() if path in contents}
     if missing := [name for name in setup.files if name not in found]:
         raise _missing(spec, "setup", paths[missing[0]])
-    if not found and setup.kind != "run":
-        names = ", ".join(LOCKS[setup.kind])
-        raise spec.error("setup", f"the code in {spec.program.workdir} has none of {names}; create one")
+    names = [name for name in LOCKS.get(setup.kind, ()) if name != PYTHON_VERSION]
+    if names and not {*names} & {*found}:
+        what = f"the code in {spec.program.workdir} has none of {', '.join(names)}"
+        raise spec.error("setup", f"{what}: create one or, if it exists, {_INCLUDE}")
     key = digest_of(json.dumps([setup.kind, setup.run, spec.program.python, *found.items()]).encode())
     return spec._replace(tree=tree._replace(environment=key), setup=setup._replace(files=tuple(found)))
 
@@ -114,7 +118,7 @@ def manifest_of(digest: str) -> bytes:
     with _explained(f"the code {digest[:12]} can't be read"):
         if manifest := local_store().read(digest):
             return manifest
-    raise DistlaunchError(f"the code {digest[:12]} is no longer in {DEFAULT_BASE} on this machine")
+    raise DistlaunchError(f"{DEFAULT_BASE} on this machine no longer has the code; start the run again")
 
 
 def contents(digest: str, indices: Sequence[int]) -> Iterator[bytes]:
@@ -192,11 +196,11 @@ def check_out(directory: str, to: str) -> int:
                 entries = read_manifest(file.read())
         except FileNotFoundError:
             raise UsageError(f"{directory} has no code: its job did not use sync") from None
-        store = local_store()
+        store, commit = local_store(), f"plan.json in {directory} names the git commit, if any"
         files = [each for each in entries if each.kind != LINK]
         if gone := [each.path for each in files if not os.path.exists(store.path_of(each))]:
             text = f"{DEFAULT_BASE} on this machine no longer has all of the code ({listed(gone)})"
-            raise DistlaunchError(f"{text}; plan.json in {directory} names the git commit, if any")
+            raise DistlaunchError(f"{text}; {commit}")
         import shutil  # slow to import, and no run needs it
 
         os.mkdir(to)
@@ -209,7 +213,7 @@ def check_out(directory: str, to: str) -> int:
             shutil.copyfile(store.path_of(entry), path)
             os.chmod(path, 0o755 if entry.kind == PROGRAM else 0o644)
             if not is_as_listed(path, entry):
-                raise DistlaunchError(f"{path}: its content in {DEFAULT_BASE} was changed")
+                raise DistlaunchError(f"{DEFAULT_BASE} was changed, so {path} is wrong; {commit}")
     return len(entries)
 
 
@@ -225,10 +229,13 @@ def _entries(store: Store, spec: JobSpec, root: str, directory: str, paths: Iter
         if not os.path.isfile(source):
             raise spec.error("files", f"{given} is not a file")
         if (other := os.path.realpath(sources.get(path, source))) != source:
-            raise spec.error("files", f"{given} and {other} would both be {path} on the nodes")
+            raise spec.error("files", f"{given} and {other} would both be {path} on the nodes; rename one")
         sources[path] = source
     every = [(path, source, os.lstat(source)) for path, source in sorted(sources.items())]
-    found = [each for each in every if stat.S_ISREG(each[2].st_mode) or stat.S_ISLNK(each[2].st_mode)]
+    links = {path for path, _, status in every if stat.S_ISLNK(status.st_mode)}
+    found = [each for each in every if stat.S_ISREG(each[2].st_mode) or each[0] in links]
+    # git's index may still list files in a directory that a symlink has replaced.
+    found = [each for each in found if links.isdisjoint(parents_of(each[0]))]
     if len(found) > MAX_FILES:
         text = f"the code in {root} has {len(found)} files; at most {MAX_FILES} are supported"
         raise spec.error("sync", f"{text}; leave some out with sync.exclude or {IGNORE_FILE}")
@@ -316,8 +323,7 @@ def _missing(spec: JobSpec, key: str, path: str) -> JobError:
     """Return the error about the value of `key`: the file at `path` is not part of the code."""
     if not os.path.exists(path):
         return spec.error(key, f"{path} does not exist")
-    what = f"{path} is not part of the code: if git ignores it, list it in sync.include; otherwise, remove it"
-    return spec.error(key, f"{what} from sync.exclude or {IGNORE_FILE}")
+    return spec.error(key, f"{path} is not part of the code; {_INCLUDE}")
 
 
 # Their contents
@@ -331,7 +337,7 @@ def _entry(store: Store, path: str, source: str, found: os.stat_result) -> Entry
     if stat.S_ISLNK(found.st_mode):
         target = os.readlink(source)
         if not link_stays_inside(path, target):
-            raise DistlaunchError(f"{source} is a link to {target}, outside the code; {_EXCLUDE}")
+            raise DistlaunchError(f"{source} is a symlink to {target}, outside the code; {_EXCLUDE}")
         return Entry(path, LINK, 0, target)
     is_program = bool(found.st_mode & stat.S_IXUSR)
     for _ in range(TRIES):

@@ -101,7 +101,8 @@ def differing(state: State, now: float) -> Cause | None:
         if odd := next((each for each in others if each[1] != first[1]), None):
             label, value = state.label(odd[0]), odd[1]
             text = f"{name} is {value} on {label}, but {first[1]} on {state.label(first[0])}"
-            return Cause(f"the environments differ: {text}; pin its version", Exit.FAILED, now, node=odd[0])
+            do = "set python" if name == "python" else "pin the exact versions of torch and its dependencies"
+            return Cause(f"the environments differ: {text}; {do}", Exit.FAILED, now, node=odd[0])
     return None
 
 
@@ -110,8 +111,9 @@ def on_tree_refused(event: messages.TreeRefused, state: State, now: float) -> St
     this = state.nodes[event.node]
     if not isinstance(this, Up) or this.code is None or state.phase is Phase.STOPPING:
         return state, ()
-    what = "build the environment on" if event.placed else "bring the code to"
+    what = "build the environment on" if event.placed else "copy the code to"
     text = f"can't {what} {state.label(event.node)}: {event.error}"
+    text += f"; all output is in setup-{state.label(event.node)}.log" if event.placed else ""
     status = Exit.TIMEOUT if event.late else Exit.FAILED
     cause = Cause(text, status, now, node=event.node, kind="node_lost")
     if not state.attempt:

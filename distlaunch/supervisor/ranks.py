@@ -334,7 +334,8 @@ def on_output_lost(event: OutputLost, rank: int, state: State, now: float) -> St
     """Report how much output a node was unable to keep."""
     stream = "stderr" if event.stream else "stdout"
     lost = f"{event.size} bytes of {state.called(rank)}'s {stream} were lost"
-    return state, (ShowMessage("warning", f"{lost}: its node had no room to buffer them in TMPDIR"),)
+    why = "its node can't buffer more in TMPDIR; print less, or set env.TMPDIR to a larger disk"
+    return state, (ShowMessage("warning", f"{lost}: {why}"),)
 
 
 def _rank_failed(state: State, rank: int, event: WorkerExited, now: float) -> Step:

@@ -79,7 +79,7 @@ def test_starts_nothing_where_the_node_lacks_the_cpus(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("keys", "why"),
     [
-        ("cpu_binding: ['{FIRST}', '9999']", "cpu_binding: CPU 9999 is not available on this node, only "),
+        ("cpu_binding: ['{FIRST}', '9999']", "cpu_binding lists CPU 9999, but this node has only "),
         ("virtual_local_rank: true", "virtual_local_rank: CUDA_VISIBLE_DEVICES=5 has no GPU for it"),
     ],
 )

@@ -164,7 +164,7 @@ def test_names_ranks_that_are_here_already(tmp_path: Path) -> None:
     with subprocess.Popen(["sleep", "1000"], env={**os.environ, **env}) as other:
         report = checked(tmp_path)[1]
         other.kill()
-    assert ("warning", "1 rank of other-run already running on the node") in said(report, "load")
+    assert ("warning", "found 1 rank of other-run already running") in said(report, "load")
 
 
 MEMORY = 64 << 30

@@ -74,8 +74,8 @@ NOSUCH = "nosuch.invalid: "
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["job.yaml"], "distlaunch: no command 'job.yaml'; to run it, use `distlaunch run job.yaml`\n"),
-        (["worker.py"], "no command 'worker.py'; to run it, use `distlaunch torchrun worker.py`\n"),
+        (["job.yaml"], "distlaunch: 'job.yaml' is not a command; to run it, use `distlaunch run job.yaml`\n"),
+        (["worker.py"], "'worker.py' is not a command; to run it, use `distlaunch torchrun worker.py`\n"),
         (["run", "job.yaml", "--lr", "0.1"], "such as --lr, go after `--`\n"),
         (
             ["import", "torchrun", "torchrun", "--nnodes", "2"],

@@ -86,6 +86,6 @@ def test_the_result_of_a_job_that_can_not_begin_fits(tmp_path: Path) -> None:
 def test_a_document_that_does_not_exist_is_refused_with_those_that_do() -> None:
     refused = distlaunch("schema", "--of", "nonesuch", status=2)
     listed = ", ".join(["job", *DOCUMENTS])
-    assert refused.stderr == f"distlaunch: no document 'nonesuch'; schemas are available for {listed}\n"
+    assert refused.stderr == f"distlaunch: no schema 'nonesuch'; schemas are available for {listed}\n"
     shown = distlaunch("schema", "--help", env={"PATH": "/usr/bin:/bin", "COLUMNS": "300", "TERM": "dumb"})
     assert all(name in shown.stdout for name in DOCUMENTS)

@@ -163,12 +163,20 @@ def test_without_git_brings_all_but_what_is_made_again(job: Path, monkeypatch: p
     assert sorted(taken(job)) == found
 
 
+def test_a_symlink_replaces_the_files_of_a_tracked_directory(job: Path) -> None:
+    write(job, {"old/x.py": ""})
+    git(job, "add", "old")
+    (job / "old").rename(job / "new")
+    (job / "old").symlink_to("new")
+    assert names(job) == ["new/x.py", "old", "train.py"]
+
+
 def test_a_repository_without_commits_is_enough(job: Path) -> None:
     shutil.rmtree(job / ".git")
     git(job, "init", "-q")
     assert names(job) == ["train.py"]
     write(job, {".gitignore": "*\n"})
-    assert "is not part of the code: if git ignores it, list it in sync.include" in refused(job)
+    assert "is not part of the code; list it in sync.include" in refused(job)
     assert taken(job, script="/bin/true") == {}
 
 
@@ -211,6 +219,7 @@ def test_further_files_come_beside_the_job_file(job: Path) -> None:
     both = refused(job, files=["../conf/a.yaml", "../two/a.yaml"])
     assert both.endswith(
         f"files: {job.parent}/two/a.yaml and {job.parent}/conf/a.yaml would both be a.yaml on the nodes"
+        "; rename one"
     )
     write(job.parent, {"conf/train.py": ""})
     assert "would both be train.py" in refused(job, files=["../conf/train.py"])
@@ -254,7 +263,7 @@ WRONG: dict[str, tuple[Callable[[Path], Any], dict[str, Any], str]] = {
     "link": (
         _link_outside,
         {},
-        "{job}/data is a link to ../data, outside the code; leave it out with sync.exclude or",
+        "{job}/data is a symlink to ../data, outside the code; leave it out with sync.exclude or",
     ),
     "owner": (_not_ours, {}, "git can't read {job}: fatal: detected dubious ownership in repository at"),
     "pattern": (
@@ -348,7 +357,7 @@ def test_only_files_are_sent(job: Path) -> None:
     entries = sorted(taken(job).values())
     manifest = digest_of(manifest_text(entries))
     number = [each.path for each in entries].index("a/link")
-    with pytest.raises(DistlaunchError, match="a/link is a symlink, which has no content"):
+    with pytest.raises(DistlaunchError, match="a/link: a symlink has no content"):
         list(snapshot.contents(manifest, [number]))
 
 
@@ -381,7 +390,9 @@ def test_a_setup_that_takes_too_long_ends_the_job_with_the_status_of_time_limits
 def test_check_refuses_what_run_would_refuse(job: Path) -> None:
     keys = {"gpus_per_node": 0, "script": "train.py", "sync": True, "setup": "uv"}
     (job / "job.yaml").write_text(json.dumps(keys))
-    assert "has none of uv.lock" in distlaunch("check", "job.yaml", cwd=job, status=2).stderr
+    write(job, {".python-version": "3.12"})
+    words = "has none of uv.lock, requirements.txt, pyproject.toml: create one or, if it exists, list it in"
+    assert words in distlaunch("check", "job.yaml", cwd=job, status=2).stderr
     write(job, {"requirements.txt": ""})
     done = distlaunch("check", "job.yaml", cwd=job)
     assert "packages of the environment that setup builds when the job starts" in done.stdout

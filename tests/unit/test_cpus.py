@@ -204,7 +204,7 @@ FEW = "need a core each, but only 4 are available"
 @pytest.mark.parametrize(
     ("binding", "workers", "words"),
     [
-        (LISTED, 2, "cpu_binding: CPU 4-5,9 is not available on this node, only 0-3"),
+        (LISTED, 2, "cpu_binding lists CPU 4-5,9, but this node has only 0-3 available"),
         (wish("cores"), 5, f"cpu_binding: 5 workers on a node {FEW}"),
         (wish("exclusive", 8), 1, f"numa_binding: 8 GPUs or workers at NUMA node 0 {FEW}"),
     ],

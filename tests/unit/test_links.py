@@ -40,11 +40,11 @@ CASES: dict[str, tuple[list[dict[str, Any]], list[tuple[str, str, tuple[str, ...
     "uneven": (pairs({(0, 1): 6.0, (2, 3): 19.0}), []),
     "slow node": (
         pairs({(0, 1): 1.0, (1, 2): 1.5, (1, 3): 1.0}),
-        [("warning", "with every other node is slow: 1.5 GB/s, where the median is 10 GB/s", ("b",))],
+        [("warning", "with every other node is slow: 1.5 GB/s; the median is 10 GB/s", ("b",))],
     ),
     "slow pair": (
         pairs({(1, 2): 2.0}),
-        [("warning", "between them is slow: 2 GB/s, where the median is 10 GB/s", ("b", "c"))],
+        [("warning", "between them is slow: 2 GB/s; the median is 10 GB/s", ("b", "c"))],
     ),
     "slow for a moment": ([*pairs({(1, 2): 2.0}), row("pair", (1, 2), 9.0)], []),
     "pair hangs": (pairs({(0, 3): 0.0}), [("error", "between them doesn't complete", ("a", "d"))]),
@@ -56,12 +56,12 @@ CASES: dict[str, tuple[list[dict[str, Any]], list[tuple[str, str, tuple[str, ...
         pairs({(0, 3): 1.0, (1, 3): 1.0, (2, 3): 1.0, (0, 1): 0.0}),
         [
             ("error", "between them doesn't complete", ("a", "b")),
-            ("warning", "with every other node is slow: 1 GB/s, where the median is 10 GB/s", ("d",)),
+            ("warning", "with every other node is slow: 1 GB/s; the median is 10 GB/s", ("d",)),
         ],
     ),
     "slow GPUs": (
         [row("alone", [peer], 50.0 if peer == 2 else 300.0) for peer in range(4)] + pairs({}),
-        [("warning", "among its own ranks is slow: 50 GB/s, where the median is 300 GB/s", ("c",))],
+        [("warning", "among its own ranks is slow: 50 GB/s; the median is 300 GB/s", ("c",))],
     ),
     "whole hangs": (
         [*pairs({}), row("all-reduce", WHOLE, 0.0)],

@@ -359,9 +359,7 @@ def test_a_node_that_makes_progress_with_the_code_gets_more_time() -> None:
 def test_a_node_can_not_request_files_that_are_not_in_the_code_or_any_amount_of_them() -> None:
     job = lacking_code()
     refused = job.feed(TreeLacks(1, (0, 3)))
-    assert texts(refused, "error") == [
-        "can't bring the code to b: the node requests files that are not in it"
-    ]
+    assert texts(refused, "error") == ["can't copy the code to b: the node requests files that are not in it"]
     assert refused.of(SendTree) == [] and len(refused.of(Close)) == 2
     job = lacking_code()
     for _ in range(MAX_LACKS):
@@ -373,7 +371,7 @@ def test_a_node_can_not_request_files_that_are_not_in_the_code_or_any_amount_of_
 
 def test_a_job_ends_if_a_node_can_not_get_the_code_but_not_because_of_one_in_a_restart() -> None:
     full = TreeRefused(1, "/home/me: No space left on device")
-    words = "can't bring the code to b: /home/me: No space left on device"
+    words = "can't copy the code to b: /home/me: No space left on device"
     assert texts(lacking_code().feed(full), "error")[0].startswith(words)
     job = History(f"{TWO}\nsync: true\nmin_nodes: 1\nrestarts: {{max: 3}}").to_preparing()
     job.obey(job.actions)
@@ -820,7 +818,10 @@ def test_ignores_a_local_rank_that_the_plan_does_not_have() -> None:
 WARNINGS: dict[str, tuple[list[Event], str]] = {
     "lost output": (
         [OutputLost(1, 0, 1, 4096)],
-        "4096 bytes of rank 2's stderr were lost: its node had no room to buffer them in TMPDIR",
+        (
+            "4096 bytes of rank 2's stderr were lost: its node can't buffer more in TMPDIR; "
+            "print less, or set env.TMPDIR to a larger disk"
+        ),
     ),
     "stuck": (
         [Stuck(1, ({"pid": 7, "command": "cp"},))],

@@ -161,13 +161,13 @@ REFUSED: dict[str, Any] = {
 
 @pytest.mark.parametrize("rows", REFUSED.values(), ids=REFUSED)
 def test_refuses_manifests_with_files_outside_or_in_each_others_way(rows: Any) -> None:
-    with pytest.raises(TreeError, match="manifest"):
+    with pytest.raises(TreeError, match="the list of files"):
         read_manifest(json.dumps(rows).encode())
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b"\xff", b"[" * 100_000, b"[[" + b"9" * 5000 + b"]]"])
 def test_refuses_what_is_no_manifest(text: bytes) -> None:
-    with pytest.raises(TreeError, match="the manifest is damaged"):
+    with pytest.raises(TreeError, match=r"the list of files .* is damaged"):
         read_manifest(text)
 
 
@@ -270,9 +270,7 @@ def test_a_tree_may_be_deep(tmp_path: Path) -> None:
 @pytest.mark.parametrize("rows", [["a", "a"], ["a", "a/b"]])
 def test_names_that_are_the_same_on_this_file_system_are_an_error(tmp_path: Path, rows: list[str]) -> None:
     store = filled(tmp_path / "base", hold="run")  # on others, those may be A and a, or two forms of é
-    with pytest.raises(
-        TreeError, match=r"two names in the tree are the same on this node: a|Not a directory"
-    ):
+    with pytest.raises(TreeError, match=r"can't tell a from another name|Not a directory"):
         made(store, [file(path) for path in rows])
     assert not unfinished(store)
 
@@ -310,7 +308,7 @@ def test_a_file_that_was_changed_in_a_tree_in_use_is_an_error(tmp_path: Path) ->
     made(second)
     (directory / "train.py").unlink()
     (directory / "train.py").write_bytes(OTHER)
-    with pytest.raises(TreeError, match=r"runs/run/train\.py has changed since it was laid out"):
+    with pytest.raises(TreeError, match=r"runs/run/train\.py was changed during the run"):
         made(second)
 
 
@@ -579,33 +577,28 @@ def test_all_of_a_stream_may_be_much_larger_than_what_arrives(tmp_path: Path) ->
     node.placement.close()
 
 
-BAD_STREAMS: dict[str, tuple[Callable[[list[bytes]], bytes], str]] = {
-    "nothing": (lambda wanted: b"", "files are missing"),
-    "too little": (lambda wanted: zlib.compress(b"".join(wanted)[:-1]), "files are missing"),
-    "a stream cut short": (lambda wanted: zlib.compress(b"".join(wanted))[:-8], "files are missing"),
-    "too much": (lambda wanted: zlib.compress(b"".join(wanted) + b"x"), "more arrived than was missing"),
-    "no zlib": (lambda wanted: b"garbage", "Error -3 while decompressing"),
-    "other contents": (
-        lambda wanted: zlib.compress(b"x" * len(b"".join(wanted))),
-        "a file was damaged in transit",
-    ),
+BAD_STREAMS: dict[str, Callable[[list[bytes]], bytes]] = {
+    "nothing": lambda wanted: b"",
+    "too little": lambda wanted: zlib.compress(b"".join(wanted)[:-1]),
+    "a stream cut short": lambda wanted: zlib.compress(b"".join(wanted))[:-8],
+    "too much": lambda wanted: zlib.compress(b"".join(wanted) + b"x"),
+    "no zlib": lambda wanted: b"garbage",
+    "other contents": lambda wanted: zlib.compress(b"x" * len(b"".join(wanted))),
 }
 
 
 @pytest.mark.parametrize("phase", ["manifest", "files"])
-@pytest.mark.parametrize(("stream", "words"), BAD_STREAMS.values(), ids=BAD_STREAMS)
+@pytest.mark.parametrize("stream", BAD_STREAMS.values(), ids=BAD_STREAMS)
 def test_a_wrong_stream_is_refused_and_nothing_of_it_is_visible(
-    node: Node, stream: Callable[[list[bytes]], bytes], words: str, phase: str
+    node: Node, stream: Callable[[list[bytes]], bytes], phase: str
 ) -> None:
     wanted = [manifest_text(node.entries)]
     if phase == "files":
         node.send(*wanted)
         wanted = node.wanted()
     report = node.feed(stream(wanted))
-    if phase == "manifest" and words != BAD_STREAMS["no zlib"][1]:
-        words = "a file was damaged in transit"  # the size of a manifest isn't known
     assert isinstance(report, messages.TreeRefused)
-    assert words in report.error
+    assert "damaged in transit" in report.error
     node.reports.clear()
     node.placement.feed(b"more")
     node.placement.feed(b"")
@@ -628,4 +621,5 @@ def test_a_node_gives_up_if_contents_never_arrive_whole(node: Node) -> None:
 def test_a_full_disk_is_told_with_its_path_and_leaves_nothing(node: Node) -> None:
     with longest_file(4):
         report = node.send(manifest_text(node.entries))
-    assert report == messages.TreeRefused(3, f"{node.base}: File too large")
+    words = f"{node.base}: File too large; to use another directory, set sync.to"
+    assert report == messages.TreeRefused(3, words)
