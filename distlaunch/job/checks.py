@@ -220,7 +220,7 @@ def _launcher(reading: Reading, spec: JobSpec) -> Mistakes:
     elif launcher == "kubernetes" and not submitted and not reading.section("kubernetes").get("selector"):
         yield "launcher", "kubernetes needs kubernetes.selector, such as app=train"
     if isinstance(launcher, Mapping):
-        yield from _command(reading, launcher, 0 if numbered and not allocation else len(spec.pool))
+        yield from _command(reading, launcher, 0 if nameless else len(spec.pool))
     if allocation and given and given > len(allocation.nodes):
         has = counted(len(allocation.nodes), "node")
         yield "nodes", f"the job requests {given} nodes, but {allocation.name} has {has}"
