@@ -102,10 +102,9 @@ def load_document(
         document = _overridden(document, f"procs_per_node={max(share, 1)}")
         spec = _built(document, path)
         if (total := sum(node.procs or 0 for node in spec.nodes)) != typed.ranks:
-            nodes = f"the {counted(len(spec.nodes), 'node')} would have {total} ranks"
-            raise UsageError(
-                f"-n {typed.ranks}: {nodes}; specify the number of ranks on each, as in -H a:2,b:4"
-            )
+            what = f"the job would have {total} ranks on {counted(len(spec.nodes), 'node')}"
+            hint = "choose another number, or set it for each host, as in -H a:2,b:4"
+            raise UsageError(f"-n {typed.ranks}: {what}; {hint}")
     return spec, document, os.getcwd() if path == COMMAND_LINE else os.path.dirname(os.path.realpath(path))
 
 
@@ -157,9 +156,7 @@ def _on_hosts(document: Entries, hosts: str) -> Entries:
 def write_new(option: str, path: str, text: str, directory: str) -> None:
     """Write a new job file in `directory`, to which its paths are relative. Raises `UsageError`."""
     if os.path.dirname(os.path.realpath(path)) != directory:
-        raise UsageError(
-            f"{option} {path}: save the job in {directory}, because its relative paths start there"
-        )
+        raise UsageError(f"{option} {path}: save the job in {directory}, to which its paths are relative")
     try:
         with open(path, "x", encoding="utf-8") as file:
             try:

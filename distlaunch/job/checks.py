@@ -76,7 +76,7 @@ def _script(reading: Reading) -> Mistakes:
         import shlex  # needed only for mistakes
 
         made = f"`distlaunch import torchrun {shlex.quote(text)}`"
-        yield "script", f"{made} prints a job file for this command"
+        yield "script", f"this is a torchrun command, not a script: {made} converts it to a job file"
     elif keys and reading.places["script"].typed:
         given = keys if "script" in keys else {"script": "null", **keys}
         yield "script", f"write {' '.join(starmap(setting, given.items()))}"
@@ -103,7 +103,7 @@ def _rendezvous(reading: Reading) -> Mistakes:
     if backend == "etcd-v2":
         if not (host and port and "endpoint" in rendezvous):
             path = "rendezvous.endpoint" if "endpoint" in rendezvous else "rendezvous.backend"
-            yield path, "etcd-v2 needs rendezvous.endpoint: host:port of your etcd server"
+            yield path, "etcd-v2 needs the host:port of your etcd server in rendezvous.endpoint"
         yield from _with_etcd(reading, conf)
     elif backend == "none" and reading.section("timeouts").get("join"):
         yield "timeouts.join", "has no effect with rendezvous: none; remove it"
@@ -202,7 +202,8 @@ def _master(reading: Reading, spec: JobSpec) -> Mistakes:
     if spec.rendezvous.host in others - first:
         path = "rendezvous.endpoint" if "rendezvous.endpoint" in reading.places else "master_addr"
         host, on = spec.nodes[0].label, spec.rendezvous.host
-        yield path, f"rank 0 runs on the first node, {host}, but the endpoint is on {on}; list {on} first"
+        where = f"rank 0 runs on the first node, {host}, but the endpoint is on {on}"
+        yield path, f"{where}; list {on} first, or remove {path}"
 
 
 def _launcher(reading: Reading, spec: JobSpec) -> Mistakes:
@@ -210,8 +211,9 @@ def _launcher(reading: Reading, spec: JobSpec) -> Mistakes:
     launcher, given = JOB.value(reading.checked, "launcher"), reading.checked.get("nodes")
     allocation, submitted = spec.allocation, reading.around.submitted
     numbered = not isinstance(given, tuple) and not reading.around.hostfile
-    if launcher in launchers() and load(launcher).needs_names and numbered and not (allocation or submitted):
-        yield "launcher", f"{launcher} needs host names, but nodes is a number"
+    nameless = numbered and not (allocation or submitted)
+    if launcher in launchers() and load(launcher).needs_names and nameless:
+        yield "launcher", f"{launcher} needs host names: list the hosts in nodes"
     if launcher == "kubernetes" and not submitted and not numbered:
         key = "nodes" if "nodes" in reading.checked else "hostfile"
         hint = 'to list pods, set launcher.command: [kubectl, exec, -i, "{host}", --]'
@@ -219,7 +221,7 @@ def _launcher(reading: Reading, spec: JobSpec) -> Mistakes:
     elif launcher == "kubernetes" and not submitted and not reading.section("kubernetes").get("selector"):
         yield "launcher", "kubernetes needs kubernetes.selector, such as app=train"
     if isinstance(launcher, Mapping):
-        yield from _command(reading, launcher, 0 if numbered and not allocation else len(spec.pool))
+        yield from _command(reading, launcher, 0 if nameless else len(spec.pool))
     if allocation and given and given > len(allocation.nodes):
         has = counted(len(allocation.nodes), "node")
         yield "nodes", f"the job requests {given} nodes, but {allocation.name} has {has}"
@@ -228,7 +230,7 @@ def _launcher(reading: Reading, spec: JobSpec) -> Mistakes:
 def _command(reading: Reading, launcher: Checked, named: int) -> Mistakes:
     """Check launcher.command, which needs host names and ignores ssh settings; `named` counts the names."""
     if not named:
-        yield "launcher", "launcher.command needs host names: list the nodes"
+        yield "launcher", "launcher.command needs host names: list the hosts in nodes"
     elif named > 1 and not any(HOST in word for word in launcher["command"]):
         yield "launcher.command", f"{HOST} is missing: the command would always reach the same node"
     for path, node in reading.listed():
@@ -247,7 +249,7 @@ def _mpi(reading: Reading, spec: JobSpec) -> Mistakes:
         key = "mpirun" if "mpirun" in reading.checked else "launcher"
         yield key, "mpirun and torch's own agents (etcd-v2) can't both start the ranks: remove one of them"
     for key in filter(reading.checked.get, _NOT_WITH_MPIRUN):
-        yield key, f"mpirun places and starts the ranks: remove {key}, or launcher: mpirun"
+        yield key, "can't be combined with mpirun, which places and starts the ranks; remove one of them"
     for path, node in reading.listed():
         for key in {*node} & {"python", "workdir", "env", "args", "script", "role"}:
             yield (
@@ -259,8 +261,8 @@ def _mpi(reading: Reading, spec: JobSpec) -> Mistakes:
 
 def _stdin(reading: Reading, spec: JobSpec) -> Mistakes:
     if spec.stdin != "none" and spec.nodes and (spec.container or not spec.nodes[0].local):
-        hint = "rank 0 must be on this machine, and not in a container"
-        yield "stdin", f"{hint}; have it read a file instead"
+        what = "rank 0 must run on this machine and not in a container"
+        yield "stdin", f"{what}; have it read a file instead"
 
 
 def _numbers(reading: Reading, spec: JobSpec) -> Mistakes:
@@ -274,7 +276,7 @@ def _numbers(reading: Reading, spec: JobSpec) -> Mistakes:
         has = counted(len(spec.nodes), "node")
         yield "min_nodes", f"{spec.membership.min_nodes} is too high: the job has {has}"
     if spec.limits.on_stall == "restart" and not (spec.restarts.most or spec.restarts.requeue):
-        yield "on_stall", "restart needs a number of restarts: set restarts.max, or use on_stall: stop"
+        yield "on_stall", "restart has no effect without restarts: set restarts.max, or use on_stall: stop"
 
 
 def _collect(_: Reading, spec: JobSpec) -> Mistakes:
@@ -293,7 +295,7 @@ def _restarts(reading: Reading, spec: JobSpec) -> Mistakes:
             yield "restarts.never", f"{each} is in both on and never; remove it from one of them"
     for key in {*given} & {"on", "never"}:
         if not (limit.most or limit.requeue):
-            yield f"restarts.{key}", f"{key} needs a number of restarts: set restarts.max"
+            yield f"restarts.{key}", f"{key} has no effect without restarts: set restarts.max"
 
 
 def _allocated(reading: Reading, _: JobSpec) -> Mistakes:
@@ -307,7 +309,7 @@ def _allocated(reading: Reading, _: JobSpec) -> Mistakes:
 def _volumes(reading: Reading, _: JobSpec) -> Mistakes:
     for i, volume in enumerate(reading.section("kubernetes").get("volumes", ())):
         if sum(bool(volume.get(key)) for key in ("claim", "config_map", "secret", "host_path")) != 1:
-            yield f"kubernetes.volumes[{i}]", "set one of claim, config_map, secret and host_path"
+            yield f"kubernetes.volumes[{i}]", "set exactly one of claim, config_map, secret and host_path"
 
 
 def _container(_: Reading, spec: JobSpec) -> Mistakes:
@@ -320,7 +322,7 @@ def _container(_: Reading, spec: JobSpec) -> Mistakes:
         yield "container.runtime", f"expected one of {known}, got {container.runtime!r}"
     by_slurm = all(isinstance(node.reach, SlurmStep) for node in spec.pool)
     if container.runtime == BY_SRUN and not by_slurm:
-        yield "container.runtime", "pyxis is a plugin of srun: it requires nodes allocated by Slurm"
+        yield "container.runtime", "pyxis is a plugin for srun: use it in a Slurm job, with launcher: slurm"
     if container.runtime == BY_SRUN and container.before:
         yield "container.runtime", "pyxis options belong in container.options"
     for i, mount in enumerate(container.mounts):

@@ -28,7 +28,10 @@ PYTHON = os.environ.get("DISTLAUNCH_PYTHON", sys.executable)
 """The interpreter to try first on nodes: the command's own, even if --on runs it on another host."""
 STEP_NODES = 32
 """Maximum nodes per step."""
-NO_RANKS_HERE = "ranks run only on Linux, but this machine runs another system: list Linux hosts in nodes"
+NO_RANKS_HERE = (
+    "ranks run only on Linux, but this machine runs another system: run this command on Linux, or list Linux "
+    "hosts in nodes or with -H"
+)
 _TRAVELS = 1
 """zlib's compression level. Level 6 would take 8 ms more at each start, for 184 KiB instead of 210 KiB."""
 

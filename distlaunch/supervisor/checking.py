@@ -108,8 +108,9 @@ def _further(state: State, index: int, seen: Mapping[str, Any]) -> Iterator["Fin
     first, program = state.members[0], state.spec.program_of(state.spec.pool[index])
     own, usual = (facts_of(state.nodes[each]).python for each in (index, first))
     if own != usual and not program.python and program.kind != "command":
-        what = f"the ranks run with {own}, those on {state.label(first)} with {usual}"
-        yield Finding("warning", "software", what, "packages may differ", "set python", nodes)
+        what = f"its ranks run with {own}, but those on {state.label(first)} with {usual}"
+        do = "set python to a path that all nodes have"
+        yield Finding("warning", "software", what, "packages may differ", do, nodes)
     for name, setting, why in _misnamed(state, index):
         # A program that joins no rendezvous may ignore the variable.
         sure = name.startswith(_backend(state)) and state.spec.places and state.spec.limits.join_s

@@ -135,7 +135,7 @@ def link_ended(state: State, node: int, before: Linked, failure: LinkFailure, no
         left_s = state.spec.limits.lease_s + state.spec.limits.stop_s
         text = f"lost before it confirmed its cleanup; its ranks exit within {span_words(left_s)}"
         if failure.clean:
-            text = "its agent was killed, and so were its ranks"
+            text = "its agent exited early, but none of its ranks is left"
         return state, (ShowMessage("warning", f"{state.label(node)}: {text}"),)
     last = failure.words.splitlines()[-1:] or ["its agent exited"]
     cause = cause_of_loss(state, node, last[0].rstrip("."), now)
@@ -188,8 +188,8 @@ def cause_of_loss(state: State, node: int, why: str, now: float) -> Cause:
     """Return the root cause to report if the loss of this node ends the attempt."""
     if state.resumed and _was_suspended(state, now):
         what = f"this machine, or this command, was suspended for {state.resumed[1]:.0f} s"
-        lease = f"after {span_words(state.spec.limits.lease_s)} (timeouts.lease) nodes stop their ranks"
-        advice = "set a longer timeouts.lease, or let a machine that stays awake control the run: `--on HOST`"
+        lease = f"nodes stop their ranks after {span_words(state.spec.limits.lease_s)} (timeouts.lease)"
+        advice = "set a longer timeouts.lease, or run the controller on a host that stays awake: `--on HOST`"
         return Cause(f"{what}; {lease}; {advice}", Exit.NODE_LOST, now, kind="node_lost")
     return Cause(f"{state.label(node)} was lost: {why}", Exit.NODE_LOST, now, node=node, kind="node_lost")
 

@@ -287,7 +287,8 @@ def prepare_overdue(state: State, now: float) -> Step:
     late = [index for index in state.members if _owes_an_answer(state, index)]
     if state.attempt:  # these nodes worked before, so they are lost, and the job may continue without them
         return state, tuple(GiveUp(index, f"no answer within {limit}") for index in late)
-    text = f"no answer from {listed([*map(state.label, late or state.members)])} within {limit}"
+    names = listed([*map(state.label, late or state.members)])
+    text = f"no answer from {names} within {limit}; DNS or a file system may be hanging there"
     return state, (JobOver(Cause(text, Exit.UNREACHABLE, now)),)
 
 
@@ -403,7 +404,8 @@ def _strange_master(state: State) -> tuple[ShowMessage, ...]:
     if not is_settled or route.source == came_to:
         return ()
     is_it = "" if address == came_to else f" ({came_to})"
-    text = f"MASTER_ADDR {address}{is_it} is not an address of {state.label(state.members[0])}"
+    label = state.label(state.members[0])
+    text = f"MASTER_ADDR {address}{is_it} is not an address of {label}, where rank 0 runs"
     key = state.spec.address_path(state.members[0])
-    advice = f"set {key} to {route.source}, unless connections are forwarded there"
-    return (ShowMessage("warning", f"{text}, where rank 0 runs; {advice}"),)
+    advice = f"set {key} to {route.source}, unless MASTER_ADDR forwards connections to {label}"
+    return (ShowMessage("warning", f"{text}; {advice}"),)

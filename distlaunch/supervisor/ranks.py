@@ -167,7 +167,10 @@ def join_message_due(state: State, now: float) -> Step:
     if _uses_rendezvous(state):
         return state, (ShowMessage("info" if first else "warning", missing_words(state, missing)),)
     alone = len(state.workers) == 1  # a single rank waits for no other
-    text = f"{missing_words(state, missing)}; ignore this, or set rendezvous: none, if {_UNUSED}"
+    # torchrun has no such key, and an explicit limit ends the job if this is ignored.
+    usual = "ignore this" if not state.spec.places else "ignore this or set rendezvous: none"
+    advice = "set rendezvous: none" if state.spec.names_join_limit else usual
+    text = f"{missing_words(state, missing)}; if {_UNUSED}, {advice}"
     return state, (ShowMessage("info", text),) if first and not alone else ()
 
 
@@ -326,7 +329,7 @@ def on_worker_exited(event: WorkerExited, rank: int, state: State, now: float) -
         return _rank_failed(state, rank, event, now)
     if not (running and state.succeeded) or state.asked:
         return state, ()
-    text = f"{state.called(rank)} finished, so the others are stopped (success: {state.spec.success})"
+    text = f"{state.called(rank)} finished; stopping the others (success: {state.spec.success})"
     return state, (*((ShowMessage("info", text),) if state.workers.counts.alive else ()), JobOver())
 
 

@@ -122,7 +122,8 @@ def _used_up_words(limit: Restarts) -> str:
 def start_again(found: StartAgain, state: State, now: float) -> Step:
     """Start a new attempt although none has failed, unless this recurs. The decider of `StartAgain`."""
     if found.why is Why.PORT and len(_recent(state, Why.PORT, now)) >= MAX_PORT_MOVES:
-        return state, (JobOver(found.cause),)
+        note = f"; not restarting: this already happened on {MAX_PORT_MOVES} other ports"
+        return state, (JobOver(found.cause.noted(note, final=False)),)
     return _restart(state, found.why, found.cause, found.what, now)
 
 
@@ -180,7 +181,8 @@ def node_back(found: NodeBack, state: State, now: float) -> Step:
     if len(state.members) >= len(state.spec.nodes) or found.node in state.members:
         return state, ()
     if found.node in repeatedly_failed(state):
-        return state, (ShowMessage("info", f"{back}; it isn't used after three failures in a row"),)
+        when = "after causing three failures in a row, it is used only if too few others are left"
+        return state, (ShowMessage("info", f"{back}; {when}"),)
     if state.spec.membership.grow == "now":
         cause = Cause(back, Exit.OK, now, node=found.node)
         return state, (StartAgain(Why.GROWTH, cause, "restarting to include it"),)

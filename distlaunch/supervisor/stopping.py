@@ -168,12 +168,11 @@ def on_output_flows(event: OutputFlows, state: State, now: float) -> Step:
 
 
 def on_stuck(event: Stuck, state: State, now: float) -> Step:
-    """List processes that resist SIGKILL."""
+    """List processes that survived SIGKILL."""
     names = listed([f"{process.get('command')} (pid {process.get('pid')})" for process in event.processes])
-    many = len(event.processes) != 1
-    resist = f"{counted(len(event.processes), 'process')} {'resist' if many else 'resists'} SIGKILL"
-    advice = "what hangs in the kernel stays until the node is rebooted"
-    return state, (ShowMessage("warning", f"{state.label(event.node)}: {resist}: {names}; {advice}"),)
+    left = f"{counted(len(event.processes), 'process')} survived SIGKILL"
+    why = "such a process hangs in the kernel (perhaps until a reboot) or belongs to another user"
+    return state, (ShowMessage("warning", f"{state.label(event.node)}: {left}: {names}; {why}"),)
 
 
 def finish_when_closed(state: State, now: float) -> Step:
@@ -227,7 +226,7 @@ def _interrupted_again(state: State, name: str) -> Step:
         state, closing = _close_all(state.unwatched(), 0.0)
         return state, (ShowMessage("info", f"killing the workers; {again} again to exit now"), *closing)
     return state._replace(phase=Phase.DONE, timers={}), (
-        ShowMessage("warning", "exited; agents are still cleaning up"),
+        ShowMessage("warning", "exiting without waiting for the agents, which kill all remaining workers"),
         Finish(),
     )
 
@@ -241,7 +240,9 @@ def close_overdue(state: State, now: float) -> Step:
     late = [i for i, node in enumerate(state.nodes) if not is_over(node)]
     unclean = [i for i in late if state.nodes[i] is not End.CLEAN]
     for i in unclean or late:
-        what = "it did not confirm its cleanup" if unclean else "its output is incomplete"
+        late_output = f"nothing arrived for {DRAIN_S:.0f} s; its output may be incomplete"
+        unconfirmed = "it did not confirm its cleanup; check that no ranks are left there"
+        what = unconfirmed if unclean else late_output
         actions += [Drop(i), ShowMessage("warning", f"gave up on {state.label(i)}: {what}")]
         state = state.with_node(i, Lost(occupied=may_be_occupied(state.nodes[i])))
     if unclean:

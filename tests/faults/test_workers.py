@@ -231,7 +231,7 @@ def test_names_a_worker_in_d_state(tmp_path: Path, gate: Path, figures: Figures,
             assert run.wait() == SIGKILLED
             figures("the command ended", time.monotonic() - began, at_most=pace.stop_s + 15.0)
             assert f"rank 0 (node0) failed first: {KILLED}" in run.stderr
-            assert f"node0: 1 process resists SIGKILL: python (pid {pids[1]})" in run.stderr
+            assert f"node0: 1 process survived SIGKILL: python (pid {pids[1]})" in run.stderr
             assert_no_traceback(run.stderr)
         figures("gone after the disk's return", wait_gone([pids[1]], PATIENCE_S), at_most=2.0)
 

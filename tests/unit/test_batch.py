@@ -44,6 +44,7 @@ def options_of(target: str, keys: str, directory: Path) -> list[str]:
         ("slurm", "", ["--nodes=1"]),
         ("slurm", "nodes: 4\nspares: rest\nslurm: {nodes: 5}", ["--nodes=5", "--no-kill"]),
         ("slurm", "nodes: 4\nmin_nodes: 2", ["--nodes=4", "--no-kill"]),
+        ("slurm", "nodes: 4\nlauncher: {command: [tsh, '{host}']}", ["--nodes=4"]),
         ("slurm", "gpus_per_node: 8", ["--gpus-per-node=8", "--ntasks-per-node=8"]),
         ("slurm", "slurm: {gpus: 'a100:4'}", ["--gpus-per-node=a100:4", "--ntasks-per-node=4"]),
         ("slurm", "gpus_per_node: 0\nprocs_per_node: 3", ["--ntasks-per-node=3"]),

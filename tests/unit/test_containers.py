@@ -96,7 +96,10 @@ def test_expands_a_home_on_the_node() -> None:
         ("{runtime: docker}", "container: image is missing"),
         ("{image: i, runtime: lxc}", "expected"),
         ("{image: i, runtime: [lxc, -v]}", "one of docker, podman, apptainer, enroot, pyxis, got 'lxc'"),
-        ("{image: i, runtime: pyxis}", "pyxis is a plugin of srun: it requires nodes allocated by Slurm"),
+        (
+            "{image: i, runtime: pyxis}",
+            "pyxis is a plugin for srun: use it in a Slurm job, with launcher: slurm",
+        ),
         ("{image: i, mounts: ['/a:/b:ro:z']}", "expected PATH:PATH_INSIDE:ro at most"),
         ("{image: i, volumes: [/a]}", "mounts"),
     ],

@@ -376,9 +376,8 @@ def test_bindings_and_the_stall_timeout_can_be_switched_off(load: Load, off: str
 
 def test_a_stall_restarts_only_a_job_that_may_restart(load: Load, problems: Problems) -> None:
     text = "script: x\non_stall: restart\n"
-    assert problems(text) == [
-        "job.yaml:2:11: on_stall: restart needs a number of restarts: set restarts.max, or use on_stall: stop"
-    ]
+    words = "restart has no effect without restarts: set restarts.max, or use on_stall: stop"
+    assert problems(text) == [f"job.yaml:2:11: on_stall: {words}"]
     for keys in ("restarts: 1", "restarts: {requeue: 1}", "nodes: 2\nmin_nodes: 1"):
         assert load(text + keys).limits.on_stall == "restart"
 

@@ -122,7 +122,7 @@ MISTAKES = {
     "restarts: {max: 1, on: [oom, exit: [7, 75]], never: [exit: [75]]}": (
         "2:53: restarts.never: 75 is in both on and never; remove it from one of them"
     ),
-    "restarts: {never: [oom]}": "2:19: restarts.never: never needs a number of restarts: set restarts.max",
+    "restarts: {never: [oom]}": "2:19: restarts.never: never has no effect without restarts: set…",
     "logs: {watch: 'x{99999999999999999999}'}": (
         "2:15: logs.watch: expected a regular expression: the repetition number is too large"
     ),
@@ -165,12 +165,12 @@ MISTAKES = {
     "nodes: [-oProxyCommand=x]": "2:9: nodes[0]: a host name can't begin with a dash",
     "nodes: ['g[3-1]']": '2:9: nodes[0]: "[3-1]" counts down, or names more than 65535 hosts',
     "nodes: [a, b]\nmaster_addr: b": (
-        "3:14: master_addr: rank 0 runs on the first node, a, but the endpoint is on b; list b first"
+        "3:14: master_addr: rank 0 runs on the first node, a, but the endpoint is on b; list b first…"
     ),
     "rendezvous: none\ntimeouts: {join: 5s}": "3:18: timeouts.join: has no effect with rendezvous: none…",
     "rendezvous: nothing": '2:13: rendezvous: expected "static", "c10d", "etcd-v2" or "none"…',
-    "nodes: [a]\nstdin: rank 0": "3:8: stdin: rank 0 must be on this machine, and not in a container…",
-    "nodes: 2\nlauncher: ssh": "3:11: launcher: ssh needs host names, but nodes is a number",
+    "nodes: [a]\nstdin: rank 0": "3:8: stdin: rank 0 must run on this machine and not in a…",
+    "nodes: 2\nlauncher: ssh": "3:11: launcher: ssh needs host names: list the hosts in nodes",
     "nodes: [a]\nhostfile: hosts": "3:11: hostfile: set nodes or hostfile, not both",
     "nodes: [a, b]\nspares: [b]": (
         "3:10: spares[0]: b is in both nodes and spares; remove it from one of them"
@@ -183,7 +183,7 @@ MISTAKES = {
     "collect: [../x]": "2:11: collect[0]: write an absolute path instead of ..",
     "collect: {paths: [x], from: [b]}": "2:29: collect.from: b is not a node of the job",
     "launcher: mpirun\ncollect: [x]": (
-        "3:10: collect: mpirun places and starts the ranks: remove collect, or launcher: mpirun"
+        "3:10: collect: can't be combined with mpirun, which places and starts the ranks; remove one of them"
     ),
     # What is refused takes no part in other checks.
     "rendezvous: {backend: c10}": '2:23: rendezvous.backend: expected "static", "c10d", "etcd-v2" or "none"…',

@@ -112,7 +112,13 @@ def test_an_item_of_a_missing_list_suggests_the_list(load: Load, base: str, over
         ("python -m a.b c", "write module: a.b and args: [c]"),
         ("python -u ddp.py", "write command: [python, -u, ddp.py]"),
         ("bash ddp.sh a", "write command: [bash, ddp.sh, a]"),
-        ("torchrun a.py", "`distlaunch import torchrun 'torchrun a.py'` prints a job file for this command"),
+        (
+            "torchrun a.py",
+            (
+                "this is a torchrun command, not a script: "
+                "`distlaunch import torchrun 'torchrun a.py'` converts it to a job file"
+            ),
+        ),
     ],
 )
 def test_suggests_keys_for_a_command_in_script(load: Load, problems: Problems, text: str, hint: str) -> None:

@@ -346,7 +346,7 @@ def test_leaves_out_a_node_that_failed_three_times_in_a_row(lines: str, members:
     assert (job.state.phase, job.state.members) == (Phase.RUNNING, members)
     assert texts(job.actions, "warning")[-1] == LEFT_OUT
     job.lose(1, clean=True, away=False)
-    told = ["b is back; it isn't used after three failures in a row"]
+    told = ["b is back; after causing three failures in a row, it is used only if too few others are left"]
     assert texts(job.come_back(1), "info") == (told if len(members) == 1 else [])
     job.restart()
     assert job.state.members == members
@@ -891,7 +891,8 @@ def test_moves_a_usurped_port_three_times_without_counting_restarts() -> None:
         assert (job.state.port, job.state.attempt) == (29400 + moves, moves)
         assert job.state.restart_count == 0
     job.obey(job.feed(PortUsurped(0, owners)))
-    assert texts(job.actions, "error") == ["port 29403 on a was taken by redis (pid 42)"]
+    why = "not restarting: this already happened on 3 other ports"
+    assert texts(job.actions, "error") == [f"port 29403 on a was taken by redis (pid 42); {why}"]
     assert job.blamed == (Exit.PORT_TAKEN, None, 0)
     assert job.state.phase is Phase.DONE
 

@@ -84,12 +84,12 @@ def test_a_command_line_is_the_same_as_a_job_file(
         (
             Typed(ranks=3),
             "nodes=2",
-            "-n 3: the 2 nodes would have 2 ranks; specify the number of ranks on each",
+            "-n 3: the job would have 2 ranks on 2 nodes; choose another number",
         ),
         (
             Typed(ranks=2),
             "nodes=[{host: a, procs: 3}]",
-            "-n 2: the 1 node would have 3 ranks; specify the number of ranks on each",
+            "-n 2: the job would have 3 ranks on 1 node; choose another number",
         ),
         (Typed(hosts="a,b"), "nodes=1", "-H and --set nodes both set the nodes"),
         (Typed(ranks=2), "procs_per_node=3", "-n and --set procs_per_node both set the ranks"),
@@ -101,7 +101,7 @@ def test_a_command_line_is_the_same_as_a_job_file(
         (
             Typed(hosts="a:2,b:4", ranks=8),
             "name=x",
-            "-n 8: the 2 nodes would have 6 ranks; specify the number",
+            "-n 8: the job would have 6 ranks on 2 nodes; choose another number",
         ),
     ],
 )

@@ -186,7 +186,9 @@ def test_names_a_node_where_another_python_takes_the_place_of_a_missing_one(keys
         up(0), other._replace(facts=other.facts._replace(python="/usr/bin/python3.11")), PortHeld(0, 29400)
     )
     job.feed(seen(1), seen(0))
-    words = f"software: b: the ranks run with /usr/bin/python3.11, those on a with {up(0).facts.python} · "
+    words = (
+        f"software: b: its ranks run with /usr/bin/python3.11, but those on a with {up(0).facts.python} · "
+    )
     assert [said.startswith(words) for said in texts(job.actions, "warning")] == [True] * count
 
 

@@ -123,7 +123,7 @@ WRONG = [
     (f"{ETCD}\nmaster_port: 1", "master_port: with etcd-v2, torch's own agents control this"),
     (f"{ETCD}\nnuma_binding: node", "numa_binding: with etcd-v2, torch's own agents control this"),
     (f"{ETCD}\nlauncher: mpirun", "launcher: mpirun and torch's own agents (etcd-v2) can't both start"),
-    ("rendezvous: {backend: etcd-v2}", "rendezvous.backend: etcd-v2 needs rendezvous.endpoint"),
+    ("rendezvous: {backend: etcd-v2}", "rendezvous.backend: etcd-v2 needs the host:port"),
     ("rendezvous: {backend: etcd-v2, endpoint: etcd}", "rendezvous.endpoint: etcd-v2 needs"),
     (
         "rendezvous: {backend: etcd-v2, endpoint: 'e:1', conf: {cert: 'a,b'}}",
