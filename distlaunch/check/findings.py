@@ -341,14 +341,15 @@ def _network(facts: Mapping[str, Any], node: NodeReport, job: Expected | None) -
         elif any(map(is_loopback, master)):
             what = f"MASTER_ADDR {job.master_addr} resolves to {master[0]}"
             yield _error("network", what, "ranks can't join", f"correct /etc/hosts there, or {do}")
-    yield from _interfaces(facts)
+    yield from _interfaces(facts, job.backend)
 
 
-def _interfaces(facts: Mapping[str, Any]) -> Iterator[Finding]:
+def _interfaces(facts: Mapping[str, Any], backend: str) -> Iterator[Finding]:
     interfaces = [name for name, _ in _rows(facts.get("interfaces"))]
+    used = INTERFACE_VARIABLES if backend == "nccl" else INTERFACE_VARIABLES[:1]
     for variable, value in _texts(facts.get("named")):
         names = value.split(",") if variable == "GLOO_SOCKET_IFNAME" else chosen_by_nccl(value, interfaces)
-        if variable in INTERFACE_VARIABLES and not (names and {*names} <= {*interfaces}):
+        if variable in used and not (names and {*names} <= {*interfaces}):
             what = f"no interface matches {variable}={value} (interfaces: {listed(interfaces)})"
             yield _error("network", what, "ranks can't connect", "correct or remove the variable")
     for port, state in _texts(facts.get("ib")):
@@ -358,7 +359,8 @@ def _interfaces(facts: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def _load(facts: Mapping[str, Any]) -> Iterator[Finding]:
-    cpus, load, busy = _number(facts.get("cpus")), facts.get("load"), "see what else is running on the node"
+    cpus, load = _number(facts.get("all_cpus")), facts.get("load")
+    busy = "see what else is running on the node"
     if cpus and isinstance(load, float) and load > 1.5 * cpus + 1:
         what = f"a load of {load:.0f} on {counted(cpus, 'CPU')}"
         yield _warning("load", what, "every rank waits for the slowest", busy)

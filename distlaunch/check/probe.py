@@ -128,13 +128,14 @@ def no_stacks() -> str:
 
 
 def load(asked: Facts) -> Facts:
-    """Return the processors and memory, and their load."""
-    cpus = os.cpu_count()
+    """Return the processors that this process may use, those of the node, the memory, and their load."""
+    cpus = every = os.cpu_count()
     if sys.platform == "linux":
         cpus = len(os.sched_getaffinity(0))
     memory = dict(re.findall(r"(\w+):\s+(\d+) kB", text_of("/proc/meminfo")))
     return {
         "cpus": cpus,
+        "all_cpus": every,
         "load": os.getloadavg()[0],
         "memory": int(memory.get("MemTotal", 0)) << 10,
         "available": int(memory.get("MemAvailable", 0)) << 10,

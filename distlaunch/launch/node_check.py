@@ -53,7 +53,7 @@ def check(spec: JobSpec, code: bool = False) -> Report:
             skipped += _unconnected(spec, known)
         if plan and 0 in known and "network" not in spec.unchecked:
             ports = try_port(agents, spec, spec.nodes, plan.master_addr, spec.rendezvous.port)
-            of_job += _port_findings(ports)
+            of_job += _port_findings(ports, spec.address_path(0))
             fine += _port_words(ports) if ports.ok else []
     return report(
         plan and expected(plan), _reports(spec, agents, probed), of_job, fine, skipped, spec.unchecked
@@ -210,8 +210,11 @@ def _unconnected(spec: JobSpec, known: Mapping[int, Facts]) -> Iterator[str]:
         yield f"connections between {listed(away)} and the other nodes"
 
 
-def _port_findings(ports: PortReport) -> Iterator[Finding]:
-    """Yield the findings about the rendezvous port, and the connections to it and between nodes."""
+def _port_findings(ports: PortReport, key: str) -> Iterator[Finding]:
+    """Yield the findings about the rendezvous port, and the connections to it and between nodes.
+
+    `key` is the key that sets the first node's address.
+    """
     if ports.free is False:
         why = refused_port_words(ports.error or "", ports.owners)
         do = "end that program, or " if ports.owners else ""
@@ -221,17 +224,17 @@ def _port_findings(ports: PortReport) -> Iterator[Finding]:
     for dial in ports.dials:
         if not dial.ok:
             what = f"can't connect to {dial.address} port {ports.port}: {dial.error}"
-            failed.setdefault((what, _remedy(what, bool(dial.family))), []).append(dial.source)
+            do = _remedy(what) if dial.family and "another service" not in what else ""
+            do = do or f"set {key} to an IP address of the first node"
+            failed.setdefault((what, do), []).append(dial.source)
     for (what, do), nodes in failed.items():
         yield Finding("error", "network", what, "ranks can't join", do, tuple(nodes))
     for line in folded(ports.pairs.failed) if ports.pairs else ():
         yield Finding("error", "network", line, "collectives will hang", _remedy(line))
 
 
-def _remedy(failure: str, is_resolved: bool = True) -> str:
-    """Return what to do about a failed connection."""
-    if not is_resolved or "another service" in failure:
-        return "set master_addr to an IP address of the first node"
+def _remedy(failure: str) -> str:
+    """Return what to do about a failed connection to an address that was resolved."""
     return "lower the MTU of its interface" if "MTU" in failure else "check the firewall"
 
 

@@ -28,7 +28,7 @@ SOUND: dict[str, Any] = {
         "ib": {},
     },
     "code": {"files": 3, "odd": []},
-    "load": {"cpus": 8, "load": 0.5, "memory": 64 * GIB, "available": 60 * GIB, "swap": 0},
+    "load": {"cpus": 8, "all_cpus": 8, "load": 0.5, "memory": 64 * GIB, "available": 60 * GIB, "swap": 0},
 }
 
 
