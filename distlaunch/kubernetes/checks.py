@@ -24,7 +24,7 @@ _LEFT_OUT = {
     "container": "the settings of pods are in kubernetes; its image defaults to container.image",
     "notify": _NO_CONTROLLER,
     "metrics": _NO_CONTROLLER,
-    "backend": "with GPUs, DISTLAUNCH_BACKEND is nccl in a pod",
+    "backend": "in a pod with GPUs, DISTLAUNCH_BACKEND is nccl",
     "cpu_binding": "torchrun binds only by NUMA node; use numa_binding",
     "on_stall": _NO_CONTROLLER,
     "on_warning": "ranks get the SIGTERM that Kubernetes sends",

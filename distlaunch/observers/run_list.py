@@ -10,6 +10,8 @@ import os
 import signal
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from types import MappingProxyType
 from typing import Any
 
 from distlaunch.agent.frozen import Frozen
@@ -60,7 +62,7 @@ def ways(file: str = "") -> dict[str, Mapping[str, Any]]:
 
     With `file`, include only runs of that job file.
     """
-    lines = [line for line in lines_of(index_path()) if isinstance(line.get("way"), list)]
+    lines = [line for line in index_lines() if isinstance(line.get("way"), list)]
     return {line["run"]: line for line in lines if not file or line.get("file") == file}
 
 
@@ -82,17 +84,38 @@ def note_end_seen(command: str, run: str, status: int) -> int:
 
 def noted_ends() -> set[str]:
     """Return the IDs of the runs whose end was recorded."""
-    return {str(line.get("run")) for line in lines_of(index_path()) if line.get("over") is True}
+    return {str(line.get("run")) for line in index_lines() if line.get("over") is True}
 
 
-def listed() -> dict[str, Listed]:
+def listed() -> Mapping[str, Listed]:
     """Return the listed runs, keyed by ID, latest last. Malformed lines are skipped."""
-    over, found = noted_ends(), {}
-    for line in lines_of(index_path()):
+    return _read(*_version())[1]
+
+
+def index_lines() -> Sequence[Mapping[str, Any]]:
+    """Return the lines of the list of all runs."""
+    return _read(*_version())[0]
+
+
+def _version() -> tuple[str, tuple[int, ...]]:
+    """Return the path of the list, and numbers that change with its content."""
+    path = index_path()
+    try:
+        status = os.stat(path)
+    except OSError:
+        return path, ()
+    return path, (status.st_ino, status.st_size, status.st_mtime_ns)
+
+
+@lru_cache(1)  # `ps` looks at the list for each lost run
+def _read(path: str, version: tuple[int, ...]) -> tuple[Sequence[Mapping[str, Any]], Mapping[str, Listed]]:
+    lines, found = tuple(lines_of(path)), dict[str, Listed]()
+    over = {line.get("run") for line in lines if line.get("over") is True}
+    for line in lines:
         run, directory, host, cwd = (line.get(key) for key in ("run", "directory", "host", "cwd"))
         if isinstance(run, str) and isinstance(directory, str) and isinstance(host, str):
             found[run] = Listed(run, directory, host, run in over, ticket_of(line), str(cwd or ""))
-    return found
+    return lines, MappingProxyType(found)
 
 
 def ticket_of(line: Mapping[str, Any]) -> Ticket | None:

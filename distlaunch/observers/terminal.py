@@ -146,7 +146,7 @@ class Terminal(Observer):
         self._console.close(lambda silent_s: silent_s < PATIENCE_S or (needed and not self._interrupts.any()))
 
     def close(self) -> None:
-        """Stop showing a run that continues."""
+        """Stop showing a run, but let it continue."""
         self._release()
         self._console.close(lambda silent_s: silent_s < PATIENCE_S)
 

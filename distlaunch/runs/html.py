@@ -184,7 +184,7 @@ def _ledger(report: Report) -> str:
     ends = [*accumulate(found.values())]
     spans = [Span((), kind, end - found[kind], end, 0) for kind, end in zip(found, ends, strict=True)]
     words = "; ".join(f"{ALL_KINDS[kind]} {seconds / whole:.1%}" for kind, seconds in found.items())
-    bar = _drawing(f"Shares of the time: {words}", 28, _bars(spans, WIDTH / whole, 28), "bar")
+    bar = _drawing(f"Time by phase: {words}", 28, _bars(spans, WIDTH / whole, 28), "bar")
     rows = [
         (_key(f"k-{kind}") + ALL_KINDS[kind], _span(seconds), f"{seconds / whole:.1%}")
         for kind, seconds in found.items()

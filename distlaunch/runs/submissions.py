@@ -92,7 +92,7 @@ def submissions() -> dict[Ticket, Submission]:
             scheduler, job = run.queued
             found[run.queued] = Submission(job, "", os.path.dirname(run.directory), 0.0, scheduler=scheduler)
     fields = Submission._fields
-    for line in run_list.lines_of(run_list.index_path()):
+    for line in run_list.index_lines():
         if "run" in line or not (queued := run_list.ticket_of(line)):
             continue
         # IDs may repeat after the scheduler has been set up again.

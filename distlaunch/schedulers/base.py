@@ -112,7 +112,7 @@ class Scheduler:
     ends: tuple[str, ...] = ()
     """The command that cancels a job."""
     hurries: tuple[str, ...] = ()
-    """The command with which users can send a signal to a running job; () = none."""
+    """The command that sends a signal to a running job; () = none."""
     over: "re.Pattern[str] | None" = None
     """Pattern of the error messages that the scheduler's commands print for a job that has ended."""
     withholds = ""

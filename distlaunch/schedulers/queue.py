@@ -90,8 +90,8 @@ def call(
 ) -> str:
     """Return the output of a command of the scheduler called `title`. Raises `DistlaunchError`.
 
-    The command reads the file `stdin`, and gets the variables accepted by `passes`. Its failure is ignored if
-    `forgives` matches every line of its message.
+    Its standard input is the file `stdin`, and its environment consists of the variables that `passes`
+    accepts. Its failure is ignored if `forgives` matches every line of its message.
     """
     from subprocess import TimeoutExpired
 

@@ -217,7 +217,7 @@ _DUE: Mapping[Timer, Callable[..., Step]] = {
     Timer.RETRY: connecting.retry_due,
     Timer.FENCE: restarting.fence_due,
 }
-"""The function to call when a timer expires. A node's timer passes the node, too.
+"""The function to call when a timer expires. For a node's timer, the function also gets the node.
 
 Timers not listed here only end a wait, after which the rules of the phase can continue the job.
 """

@@ -15,7 +15,7 @@ PORTS, LOWEST_PORT, PORT_SPAN = 8, 10_000, 20_000
 class TaskPlace(Frozen):
     """The position of a scheduler task on its host and among the hosts. None means unknown.
 
-    Each such task is a node of the job with one rank.
+    Each such task counts as a node with one rank.
     """
 
     local_rank: int

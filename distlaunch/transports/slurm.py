@@ -264,7 +264,7 @@ class _Node(Streams):
         self._rest = b""
         self.gone = False
         self.late = 0
-        """The exit status of the node if its last output has not arrived yet."""
+        """The exit status of a node whose last output has not arrived yet; otherwise 0."""
 
     def receive(self, line: bytes) -> tuple[bytes, Sequence[wire.Frame | NodeGone]]:
         """Return the frames that a line, without its label, completes."""

@@ -478,7 +478,7 @@ def test_refuses_a_job_without_an_image() -> None:
             "logs.console is left out: `kubectl logs` shows what all ranks of a pod print"
         ),
         "on_warning: USR1": "on_warning is left out: ranks get the SIGTERM that Kubernetes sends",
-        "backend: gloo": "backend is left out: with GPUs, DISTLAUNCH_BACKEND is nccl in a pod",
+        "backend: gloo": "backend is left out: in a pod with GPUs, DISTLAUNCH_BACKEND is nccl",
         "ssh: {options: [A=b]}": "ssh is left out: pods are not reached over SSH",
     }.items(),
 )
