@@ -172,7 +172,8 @@ class Store:
     def __init__(self, base: str) -> None:
         self.base = os.path.expanduser(base)
         if not os.path.isabs(self.base):
-            raise TreeError("%s is not an absolute path on this node; set sync.to" % self.base)
+            what = "can't expand %s: this user has no home directory" % self.base
+            raise TreeError("%s; set HOME or, on a node, set sync.to to an absolute path" % what)
         self._blobs, self._new, self._runs = (
             os.path.join(self.base, name) for name in ("blobs", "new", "runs")
         )

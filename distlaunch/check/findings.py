@@ -285,7 +285,7 @@ def _software(facts: Mapping[str, Any], node: NodeReport, job: Expected | None) 
         yield _warning("software", what, "torch may load the wrong one", do)
 
 
-_SLOWDOWNS = {0x8: "hardware", 0x20: "temperature", 0x40: "temperature", 0x80: "power supply"}
+_SLOWDOWNS = {0x20: "temperature", 0x40: "temperature", 0x80: "power supply", 0x8: "hardware"}
 """Bits of nvmlClocksThrottleReason (nvml.h) that indicate a problem, not idleness or a power limit."""
 
 
@@ -312,9 +312,9 @@ def _devices(node: NodeReport, job: Expected | None) -> Iterator[Finding]:
         if _number(gpu.get("ecc")):
             what = f"GPU {number} has had {counted(_number(gpu.get('ecc')), 'uncorrectable memory error')}"
             yield _warning("devices", what, "it may compute wrong results", "reset or replace it")
-        slow = [name for bit, name in _SLOWDOWNS.items() if _number(gpu.get("slowdowns")) & bit]
-        if slow:
-            what = f"GPU {number} is slowed down ({listed(slow)})"
+        bits = _number(gpu.get("slowdowns"))
+        if slow := [name for bit, name in _SLOWDOWNS.items() if bits & bit]:
+            what = f"GPU {number} is throttled ({slow[0]})"
             yield _warning("devices", what, "every rank waits for it", "check cooling and power")
         if _number(gpu.get("mig")):
             what = f"GPU {number} is divided (MIG)"
@@ -353,9 +353,10 @@ def _interfaces(facts: Mapping[str, Any], backend: str) -> Iterator[Finding]:
             what = f"no interface matches {variable}={value} (interfaces: {listed(interfaces)})"
             yield _error("network", what, "ranks can't connect", "correct or remove the variable")
     for port, state in _texts(facts.get("ib")):
-        if "ACTIVE" not in state:
+        if "ACTIVE" not in state and backend == "nccl":
             what = f"InfiniBand port {port} is {state or 'in an unknown state'}"
-            yield _warning("network", what, "NCCL may fail or be slow", "check its cable and switch")
+            do = "unless it is unused, check its cable and switch, and the subnet manager"
+            yield _warning("network", what, "NCCL can't use it", do)
 
 
 def _load(facts: Mapping[str, Any]) -> Iterator[Finding]:

@@ -138,7 +138,8 @@ def _prepared(
     check_submitted(spec, scheduler)
     plan_without_nodes(spec.with_gpus(scheduler.gpus(spec) or 0))
     if spec.nodes[0].gpus is None and scheduler.gpus(spec) is None:
-        say("no GPUs are requested: set gpus_per_node to the number of GPUs per node, or to 0 for a CPU job")
+        advice = "set gpus_per_node to the number of GPUs per node, or to 0 for a CPU job"
+        say(f"the job file requests no GPUs: {advice}")
     file = spec.invocation.file
     settings = [word for setting in overrides for word in ("--set", setting)]
     words = (*own_command(), "run", file or "-", *settings, *(["--", *args] if args else []))

@@ -9,6 +9,7 @@ from distlaunch.compat.draft import Draft
 from distlaunch.contract import RESERVED
 from distlaunch.errors import UsageError
 from distlaunch.job.nodes import parse_hostfile
+from distlaunch.wording import counted
 
 _PARTS = {
     **dict.fromkeys(("n", "np", "c"), "ranks"),
@@ -111,6 +112,6 @@ def _shares(ranks: int, slots: Sequence[int | None]) -> list[int]:
     given = [slot or share + (i < more) or 1 for i, slot in enumerate(slots)]
     if ranks > sum(given):
         hint = "raise -N or the slots in -H, or add hosts, as in -H a:4,b:4"
-        raise UsageError(f"-n {ranks}: the hosts have only {sum(given)} slots; {hint}")
+        raise UsageError(f"-n {ranks}: the hosts have only {counted(sum(given), 'slot')}; {hint}")
     ends = accumulate(given)
     return [max(0, min(count, (ranks or end) - end + count)) for count, end in zip(given, ends, strict=True)]

@@ -231,7 +231,8 @@ class _Script:
         """Return the only command that starts ranks."""
         if len(self._launches) > 1:
             lines = ", ".join(str(line) for line, _ in self._launches)
-            raise UsageError(f"lines {lines} start ranks: a job file has one program; comment out the others")
+            what = f"lines {lines} all start ranks, but a job file has one program"
+            raise UsageError(f"{what}: comment out all but one")
         if self._launches:
             return self._launches[0][1]
         hint = "found no srun with Python, torchrun or accelerate outside of if, for and functions"

@@ -197,13 +197,13 @@ def _repeated(_: Reading, spec: JobSpec) -> Mistakes:
 
 
 def _master(reading: Reading, spec: JobSpec) -> Mistakes:
-    others = {name for node in spec.nodes[1:] for name in (node.label, node.address) if name}
+    others = {name: node.label for node in spec.nodes[1:] for name in (node.label, node.address) if name}
     first = {spec.nodes[0].label, spec.nodes[0].address} if spec.nodes else set()
-    if spec.rendezvous.host in others - first:
+    if spec.rendezvous.host in others.keys() - first:
         path = "rendezvous.endpoint" if "rendezvous.endpoint" in reading.places else "master_addr"
         host, on = spec.nodes[0].label, spec.rendezvous.host
         where = f"rank 0 runs on the first node, {host}, but the endpoint is on {on}"
-        yield path, f"{where}; list {on} first, or remove {path}"
+        yield path, f"{where}; list {others[on]} first, or remove {path}"
 
 
 def _launcher(reading: Reading, spec: JobSpec) -> Mistakes:
@@ -309,7 +309,7 @@ def _allocated(reading: Reading, _: JobSpec) -> Mistakes:
 def _volumes(reading: Reading, _: JobSpec) -> Mistakes:
     for i, volume in enumerate(reading.section("kubernetes").get("volumes", ())):
         if sum(bool(volume.get(key)) for key in ("claim", "config_map", "secret", "host_path")) != 1:
-            yield f"kubernetes.volumes[{i}]", "set exactly one of claim, config_map, secret and host_path"
+            yield f"kubernetes.volumes[{i}]", "set exactly one of claim, config_map, secret or host_path"
 
 
 def _container(_: Reading, spec: JobSpec) -> Mistakes:

@@ -241,7 +241,11 @@ SYNC = Record(
     tree=built(Switch(), "Whether to copy the code to the nodes.", told="true if sync is given"),
     include=Field(PATTERNS, "Files to copy although git ignores them; patterns as in .gitignore."),
     exclude=Field(PATTERNS, "Files to leave out, in addition to those in .distlaunchignore."),
-    to=Field(FILE, "Directory on the nodes for the code of all jobs.", field="base"),
+    to=Field(
+        Text("an absolute path, or one that begins with ~/", r"~?/[^\0]*"),
+        "Directory on the nodes for the code of all jobs.",
+        field="base",
+    ),
     limit=Field(Size(), "Maximum size of the code."),
     makes=spec.Sync,
     main="tree",

@@ -118,7 +118,7 @@ class Recorder(Observer):
         """If the ranks that the user stops may have been hanging, say how to find out where next time."""
         if quiet_s >= QUIET_S:
             silence = f"no rank has printed anything for {quiet_s / 60:.0f} min"
-            advice = "if the job hangs again, run `distlaunch why` before you stop it to see where"
+            advice = "if the job hangs again, run `distlaunch why` before you stop it: it shows where"
             self.remark(f"{silence}; {advice}")
 
     def _mark_gaps(self, state: State, nodes: Iterable[int]) -> None:

@@ -306,7 +306,7 @@ def test_names_gpus_and_libraries_of_one_host(site: Site, tmp_path: Path) -> Non
         "2 GPUs instead of 3",
         "GPU 0 has had 3 uncorrectable memory errors",
         "GPU 1 already has 40 GiB of 80 GiB in use",
-        "GPU 1 is slowed down (temperature)",
+        "GPU 1 is throttled (temperature)",
         "GPU 1 is divided (MIG)",
         "the kernel log has Xid 79 (0000:3b:00)",
         "the number or model of GPUs differs: 2 x Toy H100 instead of 3 x Toy H100",

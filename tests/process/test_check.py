@@ -75,7 +75,7 @@ def test_reads_gpus_through_nvml(tmp_path: Path) -> None:
         ("error", "2 GPUs instead of 4"),
         ("warning", "GPU 0 has had 3 uncorrectable memory errors"),
         ("warning", f"GPU 1 already has 40 GiB of 80 GiB in use, by {init[0]} (pid {init[1]})"),
-        ("warning", "GPU 1 is slowed down (temperature)"),
+        ("warning", "GPU 1 is throttled (temperature)"),
         ("warning", "GPU 1 is divided (MIG)"),
     ]
     assert {rank: gpu["uuid"] for rank, gpu in report["ranks"].items()} == {"0": "GPU-0"}

@@ -424,7 +424,7 @@ def test_reports_a_directory_that_cannot_hold_scripts_and_a_dry_run_writes_none(
     done = distlaunch("submit", str(job), status=1)
     assert f"can't write the batch script to {job}: File exists; set logs.dir" in done.stderr
     assert (
-        "no GPUs are requested: set gpus_per_node to the number of GPUs per node, or to 0 for a CPU job"
+        "the job file requests no GPUs: set gpus_per_node to the number of GPUs per node, or to 0 for"
         in done.stderr
     )
     job.write_text("command: ['true']\ngpus_per_node: 0\n")

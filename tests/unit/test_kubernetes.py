@@ -439,7 +439,7 @@ def test_the_bundle_is_the_whole_agent_needs_only_python_and_is_reproducible() -
         ),
         "env: {PET_NNODES: 3}": "env.PET_NNODES: the launcher in each pod reads PET_NNODES; remove it",
         "kubernetes: {volumes: [{mount: /x}]}": (
-            "kubernetes.volumes[0]: set exactly one of claim, config_map, secret and host_path"
+            "kubernetes.volumes[0]: set exactly one of claim, config_map, secret or host_path"
         ),
     }.items(),
 )

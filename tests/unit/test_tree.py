@@ -512,7 +512,7 @@ def test_a_base_that_is_no_directory_is_refused(tmp_path: Path, place: str) -> N
 
 def test_a_user_without_a_home_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # as without HOME and an entry in passwd
-    with pytest.raises(TreeError, match=r"~/code is not an absolute path on this node; set sync\.to"):
+    with pytest.raises(TreeError, match=r"can't expand ~/code: this user has no home directory; set HOME"):
         Store("~/code")
 
 
