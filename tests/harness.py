@@ -63,10 +63,16 @@ def all_ended_well(runs: "Iterable[Going]", last: str, times: int = 1) -> None:
     ended_well(next(filter(None, statuses), 0), out, err, last, times * len(runs))
 
 
-def on_time(what: str, took: float, at_most: float, unit: str = "s") -> None:
-    """`LateError` if something took longer than it may."""
-    if took > at_most:
-        raise LateError(f"{what}: {took:g} {unit}, over the limit of {at_most:g}")
+def on_time(what: str, took_s: float, at_most_s: float) -> None:
+    """`LateError` if something took longer than its limit, which is for a machine with nothing else to do."""
+    share = max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+    within(what, took_s, at_most_s * share, "s")
+
+
+def within(what: str, value: float, limit: float, unit: str) -> None:
+    """`LateError` if a value is over its limit."""
+    if value > limit:
+        raise LateError(f"{what}: {value:g} {unit}, over the limit of {limit:g}")
 
 
 def nothing_was_dropped(stderr: str) -> None:

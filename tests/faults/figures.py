@@ -61,9 +61,12 @@ class Figures:
     def __call__(self, what: str, value: float, at_most: float | None = None, unit: str = "s") -> None:
         """Note that `what` was measured as `value`; fails when it is more than `at_most`."""
         self.rows.append(Row(self._fault, self._name, self._promise, what, value, at_most, unit))
-        if at_most is not None and unit in ("s", "ms"):
-            on_time(what, value, at_most, unit)
-        assert at_most is None or value <= at_most, f"{what}: {value:g} {unit}, over the limit of {at_most:g}"
+        if at_most is not None and unit == "s":
+            on_time(what, value, at_most)
+        else:
+            assert at_most is None or value <= at_most, (
+                f"{what}: {value:g} {unit}, over the limit of {at_most:g}"
+            )
 
 
 HEAD = ("fault", "what was done", "promise", "measured", "figure", "limit", "result")

@@ -25,7 +25,7 @@ from typing import Any
 
 import pytest
 
-from tests.harness import on_time, wait_gone
+from tests.harness import on_time, wait_gone, within
 from tests.process.commands import STUBBORN
 from tests.process.torchruns import (
     BOTH,
@@ -195,7 +195,7 @@ def test_it_starts_ten_times_faster_than_torchrun(tmp_path: Path, record_propert
     pairs = [(seconds(TORCHRUN, tmp_path), seconds(OURS, tmp_path)) for _ in range(2)]
     theirs, mine = (min(column) for column in zip(*pairs, strict=True))
     record_property("seconds", [theirs, mine])
-    on_time(f"a tenth of torchrun's {theirs:.3f} s", mine, theirs / 10)
+    within(f"a tenth of torchrun's {theirs:.3f} s", mine, theirs / 10, "s")
 
 
 def test_accelerates_own_tests_print_the_same(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from tests.harness import distlaunch, on_time
+from tests.harness import distlaunch, within
 from tests.wide.runs import run
 
 FEW, MANY, PROCS = 40, 400, 8
@@ -15,7 +15,7 @@ def test_many_nodes_cost_no_more_each_than_few(tmp_path: Path) -> None:
     few, many = (run(tmp_path / str(nodes), nodes, PROCS, "print 2") for nodes in (FEW, MANY))
     assert (few.status, many.status) == (0, 0), few.stderr + many.stderr
     assert f"{MANY * PROCS} ranks on {MANY} nodes finished in" in many.stderr
-    on_time("CPU of a node among many", many.cpu_s / MANY, MARGIN * few.cpu_s / FEW)
+    within("CPU of a node among many", many.cpu_s / MANY, MARGIN * few.cpu_s / FEW, "s")
     assert many.memory_mib < 400
 
 
