@@ -7,7 +7,7 @@ import typer
 from typer import Option
 
 from distlaunch.check.findings import Report
-from distlaunch.cli.job_file import Typed, load_job, warn_if_simulated, with_code
+from distlaunch.cli.job_file import Typed, check_not_simulated, load_job, with_code
 from distlaunch.cli.options import Args, Hosts, Json, Module, Ranks, Set, Source, job_and_args
 from distlaunch.cli.output import print_json, print_text
 from distlaunch.cli.tables import table
@@ -42,7 +42,7 @@ def check(
 
     job, words = job_and_args(context, job, args)
     spec = load_job(job, overrides or (), words, Typed(module, hosts, ranks, None))
-    warn_if_simulated(spec)
+    check_not_simulated(spec)
     with_code(spec)  # refuses what `run` would refuse
     report = ask(spec, code)
     if spec.setup:

@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any
 
 from distlaunch.agent.frozen import Frozen
-from distlaunch.cli.output import say
 from distlaunch.errors import UsageError, reason
 from distlaunch.job.build import build_spec
 from distlaunch.job.document import (
@@ -73,16 +72,18 @@ def with_code(spec: JobSpec) -> JobSpec:
     return with_tree(spec)
 
 
-def warn_if_simulated(spec: JobSpec) -> None:
-    """Print a warning if this machine will simulate the nodes of a job that is written for a scheduler."""
-    if spec.sections and not spec.allocation and spec.one_machine and len(spec.nodes) > 1:
+def check_not_simulated(spec: JobSpec) -> None:
+    """Raise `JobError` if this machine, such as a login node, would simulate a scheduler's nodes."""
+    simulated = not spec.allocation and spec.one_machine and len(spec.nodes) > 1
+    if spec.sections and simulated and "launcher" not in spec.places:
         title = listed([title_of(key.replace("_", "-")) for key in spec.sections])
         from shlex import quote
 
         file = quote(spec.source) if spec.invocation.file else "job.yaml"
         submit = f"`distlaunch submit {file}` submits it to {title}"
         submit += "" if spec.invocation.file else " (`distlaunch dry-run … --save job.yaml` writes that file)"
-        say(f"not in an allocation: {len(spec.nodes)} nodes are simulated on this machine; {submit}")
+        here = f"to simulate {len(spec.nodes)} nodes on this machine, use --set launcher=local"
+        raise spec.error("nodes", f"not in an allocation: {submit}; {here}")
 
 
 def load_document(

@@ -99,7 +99,7 @@ def run_with(options: RunOptions, early: Link | None) -> int:
 def _run(options: RunOptions, early: Link | None) -> int:
     """Run the job in the foreground, in the background, or with its controller on another host."""
     # torchrun doesn't need YAML, which this imports
-    from distlaunch.cli.job_file import load_job, warn_if_simulated, with_code
+    from distlaunch.cli.job_file import check_not_simulated, load_job, with_code
 
     refuse_copy(os.environ)
     spec = load_job(options.job, options.overrides, options.args, options.typed)
@@ -112,7 +112,7 @@ def _run(options: RunOptions, early: Link | None) -> int:
         from distlaunch.cli.remote import run_on
 
         return run_on(options.on, options.job or "", spec, options.overrides, options.args, options.detach)
-    warn_if_simulated(spec)
+    check_not_simulated(spec)
     spec = with_code(spec)
     if options.detach:
         return run_detached(spec, options.quiet)

@@ -130,10 +130,10 @@ def _row(run: Run, now: float) -> tuple[str, ...]:
 
 
 def _silent_s(run: Run, now: float) -> float | None:
-    """Return the seconds since a rank last printed, if ranks are running."""
-    if run.status.state is not RunState.RUNNING:
+    """Return the seconds since a rank last printed, if ranks are running and their output is recorded."""
+    if run.status.state is not RunState.RUNNING or run.heard is None:
         return None
-    return max(0.0, now - max(run.heard or 0.0, run.status.since))
+    return max(0.0, now - max(run.heard, run.status.since))
 
 
 Everything = Annotated[bool, Option("--all", "-a", help="Show the run's output from the beginning.")]

@@ -38,7 +38,9 @@ _LEFT_OUT = {
 }
 _SETUP = r"(module|ml|source|\.|ulimit|umask|(conda|(micro)?mamba) activate|spack (load|env))\s|eval \"?\$\("
 """Commands that prepare the environment. `distlaunch submit` also runs them in its batch script."""
-_RENDEZVOUS = r"\b(scontrol|hostname|RANDOM|MASTER_(ADDR|PORT)|SLURM_\w*(NODELIST|PROCID|NODEID))\b"
+_RENDEZVOUS = r"\b(scontrol|MASTER_(ADDR|PORT)|SLURM_\w*(NODELIST|PROCID|NODEID))\b"
+_PERHAPS = r"\b(hostname|RANDOM)\b"
+"""A variable with such a value also belongs to the rendezvous, unless it is exported for the program."""
 _OF_COMMAND = r"[\s'\"\\]*(--|\S*(torchrun|accelerate|python))"
 """The beginning of a value that is part of the command and may contain rendezvous flags."""
 _ASSIGNED = {"variable_assignment", "variable_name"}
@@ -276,7 +278,8 @@ class _Script:
         """Record the value of a variable. A value that needs a shell becomes part of the setup."""
         text = self._filled(node)
         name, equals, value = text.partition("=")
-        wires = re.search(_RENDEZVOUS, text) or self.rendezvous.keys() & re.findall(r"\w+", text)
+        telling = _RENDEZVOUS if exported else f"{_RENDEZVOUS}|{_PERHAPS}"
+        wires = re.search(telling, text) or self.rendezvous.keys() & re.findall(r"\w+", text)
         if name in RESERVED or (wires and not re.match(_OF_COMMAND, value)):
             self.rendezvous[name] = _line(node)
             return

@@ -287,8 +287,8 @@ class Launcher:
                 text = f"can't reach the controller at {place}: {self._why}{hint}"
                 raise JoinError(f"gave up after {wait.limit_s:g} s: {text}", Exit.UNREACHABLE)
             if wait.is_worth_telling():
-                who = "node 0" if self._gathering.ordered else "the node that has this address"
-                self._say(f"waiting for {who} at {place}: {self._why}")
+                who = "node 0 at" if self._gathering.ordered else "the node with the address"
+                self._say(f"waiting for {who} {place}: {self._why}")
             pause(self._interrupts, self._say, pause_s)
             pause_s = min(pause_s * 1.5, RETRY_MOST_S)
 

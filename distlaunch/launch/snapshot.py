@@ -40,8 +40,8 @@ from distlaunch.wording import listed, size_words
 IGNORE_FILE = ".distlaunchignore"
 _INCLUDE = f"list it in sync.include, and make sure that neither sync.exclude nor {IGNORE_FILE} matches it"
 _EXCLUDE = f"leave it out with sync.exclude or {IGNORE_FILE}"
-ABOUT_RUN = re.compile(r"-\d{8}-\d{6}-[0-9a-f]{8}\.(html|tar\.gz)$")
-"""Matches files that `report` or `bundle` writes to the current directory by default."""
+ABOUT_RUN = re.compile(r"-\d{8}-\d{6}-[0-9a-f]{8}(/|\.html$|\.tar\.gz$)")
+"""Matches run directories, and files that `report` or `bundle` writes to the current directory by default."""
 UNWANTED = frozenset({".git", "__pycache__", ".venv", ".mypy_cache", ".pytest_cache", ".ruff_cache"})
 """Directories to leave out if the code isn't in a git repository, which has its own ignore rules."""
 LARGEST = 5

@@ -107,7 +107,8 @@ class Recorder(Observer):
         elif isinstance(event, LinkEnded):
             self._mark_gaps(state, [event.node])
         elif isinstance(event, Interrupted) and state.cause and self._status.state is RunState.RUNNING:
-            self._mention_silence(time.monotonic() - self._heard_at)
+            if not state.spec.invocation.shares_stdio:  # otherwise, launchers show the output
+                self._mention_silence(time.monotonic() - self._heard_at)
         elif isinstance(event, TimerDue) and event.timer in ENDS_LINKS:
             self._mark_gaps(state, range(len(state.nodes)))
         self._directory.record(at, type(event).__name__, fields_of(event))

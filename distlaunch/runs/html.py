@@ -154,7 +154,7 @@ def _verdict(report: Report) -> str:
         *([("Incomplete", found.incomplete)] if found.incomplete else []),
     ]
     records = [*islice((line for record in found.evidence for line in record.lines()), MAX_EVIDENCE)]
-    parts += [_facts(facts), _folded("State of the workers when it failed", _pre(records) if records else "")]
+    parts += [_facts(facts), _folded("State of the workers, as collected", _pre(records) if records else "")]
     return _section("What happened", "".join(parts))
 
 

@@ -204,12 +204,17 @@ class Explanation(Frozen):
         return [cut(line.replace("\n", "; "), MAX_CHARACTERS) for line in chain(*parts)][:MAX_LINES]
 
     def _change_line(self) -> str:
-        rows = listed(self.changes(), SHOWN_CHANGES) or "no setting has changed"
+        rows = listed(sorted(self.changes(), key=_is_minor), SHOWN_CHANGES) or "no setting has changed"
         return f"since {self.other}, the last good run: {rows}"
 
     def changes(self) -> list[str]:
         """Return all differences, one line each."""
         return [f"{name}: {before} → {now}" for name, (before, now) in self.differs.items()]
+
+
+def _is_minor(change: str) -> bool:
+    """Return whether a change is less likely than others to explain a failure."""
+    return not change.startswith(("args:", "code:", "env.", "checksum of the script:"))
 
 
 def explain(
@@ -312,21 +317,24 @@ def _standing(state: State) -> Iterator[str]:
     """Describe where the ranks with known stacks are: in a collective, or elsewhere."""
     if state.phase is Phase.RUNNING and state.workers.counts.joining and (missing := missing_ranks(state)):
         yield missing_words(state, missing)
-    places: dict[str, list[int]] = {}
+    places, collectives = dict[str, list[int]](), set[str]()
     for worker in state.workers:
         if worker.stack:
             collective = waits_in(worker)
-            where = f"in {collective}" if collective else f"not in a collective but in {worker.stack[0]}"
-            places.setdefault(where, []).append(worker.rank)
+            places.setdefault(collective or worker.stack[0], []).append(worker.rank)
+            collectives |= {collective} - {""}
     if len(places) > 1 or (places and state.cause is None):
         ordered = sorted(places.items(), key=lambda each: len(each[1]), reverse=True)
-        yield "; ".join(f"{rank_list(ranks, state.unit)} {where}" for where, ranks in ordered)
+        apart = "not in a collective but in" if collectives else "in"
+        hows = {where: "in" if where in collectives else apart for where in places}
+        words = "; ".join(f"{rank_list(ranks, state.unit)} {hows[where]} {where}" for where, ranks in ordered)
+        yield words if collectives else f"no {state.unit} is in a collective; {words}"
 
 
 def _activity(run: Run, state: State) -> Iterator[str]:
     """Describe when ranks last printed, if the run is active and no rank is known to be stalled."""
     if run.alive and state.phase is Phase.RUNNING and not any(worker.stalled for worker in state.workers):
-        output, limit_s = "no output so far", state.spec.limits.stall_s
+        output, limit_s = "no output has been recorded", state.spec.limits.stall_s
         if (at := heard(run.directory)) is not None:
             output = f"the last output came {max(0.0, time.time() - at):.0f} s ago"
         idle = f"; no rank has been idle for {span_words(limit_s)} (timeouts.stall)" if limit_s else ""
@@ -366,7 +374,7 @@ def _changed_files(before: str, now: str) -> tuple[str, str] | None:
         return None
     first, second = codes
     paths = [path for path in sorted({*first, *second}) if first.get(path) != second.get(path)]
-    changed = f"{listed(paths, SHOWN_CHANGES)} changed"
+    changed = f"{listed(paths, SHOWN_CHANGES)} {'differ' if len(paths) > 1 else 'differs'}"
     return counted(len(first), "file"), f"{counted(len(second), 'file')} ({changed})"
 
 
@@ -443,6 +451,7 @@ _KEYS = (
     (r"^(env\..+)\.text$", r"\1"),
     (r"^invocation\.script$", "checksum of the script"),
     (r"^tree\.digest$", "code"),
+    (r"^sync\.tree$", "sync"),
     (r"^tree\.", ""),
 )
 """Patterns for `JobSpec` fields, and the job file keys that set them, if the names differ."""

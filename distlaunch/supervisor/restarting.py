@@ -116,7 +116,7 @@ def _used_up_words(limit: Restarts) -> str:
     times = {1: "once", 2: "twice"}.get(limit.most, f"{limit.most} times")
     span = span_words(limit.window_s)
     when = "" if limit.window_s == FOREVER_S else f" in the last {'hour' if span == '1 h' else span}"
-    return f"already restarted {times}{when}"
+    return f"already restarted {times}{when} (restarts.max)"
 
 
 def start_again(found: StartAgain, state: State, now: float) -> Step:
@@ -205,7 +205,9 @@ def _restart(state: State, why: Why, cause: Cause, what: str, now: float) -> Ste
     for timer, wait_s in ((Timer.BACKOFF, delay_s), (Timer.REJOIN, state.spec.limits.rejoin_s)):
         if wait_s:
             state = state.with_timer(timer, now + wait_s)
-    message = ShowMessage("info" if why is Why.GROWTH else "warning", f"{cause.preliminary}; {what}{wait}")
+    error = f" ({cause.raised.error} at {cause.raised.place})" if cause.raised else ""
+    text = f"{cause.preliminary}{error}; {what}{wait}"
+    message = ShowMessage("info" if why is Why.GROWTH else "warning", text)
     busy = [i for i, n in enumerate(state.nodes) if isinstance(n, Linked) and may_be_occupied(n)]
     return state, (message, *evidence, *(Send(i, StopWorkers(grace_s, cause.preliminary)) for i in busy))
 

@@ -65,9 +65,10 @@ def _announcement(state: State, cause: Cause, grace_s: float) -> ShowMessage:
     if cause.scheduled or not (cause.cancelled and left and grace_s):
         return ShowMessage("error", cause.preliminary)
     name = signal.Signals(cause.exit_status - 128).name
+    request = cause.text.removeprefix("stopped by ")  # the signal, or `distlaunch stop`
     them = "it" if left == 1 else "them"
     again = f"another {'`distlaunch stop` or Ctrl-C' if name == 'SIGINT' else name} kills {them}"
-    text = f"received {name}: waiting up to {span_words(grace_s)} for {counted(left, state.unit)} to exit"
+    text = f"received {request}: waiting up to {span_words(grace_s)} for {counted(left, state.unit)} to exit"
     return ShowMessage("warning", f"{text}; {again}" if state.interrupts else text)
 
 

@@ -68,7 +68,7 @@ class Summary(Frozen):
             what = self.state.plan.size_words if self.state.plan else "nothing"
             after = f" after {counted(self.state.attempt, 'restart')}" if self.state.attempt else ""
             finished = f"{what} finished in {self.seconds:.1f} s{after}; logs: {self.directory}"
-            return [finished, *self._gaps(), *self.collecting]
+            return [finished, *self._apart(), *self._gaps(), *self.collecting]
         lines = [*self.node_lines(), *self._cause_lines(cause, above), *self.lagging, *self.others()]
         return [
             *lines,
@@ -77,6 +77,17 @@ class Summary(Frozen):
             f"ended after {self.seconds:.1f} s with exit status {cause.exit_status}; logs: {self.directory}",
             *(f"logs on {label}: {directory}" for label, directory in self._logs_elsewhere()),
         ]
+
+    def _apart(self) -> list[str]:
+        """Warn that the ranks of a Python script didn't train together, as if it were written for one GPU."""
+        spec, workers = self.state.spec, self.state.workers
+        watched = self.state.plan is not None and self.state.plan.join_s is not None
+        if not watched or len(workers) < 2 or workers.counts.joined or spec.program.kind == "command":
+            return []
+        copies = f"{len(workers)} independent copies of the {spec.program.kind} ran"
+        advice = "to train together, it must call torch.distributed.init_process_group"
+        unless = "; otherwise, set rendezvous: none" if spec.places else ""
+        return [f"no rank joined the rendezvous, so {copies}; {advice}{unless}"]
 
     def node_lines(self) -> list[str]:
         """Return why nodes can't be used, with advice and the last output of the transport."""

@@ -117,7 +117,7 @@ def test_names_the_endpoint_where_no_launcher_has_come_yet(bed: Bed, tmp_path: P
     with contextlib.ExitStack() as stack:
         run = Launcher(bed, 1, tmp_path, endpoint="host1")
         stack.callback(run.kill)
-        run.wait_for("waiting for the node that has this address at host1")
+        run.wait_for("waiting for the node with the address host1")
         assert re.search(rf":{PORT}: Connection refused$", run.stderr.rstrip())
         kill(run.process.pid, signal.SIGTERM)
         assert run.wait() == 143

@@ -374,7 +374,7 @@ def test_why_names_the_files_that_have_changed_since_the_last_good_run(job: Path
     distlaunch("run", "job.yaml", cwd=job, status=0)
     write(job, {"train.py": "raise ValueError", "new.py": ""})
     distlaunch("run", "job.yaml", cwd=job, status=1)
-    assert "code: 2 files → 3 files (new.py, train.py changed)" in distlaunch("why", cwd=job, status=0).stdout
+    assert "code: 2 files → 3 files (new.py, train.py differ)" in distlaunch("why", cwd=job, status=0).stdout
     for path in (job / "runs").glob("*/code.json"):
         path.write_text("[[1], 2]")
     assert "changed)" not in distlaunch("why", cwd=job, status=0).stdout

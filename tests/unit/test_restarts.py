@@ -162,7 +162,7 @@ def test_a_crash_loop_has_exactly_one_attempt_more_than_restarts(most: int) -> N
     assert job.blamed == (7, 1, 0)
     assert len(job.actions.of(Finish)) == 1
     times = {1: "once", 2: "twice"}.get(most, f"{most} times")
-    used_up = f"; not restarting: already restarted {times} in the last hour"
+    used_up = f"; not restarting: already restarted {times} in the last hour (restarts.max)"
     assert texts(job.actions, "error") == [f"rank 1 (a) failed: exit status 7{used_up if most else ''}"]
 
 
@@ -173,7 +173,7 @@ def test_restarts_before_the_window_do_not_count() -> None:
         job.fail()
         assert (job.state.phase is Phase.RUNNING) == restarts
     (words,) = texts(job.actions, "error")
-    assert words.endswith("; not restarting: already restarted twice in the last 100 s")
+    assert words.endswith("; not restarting: already restarted twice in the last 100 s (restarts.max)")
 
 
 def wait_for_the_next(job: Job) -> float:
