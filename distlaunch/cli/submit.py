@@ -132,18 +132,17 @@ def _prepared(
 
     Raises `DistlaunchError`.
     """
-    text = read_job(job)
-    spec = job_of(text, job, overrides, args, submitted=True)
+    source = read_job(job)
+    spec = job_of(source, job, overrides, args, submitted=True)
     scheduler = load(to or target_of(spec))
     check_submitted(spec, scheduler)
     plan_without_nodes(spec.with_gpus(scheduler.gpus(spec) or 0))
-    if spec.nodes[0].gpus is None and scheduler.gpus(spec) is None:
-        advice = "set gpus_per_node to the number of GPUs per node, or to 0 for a CPU job"
-        say(f"the job file requests no GPUs: {advice}")
+    for text in scheduler.remarks(spec):
+        say(text)
     file = spec.invocation.file
     settings = [word for setting in overrides for word in ("--set", setting)]
     words = (*own_command(), "run", file or "-", *settings, *(["--", *args] if args else []))
-    return spec, scheduler, scheduler.script(spec, Call(words, None if file else text), followed)
+    return spec, scheduler, scheduler.script(spec, Call(words, None if file else source), followed)
 
 
 def _submitted(spec: JobSpec, scheduler: Scheduler, script: str) -> tuple[str, Path]:

@@ -184,6 +184,12 @@ class Scheduler:
         """List mistakes that make the job fail regardless of its nodes: (path in the job file, text)."""
         return ()
 
+    def remarks(self, spec: JobSpec) -> Iterable[str]:
+        """List what the user may not expect of a job that is submitted, as messages."""
+        if spec.nodes[0].gpus is None and self.gpus(spec) is None:
+            advice = "set gpus_per_node to the number of GPUs per node, or to 0 for a CPU job"
+            yield f"the job file requests no GPUs: {advice}"
+
     def options(self, spec: JobSpec, followed: bool) -> Iterable[str]:
         """List the options for the batch script, except those in `extra`. `followed` is as in `script`."""
         raise NotImplementedError

@@ -95,7 +95,7 @@ class Slurm(base.Scheduler):
             "dependency": Field(LINE, "Jobs to wait for, e.g. afterok:1234."),
             "signal": Field(
                 Text('a signal such as "USR1@120"', rf"{SIGNAL}(?:@[0-9]{{1,5}})?", _signal_mistake),
-                "A termination warning: USR1@120 arrives two minutes before the time limit; see on_warning.",
+                "A termination warning: USR1@120 arrives 2 to 3 min before the time limit; see on_warning.",
             ),
             "comment": Field(LINE, "A comment on the job."),
         },
@@ -165,6 +165,12 @@ class Slurm(base.Scheduler):
             of_gpus = [part for part in gres.split(",") if part.startswith("gpu")]
             return count_gpus(of_gpus[0].removeprefix("gpu:")) or 0 if of_gpus else 0
         return None if asked.get("gpus") is None else count_gpus(str(asked["gpus"])) or 0
+
+    def remarks(self, spec: JobSpec) -> Iterator[str]:
+        """Also mention the signal that ranks get after a termination warning, unless the job file sets it."""
+        yield from super().remarks(spec)
+        if self.waits(spec) and "on_warning" not in spec.places:
+            yield "after slurm.signal, ranks get SIGTERM and must exit; for another signal, set on_warning"
 
     def options(self, spec: JobSpec, followed: bool) -> Iterator[str]:
         """Yield options of sbatch."""

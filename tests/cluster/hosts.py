@@ -28,6 +28,8 @@ from tests.harness import (
 TESTBED = ROOT / "scripts" / "testbed"
 GONE_S = 2.0
 """Within this time after a run's end nothing of it is left on any host."""
+SESSIONS_GONE_S = 20.0
+"""And of an sshd whose connection was cut, which learns of that only when TCP sends again, seconds later."""
 TOOLS = ("ip", "iptables", "mount", "nsenter", "setpriv", "ssh", "ssh-keygen", "sshd", "unshare")
 
 Node = str | dict[str, Any]
@@ -333,7 +335,7 @@ class Site:
 
     def assert_gone(self, before: set[int]) -> None:
         """No process may be left but those of `before`: no rank, no agent, no session, no client."""
-        deadline = time.monotonic() + GONE_S
+        deadline = time.monotonic() + SESSIONS_GONE_S
         while left := self.processes() - before:
             lines = {pid: _line(pid) for pid in left}
             with _explained(f"still there: {lines}"):

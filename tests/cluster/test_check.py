@@ -95,7 +95,7 @@ def test_names_limits_and_settings_of_one_host(site: Site, tmp_path: Path) -> No
     assert [each["what"] for each in report["findings"] if each["part"] == "limits"] == [
         "py-spy is not installed"
     ]
-    odd: Node = {"host": "host3", "env": {"NCCL_SOCKET_IFNAME": "wlan7", "TMPDIR": "/proc"}}
+    odd: Node = {"host": "host3", "env": {"GLOO_SOCKET_IFNAME": "wlan7", "TMPDIR": "/proc"}}
     status, report = checked(site, ["host1", "host2", odd])
     assert status == 1
     assert found(report) == [("error", "network", ["host3"]), ("warning", "place", ["host3"])]

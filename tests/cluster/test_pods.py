@@ -99,4 +99,3 @@ def test_says_what_else_to_do_without_kubectl(tmp_path: Path) -> None:
     done = distlaunch("run", str(job_in(tmp_path)), env={**os.environ, "PATH": str(tmp_path / "empty")})
     assert done.returncode == 2
     assert "can't run kubectl: No such file or directory" in done.stderr
-    assert "list the pods in nodes, with launcher.command" in done.stderr

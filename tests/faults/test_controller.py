@@ -285,7 +285,9 @@ class Brought(NamedTuple):
 
     def press(self, times: int) -> None:
         """Press Ctrl-C so many times, each after the answer to the last, as fast as people do."""
-        for number, answer in enumerate((self.answer, "killing the workers", "exited; agents are")[:times]):
+        for number, answer in enumerate(
+            (self.answer, "killing the workers", "exiting without waiting")[:times]
+        ):
             time.sleep(PRESS_S if number else 0.0)
             self.run.process.send_signal(signal.SIGINT)
             self.run.wait_for(answer)

@@ -453,3 +453,23 @@ def test_a_job_is_saved_where_its_paths_begin(tmp_path: Path) -> None:
     refused = distlaunch("dry-run", "sub/job.yaml", "--save", "new.yaml", cwd=tmp_path)
     assert f"save the job in {tmp_path}/sub, to which its paths are relative" in refused.stderr
     assert distlaunch("dry-run", "sub/job.yaml", "--save", "sub/new.yaml", cwd=tmp_path).returncode == 0
+
+
+@pytest.mark.parametrize(("keys", "told"), [("", True), ("rendezvous: none\n", False)])
+def test_mentions_that_ranks_ran_as_independent_copies(keys: str, told: bool, tmp_path: Path) -> None:
+    """As a script for one GPU does."""
+    done = distlaunch("run", str(write_job(tmp_path, "pass", TWO + keys)), status=0)
+    said = (
+        "no rank joined the rendezvous, so 2 independent copies of the script ran; to train together, it must"
+    )
+    assert (said in done.stderr) == told
+
+
+def test_simulates_no_nodes_of_a_schedulers_job_unless_told_to(tmp_path: Path) -> None:
+    job = str(write_job(tmp_path, "print('here')", f"{TWO}nodes: 2\nslurm: {{time: 1h}}\n"))
+    done = distlaunch("run", job, status=2)
+    assert (
+        f"nodes: not in an allocation: `distlaunch submit {job}` submits it to Slurm; to simulate"
+        in done.stderr
+    )
+    assert distlaunch("run", job, "--set", "launcher=local", status=0).stdout.count("here") == 4

@@ -121,7 +121,9 @@ def _odd_names(job: Path) -> None:
 
 def _runs(job: Path) -> None:
     write(job, {"runs/train-1/plan.json": "", "lib/runs/x.py": ""})
-    write(job, {f"train-20261126-010203-0123abcd.{kind}": "" for kind in ("html", "tar.gz")})
+    run = "train-20261126-010203-0123abcd"
+    write(job, {f"{run}.{kind}": "" for kind in ("html", "tar.gz")})
+    write(job, {f"lib/runs/{run}/plan.json": ""})
 
 
 FOUND: dict[str, tuple[Callable[[Path], Any], list[str]]] = {

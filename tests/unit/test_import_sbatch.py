@@ -82,6 +82,7 @@ eval "$(conda shell.bash hook)"
 export PATH=$VENV/bin:$PATH NCCL_DEBUG=INFO
 export MASTER_ADDR=$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1)
 export MASTER_PORT=29500 WORLD_SIZE=$SLURM_NTASKS
+export WANDB_NAME=run-$(hostname)
 LR=0.1
 export LR
 cd /proj
@@ -165,14 +166,15 @@ SCRIPTS: dict[str, tuple[str, dict[str, Any], list[str]]] = {
                     "source /opt/venv/bin/activate",
                     'eval "$(conda shell.bash hook)"',
                     "export PATH=/opt/venv/bin:$PATH",
+                    "export WANDB_NAME=run-$(hostname)",
                 ],
                 "extra": ["--mail-type=END", "-k"],
             },
         },
         [
             "left out: lines 12, 13: distlaunch finds the hosts and sets up the rendezvous",
-            "line 17: left out: `'HF_HOME=/data/h f' srun -l --cpu-bind=none`: `distlaunch run` starts",
-            "line 17: left out: `2>&1 | tee log`: write it after `distlaunch run` or `distlaunch submit",
+            "line 18: left out: `'HF_HOME=/data/h f' srun -l --cpu-bind=none`: `distlaunch run` starts",
+            "line 18: left out: `2>&1 | tee log`: write it after `distlaunch run` or `distlaunch submit",
             "kept as written: $x runs/$SLURM_JOB_ID: job files don't expand variables",
         ],
     ),
