@@ -12,8 +12,8 @@ from distlaunch.supervisor.state import Cause, State
 from distlaunch.transports.container import advice_for
 from distlaunch.wording import counted, lost_peer_words, rank_list, status_words
 
-MAX_LINES = 24
-"""Maximum lines of last output shown."""
+MAX_LINES, HEAD_LINES = 24, 7
+"""Maximum lines of last output shown, and those of a longer traceback that are its first lines."""
 STDOUT_LINES = 5
 """Maximum lines of stdout shown for a rank that printed nothing to stderr."""
 RECORD, STDERR, STDOUT = 2, 1, 0
@@ -317,9 +317,16 @@ def unstarted(why: str, exit_status: int) -> dict[str, Any]:
 
 
 def _end_of(lines: list[str], whole: int) -> list[str]:
-    """Return the end of `lines`, which are themselves the last of `whole` lines."""
-    shown = lines[-MAX_LINES:]
-    left_out = whole - len(shown)
+    """Return the end of `lines`, which are themselves the last of `whole` lines.
+
+    A long traceback keeps its first lines, which are usually those of the user's own code.
+    """
+    start, shown = max(0, len(lines) - MAX_LINES), lines[-MAX_LINES:]
+    traceback = max((at for at, line in enumerate(lines) if exits.TRACEBACK in line), default=start)
+    if traceback < start:
+        between = f"({counted(start - traceback, 'line')} not shown)"
+        shown = [*lines[traceback : traceback + HEAD_LINES], between, *shown[HEAD_LINES:]]
+    left_out = whole - len(lines) + min(start, traceback)
     return [f"({counted(left_out, 'earlier line')} not shown)", *shown] if left_out > 0 else shown
 
 

@@ -128,6 +128,23 @@ def test_counts_the_lines_left_out_of_the_last_output(tmp_path: Path) -> None:
     assert done.stderr.count("  | noise") == 23
 
 
+def test_a_long_traceback_keeps_its_first_lines(tmp_path: Path) -> None:
+    """They are those of the user's code; libraries come after them."""
+    worker = """
+        def train(): library(20)
+        def library(depth): depth and inner(depth) or 1 / 0
+        def inner(depth): library(depth - 1)
+        train()
+    """
+    done = run_one(tmp_path, worker, "logs: {console: none}")
+    shown = [line for line in done.stderr.splitlines() if line.startswith("distlaunch:   | ")]
+    assert len(shown) == 24 + 1
+    assert shown[0].endswith("| Traceback (most recent call last):")
+    assert "in <module>" in shown[1]
+    assert "lines not shown)" in shown[7]
+    assert shown[-1].endswith("ZeroDivisionError: division by zero")
+
+
 NAN, INFINITY = '{"message": "boom", "x": NaN}', '{"message": {"message": 1e999}}'
 DEEP, SURROGATE = "[" * 975 + "]" * 975, '"\\ud800"'
 RECORD = {"message": {"message": "boom", "extraInfo": {"py_callstack": "Traceback: deep\nboom at last"}}}
