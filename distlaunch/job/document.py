@@ -129,6 +129,8 @@ def override(root: Value, path: list[str], new: Value) -> Value:
         return new
     step, rest = path[0], path[1:]
     if isinstance(root, Items):
+        if not step.isdecimal():
+            raise KeyError(f"it is a list here, which has no key {step}; write it as a map")
         if not re.fullmatch("[0-9]{1,9}", step) or int(step) >= len(root.items):
             raise KeyError(f"index {step} is out of range: the list has {counted(len(root.items), 'item')}")
         items = list(root.items)

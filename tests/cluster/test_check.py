@@ -388,12 +388,10 @@ FOUR: list[Node] = [*NODES, "host4"]
 @pytest.mark.long
 def test_names_a_slow_host_or_a_slow_pair(site: Site) -> None:
     """On a busy machine, other links may be slow, too."""
-    status, report = checked(site, FOUR, ["--links"])
-    assert status == 0
-    assert len(report["links"]["measurements"]) >= 6 + 2
     with slowed(site, "host2", "0.0.0.0/0"):
         status, report = checked(site, FOUR, ["--links"])
     assert status == 0
+    assert len(report["links"]["measurements"]) >= 6 + 2
     assert ("warning", "links", ["host2"]) in found(report)
     with slowed(site, "host2", f"{site.bed.hosts['host3'].address}/32"):
         status, report = checked(site, FOUR, ["--links"])

@@ -185,6 +185,7 @@ def test_hints_for_set_can_be_pasted(load: Load, problems: Problems, override: s
         ("=x", "--set =x: expected key=value"),
         ("args[2]=x", r"--set args\[2\]=x: index 2 is out of range: the list has 1 item"),
         ("args[²]=x", "--set args.²"),
+        ("args.a=x", "--set args.a=x: it is a list here, which has no key a; write it as a map"),
         ("script.a=x", '--set script.a=x: "x" has no key a'),
         ("backend=smoke", '--set backend: expected "auto", "nccl"'),
         ("nodes=0", "--set nodes: expected an integer from 1 to 4096"),
