@@ -97,9 +97,12 @@ def may_come(state: State) -> bool:
     )
 
 
-def may_return(state: State) -> bool:
-    """Return whether any node may still return. A restart that lacks nodes waits for one."""
-    return any(isinstance(node, Connecting | Retrying) or _to_be_reaped(state, node) for node in state.nodes)
+def returning(state: State) -> list[str]:
+    """Return the names of the nodes that may still return. A restart that lacks nodes waits for one."""
+    nodes = enumerate(state.nodes)
+    return [
+        state.label(i) for i, n in nodes if isinstance(n, Connecting | Retrying) or _to_be_reaped(state, n)
+    ]
 
 
 def _to_be_reaped(state: State, node: Node) -> bool:

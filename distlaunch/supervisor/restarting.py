@@ -9,7 +9,7 @@ from distlaunch.errors import Exit
 from distlaunch.job.spec import FOREVER_S, Restarts
 from distlaunch.supervisor import preparing
 from distlaunch.supervisor.actions import Action, Drop, Send, ShowMessage
-from distlaunch.supervisor.connecting import choose_members, lost, may_come, may_return, repeatedly_failed
+from distlaunch.supervisor.connecting import choose_members, lost, may_come, repeatedly_failed, returning
 from distlaunch.supervisor.events import (
     AttemptFailed,
     JobOver,
@@ -253,7 +253,7 @@ def go_on_when_cleared(state: State, now: float) -> Step:
         return _next_attempt(state, found, now)
     if any(isinstance(node, Leaving) for node in state.nodes):
         return state, ()  # wait until its link has ended and the node can be connected again
-    if state.due_at(Timer.REJOIN) is None or not may_return(state):
+    if state.due_at(Timer.REJOIN) is None or not returning(state):
         return state, (_nobody_came(state, len(found)),)
     return _waiting(state.without_timers(Timer.CLEAR), len(found), now)
 
@@ -263,9 +263,8 @@ def _waiting(state: State, found: int, now: float) -> Step:
     until = state.due_at(Timer.REJOIN)
     if state.wait_told or until is None:
         return state, ()
-    names = [state.label(i) for i, node in enumerate(state.nodes) if not is_usable(node)]
-    left = _left_words(state, found)
-    text = f"{left}; waiting up to {until - now:.0f} s for {listed(names)} to return (timeouts.rejoin)"
+    left, names = _left_words(state, found), listed(returning(state))
+    text = f"{left}; waiting up to {until - now:.0f} s for {names} to return (timeouts.rejoin)"
     return state._replace(wait_told=True), (ShowMessage("warning", text),)
 
 
@@ -295,7 +294,7 @@ def _left_words(state: State, found: int) -> str:
 def _nobody_came(state: State, found: int) -> JobOver:
     """End the job for lack of nodes, with the root cause of the last attempt."""
     cause = state.restarts[-1].cause
-    waited = "" if may_return(state) else "; no lost node can return"
+    waited = "" if returning(state) else "; no lost node can return"
     if state.due_at(Timer.REJOIN) is None:
         waited = f" after waiting {span_words(state.spec.limits.rejoin_s)} (timeouts.rejoin)"
     for index, node in enumerate(state.nodes):
