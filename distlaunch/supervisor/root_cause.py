@@ -25,7 +25,7 @@ from distlaunch.supervisor.nodes import Exited, Linked, RankState
 from distlaunch.supervisor.state import Cause, Phase, State, Timer
 from distlaunch.wording import listed, lost_peer_words, rank_list, span_words
 
-STACKS_S = 0.5
+STACKS_S = 1.0
 """Seconds to wait for the stacks of ranks that others timed out waiting for."""
 STOPPED = (-signal.SIGTERM, -signal.SIGKILL)
 """Statuses of ranks that were stopped, possibly after an exception."""

@@ -48,7 +48,8 @@ def test_an_imported_batch_script_runs_and_becomes_one_again(tmp_path: Path) -> 
     assert (made.returncode, made.stderr) == (0, "")
     (tmp_path / "job.yaml").write_text(made.stdout)
     has_python = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    job, keys = str(tmp_path / "job.yaml"), ("--set", "gpus_per_node=0")
+    job = str(tmp_path / "job.yaml")
+    keys = ("--set", "gpus_per_node=0", "--set", "launcher=local")
     ran = distlaunch("run", job, *keys, env=has_python, cwd="/", status=0)
     for rank in range(4):
         assert f"told {rank} ['a']" in ran.stdout

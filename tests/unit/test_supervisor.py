@@ -1265,7 +1265,7 @@ def test_blames_the_rank_that_the_others_waited_for(
         job.feed(RanksJoined(0, (0, 1)), RanksJoined(1, (0, 1)))
     job.feed(*events)
     job.wait(1.0)
-    job.wait(0.5)
+    job.wait(1.0)
     assert texts(job.actions, "error") == [words]
     assert job.blamed == (1, rank, None if rank is None else rank // 2)
 
