@@ -236,8 +236,8 @@ def _started(request: Mapping[str, Any]) -> "tuple[str, str, subprocess.Popen[by
         _dismiss(child)
         raise
     _dismiss(child)
-    text = f"the controller ended with status {child.returncode} before the job started; see its stderr"
-    raise DistlaunchError(known.get("error", text))
+    what = f"the controller ended with status {child.returncode} before the job started"
+    raise DistlaunchError(known.get("error", f"{what}; a traceback, if any, is on stderr"))
 
 
 def _dismiss(child: "subprocess.Popen[bytes]") -> None:

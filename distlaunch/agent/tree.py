@@ -56,7 +56,7 @@ PROGRESS_S = 1.0
 """Seconds that a placement may work without a pause, and seconds between its progress reports."""
 MAX_NAME, MAX_PATH, MAX_DEPTH = 255, 4096, 200
 """Maximum bytes of a name and of a path, and maximum names in a path. Python can't remove deeper trees."""
-DAMAGED = "the code was damaged in transit; start the run again"
+DAMAGED = "the code was damaged in transit; start the job again"
 BAD_MANIFEST = "the list of files (code.json) is damaged"
 _READ = 1 << 20
 _CONTENTS = (stat.S_IFREG | 0o400, stat.S_IFREG | 0o500)

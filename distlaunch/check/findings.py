@@ -214,7 +214,7 @@ def _place(facts: Mapping[str, Any]) -> Iterator[Finding]:
         )
     elif facts.get("unreadable"):
         what = f"can't read the script {facts.get('script')}: {facts['unreadable']}"
-        yield _error("place", what, "no rank can start", "correct its path or mode, or set sync: true")
+        yield _error("place", what, "no rank can start", "correct its path, copy it, or set sync: true")
     if facts.get("unrecorded"):
         yield _error("place", str(facts["unrecorded"]), "no rank can start")
     yield from _disks(facts)
@@ -322,7 +322,7 @@ def _devices(node: NodeReport, job: Expected | None) -> Iterator[Finding]:
             yield _warning("devices", what, why, "turn MIG off (nvidia-smi -mig 0)")
     if xids := Counter(f"Xid {number} ({pci})" for pci, number in _pairs(facts.get("xids"))):
         what, why = f"the kernel log has {listed(list(xids))}", "a GPU, its link or a program on it failed"
-        yield _warning("devices", what, why, "look it up at docs.nvidia.com/deploy/xid-errors")
+        yield _warning("devices", what, why, "look up the Xid at docs.nvidia.com/deploy/xid-errors")
 
 
 def _network(facts: Mapping[str, Any], node: NodeReport, job: Expected | None) -> Iterator[Finding]:

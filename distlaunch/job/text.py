@@ -118,7 +118,9 @@ def placeholder_error(argument: str) -> str | None:
 
 def instead_of(word: str) -> str:
     """Return advice on what to use instead of a placeholder that can't be filled in."""
-    return f"have the script read {VARIABLES[word]}" if word in VARIABLES else "write the value"
+    if word in VARIABLES:
+        return f"have the script read {VARIABLES[word]}"
+    return "write a port" if word.startswith("port:") else "write the names of the hosts"
 
 
 def _single_words(argument: str) -> list[str]:

@@ -63,7 +63,7 @@ def with_gpus(spec: JobSpec) -> JobSpec:
 def check_exported(spec: JobSpec) -> None:
     """Raise `JobError` for anything that can't work in a cluster."""
     if "image" not in spec.kubernetes:
-        raise spec.error("kubernetes.image", "set it to an image with Python and torch")
+        raise spec.error("kubernetes.image", "set it to an image with Python 3.10 or later and torch")
     spec.refuse((*_nodes(spec), *_paths(spec), *_rendezvous(spec), *_words(spec), *_env(spec)))
 
 
@@ -116,18 +116,18 @@ def _paths(spec: JobSpec) -> Iterator[tuple[str, str]]:
 
 def _rendezvous(spec: JobSpec) -> Iterator[tuple[str, str]]:
     if spec.rendezvous.etcd:
-        yield "rendezvous.backend", "distlaunch assigns the ranks in pods: remove it"
+        yield "rendezvous.backend", "distlaunch assigns the ranks in pods; remove it"
     elif spec.rendezvous.host:
         in_endpoint = "rendezvous.endpoint" in spec.places
         path = "rendezvous.endpoint" if in_endpoint else "master_addr"
         advice = 'set only the port, as in ":29500"' if in_endpoint else "remove it"
-        yield path, f"ranks always connect to the first pod: {advice}"
+        yield path, f"ranks always connect to the first pod; {advice}"
 
 
 def _words(spec: JobSpec) -> Iterator[tuple[str, str]]:
     env = {name: value.text for name, value in spec.program.env.items() if not value.inherited}
     for path, word in placed_in("", {"command": spec.program.words, "args": spec.program.args, "env": env}):
-        yield path, f"{{{word}}} can't be filled in on Kubernetes: {instead_of(word)}"
+        yield path, f"{{{word}}} can't be filled in when a job is exported; {instead_of(word)}"
 
 
 def _env(spec: JobSpec) -> Iterator[tuple[str, str]]:
@@ -139,6 +139,9 @@ def _env(spec: JobSpec) -> Iterator[tuple[str, str]]:
             yield f"env.{name}", f"a value from your environment is never printed: write it here, or {advice}"
     for path, names in (("env", spec.program.env), ("kubernetes.secrets", secrets)):
         for name in filter(_OWN.fullmatch, names):
-            yield f"{path}.{name}", f"the launcher in each pod reads {name}; remove it"
+            yield (
+                f"{path}.{name}",
+                f"{name} would change the launcher in each pod; remove it, and set the job file's own key",
+            )
         for name in RESERVED & names.keys():
             yield f"{path}.{name}", f"distlaunch sets {name} for each worker; remove it"

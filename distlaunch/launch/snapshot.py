@@ -118,7 +118,7 @@ def manifest_of(digest: str) -> bytes:
     with _explained(f"the code {digest[:12]} can't be read"):
         if manifest := local_store().read(digest):
             return manifest
-    raise DistlaunchError(f"{DEFAULT_BASE} on this machine no longer has the code; start the run again")
+    raise DistlaunchError(f"{DEFAULT_BASE} on this machine no longer has the code; start the job again")
 
 
 def contents(digest: str, indices: Sequence[int]) -> Iterator[bytes]:
@@ -139,7 +139,7 @@ def contents(digest: str, indices: Sequence[int]) -> Iterator[bytes]:
                         yield piece
             if hashed.hexdigest() != entry.content:
                 os.unlink(path)
-                raise DistlaunchError(f"{path} was changed; to replace it, start the run again")
+                raise DistlaunchError(f"{path} was changed; to replace it, start the job again")
     yield deflate.flush()
 
 

@@ -284,7 +284,7 @@ def _mistakes(spec: JobSpec, scheduler: Scheduler) -> Iterator[tuple[str, str]]:
     if "spares" in spec.places and not asked.get("nodes"):
         yield "spares", f"set {scheduler.key}.nodes to the total number of nodes, including spares"
     if spec.restarts.requeue and not scheduler.answers:
-        yield "restarts.requeue", f"requeueing is supported only with Slurm, not {scheduler.title}"
+        yield "restarts.requeue", f"distlaunch can't requeue {scheduler.title} jobs; remove it"
     yield from scheduler.mistakes(spec)
     if not asked.get("setup"):  # setup may create missing files
         yield from _missing(spec)

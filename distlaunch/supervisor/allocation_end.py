@@ -166,7 +166,9 @@ def _warn_ranks(state: State, left_s: float | None, now: float) -> Step:
     if state.phase is not Phase.RUNNING or signum in (signal.SIGTERM, signal.SIGINT):
         stop_s = state.spec.limits.stop_s
         grace_s = stop_s if left_s is None else max(stop_s, left_s - SPARE_S)
-        cause = Cause(f"{announced}: sent {name} to all ranks", STATUS, now)
+        text = f"{announced}: sent {name} to all ranks, which must exit (on_warning)"
+        text = text if state.phase is Phase.RUNNING else f"{announced}, before the ranks were started"
+        cause = Cause(text, STATUS, now)
         return state, (JobOver(cause, signum, grace_s),)
     nodes = [i for i, node in enumerate(state.nodes) if isinstance(node, Up) and node.occupied]
     text = f"{announced}: sent {name} to all ranks (on_warning)"

@@ -113,7 +113,7 @@ def on_ranks_joined(event: RanksJoined, state: State, now: float) -> Step:
     text = f"{_all_words(state)} joined the rendezvous at {_where(state)} in {took_s:.1f} s"
     shown, versions = [ShowMessage("info", text)], torch_versions(state)
     if len(versions) > 1:
-        text = f"the nodes have different versions of torch: {'; '.join(versions)}"
+        text = f"the nodes have different versions of torch: {'; '.join(versions)}; install the same one"
         shown.append(ShowMessage("warning", text))
     return state.without_timers(Timer.JOIN, Timer.JOIN_MESSAGE), tuple(shown)
 

@@ -82,7 +82,7 @@ def test_a_damaged_store_of_one_node_is_mended(desk: Desk) -> None:
     changed(blob_of(desk.here, data))
     done = desk.run()
     assert done.returncode == 1
-    assert f"{blob_of(desk.here, data)} was changed; to replace it, start the run again" in done.stderr
+    assert f"{blob_of(desk.here, data)} was changed; to replace it, start the job again" in done.stderr
     assert_right(desk, desk.run(), sent=1)
 
 

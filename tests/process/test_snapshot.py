@@ -347,7 +347,7 @@ def test_a_content_that_was_changed_here_is_not_sent_and_is_replaced_by_the_next
     assert zlib.decompress(b"".join(snapshot.contents(manifest, [number]))) == b"print(1)\n"
     path.chmod(0o600)
     path.write_bytes(b"print(2)\n")
-    with pytest.raises(DistlaunchError, match=f"{path} was changed; to replace it, start the run again"):
+    with pytest.raises(DistlaunchError, match=f"{path} was changed; to replace it, start the job again"):
         list(snapshot.contents(manifest, [number]))
     taken(job)
     assert path.read_bytes() == b"print(1)\n"

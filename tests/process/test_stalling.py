@@ -351,7 +351,7 @@ def test_names_the_versions_of_torch_that_nodes_have_loaded(tmp_path: Path) -> N
     old, new = torch_like(tmp_path / "old", "2.12.1"), torch_like(tmp_path / "new one", "2.13.0+cpu")
     keys = f"nodes: 2\ngpus_per_node: 0\nenv: {{TORCH_0: {new}, TORCH_1: {new}}}\n"
     job = write_job(tmp_path, LOADS_AND_JOINS, keys)
-    different = "the nodes have different versions of torch: 2.13.0+cpu on node0; 2.12.1 on node1"
+    different = "the nodes have different versions of torch: 2.13.0+cpu on node0; 2.12.1 on node1; install"
     for name, options in (("same", ()), ("mixed", ("--set", f"env.TORCH_1={old}"))):
         with running(job, "--set", f"logs.dir={name}", *options) as run:
             run.wait_for(different if options else "joined the rendezvous")

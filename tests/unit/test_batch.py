@@ -121,11 +121,11 @@ def test_a_jobs_script_does_not_ask_for(target: str, keys: str, option: str, tmp
         ("slurm", "nodes: [a, b]", "nodes: Slurm chooses the hosts: set nodes to the number of nodes; "),
         ("slurm", "nodes: 2\nspares: rest", "spares: set slurm.nodes to the total number of nodes"),
         ("grid-engine", "nodes: 2", "grid_engine.pe: name a parallel environment"),
-        ("grid-engine", "restarts: {requeue: 2}", "requeueing is supported only with Slurm, not Grid"),
+        ("grid-engine", "restarts: {requeue: 2}", "distlaunch can't requeue Grid Engine jobs; remove it"),
         ("pbs", "nodes: [a, b]", "nodes: PBS chooses the hosts: set nodes to the number of nodes"),
         ("pbs", "nodes: 2\nspares: rest", "spares: set pbs.nodes to the total number of nodes"),
         ("lsf", "nodes: [a, b]", "nodes: LSF chooses the hosts: set nodes to the number of nodes"),
-        ("flux", "restarts: {requeue: 2}", "requeueing is supported only with Slurm, not Flux"),
+        ("flux", "restarts: {requeue: 2}", "distlaunch can't requeue Flux jobs; remove it"),
     ],
 )
 def test_refuses_a_job_that_cannot_work(target: str, text: str, problem: str, tmp_path: Path) -> None:

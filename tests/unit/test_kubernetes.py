@@ -425,19 +425,19 @@ def test_the_bundle_is_the_whole_agent_needs_only_python_and_is_reproducible() -
         "nodes: 2\nrendezvous: {backend: etcd-v2, endpoint: 'e:1'}": (
             "rendezvous.backend: distlaunch assigns the ranks in pods"
         ),
-        "master_addr: gpu-a": "master_addr: ranks always connect to the first pod: remove it",
+        "master_addr: gpu-a": "master_addr: ranks always connect to the first pod; remove it",
         "args: ['--rank={rank}']": (
-            "args[0]: {rank} can't be filled in on Kubernetes: have the script read RANK"
+            "args[0]: {rank} can't be filled in when a job is exported; have the script read RANK"
         ),
         "env: {PATH: null}": "a Secret and set kubernetes.secrets.PATH: {secret: …, key: …}",
         "env: {NOT_SET_HERE: null}": "env.NOT_SET_HERE: a value from your environment is never printed",
         "env: {RUN: 'x-{job_id}'}": (
-            "env.RUN: {job_id} can't be filled in on Kubernetes: have the script read DISTLAUNCH_JOB_ID"
+            "env.RUN: {job_id} can't be filled in when a job is exported; have the script read"
         ),
         "kubernetes: {secrets: {RANK: {secret: s, key: k}}}": (
             "kubernetes.secrets.RANK: distlaunch sets RANK for each worker; remove it"
         ),
-        "env: {PET_NNODES: 3}": "env.PET_NNODES: the launcher in each pod reads PET_NNODES; remove it",
+        "env: {PET_NNODES: 3}": "env.PET_NNODES: PET_NNODES would change the launcher in each pod; remove it",
         "kubernetes: {volumes: [{mount: /x}]}": (
             "kubernetes.volumes[0]: set exactly one of claim, config_map, secret or host_path"
         ),
@@ -453,7 +453,7 @@ def test_refuses_what_a_cluster_cannot_do(text: str, problem: str) -> None:
 
 
 def test_refuses_a_job_without_an_image() -> None:
-    with pytest.raises(JobError, match=r"kubernetes\.image: set it to an image with Python and torch"):
+    with pytest.raises(JobError, match=r"kubernetes\.image: set it to an image with Python 3.10 or later"):
         check_exported(exported(JOBS["CPU"], image="name=x"))
 
 

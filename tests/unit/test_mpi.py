@@ -61,7 +61,7 @@ def test_passes_ssh_config_to_open_mpi_and_mpich() -> None:
     [
         ("script: t.py\nlauncher: mpirun\nnodes: [a, b]", "set procs_per_node or gpus_per_node"),
         (f"{TWO}args: ['{{rank}}']", "mpirun chooses {rank}: have the script read RANK"),
-        (f"{TWO}env: {{A: '{{hosts}}'}}", "env.A: mpirun chooses {hosts}: write the value"),
+        (f"{TWO}env: {{A: '{{hosts}}'}}", "env.A: mpirun chooses {hosts}: write the names of the hosts"),
         (f"{TWO}spares: [c]", "spares: can't be combined with mpirun"),
         (f"{TWO}container: {{image: x}}", "container: can't be combined with mpirun"),
         ("script: t.py\nlauncher: mpirun\nnodes: [{host: a, env: {A: b}}]", "move env to the top level"),

@@ -318,7 +318,9 @@ def test_a_termination_warning_that_stops_ranks_gives_them_the_time_left() -> No
     job.feed(WarningReceived(0, 10))
     closing = job.feed(AllocationReported(ends=False, left_s=300.0))
     assert {action.grace_s for action in closing if isinstance(action, Close)} == {295.0}
-    assert texts(closing) == ["Slurm job 17 ends in 5 min: sent SIGTERM to all ranks"]
+    assert texts(closing) == [
+        "Slurm job 17 ends in 5 min: sent SIGTERM to all ranks, which must exit (on_warning)"
+    ]
 
 
 def test_ranks_that_exit_0_when_slurm_stops_them_are_no_success() -> None:

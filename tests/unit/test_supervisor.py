@@ -1100,7 +1100,7 @@ def test_warns_if_nodes_have_loaded_different_versions_of_torch() -> None:
     job = History().to_running()
     job.feed(RanksJoined(0, (0, 1), "2.13.0+cpu"))
     said = job.feed(RanksJoined(1, (0, 1), "2.12.1"))
-    words = "the nodes have different versions of torch: 2.13.0+cpu on a; 2.12.1 on b"
+    words = "the nodes have different versions of torch: 2.13.0+cpu on a; 2.12.1 on b; install the same one"
     assert texts(said, "warning") == [words]
 
 
