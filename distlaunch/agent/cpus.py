@@ -80,7 +80,7 @@ def _socket(machine: Machine, node: int, count: int) -> list[set[int]]:
 
 
 def _exclusive(machine: Machine, node: int, count: int) -> list[set[int]]:
-    whose = "numa_binding: %d GPUs or workers at NUMA node %d" % (count, node)
+    whose = "numa_binding: %d GPUs or workers on NUMA node %d" % (count, node)
     return _deal([core for at, core in machine.cores if at == node], count, whose)
 
 

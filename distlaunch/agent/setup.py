@@ -137,7 +137,7 @@ class Environment:
             print(_words(error), flush=True)
 
     def _build(self) -> None:
-        """Build the environment in a new directory, unless another run has built it meanwhile."""
+        """Build the environment in a new directory, unless another run has built it in the meantime."""
         os.chdir(os.path.expanduser(self._setup.workdir))
         with open(self.path + ".lock", "w") as lock:
             try:

@@ -49,7 +49,7 @@ def check(
         unbuilt = "packages of the environment that setup builds when the job starts"
         report = report._replace(unchecked=(*report.unchecked, unbuilt))
     if links and any((each.level, each.part) == ("error", "reach") for each in report.findings):
-        report = report._replace(unchecked=(*report.unchecked, "links: not all nodes can be used"))
+        report = report._replace(unchecked=(*report.unchecked, "links: some nodes can't be used"))
     elif links:
         from distlaunch.launch.link_check import check_links
 

@@ -157,7 +157,9 @@ def _on_hosts(document: Entries, hosts: str) -> Entries:
 def write_new(option: str, path: str, text: str, directory: str) -> None:
     """Write a new job file in `directory`, to which its paths are relative. Raises `UsageError`."""
     if os.path.dirname(os.path.realpath(path)) != directory:
-        raise UsageError(f"{option} {path}: save the job in {directory}, to which its paths are relative")
+        raise UsageError(
+            f"{option} {path}: save the job in {directory}; its paths are relative to that directory"
+        )
     try:
         with open(path, "x", encoding="utf-8") as file:
             try:

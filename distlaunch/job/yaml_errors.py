@@ -139,7 +139,7 @@ def _after_value(mistake: Mistake) -> Hint:
     """Explain text after the closing quote or bracket of a value."""
     found = re.match(r"\s*(?:- )?(?:[\w.-]+: +)?(?:- )?([\"'{\[].*)", mistake.line)
     if not found or found.start(1) >= mistake.at[1] - 1:
-        return Hint("the quote before this was opened on an earlier line; close it there", mistake.at)
+        return Hint("a quote from an earlier line is still open here; close it on that line", mistake.at)
     value, rest = found[1].rstrip(), mistake.rest
     words = f"unexpected {rest[:20]} after the end of the value"
     if value[0] == "[":

@@ -29,7 +29,7 @@ OBEYED = (
     *(messages.Capture, messages.ReadStacks, messages.WatchUse, messages.WarnWorkers, messages.Reap),
     messages.Close,
 )
-"""The allowed commands. Only `StartWorkers` could name a program, an argument or a path."""
+"""The allowed commands. Only `StartWorkers` has fields for a program, arguments and paths."""
 _FIRST, _LAST = 40, 64
 """Real-time signals (macOS has none): this process forwards signal N to the agent as _FIRST + N."""
 STOP_QUIETLY = _FIRST + signal.SIGPIPE

@@ -44,7 +44,7 @@ FLUSH_S = 5.0
 MAX_S = 1e11
 """Upper limit of times in a run directory, in seconds."""
 STATUS_BYTES = 4096
-"""Bytes of status.json. Overwritten in place, the file records the end of a run even on a full disk."""
+"""Bytes of status.json. It is overwritten in place, so a run's end can be recorded even on a full disk."""
 SAVE_S, FRESH_S = 10.0, 45.0
 """Seconds between writes of status.json during a run, and seconds after a write for which other hosts
 consider the run active. They might not see the file's lock: on BeeGFS and many Lustre installations, locks

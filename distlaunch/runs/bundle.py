@@ -104,7 +104,7 @@ def _pattern(words: Iterable[str], form: str) -> re.Pattern[str] | None:
 
 
 def bundle_of(run: Run, environ: Mapping[str, str], anonymous: bool = False) -> dict[str, bytes]:
-    """Return the files of a bundle by name. Raises `HistoryError`.
+    """Return a bundle's files, keyed by name. Raises `HistoryError`.
 
     All files are searched for the values of the variables in `environ` that the job inherits, or whose names
     suggest a secret.

@@ -30,7 +30,7 @@ STACKS_S = 1.0
 STOPPED = (-signal.SIGTERM, -signal.SIGKILL)
 """Statuses of ranks that were stopped, possibly after an exception."""
 VERDICT_S = 1.0
-"""Seconds for the failing rank to exit after another rank has lost its connection to it. The rank may
+"""Seconds that a failing rank has to exit once another rank has lost its connection. The failing rank may
 still be in a `finally` block or in interpreter shutdown, and SIGTERM would kill it before it has printed its
 traceback."""
 MAX_DUMPS = 16

@@ -206,7 +206,7 @@ FEW = "need a core each, but only 4 are available"
     [
         (LISTED, 2, "cpu_binding lists CPU 4-5,9, but this node has only 0-3 available"),
         (wish("cores"), 5, f"cpu_binding: 5 workers on a node {FEW}"),
-        (wish("exclusive", 8), 1, f"numa_binding: 8 GPUs or workers at NUMA node 0 {FEW}"),
+        (wish("exclusive", 8), 1, f"numa_binding: 8 GPUs or workers on NUMA node 0 {FEW}"),
     ],
 )
 def test_assigns_listed_cpus_or_says_which_a_node_lacks(

@@ -297,7 +297,7 @@ SYNTAX = {
     "args: - a": "2:7: put each list item on its own line, or the list in brackets: [a]",
     "name: 'it's'": """2:11: unexpected s' after the end of the value; quote the whole: "it's\"""",
     "args: [a]]": "2:10: unexpected ] after the end of the value: remove it, or put it in the list",
-    "name: 'x\nrole: 'y'": "3:8: the quote before this was opened on an earlier line; close it there",
+    "name: 'x\nrole: 'y'": "3:8: a quote from an earlier line is still open here; close it on that line",
     'name: "C:\\data"': (
         "2:10: in double quotes a backslash starts an escape; to keep it, use single quotes: 'C:\\data'"
     ),
