@@ -363,7 +363,7 @@ class Store:
         for entry in entries:
             path = os.path.join(directory, entry.path)
             if not is_as_listed(path, entry):
-                raise TreeError("%s was changed during the run; ranks must not change the code" % path)
+                raise TreeError("%s was changed during the run; ranks must write to other files" % path)
             yield 0.0
 
     def release(self) -> str:

@@ -258,7 +258,7 @@ def _limits(facts: Mapping[str, Any], network: Mapping[str, Any]) -> Iterator[Fi
         yield _warning("limits", str(reason), "the code at which ranks hang will be unknown", do)
     if network.get("ib") and 0 <= memlock < 32 * GIB:
         what = f"only {size_words(memlock)} of memory may be locked"
-        do = "raise the limit (ulimit -l, limits.conf)"
+        do = "set the limit to unlimited (ulimit -l, limits.conf)"
         yield _warning("limits", what, "InfiniBand locks its buffers", do)
 
 

@@ -103,7 +103,7 @@ def _checked(script: str | None, typed: Typed, settings: Sequence[str]) -> str |
             return None
         raise UsageError("specify the script, as in `distlaunch init train.py -H gpu-a,gpu-b`")
     if not script.endswith(".py"):
-        raise UsageError(f"{script} is not a .py file: for another program, use --set 'command=[…]'")
+        raise UsageError(f"{script} is not a .py file: replace it with --set 'command=[PROGRAM, ARGUMENT]'")
     if not os.path.exists(script) and not typed.hosts:
         raise UsageError(f"no file {os.path.abspath(script)}: specify the path of the script")
     return script

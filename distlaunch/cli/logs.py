@@ -63,7 +63,7 @@ def logs(
         found = all_runs(which)
         for number, run in enumerate(found if most is None else found[-1:]):
             if number:
-                say(f"next start of the job: {run.id}")
+                say(f"next run of the job: {run.id}")
             print_logs(run, choice, most, fold)
         return
     run = follow_each(which, lambda run, interrupts: print_logs(run, choice, most, fold, interrupts))

@@ -94,7 +94,7 @@ def _nodes(spec: JobSpec) -> Iterator[tuple[str, str]]:
     if "spares" in spec.places:
         yield (
             "spares",
-            "Kubernetes has no spares: remove it; lost pods are replaced if restarts.requeue is set",
+            "Kubernetes has no spares: remove this key; to replace lost pods, set restarts.requeue",
         )
     if spec.fewest < len(spec.nodes):
         yield "min_nodes", "the number of pods is fixed: remove min_nodes"

@@ -62,7 +62,9 @@ def gather(spec: JobSpec, gathering: Gathering, interrupts: Interrupts, say: Say
         except OSError as error:
             if gathering.serves or error.errno != errno.EADDRINUSE:
                 text = f"can't listen at {gathering.label} for the other nodes: {error.strerror or error}"
-                raise JoinError(f"{text}; use another port on all nodes", Exit.PORT_TAKEN) from None
+                numbers = "if this isn't node 0, set --node-rank; otherwise, "
+                advice = f"{numbers if '--node-rank' in gathering.hint else ''}use another port on all nodes"
+                raise JoinError(f"{text}; {advice}", Exit.PORT_TAKEN) from None
         else:
             try:
                 return _Controller(spec, gathering, listener, interrupts, say).gathered(port)

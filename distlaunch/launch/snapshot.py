@@ -70,7 +70,7 @@ def _with_setup(spec: JobSpec, tree: Tree, setup: Setup, entries: Iterable[Entry
     paths = {name: path_in(spec.program.workdir, name) for name in setup.files or LOCKS.get(setup.kind, ())}
     found = {name: contents[path] for name, path in paths.items() if path in contents}
     if missing := [name for name in setup.files if name not in found]:
-        raise _missing(spec, "setup", paths[missing[0]])
+        raise _missing(spec, "setup", tree.root, paths[missing[0]])
     names = [name for name in LOCKS.get(setup.kind, ()) if name != PYTHON_VERSION]
     if names and not {*names} & {*found}:
         what = f"the code in {spec.program.workdir} has none of {', '.join(names)}"
@@ -316,14 +316,14 @@ def _check_program(spec: JobSpec, root: str, paths: set[str]) -> None:
         program = spec.program_of(node) if node else spec.program
         path = path_in(program.workdir, program.words[0])
         if program.placed and path.startswith(f"{root}/") and os.path.relpath(path, root) not in paths:
-            raise _missing(spec, program.kind, path)
+            raise _missing(spec, program.kind, root, path)
 
 
-def _missing(spec: JobSpec, key: str, path: str) -> JobError:
-    """Return the error about the value of `key`: the file at `path` is not part of the code."""
+def _missing(spec: JobSpec, key: str, root: str, path: str) -> JobError:
+    """Return the error about the value of `key`: the file at `path` is not part of the code in `root`."""
     if not os.path.exists(path):
         return spec.error(key, f"{path} does not exist")
-    return spec.error(key, f"{path} is not part of the code; {_INCLUDE}")
+    return spec.error(key, f"{os.path.relpath(path, root)} is not part of the code in {root}; {_INCLUDE}")
 
 
 # Their contents

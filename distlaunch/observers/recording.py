@@ -187,7 +187,7 @@ class Recorder(Observer):
         left = self._limit - self._sizes[name]
         self._sizes[name] += len(data)
         if len(data) > left >= 0:
-            self.remark(f"{name} has reached logs.limit: further output is not kept")
+            self.remark(f"{name} has reached logs.limit: further output is not saved")
         return data[: max(0, left)]
 
     def woken(self) -> None:

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from distlaunch.agent.frozen import Frozen
 from distlaunch.errors import UsageError
@@ -70,7 +71,7 @@ def check_devices(task: Task, environ: Mapping[str, str]) -> None:
     if seen == 1:
         raise UsageError(
             f"each task sees one GPU ({what}), but scripts use cuda:LOCAL_RANK: use {task.advice.own_gpu}"
-            "`exec --virtual-local-rank`, which sets LOCAL_RANK to 0; if tasks share that GPU, start only one"
+            "`distlaunch exec --virtual-local-rank`, which sets LOCAL_RANK to 0; if tasks share it, start one"
         )
     tasks, fitting = counted(task.local_size, "task"), task.advice.tasks.format(seen)
     fix = f"request more GPUs, or use {fitting}; for a CPU job, make CUDA_VISIBLE_DEVICES empty"
@@ -115,14 +116,13 @@ def numbered_task(names: Names, environ: Mapping[str, str], title: str, allocati
     if names.rank not in environ:
         what = f"this {title} process is not a task of `{names.starter}`"
         raise UsageError(f"{what}: use `{names.starter} distlaunch exec`, or `distlaunch run job.yaml`")
-    size = number_of(environ, names.size, names.starter)
-    part = number_of(environ, names.nodes or names.local_size, names.starter) or 1
+    number = partial(number_of, environ, starter=names.starter, advice=f"; {SET_BY_A_SCRIPT}")
+    size, part = number(names.size), number(names.nodes or names.local_size) or 1
     nodes, each = (part, size // part) if names.nodes else (size // part, part)
     if not size or each * nodes != size:
         what = f"{names.size}={size} and {names.nodes or names.local_size}={part}"
         raise UsageError(f"{names.starter} must start the same number of tasks on each node, but {what}")
-    rank = number_of(environ, names.rank, names.starter)
-    local = number_of(environ, names.local_rank, names.starter)
+    rank, local = number(names.rank), number(names.local_rank)
     if rank >= size or rank % each != local:
         what = f"{names.rank} is {rank}, but {names.local_rank} is {local}, with {each} tasks per node"
         how = "start the same number of tasks on each node, and number them node by node"
@@ -131,7 +131,7 @@ def numbered_task(names: Names, environ: Mapping[str, str], title: str, allocati
     hosts = tuple(node.host for node in allocation.nodes) if allocation else ()
     if len(hosts) < nodes:
         what = f"{names.starter} runs on {counted(nodes, 'node')}, but {title} lists only {len(hosts)}"
-        raise UsageError(f"{what}: use `distlaunch run job.yaml`")
+        raise UsageError(f"{what}: instead of `distlaunch exec`, use `distlaunch run` with a job file")
     used = hosts[-nodes:]  # a launch node, which runs no tasks, comes first
     job = environ.get(names.job, "")
     step, devices = f"{job}.{environ.get('PMIX_NAMESPACE', '')}", granted_gpus(environ, VISIBLE)
@@ -140,7 +140,7 @@ def numbered_task(names: Names, environ: Mapping[str, str], title: str, allocati
 
 # mpirun: Open MPI's variables, or those of Hydra, which is MPICH's mpirun
 
-SET_BY_A_SCRIPT = "does a script or container change one of them?"
+SET_BY_A_SCRIPT = "does a script or container change or remove variables?"
 SET_MASTER = "set MASTER_ADDR to the host of rank 0, and MASTER_PORT to a free port there"
 _RANK, _HYDRAS_RANK = "OMPI_COMM_WORLD_RANK", "PMI_RANK"
 _OPEN_MPI = (_RANK, "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE")

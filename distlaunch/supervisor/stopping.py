@@ -172,7 +172,7 @@ def on_stuck(event: Stuck, state: State, now: float) -> Step:
     """List processes that survived SIGKILL."""
     names = listed([f"{process.get('command')} (pid {process.get('pid')})" for process in event.processes])
     left = f"{counted(len(event.processes), 'process')} survived SIGKILL"
-    why = "such a process hangs in the kernel (perhaps until a reboot) or belongs to another user"
+    why = "kill what belongs to another user as root; what hangs in the kernel may need a reboot"
     return state, (ShowMessage("warning", f"{state.label(event.node)}: {left}: {names}; {why}"),)
 
 

@@ -119,7 +119,7 @@ def test_a_failure_beyond_its_restarts_has_the_job_requeued(queue: SlurmQueue) -
     assert {*re.findall(r"restart (\d) of", logs.stdout)} == {
         *"0123"
     }  # the first to fail may stop the others
-    assert f"next start of the job: {second}" in logs.stderr
+    assert f"next run of the job: {second}" in logs.stderr
     assert f"distlaunch: requeueing Slurm job {job}, 1 of 2\n" in queue.output(job)
     states = {row["run"]: (row["state"], row["restarts"]) for row in rows("--all")}
     assert states == {first: ("FAILED", 1), second: ("SUCCEEDED", 3)}

@@ -378,7 +378,7 @@ def test_keeps_at_most_the_limit_of_each_log_and_says_so(tmp_path: Path) -> None
     (directory,) = (tmp_path / "runs").iterdir()
     kept = [(directory / name).read_text() for name in ("rank0.out", "rank0.err")]
     assert (done.returncode, done.stdout, kept) == (0, "[node0:0] 123456789\n", ["1234567", "err\n"])
-    assert "rank0.out has reached logs.limit: further output is not kept\n" in done.stderr
+    assert "rank0.out has reached logs.limit: further output is not saved\n" in done.stderr
     assert "3 bytes of output beyond logs.limit were not kept\n" in done.stderr
     shown = distlaunch("logs", str(directory))
     assert sorted(shown.stdout.splitlines()) == ["[node0:0] 1234567", "[node0:0] err"]

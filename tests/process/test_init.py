@@ -107,7 +107,7 @@ def test_ctrl_c_ends_the_transport_to_a_node_that_does_not_answer(tmp_path: Path
         ([], "specify the script, as in `distlaunch init train.py"),
         (["-H", "a,b"], "specify the script, as in"),
         (["no.py"], "/no.py: specify the path of the script"),
-        (["tool"], "tool is not a .py file: for another program, use --set 'command=[…]'"),
+        (["tool"], "tool is not a .py file: replace it with --set 'command=[PROGRAM, ARGUMENT]'"),
         (["train.py", "-o", "old.yaml"], "old.yaml already exists; choose another name with -o"),
         (["train.py", "-o", "/job.yaml"], "-o /job.yaml: save the job in "),
         (["train.py", "--set", "node=1"], "did you mean nodes?"),

@@ -178,7 +178,7 @@ def test_a_repository_without_commits_is_enough(job: Path) -> None:
     git(job, "init", "-q")
     assert names(job) == ["train.py"]
     write(job, {".gitignore": "*\n"})
-    assert "is not part of the code; list it in sync.include" in refused(job)
+    assert f"is not part of the code in {os.path.realpath(job)}; list it in sync.include" in refused(job)
     assert taken(job, script="/bin/true") == {}
 
 

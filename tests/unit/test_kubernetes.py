@@ -415,7 +415,7 @@ def test_the_bundle_is_the_whole_agent_needs_only_python_and_is_reproducible() -
     {
         "script: ~/t.py": "write the full path: in the image, ~ is not your home directory",
         "nodes: [a, b]": "nodes: Kubernetes chooses the nodes: replace this with nodes: N, the number ",
-        "nodes: 2\nspares: rest": "spares: Kubernetes has no spares: remove it; ",
+        "nodes: 2\nspares: rest": "spares: Kubernetes has no spares: remove this key; ",
         "nodes: 4\nmin_nodes: 2": "min_nodes: the number of pods is fixed: ",
         "gpus_per_node: auto": "gpus_per_node: set it to the number of NVIDIA GPUs of each pod",
         "workdir: src": "workdir: expected an absolute path in the image",

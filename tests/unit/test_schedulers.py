@@ -421,7 +421,7 @@ def test_places_tasks_of_flux_and_jsrun(flux_lists: Callable[[str], None]) -> No
     assert on_lsf == Task("905.", "905", 3, 4, 1, 2, 1, 2, ("hostA", "hostB"), ("hostA",), None, 0)
     flux_lists("flux1")
     with pytest.raises(
-        UsageError, match="flux run runs on 2 nodes, but Flux lists only 1: use `distlaunch run"
+        UsageError, match="flux run runs on 2 nodes, but Flux lists only 1: instead of `distlaunch exec"
     ):
         task_in(FLUX_TASK)
     env = task_environment(task, FLUX_TASK, ("flux1", 12345))

@@ -817,7 +817,7 @@ def test_ignores_a_local_rank_that_the_plan_does_not_have() -> None:
 # The end of nodes
 
 
-SURVIVES = "such a process hangs in the kernel (perhaps until a reboot) or belongs to another user"
+SURVIVES = "kill what belongs to another user as root; what hangs in the kernel may need a reboot"
 WARNINGS: dict[str, tuple[list[Event], str]] = {
     "lost output": (
         [OutputLost(1, 0, 1, 4096)],
