@@ -64,7 +64,8 @@ def test_signals_of_scancel_end_all_nodes(slurm: Slurm, tmp_path: Path, name: st
     ignores = worker("signal.signal(signal.SIGUSR1, signal.SIG_IGN)\nready()\nwait()")
     with step(slurm, tmp_path, ignores) as run:
         pids = run.wait_ready(3)
-        slurm.tool("scancel", f"--signal={name}", step_of(pids[0]))
+        with contextlib.suppress(AssertionError):  # the step may end before scancel has signaled all nodes
+            slurm.tool("scancel", f"--signal={name}", step_of(pids[0]))
         wait_gone(list(pids.values()), 5.0)
         assert run.wait() == 143, run.stderr
         assert "helper" not in run.stderr
