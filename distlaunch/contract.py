@@ -28,12 +28,17 @@ OMP_NUM_THREADS is not included: like torchrun, distlaunch only provides a defau
 
 
 INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-"""The variables that name the ranks' network interface."""
+"""The variables that name the ranks' network interface. `interface_variables` lists those of a backend."""
 SENT = RESERVED - {"DISTLAUNCH_AGENT", "DISTLAUNCH_DEADLINE", "TORCHELASTIC_ERROR_FILE"} | {
     *("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", *INTERFACE_VARIABLES),
     *("TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_DUMP_ON_TIMEOUT"),
 }
 """The only variables that a controller may set for the workers of a launcher that has joined."""
+
+
+def interface_variables(backend: str) -> tuple[str, ...]:
+    """Return the variables that a backend reads to choose the network interface."""
+    return INTERFACE_VARIABLES if backend == "nccl" else INTERFACE_VARIABLES[:1]
 
 
 def chosen_by_nccl(value: str, interfaces: Iterable[str]) -> list[str]:

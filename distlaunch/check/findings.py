@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any, Literal, get_args
 
 from distlaunch.agent.frozen import Frozen
-from distlaunch.contract import INTERFACE_VARIABLES, chosen_by_nccl
+from distlaunch.contract import chosen_by_nccl, interface_variables
 from distlaunch.job.spec import Checked
 from distlaunch.job.text import is_loopback
 from distlaunch.wording import counted, listed, size_words
@@ -346,10 +346,9 @@ def _network(facts: Mapping[str, Any], node: NodeReport, job: Expected | None) -
 
 def _interfaces(facts: Mapping[str, Any], backend: str) -> Iterator[Finding]:
     interfaces = [name for name, _ in _rows(facts.get("interfaces"))]
-    used = INTERFACE_VARIABLES if backend == "nccl" else INTERFACE_VARIABLES[:1]
     for variable, value in _texts(facts.get("named")):
         names = value.split(",") if variable == "GLOO_SOCKET_IFNAME" else chosen_by_nccl(value, interfaces)
-        if variable in used and not (names and {*names} <= {*interfaces}):
+        if variable in interface_variables(backend) and not (names and {*names} <= {*interfaces}):
             what = f"no interface matches {variable}={value} (interfaces: {listed(interfaces)})"
             yield _error("network", what, "ranks can't connect", "correct or remove the variable")
     for port, state in _texts(facts.get("ib")):

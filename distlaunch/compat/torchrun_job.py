@@ -210,6 +210,7 @@ def gathering_of(flags: Flags, name: str, environ: Mapping[str, str]) -> Gatheri
         wait_s=_seconds(flags, ("join_timeout", "timeout"), Gathering._field_defaults["wait_s"]),
         last_call_s=_seconds(flags, ("last_call_timeout",), Gathering._field_defaults["last_call_s"]),
         ordered=not c10d,
+        flagged=not c10d,
         hint=hint,
     )
 

@@ -107,6 +107,11 @@ class Raised(Frozen):
     place: str
     message: str
 
+    @property
+    def words(self) -> str:
+        """Return the exception for messages: `ValueError at train.py:41`."""
+        return f"{self.error} at {self.place}"
+
 
 class Words(Frozen):
     """The evidence in a rank's last output: whether there is a `traceback`, and whether a peer was gone.

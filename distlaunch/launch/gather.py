@@ -63,7 +63,7 @@ def gather(spec: JobSpec, gathering: Gathering, interrupts: Interrupts, say: Say
             if gathering.serves or error.errno != errno.EADDRINUSE:
                 text = f"can't listen at {gathering.label} for the other nodes: {error.strerror or error}"
                 numbers = "if this isn't node 0, set --node-rank; otherwise, "
-                advice = f"{numbers if '--node-rank' in gathering.hint else ''}use another port on all nodes"
+                advice = f"{numbers if gathering.flagged else ''}use another port on all nodes"
                 raise JoinError(f"{text}; {advice}", Exit.PORT_TAKEN) from None
         else:
             try:

@@ -345,7 +345,7 @@ def _restart_words(state: State) -> tuple[str, ...]:
     words = []
     for number, restart in enumerate(state.restarts):
         raised = restart.cause.raised
-        what = f" ({raised.error} at {raised.place})" if raised else ""
+        what = f" ({raised.words})" if raised else ""
         words.append(f"attempt {number}: {restart.cause.text}{what}")
     return tuple(words)
 

@@ -9,7 +9,7 @@ from errno import ENOENT
 from typing import TYPE_CHECKING, Any
 
 from distlaunch.agent.messages import Needs
-from distlaunch.contract import INTERFACE_VARIABLES
+from distlaunch.contract import interface_variables
 from distlaunch.errors import Exit
 from distlaunch.job.spec import EnvValue, JobSpec
 from distlaunch.job.text import path_in
@@ -126,7 +126,7 @@ def _backend(state: State) -> str:
 def _misnamed(state: State, index: int) -> list[tuple[str, str, str]]:
     """Return the rows of `Route.misnamed` about variables that the backend reads."""
     route = route_of(state.nodes[index])
-    used = INTERFACE_VARIABLES if _backend(state) == "NCCL" else INTERFACE_VARIABLES[:1]
+    used = interface_variables(state.planned.backend)
     return [each for each in route.misnamed if each[0] in used] if route else []
 
 

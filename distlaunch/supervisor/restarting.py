@@ -93,7 +93,7 @@ def repetition_words(state: State, cause: Cause) -> str:
     """
     if cause.raised is None or cause.rank is None:
         return ""
-    what = f"{state.called(cause.rank)} raised the same {cause.raised.error} at {cause.raised.place}"
+    what = f"{state.called(cause.rank)} raised the same {cause.raised.words}"
     return f"{what} as in the previous attempt (to restart anyway, set restarts.repeat: true)"
 
 
@@ -205,7 +205,7 @@ def _restart(state: State, why: Why, cause: Cause, what: str, now: float) -> Ste
     for timer, wait_s in ((Timer.BACKOFF, delay_s), (Timer.REJOIN, state.spec.limits.rejoin_s)):
         if wait_s:
             state = state.with_timer(timer, now + wait_s)
-    error = f" ({cause.raised.error} at {cause.raised.place})" if cause.raised else ""
+    error = f" ({cause.raised.words})" if cause.raised else ""
     text = f"{cause.preliminary}{error}; {what}{wait}"
     message = ShowMessage("info" if why is Why.GROWTH else "warning", text)
     busy = [i for i, n in enumerate(state.nodes) if isinstance(n, Linked) and may_be_occupied(n)]

@@ -49,7 +49,8 @@ class Gathering(Frozen):
     ports. `serves` makes this launcher the controller. If it is None, the first launcher on the first host
     becomes the controller. If `fixed`, the first port is also reserved for rank 0. Once the minimum number of
     nodes has connected, the controller waits up to `last_call_s` seconds for more. `wait_s` limits the wait
-    before that. If `ordered`, the launchers have node numbers. `hint` is advice for errors.
+    before that. If `ordered`, the launchers have node numbers. If `flagged`, the numbers come from
+    --node-rank. `hint` is advice for errors.
     """
 
     arrival: Arrival
@@ -60,6 +61,7 @@ class Gathering(Frozen):
     last_call_s: float = 30.0
     fixed: bool = True
     ordered: bool = True
+    flagged: bool = False
     hint: str = ""
 
     @property
