@@ -38,7 +38,7 @@ class Site:
         self._poller, self._outbox, self._directory, self._attempt = poller, outbox, directory, attempt
 
     def collect(
-        self, command: messages.Capture, workers: list[Worker], use: Callable[[int], object], began: float
+        self, command: messages.Capture, workers: list[Worker], use: Callable[[str], object], began: float
     ) -> None:
         """Answer `Capture`: report the state of all workers, and the requested stacks.
 
@@ -119,7 +119,7 @@ def _collect(
 # The kernel's view
 
 
-def snapshot(workers: list[Worker], use: Callable[[int], object], began: float) -> Message:
+def snapshot(workers: list[Worker], use: Callable[[str], object], began: float) -> Message:
     """Return the state of `workers`, memory event counters, and kernel messages since `began`.
 
     The controller adds the snapshot to the run directory, for `distlaunch why`.
@@ -132,7 +132,7 @@ def snapshot(workers: list[Worker], use: Callable[[int], object], began: float) 
     }
 
 
-def _worker(worker: Worker, sockets: dict[int, procfs.Socket], use: Callable[[int], object]) -> Message:
+def _worker(worker: Worker, sockets: dict[int, procfs.Socket], use: Callable[[str], object]) -> Message:
     """Return the kernel's view of a worker and its descendants, with "" for text that isn't readable."""
     family = procfs.family(worker.pid)
     held = sorted(procfs.socket_inodes(family).intersection(sockets))[:MAX_SOCKETS]

@@ -15,10 +15,18 @@ def gpu_count() -> int:
     """Count the GPUs that a worker would see, using CUDA_VISIBLE_DEVICES if set, or else the drivers."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
-        named = [device.strip() for device in visible.split(",")]
+        named, present = [device.strip() for device in visible.split(",")], _nvidia_gpus()
         # As in CUDA, the list ends at the first invalid entry.
-        return next((i for i, device in enumerate(named) if device in ("", "-1")), len(named))
+        wrong = (i for i, device in enumerate(named) if not _is_valid(device, present))
+        return next(wrong, len(named))
     return _nvidia_gpus() or _amd_gpus()
+
+
+def _is_valid(device: str, present: int) -> bool:
+    """Return whether an entry of CUDA_VISIBLE_DEVICES may be a GPU. `present` is their number, if known."""
+    if device.isdigit():
+        return not present or int(device) < present
+    return device not in ("", "-1")
 
 
 def _nvidia_gpus() -> int:
@@ -48,27 +56,32 @@ class Utilization:
             if self._nvml.nvmlInit_v2() != 0:
                 self._nvml = None
 
-    def use(self, device: int) -> tuple[int | None, int | None]:
+    def use(self, device: str) -> tuple[int | None, int | None]:
         """Return the utilization of a GPU in percent, and its memory use in bytes; None if unknown.
 
-        The percentage is the share of the last second during which a kernel was running.
+        `device` is as from `device_of`. The percentage is the share of the last second during which a kernel
+        was running.
         """
-        if self._nvml is None or device < 0:
+        if self._nvml is None or not device:
             return None, None
         import ctypes
 
         handle, rates, memory = ctypes.c_void_p(), (ctypes.c_uint * 2)(), (ctypes.c_ulonglong * 3)()
-        if self._nvml.nvmlDeviceGetHandleByIndex_v2(device, ctypes.byref(handle)) != 0:
+        if device.isdigit():
+            failed = self._nvml.nvmlDeviceGetHandleByIndex_v2(int(device), ctypes.byref(handle))
+        else:
+            failed = self._nvml.nvmlDeviceGetHandleByUUID(device.encode(), ctypes.byref(handle))
+        if failed:
             return None, None
         busy = self._nvml.nvmlDeviceGetUtilizationRates(handle, ctypes.byref(rates)) == 0
         sized = self._nvml.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory)) == 0
         return int(rates[0]) if busy else None, int(memory[2]) if sized else None  # total, free, used
 
 
-def device_of(local_rank: int, visible: str | None) -> int:
-    """Return the number of the GPU that LOCAL_RANK selects; -1 if CUDA_VISIBLE_DEVICES hides it."""
+def device_of(local_rank: int, visible: str | None) -> str:
+    """Return the number or UUID of the GPU that LOCAL_RANK selects; "" if CUDA_VISIBLE_DEVICES hides it."""
     if visible is None:
-        return local_rank
+        return str(local_rank)
     named = [device.strip() for device in visible.split(",")]
     own = named[local_rank] if local_rank < len(named) else ""
-    return int(own) if own.isdigit() else -1
+    return "" if own == "-1" else own

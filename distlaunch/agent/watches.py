@@ -54,7 +54,7 @@ class Watch:
         self._gpus = self._gpus or gpus.Utilization()  # only when needed, because loading NVML is slow
         return self._gpus
 
-    def known_use(self, device: int) -> tuple[int | None, int | None]:
+    def known_use(self, device: str) -> tuple[int | None, int | None]:
         """Return the utilization of a GPU, or (None, None) if this watch hasn't used NVML yet.
 
         NVML may hang on a faulty GPU.
@@ -207,9 +207,10 @@ class StallWatch(Watch):
     _interval_s = _excused_until = 0.0
 
     def excuse(self) -> None:
-        """Ignore CPU use of stalled workers for several seconds, because they help to collect evidence.
+        """Ignore CPU use and output of stalled workers for several seconds: they help to collect evidence.
 
-        Otherwise, each collection would make them count as active again.
+        Otherwise, each collection would make them count as active again. torch uses CPU time for a flight
+        recorder dump, and logs it.
         """
         self._excused_until = time.monotonic() + self._interval_s + DUMP_S
 
@@ -240,7 +241,7 @@ class StallWatch(Watch):
         had, had_printed, alive_at = self._last_use.get(worker.local_rank, (0, -1, now))
         idle = max(IDLE_TICKS, IDLE_SHARE * self._interval_s * procfs.TICKS_A_SECOND)
         excused = now <= self._excused_until and now - alive_at >= self._stall_s
-        busy = (ticks - had > idle and not excused) or printed != had_printed
+        busy = (ticks - had > idle or printed != had_printed) and not excused
         if busy or (self._devices().use(worker.device)[0] or 0) >= IDLE_GPU_PERCENT:
             alive_at = now
         self._last_use[worker.local_rank] = (ticks, printed, alive_at)

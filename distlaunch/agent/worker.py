@@ -28,7 +28,7 @@ class Worker:
     """A spawned worker: its spec, environment, PID, pipe descriptors and error record path.
 
     `streams` are the open pipes, keyed by 0 for stdout and 1 for stderr. `printed` counts the bytes of the
-    worker's output. `device` is the number of its GPU on the node. `words` is its last stderr output before
+    worker's output. `device` is its GPU, as from `gpus.device_of`. `words` is its last stderr output before
     it was signaled to stop. `exec_pipe` is the pipe that confirms exec, or -1 once it has been read.
     `started` is set after exec, and `stopping` once the worker has been signaled to stop.
     """
@@ -39,7 +39,8 @@ class Worker:
         self.spec, self.local_rank, self.env = spec, spec.local_rank, env
         self.pid, self.streams, self.exec_pipe = pid, streams, exec_pipe
         self.error_file = env["TORCHELASTIC_ERROR_FILE"]
-        self.device = gpus.device_of(spec.local_rank, env.get("CUDA_VISIBLE_DEVICES"))
+        among = 0 if spec.one_device else spec.local_rank
+        self.device = gpus.device_of(among, env.get("CUDA_VISIBLE_DEVICES"))
         self.printed, self.words = 0, b""
         self.running, self.started, self.stopping = True, False, False
 

@@ -172,6 +172,8 @@ def _ranks(job: Expected, gpus: Mapping[str, Sequence[Mapping[str, Any]]]) -> It
     for label, procs in job.procs.items():
         for local_rank, gpu in enumerate(gpus[label][:procs] if len(gpus[label]) >= procs else ()):
             known = {key: gpu.get(key) for key in ("uuid", "numa", "nics")}
+            if known["numa"] in ("-1", ""):  # the kernel doesn't know
+                known |= {"numa": None, "nics": None}
             yield first + local_rank, {"node": label, **known}
         first += procs
 
@@ -289,6 +291,10 @@ _SLOWDOWNS = {0x20: "temperature", 0x40: "temperature", 0x80: "power supply", 0x
 """Bits of nvmlClocksThrottleReason (nvml.h) that indicate a problem, not idleness or a power limit."""
 
 
+_PROGRAMS_XIDS = (13, 31, 43, 45)
+"""Xid errors that a bug in a program usually causes (docs.nvidia.com/deploy/xid-errors)."""
+
+
 def _devices(node: NodeReport, job: Expected | None) -> Iterator[Finding]:
     facts = node.part("devices")
     gpus = _gpus(node)
@@ -320,8 +326,9 @@ def _devices(node: NodeReport, job: Expected | None) -> Iterator[Finding]:
             what = f"GPU {number} is divided (MIG)"
             why = "a rank can use only one slice, and NCCL can't connect two slices of a GPU"
             yield _warning("devices", what, why, "turn MIG off (nvidia-smi -mig 0)")
-    if xids := Counter(f"Xid {number} ({pci})" for pci, number in _pairs(facts.get("xids"))):
-        what, why = f"the kernel log has {listed(list(xids))}", "a GPU, its link or a program on it failed"
+    logged = ((number, pci) for pci, number in _pairs(facts.get("xids")) if number not in _PROGRAMS_XIDS)
+    if xids := Counter(f"Xid {number} ({pci})" for number, pci in logged):
+        what, why = f"the kernel log has {listed(list(xids))}", "a GPU or its link failed"
         yield _warning("devices", what, why, "look up the Xid at docs.nvidia.com/deploy/xid-errors")
 
 

@@ -65,14 +65,24 @@ _CHAINED = (
 )
 _LOG = r"(?m)^\[[WEIF]\d{4} .*"
 """Log lines of torch's C++ code, from other threads or, after a traceback, about its consequences."""
-_REMARK = r"(?m)^(?:\[\w*rank\d+\]:? ?)?\[?[IW]\d{4} \d\d:\d\d:\d\d\.\d+ .*\n?"
-"""Information and warnings in torch's logs, which don't indicate why a rank ended."""
+_REMARK = (
+    r"(?m)^(?:\[\w*rank\d+\]:? ?)?(?:\[?[IW]\d{4} \d\d:\d\d:\d\d\.\d+ .*|frame #\d+: .*"
+    r"|\[E\d{4} .*ProcessGroupNCCL.*(?:dump signal|signal dumping|dump debug info).*)\n?"
+)
+"""Lines that don't indicate why a rank ended: information and warnings in torch's logs, frames of C++ code,
+and the logs of a flight recorder, which may have been requested by another rank."""
+_WATCHDOG = (
+    r"Watchdog caught collective operation timeout: .*"
+    r"|(?<=raised the following async exception: )NCCL error.*"
+)
+_WATCHDOG_FRAME = r"(?m)^#\d+ (.+) from (.+):(\d+)$"
+"""The error and its frames, as torch logs them when nccl fails (c10d/ProcessGroupNCCL.cpp)."""
 _FRAME = r'(?m)^ +File "([^"]+)", line (\d+)'
 _LIBRARY = r"/(?:site|dist)-packages/|/lib/python\d|^<frozen "
 _EXCEPTION = r"(?m)^([A-Za-z_][\w.]*)(?:: (.*))?$"
 _TRANSIENT = (
     r"OSError|IOError|Connect|[Tt]ime(?:d |[- ])?out|HTTP|URLError|SSL|gaierror|[Tt]emporar|[Uu]navailable"
-    r"|AcceleratorError|(?:CUDA|HIP) error|NCCL|ECC"
+    r"|AcceleratorError|(?:CUDA|HIP) error|CUDA_ERROR|NCCL|ECC"
 )
 """Errors of networks, storage and devices, which might not recur in the next attempt."""
 _AFTERWARDS = rf"terminate called without an active exception|\[?[WEIF]\d{{4}} |{_CHAINED[4:]}"
@@ -135,9 +145,10 @@ def words_of(status: int, stderr: str, record: Mapping[str, Any] | None = None) 
     output = re.sub(_RANK_PREFIX, "", split_launcher(stderr)[0])
     recorded = record_text(record)
     text = root_error(recorded or output)
-    error = _of_a_collective(text)
+    watchdog = None if TRACEBACK in output or recorded else re.search(_WATCHDOG, output)
+    error = watchdog[0] if watchdog else _of_a_collective(text)
     lost, timed_out = re.search(_LOST, error) is not None, re.search(_WAITED, error) is not None
-    stack = python_frames(text)[::-1] if timed_out else ()
+    stack = _watchdog_frames(output) if watchdog else python_frames(text)[::-1] if timed_out else ()
     found, peer_gone = TRACEBACK in output or bool(recorded), lost or timed_out
     last = _final_exception(recorded or output)
     return Words(found, peer_gone, timed_out and not lost, stack, _raised_in(last))
@@ -169,6 +180,12 @@ def python_frames(text: str) -> tuple[str, ...]:
     return tuple(f"{name} ({_short_path(path)}:{line})" for path, line, name in found)
 
 
+def _watchdog_frames(text: str) -> tuple[str, ...]:
+    """Return the frames of a collective that timed out, innermost first."""
+    found = re.findall(_WATCHDOG_FRAME, text)
+    return tuple(f"{name} ({_short_path(path)}:{line})" for name, path, line in found)
+
+
 def py_spy_frames(dump: str) -> tuple[str, ...]:
     """Return the frames of the first thread, innermost first, as py-spy prints them: `read (t.py:3)`.
 
@@ -197,14 +214,16 @@ def root_error(words: str) -> str:
 def headline(words: str, raised: bool) -> list[str]:
     """Return an error in at most two lines: the exception and its place if one was `raised`, else one line.
 
-    The place is the innermost frame in the user's own code. Without a traceback, the line is the last one.
+    The place is the innermost frame in the user's own code. Without a traceback, the line is that of torch's
+    watchdog, or else the last one.
     """
-    text = re.sub(_RANK_PREFIX, "", words)
+    text = re.sub(_RANK_PREFIX, "", without_remarks(words))
     lines = [line for line in text.splitlines() if line.strip() and not re.match(_AFTERWARDS, line)]
     error = _final_exception(text)
     frames = list(re.finditer(_FRAME, error)) if raised else []
     if not frames:
-        return lines[-1:]
+        watchdog = re.search(_WATCHDOG, text)
+        return [watchdog[0]] if watchdog else lines[-1:]
     after = error[frames[-1].end() :].splitlines()[1:]
     own = [frame for frame in python_frames(error) if "(torch/" not in frame]
     return [*[line for line in after if line[:1].strip()][:1], *(f"in {frame}" for frame in own[-1:])]
@@ -254,7 +273,7 @@ def split_launcher(words: str) -> tuple[str, str]:
 
 
 def without_remarks(words: str) -> str:
-    """Return `words` without lines that torch logs as information or warnings, or "" if nothing remains."""
+    """Return `words` without lines that don't indicate why a rank ended, or "" if nothing remains."""
     rest = re.sub(_REMARK, "", words)
     return rest if rest.strip() else ""
 
@@ -330,6 +349,7 @@ def _bus_error(ending: Ending) -> str:
 _TIMED_OUT = r"Watchdog caught collective operation timeout|NCCL.*[Tt]imeout|Timed out waiting \d+ms"
 _MISSED = "a collective timed out: look for a rank that stalled, or that called another collective"
 _IN_INIT = r"DistStoreError: (?:wait timeout|Timed out) after .*(?:/default_pg/0/|clients joined)"
+PARTED = "look for a branch that depends on the rank, for uneven data, or for a rank that is stuck"
 OTHER_SIZE = (
     "init_process_group waited for another rank: if all ranks reached it, its world_size is too large "
     "(by default, it is WORLD_SIZE)"
@@ -368,6 +388,10 @@ _BY_WORDS: Sequence[tuple[str, str | Callable[[Ending], str]]] = (
     (
         r"invalid device ordinal",
         "LOCAL_RANK is beyond the visible GPUs: lower procs_per_node, or check CUDA_VISIBLE_DEVICES",
+    ),
+    (
+        r"device-side assert|illegal memory access|unspecified launch failure|misaligned address",
+        "a GPU kernel failed, perhaps in an earlier call: set env: {CUDA_LAUNCH_BLOCKING: 1} to see in which",
     ),
     (_TIMED_OUT, _MISSED),
     (

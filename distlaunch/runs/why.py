@@ -21,7 +21,7 @@ from distlaunch.runs.replay import HistoryError, lines_in, replay, typed
 from distlaunch.runs.run import Run, directories, document_in, heard, run_in
 from distlaunch.supervisor.events import AgentUp
 from distlaunch.supervisor.ranks import missing_ranks, missing_words
-from distlaunch.supervisor.root_cause import is_joining, waits_in
+from distlaunch.supervisor.root_cause import is_joining, place_of, waits_in
 from distlaunch.supervisor.state import Cause, Phase, State
 from distlaunch.supervisor.status import RunState
 from distlaunch.supervisor.summary import Summary
@@ -98,8 +98,9 @@ class Record(Frozen):
             yield from (f"    {line}" for line in text.splitlines())
 
     def signs(self, pids: Collection[int]) -> Iterator[str]:
-        """Yield signs that may explain a failure of the ranks with these PIDs."""
-        for line in self.kernel:
+        """Yield signs that may explain a failure of the ranks with these PIDs, their own Xid errors last."""
+        own = [f"pid={pid}," for pid in pids]  # in an Xid; another run's may come from the same GPU
+        for line in sorted(self.kernel, key=lambda line: any(mark in line for mark in own)):
             found = _ALARMING.search(line)
             if found and (found["pid"] is None or int(found["pid"]) in pids):
                 yield f"kernel log of {self.node}: {line}"
@@ -286,7 +287,7 @@ def _explained(known: Explanation, state: State, cause: Cause, epoch: float) -> 
     summary = summary_of(known.run.directory, state) or Summary(state, known.run.directory, {}, 0.0)
     document, pids = summary.cause_document(cause), {worker.pid for worker in state.workers if worker.pid}
     records = [record for record in known.evidence if document["node"] in (None, record.node)]
-    return known._replace(
+    known = known._replace(
         certainty=document["certainty"],
         cause=cause.text,
         rank=cause.rank,
@@ -298,6 +299,17 @@ def _explained(known: Explanation, state: State, cause: Cause, epoch: float) -> 
         then=tuple(summary.others()),
         advice=summary.advice,
         summary=summary,
+    )
+    if not (cause.peer_gone and summary.lagging):
+        return known
+    # The rank that ended first was waiting for another.
+    return known._replace(
+        certainty="likely",
+        cause=summary.lagging[0],
+        rank=None,
+        node=None,
+        waiting=known.waiting[1:],
+        then=(cause.text, *known.then),
     )
 
 
@@ -320,15 +332,15 @@ def _standing(state: State) -> Iterator[str]:
     places, collectives = dict[str, list[int]](), set[str]()
     for worker in state.workers:
         if worker.stack:
-            collective = waits_in(worker)
-            places.setdefault(collective or worker.stack[0], []).append(worker.rank)
-            collectives |= {collective} - {""}
+            places.setdefault(place_of(worker), []).append(worker.rank)
+            collectives |= {waits_in(worker)} - {""}
     if len(places) > 1 or (places and state.cause is None):
         ordered = sorted(places.items(), key=lambda each: len(each[1]), reverse=True)
-        apart = "not in a collective but in" if collectives else "in"
+        on_gpus = bool(state.plan and state.plan.backend == "nccl")  # there, any rank may be in a collective
+        apart = "not in a collective but in" if collectives and not on_gpus else "in"
         hows = {where: "in" if where in collectives else apart for where in places}
         words = "; ".join(f"{rank_list(ranks, state.unit)} {hows[where]} {where}" for where, ranks in ordered)
-        yield words if collectives else f"no {state.unit} is in a collective; {words}"
+        yield words if collectives or on_gpus else f"no {state.unit} is in a collective; {words}"
 
 
 def _activity(run: Run, state: State) -> Iterator[str]:

@@ -72,6 +72,11 @@ def _elsewhere(scene: Scene) -> list[RankState]:
     return [w for w in scene.ranks if w.stack and not waits_in(w)] if scene.waiting else []
 
 
+def _seen_elsewhere(scene: Scene) -> list[RankState]:
+    # With nccl, ranks wait for each other on the GPU, whatever their stacks show.
+    return [] if scene.state.planned.backend == "nccl" else _elsewhere(scene)
+
+
 def _idle(scene: Scene) -> list[RankState]:
     idle = [w for w in scene.ranks if w.stalled and not w.stack]
     return idle if len(idle) <= len(scene.state.workers) // 2 else []  # many may just be slow to time out
@@ -104,7 +109,7 @@ Rule = tuple[Callable[[Scene], list[RankState]], str]
 IF_RANKS_TIMED_OUT: tuple[Rule, ...] = (
     (_never_joined, "{who} never joined the rendezvous"),
     (_halted, "{who} {were} stopped by a signal"),
-    (_elsewhere, "{who} {were} in {frames}"),
+    (_seen_elsewhere, "{who} {were} in {frames}"),
     (_idle, "{who} stalled: no output, CPU or GPU use for {span}"),
     (_in_the_rarest_collective, "{who} {were} in {collective}"),
     (_in_one_of_the_rarest, "{who} disagree about the next collective: {calls}"),
@@ -309,8 +314,18 @@ def is_joining(worker: RankState) -> bool:
 
 def waits_in(worker: RankState) -> str:
     """Return the collective in which a rank is waiting, with its caller: `all_reduce (t.py:5)`; or ""."""
+    return _call_into_torch(worker, _COLLECTIVE)
+
+
+def place_of(worker: RankState) -> str:
+    """Return where a rank with a known stack is: in a function of torch, with its caller, or in another."""
+    return _call_into_torch(worker, _TORCH) or worker.stack[0]
+
+
+def _call_into_torch(worker: RankState, wanted: str) -> str:
+    """Return a call of torch if one of its frames is `wanted`, with its caller, or ""."""
     inside = list(takewhile(lambda frame: re.search(_TORCH, frame), worker.stack))
-    if not any(re.search(_COLLECTIVE, frame) for frame in inside):
+    if not any(re.search(wanted, frame) for frame in inside):
         return ""
     names = [frame for frame in inside if "/c10d_logger.py" not in frame]  # a decorator
     caller = [frame.rpartition("(")[2] for frame in worker.stack[len(inside) :][:1]]

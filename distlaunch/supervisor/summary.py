@@ -69,7 +69,7 @@ class Summary(Frozen):
             after = f" after {counted(self.state.attempt, 'restart')}" if self.state.attempt else ""
             finished = f"{what} finished in {self.seconds:.1f} s{after}; logs: {self.directory}"
             return [finished, *self._apart(), *self._gaps(), *self.collecting]
-        lines = [*self.node_lines(), *self._cause_lines(cause, above), *self.lagging, *self.others()]
+        lines = [*self.node_lines(), *self._cause_lines(cause, above), *self.others()]
         return [
             *lines,
             *self._gaps(),
@@ -181,9 +181,9 @@ class Summary(Frozen):
 
     def _cause_lines(self, cause: Cause, above: Mapping[int, Above]) -> list[str]:
         if cause.rank is None:
-            return cause.text.splitlines()
-        hint = self.advice
-        return [cause.text, *self._words_lines(cause.rank, above), *([f"hint: {hint}"] if hint else [])]
+            return [*cause.text.splitlines(), *self.lagging]
+        hints = [f"hint: {hint}"] if (hint := self.advice) else []
+        return [cause.text, *self._words_lines(cause.rank, above), *self.lagging, *hints]
 
     def _words_lines(self, rank: int, shown: Mapping[int, Above]) -> list[str]:
         """Return the last output of a rank, or where to find it if the terminal already shows it."""
@@ -241,6 +241,8 @@ class Summary(Frozen):
         worker = self.state.workers[cause.rank]
         if not isinstance(worker.phase, Exited):
             return ""
+        if cause.peer_gone and self.lagging:
+            return exits.PARTED
         output = exits.without_remarks(self._stderr_end(cause.rank))
         words = _record_text(worker) + output
         part = self.state.planned.node_of(cause.rank)

@@ -1,5 +1,6 @@
 """Ranks that stall, never join the rendezvous, or miss a collective."""
 
+import json
 import os
 import pickle
 import re
@@ -17,6 +18,7 @@ from distlaunch.diagnosis.flight import waiting_lines
 from distlaunch.observers.recording import flight_dumps
 from tests.harness import Going, distlaunch, running, wait_until, write_job
 from tests.process.commands import TWO
+from tests.unit.samples import WATCHDOG
 
 HARDLY_WORKS = """
     import time
@@ -189,7 +191,7 @@ def test_looks_again_at_a_connection_that_takes_its_time(tmp_path: Path) -> None
 
 # Gloo stands for nccl, which can't run here: the same recorder, but only NCCL's watchdog dumps by itself.
 RECORDS = """
-    import os, pathlib, torch
+    import os, pathlib, signal, sys, torch
     import torch.distributed as dist
     from torch._C._distributed_c10d import _dump_fr_trace
 
@@ -202,7 +204,12 @@ RECORDS = """
     pathlib.Path(f"{os.environ['TORCH_FR_DUMP_TEMP_FILE']}{rank}").write_bytes(_dump_fr_trace())
     store = dist.distributed_c10d._get_default_store()
     store.set(f"dumped{rank}", "")
+    while os.environ.get("WATCHDOG") and rank != 0:
+        signal.pause()
     store.wait([f"dumped{other}" for other in range(3)])
+    if os.environ.get("WATCHDOG"):
+        print(os.environ["WATCHDOG"], file=sys.stderr)
+        os.abort()
     os._exit(9 if rank == 0 else 0)
 """
 RECORDED = "backend: nccl\ngpus_per_node: 3\nenv: {CUDA_VISIBLE_DEVICES: ''}\n"
@@ -215,6 +222,22 @@ def test_names_the_rank_that_missed_the_last_collective(tmp_path: Path) -> None:
     assert ", never reached by rank 1 (last in " in done.stderr
     (directory,) = (tmp_path / "runs").iterdir()
     assert sorted(path.name for path in directory.glob("*.flight")) == [f"rank{i}.flight" for i in range(3)]
+
+
+def test_blames_the_rank_that_missed_the_collective_rather_than_the_rank_that_timed_out(
+    tmp_path: Path,
+) -> None:
+    job = write_job(tmp_path, RECORDS, RECORDED)
+    done = distlaunch("run", str(job), "--set", f"env.WATCHDOG={json.dumps(WATCHDOG)}", status=134)
+    how = "killed by signal 6 (SIGABRT), after timing out while waiting for another rank"
+    assert f"distlaunch: rank 0 (node0) failed first: {how}" in done.stderr
+    assert "frame #" not in done.stderr.partition("failed first")[2]
+    assert "distlaunch: ranks 1-2: stopped by distlaunch\n" in done.stderr
+    assert re.search(r"hint: look for a branch .*\n", done.stderr)
+    shown = distlaunch("why", cwd=tmp_path, status=0).stdout
+    waits = r"ranks 0, 2 are waiting in all_reduce #3 of default_pg, .*, never reached by rank 1 \("
+    assert re.search(f"\nlikely root cause: {waits}", shown), shown
+    assert f"\nthen: rank 0 (node0) failed first: {how}" in shown
 
 
 def test_keeps_the_users_variables(tmp_path: Path) -> None:
@@ -305,11 +328,12 @@ def test_says_which_library_a_rank_has_imported(tmp_path: Path) -> None:
 
 
 WORKS_FOR_EVIDENCE = """
-    import os, time
+    import os, sys, time
     pipe = os.environ["TORCH_NCCL_DEBUG_INFO_PIPE_FILE"] + os.environ["RANK"] + ".pipe"
     os.mkfifo(pipe)
     while True:
         open(pipe).read()
+        print("[E1126 19:21:25.9 ProcessGroupNCCL.cpp:1628] preparing to dump debug info", file=sys.stderr)
         until = time.process_time() + 0.5
         while time.process_time() < until:
             pass
@@ -321,6 +345,7 @@ def test_a_stalled_rank_that_helps_to_collect_evidence_has_not_resumed(tmp_path:
     job = write_job(tmp_path, WORKS_FOR_EVIDENCE, f"{keys}timeouts: {{stall: 2s}}\n")
     done = distlaunch("run", str(job), status=124)
     assert "rank 0 (node0) stalled for 2 s" in done.stderr
+    assert "preparing to dump" in done.stderr
     assert "resumed" not in done.stderr
 
 

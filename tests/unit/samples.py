@@ -31,6 +31,32 @@ PEER_GONE = """Traceback (most recent call last):
 RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [::1]:9
 """
 """The last output of a rank that lost its connection to another one."""
+_LOG = "]:[E1126 19:19:56.003190988 ProcessGroupNCCL.cpp:"
+_DUMPS = f"""[rank1{_LOG}1914] [PG ID 0 PG GUID 0(default_pg) Rank 1] Received a dump signal due to a \
+collective timeout from  rank 0. This can be caused by other reasons such as network errors.
+[rank1{_LOG}1628] [PG ID 0 PG GUID 0(default_pg) Rank 1] ProcessGroupNCCL preparing to dump debug info.
+"""
+MISSED = f"[rank1{_LOG}1849] Observed flight recorder dump signal from another rank via TCPStore.\n{_DUMPS}\n"
+"""The last output, on an H200, of a rank that missed a collective in which another rank timed out."""
+WATCHDOG = f"""[rank0{_LOG}689] [Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=3) \
+ran for 12 s.
+[rank0{_LOG}733] Stack trace of the failed collective:
+#0 all_reduce from /opt/lib/python3.12/site-packages/torch/distributed/distributed_c10d.py:3068
+#1 wrapper from /opt/lib/python3.12/site-packages/torch/distributed/c10d_logger.py:83
+#2 step from /job/train.py:16
+
+[rank0{_LOG}2636] [PG ID 0 PG GUID 0(default_pg) Rank 0] First PG on this rank to signal dumping.
+{_DUMPS.replace("ank1", "ank0")}
+terminate called after throwing an instance of 'c10::DistBackendError'
+  what():  [Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=3) ran for 12 s.
+Exception raised from run at /pytorch/torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:2125:
+frame #0: c10::Error::Error(c10::SourceLocation) + 0x9d (0x7f02e2f7305d in /opt/torch/lib/libc10.so)
+frame #1: <unknown function> + 0x129ecc (0x7f02e4329ecc in /lib/x86_64-linux-gnu/libc.so.6)
+"""
+"""The last output, on an H200, of that other rank, shortened."""
+NCCL_LOST = f"""[rank0{_LOG}612] [Rank 0] Collective WorkNCCL(SeqNum=3, Timeout(ms)=600000) raised the \
+following async exception: NCCL error: remote process exited or there was a network error, NCCL version 2.28.9
+"""
 
 
 def bounded(examples: int = 100) -> settings:

@@ -11,10 +11,12 @@ from distlaunch.diagnosis.exits import (
     Words,
     advice,
     facts,
+    headline,
     root_error,
     without_remarks,
     words_of,
 )
+from tests.unit.samples import MISSED, NCCL_LOST, WATCHDOG
 
 GIB = 1 << 30
 LOADER = "RuntimeError: DataLoader worker (pid 7)"
@@ -61,6 +63,11 @@ def test_facts_name_the_signal_and_what_explains_it(ending: Ending, words: str) 
         (Ending(1), "RuntimeError: Timed out waiting 1800000ms for recv operation", "a rank that stalled"),
         (Ending(1), "ncclSystemError: System call failed", "NCCL_DEBUG"),
         (Ending(1), "OSError: [Errno 28] No space left on device", "a disk is full"),
+        (
+            Ending(1),
+            "torch.AcceleratorError: CUDA error: device-side assert triggered",
+            "CUDA_LAUNCH_BLOCKING",
+        ),
         (
             Ending(1, python="/py"),
             "ModuleNotFoundError: No module named 'torch'",
@@ -220,6 +227,22 @@ JUDGED: dict[str, tuple[int, str, dict[str, str] | None, Words]] = {
     "a timeout": (1, TIMEOUT, None, Words(True, True, True, ("step (train.py:9)",))),
     "torch's record": (1, VICTIM, {"message": "ValueError: bad", "callstack": OWN}, FAILED),
     "a record alone": (1, "", {"message": f"RuntimeError: {GLOO}", "callstack": ""}, Words(True, True)),
+    "nccl's timeout": (
+        -signal.SIGABRT,
+        WATCHDOG,
+        None,
+        Words(
+            peer_gone=True,
+            timed_out=True,
+            stack=(
+                "all_reduce (torch/distributed/distributed_c10d.py:3068)",
+                "wrapper (torch/distributed/c10d_logger.py:83)",
+                "step (train.py:16)",
+            ),
+        ),
+    ),
+    "nccl's timeout on another rank": (-signal.SIGTERM, MISSED, None, Words()),
+    "nccl's lost connection": (-signal.SIGABRT, NCCL_LOST, None, Words(peer_gone=True)),
     "a crash, whatever was printed": (-signal.SIGSEGV, VICTIM, None, Words()),
     "a traceback before the stop": (-signal.SIGTERM, OWN, None, FAILED),
     "no traceback": (-signal.SIGTERM, "epoch 3\n", None, Words()),
@@ -231,6 +254,15 @@ def test_judges_an_exit_by_output_and_record(
     status: int, text: str, record: dict[str, str] | None, words: Words
 ) -> None:
     assert words_of(status, text, record) == words
+
+
+def test_shows_an_error_of_nccl_in_one_line() -> None:
+    assert headline(WATCHDOG, True) == [
+        "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=3) ran for 12 s."
+    ]
+    assert headline(NCCL_LOST, True)[0].startswith("NCCL error: remote process exited or ")
+    assert "frame #" not in without_remarks(WATCHDOG)
+    assert without_remarks(MISSED) == ""
 
 
 def test_without_a_traceback_the_last_lines_count() -> None:

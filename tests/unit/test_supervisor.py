@@ -1278,6 +1278,15 @@ def test_blames_the_running_rank_that_is_elsewhere_by_its_stack() -> None:
     assert texts(job.tick(), "error") == [f"rank 3 (b) was in step (t.py:3); {WAITING}"]
 
 
+def test_with_nccl_a_stack_outside_collectives_is_no_proof() -> None:
+    """A rank that has called a collective goes on, and waits for its GPU wherever it needs the result."""
+    job = History(TWO.replace("gloo", "nccl").replace("gpus_per_node: 0", "gpus_per_node: 2")).to_running()
+    job.feed(RanksJoined(0, (0, 1)), RanksJoined(1, (0, 1)), *LEFT)
+    assert wanted(job.tick()) == [Capture(1, (1,), abort=False)]
+    job.feed(stack(3, *IN_RECORD))
+    assert texts(job.tick(), "error") == [AWAY["unknown"][1]]
+
+
 def test_collects_evidence_on_all_nodes_before_it_stops_their_workers() -> None:
     for job, stop in ((History(), Close), (History(WITH_RESTARTS), StopWorkers)):
         acts = [each for each in job.to_running().feed(ended(2, 7)) if isinstance(each, (Capture, stop))]
