@@ -169,6 +169,9 @@ class Environment:
             _call([conda[0], "env", "create", "--yes", "--prefix", new, "--file", setup.files[0]], env)
         elif setup.kind == "uv":
             self._fill_by_uv(new, env)
+        elif setup.kind == "controller":
+            _call([python, "-m", "venv", new], env)
+            _call([new + "/bin/pip", "install", "--no-index", "--no-deps", *setup.files], env)
         else:
             _call([python, "-m", "venv", new], env)
             inside = {"VIRTUAL_ENV": new, "PATH": "%s/bin:%s" % (new, env.get("PATH", os.defpath))}

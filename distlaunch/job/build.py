@@ -161,6 +161,8 @@ def _setup(reading: Reading) -> spec.Setup | None:
         return None
     if given in ("uv", "conda"):
         return spec.Setup(given)
+    if "run" not in given:
+        return spec.Setup("controller")
     return spec.Setup("run", given["run"], tuple(given.get("key") or ()))
 
 

@@ -174,6 +174,11 @@ def _files(reading: Reading) -> Mistakes:
     for key in ("files", "setup"):
         if key in reading.checked and not is_synced(reading):
             yield key, f"it needs the code on the nodes: set sync: true, or leave it out (--set {key}=null)"
+    setup = reading.checked.get("setup")
+    if isinstance(setup, dict) and ("from" in setup) == bool({"run", "key"} & {*setup}):
+        yield "setup", "set either run and key, or from: controller"
+    elif isinstance(setup, dict) and "key" in setup and "run" not in setup:
+        yield "setup.key", "it needs run: the command that uses these files"
 
 
 OF_KEYS = (_program, _script, _exclusive, _rendezvous, _stall, _hosts, _variables, _files)

@@ -253,11 +253,20 @@ SYNC = Record(
 )
 
 SETUP = Record(
-    run=built(LINE, "A shell command, run in the workdir and inside a new virtual environment."),
-    key=built(ListOf(FILE), "Files in the workdir; the environment is rebuilt when one of them changes."),
+    {
+        "run": built(LINE, "A shell command, run in the workdir and inside a new virtual environment."),
+        "key": built(
+            ListOf(FILE), "Files in the workdir; the environment is rebuilt when one of them changes."
+        ),
+        "from": built(
+            Choice(("controller",)),
+            "Instead of run: install the packages listed as for uv, which pip on this machine builds or "
+            "downloads for the nodes.",
+        ),
+    },
     makes=spec.Setup,
-    required=("run",),
     foreign=by_their_names(run="command", key="keys files"),
+    title="a map with run, or with from: controller",
 )
 
 

@@ -300,10 +300,11 @@ class Sync(Frozen):
 class Setup(Frozen):
     """How each node builds the Python environment: with uv or conda from `files`, or with the command `run`.
 
-    `files` are in the workdir. The environment is rebuilt whenever their contents change.
+    `files` are in the workdir. The environment is rebuilt whenever their contents change. If `kind` is
+    controller, they are packages from this machine.
     """
 
-    kind: Literal["uv", "conda", "run"]
+    kind: Literal["uv", "conda", "run", "controller"]
     run: str = ""
     files: tuple[str, ...] = ()
 

@@ -34,6 +34,7 @@ from distlaunch.agent.wire import MAX_OUTPUT
 from distlaunch.errors import DistlaunchError, JobError, UsageError, reason
 from distlaunch.job.spec import DEFAULT_BASE, JobSpec, Setup, Tree
 from distlaunch.job.text import path_in
+from distlaunch.launch import wheels
 from distlaunch.observers.run_directory import CODE, RunDirectory, fd_of
 from distlaunch.wording import listed, size_words
 
@@ -52,7 +53,8 @@ MAX_DIFF = 8 << 20
 
 PYTHON_VERSION = ".python-version"
 LOCKS = {
-    "uv": ("uv.lock", "requirements.txt", "pyproject.toml", PYTHON_VERSION),
+    "uv": (*wheels.SOURCES, PYTHON_VERSION),
+    "controller": wheels.SOURCES,
     "conda": ("environment.yml", "environment.yaml"),
 }
 """The files in the workdir that determine the content of an environment."""
@@ -75,6 +77,9 @@ def _with_setup(spec: JobSpec, tree: Tree, setup: Setup, entries: Iterable[Entry
     if names and not {*names} & {*found}:
         what = f"the code in {spec.program.workdir} has none of {', '.join(names)}"
         raise spec.error("setup", f"{what}: create one or, if it exists, {_INCLUDE}")
+    if setup.kind == "controller":
+        packages = {path: content for path, content in contents.items() if f"/{wheels.DIRECTORY}/" in path}
+        found = {os.path.relpath(path, spec.program.workdir): packages[path] for path in sorted(packages)}
     key = digest_of(json.dumps([setup.kind, setup.run, spec.program.python, *found.items()]).encode())
     return spec._replace(tree=tree._replace(environment=key), setup=setup._replace(files=tuple(found)))
 
@@ -86,11 +91,9 @@ def take(spec: JobSpec) -> tuple[Tree, list[Entry]]:
     root = directory if found is None else found.removesuffix("\n")
     with _explained("can't save the code for the nodes"):
         store = local_store()
-        if found is None:
-            entries, (commit, dirty) = _entries(store, spec, root, directory, _walked(root)), ("", False)
-        else:
-            entries = _entries(store, spec, root, directory, _of_git(root, ""))
-            commit, dirty = _state(root)
+        paths = _walked(root) if found is None else _of_git(root, "")
+        entries = _entries(store, spec, root, directory, paths)
+        commit, dirty = ("", False) if found is None else _state(root)
         _check_program(spec, root, {entry.path for entry in entries})
         digest = store.put(manifest_text(entries))
     size = sum(entry.size for entry in entries)
@@ -231,6 +234,11 @@ def _entries(store: Store, spec: JobSpec, root: str, directory: str, paths: Iter
         if (other := os.path.realpath(sources.get(path, source))) != source:
             raise spec.error("files", f"{given} and {other} would both be {path} on the nodes; rename one")
         sources[path] = source
+    packages = {}
+    if spec.setup and spec.setup.kind == "controller":
+        env = {name: value.text for name, value in spec.program.env.items() if "{" not in value.text}
+        packages = wheels.wheels_of(spec.program, env)
+    sources |= packages
     every = [(path, source, os.lstat(source)) for path, source in sorted(sources.items())]
     links = {path for path, _, status in every if stat.S_ISLNK(status.st_mode)}
     found = [each for each in every if stat.S_ISREG(each[2].st_mode) or each[0] in links]
@@ -241,7 +249,7 @@ def _entries(store: Store, spec: JobSpec, root: str, directory: str, paths: Iter
         raise spec.error("sync", f"{text}; leave some out with sync.exclude or {IGNORE_FILE}")
     if deep := next((path for path, *_ in found if path.count("/") >= MAX_DEPTH), None):
         raise spec.error("sync", f"{deep} is more than {MAX_DEPTH} directories deep; {_EXCLUDE}")
-    if (size := sum(each[2].st_size for each in found)) > spec.sync.limit:
+    if (size := sum(each[2].st_size for each in found if each[0] not in packages)) > spec.sync.limit:
         raise _too_large(spec, root, size, found)
     return [_entry(store, *each) for each in found]
 

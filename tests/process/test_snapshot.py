@@ -2,10 +2,12 @@
 
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
 import threading
+import zipfile
 import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -398,3 +400,26 @@ def test_check_refuses_what_run_would_refuse(job: Path) -> None:
     write(job, {"requirements.txt": ""})
     done = distlaunch("check", "job.yaml", cwd=job)
     assert "packages of the environment that setup builds when the job starts" in done.stdout
+
+
+def test_nodes_install_packages_from_this_machine(job: Path, tmp_path: Path) -> None:
+    name = tmp_path / "only_here" / "tiny-1.0-py3-none-any.whl"
+    name.parent.mkdir()
+    with zipfile.ZipFile(name, "w") as wheel:
+        wheel.writestr("tiny.py", "ANSWER = 41\n")
+        wheel.writestr("tiny-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: tiny\nVersion: 1.0\n")
+        wheel.writestr("tiny-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+        wheel.writestr("tiny-1.0.dist-info/RECORD", "")
+    keys = {"gpus_per_node": 0, "script": "train.py", "sync": True, "setup": {"from": "controller"}}
+    (job / "job.yaml").write_text(json.dumps(keys | {"nodes": 2}))
+    (job / "train.py").write_text("import sys, tiny\nprint(tiny.ANSWER, sys.prefix != sys.base_prefix)\n")
+    (job / "requirements.txt").write_text(f"--no-index\n--find-links {name.parent}\ntiny\n")
+    for times in (1, 0):  # the second run has both the package and the environment
+        done = distlaunch("run", str(job / "job.yaml"))
+        assert done.stdout.count("] 41 True\n") == 2
+        assert done.stderr.count(" -m pip wheel ") == done.stderr.count("node0: + pip install ") == times
+        name.unlink(missing_ok=True)
+    (job / "requirements.txt").write_text("--no-index\nnonesuch\n")
+    done = distlaunch("run", str(job / "job.yaml"), status=1)
+    assert re.search(r"\ndistlaunch: .* -m pip wheel .* ended with status 1\n", done.stderr)
+    assert len([*(tmp_path / "home/.cache/distlaunch/sync/wheels").iterdir()]) == 1  # no half

@@ -105,6 +105,7 @@ KEYS: dict[str, tuple[str, str, Any]] = {
     "sync.limit": ("sync: {limit: 2MiB}", "sync.limit", 2 << 20),
     "setup.run": ("sync: true\nsetup: {run: make}", "setup.run", "make"),
     "setup.key": ("sync: true\nsetup: {run: make, key: [a.txt]}", "setup.files", ("a.txt",)),
+    "setup.from": ("sync: true\nsetup: {from: controller}", "setup.kind", "controller"),
     "timeouts.setup": ("timeouts: {setup: 5m}", "limits.setup_s", 300.0),
     "files": ("sync: true\nfiles: [a.yaml]", "sync.files", ("{here}/a.yaml",)),
     "collect.paths": ("collect: [a/b, '*.pt']", "collect", Collect(("a/b", "*.pt"))),

@@ -116,6 +116,10 @@ PLAIN_MISTAKES = {
 }
 """Those that the schema for editors marks, too."""
 MISTAKES = {
+    "sync: true\nsetup: {run: make, from: controller}": (
+        "3:8: setup: set either run and key, or from: controller"
+    ),
+    "sync: true\nsetup: {key: [a]}": "3:14: setup.key: it needs run: the command that uses these files",
     "sync: false\nsetup: uv": (
         "3:8: setup: it needs the code on the nodes: set sync: true, or leave it out (--set setup=null)"
     ),
