@@ -126,9 +126,9 @@ class Raised(Frozen):
 class Words(Frozen):
     """The evidence in a rank's last output: whether there is a `traceback`, and whether a peer was gone.
 
-    `timed_out` is set if no connection was lost but waiting for the peer timed out. `stack` contains the
-    frames in which the rank was waiting. `raised` is the exception, or None if there is none or it may be
-    temporary.
+    `timed_out` is set if no connection was lost but waiting for the peer timed out. `on_gpu` is set if nccl
+    reported this. `stack` contains the frames in which the rank was waiting. `raised` is the exception, or
+    None if there is none or it may be temporary.
     """
 
     traceback: bool = False
@@ -136,6 +136,7 @@ class Words(Frozen):
     timed_out: bool = False
     stack: tuple[str, ...] = ()
     raised: Raised | None = None
+    on_gpu: bool = False
 
 
 def words_of(status: int, stderr: str, record: Mapping[str, Any] | None = None) -> Words:
@@ -151,7 +152,7 @@ def words_of(status: int, stderr: str, record: Mapping[str, Any] | None = None) 
     stack = _watchdog_frames(output) if watchdog else python_frames(text)[::-1] if timed_out else ()
     found, peer_gone = TRACEBACK in output or bool(recorded), lost or timed_out
     last = _final_exception(recorded or output)
-    return Words(found, peer_gone, timed_out and not lost, stack, _raised_in(last))
+    return Words(found, peer_gone, timed_out and not lost, stack, _raised_in(last), watchdog is not None)
 
 
 def record_text(record: Any) -> str:

@@ -272,7 +272,8 @@ class Exited(Frozen):
     """The exit of a worker. Fields not described here are as in `WorkerExited`.
 
     `stopped` is set if the worker had been told to stop. `peer_gone` is set if it failed because another rank
-    was gone. `timed_out` is set if it failed because another rank never arrived.
+    was gone. `timed_out` is set if it failed because another rank never arrived, and `on_gpu` if it waited for
+    that rank on its GPU, whatever its stack showed.
     """
 
     status: int
@@ -283,6 +284,7 @@ class Exited(Frozen):
     shm: tuple[int, ...] = ()
     peer_gone: bool = False
     timed_out: bool = False
+    on_gpu: bool = False
 
 
 class Use(Frozen):

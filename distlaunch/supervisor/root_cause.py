@@ -73,8 +73,10 @@ def _elsewhere(scene: Scene) -> list[RankState]:
 
 
 def _seen_elsewhere(scene: Scene) -> list[RankState]:
-    # With nccl, ranks wait for each other on the GPU, whatever their stacks show.
-    return [] if scene.state.planned.backend == "nccl" else _elsewhere(scene)
+    on_gpu = any(isinstance(w.phase, Exited) and w.phase.on_gpu for w in scene.waiting)
+    return (
+        [] if on_gpu else _elsewhere(scene)
+    )  # others may wait on their GPUs, too, whatever their stacks show
 
 
 def _idle(scene: Scene) -> list[RankState]:

@@ -64,7 +64,7 @@ from distlaunch.supervisor.step import begin, step
 from distlaunch.supervisor.summary import Summary
 from distlaunch.transports.failure import Kind, LinkFailure
 from tests.unit.orders import Capture, Close, FindRoute, HoldPort, PlaceTree, Reap, StopWorkers, orders
-from tests.unit.samples import PEER_GONE, bounded, spec_of
+from tests.unit.samples import PEER_GONE, WATCHDOG, bounded, spec_of
 from tests.unit.test_random_histories import check_step
 from tests.unit.test_reports import EVENTS, EXITED
 
@@ -1280,11 +1280,13 @@ def test_blames_the_running_rank_that_is_elsewhere_by_its_stack() -> None:
 
 def test_with_nccl_a_stack_outside_collectives_is_no_proof() -> None:
     """A rank that has called a collective goes on, and waits for its GPU wherever it needs the result."""
-    job = History(TWO.replace("gloo", "nccl").replace("gpus_per_node: 0", "gpus_per_node: 2")).to_running()
-    job.feed(RanksJoined(0, (0, 1)), RanksJoined(1, (0, 1)), *LEFT)
+    job = History().to_running()
+    job.feed(RanksJoined(0, (0, 1)), RanksJoined(1, (0, 1)))
+    job.feed(*(ended(rank, -signal.SIGABRT, 0, WATCHDOG) for rank in (0, 1)), victim(2, 0.1))
     assert wanted(job.tick()) == [Capture(1, (1,), abort=False)]
     job.feed(stack(3, *IN_RECORD))
-    assert texts(job.tick(), "error") == [AWAY["unknown"][1]]
+    (text,) = texts(job.tick(), "error")
+    assert text.endswith("; rank 3 had not failed (stalled, or in another collective?)")
 
 
 def test_collects_evidence_on_all_nodes_before_it_stops_their_workers() -> None:
