@@ -272,8 +272,8 @@ class Exited(Frozen):
     """The exit of a worker. Fields not described here are as in `WorkerExited`.
 
     `stopped` is set if the worker had been told to stop. `peer_gone` is set if it failed because another rank
-    was gone. `timed_out` is set if it failed because another rank never arrived, and `on_gpu` if it waited for
-    that rank on its GPU, whatever its stack showed.
+    was gone. `timed_out` is set if it failed because another rank never arrived. `on_gpu` is set if it was
+    waiting on its GPU, so that its stack did not show this.
     """
 
     status: int
