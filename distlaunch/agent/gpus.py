@@ -24,7 +24,7 @@ def gpu_count() -> int:
 
 def _is_valid(device: str, present: int) -> bool:
     """Return whether an entry of CUDA_VISIBLE_DEVICES may be a GPU. `present` is their number, if known."""
-    if device.isdigit():
+    if device.isdecimal():
         return not present or int(device) < present
     return device not in ("", "-1")
 
@@ -67,7 +67,7 @@ class Utilization:
         import ctypes
 
         handle, rates, memory = ctypes.c_void_p(), (ctypes.c_uint * 2)(), (ctypes.c_ulonglong * 3)()
-        if device.isdigit():
+        if device.isdecimal():
             failed = self._nvml.nvmlDeviceGetHandleByIndex_v2(int(device), ctypes.byref(handle))
         else:
             failed = self._nvml.nvmlDeviceGetHandleByUUID(device.encode(), ctypes.byref(handle))
